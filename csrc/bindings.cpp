@@ -1,0 +1,15 @@
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+
+#include "kernels.hpp"
+#include "memory.hpp"
+
+namespace nb = nanobind;
+
+NB_MODULE(_core, module) {
+  module.doc() = "The compiled core of Hotbed.";
+  module.def("isa", [] { return std::string(hotbed::kernels().isa); });
+  module.def("use_isa", &hotbed::use_kernels, nb::arg("isa"));
+  module.def("available_memory", &hotbed::available_memory);
+  module.def("set_available_memory_for_test", &hotbed::set_available_memory_for_test);
+}
