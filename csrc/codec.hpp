@@ -39,9 +39,11 @@ static inline float decode(f16 x) {
     uint32_t quiet = rest > 0x7c00 ? 0x400000 : 0;
     return std::bit_cast<float>(sign | 0x7f800000 | ((rest & 0x3ff) << 13) | quiet);
   }
-  // Scaling by 2^112 moves the exponent and makes subnormals normal, exactly.
-  float scaled = std::bit_cast<float>(rest << 13) * 0x1p112f;
-  return std::bit_cast<float>(std::bit_cast<uint32_t>(scaled) | sign);
+  // A subnormal counts units of 2^-24, which is the last bit of a float in [0.5, 1). No float
+  // subnormal appears, so flushing those to zero (torch.set_flush_denormal) changes nothing.
+  float value = rest < 0x400 ? std::bit_cast<float>(0x3f000000 + rest) - 0.5f
+                             : std::bit_cast<float>((rest << 13) + 0x38000000);
+  return std::bit_cast<float>(std::bit_cast<uint32_t>(value) | sign);
 #endif
 }
 
@@ -101,10 +103,15 @@ inline f16 encode_stochastic<f16>(float x, uint32_t random) {
   auto sign = static_cast<uint16_t>((bits >> 16) & 0x8000);
   uint32_t rest = bits & 0x7fffffff;
   if (rest >= 0x7f800000) return encode<f16>(x);
-  if (rest < 0x38800000) {  // subnormal in half: one unit is 2^-24
+  if (rest < 0x38800000) {    // subnormal in half: one unit is 2^-24
     if (rest < 0x33800000) {  // below one unit: up with probability x / 2^-24
-      float share = std::bit_cast<float>(rest) * 0x1p48f;  // in units of 2^-24, times 2^24
-      return {static_cast<uint16_t>(sign | ((random & 0xffffff) < share ? 1 : 0))};
+      // That probability in units of 2^-32, by shifting the mantissa.
+      uint32_t exponent = rest >> 23;
+      uint32_t mantissa = (rest & 0x7fffff) | 0x800000;
+      uint32_t share = exponent >= 94  ? mantissa << (exponent - 94)
+                       : exponent > 70 ? mantissa >> (94 - exponent)
+                                       : 0;
+      return {static_cast<uint16_t>(sign | (random < share ? 1 : 0))};
     }
     uint32_t shift = 126 - (rest >> 23);  // 14 .. 23
     uint32_t mantissa = (rest & 0x7fffff) | 0x800000;
