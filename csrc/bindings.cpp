@@ -6,10 +6,13 @@
 
 namespace nb = nanobind;
 
+void bind_initial(nb::module_& module);
+
 NB_MODULE(_core, module) {
   module.doc() = "The compiled core of Hotbed.";
   module.def("isa", [] { return std::string(hotbed::kernels().isa); });
   module.def("use_isa", &hotbed::use_kernels, nb::arg("isa"));
   module.def("available_memory", &hotbed::available_memory);
   module.def("set_available_memory_for_test", &hotbed::set_available_memory_for_test);
+  bind_initial(module);
 }

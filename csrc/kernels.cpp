@@ -3,6 +3,9 @@
 // the copy of another instruction set.
 #include "kernels.hpp"
 
+#include "kernels/codec.inl"
+#include "kernels/initial.inl"
+
 #define HOTBED_STRING_OF(x) #x
 #define HOTBED_STRING(x) HOTBED_STRING_OF(x)
 
@@ -11,6 +14,10 @@ namespace hotbed::HOTBED_ISA {
 Kernels table() {
   Kernels kernels{};
   kernels.isa = HOTBED_STRING(HOTBED_ISA);
+  kernels.initial_rows = initial_rows;
+  kernels.encode_values = encode_values;
+  kernels.encode_values_stochastic = encode_values_stochastic;
+  kernels.decode_values = decode_values;
   return kernels;
 }
 

@@ -9,11 +9,24 @@
 #include <string>
 
 #include "common.hpp"
+#include "initial.hpp"
 
 namespace hotbed {
 
 struct Kernels {
   const char* isa;
+
+  // First values of rows (kernels/initial.inl); `spec` comes from initial_spec. Arguments as of
+  // hotbed::initial_rows.
+  void (*initial_rows)(const InitialSpec& spec, const int64_t* ids, int64_t first_id, int64_t n,
+                       int64_t dim, DType dtype, void* rows);
+
+  // Codecs over n values (kernels/codec.inl); float32 is copied, float64 is not for them. The
+  // stochastic one takes one random word a value.
+  void (*encode_values)(DType dtype, const float* values, int64_t n, void* out);
+  void (*encode_values_stochastic)(DType dtype, const float* values, const uint32_t* random,
+                                   int64_t n, void* out);
+  void (*decode_values)(DType dtype, const void* values, int64_t n, float* out);
 };
 
 // The best set this processor has, or the one named by use_kernels or by the variable HOTBED_ISA.
