@@ -1,0 +1,240 @@
+"""What rows start as.
+
+An initializer describes a distribution; the rows are drawn by the core. A row's first value is a
+pure function of (table key, id, column): it depends neither on when or with which other ids the
+row is first asked for, nor on the device, the number of threads or the processor.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import torch  # noqa: F401  (before the core, which shares torch's OpenMP runtime)
+
+import hotbed._core as _core
+
+__all__ = [
+    "Constant",
+    "Distribution",
+    "Initializer",
+    "Kind",
+    "Normal",
+    "Ones",
+    "TruncatedNormal",
+    "Uniform",
+    "XavierNormal",
+    "XavierUniform",
+    "Zeros",
+    "table_key",
+]
+
+
+class Kind(IntEnum):
+    """The distributions that the core draws from."""
+
+    constant = 0
+    uniform = 1
+    normal = 2
+    truncated_normal = 3
+
+
+class Distribution(NamedTuple):
+    """A distribution as the core takes it.
+
+    constant: value ``a``. uniform: from ``a`` to ``b``. normal: mean ``a``, standard deviation
+    ``b``. truncated_normal: the same within ``[c, d]``.
+    """
+
+    kind: Kind
+    a: float = 0.0
+    b: float = 0.0
+    c: float = 0.0
+    d: float = 0.0
+
+
+@runtime_checkable
+class Initializer(Protocol):
+    """Anything that can say which distribution the rows of a table start from."""
+
+    def resolve(self, rows: int | None, dim: int) -> Distribution:
+        """The distribution for a table of ``rows`` rows (None: dynamic) and ``dim`` columns."""
+        ...
+
+
+def _require_finite(owner: object, **values: float) -> None:
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise TypeError(
+                f"{type(owner).__name__}: {name} is {value!r} of type {type(value).__name__}. "
+                "Pass a number."
+            )
+        if not math.isfinite(value):
+            raise ValueError(f"{type(owner).__name__}: {name} is {value}. Pass a finite number.")
+
+
+def _require_not_negative(owner: object, name: str, value: float) -> None:
+    if value < 0:
+        raise ValueError(
+            f"{type(owner).__name__}: {name} is {value}. Pass a number that is not negative."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """Every element is ``value``."""
+
+    value: float
+
+    def __post_init__(self) -> None:
+        _require_finite(self, value=self.value)
+
+    def resolve(self, rows: int | None, dim: int) -> Distribution:
+        return Distribution(Kind.constant, self.value)
+
+
+@dataclass(frozen=True, slots=True)
+class Zeros:
+    """Every element is 0."""
+
+    def resolve(self, rows: int | None, dim: int) -> Distribution:
+        return Distribution(Kind.constant, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Ones:
+    """Every element is 1."""
+
+    def resolve(self, rows: int | None, dim: int) -> Distribution:
+        return Distribution(Kind.constant, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Uniform:
+    """Evenly between ``low`` and ``high``; either end may be reached by rounding."""
+
+    low: float = -0.05
+    high: float = 0.05
+
+    def __post_init__(self) -> None:
+        _require_finite(self, low=self.low, high=self.high)
+        if self.low > self.high:
+            raise ValueError(
+                f"Uniform: low {self.low} is above high {self.high}. Pass low <= high."
+            )
+        _core.check_initial(*self.resolve(None, 1))
+
+    def resolve(self, rows: int | None, dim: int) -> Distribution:
+        return Distribution(Kind.uniform, self.low, self.high)
+
+
+@dataclass(frozen=True, slots=True)
+class Normal:
+    """Normal with mean ``mean`` and standard deviation ``std``.
+
+    float64 rows reach 8.2 standard deviations from the mean, the other dtypes 6.2: the tail
+    beyond has a probability of 2**-53 and 2**-32.
+    """
+
+    mean: float = 0.0
+    std: float = 0.01
+
+    def __post_init__(self) -> None:
+        _require_finite(self, mean=self.mean, std=self.std)
+        _require_not_negative(self, "std", self.std)
+
+    def resolve(self, rows: int | None, dim: int) -> Distribution:
+        return Distribution(Kind.normal, self.mean, self.std)
+
+
+@dataclass(frozen=True, slots=True)
+class TruncatedNormal:
+    """Normal with mean ``mean`` and standard deviation ``std``, drawn again while outside bounds.
+
+    ``low`` and ``high`` are values, as in ``torch.nn.init.trunc_normal_``, not multiples of
+    ``std``; left out, each lies two standard deviations from the mean. ``std`` is that of the
+    normal before it is cut. (The rows are drawn by the inverse of the distribution function,
+    which has the same distribution as drawing again.)
+    """
+
+    mean: float = 0.0
+    std: float = 0.01
+    low: float | None = None
+    high: float | None = None
+
+    def __post_init__(self) -> None:
+        _require_finite(self, mean=self.mean, std=self.std)
+        _require_not_negative(self, "std", self.std)
+        _, _, _, low, high = self.resolve(None, 1)
+        _require_finite(self, low=low, high=high)
+        if low > high or (low == high and self.std > 0):
+            raise ValueError(
+                f"TruncatedNormal: nothing lies between low {low} and high {high}. "
+                "Pass low < high; they are values, not multiples of std."
+            )
+        _core.check_initial(*self.resolve(None, 1))
+
+    def resolve(self, rows: int | None, dim: int) -> Distribution:
+        low = self.mean - 2 * self.std if self.low is None else self.low
+        high = self.mean + 2 * self.std if self.high is None else self.high
+        return Distribution(Kind.truncated_normal, self.mean, self.std, low, high)
+
+
+def _fans(owner: object, rows: int | None, dim: int) -> int:
+    if rows is None:
+        raise ValueError(
+            f"{type(owner).__name__} scales with the number of rows, and rows=None (a dynamic "
+            "table) has none. Pass rows=N, or an initializer with a fixed scale such as "
+            "Uniform(-0.05, 0.05) or Normal(0.0, 0.01)."
+        )
+    return rows + dim
+
+
+@dataclass(frozen=True, slots=True)
+class XavierUniform:
+    """Uniform in ±gain·sqrt(6 / (rows + dim)); static tables only.
+
+    As ``torch.nn.init.xavier_uniform_`` does for a weight of shape (rows, dim), whose fan-in is
+    ``dim`` and fan-out ``rows`` (Glorot and Bengio, 2010, equation 16).
+    """
+
+    gain: float = 1.0
+
+    def __post_init__(self) -> None:
+        _require_finite(self, gain=self.gain)
+        _require_not_negative(self, "gain", self.gain)
+
+    def resolve(self, rows: int | None, dim: int) -> Distribution:
+        bound = self.gain * math.sqrt(6 / _fans(self, rows, dim))
+        return Distribution(Kind.uniform, -bound, bound)
+
+
+@dataclass(frozen=True, slots=True)
+class XavierNormal:
+    """Normal with mean 0 and standard deviation gain·sqrt(2 / (rows + dim)); static tables only.
+
+    As ``torch.nn.init.xavier_normal_`` does for a weight of shape (rows, dim) (Glorot and Bengio,
+    2010, equation 12).
+    """
+
+    gain: float = 1.0
+
+    def __post_init__(self) -> None:
+        _require_finite(self, gain=self.gain)
+        _require_not_negative(self, "gain", self.gain)
+
+    def resolve(self, rows: int | None, dim: int) -> Distribution:
+        return Distribution(Kind.normal, 0.0, self.gain * math.sqrt(2 / _fans(self, rows, dim)))
+
+
+def table_key(seed: int, name: str) -> int:
+    """The 64-bit key that, with a row's id and column, decides its first value.
+
+    The same for the same seed and table name on every machine and in every version: the first 8
+    bytes, little-endian, of BLAKE2b over the seed in decimal, a zero byte and the name in UTF-8.
+    """
+    text = f"{seed:d}\0{name}".encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
