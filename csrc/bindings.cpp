@@ -7,6 +7,7 @@
 namespace nb = nanobind;
 
 void bind_initial(nb::module_& module);
+void bind_rules(nb::module_& module);
 
 NB_MODULE(_core, module) {
   module.doc() = "The compiled core of Hotbed.";
@@ -15,4 +16,5 @@ NB_MODULE(_core, module) {
   module.def("available_memory", &hotbed::available_memory);
   module.def("set_available_memory_for_test", &hotbed::set_available_memory_for_test);
   bind_initial(module);
+  bind_rules(module);
 }

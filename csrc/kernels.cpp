@@ -5,6 +5,7 @@
 
 #include "kernels/codec.inl"
 #include "kernels/initial.inl"
+#include "kernels/rules.inl"
 
 #define HOTBED_STRING_OF(x) #x
 #define HOTBED_STRING(x) HOTBED_STRING_OF(x)
@@ -18,6 +19,8 @@ Kernels table() {
   kernels.encode_values = encode_values;
   kernels.encode_values_stochastic = encode_values_stochastic;
   kernels.decode_values = decode_values;
+  kernels.update_rows = &update_rows;
+  kernels.first_non_finite = &first_non_finite;
   return kernels;
 }
 

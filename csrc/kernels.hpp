@@ -10,6 +10,7 @@
 
 #include "common.hpp"
 #include "initial.hpp"
+#include "rules.hpp"
 
 namespace hotbed {
 
@@ -27,6 +28,9 @@ struct Kernels {
   void (*encode_values_stochastic)(DType dtype, const float* values, const uint32_t* random,
                                    int64_t n, void* out);
   void (*decode_values)(DType dtype, const void* values, int64_t n, float* out);
+  // rules.inl: optimizer rules over the rows of one table (update.cpp).
+  void (*update_rows)(const RowUpdate& task, int64_t begin, int64_t end, void* scratch);
+  int64_t (*first_non_finite)(const void* values, bool is_double, int64_t count);
 };
 
 // The best set this processor has, or the one named by use_kernels or by the variable HOTBED_ISA.

@@ -1,0 +1,178 @@
+// Optimizer rules for Python. Arrays come as addresses: the caller keeps them alive and has checked
+// their shapes, so that a step over many tables costs no conversions.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include "rules.hpp"
+#include "update.hpp"
+
+namespace nb = nanobind;
+using namespace hotbed;
+
+namespace {
+
+uintptr_t address(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer); }
+
+template <class T>
+T* pointer(uintptr_t at) {
+  return reinterpret_cast<T*>(at);
+}
+
+std::vector<RowUpdate> gather(const std::vector<RowUpdate*>& tables) {
+  std::vector<RowUpdate> all;
+  all.reserve(tables.size());
+  for (const RowUpdate* table : tables) all.push_back(*table);
+  return all;
+}
+
+template <class C>
+nb::tuple sum_duplicates_into(uintptr_t slots, uintptr_t values, int64_t count, int64_t dim,
+                              nb::callable allocate) {
+  SummedRows<C> summed;
+  {
+    nb::gil_scoped_release release;
+    summed = sum_duplicates(pointer<const int64_t>(slots), pointer<const C>(values), count, dim);
+  }
+  auto unique = static_cast<int64_t>(summed.slots.size());
+  nb::tuple made = nb::cast<nb::tuple>(allocate(unique));
+  std::copy(summed.slots.begin(), summed.slots.end(),
+            pointer<int64_t>(nb::cast<uintptr_t>(made[0])));
+  std::copy(summed.values.data(), summed.values.data() + unique * dim,
+            pointer<C>(nb::cast<uintptr_t>(made[1])));
+  return made;
+}
+
+}  // namespace
+
+void bind_rules(nb::module_& module) {
+  nb::enum_<Rule>(module, "Rule")
+      .value("sgd", Rule::sgd)
+      .value("adagrad", Rule::adagrad)
+      .value("rowwise_adagrad", Rule::rowwise_adagrad)
+      .value("adam", Rule::adam)
+      .value("rowwise_adam", Rule::rowwise_adam)
+      .value("adamax", Rule::adamax)
+      .value("adadelta", Rule::adadelta)
+      .value("rmsprop", Rule::rmsprop)
+      .value("ftrl", Rule::ftrl);
+
+  nb::class_<RuleOptions>(module, "RuleOptions")
+      .def(nb::init<>())
+      .def("__eq__", [](const RuleOptions& a, const RuleOptions& b) { return a == b; })
+      .def_rw("rule", &RuleOptions::rule)
+      .def_rw("momentum", &RuleOptions::momentum)
+      .def_rw("nesterov", &RuleOptions::nesterov)
+      .def_rw("amsgrad", &RuleOptions::amsgrad)
+      .def_rw("centered", &RuleOptions::centered)
+      .def_rw("maximize", &RuleOptions::maximize)
+      .def_rw("decoupled_weight_decay", &RuleOptions::decoupled_weight_decay);
+
+  nb::class_<Hyperparameters>(module, "Hyperparameters")
+      .def(nb::init<>())
+      .def("__eq__", [](const Hyperparameters& a, const Hyperparameters& b) { return a == b; })
+      .def_rw("lr", &Hyperparameters::lr)
+      .def_rw("momentum", &Hyperparameters::momentum)
+      .def_rw("dampening", &Hyperparameters::dampening)
+      .def_rw("beta1", &Hyperparameters::beta1)
+      .def_rw("beta2", &Hyperparameters::beta2)
+      .def_rw("alpha", &Hyperparameters::alpha)
+      .def_rw("eps", &Hyperparameters::eps)
+      .def_rw("weight_decay", &Hyperparameters::weight_decay)
+      .def_rw("lr_decay", &Hyperparameters::lr_decay)
+      .def_rw("lr_power", &Hyperparameters::lr_power)
+      .def_rw("l1", &Hyperparameters::l1)
+      .def_rw("l2", &Hyperparameters::l2)
+      .def_rw("l2_shrinkage", &Hyperparameters::l2_shrinkage)
+      .def_rw("beta", &Hyperparameters::beta);
+
+  nb::class_<RowUpdate>(module, "RowUpdate", "One table's share of a step; see csrc/rules.hpp.")
+      .def(nb::init<>())
+      .def_rw("options", &RowUpdate::options)
+      .def_rw("hyper", &RowUpdate::hyper)
+      .def_rw("dim", &RowUpdate::dim)
+      .def_rw("count", &RowUpdate::count)
+      .def_rw("table_key", &RowUpdate::table_key)
+      .def_rw("step", &RowUpdate::step)
+      .def_prop_rw(
+          "dtype", [](const RowUpdate& u) { return static_cast<int>(u.dtype); },
+          [](RowUpdate& u, int dtype) { u.dtype = static_cast<DType>(dtype); })
+      .def(
+          "set_planes",
+          [](RowUpdate& u, uintptr_t weights, const std::vector<uintptr_t>& states, uintptr_t ids,
+             uintptr_t last_step) {
+            if (states.size() > kMaxStates) throw std::invalid_argument("too many states");
+            u.weights = pointer<void>(weights);
+            for (size_t k = 0; k < kMaxStates; ++k) {
+              u.states[k] = k < states.size() ? pointer<void>(states[k]) : nullptr;
+            }
+            u.ids = pointer<const int64_t>(ids);
+            u.last_step = pointer<int64_t>(last_step);
+          },
+          nb::arg("weights"), nb::arg("states"), nb::arg("ids") = 0, nb::arg("last_step") = 0,
+          "Addresses of the planes; 0 where there is none. They change when a plane grows.")
+      .def(
+          "set_gradient",
+          [](RowUpdate& u, uintptr_t slots, uintptr_t grads, int64_t count, int64_t step) {
+            u.slots = pointer<const int64_t>(slots);
+            u.grads = pointer<const void>(grads);
+            u.count = count;
+            u.step = step;
+          },
+          nb::arg("slots"), nb::arg("grads"), nb::arg("count"), nb::arg("step"))
+      .def_prop_ro("weights", [](const RowUpdate& u) { return address(u.weights); });
+
+  module.def(
+      "state_planes",
+      [](const RuleOptions& options, double initial_accumulator_value) {
+        std::vector<std::tuple<std::string, bool, double>> planes;
+        for (const StatePlane& p : state_planes(options, initial_accumulator_value)) {
+          planes.emplace_back(p.name, p.one_per_row, p.first_value);
+        }
+        return planes;
+      },
+      nb::arg("options"), nb::arg("initial_accumulator_value") = 0.0,
+      "(name, one value a row instead of dim, first value) of each state of a rule.");
+
+  module.def(
+      "update",
+      [](const std::vector<RowUpdate*>& tables) {
+        std::vector<RowUpdate> all = gather(tables);
+        nb::gil_scoped_release release;
+        update(all);
+      },
+      nb::arg("tables"), "Applies one step to the rows of all tables.");
+
+  module.def(
+      "find_non_finite",
+      [](const std::vector<std::tuple<uintptr_t, int64_t, bool>>& arrays) {
+        std::vector<GradientView> views;
+        for (auto [values, count, is_double] : arrays) {
+          views.push_back({pointer<const void>(values), count, is_double});
+        }
+        NonFinite found;
+        {
+          nb::gil_scoped_release release;
+          found = find_non_finite(views);
+        }
+        return std::make_tuple(found.array, found.element);
+      },
+      nb::arg("arrays"),
+      "(index of the array, element) of the first infinite or NaN value among arrays given as "
+      "(address, elements, is double); (-1, -1) if there is none.");
+
+  module.def(
+      "has_duplicates",
+      [](uintptr_t slots, int64_t count) {
+        nb::gil_scoped_release release;
+        return has_duplicates(pointer<const int64_t>(slots), count);
+      },
+      nb::arg("slots"), nb::arg("count"));
+  module.def("sum_duplicates_f32", &sum_duplicates_into<float>, nb::arg("slots"), nb::arg("values"),
+             nb::arg("count"), nb::arg("dim"), nb::arg("allocate"),
+             "Sums the gradient rows of each slot. `allocate(n)` returns the addresses of the n "
+             "unique slots and their n x dim sums, and what it returned is returned.");
+  module.def("sum_duplicates_f64", &sum_duplicates_into<double>, nb::arg("slots"),
+             nb::arg("values"), nb::arg("count"), nb::arg("dim"), nb::arg("allocate"));
+}

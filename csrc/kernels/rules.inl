@@ -1,0 +1,521 @@
+// Every optimizer rule, written once over the compute type C: double for f64 rows, float for all
+// others. Formulas follow torch.optim (docs/optimizers.md); the options are template arguments, so
+// that the loops over columns have no branches.
+#pragma once
+
+#include <cmath>
+
+#include "codec.hpp"
+#include "kernels/lanes.inl"
+#include "kernels/power.inl"
+#include "random.hpp"
+#include "rules.hpp"
+
+#define HOTBED_INLINE inline __attribute__((always_inline))
+
+namespace hotbed::HOTBED_ISA {
+namespace rules {
+
+// Rows whose planes are fetched ahead of use, and the bytes of a row that are: the processor's own
+// prefetcher follows a longer row by itself.
+constexpr int64_t kAhead = 8;
+constexpr int64_t kFetch = 512;
+
+static HOTBED_INLINE void fetch(const void* row, int64_t bytes) {
+  const char* start = static_cast<const char*>(row);
+  int64_t end = bytes < kFetch ? bytes : kFetch;
+  for (int64_t at = 0; at < end; at += 64) __builtin_prefetch(start + at, 1, 3);
+  if (bytes <= kFetch) __builtin_prefetch(start + bytes - 1, 1, 3);
+}
+
+// The gradient as the rule sees it, and the row after decoupled decay. `coupled` adds L2.
+template <class C, bool coupled>
+struct Decay {
+  C sign, l2, keep;
+  explicit Decay(const RowUpdate& u)
+      : sign(u.options.maximize ? C(-1) : C(1)),
+        l2(static_cast<C>(u.hyper.weight_decay)),
+        keep(static_cast<C>(u.options.decoupled_weight_decay ? 1 - u.hyper.lr * u.hyper.weight_decay
+                                                             : 1.0)) {}
+  HOTBED_INLINE C gradient(C w, C g) const {
+    if constexpr (coupled) {
+      return sign * g + l2 * w;
+    } else {
+      return sign * g;
+    }
+  }
+  HOTBED_INLINE C weight(C w) const { return keep * w; }
+};
+
+// Columns rules: `kStates` states of dim values, and the new weight from (weight, gradient,
+// states).
+
+enum class Momentum { none, heavy_ball, nesterov };
+
+template <class C, Momentum kind>
+struct Sgd {
+  static constexpr int kStates = kind == Momentum::none ? 0 : 1;
+  C lr, momentum, share;
+  explicit Sgd(const RowUpdate& u)
+      : lr(static_cast<C>(u.hyper.lr)),
+        momentum(static_cast<C>(u.hyper.momentum)),
+        // torch's first step puts the whole gradient into the buffer
+        share(static_cast<C>(u.step <= 1 ? 1.0 : 1 - u.hyper.dampening)) {}
+  HOTBED_INLINE C operator()(C w, C g, C& buffer, C&, C&) const {
+    if constexpr (kind == Momentum::none) return w - lr * g;
+    buffer = momentum * buffer + share * g;
+    return w - lr * (kind == Momentum::nesterov ? g + momentum * buffer : buffer);
+  }
+};
+
+template <class C>
+struct Adagrad {
+  static constexpr int kStates = 1;
+  C lr, eps;
+  explicit Adagrad(const RowUpdate& u)
+      : lr(static_cast<C>(u.hyper.lr / (1 + static_cast<double>(u.step - 1) * u.hyper.lr_decay))),
+        eps(static_cast<C>(u.hyper.eps)) {}
+  HOTBED_INLINE C operator()(C w, C g, C& sum, C&, C&) const {
+    sum += g * g;
+    return w - lr * g / (std::sqrt(sum) + eps);
+  }
+};
+
+// from + share * (to - from), in the form that is exact at share 1 when share is large.
+template <class C>
+struct Blend {
+  C share, rest;
+  bool near;
+  explicit Blend(double rest_)
+      : share(static_cast<C>(1 - rest_)), rest(static_cast<C>(rest_)), near(rest_ > 0.5) {}
+  HOTBED_INLINE C operator()(C from, C to) const {
+    C difference = to - from;
+    return near ? from + share * difference : to - rest * difference;
+  }
+};
+
+// Adam's constants of one step; the bias corrections are taken in double.
+template <class C>
+struct AdamStep {
+  Blend<C> first;
+  C beta2, share2, step_size, second_scale, eps;
+  explicit AdamStep(const RowUpdate& u)
+      : first(u.hyper.beta1),
+        beta2(static_cast<C>(u.hyper.beta2)),
+        share2(static_cast<C>(1 - u.hyper.beta2)),
+        step_size(static_cast<C>(u.hyper.lr / one_minus_power(u.hyper.beta1, u.step))),
+        second_scale(static_cast<C>(1 / std::sqrt(one_minus_power(u.hyper.beta2, u.step)))),
+        eps(static_cast<C>(u.hyper.eps)) {}
+};
+
+template <class C, bool amsgrad>
+struct Adam : AdamStep<C> {
+  static constexpr int kStates = amsgrad ? 3 : 2;
+  using AdamStep<C>::AdamStep;
+  HOTBED_INLINE C operator()(C w, C g, C& mean, C& square, C& largest) const {
+    mean = this->first(mean, g);
+    square = square * this->beta2 + this->share2 * g * g;
+    C second = square;
+    if constexpr (amsgrad) second = largest = largest > square ? largest : square;
+    return w - this->step_size * mean / (std::sqrt(second) * this->second_scale + this->eps);
+  }
+};
+
+template <class C>
+struct Adamax {
+  static constexpr int kStates = 2;
+  Blend<C> first;
+  C beta2, step_size, eps;
+  explicit Adamax(const RowUpdate& u)
+      : first(u.hyper.beta1),
+        beta2(static_cast<C>(u.hyper.beta2)),
+        step_size(static_cast<C>(u.hyper.lr / one_minus_power(u.hyper.beta1, u.step))),
+        eps(static_cast<C>(u.hyper.eps)) {}
+  HOTBED_INLINE C operator()(C w, C g, C& mean, C& largest, C&) const {
+    mean = first(mean, g);
+    C decayed = largest * beta2, now = std::fabs(g) + eps;
+    largest = decayed > now ? decayed : now;
+    return w - step_size * mean / largest;
+  }
+};
+
+template <class C>
+struct Adadelta {
+  static constexpr int kStates = 2;
+  C lr, rho, share, eps;
+  explicit Adadelta(const RowUpdate& u)
+      : lr(static_cast<C>(u.hyper.lr)),
+        rho(static_cast<C>(u.hyper.alpha)),
+        share(static_cast<C>(1 - u.hyper.alpha)),
+        eps(static_cast<C>(u.hyper.eps)) {}
+  HOTBED_INLINE C operator()(C w, C g, C& square, C& delta_square, C&) const {
+    square = square * rho + share * g * g;
+    C delta = std::sqrt(delta_square + eps) / std::sqrt(square + eps) * g;
+    delta_square = delta_square * rho + share * delta * delta;
+    return w - lr * delta;
+  }
+};
+
+// States: the mean square, then the mean gradient if centered, then the momentum buffer.
+template <class C, bool centered, bool with_momentum>
+struct RmsProp {
+  static constexpr int kStates = 1 + centered + with_momentum;
+  C lr, alpha, share, eps, momentum;
+  Blend<C> mean;
+  explicit RmsProp(const RowUpdate& u)
+      : lr(static_cast<C>(u.hyper.lr)),
+        alpha(static_cast<C>(u.hyper.alpha)),
+        share(static_cast<C>(1 - u.hyper.alpha)),
+        eps(static_cast<C>(u.hyper.eps)),
+        momentum(static_cast<C>(u.hyper.momentum)),
+        mean(u.hyper.alpha) {}
+  HOTBED_INLINE C operator()(C w, C g, C& square, C& second, C& third) const {
+    square = square * alpha + share * g * g;
+    C variance = square;
+    if constexpr (centered) {
+      second = mean(second, g);
+      variance = square - second * second;
+    }
+    C step = g / (std::sqrt(variance) + eps);
+    if constexpr (with_momentum) {
+      C& buffer = centered ? third : second;
+      step = buffer = momentum * buffer + step;
+    }
+    return w - lr * step;
+  }
+};
+
+// McMahan et al., "Ad click prediction: a view from the trenches", KDD 2013, algorithm 1, with the
+// options of Keras. The usual power -1/2 has a path without pow.
+template <class C, bool square_root>
+struct Ftrl {
+  static constexpr int kStates = 2;
+  C l1, shrinkage, inverse_lr, ridge;
+  double power;
+  explicit Ftrl(const RowUpdate& u)
+      : l1(static_cast<C>(u.hyper.l1)),
+        shrinkage(static_cast<C>(2 * u.hyper.l2_shrinkage)),
+        inverse_lr(static_cast<C>(1 / u.hyper.lr)),
+        ridge(static_cast<C>(2 * u.hyper.l2 + u.hyper.beta / u.hyper.lr)),
+        power(-u.hyper.lr_power) {}
+  HOTBED_INLINE C operator()(C w, C g, C& sum, C& linear, C&) const {
+    C before = sum, square = g * g;
+    sum = before + square;
+    C root, rise;
+    if constexpr (square_root) {
+      // The difference of the roots, without cancellation.
+      C old_root = std::sqrt(before);
+      root = std::sqrt(sum);
+      C both = root + old_root;
+      rise = both > 0 ? square / both : C(0);
+    } else {
+      double old_power = power_of(static_cast<double>(before), power);
+      double new_power = power_of(static_cast<double>(before) + static_cast<double>(square), power);
+      root = static_cast<C>(new_power);
+      rise = static_cast<C>(new_power - old_power);
+    }
+    linear += g + shrinkage * w - rise * inverse_lr * w;
+    C clipped = linear > l1 ? l1 : (linear < -l1 ? -l1 : linear);
+    C curvature = root * inverse_lr + ridge;
+    // No gradient ever and no regularisation: the minimum is not unique, and zero is one.
+    return curvature > 0 ? (clipped - linear) / curvature : C(0);
+  }
+};
+
+// Applies a column rule to one row.
+template <class C, bool coupled, class Rule>
+struct Columns {
+  static constexpr int kStates = Rule::kStates;
+  static constexpr int64_t width(int, int64_t dim) { return dim; }
+  Decay<C, coupled> decay;
+  Rule rule;
+  explicit Columns(const RowUpdate& u) : decay(u), rule(u) {}
+  HOTBED_INLINE void operator()(C* weights, C* const* states, const C* grads, int64_t dim) const {
+    const Decay<C, coupled> shrink = decay;
+    const Rule apply = rule;
+    C* __restrict w = weights;
+    const C* __restrict g = grads;
+    [[maybe_unused]] C* __restrict s0 = states[0];
+    [[maybe_unused]] C* __restrict s1 = states[1];
+    [[maybe_unused]] C* __restrict s2 = states[2];
+    for (int64_t j = 0; j < dim; ++j) {
+      C a{}, b{}, c{};
+      if constexpr (kStates > 0) a = s0[j];
+      if constexpr (kStates > 1) b = s1[j];
+      if constexpr (kStates > 2) c = s2[j];
+      w[j] = apply(shrink.weight(w[j]), shrink.gradient(w[j], g[j]), a, b, c);
+      if constexpr (kStates > 0) s0[j] = a;
+      if constexpr (kStates > 1) s1[j] = b;
+      if constexpr (kStates > 2) s2[j] = c;
+    }
+  }
+};
+
+template <class C, bool coupled>
+static HOTBED_INLINE C mean_square(const Decay<C, coupled>& decay, const C* w, const C* g,
+                                   int64_t dim) {
+  C sum = sum_over_columns<C>(dim, [&](int64_t j) {
+    C d = decay.gradient(w[j], g[j]);
+    return d * d;
+  });
+  return sum / static_cast<C>(dim);
+}
+
+// FBGEMM's EXACT_ROWWISE_ADAGRAD: one sum a row, of the mean of squares over the columns.
+template <class C, bool coupled>
+struct RowwiseAdagrad {
+  static constexpr int kStates = 1;
+  static constexpr int64_t width(int, int64_t) { return 1; }
+  Decay<C, coupled> decay;
+  Adagrad<C> step;
+  explicit RowwiseAdagrad(const RowUpdate& u) : decay(u), step(u) {}
+  HOTBED_INLINE void operator()(C* weights, C* const* states, const C* grads, int64_t dim) const {
+    const Decay<C, coupled> shrink = decay;
+    C* __restrict w = weights;
+    const C* __restrict g = grads;
+    C sum = states[0][0] + mean_square(shrink, w, g, dim);
+    states[0][0] = sum;
+    // A row of zero gradients and eps 0 would give 0 / 0 in every column.
+    C divisor = std::sqrt(sum) + step.eps;
+    C rate = divisor > 0 ? step.lr / divisor : C(0);
+    for (int64_t j = 0; j < dim; ++j) {
+      w[j] = shrink.weight(w[j]) - rate * shrink.gradient(w[j], g[j]);
+    }
+  }
+};
+
+// Adam whose second moment is one value a row: of the mean of squares over the columns.
+template <class C, bool coupled, bool amsgrad>
+struct RowwiseAdam {
+  static constexpr int kStates = amsgrad ? 3 : 2;
+  static constexpr int64_t width(int state, int64_t dim) { return state == 0 ? dim : 1; }
+  Decay<C, coupled> decay;
+  AdamStep<C> step;
+  explicit RowwiseAdam(const RowUpdate& u) : decay(u), step(u) {}
+  HOTBED_INLINE void operator()(C* weights, C* const* states, const C* grads, int64_t dim) const {
+    const Decay<C, coupled> shrink = decay;
+    const Blend<C> first = step.first;
+    C* __restrict w = weights;
+    C* __restrict mean = states[0];
+    const C* __restrict g = grads;
+    C square = states[1][0] * step.beta2 + step.share2 * mean_square(shrink, w, g, dim);
+    states[1][0] = square;
+    if constexpr (amsgrad) square = states[2][0] = states[2][0] > square ? states[2][0] : square;
+    C divisor = std::sqrt(square) * step.second_scale + step.eps;
+    C rate = divisor > 0 ? step.step_size / divisor : C(0);
+    for (int64_t j = 0; j < dim; ++j) {
+      C m = first(mean[j], shrink.gradient(w[j], g[j]));
+      mean[j] = m;
+      w[j] = shrink.weight(w[j]) - rate * m;
+    }
+  }
+};
+
+// Runs a row rule over rows [begin, end) of a task whose rows hold C.
+template <class C, class Row>
+static void update_full(const RowUpdate& u, int64_t begin, int64_t end) {
+  const Row row(u);
+  const int64_t dim = u.dim;
+  const int64_t* slots = u.slots;
+  C* weights = static_cast<C*>(u.weights);
+  const C* grads = static_cast<const C*>(u.grads);
+  C* states[kMaxStates] = {};
+  int64_t width[kMaxStates] = {};
+  for (int k = 0; k < Row::kStates; ++k) {
+    states[k] = static_cast<C*>(u.states[k]);
+    width[k] = Row::width(k, dim);
+  }
+  auto ahead = [&](int64_t i) {
+    fetch(weights + slots[i] * dim, dim * static_cast<int64_t>(sizeof(C)));
+    for (int k = 0; k < Row::kStates; ++k) {
+      fetch(states[k] + slots[i] * width[k], width[k] * static_cast<int64_t>(sizeof(C)));
+    }
+    if (u.last_step) __builtin_prefetch(u.last_step + slots[i], 1, 3);
+  };
+  for (int64_t i = begin; i < begin + kAhead && i < end; ++i) ahead(i);
+  for (int64_t i = begin; i < end; ++i) {
+    if (i + kAhead < end) ahead(i + kAhead);
+    C* at[kMaxStates] = {};
+    for (int k = 0; k < Row::kStates; ++k) at[k] = states[k] + slots[i] * width[k];
+    row(weights + slots[i] * dim, at, grads + i * dim, dim);
+    if (u.last_step) u.last_step[slots[i]] = u.step;
+  }
+}
+
+// Writes a row back with stochastic rounding; the low 32 bits of each column's stream are used.
+template <class H>
+static HOTBED_INLINE void round_row(const float* from, uint64_t stream, H* to, int64_t dim) {
+  for (int64_t j = 0; j < dim; ++j) {
+    uint64_t bits = column_bits(stream, static_cast<uint64_t>(j));
+    to[j] = encode_stochastic<H>(from[j], static_cast<uint32_t>(bits));
+  }
+}
+
+// The same for rows of 16 bits: through `scratch`, which holds dim floats.
+template <class Row, class H>
+static void update_half(const RowUpdate& u, int64_t begin, int64_t end, float* scratch) {
+  const Row row(u);
+  const int64_t dim = u.dim;
+  H* weights = static_cast<H*>(u.weights);
+  const float* grads = static_cast<const float*>(u.grads);
+  auto state = [&](int k, int64_t i) {
+    return static_cast<float*>(u.states[k]) + u.slots[i] * Row::width(k, dim);
+  };
+  auto ahead = [&](int64_t i) {
+    fetch(weights + u.slots[i] * dim, dim * 2);
+    for (int k = 0; k < Row::kStates; ++k) fetch(state(k, i), Row::width(k, dim) * 4);
+  };
+  for (int64_t i = begin; i < begin + kAhead && i < end; ++i) ahead(i);
+  for (int64_t i = begin; i < end; ++i) {
+    if (i + kAhead < end) ahead(i + kAhead);
+    int64_t slot = u.slots[i];
+    H* at = weights + slot * dim;
+    for (int64_t j = 0; j < dim; ++j) scratch[j] = decode(at[j]);
+    float* states[kMaxStates] = {};
+    for (int k = 0; k < Row::kStates; ++k) states[k] = state(k, i);
+    row(scratch, states, grads + i * dim, dim);
+    int64_t id = u.ids ? u.ids[slot] : slot;
+    uint64_t purpose = static_cast<uint64_t>(u.step) + 1;
+    round_row(scratch, row_stream(u.table_key, id, purpose), at, dim);
+    if (u.last_step) u.last_step[slot] = u.step;
+  }
+}
+
+struct Range {
+  int64_t begin, end;
+  void* scratch;
+};
+
+// From options to template arguments. `Row<C>` is a row rule over C.
+template <template <class> class Row>
+static void run(const RowUpdate& u, const Range& range) {
+  switch (u.dtype) {
+    case DType::f32: return update_full<float, Row<float>>(u, range.begin, range.end);
+    case DType::f64: return update_full<double, Row<double>>(u, range.begin, range.end);
+    case DType::f16:
+      return update_half<Row<float>, f16>(u, range.begin, range.end,
+                                          static_cast<float*>(range.scratch));
+    case DType::bf16:
+      return update_half<Row<float>, bf16>(u, range.begin, range.end,
+                                           static_cast<float*>(range.scratch));
+  }
+}
+
+// Binds the options of a rule, so that it is a template over C alone.
+template <bool coupled, template <class> class Rule>
+struct Bind {
+  template <class C>
+  using Row = Columns<C, coupled, Rule<C>>;
+};
+template <Momentum kind>
+struct BindSgd {
+  template <class C>
+  using Rule = Sgd<C, kind>;
+};
+template <bool amsgrad>
+struct BindAdam {
+  template <class C>
+  using Rule = Adam<C, amsgrad>;
+};
+template <bool centered, bool with_momentum>
+struct BindRmsProp {
+  template <class C>
+  using Rule = RmsProp<C, centered, with_momentum>;
+};
+template <bool square_root>
+struct BindFtrl {
+  template <class C>
+  using Rule = Ftrl<C, square_root>;
+};
+template <bool coupled>
+struct BindRowwiseAdagrad {
+  template <class C>
+  using Row = RowwiseAdagrad<C, coupled>;
+};
+template <bool coupled, bool amsgrad>
+struct BindRowwiseAdam {
+  template <class C>
+  using Row = RowwiseAdam<C, coupled, amsgrad>;
+};
+
+template <bool coupled>
+static void run_rule(const RowUpdate& u, const Range& range) {
+  const RuleOptions& o = u.options;
+  switch (o.rule) {
+    case Rule::sgd:
+      if (!o.momentum)
+        return run<Bind<coupled, BindSgd<Momentum::none>::Rule>::template Row>(u, range);
+      if (!o.nesterov) {
+        return run<Bind<coupled, BindSgd<Momentum::heavy_ball>::Rule>::template Row>(u, range);
+      }
+      return run<Bind<coupled, BindSgd<Momentum::nesterov>::Rule>::template Row>(u, range);
+    case Rule::adagrad: return run<Bind<coupled, Adagrad>::template Row>(u, range);
+    case Rule::rowwise_adagrad: return run<BindRowwiseAdagrad<coupled>::template Row>(u, range);
+    case Rule::adam:
+      if (o.amsgrad) return run<Bind<coupled, BindAdam<true>::Rule>::template Row>(u, range);
+      return run<Bind<coupled, BindAdam<false>::Rule>::template Row>(u, range);
+    case Rule::rowwise_adam:
+      if (o.amsgrad) return run<BindRowwiseAdam<coupled, true>::template Row>(u, range);
+      return run<BindRowwiseAdam<coupled, false>::template Row>(u, range);
+    case Rule::adamax: return run<Bind<coupled, Adamax>::template Row>(u, range);
+    case Rule::adadelta: return run<Bind<coupled, Adadelta>::template Row>(u, range);
+    case Rule::rmsprop:
+      if (o.centered && o.momentum) {
+        return run<Bind<coupled, BindRmsProp<true, true>::Rule>::template Row>(u, range);
+      }
+      if (o.centered) {
+        return run<Bind<coupled, BindRmsProp<true, false>::Rule>::template Row>(u, range);
+      }
+      if (o.momentum) {
+        return run<Bind<coupled, BindRmsProp<false, true>::Rule>::template Row>(u, range);
+      }
+      return run<Bind<coupled, BindRmsProp<false, false>::Rule>::template Row>(u, range);
+    case Rule::ftrl:
+      if (u.hyper.lr_power == -0.5) {
+        return run<Bind<coupled, BindFtrl<true>::Rule>::template Row>(u, range);
+      }
+      return run<Bind<coupled, BindFtrl<false>::Rule>::template Row>(u, range);
+  }
+}
+
+}  // namespace rules
+
+// Updates rows [begin, end) of the task; scratch holds dim floats. Threads may take disjoint
+// ranges.
+static void update_rows(const RowUpdate& u, int64_t begin, int64_t end, void* scratch) {
+  rules::Range range{begin, end, scratch};
+  bool coupled = u.hyper.weight_decay != 0 && !u.options.decoupled_weight_decay;
+  if (coupled) {
+    rules::run_rule<true>(u, range);
+  } else {
+    rules::run_rule<false>(u, range);
+  }
+}
+
+// The first element of values[0 .. count) that is infinite or NaN, or -1.
+template <class C, class Bits>
+static int64_t first_non_finite_of(const C* values, int64_t count, Bits exponent) {
+  constexpr int64_t kBlock = 4096;
+  const Bits* bits = reinterpret_cast<const Bits*>(values);
+  for (int64_t start = 0; start < count; start += kBlock) {
+    int64_t end = start + kBlock < count ? start + kBlock : count;
+    Bits found = 0;
+    for (int64_t j = start; j < end; ++j)
+      found |= (bits[j] & exponent) == exponent ? Bits(1) : Bits(0);
+    if (!found) continue;
+    for (int64_t j = start; j < end; ++j) {
+      if ((bits[j] & exponent) == exponent) return j;
+    }
+  }
+  return -1;
+}
+
+static int64_t first_non_finite(const void* values, bool is_double, int64_t count) {
+  if (is_double) {
+    return first_non_finite_of(static_cast<const double*>(values), count,
+                               uint64_t{0x7ff0000000000000});
+  }
+  return first_non_finite_of(static_cast<const float*>(values), count, uint32_t{0x7f800000});
+}
+
+}  // namespace hotbed::HOTBED_ISA
