@@ -8,6 +8,7 @@ namespace nb = nanobind;
 
 void bind_initial(nb::module_& module);
 void bind_rules(nb::module_& module);
+void bind_data(nb::module_& module);
 
 NB_MODULE(_core, module) {
   module.doc() = "The compiled core of Hotbed.";
@@ -17,4 +18,5 @@ NB_MODULE(_core, module) {
   module.def("set_available_memory_for_test", &hotbed::set_available_memory_for_test);
   bind_initial(module);
   bind_rules(module);
+  bind_data(module);
 }

@@ -1,0 +1,88 @@
+// The click-log parser for Python: bytes and NumPy arrays in, counts out, the GIL released.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+
+#include <optional>
+#include <string>
+
+#include "criteo.hpp"
+
+namespace nb = nanobind;
+namespace criteo = hotbed::criteo;
+
+namespace {
+
+template <class T, class Shape>
+using Array = nb::ndarray<T, Shape, nb::c_contig, nb::device::cpu>;
+using Vector = nb::shape<-1>;
+using Dense = nb::shape<-1, criteo::kIntegers>;
+using Ids = nb::shape<criteo::kCategories, -1>;
+
+std::string_view tail(const nb::bytes& text, size_t at) {
+  if (at > text.size()) throw nb::index_error("the position is beyond the text");
+  return {text.c_str() + at, text.size() - at};
+}
+
+nb::tuple as_tuple(const criteo::Progress& p) {
+  return nb::make_tuple(p.rows, p.lines, p.bytes, static_cast<int>(p.fault), p.column, p.begin,
+                        p.end);
+}
+
+}  // namespace
+
+void bind_data(nb::module_& module) {
+  module.def(
+      "criteo_parse",
+      [](nb::bytes text, size_t at, size_t most, std::optional<Array<float, Vector>> label,
+         Array<float, Dense> dense, Array<int64_t, Ids> ids, size_t row) {
+        criteo::Columns out{label ? label->data() : nullptr, dense.data(), ids.data(),
+                            ids.shape(1)};
+        if (dense.shape(0) != out.capacity || (label && label->shape(0) != out.capacity)) {
+          throw nb::value_error("label, dense and ids hold different numbers of rows");
+        }
+        std::string_view view = tail(text, at);
+        criteo::Progress progress;
+        {
+          nb::gil_scoped_release release;
+          progress = criteo::parse(view, most, out, row);
+        }
+        return as_tuple(progress);
+      },
+      nb::arg("text"), nb::arg("at"), nb::arg("most"), nb::arg("label").none(), nb::arg("dense"),
+      nb::arg("ids"), nb::arg("row"),
+      "(rows, lines, bytes, fault, column, begin, end) of csrc/criteo.hpp's parse.");
+
+  module.def(
+      "criteo_skip",
+      [](nb::bytes text, size_t at, size_t most) {
+        std::string_view view = tail(text, at);
+        criteo::Progress progress;
+        {
+          nb::gil_scoped_release release;
+          progress = criteo::skip(view, most);
+        }
+        return as_tuple(progress);
+      },
+      nb::arg("text"), nb::arg("at"), nb::arg("most"));
+
+  module.def(
+      "criteo_format",
+      [](std::optional<Array<const uint8_t, Vector>> label, Array<const int64_t, Dense> integers,
+         Array<const int64_t, Ids> ids) {
+        size_t n = ids.shape(1);
+        if (integers.shape(0) != n || (label && label->shape(0) != n)) {
+          throw nb::value_error("label, integers and ids hold different numbers of rows");
+        }
+        std::string out;
+        {
+          nb::gil_scoped_release release;
+          out.reserve(n * 240);
+          criteo::format(label ? label->data() : nullptr, integers.data(), ids.data(), n, out);
+        }
+        return nb::bytes(out.data(), out.size());
+      },
+      nb::arg("label").none(), nb::arg("integers"), nb::arg("ids"));
+
+  module.attr("CRITEO_LONGEST_LINE") = criteo::kLongestLine;
+}

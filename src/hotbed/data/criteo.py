@@ -1,0 +1,369 @@
+"""The Criteo click logs as batches."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
+
+import hotbed._core as _core
+from hotbed.data.lines import DataError, line_blocks
+
+DENSE = tuple(f"I{i}" for i in range(1, 14))
+CATEGORIES = tuple(f"C{i}" for i in range(1, 27))
+MISSING_ID = -1
+SHUFFLE_WINDOW = 65_536
+
+Batch = dict[str, torch.Tensor]
+Path = str | os.PathLike[str]
+
+_COLUMNS = ("label", *DENSE, *CATEGORIES)
+_WANTED = {
+    2: "0 or 1",
+    3: "an integer of at most 18 digits",
+    4: "8 hexadecimal digits",
+}
+_KEPT_EXAMPLES = 5
+_MOST_WORKERS = 256
+_logger = logging.getLogger("hotbed.data")
+
+
+class Skipped(NamedTuple):
+    """Malformed lines passed over with ``on_error="skip"``."""
+
+    lines: int
+    """How many, over all DataLoader workers."""
+    examples: tuple[str, ...]
+    """Messages for the first few that this process met."""
+
+
+class CriteoLog(IterableDataset[Batch]):
+    """Batches from headerless Criteo click logs: ``label, I1..I13, C1..C26``, tabs between.
+
+    A batch is a dict of tensors::
+
+        "label"       float32 (B,)     0 or 1; absent where the lines carry no label
+        "dense"       float32 (B, 13)  log(1 + max(x, 0)) of I1..I13; missing: 0
+        "C1".."C26"   int64   (B,)     rows of one contiguous (26, B) block
+
+    The ids are the hexadecimal values themselves (0 to 2**32 - 1), ready for dynamic tables; no
+    pass over the data builds a vocabulary. A missing value is id -1, which no value equals, so
+    each column has a row of its own for it. Negative integers occur in the logs (-1, -2, -3 in
+    I2) and become 0, as missing ones do.
+
+    Args:
+        paths: a file or several, read in the order given. gzip is recognised by content.
+        batch_size: rows a batch.
+        on_error: ``"raise"``, or ``"skip"`` to pass over malformed lines, count them in
+            `skipped` and log a warning at the end. Batch i still covers rows
+            i * batch_size to (i + 1) * batch_size - 1 (or a window its own rows), so a batch
+            with skipped lines is shorter, and one of nothing else is not yielded.
+        drop_last: leave out the last batch if it covers fewer than `batch_size` rows.
+        rows: read rows [a, b) only: a slice without a step, or a pair. Negative numbers count
+            from the end. Rows are numbered over all files; blank lines have no number, malformed
+            ones do.
+        shuffle: False keeps the order of the file, which for click logs is time. A number (True
+            means 65,536) permutes rows within windows of that many, rounded up to whole batches;
+            the permutations are drawn from torch's default generator at each new iteration.
+        labels: True where lines start with a label (40 columns), False where they do not (39),
+            ``"auto"`` to let the first line decide for all.
+
+    In a ``DataLoader(log, batch_size=None, num_workers=k)`` worker w reads batches w, w + k, ...
+    (windows, with `shuffle`), so every row comes once and, unshuffled, the batches come in the
+    same order as without workers. Every worker reads through the files, but parses its part only.
+
+    Raises:
+        FileNotFoundError: a path does not exist.
+        DataError: a malformed line (with file and line number), or a damaged gzip file.
+
+    Blank lines are passed over, lines may end in ``\\r\\n``, and the last one in nothing. A gzip
+    file that ends too early is an error also with ``on_error="skip"``, after the rows before it.
+    """
+
+    def __init__(
+        self,
+        paths: Path | Iterable[Path],
+        batch_size: int = 512,
+        *,
+        on_error: Literal["raise", "skip"] = "raise",
+        drop_last: bool = False,
+        rows: slice | tuple[int | None, int | None] | None = None,
+        shuffle: bool | int = False,
+        labels: bool | Literal["auto"] = True,
+    ) -> None:
+        self.paths = _existing(paths)
+        if batch_size < 1:
+            raise ValueError(f"batch_size is {batch_size}; it must be at least 1.")
+        if on_error not in ("raise", "skip"):
+            raise ValueError(f"on_error is {on_error!r}; it must be 'raise' or 'skip'.")
+        if labels not in (True, False, "auto"):
+            raise ValueError(f"labels is {labels!r}; it must be True, False or 'auto'.")
+        window = SHUFFLE_WINDOW if shuffle is True else int(shuffle)
+        if window < 0:
+            raise ValueError(f"shuffle is {shuffle}; it must be a number of rows, or a bool.")
+        self.batch_size = batch_size
+        self.on_error = on_error
+        self.drop_last = drop_last
+        self.shuffle = window
+        self.labels = labels
+        self.start, self.stop = self._range(rows)
+        self._examples: list[str] = []
+        # One counter a worker (the first: no workers), in memory that the workers inherit.
+        self._counts: torch.Tensor | None = None
+        if on_error == "skip":
+            counts: Any = torch.zeros(1 + _MOST_WORKERS, dtype=torch.int64)
+            self._counts = counts.share_memory_()
+
+    @property
+    def skipped(self) -> Skipped:
+        """What the latest iteration passed over so far. Workers may be ahead of the consumer."""
+        count = 0 if self._counts is None else int(self._counts.sum())
+        return Skipped(count, tuple(self._examples))
+
+    def count_rows(self) -> int:
+        """Rows in range, malformed lines included. Reads the files through, fast."""
+        reader = _Reader(self.paths)
+        reader.skip(self.start)
+        most = None if self.stop is None else self.stop - self.start
+        return reader.skip(most)
+
+    def __len__(self) -> int:
+        """Batches in one iteration, if no batch is skipped as a whole. Counts the rows."""
+        rows = self.count_rows()
+        return rows // self.batch_size if self.drop_last else -(-rows // self.batch_size)
+
+    def split(self, test_fraction: float) -> tuple[CriteoLog, CriteoLog]:
+        """(train, test): two logs with the same options; the last rows are the test rows.
+
+        The test part is never shuffled and keeps its last batch.
+        """
+        if not 0 <= test_fraction < 1:
+            raise ValueError(f"test_fraction is {test_fraction}; it must lie in [0, 1).")
+        total = self.count_rows()
+        cut = self.start + total - round(total * test_fraction)
+        train = self._with(rows=(self.start, cut))
+        test = self._with(rows=(cut, self.start + total), drop_last=False, shuffle=False)
+        return train, test
+
+    def __iter__(self) -> Iterator[Batch]:
+        info = get_worker_info()
+        worker, workers = (info.id, info.num_workers) if info else (0, 1)
+        if workers > _MOST_WORKERS:
+            raise ValueError(f"num_workers is {workers}; at most {_MOST_WORKERS} are supported.")
+        generator = None
+        unit = self.batch_size
+        if self.shuffle:
+            seed = int(torch.randint(2**62, ()))
+            generator = np.random.default_rng(seed)
+            unit = -(-self.shuffle // self.batch_size) * self.batch_size
+        self._examples = []
+        if self._counts is not None:
+            self._counts[1 + worker if info else 0] = 0
+            if not info:
+                self._counts.zero_()
+        reader = _Reader(self.paths)
+        try:
+            yield from self._units(reader, unit, worker, workers, generator)
+        finally:
+            if reader.faults:
+                _logger.warning(
+                    "%d malformed line%s skipped; first: %s",
+                    reader.faults,
+                    "" if reader.faults == 1 else "s",
+                    "; ".join(self._examples),
+                )
+
+    def _units(
+        self,
+        reader: _Reader,
+        unit: int,
+        worker: int,
+        workers: int,
+        generator: np.random.Generator | None,
+    ) -> Iterator[Batch]:
+        labels = self.labels
+        if labels == "auto":
+            labels = reader.first_line_columns() != len(CATEGORIES) + len(DENSE)
+        reader.skip(self.start)
+        position = self.start
+        ahead = worker * unit
+        while True:
+            if self.stop is not None:
+                ahead = min(ahead, self.stop - position)
+            if reader.skip(ahead) < ahead:
+                return
+            position += ahead
+            most = unit if self.stop is None else min(unit, self.stop - position)
+            lines, rows, block = reader.read(most, labels, self._fault)
+            if lines == 0:
+                return
+            position += lines
+            if generator is not None:
+                block = block.permuted(generator.permutation(rows))
+            for at in range(0, rows, self.batch_size):
+                end = min(at + self.batch_size, rows)
+                # Only the unit that the data end in covers fewer lines than it could.
+                if self.drop_last and end - at < self.batch_size and lines < unit:
+                    return
+                yield block.batch(at, end)
+            ahead = (workers - 1) * unit
+
+    def _fault(self, reader: _Reader, message: str) -> None:
+        if self._counts is None:
+            raise DataError(message)
+        info = get_worker_info()
+        reader.faults += 1
+        self._counts[1 + info.id if info else 0] += 1
+        if len(self._examples) < _KEPT_EXAMPLES:
+            self._examples.append(message)
+
+    def _range(self, rows: slice | tuple[int | None, int | None] | None) -> tuple[int, int | None]:
+        if rows is None:
+            return 0, None
+        part = rows if isinstance(rows, slice) else slice(*rows)
+        if part.step not in (None, 1):
+            raise ValueError(f"rows has step {part.step}; only ranges of rows can be read.")
+        start, stop = part.start or 0, part.stop
+        if start < 0 or (stop is not None and stop < 0):
+            start, stop, _ = part.indices(_Reader(self.paths).skip(None))
+        return start, None if stop is None else max(start, stop)
+
+    def _with(self, **changes: Any) -> CriteoLog:
+        options: dict[str, Any] = {
+            "batch_size": self.batch_size,
+            "on_error": self.on_error,
+            "drop_last": self.drop_last,
+            "shuffle": self.shuffle,
+            "labels": self.labels,
+        }
+        return CriteoLog(self.paths, **{**options, **changes})
+
+
+def _existing(paths: Path | Iterable[Path]) -> list[str]:
+    listed = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    names = [os.fspath(path) for path in listed]
+    if not names:
+        raise ValueError("No click log was given: paths is empty.")
+    for name in names:
+        if os.path.isdir(name):
+            raise IsADirectoryError(f"Click log {name!r} is a directory; pass the files in it.")
+        if not os.path.exists(name):
+            raise FileNotFoundError(f"Click log {name!r} does not exist.")
+    return names
+
+
+class _Block(NamedTuple):
+    """Room for rows, filled from the front."""
+
+    label: np.ndarray[Any, np.dtype[np.float32]] | None
+    dense: np.ndarray[Any, np.dtype[np.float32]]
+    ids: np.ndarray[Any, np.dtype[np.int64]]
+
+    @classmethod
+    def empty(cls, rows: int, labels: bool) -> _Block:
+        return cls(
+            np.empty(rows, np.float32) if labels else None,
+            np.empty((rows, len(DENSE)), np.float32),
+            np.empty((len(CATEGORIES), rows), np.int64),
+        )
+
+    def permuted(self, order: np.ndarray[Any, Any]) -> _Block:
+        label = None if self.label is None else self.label[order]
+        return _Block(label, self.dense[order], np.take(self.ids, order, axis=1))
+
+    def batch(self, begin: int, end: int) -> Batch:
+        batch: Batch = {}
+        if self.label is not None:
+            batch["label"] = torch.from_numpy(self.label[begin:end])
+        batch["dense"] = torch.from_numpy(self.dense[begin:end])
+        ids = torch.from_numpy(np.ascontiguousarray(self.ids[:, begin:end]))
+        batch.update(zip(CATEGORIES, ids.unbind(0), strict=True))
+        return batch
+
+
+class _Reader:
+    """A position in a sequence of files: passes rows or parses them. For one thread."""
+
+    def __init__(self, paths: list[str]) -> None:
+        self.faults = 0
+        self._paths = iter(paths)
+        self._blocks: Iterator[bytes] = iter(())
+        self._path = ""
+        self._line = 0
+        self._text = b""
+        self._at = 0
+
+    def skip(self, most: int | None) -> int:
+        """Pass up to `most` rows (None: all); returns how many there were."""
+        passed = 0
+        while (most is None or passed < most) and self._more():
+            room = len(self._text) if most is None else most - passed
+            rows, lines, size, *_ = _core.criteo_skip(self._text, self._at, room)
+            passed += rows
+            self._line += lines
+            self._at += size
+        return passed
+
+    def read(
+        self, most: int, labels: bool, on_fault: Callable[[_Reader, str], None]
+    ) -> tuple[int, int, _Block]:
+        """Parse up to `most` rows: (rows passed, rows parsed, where they are)."""
+        block = _Block.empty(most, labels)
+        passed = parsed = 0
+        while passed < most and self._more():
+            at = self._at
+            rows, lines, size, fault, column, begin, end = _core.criteo_parse(
+                self._text, at, most - passed, block.label, block.dense, block.ids, parsed
+            )
+            parsed += rows
+            passed += rows + (fault != 0)
+            self._line += lines
+            self._at += size
+            if fault:
+                field = self._text[at + begin : at + end]
+                on_fault(self, self._message(fault, column, field, labels))
+        return passed, parsed, block
+
+    def first_line_columns(self) -> int:
+        """Columns of the next line that is not blank, which stays unread; 0 at the end."""
+        while self._more():
+            _, lines, size, *_ = _core.criteo_skip(self._text, self._at, 1)
+            line = self._text[self._at : self._at + size].strip(b"\r\n")
+            if line:
+                return line.count(b"\t") + 1
+            self._line += lines
+            self._at += size
+        return 0
+
+    def _more(self) -> bool:
+        while self._at == len(self._text):
+            block = next(self._blocks, None)
+            if block is None:
+                path = next(self._paths, None)
+                if path is None:
+                    return False
+                self._path, self._line = path, 0
+                self._blocks = line_blocks(path, _core.CRITEO_LONGEST_LINE)
+                block = b""
+            self._text, self._at = block, 0
+        return True
+
+    def _message(self, fault: int, column: int, field: bytes, labels: bool) -> str:
+        where = f"{self._path}, line {self._line}: "
+        if fault == 5:
+            return f"{where}longer than {_core.CRITEO_LONGEST_LINE} bytes; not a click log?"
+        if fault == 1:
+            wanted = len(_COLUMNS) - (not labels)
+            about = "label, 13 integers, 26 categories" if labels else "13 integers, 26 categories"
+            remedy = ""
+            if {column, wanted} == {39, 40}:
+                remedy = f" Pass labels={not labels} for lines with{'out' * labels} a label."
+            return f"{where}{column} columns, expected {wanted} ({about}).{remedy}"
+        shown = repr(field[:40].decode("utf-8", "backslashreplace"))
+        dots = "..." if len(field) > 40 else ""
+        return f"{where}column {_COLUMNS[column]} holds {shown}{dots}, not {_WANTED[fault]}."

@@ -1,0 +1,42 @@
+"""The real rows, read in place."""
+
+import pytest
+import torch
+from click_logs import shared_data
+
+from hotbed.data import CATEGORIES, CriteoLog
+
+pytestmark = pytest.mark.data
+
+
+@pytest.fixture(scope="module")
+def path():
+    path = shared_data() / "criteo" / "train.tsv.gz"
+    if not path.exists():
+        pytest.skip("the Criteo rows are not beside the checkout (shared/data/criteo)")
+    return path
+
+
+def test_the_whole_log(path):
+    log = CriteoLog(path, 4096)
+    assert log.count_rows() == 137_139
+    batches = list(log)
+    label = torch.cat([batch["label"] for batch in batches])
+    assert len(label) == 137_139
+    assert round(float(label.mean()), 4) == 0.2568
+    ids = {name: torch.cat([batch[name] for batch in batches]) for name in CATEGORIES}
+    distinct = {name: len(torch.unique(values)) for name, values in ids.items()}
+    assert sum(distinct.values()) == 316_191
+    largest = {"C3": 61_764, "C12": 56_397, "C21": 52_250, "C16": 46_382, "C4": 32_223}
+    assert {name: distinct[name] for name in largest} == largest
+    dense = torch.cat([batch["dense"] for batch in batches])
+    assert float(dense.min()) == 0 and dense.isfinite().all()
+
+
+def test_the_split_by_time(path):
+    train, test = CriteoLog(path, 512).split(0.1)
+    assert (train.count_rows(), test.count_rows()) == (123_425, 13_714)
+    whole = list(CriteoLog(path, 512, rows=(123_425, None)))
+    tested = list(test)
+    assert len(whole) == len(tested) == 27
+    assert all(torch.equal(a["C3"], b["C3"]) for a, b in zip(whole, tested, strict=True))
