@@ -2,6 +2,7 @@
 
 from hotbed.data.criteo import CATEGORIES, DENSE, MISSING_ID, CriteoLog, Skipped
 from hotbed.data.lines import DataError
+from hotbed.data.synthetic import SyntheticClicks, synthetic_clicks, write_criteo_tsv
 
 __all__ = [
     "CATEGORIES",
@@ -10,4 +11,7 @@ __all__ = [
     "CriteoLog",
     "DataError",
     "Skipped",
+    "SyntheticClicks",
+    "synthetic_clicks",
+    "write_criteo_tsv",
 ]
