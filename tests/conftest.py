@@ -1,0 +1,65 @@
+"""Fixtures of all tests: the real data, torch's thread count, hypothesis profiles."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from effort import SOAK, examples
+from hypothesis import HealthCheck, settings
+
+# Timing of an example depends on the machine's load, so neither deadlines nor slow-data checks.
+settings.register_profile(
+    "hotbed",
+    max_examples=examples(50),
+    deadline=None,
+    derandomize=not SOAK,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+settings.load_profile("hotbed")
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The folder of real data: `$HOTBED_SHARED/data`, else `../shared/data` beside the checkout."""
+    root = os.environ.get("HOTBED_SHARED")
+    shared = Path(root) if root else Path(__file__).resolve().parents[2] / "shared"
+    if not (shared / "data").is_dir():
+        pytest.skip("no real data: set HOTBED_SHARED to the folder that holds data/criteo")
+    return shared / "data"
+
+
+@pytest.fixture(scope="session")
+def criteo_log(shared_data: Path) -> Path:
+    """137,139 raw rows of the Criteo log, in time order."""
+    path = shared_data / "criteo" / "train.tsv.gz"
+    if not path.is_file():
+        pytest.skip(f"no real data: {path.name} is not in the folder data/criteo")
+    return path
+
+
+@pytest.fixture(scope="session")
+def criteo_full_ids(shared_data: Path) -> Path:
+    """20,000 rows of the same log as integer ids in the full data set's id space."""
+    path = shared_data / "criteo_full_ids" / "rows.csv.gz"
+    if not path.is_file():
+        pytest.skip(f"no real data: {path.name} is not in the folder data/criteo_full_ids")
+    return path
+
+
+@pytest.fixture
+def set_threads() -> Iterator[Callable[[int], None]]:
+    """`set_threads(n)` sets torch's (and so Hotbed's) thread count until the test ends."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def fixed_seed() -> None:
+    """torch's default generator starts every test from the same state."""
+    torch.manual_seed(0)
