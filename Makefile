@@ -85,7 +85,7 @@ sanitize: $(VENV)/stamp-build
 	  echo "C++ tests under the sanitizer '$$sanitizer' ..."; \
 	  $(BIN)/cmake -S . -B build/sanitize-$$sanitizer $(CMAKE_NINJA) -DHOTBED_TESTS=ON \
 	    -DHOTBED_SANITIZE=$$sanitizer >/dev/null && \
-	  $(BIN)/cmake --build build/sanitize-$$sanitizer || exit 1; \
+	  $(BIN)/cmake --build build/sanitize-$$sanitizer >/dev/null || exit 1; \
 	  if [ $$sanitizer = thread ]; then export OMP_NUM_THREADS=1 OMP_THREAD_LIMIT=1; fi; \
 	  UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 TSAN_OPTIONS=halt_on_error=1 \
 	    $(BIN)/ctest --test-dir build/sanitize-$$sanitizer --output-on-failure || exit 1; \

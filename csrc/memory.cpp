@@ -135,7 +135,8 @@ void* BlockPool::take(uint64_t bytes) {
   }
   uint64_t size = round_up(bytes, bytes >= kHugePage ? kHugePage : kSmallBlock);
   void* block;
-  if (bytes >= kHugePage) {
+  // By the rounded size, as give() and trim() see it: just under 2 MB rounds up to 2 MB.
+  if (size >= kHugePage) {
     block = map_aligned(size);
   } else {
     block = std::aligned_alloc(64, size);

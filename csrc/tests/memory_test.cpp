@@ -1,0 +1,119 @@
+// Growing keeps what was written; blocks from several threads never overlap; what is asked of the
+// system is given back the way it was taken.
+#include "memory.hpp"
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <thread>
+#include <vector>
+
+using namespace hotbed;
+
+#define CHECK(condition)                                                 \
+  if (!(condition)) {                                                    \
+    std::fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition); \
+    std::exit(1);                                                        \
+  }
+
+namespace {
+
+constexpr uint64_t kMegabyte = 1 << 20;
+
+void growing_keeps_contents() {
+  Mapping mapping;
+  CHECK(mapping.data() == nullptr && mapping.bytes() == 0);
+  uint64_t written = 0;
+  for (uint64_t bytes : {uint64_t{1}, 3 * kMegabyte, 5 * kMegabyte, 64 * kMegabyte}) {
+    mapping.reserve(bytes, "a test");
+    CHECK(mapping.bytes() >= bytes);
+    CHECK(reinterpret_cast<uint64_t>(mapping.data()) % (2 * kMegabyte) == 0);
+    for (uint64_t i = 0; i < written; i += 4096) CHECK(mapping.data()[i] == 7 + i / 4096 % 100);
+    for (uint64_t i = written; i < mapping.bytes(); i += 4096) {
+      CHECK(mapping.data()[i] == 0);
+      mapping.data()[i] = static_cast<uint8_t>(7 + i / 4096 % 100);
+    }
+    written = mapping.bytes();
+  }
+  uint8_t* before = mapping.data();
+  mapping.reserve(10, "a test");
+  CHECK(mapping.data() == before);
+}
+
+void refusal_changes_nothing() {
+  Mapping mapping;
+  mapping.reserve(4 * kMegabyte, "a test");
+  mapping.data()[0] = 42;
+  set_available_memory_for_test(100 * kMegabyte);
+  bool refused = false;
+  try {
+    mapping.reserve(200 * kMegabyte, "table 'item'");
+  } catch (const OutOfMemory& error) {
+    refused = true;
+    CHECK(error.asked == 196 * kMegabyte);
+    CHECK(error.free == 100 * kMegabyte);
+    CHECK(std::string(error.what()).find("table 'item'") == 0);
+  }
+  set_available_memory_for_test(0);
+  CHECK(refused);
+  CHECK(mapping.bytes() == 4 * kMegabyte && mapping.data()[0] == 42);
+}
+
+// Sizes on both sides of the borders between malloc, pooled heap blocks and pooled mappings.
+void blocks_of_every_size_come_and_go() {
+  BlockPool& pool = BlockPool::instance();
+  for (uint64_t border : {64 * 1024 * uint64_t{1}, 2 * kMegabyte}) {
+    for (int64_t offset : {-65536, -65535, -1, 0, 1}) {
+      if (static_cast<int64_t>(border) + offset <= 0) continue;
+      uint64_t bytes = border + static_cast<uint64_t>(offset);
+      void* block = pool.take(bytes);
+      CHECK(reinterpret_cast<uint64_t>(block) % 64 == 0);
+      std::memset(block, 1, bytes);
+      pool.give(block);
+      pool.trim();
+      CHECK(pool.idle_bytes() == 0);
+    }
+  }
+  void* first = pool.take(5 * kMegabyte);
+  pool.give(first);
+  CHECK(pool.take(5 * kMegabyte) == first);
+  pool.give(first);
+  pool.trim();
+}
+
+void threads_share_the_pool() {
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([t] {
+      for (int round = 0; round < 200; ++round) {
+        uint64_t count = 1000 + 40000 * static_cast<uint64_t>((round * 7 + t) % 9);
+        Buffer<int> buffer(count);
+        for (uint64_t i = 0; i < count; i += 512) buffer[i] = t;
+        for (uint64_t i = 0; i < count; i += 512) CHECK(buffer[i] == t);
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  BlockPool::instance().trim();
+}
+
+void a_released_buffer_belongs_to_the_receiver() {
+  Buffer<float> buffer(100000);
+  float* data = buffer.release();
+  CHECK(buffer.data() == nullptr && buffer.size() == 0);
+  data[99999] = 1;
+  BlockPool::instance().give(data);
+  Buffer<float> moved(10);
+  Buffer<float> target(std::move(moved));
+  CHECK(moved.data() == nullptr && target.size() == 10);
+}
+
+}  // namespace
+
+int main() {
+  growing_keeps_contents();
+  refusal_changes_nothing();
+  blocks_of_every_size_come_and_go();
+  threads_share_the_pool();
+  a_released_buffer_belongs_to_the_receiver();
+}
