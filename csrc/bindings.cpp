@@ -9,6 +9,7 @@ namespace nb = nanobind;
 void bind_initial(nb::module_& module);
 void bind_rules(nb::module_& module);
 void bind_data(nb::module_& module);
+void bind_index(nb::module_& module);
 
 NB_MODULE(_core, module) {
   module.doc() = "The compiled core of Hotbed.";
@@ -19,4 +20,5 @@ NB_MODULE(_core, module) {
   bind_initial(module);
   bind_rules(module);
   bind_data(module);
+  bind_index(module);
 }
