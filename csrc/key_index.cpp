@@ -85,16 +85,19 @@ inline bool leads_on(const Bucket& bucket, uint64_t hash) {
 
 }  // namespace
 
-// The bucket and entry that hold the key, or null.
+// The bucket and entry that hold the key, or null. Once round is enough: keys that live far from
+// home since fuller days may, in a small segment, leave every bucket leading on.
 const KeyIndex::Bucket* KeyIndex::find_bucket(int64_t key, uint64_t hash, int* entry) const {
   const Bucket* buckets = segments_[directory_[prefix(hash)]].buckets;
-  for (uint64_t b = hash & bucket_mask_;; b = (b + 1) & bucket_mask_) {
-    if (unsigned match = matches(buckets[b], key)) {
+  for (uint64_t step = 0; step <= bucket_mask_; ++step) {
+    const Bucket& bucket = buckets[(hash + step) & bucket_mask_];
+    if (unsigned match = matches(bucket, key)) {
       *entry = __builtin_ctz(match);
-      return &buckets[b];
+      return &bucket;
     }
-    if (!leads_on(buckets[b], hash)) return nullptr;
+    if (!leads_on(bucket, hash)) break;
   }
+  return nullptr;
 }
 
 // For a key that its home does not hold though it has overflow.

@@ -332,6 +332,26 @@ TEST(keys_of_one_bucket_are_found_and_erased) {
   check_same(index, oracle, keys);
 }
 
+// 16 buckets, and two keys far from home that leave all of them with overflow.
+TEST(a_search_ends_though_every_bucket_leads_on) {
+  KeyIndex index;
+  Oracle oracle;
+  for (uint64_t home : {0, 8}) {
+    Numbers keys;
+    for (uint64_t i = 0; i < 63; ++i) keys.push_back(key_of_hash((i + 100 * home) << 32 | home));
+    insert_like(index, oracle, keys, static_cast<int64_t>(100 * home));
+    keys.pop_back();
+    Numbers erased(keys.size());
+    index.erase(keys.data(), 62, erased.data());
+    for (int64_t key : keys) oracle.erase(key);
+  }
+  CHECK(index.memory_bytes() < 2000);
+  check_same(index, oracle, {key_of_hash(5), key_of_hash(8), key_of_hash(15)});
+  CHECK_EQ(index.erase(key_of_hash(3)), -1);
+  insert_like(index, oracle, {key_of_hash(3), key_of_hash(11)}, 7);
+  check_same(index, oracle);
+}
+
 TEST(keys_that_no_split_separates_are_refused) {
   KeyIndex index;
   Numbers keys(30000), slots(keys.size());
