@@ -10,15 +10,36 @@ void bind_initial(nb::module_& module);
 void bind_rules(nb::module_& module);
 void bind_data(nb::module_& module);
 void bind_index(nb::module_& module);
+void bind_table(nb::module_& module);
 
 NB_MODULE(_core, module) {
+  nb::set_leak_warnings(false);  // a model alive at exit is no leak
   module.doc() = "The compiled core of Hotbed.";
   module.def("isa", [] { return std::string(hotbed::kernels().isa); });
   module.def("use_isa", &hotbed::use_kernels, nb::arg("isa"));
   module.def("available_memory", &hotbed::available_memory);
   module.def("set_available_memory_for_test", &hotbed::set_available_memory_for_test);
+  // hotbed.errors defines the class (an import cycle in C++ would be worse) and registers it here.
+  static PyObject* out_of_memory = nullptr;
+  module.def("register_out_of_memory",
+             [](nb::object type) { out_of_memory = type.release().ptr(); });
+  nb::register_exception_translator([](const std::exception_ptr& thrown, void*) {
+    try {
+      std::rethrow_exception(thrown);
+    } catch (const hotbed::OutOfMemory& error) {
+      nb::object made = nb::handle(out_of_memory ? out_of_memory : PyExc_MemoryError)(error.what());
+      if (out_of_memory) {
+        made.attr("asked_bytes") = error.asked;
+        made.attr("free_bytes") = error.free;
+      }
+      PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(made.ptr())), made.ptr());
+    }
+  });
+
+  bind_data(module);
   bind_initial(module);
   bind_rules(module);
   bind_data(module);
   bind_index(module);
+  bind_table(module);
 }

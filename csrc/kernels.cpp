@@ -3,8 +3,11 @@
 // the copy of another instruction set.
 #include "kernels.hpp"
 
+#include "codec.hpp"
 #include "kernels/codec.inl"
+#include "kernels/gather.inl"
 #include "kernels/initial.inl"
+#include "kernels/reduce.inl"
 #include "kernels/rules.inl"
 
 #define HOTBED_STRING_OF(x) #x
@@ -19,8 +22,11 @@ Kernels table() {
   kernels.encode_values = encode_values;
   kernels.encode_values_stochastic = encode_values_stochastic;
   kernels.decode_values = decode_values;
-  kernels.update_rows = &update_rows;
-  kernels.first_non_finite = &first_non_finite;
+  kernels.update_rows = update_rows;
+  kernels.first_non_finite = first_non_finite;
+  kernels.gather = gather;
+  kernels.read_row = read_row;
+  kernels.reduce = reduce_rows;
   return kernels;
 }
 

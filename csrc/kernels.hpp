@@ -14,6 +14,48 @@
 
 namespace hotbed {
 
+// One feature's part of the forward pass, as the kernel sees it.
+struct GatherTask {
+  const uint8_t* rows;
+  const uint8_t* scratch;
+  DType dtype;
+  int64_t dim;
+  const int64_t* slots;
+  const int64_t* offsets;
+  int64_t fixed;
+  const void* weights;
+  Combiner combiner;
+  int64_t padding_slot;
+  bool may_skip;  // some slot may be padding, or lie in scratch
+  void* out;
+  int64_t out_stride;
+  void* inverse;    // or nullptr
+  int32_t* argmax;  // combiner max only
+  int64_t base;     // position of slots[0] within its table
+};
+
+// One feature's gradient, as the kernel sees it. data == nullptr: the feature took no part.
+struct GradientSource {
+  const void* data;
+  int64_t stride;
+  const void* weights;    // per position of the feature, or nullptr
+  const void* inverse;    // per bag, or nullptr
+  const int32_t* argmax;  // per bag and column, or nullptr
+  int64_t base;           // first position of the feature within its table
+};
+
+struct ReduceTask {
+  bool wide;  // double instead of float
+  int64_t dim;
+  const int32_t* starts;
+  const int32_t* order;
+  const int32_t* bag_of;       // nullptr: bag = position
+  const uint16_t* feature_of;  // nullptr: there is one feature
+  const GradientSource* sources;
+  bool plain;    // one feature, neither weights nor inverse nor argmax
+  void* values;  // unique x dim
+};
+
 struct Kernels {
   const char* isa;
 
@@ -31,6 +73,14 @@ struct Kernels {
   // rules.inl: optimizer rules over the rows of one table (update.cpp).
   void (*update_rows)(const RowUpdate& task, int64_t begin, int64_t end, void* scratch);
   int64_t (*first_non_finite)(const void* values, bool is_double, int64_t count);
+  // pool.hpp: bags [begin, end) of one feature.
+  void (*gather)(const GatherTask& task, int64_t begin, int64_t end);
+  // One row as `dim` numbers of the compute type; a slot below 0 lies in scratch.
+  void (*read_row)(const uint8_t* rows, const uint8_t* scratch, DType dtype, int64_t dim,
+                   int64_t slot, void* out);
+
+  // reduce.hpp: unique slots [begin, end) of one table.
+  void (*reduce)(const ReduceTask& task, int64_t begin, int64_t end);
 };
 
 // The best set this processor has, or the one named by use_kernels or by the variable HOTBED_ISA.

@@ -1,4 +1,5 @@
-// Huge-page memory: growing arrays (Mapping) and short-lived blocks that are used again (BlockPool).
+// Huge-page memory: growing arrays (Mapping) and short-lived blocks that are used again
+// (BlockPool).
 #pragma once
 
 #include <cstdint>

@@ -1,1 +1,39 @@
-"""x"""
+"""Hotbed: recommender models whose embedding tables outgrow GPU memory, as plain PyTorch modules."""
+
+import torch  # noqa: F401  (first: the core shares the OpenMP runtime that torch brings)
+
+from hotbed import data, init
+from hotbed.collection import EmbeddingCollection, Rows
+from hotbed.embedding import Embedding
+from hotbed.embedding_bag import EmbeddingBag
+from hotbed.errors import (
+    HotbedError,
+    IdError,
+    InputError,
+    NotFiniteError,
+    OptimizerError,
+    OutOfMemory,
+    TableError,
+)
+from hotbed.inputs import Jagged
+from hotbed.tables import Table
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Embedding",
+    "EmbeddingBag",
+    "EmbeddingCollection",
+    "HotbedError",
+    "IdError",
+    "InputError",
+    "Jagged",
+    "NotFiniteError",
+    "OptimizerError",
+    "OutOfMemory",
+    "Rows",
+    "Table",
+    "TableError",
+    "data",
+    "init",
+]

@@ -1,5 +1,52 @@
-"""The errors Hotbed raises."""
+"""What Hotbed raises. Every message names the table or feature, the offending value and the remedy."""
+
+from __future__ import annotations
+
+from hotbed import _core
+
+__all__ = [
+    "HotbedError",
+    "InputError",
+    "IdError",
+    "TableError",
+    "OptimizerError",
+    "NotFiniteError",
+    "OutOfMemory",
+]
 
 
 class HotbedError(Exception):
-    """The root of every error that Hotbed raises on purpose."""
+    """Base of everything that Hotbed raises on purpose."""
+
+
+class InputError(HotbedError, ValueError):
+    """A batch that cannot be looked up: wrong kind, shape, offsets or features."""
+
+
+class IdError(InputError, IndexError):
+    """An id outside the rows of a static table."""
+
+
+class TableError(HotbedError, ValueError):
+    """A table or module that is described or used in a way that cannot be honoured."""
+
+
+class OptimizerError(HotbedError, RuntimeError):
+    """A table that is driven by the wrong optimizer, by none, or by two."""
+
+
+class NotFiniteError(HotbedError, ArithmeticError):
+    """A gradient with a NaN or an infinity; nothing was written."""
+
+
+class OutOfMemory(HotbedError, MemoryError):
+    """The planes of a table do not fit; nothing was changed.
+
+    ``asked_bytes`` is what was needed on top of what is held, ``free_bytes`` what there was.
+    """
+
+    asked_bytes: int = 0
+    free_bytes: int = 0
+
+
+_core.register_out_of_memory(OutOfMemory)

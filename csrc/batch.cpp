@@ -1,0 +1,287 @@
+#include "batch.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "random.hpp"
+
+namespace hotbed {
+
+namespace {
+
+// Positions with equal keys, found by a small open-addressing table that stays in the cache.
+class Grouping {
+ public:
+  // Keys equal to `skip` (where has_skip) are left out: their group is -1.
+  void group(const int64_t* keys, int64_t n, bool has_skip, int64_t skip) {
+    uint64_t room = 64;
+    while (room < static_cast<uint64_t>(n) * 2) room *= 2;
+    int shift = 64 - __builtin_ctzll(room);
+    table_.resize(room);
+    std::memset(table_.data(), 0xff, room * sizeof(int32_t));
+    unique_.resize(n);
+    counts_.resize(n + 1);
+    groups_.resize(n);
+    int32_t* table = table_.data();
+    int64_t* unique = unique_.data();
+    int32_t* counts = counts_.data();
+    int32_t* groups = groups_.data();
+    int32_t found = 0;
+    for (int64_t i = 0; i < n; ++i) {
+      int64_t key = keys[i];
+      if (has_skip && key == skip) {
+        groups[i] = -1;
+        continue;
+      }
+      uint64_t at = (static_cast<uint64_t>(key) * kGolden) >> shift;
+      int32_t entry;
+      while ((entry = table[at]) >= 0 && unique[entry] != key) at = (at + 1) & (room - 1);
+      if (entry < 0) {
+        entry = found++;
+        table[at] = entry;
+        unique[entry] = key;
+        counts[entry] = 0;
+      }
+      ++counts[entry];
+      groups[i] = entry;
+    }
+    size_ = found;
+  }
+
+  int64_t size() const { return size_; }
+  int64_t* unique() { return unique_.data(); }
+  const int32_t* groups() const { return groups_.data(); }
+
+  // Counting sort of the positions by group.
+  void transpose(int64_t n, Buffer<int32_t>& starts, Buffer<int32_t>& order) {
+    starts.resize(size_ + 1);
+    int32_t total = 0;
+    for (int64_t g = 0; g < size_; ++g) {
+      starts[g] = total;
+      total += counts_[g];
+      counts_[g] = starts[g];
+    }
+    starts[size_] = total;
+    order.resize(total);
+    const int32_t* groups = groups_.data();
+    int32_t* next = counts_.data();
+    int32_t* out = order.data();
+    for (int64_t i = 0; i < n; ++i) {
+      if (groups[i] >= 0) out[next[groups[i]]++] = static_cast<int32_t>(i);
+    }
+  }
+
+ private:
+  int64_t size_ = 0;
+  Buffer<int32_t> table_;
+  Buffer<int64_t> unique_;
+  Buffer<int32_t> counts_;
+  Buffer<int32_t> groups_;
+};
+
+bool plain(const FeatureInput& input) { return !input.offsets && input.fixed == 1; }
+
+// Rows that are not stored, or not as they are to be read, go to scratch: their slots become -1 -
+// k.
+void read_scratch(const Table& table, const int64_t* ids, int64_t n, int64_t* slots,
+                  Buffer<uint8_t>& scratch) {
+  Buffer<int64_t> wanted(n);
+  Buffer<int64_t> stored(n);
+  int64_t count = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    if (slots[i] >= 0 && !table.catch_up) continue;
+    wanted[count] = ids[i];
+    stored[count] = slots[i];
+    slots[i] = -1 - count++;
+  }
+  scratch.resize(count * table.weight_plane().row_bytes());
+  if (table.catch_up) {
+    table.catch_up->read(table, wanted.data(), stored.data(), count, scratch.data());
+  } else {
+    table.first_values(wanted.data(), count, scratch.data());
+  }
+}
+
+// The positions of a table that has several features, or bags of other than one id.
+void locate(const std::vector<FeatureBatch>& features, TableBatch& part) {
+  if (part.features.size() == 1 && plain(features[part.features[0]].input)) return;
+  part.bag_of.resize(part.count);
+  if (part.features.size() > 1) part.feature_of.resize(part.count);
+  for (size_t f = 0; f < part.features.size(); ++f) {
+    const FeatureBatch& feature = features[part.features[f]];
+    const FeatureInput& input = feature.input;
+    int32_t* bag_of = part.bag_of.data() + feature.base;
+    for (int64_t bag = 0; bag < input.bags; ++bag) {
+      int64_t begin = input.offsets ? input.offsets[bag] : bag * input.fixed;
+      int64_t end = input.offsets ? input.offsets[bag + 1] : begin + input.fixed;
+      for (int64_t p = begin; p < end; ++p) bag_of[p] = static_cast<int32_t>(bag);
+    }
+    if (part.features.size() > 1) {
+      std::fill_n(part.feature_of.data() + feature.base, input.count, static_cast<uint16_t>(f));
+    }
+  }
+}
+
+}  // namespace
+
+Batch::Batch(std::vector<std::shared_ptr<Table>> all_tables, std::vector<FeatureInput> inputs)
+    : tables(std::move(all_tables)), parts(tables.size()) {
+  for (size_t t = 0; t < tables.size(); ++t) parts[t].table = tables[t].get();
+  features.resize(inputs.size());
+  for (size_t f = 0; f < inputs.size(); ++f) {
+    TableBatch& part = parts.at(inputs[f].table);
+    features[f].input = inputs[f];
+    features[f].base = part.count;
+    part.features.push_back(static_cast<int>(f));
+    part.count += inputs[f].count;
+    if (part.count > INT32_MAX || inputs[f].bags > INT32_MAX) {
+      throw std::length_error("Table '" + part.table->name() + "': " + std::to_string(part.count) +
+                              " ids in one batch; at most 2147483647 are possible");
+    }
+    if (part.features.size() > UINT16_MAX) throw std::length_error("too many features a table");
+  }
+}
+
+InputFault Batch::check() const {
+  InputFault fault;
+#pragma omp parallel for schedule(dynamic)
+  for (size_t f = 0; f < features.size(); ++f) {
+    const FeatureInput& input = features[f].input;
+    const Table& table = *parts[input.table].table;
+    InputFault found;
+    found.feature = static_cast<int>(f);
+    if (input.offsets) {
+      if (input.offsets[0] != 0) {
+        found.kind = InputFault::offsets_start;
+        found.value = input.offsets[0];
+      }
+      for (int64_t b = 0; b < input.bags && !found.kind; ++b) {
+        if (input.offsets[b + 1] < input.offsets[b]) {
+          found.kind = InputFault::offsets_falling;
+          found.bag = b;
+          found.value = input.offsets[b + 1];
+          found.bound = input.offsets[b];
+        }
+      }
+      if (!found.kind && input.offsets[input.bags] != input.count) {
+        found.kind = InputFault::offsets_end;
+        found.value = input.offsets[input.bags];
+        found.bound = input.count;
+      }
+    }
+    if (!found.kind && !table.dynamic()) {
+      auto rows = static_cast<uint64_t>(table.size());
+      auto id_at = [&](int64_t p) -> int64_t {
+        return input.id_bytes == 4 ? static_cast<const int32_t*>(input.ids)[p]
+                                   : static_cast<const int64_t*>(input.ids)[p];
+      };
+      uint64_t outside = 0;
+      if (input.id_bytes == 8) {
+        auto* ids = static_cast<const uint64_t*>(input.ids);
+        for (int64_t p = 0; p < input.count; ++p) outside |= ids[p] >= rows;
+      } else {
+        for (int64_t p = 0; p < input.count; ++p) {
+          outside |= static_cast<uint64_t>(id_at(p)) >= rows;
+        }
+      }
+      if (outside) {
+        int64_t p = 0;
+        while (static_cast<uint64_t>(id_at(p)) < rows) ++p;
+        found.kind = InputFault::id_range;
+        found.value = id_at(p);
+        found.bound = table.size();
+        if (input.offsets) {
+          found.bag = std::upper_bound(input.offsets, input.offsets + input.bags + 1, p) -
+                      input.offsets - 1;
+        } else {
+          found.bag = p / input.fixed;
+        }
+      }
+    }
+    if (found.kind) {
+#pragma omp critical(hotbed_batch_check)
+      if (!fault.kind || found.feature < fault.feature) fault = found;
+    }
+  }
+  return fault;
+}
+
+void Batch::resolve(bool insert, bool transpose) {
+  static thread_local Grouping grouping_of_thread;
+  // From here on an unpooled id is a bag of its own.
+  for (FeatureBatch& feature : features) {
+    FeatureInput& input = feature.input;
+    if (input.combiner != Combiner::none) continue;
+    input.offsets = nullptr;
+    input.fixed = 1;
+    input.bags = input.count;
+  }
+  std::exception_ptr error;
+#pragma omp parallel for schedule(dynamic)
+  for (size_t t = 0; t < parts.size(); ++t) {
+    TableBatch& part = parts[t];
+    if (part.features.empty()) continue;
+    try {
+      Table& table = *part.table;
+      const FeatureInput& first = features[part.features[0]].input;
+      const int64_t* ids;
+      if (part.features.size() == 1 && first.id_bytes == 8) {
+        ids = static_cast<const int64_t*>(first.ids);
+      } else {
+        part.owned_slots.resize(part.count);
+        for (int f : part.features) {
+          const FeatureInput& input = features[f].input;
+          int64_t* out = part.owned_slots.data() + features[f].base;
+          if (input.id_bytes == 8) {
+            std::memcpy(out, input.ids, input.count * sizeof(int64_t));
+          } else {
+            auto* narrow = static_cast<const int32_t*>(input.ids);
+            for (int64_t p = 0; p < input.count; ++p) out[p] = narrow[p];
+          }
+        }
+        ids = part.owned_slots.data();
+      }
+      const InitialSpec& initial = table.initial();
+      if (!transpose && !table.dynamic() && !table.catch_up) {
+        part.slots = ids;
+        continue;
+      }
+      Grouping& grouping = grouping_of_thread;
+      grouping.group(ids, part.count, initial.has_padding, initial.padding_id);
+      int64_t unique = grouping.size();
+      part.unique_slots.resize(unique);
+      int64_t* slot_of = part.unique_slots.data();
+      if (insert) {
+        table.find_or_insert(grouping.unique(), unique, slot_of);
+        if (table.catch_up) table.catch_up->write(table, slot_of, unique);
+      } else {
+        table.find(grouping.unique(), unique, slot_of);
+        read_scratch(table, grouping.unique(), unique, slot_of, part.scratch);
+      }
+      if (table.dynamic() || (table.catch_up && !insert)) {
+        part.owned_slots.resize(part.count);
+        const int32_t* groups = grouping.groups();
+        int64_t* slots = part.owned_slots.data();
+        int64_t padding = table.padding_slot();
+        for (int64_t p = 0; p < part.count; ++p) {
+          slots[p] = groups[p] < 0 ? padding : slot_of[groups[p]];
+        }
+        part.slots = slots;
+      } else {
+        part.slots = ids;
+      }
+      if (transpose) {
+        part.unique = unique;
+        grouping.transpose(part.count, part.starts, part.order);
+        locate(features, part);
+        part.transposed = true;
+      }
+    } catch (...) {
+#pragma omp critical(hotbed_batch_resolve)
+      error = std::current_exception();
+    }
+  }
+  if (error) std::rethrow_exception(error);
+}
+
+}  // namespace hotbed

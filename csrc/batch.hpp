@@ -1,0 +1,94 @@
+// Resolve: the ids of one batch become slots, and positions that share a slot are brought together.
+//
+// A Batch lives from the forward that made it to the backward that uses it. After resolve() it
+// reads the caller's id and offset arrays only in pool(); what backward needs it owns.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "memory.hpp"
+#include "table.hpp"
+
+namespace hotbed {
+
+// One feature's input as the caller gives it.
+struct FeatureInput {
+  int table;  // index into the tables of the batch
+  Combiner combiner;
+  const void* ids;  // `count` of int32 (id_bytes 4) or int64 (8)
+  int id_bytes;
+  int64_t count;
+  const int64_t* offsets;  // bags + 1 of them, or nullptr: every bag has `fixed` ids
+  int64_t fixed;
+  int64_t bags;
+  const void* weights;  // `count` of the table's compute type, or nullptr
+};
+
+// What is wrong with an input; feature < 0 means nothing is.
+struct InputFault {
+  enum Kind : int {
+    none = 0,
+    id_range = 1,
+    offsets_start = 2,
+    offsets_falling = 3,
+    offsets_end = 4
+  };
+  Kind kind = none;
+  int feature = -1;
+  int64_t bag = 0;    // the sample
+  int64_t value = 0;  // the id, or the offset
+  int64_t bound = 0;  // rows, or the number of values, or the offset before
+};
+
+// The positions of one table: those of its features, one feature after the other.
+struct TableBatch {
+  Table* table = nullptr;
+  int64_t count = 0;
+  const int64_t* slots = nullptr;  // count; negative -1-k: row k of scratch; INT64_MIN: padding
+  Buffer<int64_t> owned_slots;
+  Buffer<uint8_t> scratch;  // rows of ids that are not stored (reading only)
+
+  // The transposed index; made when a gradient will come.
+  bool transposed = false;
+  int64_t unique = 0;
+  Buffer<int64_t> unique_slots;  // in order of first appearance
+  Buffer<int32_t> starts;        // unique + 1
+  Buffer<int32_t> order;         // positions by unique slot, rising within each
+  // Which feature and bag a position belongs to; empty where it is plain (one feature, one id
+  // each).
+  std::vector<int> features;  // indices into Batch::features
+  Buffer<int32_t> bag_of;
+  Buffer<uint16_t> feature_of;
+};
+
+struct FeatureBatch {
+  FeatureInput input;
+  int64_t base = 0;         // first position within its table
+  bool scaled = false;      // inverse holds what a bag's sum is multiplied by in backward
+  Buffer<uint8_t> inverse;  // bags of compute type: 1/length, 1/sum of weights, ...
+  Buffer<int32_t> argmax;   // combiner max: bags x dim, the position chosen, or -1
+};
+
+class Batch {
+ public:
+  Batch(std::vector<std::shared_ptr<Table>> tables, std::vector<FeatureInput> inputs);
+  Batch(const Batch&) = delete;
+  Batch& operator=(const Batch&) = delete;
+
+  // Looks for faults without changing anything. Must come, and find none, before resolve().
+  InputFault check() const;
+
+  // Gives every position its slot. `insert`: absent ids of dynamic tables get rows; otherwise they
+  // are read from scratch and nothing is stored. `transpose`: a gradient will come.
+  // Throws OutOfMemory, with the tables as they were but for rows of other tables, which then hold
+  // their first values.
+  void resolve(bool insert, bool transpose);
+
+  std::vector<std::shared_ptr<Table>> tables;
+  std::vector<FeatureBatch> features;
+  std::vector<TableBatch> parts;  // one per table
+};
+
+}  // namespace hotbed

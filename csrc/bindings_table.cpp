@@ -1,0 +1,243 @@
+// Table and Batch for Python. Arrays cross as raw addresses: the Python side owns the tensors and
+// has checked their kind; a DLPack exchange of each of 26 features would cost more than the lookup.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include "batch.hpp"
+#include "pool.hpp"
+#include "reduce.hpp"
+#include "table.hpp"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+using namespace hotbed;
+
+namespace {
+
+using Address = uintptr_t;
+
+template <class T>
+T* pointer(Address address) {
+  return reinterpret_cast<T*>(address);
+}
+
+nb::dlpack::dtype element(DType dtype) {
+  switch (dtype) {
+    case DType::f64: return nb::dtype<double>();
+    case DType::f32: return nb::dtype<float>();
+    case DType::f16: return {static_cast<uint8_t>(nb::dlpack::dtype_code::Float), 16, 1};
+    default: return {static_cast<uint8_t>(nb::dlpack::dtype_code::Bfloat), 16, 1};
+  }
+}
+
+using Tensor = nb::ndarray<nb::pytorch, nb::device::cpu>;
+
+// A tensor of `shape` over a block that returns to the pool with the tensor.
+Tensor block_tensor(std::vector<size_t> shape, DType dtype) {
+  uint64_t bytes = size_of(dtype);
+  for (size_t extent : shape) bytes *= extent;
+  void* block = BlockPool::instance().take(bytes);
+  nb::capsule owner(block, [](void* data) noexcept { BlockPool::instance().give(data); });
+  return Tensor(block, shape.size(), shape.data(), owner, nullptr, element(dtype));
+}
+
+Tensor plane_tensor(const std::shared_ptr<Table>& table, void* data, int64_t rows, int64_t width,
+                    DType dtype) {
+  size_t shape[2] = {static_cast<size_t>(rows), static_cast<size_t>(width)};
+  auto* keep = new std::shared_ptr<Table>(table);
+  nb::capsule owner(keep, [](void* p) noexcept { delete static_cast<std::shared_ptr<Table>*>(p); });
+  return Tensor(data, 2, shape, owner, nullptr, element(dtype));
+}
+
+// (table, combiner, ids, id bytes, count, offsets, fixed, bags, weights)
+using InputTuple = std::tuple<int, int, Address, int, int64_t, Address, int64_t, int64_t, Address>;
+
+std::shared_ptr<Batch> make_batch(std::vector<std::shared_ptr<Table>> tables,
+                                  const std::vector<InputTuple>& tuples) {
+  std::vector<FeatureInput> inputs;
+  inputs.reserve(tuples.size());
+  for (const auto& [table, combiner, ids, id_bytes, count, offsets, fixed, bags, weights] :
+       tuples) {
+    inputs.push_back({table, static_cast<Combiner>(combiner), pointer<void>(ids), id_bytes, count,
+                      pointer<int64_t>(offsets), fixed, bags, pointer<void>(weights)});
+  }
+  return std::make_shared<Batch>(std::move(tables), std::move(inputs));
+}
+
+std::vector<Vectors> vectors_of(const std::vector<std::pair<Address, int64_t>>& pairs) {
+  std::vector<Vectors> vectors;
+  vectors.reserve(pairs.size());
+  for (auto [data, stride] : pairs) vectors.push_back({pointer<void>(data), stride});
+  return vectors;
+}
+
+// Rows of `ids` as they are, absent ones with their first values; nothing is stored.
+Tensor lookup(const std::shared_ptr<Table>& table, Address ids, int64_t n) {
+  const Table& t = *table;
+  Tensor out = block_tensor({static_cast<size_t>(n), static_cast<size_t>(t.dim())}, t.dtype());
+  auto* rows = static_cast<uint8_t*>(out.data());
+  nb::gil_scoped_release unlocked;
+  const auto* id = pointer<int64_t>(ids);
+  int64_t bytes = t.weight_plane().row_bytes();
+  Buffer<int64_t> slots(n);
+  t.find(id, n, slots.data());
+  for (int64_t i = 0; i < n; ++i) {
+    t.read(id[i], slots[i], rows + i * bytes);
+  }
+  return out;
+}
+
+}  // namespace
+
+void bind_table(nb::module_& module) {
+  module.def("empty", &block_tensor, "shape"_a, "dtype"_a,
+             "A tensor over a block of the core's memory pool.");
+  module.def("idle_bytes", [] { return BlockPool::instance().idle_bytes(); });
+  module.def("trim", [] { BlockPool::instance().trim(); });
+
+  nb::enum_<DType>(module, "DType")
+      .value("f32", DType::f32)
+      .value("f64", DType::f64)
+      .value("f16", DType::f16)
+      .value("bf16", DType::bf16);
+
+  nb::class_<Table>(module, "Table")
+      .def_static(
+          "make",
+          [](const std::string& name, int64_t rows, int64_t dim, DType dtype, int kind, double a,
+             double b, double c, double d, uint64_t key, std::optional<int64_t> padding) {
+            InitialSpec initial = initial_spec(static_cast<Initial>(kind), a, b, c, d, key);
+            initial.has_padding = padding.has_value();
+            initial.padding_id = padding.value_or(0);
+            nb::gil_scoped_release unlocked;
+            return std::make_shared<Table>(name, rows, dim, dtype, initial);
+          },
+          "name"_a, "rows"_a, "dim"_a, "dtype"_a, "kind"_a, "a"_a, "b"_a, "c"_a, "d"_a, "key"_a,
+          "padding"_a.none())
+      .def_prop_ro("name", &Table::name)
+      .def_prop_ro("dynamic", &Table::dynamic)
+      .def_prop_ro("size", &Table::size)
+      .def_prop_ro("dim", &Table::dim)
+      .def_prop_ro("dtype", &Table::dtype)
+      .def_prop_ro("plane_bytes", &Table::plane_bytes)
+      .def_prop_ro("index_bytes", &Table::index_bytes)
+      .def_prop_ro("weights_address",
+                   [](const Table& t) { return reinterpret_cast<Address>(t.weights()); })
+      .def_prop_ro("ids_address", [](const Table& t) { return reinterpret_cast<Address>(t.ids()); })
+      .def_prop_ro("last_step_address",
+                   [](const Table& t) { return reinterpret_cast<Address>(t.last_step()); })
+      .def_prop_ro("state_names",
+                   [](const Table& t) {
+                     std::vector<std::string> names;
+                     for (const State& state : t.states()) names.push_back(state.name);
+                     return names;
+                   })
+      .def("add_state", &Table::add_state, "name"_a, "width"_a, "initial"_a)
+      .def("clear_states", &Table::clear_states)
+      .def("track_steps", &Table::track_steps, "step"_a)
+      .def("clear", &Table::clear)
+      .def("write_first_values", &Table::write_first_values)
+      .def("set_key", &Table::set_key, "key"_a)
+      .def("find",
+           [](const Table& t, Address ids, int64_t n, Address slots) {
+             nb::gil_scoped_release unlocked;
+             t.find(pointer<int64_t>(ids), n, pointer<int64_t>(slots));
+           })
+      .def("find_or_insert",
+           [](Table& t, Address ids, int64_t n, Address slots) {
+             nb::gil_scoped_release unlocked;
+             return t.find_or_insert(pointer<int64_t>(ids), n, pointer<int64_t>(slots));
+           })
+      .def(
+          "is_last_unique",
+          [](const Table& t, Address slots, int64_t n) {
+            return static_cast<int64_t>(t.last_unique.size()) == n &&
+                   std::memcmp(t.last_unique.data(), pointer<void>(slots), n * 8) == 0;
+          },
+          "Whether these are the slots of the last gradient, known to be without duplicates.");
+
+  // Tensors that alias planes: valid until the table grows.
+  module.def("weights", [](const std::shared_ptr<Table>& t) {
+    return plane_tensor(t, t->weights(), t->size(), t->dim(), t->dtype());
+  });
+  module.def("ids", [](const std::shared_ptr<Table>& t) {
+    size_t shape[1] = {static_cast<size_t>(t->size())};
+    auto* keep = new std::shared_ptr<Table>(t);
+    nb::capsule owner(keep,
+                      [](void* p) noexcept { delete static_cast<std::shared_ptr<Table>*>(p); });
+    return Tensor(const_cast<int64_t*>(t->ids()), 1, shape, owner, nullptr, nb::dtype<int64_t>());
+  });
+  module.def("state", [](const std::shared_ptr<Table>& t, size_t i) {
+    const State& state = t->states().at(i);
+    return plane_tensor(t, state.plane.data(), t->size(), state.plane.width(),
+                        t->dtype() == DType::f64 ? DType::f64 : DType::f32);
+  });
+  module.def("lookup", &lookup, "table"_a, "ids"_a, "n"_a);
+
+  nb::class_<Batch>(module, "Batch")
+      .def_static("make", &make_batch, "tables"_a, "inputs"_a)
+      .def(
+          "check",
+          [](const Batch& batch) {
+            InputFault fault;
+            {
+              nb::gil_scoped_release unlocked;
+              fault = batch.check();
+            }
+            return std::make_tuple(static_cast<int>(fault.kind), fault.feature, fault.bag,
+                                   fault.value, fault.bound);
+          },
+          "(kind, feature, bag, value, bound) of the first fault; kind 0: there is none.")
+      .def("resolve", &Batch::resolve, "insert"_a, "transpose"_a,
+           nb::call_guard<nb::gil_scoped_release>())
+      .def("unique", [](const Batch& batch, size_t table) { return batch.parts.at(table).unique; })
+      .def("unique_counts",
+           [](const Batch& batch) {
+             std::vector<int64_t> counts;
+             for (const TableBatch& part : batch.parts) counts.push_back(part.unique);
+             return counts;
+           })
+      .def("unique_slots",
+           [](const Batch& batch, size_t table) {
+             const TableBatch& part = batch.parts.at(table);
+             std::vector<int64_t> slots(part.unique_slots.data(),
+                                        part.unique_slots.data() + part.unique);
+             return slots;
+           })
+      .def("pool",
+           [](Batch& batch, const std::vector<std::pair<Address, int64_t>>& out) {
+             nb::gil_scoped_release unlocked;
+             pool(batch, vectors_of(out));
+           })
+      .def("reduce",
+           // For each table the addresses of (unique, dim) values and (unique,) slots to write; 0
+           // leaves the table out.
+           [](Batch& batch, const std::vector<std::pair<Address, int64_t>>& grads,
+              const std::vector<Address>& values, const std::vector<Address>& indices) {
+             nb::gil_scoped_release unlocked;
+             std::vector<void*> out;
+             for (size_t t = 0; t < values.size(); ++t) {
+               const TableBatch& part = batch.parts[t];
+               out.push_back(pointer<void>(values[t]));
+               if (indices[t] && part.unique) {
+                 std::memcpy(pointer<void>(indices[t]), part.unique_slots.data(), part.unique * 8);
+               }
+             }
+             reduce(batch, vectors_of(grads), out);
+           })
+      .def("weight_gradients",
+           [](const Batch& batch, const std::vector<std::pair<Address, int64_t>>& grads,
+              const std::vector<std::pair<Address, int64_t>>& outputs,
+              const std::vector<Address>& results) {
+             nb::gil_scoped_release unlocked;
+             std::vector<void*> out;
+             for (Address address : results) out.push_back(pointer<void>(address));
+             weight_gradients(batch, vectors_of(grads), vectors_of(outputs), out);
+           });
+}

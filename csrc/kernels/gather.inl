@@ -1,0 +1,152 @@
+// Gather and pool: one feature, bags [begin, end).
+
+namespace hotbed::HOTBED_ISA {
+
+// Rows are fetched this many positions ahead: enough to cover a miss, few enough for the queues.
+constexpr int64_t kAhead = 12;
+
+static inline void prefetch_row(const uint8_t* row, int64_t bytes) {
+  // Long rows: the hardware follows after the first lines.
+  int64_t end = bytes < 512 ? bytes : 512;
+  for (int64_t at = 0; at < end; at += 64) __builtin_prefetch(row + at);
+}
+
+template <class T>
+static inline const T* row_of(const GatherTask& task, int64_t slot) {
+  return slot >= 0 ? reinterpret_cast<const T*>(task.rows) + slot * task.dim
+                   : reinterpret_cast<const T*>(task.scratch) + (-1 - slot) * task.dim;
+}
+
+template <class T>
+static inline void prefetch_slot(const GatherTask& task, int64_t slot) {
+  if (slot != INT64_MIN) {
+    prefetch_row(reinterpret_cast<const uint8_t*>(row_of<T>(task, slot)), task.dim * sizeof(T));
+  }
+}
+
+// One id a bag and nothing to weigh: a copy.
+template <class T, class C>
+static void gather_copy(const GatherTask& task, int64_t begin, int64_t end) {
+  int64_t dim = task.dim;
+  for (int64_t b = begin; b < end; ++b) {
+    if (b + kAhead < end) prefetch_slot<T>(task, task.slots[b + kAhead]);
+    C* out = static_cast<C*>(task.out) + b * task.out_stride;
+    int64_t slot = task.slots[b];
+    if (slot == INT64_MIN) {
+      for (int64_t j = 0; j < dim; ++j) out[j] = 0;
+      continue;
+    }
+    const T* row = row_of<T>(task, slot);
+    for (int64_t j = 0; j < dim; ++j) out[j] = decode(row[j]);
+  }
+}
+
+template <class T, class C>
+static void gather_bags(const GatherTask& task, int64_t begin, int64_t end) {
+  int64_t dim = task.dim;
+  const C* weights = static_cast<const C*>(task.weights);
+  int64_t last = task.offsets ? task.offsets[end] : end * task.fixed;
+  for (int64_t b = begin; b < end; ++b) {
+    int64_t first = task.offsets ? task.offsets[b] : b * task.fixed;
+    int64_t stop = task.offsets ? task.offsets[b + 1] : first + task.fixed;
+    C* out = static_cast<C*>(task.out) + b * task.out_stride;
+    for (int64_t j = 0; j < dim; ++j) out[j] = 0;
+    C total = 0;  // ids, or their weights
+    C squares = 0;
+    for (int64_t p = first; p < stop; ++p) {
+      if (p + kAhead < last) prefetch_slot<T>(task, task.slots[p + kAhead]);
+      int64_t slot = task.slots[p];
+      if (slot == task.padding_slot || slot == INT64_MIN) continue;
+      const T* row = row_of<T>(task, slot);
+      if (weights) {
+        C weight = weights[p];
+        for (int64_t j = 0; j < dim; ++j) out[j] += weight * static_cast<C>(decode(row[j]));
+        total += weight;
+        squares += weight * weight;
+      } else {
+        for (int64_t j = 0; j < dim; ++j) out[j] += static_cast<C>(decode(row[j]));
+        total += 1;
+        squares += 1;
+      }
+    }
+    if (task.combiner == Combiner::sum) continue;
+    C divisor = task.combiner == Combiner::mean ? total : __builtin_sqrt(squares);
+    bool empty = divisor == 0;
+    if (empty) {
+      for (int64_t j = 0; j < dim; ++j) out[j] = 0;
+    } else {
+      for (int64_t j = 0; j < dim; ++j) out[j] /= divisor;
+    }
+    if (task.inverse) static_cast<C*>(task.inverse)[b] = empty ? 0 : 1 / divisor;
+  }
+}
+
+template <class T, class C>
+static void gather_max(const GatherTask& task, int64_t begin, int64_t end) {
+  int64_t dim = task.dim;
+  for (int64_t b = begin; b < end; ++b) {
+    int64_t first = task.offsets ? task.offsets[b] : b * task.fixed;
+    int64_t stop = task.offsets ? task.offsets[b + 1] : first + task.fixed;
+    C* out = static_cast<C*>(task.out) + b * task.out_stride;
+    int32_t* chosen = task.argmax + b * dim;
+    bool none = true;
+    for (int64_t j = 0; j < dim; ++j) {
+      out[j] = 0;
+      chosen[j] = -1;
+    }
+    for (int64_t p = first; p < stop; ++p) {
+      int64_t slot = task.slots[p];
+      if (slot == task.padding_slot || slot == INT64_MIN) continue;
+      const T* row = row_of<T>(task, slot);
+      auto position = static_cast<int32_t>(task.base + p);
+      for (int64_t j = 0; j < dim; ++j) {
+        C value = decode(row[j]);
+        bool larger = none || value > out[j] || value != value;
+        out[j] = larger ? value : out[j];
+        chosen[j] = larger ? position : chosen[j];
+      }
+      none = false;
+    }
+  }
+}
+
+template <class T, class C>
+static void gather_typed(const GatherTask& task, int64_t begin, int64_t end) {
+  bool single = !task.offsets && task.fixed == 1 && !task.weights;
+  if (task.combiner == Combiner::max) {
+    gather_max<T, C>(task, begin, end);
+  } else if (task.combiner == Combiner::none || (single && !task.may_skip)) {
+    gather_copy<T, C>(task, begin, end);
+  } else {
+    gather_bags<T, C>(task, begin, end);
+  }
+}
+
+template <class T, class C>
+static void read_typed(const uint8_t* rows, const uint8_t* scratch, int64_t dim, int64_t slot,
+                       void* out) {
+  const T* row = slot >= 0 ? reinterpret_cast<const T*>(rows) + slot * dim
+                           : reinterpret_cast<const T*>(scratch) + (-1 - slot) * dim;
+  for (int64_t j = 0; j < dim; ++j) static_cast<C*>(out)[j] = decode(row[j]);
+}
+
+static void read_row(const uint8_t* rows, const uint8_t* scratch, DType dtype, int64_t dim,
+                     int64_t slot, void* out) {
+  switch (dtype) {
+    case DType::f32: return read_typed<float, float>(rows, scratch, dim, slot, out);
+    case DType::f64: return read_typed<double, double>(rows, scratch, dim, slot, out);
+    case DType::f16: return read_typed<f16, float>(rows, scratch, dim, slot, out);
+    case DType::bf16: return read_typed<bf16, float>(rows, scratch, dim, slot, out);
+  }
+}
+
+static void gather(const GatherTask& task, int64_t begin, int64_t end) {
+  switch (task.dtype) {
+    case DType::f32: return gather_typed<float, float>(task, begin, end);
+    case DType::f64: return gather_typed<double, double>(task, begin, end);
+    case DType::f16: return gather_typed<f16, float>(task, begin, end);
+    case DType::bf16: return gather_typed<bf16, float>(task, begin, end);
+  }
+}
+
+}  // namespace hotbed::HOTBED_ISA

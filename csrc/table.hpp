@@ -1,0 +1,152 @@
+// A table as the core sees it: planes over slots and, where ids are open-ended, an index.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common.hpp"
+#include "initial.hpp"
+#include "key_index.hpp"
+#include "memory.hpp"
+
+namespace hotbed {
+
+// One array over slots: `width` elements of `element` bytes a row, rows without padding.
+class Plane {
+ public:
+  Plane(std::string what_for, int64_t width, size_t element)
+      : what_for_(std::move(what_for)), width_(width), row_bytes_(width * element) {}
+
+  // Room for `rows` rows; grows by halves, and by just what is needed where memory is short.
+  void ensure(int64_t rows);
+
+  uint8_t* data() const { return mapping_.data(); }
+  uint8_t* row(int64_t slot) const { return mapping_.data() + slot * row_bytes_; }
+  int64_t width() const { return width_; }
+  int64_t row_bytes() const { return row_bytes_; }
+  // Bytes that `rows` rows take.
+  uint64_t bytes(int64_t rows) const { return static_cast<uint64_t>(rows) * row_bytes_; }
+
+ private:
+  std::string what_for_;
+  int64_t width_;
+  int64_t row_bytes_;
+  Mapping mapping_;
+};
+
+// An optimizer state: elements of the table's compute type (double for f64 rows, else float).
+struct State {
+  std::string name;
+  double initial;  // of a row that no step has touched
+  Plane plane;
+};
+
+class Table;
+
+// Brings rows that an optimizer leaves alone while no batch touches them to where a dense optimizer
+// would have moved them (untouched="exact"). The optimizer owns one a table and keeps its history.
+class CatchUp {
+ public:
+  virtual ~CatchUp() = default;
+  // In place, weights and states, up to the current step. Slots are unique.
+  virtual void write(Table& table, const int64_t* slots, int64_t n) = 0;
+  // What write() would make of the weights, into n x dim rows of the table's dtype; a slot below 0
+  // is a row that does not exist yet, and `ids` names it. Changes nothing.
+  virtual void read(const Table& table, const int64_t* ids, const int64_t* slots, int64_t n,
+                    void* rows) const = 0;
+};
+
+// Threading: reading (find, read) is safe among readers; everything else wants the table alone.
+class Table {
+ public:
+  // rows < 0 makes the table dynamic. A static table gets all its rows and their first values now.
+  // Throws OutOfMemory.
+  Table(std::string name, int64_t rows, int64_t dim, DType dtype, const InitialSpec& initial);
+
+  Table(const Table&) = delete;
+  Table& operator=(const Table&) = delete;
+
+  const std::string& name() const { return name_; }
+  bool dynamic() const { return dynamic_; }
+  int64_t size() const { return size_; }  // rows that exist
+  int64_t dim() const { return dim_; }
+  DType dtype() const { return dtype_; }
+  size_t compute_size() const { return dtype_ == DType::f64 ? 8 : 4; }
+  const InitialSpec& initial() const { return initial_; }
+
+  // The slot whose row stands for padding: never in a bag, never given a gradient. INT64_MIN: none,
+  // or a dynamic table, where padding is not stored and resolve gives just this number.
+  int64_t padding_slot() const {
+    return initial_.has_padding && !dynamic_ ? initial_.padding_id : INT64_MIN;
+  }
+
+  uint8_t* weights() const { return weights_.data(); }
+  const Plane& weight_plane() const { return weights_; }
+  std::vector<State>& states() { return states_; }
+  const std::vector<State>& states() const { return states_; }
+  // slot -> id; nullptr for a static table, where they are the same number.
+  const int64_t* ids() const {
+    return dynamic_ ? reinterpret_cast<const int64_t*>(ids_.data()) : nullptr;
+  }
+  // slot -> the step up to which the row is current; nullptr unless track_steps() was called.
+  int64_t* last_step() const {
+    return steps_ ? reinterpret_cast<int64_t*>(steps_->data()) : nullptr;
+  }
+
+  // Adds a state plane for all rows that exist and all to come. Throws OutOfMemory.
+  void add_state(const std::string& name, int64_t width, double initial);
+  void clear_states();
+  // Adds a plane of last steps; rows that exist, and rows to come, start at `step`.
+  void track_steps(int64_t step);
+
+  // slots[i] = slot of ids[i], or -1. A static table answers ids outside [0, rows) with -1.
+  void find(const int64_t* ids, int64_t n, int64_t* slots) const;
+
+  // Dynamic tables: the same, but absent ids get rows with their first values in every plane.
+  // Returns how many rows are new. On OutOfMemory nothing has changed.
+  int64_t find_or_insert(const int64_t* ids, int64_t n, int64_t* slots);
+
+  // Forgets every row of a dynamic table.
+  void clear();
+  // Static tables: every row back to its first value.
+  void write_first_values();
+  // Changes the key that first values come from; rows that exist keep theirs.
+  void set_key(uint64_t key) { initial_.table_key = key; }
+
+  // First values, n x dim rows of dtype(), for ids that may or may not exist.
+  void first_values(const int64_t* ids, int64_t n, void* rows) const;
+
+  // The row of an id as it is (caught up where catch_up is set), or its first value if slot < 0.
+  void read(int64_t id, int64_t slot, void* row) const;
+
+  // Set by an optimizer with untouched="exact"; nullptr otherwise.
+  std::shared_ptr<CatchUp> catch_up;
+
+  uint64_t plane_bytes() const;
+  uint64_t index_bytes() const { return index_ ? index_->memory_bytes() : 0; }
+
+  // The unique slots of the last gradient that reduce() made for this table: an optimizer that
+  // meets them again in handle.grad need not look for duplicates.
+  std::vector<int64_t> last_unique;
+
+ private:
+  void fill_state(State& state, int64_t first, int64_t count);
+  void ensure(int64_t rows);
+
+  std::string name_;
+  bool dynamic_;
+  int64_t size_ = 0;
+  int64_t dim_;
+  DType dtype_;
+  InitialSpec initial_;
+  Plane weights_;
+  Plane ids_;
+  std::vector<State> states_;
+  std::unique_ptr<Plane> steps_;
+  int64_t first_step_ = 0;
+  std::unique_ptr<KeyIndex> index_;
+};
+
+}  // namespace hotbed

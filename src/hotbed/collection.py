@@ -1,0 +1,308 @@
+"""`EmbeddingCollection`: the module that owns tables and looks all features up at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from hotbed.errors import InputError, TableError
+from hotbed.handles import LiveTable, copy_table, derive_key, refuse_conversion
+from hotbed.inputs import Bags, Jagged, read_bags, split_keyed
+from hotbed.resolve.lookup import lookup
+from hotbed.resolve.outside_graphs import outside_graphs
+from hotbed.tables import Table
+
+__all__ = ["EmbeddingCollection", "Rows"]
+
+
+class Rows(NamedTuple):
+    """Rows of a table by rising id."""
+
+    ids: Tensor
+    """(n,) int64"""
+    values: Tensor
+    """(n, dim) of the table's dtype"""
+
+
+class EmbeddingCollection(nn.Module):
+    """Tables, and the features that are looked up in them.
+
+    Args:
+        tables: descriptions, with distinct names.
+        features: feature name → table name; several features may share a table. Default: each table
+            is a feature of its own name.
+        seed: fixes, with the tables' names, all first values. ``None`` draws one from torch's default
+            generator, so ``torch.manual_seed`` governs it.
+
+    ``forward`` takes a dict feature → input (see `hotbed.inputs`) and returns a dict feature →
+    vectors: (B, dim) pooled; unpooled (B, dim) for (B,) ids, (B, K, dim) for (B, K), and a `Jagged`
+    of (N, dim) for bags of different lengths. Vectors of one forward are columns of one buffer, so
+    ``hotbed.nn.concat`` joins them without copying.
+
+    In training (``module.training`` with gradients enabled) an id that a dynamic table has not met
+    gets a row. Otherwise it reads its first value and nothing is stored.
+
+    Raises:
+        TableError: duplicate names, unknown tables.
+        InputError, IdError: from forward, before anything has changed.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[Table],
+        features: Mapping[str, str] | None = None,
+        *,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__()
+        tables = list(tables)
+        if not tables:
+            raise TableError("An EmbeddingCollection needs at least one table.")
+        names: set[str] = set()
+        for table in tables:
+            if not isinstance(table, Table):
+                raise TableError(f"tables must be hotbed.Table, got {type(table).__name__}.")
+            if table.name in names:
+                raise TableError(f"Two tables are named {table.name!r}; names must be distinct.")
+            names.add(table.name)
+        self._own([LiveTable(table, derive_key(seed, table.name)) for table in tables], features)
+
+    def _own(self, live: Sequence[LiveTable], features: Mapping[str, str] | None) -> None:
+        self._tables = {table.name: table for table in live}
+        if features is None:
+            features = {name: name for name in self._tables}
+        for feature, name in features.items():
+            if name not in self._tables:
+                raise TableError(
+                    f"Feature {feature!r} names table {name!r}, which does not exist; there are "
+                    f"{', '.join(map(repr, self._tables))}."
+                )
+        if not features:
+            raise TableError("An EmbeddingCollection needs at least one feature.")
+        self.features = dict(features)
+        position = {name: t for t, name in enumerate(self._tables)}
+        self._table_of = [position[name] for name in self.features.values()]
+        self._live = list(self._tables.values())
+        self._cores = [table.core for table in self._live]
+        self._in_order = False  # takes and returns a list instead of a dict
+        for table in live:
+            self._parameters[table.name] = table.parameter
+
+    @classmethod
+    def from_layers(
+        cls, layers: Sequence[nn.Module], names: Sequence[str] | None = None
+    ) -> EmbeddingCollection:
+        """One collection in place of a list of embedding layers, weights kept.
+
+        Args:
+            layers: ``nn.Embedding``, ``nn.EmbeddingBag``, ``hotbed.Embedding``, ``hotbed.EmbeddingBag``.
+                Hotbed layers are shared, not copied. A layer may appear several times: its table then
+                serves several features.
+            names: a name for each feature; default "0", "1", ...
+
+        The collection takes a list of inputs in the order of the layers, and returns a list; with
+        `names` it takes and returns dicts.
+
+        Raises:
+            TableError: a layer of another kind, or with an option that has no counterpart.
+        """
+        from hotbed.layers import adopt_layer
+
+        if not layers:
+            raise TableError("from_layers needs at least one layer.")
+        labels = [str(i) for i in range(len(layers))] if names is None else list(names)
+        if len(labels) != len(layers) or len(set(labels)) != len(labels):
+            raise TableError(
+                f"from_layers needs one distinct name a layer: {len(layers)} layers, "
+                f"{len(set(labels))} distinct names."
+            )
+        collection = cls.__new__(cls)
+        nn.Module.__init__(collection)
+        live: dict[int, LiveTable] = {}
+        features = {}
+        for label, layer in zip(labels, layers, strict=True):
+            if id(layer) not in live:
+                live[id(layer)] = adopt_layer(layer, label)
+            features[label] = live[id(layer)].name
+        collection._own(list(live.values()), features)
+        collection._in_order = names is None
+        return collection
+
+    # -- lookup ----------------------------------------------------------------------------------
+
+    @outside_graphs
+    def forward(self, inputs: Any) -> Any:
+        bags = self._read(inputs)
+        outputs = lookup(self._live, self._cores, self._table_of, list(self.features), bags, self)
+        for f, bag in enumerate(bags):
+            if bag.jagged and self._live[self._table_of[f]].spec.combiner == "none":
+                assert bag.offsets is not None
+                outputs[f] = Jagged(outputs[f], bag.offsets)
+        if self._in_order:
+            return outputs
+        return dict(zip(self.features, outputs, strict=True))
+
+    def _read(self, inputs: Any) -> list[Bags]:
+        if self._in_order:
+            if isinstance(inputs, (list, tuple)):
+                if len(inputs) != len(self.features):
+                    raise InputError(
+                        f"{len(inputs)} inputs for {len(self.features)} layers; give one each."
+                    )
+                inputs = dict(zip(self.features, inputs, strict=True))
+            else:
+                raise InputError(
+                    f"Give a list of inputs, one a layer, not {type(inputs).__name__}."
+                )
+        if not isinstance(inputs, Mapping):
+            split = split_keyed(inputs)
+            if split is None:
+                raise InputError(
+                    f"Give a dict feature → input (or a keyed jagged tensor), not "
+                    f"{type(inputs).__name__}."
+                )
+            inputs = split
+        if len(inputs) != len(self.features):
+            for feature in inputs:
+                if feature not in self.features:
+                    raise InputError(
+                        f"Feature {feature!r} is unknown; this collection has "
+                        f"{', '.join(map(repr, self.features))}."
+                    )
+        bags = []
+        batch = -1
+        first = ""
+        for feature, t in zip(self.features, self._table_of, strict=True):
+            if feature not in inputs:
+                raise InputError(
+                    f"Feature {feature!r} is missing; the batch has "
+                    f"{', '.join(repr(name) for name in inputs) or 'none'}."
+                )
+            spec = self._live[t].spec
+            bag = read_bags(feature, inputs[feature], spec.compute_dtype, spec.combiner)
+            if batch < 0:
+                batch, first = bag.batch, feature
+            elif bag.batch != batch:
+                raise InputError(
+                    f"Feature {feature!r} has a batch of {bag.batch}, feature {first!r} of {batch}; "
+                    "all features of a batch must have as many samples."
+                )
+            bags.append(bag)
+        return bags
+
+    # -- looking in from outside -----------------------------------------------------------------
+
+    def table(self, name: str) -> LiveTable:
+        """The live table of that name."""
+        try:
+            return self._tables[name]
+        except KeyError:
+            raise TableError(
+                f"There is no table {name!r}; there are {', '.join(map(repr, self._tables))}."
+            ) from None
+
+    @property
+    def tables(self) -> dict[str, Table]:
+        """The descriptions by name."""
+        return {name: table.spec for name, table in self._tables.items()}
+
+    def parameter(self, name: str) -> nn.Parameter:
+        """The handle of a table, for parameter groups: ``[{"params": [c.parameter("item")], "lr": .1}]``."""
+        return self.table(name).parameter
+
+    def rows(self, name: str) -> Rows:
+        """A copy of all rows of a table: (ids (n,) rising, values (n, dim))."""
+        table = self.table(name)
+        ids = table.ids().sort().values if table.spec.rows is None else table.ids()
+        return Rows(ids, table.lookup(ids))
+
+    def count(self, name: str | None = None) -> int:
+        """Rows that a table holds, or all tables together."""
+        return sum(map(len, self._live)) if name is None else len(self.table(name))
+
+    def lookup(self, name: str, ids: Tensor) -> Tensor:
+        """(n, dim) rows of the ids as they are; absent ids read their first value. Stores nothing."""
+        return self.table(name).lookup(ids)
+
+    def assign(self, name: str, ids: Tensor, values: Tensor) -> None:
+        """Writes the rows of ids; in a dynamic table, absent ids get a row."""
+        self.table(name).assign(ids, values)
+
+    def memory(self) -> dict[str, dict[str, int]]:
+        """Per table: rows, and bytes of weights, states, index and in total."""
+        return {name: table.memory() for name, table in self._tables.items()}
+
+    def extra_repr(self) -> str:
+        lines = []
+        for name, table in self._tables.items():
+            spec = table.spec
+            size = "dynamic" if spec.rows is None else f"{spec.rows:,} rows"
+            used = [f for f, t in self.features.items() if t == name]
+            shared = "" if used == [name] else f" ← {', '.join(used)}"
+            dtype = str(spec.dtype).removeprefix("torch.")
+            lines.append(f"({name}): {size} × {spec.dim} {dtype}, {spec.combiner}{shared}")
+        return "\n".join(lines)
+
+    # -- what nn.Module would do wrong with handles ------------------------------------------------
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        for name, table in self._tables.items():
+            table.save(destination, prefix, name, keep_vars)
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        known = set()
+        for name, table in self._tables.items():
+            known.update({name, f"{name}_ids", f"{name}_key"})
+            table.load(state_dict, prefix, name, missing_keys, error_msgs)
+        if strict:
+            for key in state_dict:
+                if key.startswith(prefix) and key[len(prefix) :] not in known:
+                    unexpected_keys.append(key)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> EmbeddingCollection:
+        for table in self._live:
+            refuse_conversion(table, fn)
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> EmbeddingCollection:
+        copied = type(self).__new__(type(self))
+        nn.Module.__init__(copied)
+        memo[id(self)] = copied
+        copied._own([copy_table(table) for table in self._live], self.features)
+        copied._in_order = self._in_order
+        copied.train(self.training)
+        return copied
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        specs = [(table.spec, table.key, table.parameter.requires_grad) for table in self._live]
+        state: dict[str, Any] = {}
+        self._save_to_state_dict(state, "", False)
+        return _rebuild, (type(self), specs, self.features, self._in_order, self.training, state)
+
+
+def _rebuild(
+    cls: type[EmbeddingCollection],
+    specs: list[tuple[Table, int, bool]],
+    features: dict[str, str],
+    in_order: bool,
+    training: bool,
+    state: dict[str, Any],
+) -> EmbeddingCollection:
+    made = cls.__new__(cls)
+    nn.Module.__init__(made)
+    made._own([LiveTable(spec, key, requires_grad=grad) for spec, key, grad in specs], features)
+    made._in_order = in_order
+    made.train(training)
+    made.load_state_dict(state)
+    return made

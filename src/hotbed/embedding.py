@@ -1,0 +1,112 @@
+"""`Embedding`: a drop-in for torch's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hotbed import init as initializers
+from hotbed.inputs import Jagged, read_bags
+from hotbed.one_table import OneTable, check_given, refuse_options, reset, shape_of
+from hotbed.resolve.outside_graphs import outside_graphs
+
+__all__ = ["Embedding"]
+
+
+class Embedding(OneTable):
+    """``torch.nn.Embedding`` over a Hotbed table: same arguments, same results.
+
+    ``num_embeddings=None`` makes the table dynamic: any int64 id, a row for each one that training
+    has met. The gradient is always sparse (``sparse=False`` is accepted and changes nothing but
+    that), and ``hotbed.optim`` applies it. First values are N(0, 1), drawn by row from a key that
+    ``torch.manual_seed`` governs; they are not torch's own numbers.
+
+    Input: int64 or int32 ids of any shape (*); output (*, embedding_dim). A `Jagged` of ids gives a
+    `Jagged` of vectors.
+
+    Raises:
+        TableError: an argument that cannot be honoured: ``max_norm`` (it would rewrite rows in a
+            forward), ``scale_grad_by_freq``.
+        IdError, InputError: from forward, before anything has changed.
+    """
+
+    def __init__(
+        self,
+        num_embeddings: int | None,
+        embedding_dim: int,
+        padding_idx: int | None = None,
+        max_norm: float | None = None,
+        norm_type: float = 2.0,
+        scale_grad_by_freq: bool = False,
+        sparse: bool = True,
+        _weight: Tensor | None = None,
+        _freeze: bool = False,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+        *,
+        init: initializers.Initializer | None = None,
+    ) -> None:
+        super().__init__()
+        refuse_options("Embedding", max_norm, scale_grad_by_freq)
+        self.sparse = True
+        if _weight is not None:
+            check_given("Embedding", _weight, num_embeddings, embedding_dim)
+            dtype, init = dtype or _weight.dtype, initializers.Zeros()
+        self._make(
+            "Embedding",
+            num_embeddings,
+            embedding_dim,
+            "none",
+            padding_idx,
+            dtype,
+            init,
+            device,
+            not _freeze,
+        )
+        if _weight is not None:
+            self._assign_weight(_weight.detach())
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        embeddings: Tensor,
+        freeze: bool = True,
+        padding_idx: int | None = None,
+        max_norm: float | None = None,
+        norm_type: float = 2.0,
+        scale_grad_by_freq: bool = False,
+        sparse: bool = True,
+    ) -> Embedding:
+        """A layer with these (rows, dim) weights, copied; frozen by default, as torch's."""
+        rows, dim = shape_of(embeddings)
+        return cls(
+            rows,
+            dim,
+            padding_idx,
+            max_norm,
+            norm_type,
+            scale_grad_by_freq,
+            sparse,
+            _weight=embeddings,
+            _freeze=freeze,
+        )
+
+    def reset_parameters(self) -> None:
+        """Gives every row a new first value."""
+        reset(self._live)
+
+    @outside_graphs
+    def forward(self, input: Any) -> Any:
+        if isinstance(input, Tensor) and input.layout is torch.strided and not input.is_nested:
+            shape = input.shape
+            bags = read_bags("input", input.reshape(-1), self._live.spec.compute_dtype, "none")
+            return self._lookup(bags).view(*shape, self.embedding_dim)
+        bags = read_bags("input", input, self._live.spec.compute_dtype, "none")
+        out = self._lookup(bags)
+        return Jagged(out, bags.offsets) if bags.offsets is not None else out
+
+    def extra_repr(self) -> str:
+        padding = f", padding_idx={self.padding_idx}" if self.padding_idx is not None else ""
+        return f"{self.num_embeddings}, {self.embedding_dim}{padding}"

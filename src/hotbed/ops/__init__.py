@@ -1,0 +1,1 @@
+"""Operations on rows: each one function in front of the compiled core."""

@@ -1,0 +1,1 @@
+"""Resolve: ids become slots, here and nowhere else."""
