@@ -5,7 +5,7 @@
 
 #include <bit>
 #include <cstdint>
-#ifdef __F16C__
+#ifdef __SSE2__
 #include <immintrin.h>
 #endif
 

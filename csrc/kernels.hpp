@@ -27,6 +27,7 @@ struct GatherTask {
   Combiner combiner;
   int64_t padding_slot;
   bool may_skip;  // some slot may be padding, or lie in scratch
+  bool stream;    // the outputs of this call exceed the caches
   void* out;
   int64_t out_stride;
   void* inverse;    // or nullptr

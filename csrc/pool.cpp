@@ -9,6 +9,9 @@ namespace {
 // Bytes of rows a task should move: long enough to be worth scheduling, short enough to balance.
 constexpr int64_t kTaskBytes = 256 << 10;
 
+// Outputs beyond this do not stay in the last cache until the model reads them.
+constexpr int64_t kCacheBytes = 16 << 20;
+
 struct Piece {
   int feature;
   int64_t begin;
@@ -78,6 +81,11 @@ void weight_gradients_of(const FeatureBatch& feature, const TableBatch& part, co
 
 void pool(Batch& batch, const std::vector<Vectors>& out) {
   std::vector<GatherTask> tasks(batch.features.size());
+  int64_t output_bytes = 0;
+  for (const FeatureBatch& feature : batch.features) {
+    const Table& table = *batch.parts[feature.input.table].table;
+    output_bytes += feature.input.bags * table.dim() * table.compute_size();
+  }
   for (size_t f = 0; f < batch.features.size(); ++f) {
     FeatureBatch& feature = batch.features[f];
     const FeatureInput& input = feature.input;
@@ -100,6 +108,7 @@ void pool(Batch& batch, const std::vector<Vectors>& out) {
                           input.combiner,
                           table.padding_slot(),
                           table.initial().has_padding,
+                          output_bytes > kCacheBytes,
                           out[f].data,
                           out[f].stride,
                           feature.scaled ? feature.inverse.data() : nullptr,
