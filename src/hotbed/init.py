@@ -15,7 +15,8 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch  # noqa: F401  (before the core, which shares torch's OpenMP runtime)
 
-import hotbed._core as _core
+from hotbed import _core
+from hotbed.errors import TableError
 
 __all__ = [
     "Constant",
@@ -73,12 +74,19 @@ def _require_finite(owner: object, **values: float) -> None:
                 "Pass a number."
             )
         if not math.isfinite(value):
-            raise ValueError(f"{type(owner).__name__}: {name} is {value}. Pass a finite number.")
+            raise TableError(f"{type(owner).__name__}: {name} is {value}. Pass a finite number.")
+
+
+def _check(distribution: Distribution) -> None:
+    try:
+        _core.check_initial(*distribution)
+    except ValueError as error:
+        raise TableError(str(error)) from None
 
 
 def _require_not_negative(owner: object, name: str, value: float) -> None:
     if value < 0:
-        raise ValueError(
+        raise TableError(
             f"{type(owner).__name__}: {name} is {value}. Pass a number that is not negative."
         )
 
@@ -122,10 +130,10 @@ class Uniform:
     def __post_init__(self) -> None:
         _require_finite(self, low=self.low, high=self.high)
         if self.low > self.high:
-            raise ValueError(
+            raise TableError(
                 f"Uniform: low {self.low} is above high {self.high}. Pass low <= high."
             )
-        _core.check_initial(*self.resolve(None, 1))
+        _check(self.resolve(None, 1))
 
     def resolve(self, rows: int | None, dim: int) -> Distribution:
         return Distribution(Kind.uniform, self.low, self.high)
@@ -171,11 +179,11 @@ class TruncatedNormal:
         _, _, _, low, high = self.resolve(None, 1)
         _require_finite(self, low=low, high=high)
         if low > high or (low == high and self.std > 0):
-            raise ValueError(
+            raise TableError(
                 f"TruncatedNormal: nothing lies between low {low} and high {high}. "
                 "Pass low < high; they are values, not multiples of std."
             )
-        _core.check_initial(*self.resolve(None, 1))
+        _check(self.resolve(None, 1))
 
     def resolve(self, rows: int | None, dim: int) -> Distribution:
         low = self.mean - 2 * self.std if self.low is None else self.low
@@ -185,7 +193,7 @@ class TruncatedNormal:
 
 def _fans(owner: object, rows: int | None, dim: int) -> int:
     if rows is None:
-        raise ValueError(
+        raise TableError(
             f"{type(owner).__name__} scales with the number of rows, and rows=None (a dynamic "
             "table) has none. Pass rows=N, or an initializer with a fixed scale such as "
             "Uniform(-0.05, 0.05) or Normal(0.0, 0.01)."
