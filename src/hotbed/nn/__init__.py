@@ -1,0 +1,7 @@
+"""Layers around the tables: what a recommender's dense part is made of."""
+
+from hotbed.nn.concat import concat
+from hotbed.nn.dot_interaction import DotInteraction
+from hotbed.nn.mlp import MLP
+
+__all__ = ["MLP", "DotInteraction", "concat"]

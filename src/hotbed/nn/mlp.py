@@ -1,0 +1,102 @@
+"""A stack of fully connected layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from hotbed.errors import TableError
+
+__all__ = ["MLP"]
+
+# ReLU works in place: a layer's output before it is needed by nobody, and a fresh output of a
+# large batch costs more in page faults than the comparison.
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": torch.relu_,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "gelu": nn.functional.gelu,
+    "silu": nn.functional.silu,
+    "leaky_relu": nn.functional.leaky_relu,
+}
+
+
+class MLP(nn.Module):
+    """Linear layers with an activation between them: (…, in_features) → (…, layers[-1]).
+
+    Args:
+        in_features: columns of the input.
+        layers: the width of every layer, the last one being the output's.
+        activation: follows every layer but the last: "relu", "sigmoid", "tanh", "gelu", "silu",
+            "leaky_relu", any function of a tensor (a module is registered), or None.
+        final_activation: follows the last layer; as ``activation``.
+        dropout: the share of values set to zero after each inner activation while training.
+        bias: whether layers add a bias.
+
+    Raises:
+        TableError: a width is not positive, the dropout is outside [0, 1), or the name of an
+            activation is unknown.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        layers: Sequence[int] = (512, 256, 1),
+        activation: str | Callable[[Tensor], Tensor] | None = "relu",
+        final_activation: str | Callable[[Tensor], Tensor] | None = None,
+        dropout: float = 0.0,
+        bias: bool = True,
+    ) -> None:
+        super().__init__()
+        if len(layers) == 0:
+            raise TableError("MLP: layers is empty. Pass the width of each layer.")
+        for width in (in_features, *layers):
+            if isinstance(width, bool) or not isinstance(width, int) or width <= 0:
+                raise TableError(f"MLP: a width is {width!r}. Pass positive integers.")
+        if not 0 <= dropout < 1:
+            raise TableError(f"MLP: dropout is {dropout}. Pass a share in [0, 1).")
+        self._widths = widths = (in_features, *layers)
+        self.layers = nn.ModuleList(
+            nn.Linear(width, following, bias=bias)
+            for width, following in zip(widths[:-1], widths[1:], strict=True)
+        )
+        self.dropout = dropout
+        self.activation = _activation(activation)
+        self.final_activation = _activation(final_activation)
+
+    @property
+    def in_features(self) -> int:
+        """Columns of the input."""
+        return self._widths[0]
+
+    @property
+    def out_features(self) -> int:
+        """Columns of the output."""
+        return self._widths[-1]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Maps (…, in_features) to (…, out_features)."""
+        last = len(self.layers) - 1
+        for position, layer in enumerate(self.layers):
+            x = layer(x)
+            function = self.final_activation if position == last else self.activation
+            if function is not None:
+                x = function(x)
+            if self.dropout and position < last:
+                x = nn.functional.dropout(x, self.dropout, self.training)
+        return x
+
+
+def _activation(
+    chosen: str | Callable[[Tensor], Tensor] | None,
+) -> Callable[[Tensor], Tensor] | None:
+    if not isinstance(chosen, str):
+        return chosen
+    if chosen not in _ACTIVATIONS:
+        raise TableError(
+            f"MLP: activation {chosen!r} is unknown. Pass one of {', '.join(_ACTIVATIONS)}, "
+            "a function or None."
+        )
+    return _ACTIVATIONS[chosen]
