@@ -5,6 +5,8 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include "catch_up.hpp"
+#include "history.hpp"
 #include "rules.hpp"
 #include "update.hpp"
 
@@ -143,6 +145,25 @@ void bind_rules(nb::module_& module) {
         update(all);
       },
       nb::arg("tables"), "Applies one step to the rows of all tables.");
+
+  nb::class_<History>(module, "History", "The hyperparameters of a table's steps.")
+      .def(nb::init<const RuleOptions&>(), nb::arg("options"))
+      .def("record", &History::record, nb::arg("hyper"))
+      .def("forget", &History::forget, nb::arg("step"))
+      .def_prop_ro("steps", &History::steps)
+      .def_prop_ro("run_count", &History::run_count);
+
+  module.def(
+      "catch_up",
+      [](const RowUpdate& rows, const History& history) {
+        nb::gil_scoped_release release;
+        catch_up(rows, history);
+      },
+      nb::arg("rows"), nb::arg("history"),
+      "Brings rows to the last step of the history, as steps with zero gradients would have.");
+  module.def("why_not_exact", &why_not_exact, nb::arg("options"), nb::arg("hyper"),
+             "Why untouched rows cannot follow the dense optimizer; empty if they can.");
+  module.def("untouched_rows_stay", &untouched_rows_stay, nb::arg("options"), nb::arg("hyper"));
 
   module.def(
       "find_non_finite",

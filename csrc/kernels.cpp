@@ -4,6 +4,7 @@
 #include "kernels.hpp"
 
 #include "codec.hpp"
+#include "kernels/catch_up.inl"
 #include "kernels/codec.inl"
 #include "kernels/gather.inl"
 #include "kernels/initial.inl"
@@ -24,6 +25,7 @@ Kernels table() {
   kernels.decode_values = decode_values;
   kernels.update_rows = update_rows;
   kernels.first_non_finite = first_non_finite;
+  kernels.catch_up_row = catch_up_row;
   kernels.gather = gather;
   kernels.read_row = read_row;
   kernels.reduce = reduce_rows;

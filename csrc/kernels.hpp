@@ -8,6 +8,7 @@
 
 #include <string>
 
+#include "catch_up.hpp"
 #include "common.hpp"
 #include "initial.hpp"
 #include "rules.hpp"
@@ -74,6 +75,10 @@ struct Kernels {
   // rules.inl: optimizer rules over the rows of one table (update.cpp).
   void (*update_rows)(const RowUpdate& task, int64_t begin, int64_t end, void* scratch);
   int64_t (*first_non_finite)(const void* values, bool is_double, int64_t count);
+  // catch_up.inl: the effect of missed steps on one row (catch_up.cpp).
+  void (*catch_up_row)(const RuleOptions& options, const MissedSteps& missed, DType dtype,
+                       int64_t dim, void* weights, void* const* states, uint64_t stream,
+                       void* scratch);
   // pool.hpp: bags [begin, end) of one feature.
   void (*gather)(const GatherTask& task, int64_t begin, int64_t end);
   // One row as `dim` numbers of the compute type; a slot below 0 lies in scratch.

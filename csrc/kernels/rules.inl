@@ -185,6 +185,14 @@ struct RmsProp {
   }
 };
 
+// The minimum of z w + l1 |w| + curvature w^2 / 2.
+template <class C>
+static HOTBED_INLINE C ftrl_weight(C z, C l1, C curvature) {
+  C clipped = z > l1 ? l1 : (z < -l1 ? -l1 : z);
+  // No gradient ever and no regularisation: the minimum is not unique, and zero is one.
+  return curvature > 0 ? (clipped - z) / curvature : C(0);
+}
+
 // McMahan et al., "Ad click prediction: a view from the trenches", KDD 2013, algorithm 1, with the
 // options of Keras. The usual power -1/2 has a path without pow.
 template <class C, bool square_root>
@@ -215,10 +223,7 @@ struct Ftrl {
       rise = static_cast<C>(new_power - old_power);
     }
     linear += g + shrinkage * w - rise * inverse_lr * w;
-    C clipped = linear > l1 ? l1 : (linear < -l1 ? -l1 : linear);
-    C curvature = root * inverse_lr + ridge;
-    // No gradient ever and no regularisation: the minimum is not unique, and zero is one.
-    return curvature > 0 ? (clipped - linear) / curvature : C(0);
+    return ftrl_weight(linear, l1, root * inverse_lr + ridge);
   }
 };
 
