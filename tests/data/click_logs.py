@@ -1,9 +1,7 @@
 """A slow, plain reader of Criteo lines that the tests compare against, and line makers."""
 
 import math
-import os
 import re
-from pathlib import Path
 
 import numpy as np
 
@@ -43,10 +41,3 @@ def good_line(i: int, label: bool = True) -> str:
     integers = [str((i * 7 + k) % 5000 - 3) if (i + k) % 5 else "" for k in range(INTEGERS)]
     ids = [f"{(i * 2654435761 + k) % 97:08x}" if (i + k) % 7 else "" for k in range(CATEGORIES - 1)]
     return "\t".join([str(i % 3 // 2)] * label + integers + ids + [f"{i:08x}"])
-
-
-def shared_data() -> Path:
-    """The folder of the real data: beside the checkout, or where HOTBED_SHARED says."""
-    shared = os.environ.get("HOTBED_SHARED")
-    root = Path(shared) if shared else Path(__file__).parents[2].parent / "shared"
-    return root / "data"

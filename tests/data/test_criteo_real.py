@@ -2,23 +2,14 @@
 
 import pytest
 import torch
-from click_logs import shared_data
 
 from hotbed.data import CATEGORIES, CriteoLog
 
 pytestmark = pytest.mark.data
 
 
-@pytest.fixture(scope="module")
-def path():
-    path = shared_data() / "criteo" / "train.tsv.gz"
-    if not path.exists():
-        pytest.skip("the Criteo rows are not beside the checkout (shared/data/criteo)")
-    return path
-
-
-def test_the_whole_log(path):
-    log = CriteoLog(path, 4096)
+def test_the_whole_log(criteo_log):
+    log = CriteoLog(criteo_log, 4096)
     assert log.count_rows() == 137_139
     batches = list(log)
     label = torch.cat([batch["label"] for batch in batches])
@@ -33,10 +24,10 @@ def test_the_whole_log(path):
     assert float(dense.min()) == 0 and dense.isfinite().all()
 
 
-def test_the_split_by_time(path):
-    train, test = CriteoLog(path, 512).split(0.1)
+def test_the_split_by_time(criteo_log):
+    train, test = CriteoLog(criteo_log, 512).split(0.1)
     assert (train.count_rows(), test.count_rows()) == (123_425, 13_714)
-    whole = list(CriteoLog(path, 512, rows=(123_425, None)))
+    whole = list(CriteoLog(criteo_log, 512, rows=(123_425, None)))
     tested = list(test)
     assert len(whole) == len(tested) == 27
     assert all(torch.equal(a["C3"], b["C3"]) for a, b in zip(whole, tested, strict=True))

@@ -1,0 +1,29 @@
+"""Training: a loop, its metrics, its progress bar."""
+
+from hotbed.train.loop import (
+    Callback,
+    Evaluation,
+    FitResult,
+    Step,
+    TrainingError,
+    evaluate,
+    fit,
+    scored,
+    stop_on_interrupt,
+)
+from hotbed.train.metrics import RunningAuc, auc, logloss
+
+__all__ = [
+    "Callback",
+    "Evaluation",
+    "FitResult",
+    "RunningAuc",
+    "Step",
+    "TrainingError",
+    "auc",
+    "evaluate",
+    "fit",
+    "logloss",
+    "scored",
+    "stop_on_interrupt",
+]

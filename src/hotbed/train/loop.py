@@ -1,0 +1,246 @@
+"""A training loop over batches with labels, and its evaluation."""
+
+from __future__ import annotations
+
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from hotbed.errors import HotbedError
+from hotbed.train.metrics import auc, logloss
+
+Batch = Mapping[str, Tensor]
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+class TrainingError(HotbedError, RuntimeError):
+    """Training cannot go on; the message says at which step and why."""
+
+
+class Step(NamedTuple):
+    """What a callback sees after each optimizer step."""
+
+    number: int
+    """From 1, over all epochs."""
+    epoch: int
+    """From 1."""
+    rows: int
+    """Trained on so far, over all epochs."""
+    loss: float
+    """Of this batch, before the step."""
+    logits: Tensor
+    """(B,), detached."""
+    labels: Tensor
+    """(B,)"""
+
+
+class Callback:
+    """Something to be told about a run. Override what is wanted."""
+
+    def on_start(self, model: nn.Module) -> None:
+        """Before the first batch is asked for."""
+
+    def on_step(self, step: Step) -> None:
+        """After each optimizer step."""
+
+    def on_epoch(self, epoch: int) -> None:
+        """After the last step of an epoch (from 1) that was not cut short."""
+
+    def on_end(self) -> None:
+        """Once, also after an error."""
+
+
+@dataclass(slots=True)
+class FitResult:
+    """What a call of `fit` did."""
+
+    rows: int = 0
+    """Trained on, over all epochs."""
+    steps: int = 0
+    epochs: int = 0
+    """Completed."""
+    seconds: float = 0.0
+    """From asking for the first batch to the end of the last step."""
+    interrupted: bool = False
+    """`should_stop` ended the run."""
+
+    @property
+    def samples_per_second(self) -> float:
+        return self.rows / self.seconds if self.seconds else 0.0
+
+
+class Evaluation(NamedTuple):
+    """What a model's scores are worth."""
+
+    auc: float
+    logloss: float
+    rows: int
+    seconds: float
+    interrupted: bool
+
+
+def fit(
+    model: nn.Module,
+    batches: Iterable[Batch],
+    optimizer: torch.optim.Optimizer,
+    *,
+    epochs: int = 1,
+    loss: Loss = nn.functional.binary_cross_entropy_with_logits,
+    scheduler: torch.optim.lr_scheduler.LRScheduler | None = None,
+    callbacks: Sequence[Callback] = (),
+    device: torch.device | str | None = None,
+    should_stop: Callable[[], bool] | None = None,
+) -> FitResult:
+    """Train `model` on `batches`; `model(batch)` returns the logits of ``batch["label"]``.
+
+    Args:
+        model: put into training mode, and left in it.
+        batches: iterated once an epoch; batches of no rows are passed over.
+        optimizer: one over dense parameters and tables.
+        epochs: passes over the batches.
+        loss: of (logits, labels), to a scalar.
+        scheduler: stepped after each optimizer step.
+        callbacks: told of each step, in this order.
+        device: where batches are moved; None leaves them where they are.
+        should_stop: asked after each step; True ends the run (see `stop_on_interrupt`).
+
+    Raises:
+        TrainingError: the loss of a batch is NaN or infinite; that step is not taken.
+    """
+    result = FitResult()
+    model.train()
+    for callback in callbacks:
+        callback.on_start(model)
+    began = time.perf_counter()
+    try:
+        for epoch in range(1, epochs + 1):
+            for batch in batches:
+                batch = _moved(batch, device)
+                labels = batch["label"]
+                if not len(labels):
+                    continue
+                logits = model(batch)
+                value = loss(logits, labels)
+                number = value.item()
+                if not math.isfinite(number):
+                    raise TrainingError(
+                        f"Step {result.steps + 1}, epoch {epoch}: the loss is {number}, so the "
+                        "step was not taken. Lower the learning rate, or look for extreme inputs."
+                    )
+                value.backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+                optimizer.zero_grad()
+                if scheduler is not None:
+                    scheduler.step()
+                result.steps += 1
+                result.rows += len(labels)
+                result.seconds = time.perf_counter() - began
+                step = Step(result.steps, epoch, result.rows, number, logits.detach(), labels)
+                for callback in callbacks:
+                    callback.on_step(step)
+                if should_stop is not None and should_stop():
+                    result.interrupted = True
+                    return result
+            result.epochs = epoch
+            for callback in callbacks:
+                callback.on_epoch(epoch)
+    finally:
+        for callback in callbacks:
+            callback.on_end()
+    return result
+
+
+def scored(
+    model: nn.Module, batches: Iterable[Batch], device: torch.device | str | None = None
+) -> Iterator[tuple[Batch, Tensor]]:
+    """Each batch with its logits (B,), the model in evaluation mode and without gradients.
+
+    The model's mode is as it was between batches and afterwards.
+    """
+    for batch in batches:
+        batch = _moved(batch, device)
+        training = model.training
+        model.eval()
+        try:
+            with torch.no_grad():
+                logits = model(batch)
+        finally:
+            model.train(training)
+        yield batch, logits
+
+
+def evaluate(
+    model: nn.Module,
+    batches: Iterable[Batch],
+    *,
+    device: torch.device | str | None = None,
+    should_stop: Callable[[], bool] | None = None,
+) -> Evaluation:
+    """Exact AUC and log loss of `model` on `batches`. Changes nothing in the model."""
+    began = time.perf_counter()
+    logits: list[Tensor] = []
+    labels: list[Tensor] = []
+    interrupted = False
+    for batch, scores in scored(model, batches, device):
+        logits.append(scores.float().cpu())
+        labels.append(batch["label"].cpu())
+        if should_stop is not None and should_stop():
+            interrupted = True
+            break
+    z = torch.cat(logits) if logits else torch.empty(0)
+    y = torch.cat(labels) if labels else torch.empty(0)
+    seconds = time.perf_counter() - began
+    return Evaluation(auc(z, y), logloss(z, y), len(z), seconds, interrupted)
+
+
+class Interrupts:
+    """How often Ctrl-C was pressed inside `stop_on_interrupt`."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self) -> bool:
+        return self.count > 0
+
+
+@contextmanager
+def stop_on_interrupt() -> Iterator[Interrupts]:
+    """Let the first Ctrl-C be asked for instead of raised, so that no step is cut in two.
+
+    Pass the yielded object as ``should_stop``. From the second Ctrl-C on KeyboardInterrupt is
+    raised as usual. Outside the main thread, where no handler can be set, nothing changes.
+    """
+    interrupts = Interrupts()
+    if threading.current_thread() is not threading.main_thread():
+        yield interrupts
+        return
+
+    def note(number: int, frame: FrameType | None) -> None:
+        interrupts.count += 1
+        if interrupts.count > 1:
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield interrupts
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _moved(batch: Batch, device: torch.device | str | None) -> Batch:
+    if device is None:
+        return batch
+    return {name: _to(value, device) for name, value in batch.items()}
+
+
+def _to(value: Any, device: torch.device | str) -> Any:
+    return value.to(device, non_blocking=True) if hasattr(value, "to") else value

@@ -1,0 +1,70 @@
+"""How good scores are: exact figures for evaluation, a cheap one for the progress bar."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+
+
+def auc(scores: torch.Tensor, labels: torch.Tensor) -> float:
+    """The area under the ROC curve: how often a positive scores above a negative, ties half.
+
+    Exact, by ranks (Mann and Whitney, 1947). NaN if there is only one class.
+
+    Args:
+        scores: (N,) of any real dtype, larger for likelier positives; not NaN.
+        labels: (N,) of 0 and 1.
+    """
+    score = scores.detach().cpu().double().numpy().ravel()
+    positive = labels.detach().cpu().numpy().ravel() > 0.5
+    _, inverse, counts = np.unique(score, return_inverse=True, return_counts=True)
+    rank = np.cumsum(counts) - (counts - 1) / 2  # the mean rank of each distinct score
+    positives = int(positive.sum())
+    negatives = len(positive) - positives
+    if not positives or not negatives:
+        return math.nan
+    above = rank[inverse[positive]].sum() - positives * (positives + 1) / 2
+    return float(above / (positives * negatives))
+
+
+def logloss(logits: torch.Tensor, labels: torch.Tensor) -> float:
+    """The mean negative log likelihood, in nats, in float64. NaN of no rows.
+
+    Args:
+        logits: (N,) log odds of label 1.
+        labels: (N,) of 0 and 1.
+    """
+    z, y = logits.detach().cpu().double(), labels.detach().cpu().double()
+    if not len(z):
+        return math.nan
+    return float(torch.nn.functional.binary_cross_entropy_with_logits(z, y))
+
+
+class RunningAuc:
+    """The AUC of recent rows, to within the width of a histogram bin of the probability.
+
+    Older batches fade: their counts are multiplied by `keep` at each update.
+    """
+
+    def __init__(self, bins: int = 1024, keep: float = 0.99) -> None:
+        self.bins = bins
+        self.keep = keep
+        self._counts = torch.zeros(2, bins, dtype=torch.float64)
+
+    def update(self, logits: torch.Tensor, labels: torch.Tensor) -> None:
+        """Add rows: logits and labels, (N,) each."""
+        bins = (torch.sigmoid(logits.detach().float()) * self.bins).long()
+        cell = bins.clamp_(0, self.bins - 1) + (labels > 0.5).long() * self.bins
+        counts = torch.bincount(cell.cpu(), minlength=2 * self.bins)
+        self._counts.mul_(self.keep).add_(counts.view(2, self.bins))
+
+    def value(self) -> float:
+        """NaN until both classes have been seen."""
+        negative, positive = self._counts
+        pairs = float(negative.sum() * positive.sum())
+        if pairs == 0:
+            return math.nan
+        below = negative.cumsum(0) - negative / 2
+        return float((positive * below).sum()) / pairs

@@ -1,0 +1,156 @@
+import math
+import os
+import signal
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+from hotbed.train import (
+    Callback,
+    TrainingError,
+    auc,
+    evaluate,
+    fit,
+    logloss,
+    scored,
+    stop_on_interrupt,
+)
+
+
+class Linear(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(3, 1)
+        self.modes = []
+
+    def forward(self, batch):
+        self.modes.append((self.training, torch.is_grad_enabled()))
+        return self.layer(batch["dense"])[:, 0]
+
+
+def batches(count=6, rows=8):
+    generator = torch.Generator().manual_seed(1)
+    return [
+        {
+            "dense": torch.randn(rows, 3, generator=generator),
+            "label": torch.randint(0, 2, (rows,), generator=generator).float(),
+        }
+        for _ in range(count)
+    ]
+
+
+class Recorder(Callback):
+    def __init__(self):
+        self.events = []
+        self.steps = []
+
+    def on_start(self, model):
+        self.events.append("start")
+
+    def on_step(self, step):
+        self.events.append(step.number)
+        self.steps.append(step)
+
+    def on_epoch(self, epoch):
+        self.events.append(f"epoch {epoch}")
+
+    def on_end(self):
+        self.events.append("end")
+
+
+def test_fit_does_what_a_plain_loop_does():
+    data = [*batches(), {"dense": torch.empty(0, 3), "label": torch.empty(0)}]
+    model, twin = Linear(), Linear()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 4, 0.5)
+    recorder = Recorder()
+    result = fit(model, data, optimizer, epochs=2, scheduler=scheduler, callbacks=[recorder])
+
+    losses = []
+    for number in range(12):
+        batch = data[number % 6]
+        loss = nn.functional.binary_cross_entropy_with_logits(twin(batch), batch["label"])
+        losses.append(loss.item())
+        grads = torch.autograd.grad(loss, list(twin.parameters()))
+        with torch.no_grad():
+            for parameter, grad in zip(twin.parameters(), grads, strict=True):
+                parameter -= 0.5 * 0.5 ** (number // 4) * grad
+    assert [step.loss for step in recorder.steps] == pytest.approx(losses, rel=1e-6)
+    for a, b in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(a, b)
+    assert (result.rows, result.steps, result.epochs, result.interrupted) == (96, 12, 2, False)
+    assert result.seconds > 0 and result.samples_per_second == 96 / result.seconds
+    assert recorder.events == ["start", *range(1, 7), "epoch 1", *range(7, 13), "epoch 2", "end"]
+    assert [step.rows for step in recorder.steps] == [8 * k for k in range(1, 13)]
+    assert recorder.steps[7].epoch == 2 and not recorder.steps[7].logits.requires_grad
+
+
+def test_should_stop_ends_after_a_step():
+    model = Linear()
+    recorder = Recorder()
+    result = fit(
+        model,
+        batches(),
+        torch.optim.SGD(model.parameters(), 0.1),
+        epochs=3,
+        callbacks=[recorder],
+        should_stop=lambda: len(recorder.steps) == 8,
+    )
+    assert result.interrupted and (result.steps, result.epochs, result.rows) == (8, 1, 64)
+    assert recorder.events[-1] == "end" and recorder.events[-2] == 8
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_loss_that_is_not_finite_is_not_stepped_on(value):
+    data = batches()
+    data[2]["dense"][3, 1] = value
+    model = Linear()
+    recorder = Recorder()
+    with pytest.raises(TrainingError, match=r"Step 3, epoch 1: the loss is (nan|inf)"):
+        fit(model, data, torch.optim.SGD(model.parameters(), 0.1), callbacks=[recorder])
+    assert all(torch.isfinite(p).all() for p in model.parameters())
+    assert recorder.events == ["start", 1, 2, "end"]
+
+
+def test_evaluate_is_exact_and_leaves_no_trace():
+    model, data = Linear(), batches()
+    before = [p.clone() for p in model.parameters()]
+    evaluation = evaluate(model, data)
+    z = torch.cat([model(b).detach() for b in data])
+    y = torch.cat([b["label"] for b in data])
+    assert (evaluation.auc, evaluation.logloss) == (auc(z, y), logloss(z, y))
+    assert evaluation.rows == 48 and not evaluation.interrupted
+    assert set(model.modes[:6]) == {(False, False)} and model.training
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    assert evaluate(model, data, should_stop=lambda: True).rows == 8
+    empty = evaluate(model, [])
+    assert math.isnan(empty.auc) and empty.rows == 0
+    model.eval()
+    assert len(list(scored(model, data, "cpu"))) == 6 and not model.training
+
+
+def test_the_first_interrupt_is_asked_for_and_the_second_raised():
+    before = signal.getsignal(signal.SIGINT)
+    with stop_on_interrupt() as interrupts:
+        assert not interrupts()
+        os.kill(os.getpid(), signal.SIGINT)
+        assert interrupts()
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_other_threads_get_no_handler():
+    seen = []
+
+    def run():
+        with stop_on_interrupt() as interrupts:
+            seen.append(interrupts())
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert seen == [False]
