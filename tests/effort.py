@@ -1,4 +1,4 @@
-"""How hard the property tests try: `make test` is quick, `make soak` (HOTBED_SOAK=1) is thorough."""
+"""How hard property tests try: `make test` is quick, `make soak` (HOTBED_SOAK=1) is thorough."""
 
 from __future__ import annotations
 
