@@ -1,0 +1,1 @@
+"""Benchmarks: one scenario a file, peers as adapters. Run `python -m benchmarks`."""

@@ -1,0 +1,48 @@
+"""`python -m benchmarks SCENARIO [--json OUT] [--quick]`"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from pathlib import Path
+
+from rich.console import Console
+
+SCENARIOS = {
+    "step": "one training step over 26 tables of 1,000,000 x 64, one id a bag",
+    "step-multihot": "the same with ten ids a bag",
+    "dynamic": "the same step with static and with dynamic tables",
+    "index": "finds and inserts in a key index of 40 M keys",
+    "train": "a DLRM on the Criteo log, against a plain torch twin",
+    "import": "what `import hotbed` adds to `import torch`",
+}
+# `import` is a keyword, so its module has another name.
+MODULES = {"step-multihot": "step_multihot", "import": "import_time"}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="scenarios:\n" + "\n".join(f"  {k:14} {v}" for k, v in SCENARIOS.items()),
+    )
+    parser.add_argument("scenario", choices=SCENARIOS, metavar="SCENARIO")
+    parser.add_argument("--json", type=Path, metavar="OUT", help="also write the result here")
+    parser.add_argument("--quick", action="store_true", help="small sizes, to see that it runs")
+    arguments = parser.parse_args()
+
+    console = Console()
+    module = importlib.import_module(
+        "benchmarks." + MODULES.get(arguments.scenario, arguments.scenario)
+    )
+    with console.status("measuring the machine") as status:
+        report = module.run(
+            quick=arguments.quick, progress=lambda text: status.update(f"{text} ...")
+        )
+    report.show(console)
+    if arguments.json:
+        report.write(arguments.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""What a figure depends on besides the code: hardware, versions, and other work on the machine."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import resource
+import statistics
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+PACKAGES = ("hotbed", "torch", "numpy", "fbgemm-gpu-cpu")
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def copy_bandwidth(threads: int, nbytes: int = 512 << 20, repeats: int = 7) -> float:
+    """Bytes read plus bytes written a second while torch copies `nbytes`: the roofline."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    source = torch.ones(nbytes // 4)
+    target = torch.empty_like(source)
+    target.copy_(source)
+    seconds = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        target.copy_(source)
+        seconds.append(time.perf_counter() - start)
+    torch.set_num_threads(before)
+    return 2 * source.nbytes / statistics.median(seconds)
+
+
+def hardware() -> dict[str, Any]:
+    """The machine, with its measured copy bandwidth for one thread and for all."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    threads = torch.get_num_threads()
+    return {
+        "cpu": _cpu_model(),
+        "architecture": platform.machine(),
+        "cores": os.cpu_count(),
+        "threads": threads,
+        "memory_gb": round(memory / 1e9, 1),
+        "huge_pages": _huge_pages(),
+        "copy_gb_per_s": {
+            "1 thread": round(copy_bandwidth(1) / 1e9, 1),
+            f"{threads} threads": round(copy_bandwidth(threads) / 1e9, 1),
+        },
+    }
+
+
+def versions() -> dict[str, str]:
+    found = {"python": platform.python_version(), "kernel": platform.release()}
+    for package in PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found[package] = "not installed"
+    return found
+
+
+def commit() -> str:
+    """The commit of the checkout, with ``+`` where files differ from it."""
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(
+            ["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=False
+        )
+        return done.stdout.strip() if done.returncode == 0 else ""
+
+    head = git("rev-parse", "--short=12", "HEAD")
+    if not head:
+        return "unknown"
+    return head + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")
+
+
+class OtherWork:
+    """Measures the share of the machine that other processes took while a block ran.
+
+    A second OpenMP thread that waits for a core stalls every parallel region, so a benchmark on
+    two cores is worth little when this share is more than a few percent.
+    """
+
+    share = 0.0
+
+    def __enter__(self) -> OtherWork:
+        self._start = self._now()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        busy, total, own = (b - a for a, b in zip(self._start, self._now(), strict=True))
+        self.share = max(0.0, busy - own) / total if total > 0 else 0.0
+
+    @staticmethod
+    def _now() -> tuple[float, float, float]:
+        """Seconds: the machine's cores busy, the machine's cores in all, this process."""
+        tick = os.sysconf("SC_CLK_TCK")
+        fields = [int(x) for x in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+        total = sum(fields) / tick
+        idle = (fields[3] + fields[4]) / tick
+        own = 0.0
+        for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN):
+            usage = resource.getrusage(who)
+            own += usage.ru_utime + usage.ru_stime
+        return total - idle, total, own
+
+
+def available_bytes() -> int:
+    """Memory that new work can have, by the kernel's own estimate."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    raise OSError("/proc/meminfo does not tell MemAvailable")
+
+
+def _cpu_model() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.processor() or "unknown"
+
+
+def _huge_pages() -> str:
+    path = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    text = path.read_text() if path.exists() else ""
+    return text.split("[", 1)[1].split("]", 1)[0] if "[" in text else "unknown"

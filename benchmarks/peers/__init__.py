@@ -1,0 +1,1 @@
+"""The same step through Hotbed, torch and FBGEMM: one adapter a file."""

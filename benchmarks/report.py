@@ -1,0 +1,115 @@
+"""What a scenario returns, as a table on the screen and as JSON."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import machine
+from benchmarks.measure import Timing
+
+NOISY_SHARE = 0.05
+
+
+@dataclass
+class Report:
+    """Rows, ratios and remarks of one scenario.
+
+    A ratio ``"peer/what"`` is the peer's median over Hotbed's: above 1, Hotbed is faster. Other
+    ratios say in `remarks` what they are.
+    """
+
+    scenario: str
+    quick: bool
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    ratios: dict[str, float] = field(default_factory=dict)
+    figures: dict[str, float] = field(default_factory=dict)
+    remarks: list[str] = field(default_factory=list)
+    hardware: dict[str, Any] = field(default_factory=machine.hardware)
+
+    def bandwidth(self) -> float:
+        """Measured copy bandwidth with all threads, bytes a second."""
+        return max(self.hardware["copy_gb_per_s"].values()) * 1e9
+
+    def add(self, name: str, config: str, timing: Timing, moved_bytes: float | None = None) -> None:
+        """Adds a row; `moved_bytes` is the least that the work must read and write."""
+        row: dict[str, Any] = {
+            "name": name,
+            "config": config,
+            "median_ms": round(timing.median, 3),
+            "min_ms": round(min(timing.ms), 3),
+            "max_ms": round(max(timing.ms), 3),
+            "iterations": len(timing.ms),
+            "other_work": round(timing.other_work, 3),
+        }
+        if moved_bytes is not None:
+            floor = moved_bytes / self.bandwidth() * 1e3
+            row["moved_mb"] = round(moved_bytes / 1e6, 1)
+            row["floor_ms"] = round(floor, 3)
+            row["times_floor"] = round(timing.median / floor, 2)
+        self.rows.append(row)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "scenario": self.scenario,
+            "quick": self.quick,
+            "rows": self.rows,
+            "ratios": {name: round(ratio, 3) for name, ratio in self.ratios.items()},
+            "figures": self.figures,
+            "remarks": self.remarks + self._noise(),
+            "hardware": self.hardware,
+            "versions": machine.versions(),
+            "commit": machine.commit(),
+            "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        }
+
+    def write(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(self.as_json(), indent=1) + "\n")
+
+    def show(self, console: Console) -> None:
+        table = Table(title=f"{self.scenario}{' (quick: not for quoting)' if self.quick else ''}")
+        table.add_column("name")
+        table.add_column("config")
+        for heading in ("median ms", "min", "max", "floor ms", "× floor"):
+            table.add_column(heading, justify="right")
+        config = None
+        for row in self.rows:
+            if config is not None and row["config"] != config:
+                table.add_section()
+            config = row["config"]
+            floor, times = row.get("floor_ms"), row.get("times_floor")
+            table.add_row(
+                row["name"],
+                row["config"],
+                *(f"{row[key]:,.2f}" for key in ("median_ms", "min_ms", "max_ms")),
+                "" if floor is None else f"{floor:,.2f}",
+                "" if times is None else f"{times:,.1f}",
+            )
+        console.print(table)
+        for title, values in (("ratio", self.ratios), ("figure", self.figures)):
+            if values:
+                part = Table(title)
+                part.add_column("value", justify="right")
+                for name, value in values.items():
+                    part.add_row(name, f"{value:,.4g}" if value < 1e5 else f"{value:,.0f}")
+                console.print(part)
+        copy = ", ".join(f"{v} GB/s ({k})" for k, v in self.hardware["copy_gb_per_s"].items())
+        console.print(f"{self.hardware['cpu']}, {self.hardware['cores']} cores; copy {copy}")
+        for remark in self.remarks + self._noise():
+            console.print(f"• {remark}")
+
+    def _noise(self) -> list[str]:
+        worst = max((row["other_work"] for row in self.rows), default=0.0)
+        if worst <= NOISY_SHARE:
+            return []
+        return [
+            f"NOISY: other processes took up to {worst:.0%} of the machine while this was "
+            f"measured; do not quote these figures."
+        ]

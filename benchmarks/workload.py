@@ -1,0 +1,92 @@
+"""The step that the table benchmarks measure: tables, power-law batches, output gradients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+BATCHES = 8
+"""Batches that are cycled through, so that a step does not find its rows in the caches."""
+
+STATE_FLOATS = {
+    "sgd": lambda dim: 0,
+    "rowwise_adagrad": lambda dim: 1,
+    "adagrad": lambda dim: dim,
+    "adam": lambda dim: 2 * dim,
+}
+"""Floats of optimizer state a row."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """T tables of `rows` x `dim` float32 and BATCHES batches of `batch` bags of `bag` ids each."""
+
+    tables: int
+    rows: int
+    dim: int
+    batch: int
+    bag: int
+    alpha: float = 1.05
+    seed: int = 0
+    ids: np.ndarray = field(init=False, repr=False)  # int64 (BATCHES, T, batch * bag)
+    unique_rows: float = field(init=False)  # a batch, over all tables; mean over the batches
+
+    def __post_init__(self) -> None:
+        rng = np.random.default_rng(self.seed)
+        count = self.batch * self.bag
+        ids = np.empty((BATCHES, self.tables, count), np.int64)
+        for t in range(self.tables):
+            ranks = power_law_ranks(rng, BATCHES * count, self.rows, self.alpha)
+            ids[:, t] = rng.permutation(self.rows)[ranks].reshape(BATCHES, count)
+        unique = sum(len(np.unique(ids[b, t])) for b in range(BATCHES) for t in range(self.tables))
+        object.__setattr__(self, "ids", ids)
+        object.__setattr__(self, "unique_rows", unique / BATCHES)
+
+    @property
+    def shape(self) -> str:
+        return f"{self.tables} x {self.rows:,} x {self.dim}, batch {self.batch} x {self.bag}"
+
+    def initial_weights(self, table: int) -> torch.Tensor:
+        """float32 (rows, dim): the same for every contender that asks."""
+        generator = torch.Generator().manual_seed(self.seed * 1000 + table)
+        return torch.empty(self.rows, self.dim).uniform_(-0.01, 0.01, generator=generator)
+
+    def output_gradient(self) -> torch.Tensor:
+        """float32 (batch, T * dim): fixed, so that backward's work does not depend on a loss."""
+        generator = torch.Generator().manual_seed(self.seed + 1)
+        return torch.randn(self.batch, self.tables * self.dim, generator=generator) * 1e-3
+
+    def table_bytes(self, optimizer: str) -> int:
+        """Weights and states of all tables."""
+        return self.tables * self.rows * 4 * (self.dim + STATE_FLOATS[optimizer](self.dim))
+
+    def forward_bytes(self) -> float:
+        """The least a forward must move: ids and each row it needs in, the pooled vectors out."""
+        ids = 8 * self.tables * self.batch * self.bag
+        return ids + 4 * self.dim * (self.unique_rows + self.tables * self.batch)
+
+    def step_bytes(self, optimizer: str) -> float:
+        """The least a training step must move.
+
+        The forward, plus the output gradients in, plus each touched row and its states in and out.
+        The row is counted as read twice: what the forward read has left the caches meanwhile.
+        """
+        gradients = 4 * self.dim * self.tables * self.batch
+        row = 4 * (self.dim + STATE_FLOATS[optimizer](self.dim))
+        return self.forward_bytes() + gradients + 2 * row * self.unique_rows
+
+
+def power_law_ranks(
+    rng: np.random.Generator, count: int, rows: int, alpha: float
+) -> np.ndarray:
+    """Ranks 0 .. rows-1 with density proportional to (rank + 1)**-alpha, alpha not 1.
+
+    By inversion of the continuous distribution on [1, rows + 1), as in the synthetic models of
+    NVIDIA's distributed-embeddings.
+    """
+    gamma = 1.0 - alpha
+    uniform = rng.random(count)
+    x = (uniform * ((rows + 1.0) ** gamma - 1.0) + 1.0) ** (1.0 / gamma)
+    return np.minimum(x.astype(np.int64) - 1, rows - 1)
