@@ -35,7 +35,7 @@ def copy_bandwidth(threads: int, nbytes: int = 512 << 20, repeats: int = 7) -> f
 
 
 def hardware() -> dict[str, Any]:
-    """The machine, with its measured copy bandwidth for one thread and for all."""
+    """The machine, with its copy bandwidth by number of threads: one, and all."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     threads = torch.get_num_threads()
     return {
@@ -46,8 +46,7 @@ def hardware() -> dict[str, Any]:
         "memory_gb": round(memory / 1e9, 1),
         "huge_pages": _huge_pages(),
         "copy_gb_per_s": {
-            "1 thread": round(copy_bandwidth(1) / 1e9, 1),
-            f"{threads} threads": round(copy_bandwidth(threads) / 1e9, 1),
+            str(n): round(copy_bandwidth(n) / 1e9, 1) for n in sorted({1, threads})
         },
     }
 
@@ -59,6 +58,7 @@ def versions() -> dict[str, str]:
             found[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             found[package] = "not installed"
+    found["torch"] = torch.__version__  # with the build: +cpu, +cu128
     return found
 
 

@@ -33,12 +33,15 @@ class Report:
     remarks: list[str] = field(default_factory=list)
     hardware: dict[str, Any] = field(default_factory=machine.hardware)
 
-    def bandwidth(self) -> float:
-        """Measured copy bandwidth with all threads, bytes a second."""
-        return max(self.hardware["copy_gb_per_s"].values()) * 1e9
-
-    def add(self, name: str, config: str, timing: Timing, moved_bytes: float | None = None) -> None:
-        """Adds a row; `moved_bytes` is the least that the work must read and write."""
+    def add(
+        self,
+        name: str,
+        config: str,
+        timing: Timing,
+        moved_bytes: float | None = None,
+        threads: int | None = None,
+    ) -> None:
+        """Adds a row; `moved_bytes` is the least that the work, on `threads` (all), must move."""
         row: dict[str, Any] = {
             "name": name,
             "config": config,
@@ -49,7 +52,9 @@ class Report:
             "other_work": round(timing.other_work, 3),
         }
         if moved_bytes is not None:
-            floor = moved_bytes / self.bandwidth() * 1e3
+            bandwidths = self.hardware["copy_gb_per_s"]
+            rate = bandwidths["1"] if threads == 1 else max(bandwidths.values())
+            floor = moved_bytes / (rate * 1e9) * 1e3
             row["moved_mb"] = round(moved_bytes / 1e6, 1)
             row["floor_ms"] = round(floor, 3)
             row["times_floor"] = round(timing.median / floor, 2)
@@ -74,34 +79,29 @@ class Report:
         path.write_text(json.dumps(self.as_json(), indent=1) + "\n")
 
     def show(self, console: Console) -> None:
-        table = Table(title=f"{self.scenario}{' (quick: not for quoting)' if self.quick else ''}")
-        table.add_column("name")
-        table.add_column("config")
-        for heading in ("median ms", "min", "max", "floor ms", "× floor"):
-            table.add_column(heading, justify="right")
-        config = None
-        for row in self.rows:
-            if config is not None and row["config"] != config:
-                table.add_section()
-            config = row["config"]
-            floor, times = row.get("floor_ms"), row.get("times_floor")
-            table.add_row(
-                row["name"],
-                row["config"],
-                *(f"{row[key]:,.2f}" for key in ("median_ms", "min_ms", "max_ms")),
-                "" if floor is None else f"{floor:,.2f}",
-                "" if times is None else f"{times:,.1f}",
-            )
-        console.print(table)
+        console.rule(f"{self.scenario}{' (quick: not for quoting)' if self.quick else ''}")
+        for config in dict.fromkeys(row["config"] for row in self.rows):
+            table = Table(title=config, title_justify="left", title_style="bold")
+            table.add_column("")
+            for heading in ("median ms", "min", "max", "floor ms", "× floor"):
+                table.add_column(heading, justify="right")
+            for row in self.rows:
+                if row["config"] == config:
+                    cells = [f"{row[key]:,.2f}" for key in ("median_ms", "min_ms", "max_ms")]
+                    if "floor_ms" in row:
+                        cells += [f"{row['floor_ms']:,.2f}", f"{row['times_floor']:,.1f}"]
+                    table.add_row(row["name"], *cells)
+            console.print(table)
         for title, values in (("ratio", self.ratios), ("figure", self.figures)):
             if values:
                 part = Table(title)
                 part.add_column("value", justify="right")
                 for name, value in values.items():
-                    part.add_row(name, f"{value:,.4g}" if value < 1e5 else f"{value:,.0f}")
+                    part.add_row(name, f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}")
                 console.print(part)
-        copy = ", ".join(f"{v} GB/s ({k})" for k, v in self.hardware["copy_gb_per_s"].items())
-        console.print(f"{self.hardware['cpu']}, {self.hardware['cores']} cores; copy {copy}")
+        rates = self.hardware["copy_gb_per_s"].items()
+        copy = ", ".join(f"{rate} GB/s on {threads} threads" for threads, rate in rates)
+        console.print(f"{self.hardware['cpu']}, {self.hardware['cores']} cores; copies {copy}")
         for remark in self.remarks + self._noise():
             console.print(f"• {remark}")
 

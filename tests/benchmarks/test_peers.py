@@ -1,0 +1,69 @@
+"""Peers are compared at equal work: the same weights and batches must give the same results."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.peers.fbgemm import Fbgemm
+from benchmarks.peers.hotbed_tables import HotbedTables
+from benchmarks.peers.torch_bags import TorchBags
+from benchmarks.peers.torch_dlrm import COLUMNS, TorchDlrm, TwoAdams, Vocabulary
+from benchmarks.workload import Workload
+
+STEPS = 5
+LR = 0.01
+PAIRS = [
+    (peer, optimizer)
+    for optimizer in ("sgd", "rowwise_adagrad", "adagrad", "adam")
+    for peer in (Fbgemm, TorchBags)
+    if peer.lacks(optimizer) is None
+]
+
+
+@pytest.mark.parametrize("bag", [1, 4])
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(("peer", "optimizer"), PAIRS)
+def test_peers_do_the_same_work(peer: type, optimizer: str, dynamic: bool, bag: int) -> None:
+    work = Workload(tables=3, rows=40, dim=8, batch=16, bag=bag)
+    ours = HotbedTables(work, optimizer, LR, dynamic=dynamic)
+    theirs = peer(work, optimizer, LR)
+    for contender in (ours, theirs):
+        contender.build()
+    vectors = torch.cat(list(ours.forward(0).values()), dim=1)
+    outputs = theirs.forward(0)
+    expected = outputs if isinstance(outputs, torch.Tensor) else torch.cat(outputs, dim=1)
+    torch.testing.assert_close(vectors, expected, rtol=1e-6, atol=1e-7)
+    for i in range(STEPS):
+        ours.step(i)
+        theirs.step(i)
+    for table in range(work.tables):
+        before = work.initial_weights(table)
+        assert not torch.equal(theirs.weights(table), before)
+        torch.testing.assert_close(
+            ours.weights(table), theirs.weights(table), rtol=1e-4, atol=1e-6
+        )
+
+
+def test_the_torch_dlrm_learns() -> None:
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, 5, (26, 64), generator=generator) * 1_000_003
+    batch = {
+        "dense": torch.randn(64, 13, generator=generator),
+        "label": (ids[0] == 0).float(),
+        **dict(zip(COLUMNS, ids, strict=True)),
+    }
+    vocabulary = Vocabulary([batch])
+    mapped = vocabulary(batch)
+    assert all(np.array_equal(vocabulary.ids[c][mapped[c]], batch[c]) for c in COLUMNS)
+    model = TorchDlrm(vocabulary.rows(), dim=4)
+    optimizer = TwoAdams(model, lr=1e-2)
+    losses = []
+    for _ in range(40):
+        loss = torch.nn.functional.binary_cross_entropy_with_logits(model(mapped), batch["label"])
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    assert losses[-1] < 0.2 * losses[0]
