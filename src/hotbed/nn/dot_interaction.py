@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from hotbed.errors import InputError
 from hotbed.nn.concat import concat
+from hotbed.ops.blocks import empty
 
 __all__ = ["DotInteraction"]
 
@@ -153,7 +154,7 @@ class _Interact(torch.autograd.Function):
         ctx.self_interaction = self_interaction
         batch, dim = dense.shape
         pairs = _kept_pairs(vectors_BFd.shape[1] + 1, self_interaction, dense.device)
-        out = dense.new_empty(batch, dim + len(pairs))
+        out = empty((batch, dim + len(pairs)), dense)
         for part in _chunks(dense):
             all_BNd = torch.cat([dense[part].unsqueeze(1), vectors_BFd[part]], 1)
             products_BNN = torch.bmm(all_BNd, all_BNd.transpose(1, 2))
@@ -172,7 +173,7 @@ class _Interact(torch.autograd.Function):
             matrix_BNN = _pair_gradients(gradient, count, dim, ctx.self_interaction)
             gradient_BNd = torch.bmm(matrix_BNN, all_BNd)
         else:
-            gradient_BNd = dense.new_empty(batch, count, dim)
+            gradient_BNd = empty((batch, count, dim), dense)
             for part in _chunks(dense):
                 all_BNd = torch.cat([dense[part].unsqueeze(1), vectors_BFd[part]], 1)
                 matrix_BNN = _pair_gradients(gradient[part], count, dim, ctx.self_interaction)
