@@ -1,0 +1,65 @@
+"""What `hotbed` itself says, and its commands."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from hotbed.cli.predict import predict
+from hotbed.cli.train import SpreadData, train
+
+app = typer.Typer(
+    name="hotbed",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        import torch
+
+        import hotbed
+
+        typer.echo(f"hotbed {hotbed.__version__} (torch {torch.__version__})")
+        raise typer.Exit()
+
+
+@app.callback()
+def hotbed(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Say which one this is."),
+    ] = False,
+) -> None:
+    """Train and apply recommender models with embedding tables on click logs.
+
+    A [bold]click log[/bold] is a file in the format of the Criteo data sets, plain or gzip: no
+    header, tabs between columns; a label (0 or 1), 13 integers, 26 categories of 8 hexadecimal
+    digits; empty means missing. No vocabulary is built: tables grow as ids are met.
+
+    [bold]Examples[/bold]
+
+      [cyan]hotbed train --data day_0.tsv.gz day_1.tsv.gz --save model[/cyan]
+      Trains a DLRM on nine tenths of the rows, tests it on the last tenth, saves it.
+
+      [cyan]hotbed train --config run.toml --lr 3e-3 --json figures.json[/cyan]
+      Takes options from a file, one of them from the command line, and writes the figures.
+
+      [cyan]hotbed predict model --data day_2.tsv.gz --out scores.csv[/cyan]
+      Writes the click probability of each row of a log, with or without labels.
+
+    [bold]What a run prints:[/bold] while it trains, a bar with loss and AUC of recent rows, rows a
+    second and rows stored (on standard error); at the end a table with AUC and log loss on the
+    test rows, speed and peak memory. The exit code is 0, 2 after an error (told in one
+    sentence), and 130 after Ctrl-C, which ends training after the current step and still tests,
+    saves and reports what was reached.
+    """
+
+
+app.command(cls=SpreadData)(train)
+app.command()(predict)

@@ -1,0 +1,70 @@
+"""Options from a TOML file: the names of the long options, without their dashes."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import sys
+from typing import Any, get_type_hints
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+from hotbed.errors import HotbedError
+
+
+class ConfigError(HotbedError, ValueError):
+    """A TOML file of options that cannot be honoured; the message names file and key."""
+
+
+def read_config(path: str, settings: type[Any]) -> dict[str, Any]:
+    """The options in a TOML file, checked against the fields of the dataclass `settings`.
+
+    Raises:
+        ConfigError: no such file, not TOML, an unknown key or a value of the wrong type.
+    """
+    try:
+        with open(path, "rb") as file:
+            read = tomllib.load(file)
+    except OSError as error:
+        raise ConfigError(f"--config {path}: {error.strerror}.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not TOML: {error}.") from None
+    types = get_type_hints(settings)
+    known = {field.name.replace("_", "-"): types[field.name] for field in _fields(settings)}
+    options = {}
+    for key, value in read.items():
+        name = key.replace("_", "-")
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}."
+            raise ConfigError(f"{path}: unknown key {key!r}; {hint}")
+        options[name.replace("-", "_")] = _checked(path, key, value, known[name])
+    return options
+
+
+def _fields(settings: type[Any]) -> tuple[dataclasses.Field[Any], ...]:
+    return dataclasses.fields(settings)
+
+
+def _checked(path: str, key: str, value: Any, kind: Any) -> Any:
+    if kind == tuple[str, ...]:
+        value = [value] if isinstance(value, str) else value
+        if isinstance(value, list) and all(isinstance(item, str) for item in value):
+            return value
+        wanted = "a string or a list of strings"
+    elif kind is float:
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return float(value)
+        wanted = "a number"
+    elif kind is int:
+        if isinstance(value, int) and not isinstance(value, bool):
+            return value
+        wanted = "an integer"
+    else:
+        if isinstance(value, str):
+            return value
+        wanted = "a string"
+    raise ConfigError(f"{path}: key {key!r} is {value!r}; it must be {wanted}.")

@@ -1,0 +1,118 @@
+"""`hotbed train`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from hotbed.cli.config import read_config
+from hotbed.cli.errors import told_in_one_sentence
+
+
+class SpreadData(TyperCommand):
+    """Lets ``--data`` take several paths, as in ``--data a.tsv b.tsv --dim 16``."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        spread: list[str] = []
+        after_data = False
+        for arg in args:
+            if arg.startswith("-"):
+                after_data = arg == "--data"
+            elif after_data and spread[-1] != "--data":
+                spread.append("--data")
+            spread.append(arg)
+        return super().parse_args(ctx, spread)
+
+
+def _take_config(ctx: typer.Context, path: str | None) -> str | None:
+    if path is not None:
+        from hotbed.train.recipe import TrainSettings
+
+        with told_in_one_sentence():
+            ctx.default_map = {**(ctx.default_map or {}), **read_config(path, TrainSettings)}
+    return path
+
+
+def train(
+    data: Annotated[
+        list[str] | None,
+        typer.Option("--data", metavar="PATH...", help="Click logs, in order of time."),
+    ] = None,
+    config: Annotated[
+        str | None,
+        typer.Option(
+            "--config",
+            metavar="FILE.toml",
+            is_eager=True,
+            callback=_take_config,
+            help="Options from a file, by the names below (batch-size = 512); those given here win.",
+        ),
+    ] = None,
+    model: Annotated[str, typer.Option(help="dlrm or wide-deep.")] = "dlrm",
+    dim: Annotated[int, typer.Option(help="Width of the embeddings.")] = 16,
+    optimizer: Annotated[
+        str,
+        typer.Option(
+            help="sgd, adagrad, rowwise-adagrad, adam, adamw, rowwise-adam, adamax, adadelta, "
+            "rmsprop or ftrl; for tables and dense layers alike."
+        ),
+    ] = "adam",
+    lr: Annotated[float, typer.Option(help="Learning rate.")] = 1e-3,
+    batch_size: Annotated[int, typer.Option(help="Rows a step.")] = 512,
+    epochs: Annotated[int, typer.Option(help="Passes over the training rows.")] = 1,
+    test_fraction: Annotated[
+        float, typer.Option(help="Share of the rows, the last ones, that is kept for testing.")
+    ] = 0.1,
+    shuffle: Annotated[
+        int,
+        typer.Option(help="Shuffle within windows of so many rows; 0 keeps the order of time."),
+    ] = 0,
+    on_error: Annotated[
+        str, typer.Option(help="At a malformed line: raise, or skip (and count).")
+    ] = "raise",
+    seed: Annotated[int, typer.Option(help="Of first values and shuffling.")] = 0,
+    json: Annotated[
+        str | None, typer.Option("--json", metavar="FILE", help="Write the figures here.")
+    ] = None,
+    save: Annotated[
+        str | None, typer.Option("--save", metavar="DIR", help="Save the model here.")
+    ] = None,
+) -> None:
+    """Train a model on click logs and test it on the last rows.
+
+    Prints a progress bar (standard error) and a closing table (standard output). FILE of --json
+    holds auc, logloss, samples_per_second, rows, epochs, peak_rss_bytes, stored_rows,
+    interrupted, the options and the versions used.
+
+    [bold]Examples[/bold]
+
+      [cyan]hotbed train --data train.tsv.gz[/cyan]
+
+      [cyan]hotbed train --model wide-deep --data day_*.tsv --optimizer ftrl --lr 0.05[/cyan]
+    """
+    with told_in_one_sentence():
+        from rich.console import Console
+
+        from hotbed.train.recipe import TrainSettings
+        from hotbed.train.recipe import train as run
+
+        settings = TrainSettings(
+            data=tuple(data or ()),
+            model=model,
+            dim=dim,
+            optimizer=optimizer,
+            lr=lr,
+            batch_size=batch_size,
+            epochs=epochs,
+            test_fraction=test_fraction,
+            shuffle=shuffle,
+            on_error=on_error,
+            seed=seed,
+            json=json,
+            save=save,
+        )
+        report = run(settings, Console(stderr=True), Console())
+    if report["interrupted"]:
+        raise typer.Exit(130)

@@ -1,0 +1,100 @@
+"""What a run shows on a terminal: a progress bar while it goes, a table when it is over."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from torch import Tensor, nn
+
+from hotbed.train.loop import Callback, Step
+from hotbed.train.metrics import RunningAuc
+
+_REFRESH_SECONDS = 0.1
+
+
+class ProgressBar(Callback):
+    """Loss and AUC of recent rows, rows a second, rows stored.
+
+    The figures are worked out when the bar is redrawn, ten times a second, not at each step.
+
+    Args:
+        rows: of one epoch.
+        epochs: how many.
+        console: where to draw.
+        stored_rows: returns the rows that the model's tables hold; None leaves them out.
+    """
+
+    def __init__(
+        self,
+        rows: int,
+        epochs: int,
+        console: Console,
+        stored_rows: Callable[[], int] | None = None,
+    ) -> None:
+        self._epochs = epochs
+        self._stored_rows = stored_rows
+        self._auc = RunningAuc()
+        self._waiting: list[tuple[Tensor, Tensor]] = []
+        self._loss: float | None = None
+        self._began = self._drawn = 0.0
+        self._last: Step | None = None
+        self._progress = Progress(
+            TextColumn("epoch {task.fields[epoch]}"),
+            BarColumn(bar_width=16),
+            TaskProgressColumn(),
+            TextColumn("{task.fields[figures]}"),
+            TimeRemainingColumn(),
+            console=console,
+        )
+        self._task = self._progress.add_task(
+            "train", total=rows * epochs, epoch=f"1/{epochs}", figures=""
+        )
+
+    def on_start(self, model: nn.Module) -> None:
+        self._began = time.perf_counter()
+        self._progress.start()
+
+    def on_step(self, step: Step) -> None:
+        self._loss = step.loss if self._loss is None else 0.98 * self._loss + 0.02 * step.loss
+        self._waiting.append((step.logits, step.labels))
+        self._last = step
+        if time.perf_counter() - self._drawn >= _REFRESH_SECONDS:
+            self._draw()
+
+    def on_end(self) -> None:
+        self._draw()
+        self._progress.stop()
+
+    def _draw(self) -> None:
+        self._drawn = time.perf_counter()
+        if self._last is None or self._loss is None:
+            return
+        if self._waiting:
+            logits, labels = zip(*self._waiting, strict=True)
+            self._auc.update(torch.cat(logits), torch.cat(labels))
+            self._waiting.clear()
+        speed = self._last.rows / (self._drawn - self._began)
+        figures = f"loss {self._loss:.4f}  AUC {self._auc.value():.4f}  {speed:,.0f} rows/s"
+        if self._stored_rows is not None:
+            figures += f"  {self._stored_rows():,} rows stored"
+        self._progress.update(
+            self._task,
+            completed=self._last.rows,
+            epoch=f"{self._last.epoch}/{self._epochs}",
+            figures=figures,
+        )
+
+
+def closing_table(title: str, lines: dict[str, str]) -> Table:
+    """A two-column table of names and figures."""
+    table = Table(title=title, show_header=False, title_justify="left")
+    table.add_column(style="bold")
+    table.add_column(justify="right")
+    for name, value in lines.items():
+        table.add_row(name, value)
+    return table

@@ -1,0 +1,216 @@
+"""The whole of `hotbed train`: a click log in, a trained model and its figures out."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import Any
+
+import torch
+from rich.console import Console
+from torch import nn
+
+from hotbed.data import CATEGORIES, DENSE, CriteoLog
+from hotbed.errors import HotbedError
+from hotbed.models import MODELS
+from hotbed.train.loop import (
+    Callback,
+    Evaluation,
+    FitResult,
+    Step,
+    evaluate,
+    fit,
+    stop_on_interrupt,
+)
+from hotbed.train.progress import ProgressBar, closing_table
+from hotbed.train.report import check_writable_file, peak_rss_bytes, versions, write_json
+from hotbed.train.saved import check_writable_folder, save_model, stored_rows
+
+# Command-line name -> (hotbed.optim class, torch.optim class for dense parameters where torch
+# lacks the rule itself).
+OPTIMIZERS: dict[str, tuple[str, str | None]] = {
+    "sgd": ("SGD", None),
+    "adagrad": ("Adagrad", None),
+    "rowwise-adagrad": ("RowwiseAdagrad", "Adagrad"),
+    "adam": ("Adam", None),
+    "adamw": ("AdamW", None),
+    "rowwise-adam": ("RowwiseAdam", "Adam"),
+    "adamax": ("Adamax", None),
+    "adadelta": ("Adadelta", None),
+    "rmsprop": ("RMSprop", None),
+    "ftrl": ("FTRL", "Adagrad"),
+}
+
+
+class SettingsError(HotbedError, ValueError):
+    """A setting of a run that cannot be honoured; the message names it as the user wrote it."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TrainSettings:
+    """The options of `hotbed train`, which explains them; a TOML file has the same names."""
+
+    data: tuple[str, ...]
+    model: str = "dlrm"
+    dim: int = 16
+    optimizer: str = "adam"
+    lr: float = 1e-3
+    batch_size: int = 512
+    epochs: int = 1
+    test_fraction: float = 0.1
+    shuffle: int = 0
+    on_error: str = "raise"
+    seed: int = 0
+    json: str | None = None
+    save: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.data:
+            raise SettingsError("Name at least one click log: --data PATH.")
+        _require(self.model in MODELS, "model", self.model, f"one of {', '.join(MODELS)}")
+        _require(
+            self.optimizer in OPTIMIZERS,
+            "optimizer",
+            self.optimizer,
+            f"one of {', '.join(OPTIMIZERS)}",
+        )
+        _require(self.on_error in ("raise", "skip"), "on-error", self.on_error, "raise or skip")
+        _require(self.dim > 0, "dim", self.dim, "positive")
+        _require(0 < self.lr < float("inf"), "lr", self.lr, "positive")
+        _require(self.batch_size > 0, "batch-size", self.batch_size, "positive")
+        _require(self.epochs > 0, "epochs", self.epochs, "positive")
+        _require(0 <= self.test_fraction < 1, "test-fraction", self.test_fraction, "in [0, 1)")
+        _require(self.shuffle >= 0, "shuffle", self.shuffle, "0 or a number of rows")
+        _require(0 <= self.seed < 2**63, "seed", self.seed, "in [0, 2**63)")
+
+
+class _Reached(Callback):
+    """Keeps what was done, for the case that `fit` is left by an exception."""
+
+    def __init__(self) -> None:
+        self.result = FitResult(interrupted=True)
+        self._began = 0.0
+
+    def on_start(self, model: nn.Module) -> None:
+        self._began = time.perf_counter()
+
+    def on_step(self, step: Step) -> None:
+        seconds = time.perf_counter() - self._began
+        self.result = FitResult(step.rows, step.number, step.epoch - 1, seconds, True)
+
+
+def train(settings: TrainSettings, progress: Console, results: Console) -> dict[str, Any]:
+    """Train, evaluate, save and report as `settings` say; returns what --json writes.
+
+    The bar is drawn on `progress`, the closing table on `results`.
+
+    The first Ctrl-C ends training after the current step, and what follows runs as usual with
+    ``"interrupted": true`` in the report; a second one also ends the evaluation.
+
+    Raises:
+        HotbedError, OSError: bad input, or an output that cannot be written.
+    """
+    if settings.json is not None:
+        check_writable_file(settings.json)
+    if settings.save is not None:
+        check_writable_folder(settings.save)
+    log = CriteoLog(
+        settings.data,
+        settings.batch_size,
+        on_error="skip" if settings.on_error == "skip" else "raise",
+        shuffle=settings.shuffle,
+    )
+    training, test = log.split(settings.test_fraction)
+    train_rows = training.count_rows()
+    if train_rows == 0:
+        raise SettingsError(f"There are no rows to train on in {', '.join(settings.data)}.")
+    torch.manual_seed(settings.seed)
+    model = MODELS[settings.model](CATEGORIES, settings.dim, len(DENSE), seed=settings.seed)
+    optimizer = make_optimizer(settings.optimizer, model, settings.lr)
+    bar = ProgressBar(train_rows, settings.epochs, progress, lambda: stored_rows(model))
+    reached = _Reached()
+    evaluation: Evaluation | None = None
+    with stop_on_interrupt() as interrupts:
+        result = None
+        try:
+            result = fit(
+                model,
+                training,
+                optimizer,
+                epochs=settings.epochs,
+                callbacks=[bar, reached],
+                should_stop=interrupts,
+            )
+            before = interrupts.count
+            evaluation = evaluate(model, test, should_stop=lambda: interrupts.count > before)
+        except KeyboardInterrupt:
+            pass
+        report = _report(settings, model, result or reached.result, evaluation, interrupts())
+        report["skipped_lines"] = training.skipped.lines + test.skipped.lines
+        if settings.save is not None:
+            save_model(model, settings.save)
+        if settings.json is not None:
+            write_json(settings.json, report)
+    results.print(closing_table("Interrupted" if interrupts() else "Done", _lines(report)))
+    return report
+
+
+def make_optimizer(name: str, model: nn.Module, lr: float) -> torch.optim.Optimizer:
+    """The optimizer of that command-line name over all parameters of `model`."""
+    from hotbed import optim
+
+    rule, dense = OPTIMIZERS[name]
+    options = {} if dense is None else {"dense": getattr(torch.optim, dense)}
+    made: torch.optim.Optimizer = getattr(optim, rule)(model.parameters(), lr=lr, **options)
+    return made
+
+
+def _report(
+    settings: TrainSettings,
+    model: nn.Module,
+    result: FitResult,
+    evaluation: Evaluation | None,
+    interrupted: bool,
+) -> dict[str, Any]:
+    return {
+        "auc": None if evaluation is None else evaluation.auc,
+        "logloss": None if evaluation is None else evaluation.logloss,
+        "samples_per_second": result.samples_per_second,
+        "rows": result.rows,
+        "epochs": result.epochs,
+        "steps": result.steps,
+        "test_rows": 0 if evaluation is None else evaluation.rows,
+        "stored_rows": stored_rows(model),
+        "seconds": result.seconds,
+        "peak_rss_bytes": peak_rss_bytes(),
+        "interrupted": interrupted,
+        "config": dataclasses.asdict(settings),
+        "versions": versions(),
+    }
+
+
+def _lines(report: dict[str, Any]) -> dict[str, str]:
+    config = report["config"]
+    lines = {
+        "model": f"{config['model']}, dim {config['dim']}, {config['optimizer']} {config['lr']:g}",
+        "rows trained on": f"{report['rows']:,}",
+        "rows a second": f"{report['samples_per_second']:,.0f}",
+    }
+    if report["test_rows"]:
+        lines["rows tested on"] = f"{report['test_rows']:,} (the last by time)"
+        lines["test AUC"] = f"{report['auc']:.4f}"
+        lines["test log loss"] = f"{report['logloss']:.4f}"
+    if report["skipped_lines"]:
+        lines["malformed lines skipped"] = f"{report['skipped_lines']:,}"
+    lines["rows stored"] = f"{report['stored_rows']:,}"
+    lines["peak memory"] = f"{report['peak_rss_bytes'] / 2**20:,.0f} MiB"
+    if config["save"]:
+        lines["saved to"] = config["save"]
+    if config["json"]:
+        lines["figures in"] = config["json"]
+    return lines
+
+
+def _require(good: bool, name: str, value: object, wanted: str) -> None:
+    if not good:
+        raise SettingsError(f"--{name} is {value}; it must be {wanted}.")

@@ -1,0 +1,83 @@
+"""What a run leaves behind: its figures as JSON, and the measurements they need."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import resource
+from typing import Any
+
+import numpy as np
+import torch
+
+from hotbed.errors import HotbedError
+
+
+class OutputError(HotbedError, OSError):
+    """A result cannot be written; known before the work that leads to it."""
+
+
+def peak_rss_bytes() -> int:
+    """The most memory this process ever had resident."""
+    try:
+        with open("/proc/self/status") as status:
+            for line in status:
+                # Unlike getrusage's figure this one starts anew with the program.
+                if line.startswith("VmHWM:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def versions() -> dict[str, str]:
+    """Of everything that may change a figure."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        hotbed = version("hotbed")
+    except PackageNotFoundError:  # run from a source tree
+        hotbed = "source"
+    return {
+        "hotbed": hotbed,
+        "torch": str(torch.__version__),
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def check_writable_file(path: str) -> None:
+    """Raise OutputError if a file cannot be created at `path`."""
+    folder = os.path.dirname(os.path.abspath(path))
+    if not os.path.isdir(folder):
+        raise OutputError(f"Cannot write {path!r}: the folder {folder!r} does not exist.")
+    if os.path.isdir(path):
+        raise OutputError(f"Cannot write {path!r}: it is a folder.")
+    part = f"{path}.part"
+    try:
+        with open(part, "w"):
+            pass
+        os.unlink(part)
+    except OSError as error:
+        raise OutputError(f"Cannot write {path!r}: {error.strerror}.") from None
+
+
+def write_json(path: str, report: dict[str, Any]) -> None:
+    """Write `report`, figures that are not finite as null; the file appears when complete."""
+    part = f"{path}.part"
+    with open(part, "w", encoding="utf-8") as file:
+        json.dump(_finite(report), file, indent=2, allow_nan=False)
+        file.write("\n")
+    os.replace(part, path)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _finite(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

@@ -1,0 +1,186 @@
+"""A trained model as a folder: what it is as JSON, its numbers as safetensors. No pickle.
+
+::
+
+    model.json             format version, model name, arguments, tables
+    dense.safetensors      the dense layers' parameters and buffers
+    tables.safetensors     for each table its rows, their ids (dynamic tables) and its key
+
+The key gives ids that training never met the first values they would have had.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from hotbed import init
+from hotbed.collection import EmbeddingCollection
+from hotbed.errors import HotbedError
+from hotbed.models import MODELS
+from hotbed.tables import Table
+from hotbed.train.report import OutputError
+
+_FORMAT = 1
+_MANIFEST = "model.json"
+_FILES = ("dense.safetensors", "tables.safetensors")
+
+
+class SavedModelError(HotbedError, ValueError):
+    """A folder does not hold a model that can be loaded."""
+
+
+def check_writable_folder(path: str) -> None:
+    """Raise OutputError if a model cannot be saved at `path`, before anything is trained.
+
+    An existing folder must be empty or hold a saved model, which will be replaced.
+    """
+    if os.path.exists(path):
+        if not os.path.isdir(path):
+            raise OutputError(f"Cannot save to {path!r}: it is a file.")
+        if os.listdir(path) and not os.path.exists(os.path.join(path, _MANIFEST)):
+            raise OutputError(
+                f"Cannot save to {path!r}: the folder holds other files. Name a new folder."
+            )
+    part = _part(path)
+    try:
+        os.makedirs(part, exist_ok=True)
+        os.rmdir(part)
+    except OSError as error:
+        raise OutputError(f"Cannot save to {path!r}: {error.strerror}.") from None
+
+
+def save_model(model: nn.Module, path: str) -> None:
+    """Write `model`, one of `hotbed.models`, to the folder `path`, replacing one saved there.
+
+    The folder is complete when it appears under its name.
+    """
+    name = _name_of(model)
+    part = _part(path)
+    shutil.rmtree(part, ignore_errors=True)
+    os.makedirs(part)
+    dense, tables = _halves(model)
+    save_file(dense, os.path.join(part, _FILES[0]))
+    save_file(tables, os.path.join(part, _FILES[1]))
+    manifest = {"format": _FORMAT, "model": name, "arguments": _encoded(_config_of(model))}
+    with open(os.path.join(part, _MANIFEST), "w", encoding="utf-8") as file:
+        json.dump(manifest, file, indent=2)
+        file.write("\n")
+    if os.path.isdir(path):
+        shutil.rmtree(path)
+    os.rename(part, path)
+
+
+def load_model(path: str) -> nn.Module:
+    """The model that `save_model` wrote, in evaluation mode.
+
+    Raises:
+        SavedModelError: the folder is not there, is incomplete, damaged or of another version.
+    """
+    manifest_path = os.path.join(path, _MANIFEST)
+    if not os.path.isdir(path):
+        raise SavedModelError(f"There is no folder {path!r}. `hotbed train --save DIR` makes one.")
+    try:
+        with open(manifest_path, encoding="utf-8") as file:
+            manifest = json.load(file)
+        version, name = manifest["format"], manifest["model"]
+        if version != _FORMAT:
+            raise SavedModelError(f"{manifest_path}: format {version}; this version reads 1.")
+        if name not in MODELS:
+            raise SavedModelError(f"{manifest_path}: the model {name!r} is unknown.")
+        model: nn.Module = MODELS[name](**_decoded(manifest["arguments"]))
+        state: dict[str, Tensor] = {}
+        for file_name in _FILES:
+            state.update(load_file(os.path.join(path, file_name)))
+        model.load_state_dict(state)
+    except FileNotFoundError as error:
+        raise SavedModelError(
+            f"{path!r} is not a saved model: {error.filename or error} is missing."
+        ) from None
+    except (
+        KeyError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        RuntimeError,
+        SafetensorError,
+    ) as error:
+        if isinstance(error, SavedModelError):
+            raise
+        raise SavedModelError(f"{path!r} cannot be loaded: {error}. Save it again.") from error
+    model.eval()
+    return model
+
+
+def stored_rows(model: nn.Module) -> int:
+    """The rows that all tables of `model` hold."""
+    return sum(m.count() for m in model.modules() if isinstance(m, EmbeddingCollection))
+
+
+def _part(path: str) -> str:
+    return f"{os.path.abspath(path)}.part"
+
+
+def _name_of(model: nn.Module) -> str:
+    for name, kind in MODELS.items():
+        if type(model) is kind:
+            return name
+    raise SavedModelError(
+        f"{type(model).__name__} is not one of hotbed.models ({', '.join(MODELS)}); "
+        "save its state_dict instead."
+    )
+
+
+def _config_of(model: nn.Module) -> dict[str, Any]:
+    config: Any = model.config
+    return dict(config)
+
+
+def _halves(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """(dense, tables): the two parts of the state_dict."""
+    owners = [name for name, m in model.named_modules() if isinstance(m, EmbeddingCollection)]
+    dense: dict[str, Tensor] = {}
+    tables: dict[str, Tensor] = {}
+    for name, value in model.state_dict().items():
+        of_table = any(name.startswith(f"{owner}.") for owner in owners)
+        (tables if of_table else dense)[name] = value.contiguous()
+    return dense, tables
+
+
+def _encoded(value: Any) -> Any:
+    """Arguments as JSON: tables as dicts, initializers and dtypes by name."""
+    if isinstance(value, dict):
+        return {name: _encoded(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_encoded(item) for item in value]
+    if isinstance(value, torch.dtype):
+        return str(value).removeprefix("torch.")
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        if not isinstance(value, Table) and type(value).__name__ not in init.__all__:
+            raise SavedModelError(f"{value!r} cannot be saved; use an initializer of hotbed.init.")
+        fields = {f.name: _encoded(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {"kind": type(value).__name__, **fields}
+    return value
+
+
+def _decoded(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_decoded(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    fields = {name: _decoded(item) for name, item in value.items() if name != "kind"}
+    if "kind" not in value:
+        return fields
+    if value["kind"] == "Table":
+        return Table(**{**fields, "dtype": getattr(torch, fields["dtype"])})
+    if value["kind"] not in init.__all__:
+        raise SavedModelError(f"the initializer {value['kind']!r} is unknown")
+    return getattr(init, value["kind"])(**fields)

@@ -1,0 +1,64 @@
+"""The whole of `hotbed predict`: a saved model and click logs in, scores out."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from hotbed.data import CriteoLog
+from hotbed.train.loop import scored
+from hotbed.train.metrics import auc, logloss
+from hotbed.train.report import check_writable_file
+from hotbed.train.saved import load_model
+
+
+class Scores(NamedTuple):
+    """What `write_scores` did."""
+
+    rows: int
+    seconds: float
+    auc: float | None
+    """None where the rows have no labels, or all the same."""
+    logloss: float | None
+
+
+def write_scores(folder: str, data: Sequence[str], out: str, batch_size: int = 4096) -> Scores:
+    """Write the click probability of every row of the logs `data` to the CSV file `out`.
+
+    The file, a header ``score`` and one number a row, appears when it is complete.
+
+    Raises:
+        HotbedError, OSError: no saved model, a malformed line, an output that cannot be written.
+    """
+    check_writable_file(out)
+    log = CriteoLog(data, batch_size, labels="auto")
+    model = load_model(folder)
+    began = time.perf_counter()
+    logits: list[torch.Tensor] = []
+    labels: list[torch.Tensor] = []
+    rows = 0
+    part = f"{out}.part"
+    try:
+        with open(part, "w", encoding="ascii") as file:
+            file.write("score\n")
+            for batch, z in scored(model, log):
+                rows += len(z)
+                file.writelines(f"{p:.9g}\n" for p in torch.sigmoid(z.double()).tolist())
+                if "label" in batch:
+                    logits.append(z)
+                    labels.append(batch["label"])
+        os.replace(part, out)
+    finally:
+        if os.path.exists(part):
+            os.unlink(part)
+    seconds = time.perf_counter() - began
+    if not logits:
+        return Scores(rows, seconds, None, None)
+    z, y = torch.cat(logits), torch.cat(labels)
+    area = auc(z, y)
+    return Scores(rows, seconds, None if math.isnan(area) else area, logloss(z, y))
