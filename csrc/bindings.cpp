@@ -8,6 +8,7 @@ namespace nb = nanobind;
 
 void bind_initial(nb::module_& module);
 void bind_rules(nb::module_& module);
+void bind_table_rule(nb::module_& module);
 void bind_data(nb::module_& module);
 void bind_index(nb::module_& module);
 void bind_table(nb::module_& module);
@@ -39,6 +40,7 @@ NB_MODULE(_core, module) {
   bind_data(module);
   bind_initial(module);
   bind_rules(module);
+  bind_table_rule(module);
   bind_data(module);
   bind_index(module);
   bind_table(module);

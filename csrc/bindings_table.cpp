@@ -87,6 +87,10 @@ Tensor lookup(const std::shared_ptr<Table>& table, Address ids, int64_t n) {
   int64_t bytes = t.weight_plane().row_bytes();
   Buffer<int64_t> slots(n);
   t.find(id, n, slots.data());
+  if (t.catch_up) {
+    t.catch_up->read(t, id, slots.data(), n, rows);
+    return out;
+  }
   for (int64_t i = 0; i < n; ++i) {
     t.read(id[i], slots[i], rows + i * bytes);
   }

@@ -124,6 +124,9 @@ class Table {
   // Set by an optimizer with untouched="exact"; nullptr otherwise.
   std::shared_ptr<CatchUp> catch_up;
 
+  // Which optimizer rule the states belong to; a rule whose number differs has lost the table.
+  uint64_t rule_token = 0;
+
   uint64_t plane_bytes() const;
   uint64_t index_bytes() const { return index_ ? index_->memory_bytes() : 0; }
 

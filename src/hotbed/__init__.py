@@ -2,7 +2,7 @@
 
 import torch  # noqa: F401  (first: the core shares the OpenMP runtime that torch brings)
 
-from hotbed import data, init
+from hotbed import data, init, optim
 from hotbed.collection import EmbeddingCollection, Rows
 from hotbed.embedding import Embedding
 from hotbed.embedding_bag import EmbeddingBag
@@ -16,6 +16,7 @@ from hotbed.errors import (
     TableError,
 )
 from hotbed.inputs import Jagged
+from hotbed.optim import split_parameters
 from hotbed.tables import Table
 
 __version__ = "0.1.0"
@@ -36,4 +37,6 @@ __all__ = [
     "TableError",
     "data",
     "init",
+    "optim",
+    "split_parameters",
 ]

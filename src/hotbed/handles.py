@@ -17,10 +17,11 @@ from torch import Tensor, nn
 from hotbed import _core
 from hotbed.errors import HotbedError, IdError, TableError
 from hotbed.init import table_key
+from hotbed.states import caught_up_weights, copy_states, write_states
 from hotbed.tables import Table
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 __all__ = [
     "CORE_DTYPES",
@@ -43,6 +44,9 @@ CORE_DTYPES = {
 OPEN_ROWS = 1 << 40
 
 
+_live_tables: weakref.WeakSet[LiveTable] = weakref.WeakSet()
+
+
 class LiveTable:
     """One table with its memory. Made by the modules; users meet it through them.
 
@@ -54,6 +58,7 @@ class LiveTable:
         optimizer: the Hotbed optimizer that drives the table, or None (a weak reference call).
         complaint: set where another optimizer stepped past a gradient of this table; the next
             training forward raises it.
+        rule: the core's hold of the optimizer whose states the table has, or None.
         fused_update: set by an optimizer with ``fused=True``; called in backward with
             (slots, values) in place of leaving a gradient.
     """
@@ -76,6 +81,8 @@ class LiveTable:
         self._optimizer: weakref.ref[Any] | None = None
         self.complaint: HotbedError | None = None
         self.fused_update: Any = None
+        self.rule: Any = None
+        _live_tables.add(self)
 
     def _handle(self) -> Tensor:
         if self.aliased:
@@ -111,6 +118,7 @@ class LiveTable:
                 f"table keeps {str(plane.dtype).removeprefix('torch.')} {tuple(plane.shape)}. "
                 "Choose the row dtype with Table(dtype=...)."
             )
+        self._settle(torch.arange(len(self)))
         plane.copy_(data)
         self.parameter.data = plane
 
@@ -139,8 +147,26 @@ class LiveTable:
             )
         slots = torch.empty(len(ids), dtype=torch.int64)
         self.core.find_or_insert(ids.data_ptr(), len(ids), slots.data_ptr())
+        self._settle(slots)
         with torch.no_grad():
             self.weights()[slots] = values.detach().to(self.spec.dtype)
+
+    @property
+    def follows(self) -> bool:
+        """Whether rows that no batch touches follow a dense optimizer, and so may be behind it."""
+        return self.rule is not None and bool(self.rule.exact)
+
+    def _settle(self, slots: Tensor) -> None:
+        """Brings rows up to the last step before they are overwritten."""
+        if self.follows:
+            slots = slots.unique()
+            self.rule.catch_up(slots.data_ptr(), len(slots))
+
+    def current_weights(self) -> Tensor:
+        """(rows, dim) weights by slot: the plane, or a copy where rows may be behind."""
+        if not self.follows:
+            return self.weights()
+        return caught_up_weights(self, torch.arange(len(self)))
 
     def _check(self, ids: Tensor) -> Tensor:
         ids = torch.as_tensor(ids)
@@ -174,12 +200,12 @@ class LiveTable:
                 )
             ids = self.ids()
             order = torch.argsort(ids)
-            destination[stem] = self.weights()[order]
+            destination[stem] = self.current_weights()[order]
             destination[f"{stem}_ids"] = ids[order]
-        elif self.aliased and keep_vars:
+        elif self.aliased and keep_vars and not self.follows:
             destination[stem] = self.parameter
         else:
-            destination[stem] = self.weights()
+            destination[stem] = self.current_weights()
         destination[f"{stem}_key"] = torch.tensor(_signed(self.key))
 
     def load(
@@ -214,6 +240,8 @@ class LiveTable:
                 f"Table {self.name!r}: {len(ids)} ids for {rows.shape[0]} rows in {stem}."
             )
             return
+        # As in torch, loading weights leaves an optimizer's states as they are.
+        held = copy_states(self) if self.rule is not None and self.spec.rows is None else None
         if self.spec.rows is None:
             self.core.clear()
         if key is not None:
@@ -221,6 +249,8 @@ class LiveTable:
             self.core.set_key(self.key)
         try:
             self.assign(ids, rows)
+            if held is not None:
+                write_states(self, held, insert=False)
         except HotbedError as error:
             errors.append(str(error))
 
@@ -236,6 +266,11 @@ class LiveTable:
             "index": index,
             "total": planes + index,
         }
+
+
+def live_tables() -> Iterable[LiveTable]:
+    """All tables there are."""
+    return _live_tables
 
 
 def live_table(parameter: Any) -> LiveTable | None:
@@ -257,7 +292,7 @@ def _signed(key: int) -> int:
 def copy_table(table: LiveTable) -> LiveTable:
     """A second live table with the same rows and key, without optimizer states."""
     copied = LiveTable(table.spec, table.key, requires_grad=table.parameter.requires_grad)
-    copied.assign(table.ids(), table.weights())
+    copied.assign(table.ids(), table.current_weights())
     return copied
 
 

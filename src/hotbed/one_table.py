@@ -78,8 +78,7 @@ class OneTable(nn.Module):
             raise TableError(
                 f"weight must have shape ({live.spec.rows}, {live.spec.dim}), got {tuple(value.shape)}."
             )
-        with torch.no_grad():
-            live.weights().copy_(value)
+        live.assign(live.ids(), value)
         if isinstance(value, nn.Parameter):
             live.parameter.requires_grad_(value.requires_grad)
 

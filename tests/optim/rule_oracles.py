@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from hotbed import _core
+from hotbed.ops.duplicates import sum_duplicates
 
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat16: 3}
 
@@ -76,19 +77,6 @@ class CoreTable:
         self.update.hyper = self.case.core_hyper(**changes)
         self.update.set_gradient(ids.data_ptr(), grads.data_ptr(), len(ids), self.step_count)
         _core.update([self.update])
-
-
-def sum_duplicates(ids: torch.Tensor, grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    made: list[torch.Tensor] = []
-
-    def allocate(count: int) -> tuple[int, int]:
-        made.append(torch.empty(count, dtype=torch.int64))
-        made.append(torch.empty(count, grads.shape[1], dtype=grads.dtype))
-        return made[0].data_ptr(), made[1].data_ptr()
-
-    name = "sum_duplicates_f64" if grads.dtype == torch.float64 else "sum_duplicates_f32"
-    getattr(_core, name)(ids.data_ptr(), grads.data_ptr(), len(ids), grads.shape[1], allocate)
-    return made[0], made[1]
 
 
 class DenseRule(torch.optim.Optimizer):

@@ -10,9 +10,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rule_oracles import CASE_IDS, CASES, DTYPES, Case, CoreTable, sum_duplicates
+from rule_oracles import CASE_IDS, CASES, DTYPES, Case, CoreTable
 
 from hotbed import _core
+from hotbed.ops.duplicates import sum_duplicates
 
 ROWS = 40
 

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from rule_oracles import CASE_IDS, CASES, Case, CoreTable, LazyOracle, sum_duplicates
+from rule_oracles import CASE_IDS, CASES, Case, CoreTable, LazyOracle
 
 from hotbed import _core
+from hotbed.ops.duplicates import sum_duplicates
 
 ROWS, STEPS = 120, 20
 

@@ -1,0 +1,116 @@
+// An optimizer's hold on a table, for Python; arrays come as addresses, as in bindings_table.cpp.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/array.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <array>
+
+#include "table_rule.hpp"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+using namespace hotbed;
+
+namespace {
+
+using Address = uintptr_t;
+
+template <class T>
+T* pointer(Address address) {
+  return reinterpret_cast<T*>(address);
+}
+
+template <class T>
+std::vector<T*> pointers(const std::vector<Address>& addresses) {
+  std::vector<T*> all;
+  for (Address address : addresses) all.push_back(pointer<T>(address));
+  return all;
+}
+
+// (rule, slots, gradient rows, count, hyperparameters)
+using StepTuple = std::tuple<TableRule*, Address, Address, int64_t, const Hyperparameters*>;
+
+}  // namespace
+
+void bind_table_rule(nb::module_& module) {
+  nb::class_<TableRule>(module, "TableRule", "An optimizer's hold on one table.")
+      .def_static(
+          "make",
+          [](std::shared_ptr<Table> table, const RuleOptions& options, double initial, bool exact) {
+            nb::gil_scoped_release unlocked;
+            return std::make_shared<TableRule>(std::move(table), options, initial, exact);
+          },
+          "table"_a, "options"_a, "initial_accumulator_value"_a, "exact"_a)
+      .def_prop_ro("options", &TableRule::options)
+      .def_prop_ro("initial_accumulator_value", &TableRule::initial_accumulator_value)
+      .def_prop_ro("exact", &TableRule::exact)
+      .def_prop_ro("steps", &TableRule::steps)
+      .def_prop_ro("holds_table", &TableRule::holds_table)
+      .def_prop_ro("history_runs", &TableRule::history_runs)
+      .def(
+          "read",
+          [](const TableRule& rule, Address slots, int64_t n, Address weights,
+             const std::vector<Address>& states) {
+            nb::gil_scoped_release unlocked;
+            rule.read(pointer<int64_t>(slots), n, pointer<void>(weights),
+                      pointers<void>(states).data());
+          },
+          "slots"_a, "n"_a, "weights"_a, "states"_a,
+          "Copies rows as of the last step, into weights (0: not wanted) and one array a state.")
+      .def(
+          "write_states",
+          [](TableRule& rule, Address slots, int64_t n, const std::vector<Address>& states) {
+            nb::gil_scoped_release unlocked;
+            rule.write_states(pointer<int64_t>(slots), n, pointers<const void>(states).data());
+          },
+          "slots"_a, "n"_a, "states"_a)
+      .def(
+          "catch_up",
+          [](TableRule& rule, Address slots, int64_t n) {
+            nb::gil_scoped_release unlocked;
+            rule.catch_up_rows(pointer<int64_t>(slots), n);
+          },
+          "slots"_a, "n"_a, "Brings rows to the last step; nothing to do unless exact.")
+      .def(
+          "restart",
+          [](TableRule& rule, int64_t steps, const std::array<double, 5>& base,
+             const Hyperparameters& last) {
+            rule.restart(steps, {base[0], base[1], base[2], base[3], base[4]}, last);
+          },
+          "steps"_a, "base"_a, "last"_a)
+      .def_prop_ro("last", &TableRule::last)
+      .def_prop_ro("base", [](const TableRule& rule) {
+        Transition t = rule.base();
+        return std::array<double, 5>{t.ww, t.wb, t.bw, t.bb, t.second};
+      });
+
+  module.def(
+      "step",
+      [](const std::vector<StepTuple>& tuples,
+         const std::vector<std::tuple<Address, int64_t, bool>>& dense) {
+        std::vector<TableStep> tables;
+        tables.reserve(tuples.size());
+        for (const auto& [rule, slots, grads, count, hyper] : tuples) {
+          tables.push_back(
+              {rule, pointer<int64_t>(slots), pointer<const void>(grads), count, *hyper});
+        }
+        std::vector<GradientView> views;
+        views.reserve(dense.size());
+        for (auto [values, count, is_double] : dense) {
+          views.push_back({pointer<const void>(values), count, is_double});
+        }
+        StepFault fault;
+        {
+          nb::gil_scoped_release unlocked;
+          fault = step(tables, views);
+        }
+        return std::make_tuple(fault.array, fault.element, fault.slot);
+      },
+      "tables"_a, "dense"_a,
+      "One step over all tables, given as (rule, slots, gradient rows, count, hyperparameters). "
+      "Checks first that all gradients, and the arrays (address, elements, is double) of `dense`, "
+      "are finite: returns (-1, -1, -1), or what is not and leaves everything as it was.");
+}

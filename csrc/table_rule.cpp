@@ -1,0 +1,259 @@
+#include "table_rule.hpp"
+
+#include <atomic>
+#include <cstring>
+#include <stdexcept>
+
+namespace hotbed {
+
+namespace {
+
+// Beyond this many runs of different hyperparameters the rows that need the oldest are caught up,
+// so that a schedule that changes every step does not make the history grow without end.
+constexpr int64_t kMaxRuns = 8192;
+
+std::atomic<uint64_t> next_token{1};
+
+int64_t state_row_bytes(const Table& table, size_t k) {
+  return table.states()[k].plane.row_bytes();
+}
+
+}  // namespace
+
+// What the table asks when it hands rows out.
+class TableRule::Follower : public CatchUp {
+ public:
+  explicit Follower(const RuleOptions& options) : options(options), history(options) {}
+
+  void write(Table& table, const int64_t* slots, int64_t n) override {
+    RowUpdate rows = planes(table, options);
+    rows.slots = slots;
+    rows.count = n;
+    hotbed::catch_up(rows, history);
+  }
+
+  void read(const Table& table, const int64_t* ids, const int64_t* slots, int64_t n,
+            void* rows) const override {
+    read_states(table, ids, slots, n, rows, nullptr);
+  }
+
+  // The same with the states, where wanted.
+  void read_states(const Table& table, const int64_t* ids, const int64_t* slots, int64_t n,
+                   void* weights, void* const* out) const {
+    size_t states = table.states().size();
+    Buffer<uint8_t> own_weights;
+    if (!weights) {
+      own_weights.resize(static_cast<uint64_t>(n * table.weight_plane().row_bytes()));
+      weights = own_weights.data();
+    }
+    Buffer<uint8_t> own_states[kMaxStates];
+    RowUpdate copies = planes(table, options);
+    copies.weights = weights;
+    for (size_t k = 0; k < states; ++k) {
+      if (out) {
+        copies.states[k] = out[k];
+      } else {
+        own_states[k].resize(static_cast<uint64_t>(n * state_row_bytes(table, k)));
+        copies.states[k] = own_states[k].data();
+      }
+    }
+    Buffer<int64_t> last(static_cast<uint64_t>(n));
+    copy_rows(table, ids, slots, n, weights, copies.states, last.data());
+    copies.slots = nullptr;
+    copies.count = n;
+    copies.ids = ids;
+    copies.last_step = last.data();
+    hotbed::catch_up(copies, history);
+  }
+
+  // Rows as they are stored; those that are not have first values and no step behind them.
+  static void copy_rows(const Table& table, const int64_t* ids, const int64_t* slots, int64_t n,
+                        void* weights, void* const* states, int64_t* last) {
+    const Plane& plane = table.weight_plane();
+    auto* rows = static_cast<uint8_t*>(weights);
+    for (int64_t i = 0; i < n; ++i) {
+      if (slots[i] >= 0) {
+        if (rows) std::memcpy(rows + i * plane.row_bytes(), plane.row(slots[i]), plane.row_bytes());
+      } else if (rows) {
+        table.first_values(ids + i, 1, rows + i * plane.row_bytes());
+      }
+      if (last) last[i] = slots[i] >= 0 ? table.last_step()[slots[i]] : 0;
+      for (size_t k = 0; k < table.states().size(); ++k) {
+        const State& state = table.states()[k];
+        int64_t bytes = state.plane.row_bytes(), width = state.plane.width();
+        auto* to = static_cast<uint8_t*>(states[k]) + i * bytes;
+        if (slots[i] >= 0) {
+          std::memcpy(to, state.plane.row(slots[i]), bytes);
+        } else if (table.dtype() == DType::f64) {
+          std::fill_n(reinterpret_cast<double*>(to), width, state.initial);
+        } else {
+          std::fill_n(reinterpret_cast<float*>(to), width, static_cast<float>(state.initial));
+        }
+      }
+    }
+  }
+
+  static RowUpdate planes(const Table& table, const RuleOptions& options) {
+    RowUpdate rows;
+    rows.options = options;
+    rows.weights = table.weights();
+    rows.dtype = table.dtype();
+    rows.dim = table.dim();
+    for (size_t k = 0; k < table.states().size(); ++k) {
+      rows.states[k] = table.states()[k].plane.data();
+    }
+    rows.ids = table.ids();
+    rows.table_key = table.initial().table_key;
+    rows.last_step = table.last_step();
+    return rows;
+  }
+
+  RuleOptions options;
+  History history;
+};
+
+TableRule::TableRule(std::shared_ptr<Table> table, const RuleOptions& options,
+                     double initial_accumulator_value, bool exact)
+    : table_(std::move(table)),
+      options_(options),
+      initial_accumulator_value_(initial_accumulator_value),
+      token_(next_token++) {
+  table_->clear_states();
+  table_->rule_token = 0;
+  try {
+    for (const StatePlane& plane : state_planes(options, initial_accumulator_value)) {
+      table_->add_state(plane.name, plane.one_per_row ? 1 : table_->dim(), plane.first_value);
+    }
+    if (exact) table_->track_steps(0);
+  } catch (...) {
+    table_->clear_states();
+    throw;
+  }
+  if (exact) {
+    follower_ = std::make_shared<Follower>(options);
+    table_->catch_up = follower_;
+  }
+  table_->rule_token = token_;
+}
+
+RowUpdate TableRule::planes() const { return Follower::planes(*table_, options_); }
+
+void TableRule::read(const int64_t* slots, int64_t n, void* weights, void* const* states) const {
+  if (!follower_) return Follower::copy_rows(*table_, nullptr, slots, n, weights, states, nullptr);
+  Buffer<int64_t> ids(static_cast<uint64_t>(n));
+  for (int64_t i = 0; i < n; ++i) ids[i] = table_->ids() ? table_->ids()[slots[i]] : slots[i];
+  follower_->read_states(*table_, ids.data(), slots, n, weights, states);
+}
+
+void TableRule::write_states(const int64_t* slots, int64_t n, const void* const* states) {
+  for (size_t k = 0; k < table_->states().size(); ++k) {
+    Plane& plane = table_->states()[k].plane;
+    const auto* from = static_cast<const uint8_t*>(states[k]);
+    for (int64_t i = 0; i < n; ++i) {
+      std::memcpy(plane.row(slots[i]), from + i * plane.row_bytes(), plane.row_bytes());
+    }
+  }
+  if (int64_t* last = table_->last_step()) {
+    for (int64_t i = 0; i < n; ++i) last[slots[i]] = steps_;
+  }
+}
+
+void TableRule::catch_up_rows(const int64_t* slots, int64_t n) {
+  if (follower_) follower_->write(*table_, slots, n);
+}
+
+void TableRule::restart(int64_t steps, const Transition& base, const Hyperparameters& last) {
+  steps_ = steps;
+  if (!follower_) return;
+  follower_->history.restart(steps, base, last);
+  table_->track_steps(0);
+}
+
+Transition TableRule::base() const {
+  return follower_ ? follower_->history.since(0) : Transition{};
+}
+
+Hyperparameters TableRule::last() const {
+  return follower_ ? follower_->history.last() : Hyperparameters{};
+}
+
+int64_t TableRule::history_runs() const { return follower_ ? follower_->history.run_count() : 0; }
+
+void TableRule::finish_step(const Hyperparameters& hyper) {
+  ++steps_;
+  if (!follower_) return;
+  History& history = follower_->history;
+  history.record(hyper);
+  if (history.run_count() < kMaxRuns) return;
+  const int64_t* last = table_->last_step();
+  history.forget(oldest_step(last, table_->size(), steps_));
+  if (history.run_count() < kMaxRuns / 2) return;
+  std::vector<int64_t> behind;  // rows never touched need the product of all steps only
+  for (int64_t slot = 0; slot < table_->size(); ++slot) {
+    if (last[slot] > 0 && last[slot] < steps_) behind.push_back(slot);
+  }
+  follower_->write(*table_, behind.data(), static_cast<int64_t>(behind.size()));
+  history.forget(steps_);
+}
+
+StepFault step(std::span<TableStep> tables, std::span<const GradientView> dense) {
+  std::vector<SummedRows<float>> summed;
+  std::vector<SummedRows<double>> summed_wide;
+  std::vector<RowUpdate> updates;
+  std::vector<GradientView> views;
+  updates.reserve(tables.size());
+  for (TableStep& t : tables) {
+    Table& table = t.rule->table();
+    if (!t.rule->holds_table()) throw std::logic_error("the table has another rule's states");
+    for (int64_t i = 0; i < t.count; ++i) {
+      if (static_cast<uint64_t>(t.slots[i]) >= static_cast<uint64_t>(table.size())) {
+        throw std::out_of_range(std::to_string(t.slots[i]));
+      }
+    }
+    bool wide = table.dtype() == DType::f64;
+    bool known = static_cast<int64_t>(table.last_unique.size()) == t.count &&
+                 (t.count == 0 || std::memcmp(table.last_unique.data(), t.slots,
+                                              static_cast<size_t>(t.count) * 8) == 0);
+    if (!known && has_duplicates(t.slots, t.count)) {
+      if (wide) {
+        auto& rows = summed_wide.emplace_back(
+            sum_duplicates(t.slots, static_cast<const double*>(t.grads), t.count, table.dim()));
+        t.slots = rows.slots.data();
+        t.grads = rows.values.data();
+        t.count = static_cast<int64_t>(rows.slots.size());
+      } else {
+        auto& rows = summed.emplace_back(
+            sum_duplicates(t.slots, static_cast<const float*>(t.grads), t.count, table.dim()));
+        t.slots = rows.slots.data();
+        t.grads = rows.values.data();
+        t.count = static_cast<int64_t>(rows.slots.size());
+      }
+    }
+    views.push_back({t.grads, t.count * table.dim(), wide});
+  }
+  views.insert(views.end(), dense.begin(), dense.end());
+  NonFinite bad = find_non_finite(views);
+  if (bad.array >= 0) {
+    StepFault fault{bad.array, bad.element, -1};
+    if (static_cast<size_t>(bad.array) < tables.size()) {
+      const TableStep& t = tables[static_cast<size_t>(bad.array)];
+      fault.slot = t.slots[bad.element / t.rule->table().dim()];
+    }
+    return fault;
+  }
+  for (const TableStep& t : tables) {
+    t.rule->catch_up_rows(t.slots, t.count);
+    RowUpdate u = t.rule->planes();
+    u.hyper = t.hyper;
+    u.slots = t.slots;
+    u.grads = t.grads;
+    u.count = t.count;
+    u.step = t.rule->steps() + 1;
+    updates.push_back(u);
+  }
+  update(updates);
+  for (const TableStep& t : tables) t.rule->finish_step(t.hyper);
+  return {};
+}
+
+}  // namespace hotbed

@@ -1,0 +1,95 @@
+// An optimizer's hold on one table: the states it keeps there, the steps taken, and for
+// untouched="exact" what rows that no batch touches have missed.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "catch_up.hpp"
+#include "history.hpp"
+#include "rules.hpp"
+#include "table.hpp"
+#include "update.hpp"
+
+namespace hotbed {
+
+struct StepFault;
+struct TableStep;
+
+// Reading is safe among readers; step(), restart() and write_states() want the table alone.
+class TableRule {
+ public:
+  // Replaces whatever states the table has by those of the rule, at their first values. `exact`:
+  // rows that no batch touches follow the dense optimizer. Throws OutOfMemory, the table then
+  // having no states.
+  TableRule(std::shared_ptr<Table> table, const RuleOptions& options,
+            double initial_accumulator_value, bool exact);
+
+  Table& table() const { return *table_; }
+  const RuleOptions& options() const { return options_; }
+  double initial_accumulator_value() const { return initial_accumulator_value_; }
+  bool exact() const { return follower_ != nullptr; }
+  int64_t steps() const { return steps_; }
+
+  // False once another rule has taken the table over.
+  bool holds_table() const { return table_->rule_token == token_; }
+
+  // Rows of `slots` as of the last step, into `weights` (n x dim of the table's dtype, or nullptr)
+  // and one array a state. Changes nothing.
+  void read(const int64_t* slots, int64_t n, void* weights, void* const* states) const;
+
+  // Gives rows their states, as of the last step.
+  void write_states(const int64_t* slots, int64_t n, const void* const* states);
+
+  // Brings rows to the last step (exact only).
+  void catch_up_rows(const int64_t* slots, int64_t n);
+
+  // Starts over after `steps` steps; `base` is what they did to rows that were never touched.
+  void restart(int64_t steps, const Transition& base, const Hyperparameters& last);
+
+  // What all steps so far did to a row that was never touched, and the numbers of the last step.
+  Transition base() const;
+  Hyperparameters last() const;
+  int64_t history_runs() const;
+
+ private:
+  friend StepFault step(std::span<TableStep> tables, std::span<const GradientView> dense);
+  class Follower;
+
+  RowUpdate planes() const;
+  void finish_step(const Hyperparameters& hyper);
+
+  std::shared_ptr<Table> table_;
+  RuleOptions options_;
+  double initial_accumulator_value_;
+  int64_t steps_ = 0;
+  uint64_t token_;
+  std::shared_ptr<Follower> follower_;
+};
+
+// One table's gradient: `count` rows of dim of the compute type, slots possibly repeating.
+struct TableStep {
+  TableRule* rule;
+  const int64_t* slots;
+  const void* grads;
+  int64_t count;
+  Hyperparameters hyper;
+};
+
+// What kept a step from being taken; array < 0: nothing did.
+struct StepFault {
+  int64_t array = -1;
+  int64_t element = -1;
+  int64_t slot = -1;
+};
+
+// One step over all tables: duplicates are summed, then everything (the arrays of `dense` too) is
+// checked to be finite, then rows are updated. If something is not finite nothing has changed, and
+// the answer says what: array t is table t for t < tables.size(), whose element counts within the
+// summed rows, and dense array t - tables.size() otherwise; for a table `slot` says which row.
+// Throws std::out_of_range, with nothing changed, if a slot is outside its table.
+StepFault step(std::span<TableStep> tables, std::span<const GradientView> dense);
+
+}  // namespace hotbed

@@ -1,0 +1,237 @@
+"""Rules that scale a step by past squared gradients, without bias correction."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from hotbed.optim.base import TableOptimizer
+from hotbed.optim.dense import DenseFactory
+
+__all__ = ["Adadelta", "Adagrad", "RMSprop", "RowwiseAdagrad"]
+
+
+class Adagrad(TableOptimizer):
+    """Adagrad, as ``torch.optim.Adagrad``.
+
+        s += g^2;   w -= lr / (1 + (t - 1) lr_decay) * g / (sqrt(s) + eps)
+
+    Args:
+        params: see `TableOptimizer`, also for ``untouched``, ``dense``, ``fused``, ``replace_state``.
+        lr: learning rate.
+        lr_decay: how fast lr falls with the steps t of the table.
+        weight_decay: L2, added to the gradient; or, with ``decoupled_weight_decay``, the row shrinks
+            by lr * weight_decay first.
+        initial_accumulator_value: first value of s.
+        eps: added to the divisor.
+        maximize: step up the gradient.
+    """
+
+    _rule = "adagrad"
+    _dense = torch.optim.Adagrad
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-2,
+        lr_decay: float = 0.0,
+        weight_decay: float = 0.0,
+        initial_accumulator_value: float = 0.0,
+        eps: float = 1e-10,
+        *,
+        maximize: bool = False,
+        decoupled_weight_decay: bool = False,
+        foreach: bool | None = None,
+        differentiable: bool = False,
+        untouched: str = "lazy",
+        dense: DenseFactory | None = None,
+        fused: bool = False,
+        replace_state: bool = False,
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "lr_decay": lr_decay,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "initial_accumulator_value": initial_accumulator_value,
+            "maximize": maximize,
+            "decoupled_weight_decay": decoupled_weight_decay,
+            "foreach": foreach,
+            "differentiable": differentiable,
+        }
+        super().__init__(
+            params,
+            defaults,
+            untouched=untouched,
+            dense=dense,
+            fused=fused,
+            replace_state=replace_state,
+        )
+
+    def _check_group(self, group: dict[str, Any]) -> None:
+        for key in ("lr_decay", "initial_accumulator_value", "eps"):
+            if not group[key] >= 0:
+                raise ValueError(f"{key} must not be negative, got {group[key]}")
+
+    def _numbers(self, group: dict[str, Any]) -> dict[str, float]:
+        return {"eps": group["eps"], "lr_decay": group["lr_decay"]}
+
+
+class RowwiseAdagrad(Adagrad):
+    """Adagrad with one sum a row instead of one a column: as good in most recommenders, for a fraction
+    of the state. FBGEMM's EXACT_ROWWISE_ADAGRAD:
+
+        s += mean(g^2);   w -= lr / (1 + (t - 1) lr_decay) * g / (sqrt(s) + eps)
+
+    Arguments as of `Adagrad`, whose torch class steps the dense parameters.
+    """
+
+    _rule = "rowwise_adagrad"
+
+    def __init__(self, params: Any, lr: float = 1e-2, *, eps: float = 1e-8, **options: Any) -> None:
+        super().__init__(params, lr, eps=eps, **options)
+
+
+class Adadelta(TableOptimizer):
+    """Adadelta, as ``torch.optim.Adadelta``.
+
+        v = rho v + (1 - rho) g^2;   d = sqrt(u + eps) / sqrt(v + eps) * g
+        u = rho u + (1 - rho) d^2;   w -= lr d
+
+    Args:
+        params: see `TableOptimizer`, also for ``untouched``, ``dense``, ``fused``, ``replace_state``.
+        lr: factor of the step.
+        rho: decay of both averages.
+        eps: added under both roots.
+        weight_decay: L2, added to the gradient; or, with ``decoupled_weight_decay``, the row shrinks
+            by lr * weight_decay first.
+        maximize: step up the gradient.
+    """
+
+    _rule = "adadelta"
+    _dense = torch.optim.Adadelta
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1.0,
+        rho: float = 0.9,
+        eps: float = 1e-6,
+        weight_decay: float = 0.0,
+        *,
+        maximize: bool = False,
+        decoupled_weight_decay: bool = False,
+        foreach: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        untouched: str = "lazy",
+        dense: DenseFactory | None = None,
+        fused: bool = False,
+        replace_state: bool = False,
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "rho": rho,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "maximize": maximize,
+            "decoupled_weight_decay": decoupled_weight_decay,
+            "foreach": foreach,
+            "capturable": capturable,
+            "differentiable": differentiable,
+        }
+        super().__init__(
+            params,
+            defaults,
+            untouched=untouched,
+            dense=dense,
+            fused=fused,
+            replace_state=replace_state,
+        )
+
+    def _check_group(self, group: dict[str, Any]) -> None:
+        if not 0 <= group["rho"] <= 1:
+            raise ValueError(f"rho must be in [0, 1], got {group['rho']}")
+        if not group["eps"] >= 0:
+            raise ValueError(f"eps must not be negative, got {group['eps']}")
+
+    def _numbers(self, group: dict[str, Any]) -> dict[str, float]:
+        return {"alpha": group["rho"], "eps": group["eps"]}
+
+
+class RMSprop(TableOptimizer):
+    """RMSprop, as ``torch.optim.RMSprop``.
+
+        v = alpha v + (1 - alpha) g^2;   centered: a = alpha a + (1 - alpha) g, v is v - a^2 below
+        d = g / (sqrt(v) + eps);   with momentum: d = b = momentum b + d;   w -= lr d
+
+    Args:
+        params: see `TableOptimizer`, also for ``untouched``, ``dense``, ``fused``, ``replace_state``.
+        lr: learning rate.
+        alpha: decay of the averages.
+        eps: added to the divisor.
+        weight_decay: L2, added to the gradient; or, with ``decoupled_weight_decay``, the row shrinks
+            by lr * weight_decay first.
+        momentum: 0 keeps no buffer.
+        centered: divide by the standard deviation instead of the root mean square.
+        maximize: step up the gradient.
+    """
+
+    _rule = "rmsprop"
+    _dense = torch.optim.RMSprop
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-2,
+        alpha: float = 0.99,
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        momentum: float = 0.0,
+        centered: bool = False,
+        *,
+        maximize: bool = False,
+        decoupled_weight_decay: bool = False,
+        foreach: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        untouched: str = "lazy",
+        dense: DenseFactory | None = None,
+        fused: bool = False,
+        replace_state: bool = False,
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "alpha": alpha,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "momentum": momentum,
+            "centered": centered,
+            "maximize": maximize,
+            "decoupled_weight_decay": decoupled_weight_decay,
+            "foreach": foreach,
+            "capturable": capturable,
+            "differentiable": differentiable,
+        }
+        super().__init__(
+            params,
+            defaults,
+            untouched=untouched,
+            dense=dense,
+            fused=fused,
+            replace_state=replace_state,
+        )
+
+    def _check_group(self, group: dict[str, Any]) -> None:
+        if not 0 <= group["alpha"] <= 1:
+            raise ValueError(f"alpha must be in [0, 1], got {group['alpha']}")
+        for key in ("eps", "momentum"):
+            if not group[key] >= 0:
+                raise ValueError(f"{key} must not be negative, got {group[key]}")
+
+    def _flags(self, group: dict[str, Any]) -> dict[str, bool]:
+        return {"momentum": group["momentum"] != 0, "centered": bool(group["centered"])}
+
+    def _numbers(self, group: dict[str, Any]) -> dict[str, float]:
+        return {"alpha": group["alpha"], "eps": group["eps"], "momentum": group["momentum"]}

@@ -1,0 +1,409 @@
+"""What all Hotbed optimizers share: one torch optimizer over tables and dense parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from hotbed import _core
+from hotbed.errors import NotFiniteError, OptimizerError
+from hotbed.handles import LiveTable, live_table
+from hotbed.optim.dense import DenseFactory, DenseHalf, name_of
+from hotbed.optim.guards import mark_table_optimizer
+from hotbed.states import check_states, copy_states, reset_states, write_states
+
+__all__ = ["TableOptimizer"]
+
+
+class TableOptimizer(Optimizer):
+    """Base of the optimizers in `hotbed.optim`: one rule for tables and dense parameters alike.
+
+    Tables are stepped by the core, all in one call; dense parameters by torch's optimizer of the same
+    rule, or by ``dense``. Constructing it gives every table the states of the rule.
+
+    Args:
+        params: as for any torch optimizer: ``model.parameters()``, or groups.
+        untouched: what happens to rows that a batch does not touch. ``"lazy"``: nothing; neither they
+            nor their states change. ``"exact"``: what the dense optimizer would have done to them,
+            made up for when they are next used. docs/optimizers.md says what that costs for each rule.
+        dense: another optimizer for the dense parameters: a class (``torch.optim.SGD``), which gets
+            this one's ``lr``, or a factory ``lambda groups: torch.optim.SGD(groups, lr=0.1)``.
+            Learning rate schedules act on both in proportion.
+        fused: update each table during backward instead of keeping its gradient. No accumulation, no
+            clipping, no GradScaler, and a step is not all or nothing; a second training forward
+            before ``step`` raises.
+        replace_state: take tables over from an optimizer with another rule, dropping its states.
+
+    Raises:
+        OptimizerError: see the message; nothing has changed then.
+        NotFiniteError: from ``step``: some gradient has a NaN or an infinity; nothing has changed.
+    """
+
+    _rule: ClassVar[str]
+    _dense: ClassVar[type[Optimizer]]
+
+    def __init__(
+        self,
+        params: Any,
+        defaults: dict[str, Any],
+        *,
+        untouched: str,
+        dense: DenseFactory | None,
+        fused: bool,
+        replace_state: bool,
+    ) -> None:
+        if untouched not in ("lazy", "exact"):
+            raise OptimizerError(f'untouched must be "lazy" or "exact", got {untouched!r}.')
+        for flag in ("capturable", "differentiable"):
+            if defaults.pop(flag, False):
+                raise OptimizerError(
+                    f"{type(self).__name__}: {flag}=True cannot be honoured for tables. Give it to the "
+                    f"dense part only: dense=lambda groups: torch.optim.X(groups, {flag}=True)."
+                )
+        self.untouched = untouched
+        self.fused = fused
+        self._replace_state = replace_state
+        self._rules: dict[Tensor, Any] = {}
+        self._live: dict[Tensor, LiveTable] = {}
+        self._hyper: list[Any] = []  # of each group, filled before use
+        self._options: list[Any] = []
+        self._half = DenseHalf(self, self._dense, dense)
+        super().__init__(params, defaults)
+        mark_table_optimizer(self)
+
+    # -- what a rule says ------------------------------------------------------------------------
+
+    def _check_group(self, group: dict[str, Any]) -> None:
+        """Raises ValueError on a number outside its range; called when a group is added."""
+
+    def _numbers(self, group: dict[str, Any]) -> dict[str, float]:
+        """The group's numbers by their names in the core, without lr and weight_decay."""
+        raise NotImplementedError
+
+    def _flags(self, group: dict[str, Any]) -> dict[str, bool]:
+        """The group's structural options by their names in the core."""
+        return {}
+
+    # -- groups and tables -----------------------------------------------------------------------
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As in torch; tables among the parameters get the states of the rule."""
+        super().add_param_group(param_group)
+        index = len(self.param_groups) - 1
+        group = self.param_groups[index]
+        try:
+            if not float(group["lr"]) >= 0:
+                raise ValueError(f"lr must not be negative, got {group['lr']}")
+            if not group.get("weight_decay", 0) >= 0:
+                raise ValueError(f"weight_decay must not be negative, got {group['weight_decay']}")
+            self._check_group(group)
+            options = _core.RuleOptions()
+            options.rule = getattr(_core.Rule, self._rule)
+            options.maximize = bool(group.get("maximize"))
+            options.decoupled_weight_decay = bool(group.get("decoupled_weight_decay"))
+            for name, value in self._flags(group).items():
+                setattr(options, name, value)
+            hyper = self._fill(_core.Hyperparameters(), group)
+            tables = [(p, t) for p in group["params"] if (t := live_table(p)) is not None]
+            initial = float(group.get("initial_accumulator_value", 0.0))
+            exact = self._check_tables([t for _, t in tables], options, initial, hyper)
+            self._half.add_group(index)
+            for parameter, live in tables:
+                self._attach(parameter, live, index, options, initial, exact)
+        except Exception:
+            self.param_groups.pop()
+            raise
+        self._options.append(options)
+        self._hyper.append(hyper)
+
+    def _check_tables(
+        self, tables: list[LiveTable], options: Any, initial: float, hyper: Any
+    ) -> bool:
+        """Raises where a table cannot be taken; returns whether rows need catching up."""
+        exact = self.untouched == "exact"
+        if exact and tables and (reason := _core.why_not_exact(options, hyper)):
+            raise OptimizerError(
+                f'{type(self).__name__} with untouched="exact" (table {tables[0].name!r}): {reason}.'
+            )
+        exact = exact and not _core.untouched_rows_stay(options, hyper)
+        for live in tables:
+            rule = live.rule
+            if rule is None or self._replace_state or _same(rule, options, initial, exact):
+                continue
+            other = live.optimizer
+            holder = (
+                f"a {type(other).__name__}" if other is not None else "an optimizer that is gone"
+            )
+            raise OptimizerError(
+                f"Table {live.name!r} has the states of {holder} with another rule or other options. "
+                "Pass replace_state=True to drop them."
+            )
+        return exact
+
+    def _attach(
+        self,
+        parameter: Tensor,
+        live: LiveTable,
+        index: int,
+        options: Any,
+        initial: float,
+        exact: bool,
+    ) -> None:
+        rule = live.rule
+        if rule is None or self._replace_state or not _same(rule, options, initial, exact):
+            live.rule = None
+            rule = live.rule = _core.TableRule.make(live.core, options, initial, exact)
+        self._rules[parameter] = rule
+        self._live[parameter] = live
+        live.optimizer = self
+        live.complaint = None
+        live.fused_update = self._fused_update(live, rule, index) if self.fused else None
+
+    def _fill(self, hyper: Any, group: dict[str, Any]) -> Any:
+        hyper.lr = float(group["lr"])
+        hyper.weight_decay = group.get("weight_decay", 0.0)
+        for name, value in self._numbers(group).items():
+            setattr(hyper, name, value)
+        return hyper
+
+    def _ready(self, index: int) -> Any:
+        """The numbers of group `index` for the step to come."""
+        group = self.param_groups[index]
+        hyper, options = self._fill(self._hyper[index], group), self._options[index]
+        for name, value in self._flags(group).items():
+            if getattr(options, name) != value:
+                raise OptimizerError(
+                    f"{type(self).__name__}: {name} of group {index} changed after construction, and "
+                    "with it the states of its tables. Make a new optimizer with replace_state=True."
+                )
+        if self.untouched == "exact":
+            reason = _core.why_not_exact(options, hyper)
+            if reason or not (
+                all(self._rules[p].exact for p in group["params"] if p in self._rules)
+                or _core.untouched_rows_stay(options, hyper)
+            ):
+                reason = reason or "weight_decay was 0 when the optimizer was made"
+                raise OptimizerError(f'{type(self).__name__} with untouched="exact": {reason}.')
+        return hyper
+
+    # -- stepping --------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """One step over tables and dense parameters.
+
+        Raises:
+            NotFiniteError: naming the table or parameter; nothing has changed.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        entries: list[tuple[Any, int, int, int, Any]] = []
+        entered: list[LiveTable] = []
+        held: list[Tensor] = []  # alive until the core has read them
+        dense: list[tuple[Tensor, int, int]] = []
+        views: list[tuple[int, int, bool]] = []
+        for index, group in enumerate(self.param_groups):
+            hyper = None
+            for position, parameter in enumerate(group["params"]):
+                grad = parameter.grad
+                if grad is None:
+                    continue
+                rule = self._rules.get(parameter)
+                if rule is None:
+                    self._view(grad, parameter, index, position, dense, views)
+                    continue
+                if hyper is None:
+                    hyper = self._ready(index)
+                live = self._live[parameter]
+                self._check_hold(live, rule)
+                slots, values = _rows_of(grad, live)
+                held += (slots, values)
+                entries.append((rule, slots.data_ptr(), values.data_ptr(), len(slots), hyper))
+                entered.append(live)
+        try:
+            array, element, slot = _core.step(entries, views)
+        except IndexError as error:
+            raise OptimizerError(
+                f"A gradient names slot {error}, which no table has: a table was loaded or cleared "
+                "between backward and step. Call zero_grad() after loading."
+            ) from None
+        if array >= 0:
+            if array < len(entered):
+                raise _not_finite(entered[array], slot, element)
+            parameter, index, position = dense[array - len(entered)]
+            name = name_of(parameter, self.param_groups[index], position)
+            raise NotFiniteError(
+                f"{name} has a NaN or an infinity in its gradient (element {element}); no row and no "
+                "parameter was changed. Skip the batch, or look for the division or logarithm behind."
+            )
+        self._half.step()
+        if self.fused:
+            for live in self._live.values():
+                live.complaint = None
+        return loss
+
+    def _check_hold(self, live: LiveTable, rule: Any) -> None:
+        if not rule.holds_table:
+            raise OptimizerError(
+                f"Table {live.name!r} was taken over by another optimizer "
+                f"({type(live.optimizer).__name__}, replace_state=True); this {type(self).__name__} "
+                "must not step it any more."
+            )
+
+    def _view(
+        self,
+        grad: Tensor,
+        parameter: Tensor,
+        index: int,
+        position: int,
+        dense: list[tuple[Tensor, int, int]],
+        views: list[tuple[int, int, bool]],
+    ) -> None:
+        """Adds a dense gradient to those the core checks, or checks it here."""
+        if grad.is_sparse:
+            grad = grad._values()
+        kind = grad.dtype
+        if (
+            kind not in (torch.float32, torch.float64)
+            or not grad.is_contiguous()
+            or not grad.is_cpu
+        ):
+            if bool(torch.isfinite(grad).all()):
+                return
+            name = name_of(parameter, self.param_groups[index], position)
+            raise NotFiniteError(
+                f"{name} has a NaN or an infinity in its gradient; no row and no parameter was "
+                "changed. Skip the batch, or look for the division or logarithm behind."
+            )
+        dense.append((parameter, index, position))
+        views.append((grad.data_ptr(), grad.numel(), kind == torch.float64))
+
+    def _fused_update(
+        self, live: LiveTable, rule: Any, index: int
+    ) -> Callable[[Tensor, Tensor], None]:
+        def update(slots: Tensor, values: Tensor) -> None:
+            self._check_hold(live, rule)
+            entry = (rule, slots.data_ptr(), values.data_ptr(), len(slots), self._ready(index))
+            array, element, slot = _core.step([entry], [])
+            if array >= 0:
+                raise _not_finite(live, slot, element)
+            live.complaint = OptimizerError(
+                f"Table {live.name!r} is updated during backward (fused=True), so there must be one "
+                "step() for each forward; a second training forward came first. Use fused=False to "
+                "accumulate gradients."
+            )
+
+        return update
+
+    # -- saving ----------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """As in torch. The entry of a table has its states by rising id:
+        ``{"step", "ids" (rows,), state (rows, dim or 1), ...}``.
+
+        Raises:
+            OptimizerError: the states do not fit in memory twice.
+        """
+        packed: dict[str, Any] = super().state_dict()
+        for index, parameter in enumerate(p for g in self.param_groups for p in g["params"]):
+            live = self._live.get(parameter)
+            if live is None:
+                continue
+            rule = self._rules[parameter]
+            self._check_hold(live, rule)
+            entry: dict[str, Any] = {"step": rule.steps, **copy_states(live)}
+            if rule.exact:
+                entry["untouched"] = {"base": list(rule.base), "last": _numbers_of(rule.last)}
+            packed["state"][index] = entry
+        return packed
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As in torch; ids of a dynamic table that have no row yet get one.
+
+        Raises:
+            OptimizerError, ValueError: it does not fit; nothing has changed.
+        """
+        entries: dict[int, Any] = dict(state_dict["state"])
+        parameters = [p for g in self.param_groups for p in g["params"]]
+        loaded = [(p, entries.pop(i, None)) for i, p in enumerate(parameters) if p in self._live]
+        for parameter, entry in loaded:
+            self._check_hold(self._live[parameter], self._rules[parameter])
+            if entry:
+                check_states(self._live[parameter], entry)
+        super().load_state_dict({**state_dict, "state": entries})
+        self._half.rejoin()
+        for parameter, entry in loaded:
+            live, rule = self._live[parameter], self._rules[parameter]
+            missed = (entry or {}).get("untouched", {})
+            last = _core.Hyperparameters()
+            for name, value in missed.get("last", {}).items():
+                setattr(last, name, value)
+            rule.restart((entry or {}).get("step", 0), missed.get("base", [1, 0, 0, 1, 1]), last)
+            reset_states(live)
+            if entry:
+                write_states(live, entry, insert=True)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        raise OptimizerError(
+            f"A {type(self).__name__} cannot be copied: the states live in the tables. Make a new one "
+            "over the copied model and load this one's state_dict()."
+        )
+
+
+def _same(rule: Any, options: Any, initial: float, exact: bool) -> bool:
+    return bool(
+        rule.options == options
+        and rule.exact == exact
+        and rule.initial_accumulator_value == initial
+    )
+
+
+_NUMBERS = [name for name in dir(_core.Hyperparameters) if not name.startswith("_")]
+
+
+def _numbers_of(hyper: Any) -> dict[str, float]:
+    return {name: getattr(hyper, name) for name in _NUMBERS}
+
+
+def _rows_of(grad: Tensor, live: LiveTable) -> tuple[Tensor, Tensor]:
+    """(slots, gradient rows) of a table's gradient, contiguous, of the compute dtype."""
+    if grad.is_sparse:
+        slots, values = grad._indices()[0], grad._values()
+    elif live.spec.rows is not None:  # the loss used the parameter itself
+        slots, values = torch.arange(live.spec.rows), grad
+    else:
+        raise OptimizerError(
+            f"Table {live.name!r} is dynamic and has a dense gradient: the loss used its parameter "
+            "directly. Use the vectors that forward returns."
+        )
+    if values.dtype != live.spec.compute_dtype:
+        values = values.to(live.spec.compute_dtype)
+    return slots.contiguous(), values.contiguous()
+
+
+def _not_finite(live: LiveTable, slot: int, element: int) -> NotFiniteError:
+    row = slot if live.spec.rows is not None else int(live.ids()[slot])
+    return NotFiniteError(
+        f"Table {live.name!r}, id {row}, column {element % live.spec.dim}: the gradient is NaN or "
+        "infinite; no row and no parameter was changed. Skip the batch, or look for the division or "
+        "logarithm behind."
+    )
+
+
+def split_parameters(model: torch.nn.Module) -> tuple[list[Any], list[Any]]:
+    """The parameters of a model as (tables, dense), for two optimizers.
+
+    >>> tables, dense = hb.split_parameters(model)
+    >>> optimizers = hb.optim.Adagrad(tables, lr=0.02), torch.optim.AdamW(dense, lr=1e-3)
+    """
+    parameters: Iterable[Any] = model.parameters()
+    tables, dense = [], []
+    for parameter in parameters:
+        (dense if live_table(parameter) is None else tables).append(parameter)
+    return tables, dense

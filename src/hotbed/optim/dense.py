@@ -1,0 +1,167 @@
+"""The dense half of a Hotbed optimizer: a torch optimizer that follows the outer one's groups."""
+
+from __future__ import annotations
+
+import gc
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from hotbed.errors import OptimizerError
+from hotbed.handles import live_table
+from hotbed.optim.guards import mark_inner
+
+__all__ = ["DenseFactory", "DenseHalf", "Ftrl", "name_of"]
+
+DenseFactory = Callable[[list[dict[str, Any]]], Optimizer]
+
+_RATIO = "dense_lr_ratio"
+
+
+class DenseHalf:
+    """Steps the dense parameters of an outer optimizer's groups, with one inner optimizer a group.
+
+    Args:
+        outer: the Hotbed optimizer; the inner ones work on its ``state``.
+        kind: the torch class of the same rule, which follows all numbers of the outer group.
+        chosen: the user's ``dense=``: a class, called with groups that carry the outer ``lr``, or a
+            factory, called with groups of parameters only. Its hyperparameters are its own; its
+            learning rate keeps its ratio to the outer one, so schedules act on both.
+    """
+
+    def __init__(
+        self, outer: Optimizer, kind: type[Optimizer], chosen: DenseFactory | None
+    ) -> None:
+        self.outer = outer
+        self.kind = kind
+        self.chosen = chosen
+        self.accepted = set(inspect.signature(kind).parameters) - {"params"}
+        self.inners: list[tuple[int, Optimizer]] = []
+
+    def add_group(self, index: int) -> None:
+        """Takes the dense parameters of the outer group `index` in."""
+        group = self.outer.param_groups[index]
+        parameters = [p for p in group["params"] if live_table(p) is None]
+        if not parameters:
+            return
+        if self.chosen is None:
+            inner = self.kind(parameters, **{k: v for k, v in group.items() if k in self.accepted})
+        else:
+            own: dict[str, Any] = {"params": parameters}
+            if isinstance(self.chosen, type):
+                own["lr"] = group["lr"]
+            inner = self.chosen([own])
+            if not isinstance(inner, Optimizer):
+                raise OptimizerError(
+                    f"dense={self.chosen!r} must make a torch.optim.Optimizer of the groups it is "
+                    f"given, got {type(inner).__name__}."
+                )
+            if group["lr"]:
+                group.setdefault(_RATIO, float(inner.param_groups[0]["lr"]) / float(group["lr"]))
+        mark_inner(inner)
+        self.outer.state.update(inner.state)  # torch's Adagrad makes its states at once
+        inner.state = self.outer.state
+        self.inners.append((index, inner))
+
+    def step(self) -> None:
+        for index, inner in self.inners:
+            group = self.outer.param_groups[index]
+            for mine in inner.param_groups:
+                if self.chosen is not None:
+                    mine["lr"] = group["lr"] * group.get(_RATIO, 1.0)
+                    continue
+                for key in mine:
+                    if key != "params" and key in group:
+                        mine[key] = group[key]
+                if group.get("decoupled_weight_decay") and "decoupled_weight_decay" not in mine:
+                    _shrink(mine)
+            inner.step()
+
+    def rejoin(self) -> None:
+        """Follows the outer optimizer's state after it was loaded."""
+        for _, inner in self.inners:
+            inner.state = self.outer.state
+
+
+@torch.no_grad()
+def _shrink(group: dict[str, Any]) -> None:
+    """Decoupled decay for rules whose torch class has none: w *= 1 - lr * weight_decay."""
+    factor = 1 - float(group["lr"]) * group["weight_decay"]
+    group["weight_decay"] = 0.0
+    if factor != 1:
+        for parameter in group["params"]:
+            if parameter.grad is not None:
+                parameter.mul_(factor)
+
+
+def name_of(parameter: Tensor, group: dict[str, Any], position: int) -> str:
+    """What to call a dense parameter in an error: its name in the largest module that has it."""
+    if "param_names" in group:
+        return f"Parameter {group['param_names'][position]!r}"
+    best = ""
+    for thing in gc.get_objects():
+        if isinstance(type(thing), type) and issubclass(type(thing), nn.Module):
+            for name, found in thing.named_parameters():
+                if found is parameter and len(name) > len(best):
+                    best = name
+    shape = tuple(parameter.shape)
+    return f"Parameter {best!r} of shape {shape}" if best else f"A dense parameter of shape {shape}"
+
+
+class Ftrl(Optimizer):
+    """FTRL for dense parameters, with the arithmetic of `hotbed.optim.FTRL`; torch has none."""
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        lr_power: float = -0.5,
+        initial_accumulator_value: float = 0.1,
+        l1: float = 0.0,
+        l2: float = 0.0,
+        l2_shrinkage: float = 0.0,
+        beta: float = 0.0,
+        maximize: bool = False,
+    ) -> None:
+        super().__init__(
+            params,
+            {
+                "lr": lr,
+                "lr_power": lr_power,
+                "initial_accumulator_value": initial_accumulator_value,
+                "l1": l1,
+                "l2": l2,
+                "l2_shrinkage": l2_shrinkage,
+                "beta": beta,
+                "maximize": maximize,
+            },
+        )
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            lr = float(group["lr"])
+            power = -group["lr_power"]
+            ridge = 2 * group["l2"] + group["beta"] / lr
+            for w in group["params"]:
+                if w.grad is None:
+                    continue
+                g = -w.grad if group["maximize"] else w.grad
+                state = self.state[w]
+                if not state:
+                    state["accumulator"] = torch.full_like(w, group["initial_accumulator_value"])
+                    state["linear"] = torch.zeros_like(w)
+                total, z = state["accumulator"], state["linear"]
+                old = total.pow(power)
+                total.addcmul_(g, g)
+                new = total.pow(power)
+                z.add_(g).add_(w, alpha=2 * group["l2_shrinkage"]).addcmul_(
+                    new - old, w, value=-1 / lr
+                )
+                curvature = new / lr + ridge
+                clipped = z.clamp(-group["l1"], group["l1"])
+                w.copy_(torch.where(curvature > 0, (clipped - z) / curvature, 0.0))

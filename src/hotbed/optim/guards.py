@@ -1,0 +1,79 @@
+"""What must not pass silently: a table that the wrong optimizer drives, or none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from hotbed.errors import OptimizerError
+from hotbed.handles import live_table, live_tables
+
+__all__ = ["mark_inner", "mark_table_optimizer"]
+
+# torch's name → the Hotbed class with the same rule, or the nearest one.
+_COUNTERPARTS = {
+    "SGD": "SGD",
+    "ASGD": "SGD",
+    "Adagrad": "Adagrad",
+    "Adam": "Adam",
+    "SparseAdam": "Adam",
+    "NAdam": "Adam",
+    "RAdam": "Adam",
+    "AdamW": "AdamW",
+    "Adamax": "Adamax",
+    "Adadelta": "Adadelta",
+    "RMSprop": "RMSprop",
+}
+
+_KIND = "_hotbed_kind"
+_CHECKED = "_hotbed_checked"
+
+
+def mark_inner(optimizer: Optimizer) -> None:
+    """`optimizer` steps the dense half inside a Hotbed optimizer, which has been checked itself."""
+    optimizer.__dict__[_KIND] = "inner"
+
+
+def mark_table_optimizer(optimizer: Optimizer) -> None:
+    """`optimizer` may hold tables."""
+    optimizer.__dict__[_KIND] = "tables"
+
+
+def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    kind = optimizer.__dict__.get(_KIND)
+    if kind == "inner":
+        return
+    if kind is None:
+        _refuse_handles(optimizer)
+    for live in live_tables():
+        if live.parameter.grad is not None and live.optimizer is None:
+            live.complaint = OptimizerError(
+                f"Table {live.name!r} had a gradient when {type(optimizer).__name__} took a step, "
+                "but no optimizer holds the table: it would never be trained. Give its parameter to "
+                "a hotbed.optim optimizer (all of model.parameters(), or "
+                "hotbed.split_parameters(model)[0]), or freeze it with requires_grad_(False)."
+            )
+
+
+def _refuse_handles(optimizer: Optimizer) -> None:
+    size = sum(len(group["params"]) for group in optimizer.param_groups)
+    if optimizer.__dict__.get(_CHECKED) == size:
+        return
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            live = live_table(parameter)
+            if live is None:
+                continue
+            name = type(optimizer).__name__
+            use = f"hotbed.optim.{_COUNTERPARTS.get(name, 'Adam')}"
+            raise OptimizerError(
+                f"Table {live.name!r} is in a torch.optim.{name}, which cannot update its rows. Use "
+                f"{use}(model.parameters(), ...) for tables and dense parameters alike, or give "
+                f"hotbed.split_parameters(model)[0] to {use} and [1] to torch.optim.{name}."
+            )
+    optimizer.__dict__[_CHECKED] = size
+
+
+register_optimizer_step_pre_hook(_before_step)

@@ -1,0 +1,183 @@
+"""Adam and its kin: rules with a first moment and bias correction."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from hotbed.optim.base import TableOptimizer
+from hotbed.optim.dense import DenseFactory
+
+__all__ = ["Adam", "AdamW", "Adamax", "RowwiseAdam"]
+
+
+class _Moments(TableOptimizer):
+    def _check_group(self, group: dict[str, Any]) -> None:
+        for i, beta in enumerate(group["betas"]):
+            if not 0 <= float(beta) < 1:
+                raise ValueError(f"betas[{i}] must be in [0, 1), got {beta}")
+        if not group["eps"] >= 0:
+            raise ValueError(f"eps must not be negative, got {group['eps']}")
+
+    def _numbers(self, group: dict[str, Any]) -> dict[str, float]:
+        beta1, beta2 = group["betas"]
+        return {"beta1": float(beta1), "beta2": float(beta2), "eps": group["eps"]}
+
+
+class Adam(_Moments):
+    """Adam, as ``torch.optim.Adam``.
+
+        m = beta1 m + (1 - beta1) g;   v = beta2 v + (1 - beta2) g^2
+        w -= lr / (1 - beta1^t) * m / (sqrt(v / (1 - beta2^t)) + eps)
+
+    t counts the steps of the table, not of the row, as in ``torch.optim.SparseAdam``.
+
+    Args:
+        params: see `TableOptimizer`, also for ``untouched``, ``dense``, ``fused``, ``replace_state``.
+        lr: learning rate.
+        betas: decay of the two moments.
+        eps: added to the divisor.
+        weight_decay: L2, added to the gradient. Use `AdamW` for decoupled decay.
+        amsgrad: divide by the largest v so far.
+        maximize: step up the gradient.
+    """
+
+    _rule = "adam"
+    _dense = torch.optim.Adam
+    _decoupled = False
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        amsgrad: bool = False,
+        *,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        untouched: str = "lazy",
+        dense: DenseFactory | None = None,
+        fused: bool = False,
+        replace_state: bool = False,
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "amsgrad": amsgrad,
+            "maximize": maximize,
+            "decoupled_weight_decay": self._decoupled,
+            "foreach": foreach,
+            "capturable": capturable,
+            "differentiable": differentiable,
+        }
+        super().__init__(
+            params,
+            defaults,
+            untouched=untouched,
+            dense=dense,
+            fused=fused,
+            replace_state=replace_state,
+        )
+
+    def _flags(self, group: dict[str, Any]) -> dict[str, bool]:
+        return {"amsgrad": bool(group["amsgrad"])}
+
+
+class AdamW(Adam):
+    """Adam with decoupled weight decay, as ``torch.optim.AdamW``: a touched row (with
+    ``untouched="exact"`` every row) first shrinks by lr * weight_decay. Arguments as of `Adam`.
+    """
+
+    _dense = torch.optim.AdamW
+    _decoupled = True
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        amsgrad: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__(params, lr, betas, eps, weight_decay, amsgrad, **options)
+
+
+class RowwiseAdam(Adam):
+    """Adam with one second moment a row, of the mean of g^2 over its columns. Arguments as of `Adam`,
+    whose torch class steps the dense parameters, and ``decoupled_weight_decay`` to decay as `AdamW`.
+    """
+
+    _rule = "rowwise_adam"
+
+    def __init__(
+        self, params: Any, lr: float = 1e-3, *, decoupled_weight_decay: bool = False, **options: Any
+    ) -> None:
+        self._decoupled = decoupled_weight_decay
+        super().__init__(params, lr, **options)
+
+
+class Adamax(_Moments):
+    """Adamax, as ``torch.optim.Adamax``.
+
+        m = beta1 m + (1 - beta1) g;   u = max(beta2 u, |g| + eps)
+        w -= lr / (1 - beta1^t) * m / u
+
+    Args:
+        params: see `TableOptimizer`, also for ``untouched``, ``dense``, ``fused``, ``replace_state``.
+        lr: learning rate.
+        betas: decay of the mean and of the largest gradient.
+        eps: added to |g|. With ``untouched="exact"`` it must not change between steps.
+        weight_decay: L2, added to the gradient; or, with ``decoupled_weight_decay``, the row shrinks
+            by lr * weight_decay first.
+        maximize: step up the gradient.
+    """
+
+    _rule = "adamax"
+    _dense = torch.optim.Adamax
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 2e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        *,
+        maximize: bool = False,
+        decoupled_weight_decay: bool = False,
+        foreach: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        untouched: str = "lazy",
+        dense: DenseFactory | None = None,
+        fused: bool = False,
+        replace_state: bool = False,
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "maximize": maximize,
+            "decoupled_weight_decay": decoupled_weight_decay,
+            "foreach": foreach,
+            "capturable": capturable,
+            "differentiable": differentiable,
+        }
+        super().__init__(
+            params,
+            defaults,
+            untouched=untouched,
+            dense=dense,
+            fused=fused,
+            replace_state=replace_state,
+        )
