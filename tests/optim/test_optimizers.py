@@ -343,7 +343,7 @@ def test_a_closure_is_called_with_gradients_on() -> None:
     expected = (twin_model(batch) - label).square().mean()
     expected.backward()
     optimizers[1].step()
-    assert float(loss) == float(expected)
+    assert float(loss.detach()) == float(expected.detach())
     assert torch.equal(tables_of(model)["item"], tables_of(twin_model)["item"])
 
 

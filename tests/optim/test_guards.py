@@ -1,0 +1,385 @@
+"""What must raise, and must leave everything as it was."""
+
+from __future__ import annotations
+
+import copy
+import gc
+from typing import Any
+
+import pytest
+import torch
+from models import Model, Twin, assert_same, batches, tables_of, train
+from torch import nn
+
+import hotbed as hb
+
+ALL = ["SGD", "Adagrad", "RowwiseAdagrad", "Adam", "AdamW", "RowwiseAdam"]
+ALL += ["Adamax", "Adadelta", "RMSprop", "FTRL"]
+
+
+def backward(model: nn.Module, seed: int = 0) -> torch.Tensor:
+    batch, label = next(batches(1, seed))
+    loss = (model(batch) - label).square().mean()
+    loss.backward()
+    return loss.detach()
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("name", ALL)
+def test_a_gradient_that_is_not_finite_refuses_the_whole_step(name: str, bad: float) -> None:
+    model = Model(dynamic=True)
+    optimizer = getattr(hb.optim, name)(model.parameters())
+    train(model, optimizer, list(batches(2)))
+    backward(model, 7)
+    grad = model.embeddings.parameter("user").grad
+    grad._values()[2, 4] = bad
+    victim = int(model.embeddings.table("user").ids()[grad._indices()[0, 2]])
+    rows, top = tables_of(model), model.top.weight.clone()
+    states = optimizer.state_dict()["state"]
+    with pytest.raises(hb.NotFiniteError, match=f"Table 'user', id {victim}, column 4"):
+        optimizer.step()
+    grad._values()[2, 4] = 0.0
+    model.top.bias.grad[0] = bad
+    with pytest.raises(hb.NotFiniteError, match=r"Parameter 'top.bias' of shape \(1,\).*element 0"):
+        optimizer.step()
+    for table, before in rows.items():
+        assert torch.equal(tables_of(model)[table], before)
+    assert torch.equal(model.top.weight, top)
+    for index, entry in optimizer.state_dict()["state"].items():
+        for key, value in entry.items():
+            assert torch.equal(torch.as_tensor(value), torch.as_tensor(states[index][key]))
+
+
+def test_names_of_named_parameters_are_used() -> None:
+    model = Model()
+    optimizer = hb.optim.SGD(list(model.named_parameters()), lr=0.1)
+    backward(model)
+    model.top.weight.grad[0, 0] = float("nan")
+    with pytest.raises(hb.NotFiniteError, match="Parameter 'top.weight' has a NaN"):
+        optimizer.step()
+
+
+def test_grad_scaler_skips_a_bad_step_and_unscales_a_good_one() -> None:
+    model = Model(dtype=torch.float32)
+    twin = Twin(model)
+    ours = hb.optim.Adagrad(model.parameters(), lr=0.1)
+    theirs = torch.optim.Adagrad(twin.parameters(), lr=0.1)
+    scalers = [torch.amp.GradScaler("cpu", init_scale=1024.0) for _ in range(2)]
+    for step, (batch, label) in enumerate(batches(8)):
+        for m, o, s in zip((model, twin), (ours, theirs), scalers, strict=True):
+            factor = float("inf") if step == 3 else 1.0
+            loss = (m(batch) - label.float()).square().mean() * factor
+            before = [p.clone() for p in m.top.parameters()]
+            s.scale(loss).backward()
+            s.step(o)
+            s.update()
+            o.zero_grad()
+            same = all(torch.equal(a, b) for a, b in zip(before, m.top.parameters(), strict=True))
+            assert same == (step == 3)
+    assert scalers[0].get_scale() == scalers[1].get_scale() == 512.0
+    assert_same(model, twin, 1e-5)
+
+
+@pytest.mark.parametrize("norm_type", [2.0, 1.0, float("inf")])
+@pytest.mark.parametrize("max_norm", [0.05, 100.0])
+def test_clipping_counts_tables_and_dense_alike(norm_type: float, max_norm: float) -> None:
+    model = Model()
+    twin = Twin(model)
+    for m in (model, twin):
+        backward(m, 0)
+        backward(m, 1)  # accumulated: rows repeat in the handle's gradient
+    norm = hb.nn.clip_grad_norm_(model.parameters(), max_norm, norm_type)
+    expected = nn.utils.clip_grad_norm_(twin.parameters(), max_norm, norm_type)
+    assert float(norm) == pytest.approx(float(expected), rel=1e-12)
+    for name in ("item", "user"):
+        grad = model.embeddings.parameter(name).grad.to_dense()
+        torch.testing.assert_close(grad, getattr(twin, name).weight.grad, rtol=1e-12, atol=1e-15)
+    torch.testing.assert_close(model.top.weight.grad, twin.top.weight.grad, rtol=1e-12, atol=0)
+
+
+def test_clipping_odd_cases() -> None:
+    assert float(hb.nn.clip_grad_norm_([], 1.0)) == 0.0
+    model = Model()
+    assert float(hb.nn.clip_grad_norm_(model.parameters(), 1.0)) == 0.0
+    backward(model)
+    layer = nn.Embedding(4, 2, sparse=True)
+    layer(torch.tensor([1, 1, 2])).sum().backward()
+    assert float(hb.nn.clip_grad_norm_(layer.weight, 1.0)) == pytest.approx(10**0.5, rel=1e-6)
+    model.top.weight.grad[0, 0] = float("nan")
+    before = model.embeddings.parameter("item").grad._values().clone()
+    with pytest.raises(RuntimeError, match="norm of nan"):
+        hb.nn.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True)
+    assert torch.equal(model.embeddings.parameter("item").grad._values(), before)
+
+
+def test_clipping_by_torch_raises() -> None:
+    model = Model(dynamic=True)
+    backward(model)
+    for parameters in (model.parameters(), [model.embeddings.parameter("user")]):
+        with pytest.raises(NotImplementedError):
+            nn.utils.clip_grad_norm_(parameters, 1.0)
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "SparseAdam", "Adagrad", "RMSprop"])
+def test_a_torch_optimizer_holding_a_table_raises_at_its_first_step(name: str) -> None:
+    model = Model()
+    optimizer = getattr(torch.optim, name)(model.parameters(), lr=0.1)
+    backward(model)
+    before = tables_of(model)
+    use = "Adam" if name == "SparseAdam" else name
+    with pytest.raises(hb.OptimizerError, match=f"'item'.*torch.optim.{name}.*hotbed.optim.{use}"):
+        optimizer.step()
+    with pytest.raises(hb.OptimizerError):
+        optimizer.step()
+    assert torch.equal(tables_of(model)["item"], before["item"])
+
+
+def test_a_table_left_out_raises_at_the_next_training_forward() -> None:
+    model = Model()
+    optimizer = torch.optim.SGD(hb.split_parameters(model)[1], lr=0.1)
+    backward(model)  # without any optimizer: allowed
+    backward(model)
+    optimizer.step()
+    batch, _ = next(batches(1))
+    with torch.no_grad():
+        model(batch)
+    with pytest.raises(hb.OptimizerError, match="Table 'item' had a gradient when SGD took a step"):
+        model(batch)
+
+
+def test_a_table_left_out_of_hotbed_optimizers_too() -> None:
+    model = Model()
+    user = model.embeddings.parameter("user")
+    optimizer = hb.optim.SGD([p for p in model.parameters() if p is not user], lr=0.1)
+    backward(model)
+    optimizer.step()
+    batch, _ = next(batches(1))
+    with pytest.raises(hb.OptimizerError, match="Table 'user' had a gradient"):
+        model(batch)
+    optimizer.add_param_group({"params": [user]})
+    optimizer.zero_grad()
+    backward(model)
+    optimizer.step()
+    model(batch)
+
+
+def test_a_frozen_table_may_be_left_out() -> None:
+    model = Model()
+    user = model.embeddings.parameter("user")
+    user.requires_grad_(False)
+    before = tables_of(model)["user"]
+    optimizer = hb.optim.Adam([p for p in model.parameters() if p is not user], lr=0.1)
+    train(model, optimizer, list(batches(3)))
+    assert torch.equal(tables_of(model)["user"], before)
+    assert user.grad is None
+
+
+def test_another_rule_must_be_asked_for() -> None:
+    model = Model()
+    first = hb.optim.Adam(model.parameters(), lr=0.01)
+    train(model, first, list(batches(2)))
+    rows = tables_of(model)
+    with pytest.raises(hb.OptimizerError, match="Table 'item' has the states of a Adam"):
+        hb.optim.Adagrad(model.parameters())
+    with pytest.raises(hb.OptimizerError, match="replace_state=True"):
+        hb.optim.Adam(model.parameters(), amsgrad=True)
+    second = hb.optim.Adagrad(
+        model.parameters(), lr=0.1, initial_accumulator_value=0.25, replace_state=True
+    )
+    assert torch.equal(tables_of(model)["item"], rows["item"])
+    entry = second.state_dict()["state"][0]
+    assert entry["step"] == 0
+    assert bool((entry["sum"] == 0.25).all())
+    train(model, second, list(batches(2)))
+    backward(model)
+    with pytest.raises(hb.OptimizerError, match="taken over by another optimizer .Adagrad"):
+        first.step()
+    with pytest.raises(hb.OptimizerError, match="taken over"):
+        first.state_dict()
+
+
+def test_the_same_rule_goes_on_with_the_states() -> None:
+    one, two = Model(), Model()
+    data = list(batches(8))
+    single = hb.optim.Adam(one.parameters(), lr=0.01)
+    losses = train(one, single, data)
+    dense = hb.split_parameters(two)[1]
+    kept = torch.optim.Adam(dense, lr=0.01)
+    optimizer: Any = hb.optim.Adam(hb.split_parameters(two)[0], lr=0.01)
+    again = []
+    for step, (batch, label) in enumerate(data):
+        if step == 4:
+            del optimizer
+            gc.collect()
+            optimizer = hb.optim.Adam(hb.split_parameters(two)[0], lr=0.01)
+        loss = (two(batch) - label).square().mean()
+        loss.backward()
+        again.append(float(loss.detach()))
+        for o in (optimizer, kept):
+            o.step()
+            o.zero_grad()
+    assert again == losses
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_existing_rows_get_first_states(name: str) -> None:
+    early, late = Model(dynamic=True), Model(dynamic=True)
+    ids = torch.arange(12)
+    for model in (early, late):
+        if model is late:
+            model.embeddings.assign("user", ids, model.embeddings.lookup("user", ids))
+    optimizers = [getattr(hb.optim, name)(m.parameters()) for m in (early, late)]
+    data = list(batches(5))
+    assert train(early, optimizers[0], data) == train(late, optimizers[1], data)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "reason"),
+    [
+        ("Adam", {"weight_decay": 0.1}, "decoupled_weight_decay=True"),
+        ("Adagrad", {"weight_decay": 0.1}, "decoupled_weight_decay=True"),
+        ("RMSprop", {"weight_decay": 0.1}, "decoupled_weight_decay=True"),
+        ("FTRL", {"l2_shrinkage": 0.1}, "l2_shrinkage"),
+        ("Adam", {"betas": (0.99, 0.9)}, "do not fade"),
+        ("Adamax", {"betas": (0.99, 0.9)}, "do not fade"),
+    ],
+)
+def test_exact_is_refused_where_it_has_no_bound(
+    name: str, options: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(hb.OptimizerError, match=reason):
+        getattr(hb.optim, name)(Model().parameters(), untouched="exact", **options)
+    getattr(hb.optim, name)(Model().parameters(), **options)
+
+
+def test_exact_refuses_decay_that_comes_later() -> None:
+    model = Model()
+    optimizer = hb.optim.SGD(model.parameters(), lr=0.1, untouched="exact")
+    backward(model)
+    optimizer.param_groups[0]["weight_decay"] = 0.1
+    with pytest.raises(hb.OptimizerError, match="weight_decay was 0 when"):
+        optimizer.step()
+
+
+def test_structure_must_not_change_after_construction() -> None:
+    model = Model()
+    optimizer = hb.optim.Adam(model.parameters(), lr=0.1)
+    backward(model)
+    optimizer.param_groups[0]["amsgrad"] = True
+    with pytest.raises(hb.OptimizerError, match="amsgrad of group 0 changed"):
+        optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "error"),
+    [
+        ("SGD", {"lr": -1.0}, ValueError),
+        ("SGD", {"nesterov": True}, ValueError),
+        ("SGD", {"weight_decay": -0.1}, ValueError),
+        ("Adam", {"betas": (1.0, 0.9)}, ValueError),
+        ("Adagrad", {"eps": -1.0}, ValueError),
+        ("Adadelta", {"rho": 1.5}, ValueError),
+        ("RMSprop", {"alpha": -0.5}, ValueError),
+        ("FTRL", {"lr_power": 0.5}, ValueError),
+        ("FTRL", {"lr": 0.0}, hb.OptimizerError),
+        ("Adam", {"untouched": "eager"}, hb.OptimizerError),
+        ("Adam", {"capturable": True}, hb.OptimizerError),
+        ("SGD", {"differentiable": True}, hb.OptimizerError),
+    ],
+)
+def test_bad_arguments(name: str, options: dict[str, Any], error: type[Exception]) -> None:
+    model = Model()
+    with pytest.raises(error):
+        getattr(hb.optim, name)(model.parameters(), **options)
+    assert model.embeddings.table("item").rule is None
+
+
+def test_fused_updates_during_backward() -> None:
+    one, two = Model(), Model()
+    plain = hb.optim.Adagrad(one.parameters(), lr=0.1)
+    fused = hb.optim.Adagrad(two.parameters(), lr=0.1, fused=True)
+    data = list(batches(6))
+    assert train(one, plain, data) == train(two, fused, data)
+    for name, rows in tables_of(one).items():
+        assert torch.equal(rows, tables_of(two)[name])
+    before = tables_of(two)["item"]
+    backward(two)
+    assert two.embeddings.parameter("item").grad is None
+    assert not torch.equal(tables_of(two)["item"], before)
+    batch, _ = next(batches(1))
+    with torch.no_grad():
+        two(batch)
+    with pytest.raises(hb.OptimizerError, match="fused=True.*one step"):
+        two(batch)
+    fused.step()
+    two(batch)
+
+
+def test_a_gradient_of_a_cleared_table_is_refused() -> None:
+    model = Model(dynamic=True)
+    optimizer = hb.optim.SGD(model.parameters(), lr=0.1)
+    backward(model)
+    model.embeddings.table("user").core.clear()
+    with pytest.raises(hb.OptimizerError, match="zero_grad"):
+        optimizer.step()
+
+
+def test_out_of_memory_for_states_names_the_table() -> None:
+    layer = hb.Embedding(300_000, 64)
+    hb._core.set_available_memory_for_test(1 << 20)
+    try:
+        with pytest.raises(hb.OutOfMemory, match="exp_avg"):
+            hb.optim.Adam(layer.parameters())
+    finally:
+        hb._core.set_available_memory_for_test(0)
+    optimizer = hb.optim.Adam(layer.parameters())
+    layer(torch.tensor([3])).sum().backward()
+    optimizer.step()
+
+
+def test_copies() -> None:
+    model = Model()
+    optimizer = hb.optim.Adam(model.parameters(), lr=0.01)
+    train(model, optimizer, list(batches(3)))
+    copied = copy.deepcopy(model)
+    with pytest.raises(hb.OptimizerError, match="cannot be copied"):
+        copy.deepcopy(optimizer)
+    fresh = hb.optim.Adam(copied.parameters(), lr=0.01)
+    fresh.load_state_dict(optimizer.state_dict())
+    data = list(batches(3, seed=4))
+    assert train(copied, fresh, data) == train(model, optimizer, data)
+
+
+def test_zero_grad_to_zero_keeps_stepping() -> None:
+    model = Model()
+    twin = Twin(model)
+    ours = hb.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, untouched="exact")
+    theirs = torch.optim.SGD(twin.parameters(), lr=0.05, momentum=0.9)
+    for m, o in ((model, ours), (twin, theirs)):
+        for seed in range(4):
+            backward(m, seed)
+            o.step()
+            o.zero_grad(set_to_none=False)
+            o.step()
+    assert_same(model, twin, 1e-11)
+
+
+def test_the_history_is_kept_only_as_long_as_some_row_needs_it() -> None:
+    model = Model()
+    optimizer = hb.optim.AdamW(model.parameters(), lr=0.01, untouched="exact")
+    twin = Twin(model)
+    theirs = torch.optim.AdamW(twin.parameters(), lr=0.01)
+    data = list(batches(4))
+    rule = model.embeddings.table("item").rule
+    longest = 0
+    for step in range(8300):
+        batch, label = data[step % 4] if step % 100 == 0 else data[0]
+        for m, o in ((model, optimizer), (twin, theirs)):
+            (m(batch) - label).square().mean().backward()
+            o.param_groups[0]["lr"] = 0.01 / (1 + step)
+            o.step()
+            o.zero_grad()
+        longest = max(longest, rule.history_runs)
+    assert longest == 8191
+    assert rule.history_runs < 200
+    assert_same(model, twin, 1e-9)
