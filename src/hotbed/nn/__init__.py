@@ -1,7 +1,8 @@
 """Layers around the tables: what a recommender's dense part is made of."""
 
+from hotbed.nn.clip import clip_grad_norm_
 from hotbed.nn.concat import concat
 from hotbed.nn.dot_interaction import DotInteraction
 from hotbed.nn.mlp import MLP
 
-__all__ = ["MLP", "DotInteraction", "concat"]
+__all__ = ["MLP", "DotInteraction", "clip_grad_norm_", "concat"]
