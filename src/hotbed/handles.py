@@ -159,7 +159,7 @@ class LiveTable:
     def _settle(self, slots: Tensor) -> None:
         """Brings rows up to the last step before they are overwritten."""
         if self.follows:
-            slots = slots.unique()
+            slots = torch.unique(slots)
             self.rule.catch_up(slots.data_ptr(), len(slots))
 
     def current_weights(self) -> Tensor:

@@ -64,7 +64,7 @@ def clip_grad_norm_(
     if not norms:
         return torch.tensor(0.0, device=device)
     dtype = max((n.dtype for n in norms), key=lambda d: d.itemsize)
-    total = torch.linalg.vector_norm(torch.stack([n.to(dtype) for n in norms]), norm_type)
+    total: Tensor = torch.linalg.vector_norm(torch.stack([n.to(dtype) for n in norms]), norm_type)
     if error_if_nonfinite and not bool(torch.isfinite(total)):
         raise RuntimeError(
             f"The gradients have a norm of {float(total)}, so they cannot be clipped. Pass "

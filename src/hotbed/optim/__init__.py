@@ -1,7 +1,8 @@
 """Optimizers over tables and dense parameters alike; see docs/optimizers.md."""
 
 from hotbed.optim.adaptive import Adadelta, Adagrad, RMSprop, RowwiseAdagrad
-from hotbed.optim.base import TableOptimizer, split_parameters
+from hotbed.optim.base import TableOptimizer
+from hotbed.optim.gradients import split_parameters
 from hotbed.optim.linear import FTRL, SGD
 from hotbed.optim.moments import Adam, Adamax, AdamW, RowwiseAdam
 

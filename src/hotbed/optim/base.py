@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -13,6 +13,7 @@ from hotbed import _core
 from hotbed.errors import NotFiniteError, OptimizerError
 from hotbed.handles import LiveTable, live_table
 from hotbed.optim.dense import DenseFactory, DenseHalf, name_of
+from hotbed.optim.gradients import not_finite, rows_of
 from hotbed.optim.guards import mark_table_optimizer
 from hotbed.states import check_states, copy_states, reset_states, write_states
 
@@ -193,7 +194,7 @@ class TableOptimizer(Optimizer):
     # -- stepping --------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step over tables and dense parameters.
 
         Raises:
@@ -222,7 +223,7 @@ class TableOptimizer(Optimizer):
                     hyper = self._ready(index)
                 live = self._live[parameter]
                 self._check_hold(live, rule)
-                slots, values = _rows_of(grad, live)
+                slots, values = rows_of(grad, live)
                 held += (slots, values)
                 entries.append((rule, slots.data_ptr(), values.data_ptr(), len(slots), hyper))
                 entered.append(live)
@@ -235,7 +236,7 @@ class TableOptimizer(Optimizer):
             ) from None
         if array >= 0:
             if array < len(entered):
-                raise _not_finite(entered[array], slot, element)
+                raise not_finite(entered[array], slot, element)
             parameter, index, position = dense[array - len(entered)]
             name = name_of(parameter, self.param_groups[index], position)
             raise NotFiniteError(
@@ -292,7 +293,7 @@ class TableOptimizer(Optimizer):
             entry = (rule, slots.data_ptr(), values.data_ptr(), len(slots), self._ready(index))
             array, element, slot = _core.step([entry], [])
             if array >= 0:
-                raise _not_finite(live, slot, element)
+                raise not_finite(live, slot, element)
             live.complaint = OptimizerError(
                 f"Table {live.name!r} is updated during backward (fused=True), so there must be one "
                 "step() for each forward; a second training forward came first. Use fused=False to "
@@ -369,41 +370,3 @@ _NUMBERS = [name for name in dir(_core.Hyperparameters) if not name.startswith("
 
 def _numbers_of(hyper: Any) -> dict[str, float]:
     return {name: getattr(hyper, name) for name in _NUMBERS}
-
-
-def _rows_of(grad: Tensor, live: LiveTable) -> tuple[Tensor, Tensor]:
-    """(slots, gradient rows) of a table's gradient, contiguous, of the compute dtype."""
-    if grad.is_sparse:
-        slots, values = grad._indices()[0], grad._values()
-    elif live.spec.rows is not None:  # the loss used the parameter itself
-        slots, values = torch.arange(live.spec.rows), grad
-    else:
-        raise OptimizerError(
-            f"Table {live.name!r} is dynamic and has a dense gradient: the loss used its parameter "
-            "directly. Use the vectors that forward returns."
-        )
-    if values.dtype != live.spec.compute_dtype:
-        values = values.to(live.spec.compute_dtype)
-    return slots.contiguous(), values.contiguous()
-
-
-def _not_finite(live: LiveTable, slot: int, element: int) -> NotFiniteError:
-    row = slot if live.spec.rows is not None else int(live.ids()[slot])
-    return NotFiniteError(
-        f"Table {live.name!r}, id {row}, column {element % live.spec.dim}: the gradient is NaN or "
-        "infinite; no row and no parameter was changed. Skip the batch, or look for the division or "
-        "logarithm behind."
-    )
-
-
-def split_parameters(model: torch.nn.Module) -> tuple[list[Any], list[Any]]:
-    """The parameters of a model as (tables, dense), for two optimizers.
-
-    >>> tables, dense = hb.split_parameters(model)
-    >>> optimizers = hb.optim.Adagrad(tables, lr=0.02), torch.optim.AdamW(dense, lr=1e-3)
-    """
-    parameters: Iterable[Any] = model.parameters()
-    tables, dense = [], []
-    for parameter in parameters:
-        (dense if live_table(parameter) is None else tables).append(parameter)
-    return tables, dense

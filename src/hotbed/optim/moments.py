@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -44,7 +44,7 @@ class Adam(_Moments):
     """
 
     _rule = "adam"
-    _dense = torch.optim.Adam
+    _dense: ClassVar[type[torch.optim.Optimizer]] = torch.optim.Adam
     _decoupled = False
 
     def __init__(

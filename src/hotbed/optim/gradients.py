@@ -1,0 +1,52 @@
+"""The gradient of a table as an optimizer takes it, and telling tables from dense parameters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hotbed.errors import NotFiniteError, OptimizerError
+from hotbed.handles import LiveTable, live_table
+
+__all__ = ["not_finite", "rows_of", "split_parameters"]
+
+
+def rows_of(grad: Tensor, live: LiveTable) -> tuple[Tensor, Tensor]:
+    """(slots, gradient rows) of a table's gradient, contiguous, of the compute dtype."""
+    if grad.is_sparse:
+        slots, values = grad._indices()[0], grad._values()
+    elif live.spec.rows is not None:  # the loss used the parameter itself
+        slots, values = torch.arange(live.spec.rows), grad
+    else:
+        raise OptimizerError(
+            f"Table {live.name!r} is dynamic and has a dense gradient: the loss used its parameter "
+            "directly. Use the vectors that forward returns."
+        )
+    if values.dtype != live.spec.compute_dtype:
+        values = values.to(live.spec.compute_dtype)
+    return slots.contiguous(), values.contiguous()
+
+
+def not_finite(live: LiveTable, slot: int, element: int) -> NotFiniteError:
+    """The error for element `element` of a table's gradient rows, which is in the row of `slot`."""
+    row = slot if live.spec.rows is not None else int(live.ids()[slot])
+    return NotFiniteError(
+        f"Table {live.name!r}, id {row}, column {element % live.spec.dim}: the gradient is NaN or "
+        "infinite; no row and no parameter was changed. Skip the batch, or look for the division or "
+        "logarithm behind."
+    )
+
+
+def split_parameters(model: torch.nn.Module) -> tuple[list[Any], list[Any]]:
+    """The parameters of a model as (tables, dense), for two optimizers.
+
+    >>> tables, dense = hb.split_parameters(model)
+    >>> optimizers = hb.optim.Adagrad(tables, lr=0.02), torch.optim.AdamW(dense, lr=1e-3)
+    """
+    tables: list[Any] = []
+    dense: list[Any] = []
+    for parameter in model.parameters():
+        (dense if live_table(parameter) is None else tables).append(parameter)
+    return tables, dense
