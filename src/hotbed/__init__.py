@@ -2,7 +2,7 @@
 
 import torch  # noqa: F401  (first: the core shares the OpenMP runtime that torch brings)
 
-from hotbed import data, init, nn, optim
+from hotbed import data, init, models, nn, optim, train
 from hotbed.collection import EmbeddingCollection, Rows
 from hotbed.embedding import Embedding
 from hotbed.embedding_bag import EmbeddingBag
@@ -37,7 +37,9 @@ __all__ = [
     "TableError",
     "data",
     "init",
+    "models",
     "nn",
     "optim",
     "split_parameters",
+    "train",
 ]

@@ -41,9 +41,7 @@ def test_peers_do_the_same_work(peer: type, optimizer: str, dynamic: bool, bag: 
     for table in range(work.tables):
         before = work.initial_weights(table)
         assert not torch.equal(theirs.weights(table), before)
-        torch.testing.assert_close(
-            ours.weights(table), theirs.weights(table), rtol=1e-4, atol=1e-6
-        )
+        torch.testing.assert_close(ours.weights(table), theirs.weights(table), rtol=1e-4, atol=1e-6)
 
 
 def test_the_torch_dlrm_learns() -> None:

@@ -44,15 +44,15 @@ class ProgressBar(Callback):
         self._began = self._drawn = 0.0
         self._last: Step | None = None
         self._progress = Progress(
-            TextColumn("epoch {task.fields[epoch]}"),
-            BarColumn(bar_width=16),
+            TextColumn("{task.fields[epoch]}"),
+            BarColumn(bar_width=10),
             TaskProgressColumn(),
             TextColumn("{task.fields[figures]}"),
-            TimeRemainingColumn(),
+            TimeRemainingColumn(compact=True),
             console=console,
         )
         self._task = self._progress.add_task(
-            "train", total=rows * epochs, epoch=f"1/{epochs}", figures=""
+            "train", total=rows * epochs, epoch=self._epoch(1), figures=""
         )
 
     def on_start(self, model: nn.Module) -> None:
@@ -70,6 +70,9 @@ class ProgressBar(Callback):
         self._draw()
         self._progress.stop()
 
+    def _epoch(self, number: int) -> str:
+        return f"{number}/{self._epochs}" if self._epochs > 1 else "train"
+
     def _draw(self) -> None:
         self._drawn = time.perf_counter()
         if self._last is None or self._loss is None:
@@ -79,13 +82,13 @@ class ProgressBar(Callback):
             self._auc.update(torch.cat(logits), torch.cat(labels))
             self._waiting.clear()
         speed = self._last.rows / (self._drawn - self._began)
-        figures = f"loss {self._loss:.4f}  AUC {self._auc.value():.4f}  {speed:,.0f} rows/s"
+        figures = f"loss {self._loss:.4f} AUC {self._auc.value():.4f} {speed:,.0f} rows/s"
         if self._stored_rows is not None:
-            figures += f"  {self._stored_rows():,} rows stored"
+            figures += f" {self._stored_rows():,} stored"
         self._progress.update(
             self._task,
             completed=self._last.rows,
-            epoch=f"{self._last.epoch}/{self._epochs}",
+            epoch=self._epoch(self._last.epoch),
             figures=figures,
         )
 

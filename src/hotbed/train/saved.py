@@ -63,20 +63,29 @@ def save_model(model: nn.Module, path: str) -> None:
 
     The folder is complete when it appears under its name.
     """
-    name = _name_of(model)
+    manifest = {
+        "format": _FORMAT,
+        "model": _name_of(model),
+        "arguments": _encoded(_config_of(model)),
+    }
+    tensors = dict(zip(_FILES, _halves(model), strict=True))
     part = _part(path)
     shutil.rmtree(part, ignore_errors=True)
     os.makedirs(part)
-    dense, tables = _halves(model)
-    save_file(dense, os.path.join(part, _FILES[0]))
-    save_file(tables, os.path.join(part, _FILES[1]))
-    manifest = {"format": _FORMAT, "model": name, "arguments": _encoded(_config_of(model))}
-    with open(os.path.join(part, _MANIFEST), "w", encoding="utf-8") as file:
-        json.dump(manifest, file, indent=2)
-        file.write("\n")
-    if os.path.isdir(path):
-        shutil.rmtree(path)
-    os.rename(part, path)
+    try:
+        manifest_path = os.path.join(part, _MANIFEST)
+        with open(manifest_path, "w", encoding="utf-8") as file:
+            json.dump(manifest, file, indent=2)
+            file.write("\n")
+        for name, values in tensors.items():
+            save_file(values, os.path.join(part, name))
+            # safetensors lets nobody but the owner read its files.
+            os.chmod(os.path.join(part, name), os.stat(manifest_path).st_mode)
+        if os.path.isdir(path):
+            shutil.rmtree(path)
+        os.rename(part, path)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
 
 
 def load_model(path: str) -> nn.Module:
@@ -163,12 +172,15 @@ def _encoded(value: Any) -> Any:
         return [_encoded(item) for item in value]
     if isinstance(value, torch.dtype):
         return str(value).removeprefix("torch.")
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        if not isinstance(value, Table) and type(value).__name__ not in init.__all__:
-            raise SavedModelError(f"{value!r} cannot be saved; use an initializer of hotbed.init.")
+    known = isinstance(value, Table) or type(value).__name__ in init.__all__
+    if known and dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {f.name: _encoded(getattr(value, f.name)) for f in dataclasses.fields(value)}
         return {"kind": type(value).__name__, **fields}
-    return value
+    if value is None or isinstance(value, str | int | float | bool):
+        return value
+    raise SavedModelError(
+        f"{value!r} cannot be saved. Use plain numbers and the initializers of hotbed.init."
+    )
 
 
 def _decoded(value: Any) -> Any:
@@ -182,5 +194,5 @@ def _decoded(value: Any) -> Any:
     if value["kind"] == "Table":
         return Table(**{**fields, "dtype": getattr(torch, fields["dtype"])})
     if value["kind"] not in init.__all__:
-        raise SavedModelError(f"the initializer {value['kind']!r} is unknown")
+        raise ValueError(f"the initializer {value['kind']!r} is unknown")
     return getattr(init, value["kind"])(**fields)

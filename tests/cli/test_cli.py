@@ -1,0 +1,327 @@
+import csv
+import json
+import math
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import hotbed as hb
+from hotbed.cli.app import app
+from hotbed.data import CriteoLog, write_criteo_tsv
+from hotbed.train import auc
+from hotbed.train.progress import ProgressBar
+
+SIZES = [3 + i % 5 for i in range(26)]
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory):
+    """4,000 rows that a model can learn something from."""
+    path = tmp_path_factory.mktemp("log") / "clicks.tsv"
+    write_criteo_tsv(path, 4_000, seed=1, table_rows=SIZES)
+    return path
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, [str(a) for a in arguments], env={"COLUMNS": "100"})
+
+
+def train(log, tmp_path, *arguments):
+    """(result, the figures) of a small training run."""
+    figures = tmp_path / "figures.json"
+    usual = ("--dim", 4, "--batch-size", 64, "--lr", 0.01, "--json", figures)
+    result = run("train", "--data", log, *usual, *arguments)
+    return result, json.loads(figures.read_text()) if figures.exists() else None
+
+
+@pytest.mark.parametrize("model", ["dlrm", "wide-deep"])
+def test_train_then_predict(log, tmp_path, model):
+    saved = tmp_path / "model"
+    result, figures = train(log, tmp_path, "--model", model, "--epochs", 3, "--save", saved)
+    assert result.exit_code == 0, result.output
+    assert figures["rows"] == 3 * 3_600 and figures["test_rows"] == 400
+    assert figures["epochs"] == 3 and figures["steps"] == 3 * 57
+    assert 0.65 < figures["auc"] < 0.9 and 0.3 < figures["logloss"] < 0.65
+    assert figures["samples_per_second"] == pytest.approx(figures["rows"] / figures["seconds"])
+    assert figures["peak_rss_bytes"] > 50 * 2**20 and figures["interrupted"] is False
+    assert figures["config"]["model"] == model and figures["config"]["lr"] == 0.01
+    assert figures["versions"]["torch"] == torch.__version__
+    distinct = {
+        (name, int(i))
+        for batch in CriteoLog(log, rows=(0, 3_600))
+        for name in hb.data.CATEGORIES
+        for i in batch[name]
+    }
+    tables = 1 if model == "dlrm" else 2
+    assert figures["stored_rows"] == tables * len(distinct)
+    assert f"{figures['auc']:.4f}" in result.stdout and "rows a second" in result.stdout
+    assert "AUC" in result.stderr and "rows/s" in result.stderr
+
+    scores = tmp_path / "scores.csv"
+    test_part = tmp_path / "test.tsv"
+    test_part.write_text("".join(log.read_text().splitlines(True)[3_600:]))
+    result = run("predict", saved, "--data", test_part, "--out", scores)
+    assert result.exit_code == 0, result.output
+    assert "400 rows scored" in result.stdout and f"AUC {figures['auc']:.4f}" in result.stdout
+    with open(scores, newline="") as file:
+        header, *rows = csv.reader(file)
+    assert header == ["score"] and len(rows) == 400
+    score = torch.tensor([float(row[0]) for row in rows], dtype=torch.float64)
+    assert ((score > 0) & (score < 1)).all()
+    labels = torch.cat([batch["label"] for batch in CriteoLog(test_part)])
+    assert auc(score, labels) == pytest.approx(figures["auc"], abs=1e-6)
+
+    bare = tmp_path / "bare.tsv"
+    lines = test_part.read_text().splitlines(True)
+    bare.write_text("".join(line.partition("\t")[2] for line in lines))
+    result = run("predict", saved, "--data", bare, "--out", tmp_path / "again.csv")
+    assert result.exit_code == 0 and "AUC" not in result.stdout
+    assert (tmp_path / "again.csv").read_text() == scores.read_text()
+
+
+def test_a_seed_repeats_a_run(log, tmp_path):
+    runs = [train(log, tmp_path, "--seed", seed, "--shuffle", 1_000)[1] for seed in (4, 4, 5)]
+    assert runs[0]["logloss"] == runs[1]["logloss"] != runs[2]["logloss"]
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    ["sgd", "adagrad", "rowwise-adagrad", "adam", "adamw"]
+    + ["rowwise-adam", "adamax", "adadelta", "rmsprop", "ftrl"],
+)
+def test_every_optimizer(log, tmp_path, optimizer):
+    result, figures = train(log, tmp_path, "--optimizer", optimizer)
+    assert result.exit_code == 0, result.output
+    assert figures["logloss"] < 0.75
+
+
+def test_several_logs(log, tmp_path):
+    lines = log.read_text().splitlines(True)
+    (tmp_path / "a.tsv").write_text("".join(lines[:1_500]))
+    (tmp_path / "b.tsv").write_text("".join(lines[1_500:]))
+    whole = train(log, tmp_path)[1]
+    spread = train(tmp_path / "a.tsv", tmp_path)[1]
+    assert spread["rows"] == 1_350
+    figures = tmp_path / "figures.json"
+    for data in (
+        ("--data", tmp_path / "a.tsv", tmp_path / "b.tsv"),
+        ("--data", tmp_path / "a.tsv", "--data", tmp_path / "b.tsv"),
+    ):
+        result = run(
+            "train", *data, "--dim", 4, "--batch-size", 64, "--lr", 0.01, "--json", figures
+        )
+        assert result.exit_code == 0, result.output
+        assert json.loads(figures.read_text())["logloss"] == whole["logloss"]
+
+
+def test_no_test_rows(log, tmp_path):
+    result, figures = train(log, tmp_path, "--test-fraction", 0)
+    assert result.exit_code == 0 and "test AUC" not in result.stdout
+    assert figures["rows"] == 4_000 and figures["auc"] is None and figures["test_rows"] == 0
+
+
+def test_skipped_lines_are_reported(log, tmp_path):
+    lines = log.read_text().splitlines(True)
+    lines[10] = lines[3_999] = "broken\n"
+    broken = tmp_path / "broken.tsv"
+    broken.write_text("".join(lines))
+    result, figures = train(broken, tmp_path)
+    assert result.exit_code == 2 and figures is None
+    assert f"Error: {broken}, line 11: 1 columns, expected 40" in result.stderr
+    result, figures = train(broken, tmp_path, "--on-error", "skip")
+    assert result.exit_code == 0 and "malformed lines skipped" in result.stdout
+    assert figures["skipped_lines"] == 2 and figures["rows"] == 3_599
+
+
+def test_config_file(log, tmp_path):
+    config = tmp_path / "run.toml"
+    config.write_text(
+        f'data = ["{log}"]\ndim = 3\nbatch-size = 100\nlr = 1\noptimizer = "sgd"\ntest_fraction = 0.5\n'
+    )
+    figures = tmp_path / "figures.json"
+    result = run("train", "--config", config, "--lr", 0.05, "--json", figures)
+    assert result.exit_code == 0, result.output
+    used = json.loads(figures.read_text())["config"]
+    assert (used["dim"], used["batch_size"], used["optimizer"]) == (3, 100, "sgd")
+    assert used["lr"] == 0.05 and used["test_fraction"] == 0.5 and used["data"] == [str(log)]
+    config.write_text(f'data = "{log}"\ndim = 2\n')
+    assert run("train", "--json", figures, "--config", config).exit_code == 0
+    assert json.loads(figures.read_text())["config"]["data"] == [str(log)]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("batchsize = 5", "unknown key 'batchsize'; did you mean 'batch-size'?"),
+        ("zebra = 5", "unknown key 'zebra'; there are data, model, dim"),
+        ("[train]\ndim = 5", "unknown key 'train'"),
+        ("dim = 1.5", "key 'dim' is 1.5; it must be an integer."),
+        ("epochs = true", "key 'epochs' is True; it must be an integer."),
+        ("lr = 'fast'", "key 'lr' is 'fast'; it must be a number."),
+        ("model = 3", "key 'model' is 3; it must be a string."),
+        ("data = [1]", "key 'data' is [1]; it must be a string or a list of strings."),
+        ("dim = = 3", "is not TOML"),
+    ],
+)
+def test_a_wrong_config_file(log, tmp_path, text, message):
+    config = tmp_path / "run.toml"
+    config.write_text(text)
+    result = run("train", "--data", log, "--config", config)
+    assert result.exit_code == 2
+    assert message in result.stderr and str(config) in result.stderr
+    assert result.stderr.startswith("Error: ") and result.stderr.count("\n") == 1
+    missing = run("train", "--config", tmp_path / "none.toml")
+    assert missing.exit_code == 2 and "No such file" in missing.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--data", "nowhere.tsv"], "Click log 'nowhere.tsv' does not exist."),
+        (["--data", "{tmp}"], "is a directory; pass the files in it."),
+        ([], "Name at least one click log: --data PATH."),
+        (
+            ["--data", "{log}", "--model", "gpt"],
+            "--model is gpt; it must be one of dlrm, wide-deep.",
+        ),
+        (["--data", "{log}", "--optimizer", "lion"], "--optimizer is lion; it must be one of sgd"),
+        (["--data", "{log}", "--dim", "0"], "--dim is 0; it must be positive."),
+        (["--data", "{log}", "--lr", "-1"], "--lr is -1.0; it must be positive."),
+        (["--data", "{log}", "--lr", "nan"], "--lr is nan; it must be positive."),
+        (
+            ["--data", "{log}", "--test-fraction", "1"],
+            "--test-fraction is 1.0; it must be in [0, 1).",
+        ),
+        (
+            ["--data", "{log}", "--on-error", "hide"],
+            "--on-error is hide; it must be raise or skip.",
+        ),
+        (["--data", "{empty}"], "There are no rows to train on in"),
+        (["--data", "{bare}"], "39 columns, expected 40"),
+        (["--data", "{log}", "--json", "{tmp}/no/x.json"], "no' does not exist."),
+        (["--data", "{log}", "--json", "{tmp}"], "it is a folder."),
+        (["--data", "{log}", "--save", "{log}"], "it is a file."),
+        (["--data", "{log}", "--save", "{log}/x"], "Not a directory."),
+        (["--data", "{log}", "--save", "{tmp}"], "the folder holds other files."),
+    ],
+)
+def test_mistakes_are_told_in_one_sentence(log, tmp_path, arguments, message):
+    (tmp_path / "empty.tsv").write_text("\n")
+    (tmp_path / "bare.tsv").write_text(
+        "".join(line.partition("\t")[2] for line in log.read_text().splitlines(True)[:9])
+    )
+    names = {
+        "log": log,
+        "tmp": tmp_path,
+        "empty": tmp_path / "empty.tsv",
+        "bare": tmp_path / "bare.tsv",
+    }
+    result = run("train", *(argument.format(**names) for argument in arguments))
+    assert result.exit_code == 2, result.output
+    assert message in result.stderr
+    assert "Traceback" not in result.output and result.stderr.count("Error") == 1
+
+
+def test_a_diverging_run_is_told(log, tmp_path):
+    saved = tmp_path / "m"
+    options = ("--optimizer", "sgd", "--lr", 1e30, "--save", saved)
+    result, figures = train(log, tmp_path, *options)
+    assert result.exit_code == 2 and figures is None and not saved.exists()
+    last = result.stderr.splitlines()[-1]
+    assert last.startswith("Error: ") and ("the loss is" in last or "gradient" in last)
+
+
+def test_predict_mistakes(log, tmp_path):
+    out = tmp_path / "scores.csv"
+    result = run("predict", tmp_path / "none", "--data", log, "--out", out)
+    assert result.exit_code == 2 and "There is no folder" in result.stderr
+    result = run("predict", tmp_path, "--data", log, "--out", out)
+    assert result.exit_code == 2 and "model.json is missing" in result.stderr
+    result = run("predict", tmp_path, "--data", log, "--out", tmp_path / "no" / "scores.csv")
+    assert result.exit_code == 2 and "does not exist" in result.stderr
+    train(log, tmp_path, "--save", tmp_path / "m")
+    (tmp_path / "broken.tsv").write_text(log.read_text() + "broken\n")
+    result = run("predict", tmp_path / "m", "--data", tmp_path / "broken.tsv", "--out", out)
+    assert result.exit_code == 2 and "line 4001: 1 columns" in result.stderr
+    assert not out.exists() and not (tmp_path / "scores.csv.part").exists()
+
+
+def interrupt_at(monkeypatch, number, times=1):
+    """Ctrl-C while step `number` is reported."""
+    plain = ProgressBar.on_step
+
+    def on_step(self, step):
+        plain(self, step)
+        if step.number == number:
+            for _ in range(times):
+                signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(ProgressBar, "on_step", on_step)
+
+
+def test_an_interrupt_ends_cleanly_with_what_was_reached(log, tmp_path, monkeypatch):
+    interrupt_at(monkeypatch, 5)
+    saved = tmp_path / "m"
+    result, figures = train(log, tmp_path, "--save", saved, "--epochs", 9)
+    assert result.exit_code == 130, result.output
+    assert figures["interrupted"] is True
+    assert (figures["steps"], figures["rows"], figures["epochs"]) == (5, 320, 0)
+    assert figures["test_rows"] == 400 and 0 < figures["auc"] < 1
+    assert "Interrupted" in result.stdout
+    result = run("predict", saved, "--data", log, "--out", tmp_path / "scores.csv")
+    assert result.exit_code == 0
+
+
+def test_a_second_interrupt_leaves_out_the_test(log, tmp_path, monkeypatch):
+    interrupt_at(monkeypatch, 5, times=2)
+    result, figures = train(log, tmp_path)
+    assert result.exit_code == 130
+    assert figures["interrupted"] is True and figures["auc"] is None
+    assert figures["rows"] in (256, 320) and figures["test_rows"] == 0
+
+
+def test_help_and_version():
+    result = run("--help")
+    assert result.exit_code == 0
+    for word in ("train", "predict", "Examples", "hotbed train --data", "130"):
+        assert word in result.stdout
+    for command in ("train", "predict"):
+        result = run(command, "--help")
+        assert result.exit_code == 0 and "--data" in result.stdout
+    assert "--test-fraction" in run("train", "--help").stdout
+    assert run().exit_code != 0 and "Usage" in run().output
+    result = run("--version")
+    assert result.exit_code == 0 and result.stdout == (
+        f"hotbed {hb.__version__} (torch {torch.__version__})\n"
+    )
+    assert run("train", "--bogus").exit_code == 2
+
+
+@pytest.mark.process
+def test_the_installed_entry_point(log, tmp_path):
+    code = "import hotbed.cli; hotbed.cli.main()"
+    figures = tmp_path / "figures.json"
+    options = ["--data", str(log), "--dim", "2", "--json", str(figures)]
+    done = subprocess.run(
+        [sys.executable, "-c", code, "train", *options], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "test AUC" in done.stdout and math.isfinite(json.loads(figures.read_text())["auc"])
+    done = subprocess.run(
+        [sys.executable, "-c", code, "train", "--data", "nowhere.tsv"],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    assert done.stderr == "Error: Click log 'nowhere.tsv' does not exist.\n"
+
+
+@pytest.mark.process
+def test_importing_hotbed_imports_neither_typer_nor_rich():
+    code = "import sys, hotbed; print(sorted({'typer', 'rich', 'safetensors'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

@@ -1,0 +1,118 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import hotbed as hb
+from hotbed.data import CATEGORIES, synthetic_clicks
+from hotbed.models import DLRM, WideDeep
+
+MODELS = [DLRM, WideDeep]
+
+
+def perceptron(mlp, x, last_relu):
+    """Linear layers by hand, ReLU between them and, if asked for, after them."""
+    for position, layer in enumerate(mlp.layers):
+        x = x @ layer.weight.T + layer.bias
+        if last_relu or position + 1 < len(mlp.layers):
+            x = x.clamp(min=0)
+    return x
+
+
+def plain_dlrm(model, batch):
+    dense = perceptron(model.bottom, batch["dense"], True)
+    vectors = [dense, *(model.embeddings.lookup(name, batch[name]) for name in model.features)]
+    pairs = [
+        (vectors[i] * vectors[j]).sum(1, keepdim=True)
+        for i in range(len(vectors))
+        for j in range(i)
+    ]
+    return perceptron(model.top, torch.cat([dense, *pairs], 1), False)[:, 0]
+
+
+def plain_wide_deep(model, batch):
+    dense = batch["dense"]
+    vectors = [model.embeddings.lookup(name, batch[name]) for name in model.features]
+    weights = [model.embeddings.lookup(f"{name}.wide", batch[name]) for name in model.features]
+    deep = perceptron(model.deep, torch.cat([dense, *vectors], 1), False)
+    wide = dense @ model.wide.weight.T + model.wide.bias + sum(weights)
+    return (deep + wide)[:, 0]
+
+
+PLAIN = {DLRM: plain_dlrm, WideDeep: plain_wide_deep}
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@given(
+    features=st.integers(1, 5),
+    dim=st.integers(1, 9),
+    num_dense=st.integers(1, 4),
+    rows=st.integers(1, 6),
+    training=st.booleans(),
+    seed=st.integers(0, 2**31),
+)
+def test_a_model_is_its_formula(kind, features, dim, num_dense, rows, training, seed):
+    generator = torch.Generator().manual_seed(seed)
+    names = [f"f{i}" for i in range(features)]
+    torch.manual_seed(seed)
+    model = kind(names, dim, num_dense, seed=seed).train(training)
+    batch = {name: torch.randint(-3, 3, (rows,), generator=generator) for name in names}
+    batch["dense"] = torch.randn(rows, num_dense, generator=generator)
+    logits = model(batch)
+    assert logits.shape == (rows,)
+    torch.testing.assert_close(logits, PLAIN[kind](model, batch), rtol=1e-5, atol=1e-6)
+    assert (model.embeddings.count() > 0) == training
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_every_parameter_gets_a_gradient(kind):
+    batch = next(iter(synthetic_clicks(64, 64)))
+    model = kind(CATEGORIES, dim=4, seed=0)
+    torch.nn.functional.binary_cross_entropy_with_logits(model(batch), batch["label"]).backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        gradient = (
+            parameter.grad.coalesce().values() if parameter.grad.is_sparse else parameter.grad
+        )
+        assert gradient.isfinite().all() and gradient.abs().sum() > 0, name
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_seed_fixes_the_rows(kind):
+    ids = torch.arange(5)
+    first, second, other = (kind(["a"], dim=3, seed=seed) for seed in (1, 1, 2))
+    assert torch.equal(first.embeddings.lookup("a", ids), second.embeddings.lookup("a", ids))
+    assert not torch.equal(first.embeddings.lookup("a", ids), other.embeddings.lookup("a", ids))
+
+
+def test_shapes_of_the_criteo_dlrm():
+    model = DLRM(CATEGORIES)
+    shapes = [tuple(layer.weight.shape) for layer in (*model.bottom.layers, *model.top.layers)]
+    assert shapes == [(64, 13), (16, 64), (256, 16 + 351), (128, 256), (1, 128)]
+    table = model.embeddings.tables["C7"]
+    assert (table.dim, table.rows, table.init) == (16, None, hb.init.Normal(0.0, 0.01))
+
+
+def test_tables_may_be_described():
+    tables = [hb.Table("s", 4, rows=10, combiner="mean"), "d"]
+    for kind in MODELS:
+        model = kind(tables, dim=4, num_dense=2)
+        bags = hb.Jagged(torch.tensor([1, 2, 3]), lengths=torch.tensor([2, 1]))
+        batch = {"s": bags, "d": torch.tensor([7, 8]), "dense": torch.zeros(2, 2)}
+        assert model(batch).shape == (2,)
+        assert model.embeddings.tables["s"] is tables[0]
+    wide = WideDeep(tables, dim=4).embeddings.tables["s.wide"]
+    assert (wide.dim, wide.rows, wide.combiner) == (1, 10, "mean")
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_wrong_widths(kind):
+    with pytest.raises(hb.TableError, match="Table 'a' has dim 5, and the model 4"):
+        kind([hb.Table("a", 5)], dim=4)
+
+
+def test_a_bottom_of_another_width():
+    with pytest.raises(hb.TableError, match=r"bottom is \[64, 8\].*end bottom with 16"):
+        DLRM(["a"], bottom=[64, 8])
+    with pytest.raises(hb.TableError, match=r"bottom is \[\]"):
+        DLRM(["a"], bottom=[])
