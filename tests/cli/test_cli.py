@@ -284,6 +284,12 @@ def test_a_second_interrupt_leaves_out_the_test(log, tmp_path, monkeypatch):
     assert figures["rows"] in (256, 320) and figures["test_rows"] == 0
 
 
+def test_an_interrupt_before_training(log, tmp_path, monkeypatch):
+    monkeypatch.setattr(CriteoLog, "count_rows", lambda self: signal.raise_signal(signal.SIGINT))
+    result, figures = train(log, tmp_path)
+    assert result.exit_code == 130 and figures is None and "Traceback" not in result.output
+
+
 def test_help_and_version():
     result = run("--help")
     assert result.exit_code == 0
