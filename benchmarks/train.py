@@ -139,11 +139,12 @@ def click_log(scratch: Path, quick: bool) -> tuple[Path, str]:
 
 
 def hotbed_dlrm(seed: int) -> tuple[nn.Module, Any]:
-    import hotbed as hb
+    import hotbed.models
+    import hotbed.optim
 
     torch.manual_seed(seed)
-    model = hb.models.DLRM(COLUMNS, dim=DIM, bottom=[64, DIM], top=[256, 128], seed=seed)
-    return model, hb.optim.Adam(model.parameters(), lr=LR)
+    model = hotbed.models.DLRM(COLUMNS, dim=DIM, bottom=[64, DIM], top=[256, 128], seed=seed)
+    return model, hotbed.optim.Adam(model.parameters(), lr=LR)
 
 
 def torch_dlrm(seed: int, rows: list[int]) -> tuple[TorchDlrm, TwoAdams]:

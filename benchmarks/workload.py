@@ -10,6 +10,8 @@ import torch
 BATCHES = 8
 """Batches that are cycled through, so that a step does not find its rows in the caches."""
 
+DISTINCT_ROWS = 10_000
+
 STATE_FLOATS = {
     "sgd": lambda dim: 0,
     "rowwise_adagrad": lambda dim: 1,
@@ -49,14 +51,20 @@ class Workload:
         return f"{self.tables} x {self.rows:,} x {self.dim}, batch {self.batch} x {self.bag}"
 
     def initial_weights(self, table: int) -> torch.Tensor:
-        """float32 (rows, dim): the same for every contender that asks."""
+        """float32 (rows, dim): the same for every contender that asks.
+
+        A block of random rows again and again: drawing each row anew would take longer than the
+        measurement, and no contender's time depends on the values.
+        """
         generator = torch.Generator().manual_seed(self.seed * 1000 + table)
-        return torch.empty(self.rows, self.dim).uniform_(-0.01, 0.01, generator=generator)
+        block = torch.empty(min(self.rows, DISTINCT_ROWS), self.dim)
+        block.uniform_(-0.01, 0.01, generator=generator)
+        return block.repeat(-(-self.rows // len(block)), 1)[: self.rows]
 
     def output_gradient(self) -> torch.Tensor:
         """float32 (batch, T * dim): fixed, so that backward's work does not depend on a loss."""
         generator = torch.Generator().manual_seed(self.seed + 1)
-        return torch.randn(self.batch, self.tables * self.dim, generator=generator) * 1e-3
+        return torch.randn(self.batch, self.tables * self.dim, generator=generator)
 
     def table_bytes(self, optimizer: str) -> int:
         """Weights and states of all tables."""

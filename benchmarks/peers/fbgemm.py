@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import warnings
 from collections.abc import Callable, Mapping
 
 import torch
@@ -36,12 +37,15 @@ class Fbgemm:
         return self.workload.table_bytes(self.optimizer)
 
     def build(self) -> None:
-        from fbgemm_gpu.split_embedding_configs import EmbOptimType
-        from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
-            ComputeDevice,
-            EmbeddingLocation,
-            SplitTableBatchedEmbeddingBagsCodegen,
-        )
+        with warnings.catch_warnings():
+            # It announces the parts of itself that its own wheel lacks.
+            warnings.simplefilter("ignore")
+            from fbgemm_gpu.split_embedding_configs import EmbOptimType
+            from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+                ComputeDevice,
+                EmbeddingLocation,
+                SplitTableBatchedEmbeddingBagsCodegen,
+            )
 
         work = self.workload
         spec = (work.rows, work.dim, EmbeddingLocation.HOST, ComputeDevice.CPU)

@@ -38,10 +38,15 @@ def test_peers_do_the_same_work(peer: type, optimizer: str, dynamic: bool, bag: 
     for i in range(STEPS):
         ours.step(i)
         theirs.step(i)
+    # SparseAdam adds eps before the bias correction, Hotbed's Adam (like torch.optim.Adam) after
+    # it: an update of a component with a tiny gradient differs by 32 eps / |gradient| of lr.
+    tolerance = 1e-5 if optimizer == "adam" else 1e-6
     for table in range(work.tables):
         before = work.initial_weights(table)
         assert not torch.equal(theirs.weights(table), before)
-        torch.testing.assert_close(ours.weights(table), theirs.weights(table), rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(
+            ours.weights(table), theirs.weights(table), rtol=1e-4, atol=tolerance
+        )
 
 
 def test_the_torch_dlrm_learns() -> None:
