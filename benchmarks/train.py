@@ -47,9 +47,9 @@ def run(*, quick: bool, progress: Callable[[str], None]) -> Report:
         _train_all(report, source, training, train, test, vocabulary, seeds, progress)
     progress("comparing losses from copied weights")
     count = min(COMPARED_LOSSES, len(train))
-    report.figures[f"largest difference in the first {count} losses"] = largest_loss_difference(
-        train[:count], vocabulary
-    )
+    for eps_as_adam, twin in ((False, "SparseAdam"), (True, "SparseAdam with Adam's eps")):
+        what = f"largest difference in the first {count} losses, {twin}"
+        report.figures[what] = largest_loss_difference(train[:count], vocabulary, eps_as_adam)
     return report
 
 
@@ -181,9 +181,12 @@ def area_under_curve(model: nn.Module, batches: list[Batch]) -> float:
     return float((below + not_above) / 2 / (len(clicked) * len(passed)))
 
 
-def largest_loss_difference(batches: list[Batch], vocabulary: Vocabulary) -> float:
+def largest_loss_difference(
+    batches: list[Batch], vocabulary: Vocabulary, eps_as_adam: bool
+) -> float:
     """Trains both from the same weights on the same batches; the largest |difference| of losses."""
-    twin, twin_optimizer = torch_dlrm(0, vocabulary.rows())
+    twin, _ = torch_dlrm(0, vocabulary.rows())
+    twin_optimizer = TwoAdams(twin, LR, eps_as_adam=eps_as_adam)
     model, optimizer = hotbed_dlrm(0)
     copy_weights(twin, model, vocabulary)
     largest = 0.0

@@ -57,14 +57,27 @@ class TorchDlrm(nn.Module):
 
 
 class TwoAdams:
-    """SparseAdam for the tables and Adam for the rest, as torch wants it."""
+    """SparseAdam for the tables and Adam for the rest, as torch wants it.
 
-    def __init__(self, model: TorchDlrm, lr: float) -> None:
+    SparseAdam adds eps to sqrt(v), Adam to sqrt(v) / sqrt(1 - beta2**t): in the first thousand
+    steps SparseAdam's eps weighs up to 32 times as much, which small gradients feel. With
+    `eps_as_adam` the tables' eps is shrunk at each step so that both mean the same.
+    """
+
+    def __init__(self, model: TorchDlrm, lr: float, *, eps_as_adam: bool = False) -> None:
         tables = list(model.tables.parameters())
         dense = [*model.bottom.parameters(), *model.top.parameters()]
         self.parts = (torch.optim.SparseAdam(tables, lr=lr), torch.optim.Adam(dense, lr=lr))
+        self.eps_as_adam = eps_as_adam
+        self.steps = 0
 
     def step(self) -> None:
+        self.steps += 1
+        if self.eps_as_adam:
+            (group,) = self.parts[0].param_groups
+            group["eps"] = self.parts[0].defaults["eps"] * (
+                1 - group["betas"][1] ** self.steps
+            ) ** 0.5
         for part in self.parts:
             part.step()
 
