@@ -52,23 +52,10 @@ class Grouping {
   int64_t* unique() { return unique_.data(); }
   const int32_t* groups() const { return groups_.data(); }
 
-  // Counting sort of the positions by group.
-  void transpose(int64_t n, Buffer<int32_t>& starts, Buffer<int32_t>& order) {
-    starts.resize(size_ + 1);
-    int32_t total = 0;
-    for (int64_t g = 0; g < size_; ++g) {
-      starts[g] = total;
-      total += counts_[g];
-      counts_[g] = starts[g];
-    }
-    starts[size_] = total;
-    order.resize(total);
-    const int32_t* groups = groups_.data();
-    int32_t* next = counts_.data();
-    int32_t* out = order.data();
-    for (int64_t i = 0; i < n; ++i) {
-      if (groups[i] >= 0) out[next[groups[i]]++] = static_cast<int32_t>(i);
-    }
+  // Hands the group of every position, and the size of every group, over.
+  void give(Buffer<int32_t>& groups, Buffer<int32_t>& counts) {
+    groups = std::move(groups_);
+    counts = std::move(counts_);
   }
 
  private:
@@ -123,6 +110,22 @@ void locate(const std::vector<FeatureBatch>& features, TableBatch& part) {
 }
 
 }  // namespace
+
+void TableBatch::transpose() {
+  if (starts.size()) return;
+  starts.resize(unique + 1);
+  int32_t total = 0;
+  for (int64_t g = 0; g < unique; ++g) {
+    starts[g] = total;
+    total += counts[g];
+    counts[g] = starts[g];
+  }
+  starts[unique] = total;
+  order.resize(total);
+  for (int64_t p = 0; p < count; ++p) {
+    if (groups[p] >= 0) order[counts[groups[p]]++] = static_cast<int32_t>(p);
+  }
+}
 
 Batch::Batch(std::vector<std::shared_ptr<Table>> all_tables, std::vector<FeatureInput> inputs)
     : tables(std::move(all_tables)), parts(tables.size()) {
@@ -272,9 +275,9 @@ void Batch::resolve(bool insert, bool transpose) {
       }
       if (transpose) {
         part.unique = unique;
-        grouping.transpose(part.count, part.starts, part.order);
+        grouping.give(part.groups, part.counts);
         locate(features, part);
-        part.transposed = true;
+        part.grouped = true;
       }
     } catch (...) {
 #pragma omp critical(hotbed_batch_resolve)

@@ -50,12 +50,17 @@ struct TableBatch {
   Buffer<int64_t> owned_slots;
   Buffer<uint8_t> scratch;  // rows of ids that are not stored (reading only)
 
-  // The transposed index; made when a gradient will come.
-  bool transposed = false;
+  // Which positions share a slot; made when a gradient will come.
+  bool grouped = false;
   int64_t unique = 0;
   Buffer<int64_t> unique_slots;  // in order of first appearance
-  Buffer<int32_t> starts;        // unique + 1
-  Buffer<int32_t> order;         // positions by unique slot, rising within each
+  Buffer<int32_t> groups;        // per position, its index among the unique slots; -1: padding
+  Buffer<int32_t> counts;        // positions of each group; spent by transpose()
+  // The same the other way round, where transpose() was called: group u holds the positions
+  // order[starts[u] .. starts[u + 1]), rising.
+  void transpose();
+  Buffer<int32_t> starts;
+  Buffer<int32_t> order;
   // Which feature and bag a position belongs to; empty where it is plain (one feature, one id
   // each).
   std::vector<int> features;  // indices into Batch::features

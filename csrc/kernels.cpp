@@ -29,6 +29,7 @@ Kernels table() {
   kernels.gather = gather;
   kernels.read_row = read_row;
   kernels.reduce = reduce_rows;
+  kernels.reduce_in_order = reduce_in_order;
   return kernels;
 }
 

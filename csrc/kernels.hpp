@@ -47,7 +47,8 @@ struct GradientSource {
 };
 
 struct ReduceTask {
-  bool wide;  // double instead of float
+  const int32_t* groups;  // in_order: the unique slot of each position, -1: none
+  bool wide;              // double instead of float
   int64_t dim;
   const int32_t* starts;
   const int32_t* order;
@@ -85,8 +86,10 @@ struct Kernels {
   void (*read_row)(const uint8_t* rows, const uint8_t* scratch, DType dtype, int64_t dim,
                    int64_t slot, void* out);
 
-  // reduce.hpp: unique slots [begin, end) of one table.
+  // reduce.hpp: unique slots [begin, end) of one table, by the transposed index.
   void (*reduce)(const ReduceTask& task, int64_t begin, int64_t end);
+  // The same for a whole table of `positions` positions, in the order of the batch.
+  void (*reduce_in_order)(const ReduceTask& task, int64_t positions);
 };
 
 // The best set this processor has, or the one named by use_kernels or by the variable HOTBED_ISA.

@@ -1,5 +1,7 @@
 #include "pool.hpp"
 
+#include <omp.h>
+
 #include <algorithm>
 
 namespace hotbed {
@@ -12,28 +14,83 @@ constexpr int64_t kTaskBytes = 256 << 10;
 // Outputs beyond this do not stay in the last cache until the model reads them.
 constexpr int64_t kCacheBytes = 16 << 20;
 
+// Unique rows of a table up to this size are worth copying together before they are pooled.
+constexpr int64_t kStagedBytes = 2 << 20;
+
+// Bags [begin, end) of the feature `index`, or all features of the table `index` by way of staging.
 struct Piece {
-  int feature;
+  int index;
   int64_t begin;
   int64_t end;
+  bool staged;
 };
 
 int64_t positions_of(const FeatureInput& input) { return std::max<int64_t>(1, input.count); }
 
-std::vector<Piece> pieces_of(const Batch& batch, const std::vector<Vectors>& out) {
+// Whether rows that the batch asks for often enough should be fetched once and then copied from the
+// cache. Only where whole tables are share enough for the threads.
+bool staged(const TableBatch& part, int64_t total_work) {
+  if (!part.grouped || part.table->initial().has_padding) return false;
+  int64_t dim = part.table->dim();
+  return part.count * dim * omp_get_max_threads() <= total_work &&
+         part.unique * 5 <= part.count * 4 &&
+         part.unique * dim * static_cast<int64_t>(part.table->compute_size()) <= kStagedBytes;
+}
+
+std::vector<Piece> pieces_of(const Batch& batch, const std::vector<Vectors>& out,
+                             const std::vector<GatherTask>& tasks) {
+  int64_t total_work = 0;
+  for (const TableBatch& part : batch.parts) total_work += part.count * part.table->dim();
   std::vector<Piece> pieces;
-  for (size_t f = 0; f < batch.features.size(); ++f) {
-    const FeatureInput& input = batch.features[f].input;
-    int64_t outputs = input.bags;
-    if (!out[f].data || outputs == 0) continue;
-    int64_t row_bytes = batch.parts[input.table].table->weight_plane().row_bytes();
-    int64_t bytes = positions_of(input) * row_bytes;
-    int64_t count = std::clamp<int64_t>(bytes / kTaskBytes, 1, outputs);
-    for (int64_t i = 0; i < count; ++i) {
-      pieces.push_back({static_cast<int>(f), outputs * i / count, outputs * (i + 1) / count});
+  for (size_t t = 0; t < batch.parts.size(); ++t) {
+    const TableBatch& part = batch.parts[t];
+    if (part.features.empty()) continue;
+    bool pooled = true;
+    for (int f : part.features) {
+      pooled = pooled && out[f].data && tasks[f].combiner != Combiner::max;
+    }
+    if (pooled && staged(part, total_work)) {
+      pieces.push_back({static_cast<int>(t), 0, 0, true});
+      continue;
+    }
+    for (int f : part.features) {
+      const FeatureInput& input = batch.features[f].input;
+      if (!out[f].data || input.bags == 0) continue;
+      int64_t bytes = positions_of(input) * part.table->weight_plane().row_bytes();
+      int64_t count = std::clamp<int64_t>(bytes / kTaskBytes, 1, input.bags);
+      for (int64_t i = 0; i < count; ++i) {
+        pieces.push_back({f, input.bags * i / count, input.bags * (i + 1) / count, false});
+      }
     }
   }
   return pieces;
+}
+
+void gather_staged(const Kernels& kernel, const Batch& batch, const TableBatch& part,
+                   const std::vector<GatherTask>& tasks) {
+  static thread_local Buffer<uint8_t> rows;
+  static thread_local Buffer<int64_t> slots;
+  const Table& table = *part.table;
+  GatherTask fetch = tasks[part.features[0]];
+  rows.resize(part.unique * table.dim() * table.compute_size());
+  fetch.slots = part.unique_slots.data();
+  fetch.offsets = nullptr;
+  fetch.fixed = 1;
+  fetch.weights = nullptr;
+  fetch.combiner = Combiner::none;
+  fetch.stream = false;
+  fetch.out = rows.data();
+  fetch.out_stride = table.dim();
+  kernel.gather(fetch, 0, part.unique);
+  slots.resize(part.count);
+  for (int64_t p = 0; p < part.count; ++p) slots[p] = part.groups[p];
+  for (int f : part.features) {
+    GatherTask task = tasks[f];
+    task.rows = rows.data();
+    task.dtype = table.dtype() == DType::f64 ? DType::f64 : DType::f32;
+    task.slots = slots.data() + batch.features[f].base;
+    kernel.gather(task, 0, batch.features[f].input.bags);
+  }
 }
 
 template <class C>
@@ -115,11 +172,16 @@ void pool(Batch& batch, const std::vector<Vectors>& out) {
                           feature.argmax.data(),
                           feature.base};
   }
-  std::vector<Piece> pieces = pieces_of(batch, out);
   const Kernels& kernel = kernels();
+  std::vector<Piece> pieces = pieces_of(batch, out, tasks);
 #pragma omp parallel for schedule(dynamic) if (pieces.size() > 1)
   for (size_t i = 0; i < pieces.size(); ++i) {
-    kernel.gather(tasks[pieces[i].feature], pieces[i].begin, pieces[i].end);
+    const Piece& piece = pieces[i];
+    if (piece.staged) {
+      gather_staged(kernel, batch, batch.parts[piece.index], tasks);
+    } else {
+      kernel.gather(tasks[piece.index], piece.begin, piece.end);
+    }
   }
 }
 

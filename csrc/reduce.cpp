@@ -1,5 +1,7 @@
 #include "reduce.hpp"
 
+#include <omp.h>
+
 #include <algorithm>
 
 namespace hotbed {
@@ -14,58 +16,96 @@ struct Piece {
   int64_t end;
 };
 
+std::vector<GradientSource> sources_of(const Batch& batch, const TableBatch& part,
+                                       const std::vector<Vectors>& grads) {
+  std::vector<GradientSource> sources;
+  for (int f : part.features) {
+    const FeatureBatch& feature = batch.features[f];
+    sources.push_back({grads[f].data, grads[f].stride, feature.input.weights,
+                       feature.scaled ? feature.inverse.data() : nullptr,
+                       feature.argmax.size() ? feature.argmax.data() : nullptr, feature.base});
+  }
+  return sources;
+}
+
+// Unique slots of one table in pieces of about as many positions: one id may hold a tenth of the
+// batch.
+void split(int table, const TableBatch& part, std::vector<Piece>& pieces) {
+  int64_t total = part.order.size();
+  int64_t row_bytes = part.table->dim() * part.table->compute_size();
+  int64_t wanted =
+      std::clamp<int64_t>(total * row_bytes / kTaskBytes, 1, std::max<int64_t>(1, part.unique));
+  const int32_t* starts = part.starts.data();
+  int64_t begin = 0;
+  for (int64_t i = 1; i <= wanted && begin < part.unique; ++i) {
+    int64_t end = part.unique;
+    if (i < wanted) {
+      auto target = static_cast<int32_t>(total * i / wanted);
+      end = std::lower_bound(starts + begin + 1, starts + part.unique, target) - starts;
+    }
+    if (end > begin) pieces.push_back({table, begin, end});
+    begin = end;
+  }
+}
+
 }  // namespace
 
 void reduce(Batch& batch, const std::vector<Vectors>& grads, const std::vector<void*>& values) {
   size_t count = batch.parts.size();
+  std::vector<int> taking_part;
+  int64_t total = 0;
+  int64_t largest = 0;
+  for (size_t t = 0; t < count; ++t) {
+    const TableBatch& part = batch.parts[t];
+    if (!values[t] || !part.grouped) continue;
+    int64_t work = part.count * part.table->dim();
+    taking_part.push_back(static_cast<int>(t));
+    total += work;
+    largest = std::max(largest, work);
+  }
+  // Whole tables in the order of the batch read every gradient once, in the order it lies in; that
+  // needs tables enough to share among the threads. Otherwise a table's slots are shared. Each slot
+  // is summed in the order of the batch either way, so the bits are the same.
+  bool in_order = largest * omp_get_max_threads() <= total + total / 8;
+
   std::vector<ReduceTask> tasks(count);
   std::vector<std::vector<GradientSource>> sources(count);
   std::vector<Piece> pieces;
-  for (size_t t = 0; t < count; ++t) {
+  for (int t : taking_part) {
     TableBatch& part = batch.parts[t];
-    if (!values[t] || !part.transposed) continue;
-    for (int f : part.features) {
-      const FeatureBatch& feature = batch.features[f];
-      sources[t].push_back({grads[f].data, grads[f].stride, feature.input.weights,
-                            feature.scaled ? feature.inverse.data() : nullptr,
-                            feature.argmax.size() ? feature.argmax.data() : nullptr, feature.base});
-    }
+    if (!in_order) part.transpose();
+    sources[t] = sources_of(batch, part, grads);
     const GradientSource& first = sources[t][0];
-    bool plain =
+    ReduceTask& task = tasks[t];
+    task.wide = part.table->dtype() == DType::f64;
+    task.dim = part.table->dim();
+    task.groups = part.groups.data();
+    task.starts = part.starts.data();
+    task.order = part.order.data();
+    task.bag_of = part.bag_of.size() ? part.bag_of.data() : nullptr;
+    task.feature_of = part.feature_of.size() ? part.feature_of.data() : nullptr;
+    task.sources = sources[t].data();
+    task.plain =
         sources[t].size() == 1 && first.data && !first.weights && !first.inverse && !first.argmax;
-    tasks[t] = ReduceTask{part.table->dtype() == DType::f64,
-                          part.table->dim(),
-                          part.starts.data(),
-                          part.order.data(),
-                          part.bag_of.size() ? part.bag_of.data() : nullptr,
-                          part.feature_of.size() ? part.feature_of.data() : nullptr,
-                          sources[t].data(),
-                          plain,
-                          values[t]};
-    // Split by positions, not by slots: one id may hold a tenth of the batch.
-    int64_t total = part.order.size();
-    int64_t row_bytes = part.table->dim() * part.table->compute_size();
-    int64_t wanted =
-        std::clamp<int64_t>(total * row_bytes / kTaskBytes, 1, std::max<int64_t>(1, part.unique));
-    int64_t begin = 0;
-    for (int64_t i = 1; i <= wanted && begin < part.unique; ++i) {
-      const int32_t* starts = part.starts.data();
-      int64_t end = i == wanted ? part.unique
-                                : std::lower_bound(starts + begin + 1, starts + part.unique,
-                                                   static_cast<int32_t>(total * i / wanted)) -
-                                      starts;
-      if (end > begin) pieces.push_back({static_cast<int>(t), begin, end});
-      begin = end;
+    task.values = values[t];
+    if (in_order) {
+      pieces.push_back({t, 0, part.count});
+    } else {
+      split(t, part, pieces);
     }
   }
   const Kernels& kernel = kernels();
 #pragma omp parallel for schedule(dynamic) if (pieces.size() > 1)
   for (size_t i = 0; i < pieces.size(); ++i) {
-    kernel.reduce(tasks[pieces[i].table], pieces[i].begin, pieces[i].end);
+    const Piece& piece = pieces[i];
+    if (in_order) {
+      kernel.reduce_in_order(tasks[piece.table], piece.end);
+    } else {
+      kernel.reduce(tasks[piece.table], piece.begin, piece.end);
+    }
   }
-  for (size_t t = 0; t < count; ++t) {
-    TableBatch& part = batch.parts[t];
-    if (!values[t] || !part.transposed) continue;
+  for (int t : taking_part) {
+    const TableBatch& part = batch.parts[t];
     part.table->last_unique.assign(part.unique_slots.data(),
                                    part.unique_slots.data() + part.unique);
   }

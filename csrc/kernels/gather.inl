@@ -3,7 +3,7 @@
 namespace hotbed::HOTBED_ISA {
 
 // Rows are fetched this many positions ahead: enough to cover a miss, few enough for the queues.
-constexpr int64_t kAhead = 12;
+constexpr int64_t kAhead = 16;
 
 static inline void prefetch_row(const uint8_t* row, int64_t bytes) {
   // Long rows: the hardware follows after the first lines.

@@ -34,6 +34,24 @@ static void reduce_plain(const ReduceTask& task, int64_t begin, int64_t end) {
   }
 }
 
+// The gradient of one position, added to the row of its slot.
+template <class C>
+static inline void add_position(const ReduceTask& task, int64_t p, C* out) {
+  int64_t dim = task.dim;
+  const GradientSource& source = task.sources[task.feature_of ? task.feature_of[p] : 0];
+  if (!source.data) return;
+  int64_t bag = task.bag_of ? task.bag_of[p] : p;
+  const C* grad = static_cast<const C*>(source.data) + bag * source.stride;
+  if (source.argmax) {
+    const int32_t* chosen = source.argmax + bag * dim;
+    for (int64_t j = 0; j < dim; ++j) out[j] += chosen[j] == p ? grad[j] : C(0);
+    return;
+  }
+  C scale = source.weights ? static_cast<const C*>(source.weights)[p - source.base] : C(1);
+  if (source.inverse) scale *= static_cast<const C*>(source.inverse)[bag];
+  for (int64_t j = 0; j < dim; ++j) out[j] += scale * grad[j];
+}
+
 template <class C>
 static void reduce_general(const ReduceTask& task, int64_t begin, int64_t end) {
   int64_t dim = task.dim;
@@ -41,21 +59,57 @@ static void reduce_general(const ReduceTask& task, int64_t begin, int64_t end) {
     C* out = static_cast<C*>(task.values) + u * dim;
     for (int64_t j = 0; j < dim; ++j) out[j] = 0;
     for (int64_t at = task.starts[u]; at < task.starts[u + 1]; ++at) {
-      int64_t p = task.order[at];
-      const GradientSource& source = task.sources[task.feature_of ? task.feature_of[p] : 0];
-      if (!source.data) continue;
-      int64_t bag = task.bag_of ? task.bag_of[p] : p;
-      const C* grad = static_cast<const C*>(source.data) + bag * source.stride;
-      if (source.argmax) {
-        const int32_t* chosen = source.argmax + bag * dim;
-        for (int64_t j = 0; j < dim; ++j) out[j] += chosen[j] == p ? grad[j] : C(0);
-        continue;
-      }
-      C scale = source.weights ? static_cast<const C*>(source.weights)[p - source.base] : C(1);
-      if (source.inverse) scale *= static_cast<const C*>(source.inverse)[bag];
-      for (int64_t j = 0; j < dim; ++j) out[j] += scale * grad[j];
+      add_position(task, task.order[at], out);
     }
   }
+}
+
+// Gradients are read in the order they lie in, and the rows they are added to stay in the cache.
+// Slots are numbered by first appearance, so a slot is new just when it is the next one.
+template <class C>
+static void reduce_in_order_typed(const ReduceTask& task, int64_t positions) {
+  int64_t dim = task.dim;
+  const int32_t* groups = task.groups;
+  C* values = static_cast<C*>(task.values);
+  const GradientSource& source = task.sources[0];
+  const C* grads = static_cast<const C*>(source.data);
+  int64_t seen = 0;
+  for (int64_t p = 0; p < positions; ++p) {
+    if (p + kReduceAhead < positions) {
+      int64_t ahead = groups[p + kReduceAhead];
+      if (ahead >= 0) {
+        prefetch_row(reinterpret_cast<const uint8_t*>(values + ahead * dim), dim * sizeof(C));
+      }
+      if (task.plain) {
+        int64_t bag = task.bag_of ? task.bag_of[p + kReduceAhead] : p + kReduceAhead;
+        prefetch_row(reinterpret_cast<const uint8_t*>(grads + bag * source.stride),
+                     dim * sizeof(C));
+      }
+    }
+    int64_t u = groups[p];
+    if (u < 0) continue;
+    C* out = values + u * dim;
+    bool fresh = u == seen;
+    seen += fresh;
+    if (task.plain) {
+      const C* grad = grads + (task.bag_of ? task.bag_of[p] : p) * source.stride;
+      if (fresh) {
+        for (int64_t j = 0; j < dim; ++j) out[j] = grad[j];
+      } else {
+        for (int64_t j = 0; j < dim; ++j) out[j] += grad[j];
+      }
+    } else {
+      if (fresh) {
+        for (int64_t j = 0; j < dim; ++j) out[j] = 0;
+      }
+      add_position(task, p, out);
+    }
+  }
+}
+
+static void reduce_in_order(const ReduceTask& task, int64_t positions) {
+  task.wide ? reduce_in_order_typed<double>(task, positions)
+            : reduce_in_order_typed<float>(task, positions);
 }
 
 static void reduce_rows(const ReduceTask& task, int64_t begin, int64_t end) {
