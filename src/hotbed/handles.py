@@ -118,7 +118,7 @@ class LiveTable:
                 f"table keeps {str(plane.dtype).removeprefix('torch.')} {tuple(plane.shape)}. "
                 "Choose the row dtype with Table(dtype=...)."
             )
-        self._settle(torch.arange(len(self)))
+        self.settle(torch.arange(len(self)))
         plane.copy_(data)
         self.parameter.data = plane
 
@@ -147,7 +147,7 @@ class LiveTable:
             )
         slots = torch.empty(len(ids), dtype=torch.int64)
         self.core.find_or_insert(ids.data_ptr(), len(ids), slots.data_ptr())
-        self._settle(slots)
+        self.settle(slots)
         with torch.no_grad():
             self.weights()[slots] = values.detach().to(self.spec.dtype)
 
@@ -156,7 +156,7 @@ class LiveTable:
         """Whether rows that no batch touches follow a dense optimizer, and so may be behind it."""
         return self.rule is not None and bool(self.rule.exact)
 
-    def _settle(self, slots: Tensor) -> None:
+    def settle(self, slots: Tensor) -> None:
         """Brings rows up to the last step before they are overwritten."""
         if self.follows:
             slots = torch.unique(slots)

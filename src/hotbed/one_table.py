@@ -200,4 +200,5 @@ def reset(live: LiveTable) -> None:
     if live.spec.rows is None:
         live.core.clear()
     else:
+        live.settle(live.ids())
         live.core.write_first_values()

@@ -246,7 +246,7 @@ class TableOptimizer(Optimizer):
         self._half.step()
         if self.fused:
             for live in self._live.values():
-                live.complaint = None
+                live.complaint = None  # the next forward and backward may come
         return loss
 
     def _check_hold(self, live: LiveTable, rule: Any) -> None:
@@ -288,17 +288,21 @@ class TableOptimizer(Optimizer):
     def _fused_update(
         self, live: LiveTable, rule: Any, index: int
     ) -> Callable[[Tensor, Tensor], None]:
+        waiting = OptimizerError(
+            f"Table {live.name!r} is updated during backward (fused=True), so there must be one "
+            "forward and one backward for each step(); a second one came first. Use fused=False to "
+            "accumulate gradients."
+        )
+
         def update(slots: Tensor, values: Tensor) -> None:
             self._check_hold(live, rule)
+            if live.complaint is waiting:
+                raise waiting
             entry = (rule, slots.data_ptr(), values.data_ptr(), len(slots), self._ready(index))
             array, element, slot = _core.step([entry], [])
             if array >= 0:
                 raise not_finite(live, slot, element)
-            live.complaint = OptimizerError(
-                f"Table {live.name!r} is updated during backward (fused=True), so there must be one "
-                "step() for each forward; a second training forward came first. Use fused=False to "
-                "accumulate gradients."
-            )
+            live.complaint = waiting
 
         return update
 

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from hotbed.errors import OptimizerError
 from hotbed.optim.base import TableOptimizer
 from hotbed.optim.dense import DenseFactory
 
@@ -181,3 +182,12 @@ class Adamax(_Moments):
             fused=fused,
             replace_state=replace_state,
         )
+
+    def _numbers(self, group: dict[str, Any]) -> dict[str, float]:
+        first = group.setdefault("first_eps", group["eps"])
+        if self.untouched == "exact" and group["eps"] != first:
+            raise OptimizerError(
+                f'Adamax with untouched="exact": eps changed from {first} to {group["eps"]}, and rows '
+                "that were left alone cannot follow that. Keep eps, or make a new optimizer."
+            )
+        return super()._numbers(group)
