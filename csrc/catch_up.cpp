@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 #include <vector>
 
 #include "kernels.hpp"
@@ -13,7 +14,13 @@ namespace {
 
 // What replay leaves out is below this share of the largest learning rate in the gap.
 constexpr double kNegligible = 1e-9;
-// Rows a chunk; a row may cost microseconds.
+// Up to this many steps are replayed one by one.
+constexpr size_t kFewSteps = 8;
+// The scales of a segment span at most this ratio: within a tenth of their middle.
+constexpr double kSegmentSpan = 1.2;
+// Last steps are fetched this many rows ahead: they lie anywhere.
+constexpr int64_t kAhead = 32;
+// Rows a chunk; a row may cost a microsecond.
 constexpr int64_t kChunkRows = 64;
 
 // Works out what rows have to make up for, and keeps the last answer: neighbours often share it.
@@ -81,10 +88,35 @@ class Planner {
       change_[k] *= after;
       after *= keep_[k];
     }
+    if (!adamax && change_.size() > kFewSteps) return plan_segments();
     missed_.replayed = static_cast<int64_t>(change_.size());
     missed_.change = change_.data();
     missed_.scale = scale_.data();
     missed_.floor = floor_.data();
+  }
+
+  void plan_segments() {
+    segments_.clear();
+    for (size_t begin = 0, end = 0; begin < change_.size(); begin = end) {
+      double low = scale_[begin], high = low;
+      for (end = begin + 1; end < change_.size() && floor_[end] == floor_[begin]; ++end) {
+        double wider_low = std::min(low, scale_[end]), wider_high = std::max(high, scale_[end]);
+        if (wider_high > kSegmentSpan * wider_low) break;
+        low = wider_low;
+        high = wider_high;
+      }
+      ReplaySegment segment{(low + high) / 2, floor_[begin], {}};
+      for (size_t k = begin; k < end; ++k) {
+        double ratio = 1 - scale_[k] / segment.center, term = change_[k];
+        for (double& sum : segment.term) {
+          sum += term;
+          term *= ratio;
+        }
+      }
+      segments_.push_back(segment);
+    }
+    missed_.segment_count = static_cast<int64_t>(segments_.size());
+    missed_.segments = segments_.data();
   }
 
   const RuleOptions& options_;
@@ -92,12 +124,13 @@ class Planner {
   int64_t planned_ = -1;
   MissedSteps missed_;
   std::vector<double> change_, scale_, floor_, keep_;
+  std::vector<ReplaySegment> segments_;
 };
 
 }  // namespace
 
 void catch_up(const RowUpdate& u, const History& history) {
-  int64_t now = history.steps(), chunks = (u.count + kChunkRows - 1) / kChunkRows;
+  int64_t now = history.steps();
   auto run = kernels().catch_up_row;
   auto element = static_cast<int64_t>(size_of(u.dtype));
   int64_t state_element = u.dtype == DType::f64 ? 8 : 4;
@@ -106,18 +139,27 @@ void catch_up(const RowUpdate& u, const History& history) {
   for (size_t k = 0; k < planes.size(); ++k) {
     state_bytes[k] = state_element * (planes[k].one_per_row ? 1 : u.dim);
   }
+  // Rows with the same last step follow each other, so that they share a plan.
+  std::vector<std::pair<int64_t, int64_t>> behind;  // last step, slot
+  for (int64_t i = 0; i < u.count; ++i) {
+    int64_t slot = u.slots ? u.slots[i] : i;
+    if (u.slots && i + kAhead < u.count && u.slots[i + kAhead] >= 0) {
+      __builtin_prefetch(u.last_step + u.slots[i + kAhead]);
+    }
+    if (slot >= 0 && u.last_step[slot] < now) behind.emplace_back(u.last_step[slot], slot);
+  }
+  std::sort(behind.begin(), behind.end());
+  auto rows = static_cast<int64_t>(behind.size());
+  int64_t chunks = (rows + kChunkRows - 1) / kChunkRows;
 #pragma omp parallel if (chunks > 1)
   {
     Planner planner(u.options, history);
     std::vector<float> scratch(static_cast<size_t>(u.dim));
 #pragma omp for schedule(dynamic)
     for (int64_t c = 0; c < chunks; ++c) {
-      int64_t end = std::min(u.count, (c + 1) * kChunkRows);
+      int64_t end = std::min(rows, (c + 1) * kChunkRows);
       for (int64_t i = c * kChunkRows; i < end; ++i) {
-        int64_t slot = u.slots ? u.slots[i] : i;
-        if (slot < 0) continue;  // padding
-        int64_t from = u.last_step[slot];
-        if (from >= now) continue;
+        auto [from, slot] = behind[static_cast<size_t>(i)];
         const MissedSteps& missed = planner.since(from);
         void* states[kMaxStates] = {};
         for (size_t k = 0; k < planes.size(); ++k) {

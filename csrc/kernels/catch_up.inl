@@ -24,7 +24,28 @@ static HOTBED_INLINE void replay(const MissedSteps& missed, const C* x, C* sum) 
       total[l] += change / denominator;
     }
   }
+  if constexpr (!largest) {
+    for (int64_t i = 0; i < missed.segment_count; ++i) {
+      const ReplaySegment& segment = missed.segments[i];
+      C center = static_cast<C>(segment.center), floor = static_cast<C>(segment.floor);
+      C inverse[kLanes], z[kLanes], series[kLanes] = {};
+      for (int l = 0; l < kLanes; ++l) {
+        C scaled = base[l] * center;
+        inverse[l] = 1 / (scaled + floor);
+        z[l] = scaled * inverse[l];
+      }
+      for (int j = ReplaySegment::kTerms - 1; j >= 0; --j) {
+        C term = static_cast<C>(segment.term[j]);
+        for (int l = 0; l < kLanes; ++l) series[l] = series[l] * z[l] + term;
+      }
+      for (int l = 0; l < kLanes; ++l) total[l] += series[l] * inverse[l];
+    }
+  }
   for (int l = 0; l < kLanes; ++l) sum[l] = total[l];
+}
+
+static HOTBED_INLINE bool replays(const MissedSteps& missed) {
+  return missed.replayed || missed.segment_count;
 }
 
 // Rules whose first moment goes on moving the weight. `largest`: Adamax.
@@ -41,7 +62,7 @@ static void replay_columns(const MissedSteps& missed, int64_t dim, C* w, C* firs
       x[l] = largest ? second[j + l] : std::sqrt(second[j + l]);
       moves |= first[j + l] != 0;
     }
-    if (moves && missed.replayed) {
+    if (moves && replays(missed)) {
       replay<C, largest>(missed, x, sum);
       for (int l = 0; l < count; ++l) {
         C m = first[j + l];
@@ -61,7 +82,7 @@ template <class C>
 static void replay_row(const MissedSteps& missed, int64_t dim, C* w, C* first, C second) {
   C x[kLanes], sum[kLanes] = {};
   for (int l = 0; l < kLanes; ++l) x[l] = std::sqrt(second);
-  if (missed.replayed && second > 0) replay<C, false>(missed, x, sum);
+  if (replays(missed) && second > 0) replay<C, false>(missed, x, sum);
   const C keep = static_cast<C>(missed.across.ww), decay = static_cast<C>(missed.across.bb);
   for (int64_t j = 0; j < dim; ++j) {
     w[j] = keep * w[j] - first[j] * sum[0];
