@@ -20,6 +20,8 @@ constexpr size_t kFewSteps = 8;
 constexpr double kSegmentSpan = 1.2;
 // Last steps are fetched this many rows ahead: they lie anywhere.
 constexpr int64_t kAhead = 32;
+// Replay asks this seldom whether the rest is negligible.
+constexpr int64_t kCheckEvery = 8;
 // Rows a chunk; a row may cost a microsecond.
 constexpr int64_t kChunkRows = 64;
 
@@ -50,14 +52,15 @@ class Planner {
     const auto& runs = history_.runs();
     bool adamax = options_.rule == Rule::adamax;
     double ratio = history_.largest_ratio();
-    double first = 1, second = 1;  // decay of the moments since the gap began
+    double first = 1, second = 1;                       // decay of the moments since the gap began
+    double power1 = 0, power2 = 0, of1 = -1, of2 = -1;  // beta^step, and of which betas
     int64_t step = from + 1;
     bool faded = false;
     for (size_t r = history_.run_of(step); r < runs.size() && !faded; ++r) {
       const History::Run& run = runs[r];
       const Hyperparameters& h = run.hyper;
-      double power1 = std::pow(h.beta1, static_cast<double>(step - 1));
-      double power2 = std::pow(h.beta2, static_cast<double>(step - 1));
+      if (h.beta1 != of1) power1 = std::pow(of1 = h.beta1, static_cast<double>(step - 1));
+      if (h.beta2 != of2) power2 = std::pow(of2 = h.beta2, static_cast<double>(step - 1));
       for (; step < run.first_step + run.count; ++step) {
         power1 *= h.beta1;
         power2 *= h.beta2;
@@ -71,6 +74,7 @@ class Planner {
         }
         floor_.push_back(h.eps);
         keep_.push_back(run.one.ww);
+        if (step % kCheckEvery != 0) continue;
         // All later changes together, each at most the size of a settled step.
         double denominator = adamax ? second : (options_.amsgrad ? 1 : std::sqrt(second));
         double rest =
