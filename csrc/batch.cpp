@@ -9,6 +9,9 @@ namespace hotbed {
 
 namespace {
 
+// Fewer ids than this are resolved by the calling thread: waking the others takes longer.
+constexpr int64_t kSerialPositions = 4096;
+
 // Positions with equal keys, found by a small open-addressing table that stays in the cache.
 class Grouping {
  public:
@@ -137,6 +140,7 @@ Batch::Batch(std::vector<std::shared_ptr<Table>> all_tables, std::vector<Feature
     features[f].base = part.count;
     part.features.push_back(static_cast<int>(f));
     part.count += inputs[f].count;
+    positions += inputs[f].count;
     if (part.count > INT32_MAX || inputs[f].bags > INT32_MAX) {
       throw std::length_error("Table '" + part.table->name() + "': " + std::to_string(part.count) +
                               " ids in one batch; at most 2147483647 are possible");
@@ -147,7 +151,7 @@ Batch::Batch(std::vector<std::shared_ptr<Table>> all_tables, std::vector<Feature
 
 InputFault Batch::check() const {
   InputFault fault;
-#pragma omp parallel for schedule(dynamic)
+#pragma omp parallel for schedule(dynamic) if (positions > kSerialPositions)
   for (size_t f = 0; f < features.size(); ++f) {
     const FeatureInput& input = features[f].input;
     const Table& table = *parts[input.table].table;
@@ -220,7 +224,7 @@ void Batch::resolve(bool insert, bool transpose) {
     input.bags = input.count;
   }
   std::exception_ptr error;
-#pragma omp parallel for schedule(dynamic)
+#pragma omp parallel for schedule(dynamic) if (positions > kSerialPositions)
   for (size_t t = 0; t < parts.size(); ++t) {
     TableBatch& part = parts[t];
     if (part.features.empty()) continue;

@@ -94,6 +94,7 @@ class Batch {
   std::vector<std::shared_ptr<Table>> tables;
   std::vector<FeatureBatch> features;
   std::vector<TableBatch> parts;  // one per table
+  int64_t positions = 0;          // of all tables
 };
 
 }  // namespace hotbed

@@ -41,7 +41,6 @@ NB_MODULE(_core, module) {
   bind_initial(module);
   bind_rules(module);
   bind_table_rule(module);
-  bind_data(module);
   bind_index(module);
   bind_table(module);
 }

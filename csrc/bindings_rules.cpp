@@ -69,6 +69,7 @@ void bind_rules(nb::module_& module) {
       .def_rw("amsgrad", &RuleOptions::amsgrad)
       .def_rw("centered", &RuleOptions::centered)
       .def_rw("maximize", &RuleOptions::maximize)
+      .def_rw("plain_eps", &RuleOptions::plain_eps)
       .def_rw("decoupled_weight_decay", &RuleOptions::decoupled_weight_decay);
 
   nb::class_<Hyperparameters>(module, "Hyperparameters")

@@ -10,6 +10,8 @@ namespace {
 
 // Bytes of rows a task should move: long enough to be worth scheduling, short enough to balance.
 constexpr int64_t kTaskBytes = 256 << 10;
+// Less work than this is left to the calling thread.
+constexpr int64_t kSerialElements = 32 << 10;
 
 // Outputs beyond this do not stay in the last cache until the model reads them.
 constexpr int64_t kCacheBytes = 16 << 20;
@@ -139,8 +141,10 @@ void weight_gradients_of(const FeatureBatch& feature, const TableBatch& part, co
 void pool(Batch& batch, const std::vector<Vectors>& out) {
   std::vector<GatherTask> tasks(batch.features.size());
   int64_t output_bytes = 0;
+  int64_t gathered_elements = 0;
   for (const FeatureBatch& feature : batch.features) {
     const Table& table = *batch.parts[feature.input.table].table;
+    gathered_elements += feature.input.count * table.dim();
     output_bytes += feature.input.bags * table.dim() * table.compute_size();
   }
   for (size_t f = 0; f < batch.features.size(); ++f) {
@@ -174,7 +178,8 @@ void pool(Batch& batch, const std::vector<Vectors>& out) {
   }
   const Kernels& kernel = kernels();
   std::vector<Piece> pieces = pieces_of(batch, out, tasks);
-#pragma omp parallel for schedule(dynamic) if (pieces.size() > 1)
+#pragma omp parallel for schedule(dynamic) if (pieces.size() > 1 && \
+                                                   gathered_elements > kSerialElements)
   for (size_t i = 0; i < pieces.size(); ++i) {
     const Piece& piece = pieces[i];
     if (piece.staged) {

@@ -9,6 +9,8 @@ namespace hotbed {
 namespace {
 
 constexpr int64_t kTaskBytes = 256 << 10;
+// Less work than this is left to the calling thread.
+constexpr int64_t kSerialElements = 32 << 10;
 
 struct Piece {
   int table;
@@ -95,7 +97,7 @@ void reduce(Batch& batch, const std::vector<Vectors>& grads, const std::vector<v
     }
   }
   const Kernels& kernel = kernels();
-#pragma omp parallel for schedule(dynamic) if (pieces.size() > 1)
+#pragma omp parallel for schedule(dynamic) if (pieces.size() > 1 && total > kSerialElements)
   for (size_t i = 0; i < pieces.size(); ++i) {
     const Piece& piece = pieces[i];
     if (in_order) {

@@ -34,6 +34,7 @@ struct RuleOptions {
   bool amsgrad = false;   // adam, rowwise_adam
   bool centered = false;  // rmsprop
   bool maximize = false;
+  bool plain_eps = false;  // adam: eps beside the uncorrected root, as torch's SparseAdam has it
   bool decoupled_weight_decay =
       false;  // shrink the row by lr * weight_decay instead of adding to g
 

@@ -105,7 +105,9 @@ struct AdamStep {
         share2(static_cast<C>(1 - u.hyper.beta2)),
         step_size(static_cast<C>(u.hyper.lr / one_minus_power(u.hyper.beta1, u.step))),
         second_scale(static_cast<C>(1 / std::sqrt(one_minus_power(u.hyper.beta2, u.step)))),
-        eps(static_cast<C>(u.hyper.eps)) {}
+        eps(static_cast<C>(u.options.plain_eps
+                               ? u.hyper.eps / std::sqrt(one_minus_power(u.hyper.beta2, u.step))
+                               : u.hyper.eps)) {}
 };
 
 template <class C, bool amsgrad>

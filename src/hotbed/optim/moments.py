@@ -27,12 +27,14 @@ class _Moments(TableOptimizer):
 
 
 class Adam(_Moments):
-    """Adam, as ``torch.optim.Adam``.
+    """Adam: rows as ``torch.optim.SparseAdam`` (lazy) or ``torch.optim.Adam`` (exact) moves them.
 
         m = beta1 m + (1 - beta1) g;   v = beta2 v + (1 - beta2) g^2
-        w -= lr / (1 - beta1^t) * m / (sqrt(v / (1 - beta2^t)) + eps)
+        exact:  w -= lr / (1 - beta1^t) * m / (sqrt(v / (1 - beta2^t)) + eps)
+        lazy:   w -= lr sqrt(1 - beta2^t) / (1 - beta1^t) * m / (sqrt(v) + eps)
 
-    t counts the steps of the table, not of the row, as in ``torch.optim.SparseAdam``.
+    They differ in where eps stands, as torch's two do. t counts the steps of the table, not of the
+    row. Dense parameters go to ``torch.optim.Adam`` either way.
 
     Args:
         params: see `TableOptimizer`, also for ``untouched``, ``dense``, ``fused``, ``replace_state``.
@@ -88,7 +90,7 @@ class Adam(_Moments):
         )
 
     def _flags(self, group: dict[str, Any]) -> dict[str, bool]:
-        return {"amsgrad": bool(group["amsgrad"])}
+        return {"amsgrad": bool(group["amsgrad"]), "plain_eps": self.untouched == "lazy"}
 
 
 class AdamW(Adam):
