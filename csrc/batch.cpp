@@ -258,14 +258,15 @@ void Batch::resolve(bool insert, bool transpose) {
       int64_t unique = grouping.size();
       part.unique_slots.resize(unique);
       int64_t* slot_of = part.unique_slots.data();
-      if (insert) {
-        table.find_or_insert(grouping.unique(), unique, slot_of);
+      bool reading = !insert || part.frozen;
+      if (!reading) {
+        part.added = table.find_or_insert(grouping.unique(), unique, slot_of);
         if (table.catch_up) table.catch_up->write(table, slot_of, unique);
       } else {
         table.find(grouping.unique(), unique, slot_of);
         read_scratch(table, grouping.unique(), unique, slot_of, part.scratch);
       }
-      if (table.dynamic() || (table.catch_up && !insert)) {
+      if (table.dynamic() || (table.catch_up && reading)) {
         part.owned_slots.resize(part.count);
         const int32_t* groups = grouping.groups();
         int64_t* slots = part.owned_slots.data();
@@ -288,7 +289,29 @@ void Batch::resolve(bool insert, bool transpose) {
       error = std::current_exception();
     }
   }
-  if (error) std::rethrow_exception(error);
+  if (!error) return;
+  for (TableBatch& part : parts) {
+    part.table->forget_last(part.added);
+    part.added = 0;
+  }
+  std::rethrow_exception(error);
+}
+
+void Batch::keep_inputs() {
+  for (TableBatch& part : parts) {
+    if (!part.count || part.slots == part.owned_slots.data()) continue;
+    Buffer<int64_t> slots(part.count);
+    std::memcpy(slots.data(), part.slots, part.count * sizeof(int64_t));
+    part.owned_slots = std::move(slots);
+    part.slots = part.owned_slots.data();
+  }
+  for (FeatureBatch& feature : features) {
+    FeatureInput& input = feature.input;
+    if (!input.offsets) continue;
+    feature.owned_offsets.resize(input.bags + 1);
+    std::memcpy(feature.owned_offsets.data(), input.offsets, (input.bags + 1) * sizeof(int64_t));
+    input.offsets = feature.owned_offsets.data();
+  }
 }
 
 }  // namespace hotbed

@@ -45,7 +45,9 @@ struct InputFault {
 // The positions of one table: those of its features, one feature after the other.
 struct TableBatch {
   Table* table = nullptr;
+  bool frozen = false;  // takes no new rows
   int64_t count = 0;
+  int64_t added = 0;               // rows that resolve() inserted
   const int64_t* slots = nullptr;  // count; negative -1-k: row k of scratch; INT64_MIN: padding
   Buffer<int64_t> owned_slots;
   Buffer<uint8_t> scratch;  // rows of ids that are not stored (reading only)
@@ -70,7 +72,8 @@ struct TableBatch {
 
 struct FeatureBatch {
   FeatureInput input;
-  int64_t base = 0;         // first position within its table
+  int64_t base = 0;  // first position within its table
+  Buffer<int64_t> owned_offsets;
   bool scaled = false;      // inverse holds what a bag's sum is multiplied by in backward
   Buffer<uint8_t> inverse;  // bags of compute type: 1/length, 1/sum of weights, ...
   Buffer<int32_t> argmax;   // combiner max: bags x dim, the position chosen, or -1
@@ -85,11 +88,14 @@ class Batch {
   // Looks for faults without changing anything. Must come, and find none, before resolve().
   InputFault check() const;
 
-  // Gives every position its slot. `insert`: absent ids of dynamic tables get rows; otherwise they
-  // are read from scratch and nothing is stored. `transpose`: a gradient will come.
-  // Throws OutOfMemory, with the tables as they were but for rows of other tables, which then hold
-  // their first values.
+  // Gives every position its slot. `insert`: absent ids of dynamic tables that are not frozen get
+  // rows; otherwise they are read from scratch and nothing is stored. `transpose`: a gradient will
+  // come. Throws OutOfMemory with every table as it was.
   void resolve(bool insert, bool transpose);
+
+  // Copies what backward would otherwise read from the caller's arrays of ids and offsets. After
+  // resolve(), where gradients of weights will be asked for.
+  void keep_inputs();
 
   std::vector<std::shared_ptr<Table>> tables;
   std::vector<FeatureBatch> features;

@@ -37,7 +37,6 @@ NB_MODULE(_core, module) {
     }
   });
 
-  bind_data(module);
   bind_initial(module);
   bind_rules(module);
   bind_table_rule(module);

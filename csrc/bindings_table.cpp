@@ -145,6 +145,8 @@ void bind_table(nb::module_& module) {
       .def("add_state", &Table::add_state, "name"_a, "width"_a, "initial"_a)
       .def("clear_states", &Table::clear_states)
       .def("track_steps", &Table::track_steps, "step"_a)
+      .def_prop_ro("catches_up", [](const Table& t) { return t.catch_up != nullptr; })
+      .def("reserve", &Table::reserve, "rows"_a)
       .def("clear", &Table::clear)
       .def("write_first_values", &Table::write_first_values)
       .def("set_key", &Table::set_key, "key"_a)
@@ -183,6 +185,13 @@ void bind_table(nb::module_& module) {
                         t->dtype() == DType::f64 ? DType::f64 : DType::f32);
   });
   module.def("lookup", &lookup, "table"_a, "ids"_a, "n"_a);
+  module.def(
+      "assign",
+      [](const std::shared_ptr<Table>& table, Address ids, int64_t n, Address rows) {
+        nb::gil_scoped_release unlocked;
+        table->assign(pointer<int64_t>(ids), n, pointer<void>(rows));
+      },
+      "table"_a, "ids"_a, "n"_a, "rows"_a);
 
   nb::class_<Batch>(module, "Batch")
       .def_static("make", &make_batch, "tables"_a, "inputs"_a)
@@ -198,8 +207,16 @@ void bind_table(nb::module_& module) {
                                    fault.value, fault.bound);
           },
           "(kind, feature, bag, value, bound) of the first fault; kind 0: there is none.")
-      .def("resolve", &Batch::resolve, "insert"_a, "transpose"_a,
-           nb::call_guard<nb::gil_scoped_release>())
+      .def(
+          "resolve",
+          [](Batch& batch, bool insert, bool transpose, const std::vector<size_t>& frozen) {
+            for (size_t table : frozen) batch.parts.at(table).frozen = true;
+            nb::gil_scoped_release unlocked;
+            batch.resolve(insert, transpose);
+          },
+          "insert"_a, "transpose"_a, "frozen"_a,
+          "Positions get slots; tables at the positions `frozen` take no new rows.")
+      .def("keep_inputs", &Batch::keep_inputs)
       .def("unique", [](const Batch& batch, size_t table) { return batch.parts.at(table).unique; })
       .def("unique_counts",
            [](const Batch& batch) {

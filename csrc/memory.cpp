@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
@@ -28,17 +29,20 @@ uint64_t read_number(const char* path) {
   return file >> value ? value : 0;  // "max" does not parse: no limit
 }
 
-uint64_t meminfo_available() {
-  std::ifstream file("/proc/meminfo");
+// The number after a word; `otherwise` where the file or the word is missing.
+uint64_t number_after(const char* path, const char* name, uint64_t otherwise) {
+  std::ifstream file(path);
   std::string word;
+  uint64_t value = 0;
   while (file >> word) {
-    if (word == "MemAvailable:") {
-      uint64_t kib = 0;
-      file >> kib;
-      return kib << 10;
-    }
+    if (word == name && file >> value) return value;
   }
-  return UINT64_MAX;
+  return otherwise;
+}
+
+uint64_t meminfo_available() {
+  uint64_t kib = number_after("/proc/meminfo", "MemAvailable:", UINT64_MAX >> 10);
+  return kib << 10;
 }
 
 std::string with_unit(uint64_t bytes) {
@@ -78,6 +82,8 @@ uint64_t available_memory() {
   uint64_t limit = read_number("/sys/fs/cgroup/memory.max");
   if (limit) {
     uint64_t used = read_number("/sys/fs/cgroup/memory.current");
+    // Cached file pages count as used, and are given up when asked for.
+    used -= std::min(used, number_after("/sys/fs/cgroup/memory.stat", "inactive_file", 0));
     uint64_t left = limit > used ? limit - used : 0;
     if (left < available) available = left;
   }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
 namespace hotbed {
 
@@ -46,6 +47,12 @@ Table::Table(std::string name, int64_t rows, int64_t dim, DType dtype, const Ini
 }
 
 void Table::write_first_values() {
+  if (catch_up) {
+    // So that what is written counts as of the last step.
+    std::vector<int64_t> slots(size_);
+    std::iota(slots.begin(), slots.end(), 0);
+    catch_up->write(*this, slots.data(), size_);
+  }
   initial_rows(initial_, nullptr, 0, size_, dim_, dtype_, weights_.data());
 }
 
@@ -116,6 +123,36 @@ int64_t Table::find_or_insert(const int64_t* ids, int64_t n, int64_t* slots) {
   if (steps_) fill<int64_t>(steps_->data(), size_, added, first_step_);
   size_ += added;
   return added;
+}
+
+void Table::assign(const int64_t* ids, int64_t n, const void* rows) {
+  std::vector<int64_t> slots(n);
+  find_or_insert(ids, n, slots.data());
+  if (catch_up) {
+    // So that what is written counts as of the last step.
+    std::vector<int64_t> unique = slots;
+    std::sort(unique.begin(), unique.end());
+    unique.erase(std::unique(unique.begin(), unique.end()), unique.end());
+    catch_up->write(*this, unique.data(), static_cast<int64_t>(unique.size()));
+  }
+  int64_t bytes = weights_.row_bytes();
+  for (int64_t i = 0; i < n; ++i) {
+    std::memcpy(weights_.row(slots[i]), static_cast<const uint8_t*>(rows) + i * bytes, bytes);
+  }
+}
+
+int64_t Table::padding_slot() const {
+  if (!initial_.has_padding) return INT64_MIN;
+  int64_t slot = initial_.padding_id;
+  if (dynamic_) index_->find(&initial_.padding_id, 1, &slot);
+  return slot < 0 ? INT64_MIN : slot;
+}
+
+void Table::forget_last(int64_t count) {
+  if (count == 0) return;
+  Buffer<int64_t> slots(count);
+  size_ -= count;
+  index_->erase(ids() + size_, count, slots.data());
 }
 
 void Table::clear() {

@@ -26,8 +26,12 @@ class Plane {
   uint8_t* row(int64_t slot) const { return mapping_.data() + slot * row_bytes_; }
   int64_t width() const { return width_; }
   int64_t row_bytes() const { return row_bytes_; }
-  // Bytes that `rows` rows take.
-  uint64_t bytes(int64_t rows) const { return static_cast<uint64_t>(rows) * row_bytes_; }
+  // Bytes that `rows` rows take; UINT64_MAX where that is beyond counting.
+  uint64_t bytes(int64_t rows) const {
+    uint64_t bytes;
+    return __builtin_mul_overflow(static_cast<uint64_t>(rows), row_bytes_, &bytes) ? UINT64_MAX
+                                                                                   : bytes;
+  }
 
  private:
   std::string what_for_;
@@ -76,11 +80,9 @@ class Table {
   size_t compute_size() const { return dtype_ == DType::f64 ? 8 : 4; }
   const InitialSpec& initial() const { return initial_; }
 
-  // The slot whose row stands for padding: never in a bag, never given a gradient. INT64_MIN: none,
-  // or a dynamic table, where padding is not stored and resolve gives just this number.
-  int64_t padding_slot() const {
-    return initial_.has_padding && !dynamic_ ? initial_.padding_id : INT64_MIN;
-  }
+  // The slot whose row stands for padding: never in a bag, never given a gradient. INT64_MIN: there
+  // is none. A lookup never stores padding in a dynamic table; only assigning it does.
+  int64_t padding_slot() const;
 
   uint8_t* weights() const { return weights_.data(); }
   const Plane& weight_plane() const { return weights_; }
@@ -108,6 +110,14 @@ class Table {
   // Returns how many rows are new. On OutOfMemory nothing has changed.
   int64_t find_or_insert(const int64_t* ids, int64_t n, int64_t* slots);
 
+  // Writes rows of dtype(); absent ids of a dynamic table get one, and of duplicates the last wins.
+  // On OutOfMemory nothing has changed.
+  void assign(const int64_t* ids, int64_t n, const void* rows);
+
+  // Takes the newest `count` rows of a dynamic table back.
+  void forget_last(int64_t count);
+  // Room for `rows` rows in every plane. Throws OutOfMemory with the table as it was.
+  void reserve(int64_t rows) { ensure(rows); }
   // Forgets every row of a dynamic table.
   void clear();
   // Static tables: every row back to its first value.

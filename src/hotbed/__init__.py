@@ -15,7 +15,7 @@ from hotbed.errors import (
     OutOfMemory,
     TableError,
 )
-from hotbed.inputs import Jagged
+from hotbed.jagged import Jagged
 from hotbed.optim import split_parameters
 from hotbed.tables import Table
 

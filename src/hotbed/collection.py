@@ -8,10 +8,12 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from hotbed.errors import InputError, TableError
-from hotbed.handles import LiveTable, copy_table, derive_key, refuse_conversion
-from hotbed.inputs import Bags, Jagged, read_bags, split_keyed
-from hotbed.resolve.lookup import lookup
+from hotbed.handles import LiveTable, derive_key
+from hotbed.inputs import Bags, read_bags, split_keyed
+from hotbed.jagged import Jagged
 from hotbed.resolve.outside_graphs import outside_graphs
+from hotbed.state_dict import ENDINGS
+from hotbed.table_owner import TableOwner
 from hotbed.tables import Table
 
 __all__ = ["EmbeddingCollection", "Rows"]
@@ -26,7 +28,7 @@ class Rows(NamedTuple):
     """(n, dim) of the table's dtype"""
 
 
-class EmbeddingCollection(nn.Module):
+class EmbeddingCollection(TableOwner):
     """Tables, and the features that are looked up in them.
 
     Args:
@@ -67,28 +69,33 @@ class EmbeddingCollection(nn.Module):
             if table.name in names:
                 raise TableError(f"Two tables are named {table.name!r}; names must be distinct.")
             names.add(table.name)
-        self._own([LiveTable(table, derive_key(seed, table.name)) for table in tables], features)
-
-    def _own(self, live: Sequence[LiveTable], features: Mapping[str, str] | None) -> None:
-        self._tables = {table.name: table for table in live}
+        for name in names:
+            for ending in ENDINGS[1:]:
+                if name + ending in names:
+                    raise TableError(
+                        f"Table {name + ending!r} is named as a part of table {name!r} in a "
+                        "state_dict; rename one."
+                    )
         if features is None:
-            features = {name: name for name in self._tables}
-        for feature, name in features.items():
-            if name not in self._tables:
-                raise TableError(
-                    f"Feature {feature!r} names table {name!r}, which does not exist; there are "
-                    f"{', '.join(map(repr, self._tables))}."
-                )
+            features = {table.name: table.name for table in tables}
         if not features:
             raise TableError("An EmbeddingCollection needs at least one feature.")
+        for feature, name in features.items():
+            if name not in names:
+                raise TableError(
+                    f"Feature {feature!r} names table {name!r}, which does not exist; there are "
+                    f"{', '.join(repr(table.name) for table in tables)}."
+                )
+        live = {table.name: LiveTable(table, derive_key(seed, table.name)) for table in tables}
+        self._serve(live, features)
+
+    def _serve(self, live: dict[str, LiveTable], features: Mapping[str, str]) -> None:
+        self._own(live)
         self.features = dict(features)
-        position = {name: t for t, name in enumerate(self._tables)}
+        self._live = list(live.values())
+        position = {name: t for t, name in enumerate(live)}
         self._table_of = [position[name] for name in self.features.values()]
-        self._live = list(self._tables.values())
-        self._cores = [table.core for table in self._live]
         self._in_order = False  # takes and returns a list instead of a dict
-        for table in live:
-            self._parameters[table.name] = table.parameter
 
     @classmethod
     def from_layers(
@@ -98,17 +105,18 @@ class EmbeddingCollection(nn.Module):
 
         Args:
             layers: ``nn.Embedding``, ``nn.EmbeddingBag``, ``hotbed.Embedding``, ``hotbed.EmbeddingBag``.
-                Hotbed layers are shared, not copied. A layer may appear several times: its table then
-                serves several features.
+                Hotbed layers are shared, not copied. A layer may appear several times, or share its
+                weight with another: the table then serves several features.
             names: a name for each feature; default "0", "1", ...
 
         The collection takes a list of inputs in the order of the layers, and returns a list; with
         `names` it takes and returns dicts.
 
         Raises:
-            TableError: a layer of another kind, or with an option that has no counterpart.
+            TableError: a layer of another kind, or with an option that has no counterpart, or two
+                that share a weight and differ in mode or padding_idx.
         """
-        from hotbed.layers import adopt_layer
+        from hotbed.layers import adopt_layer, check_twin, weights_of
 
         if not layers:
             raise TableError("from_layers needs at least one layer.")
@@ -120,13 +128,18 @@ class EmbeddingCollection(nn.Module):
             )
         collection = cls.__new__(cls)
         nn.Module.__init__(collection)
-        live: dict[int, LiveTable] = {}
-        features = {}
+        live: dict[str, LiveTable] = {}
+        features: dict[str, str] = {}
+        served: dict[int, str] = {}  # what holds the weights → table
         for label, layer in zip(labels, layers, strict=True):
-            if id(layer) not in live:
-                live[id(layer)] = adopt_layer(layer, label)
-            features[label] = live[id(layer)].name
-        collection._own(list(live.values()), features)
+            source = weights_of(layer)
+            if id(source) in served:
+                check_twin(layer, live[served[id(source)]])
+            else:
+                served[id(source)] = label
+                live[label] = adopt_layer(layer, label)
+            features[label] = served[id(source)]
+        collection._serve(live, features)
         collection._in_order = names is None
         return collection
 
@@ -135,7 +148,7 @@ class EmbeddingCollection(nn.Module):
     @outside_graphs
     def forward(self, inputs: Any) -> Any:
         bags = self._read(inputs)
-        outputs = lookup(self._live, self._cores, self._table_of, list(self.features), bags, self)
+        outputs: list[Any] = self._look_up(self._live, self._table_of, list(self.features), bags)
         for f, bag in enumerate(bags):
             if bag.jagged and self._live[self._table_of[f]].spec.combiner == "none":
                 assert bag.offsets is not None
@@ -180,8 +193,8 @@ class EmbeddingCollection(nn.Module):
                     f"Feature {feature!r} is missing; the batch has "
                     f"{', '.join(repr(name) for name in inputs) or 'none'}."
                 )
-            spec = self._live[t].spec
-            bag = read_bags(feature, inputs[feature], spec.compute_dtype, spec.combiner)
+            table = self._live[t]
+            bag = read_bags(feature, inputs[feature], table.compute_dtype, table.spec.combiner)
             if batch < 0:
                 batch, first = bag.batch, feature
             elif bag.batch != batch:
@@ -197,24 +210,29 @@ class EmbeddingCollection(nn.Module):
     def table(self, name: str) -> LiveTable:
         """The live table of that name."""
         try:
-            return self._tables[name]
+            return self._owned[name]
         except KeyError:
             raise TableError(
-                f"There is no table {name!r}; there are {', '.join(map(repr, self._tables))}."
+                f"There is no table {name!r}; there are {', '.join(map(repr, self._owned))}."
             ) from None
 
     @property
     def tables(self) -> dict[str, Table]:
         """The descriptions by name."""
-        return {name: table.spec for name, table in self._tables.items()}
+        return {name: table.spec for name, table in self._owned.items()}
 
     def parameter(self, name: str) -> nn.Parameter:
         """The handle of a table, for parameter groups: ``[{"params": [c.parameter("item")], "lr": .1}]``."""
         return self.table(name).parameter
 
     def rows(self, name: str) -> Rows:
-        """A copy of all rows of a table: (ids (n,) rising, values (n, dim))."""
+        """A copy of all rows of a table: (ids (n,) rising, values (n, dim)).
+
+        Raises:
+            TableError: the copy would not fit in memory.
+        """
         table = self.table(name)
+        table.refuse_copy_beyond_memory("rows")
         ids = table.ids().sort().values if table.spec.rows is None else table.ids()
         return Rows(ids, table.lookup(ids))
 
@@ -227,16 +245,20 @@ class EmbeddingCollection(nn.Module):
         return self.table(name).lookup(ids)
 
     def assign(self, name: str, ids: Tensor, values: Tensor) -> None:
-        """Writes the rows of ids; in a dynamic table, absent ids get a row."""
+        """Writes (n, dim) values into the rows of (n,) ids; in a dynamic table, absent ids get a row.
+
+        Raises:
+            IdError, TableError, OutOfMemory: with the table as it was.
+        """
         self.table(name).assign(ids, values)
 
     def memory(self) -> dict[str, dict[str, int]]:
         """Per table: rows, and bytes of weights, states, index and in total."""
-        return {name: table.memory() for name, table in self._tables.items()}
+        return {name: table.memory() for name, table in self._owned.items()}
 
     def extra_repr(self) -> str:
         lines = []
-        for name, table in self._tables.items():
+        for name, table in self._owned.items():
             spec = table.spec
             size = "dynamic" if spec.rows is None else f"{spec.rows:,} rows"
             used = [f for f, t in self.features.items() if t == name]
@@ -244,65 +266,3 @@ class EmbeddingCollection(nn.Module):
             dtype = str(spec.dtype).removeprefix("torch.")
             lines.append(f"({name}): {size} × {spec.dim} {dtype}, {spec.combiner}{shared}")
         return "\n".join(lines)
-
-    # -- what nn.Module would do wrong with handles ------------------------------------------------
-
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        for name, table in self._tables.items():
-            table.save(destination, prefix, name, keep_vars)
-
-    def _load_from_state_dict(
-        self,
-        state_dict: Mapping[str, Any],
-        prefix: str,
-        local_metadata: Any,
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
-    ) -> None:
-        known = set()
-        for name, table in self._tables.items():
-            known.update({name, f"{name}_ids", f"{name}_key"})
-            table.load(state_dict, prefix, name, missing_keys, error_msgs)
-        if strict:
-            for key in state_dict:
-                if key.startswith(prefix) and key[len(prefix) :] not in known:
-                    unexpected_keys.append(key)
-
-    def _apply(self, fn: Any, recurse: bool = True) -> EmbeddingCollection:
-        for table in self._live:
-            refuse_conversion(table, fn)
-        return self
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> EmbeddingCollection:
-        copied = type(self).__new__(type(self))
-        nn.Module.__init__(copied)
-        memo[id(self)] = copied
-        copied._own([copy_table(table) for table in self._live], self.features)
-        copied._in_order = self._in_order
-        copied.train(self.training)
-        return copied
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        specs = [(table.spec, table.key, table.parameter.requires_grad) for table in self._live]
-        state: dict[str, Any] = {}
-        self._save_to_state_dict(state, "", False)
-        return _rebuild, (type(self), specs, self.features, self._in_order, self.training, state)
-
-
-def _rebuild(
-    cls: type[EmbeddingCollection],
-    specs: list[tuple[Table, int, bool]],
-    features: dict[str, str],
-    in_order: bool,
-    training: bool,
-    state: dict[str, Any],
-) -> EmbeddingCollection:
-    made = cls.__new__(cls)
-    nn.Module.__init__(made)
-    made._own([LiveTable(spec, key, requires_grad=grad) for spec, key, grad in specs], features)
-    made._in_order = in_order
-    made.train(training)
-    made.load_state_dict(state)
-    return made

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from hotbed import init as initializers
-from hotbed.inputs import Jagged, read_bags
-from hotbed.one_table import OneTable, check_given, refuse_options, reset, shape_of
+from hotbed.inputs import read_bags
+from hotbed.jagged import Jagged
+from hotbed.one_table import OneTable, refuse_options, shape_of
 from hotbed.resolve.outside_graphs import outside_graphs
 
 __all__ = ["Embedding"]
@@ -50,23 +51,20 @@ class Embedding(OneTable):
     ) -> None:
         super().__init__()
         refuse_options("Embedding", max_norm, scale_grad_by_freq)
-        self.sparse = True
-        if _weight is not None:
-            check_given("Embedding", _weight, num_embeddings, embedding_dim)
-            dtype, init = dtype or _weight.dtype, initializers.Zeros()
+        self.max_norm, self.norm_type = max_norm, norm_type
+        self.scale_grad_by_freq, self.sparse = scale_grad_by_freq, True
         self._make(
             "Embedding",
             num_embeddings,
             embedding_dim,
             "none",
             padding_idx,
+            _weight,
+            _freeze,
+            device,
             dtype,
             init,
-            device,
-            not _freeze,
         )
-        if _weight is not None:
-            self._assign_weight(_weight.detach())
 
     @classmethod
     def from_pretrained(
@@ -93,19 +91,16 @@ class Embedding(OneTable):
             _freeze=freeze,
         )
 
-    def reset_parameters(self) -> None:
-        """Gives every row a new first value."""
-        reset(self._live)
-
     @outside_graphs
     def forward(self, input: Any) -> Any:
-        if isinstance(input, Tensor) and input.layout is torch.strided and not input.is_nested:
-            shape = input.shape
-            bags = read_bags("input", input.reshape(-1), self._live.spec.compute_dtype, "none")
-            return self._lookup(bags).view(*shape, self.embedding_dim)
-        bags = read_bags("input", input, self._live.spec.compute_dtype, "none")
-        out = self._lookup(bags)
-        return Jagged(out, bags.offsets) if bags.offsets is not None else out
+        single = isinstance(input, Tensor) and input.dim() == 0
+        bags = read_bags(
+            "input", input[None] if single else input, self._live.spec.compute_dtype, "none"
+        )
+        vectors = self._vectors(bags)
+        if bags.offsets is not None:
+            return Jagged(vectors, bags.offsets)
+        return vectors[0] if single else vectors
 
     def extra_repr(self) -> str:
         padding = f", padding_idx={self.padding_idx}" if self.padding_idx is not None else ""

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from hotbed import init as initializers
 from hotbed.errors import InputError, TableError
-from hotbed.inputs import Bags, Jagged, read_bags
-from hotbed.one_table import OneTable, check_given, refuse_options, reset, shape_of
+from hotbed.inputs import Bags, read_bags
+from hotbed.jagged import ID_DTYPES, Jagged, describe
+from hotbed.one_table import OneTable, refuse_options, shape_of
 from hotbed.resolve.outside_graphs import outside_graphs
 
 __all__ = ["EmbeddingBag"]
@@ -53,17 +54,22 @@ class EmbeddingBag(OneTable):
             raise TableError(
                 f"hotbed.EmbeddingBag: mode must be sum, mean, max or sqrtn, got {mode!r}."
             )
-        self.sparse = True
+        self.max_norm, self.norm_type = max_norm, norm_type
+        self.scale_grad_by_freq, self.sparse = scale_grad_by_freq, True
         self.mode = mode
         self.include_last_offset = include_last_offset
-        if _weight is not None:
-            check_given("EmbeddingBag", _weight, num_embeddings, embedding_dim)
-            dtype, init = dtype or _weight.dtype, initializers.Zeros()
         self._make(
-            "EmbeddingBag", num_embeddings, embedding_dim, mode, padding_idx, dtype, init, device
+            "EmbeddingBag",
+            num_embeddings,
+            embedding_dim,
+            mode,
+            padding_idx,
+            _weight,
+            False,
+            device,
+            dtype,
+            init,
         )
-        if _weight is not None:
-            self._assign_weight(_weight.detach())
 
     @classmethod
     def from_pretrained(
@@ -95,15 +101,11 @@ class EmbeddingBag(OneTable):
         layer._live.parameter.requires_grad_(not freeze)
         return layer
 
-    def reset_parameters(self) -> None:
-        """Gives every row a new first value."""
-        reset(self._live)
-
     @outside_graphs
     def forward(
         self, input: Any, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
     ) -> Tensor:
-        return self._lookup(self._bags(input, offsets, per_sample_weights))
+        return self._vectors(self._bags(input, offsets, per_sample_weights))
 
     def _bags(self, input: Any, offsets: Tensor | None, weights: Tensor | None) -> Bags:
         compute = self._live.spec.compute_dtype
@@ -115,10 +117,10 @@ class EmbeddingBag(OneTable):
                 )
             if self.mode == "max":
                 raise InputError("per_sample_weights need mode sum, mean or sqrtn, not max.")
-            if weights.shape != input.shape:
+            if not isinstance(weights, Tensor) or weights.shape != input.shape:
                 raise InputError(
                     f"per_sample_weights must have the shape of input, {tuple(input.shape)}, "
-                    f"got {tuple(weights.shape)}."
+                    f"got {describe(weights)}."
                 )
         if not plain:
             if offsets is not None:
@@ -133,13 +135,13 @@ class EmbeddingBag(OneTable):
             return bags._replace(weights=weights.to(compute).reshape(-1).contiguous())
         if input.dim() != 1:
             raise InputError(f"input must be 1-D or 2-D, got shape {tuple(input.shape)}.")
-        if offsets is None or offsets.dim() != 1 or offsets.dtype not in (torch.int64, torch.int32):
+        if not isinstance(offsets, Tensor) or offsets.dim() != 1 or offsets.dtype not in ID_DTYPES:
             raise InputError(
-                "A 1-D input needs offsets, a 1-D int64 tensor: the start of each bag."
+                "A 1-D input needs offsets, a 1-D int64 tensor: the start of each bag; got "
+                f"{describe(offsets)}."
             )
         if not self.include_last_offset:
-            end = torch.tensor([len(input)], dtype=offsets.dtype)
-            offsets = torch.cat([offsets, end])
+            offsets = torch.nn.functional.pad(offsets, (0, 1), value=len(input))
         elif len(offsets) == 0:
             raise InputError("include_last_offset=True needs at least one offset.")
         return read_bags("input", Jagged(input, offsets, weights=weights), compute, self.mode)

@@ -1,15 +1,17 @@
 """A live table: the core's planes, and the handle parameter through which torch sees them.
 
 The handle is what ``model.parameters()`` yields and what carries the gradient: a sparse COO tensor
-over slots, (slots (1, n), values (n, dim)). The handle of a static float32 or float64 table aliases
-the weight plane, so it can be read, printed and initialised like any parameter. Every other handle
-is a tensor of the right shape without memory of its own.
+over slots, (slots (1, n), values (n, dim)). The handle of a static table aliases the weight plane,
+so it can be read, printed and initialised like any parameter. The handle of a dynamic table has the
+table's dim and more rows than can be, without memory of its own; it reads as NaN.
 """
 
 from __future__ import annotations
 
+import copy
 import weakref
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,20 +19,9 @@ from torch import Tensor, nn
 from hotbed import _core
 from hotbed.errors import HotbedError, IdError, TableError
 from hotbed.init import table_key
-from hotbed.states import caught_up_weights, copy_states, write_states
-from hotbed.tables import Table
+from hotbed.tables import COMBINERS, MAX_DIM, Table
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-__all__ = [
-    "CORE_DTYPES",
-    "LiveTable",
-    "copy_table",
-    "derive_key",
-    "live_table",
-    "refuse_conversion",
-]
+__all__ = ["CORE_DTYPES", "Handle", "LiveTable", "derive_key", "live_table", "live_tables"]
 
 CORE_DTYPES = {
     torch.float32: _core.DType.f32,
@@ -40,11 +31,46 @@ CORE_DTYPES = {
 }
 
 # Rows that the handle of a dynamic table claims to have: more than can be, and few enough that the
-# count of elements stays below 2**63 for any dim.
-OPEN_ROWS = 1 << 40
+# count of bytes stays below 2**63 for any dim.
+OPEN_ROWS = 2**59 // MAX_DIM
+
+# A float32 gradient of a half-precision parameter.
+GRADIENTS_OF_OTHER_DTYPE = hasattr(torch.Tensor, "grad_dtype")
 
 
 _live_tables: weakref.WeakSet[LiveTable] = weakref.WeakSet()
+
+
+class Handle(nn.Parameter):
+    """The parameter of a table. Copies and pickles as the table does, rows and all."""
+
+    _table: weakref.ref[LiveTable]
+
+    @property
+    def hotbed_table(self) -> LiveTable:
+        """The table; held by the modules over it, so that it goes when they go."""
+        table = self._table()
+        if table is None:
+            raise TableError(
+                "The module that a table's parameter belongs to is gone; keep the module."
+            )
+        return table
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Handle:
+        return copy.deepcopy(self.hotbed_table, memo).parameter
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _handle_of, (self.hotbed_table,)
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        table = self._table()
+        if table is None or table.aliased:
+            return str(super().__repr__())  # type: ignore[no-untyped-call]
+        return f"Handle of table {table.name!r} ({len(table):,} rows × {table.spec.dim})"
+
+
+def _handle_of(table: LiveTable) -> Handle:
+    return table.parameter
 
 
 class LiveTable:
@@ -52,9 +78,14 @@ class LiveTable:
 
     Attributes:
         spec: the description it was made from.
+        compute_dtype: of gradients and vectors.
+        combiner: the core's number of spec.combiner.
         key: 64-bit table key, the seed of first values and of stochastic rounding.
         core: the compiled table.
+        aliased: whether the handle aliases the weight plane.
         parameter: the handle.
+        address: of its data, unless they were replaced.
+        generation: how often the rows were forgotten; slots of an earlier one mean nothing.
         optimizer: the Hotbed optimizer that drives the table, or None (a weak reference call).
         complaint: set where another optimizer stepped past a gradient of this table; the next
             training forward raises it.
@@ -66,29 +97,38 @@ class LiveTable:
     def __init__(self, spec: Table, key: int, *, requires_grad: bool = True) -> None:
         self.spec = spec
         self.key = key
+        self.compute_dtype = spec.compute_dtype
+        self.combiner = COMBINERS.index(spec.combiner or "none")
         self.core = _core.Table.make(
             spec.name,
             -1 if spec.rows is None else spec.rows,
             spec.dim,
             CORE_DTYPES[spec.dtype],
-            *spec.init.resolve(spec.rows, spec.dim),
+            *spec.distribution(),
             key,
             spec.padding_idx,
         )
-        self.aliased = spec.rows is not None and spec.dtype in (torch.float32, torch.float64)
-        self.parameter = nn.Parameter(self._handle(), requires_grad=requires_grad)
-        self.parameter.hotbed_table = self  # type: ignore[attr-defined]
+        self.aliased = spec.rows is not None and (
+            spec.dtype == spec.compute_dtype or GRADIENTS_OF_OTHER_DTYPE
+        )
+        self.parameter = Handle(self._handle_data(), requires_grad=requires_grad)
+        self.parameter._table = weakref.ref(self)
+        if self.parameter.dtype != spec.compute_dtype:
+            self.parameter.grad_dtype = spec.compute_dtype
+        self.address = self.parameter.data_ptr()
+        self.generation = 0
         self._optimizer: weakref.ref[Any] | None = None
         self.complaint: HotbedError | None = None
         self.fused_update: Any = None
         self.rule: Any = None
         _live_tables.add(self)
 
-    def _handle(self) -> Tensor:
+    def _handle_data(self) -> Tensor:
         if self.aliased:
-            return _core.weights(self.core)
+            return self.weights()
         rows = OPEN_ROWS if self.spec.rows is None else self.spec.rows
-        return torch.zeros((), dtype=self.spec.compute_dtype).expand(rows, self.spec.dim)
+        nothing = torch.full((), float("nan"), dtype=self.spec.compute_dtype, device="cpu")
+        return nothing.expand(rows, self.spec.dim)
 
     @property
     def name(self) -> str:
@@ -106,76 +146,84 @@ class LiveTable:
         return int(self.core.size)
 
     def check_handle(self) -> None:
-        """Adopts weights that were put in place of an aliased handle's (``p.data = ...``)."""
-        if not self.aliased or self.parameter.data_ptr() == self.core.weights_address:
+        """Adopts weights that were put in place of the handle's (``p.data = ...``).
+
+        Raises:
+            TableError: they do not fit, or the table is dynamic; the table is as it was.
+        """
+        if self.parameter.data_ptr() == self.address:
             return
         data = self.parameter.data
-        plane = _core.weights(self.core)
+        self.parameter.data = self._handle_data()
+        self.address = self.parameter.data_ptr()
+        if not self.aliased:
+            raise TableError(
+                f"Table {self.name!r}: the data of its parameter were replaced, but the rows are not "
+                "kept there. Use a state_dict, or assign(ids, values)."
+            )
+        plane = self.parameter.data
         if data.shape != plane.shape or data.dtype != plane.dtype:
             raise TableError(
-                f"Table {self.name!r}: its parameter was replaced by a "
-                f"{str(data.dtype).removeprefix('torch.')} tensor of shape {tuple(data.shape)}; the "
-                f"table keeps {str(plane.dtype).removeprefix('torch.')} {tuple(plane.shape)}. "
-                "Choose the row dtype with Table(dtype=...)."
+                f"Table {self.name!r}: the data of its parameter were replaced by a "
+                f"{_name(data.dtype)} tensor of shape {tuple(data.shape)}; the table keeps "
+                f"{_name(plane.dtype)} {tuple(plane.shape)}. Choose the row dtype with "
+                "Table(dtype=...)."
             )
-        self.settle(torch.arange(len(self)))
-        plane.copy_(data)
-        self.parameter.data = plane
+        self.assign(self.ids(), data)
 
     def weights(self) -> Tensor:
         """(rows, dim) the weight plane itself, by slot; valid until the table grows."""
         return _core.weights(self.core)  # type: ignore[no-any-return]
 
     def ids(self) -> Tensor:
-        """(rows,) int64 the id of each slot."""
+        """(rows,) int64 the id of each slot; of a dynamic table valid until it grows."""
         if self.spec.rows is not None:
-            return torch.arange(self.spec.rows)
+            return torch.arange(self.spec.rows, device="cpu")
         return _core.ids(self.core)  # type: ignore[no-any-return]
+
+    @property
+    def follows(self) -> bool:
+        """Whether rows that no batch touches follow a dense optimizer, and so may be behind it."""
+        return bool(self.core.catches_up)
+
+    def current_weights(self) -> Tensor:
+        """(rows, dim) weights by slot: the plane, or a copy where rows may be behind."""
+        self.check_handle()
+        if self.follows:
+            return self.lookup(self.ids())
+        return self.weights()
 
     def lookup(self, ids: Tensor) -> Tensor:
         """(n, dim) rows of the ids as they are; an id without a row reads its first value."""
-        ids = self._check(ids)
+        self.check_handle()
+        ids = self._check_ids(ids)
         return _core.lookup(self.core, ids.data_ptr(), len(ids))  # type: ignore[no-any-return]
 
     def assign(self, ids: Tensor, values: Tensor) -> None:
-        """Writes rows; ids of a dynamic table that have none get one. Later duplicates win."""
-        ids = self._check(ids)
+        """Writes rows; ids of a dynamic table that have none get one. Of duplicates the last wins.
+
+        Raises:
+            IdError, TableError, OutOfMemory: with the table as it was.
+        """
+        self.check_handle()
+        ids = self._check_ids(ids)
+        values = _as_tensor(values).detach()
         if values.shape != (len(ids), self.spec.dim):
             raise TableError(
                 f"Table {self.name!r}: {len(ids)} ids need values of shape "
                 f"({len(ids)}, {self.spec.dim}), got {tuple(values.shape)}."
             )
-        slots = torch.empty(len(ids), dtype=torch.int64)
-        self.core.find_or_insert(ids.data_ptr(), len(ids), slots.data_ptr())
-        self.settle(slots)
-        with torch.no_grad():
-            self.weights()[slots] = values.detach().to(self.spec.dtype)
+        values = values.to(dtype=self.spec.dtype, device="cpu").contiguous()
+        _core.assign(self.core, ids.data_ptr(), len(ids), values.data_ptr())
 
-    @property
-    def follows(self) -> bool:
-        """Whether rows that no batch touches follow a dense optimizer, and so may be behind it."""
-        return self.rule is not None and bool(self.rule.exact)
-
-    def settle(self, slots: Tensor) -> None:
-        """Brings rows up to the last step before they are overwritten."""
-        if self.follows:
-            slots = torch.unique(slots)
-            self.rule.catch_up(slots.data_ptr(), len(slots))
-
-    def current_weights(self) -> Tensor:
-        """(rows, dim) weights by slot: the plane, or a copy where rows may be behind."""
-        if not self.follows:
-            return self.weights()
-        return caught_up_weights(self, torch.arange(len(self)))
-
-    def _check(self, ids: Tensor) -> Tensor:
-        ids = torch.as_tensor(ids)
+    def _check_ids(self, given: Any) -> Tensor:
+        ids = _as_tensor(given)
         if ids.dtype not in (torch.int64, torch.int32) or ids.dim() != 1:
             raise TableError(
                 f"Table {self.name!r}: ids must be a 1-D int64 tensor, got "
-                f"{str(ids.dtype).removeprefix('torch.')} of shape {tuple(ids.shape)}."
+                f"{_name(ids.dtype)} of shape {tuple(ids.shape)}."
             )
-        ids = ids.to(torch.int64).contiguous()
+        ids = ids.to(dtype=torch.int64, device="cpu").contiguous()
         if self.spec.rows is not None and len(ids):
             low, high = int(ids.min()), int(ids.max())
             if low < 0 or high >= self.spec.rows:
@@ -185,74 +233,45 @@ class LiveTable:
                 )
         return ids
 
-    # -- state_dict ------------------------------------------------------------------------------
-
-    def save(self, destination: dict[str, Any], prefix: str, weight: str, keep_vars: bool) -> None:
-        """Writes ``prefix + weight`` (rows by rising id), ``..ids`` (dynamic) and ``..key``."""
-        stem = f"{prefix}{weight}"
+    def draw_again(self, key: int) -> None:
+        """Gives every row its first value under a new key; a dynamic table forgets its rows."""
+        self.set_key(key)
         if self.spec.rows is None:
-            copy_bytes = len(self) * (self.spec.dim * self.spec.dtype.itemsize + 16)
-            free = _core.available_memory()
-            if copy_bytes > free:
-                raise TableError(
-                    f"Table {self.name!r}: a state_dict would copy {copy_bytes} bytes and {free} are "
-                    "free; it is meant for tables that fit twice in memory."
-                )
-            ids = self.ids()
-            order = torch.argsort(ids)
-            destination[stem] = self.current_weights()[order]
-            destination[f"{stem}_ids"] = ids[order]
-        elif self.aliased and keep_vars and not self.follows:
-            destination[stem] = self.parameter
+            self.forget_rows()
         else:
-            destination[stem] = self.current_weights()
-        destination[f"{stem}_key"] = torch.tensor(_signed(self.key))
+            self.core.write_first_values()
 
-    def load(
-        self,
-        state: Mapping[str, Any],
-        prefix: str,
-        weight: str,
-        missing: list[str],
-        errors: list[str],
-    ) -> None:
-        """The inverse of save; loads what a static or a dynamic table saved into either kind."""
-        stem = f"{prefix}{weight}"
-        rows, ids, key = (state.get(stem + end) for end in ("", "_ids", "_key"))
-        if rows is None:
-            missing.append(stem)
-            return
-        if rows.dim() != 2 or rows.shape[1] != self.spec.dim:
-            errors.append(
-                f"Table {self.name!r}: {stem} has shape {tuple(rows.shape)}, the table dim "
-                f"{self.spec.dim}."
+    def forget_rows(self) -> None:
+        """Empties a dynamic table. Its gradient goes too: slots get other ids."""
+        self.core.clear()
+        self.generation += 1
+        self.parameter.grad = None
+
+    def set_key(self, key: int) -> None:
+        """Rows that exist stay as they are."""
+        self.key = key
+        self.core.set_key(key)
+
+    def refuse_copy_beyond_memory(self, purpose: str) -> None:
+        """Raises TableError where a copy of all rows and ids does not fit in memory."""
+        needed = len(self) * (self.spec.dim * self.spec.dtype.itemsize + 16)
+        free = _core.available_memory()
+        if needed > free:
+            raise TableError(
+                f"Table {self.name!r}: {purpose} would copy {needed} bytes, and {free} are free; "
+                "it is meant for tables that fit twice in memory."
             )
-            return
-        if ids is None:
-            if self.spec.rows is not None and rows.shape[0] != self.spec.rows:
-                errors.append(
-                    f"Table {self.name!r}: {stem} has {rows.shape[0]} rows, the table {self.spec.rows}."
-                )
-                return
-            ids = torch.arange(rows.shape[0])
-        elif ids.shape != rows.shape[:1]:
-            errors.append(
-                f"Table {self.name!r}: {len(ids)} ids for {rows.shape[0]} rows in {stem}."
-            )
-            return
-        # As in torch, loading weights leaves an optimizer's states as they are.
-        held = copy_states(self) if self.rule is not None and self.spec.rows is None else None
-        if self.spec.rows is None:
-            self.core.clear()
-        if key is not None:
-            self.key = int(key) & 0xFFFFFFFFFFFFFFFF
-            self.core.set_key(self.key)
-        try:
-            self.assign(ids, rows)
-            if held is not None:
-                write_states(self, held, insert=False)
-        except HotbedError as error:
-            errors.append(str(error))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> LiveTable:
+        """A second table with the same rows and key, without optimizer or gradient."""
+        self.refuse_copy_beyond_memory("deepcopy")
+        state = (self.ids(), self.current_weights()) if len(self) else None
+        return _restore(self.spec, self.key, self.parameter.requires_grad, state)
+
+    def __reduce__(self) -> Any:
+        self.refuse_copy_beyond_memory("pickle")
+        state = (self.ids(), self.current_weights()) if len(self) else None
+        return _restore, (self.spec, self.key, self.parameter.requires_grad, state)
 
     def memory(self) -> dict[str, int]:
         """Bytes of this table by what they hold."""
@@ -268,6 +287,15 @@ class LiveTable:
         }
 
 
+def _restore(
+    spec: Table, key: int, requires_grad: bool, state: tuple[Tensor, Tensor] | None
+) -> LiveTable:
+    table = LiveTable(spec, key, requires_grad=requires_grad)
+    if state is not None:
+        table.assign(*state)
+    return table
+
+
 def live_tables() -> Iterable[LiveTable]:
     """All tables there are."""
     return _live_tables
@@ -281,33 +309,13 @@ def live_table(parameter: Any) -> LiveTable | None:
 def derive_key(seed: int | None, name: str) -> int:
     """The key of a table: from (seed, name), or from torch's default generator if seed is None."""
     if seed is None:
-        seed = int(torch.randint(-(2**63), 2**63 - 1, (), dtype=torch.int64))
+        seed = int(torch.randint(-(2**63), 2**63 - 1, (), dtype=torch.int64, device="cpu"))
     return table_key(seed, name)
 
 
-def _signed(key: int) -> int:
-    return key - (1 << 64) if key >= 1 << 63 else key
+def _as_tensor(value: Any) -> Tensor:
+    return value if isinstance(value, Tensor) else torch.as_tensor(value, device="cpu")
 
 
-def copy_table(table: LiveTable) -> LiveTable:
-    """A second live table with the same rows and key, without optimizer states."""
-    copied = LiveTable(table.spec, table.key, requires_grad=table.parameter.requires_grad)
-    copied.assign(table.ids(), table.current_weights())
-    return copied
-
-
-def refuse_conversion(table: LiveTable, fn: Any) -> None:
-    """Raises where ``module.to(...)``, ``.half()`` and the like would change a table."""
-    probe = torch.zeros((), dtype=table.spec.dtype)
-    changed = fn(probe)
-    if changed.dtype != probe.dtype:
-        raise TableError(
-            f"Table {table.name!r} keeps its rows as {str(probe.dtype).removeprefix('torch.')}; it "
-            f"cannot be cast to {str(changed.dtype).removeprefix('torch.')}. Choose the row dtype with "
-            "Table(dtype=...), and cast only the dense part of the model."
-        )
-    if changed.device != probe.device:
-        raise TableError(
-            f"Table {table.name!r} lives in the memory of the CPU and cannot be moved to "
-            f"{changed.device}; move only the dense part of the model."
-        )
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

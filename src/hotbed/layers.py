@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import torch
 from torch import nn
 
 from hotbed import init as initializers
@@ -11,36 +12,73 @@ from hotbed.embedding import Embedding
 from hotbed.embedding_bag import EmbeddingBag
 from hotbed.errors import TableError
 from hotbed.handles import LiveTable, derive_key
-from hotbed.one_table import refuse_options
+from hotbed.one_table import OneTable, refuse_options
 from hotbed.tables import Table
 
-__all__ = ["adopt_layer"]
+__all__ = ["adopt_layer", "check_twin", "weights_of"]
+
+
+def weights_of(layer: nn.Module) -> object:
+    """What two layers have in common when they share their weights.
+
+    Raises:
+        TableError: a layer of another kind, or of a class of its own.
+    """
+    if isinstance(layer, OneTable):
+        return layer._live
+    for kind in (nn.Embedding, nn.EmbeddingBag):
+        if isinstance(layer, kind):
+            if type(layer).forward is not kind.forward:
+                raise TableError(
+                    f"from_layers cannot serve {type(layer).__name__}: it has a forward of its own."
+                )
+            return layer.weight
+    raise TableError(
+        f"from_layers takes nn.Embedding, nn.EmbeddingBag and their Hotbed twins, "
+        f"not {type(layer).__name__}."
+    )
 
 
 def adopt_layer(layer: nn.Module, name: str) -> LiveTable:
     """The live table for a layer in a collection, with the layer's weights.
 
-    A Hotbed layer's own table is shared; a torch layer's weights are copied into a table called `name`.
+    A Hotbed layer's own table is shared, and from now on called `name`; a torch layer's weights are
+    copied into a table of that name.
+
+    Raises:
+        TableError: an option that has no counterpart.
     """
     if isinstance(layer, (Embedding, EmbeddingBag)):
         layer._live.spec = dataclasses.replace(layer._live.spec, name=name)
         return layer._live
-    if not isinstance(layer, (nn.Embedding, nn.EmbeddingBag)):
+    assert isinstance(layer, (nn.Embedding, nn.EmbeddingBag))
+    spec = _describe(layer, name)
+    live = LiveTable(spec, derive_key(None, name), requires_grad=layer.weight.requires_grad)
+    with torch.no_grad():
+        live.weights().copy_(layer.weight)
+    return live
+
+
+def check_twin(layer: nn.Module, table: LiveTable) -> None:
+    """Raises where a layer shares its weight with another, but is another table."""
+    if isinstance(layer, OneTable):
+        return
+    assert isinstance(layer, (nn.Embedding, nn.EmbeddingBag))
+    if _describe(layer, table.name) != table.spec:
         raise TableError(
-            f"from_layers takes nn.Embedding, nn.EmbeddingBag and their Hotbed twins, "
-            f"not {type(layer).__name__}."
+            f"Layer {table.name!r} shares its weight with a layer of another mode or padding_idx; "
+            "one table has one of each. Give the layers weights of their own."
         )
+
+
+def _describe(layer: nn.Embedding | nn.EmbeddingBag, name: str) -> Table:
     refuse_options(type(layer).__name__, layer.max_norm, layer.scale_grad_by_freq)
-    combiner = layer.mode if isinstance(layer, nn.EmbeddingBag) else "none"
-    spec = Table(
+    return Table(
         name,
         layer.embedding_dim,
         layer.num_embeddings,
-        combiner,
+        layer.mode if isinstance(layer, nn.EmbeddingBag) else "none",
         layer.weight.dtype,
         initializers.Zeros(),
         layer.padding_idx,
     )
-    live = LiveTable(spec, derive_key(None, name), requires_grad=layer.weight.requires_grad)
-    live.weights().copy_(layer.weight.detach())
-    return live

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -10,17 +9,22 @@ from torch import Tensor, nn
 
 from hotbed import init as initializers
 from hotbed.errors import TableError
-from hotbed.handles import LiveTable, copy_table, derive_key, refuse_conversion
+from hotbed.handles import LiveTable, derive_key
 from hotbed.inputs import Bags
-from hotbed.resolve.lookup import lookup
+from hotbed.table_owner import TableOwner
 from hotbed.tables import Table
 
-__all__ = ["OneTable", "check_given", "refuse_options", "reset", "shape_of"]
+__all__ = ["OneTable", "refuse_options", "shape_of"]
 
 
-class OneTable(nn.Module):
-    """A module with one table, whose handle is its parameter ``weight``."""
+class OneTable(TableOwner):
+    """A module with one table, whose handle is its parameter ``weight``.
 
+    Its ``state_dict`` is that of torch's layer where the table is static: just ``weight`` (the table
+    key goes into the metadata). A dynamic table adds ``weight.ids`` and ``weight.key``.
+    """
+
+    _keys_in_state_dict = False
     _live: LiveTable
 
     def _make(
@@ -30,10 +34,11 @@ class OneTable(nn.Module):
         embedding_dim: int,
         combiner: str,
         padding_idx: int | None,
+        weight: Tensor | None,
+        freeze: bool,
+        device: Any,
         dtype: torch.dtype | None,
         init: initializers.Initializer | None,
-        device: Any,
-        requires_grad: bool = True,
     ) -> None:
         if device is not None and torch.device(device).type != "cpu":
             raise TableError(
@@ -46,6 +51,13 @@ class OneTable(nn.Module):
                     f"[-{num_embeddings}, {num_embeddings})."
                 )
             padding_idx %= num_embeddings
+        if weight is not None:
+            if tuple(weight.shape) != (num_embeddings, embedding_dim):
+                raise TableError(
+                    f"hotbed.{kind}: _weight has shape {tuple(weight.shape)}, the arguments say "
+                    f"({num_embeddings}, {embedding_dim})."
+                )
+            dtype, init = dtype or weight.dtype, initializers.Zeros()
         spec = Table(
             kind.lower(),
             embedding_dim,
@@ -55,29 +67,29 @@ class OneTable(nn.Module):
             init or initializers.Normal(0.0, 1.0),
             padding_idx,
         )
-        self._set(LiveTable(spec, derive_key(None, spec.name), requires_grad=requires_grad))
-
-    def _set(self, live: LiveTable) -> None:
-        object.__setattr__(self, "_live", live)
-        self._parameters["weight"] = live.parameter
+        self._live = LiveTable(spec, derive_key(None, spec.name), requires_grad=not freeze)
+        self._own({"weight": self._live})
+        if weight is not None:
+            self._assign_weight(weight.detach())
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "weight" and "_live" in self.__dict__:
             self._assign_weight(value)
-            return
-        super().__setattr__(name, value)
+        else:
+            super().__setattr__(name, value)
 
-    def _assign_weight(self, value: Tensor) -> None:
+    def _assign_weight(self, value: Any) -> None:
         live = self._live
         if live.spec.rows is None:
             raise TableError(
-                "The weight of a dynamic table cannot be assigned; it has a row for each id that was "
-                "met. Use a state_dict, or collection.assign(table, ids, values)."
+                f"Table {live.name!r}: the weight of a dynamic table cannot be assigned; it has a row "
+                "for each id that was met. Use a state_dict."
             )
-        if value.shape != (live.spec.rows, live.spec.dim):
-            raise TableError(
-                f"weight must have shape ({live.spec.rows}, {live.spec.dim}), got {tuple(value.shape)}."
-            )
+        shape = (live.spec.rows, live.spec.dim)
+        if not isinstance(value, Tensor) or value.shape != shape:
+            got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise TableError(f"Table {live.name!r}: weight must have shape {shape}, got {got}.")
+        live.check_handle()
         live.assign(live.ids(), value)
         if isinstance(value, nn.Parameter):
             live.parameter.requires_grad_(value.requires_grad)
@@ -95,75 +107,13 @@ class OneTable(nn.Module):
     def padding_idx(self) -> int | None:
         return self._live.spec.padding_idx
 
-    def _lookup(self, bags: Bags) -> Tensor:
-        live = self._live
-        out = lookup([live], [live.core], [0], [live.name], [bags], self)[0]
-        return out if out.dtype == live.spec.dtype else out.to(live.spec.dtype)
+    def reset_parameters(self) -> None:
+        """Gives every row a new first value; a dynamic table forgets its rows."""
+        self._live.draw_again(derive_key(None, self._live.name))
 
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        self._live.save(destination, prefix, "weight", keep_vars)
-
-    def _load_from_state_dict(
-        self,
-        state_dict: Mapping[str, Any],
-        prefix: str,
-        local_metadata: Any,
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
-    ) -> None:
-        self._live.load(state_dict, prefix, "weight", missing_keys, error_msgs)
-        known = {"weight", "weight_ids", "weight_key"}
-        if strict:
-            unexpected_keys.extend(
-                k for k in state_dict if k.startswith(prefix) and k[len(prefix) :] not in known
-            )
-
-    def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        refuse_conversion(self._live, fn)
-        return self
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        copied = type(self).__new__(type(self))
-        nn.Module.__init__(copied)
-        memo[id(self)] = copied
-        for name, value in self.__dict__.items():
-            if name not in ("_live", "_parameters"):
-                object.__setattr__(copied, name, value)
-        copied._set(copy_table(self._live))
-        return copied
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        state: dict[str, Any] = {}
-        self._save_to_state_dict(state, "", False)
-        live = self._live
-        plain = {k: v for k, v in self.__dict__.items() if k not in ("_live", "_parameters")}
-        return _rebuild, (
-            type(self),
-            live.spec,
-            live.key,
-            live.parameter.requires_grad,
-            plain,
-            state,
-        )
-
-
-def _rebuild(
-    cls: Any,
-    spec: Table,
-    key: int,
-    requires_grad: bool,
-    plain: dict[str, Any],
-    state: dict[str, Any],
-) -> Any:
-    made = cls.__new__(cls)
-    nn.Module.__init__(made)
-    for name, value in plain.items():
-        object.__setattr__(made, name, value)
-    made._set(LiveTable(spec, key, requires_grad=requires_grad))
-    made.load_state_dict(state)
-    return made
+    def _vectors(self, bags: Bags) -> Tensor:
+        out = self._look_up([self._live], [0], ["input"], [bags])[0]
+        return out if out.dtype == self._live.spec.dtype else out.to(self._live.spec.dtype)
 
 
 def refuse_options(kind: str, max_norm: float | None, scale_grad_by_freq: bool) -> None:
@@ -179,26 +129,10 @@ def refuse_options(kind: str, max_norm: float | None, scale_grad_by_freq: bool) 
         )
 
 
-def check_given(kind: str, weight: Tensor, rows: int | None, dim: int) -> None:
-    if tuple(weight.shape) != (rows, dim):
-        raise TableError(
-            f"{kind}: _weight has shape {tuple(weight.shape)}, the arguments say ({rows}, {dim})."
-        )
-
-
 def shape_of(embeddings: Tensor) -> tuple[int, int]:
+    """(rows, dim) of weights that a layer is made from."""
     if embeddings.dim() != 2:
         raise TableError(
             f"from_pretrained needs (rows, dim) weights, got {tuple(embeddings.shape)}."
         )
     return embeddings.shape[0], embeddings.shape[1]
-
-
-def reset(live: LiveTable) -> None:
-    live.key = derive_key(None, live.name)
-    live.core.set_key(live.key)
-    if live.spec.rows is None:
-        live.core.clear()
-    else:
-        live.settle(live.ids())
-        live.core.write_first_values()

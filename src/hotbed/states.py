@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from hotbed.handles import LiveTable
 
-__all__ = ["copy_states", "write_states", "caught_up_weights", "reset_states"]
+__all__ = ["copy_states", "write_states", "reset_states"]
 
 
 def _order(live: LiveTable) -> tuple[Tensor, Tensor]:
@@ -46,17 +46,6 @@ def copy_states(live: LiveTable) -> dict[str, Tensor]:
     copies = [torch.empty_like(s) for s in states]
     rule.read(slots.data_ptr(), len(slots), 0, [c.data_ptr() for c in copies])
     return {"ids": ids.clone(), **dict(zip(live.core.state_names, copies, strict=True))}
-
-
-def caught_up_weights(live: LiveTable, slots: Tensor) -> Tensor:
-    """(n, dim) weights of slots as of the last step, where rows follow a dense optimizer."""
-    weights = torch.empty((len(slots), live.spec.dim), dtype=live.spec.dtype)
-    states = [
-        torch.empty((len(slots), _core.state(live.core, k).shape[1]), dtype=live.spec.compute_dtype)
-        for k in range(len(live.core.state_names))
-    ]
-    live.rule.read(slots.data_ptr(), len(slots), weights.data_ptr(), [s.data_ptr() for s in states])
-    return weights
 
 
 def reset_states(live: LiveTable) -> None:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
+from typing import Any
 
 import torch
 
 from hotbed import init as initializers
 from hotbed.errors import TableError
 
-__all__ = ["Table", "COMBINERS", "DTYPES"]
+__all__ = ["Table", "COMBINERS", "DTYPES", "MAX_DIM"]
 
 COMBINERS = ("none", "sum", "mean", "sqrtn", "max")
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+MAX_DIM = 1 << 22
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -31,7 +34,7 @@ class Table:
     collection's seed it fixes the first values: renaming a table changes them."""
 
     dim: int
-    """Length of a row's vector; any positive number."""
+    """Length of a row's vector; any number from 1 to 4,194,304."""
 
     rows: int | None = None
     """Number of rows of a static table, whose ids are 0 .. rows-1; ``None`` makes the table dynamic:
@@ -51,22 +54,24 @@ class Table:
     """First value of a row, a pure function of (seed, table name, id, column)."""
 
     padding_idx: int | None = None
-    """An id that stands for "nothing": never in a bag, never updated, and zeros when not pooled."""
+    """An id that stands for "nothing": never in a bag and never updated. Its row starts as zeros,
+    which is what an unpooled lookup returns for it."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
             raise TableError(f"A table's name must be a non-empty string, not {self.name!r}.")
-        if not isinstance(self.dim, int) or isinstance(self.dim, bool) or self.dim <= 0:
+        dim, rows = _integer(self.dim), _integer(self.rows)
+        if dim is None or not 0 < dim <= MAX_DIM:
             raise TableError(
-                f"Table {self.name!r}: dim must be a positive integer, got {self.dim!r}."
+                f"Table {self.name!r}: dim must be an integer from 1 to {MAX_DIM}, got {self.dim!r}."
             )
-        if self.rows is not None and (
-            not isinstance(self.rows, int) or isinstance(self.rows, bool) or self.rows <= 0
-        ):
+        if self.rows is not None and (rows is None or not 0 < rows < 2**63):
             raise TableError(
-                f"Table {self.name!r}: rows must be a positive integer, or None for open-ended ids, "
-                f"got {self.rows!r}."
+                f"Table {self.name!r}: rows must be a positive integer below 2**63, or None for "
+                f"open-ended ids, got {self.rows!r}."
             )
+        object.__setattr__(self, "dim", dim)
+        object.__setattr__(self, "rows", rows)
         if self.combiner is None:
             object.__setattr__(self, "combiner", "none")
         if self.combiner not in COMBINERS:
@@ -80,19 +85,46 @@ class Table:
                 f"{', '.join(str(d).removeprefix('torch.') for d in DTYPES)}, got {self.dtype!r}."
             )
         if self.padding_idx is not None:
-            if not isinstance(self.padding_idx, int) or isinstance(self.padding_idx, bool):
+            padding = _integer(self.padding_idx)
+            if padding is None or not -(2**63) <= padding < 2**63:
                 raise TableError(
-                    f"Table {self.name!r}: padding_idx must be an integer or None, "
+                    f"Table {self.name!r}: padding_idx must be a 64-bit integer or None, "
                     f"got {self.padding_idx!r}."
                 )
-            if self.rows is not None and not 0 <= self.padding_idx < self.rows:
+            if rows is not None and not 0 <= padding < rows:
                 raise TableError(
-                    f"Table {self.name!r}: padding_idx {self.padding_idx} is outside "
-                    f"[0, {self.rows})."
+                    f"Table {self.name!r}: padding_idx {padding} is outside [0, {rows})."
                 )
-        self.init.resolve(self.rows, self.dim)  # raises where the initializer needs what is missing
+            object.__setattr__(self, "padding_idx", padding)
+        self.distribution()
+
+    def distribution(self) -> initializers.Distribution:
+        """What first values are drawn from.
+
+        Raises:
+            TableError: the initializer is none, or needs a number of rows that the table has not.
+        """
+        if not isinstance(self.init, initializers.Initializer):
+            raise TableError(
+                f"Table {self.name!r}: init must be one of hotbed.init, such as "
+                f"hotbed.init.Normal(0.0, 0.01), got {self.init!r}."
+            )
+        try:
+            return self.init.resolve(self.rows, self.dim)
+        except (TypeError, ValueError) as error:
+            raise TableError(f"Table {self.name!r}: {error}") from error
 
     @property
     def compute_dtype(self) -> torch.dtype:
         """dtype of gradients, optimizer states and pooled vectors."""
         return torch.float64 if self.dtype == torch.float64 else torch.float32
+
+
+def _integer(value: Any) -> int | None:
+    """`value` as an int; None where it is none (bool and float are none, numpy's integers are)."""
+    if isinstance(value, bool):
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None

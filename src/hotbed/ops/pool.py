@@ -15,10 +15,15 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from hotbed import _core
+from hotbed.errors import TableError
 from hotbed.handles import CORE_DTYPES, LiveTable
 from hotbed.inputs import Bags
 
 __all__ = ["pool"]
+
+# Without it, the columns of a buffer are tensors of their own. Views of one another they are not:
+# autograd would not let them be changed in place.
+_VIEW_TRACKING = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
 
 
 def pool(
@@ -41,57 +46,42 @@ def pool(
         For each feature (bags, dim) of the table's compute dtype, bags of an unpooled feature being
         its ids; shaped (B, ..., dim) where the input had more than two dimensions.
     """
-    handles = [t.parameter if grad and t.parameter.requires_grad else None for t in tables]
-    weights = [b.weights for b in bags]
-    if torch.is_grad_enabled() and (
-        any(h is not None for h in handles)
-        or any(w is not None and w.requires_grad for w in weights)
-    ):
-        return list(_Pool.apply(batch, tables, table_of, bags, *handles, *weights))
+    if torch.is_grad_enabled():
+        handles = [t.parameter if grad and t.parameter.requires_grad else None for t in tables]
+        weighted = [f for f, bag in enumerate(bags) if bag.weights is not None]
+        weights = [bags[f].weights for f in weighted]
+        if any(h is not None for h in handles) or any(w.requires_grad for w in weights):  # type: ignore[union-attr]
+            return list(
+                _Pool.apply(batch, tables, table_of, bags, weighted, *handles, *weights)  # type: ignore[no-untyped-call]
+            )
     return _forward(batch, tables, table_of, bags)
 
 
 def _forward(
     batch: Any, tables: Sequence[LiveTable], table_of: Sequence[int], bags: Sequence[Bags]
 ) -> list[Tensor]:
-    outputs: list[Tensor] = []
-    places: list[tuple[int, int]] = []
+    outputs: list[Any] = [None] * len(bags)
+    places = [(0, 0)] * len(bags)
     columns: dict[tuple[int, torch.dtype], list[int]] = {}  # features that share a buffer
-    count = len(bags)
-    shared: list[Tensor | None] = [None] * count
-    if count > 1:
-        for f in range(count):
-            bag = bags[f]
-            if (
-                bag.shape is None
-                and bag.bags == bag.batch
-                and not (bag.jagged and tables[table_of[f]].spec.combiner == "none")
-            ):
-                key = (bag.batch, tables[table_of[f]].spec.compute_dtype)
-                columns.setdefault(key, []).append(f)
-        for (rows, dtype), members in columns.items():
-            dims = [tables[table_of[f]].spec.dim for f in members]
-            buffer = _core.empty([rows, sum(dims)], CORE_DTYPES[dtype])
-            storage, stride, offset = buffer.untyped_storage(), sum(dims), 0
-            for f, dim in zip(members, dims, strict=True):
-                # Not a view to autograd, which would forbid in-place operations on it.
-                shared[f] = torch.empty(0, dtype=dtype).set_(
-                    storage, offset, (rows, dim), (stride, 1)
-                )
-                offset += dim
-    for f in range(count):
-        out = shared[f]
-        bag = bags[f]
-        if out is None:
-            spec = tables[table_of[f]].spec
-            vectors = len(bag.ids) if spec.combiner == "none" else bag.bags
-            out = _core.empty([vectors, spec.dim], CORE_DTYPES[spec.compute_dtype])
-            places.append((out.data_ptr(), spec.dim))
-            if bag.shape is not None:
-                out = out.view(*bag.shape, spec.dim)
-        else:
-            places.append((out.data_ptr(), out.stride(0)))
-        outputs.append(out)
+    for f, (bag, t) in enumerate(zip(bags, table_of, strict=True)):
+        spec = tables[t].spec
+        if bag.shape is None and not (bag.jagged and spec.combiner == "none"):
+            columns.setdefault((bag.batch, tables[t].compute_dtype), []).append(f)
+            continue
+        vectors = bag.ids.shape[0] if spec.combiner == "none" else bag.bags
+        out = _core.empty([vectors, spec.dim], CORE_DTYPES[tables[t].compute_dtype])
+        places[f] = out.data_ptr(), spec.dim
+        outputs[f] = out if bag.shape is None else out.view(*bag.shape, spec.dim)
+    for (rows, dtype), members in columns.items():
+        dims = [tables[table_of[f]].spec.dim for f in members]
+        width = sum(dims)
+        buffer = _core.empty([rows, width], CORE_DTYPES[dtype])
+        at = buffer.data_ptr()
+        with torch._C._ExcludeDispatchKeyGuard(_VIEW_TRACKING):
+            parts = buffer.split(dims, 1) if len(dims) > 1 else (buffer,)
+        for f, part, dim in zip(members, parts, dims, strict=True):
+            outputs[f], places[f] = part, (at, width)
+            at += dim * dtype.itemsize
     batch.pool(places)
     return outputs
 
@@ -104,99 +94,105 @@ class _Pool(torch.autograd.Function):
         tables: Sequence[LiveTable],
         table_of: Sequence[int],
         bags: Sequence[Bags],
+        weighted: Sequence[int],
         *tensors: Tensor | None,
     ) -> tuple[Tensor, ...]:
+        """`tensors`: a handle a table (None: not wanted), then the weights of features `weighted`."""
         outputs = tuple(_forward(batch, tables, table_of, bags))
         ctx.set_materialize_grads(False)
-        ctx.call = (batch, tables, table_of, bags)
+        ctx.call = (batch, tables, table_of, bags, weighted)
+        ctx.generations = [t.generation for t in tables]
         weights = tensors[len(tables) :]
-        weighted = any(w is not None for w in weights)
-        ctx.weight_gradients = any(w is not None and w.requires_grad for w in weights)
-        if ctx.weight_gradients:
-            # Backward reads the ids, offsets and outputs again: autograd watches them for changes.
-            watched = [t for b in bags for t in (b.ids, b.offsets, b.weights) if t is not None]
-            ctx.save_for_backward(*watched, *outputs)
-        elif weighted:
-            ctx.save_for_backward(*(w for w in weights if w is not None))
+        wanted = [f for f, w in zip(weighted, weights, strict=True) if w.requires_grad]  # type: ignore[union-attr]
+        if wanted:
+            batch.keep_inputs()
+        # What backward reads again: autograd raises where it was changed in place by then.
+        divided = [f for f in wanted if tables[table_of[f]].spec.combiner != "sum"]
+        ctx.divided = divided
+        ctx.save_for_backward(*weights, *(outputs[f] for f in divided))
         return outputs
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-        batch, tables, table_of, bags = ctx.call
+        batch, tables, table_of, bags, weighted = ctx.call
         saved = ctx.saved_tensors  # raises where one was changed in place
+        for table, generation in zip(tables, ctx.generations, strict=True):
+            if table.generation != generation:
+                raise TableError(
+                    f"Table {table.name!r} was loaded or reset between this forward and its backward; "
+                    "its gradient would reach other ids. Look the batch up again."
+                )
         count = len(tables)
         taking_part = [False] * count
         held: list[Tensor] = []  # alive until the core has read them
-        places: list[tuple[int, int]] = []
+        places = [(0, 0)] * len(grads)
         for f, grad in enumerate(grads):
-            spec = tables[table_of[f]].spec
-            if grad is None or grad.numel() == 0:
-                places.append((0, 0))
+            if grad is None:
                 continue
+            table = tables[table_of[f]]
             taking_part[table_of[f]] = True
+            if grad.numel() == 0:
+                continue
+            dim = table.spec.dim
             if grad.dim() != 2:
-                grad = grad.reshape(-1, spec.dim)
-            if grad.dtype != spec.compute_dtype:
-                grad = grad.to(spec.compute_dtype)
-            if grad.stride(1) != 1 and spec.dim > 1:
+                grad = grad.reshape(-1, dim)
+            if grad.dtype != table.compute_dtype:
+                grad = grad.to(table.compute_dtype)
+            stride, step = grad.stride()
+            if step != 1 and dim > 1:
                 grad = grad.contiguous()
+                stride = dim
             held.append(grad)
-            places.append((grad.data_ptr(), grad.stride(0)))
-        needed = ctx.needs_input_grad[4 : 4 + count]
+            places[f] = grad.data_ptr(), stride
+        needed = ctx.needs_input_grad
         handle_grads = _reduce(
-            batch, tables, [n and p for n, p in zip(needed, taking_part, strict=True)], places
+            batch,
+            tables,
+            [n and p for n, p in zip(needed[5 : 5 + count], taking_part, strict=True)],
+            places,
         )
-        weight_grads: list[Tensor | None] = [None] * len(bags)
-        if ctx.weight_gradients:
-            outputs = saved[len(saved) - len(bags) :]
-            weight_grads = _weight_gradients(
-                batch, bags, places, outputs, ctx.needs_input_grad[4 + count :]
-            )
-        return (None, None, None, None, *handle_grads, *weight_grads)
+        weight_grads: list[Tensor | None] = [None] * len(weighted)
+        if any(needed[5 + count :]):
+            outputs = dict(zip(ctx.divided, saved[len(weighted) :], strict=True))
+            wanted = [f for f, n in zip(weighted, needed[5 + count :], strict=True) if n]
+            found = _weight_gradients(batch, bags, places, outputs, wanted)
+            weight_grads = [found.get(f) for f in weighted]
+        return (None, None, None, None, None, *handle_grads, *weight_grads)
 
 
 def _reduce(
     batch: Any, tables: Sequence[LiveTable], needed: Sequence[bool], places: list[tuple[int, int]]
 ) -> list[Tensor | None]:
+    """The gradient of each table's handle; None where not needed, or applied at once (fused)."""
     unique = batch.unique_counts()
-    totals = {torch.float32: 0, torch.float64: 0}
-    rows = 0
-    for t, table in enumerate(tables):
-        if needed[t]:
-            totals[table.spec.compute_dtype] += unique[t] * table.spec.dim
-            rows += unique[t]
-    blocks = {d: _core.empty([n], CORE_DTYPES[d]) for d, n in totals.items() if n}
-    indices = torch.empty((1, rows), dtype=torch.int64)
+    chosen = [t for t, n in enumerate(needed) if n]
+    counts = [unique[t] for t in chosen]
+    indices = torch.empty((1, sum(counts)), dtype=torch.int64, device="cpu")
+    index_parts = indices.split(counts, 1)  # type: ignore[no-untyped-call]
+    # One block of values for all tables of a dtype: memory is taken, and given back, once.
+    values: dict[int, Tensor] = {}
+    for dtype in {tables[t].compute_dtype for t in chosen}:
+        same = [t for t in chosen if tables[t].compute_dtype is dtype]
+        sizes = [unique[t] * tables[t].spec.dim for t in same]
+        block = _core.empty([sum(sizes)], CORE_DTYPES[dtype])
+        for t, part in zip(same, block.split(sizes), strict=True):
+            values[t] = part.view(unique[t], tables[t].spec.dim)
     values_at, indices_at = [0] * len(tables), [0] * len(tables)
-    pieces: list[tuple[Tensor, Tensor] | None] = [None] * len(tables)
-    used = {torch.float32: 0, torch.float64: 0}
-    row = 0
-    for t, table in enumerate(tables):
-        if not needed[t]:
-            continue
-        n, dim, dtype = unique[t], table.spec.dim, table.spec.compute_dtype
-        if n == 0:
-            pieces[t] = indices[:, :0], torch.empty((0, dim), dtype=dtype)
-            continue
-        values = blocks[dtype].narrow(0, used[dtype], n * dim).view(n, dim)
-        own = indices.narrow(1, row, n)
-        used[dtype] += n * dim
-        row += n
-        values_at[t], indices_at[t] = values.data_ptr(), own.data_ptr()
-        pieces[t] = own, values
+    at = indices.data_ptr()
+    for t in chosen:
+        values_at[t], indices_at[t] = values[t].data_ptr(), at
+        at += 8 * unique[t]
     batch.reduce(places, values_at, indices_at)
     grads: list[Tensor | None] = [None] * len(tables)
-    for t, piece in enumerate(pieces):
-        if piece is None:
-            continue
+    for t, index in zip(chosen, index_parts, strict=True):
         table = tables[t]
         if table.fused_update is not None:
-            table.fused_update(piece[0][0], piece[1])
-            continue
-        grads[t] = torch.sparse_coo_tensor(
-            piece[0], piece[1], table.parameter.shape, check_invariants=False
-        )
+            table.fused_update(index[0], values[t])
+        else:
+            grads[t] = torch.sparse_coo_tensor(
+                index, values[t], table.parameter.shape, check_invariants=False
+            )
     return grads
 
 
@@ -204,16 +200,20 @@ def _weight_gradients(
     batch: Any,
     bags: Sequence[Bags],
     places: list[tuple[int, int]],
-    outputs: Sequence[Tensor],
-    needed: Sequence[bool],
-) -> list[Tensor | None]:
-    results: list[Tensor | None] = [None] * len(bags)
-    addresses = [0] * len(bags)
-    for f, bag in enumerate(bags):
-        if bag.weights is not None and needed[f]:
-            result = torch.zeros_like(bag.weights)
-            results[f] = result
-            if places[f][0]:
-                addresses[f] = result.data_ptr()
-    batch.weight_gradients(places, [(o.data_ptr(), o.stride(0)) for o in outputs], addresses)
+    outputs: dict[int, Tensor],
+    wanted: Sequence[int],
+) -> dict[int, Tensor]:
+    """The gradient of the weights of each wanted feature; `outputs` of those that are divided."""
+    results: dict[int, Tensor] = {}
+    for f in wanted:
+        weights = bags[f].weights
+        assert weights is not None
+        results[f] = torch.zeros_like(weights)
+    pooled, addresses = [(0, 0)] * len(bags), [0] * len(bags)
+    for f, result in results.items():
+        if places[f][0]:
+            addresses[f] = result.data_ptr()
+    for f, out in outputs.items():
+        pooled[f] = out.data_ptr(), out.stride(0)
+    batch.weight_gradients(places, pooled, addresses)
     return results

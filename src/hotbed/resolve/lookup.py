@@ -3,75 +3,76 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hotbed import _core
-from hotbed.errors import HotbedError, IdError, InputError, OptimizerError
+from hotbed.errors import HotbedError, IdError, InputError
 from hotbed.handles import LiveTable
 from hotbed.inputs import Bags
 from hotbed.ops.pool import pool
-from hotbed.tables import COMBINERS
 
 __all__ = ["lookup"]
 
 
 def lookup(
     live: Sequence[LiveTable],
-    cores: Sequence[Any],
     table_of: Sequence[int],
     names: Sequence[str],
     bags: Sequence[Bags],
-    module: nn.Module,
+    training: bool,
 ) -> list[Tensor]:
     """Resolves and pools one batch: the one path of every module.
 
+    Args:
+        live: the tables.
+        table_of: for each feature, the position of its table in `live`.
+        names: of the features, for errors.
+        bags: the features' inputs.
+        training: whether ids that a dynamic table has not met get rows; only where gradients are
+            enabled, and not in a table whose parameter requires none.
+
     Raises:
-        IdError, InputError: before anything has changed.
+        IdError, InputError, OutOfMemory: before anything has changed.
         OptimizerError: a gradient of a table was left behind by an earlier step.
     """
-    training = module.training and torch.is_grad_enabled()
-    for table in live:
-        if table.complaint is not None and training:
+    grad = torch.is_grad_enabled()
+    frozen = []
+    for t, table in enumerate(live):
+        parameter = table.parameter
+        if parameter.data_ptr() != table.address:
+            table.check_handle()
+        if not parameter.requires_grad:
+            frozen.append(t)
+        if table.complaint is not None and training and grad:
             complaint, table.complaint = table.complaint, None
             raise complaint
-        table.check_handle()
-    if torch.distributed.is_available() and _inside_ddp():
-        raise OptimizerError(
-            f"Table {live[0].name!r} is inside DistributedDataParallel, which would copy whole tables "
-            "to every rank and average their gradients; use hotbed.distribute(model) instead."
-        )
-    batch = _core.Batch.make(
-        cores,
-        [
+    inputs = []
+    for t, bag in zip(table_of, bags, strict=True):
+        ids, offsets, fixed, count, weights, _, _, _ = bag
+        inputs.append(
             (
                 t,
-                COMBINERS.index(live[t].spec.combiner or "none"),
-                bag.ids.data_ptr(),
-                bag.ids.itemsize,
-                bag.ids.shape[0],
-                0 if bag.offsets is None else bag.offsets.data_ptr(),
-                bag.fixed,
-                bag.bags,
-                0 if bag.weights is None else bag.weights.data_ptr(),
+                live[t].combiner,
+                ids.data_ptr(),
+                4 if ids.dtype is torch.int32 else 8,
+                ids.shape[0],
+                0 if offsets is None else offsets.data_ptr(),
+                fixed,
+                count,
+                0 if weights is None else weights.data_ptr(),
             )
-            for t, bag in zip(table_of, bags, strict=True)
-        ],
-    )
-    kind, feature, sample, value, bound = batch.check()
+        )
+    batch = _core.Batch.make([table.core for table in live], inputs)
+    kind, feature, bag_at, value, bound = batch.check()
     if kind:
+        bag = bags[feature]
+        sample = bag_at if bag.bags == bag.batch else bag_at * bag.batch // bag.bags
         raise _fault(kind, live[table_of[feature]], names[feature], sample, value, bound)
-    grad = torch.is_grad_enabled() and any(table.parameter.requires_grad for table in live)
-    batch.resolve(training, grad)
-    return pool(batch, live, table_of, bags, grad)
-
-
-def _inside_ddp() -> bool:
-    from torch.nn.parallel import DistributedDataParallel
-
-    return DistributedDataParallel._active_ddp_module is not None
+    wanted = grad and len(frozen) < len(live)
+    batch.resolve(training and grad, wanted, frozen)
+    return pool(batch, live, table_of, bags, wanted)
 
 
 def _fault(

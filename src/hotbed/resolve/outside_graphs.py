@@ -1,7 +1,7 @@
 """Keeping resolve out of compiled graphs without importing the compiler.
 
 ``torch.compiler.disable`` would do, but decorating with it imports torch._dynamo, which takes longer
-than all of Hotbed. The wrapper here calls for it only once something else has imported it.
+than all of Hotbed. The method here is replaced by it once something else has imported the compiler.
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ __all__ = ["outside_graphs"]
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def outside_graphs(function: F) -> F:
-    """`function`, run eagerly with all it calls, at the price of one graph break."""
-    disabled: list[Callable[..., Any]] = []
+def outside_graphs(method: F) -> F:
+    """`method`, run eagerly with all it calls, at the price of one graph break."""
 
-    @functools.wraps(function)
-    def eager(*args: Any, **kwargs: Any) -> Any:
+    @functools.wraps(method)
+    def eager(self: Any, *args: Any, **kwargs: Any) -> Any:
         if "torch._dynamo" not in sys.modules:
-            return function(*args, **kwargs)
-        if not disabled:
-            disabled.append(torch.compiler.disable(function))
-        return disabled[0](*args, **kwargs)
+            return method(self, *args, **kwargs)
+        disabled = torch.compiler.disable(method)  # type: ignore[no-untyped-call]
+        for owner in type(self).__mro__:
+            if vars(owner).get(method.__name__) is eager:
+                setattr(owner, method.__name__, disabled)
+        return disabled(self, *args, **kwargs)
 
     eager._torchdynamo_disable = True  # type: ignore[attr-defined]
     return eager  # type: ignore[return-value]

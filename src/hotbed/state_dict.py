@@ -1,0 +1,110 @@
+"""What a table writes into a ``state_dict``, and what it takes from one.
+
+``<name>``: (rows, dim) by rising id; ``<name>.ids``: (rows,) int64, of dynamic tables only;
+``<name>.key``: the table key, int64. A static and a dynamic table load what the other saved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hotbed.errors import HotbedError
+from hotbed.handles import LiveTable
+from hotbed.states import copy_states, write_states
+
+__all__ = ["ENDINGS", "load_table", "save_table", "signed_key"]
+
+ENDINGS = ("", ".ids", ".key")
+
+
+def save_table(
+    table: LiveTable, destination: dict[str, Any], stem: str, keep_vars: bool, with_key: bool
+) -> None:
+    """Writes a table. Rows of a static table are aliased, as torch does it; others are copied.
+
+    Raises:
+        TableError: a copy would not fit in memory.
+    """
+    if table.spec.rows is None or table.follows:
+        table.refuse_copy_beyond_memory("a state_dict")
+    if table.spec.rows is None:
+        ids = table.ids().sort().values
+        destination[stem] = table.lookup(ids)
+        destination[f"{stem}.ids"] = ids
+    elif table.aliased and keep_vars and not table.follows:
+        table.check_handle()
+        destination[stem] = table.parameter
+    else:
+        destination[stem] = table.current_weights()
+    if with_key:
+        destination[f"{stem}.key"] = torch.tensor(signed_key(table.key), device="cpu")
+
+
+def load_table(
+    table: LiveTable,
+    state: Mapping[str, Any],
+    stem: str,
+    key: int | None,
+    missing: list[str],
+    errors: list[str],
+) -> None:
+    """Reads a table. What cannot be loaded is added to `missing` or `errors`, the table as it was.
+
+    Args:
+        key: the table key, where it is not in `state`.
+    """
+    rows, ids, own_key = (state.get(stem + ending) for ending in ENDINGS)
+    if own_key is not None:
+        key = int(own_key)
+    if rows is None:
+        missing.append(stem)
+        return
+    fault = _fault(table, rows, ids)
+    if fault is not None:
+        errors.append(f"Table {table.name!r}: {stem} {fault}")
+        return
+    if ids is None:
+        ids = torch.arange(rows.shape[0], device="cpu")
+    try:
+        ids = table._check_ids(ids)
+        table.check_handle()
+        # As in torch, loading weights leaves an optimizer's states as they are.
+        dynamic = table.spec.rows is None
+        held = copy_states(table) if dynamic and table.rule is not None else None
+        table.core.reserve(len(ids))
+    except HotbedError as error:
+        errors.append(str(error))
+        return
+    if key is not None:
+        table.set_key(key & 0xFFFFFFFFFFFFFFFF)
+    if table.spec.rows is None:
+        table.forget_rows()
+    elif len(ids) < table.spec.rows:
+        table.core.write_first_values()
+    table.assign(ids, rows)
+    if held is not None:
+        write_states(table, held, insert=False)
+
+
+def _fault(table: LiveTable, rows: Any, ids: Any) -> str | None:
+    if not isinstance(rows, Tensor):
+        return f"must be a tensor, got {type(rows).__name__}."
+    if rows.dim() != 2 or rows.shape[1] != table.spec.dim:
+        return f"has shape {tuple(rows.shape)}; the table's dim is {table.spec.dim}."
+    if not rows.is_floating_point():
+        return f"must be floating point, got {str(rows.dtype).removeprefix('torch.')}."
+    if ids is None:
+        if table.spec.rows is not None and rows.shape[0] != table.spec.rows:
+            return f"has {rows.shape[0]} rows, the table {table.spec.rows}."
+    elif not isinstance(ids, Tensor) or ids.shape != rows.shape[:1]:
+        return f"has {rows.shape[0]} rows, and its ids are not as many."
+    return None
+
+
+def signed_key(key: int) -> int:
+    """The 64-bit key as int64, which is what torch can store."""
+    return key - (1 << 64) if key >= 1 << 63 else key

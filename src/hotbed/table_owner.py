@@ -1,0 +1,142 @@
+"""`TableOwner`: what `EmbeddingCollection`, `Embedding` and `EmbeddingBag` have in common."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_module_registration_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from hotbed.errors import OptimizerError, TableError
+from hotbed.handles import LiveTable, live_table
+from hotbed.inputs import Bags
+from hotbed.resolve.lookup import lookup
+from hotbed.state_dict import ENDINGS, load_table, save_table, signed_key
+
+__all__ = ["TableOwner"]
+
+
+class TableOwner(nn.Module):
+    """A module with tables, whose handles are its parameters.
+
+    It does what ``nn.Module`` does with parameters, but by table: saving and loading, and refusing
+    to be cast or moved. Copies and pickles made by Python's own means hold copies of the tables.
+    """
+
+    _owned: dict[str, LiveTable]
+    """Parameter name → table."""
+    _keys_in_state_dict = True
+
+    def _own(self, tables: dict[str, LiveTable]) -> None:
+        self._owned = tables
+        for name, table in tables.items():
+            self._parameters[name] = table.parameter
+
+    def _look_up(
+        self,
+        live: Sequence[LiveTable],
+        table_of: Sequence[int],
+        features: Sequence[str],
+        bags: Sequence[Bags],
+    ) -> list[Tensor]:
+        for name, table in self._owned.items():
+            if self._parameters.get(name) is not table.parameter:
+                raise TableError(
+                    f"Table {table.name!r}: the module's parameter {name!r} was replaced by another. "
+                    "Rows are not kept in it: load a state_dict, or use assign(), instead."
+                )
+        return lookup(live, table_of, features, bags, self.training)
+
+    @contextlib.contextmanager
+    def _without_handles(self) -> Iterator[None]:
+        """Leaves nn.Module's own methods the parameters that are not tables."""
+        parameters = self._parameters
+        self._parameters = {k: p for k, p in parameters.items() if k not in self._owned}
+        try:
+            yield
+        finally:
+            self._parameters = parameters
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        with self._without_handles():
+            super()._save_to_state_dict(destination, prefix, keep_vars)
+        for name, table in self._owned.items():
+            in_metadata = not self._keys_in_state_dict and table.spec.rows is not None
+            save_table(table, destination, prefix + name, keep_vars, not in_metadata)
+            if in_metadata and hasattr(destination, "_metadata"):
+                metadata = destination._metadata.setdefault(prefix[:-1], {})
+                metadata[f"{name}.key"] = signed_key(table.key)
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        own = {prefix + name + ending for name in self._owned for ending in ENDINGS}
+        with self._without_handles():
+            super()._load_from_state_dict(
+                {k: v for k, v in state_dict.items() if k not in own},
+                prefix,
+                local_metadata,
+                strict,
+                missing_keys,
+                unexpected_keys,
+                error_msgs,
+            )
+        for name, table in self._owned.items():
+            key = local_metadata.get(f"{name}.key")
+            load_table(table, state_dict, prefix + name, key, missing_keys, error_msgs)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        for table in self._owned.values():
+            _refuse_conversion(table, fn)
+        with self._without_handles():
+            super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return self
+
+
+def _refuse_conversion(table: LiveTable, fn: Any) -> None:
+    """Raises where ``module.to(...)``, ``.half()`` and the like would change a table."""
+    probe = torch.zeros((), dtype=table.spec.dtype, device="cpu")
+    changed = fn(probe)
+    if changed.dtype != probe.dtype:
+        raise TableError(
+            f"Table {table.name!r} keeps its rows as {str(probe.dtype).removeprefix('torch.')}; it "
+            f"cannot be cast to {str(changed.dtype).removeprefix('torch.')}. Choose the row dtype with "
+            "Table(dtype=...), and cast only the dense part of the model."
+        )
+    if changed.device != probe.device:
+        raise TableError(
+            f"Table {table.name!r} lives in the memory of the CPU and cannot be moved to "
+            f"{changed.device}; move only the dense part of the model."
+        )
+    if changed.is_shared():
+        raise TableError(
+            f"Table {table.name!r} belongs to one process; share_memory() cannot be honoured."
+        )
+
+
+def _refuse_plain_ddp(parent: nn.Module, name: str, module: nn.Module | None) -> None:
+    """Raises where DistributedDataParallel takes a model in, before it sends anything."""
+    if not isinstance(parent, DistributedDataParallel) or module is None:
+        return
+    for parameter_name, parameter in module.named_parameters():
+        table = live_table(parameter)
+        if table is not None and parameter_name not in parent.parameters_to_ignore:
+            raise OptimizerError(
+                f"Table {table.name!r} is inside DistributedDataParallel, which would copy whole "
+                "tables to every rank and average their gradients; use hotbed.distribute(model) "
+                "instead."
+            )
+
+
+register_module_module_registration_hook(_refuse_plain_ddp)

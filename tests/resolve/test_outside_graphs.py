@@ -1,0 +1,80 @@
+"""Under `torch.compile` a lookup is one graph break, and the numbers are the same."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hotbed as hb
+
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+
+# Inductor would only add a C++ compiler's time; tracing and graph breaks are what is asked here.
+BACKEND = "eager"
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embeddings = hb.EmbeddingCollection(
+            [hb.Table("item", 4, 20, "mean"), hb.Table("user", 4)], seed=0
+        )
+        self.dense = nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 1))
+
+    def forward(self, x: dict[str, Any], scale: Tensor) -> Tensor:
+        x = {k: v + 0 for k, v in x.items()}
+        out = self.embeddings(x)
+        return self.dense(torch.cat([out["item"], out["user"]], 1) * scale).sum()
+
+
+def test_one_graph_break_and_the_same_numbers() -> None:
+    torch.manual_seed(1)
+    eager = Model()
+    torch.manual_seed(1)
+    graphs: list[Any] = []
+
+    def counting(graph: Any, example: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    model = Model()
+    compiled = torch.compile(model, backend=counting)
+    for seed in range(3):
+        torch.manual_seed(seed)
+        x = {"item": torch.randint(0, 20, (6, 3)), "user": torch.randint(-9, 9, (6,))}
+        scale = torch.rand(())
+        got, want = compiled(x, scale), eager(x, scale)
+        assert torch.equal(got, want)
+        got.backward()
+        want.backward()
+    for a, b in zip(model.parameters(), eager.parameters(), strict=True):
+        assert a.grad is not None and b.grad is not None
+        assert a.grad.layout == b.grad.layout
+        pair = [g.coalesce()._values() if g.is_sparse else g for g in (a.grad, b.grad)]
+        torch.testing.assert_close(*pair)
+    assert len(graphs) == 2, "one break: what comes before the lookup, and what comes after"
+    torch._dynamo.reset()
+
+
+def test_a_full_graph_is_refused() -> None:
+    model = torch.compile(Model(), backend=BACKEND, fullgraph=True)
+    x = {"item": torch.zeros(2, 3).long(), "user": torch.zeros(2).long()}
+    with pytest.raises(torch._dynamo.exc.Unsupported):
+        model(x, torch.ones(()))
+    torch._dynamo.reset()
+
+
+@pytest.mark.process
+def test_the_compiler_is_not_imported_for_nothing() -> None:
+    code = (
+        "import torch, sys, hotbed as hb\n"
+        "before = 'torch._dynamo' in sys.modules\n"
+        "hb.Embedding(3, 4)(torch.tensor([1])).sum().backward()\n"
+        "sys.exit(0 if before or 'torch._dynamo' not in sys.modules else 1)"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
