@@ -44,17 +44,7 @@ _live_tables: weakref.WeakSet[LiveTable] = weakref.WeakSet()
 class Handle(nn.Parameter):
     """The parameter of a table. Copies and pickles as the table does, rows and all."""
 
-    _table: weakref.ref[LiveTable]
-
-    @property
-    def hotbed_table(self) -> LiveTable:
-        """The table; held by the modules over it, so that it goes when they go."""
-        table = self._table()
-        if table is None:
-            raise TableError(
-                "The module that a table's parameter belongs to is gone; keep the module."
-            )
-        return table
+    hotbed_table: LiveTable
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Handle:
         return copy.deepcopy(self.hotbed_table, memo).parameter
@@ -63,8 +53,8 @@ class Handle(nn.Parameter):
         return _handle_of, (self.hotbed_table,)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        table = self._table()
-        if table is None or table.aliased:
+        table = self.hotbed_table
+        if table.aliased:
             return str(super().__repr__())  # type: ignore[no-untyped-call]
         return f"Handle of table {table.name!r} ({len(table):,} rows × {table.spec.dim})"
 
@@ -83,8 +73,8 @@ class LiveTable:
         key: 64-bit table key, the seed of first values and of stochastic rounding.
         core: the compiled table.
         aliased: whether the handle aliases the weight plane.
-        parameter: the handle.
-        address: of its data, unless they were replaced.
+        address: of the handle's data, unless the user replaced them.
+        shape: of the handle.
         generation: how often the rows were forgotten; slots of an earlier one mean nothing.
         optimizer: the Hotbed optimizer that drives the table, or None (a weak reference call).
         complaint: set where another optimizer stepped past a gradient of this table; the next
@@ -111,17 +101,28 @@ class LiveTable:
         self.aliased = spec.rows is not None and (
             spec.dtype == spec.compute_dtype or GRADIENTS_OF_OTHER_DTYPE
         )
-        self.parameter = Handle(self._handle_data(), requires_grad=requires_grad)
-        self.parameter._table = weakref.ref(self)
-        if self.parameter.dtype != spec.compute_dtype:
-            self.parameter.grad_dtype = spec.compute_dtype
-        self.address = self.parameter.data_ptr()
+        self._requires_grad = requires_grad
+        self._parameter: weakref.ref[Handle] | None = None
+        self._data = self._handle_data()
+        self.address, self.shape = self._data.data_ptr(), self._data.shape
         self.generation = 0
         self._optimizer: weakref.ref[Any] | None = None
         self.complaint: HotbedError | None = None
         self.fused_update: Any = None
         self.rule: Any = None
         _live_tables.add(self)
+
+    @property
+    def parameter(self) -> Handle:
+        """The handle. It keeps the table, not the table it: a model that goes takes its tables along."""
+        handle = None if self._parameter is None else self._parameter()
+        if handle is None:
+            handle = Handle(self._data, requires_grad=self._requires_grad)
+            handle.hotbed_table = self
+            if handle.dtype != self.compute_dtype:
+                handle.grad_dtype = self.compute_dtype
+            self._parameter = weakref.ref(handle)
+        return handle
 
     def _handle_data(self) -> Tensor:
         if self.aliased:
@@ -154,14 +155,13 @@ class LiveTable:
         if self.parameter.data_ptr() == self.address:
             return
         data = self.parameter.data
-        self.parameter.data = self._handle_data()
-        self.address = self.parameter.data_ptr()
+        self.parameter.data = self._data
         if not self.aliased:
             raise TableError(
                 f"Table {self.name!r}: the data of its parameter were replaced, but the rows are not "
                 "kept there. Use a state_dict, or assign(ids, values)."
             )
-        plane = self.parameter.data
+        plane = self._data
         if data.shape != plane.shape or data.dtype != plane.dtype:
             raise TableError(
                 f"Table {self.name!r}: the data of its parameter were replaced by a "

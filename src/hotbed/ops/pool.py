@@ -47,7 +47,7 @@ def pool(
         its ids; shaped (B, ..., dim) where the input had more than two dimensions.
     """
     if torch.is_grad_enabled():
-        handles = [t.parameter if grad and t.parameter.requires_grad else None for t in tables]
+        handles = [p if grad and (p := t.parameter).requires_grad else None for t in tables]
         weighted = [f for f, bag in enumerate(bags) if bag.weights is not None]
         weights = [bags[f].weights for f in weighted]
         if any(h is not None for h in handles) or any(w.requires_grad for w in weights):  # type: ignore[union-attr]
@@ -191,7 +191,7 @@ def _reduce(
             table.fused_update(index[0], values[t])
         else:
             grads[t] = torch.sparse_coo_tensor(
-                index, values[t], table.parameter.shape, check_invariants=False
+                index, values[t], table.shape, check_invariants=False
             )
     return grads
 
