@@ -37,6 +37,7 @@ NB_MODULE(_core, module) {
     }
   });
 
+  bind_data(module);
   bind_initial(module);
   bind_rules(module);
   bind_table_rule(module);

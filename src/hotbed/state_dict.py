@@ -101,7 +101,8 @@ def _fault(table: LiveTable, rows: Any, ids: Any) -> str | None:
         if table.spec.rows is not None and rows.shape[0] != table.spec.rows:
             return f"has {rows.shape[0]} rows, the table {table.spec.rows}."
     elif not isinstance(ids, Tensor) or ids.shape != rows.shape[:1]:
-        return f"has {rows.shape[0]} rows, and its ids are not as many."
+        given = f"{ids.numel()} ids" if isinstance(ids, Tensor) else f"ids of {type(ids).__name__}"
+        return f"has {rows.shape[0]} rows and {given}."
     return None
 
 
