@@ -45,9 +45,7 @@ def hardware() -> dict[str, Any]:
         "threads": threads,
         "memory_gb": round(memory / 1e9, 1),
         "huge_pages": _huge_pages(),
-        "copy_gb_per_s": {
-            str(n): round(copy_bandwidth(n) / 1e9, 1) for n in sorted({1, threads})
-        },
+        "copy_gb_per_s": {str(n): round(copy_bandwidth(n) / 1e9, 1) for n in sorted({1, threads})},
     }
 
 

@@ -68,7 +68,9 @@ def _train_all(
     rows = sum(len(batch["label"]) for batch in train)
 
     # For each contender: its model, its batches in memory, its batches from the file.
-    contenders: dict[str, tuple[Callable[[int], Any], list[Batch], Iterable[Batch], list[Batch]]] = {
+    contenders: dict[
+        str, tuple[Callable[[int], Any], list[Batch], Iterable[Batch], list[Batch]]
+    ] = {
         "hotbed": (hotbed_dlrm, train, training, test),
         "torch": (
             lambda seed: torch_dlrm(seed, vocabulary.rows()),
@@ -90,9 +92,7 @@ def _train_all(
                 progress(f"seed {seed}, {variant}: {name}")
                 model, optimizer = make(seed)
                 with OtherWork() as other:
-                    ms = one_pass(
-                        model, optimizer, kept if variant == "in memory" else streamed
-                    )
+                    ms = one_pass(model, optimizer, kept if variant == "in memory" else streamed)
                 timing = timings[name, variant]
                 timing.ms.append(ms)
                 timing.other_work = max(timing.other_work, other.share)

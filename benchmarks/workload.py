@@ -86,9 +86,7 @@ class Workload:
         return self.forward_bytes() + gradients + 2 * row * self.unique_rows
 
 
-def power_law_ranks(
-    rng: np.random.Generator, count: int, rows: int, alpha: float
-) -> np.ndarray:
+def power_law_ranks(rng: np.random.Generator, count: int, rows: int, alpha: float) -> np.ndarray:
     """Ranks 0 .. rows-1 with density proportional to (rank + 1)**-alpha, alpha not 1.
 
     By inversion of the continuous distribution on [1, rows + 1), as in the synthetic models of

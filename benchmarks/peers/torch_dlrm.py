@@ -38,9 +38,7 @@ class TorchDlrm(nn.Module):
         self.tables = nn.ModuleList(nn.Embedding(n, dim, sparse=True) for n in rows)
         for table in self.tables:
             nn.init.normal_(table.weight, std=INITIAL_STD)
-        self.bottom = nn.Sequential(
-            nn.Linear(DENSE, 64), nn.ReLU(), nn.Linear(64, dim), nn.ReLU()
-        )
+        self.bottom = nn.Sequential(nn.Linear(DENSE, 64), nn.ReLU(), nn.Linear(64, dim), nn.ReLU())
         vectors = 1 + len(rows)
         pairs = vectors * (vectors - 1) // 2
         hidden = (nn.Linear(dim + pairs, 256), nn.ReLU(), nn.Linear(256, 128), nn.ReLU())
@@ -75,9 +73,9 @@ class TwoAdams:
         self.steps += 1
         if self.eps_as_adam:
             (group,) = self.parts[0].param_groups
-            group["eps"] = self.parts[0].defaults["eps"] * (
-                1 - group["betas"][1] ** self.steps
-            ) ** 0.5
+            group["eps"] = (
+                self.parts[0].defaults["eps"] * (1 - group["betas"][1] ** self.steps) ** 0.5
+            )
         for part in self.parts:
             part.step()
 

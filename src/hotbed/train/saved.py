@@ -124,7 +124,9 @@ def load_model(path: str) -> nn.Module:
     ) as error:
         if isinstance(error, SavedModelError):
             raise
-        raise SavedModelError(f"{path!r} cannot be loaded: {str(error).rstrip('.')}. Save it again.") from error
+        raise SavedModelError(
+            f"{path!r} cannot be loaded: {str(error).rstrip('.')}. Save it again."
+        ) from error
     model.eval()
     return model
 
