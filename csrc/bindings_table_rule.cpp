@@ -30,8 +30,8 @@ std::vector<T*> pointers(const std::vector<Address>& addresses) {
   return all;
 }
 
-// (rule, slots, gradient rows, count, hyperparameters)
-using StepTuple = std::tuple<TableRule*, Address, Address, int64_t, const Hyperparameters*>;
+// (rule, slots, gradient rows, count, hyperparameters, whether the rows are as reduce wrote them)
+using StepTuple = std::tuple<TableRule*, Address, Address, int64_t, const Hyperparameters*, bool>;
 
 }  // namespace
 
@@ -93,9 +93,9 @@ void bind_table_rule(nb::module_& module) {
          const std::vector<std::tuple<Address, int64_t, bool>>& dense) {
         std::vector<TableStep> tables;
         tables.reserve(tuples.size());
-        for (const auto& [rule, slots, grads, count, hyper] : tuples) {
-          tables.push_back(
-              {rule, pointer<int64_t>(slots), pointer<const void>(grads), count, *hyper});
+        for (const auto& [rule, slots, grads, count, hyper, as_reduced] : tuples) {
+          tables.push_back({rule, pointer<int64_t>(slots), pointer<const void>(grads), count,
+                            *hyper, as_reduced});
         }
         std::vector<GradientView> views;
         views.reserve(dense.size());
@@ -110,7 +110,8 @@ void bind_table_rule(nb::module_& module) {
         return std::make_tuple(fault.array, fault.element, fault.slot);
       },
       "tables"_a, "dense"_a,
-      "One step over all tables, given as (rule, slots, gradient rows, count, hyperparameters). "
+      "One step over all tables, given as (rule, slots, gradient rows, count, hyperparameters, "
+      "whether nothing changed the rows since Batch.reduce wrote them). "
       "Checks first that all gradients, and the arrays (address, elements, is double) of `dense`, "
       "are finite: returns (-1, -1, -1), or what is not and leaves everything as it was.");
 }

@@ -3,6 +3,7 @@
 #include <omp.h>
 
 #include <algorithm>
+#include <atomic>
 
 namespace hotbed {
 
@@ -97,19 +98,32 @@ void reduce(Batch& batch, const std::vector<Vectors>& grads, const std::vector<v
     }
   }
   const Kernels& kernel = kernels();
+  std::vector<std::atomic<bool>> infinite(count);
 #pragma omp parallel for schedule(dynamic) if (pieces.size() > 1 && total > kSerialElements)
   for (size_t i = 0; i < pieces.size(); ++i) {
     const Piece& piece = pieces[i];
+    const ReduceTask& task = tasks[piece.table];
+    int64_t begin = 0;
+    int64_t end = batch.parts[piece.table].unique;
     if (in_order) {
-      kernel.reduce_in_order(tasks[piece.table], piece.end);
+      kernel.reduce_in_order(task, piece.end);
     } else {
-      kernel.reduce(tasks[piece.table], piece.begin, piece.end);
+      begin = piece.begin;
+      end = piece.end;
+      kernel.reduce(task, begin, end);
+    }
+    // Checked while it is in the cache, so that the optimizer need not read it once more.
+    const auto* rows = static_cast<const uint8_t*>(task.values) +
+                       begin * task.dim * (task.wide ? sizeof(double) : sizeof(float));
+    if (kernel.first_non_finite(rows, task.wide, (end - begin) * task.dim) >= 0) {
+      infinite[piece.table] = true;
     }
   }
   for (int t : taking_part) {
     const TableBatch& part = batch.parts[t];
     part.table->last_unique.assign(part.unique_slots.data(),
                                    part.unique_slots.data() + part.unique);
+    part.table->finite_gradient = infinite[t] ? nullptr : values[t];
   }
 }
 

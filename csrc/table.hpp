@@ -143,6 +143,8 @@ class Table {
   // The unique slots of the last gradient that reduce() made for this table: an optimizer that
   // meets them again in handle.grad need not look for duplicates.
   std::vector<int64_t> last_unique;
+  // Where reduce() wrote the rows of that gradient, if all of them are finite; else nullptr.
+  const void* finite_gradient = nullptr;
 
  private:
   void fill_state(State& state, int64_t first, int64_t count);

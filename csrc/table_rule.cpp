@@ -229,7 +229,8 @@ StepFault step(std::span<TableStep> tables, std::span<const GradientView> dense)
         t.count = static_cast<int64_t>(rows.slots.size());
       }
     }
-    views.push_back({t.grads, t.count * table.dim(), wide});
+    bool checked = known && t.as_reduced && t.count && table.finite_gradient == t.grads;
+    views.push_back({t.grads, checked ? 0 : t.count * table.dim(), wide});
   }
   views.insert(views.end(), dense.begin(), dense.end());
   NonFinite bad = find_non_finite(views);
@@ -252,7 +253,10 @@ StepFault step(std::span<TableStep> tables, std::span<const GradientView> dense)
     updates.push_back(u);
   }
   update(updates);
-  for (const TableStep& t : tables) t.rule->finish_step(t.hyper);
+  for (const TableStep& t : tables) {
+    t.rule->finish_step(t.hyper);
+    t.rule->table().finite_gradient = nullptr;  // its memory may serve other things from now on
+  }
   return {};
 }
 

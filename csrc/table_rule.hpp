@@ -76,6 +76,7 @@ struct TableStep {
   const void* grads;
   int64_t count;
   Hyperparameters hyper;
+  bool as_reduced;  // nothing has changed the rows since reduce() wrote them
 };
 
 // What kept a step from being taken; array < 0: nothing did.

@@ -398,3 +398,21 @@ def test_the_history_is_kept_only_as_long_as_some_row_needs_it() -> None:
     assert rule.history_runs < 200
     got = layer._live.lookup(torch.arange(6))
     torch.testing.assert_close(got, twin.weight.detach(), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("spoil", ["values", "grad"])
+def test_a_gradient_spoiled_after_backward_is_refused(spoil: str) -> None:
+    """Backward has found it finite; what changes it later must not go unseen."""
+    model = Model()
+    optimizer = hb.optim.SGD(model.parameters(), lr=0.1)
+    backward(model)
+    handle = next(p for p in model.parameters() if p.grad is not None and p.grad.is_sparse)
+    before = [p.detach().clone() for p in model.parameters()]
+    if spoil == "values":
+        handle.grad._values()[0, 0] = float("nan")
+    else:
+        handle.grad.mul_(float("inf"))
+    with pytest.raises(hb.NotFiniteError):
+        optimizer.step()
+    for parameter, old in zip(model.parameters(), before, strict=True):
+        torch.testing.assert_close(parameter.detach(), old, rtol=0, atol=0, equal_nan=True)

@@ -204,7 +204,7 @@ class TableOptimizer(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        entries: list[tuple[Any, int, int, int, Any]] = []
+        entries: list[tuple[Any, int, int, int, Any, bool]] = []
         entered: list[LiveTable] = []
         held: list[Tensor] = []  # alive until the core has read them
         dense: list[tuple[Tensor, int, int]] = []
@@ -225,7 +225,10 @@ class TableOptimizer(Optimizer):
                 self._check_hold(live, rule)
                 slots, values = rows_of(grad, live)
                 held += (slots, values)
-                entries.append((rule, slots.data_ptr(), values.data_ptr(), len(slots), hyper))
+                as_reduced = values._version == 0
+                entries.append(
+                    (rule, slots.data_ptr(), values.data_ptr(), len(slots), hyper, as_reduced)
+                )
                 entered.append(live)
         try:
             array, element, slot = _core.step(entries, views)
@@ -298,7 +301,8 @@ class TableOptimizer(Optimizer):
             self._check_hold(live, rule)
             if live.complaint is waiting:
                 raise waiting
-            entry = (rule, slots.data_ptr(), values.data_ptr(), len(slots), self._ready(index))
+            hyper = self._ready(index)
+            entry = (rule, slots.data_ptr(), values.data_ptr(), len(slots), hyper, True)
             array, element, slot = _core.step([entry], [])
             if array >= 0:
                 raise not_finite(live, slot, element)
