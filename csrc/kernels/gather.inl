@@ -65,42 +65,79 @@ static void gather_copy(const GatherTask& task, int64_t begin, int64_t end) {
   }
 }
 
+// Columns that are summed in registers at a time.
+constexpr int64_t kSummed = 64;
+
+// Columns [column, column + width) of one bag, positions in their order; width <= W. `lead` fetches
+// ahead what later positions need.
+template <class T, class C, int W, bool weighted>
+static inline __attribute__((always_inline)) void sum_columns(const GatherTask& task, int64_t first,
+                                                              int64_t stop, int64_t last,
+                                                              int64_t column, int64_t width,
+                                                              bool lead, C* out) {
+  const C* weights = static_cast<const C*>(task.weights);
+  C sums[W] = {};
+  for (int64_t p = first; p < stop; ++p) {
+    if (lead && p + kAhead < last) prefetch_slot<T>(task, task.slots[p + kAhead]);
+    int64_t slot = task.slots[p];
+    if (slot == task.padding_slot || slot == INT64_MIN) continue;
+    const T* row = row_of<T>(task, slot) + column;
+    for (int64_t j = 0; j < width; ++j) {
+      C value = static_cast<C>(decode(row[j]));
+      sums[j] += weighted ? weights[p] * value : value;
+    }
+  }
+  for (int64_t j = 0; j < width; ++j) out[column + j] = sums[j];
+}
+
+template <class T, class C, bool weighted>
+static void sum_bag(const GatherTask& task, int64_t first, int64_t stop, int64_t last, C* out) {
+  int64_t column = 0;
+  for (; column + kSummed <= task.dim; column += kSummed) {
+    sum_columns<T, C, kSummed, weighted>(task, first, stop, last, column, kSummed, column == 0,
+                                         out);
+  }
+  for (; column + 16 <= task.dim; column += 16) {
+    sum_columns<T, C, 16, weighted>(task, first, stop, last, column, 16, column == 0, out);
+  }
+  if (column < task.dim) {
+    sum_columns<T, C, 16, weighted>(task, first, stop, last, column, task.dim - column, column == 0,
+                                    out);
+  }
+}
+
+// What the sum of a bag is divided by.
+template <class C>
+static C divisor_of(const GatherTask& task, int64_t first, int64_t stop) {
+  const C* weights = static_cast<const C*>(task.weights);
+  C total = 0;  // ids, or their weights
+  C squares = 0;
+  for (int64_t p = first; p < stop; ++p) {
+    int64_t slot = task.slots[p];
+    if (slot == task.padding_slot || slot == INT64_MIN) continue;
+    C weight = weights ? weights[p] : C(1);
+    total += weight;
+    squares += weight * weight;
+  }
+  return task.combiner == Combiner::mean ? total : static_cast<C>(__builtin_sqrt(squares));
+}
+
 template <class T, class C>
 static void gather_bags(const GatherTask& task, int64_t begin, int64_t end) {
-  int64_t dim = task.dim;
-  const C* weights = static_cast<const C*>(task.weights);
   int64_t last = task.offsets ? task.offsets[end] : end * task.fixed;
   for (int64_t b = begin; b < end; ++b) {
     int64_t first = task.offsets ? task.offsets[b] : b * task.fixed;
     int64_t stop = task.offsets ? task.offsets[b + 1] : first + task.fixed;
     C* out = static_cast<C*>(task.out) + b * task.out_stride;
-    for (int64_t j = 0; j < dim; ++j) out[j] = 0;
-    C total = 0;  // ids, or their weights
-    C squares = 0;
-    for (int64_t p = first; p < stop; ++p) {
-      if (p + kAhead < last) prefetch_slot<T>(task, task.slots[p + kAhead]);
-      int64_t slot = task.slots[p];
-      if (slot == task.padding_slot || slot == INT64_MIN) continue;
-      const T* row = row_of<T>(task, slot);
-      if (weights) {
-        C weight = weights[p];
-        for (int64_t j = 0; j < dim; ++j) out[j] += weight * static_cast<C>(decode(row[j]));
-        total += weight;
-        squares += weight * weight;
-      } else {
-        for (int64_t j = 0; j < dim; ++j) out[j] += static_cast<C>(decode(row[j]));
-        total += 1;
-        squares += 1;
-      }
+    if (task.weights) {
+      sum_bag<T, C, true>(task, first, stop, last, out);
+    } else {
+      sum_bag<T, C, false>(task, first, stop, last, out);
     }
     if (task.combiner == Combiner::sum) continue;
-    C divisor = task.combiner == Combiner::mean ? total : __builtin_sqrt(squares);
+    C divisor = divisor_of<C>(task, first, stop);
     bool empty = divisor == 0;
-    if (empty) {
-      for (int64_t j = 0; j < dim; ++j) out[j] = 0;
-    } else {
-      for (int64_t j = 0; j < dim; ++j) out[j] /= divisor;
-    }
+    for (int64_t j = 0; j < task.dim; ++j) out[j] = empty ? C(0) : out[j] / divisor;
     if (task.inverse) static_cast<C*>(task.inverse)[b] = empty ? 0 : 1 / divisor;
   }
 }
