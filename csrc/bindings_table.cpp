@@ -102,8 +102,6 @@ Tensor lookup(const std::shared_ptr<Table>& table, Address ids, int64_t n) {
 void bind_table(nb::module_& module) {
   module.def("empty", &block_tensor, "shape"_a, "dtype"_a,
              "A tensor over a block of the core's memory pool.");
-  module.def("idle_bytes", [] { return BlockPool::instance().idle_bytes(); });
-  module.def("trim", [] { BlockPool::instance().trim(); });
 
   nb::enum_<DType>(module, "DType")
       .value("f32", DType::f32)
@@ -131,11 +129,7 @@ void bind_table(nb::module_& module) {
       .def_prop_ro("dtype", &Table::dtype)
       .def_prop_ro("plane_bytes", &Table::plane_bytes)
       .def_prop_ro("index_bytes", &Table::index_bytes)
-      .def_prop_ro("weights_address",
-                   [](const Table& t) { return reinterpret_cast<Address>(t.weights()); })
       .def_prop_ro("ids_address", [](const Table& t) { return reinterpret_cast<Address>(t.ids()); })
-      .def_prop_ro("last_step_address",
-                   [](const Table& t) { return reinterpret_cast<Address>(t.last_step()); })
       .def_prop_ro("state_names",
                    [](const Table& t) {
                      std::vector<std::string> names;
@@ -143,8 +137,6 @@ void bind_table(nb::module_& module) {
                      return names;
                    })
       .def("add_state", &Table::add_state, "name"_a, "width"_a, "initial"_a)
-      .def("clear_states", &Table::clear_states)
-      .def("track_steps", &Table::track_steps, "step"_a)
       .def_prop_ro("catches_up", [](const Table& t) { return t.catch_up != nullptr; })
       .def("reserve", &Table::reserve, "rows"_a)
       .def("clear", &Table::clear)
@@ -155,18 +147,10 @@ void bind_table(nb::module_& module) {
              nb::gil_scoped_release unlocked;
              t.find(pointer<int64_t>(ids), n, pointer<int64_t>(slots));
            })
-      .def("find_or_insert",
-           [](Table& t, Address ids, int64_t n, Address slots) {
-             nb::gil_scoped_release unlocked;
-             return t.find_or_insert(pointer<int64_t>(ids), n, pointer<int64_t>(slots));
-           })
-      .def(
-          "is_last_unique",
-          [](const Table& t, Address slots, int64_t n) {
-            return static_cast<int64_t>(t.last_unique.size()) == n &&
-                   std::memcmp(t.last_unique.data(), pointer<void>(slots), n * 8) == 0;
-          },
-          "Whether these are the slots of the last gradient, known to be without duplicates.");
+      .def("find_or_insert", [](Table& t, Address ids, int64_t n, Address slots) {
+        nb::gil_scoped_release unlocked;
+        return t.find_or_insert(pointer<int64_t>(ids), n, pointer<int64_t>(slots));
+      });
 
   // Tensors that alias planes: valid until the table grows.
   module.def("weights", [](const std::shared_ptr<Table>& t) {
@@ -217,19 +201,11 @@ void bind_table(nb::module_& module) {
           "insert"_a, "transpose"_a, "frozen"_a,
           "Positions get slots; tables at the positions `frozen` take no new rows.")
       .def("keep_inputs", &Batch::keep_inputs)
-      .def("unique", [](const Batch& batch, size_t table) { return batch.parts.at(table).unique; })
       .def("unique_counts",
            [](const Batch& batch) {
              std::vector<int64_t> counts;
              for (const TableBatch& part : batch.parts) counts.push_back(part.unique);
              return counts;
-           })
-      .def("unique_slots",
-           [](const Batch& batch, size_t table) {
-             const TableBatch& part = batch.parts.at(table);
-             std::vector<int64_t> slots(part.unique_slots.data(),
-                                        part.unique_slots.data() + part.unique);
-             return slots;
            })
       .def("pool",
            [](Batch& batch, const std::vector<std::pair<Address, int64_t>>& out) {
