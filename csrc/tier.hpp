@@ -1,0 +1,47 @@
+// A tier below the one that computes: whole rows by table and id, each a record of fixed size.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+namespace hotbed {
+
+struct RowKey {
+  int64_t id;
+  int32_t table;
+  bool operator==(const RowKey&) const = default;
+};
+
+// Rows of equal record size: weights, states and metadata one after the other, as the tier above
+// laid them out. A tier knows nothing of what is in a record.
+//
+// Threading: every member may be called by several threads at once. A read that follows a write of
+// the same row, in program order or by other synchronisation, sees it.
+class Tier {
+ public:
+  virtual ~Tier() = default;
+
+  virtual int64_t record_bytes() const = 0;
+
+  // records + i * record_bytes() becomes the record of keys[i] where the tier holds one, and is left
+  // alone otherwise; found[i] says which. Keys may repeat. Throws TierError.
+  virtual void read(std::span<const RowKey> keys, uint8_t* records, bool* found) = 0;
+
+  // Takes rows over, replacing what it held of them. Keys are distinct. Throws TierError with the
+  // tier as it was.
+  virtual void write(std::span<const RowKey> keys, const uint8_t* records) = 0;
+
+  // Forgets rows; absent ones are passed over.
+  virtual void erase(std::span<const RowKey> keys) = 0;
+
+  // Rows held of one table.
+  virtual int64_t rows(int32_t table) const = 0;
+
+  // Their ids, rising.
+  virtual void ids(int32_t table, int64_t* out) const = 0;
+
+  // Bytes of memory in use, indices and buffers included.
+  virtual uint64_t memory_bytes() const = 0;
+};
+
+}  // namespace hotbed
