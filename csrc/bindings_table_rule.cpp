@@ -1,6 +1,7 @@
 // An optimizer's hold on a table, for Python; arrays come as addresses, as in bindings_table.cpp.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/array.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -114,4 +115,24 @@ void bind_table_rule(nb::module_& module) {
       "whether nothing changed the rows since Batch.reduce wrote them). "
       "Checks first that all gradients, and the arrays (address, elements, is double) of `dense`, "
       "are finite: returns (-1, -1, -1), or what is not and leaves everything as it was.");
+
+  module.def(
+      "step_fused",
+      [](Batch& batch, const std::vector<std::pair<Address, int64_t>>& grads,
+         const std::vector<std::tuple<size_t, TableRule*, const Hyperparameters*>>& steps) {
+        std::vector<Vectors> vectors;
+        for (auto [address, stride] : grads) vectors.push_back({pointer<void>(address), stride});
+        std::vector<FusedStep> tables(batch.parts.size());
+        for (auto [table, rule, hyper] : steps) tables.at(table) = {rule, *hyper};
+        StepFault fault;
+        {
+          nb::gil_scoped_release unlocked;
+          fault = step_fused(batch, vectors, tables);
+        }
+        return std::make_tuple(fault.array, fault.element, fault.slot);
+      },
+      "batch"_a, "grads"_a, "tables"_a,
+      "Batch.reduce and step in one, for tables given as (position in the batch, rule, "
+      "hyperparameters), keeping no gradient. Returns (-1, -1, -1), or the first table whose "
+      "gradient is not finite, which stays as it was: (position, element, slot).");
 }

@@ -51,30 +51,33 @@ void split(int table, const TableBatch& part, std::vector<Piece>& pieces) {
   }
 }
 
-}  // namespace
+// How the gradients of some tables are to be summed.
+struct Plan {
+  std::vector<int> tables;  // that take part
+  bool in_order = false;
+  bool parallel = false;
+  std::vector<std::vector<GradientSource>> sources;  // by table
+  std::vector<ReduceTask> tasks;                     // by table
+  std::vector<Piece> pieces;
 
-void reduce(Batch& batch, const std::vector<Vectors>& grads, const std::vector<void*>& values) {
-  size_t count = batch.parts.size();
-  std::vector<int> taking_part;
+  Plan(Batch& batch, const std::vector<Vectors>& grads, std::vector<int> taking_part);
+};
+
+Plan::Plan(Batch& batch, const std::vector<Vectors>& grads, std::vector<int> taking_part)
+    : tables(std::move(taking_part)), sources(batch.parts.size()), tasks(batch.parts.size()) {
   int64_t total = 0;
   int64_t largest = 0;
-  for (size_t t = 0; t < count; ++t) {
-    const TableBatch& part = batch.parts[t];
-    if (!values[t] || !part.grouped) continue;
-    int64_t work = part.count * part.table->dim();
-    taking_part.push_back(static_cast<int>(t));
+  for (int t : tables) {
+    int64_t work = batch.parts[t].count * batch.parts[t].table->dim();
     total += work;
     largest = std::max(largest, work);
   }
+  parallel = total > kSerialElements;
   // Whole tables in the order of the batch read every gradient once, in the order it lies in; that
   // needs tables enough to share among the threads. Otherwise a table's slots are shared. Each slot
   // is summed in the order of the batch either way, so the bits are the same.
-  bool in_order = largest * omp_get_max_threads() <= total + total / 8;
-
-  std::vector<ReduceTask> tasks(count);
-  std::vector<std::vector<GradientSource>> sources(count);
-  std::vector<Piece> pieces;
-  for (int t : taking_part) {
+  in_order = largest * omp_get_max_threads() <= total + total / 8;
+  for (int t : tables) {
     TableBatch& part = batch.parts[t];
     if (!in_order) part.transpose();
     sources[t] = sources_of(batch, part, grads);
@@ -90,40 +93,97 @@ void reduce(Batch& batch, const std::vector<Vectors>& grads, const std::vector<v
     task.sources = sources[t].data();
     task.plain =
         sources[t].size() == 1 && first.data && !first.weights && !first.inverse && !first.argmax;
-    task.values = values[t];
+    task.values = nullptr;
     if (in_order) {
       pieces.push_back({t, 0, part.count});
     } else {
       split(t, part, pieces);
     }
   }
+}
+
+// Sums one piece into task.values. Whether the sums are finite is found while they are in the
+// cache, so that the optimizer need not read them once more.
+bool sum_piece(const Plan& plan, const ReduceTask& task, const Piece& piece, int64_t unique) {
   const Kernels& kernel = kernels();
-  std::vector<std::atomic<bool>> infinite(count);
-#pragma omp parallel for schedule(dynamic) if (pieces.size() > 1 && total > kSerialElements)
-  for (size_t i = 0; i < pieces.size(); ++i) {
-    const Piece& piece = pieces[i];
-    const ReduceTask& task = tasks[piece.table];
-    int64_t begin = 0;
-    int64_t end = batch.parts[piece.table].unique;
-    if (in_order) {
-      kernel.reduce_in_order(task, piece.end);
-    } else {
-      begin = piece.begin;
-      end = piece.end;
-      kernel.reduce(task, begin, end);
-    }
-    // Checked while it is in the cache, so that the optimizer need not read it once more.
-    const auto* rows = static_cast<const uint8_t*>(task.values) +
-                       begin * task.dim * (task.wide ? sizeof(double) : sizeof(float));
-    if (kernel.first_non_finite(rows, task.wide, (end - begin) * task.dim) >= 0) {
+  int64_t begin = 0;
+  int64_t end = unique;
+  if (plan.in_order) {
+    kernel.reduce_in_order(task, piece.end);
+  } else {
+    begin = piece.begin;
+    end = piece.end;
+    kernel.reduce(task, begin, end);
+  }
+  const auto* rows = static_cast<const uint8_t*>(task.values) +
+                     begin * task.dim * (task.wide ? sizeof(double) : sizeof(float));
+  return kernel.first_non_finite(rows, task.wide, (end - begin) * task.dim) < 0;
+}
+
+}  // namespace
+
+void reduce(Batch& batch, const std::vector<Vectors>& grads, const std::vector<void*>& values) {
+  std::vector<int> taking_part;
+  for (size_t t = 0; t < batch.parts.size(); ++t) {
+    if (values[t] && batch.parts[t].grouped) taking_part.push_back(static_cast<int>(t));
+  }
+  Plan plan(batch, grads, std::move(taking_part));
+  for (int t : plan.tables) plan.tasks[t].values = values[t];
+  std::vector<std::atomic<bool>> infinite(batch.parts.size());
+#pragma omp parallel for schedule(dynamic) if (plan.parallel && plan.pieces.size() > 1)
+  for (size_t i = 0; i < plan.pieces.size(); ++i) {
+    const Piece& piece = plan.pieces[i];
+    if (!sum_piece(plan, plan.tasks[piece.table], piece, batch.parts[piece.table].unique)) {
       infinite[piece.table] = true;
     }
   }
-  for (int t : taking_part) {
+  for (int t : plan.tables) {
     const TableBatch& part = batch.parts[t];
     part.table->last_unique.assign(part.unique_slots.data(),
                                    part.unique_slots.data() + part.unique);
     part.table->finite_gradient = infinite[t] ? nullptr : values[t];
+  }
+}
+
+void reduce_each(Batch& batch, const std::vector<Vectors>& grads, const std::vector<int>& tables,
+                 const TakeGradient& take) {
+  std::vector<int> taking_part;
+  for (int t : tables) {
+    if (batch.parts[t].grouped) taking_part.push_back(t);
+  }
+  Plan plan(batch, grads, std::move(taking_part));
+  auto bytes = [&](int t) {
+    const ReduceTask& task = plan.tasks[t];
+    return batch.parts[t].unique * task.dim * (task.wide ? sizeof(double) : sizeof(float));
+  };
+  if (plan.in_order) {
+#pragma omp parallel for schedule(dynamic) if (plan.parallel && plan.pieces.size() > 1)
+    for (size_t i = 0; i < plan.pieces.size(); ++i) {
+      // One table's sums at a time: they are used up before they leave the cache.
+      static thread_local Buffer<uint8_t> sums;
+      const Piece& piece = plan.pieces[i];
+      sums.resize(bytes(piece.table));
+      ReduceTask task = plan.tasks[piece.table];
+      task.values = sums.data();
+      bool finite = sum_piece(plan, task, piece, batch.parts[piece.table].unique);
+      take(piece.table, sums.data(), finite);
+    }
+    return;
+  }
+  size_t at = 0;
+  for (int t : plan.tables) {
+    Buffer<uint8_t> sums(bytes(t));
+    ReduceTask task = plan.tasks[t];
+    task.values = sums.data();
+    size_t end = at;
+    while (end < plan.pieces.size() && plan.pieces[end].table == t) ++end;
+    bool finite = true;
+#pragma omp parallel for schedule(dynamic) reduction(&& : finite) if (plan.parallel)
+    for (size_t i = at; i < end; ++i) {
+      finite = sum_piece(plan, task, plan.pieces[i], batch.parts[t].unique) && finite;
+    }
+    at = end;
+    take(t, sums.data(), finite);
   }
 }
 

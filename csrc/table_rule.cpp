@@ -2,7 +2,10 @@
 
 #include <atomic>
 #include <cstring>
+#include <mutex>
 #include <stdexcept>
+
+#include "reduce.hpp"
 
 namespace hotbed {
 
@@ -258,6 +261,42 @@ StepFault step(std::span<TableStep> tables, std::span<const GradientView> dense)
     t.rule->table().finite_gradient = nullptr;  // its memory may serve other things from now on
   }
   return {};
+}
+
+StepFault step_fused(Batch& batch, const std::vector<Vectors>& grads,
+                     std::span<const FusedStep> tables) {
+  std::vector<RowUpdate> updates(tables.size());
+  std::vector<int> wanted;
+  for (size_t t = 0; t < tables.size(); ++t) {
+    TableRule* rule = tables[t].rule;
+    const TableBatch& part = batch.parts[t];
+    if (!rule || !part.grouped) continue;
+    if (!rule->holds_table()) throw std::logic_error("the table has another rule's states");
+    rule->catch_up_rows(part.unique_slots.data(), part.unique);
+    RowUpdate& u = updates[t];
+    u = rule->planes();
+    u.hyper = tables[t].hyper;
+    u.slots = part.unique_slots.data();
+    u.count = part.unique;
+    u.step = rule->steps() + 1;
+    wanted.push_back(static_cast<int>(t));
+  }
+  StepFault fault;
+  std::mutex mutex;
+  reduce_each(batch, grads, wanted, [&](int t, const void* rows, bool finite) {
+    RowUpdate& u = updates[t];
+    u.grads = rows;
+    if (finite) return update({&u, 1});
+    GradientView view{rows, u.count * u.dim, u.dtype == DType::f64};
+    int64_t element = find_non_finite({&view, 1}).element;
+    std::lock_guard lock(mutex);
+    if (fault.array < 0 || t < fault.array) fault = {t, element, u.slots[element / u.dim]};
+    u.count = -1;
+  });
+  for (int t : wanted) {
+    if (updates[t].count >= 0) tables[t].rule->finish_step(tables[t].hyper);
+  }
+  return fault;
 }
 
 }  // namespace hotbed

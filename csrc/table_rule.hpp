@@ -7,8 +7,10 @@
 #include <span>
 #include <vector>
 
+#include "batch.hpp"
 #include "catch_up.hpp"
 #include "history.hpp"
+#include "pool.hpp"
 #include "rules.hpp"
 #include "table.hpp"
 #include "update.hpp"
@@ -17,6 +19,7 @@ namespace hotbed {
 
 struct StepFault;
 struct TableStep;
+struct FusedStep;
 
 // Reading is safe among readers; step(), restart() and write_states() want the table alone.
 class TableRule {
@@ -56,6 +59,8 @@ class TableRule {
 
  private:
   friend StepFault step(std::span<TableStep> tables, std::span<const GradientView> dense);
+  friend StepFault step_fused(Batch& batch, const std::vector<Vectors>& grads,
+                              std::span<const FusedStep> tables);
   class Follower;
 
   RowUpdate planes() const;
@@ -92,5 +97,17 @@ struct StepFault {
 // summed rows, and dense array t - tables.size() otherwise; for a table `slot` says which row.
 // Throws std::out_of_range, with nothing changed, if a slot is outside its table.
 StepFault step(std::span<TableStep> tables, std::span<const GradientView> dense);
+
+// What to do with one table of a batch; no rule: nothing.
+struct FusedStep {
+  TableRule* rule = nullptr;
+  Hyperparameters hyper;
+};
+
+// Reduce and step in one: tables[t] is for table t of the batch, and no gradient is kept. A table
+// whose gradient is not finite stays as it was, others are stepped all the same; the fault names
+// the first such table and a slot.
+StepFault step_fused(Batch& batch, const std::vector<Vectors>& grads,
+                     std::span<const FusedStep> tables);
 
 }  // namespace hotbed

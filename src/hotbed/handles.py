@@ -80,8 +80,8 @@ class LiveTable:
         complaint: set where another optimizer stepped past a gradient of this table; the next
             training forward raises it.
         rule: the core's hold of the optimizer whose states the table has, or None.
-        fused_update: set by an optimizer with ``fused=True``; called in backward with
-            (slots, values) in place of leaving a gradient.
+        fused_update: set by an optimizer with ``fused=True``: steps the table in backward, which then
+            leaves no gradient.
     """
 
     def __init__(self, spec: Table, key: int, *, requires_grad: bool = True) -> None:

@@ -166,7 +166,10 @@ def _reduce(
 ) -> list[Tensor | None]:
     """The gradient of each table's handle; None where not needed, or applied at once (fused)."""
     unique = batch.unique_counts()
-    chosen = [t for t, n in enumerate(needed) if n]
+    fused = [t for t, n in enumerate(needed) if n and tables[t].fused_update is not None]
+    if fused:
+        _step_fused(batch, tables, fused, places)
+    chosen = [t for t, n in enumerate(needed) if n and t not in fused]
     counts = [unique[t] for t in chosen]
     indices = torch.empty((1, sum(counts)), dtype=torch.int64, device="cpu")
     index_parts = indices.split(counts, 1)  # type: ignore[no-untyped-call]
@@ -183,17 +186,30 @@ def _reduce(
     for t in chosen:
         values_at[t], indices_at[t] = values[t].data_ptr(), at
         at += 8 * unique[t]
-    batch.reduce(places, values_at, indices_at)
+    if chosen:
+        batch.reduce(places, values_at, indices_at)
     grads: list[Tensor | None] = [None] * len(tables)
     for t, index in zip(chosen, index_parts, strict=True):
-        table = tables[t]
-        if table.fused_update is not None:
-            table.fused_update(index[0], values[t])
-        else:
-            grads[t] = torch.sparse_coo_tensor(
-                index, values[t], table.shape, check_invariants=False
-            )
+        grads[t] = torch.sparse_coo_tensor(
+            index, values[t], tables[t].shape, check_invariants=False
+        )
     return grads
+
+
+def _step_fused(
+    batch: Any,
+    tables: Sequence[LiveTable],
+    fused: Sequence[int],
+    places: list[tuple[int, int]],
+) -> None:
+    """Steps the tables `fused` of the batch at once, without a gradient of their own."""
+    updates = [tables[t].fused_update for t in fused]
+    steps = [(t, *update.start()) for t, update in zip(fused, updates, strict=True)]
+    at, element, slot = _core.step_fused(batch, places, steps)
+    if at >= 0:
+        raise tables[at].fused_update.refuse(slot, element)
+    for update in updates:
+        update.done()
 
 
 def _weight_gradients(

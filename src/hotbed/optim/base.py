@@ -13,6 +13,7 @@ from hotbed import _core
 from hotbed.errors import NotFiniteError, OptimizerError
 from hotbed.handles import LiveTable, live_table
 from hotbed.optim.dense import DenseFactory, DenseHalf, name_of
+from hotbed.optim.fused import FusedUpdate
 from hotbed.optim.gradients import not_finite, rows_of
 from hotbed.optim.guards import mark_table_optimizer
 from hotbed.states import check_states, copy_states, reset_states, write_states
@@ -162,7 +163,7 @@ class TableOptimizer(Optimizer):
         self._live[parameter] = live
         live.optimizer = self
         live.complaint = None
-        live.fused_update = self._fused_update(live, rule, index) if self.fused else None
+        live.fused_update = FusedUpdate(self, live, rule, index) if self.fused else None
 
     def _fill(self, hyper: Any, group: dict[str, Any]) -> Any:
         hyper.lr = float(group["lr"])
@@ -171,7 +172,7 @@ class TableOptimizer(Optimizer):
             setattr(hyper, name, value)
         return hyper
 
-    def _ready(self, index: int) -> Any:
+    def numbers_of_step(self, index: int) -> Any:
         """The numbers of group `index` for the step to come."""
         group = self.param_groups[index]
         hyper, options = self._fill(self._hyper[index], group), self._options[index]
@@ -220,9 +221,9 @@ class TableOptimizer(Optimizer):
                     self._view(grad, parameter, index, position, dense, views)
                     continue
                 if hyper is None:
-                    hyper = self._ready(index)
+                    hyper = self.numbers_of_step(index)
                 live = self._live[parameter]
-                self._check_hold(live, rule)
+                self.check_hold(live, rule)
                 slots, values = rows_of(grad, live)
                 held += (slots, values)
                 as_reduced = values._version == 0
@@ -252,7 +253,7 @@ class TableOptimizer(Optimizer):
                 live.complaint = None  # the next forward and backward may come
         return loss
 
-    def _check_hold(self, live: LiveTable, rule: Any) -> None:
+    def check_hold(self, live: LiveTable, rule: Any) -> None:
         if not rule.holds_table:
             raise OptimizerError(
                 f"Table {live.name!r} was taken over by another optimizer "
@@ -288,28 +289,6 @@ class TableOptimizer(Optimizer):
         dense.append((parameter, index, position))
         views.append((grad.data_ptr(), grad.numel(), kind == torch.float64))
 
-    def _fused_update(
-        self, live: LiveTable, rule: Any, index: int
-    ) -> Callable[[Tensor, Tensor], None]:
-        waiting = OptimizerError(
-            f"Table {live.name!r} is updated during backward (fused=True), so there must be one "
-            "forward and one backward for each step(); a second one came first. Use fused=False to "
-            "accumulate gradients."
-        )
-
-        def update(slots: Tensor, values: Tensor) -> None:
-            self._check_hold(live, rule)
-            if live.complaint is waiting:
-                raise waiting
-            hyper = self._ready(index)
-            entry = (rule, slots.data_ptr(), values.data_ptr(), len(slots), hyper, True)
-            array, element, slot = _core.step([entry], [])
-            if array >= 0:
-                raise not_finite(live, slot, element)
-            live.complaint = waiting
-
-        return update
-
     # -- saving ----------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
@@ -325,7 +304,7 @@ class TableOptimizer(Optimizer):
             if live is None:
                 continue
             rule = self._rules[parameter]
-            self._check_hold(live, rule)
+            self.check_hold(live, rule)
             entry: dict[str, Any] = {"step": rule.steps, **copy_states(live)}
             if rule.exact:
                 entry["untouched"] = {"base": list(rule.base), "last": _numbers_of(rule.last)}
@@ -342,7 +321,7 @@ class TableOptimizer(Optimizer):
         parameters = [p for g in self.param_groups for p in g["params"]]
         loaded = [(p, entries.pop(i, None)) for i, p in enumerate(parameters) if p in self._live]
         for parameter, entry in loaded:
-            self._check_hold(self._live[parameter], self._rules[parameter])
+            self.check_hold(self._live[parameter], self._rules[parameter])
             if entry:
                 check_states(self._live[parameter], entry)
         super().load_state_dict({**state_dict, "state": entries})

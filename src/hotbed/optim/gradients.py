@@ -29,13 +29,17 @@ def rows_of(grad: Tensor, live: LiveTable) -> tuple[Tensor, Tensor]:
     return slots.contiguous(), values.contiguous()
 
 
-def not_finite(live: LiveTable, slot: int, element: int) -> NotFiniteError:
+def not_finite(live: LiveTable, slot: int, element: int, *, fused: bool = False) -> NotFiniteError:
     """The error for element `element` of a table's gradient rows, which is in the row of `slot`."""
     row = slot if live.spec.rows is not None else int(live.ids()[slot])
+    unchanged = (
+        "the table was not changed, other tables may have been (fused=True)"
+        if fused
+        else "no row and no parameter was changed"
+    )
     return NotFiniteError(
         f"Table {live.name!r}, id {row}, column {element % live.spec.dim}: the gradient is NaN or "
-        "infinite; no row and no parameter was changed. Skip the batch, or look for the division or "
-        "logarithm behind."
+        f"infinite; {unchanged}. Skip the batch, or look for the division or logarithm behind."
     )
 
 
