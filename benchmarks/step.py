@@ -43,8 +43,11 @@ def measure(
                 f"weights and states must fit into {budget / 1e9:.1f} GB."
             )
         work = Workload(TABLES, rows, DIM, batch, bag)
-        contenders = []
-        for kind in (HotbedTables, Fbgemm, TorchBags):
+        contenders = [
+            HotbedTables(work, optimizer, LR[optimizer]),
+            HotbedTables(work, optimizer, LR[optimizer], fused=True),
+        ]
+        for kind in (Fbgemm, TorchBags):
             reason = kind.lacks(optimizer)
             if reason:
                 missing.append(reason)
@@ -61,11 +64,13 @@ def measure(
             config = f"{optimizer}, {label}, {work.shape}"
             for contender in contenders:
                 report.add(contender.name, config, timings[contender.name, phase], moved)
-            ours = timings["hotbed", phase].median
             suffix = "/forward" if phase == "forward" else ""
-            for contender in contenders[1:]:
-                ratio = timings[contender.name, phase].median / ours
-                report.ratios[f"{contender.name}/{optimizer}{suffix}"] = ratio
+            for contender in contenders[2:]:
+                theirs = timings[contender.name, phase].median
+                ratio = f"{contender.name}/{optimizer}{suffix}"
+                report.ratios[ratio] = theirs / timings["hotbed", phase].median
+                if phase == "step":
+                    report.ratios[f"{ratio}/fused"] = theirs / timings["hotbed fused", phase].median
         report.figures[f"unique_rows_a_batch/{optimizer}"] = work.unique_rows
     report.remarks += [f"Not measured: {reason}." for reason in dict.fromkeys(missing)]
     return report

@@ -19,13 +19,21 @@ INDEX_BYTES_A_ROW = 32
 
 
 class HotbedTables:
-    """Static tables; with `dynamic`, tables of open-ended ids that all the batches have met."""
+    """Static tables; with `dynamic`, tables of open-ended ids that all the batches have met; with
+    `fused`, tables that are updated during backward, as FBGEMM's are."""
 
     def __init__(
-        self, workload: Workload, optimizer: str, lr: float, *, dynamic: bool = False
+        self,
+        workload: Workload,
+        optimizer: str,
+        lr: float,
+        *,
+        dynamic: bool = False,
+        fused: bool = False,
     ) -> None:
-        self.workload, self.optimizer, self.lr, self.dynamic = workload, optimizer, lr, dynamic
-        self.name = "dynamic" if dynamic else "hotbed"
+        self.workload, self.optimizer, self.lr = workload, optimizer, lr
+        self.dynamic, self.fused = dynamic, fused
+        self.name = "dynamic" if dynamic else "hotbed fused" if fused else "hotbed"
 
     @staticmethod
     def lacks(optimizer: str) -> str | None:
@@ -50,7 +58,7 @@ class HotbedTables:
         for t, name in enumerate(names):
             self.embeddings.assign(name, every_id, work.initial_weights(t))
         rule = getattr(hb.optim, OPTIMIZERS[self.optimizer])
-        self.stepper = rule(self.embeddings.parameters(), lr=self.lr)
+        self.stepper = rule(self.embeddings.parameters(), lr=self.lr, fused=self.fused)
         shape = (work.batch, work.bag) if work.bag > 1 else (work.batch,)
         self.batches = [
             {name: torch.from_numpy(batch[t]).view(shape) for t, name in enumerate(names)}
