@@ -75,6 +75,17 @@ bool plain(const FeatureInput& input) { return !input.offsets && input.fixed == 
 // k.
 void read_scratch(const Table& table, const int64_t* ids, int64_t n, int64_t* slots,
                   Buffer<uint8_t>& scratch) {
+  if (table.tiered()) {
+    // Slots are not for those who only read: a row may leave them at any time.
+    for (int64_t i = 0; i < n; ++i) slots[i] = -1 - i;
+    scratch.resize(n * table.weight_plane().row_bytes());
+    if (table.catch_up) {
+      table.catch_up->read(table, ids, nullptr, n, scratch.data());
+    } else {
+      table.copy_rows(ids, n, scratch.data(), nullptr, nullptr);
+    }
+    return;
+  }
   Buffer<int64_t> wanted(n);
   Buffer<int64_t> stored(n);
   int64_t count = 0;
@@ -213,9 +224,8 @@ InputFault Batch::check() const {
   return fault;
 }
 
-void Batch::resolve(bool insert, bool transpose) {
-  static thread_local Grouping grouping_of_thread;
-  // From here on an unpooled id is a bag of its own.
+// From here on an unpooled id is a bag of its own.
+void Batch::unpool_unpooled() {
   for (FeatureBatch& feature : features) {
     FeatureInput& input = feature.input;
     if (input.combiner != Combiner::none) continue;
@@ -223,69 +233,105 @@ void Batch::resolve(bool insert, bool transpose) {
     input.fixed = 1;
     input.bags = input.count;
   }
+}
+
+// The ids of all positions of a table, as they stand or in owned_slots.
+const int64_t* Batch::ids_of(TableBatch& part) {
+  const FeatureInput& first = features[part.features[0]].input;
+  if (part.features.size() == 1 && first.id_bytes == 8) {
+    return static_cast<const int64_t*>(first.ids);
+  }
+  part.owned_slots.resize(part.count);
+  for (int f : part.features) {
+    const FeatureInput& input = features[f].input;
+    int64_t* out = part.owned_slots.data() + features[f].base;
+    if (input.id_bytes == 8) {
+      std::memcpy(out, input.ids, input.count * sizeof(int64_t));
+    } else {
+      auto* narrow = static_cast<const int32_t*>(input.ids);
+      for (int64_t p = 0; p < input.count; ++p) out[p] = narrow[p];
+    }
+  }
+  return part.owned_slots.data();
+}
+
+namespace {
+
+thread_local Grouping grouping_of_thread;
+
+// Every position gets the slot of its group.
+void spread(TableBatch& part, const int32_t* groups, const int64_t* slot_of) {
+  part.owned_slots.resize(part.count);
+  int64_t* slots = part.owned_slots.data();
+  int64_t padding = part.table->padding_slot();
+  for (int64_t p = 0; p < part.count; ++p) {
+    slots[p] = groups[p] < 0 ? padding : slot_of[groups[p]];
+  }
+  part.slots = slots;
+}
+
+}  // namespace
+
+void Batch::resolve_part(TableBatch& part, bool insert, bool transpose) {
+  Table& table = *part.table;
+  const int64_t* ids = ids_of(part);
+  const InitialSpec& initial = table.initial();
+  if (!transpose && !table.dynamic() && !table.catch_up && !table.tiered()) {
+    part.slots = ids;
+    return;
+  }
+  Grouping& grouping = grouping_of_thread;
+  grouping.group(ids, part.count, initial.has_padding, initial.padding_id);
+  int64_t unique = grouping.size();
+  part.unique_slots.resize(unique);
+  int64_t* slot_of = part.unique_slots.data();
+  bool reading = !insert || part.frozen;
+  if (!reading) {
+    part.added = table.find_or_insert(grouping.unique(), unique, slot_of);
+    if (table.catch_up) table.catch_up->write(table, slot_of, unique);
+  } else {
+    table.find(grouping.unique(), unique, slot_of);
+    read_scratch(table, grouping.unique(), unique, slot_of, part.scratch);
+  }
+  if (table.dynamic() || (reading && (table.catch_up || table.tiered()))) {
+    spread(part, grouping.groups(), slot_of);
+  } else {
+    part.slots = ids;
+  }
+  if (transpose) {
+    part.unique = unique;
+    grouping.give(part.groups, part.counts);
+    locate(features, part);
+    part.grouped = true;
+  }
+}
+
+// Whether resolve(true, ...) brings the rows of this part up.
+bool Batch::grows(const TableBatch& part) const {
+  return part.table->tiered() && !part.frozen && !part.features.empty();
+}
+
+void Batch::resolve(bool insert, bool transpose) {
+  unpool_unpooled();
+  bool brings_up = false;
+  for (const TableBatch& part : parts) brings_up = brings_up || (insert && grows(part));
+  if (brings_up && !claim_) group();
   std::exception_ptr error;
 #pragma omp parallel for schedule(dynamic) if (positions > kSerialPositions)
   for (size_t t = 0; t < parts.size(); ++t) {
     TableBatch& part = parts[t];
-    if (part.features.empty()) continue;
+    if (part.features.empty() || (insert && grows(part))) continue;
     try {
-      Table& table = *part.table;
-      const FeatureInput& first = features[part.features[0]].input;
-      const int64_t* ids;
-      if (part.features.size() == 1 && first.id_bytes == 8) {
-        ids = static_cast<const int64_t*>(first.ids);
-      } else {
-        part.owned_slots.resize(part.count);
-        for (int f : part.features) {
-          const FeatureInput& input = features[f].input;
-          int64_t* out = part.owned_slots.data() + features[f].base;
-          if (input.id_bytes == 8) {
-            std::memcpy(out, input.ids, input.count * sizeof(int64_t));
-          } else {
-            auto* narrow = static_cast<const int32_t*>(input.ids);
-            for (int64_t p = 0; p < input.count; ++p) out[p] = narrow[p];
-          }
-        }
-        ids = part.owned_slots.data();
-      }
-      const InitialSpec& initial = table.initial();
-      if (!transpose && !table.dynamic() && !table.catch_up) {
-        part.slots = ids;
-        continue;
-      }
-      Grouping& grouping = grouping_of_thread;
-      grouping.group(ids, part.count, initial.has_padding, initial.padding_id);
-      int64_t unique = grouping.size();
-      part.unique_slots.resize(unique);
-      int64_t* slot_of = part.unique_slots.data();
-      bool reading = !insert || part.frozen;
-      if (!reading) {
-        part.added = table.find_or_insert(grouping.unique(), unique, slot_of);
-        if (table.catch_up) table.catch_up->write(table, slot_of, unique);
-      } else {
-        table.find(grouping.unique(), unique, slot_of);
-        read_scratch(table, grouping.unique(), unique, slot_of, part.scratch);
-      }
-      if (table.dynamic() || (table.catch_up && reading)) {
-        part.owned_slots.resize(part.count);
-        const int32_t* groups = grouping.groups();
-        int64_t* slots = part.owned_slots.data();
-        int64_t padding = table.padding_slot();
-        for (int64_t p = 0; p < part.count; ++p) {
-          slots[p] = groups[p] < 0 ? padding : slot_of[groups[p]];
-        }
-        part.slots = slots;
-      } else {
-        part.slots = ids;
-      }
-      if (transpose) {
-        part.unique = unique;
-        grouping.give(part.groups, part.counts);
-        locate(features, part);
-        part.grouped = true;
-      }
+      resolve_part(part, insert, transpose);
     } catch (...) {
 #pragma omp critical(hotbed_batch_resolve)
+      error = std::current_exception();
+    }
+  }
+  if (!error && brings_up) {
+    try {
+      consume();
+    } catch (...) {
       error = std::current_exception();
     }
   }
@@ -295,6 +341,60 @@ void Batch::resolve(bool insert, bool transpose) {
     part.added = 0;
   }
   std::rethrow_exception(error);
+}
+
+void Batch::group() {
+  unpool_unpooled();
+  std::vector<TableBatch*> wanted;
+  for (TableBatch& part : parts) {
+    if (grows(part)) wanted.push_back(&part);
+  }
+#pragma omp parallel for schedule(dynamic) if (positions > kSerialPositions)
+  for (size_t w = 0; w < wanted.size(); ++w) {
+    TableBatch& part = *wanted[w];
+    const InitialSpec& initial = part.table->initial();
+    Grouping& grouping = grouping_of_thread;
+    grouping.group(ids_of(part), part.count, initial.has_padding, initial.padding_id);
+    part.unique = grouping.size();
+    part.unique_ids.resize(part.unique);
+    std::copy_n(grouping.unique(), part.unique, part.unique_ids.data());
+    grouping.give(part.groups, part.counts);
+    locate(features, part);
+    part.grouped = true;
+  }
+  claim_ = std::make_shared<Claim>(wanted);
+}
+
+void Batch::place_positions(TableBatch& part) {
+  spread(part, part.groups.data(), part.unique_slots.data());
+}
+
+void Batch::announce() { claim_->announce(); }
+
+bool Batch::admit() {
+  if (!claim_->admit()) return false;
+  for (TableBatch& part : parts) {
+    if (grows(part)) place_positions(part);
+  }
+  return true;
+}
+
+void Batch::consume() {
+  bool ahead = claim_->admitted();
+  if (!ahead) {
+    claim_->admit_now();
+    for (TableBatch& part : parts) {
+      if (grows(part)) place_positions(part);
+    }
+  }
+  claim_->consume(ahead);
+  bool caught_up = false;
+  for (TableBatch& part : parts) {
+    if (!grows(part) || !part.table->catch_up) continue;
+    part.table->catch_up->write(*part.table, part.unique_slots.data(), part.unique);
+    caught_up = true;
+  }
+  if (caught_up) claim_->mark_dirty();
 }
 
 void Batch::keep_inputs() {

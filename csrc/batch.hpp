@@ -8,6 +8,7 @@
 #include <memory>
 #include <vector>
 
+#include "claim.hpp"
 #include "memory.hpp"
 #include "table.hpp"
 
@@ -56,6 +57,7 @@ struct TableBatch {
   bool grouped = false;
   int64_t unique = 0;
   Buffer<int64_t> unique_slots;  // in order of first appearance
+  Buffer<int64_t> unique_ids;    // of tiered tables that take new rows
   Buffer<int32_t> groups;        // per position, its index among the unique slots; -1: padding
   Buffer<int32_t> counts;        // positions of each group; spent by transpose()
   // The same the other way round, where transpose() was called: group u holds the positions
@@ -93,6 +95,19 @@ class Batch {
   // come. Throws OutOfMemory with every table as it was.
   void resolve(bool insert, bool transpose);
 
+  // Look-ahead: resolve(true, true) in steps, on a thread of its own. group() reads the ids; what
+  // announce() has made known comes again in admit(), which is false where rows do not fit yet;
+  // consume() is for the training thread, admits what is not, and must be the last.
+  void group();
+  void announce();
+  bool admit();
+  void consume();
+  bool admitted() const { return claim_ && claim_->admitted(); }
+
+  // What keeps the rows of tiered tables in their slots; null where there is none. Whoever keeps a
+  // gradient of this batch keeps it too.
+  const std::shared_ptr<Claim>& claim() const { return claim_; }
+
   // Copies what backward would otherwise read from the caller's arrays of ids and offsets. After
   // resolve(), where gradients of weights will be asked for.
   void keep_inputs();
@@ -101,6 +116,15 @@ class Batch {
   std::vector<FeatureBatch> features;
   std::vector<TableBatch> parts;  // one per table
   int64_t positions = 0;          // of all tables
+
+ private:
+  void unpool_unpooled();
+  void resolve_part(TableBatch& part, bool insert, bool transpose);
+  const int64_t* ids_of(TableBatch& part);
+  void place_positions(TableBatch& part);
+  bool grows(const TableBatch& part) const;
+
+  std::shared_ptr<Claim> claim_;
 };
 
 }  // namespace hotbed

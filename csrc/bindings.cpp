@@ -3,6 +3,7 @@
 
 #include "kernels.hpp"
 #include "memory.hpp"
+#include "storage.hpp"
 
 namespace nb = nanobind;
 
@@ -12,6 +13,7 @@ void bind_table_rule(nb::module_& module);
 void bind_data(nb::module_& module);
 void bind_index(nb::module_& module);
 void bind_table(nb::module_& module);
+void bind_storage(nb::module_& module);
 
 NB_MODULE(_core, module) {
   nb::set_leak_warnings(false);  // a model alive at exit is no leak
@@ -37,10 +39,31 @@ NB_MODULE(_core, module) {
     }
   });
 
+  static PyObject* storage_error = nullptr;
+  module.def("register_storage_error",
+             [](nb::object type) { storage_error = type.release().ptr(); });
+  nb::register_exception_translator([](const std::exception_ptr& thrown, void*) {
+    auto raise = [](const std::string& message, uint64_t needed) {
+      nb::object made = nb::handle(storage_error ? storage_error : PyExc_RuntimeError)(message);
+      made.attr("needed") = needed;
+      PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(made.ptr())), made.ptr());
+    };
+    try {
+      std::rethrow_exception(thrown);
+    } catch (const hotbed::OverBudget& error) {
+      raise(std::string("Storage: ") + error.what() + ".", static_cast<uint64_t>(error.needed));
+    } catch (const hotbed::BudgetTooSmall& error) {
+      raise(std::string("Storage ") + error.what() + ". Raise the budget.", error.needed);
+    } catch (const hotbed::TierError& error) {
+      raise(error.what(), error.bytes);
+    }
+  });
+
   bind_data(module);
   bind_initial(module);
   bind_rules(module);
   bind_table_rule(module);
   bind_index(module);
   bind_table(module);
+  bind_storage(module);
 }

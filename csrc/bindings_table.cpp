@@ -86,6 +86,10 @@ Tensor lookup(const std::shared_ptr<Table>& table, Address ids, int64_t n) {
   const auto* id = pointer<int64_t>(ids);
   int64_t bytes = t.weight_plane().row_bytes();
   Buffer<int64_t> slots(n);
+  if (t.tiered() && !t.catch_up) {
+    t.copy_rows(id, n, rows, nullptr, nullptr);
+    return out;
+  }
   t.find(id, n, slots.data());
   if (t.catch_up) {
     t.catch_up->read(t, id, slots.data(), n, rows);
@@ -113,15 +117,38 @@ void bind_table(nb::module_& module) {
       .def_static(
           "make",
           [](const std::string& name, int64_t rows, int64_t dim, DType dtype, int kind, double a,
-             double b, double c, double d, uint64_t key, std::optional<int64_t> padding) {
+             double b, double c, double d, uint64_t key, std::optional<int64_t> padding,
+             bool tiered) {
             InitialSpec initial = initial_spec(static_cast<Initial>(kind), a, b, c, d, key);
             initial.has_padding = padding.has_value();
             initial.padding_id = padding.value_or(0);
             nb::gil_scoped_release unlocked;
-            return std::make_shared<Table>(name, rows, dim, dtype, initial);
+            return std::make_shared<Table>(name, rows, dim, dtype, initial, tiered);
           },
           "name"_a, "rows"_a, "dim"_a, "dtype"_a, "kind"_a, "a"_a, "b"_a, "c"_a, "d"_a, "key"_a,
-          "padding"_a.none())
+          "padding"_a.none(), "tiered"_a = false)
+      .def_prop_ro("tiered", &Table::tiered)
+      .def_prop_ro("homeless", &Table::homeless)
+      .def("stored_ids",
+           [](const Table& t) {
+             std::vector<int64_t> ids;
+             {
+               nb::gil_scoped_release unlocked;
+               ids = t.stored_ids();
+             }
+             size_t shape[1] = {ids.size()};
+             auto* keep = new std::vector<int64_t>(std::move(ids));
+             nb::capsule owner(
+                 keep, [](void* p) noexcept { delete static_cast<std::vector<int64_t>*>(p); });
+             return Tensor(keep->data(), 1, shape, owner, nullptr, nb::dtype<int64_t>());
+           },
+           "(n,) int64, rising: the ids of rows that are stored.")
+      .def("state_widths",
+           [](const Table& t) {
+             std::vector<int64_t> widths;
+             for (const State& state : t.states()) widths.push_back(state.plane.width());
+             return widths;
+           })
       .def_prop_ro("name", &Table::name)
       .def_prop_ro("dynamic", &Table::dynamic)
       .def_prop_ro("size", &Table::size)
@@ -201,6 +228,23 @@ void bind_table(nb::module_& module) {
           "insert"_a, "transpose"_a, "frozen"_a,
           "Positions get slots; tables at the positions `frozen` take no new rows.")
       .def("keep_inputs", &Batch::keep_inputs)
+      .def("group",
+           [](Batch& batch, const std::vector<size_t>& frozen) {
+             for (size_t table : frozen) batch.parts.at(table).frozen = true;
+             nb::gil_scoped_release unlocked;
+             batch.group();
+           })
+      .def("announce",
+           [](Batch& batch) {
+             nb::gil_scoped_release unlocked;
+             batch.announce();
+           })
+      .def("admit",
+           [](Batch& batch) {
+             nb::gil_scoped_release unlocked;
+             return batch.admit();
+           })
+      .def_prop_ro("claim", &Batch::claim)
       .def("unique_counts",
            [](const Batch& batch) {
              std::vector<int64_t> counts;

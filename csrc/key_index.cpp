@@ -148,6 +148,13 @@ inline void KeyIndex::place(Bucket* buckets, uint64_t mask, int64_t key, uint64_
   buckets[b].occupied |= static_cast<uint8_t>(1u << entry);
 }
 
+void KeyIndex::check_slot(int64_t key, int64_t slot) const {
+  if (slot >= 0 && slot < kSlotLimit) return;
+  throw std::length_error(name_ + ": slot " + std::to_string(slot) + " for key " +
+                          std::to_string(key) + " is outside [0, " + std::to_string(kSlotLimit) +
+                          "). Split the table, or evict rows so that slots are used again.");
+}
+
 // For each key in turn calls accept(position, slot), slot being the one found or -1. If accept
 // returns true the key is inserted with what accept has made of the slot.
 template <class Accept>
@@ -176,12 +183,7 @@ void KeyIndex::insert_batch(const int64_t* keys, int64_t n, Accept accept) {
     slot = match ? slot : -1;
     if (!match && leads_on(bucket, hash)) slot = find_beyond(key, hash);
     if (!accept(i, slot)) continue;
-    if (slot < 0 || slot >= kSlotLimit) {
-      throw std::length_error(name_ + ": slot " + std::to_string(slot) + " for key " +
-                              std::to_string(key) + " is outside [0, " +
-                              std::to_string(kSlotLimit) +
-                              "). Split the table, or evict rows so that slots are used again.");
-    }
+    check_slot(key, slot);
     Segment* segment = &segments_[directory_[prefix(hash)]];
     while (segment->keys >= full_) {
       grow(hash);
@@ -244,6 +246,28 @@ void KeyIndex::insert(const int64_t* keys, int64_t n, const int64_t* slots) {
     for (int64_t i = 0; size_ > before; ++i) erase(keys[i]);
     throw;
   }
+}
+
+int64_t KeyIndex::update(const int64_t* keys, int64_t n, const int64_t* slots) {
+  for (int64_t i = 0; i < n; ++i) check_slot(keys[i], slots[i]);
+  int64_t found = 0;
+  uint64_t hashes[kRing];
+  auto prepare = [&](int64_t i) {
+    hashes[i & (kRing - 1)] = hash_of(keys[i]);
+    __builtin_prefetch(&home(hashes[i & (kRing - 1)]), 1);
+  };
+  int64_t started = std::min(n, kAhead);
+  for (int64_t i = 0; i < started; ++i) prepare(i);
+  for (int64_t i = 0; i < n; ++i) {
+    if (i + kAhead < n) prepare(i + kAhead);
+    int entry;
+    const Bucket* bucket = find_bucket(keys[i], hashes[i & (kRing - 1)], &entry);
+    if (!bucket) continue;
+    // The buckets belong to this index, which is not const here.
+    const_cast<Bucket*>(bucket)->slots[entry] = static_cast<uint32_t>(slots[i]);
+    ++found;
+  }
+  return found;
 }
 
 int64_t KeyIndex::erase(int64_t key) { return erase(key, hash_of(key)); }

@@ -62,6 +62,10 @@ class KeyIndex {
   // then those from before the call.
   void insert(const int64_t* keys, int64_t n, const int64_t* slots);
 
+  // keys[i] gets slots[i] in place of the slot it has; absent keys are passed over. Returns how
+  // many were there. Throws std::length_error (a slot outside [0, kSlotLimit)), changing nothing.
+  int64_t update(const int64_t* keys, int64_t n, const int64_t* slots);
+
   // The slot that the key had, or -1.
   int64_t erase(int64_t key);
 
@@ -127,6 +131,7 @@ class KeyIndex {
 
   static Bucket empty_bucket_;
 
+  void check_slot(int64_t key, int64_t slot) const;
   uint64_t prefix(uint64_t hash) const;
   const Bucket& home(uint64_t hash) const;
   const Bucket* find_bucket(int64_t key, uint64_t hash, int* entry) const;

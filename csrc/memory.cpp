@@ -14,7 +14,7 @@ namespace hotbed {
 
 namespace {
 
-constexpr uint64_t kHugePage = 2u << 20;
+constexpr uint64_t kHugePage = Mapping::kGrain;
 // Blocks below this come from malloc: they are cheap to get anew.
 constexpr uint64_t kSmallBlock = 64u << 10;
 // A freed block is handed out for a request of at least this share of its size.

@@ -23,6 +23,9 @@ void set_available_memory_for_test(uint64_t bytes);
 // Not thread-safe: whoever grows it must be its only user at that moment.
 class Mapping {
  public:
+  // Sizes are multiples of this, a huge page.
+  static constexpr uint64_t kGrain = 2u << 20;
+
   Mapping() = default;
   Mapping(Mapping&& other) noexcept { swap(other); }
   Mapping& operator=(Mapping&& other) noexcept {
@@ -102,6 +105,8 @@ class Buffer {
   T* data() { return data_; }
   const T* data() const { return data_; }
   uint64_t size() const { return count_; }
+  // Elements that fit without a new block.
+  uint64_t capacity() const { return room_; }
   T& operator[](uint64_t i) { return data_[i]; }
   const T& operator[](uint64_t i) const { return data_[i]; }
 

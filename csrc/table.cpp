@@ -4,6 +4,8 @@
 #include <cstring>
 #include <numeric>
 
+#include "row_space.hpp"
+
 namespace hotbed {
 
 namespace {
@@ -19,24 +21,30 @@ void fill(void* data, int64_t first, int64_t count, T value) {
 
 void Plane::ensure(int64_t rows) {
   uint64_t needed = bytes(rows);
-  if (needed <= mapping_.bytes()) return;
-  uint64_t generous = std::max<uint64_t>(needed, mapping_.bytes() + mapping_.bytes() / 2);
+  if (needed <= mapping_->bytes()) return;
+  uint64_t generous = std::max<uint64_t>(needed, mapping_->bytes() + mapping_->bytes() / 2);
   try {
-    mapping_.reserve(generous, what_for_);
+    mapping_->reserve(generous, what_for_);
   } catch (const OutOfMemory&) {
     if (generous == needed) throw;
-    mapping_.reserve(needed, what_for_);
+    mapping_->reserve(needed, what_for_);
   }
 }
 
-Table::Table(std::string name, int64_t rows, int64_t dim, DType dtype, const InitialSpec& initial)
+Table::Table(std::string name, int64_t rows, int64_t dim, DType dtype, const InitialSpec& initial,
+             bool tiered)
     : name_(std::move(name)),
       dynamic_(rows < 0),
       dim_(dim),
       dtype_(dtype),
       initial_(initial),
       weights_("Table '" + name_ + "', weights", dim, size_of(dtype)),
-      ids_("Table '" + name_ + "', ids", 1, sizeof(int64_t)) {
+      ids_("Table '" + name_ + "', ids", 1, sizeof(int64_t)),
+      tiered_(tiered) {
+  if (tiered_) {
+    size_ = std::max<int64_t>(rows, 0);
+    return;
+  }
   if (dynamic_) {
     index_ = std::make_unique<KeyIndex>();
     return;
@@ -46,7 +54,116 @@ Table::Table(std::string name, int64_t rows, int64_t dim, DType dtype, const Ini
   write_first_values();
 }
 
+void Table::live_in(std::shared_ptr<RowSpace> space, int32_t number) {
+  space_ = std::move(space);
+  number_ = number;
+  weights_.share(space_->weights());
+  ids_.share(space_->ids());
+  for (size_t k = 0; k < states_.size(); ++k) states_[k].plane.share(space_->state(k));
+  if (steps_) steps_->share(*space_->steps());
+  at_home_ = true;
+}
+
+int64_t Table::size() const {
+  if (!tiered_ || !dynamic_) return size_;
+  return space_ ? space_->rows(number_) : 0;
+}
+
+int64_t Table::slot_limit() const {
+  if (!tiered_) return size_;
+  return at_home_ ? space_->capacity() : 0;
+}
+
+std::vector<int64_t> Table::stored_ids() const {
+  if (tiered_) return space_ ? space_->stored_ids(number_) : std::vector<int64_t>{};
+  std::vector<int64_t> ids(size_);
+  if (dynamic_) {
+    std::copy_n(this->ids(), size_, ids.begin());
+    std::sort(ids.begin(), ids.end());
+  } else {
+    std::iota(ids.begin(), ids.end(), 0);
+  }
+  return ids;
+}
+
+void Table::copy_rows(const int64_t* ids, int64_t n, void* weights, void* const* states,
+                      int64_t* last) const {
+  auto copy_initial = [&](int64_t i) {
+    auto* row = static_cast<uint8_t*>(weights) + i * weights_.row_bytes();
+    if (weights) first_values(ids + i, 1, row);
+    for (size_t k = 0; states && k < states_.size(); ++k) {
+      int64_t width = states_[k].plane.width();
+      if (dtype_ == DType::f64) {
+        std::fill_n(static_cast<double*>(states[k]) + i * width, width, states_[k].initial);
+      } else {
+        std::fill_n(static_cast<float*>(states[k]) + i * width, width,
+                    static_cast<float>(states_[k].initial));
+      }
+    }
+    if (last) last[i] = first_step_;
+  };
+  if (tiered_) {
+    std::unique_ptr<bool[]> found(new bool[std::max<int64_t>(n, 1)]());
+    if (space_) space_->read(number_, ids, n, weights, states, last, found.get());
+    for (int64_t i = 0; i < n; ++i) {
+      if (!found[i]) copy_initial(i);
+    }
+    return;
+  }
+  std::vector<int64_t> slots(n);
+  find(ids, n, slots.data());
+  for (int64_t i = 0; i < n; ++i) {
+    if (slots[i] < 0) {
+      copy_initial(i);
+      continue;
+    }
+    if (weights) {
+      std::memcpy(static_cast<uint8_t*>(weights) + i * weights_.row_bytes(), weights_.row(slots[i]),
+                  weights_.row_bytes());
+    }
+    for (size_t k = 0; states && k < states_.size(); ++k) {
+      const Plane& plane = states_[k].plane;
+      std::memcpy(static_cast<uint8_t*>(states[k]) + i * plane.row_bytes(), plane.row(slots[i]),
+                  plane.row_bytes());
+    }
+    if (last && steps_) last[i] = last_step()[slots[i]];
+  }
+}
+
+void Table::write_states(const int64_t* ids, int64_t n, const void* const* states,
+                         const int64_t* last) {
+  if (tiered_) return space_->write(number_, ids, n, nullptr, states, last);
+  std::vector<int64_t> slots(n);
+  find(ids, n, slots.data());
+  for (int64_t i = 0; i < n; ++i) {
+    if (slots[i] < 0) continue;
+    for (size_t k = 0; states && k < states_.size(); ++k) {
+      const Plane& plane = states_[k].plane;
+      std::memcpy(plane.row(slots[i]),
+                  static_cast<const uint8_t*>(states[k]) + i * plane.row_bytes(),
+                  plane.row_bytes());
+    }
+    if (last && steps_) last_step()[slots[i]] = last[i];
+  }
+}
+
 void Table::write_first_values() {
+  if (tiered_) {
+    if (!space_) return;
+    // A row that is nowhere is its first values; only one that counts as of a later step must be
+    // written.
+    if (!catch_up) return space_->erase_all(number_);
+    constexpr int64_t kChunk = 65536;
+    std::vector<int64_t> ids;
+    Buffer<uint8_t> rows(kChunk * weights_.row_bytes());
+    for (int64_t begin = 0; begin < size_; begin += kChunk) {
+      ids.resize(std::min(kChunk, size_ - begin));
+      std::iota(ids.begin(), ids.end(), begin);
+      first_values(ids.data(), static_cast<int64_t>(ids.size()), rows.data());
+      assign(ids.data(), static_cast<int64_t>(ids.size()), rows.data());
+    }
+    return;
+  }
   if (catch_up) {
     // So that what is written counts as of the last step.
     std::vector<int64_t> slots(size_);
@@ -57,6 +174,7 @@ void Table::write_first_values() {
 }
 
 void Table::ensure(int64_t rows) {
+  if (tiered_) return;
   weights_.ensure(rows);
   for (State& state : states_) state.plane.ensure(rows);
   if (dynamic_) ids_.ensure(rows);
@@ -75,12 +193,16 @@ void Table::fill_state(State& state, int64_t first, int64_t count) {
 
 void Table::add_state(const std::string& name, int64_t width, double initial) {
   State state{name, initial, Plane("Table '" + name_ + "', " + name, width, compute_size())};
-  state.plane.ensure(size_);
-  if (initial != 0.0) fill_state(state, 0, size_);  // fresh pages are zeros
+  at_home_ = false;
+  if (!tiered_) {
+    state.plane.ensure(size_);
+    if (initial != 0.0) fill_state(state, 0, size_);  // fresh pages are zeros
+  }
   states_.push_back(std::move(state));
 }
 
 void Table::clear_states() {
+  at_home_ = at_home_ && states_.empty() && !steps_;
   states_.clear();
   steps_.reset();
   catch_up.reset();
@@ -88,13 +210,24 @@ void Table::clear_states() {
 
 void Table::track_steps(int64_t step) {
   auto plane = std::make_unique<Plane>("Table '" + name_ + "', last steps", 1, sizeof(int64_t));
-  plane->ensure(size_);
+  if (tiered_ && steps_) {
+    // The plane stays; every row starts again at `step`.
+    std::vector<int64_t> ids = stored_ids(), last(ids.size(), step);
+    first_step_ = step;
+    return write_states(ids.data(), static_cast<int64_t>(ids.size()), nullptr, last.data());
+  }
+  at_home_ = false;
+  if (!tiered_) plane->ensure(size_);
   steps_ = std::move(plane);
   first_step_ = step;
-  if (step) fill<int64_t>(steps_->data(), 0, size_, step);
+  if (step && !tiered_) fill<int64_t>(steps_->data(), 0, size_, step);
 }
 
 void Table::find(const int64_t* ids, int64_t n, int64_t* slots) const {
+  if (tiered_) {
+    std::fill_n(slots, n, -1);  // no slot is for long
+    return;
+  }
   if (dynamic_) {
     index_->find(ids, n, slots);
     return;
@@ -126,6 +259,7 @@ int64_t Table::find_or_insert(const int64_t* ids, int64_t n, int64_t* slots) {
 }
 
 void Table::assign(const int64_t* ids, int64_t n, const void* rows) {
+  if (tiered_) return assign_tiered(ids, n, static_cast<const uint8_t*>(rows));
   std::vector<int64_t> slots(n);
   find_or_insert(ids, n, slots.data());
   if (catch_up) {
@@ -141,8 +275,28 @@ void Table::assign(const int64_t* ids, int64_t n, const void* rows) {
   }
 }
 
+void Table::assign_tiered(const int64_t* ids, int64_t n, const uint8_t* rows) {
+  if (!n) return;
+  // Of duplicates the last one.
+  std::vector<int64_t> order(n);
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return ids[a] < ids[b]; });
+  std::vector<int64_t> unique;
+  Buffer<uint8_t> values(n * weights_.row_bytes());
+  for (int64_t i = 0; i < n; ++i) {
+    if (i + 1 < n && ids[order[i + 1]] == ids[order[i]]) continue;
+    std::memcpy(values.data() + static_cast<int64_t>(unique.size()) * weights_.row_bytes(),
+                rows + order[i] * weights_.row_bytes(), weights_.row_bytes());
+    unique.push_back(ids[order[i]]);
+  }
+  auto count = static_cast<int64_t>(unique.size());
+  if (catch_up) catch_up->settle(*this, unique.data(), count);
+  space_->write(number_, unique.data(), count, values.data(), nullptr, nullptr);
+}
+
 int64_t Table::padding_slot() const {
-  if (!initial_.has_padding) return INT64_MIN;
+  // Padding is never brought up.
+  if (!initial_.has_padding || tiered_) return INT64_MIN;
   int64_t slot = initial_.padding_id;
   if (dynamic_) index_->find(&initial_.padding_id, 1, &slot);
   return slot < 0 ? INT64_MIN : slot;
@@ -157,6 +311,10 @@ void Table::forget_last(int64_t count) {
 
 void Table::clear() {
   if (!dynamic_) return;
+  if (tiered_) {
+    if (space_) space_->erase_all(number_);
+    return;
+  }
   index_->clear();
   size_ = 0;
 }
@@ -166,6 +324,7 @@ void Table::first_values(const int64_t* ids, int64_t n, void* rows) const {
 }
 
 void Table::read(int64_t id, int64_t slot, void* row) const {
+  if (tiered_ && !catch_up) return copy_rows(&id, 1, row, nullptr, nullptr);
   if (catch_up) {
     catch_up->read(*this, &id, &slot, 1, row);
   } else if (slot >= 0) {
@@ -176,6 +335,7 @@ void Table::read(int64_t id, int64_t slot, void* row) const {
 }
 
 uint64_t Table::plane_bytes() const {
+  if (tiered_) return 0;  // the storage knows
   uint64_t total = weights_.bytes(size_);
   for (const State& state : states_) total += state.plane.bytes(size_);
   if (dynamic_) total += ids_.bytes(size_);

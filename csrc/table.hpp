@@ -17,13 +17,19 @@ namespace hotbed {
 class Plane {
  public:
   Plane(std::string what_for, int64_t width, size_t element)
-      : what_for_(std::move(what_for)), width_(width), row_bytes_(width * element) {}
+      : what_for_(std::move(what_for)),
+        width_(width),
+        row_bytes_(width * element),
+        mapping_(std::make_shared<Mapping>()) {}
 
   // Room for `rows` rows; grows by halves, and by just what is needed where memory is short.
   void ensure(int64_t rows);
 
-  uint8_t* data() const { return mapping_.data(); }
-  uint8_t* row(int64_t slot) const { return mapping_.data() + slot * row_bytes_; }
+  // Another view of the same memory; none of them may grow any more.
+  void share(const Plane& other) { mapping_ = other.mapping_; }
+
+  uint8_t* data() const { return mapping_->data(); }
+  uint8_t* row(int64_t slot) const { return mapping_->data() + slot * row_bytes_; }
   int64_t width() const { return width_; }
   int64_t row_bytes() const { return row_bytes_; }
   // Bytes that `rows` rows take; UINT64_MAX where that is beyond counting.
@@ -37,7 +43,7 @@ class Plane {
   std::string what_for_;
   int64_t width_;
   int64_t row_bytes_;
-  Mapping mapping_;
+  std::shared_ptr<Mapping> mapping_;
 };
 
 // An optimizer state: elements of the table's compute type (double for f64 rows, else float).
@@ -47,6 +53,7 @@ struct State {
   Plane plane;
 };
 
+class RowSpace;
 class Table;
 
 // Brings rows that an optimizer leaves alone while no batch touches them to where a dense optimizer
@@ -56,6 +63,8 @@ class CatchUp {
   virtual ~CatchUp() = default;
   // In place, weights and states, up to the current step. Slots are unique.
   virtual void write(Table& table, const int64_t* slots, int64_t n) = 0;
+  // The same for rows by id, wherever they lie (tiered tables).
+  virtual void settle(Table& table, const int64_t* ids, int64_t n) = 0;
   // What write() would make of the weights, into n x dim rows of the table's dtype; a slot below 0
   // is a row that does not exist yet, and `ids` names it. Changes nothing.
   virtual void read(const Table& table, const int64_t* ids, const int64_t* slots, int64_t n,
@@ -67,14 +76,18 @@ class Table {
  public:
   // rows < 0 makes the table dynamic. A static table gets all its rows and their first values now.
   // Throws OutOfMemory.
-  Table(std::string name, int64_t rows, int64_t dim, DType dtype, const InitialSpec& initial);
+  // `tiered`: its rows lie in tiers, see below.
+  Table(std::string name, int64_t rows, int64_t dim, DType dtype, const InitialSpec& initial,
+        bool tiered = false);
 
   Table(const Table&) = delete;
   Table& operator=(const Table&) = delete;
 
   const std::string& name() const { return name_; }
   bool dynamic() const { return dynamic_; }
-  int64_t size() const { return size_; }  // rows that exist
+  int64_t size() const;  // rows that exist
+  // Slots lie below it.
+  int64_t slot_limit() const;
   int64_t dim() const { return dim_; }
   DType dtype() const { return dtype_; }
   size_t compute_size() const { return dtype_ == DType::f64 ? 8 : 4; }
@@ -88,14 +101,27 @@ class Table {
   const Plane& weight_plane() const { return weights_; }
   std::vector<State>& states() { return states_; }
   const std::vector<State>& states() const { return states_; }
-  // slot -> id; nullptr for a static table, where they are the same number.
+  // slot -> id; nullptr for a static table in one tier, where they are the same number.
   const int64_t* ids() const {
-    return dynamic_ ? reinterpret_cast<const int64_t*>(ids_.data()) : nullptr;
+    return dynamic_ || tiered_ ? reinterpret_cast<const int64_t*>(ids_.data()) : nullptr;
   }
   // slot -> the step up to which the row is current; nullptr unless track_steps() was called.
   int64_t* last_step() const {
     return steps_ ? reinterpret_cast<int64_t*>(steps_->data()) : nullptr;
   }
+  bool tracks_steps() const { return steps_ != nullptr; }
+  // The last step of rows that no step has touched.
+  int64_t first_step() const { return first_step_; }
+
+  // A tiered table has planes, and rows, once it lives in a row space: `number` is its number
+  // there. The records of the space must be laid out as this table's are; adding or removing
+  // states, or steps, makes it homeless again.
+  bool tiered() const { return tiered_; }
+  void live_in(std::shared_ptr<RowSpace> space, int32_t number);
+  bool homeless() const { return tiered_ && !at_home_; }
+  // Where it lives, or lived before its layout changed; may be null.
+  const std::shared_ptr<RowSpace>& space() const { return space_; }
+  int32_t number() const { return number_; }
 
   // Adds a state plane for all rows that exist and all to come. Throws OutOfMemory.
   void add_state(const std::string& name, int64_t width, double initial);
@@ -109,6 +135,13 @@ class Table {
   // Dynamic tables: the same, but absent ids get rows with their first values in every plane.
   // Returns how many rows are new. On OutOfMemory nothing has changed.
   int64_t find_or_insert(const int64_t* ids, int64_t n, int64_t* slots);
+
+  // Copies rows as they are stored; absent ones as they would start. `weights` (n x dim of dtype()),
+  // `states` (one array each) and `last` may be null.
+  void copy_rows(const int64_t* ids, int64_t n, void* weights, void* const* states,
+                 int64_t* last) const;
+  // Overwrites states and last steps (either may be null) of rows; absent ids are passed over.
+  void write_states(const int64_t* ids, int64_t n, const void* const* states, const int64_t* last);
 
   // Writes rows of dtype(); absent ids of a dynamic table get one, and of duplicates the last wins.
   // On OutOfMemory nothing has changed.
@@ -139,6 +172,8 @@ class Table {
 
   uint64_t plane_bytes() const;
   uint64_t index_bytes() const { return index_ ? index_->memory_bytes() : 0; }
+  // Ids of rows that are stored, rising. A static table in one tier stores all.
+  std::vector<int64_t> stored_ids() const;
 
   // The unique slots of the last gradient that reduce() made for this table: an optimizer that
   // meets them again in handle.grad need not look for duplicates.
@@ -148,6 +183,7 @@ class Table {
 
  private:
   void fill_state(State& state, int64_t first, int64_t count);
+  void assign_tiered(const int64_t* ids, int64_t n, const uint8_t* rows);
   void ensure(int64_t rows);
 
   std::string name_;
@@ -162,6 +198,10 @@ class Table {
   std::unique_ptr<Plane> steps_;
   int64_t first_step_ = 0;
   std::unique_ptr<KeyIndex> index_;
+  bool tiered_;
+  bool at_home_ = false;
+  std::shared_ptr<RowSpace> space_;
+  int32_t number_ = 0;
 };
 
 }  // namespace hotbed

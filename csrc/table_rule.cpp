@@ -6,6 +6,7 @@
 #include <stdexcept>
 
 #include "reduce.hpp"
+#include "row_space.hpp"
 
 namespace hotbed {
 
@@ -35,6 +36,20 @@ class TableRule::Follower : public CatchUp {
     hotbed::catch_up(rows, history);
   }
 
+  void settle(Table& table, const int64_t* ids, int64_t n) override {
+    size_t states = table.states().size();
+    Buffer<uint8_t> weights(static_cast<uint64_t>(n * table.weight_plane().row_bytes()));
+    Buffer<uint8_t> own[kMaxStates];
+    void* out[kMaxStates] = {};
+    for (size_t k = 0; k < states; ++k) {
+      own[k].resize(static_cast<uint64_t>(n * state_row_bytes(table, k)));
+      out[k] = own[k].data();
+    }
+    read_states(table, ids, nullptr, n, weights.data(), out);
+    std::vector<int64_t> last(static_cast<size_t>(n), history.steps());
+    table.space()->write(table.number(), ids, n, weights.data(), out, last.data());
+  }
+
   void read(const Table& table, const int64_t* ids, const int64_t* slots, int64_t n,
             void* rows) const override {
     read_states(table, ids, slots, n, rows, nullptr);
@@ -61,7 +76,11 @@ class TableRule::Follower : public CatchUp {
       }
     }
     Buffer<int64_t> last(static_cast<uint64_t>(n));
-    copy_rows(table, ids, slots, n, weights, copies.states, last.data());
+    if (table.tiered()) {
+      table.copy_rows(ids, n, weights, copies.states, last.data());
+    } else {
+      copy_rows(table, ids, slots, n, weights, copies.states, last.data());
+    }
     copies.slots = nullptr;
     copies.count = n;
     copies.ids = ids;
@@ -148,6 +167,18 @@ void TableRule::read(const int64_t* slots, int64_t n, void* weights, void* const
   follower_->read_states(*table_, ids.data(), slots, n, weights, states);
 }
 
+void TableRule::read_ids(const int64_t* ids, int64_t n, void* weights, void* const* states) const {
+  if (!follower_) return table_->copy_rows(ids, n, weights, states, nullptr);
+  std::vector<int64_t> slots(static_cast<size_t>(n));
+  table_->find(ids, n, slots.data());
+  follower_->read_states(*table_, ids, slots.data(), n, weights, states);
+}
+
+void TableRule::write_ids(const int64_t* ids, int64_t n, const void* const* states) {
+  std::vector<int64_t> last(static_cast<size_t>(n), steps_);
+  table_->write_states(ids, n, states, table_->tracks_steps() ? last.data() : nullptr);
+}
+
 void TableRule::write_states(const int64_t* slots, int64_t n, const void* const* states) {
   for (size_t k = 0; k < table_->states().size(); ++k) {
     Plane& plane = table_->states()[k].plane;
@@ -187,7 +218,8 @@ void TableRule::finish_step(const Hyperparameters& hyper) {
   if (!follower_) return;
   History& history = follower_->history;
   history.record(hyper);
-  if (history.run_count() < kMaxRuns) return;
+  // Which rows in the tiers below are behind by how much is not known: they may need it all.
+  if (history.run_count() < kMaxRuns || table_->tiered()) return;
   const int64_t* last = table_->last_step();
   history.forget(oldest_step(last, table_->size(), steps_));
   if (history.run_count() < kMaxRuns / 2) return;
@@ -209,7 +241,7 @@ StepFault step(std::span<TableStep> tables, std::span<const GradientView> dense)
     Table& table = t.rule->table();
     if (!t.rule->holds_table()) throw std::logic_error("the table has another rule's states");
     for (int64_t i = 0; i < t.count; ++i) {
-      if (static_cast<uint64_t>(t.slots[i]) >= static_cast<uint64_t>(table.size())) {
+      if (static_cast<uint64_t>(t.slots[i]) >= static_cast<uint64_t>(table.slot_limit())) {
         throw std::out_of_range(std::to_string(t.slots[i]));
       }
     }
@@ -257,6 +289,7 @@ StepFault step(std::span<TableStep> tables, std::span<const GradientView> dense)
   }
   update(updates);
   for (const TableStep& t : tables) {
+    if (t.rule->table().tiered()) t.rule->table().space()->mark_dirty(t.slots, t.count);
     t.rule->finish_step(t.hyper);
     t.rule->table().finite_gradient = nullptr;  // its memory may serve other things from now on
   }
@@ -294,7 +327,10 @@ StepFault step_fused(Batch& batch, const std::vector<Vectors>& grads,
     u.count = -1;
   });
   for (int t : wanted) {
-    if (updates[t].count >= 0) tables[t].rule->finish_step(tables[t].hyper);
+    if (updates[t].count < 0) continue;
+    const Table& table = tables[t].rule->table();
+    if (table.tiered()) table.space()->mark_dirty(updates[t].slots, updates[t].count);
+    tables[t].rule->finish_step(tables[t].hyper);
   }
   return fault;
 }

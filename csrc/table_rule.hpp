@@ -43,6 +43,11 @@ class TableRule {
   // and one array a state. Changes nothing.
   void read(const int64_t* slots, int64_t n, void* weights, void* const* states) const;
 
+  // The same by id; rows that do not exist are as they would start.
+  void read_ids(const int64_t* ids, int64_t n, void* weights, void* const* states) const;
+  // Gives the rows of these ids, where they exist, their states as of the last step.
+  void write_ids(const int64_t* ids, int64_t n, const void* const* states);
+
   // Gives rows their states, as of the last step.
   void write_states(const int64_t* slots, int64_t n, const void* const* states);
 

@@ -13,10 +13,13 @@ from hotbed.errors import (
     NotFiniteError,
     OptimizerError,
     OutOfMemory,
+    StorageError,
     TableError,
 )
 from hotbed.jagged import Jagged
 from hotbed.optim import split_parameters
+from hotbed.resolve.lookahead import lookahead
+from hotbed.storage import Storage
 from hotbed.tables import Table
 
 __version__ = "0.1.0"
@@ -33,10 +36,13 @@ __all__ = [
     "OptimizerError",
     "OutOfMemory",
     "Rows",
+    "Storage",
+    "StorageError",
     "Table",
     "TableError",
     "data",
     "init",
+    "lookahead",
     "models",
     "nn",
     "optim",

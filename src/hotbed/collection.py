@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from hotbed.errors import InputError, TableError
 from hotbed.handles import LiveTable, derive_key
 from hotbed.inputs import Bags, read_bags, split_keyed
 from hotbed.jagged import Jagged
+from hotbed.resolve.lookup import Prepared, frozen_tables, make_batch, signature_of
 from hotbed.resolve.outside_graphs import outside_graphs
+from hotbed.resolve.tiers import Tiers
 from hotbed.state_dict import ENDINGS
+from hotbed.storage import Storage
 from hotbed.table_owner import TableOwner
 from hotbed.tables import Table
 
@@ -37,6 +41,9 @@ class EmbeddingCollection(TableOwner):
             is a feature of its own name.
         seed: fixes, with the tables' names, all first values. ``None`` draws one from torch's default
             generator, so ``torch.manual_seed`` governs it.
+        storage: budgets for the tiers that rows may lie in. Default: all rows in the memory that
+            computes. Where a row lies never changes a result; wrap the loader in `hotbed.lookahead`
+            so that rows are there before they are asked for.
 
     ``forward`` takes a dict feature → input (see `hotbed.inputs`) and returns a dict feature →
     vectors: (B, dim) pooled; unpooled (B, dim) for (B,) ids, (B, K, dim) for (B, K), and a `Jagged`
@@ -57,6 +64,7 @@ class EmbeddingCollection(TableOwner):
         features: Mapping[str, str] | None = None,
         *,
         seed: int | None = None,
+        storage: Storage | None = None,
     ) -> None:
         super().__init__()
         tables = list(tables)
@@ -86,7 +94,14 @@ class EmbeddingCollection(TableOwner):
                     f"Feature {feature!r} names table {name!r}, which does not exist; there are "
                     f"{', '.join(repr(table.name) for table in tables)}."
                 )
-        live = {table.name: LiveTable(table, derive_key(seed, table.name)) for table in tables}
+        tiers = None
+        if storage is not None:
+            storage.check_fit(tables)
+            tiers = Tiers(storage) if storage.tiered else None
+        live = {
+            table.name: LiveTable(table, derive_key(seed, table.name), tiers=tiers)
+            for table in tables
+        }
         self._serve(live, features)
 
     def _serve(self, live: dict[str, LiveTable], features: Mapping[str, str]) -> None:
@@ -147,8 +162,12 @@ class EmbeddingCollection(TableOwner):
 
     @outside_graphs
     def forward(self, inputs: Any) -> Any:
-        bags = self._read(inputs)
-        outputs: list[Any] = self._look_up(self._live, self._table_of, list(self.features), bags)
+        prepared = self._take_prepared(inputs)
+        bags = self._read(inputs) if prepared is None else prepared.bags
+        batch = None if prepared is None else prepared.batch
+        outputs: list[Any] = self._look_up(
+            self._live, self._table_of, list(self.features), bags, batch
+        )
         for f, bag in enumerate(bags):
             if bag.jagged and self._live[self._table_of[f]].spec.combiner == "none":
                 assert bag.offsets is not None
@@ -204,6 +223,43 @@ class EmbeddingCollection(TableOwner):
                 )
             bags.append(bag)
         return bags
+
+    # -- look-ahead ------------------------------------------------------------------------------
+
+    def prepare(self, inputs: Any) -> Prepared:
+        """Reads and groups a batch that a training forward will come with. Changes nothing."""
+        bags = self._read(inputs)
+        frozen = frozen_tables(self._live)
+        batch = make_batch(self._live, self._table_of, bags)
+        return Prepared(signature_of(inputs), inputs, bags, frozen, batch)
+
+    def _take_prepared(self, inputs: Any) -> Prepared | None:
+        tiers = self.tiers
+        if tiers is None or not tiers.prepared or not (self.training and torch.is_grad_enabled()):
+            return None
+        return tiers.take_prepared(signature_of(inputs), frozen_tables(self._live))
+
+    @property
+    def tiers(self) -> Tiers | None:
+        """What the tables have below the memory that computes, or None."""
+        return self._live[0].tiers
+
+    def stats(self) -> dict[str, float]:
+        """What the tiers have done so far; empty without `Storage`.
+
+        ``rows_used`` by training batches (distinct rows of each), of which ``rows_missed`` had to be
+        brought up and ``rows_created`` were new; ``hit_rate``; ``rows_written_back``,
+        ``rows_evicted``; ``rows_read_past`` by evaluation and lookups; ``batches``, of which
+        ``batches_ahead`` were resident before they were asked for; ``move_ms`` moving rows, of which
+        ``wait_ms`` while a forward waited; ``memory_bytes``.
+        """
+        return {} if self.tiers is None else self.tiers.stats()
+
+    def flush(self) -> None:
+        """Writes every row that the lowest tier lacks, for looking at it with ``hotbed inspect``."""
+        if self.tiers is not None:
+            self.tiers.settle()
+            self.tiers.core.flush()
 
     # -- looking in from outside -----------------------------------------------------------------
 

@@ -12,6 +12,7 @@ __all__ = [
     "OptimizerError",
     "NotFiniteError",
     "OutOfMemory",
+    "StorageError",
 ]
 
 
@@ -49,4 +50,14 @@ class OutOfMemory(HotbedError, MemoryError):
     free_bytes: int = 0
 
 
+class StorageError(HotbedError, OSError):
+    """A tier that cannot hold what it must, or cannot read or write; no row is lost.
+
+    ``needed`` is the number of rows or bytes that would be needed, where one is.
+    """
+
+    needed: int = 0
+
+
 _core.register_out_of_memory(OutOfMemory)
+_core.register_storage_error(StorageError)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from hotbed import _core
 from hotbed.errors import HotbedError, IdError, TableError
 from hotbed.init import table_key
+from hotbed.resolve.tiers import Tiers
 from hotbed.tables import COMBINERS, MAX_DIM, Table
 
 __all__ = ["CORE_DTYPES", "Handle", "LiveTable", "derive_key", "live_table", "live_tables"]
@@ -73,6 +74,7 @@ class LiveTable:
         key: 64-bit table key, the seed of first values and of stochastic rounding.
         core: the compiled table.
         aliased: whether the handle aliases the weight plane.
+        tiers: where its rows lie, or None: all in the memory that computes.
         address: of the handle's data, unless the user replaced them.
         shape: of the handle.
         generation: how often the rows were forgotten; slots of an earlier one mean nothing.
@@ -84,7 +86,9 @@ class LiveTable:
             leaves no gradient.
     """
 
-    def __init__(self, spec: Table, key: int, *, requires_grad: bool = True) -> None:
+    def __init__(
+        self, spec: Table, key: int, *, requires_grad: bool = True, tiers: Tiers | None = None
+    ) -> None:
         self.spec = spec
         self.key = key
         self.compute_dtype = spec.compute_dtype
@@ -97,8 +101,12 @@ class LiveTable:
             *spec.distribution(),
             key,
             spec.padding_idx,
+            tiers is not None,
         )
-        self.aliased = spec.rows is not None and (
+        self.tiers = tiers
+        if tiers is not None:
+            tiers.tables.append(self)
+        self.aliased = (tiers is None and spec.rows is not None) and (
             spec.dtype == spec.compute_dtype or GRADIENTS_OF_OTHER_DTYPE
         )
         self._requires_grad = requires_grad
@@ -127,7 +135,8 @@ class LiveTable:
     def _handle_data(self) -> Tensor:
         if self.aliased:
             return self.weights()
-        rows = OPEN_ROWS if self.spec.rows is None else self.spec.rows
+        # Slots of a tiered table are those of all tables that share its row space.
+        rows = OPEN_ROWS if self.spec.rows is None or self.tiers is not None else self.spec.rows
         nothing = torch.full((), float("nan"), dtype=self.spec.compute_dtype, device="cpu")
         return nothing.expand(rows, self.spec.dim)
 
@@ -171,15 +180,29 @@ class LiveTable:
             )
         self.assign(self.ids(), data)
 
+    def settle(self) -> None:
+        """Gives the table its place in the tiers, where it has none yet."""
+        if self.tiers is not None:
+            self.tiers.settle()
+
     def weights(self) -> Tensor:
         """(rows, dim) the weight plane itself, by slot; valid until the table grows."""
+        assert self.tiers is None
         return _core.weights(self.core)  # type: ignore[no-any-return]
 
     def ids(self) -> Tensor:
         """(rows,) int64 the id of each slot; of a dynamic table valid until it grows."""
         if self.spec.rows is not None:
             return torch.arange(self.spec.rows, device="cpu")
+        if self.tiers is not None:
+            return self.stored_ids()
         return _core.ids(self.core)  # type: ignore[no-any-return]
+
+    def stored_ids(self) -> Tensor:
+        """(n,) int64, rising: ids whose rows are stored. A tiered static table stores those that a
+        batch or an assignment has touched; the others are their first values."""
+        self.settle()
+        return self.core.stored_ids()  # type: ignore[no-any-return]
 
     @property
     def follows(self) -> bool:
@@ -189,13 +212,14 @@ class LiveTable:
     def current_weights(self) -> Tensor:
         """(rows, dim) weights by slot: the plane, or a copy where rows may be behind."""
         self.check_handle()
-        if self.follows:
+        if self.follows or self.tiers is not None:
             return self.lookup(self.ids())
         return self.weights()
 
     def lookup(self, ids: Tensor) -> Tensor:
         """(n, dim) rows of the ids as they are; an id without a row reads its first value."""
         self.check_handle()
+        self.settle()
         ids = self._check_ids(ids)
         return _core.lookup(self.core, ids.data_ptr(), len(ids))  # type: ignore[no-any-return]
 
@@ -206,6 +230,7 @@ class LiveTable:
             IdError, TableError, OutOfMemory: with the table as it was.
         """
         self.check_handle()
+        self.settle()
         ids = self._check_ids(ids)
         values = _as_tensor(values).detach()
         if values.shape != (len(ids), self.spec.dim):
@@ -236,16 +261,22 @@ class LiveTable:
     def draw_again(self, key: int) -> None:
         """Gives every row its first value under a new key; a dynamic table forgets its rows."""
         self.set_key(key)
-        if self.spec.rows is None:
-            self.forget_rows()
-        else:
-            self.core.write_first_values()
+        self.forget_rows()
 
     def forget_rows(self) -> None:
-        """Empties a dynamic table. Its gradient goes too: slots get other ids."""
-        self.core.clear()
-        self.generation += 1
-        self.parameter.grad = None
+        """Every row is its first value again; a dynamic table is empty. If slots get other ids with
+        it, the gradient goes too."""
+        self.settle()
+        if self.spec.rows is None or self.tiers is not None:
+            self.generation += 1
+            self.parameter.grad = None
+        if self.tiers is not None:
+            self.tiers.close_window()
+            self.tiers.release_spent()
+        if self.spec.rows is None:
+            self.core.clear()
+        else:
+            self.core.write_first_values()
 
     def set_key(self, key: int) -> None:
         """Rows that exist stay as they are."""
@@ -262,19 +293,29 @@ class LiveTable:
                 "it is meant for tables that fit twice in memory."
             )
 
+    def _refuse_copy_of_tiers(self) -> None:
+        if self.tiers is not None:
+            raise TableError(
+                f"Table {self.name!r}: a table with Storage(...) cannot be copied or pickled: its tiers "
+                "are its own. Make a new collection and load the state_dict."
+            )
+
     def __deepcopy__(self, memo: dict[int, Any]) -> LiveTable:
         """A second table with the same rows and key, without optimizer or gradient."""
+        self._refuse_copy_of_tiers()
         self.refuse_copy_beyond_memory("deepcopy")
         state = (self.ids(), self.current_weights()) if len(self) else None
         return _restore(self.spec, self.key, self.parameter.requires_grad, state)
 
     def __reduce__(self) -> Any:
+        self._refuse_copy_of_tiers()
         self.refuse_copy_beyond_memory("pickle")
         state = (self.ids(), self.current_weights()) if len(self) else None
         return _restore, (self.spec, self.key, self.parameter.requires_grad, state)
 
     def memory(self) -> dict[str, int]:
         """Bytes of this table by what they hold."""
+        self.settle()
         rows = len(self)
         weights = rows * self.spec.dim * self.spec.dtype.itemsize
         planes, index = int(self.core.plane_bytes), int(self.core.index_bytes)

@@ -81,10 +81,8 @@ def load_table(
         return
     if key is not None:
         table.set_key(key & 0xFFFFFFFFFFFFFFFF)
-    if table.spec.rows is None:
+    if table.spec.rows is None or len(ids) < table.spec.rows:
         table.forget_rows()
-    elif len(ids) < table.spec.rows:
-        table.core.write_first_values()
     table.assign(ids, rows)
     if held is not None:
         write_states(table, held, insert=False)

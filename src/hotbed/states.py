@@ -18,41 +18,54 @@ if TYPE_CHECKING:
 __all__ = ["copy_states", "write_states", "reset_states"]
 
 
-def _order(live: LiveTable) -> tuple[Tensor, Tensor]:
-    """(ids rising, their slots)."""
-    ids = live.ids()
-    if live.spec.rows is not None:
-        return ids, ids
-    ids, slots = ids.sort()
-    return ids, slots
+_AT_ONCE = 1 << 16
+
+
+def _bytes_of_states(live: LiveTable, rows: int) -> int:
+    widths: list[int] = live.core.state_widths()
+    return rows * sum(widths) * live.spec.compute_dtype.itemsize
+
+
+def _empty_states(live: LiveTable, rows: int) -> list[Tensor]:
+    return [
+        torch.empty((rows, width), dtype=live.spec.compute_dtype, device="cpu")
+        for width in live.core.state_widths()
+    ]
 
 
 def copy_states(live: LiveTable) -> dict[str, Tensor]:
-    """``{"ids": (rows,) rising, state: (rows, dim or 1), ...}`` as of the last step.
+    """``{"ids": (rows,) rising, state: (rows, dim or 1), ...}`` as of the last step. Of a tiered static
+    table, the rows that are stored; no step has touched the others.
 
     Raises:
         OptimizerError: the copy would not fit in memory.
     """
-    rule = live.rule
-    states = [_core.state(live.core, k) for k in range(len(live.core.state_names))]
-    needed = sum(s.numel() * s.element_size() for s in states) + 16 * len(live)
+    ids = live.stored_ids()
+    needed = _bytes_of_states(live, len(ids)) + 16 * len(ids)
     free = _core.available_memory()
     if needed > free:
         raise OptimizerError(
             f"Table {live.name!r}: a state_dict would copy {needed} bytes of optimizer state and "
             f"{free} are free; it is meant for tables that fit twice in memory."
         )
-    ids, slots = _order(live)
-    copies = [torch.empty_like(s) for s in states]
-    rule.read(slots.data_ptr(), len(slots), 0, [c.data_ptr() for c in copies])
+    copies = _empty_states(live, len(ids))
+    live.rule.read_ids(ids.data_ptr(), len(ids), 0, [c.data_ptr() for c in copies])
     return {"ids": ids.clone(), **dict(zip(live.core.state_names, copies, strict=True))}
 
 
 def reset_states(live: LiveTable) -> None:
     """Gives all rows the first values of their states."""
     options, initial = live.rule.options, live.rule.initial_accumulator_value
-    for k, (_, _, first) in enumerate(_core.state_planes(options, initial)):
-        _core.state(live.core, k).fill_(first)
+    firsts = [first for _, _, first in _core.state_planes(options, initial)]
+    if live.tiers is None:
+        for k, first in enumerate(firsts):
+            _core.state(live.core, k).fill_(first)
+        return
+    for ids in live.stored_ids().split(_AT_ONCE):  # type: ignore[no-untyped-call]
+        states = _empty_states(live, len(ids))
+        for state, first in zip(states, firsts, strict=True):
+            state.fill_(first)
+        live.rule.write_ids(ids.data_ptr(), len(ids), [state.data_ptr() for state in states])
 
 
 def check_states(live: LiveTable, states: Mapping[str, Any]) -> None:
@@ -66,8 +79,9 @@ def check_states(live: LiveTable, states: Mapping[str, Any]) -> None:
             f"{', '.join(map(str, states)) or 'nothing'}. It comes from another kind of optimizer, or "
             "from another option such as amsgrad or momentum."
         )
+    widths = live.core.state_widths()
     for k, name in enumerate(wanted):
-        shape = (len(ids), _core.state(live.core, k).shape[1])
+        shape = (len(ids), widths[k])
         if tuple(states[name].shape) != shape:
             raise OptimizerError(
                 f"Table {live.name!r}: the loaded state {name} has shape "
@@ -84,16 +98,15 @@ def check_states(live: LiveTable, states: Mapping[str, Any]) -> None:
 
 def write_states(live: LiveTable, states: Mapping[str, Tensor], *, insert: bool) -> None:
     """Puts states back by id. Ids without a row get one if `insert`, else they are left out."""
+    live.settle()
     ids = states["ids"].to(torch.int64).contiguous()
-    slots = torch.empty_like(ids)
-    find = live.core.find_or_insert if insert else live.core.find
-    find(ids.data_ptr(), len(ids), slots.data_ptr())
-    kept = slots >= 0
-    everything = bool(kept.all())
-    values = []
-    for name in live.core.state_names:
-        state = states[name].to(live.spec.compute_dtype)
-        values.append((state if everything else state[kept]).contiguous())
-    if not everything:
-        slots = slots[kept]
-    live.rule.write_states(slots.data_ptr(), len(slots), [v.data_ptr() for v in values])
+    values = [
+        states[name].to(live.spec.compute_dtype).contiguous() for name in live.core.state_names
+    ]
+    if insert and live.spec.rows is None and live.tiers is None:
+        slots = torch.empty_like(ids)
+        live.core.find_or_insert(ids.data_ptr(), len(ids), slots.data_ptr())
+    elif not insert and live.tiers is not None and live.spec.rows is None:
+        kept = torch.isin(ids, live.stored_ids())
+        ids, values = ids[kept], [value[kept] for value in values]
+    live.rule.write_ids(ids.data_ptr(), len(ids), [v.data_ptr() for v in values])

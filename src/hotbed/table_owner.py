@@ -42,6 +42,7 @@ class TableOwner(nn.Module):
         table_of: Sequence[int],
         features: Sequence[str],
         bags: Sequence[Bags],
+        batch: Any = None,
     ) -> list[Tensor]:
         for name, table in self._owned.items():
             if self._parameters.get(name) is not table.parameter:
@@ -49,7 +50,7 @@ class TableOwner(nn.Module):
                     f"Table {table.name!r}: the module's parameter {name!r} was replaced by another. "
                     "Rows are not kept in it: load a state_dict, or use assign(), instead."
                 )
-        return lookup(live, table_of, features, bags, self.training)
+        return lookup(live, table_of, features, bags, self.training, batch)
 
     @contextlib.contextmanager
     def _without_handles(self) -> Iterator[None]:

@@ -100,7 +100,11 @@ class _Pool(torch.autograd.Function):
         """`tensors`: a handle a table (None: not wanted), then the weights of features `weighted`."""
         outputs = tuple(_forward(batch, tables, table_of, bags))
         ctx.set_materialize_grads(False)
-        ctx.call = (batch, tables, table_of, bags, weighted)
+        # The batch goes with the saved tensors, which autograd frees after the backward: a loss that
+        # is kept would otherwise keep rows in their slots.
+        anchor: Any = torch.empty(0)
+        anchor.hotbed_batch = batch
+        ctx.call = (tables, table_of, bags, weighted)
         ctx.generations = [t.generation for t in tables]
         weights = tensors[len(tables) :]
         wanted = [f for f, w in zip(weighted, weights, strict=True) if w.requires_grad]  # type: ignore[union-attr]
@@ -109,14 +113,15 @@ class _Pool(torch.autograd.Function):
         # What backward reads again: autograd raises where it was changed in place by then.
         divided = [f for f in wanted if tables[table_of[f]].spec.combiner != "sum"]
         ctx.divided = divided
-        ctx.save_for_backward(*weights, *(outputs[f] for f in divided))
+        ctx.save_for_backward(*weights, *(outputs[f] for f in divided), anchor)
         return outputs
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-        batch, tables, table_of, bags, weighted = ctx.call
-        saved = ctx.saved_tensors  # raises where one was changed in place
+        tables, table_of, bags, weighted = ctx.call
+        *saved, anchor = ctx.saved_tensors  # raises where one was changed in place
+        batch = anchor.hotbed_batch
         for table, generation in zip(tables, ctx.generations, strict=True):
             if table.generation != generation:
                 raise TableError(
@@ -188,6 +193,8 @@ def _reduce(
         at += 8 * unique[t]
     if chosen:
         batch.reduce(places, values_at, indices_at)
+    if chosen and (tiers := tables[chosen[0]].tiers) is not None:
+        tiers.hold(batch.claim, [tables[t] for t in chosen])
     grads: list[Tensor | None] = [None] * len(tables)
     for t, index in zip(chosen, index_parts, strict=True):
         grads[t] = torch.sparse_coo_tensor(

@@ -2,52 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from hotbed import _core
-from hotbed.errors import HotbedError, IdError, InputError
+from hotbed.errors import HotbedError, IdError, InputError, StorageError
 from hotbed.handles import LiveTable
 from hotbed.inputs import Bags
+from hotbed.jagged import Jagged
 from hotbed.ops.pool import pool
+from hotbed.resolve.tiers import over_budget
 
-__all__ = ["lookup"]
+__all__ = ["Prepared", "frozen_tables", "lookup", "make_batch", "signature_of"]
 
 
-def lookup(
-    live: Sequence[LiveTable],
-    table_of: Sequence[int],
-    names: Sequence[str],
-    bags: Sequence[Bags],
-    training: bool,
-) -> list[Tensor]:
-    """Resolves and pools one batch: the one path of every module.
+class Prepared(NamedTuple):
+    """A batch that was read and grouped before its forward."""
 
-    Args:
-        live: the tables.
-        table_of: for each feature, the position of its table in `live`.
-        names: of the features, for errors.
-        bags: the features' inputs.
-        training: whether ids that a dynamic table has not met get rows; only where gradients are
-            enabled, and not in a table whose parameter requires none.
+    signature: Any
+    inputs: Any
+    """Keeps the memory of the ids, which the core reads and the signature names."""
+    bags: list[Bags]
+    frozen: list[int]
+    batch: Any
+    """The core's."""
 
-    Raises:
-        IdError, InputError, OutOfMemory: before anything has changed.
-        OptimizerError: a gradient of a table was left behind by an earlier step.
-    """
-    grad = torch.is_grad_enabled()
-    frozen = []
-    for t, table in enumerate(live):
-        parameter = table.parameter
-        if parameter.data_ptr() != table.address:
-            table.check_handle()
-        if not parameter.requires_grad:
-            frozen.append(t)
-        if table.complaint is not None and training and grad:
-            complaint, table.complaint = table.complaint, None
-            raise complaint
+
+def signature_of(inputs: Any) -> Any:
+    """What tells a batch from any other as long as its tensors are alive: where their elements lie,
+    and how often they were changed. None where that cannot be told."""
+    if isinstance(inputs, Tensor):
+        if inputs.layout is not torch.strided or inputs.is_nested or inputs.is_inference():
+            return None
+        return inputs.data_ptr(), inputs._version, inputs.shape, inputs.stride(), inputs.dtype
+    if isinstance(inputs, Jagged):
+        parts: list[Any] = [inputs.values, inputs.offsets, inputs.weights]
+    elif isinstance(inputs, Mapping):
+        parts = list(inputs.values())
+    elif isinstance(inputs, (list, tuple)):
+        parts = list(inputs)
+    elif inputs is None:
+        return ()
+    else:
+        return None
+    signatures = [signature_of(part) for part in parts]
+    if any(signature is None for signature in signatures):
+        return None
+    names = tuple(inputs) if isinstance(inputs, Mapping) else ()
+    return names, tuple(signatures)
+
+
+def frozen_tables(live: Sequence[LiveTable]) -> list[int]:
+    """Positions of tables whose parameter requires no gradient; they take no new rows."""
+    return [t for t, table in enumerate(live) if not table.parameter.requires_grad]
+
+
+def make_batch(live: Sequence[LiveTable], table_of: Sequence[int], bags: Sequence[Bags]) -> Any:
+    """The core's batch over inputs that are read."""
     inputs = []
     for t, bag in zip(table_of, bags, strict=True):
         ids, offsets, fixed, count, weights, _, _, _ = bag
@@ -64,14 +78,56 @@ def lookup(
                 0 if weights is None else weights.data_ptr(),
             )
         )
-    batch = _core.Batch.make([table.core for table in live], inputs)
-    kind, feature, bag_at, value, bound = batch.check()
-    if kind:
-        bag = bags[feature]
-        sample = bag_at if bag.bags == bag.batch else bag_at * bag.batch // bag.bags
-        raise _fault(kind, live[table_of[feature]], names[feature], sample, value, bound)
+    return _core.Batch.make([table.core for table in live], inputs)
+
+
+def lookup(
+    live: Sequence[LiveTable],
+    table_of: Sequence[int],
+    names: Sequence[str],
+    bags: Sequence[Bags],
+    training: bool,
+    batch: Any = None,
+) -> list[Tensor]:
+    """Resolves and pools one batch: the one path of every module.
+
+    Args:
+        live: the tables.
+        table_of: for each feature, the position of its table in `live`.
+        names: of the features, for errors.
+        bags: the features' inputs.
+        training: whether ids that a dynamic table has not met get rows; only where gradients are
+            enabled, and not in a table whose parameter requires none.
+        batch: the core's batch, where look-ahead has made and checked it.
+
+    Raises:
+        IdError, InputError, OutOfMemory, StorageError: before anything has changed.
+        OptimizerError: a gradient of a table was left behind by an earlier step.
+    """
+    grad = torch.is_grad_enabled()
+    for table in live:
+        if table.parameter.data_ptr() != table.address:
+            table.check_handle()
+        if table.complaint is not None and training and grad:
+            complaint, table.complaint = table.complaint, None
+            raise complaint
+    tiers = live[0].tiers
+    if tiers is not None:
+        tiers.settle()
+        tiers.release_spent()
+    if batch is None:
+        batch = make_batch(live, table_of, bags)
+        kind, feature, bag_at, value, bound = batch.check()
+        if kind:
+            bag = bags[feature]
+            sample = bag_at if bag.bags == bag.batch else bag_at * bag.batch // bag.bags
+            raise _fault(kind, live[table_of[feature]], names[feature], sample, value, bound)
+    frozen = frozen_tables(live)
     wanted = grad and len(frozen) < len(live)
-    batch.resolve(training and grad, wanted, frozen)
+    try:
+        batch.resolve(training and grad, wanted, frozen)
+    except StorageError as error:
+        raise error if tiers is None else over_budget(error, tiers) from None
     return pool(batch, live, table_of, bags, wanted)
 
 

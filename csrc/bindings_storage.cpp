@@ -1,0 +1,95 @@
+// Tiers for Python.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+#include <omp.h>
+
+#include "claim.hpp"
+#include "storage.hpp"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+using namespace hotbed;
+
+namespace {
+
+nb::dict counters_of(const Storage& storage) {
+  TierCounters total;
+  {
+    nb::gil_scoped_release unlocked;
+    for (const auto& space : storage.spaces()) {
+      TierCounters one = space->counters();
+      total.used += one.used;
+      total.missed += one.missed;
+      total.created += one.created;
+      total.written_back += one.written_back;
+      total.evicted += one.evicted;
+      total.scratch_reads += one.scratch_reads;
+      total.move_ns += one.move_ns;
+      total.waited_ns += one.waited_ns;
+      total.batches = std::max(total.batches, one.batches);
+      total.batches_ahead = std::max(total.batches_ahead, one.batches_ahead);
+    }
+  }
+  nb::dict all;
+  all["rows_used"] = total.used;
+  all["rows_missed"] = total.missed;
+  all["rows_created"] = total.created;
+  all["rows_written_back"] = total.written_back;
+  all["rows_evicted"] = total.evicted;
+  all["rows_read_past"] = total.scratch_reads;
+  all["move_ms"] = static_cast<double>(total.move_ns) / 1e6;
+  all["wait_ms"] = static_cast<double>(total.waited_ns) / 1e6;
+  all["batches"] = total.batches;
+  all["batches_ahead"] = total.batches_ahead;
+  return all;
+}
+
+}  // namespace
+
+void bind_storage(nb::module_& module) {
+  module.def(
+      "use_one_thread", [] { omp_set_num_threads(1); },
+      "Regions that this thread opens from now on are not parallel.");
+
+  nb::class_<Storage>(module, "Storage", "The tiers of one collection.")
+      .def_static(
+          "make",
+          [](uint64_t compute, uint64_t host) {
+            return std::make_shared<Storage>(
+                StorageBudgets{compute, host},
+                [](int64_t, const std::vector<Table*>&) { return std::shared_ptr<Tier>(); });
+          },
+          "compute"_a, "host"_a)
+      .def(
+          "lay_out",
+          [](Storage& storage, const std::vector<std::shared_ptr<Table>>& tables) {
+            nb::gil_scoped_release unlocked;
+            storage.lay_out(tables);
+          },
+          "tables"_a, "Gives every table a place where rows of its layout lie.")
+      .def("retract",
+           [](Storage& storage) {
+             nb::gil_scoped_release unlocked;
+             for (const auto& space : storage.spaces()) space->retract_all();
+           })
+      .def("flush",
+           [](Storage& storage) {
+             nb::gil_scoped_release unlocked;
+             storage.flush();
+           })
+      .def("counters", &counters_of)
+      .def("capacities",
+           [](const Storage& storage) {
+             std::vector<int64_t> all;
+             for (const auto& space : storage.spaces()) all.push_back(space->capacity());
+             return all;
+           })
+      .def_prop_ro("memory_bytes", [](const Storage& storage) {
+        nb::gil_scoped_release unlocked;
+        return storage.memory_bytes();
+      });
+
+  nb::class_<Claim>(module, "Claim", "Keeps the rows of a batch in their slots while it lives.");
+}

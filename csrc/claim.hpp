@@ -1,0 +1,54 @@
+// A batch's hold on the slots of tiered tables.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "row_space.hpp"
+
+namespace hotbed {
+
+struct TableBatch;
+
+// Announced, then admitted, then consumed; when it goes, its rows may be evicted, and what was
+// announced and not admitted is forgotten. Claims are admitted, or go, in the order of announcement.
+//
+// Threads: one at a time; the destructor may run on any.
+class Claim {
+ public:
+  // Over the parts whose tables live in row spaces and take part. The parts' unique_ids are read by
+  // announce() and admit_now(), their unique_slots written when they are admitted.
+  explicit Claim(const std::vector<TableBatch*>& parts);
+  Claim(const Claim&) = delete;
+  Claim& operator=(const Claim&) = delete;
+  ~Claim();
+
+  bool admitted() const { return admitted_; }
+
+  void announce();
+  // False where some of it does not fit yet beside what is pinned; what does fit stays pinned.
+  bool admit();
+  // Admits all of it, or throws OverBudget or TierError.
+  void admit_now();
+  // A forward uses it. `ahead`: it need not have waited.
+  void consume(bool ahead);
+  // All its rows were written.
+  void mark_dirty();
+
+ private:
+  struct Share {
+    std::shared_ptr<RowSpace> space;
+    std::vector<TableBatch*> parts;
+    int64_t batch = 0;
+    bool admitted = false;
+    std::vector<TableIds> ids() const;
+    void hand_out(const std::vector<int64_t>& slots) const;
+    int64_t count() const;
+  };
+
+  std::vector<Share> shares_;
+  bool admitted_ = false;
+};
+
+}  // namespace hotbed

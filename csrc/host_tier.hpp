@@ -1,0 +1,49 @@
+// Records in memory: the tier between the one that computes and the SSD, or the last one.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "memory.hpp"
+#include "residency.hpp"
+#include "tier.hpp"
+
+namespace hotbed {
+
+// Holds rows that the tier above has given up, the most useful ones where they do not all fit; the
+// others lie below. Without a tier below it refuses rows beyond its capacity.
+//
+// Threads: any number.
+class HostTier : public Tier {
+ public:
+  // table_rows as of Residency. `below` may be null, else it has records of the same size.
+  HostTier(int64_t record_bytes, const std::vector<int64_t>& table_rows, int64_t capacity,
+           std::shared_ptr<Tier> below);
+
+  int64_t record_bytes() const override { return record_bytes_; }
+  void read(std::span<const RowKey> keys, uint8_t* records, bool* found) override;
+  void write(std::span<const RowKey> keys, const uint8_t* records) override;
+  void erase(std::span<const RowKey> keys) override;
+  int64_t rows(int32_t table) const override;
+  void ids(int32_t table, int64_t* out) const override;
+  uint64_t memory_bytes() const override;
+
+  // Writes what the tier below does not have yet.
+  void flush();
+
+ private:
+  std::vector<int64_t> find(std::span<const RowKey> keys) const;
+  void write_part(std::span<const RowKey> keys, const uint8_t* records);
+  void restore(std::span<const RowKey> keys, const uint8_t* records);
+  std::vector<int64_t> ids_of(int32_t table) const;
+  uint8_t* record(int64_t slot) const { return records_.data() + slot * record_bytes_; }
+
+  int64_t record_bytes_;
+  std::shared_ptr<Tier> below_;
+  mutable std::mutex mutex_;
+  Mapping records_;
+  Residency residency_;
+};
+
+}  // namespace hotbed

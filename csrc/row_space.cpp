@@ -1,0 +1,538 @@
+#include "row_space.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+
+namespace hotbed {
+
+namespace {
+
+// Records that are under way at once: enough to keep a disk busy, few enough to stay small.
+constexpr int64_t kRecordsAtOnce = 16384;
+// Rows that are fetched ahead when planes are walked by slot.
+constexpr int64_t kAhead = 8;
+
+class Stopwatch {
+ public:
+  explicit Stopwatch(int64_t& total) : total_(total), start_(std::chrono::steady_clock::now()) {}
+  ~Stopwatch() {
+    total_ += std::chrono::duration_cast<std::chrono::nanoseconds>(
+                  std::chrono::steady_clock::now() - start_)
+                  .count();
+  }
+
+ private:
+  int64_t& total_;
+  std::chrono::steady_clock::time_point start_;
+};
+
+size_t compute_size(DType dtype) { return dtype == DType::f64 ? 8 : 4; }
+
+void prefetch(const uint8_t* row, int64_t bytes) {
+  int64_t end = std::min<int64_t>(bytes, 512);
+  for (int64_t at = 0; at < end; at += 64) __builtin_prefetch(row + at, 1);
+}
+
+}  // namespace
+
+int64_t RecordLayout::weight_bytes() const { return dim * static_cast<int64_t>(size_of(dtype)); }
+
+int64_t RecordLayout::state_bytes(size_t k) const {
+  return state_widths[k] * static_cast<int64_t>(compute_size(dtype));
+}
+
+int64_t RecordLayout::bytes() const {
+  int64_t total = weight_bytes() + (steps ? 8 : 0);
+  for (size_t k = 0; k < state_widths.size(); ++k) total += state_bytes(k);
+  return total;
+}
+
+RecordLayout layout_of(const Table& table) {
+  RecordLayout layout{table.dtype(), table.dim(), {}, table.tracks_steps()};
+  for (const State& state : table.states()) layout.state_widths.push_back(state.plane.width());
+  return layout;
+}
+
+OverBudget::OverBudget(int64_t needed_slots, int64_t all_slots)
+    : std::runtime_error("a batch needs room for " + std::to_string(needed_slots) +
+                         " rows at once and the budget holds " + std::to_string(all_slots)),
+      needed(needed_slots),
+      slots(all_slots) {}
+
+RowSpace::RowSpace(const RecordLayout& layout, std::vector<Table*> tables, int64_t capacity,
+                   std::shared_ptr<Tier> below)
+    : layout_(layout),
+      record_bytes_(layout.bytes()),
+      tables_(std::move(tables)),
+      below_(std::move(below)),
+      weights_("The compute tier, weights", layout.dim, size_of(layout.dtype)),
+      ids_("The compute tier, ids", 1, sizeof(int64_t)),
+      steps_("The compute tier, last steps", 1, sizeof(int64_t)),
+      residency_(
+          [&] {
+            std::vector<int64_t> rows;
+            for (const Table* table : tables_) rows.push_back(table->dynamic() ? -1 : table->size());
+            return rows;
+          }(),
+          capacity),
+      born_(tables_.size()) {
+  weights_.ensure(capacity);
+  ids_.ensure(capacity);
+  for (int64_t width : layout.state_widths) {
+    Plane plane("The compute tier, states", width, compute_size(layout.dtype));
+    plane.ensure(capacity);
+    states_.push_back(std::move(plane));
+  }
+  if (layout.steps) steps_.ensure(capacity);
+  for (size_t t = 0; t < tables_.size(); ++t) {
+    if (tables_[t]->dynamic()) born_[t] = below_->rows(static_cast<int32_t>(t));
+  }
+}
+
+uint64_t RowSpace::slot_bytes(const RecordLayout& layout) {
+  return static_cast<uint64_t>(layout.bytes()) + sizeof(int64_t);
+}
+
+// -- messages from the training thread ------------------------------------------------------------
+
+void RowSpace::post(Message message) {
+  std::lock_guard lock(inbox_mutex_);
+  inbox_.push_back(std::move(message));
+}
+
+void RowSpace::consume(int64_t batch, bool ahead) { post({Message::consume, batch, ahead, {}}); }
+void RowSpace::mark_dirty(int64_t batch) { post({Message::dirty_batch, batch, false, {}}); }
+void RowSpace::mark_dirty(const int64_t* slots, int64_t n) {
+  post({Message::dirty_slots, 0, false, {slots, slots + n}});
+}
+void RowSpace::end(int64_t batch) { post({Message::end, batch, false, {}}); }
+
+// Under mutex_: what the training thread has said, in its order.
+void RowSpace::drain() {
+  std::vector<Message> messages;
+  {
+    std::lock_guard lock(inbox_mutex_);
+    messages.swap(inbox_);
+  }
+  std::vector<int64_t> dropped;
+  std::vector<RowKey> born;
+  for (const Message& message : messages) {
+    switch (message.kind) {
+      case Message::consume: {
+        born.clear();
+        residency_.consume(message.batch, &born);
+        for (const RowKey& key : born) ++born_[key.table];
+        counters_.used += residency_.count(message.batch);
+        ++counters_.batches;
+        counters_.batches_ahead += message.ahead;
+        break;
+      }
+      case Message::dirty_batch: residency_.mark_dirty(message.batch); break;
+      case Message::dirty_slots:
+        residency_.mark_dirty(message.slots.data(), static_cast<int64_t>(message.slots.size()));
+        break;
+      case Message::end:
+        if (residency_.consumed(message.batch)) {
+          residency_.release(message.batch);
+        } else {
+          residency_.take_back(message.batch, dropped);
+        }
+        break;
+    }
+  }
+}
+
+// -- moving rows ------------------------------------------------------------------------------------
+
+void RowSpace::gather(const int64_t* slots, int64_t n, uint8_t* records) const {
+  for (int64_t i = 0; i < n; ++i) {
+    if (i + kAhead < n) {
+      prefetch(weights_.row(slots[i + kAhead]), weights_.row_bytes());
+      for (const Plane& state : states_) prefetch(state.row(slots[i + kAhead]), state.row_bytes());
+    }
+    uint8_t* to = records + i * record_bytes_;
+    std::memcpy(to, weights_.row(slots[i]), weights_.row_bytes());
+    to += weights_.row_bytes();
+    for (const Plane& state : states_) {
+      std::memcpy(to, state.row(slots[i]), state.row_bytes());
+      to += state.row_bytes();
+    }
+    if (layout_.steps) std::memcpy(to, steps_.row(slots[i]), sizeof(int64_t));
+  }
+}
+
+void RowSpace::scatter(const uint8_t* records, const int64_t* slots, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) {
+    if (i + kAhead < n) {
+      prefetch(weights_.row(slots[i + kAhead]), weights_.row_bytes());
+      for (const Plane& state : states_) prefetch(state.row(slots[i + kAhead]), state.row_bytes());
+    }
+    const uint8_t* from = records + i * record_bytes_;
+    std::memcpy(weights_.row(slots[i]), from, weights_.row_bytes());
+    from += weights_.row_bytes();
+    for (const Plane& state : states_) {
+      std::memcpy(state.row(slots[i]), from, state.row_bytes());
+      from += state.row_bytes();
+    }
+    if (layout_.steps) std::memcpy(steps_.row(slots[i]), from, sizeof(int64_t));
+  }
+}
+
+// The record of a row that is nowhere.
+void RowSpace::new_record(const Table& table, const int64_t* id, uint8_t* record) const {
+  table.first_values(id, 1, record);
+  uint8_t* to = record + layout_.weight_bytes();
+  for (size_t k = 0; k < states_.size(); ++k) {
+    double initial = table.states()[k].initial;
+    int64_t width = layout_.state_widths[k];
+    if (layout_.dtype == DType::f64) {
+      for (int64_t j = 0; j < width; ++j) std::memcpy(to + 8 * j, &initial, 8);
+    } else {
+      auto narrow = static_cast<float>(initial);
+      for (int64_t j = 0; j < width; ++j) std::memcpy(to + 4 * j, &narrow, 4);
+    }
+    to += layout_.state_bytes(k);
+  }
+  int64_t step = table.first_step();
+  if (layout_.steps) std::memcpy(to, &step, sizeof(int64_t));
+}
+
+void RowSpace::fill_new(const std::vector<RowKey>& keys, const std::vector<int64_t>& slots) {
+  std::vector<uint8_t> record(static_cast<size_t>(record_bytes_));
+  for (size_t i = 0; i < keys.size(); ++i) {
+    new_record(*tables_[keys[i].table], &keys[i].id, record.data());
+    scatter(record.data(), &slots[i], 1);
+  }
+}
+
+// Rows that could not be written stay in memory, and are what a read finds.
+void RowSpace::read_below(std::span<const RowKey> keys, uint8_t* records, bool* found) {
+  below_->read(keys, records, found);
+  if (held_back_.empty()) return;
+  for (size_t i = 0; i < keys.size(); ++i) {
+    auto at = std::find(held_back_.begin(), held_back_.end(), keys[i]);
+    if (at == held_back_.end()) continue;
+    std::memcpy(records + i * record_bytes_,
+                held_back_records_.data() + (at - held_back_.begin()) * record_bytes_,
+                record_bytes_);
+    found[i] = true;
+  }
+}
+
+void RowSpace::write_held_back() {
+  if (held_back_.empty()) return;
+  below_->write(held_back_, held_back_records_.data());
+  held_back_.clear();
+  held_back_records_ = {};
+}
+
+// Carries out what residency has decided. On TierError the batch is resident no more, and no row is
+// lost.
+void RowSpace::move(int64_t batch, Moves& moves) {
+  counters_.evicted += static_cast<int64_t>(moves.evicted.size());
+  std::vector<RowKey> keys;
+  std::vector<int64_t> slots;
+  for (size_t i = 0; i < moves.evicted.size(); ++i) {
+    if (!moves.evicted_dirty[i]) continue;
+    keys.push_back(moves.evicted[i]);
+    slots.push_back(moves.evicted_slots[i]);
+  }
+  auto undo = [&] {
+    std::vector<int64_t> dropped;
+    residency_.take_back(batch, dropped);
+    residency_.drop(moves.loaded_slots.data(), static_cast<int64_t>(moves.loaded_slots.size()));
+  };
+  auto dirty = static_cast<int64_t>(keys.size());
+  Buffer<uint8_t> records(std::min(
+      kRecordsAtOnce, std::max<int64_t>(dirty, static_cast<int64_t>(moves.loaded.size()))) *
+      record_bytes_);
+  for (int64_t begin = 0; begin < dirty; begin += kRecordsAtOnce) {
+    int64_t n = std::min(kRecordsAtOnce, dirty - begin);
+    gather(slots.data() + begin, n, records.data());
+    try {
+      below_->write(std::span(keys).subspan(begin, n), records.data());
+    } catch (...) {
+      // These slots are given away: what is in them goes into memory of its own.
+      held_back_.assign(keys.begin() + begin, keys.end());
+      held_back_records_.resize(static_cast<size_t>((dirty - begin) * record_bytes_));
+      gather(slots.data() + begin, dirty - begin, held_back_records_.data());
+      undo();
+      throw;
+    }
+    counters_.written_back += n;
+  }
+  auto count = static_cast<int64_t>(moves.loaded.size());
+  std::vector<RowKey> absent;
+  std::vector<int64_t> absent_slots;
+  std::unique_ptr<bool[]> found(new bool[kRecordsAtOnce]);
+  auto* id_plane = reinterpret_cast<int64_t*>(ids_.data());
+  try {
+    for (int64_t begin = 0; begin < count; begin += kRecordsAtOnce) {
+      int64_t n = std::min(kRecordsAtOnce, count - begin);
+      std::fill_n(found.get(), n, false);
+      auto part = std::span(moves.loaded).subspan(begin, n);
+      read_below(part, records.data(), found.get());
+      // Runs of found rows are scattered together.
+      for (int64_t i = 0; i < n;) {
+        if (!found[i]) {
+          absent.push_back(part[i]);
+          absent_slots.push_back(moves.loaded_slots[begin + i++]);
+          continue;
+        }
+        int64_t end = i + 1;
+        while (end < n && found[end]) ++end;
+        scatter(records.data() + i * record_bytes_, moves.loaded_slots.data() + begin + i, end - i);
+        i = end;
+      }
+      for (int64_t i = 0; i < n; ++i) id_plane[moves.loaded_slots[begin + i]] = part[i].id;
+    }
+  } catch (...) {
+    undo();
+    throw;
+  }
+  fill_new(absent, absent_slots);
+  // A row of a static table exists always; it is its first values until something else is written.
+  std::vector<int64_t> reserved;
+  for (size_t i = 0; i < absent.size(); ++i) {
+    if (tables_[absent[i].table]->dynamic()) reserved.push_back(absent_slots[i]);
+  }
+  residency_.mark_new(reserved.data(), static_cast<int64_t>(reserved.size()));
+  counters_.missed += count;
+  counters_.created += static_cast<int64_t>(absent.size());
+}
+
+// -- the way of a batch -----------------------------------------------------------------------------
+
+int64_t RowSpace::announce(std::span<const TableIds> parts) {
+  std::lock_guard lock(mutex_);
+  return residency_.announce(parts);
+}
+
+void RowSpace::retract(int64_t batch) {
+  std::lock_guard lock(mutex_);
+  // All may have been forgotten meanwhile.
+  if (residency_.announced() && residency_.next_batch() - residency_.announced() == batch) {
+    residency_.retract_first();
+  }
+}
+
+void RowSpace::retract_all() {
+  std::lock_guard lock(mutex_);
+  drain();
+  residency_.retract();
+}
+
+int64_t RowSpace::admit(int64_t batch, int64_t* slots) {
+  std::lock_guard lock(mutex_);
+  Stopwatch watch(counters_.move_ns);
+  drain();
+  write_held_back();
+  Moves moves;
+  if (!residency_.admit(batch, moves)) return moves.slots_needed;
+  move(batch, moves);
+  residency_.slots(batch, slots);
+  return 0;
+}
+
+int64_t RowSpace::admit_now(std::span<const TableIds> parts, int64_t* slots) {
+  int64_t waited = 0;
+  int64_t batch;
+  {
+    Stopwatch wait(waited);
+    std::lock_guard lock(mutex_);
+    Stopwatch watch(counters_.move_ns);
+    drain();
+    write_held_back();
+    Moves moves;
+    batch = residency_.admit_now(parts, moves);
+    if (!batch) throw OverBudget(moves.slots_needed, capacity());
+    move(batch, moves);
+    residency_.slots(batch, slots);
+  }
+  std::lock_guard lock(mutex_);
+  counters_.waited_ns += waited;
+  return batch;
+}
+
+// -- from outside -----------------------------------------------------------------------------------
+
+void RowSpace::read(int32_t table, const int64_t* ids, int64_t n, void* weights,
+                    void* const* states, int64_t* last, bool* found) {
+  std::lock_guard lock(mutex_);
+  drain();
+  auto give = [&](int64_t i, const uint8_t* record) {
+    int64_t at = layout_.weight_bytes();
+    if (weights) std::memcpy(static_cast<uint8_t*>(weights) + i * at, record, at);
+    for (size_t k = 0; k < states_.size(); ++k) {
+      int64_t bytes = layout_.state_bytes(k);
+      if (states) std::memcpy(static_cast<uint8_t*>(states[k]) + i * bytes, record + at, bytes);
+      at += bytes;
+    }
+    if (last && layout_.steps) std::memcpy(last + i, record + at, sizeof(int64_t));
+  };
+  int64_t chunk = std::min(kRecordsAtOnce, n);
+  Buffer<uint8_t> records(std::max<int64_t>(1, chunk) * record_bytes_);
+  Buffer<int64_t> slots(std::max<int64_t>(1, chunk));
+  std::unique_ptr<bool[]> there(new bool[std::max<int64_t>(1, chunk)]);
+  std::vector<RowKey> keys;
+  std::vector<int64_t> places;
+  for (int64_t begin = 0; begin < n; begin += chunk) {
+    int64_t m = std::min(chunk, n - begin);
+    residency_.find(table, ids + begin, m, slots.data());
+    keys.clear();
+    places.clear();
+    for (int64_t i = 0; i < m; ++i) {
+      if (slots[i] < 0) {
+        keys.push_back({ids[begin + i], table});
+        places.push_back(begin + i);
+        continue;
+      }
+      found[begin + i] = true;
+      gather(&slots[i], 1, records.data());
+      give(begin + i, records.data());
+    }
+    std::fill_n(there.get(), keys.size(), false);
+    read_below(keys, records.data(), there.get());
+    counters_.scratch_reads += static_cast<int64_t>(keys.size());
+    for (size_t i = 0; i < keys.size(); ++i) {
+      found[places[i]] = there[i];
+      if (there[i]) give(places[i], records.data() + static_cast<int64_t>(i) * record_bytes_);
+    }
+  }
+}
+
+void RowSpace::write(int32_t table, const int64_t* ids, int64_t n, const void* weights,
+                     const void* const* states, const int64_t* last) {
+  std::lock_guard lock(mutex_);
+  drain();
+  write_held_back();
+  const Table& owner = *tables_[table];
+  auto take = [&](int64_t i, uint8_t* record) {
+    int64_t at = layout_.weight_bytes();
+    if (weights) std::memcpy(record, static_cast<const uint8_t*>(weights) + i * at, at);
+    for (size_t k = 0; k < states_.size(); ++k) {
+      int64_t bytes = layout_.state_bytes(k);
+      if (states) {
+        std::memcpy(record + at, static_cast<const uint8_t*>(states[k]) + i * bytes, bytes);
+      }
+      at += bytes;
+    }
+    if (last && layout_.steps) std::memcpy(record + at, last + i, sizeof(int64_t));
+  };
+  int64_t chunk = std::max<int64_t>(1, std::min(kRecordsAtOnce, n));
+  Buffer<uint8_t> records(chunk * record_bytes_);
+  Buffer<int64_t> slots(chunk);
+  std::unique_ptr<bool[]> there(new bool[chunk]);
+  std::vector<RowKey> keys;
+  std::vector<int64_t> places;
+  for (int64_t begin = 0; begin < n; begin += chunk) {
+    int64_t m = std::min(chunk, n - begin);
+    residency_.find(table, ids + begin, m, slots.data());
+    keys.clear();
+    places.clear();
+    for (int64_t i = 0; i < m; ++i) {
+      if (slots[i] >= 0) continue;
+      keys.push_back({ids[begin + i], table});
+      places.push_back(begin + i);
+    }
+    std::fill_n(there.get(), keys.size(), false);
+    below_->read(keys, records.data(), there.get());
+    for (size_t i = 0; i < keys.size(); ++i) {
+      uint8_t* record = records.data() + static_cast<int64_t>(i) * record_bytes_;
+      if (!there[i]) new_record(owner, &keys[i].id, record);
+      take(places[i], record);
+    }
+    below_->write(keys, records.data());
+    if (owner.dynamic()) {
+      for (size_t i = 0; i < keys.size(); ++i) born_[table] += !there[i];
+    }
+    for (int64_t i = 0; i < m; ++i) {
+      if (slots[i] < 0) continue;
+      gather(&slots[i], 1, records.data());
+      take(begin + i, records.data());
+      scatter(records.data(), &slots[i], 1);
+      residency_.mark_dirty(&slots[i], 1);
+      if (residency_.make_exist(slots[i])) ++born_[table];
+    }
+  }
+}
+
+void RowSpace::erase_all(int32_t table) {
+  std::lock_guard lock(mutex_);
+  drain();
+  write_held_back();
+  std::vector<int64_t> slots;
+  residency_.for_each([&](int64_t slot, RowKey key, bool) {
+    if (key.table == table) slots.push_back(slot);
+  });
+  residency_.drop(slots.data(), static_cast<int64_t>(slots.size()));
+  std::vector<int64_t> ids(static_cast<size_t>(below_->rows(table)));
+  below_->ids(table, ids.data());
+  std::vector<RowKey> keys;
+  for (int64_t id : ids) keys.push_back({id, table});
+  below_->erase(keys);
+  born_[table] = 0;
+}
+
+int64_t RowSpace::rows(int32_t table) {
+  if (!tables_[table]->dynamic()) return tables_[table]->size();
+  std::lock_guard lock(mutex_);
+  drain();
+  return born_[table];
+}
+
+std::vector<int64_t> RowSpace::stored_ids(int32_t table) {
+  std::lock_guard lock(mutex_);
+  drain();
+  std::vector<int64_t> ids(static_cast<size_t>(below_->rows(table)));
+  below_->ids(table, ids.data());
+  for (const RowKey& key : held_back_) {
+    if (key.table == table) ids.push_back(key.id);
+  }
+  residency_.for_each([&](int64_t, RowKey key, bool dirty) {
+    if (key.table == table && dirty) ids.push_back(key.id);
+  });
+  std::sort(ids.begin(), ids.end());
+  ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
+  return ids;
+}
+
+void RowSpace::flush() {
+  std::lock_guard lock(mutex_);
+  drain();
+  write_held_back();
+  std::vector<RowKey> keys;
+  std::vector<int64_t> slots;
+  Buffer<uint8_t> records(kRecordsAtOnce * record_bytes_);
+  auto write = [&] {
+    auto n = static_cast<int64_t>(keys.size());
+    gather(slots.data(), n, records.data());
+    below_->write(keys, records.data());
+    residency_.mark_clean(slots.data(), n);
+    counters_.written_back += n;
+    keys.clear();
+    slots.clear();
+  };
+  residency_.for_each([&](int64_t slot, RowKey key, bool dirty) {
+    if (!dirty) return;
+    keys.push_back(key);
+    slots.push_back(slot);
+    if (static_cast<int64_t>(keys.size()) == kRecordsAtOnce) write();
+  });
+  if (!keys.empty()) write();
+}
+
+TierCounters RowSpace::counters() {
+  std::lock_guard lock(mutex_);
+  drain();
+  return counters_;
+}
+
+uint64_t RowSpace::memory_bytes() {
+  std::lock_guard lock(mutex_);
+  return residency_.memory_bytes() + below_->memory_bytes() +
+         static_cast<uint64_t>(capacity()) * slot_bytes(layout_) + held_back_records_.size();
+}
+
+}  // namespace hotbed

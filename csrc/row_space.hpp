@@ -1,0 +1,150 @@
+// The compute tier of tables whose rows do not all fit there.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "memory.hpp"
+#include "residency.hpp"
+#include "table.hpp"
+#include "tier.hpp"
+
+namespace hotbed {
+
+// How a row with its states and metadata lies in a record: one part after the other, as planes have
+// them.
+struct RecordLayout {
+  DType dtype = DType::f32;
+  int64_t dim = 0;
+  std::vector<int64_t> state_widths;
+  bool steps = false;  // the step up to which the row is current
+
+  bool operator==(const RecordLayout&) const = default;
+  int64_t weight_bytes() const;
+  int64_t state_bytes(size_t k) const;
+  int64_t bytes() const;
+};
+
+RecordLayout layout_of(const Table& table);
+
+// What tiers have done so far; counts are rows unless they say otherwise.
+struct TierCounters {
+  int64_t used = 0;     // rows of consumed batches
+  int64_t missed = 0;   // of them, those that had to be brought up
+  int64_t created = 0;  // of those missed, those that were nowhere yet
+  int64_t written_back = 0;
+  int64_t evicted = 0;
+  int64_t scratch_reads = 0;  // read past the compute tier, by evaluation and from outside
+  int64_t move_ns = 0;        // time spent on bringing rows up and writing them back
+  int64_t waited_ns = 0;      // of that, while a forward waited
+  int64_t batches_ahead = 0;  // consumed batches that look-ahead had made resident
+  int64_t batches = 0;        // consumed batches
+};
+
+// A batch that does not fit beside what is pinned; nothing has changed.
+struct OverBudget : std::runtime_error {
+  OverBudget(int64_t needed_slots, int64_t slots);
+  int64_t needed, slots;
+};
+
+// Planes over a fixed number of slots, shared by tables of equal records; whatever is not there
+// lies in the tier below, or nowhere yet and is its first values.
+//
+// Threads: any number. Planes are not guarded: rows of a batch that was consumed and not released
+// belong to the training thread, all others to whoever is inside a call here.
+class RowSpace {
+ public:
+  // Tables are numbered by their order. `below` has records of layout.bytes().
+  RowSpace(const RecordLayout& layout, std::vector<Table*> tables, int64_t capacity,
+           std::shared_ptr<Tier> below);
+
+  const RecordLayout& layout() const { return layout_; }
+  int64_t capacity() const { return residency_.capacity(); }
+  const std::vector<Table*>& tables() const { return tables_; }
+  Tier& below() const { return *below_; }
+
+  const Plane& weights() const { return weights_; }
+  const Plane& ids() const { return ids_; }
+  const Plane& state(size_t k) const { return states_[k]; }
+  const Plane* steps() const { return layout_.steps ? &steps_ : nullptr; }
+
+  // The way of a batch; see Residency. Slots come in the order in which ids were given.
+  int64_t announce(std::span<const TableIds> parts);
+  // Forgets a batch that was not admitted; all before it were, or are forgotten.
+  void retract(int64_t batch);
+  void retract_all();
+  // 0, or how many slots would be needed where it does not fit beside what is pinned: then nothing
+  // has changed. Throws TierError, every row being safe; the batch then is announced no more, and
+  // admit_now() is its way.
+  int64_t admit(int64_t batch, int64_t* slots);
+  // Throws OverBudget or TierError, every row being safe.
+  int64_t admit_now(std::span<const TableIds> parts, int64_t* slots);
+  // These only leave a message, so they never wait for rows that are on their way.
+  void consume(int64_t batch, bool ahead);
+  void mark_dirty(int64_t batch);
+  void mark_dirty(const int64_t* slots, int64_t n);
+  void end(int64_t batch);  // releases it, or takes it back if it was not consumed
+
+  // Rows wherever they lie, as they are stored. weights (n x dim), states (one array each) and last
+  // may be null. A row that is nowhere leaves them alone, and found[i] says so.
+  void read(int32_t table, const int64_t* ids, int64_t n, void* weights, void* const* states,
+            int64_t* last, bool* found);
+  // Overwrites parts of rows; what is not given stays, or is as of a new row. Ids are distinct.
+  void write(int32_t table, const int64_t* ids, int64_t n, const void* weights,
+             const void* const* states, const int64_t* last);
+  void erase_all(int32_t table);
+
+  // Rows that exist, and their ids rising.
+  int64_t rows(int32_t table);
+  std::vector<int64_t> stored_ids(int32_t table);
+
+  // Writes every dirty row to the tier below.
+  void flush();
+
+  TierCounters counters();
+  uint64_t memory_bytes();
+  static uint64_t slot_bytes(const RecordLayout& layout);
+
+ private:
+  struct Message {
+    enum Kind { consume, dirty_batch, dirty_slots, end } kind;
+    int64_t batch = 0;
+    bool ahead = false;
+    std::vector<int64_t> slots;
+  };
+
+  void post(Message message);
+  void drain();
+  void write_held_back();
+  void move(int64_t batch, Moves& moves);
+  void gather(const int64_t* slots, int64_t n, uint8_t* records) const;
+  void scatter(const uint8_t* records, const int64_t* slots, int64_t n);
+  void fill_new(const std::vector<RowKey>& keys, const std::vector<int64_t>& slots);
+  void new_record(const Table& table, const int64_t* id, uint8_t* record) const;
+  void read_below(std::span<const RowKey> keys, uint8_t* records, bool* found);
+
+  RecordLayout layout_;
+  int64_t record_bytes_;
+  std::vector<Table*> tables_;
+  std::shared_ptr<Tier> below_;
+  Plane weights_, ids_, steps_;
+  std::vector<Plane> states_;
+
+  std::mutex mutex_;  // of all that follows, and of rows on their way
+  Residency residency_;
+  TierCounters counters_;
+  std::vector<int64_t> born_;  // by table: rows of dynamic tables that exist
+  // Rows that were evicted and could not be written: kept until they can.
+  std::vector<RowKey> held_back_;
+  std::vector<uint8_t> held_back_records_;
+
+  std::mutex inbox_mutex_;
+  std::vector<Message> inbox_;
+};
+
+}  // namespace hotbed

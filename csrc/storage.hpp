@@ -1,0 +1,52 @@
+// The tiers of one collection: which tables share a row space, how the budgets are divided, and
+// what lies below.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "host_tier.hpp"
+#include "row_space.hpp"
+
+namespace hotbed {
+
+struct StorageBudgets {
+  uint64_t compute = 0;  // of the tier that computes, in bytes
+  uint64_t host = 0;     // of the tier between it and the SSD; 0: there is none
+};
+
+// Makes the lowest tier for tables of equal records; null where there is no SSD.
+using MakeLowest =
+    std::function<std::shared_ptr<Tier>(int64_t record_bytes, const std::vector<Table*>& tables)>;
+
+// Threads: lay_out() wants all tables alone; the rest is as RowSpace.
+class Storage {
+ public:
+  Storage(StorageBudgets budgets, MakeLowest make_lowest);
+
+  // Gives every homeless table a row space, moving rows that lie in spaces of another layout.
+  // Throws BudgetTooSmall, OutOfMemory, TierError with tables as they were.
+  void lay_out(const std::vector<std::shared_ptr<Table>>& tables);
+
+  const std::vector<std::shared_ptr<RowSpace>>& spaces() const { return spaces_; }
+
+  // Writes every row that the lowest tier lacks.
+  void flush();
+  uint64_t memory_bytes() const;
+
+ private:
+  StorageBudgets budgets_;
+  MakeLowest make_lowest_;
+  std::vector<std::shared_ptr<RowSpace>> spaces_;
+  std::vector<std::shared_ptr<HostTier>> hosts_;
+};
+
+// The budget cannot hold even what a storage needs before the first row.
+struct BudgetTooSmall : std::runtime_error {
+  BudgetTooSmall(uint64_t needed_bytes, uint64_t budget_bytes);
+  uint64_t needed, budget;
+};
+
+}  // namespace hotbed

@@ -1,0 +1,116 @@
+"""Where rows may lie: `Storage`, and how sizes are written."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hotbed.errors import StorageError
+
+if TYPE_CHECKING:
+    from hotbed.tables import Table
+
+__all__ = ["Storage", "parse_bytes"]
+
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+
+
+def parse_bytes(size: int | str) -> int:
+    """Bytes of ``"8GB"``, ``"1.5 GiB"`` or a plain number.
+
+    Raises:
+        StorageError: it is none of these.
+    """
+    if isinstance(size, int) and not isinstance(size, bool) and size >= 0:
+        return size
+    if isinstance(size, str):
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", size)
+        if match and (unit := _UNITS.get(match[2].upper())) is not None:
+            return int(float(match[1]) * unit)
+    raise StorageError(f"A size is a number of bytes or like '8GB' or '512MiB', not {size!r}.")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Storage:
+    """Budgets for the tiers of a collection. What is not named does not exist and costs nothing.
+
+    >>> Storage(host="2GB", ssd="/nvme/hotbed")                  # a CPU machine
+    >>> Storage(device="4GB", host="32GB", ssd="/nvme/hotbed")   # a GPU machine
+
+    Budgets count everything that is kept for the tables: rows, optimizer states, indices (the SSD's
+    lie in memory), and rows on their way. Sizes are bytes, or text such as ``"8GB"``.
+
+    Raises:
+        StorageError: a field that cannot be honoured.
+    """
+
+    device: int | str | None = None
+    """Memory of the device that computes. On a machine without one, a region of its own in RAM stands
+    in for it, so that the same code runs."""
+
+    host: int | str | None = None
+    """RAM. Without ``device`` this is the tier that computes."""
+
+    ssd: str | os.PathLike[str] | None = None
+    """A directory for the rows that fit nowhere else; it is made if it does not exist, and locked
+    while the collection lives. Without it, all rows must fit into the tiers above."""
+
+    reset: bool = False
+    """Delete what a log at ``ssd`` holds. Without it, a directory that holds rows is refused: rows of
+    different steps cannot be trained on."""
+
+    space_ratio: float = 1.5
+    """The log takes at most this many times the bytes of its live rows (and a few segments); down to
+    1.15. Smaller means more rewriting."""
+
+    def __post_init__(self) -> None:
+        for name in ("device", "host"):
+            size = getattr(self, name)
+            if size is not None:
+                bytes_ = parse_bytes(size)
+                if not bytes_:
+                    raise StorageError(f"Storage({name}={size!r}): a budget must be above 0.")
+                object.__setattr__(self, name, bytes_)
+        if self.ssd is not None:
+            object.__setattr__(self, "ssd", os.fspath(self.ssd))
+            if self.host is None:
+                raise StorageError(
+                    "Storage(ssd=...) needs host=, the memory that its index and its hottest rows "
+                    "may take, such as host='2GB'."
+                )
+            if Path(self.ssd).exists() and not Path(self.ssd).is_dir():
+                raise StorageError(f"Storage(ssd={self.ssd!r}) is a file; give a directory.")
+        if self.device is not None and self.host is None:
+            raise StorageError("Storage(device=...) needs host=, where rows go that do not fit.")
+        if not 1.15 <= self.space_ratio <= 100:
+            raise StorageError(
+                f"Storage(space_ratio={self.space_ratio}) must lie between 1.15 and 100."
+            )
+
+    @property
+    def budgets(self) -> tuple[int, int]:
+        """Bytes of (the tier that computes, the host's tier below it or 0)."""
+        host, device = parse_bytes(self.host or 0), parse_bytes(self.device or 0)
+        return (device, host) if device else (host, 0)
+
+    @property
+    def tiered(self) -> bool:
+        """Whether rows may leave the tier that computes."""
+        return self.device is not None or self.ssd is not None
+
+    def check_fit(self, tables: Sequence[Table]) -> None:
+        """Raises StorageError where rows have nowhere to go but the host, and do not fit there."""
+        if self.tiered or self.host is None:
+            return
+        assert isinstance(self.host, int)
+        needed = sum((t.rows or 0) * t.dim * t.dtype.itemsize for t in tables)
+        if needed > self.host:
+            raise StorageError(
+                f"Storage(host={self.host:,}): the tables' weights alone take {needed:,} bytes. Raise "
+                "it, or give an ssd= path for the rows that do not fit."
+            )
