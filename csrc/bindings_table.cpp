@@ -150,6 +150,7 @@ void bind_table(nb::module_& module) {
              return widths;
            })
       .def_prop_ro("name", &Table::name)
+      .def("rename", &Table::rename, "name"_a)
       .def_prop_ro("dynamic", &Table::dynamic)
       .def_prop_ro("size", &Table::size)
       .def_prop_ro("dim", &Table::dim)

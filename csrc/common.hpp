@@ -24,7 +24,9 @@ enum class Combiner : int { none = 0, sum = 1, mean = 2, sqrtn = 3, max = 4 };
 
 // Thrown before anything is lost; the binding turns it into hotbed.OutOfMemory.
 struct OutOfMemory : std::runtime_error {
-  OutOfMemory(const std::string& what_for, uint64_t asked_bytes, uint64_t free_bytes);
+  OutOfMemory(const std::string& what_for, uint64_t asked_bytes, uint64_t free_bytes,
+              const std::string& remedy = kRemedy);
+  static constexpr const char* kRemedy = "Use smaller or fewer tables, or free memory.";
   uint64_t asked;
   uint64_t free;
 };

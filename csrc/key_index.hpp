@@ -36,6 +36,7 @@ class KeyIndex {
 
   // `name` is what errors call this index.
   explicit KeyIndex(std::string name = "the key index");
+  void rename(std::string name) { name_ = std::move(name); }
   KeyIndex(const KeyIndex&) = delete;
   KeyIndex& operator=(const KeyIndex&) = delete;
 

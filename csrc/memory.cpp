@@ -20,6 +20,11 @@ constexpr uint64_t kSmallBlock = 64u << 10;
 // A freed block is handed out for a request of at least this share of its size.
 constexpr uint64_t kWaste = 2;
 constexpr uint64_t kIdleLimit = 4ull << 30;
+// Filling a block of this size takes longer than finding out whether there is memory for it.
+constexpr uint64_t kWorthAsking = 64u << 20;
+
+const char* const kBuffer = "A buffer of this batch";
+const char* const kSmallerBatch = "Use a smaller batch, or smaller tables.";
 
 std::atomic<uint64_t> pretended_bytes{0};
 
@@ -69,10 +74,11 @@ uint8_t* map_aligned(uint64_t bytes) {
 
 }  // namespace
 
-OutOfMemory::OutOfMemory(const std::string& what_for, uint64_t asked_bytes, uint64_t free_bytes)
+OutOfMemory::OutOfMemory(const std::string& what_for, uint64_t asked_bytes, uint64_t free_bytes,
+                         const std::string& remedy)
     : std::runtime_error(what_for + " needs " + std::to_string(asked_bytes) + " bytes (" +
                          with_unit(asked_bytes) + ") more, and " + std::to_string(free_bytes) +
-                         " bytes (" + with_unit(free_bytes) + ") are free"),
+                         " bytes (" + with_unit(free_bytes) + ") are free. " + remedy),
       asked(asked_bytes),
       free(free_bytes) {}
 
@@ -96,24 +102,25 @@ Mapping::~Mapping() {
   if (data_) munmap(data_, bytes_);
 }
 
-void Mapping::reserve(uint64_t bytes, const std::string& what_for) {
+void Mapping::reserve(uint64_t bytes, const std::string& what_for, const std::string& remedy) {
   if (bytes <= bytes_) return;
   uint64_t wanted = round_up(bytes, kHugePage);
-  if (wanted < bytes) throw OutOfMemory(what_for, bytes, available_memory());
+  if (wanted < bytes) throw OutOfMemory(what_for, bytes, available_memory(), remedy);
   uint64_t grown = wanted - bytes_;
   // Small arrays are not worth reading /proc for.
-  if (grown > 4 * kHugePage) {
+  if (grown > 4 * kHugePage && grown > available_memory()) {
+    BlockPool::instance().trim();
     uint64_t available = available_memory();
-    if (grown > available) throw OutOfMemory(what_for, grown, available);
+    if (grown > available) throw OutOfMemory(what_for, grown, available, remedy);
   }
   uint8_t* fresh = map_aligned(wanted);
-  if (!fresh) throw OutOfMemory(what_for, grown, available_memory());
+  if (!fresh) throw OutOfMemory(what_for, grown, available_memory(), remedy);
   if (data_) {
     // Moves the page tables of the old range onto the start of the new one.
     void* moved = mremap(data_, bytes_, bytes_, MREMAP_MAYMOVE | MREMAP_FIXED, fresh);
     if (moved == MAP_FAILED) {
       munmap(fresh, wanted);
-      throw OutOfMemory(what_for, grown, available_memory());
+      throw OutOfMemory(what_for, grown, available_memory(), remedy);
     }
   }
   data_ = fresh;
@@ -128,7 +135,7 @@ BlockPool& BlockPool::instance() {
 void* BlockPool::take(uint64_t bytes) {
   if (bytes < kSmallBlock) {
     void* block = std::aligned_alloc(64, round_up(bytes ? bytes : 1, 64));
-    if (!block) throw OutOfMemory("a buffer", bytes, available_memory());
+    if (!block) throw OutOfMemory(kBuffer, bytes, available_memory(), kSmallerBatch);
     return block;
   }
   std::lock_guard lock(mutex_);
@@ -140,6 +147,12 @@ void* BlockPool::take(uint64_t bytes) {
     return block;
   }
   uint64_t size = round_up(bytes, bytes >= kHugePage ? kHugePage : kSmallBlock);
+  // The system would promise any number of pages, and end the process when they are used.
+  if (size > kWorthAsking && size > available_memory()) {
+    return_idle();
+    uint64_t available = available_memory();
+    if (size > available) throw OutOfMemory(kBuffer, bytes, available, kSmallerBatch);
+  }
   void* block;
   // By the rounded size, as give() and trim() see it: just under 2 MB rounds up to 2 MB.
   if (size >= kHugePage) {
@@ -147,7 +160,7 @@ void* BlockPool::take(uint64_t bytes) {
   } else {
     block = std::aligned_alloc(64, size);
   }
-  if (!block) throw OutOfMemory("a buffer", bytes, available_memory());
+  if (!block) throw OutOfMemory(kBuffer, bytes, available_memory(), kSmallerBatch);
   size_[block] = size;
   return block;
 }
@@ -179,6 +192,10 @@ uint64_t BlockPool::idle_bytes() const {
 
 void BlockPool::trim() {
   std::lock_guard lock(mutex_);
+  return_idle();
+}
+
+void BlockPool::return_idle() {
   for (auto& [size, block] : idle_) {
     if (size >= kHugePage) {
       munmap(block, size);

@@ -35,8 +35,10 @@ class Mapping {
   ~Mapping();
 
   // Makes at least `bytes` addressable. Throws OutOfMemory, with the mapping as it was, when the
-  // bytes that are new exceed what the machine can give. `what_for` names the user in the message.
-  void reserve(uint64_t bytes, const std::string& what_for);
+  // bytes that are new exceed what the machine can give. `what_for` names the user in the message,
+  // which ends with `remedy`.
+  void reserve(uint64_t bytes, const std::string& what_for,
+               const std::string& remedy = OutOfMemory::kRemedy);
 
   uint8_t* data() const { return data_; }
   uint64_t bytes() const { return bytes_; }
@@ -56,7 +58,7 @@ class BlockPool {
  public:
   static BlockPool& instance();
 
-  // A block of at least `bytes`, 64-byte aligned, contents undefined.
+  // A block of at least `bytes`, 64-byte aligned, contents undefined. Throws OutOfMemory.
   void* take(uint64_t bytes);
   void give(void* block);
 
@@ -65,6 +67,8 @@ class BlockPool {
   void trim();
 
  private:
+  void return_idle();
+
   mutable std::mutex mutex_;
   std::multimap<uint64_t, void*> idle_;
   std::map<void*, uint64_t> size_;

@@ -17,6 +17,14 @@ void fill(void* data, int64_t first, int64_t count, T value) {
   for (int64_t i = 0; i < count; ++i) begin[i] = value;
 }
 
+const char* const kSmallerRows = "Use a smaller dtype, such as torch.bfloat16, or a smaller dim.";
+const char* const kFewerRows =
+    "Use a smaller dtype, such as torch.bfloat16, a smaller dim or fewer rows; with rows=None only "
+    "ids that were met take memory; with Storage(ssd=...) they need not all be in memory.";
+const char* const kSmallerStates =
+    "Use a rule with smaller states, such as RowwiseAdagrad (one number a row) or SGD (none).";
+const char* const kNoLastSteps = "Use untouched=\"lazy\", which keeps no last steps.";
+
 }  // namespace
 
 void Plane::ensure(int64_t rows) {
@@ -24,10 +32,10 @@ void Plane::ensure(int64_t rows) {
   if (needed <= mapping_->bytes()) return;
   uint64_t generous = std::max<uint64_t>(needed, mapping_->bytes() + mapping_->bytes() / 2);
   try {
-    mapping_->reserve(generous, what_for_);
+    mapping_->reserve(generous, what_for_, remedy_);
   } catch (const OutOfMemory&) {
     if (generous == needed) throw;
-    mapping_->reserve(needed, what_for_);
+    mapping_->reserve(needed, what_for_, remedy_);
   }
 }
 
@@ -38,20 +46,33 @@ Table::Table(std::string name, int64_t rows, int64_t dim, DType dtype, const Ini
       dim_(dim),
       dtype_(dtype),
       initial_(initial),
-      weights_("Table '" + name_ + "', weights", dim, size_of(dtype)),
-      ids_("Table '" + name_ + "', ids", 1, sizeof(int64_t)),
+      weights_(what_for("weights"), dim, size_of(dtype), dynamic_ ? kSmallerRows : kFewerRows),
+      ids_(what_for("ids"), 1, sizeof(int64_t), kSmallerRows),
       tiered_(tiered) {
   if (tiered_) {
     size_ = std::max<int64_t>(rows, 0);
     return;
   }
   if (dynamic_) {
-    index_ = std::make_unique<KeyIndex>();
+    index_ = std::make_unique<KeyIndex>(what_for("index"));
     return;
   }
   weights_.ensure(rows);
   size_ = rows;
   write_first_values();
+}
+
+std::string Table::what_for(const std::string& part) const {
+  return "Table '" + name_ + "', " + part;
+}
+
+void Table::rename(const std::string& name) {
+  name_ = name;
+  weights_.rename(what_for("weights"));
+  ids_.rename(what_for("ids"));
+  for (State& state : states_) state.plane.rename(what_for(state.name));
+  if (steps_) steps_->rename(what_for("last steps"));
+  if (index_) index_->rename(what_for("index"));
 }
 
 void Table::live_in(std::shared_ptr<RowSpace> space, int32_t number) {
@@ -192,7 +213,7 @@ void Table::fill_state(State& state, int64_t first, int64_t count) {
 }
 
 void Table::add_state(const std::string& name, int64_t width, double initial) {
-  State state{name, initial, Plane("Table '" + name_ + "', " + name, width, compute_size())};
+  State state{name, initial, Plane(what_for(name), width, compute_size(), kSmallerStates)};
   at_home_ = false;
   if (!tiered_) {
     state.plane.ensure(size_);
@@ -209,7 +230,7 @@ void Table::clear_states() {
 }
 
 void Table::track_steps(int64_t step) {
-  auto plane = std::make_unique<Plane>("Table '" + name_ + "', last steps", 1, sizeof(int64_t));
+  auto plane = std::make_unique<Plane>(what_for("last steps"), 1, sizeof(int64_t), kNoLastSteps);
   if (tiered_ && steps_) {
     // The plane stays; every row starts again at `step`.
     std::vector<int64_t> ids = stored_ids(), last(ids.size(), step);

@@ -16,11 +16,16 @@ namespace hotbed {
 // One array over slots: `width` elements of `element` bytes a row, rows without padding.
 class Plane {
  public:
-  Plane(std::string what_for, int64_t width, size_t element)
+  // `what_for` begins, and `remedy` ends, the message where there is no memory for it.
+  Plane(std::string what_for, int64_t width, size_t element,
+        std::string remedy = OutOfMemory::kRemedy)
       : what_for_(std::move(what_for)),
+        remedy_(std::move(remedy)),
         width_(width),
         row_bytes_(width * element),
         mapping_(std::make_shared<Mapping>()) {}
+
+  void rename(std::string what_for) { what_for_ = std::move(what_for); }
 
   // Room for `rows` rows; grows by halves, and by just what is needed where memory is short.
   void ensure(int64_t rows);
@@ -41,6 +46,7 @@ class Plane {
 
  private:
   std::string what_for_;
+  std::string remedy_;
   int64_t width_;
   int64_t row_bytes_;
   std::shared_ptr<Mapping> mapping_;
@@ -84,6 +90,7 @@ class Table {
   Table& operator=(const Table&) = delete;
 
   const std::string& name() const { return name_; }
+  void rename(const std::string& name);
   bool dynamic() const { return dynamic_; }
   int64_t size() const;  // rows that exist
   // Slots lie below it.
@@ -182,6 +189,7 @@ class Table {
   const void* finite_gradient = nullptr;
 
  private:
+  std::string what_for(const std::string& part) const;
   void fill_state(State& state, int64_t first, int64_t count);
   void assign_tiered(const int64_t* ids, int64_t n, const uint8_t* rows);
   void ensure(int64_t rows);

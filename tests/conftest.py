@@ -59,6 +59,15 @@ def set_threads() -> Iterator[Callable[[int], None]]:
     torch.set_num_threads(before)
 
 
+@pytest.fixture
+def pretend_memory() -> Iterator[Callable[[int], None]]:
+    """`pretend_memory(bytes)`: what the machine can give, until the test ends."""
+    from hotbed import _core
+
+    yield _core.set_available_memory_for_test
+    _core.set_available_memory_for_test(0)
+
+
 @pytest.fixture(autouse=True)
 def fixed_seed() -> None:
     """torch's default generator starts every test from the same state."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -66,6 +67,37 @@ def test_hotbed_layers_are_shared() -> None:
         collection([x, ids([[9], [1]]), ids([0, 1])])
 
 
+def test_a_shared_table_goes_by_its_new_name_everywhere(
+    pretend_memory: Callable[[int], None],
+) -> None:
+    layer = hb.Embedding(None, 1024)
+    with pytest.raises(hb.TableError, match="not Linear"):
+        hb.EmbeddingCollection.from_layers([layer, nn.Linear(2, 2)], ["user", "item"])
+    assert layer._live.name == "embedding"  # what was refused renames nothing
+    collection = hb.EmbeddingCollection.from_layers([layer], ["user"])
+    assert list(collection.tables) == ["user"] and collection.tables["user"].name == "user"
+    optimizer = hb.optim.Adam(collection.parameters())
+    pretend_memory(1 << 20)
+    for call in (
+        lambda: collection({"user": torch.arange(20_000)}),
+        lambda: layer(torch.arange(20_000)),
+    ):
+        with pytest.raises(hb.OutOfMemory, match="Table 'user', weights needs"):
+            call()
+    pretend_memory(0)
+    layer(ids([7])).sum().backward()
+    layer.weight.grad._values()[0, 3] = torch.nan
+    with pytest.raises(hb.NotFiniteError, match="Table 'user', id 7, column 3"):
+        optimizer.step()
+    # Two features on one table: the table is called as the first of them.
+    static = hb.Embedding(9, 2)
+    collection = hb.EmbeddingCollection.from_layers([static, static], ["a", "b"])
+    with pytest.raises(hb.IdError, match="Table 'a', feature 'b', sample 1: id 9"):
+        collection({"a": ids([0, 1]), "b": ids([1, 9])})
+    with pytest.raises(hb.IdError, match="Table 'a': id 11"):
+        collection.lookup("a", ids([11]))
+
+
 def test_a_layer_twice_is_one_table() -> None:
     layer = nn.EmbeddingBag(6, 3, mode="sum")
     tied = nn.EmbeddingBag(6, 3, mode="sum")
@@ -88,6 +120,12 @@ def test_frozen_layers_stay_frozen() -> None:
     assert not collection.parameter("0").requires_grad
 
 
+def hooked() -> nn.Module:
+    layer = nn.Embedding(2, 2)
+    layer.register_forward_hook(lambda module, inputs, output: output * 2)
+    return layer
+
+
 class Scaled(nn.Embedding):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         return super().forward(input) * 2
@@ -103,6 +141,10 @@ class Scaled(nn.Embedding):
         ([nn.EmbeddingBag(2, 2, scale_grad_by_freq=True)], None, "scale_grad_by_freq"),
         ([nn.Embedding(2, 2)], ["a", "b"], "one distinct name a layer"),
         ([nn.Embedding(2, 2), nn.Embedding(2, 2)], ["a", "a"], "one distinct name a layer"),
+        ([nn.Embedding(2, 2), nn.Embedding(2, 2)], ["a", "a.ids"], "part of table 'a'"),
+        ([nn.Embedding(2, 2)], [7], "must be a non-empty string, not 7"),
+        ([hooked()], None, "has hooks or a parametrization"),
+        ([nn.utils.parametrizations.orthogonal(nn.Embedding(2, 2))], None, "or a parametrization"),
     ],
 )
 def test_what_cannot_be_served_is_refused(layers: Any, names: Any, says: str) -> None:

@@ -13,20 +13,12 @@ from typing import Any
 
 import pytest
 import torch
-from test_collection import assert_equal_grads, batch, grads_of, loss_of, mixed
+from mixed_tables import assert_equal_grads, batch, grads_of, loss_of, mixed
 from torch import nn
 
 import hotbed as hb
-from hotbed import _core
 
 ids = torch.tensor
-
-
-@pytest.fixture
-def pretend_memory() -> Iterator[Callable[[int], None]]:
-    """`pretend_memory(bytes)`: what the machine can give, until the test ends."""
-    yield _core.set_available_memory_for_test
-    _core.set_available_memory_for_test(0)
 
 
 class Model(nn.Module):
@@ -266,57 +258,6 @@ def test_copies_beyond_memory_are_refused(pretend_memory: Callable[[int], None])
             call()
     static = hb.EmbeddingCollection([hb.Table("item", 5, 20)])
     assert static.state_dict()["item"].data_ptr() == static.parameter("item").data_ptr()
-
-
-MB = 1 << 20
-
-
-def test_construction_beyond_memory(pretend_memory: Callable[[int], None]) -> None:
-    pretend_memory(50 * MB)
-    with pytest.raises(hb.OutOfMemory, match="Table 'big'.* needs 104857600 bytes") as caught:
-        hb.EmbeddingCollection([hb.Table("small", 4, 10), hb.Table("big", 256, 100 * 1024)])
-    assert caught.value.asked_bytes == 100 * MB and caught.value.free_bytes == 50 * MB
-    assert "52428800 bytes" in str(caught.value)
-
-
-def test_growth_beyond_memory_changes_nothing(pretend_memory: Callable[[int], None]) -> None:
-    tables = [hb.Table("before", 4), hb.Table("user", 1024), hb.Table("after", 4)]
-    collection = hb.EmbeddingCollection(tables, seed=0)
-
-    def inputs(first: int, count: int) -> dict[str, Any]:
-        values = hb.Jagged(torch.arange(first, first + count), lengths=ids([count]))
-        return dict.fromkeys(collection.features, values)
-
-    collection(inputs(0, 10))["user"].sum().backward()
-    before = {name: collection.rows(name) for name in collection.tables}
-    gradient = grads_of(collection)
-    pretend_memory(20 * MB)
-    for call in (
-        lambda: collection(inputs(5, 20_000)),
-        lambda: collection.assign("user", torch.arange(20_000), torch.zeros(20_000, 1024)),
-    ):
-        with pytest.raises(hb.OutOfMemory, match="Table 'user'") as caught:
-            call()
-        assert caught.value.asked_bytes > 20 * MB and caught.value.free_bytes == 20 * MB
-        for name, rows in before.items():
-            now = collection.rows(name)
-            assert torch.equal(now.ids, rows.ids) and torch.equal(now.values, rows.values)
-        assert_equal_grads(grads_of(collection), gradient)
-    state = collection.state_dict()
-    larger = {"user": torch.zeros(20_000, 1024), "user.ids": torch.arange(20_000)}
-    with pytest.raises(RuntimeError, match="Table 'user'.* needs"):
-        collection.load_state_dict({**state, **larger})
-    assert collection.count("user") == 10
-    # Smaller batches still go, and new ids get the slots they would have got.
-    collection(inputs(5, 10))["user"].sum().backward()
-    assert collection.rows("user").ids.tolist() == list(range(15))
-    assert collection.table("before").ids().tolist() == list(range(15))
-    pretend_memory(0)
-    collection(inputs(5, 20_000))
-    fresh = hb.EmbeddingCollection(tables, seed=0)
-    fresh(inputs(0, 20_005))
-    for name in collection.tables:
-        assert torch.equal(fresh.rows(name).values, collection.rows(name).values)
 
 
 @pytest.fixture

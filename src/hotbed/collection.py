@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 import torch
@@ -77,13 +77,7 @@ class EmbeddingCollection(TableOwner):
             if table.name in names:
                 raise TableError(f"Two tables are named {table.name!r}; names must be distinct.")
             names.add(table.name)
-        for name in names:
-            for ending in ENDINGS[1:]:
-                if name + ending in names:
-                    raise TableError(
-                        f"Table {name + ending!r} is named as a part of table {name!r} in a "
-                        "state_dict; rename one."
-                    )
+        _check_endings(names)
         if features is None:
             features = {table.name: table.name for table in tables}
         if not features:
@@ -120,8 +114,9 @@ class EmbeddingCollection(TableOwner):
 
         Args:
             layers: ``nn.Embedding``, ``nn.EmbeddingBag``, ``hotbed.Embedding``, ``hotbed.EmbeddingBag``.
-                Hotbed layers are shared, not copied. A layer may appear several times, or share its
-                weight with another: the table then serves several features.
+                Hotbed layers are shared, not copied, and go by their new name in errors. A layer may
+                appear several times, or share its weight with another: the table then serves
+                several features, and is called as the first of them.
             names: a name for each feature; default "0", "1", ...
 
         The collection takes a list of inputs in the order of the layers, and returns a list; with
@@ -131,7 +126,7 @@ class EmbeddingCollection(TableOwner):
             TableError: a layer of another kind, or with an option that has no counterpart, or two
                 that share a weight and differ in mode or padding_idx.
         """
-        from hotbed.layers import adopt_layer, check_twin, weights_of
+        from hotbed.layers import check_twin, live_of, weights_of
 
         if not layers:
             raise TableError("from_layers needs at least one layer.")
@@ -141,6 +136,10 @@ class EmbeddingCollection(TableOwner):
                 f"from_layers needs one distinct name a layer: {len(layers)} layers, "
                 f"{len(set(labels))} distinct names."
             )
+        for label in labels:
+            if not isinstance(label, str) or not label:
+                raise TableError(f"from_layers: a name must be a non-empty string, not {label!r}.")
+        _check_endings(set(labels))
         collection = cls.__new__(cls)
         nn.Module.__init__(collection)
         live: dict[str, LiveTable] = {}
@@ -152,8 +151,11 @@ class EmbeddingCollection(TableOwner):
                 check_twin(layer, live[served[id(source)]])
             else:
                 served[id(source)] = label
-                live[label] = adopt_layer(layer, label)
+                live[label] = live_of(layer, label)
             features[label] = served[id(source)]
+        for label, table in live.items():  # only now that nothing can be refused any more
+            if table.name != label:
+                table.rename(label)
         collection._serve(live, features)
         collection._in_order = names is None
         return collection
@@ -322,3 +324,13 @@ class EmbeddingCollection(TableOwner):
             dtype = str(spec.dtype).removeprefix("torch.")
             lines.append(f"({name}): {size} × {spec.dim} {dtype}, {spec.combiner}{shared}")
         return "\n".join(lines)
+
+
+def _check_endings(names: Set[str]) -> None:
+    for name in names:
+        for ending in ENDINGS[1:]:
+            if name + ending in names:
+                raise TableError(
+                    f"Table {name + ending!r} is named as a part of table {name!r} in a "
+                    "state_dict; rename one."
+                )

@@ -9,6 +9,7 @@ table's dim and more rows than can be, without memory of its own; it reads as Na
 from __future__ import annotations
 
 import copy
+import dataclasses
 import weakref
 from collections.abc import Iterable
 from typing import Any
@@ -257,6 +258,11 @@ class LiveTable:
                     f"[0, {self.spec.rows}). Pass rows=None for open-ended ids."
                 )
         return ids
+
+    def rename(self, name: str) -> None:
+        """What errors, and descriptions, call the table from now on. The key stays."""
+        self.spec = dataclasses.replace(self.spec, name=name)
+        self.core.rename(name)
 
     def draw_again(self, key: int) -> None:
         """Gives every row its first value under a new key; a dynamic table forgets its rows."""

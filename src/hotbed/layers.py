@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import torch
 from torch import nn
 
@@ -15,7 +13,7 @@ from hotbed.handles import LiveTable, derive_key
 from hotbed.one_table import OneTable, refuse_options
 from hotbed.tables import Table
 
-__all__ = ["adopt_layer", "check_twin", "weights_of"]
+__all__ = ["check_twin", "live_of", "weights_of"]
 
 
 def weights_of(layer: nn.Module) -> object:
@@ -32,6 +30,15 @@ def weights_of(layer: nn.Module) -> object:
                 raise TableError(
                     f"from_layers cannot serve {type(layer).__name__}: it has a forward of its own."
                 )
+            if (
+                layer._forward_hooks
+                or layer._forward_pre_hooks
+                or "weight" not in layer._parameters
+            ):
+                raise TableError(
+                    f"from_layers cannot serve this {type(layer).__name__}: it has hooks or a "
+                    "parametrization, which would be lost. Remove them first."
+                )
             return layer.weight
     raise TableError(
         f"from_layers takes nn.Embedding, nn.EmbeddingBag and their Hotbed twins, "
@@ -39,17 +46,15 @@ def weights_of(layer: nn.Module) -> object:
     )
 
 
-def adopt_layer(layer: nn.Module, name: str) -> LiveTable:
+def live_of(layer: nn.Module, name: str) -> LiveTable:
     """The live table for a layer in a collection, with the layer's weights.
 
-    A Hotbed layer's own table is shared, and from now on called `name`; a torch layer's weights are
-    copied into a table of that name.
+    A Hotbed layer's own table is shared; a torch layer's weights are copied into a table `name`.
 
     Raises:
         TableError: an option that has no counterpart.
     """
     if isinstance(layer, (Embedding, EmbeddingBag)):
-        layer._live.spec = dataclasses.replace(layer._live.spec, name=name)
         return layer._live
     assert isinstance(layer, (nn.Embedding, nn.EmbeddingBag))
     spec = _describe(layer, name)
