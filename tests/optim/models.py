@@ -72,6 +72,14 @@ def batches(count: int, seed: int = 0, size: int = 8) -> Iterator[tuple[Batch, T
         yield batch, torch.randn(size, generator=generator, dtype=torch.float64)
 
 
+def loss_of(model: nn.Module, seed: int = 0) -> Tensor:
+    """The loss of one batch."""
+    batch, label = next(batches(1, seed))
+    out = model(batch)
+    loss: Tensor = (out - label.to(out.dtype)).square().mean()
+    return loss
+
+
 def train(
     model: nn.Module, optimizer: Any, data: Any, schedule: Any = None, backwards: int = 1
 ) -> list[float]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import gc
+import inspect
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from models import Model, Twin, assert_same, batches, tables_of, train
+from models import Model, Twin, assert_same, batches, loss_of, tables_of, train
 from torch import nn
 
 import hotbed as hb
@@ -18,8 +20,7 @@ ALL += ["Adamax", "Adadelta", "RMSprop", "FTRL"]
 
 
 def backward(model: nn.Module, seed: int = 0) -> torch.Tensor:
-    batch, label = next(batches(1, seed))
-    loss = (model(batch) - label).square().mean()
+    loss = loss_of(model, seed)
     loss.backward()
     return loss.detach()
 
@@ -304,28 +305,40 @@ def test_bad_arguments(name: str, options: dict[str, Any], error: type[Exception
     assert model.embeddings.table("item").rule is None
 
 
-def test_fused_updates_during_backward() -> None:
-    one, two = Model(), Model()
-    plain = hb.optim.Adagrad(one.parameters(), lr=0.1)
-    fused = hb.optim.Adagrad(two.parameters(), lr=0.1, fused=True)
-    data = list(batches(6))
-    assert train(one, plain, data) == train(two, fused, data)
-    for name, rows in tables_of(one).items():
-        assert torch.equal(rows, tables_of(two)[name])
-    before = tables_of(two)["item"]
-    backward(two)
-    assert two.embeddings.parameter("item").grad is None
-    assert not torch.equal(tables_of(two)["item"], before)
-    batch, _ = next(batches(1))
-    with torch.no_grad():
-        two(batch)
-    with pytest.raises(hb.OptimizerError, match="fused=True.*for each step"):
-        two(batch)
-    fused.step()
-    losses = [two(batch).sum() for _ in range(2)]
-    losses[0].backward()
-    with pytest.raises(hb.OptimizerError, match="a second one came first"):
-        losses[1].backward()
+@pytest.mark.parametrize("name", [name for name in ALL if name != "FTRL"])
+def test_l1_is_ftrls(name: str) -> None:
+    kind = getattr(hb.optim, name)
+    says = f"{name} has no option l1: .*FTRL.*penalty"
+    with pytest.raises(hb.OptimizerError, match=says):
+        kind(Model().parameters(), l1=0.1)
+    with pytest.raises(hb.OptimizerError, match=says):
+        kind([{"params": Model().parameters(), "l1": 0.1}])
+    with pytest.raises(hb.OptimizerError, match="weight_decay"):
+        kind(Model().parameters(), l2=0.1)
+    with pytest.raises(TypeError, match="bogus"):
+        kind(Model().parameters(), bogus=0.1)
+    hb.optim.FTRL([{"params": Model().parameters(), "l1": 0.1, "l2": 0.1}])
+
+
+def test_every_optimizer_names_its_options() -> None:
+    """Signatures are torch's, plus what tables need: none hides an option, and none is lost."""
+    for name in ALL:
+        kind = getattr(hb.optim, name)
+        group = kind(Model().parameters()).param_groups[0]
+        options = set(inspect.signature(kind.__init__).parameters) - {"self", "params", "options"}
+        structural = {
+            "untouched",
+            "dense",
+            "fused",
+            "replace_state",
+            "capturable",
+            "differentiable",
+        }
+        assert options - structural <= set(group) and not structural & set(group)
+        if hasattr(torch.optim, name):
+            theirs = set(inspect.signature(getattr(torch.optim, name)).parameters)
+            missing = theirs - options - {"params", "fused", "foreach"}
+            assert name == "AdamW" or missing <= {"decoupled_weight_decay"}, missing
 
 
 @pytest.mark.parametrize("tables", [1, 3])
@@ -385,14 +398,12 @@ def test_a_gradient_of_a_cleared_table_is_refused() -> None:
         optimizer.step()
 
 
-def test_out_of_memory_for_states_names_the_table() -> None:
+def test_out_of_memory_for_states_names_the_table(pretend_memory: Callable[[int], None]) -> None:
     layer = hb.Embedding(300_000, 64)
-    hb._core.set_available_memory_for_test(1 << 20)
-    try:
-        with pytest.raises(hb.OutOfMemory, match="exp_avg"):
-            hb.optim.Adam(layer.parameters())
-    finally:
-        hb._core.set_available_memory_for_test(0)
+    pretend_memory(1 << 20)
+    with pytest.raises(hb.OutOfMemory, match="Table 'embedding', exp_avg"):
+        hb.optim.Adam(layer.parameters())
+    pretend_memory(0)
     optimizer = hb.optim.Adam(layer.parameters())
     layer(torch.tensor([3])).sum().backward()
     optimizer.step()

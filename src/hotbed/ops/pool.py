@@ -171,9 +171,16 @@ def _reduce(
 ) -> list[Tensor | None]:
     """The gradient of each table's handle; None where not needed, or applied at once (fused)."""
     unique = batch.unique_counts()
-    fused = [t for t, n in enumerate(needed) if n and tables[t].fused_update is not None]
-    if fused:
-        _step_fused(batch, tables, fused, places)
+    # What an optimizer updates at once, and what it wants to have.
+    starts = {
+        t: table.fused_update.start()
+        for t, (table, n) in enumerate(zip(tables, needed, strict=True))
+        if n and table.fused_update is not None
+    }
+    steps = [(t, *start) for t, start in starts.items() if start is not None]
+    if steps:
+        _step_fused(batch, tables, steps, places)
+    fused = {t for t, _, _ in steps}
     chosen = [t for t, n in enumerate(needed) if n and t not in fused]
     counts = [unique[t] for t in chosen]
     indices = torch.empty((1, sum(counts)), dtype=torch.int64, device="cpu")
@@ -197,6 +204,9 @@ def _reduce(
         tiers.hold(batch.claim, [tables[t] for t in chosen])
     grads: list[Tensor | None] = [None] * len(tables)
     for t, index in zip(chosen, index_parts, strict=True):
+        if t in starts:
+            tables[t].fused_update.keep(index[0], values[t], batch.claim)
+            continue
         grads[t] = torch.sparse_coo_tensor(
             index, values[t], tables[t].shape, check_invariants=False
         )
@@ -206,17 +216,15 @@ def _reduce(
 def _step_fused(
     batch: Any,
     tables: Sequence[LiveTable],
-    fused: Sequence[int],
+    steps: list[tuple[int, Any, Any]],
     places: list[tuple[int, int]],
 ) -> None:
-    """Steps the tables `fused` of the batch at once, without a gradient of their own."""
-    updates = [tables[t].fused_update for t in fused]
-    steps = [(t, *update.start()) for t, update in zip(fused, updates, strict=True)]
+    """Steps tables at once, (position, rule, numbers) each, without a gradient of their own."""
     at, element, slot = _core.step_fused(batch, places, steps)
     if at >= 0:
         raise tables[at].fused_update.refuse(slot, element)
-    for update in updates:
-        update.done()
+    for t, _, _ in steps:
+        tables[t].fused_update.done()
 
 
 def _weight_gradients(

@@ -8,6 +8,7 @@ import torch
 
 from hotbed.optim.base import TableOptimizer
 from hotbed.optim.dense import DenseFactory
+from hotbed.optim.options import arguments
 
 __all__ = ["Adadelta", "Adagrad", "RMSprop", "RowwiseAdagrad"]
 
@@ -49,25 +50,7 @@ class Adagrad(TableOptimizer):
         fused: bool = False,
         replace_state: bool = False,
     ) -> None:
-        defaults = {
-            "lr": lr,
-            "lr_decay": lr_decay,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "initial_accumulator_value": initial_accumulator_value,
-            "maximize": maximize,
-            "decoupled_weight_decay": decoupled_weight_decay,
-            "foreach": foreach,
-            "differentiable": differentiable,
-        }
-        super().__init__(
-            params,
-            defaults,
-            untouched=untouched,
-            dense=dense,
-            fused=fused,
-            replace_state=replace_state,
-        )
+        super().__init__(params, arguments(locals()))
 
     def _check_group(self, group: dict[str, Any]) -> None:
         for key in ("lr_decay", "initial_accumulator_value", "eps"):
@@ -130,25 +113,7 @@ class Adadelta(TableOptimizer):
         fused: bool = False,
         replace_state: bool = False,
     ) -> None:
-        defaults = {
-            "lr": lr,
-            "rho": rho,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "maximize": maximize,
-            "decoupled_weight_decay": decoupled_weight_decay,
-            "foreach": foreach,
-            "capturable": capturable,
-            "differentiable": differentiable,
-        }
-        super().__init__(
-            params,
-            defaults,
-            untouched=untouched,
-            dense=dense,
-            fused=fused,
-            replace_state=replace_state,
-        )
+        super().__init__(params, arguments(locals()))
 
     def _check_group(self, group: dict[str, Any]) -> None:
         if not 0 <= group["rho"] <= 1:
@@ -201,27 +166,7 @@ class RMSprop(TableOptimizer):
         fused: bool = False,
         replace_state: bool = False,
     ) -> None:
-        defaults = {
-            "lr": lr,
-            "alpha": alpha,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "momentum": momentum,
-            "centered": centered,
-            "maximize": maximize,
-            "decoupled_weight_decay": decoupled_weight_decay,
-            "foreach": foreach,
-            "capturable": capturable,
-            "differentiable": differentiable,
-        }
-        super().__init__(
-            params,
-            defaults,
-            untouched=untouched,
-            dense=dense,
-            fused=fused,
-            replace_state=replace_state,
-        )
+        super().__init__(params, arguments(locals()))
 
     def _check_group(self, group: dict[str, Any]) -> None:
         if not 0 <= group["alpha"] <= 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -13,9 +14,10 @@ from hotbed import _core
 from hotbed.errors import NotFiniteError, OptimizerError
 from hotbed.handles import LiveTable, live_table
 from hotbed.optim.dense import DenseFactory, DenseHalf, name_of
-from hotbed.optim.fused import FusedUpdate
+from hotbed.optim.fused import FusedUpdates
 from hotbed.optim.gradients import not_finite, rows_of
 from hotbed.optim.guards import mark_table_optimizer
+from hotbed.optim.options import refuse_strangers
 from hotbed.states import check_states, copy_states, reset_states, write_states
 
 __all__ = ["TableOptimizer"]
@@ -36,8 +38,9 @@ class TableOptimizer(Optimizer):
             this one's ``lr``, or a factory ``lambda groups: torch.optim.SGD(groups, lr=0.1)``.
             Learning rate schedules act on both in proportion.
         fused: update each table during backward instead of keeping its gradient. No accumulation, no
-            clipping, no GradScaler, and a step is not all or nothing; a second training forward
-            before ``step`` raises.
+            clipping, and a step is not all or nothing; a second training forward before ``step``
+            raises, and so does a GradScaler, whose scaled gradients would be applied. (The very
+            first gradients wait for ``step``, so that a GradScaler is met before it did harm.)
         replace_state: take tables over from an optimizer with another rule, dropping its states.
 
     Raises:
@@ -48,33 +51,32 @@ class TableOptimizer(Optimizer):
     _rule: ClassVar[str]
     _dense: ClassVar[type[Optimizer]]
 
-    def __init__(
-        self,
-        params: Any,
-        defaults: dict[str, Any],
-        *,
-        untouched: str,
-        dense: DenseFactory | None,
-        fused: bool,
-        replace_state: bool,
-    ) -> None:
-        if untouched not in ("lazy", "exact"):
-            raise OptimizerError(f'untouched must be "lazy" or "exact", got {untouched!r}.')
+    def __new__(cls, *args: Any, **options: Any) -> TableOptimizer:
+        accepted = inspect.signature(cls.__init__).parameters
+        refuse_strangers(cls, [name for name in options if name not in accepted])
+        return super().__new__(cls)
+
+    def __init__(self, params: Any, options: dict[str, Any]) -> None:
+        """`options`: the arguments of the rule, and those described above."""
+        self.untouched: str = options.pop("untouched")
+        self.fused: bool = options.pop("fused")
+        self._replace_state: bool = options.pop("replace_state")
+        dense: DenseFactory | None = options.pop("dense")
+        if self.untouched not in ("lazy", "exact"):
+            raise OptimizerError(f'untouched must be "lazy" or "exact", got {self.untouched!r}.')
         for flag in ("capturable", "differentiable"):
-            if defaults.pop(flag, False):
+            if options.pop(flag, False):
                 raise OptimizerError(
                     f"{type(self).__name__}: {flag}=True cannot be honoured for tables. Give it to the "
                     f"dense part only: dense=lambda groups: torch.optim.X(groups, {flag}=True)."
                 )
-        self.untouched = untouched
-        self.fused = fused
-        self._replace_state = replace_state
         self._rules: dict[Tensor, Any] = {}
         self._live: dict[Tensor, LiveTable] = {}
         self._hyper: list[Any] = []  # of each group, filled before use
         self._options: list[Any] = []
         self._half = DenseHalf(self, self._dense, dense)
-        super().__init__(params, defaults)
+        self._in_backward = FusedUpdates(self) if self.fused else None
+        super().__init__(params, options)
         mark_table_optimizer(self)
 
     # -- what a rule says ------------------------------------------------------------------------
@@ -94,6 +96,7 @@ class TableOptimizer(Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As in torch; tables among the parameters get the states of the rule."""
+        refuse_strangers(type(self), [k for k in param_group if k not in self.defaults])
         super().add_param_group(param_group)
         index = len(self.param_groups) - 1
         group = self.param_groups[index]
@@ -163,7 +166,9 @@ class TableOptimizer(Optimizer):
         self._live[parameter] = live
         live.optimizer = self
         live.complaint = None
-        live.fused_update = FusedUpdate(self, live, rule, index) if self.fused else None
+        live.fused_update = None
+        if self._in_backward is not None:
+            self._in_backward.attach(live, rule, index)
 
     def _fill(self, hyper: Any, group: dict[str, Any]) -> Any:
         hyper.lr = float(group["lr"])
@@ -231,6 +236,13 @@ class TableOptimizer(Optimizer):
                     (rule, slots.data_ptr(), values.data_ptr(), len(slots), hyper, as_reduced)
                 )
                 entered.append(live)
+        waiting = None if self._in_backward is None else self._in_backward.first
+        for live, rule, index, slots, values, _ in waiting or ():
+            self.check_hold(live, rule)
+            entries.append(
+                (rule, slots.data_ptr(), values.data_ptr(), len(slots), self.numbers_of_step(index), True)
+            )
+            entered.append(live)
         try:
             array, element, slot = _core.step(entries, views)
         except IndexError as error:
@@ -248,10 +260,26 @@ class TableOptimizer(Optimizer):
                 "parameter was changed. Skip the batch, or look for the division or logarithm behind."
             )
         self._half.step()
-        if self.fused:
-            for live in self._live.values():
-                live.complaint = None  # the next forward and backward may come
+        if self._in_backward is not None:
+            self._in_backward.stepped()
         return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As in torch. With ``fused=True`` a batch that got no ``step`` is given up."""
+        super().zero_grad(set_to_none)
+        if self._in_backward is not None:
+            self._in_backward.give_up()
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """What ``GradScaler.step`` asks first, and nothing else does."""
+        if self.fused:
+            raise OptimizerError(
+                f"{type(self).__name__}(fused=True) updates tables during backward, before a "
+                "GradScaler could unscale the gradients. Use fused=False, or no GradScaler (bfloat16 "
+                "needs none)."
+            )
+        return False
 
     def check_hold(self, live: LiveTable, rule: Any) -> None:
         if not rule.holds_table:

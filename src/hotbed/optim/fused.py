@@ -1,48 +1,118 @@
-"""Stepping a table during backward (``fused=True``)."""
+"""`fused=True`: tables are updated during backward, and keep no gradient."""
 
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch import Tensor
 
 from hotbed.errors import NotFiniteError, OptimizerError
 from hotbed.handles import LiveTable
 from hotbed.optim.gradients import not_finite
 
-__all__ = ["FusedUpdate"]
+if TYPE_CHECKING:
+    from hotbed.optim.base import TableOptimizer
+
+__all__ = ["FusedUpdates"]
+
+
+class FirstGradient(NamedTuple):
+    """What the first backward left of a table."""
+
+    live: LiveTable
+    rule: Any
+    group: int
+    slots: Tensor
+    rows: Tensor
+    claim: Any
+    """Keeps tiered rows in their slots."""
+
+
+class FusedUpdates:
+    """What backward does to the tables of one optimizer.
+
+    Attributes:
+        first: what the first backward left; None from the first step on. Only ``step`` shows that a
+            GradScaler is at work, and that is too late for gradients that were applied, so the first
+            ones wait for it.
+    """
+
+    def __init__(self, optimizer: TableOptimizer) -> None:
+        self.optimizer = weakref.ref(optimizer)
+        self._tables: list[LiveTable] = []
+        self.first: list[FirstGradient] | None = []
+
+    def attach(self, live: LiveTable, rule: Any, index: int) -> None:
+        """Lets backward update `live` with the numbers of group `index`.
+
+        The table does not keep the optimizer alive: one that is gone updates nothing.
+        """
+        update = FusedUpdate(self, live, rule, index)
+        live.fused_update = update
+        self._tables.append(live)
+        optimizer = self.optimizer()
+        assert optimizer is not None
+
+        def stop() -> None:
+            if live.fused_update is update:
+                live.fused_update, live.complaint = None, None
+
+        weakref.finalize(optimizer, stop).atexit = False
+
+    def stepped(self) -> None:
+        """A step was taken: the next forward and backward may come."""
+        self.first = None
+        self._let_backward_come()
+
+    def give_up(self) -> None:
+        """The last backward gets no step."""
+        if self.first is not None:
+            self.first.clear()
+        self._let_backward_come()
+
+    def _let_backward_come(self) -> None:
+        for live in self._tables:
+            if live.fused_update is not None:
+                live.complaint = None
 
 
 class FusedUpdate:
-    """How backward steps a table at once (``fused=True``)."""
+    """How backward updates one table."""
 
-    def __init__(self, optimizer: Any, live: LiveTable, rule: Any, index: int) -> None:
-        self._optimizer = weakref.ref(optimizer)
-        self._live, self._rule, self._index = live, rule, index
+    def __init__(self, updates: FusedUpdates, live: LiveTable, rule: Any, index: int) -> None:
+        self._updates, self._live, self._rule, self._index = updates, live, rule, index
         self._waiting = OptimizerError(
             f"Table {live.name!r} is updated during backward (fused=True), so there must be one "
             "forward and one backward for each step(); a second one came first. Use fused=False to "
             "accumulate gradients."
         )
 
-    def start(self) -> tuple[Any, Any]:
-        """The rule and the numbers to step with.
+    def start(self) -> tuple[Any, Any] | None:
+        """The rule, and the numbers to step with; None: the gradient is to be kept for the step.
 
         Raises:
-            OptimizerError: a step() is missing, or the optimizer is gone or has lost the table.
+            OptimizerError: a step() is missing, or the optimizer has lost the table.
         """
-        optimizer = self._optimizer()
-        if optimizer is None:
-            raise OptimizerError(
-                f"Table {self._live.name!r} is updated during backward by an optimizer (fused=True) "
-                "that is gone. Keep the optimizer, or make a new one."
-            )
+        optimizer = self._updates.optimizer()
+        assert optimizer is not None
         optimizer.check_hold(self._live, self._rule)
         if self._live.complaint is self._waiting:
             raise self._waiting
+        if self._updates.first is not None:
+            return None
         return self._rule, optimizer.numbers_of_step(self._index)
 
+    def keep(self, slots: Tensor, rows: Tensor, claim: Any) -> None:
+        """Takes the first gradient, (n,) slots and (n, dim) rows, until the step."""
+        assert self._updates.first is not None
+        self._updates.first.append(
+            FirstGradient(self._live, self._rule, self._index, slots, rows, claim)
+        )
+        self.done()
+
     def done(self) -> None:
-        """The table was stepped: step() must come before the next forward."""
+        """The table was updated: step() must come before the next forward."""
         self._live.complaint = self._waiting
 
     def refuse(self, slot: int, element: int) -> NotFiniteError:

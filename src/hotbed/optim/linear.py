@@ -9,6 +9,7 @@ import torch
 from hotbed.errors import OptimizerError
 from hotbed.optim.base import TableOptimizer
 from hotbed.optim.dense import DenseFactory, Ftrl
+from hotbed.optim.options import arguments
 
 __all__ = ["FTRL", "SGD"]
 
@@ -50,25 +51,7 @@ class SGD(TableOptimizer):
         fused: bool = False,
         replace_state: bool = False,
     ) -> None:
-        defaults = {
-            "lr": lr,
-            "momentum": momentum,
-            "dampening": dampening,
-            "weight_decay": weight_decay,
-            "nesterov": nesterov,
-            "maximize": maximize,
-            "decoupled_weight_decay": decoupled_weight_decay,
-            "foreach": foreach,
-            "differentiable": differentiable,
-        }
-        super().__init__(
-            params,
-            defaults,
-            untouched=untouched,
-            dense=dense,
-            fused=fused,
-            replace_state=replace_state,
-        )
+        super().__init__(params, arguments(locals()))
 
     def _check_group(self, group: dict[str, Any]) -> None:
         if not group["momentum"] >= 0:
@@ -124,24 +107,7 @@ class FTRL(TableOptimizer):
         fused: bool = False,
         replace_state: bool = False,
     ) -> None:
-        defaults = {
-            "lr": lr,
-            "lr_power": lr_power,
-            "initial_accumulator_value": initial_accumulator_value,
-            "l1": l1,
-            "l2": l2,
-            "l2_shrinkage": l2_shrinkage,
-            "beta": beta,
-            "maximize": maximize,
-        }
-        super().__init__(
-            params,
-            defaults,
-            untouched=untouched,
-            dense=dense,
-            fused=fused,
-            replace_state=replace_state,
-        )
+        super().__init__(params, arguments(locals()))
 
     def _check_group(self, group: dict[str, Any]) -> None:
         if not group["lr_power"] <= 0:

@@ -9,6 +9,7 @@ import torch
 from hotbed.errors import OptimizerError
 from hotbed.optim.base import TableOptimizer
 from hotbed.optim.dense import DenseFactory
+from hotbed.optim.options import arguments
 
 __all__ = ["Adam", "AdamW", "Adamax", "RowwiseAdam"]
 
@@ -41,14 +42,13 @@ class Adam(_Moments):
         lr: learning rate.
         betas: decay of the two moments.
         eps: added to the divisor.
-        weight_decay: L2, added to the gradient. Use `AdamW` for decoupled decay.
+        weight_decay: L2, added to the gradient; or, with ``decoupled_weight_decay``, as in `AdamW`.
         amsgrad: divide by the largest v so far.
         maximize: step up the gradient.
     """
 
     _rule = "adam"
     _dense: ClassVar[type[torch.optim.Optimizer]] = torch.optim.Adam
-    _decoupled = False
 
     def __init__(
         self,
@@ -60,6 +60,7 @@ class Adam(_Moments):
         amsgrad: bool = False,
         *,
         maximize: bool = False,
+        decoupled_weight_decay: bool = False,
         foreach: bool | None = None,
         capturable: bool = False,
         differentiable: bool = False,
@@ -68,26 +69,7 @@ class Adam(_Moments):
         fused: bool = False,
         replace_state: bool = False,
     ) -> None:
-        defaults = {
-            "lr": lr,
-            "betas": betas,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "amsgrad": amsgrad,
-            "maximize": maximize,
-            "decoupled_weight_decay": self._decoupled,
-            "foreach": foreach,
-            "capturable": capturable,
-            "differentiable": differentiable,
-        }
-        super().__init__(
-            params,
-            defaults,
-            untouched=untouched,
-            dense=dense,
-            fused=fused,
-            replace_state=replace_state,
-        )
+        super().__init__(params, arguments(locals()))
 
     def _flags(self, group: dict[str, Any]) -> dict[str, bool]:
         return {"amsgrad": bool(group["amsgrad"]), "plain_eps": self.untouched == "lazy"}
@@ -99,7 +81,6 @@ class AdamW(Adam):
     """
 
     _dense = torch.optim.AdamW
-    _decoupled = True
 
     def __init__(
         self,
@@ -111,21 +92,17 @@ class AdamW(Adam):
         amsgrad: bool = False,
         **options: Any,
     ) -> None:
-        super().__init__(params, lr, betas, eps, weight_decay, amsgrad, **options)
+        super().__init__(
+            params, lr, betas, eps, weight_decay, amsgrad, decoupled_weight_decay=True, **options
+        )
 
 
 class RowwiseAdam(Adam):
     """Adam with one second moment a row, of the mean of g^2 over its columns. Arguments as of `Adam`,
-    whose torch class steps the dense parameters, and ``decoupled_weight_decay`` to decay as `AdamW`.
+    whose torch class steps the dense parameters.
     """
 
     _rule = "rowwise_adam"
-
-    def __init__(
-        self, params: Any, lr: float = 1e-3, *, decoupled_weight_decay: bool = False, **options: Any
-    ) -> None:
-        self._decoupled = decoupled_weight_decay
-        super().__init__(params, lr, **options)
 
 
 class Adamax(_Moments):
@@ -165,25 +142,7 @@ class Adamax(_Moments):
         fused: bool = False,
         replace_state: bool = False,
     ) -> None:
-        defaults = {
-            "lr": lr,
-            "betas": betas,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "maximize": maximize,
-            "decoupled_weight_decay": decoupled_weight_decay,
-            "foreach": foreach,
-            "capturable": capturable,
-            "differentiable": differentiable,
-        }
-        super().__init__(
-            params,
-            defaults,
-            untouched=untouched,
-            dense=dense,
-            fused=fused,
-            replace_state=replace_state,
-        )
+        super().__init__(params, arguments(locals()))
 
     def _numbers(self, group: dict[str, Any]) -> dict[str, float]:
         first = group.setdefault("first_eps", group["eps"])

@@ -1,0 +1,125 @@
+"""`fused=True`: tables are updated during backward."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+from models import Model, batches, loss_of, tables_of, train
+
+import hotbed as hb
+
+
+def test_fused_updates_during_backward() -> None:
+    one, two = Model(), Model()
+    plain = hb.optim.Adagrad(one.parameters(), lr=0.1)
+    fused = hb.optim.Adagrad(two.parameters(), lr=0.1, fused=True)
+    data = list(batches(6))
+    assert train(one, plain, data) == train(two, fused, data)
+    for name, rows in tables_of(one).items():
+        assert torch.equal(rows, tables_of(two)[name])
+    before = tables_of(two)["item"]
+    loss_of(two).backward()
+    assert two.embeddings.parameter("item").grad is None
+    assert not torch.equal(tables_of(two)["item"], before)
+    batch, _ = next(batches(1))
+    with torch.no_grad():
+        two(batch)
+    with pytest.raises(hb.OptimizerError, match="fused=True.*for each step"):
+        two(batch)
+    fused.step()
+    losses = [two(batch).sum() for _ in range(2)]
+    losses[0].backward()
+    with pytest.raises(hb.OptimizerError, match="a second one came first"):
+        losses[1].backward()
+
+
+def scaled(model: Model, scaler: torch.amp.GradScaler) -> None:
+    scaler.scale(loss_of(model)).backward()  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.parametrize("unscale", [False, True])
+def test_a_grad_scaler_is_refused_before_it_did_harm(unscale: bool) -> None:
+    model = Model(dtype=torch.float32)
+    optimizer = hb.optim.Adagrad(model.parameters(), lr=0.1, fused=True)
+    before, top = tables_of(model), model.top.weight.clone()
+    scaler = torch.amp.GradScaler("cpu")
+    scaled(model, scaler)
+    if unscale:
+        scaler.unscale_(optimizer)
+    with pytest.raises(hb.OptimizerError, match="Adagrad.fused=True.*GradScaler.*fused=False"):
+        scaler.step(optimizer)
+    assert all(torch.equal(rows, before[name]) for name, rows in tables_of(model).items())
+    assert torch.equal(model.top.weight, top)
+    # The batch can be given up, and training goes on without a scaler.
+    optimizer.zero_grad()
+    loss_of(model).backward()
+    optimizer.step()
+    plain = Model(dtype=torch.float32)
+    optimizer = hb.optim.Adagrad(plain.parameters(), lr=0.1)
+    loss_of(plain).backward()
+    optimizer.step()
+    assert all(torch.equal(r, tables_of(plain)[name]) for name, r in tables_of(model).items())
+
+
+def test_a_grad_scaler_that_comes_later_is_refused_too() -> None:
+    model = Model(dtype=torch.float32)
+    optimizer = hb.optim.SGD(model.parameters(), lr=0.1, fused=True)
+    train(model, optimizer, [(b, y.float()) for b, y in batches(2)])
+    scaler = torch.amp.GradScaler("cpu")
+    scaled(model, scaler)
+    with pytest.raises(hb.OptimizerError, match="GradScaler"):
+        scaler.step(optimizer)
+
+
+def test_a_grad_scaler_that_is_off_is_none() -> None:
+    model = Model(dtype=torch.float32)
+    optimizer = hb.optim.SGD(model.parameters(), lr=0.1, fused=True)
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    before = tables_of(model)["item"]
+    for _ in range(2):
+        scaled(model, scaler)
+        scaler.step(optimizer)
+        optimizer.zero_grad()
+    assert not torch.equal(tables_of(model)["item"], before)
+
+
+def test_the_first_step_is_all_or_nothing() -> None:
+    model = Model()
+    optimizer = hb.optim.SGD(model.parameters(), lr=0.1, fused=True)
+    before = tables_of(model)
+    loss_of(model).backward()
+    model.top.bias.grad[0] = float("nan")
+    with pytest.raises(hb.NotFiniteError, match="top.bias"):
+        optimizer.step()
+    assert all(torch.equal(rows, before[name]) for name, rows in tables_of(model).items())
+
+
+def test_a_batch_without_a_step_can_be_given_up() -> None:
+    model = Model()
+    optimizer = hb.optim.SGD(model.parameters(), lr=0.1, fused=True)
+    for _ in range(2):  # the first gradients wait, later ones are applied at once
+        loss_of(model).backward()
+        with pytest.raises(hb.OptimizerError, match="for each step"):
+            model(next(batches(1))[0])
+        optimizer.zero_grad()
+        loss_of(model).backward()
+        optimizer.step()
+    with pytest.raises(hb.OptimizerError, match="for each step"):
+        loss_of(model).backward()
+        loss_of(model)
+
+
+def test_an_optimizer_that_is_gone_updates_nothing() -> None:
+    model = Model()
+    optimizer = hb.optim.SGD(model.parameters(), lr=0.1, fused=True)
+    loss_of(model).backward()
+    optimizer.step()
+    loss_of(model).backward()
+    rows = tables_of(model)["item"]
+    del optimizer
+    gc.collect()
+    loss_of(model).backward()
+    assert model.embeddings.parameter("item").grad is not None
+    assert torch.equal(tables_of(model)["item"], rows)
