@@ -3,27 +3,27 @@
 The handle is what ``model.parameters()`` yields and what carries the gradient: a sparse COO tensor
 over slots, (slots (1, n), values (n, dim)). The handle of a static table aliases the weight plane,
 so it can be read, printed and initialised like any parameter. The handle of a dynamic table has the
-table's dim and more rows than can be, without memory of its own; it reads as NaN.
+table's dim and more rows than can be, without memory of its own; reading or writing it raises.
 """
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import weakref
 from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hotbed import _core
 from hotbed.errors import HotbedError, IdError, TableError
 from hotbed.init import table_key
+from hotbed.parameters import FollowingHandle, Handle, OpenHandle, plain_access
 from hotbed.resolve.tiers import Tiers
 from hotbed.tables import COMBINERS, MAX_DIM, Table
 
-__all__ = ["CORE_DTYPES", "Handle", "LiveTable", "derive_key", "live_table", "live_tables"]
+__all__ = ["CORE_DTYPES", "LiveTable", "derive_key", "live_table", "live_tables"]
 
 CORE_DTYPES = {
     torch.float32: _core.DType.f32,
@@ -36,33 +36,13 @@ CORE_DTYPES = {
 # count of bytes stays below 2**63 for any dim.
 OPEN_ROWS = 2**59 // MAX_DIM
 
+_ROWS_AT_ONCE = 1 << 20
+
 # A float32 gradient of a half-precision parameter.
 GRADIENTS_OF_OTHER_DTYPE = hasattr(torch.Tensor, "grad_dtype")
 
 
 _live_tables: weakref.WeakSet[LiveTable] = weakref.WeakSet()
-
-
-class Handle(nn.Parameter):
-    """The parameter of a table. Copies and pickles as the table does, rows and all."""
-
-    hotbed_table: LiveTable
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Handle:
-        return copy.deepcopy(self.hotbed_table, memo).parameter
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return _handle_of, (self.hotbed_table,)
-
-    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        table = self.hotbed_table
-        if table.aliased:
-            return str(super().__repr__())  # type: ignore[no-untyped-call]
-        return f"Handle of table {table.name!r} ({len(table):,} rows × {table.spec.dim})"
-
-
-def _handle_of(table: LiveTable) -> Handle:
-    return table.parameter
 
 
 class LiveTable:
@@ -118,7 +98,7 @@ class LiveTable:
         self._optimizer: weakref.ref[Any] | None = None
         self.complaint: HotbedError | None = None
         self.fused_update: Any = None
-        self.rule: Any = None
+        self._rule: Any = None
         _live_tables.add(self)
 
     @property
@@ -126,12 +106,26 @@ class LiveTable:
         """The handle. It keeps the table, not the table it: a model that goes takes its tables along."""
         handle = None if self._parameter is None else self._parameter()
         if handle is None:
-            handle = Handle(self._data, requires_grad=self._requires_grad)
+            handle = self._handle_kind()(self._data, requires_grad=self._requires_grad)
             handle.hotbed_table = self
             if handle.dtype != self.compute_dtype:
                 handle.grad_dtype = self.compute_dtype
             self._parameter = weakref.ref(handle)
         return handle
+
+    def _handle_kind(self) -> type[Handle]:
+        if not self.aliased:
+            return OpenHandle
+        return FollowingHandle if self.follows else Handle
+
+    @property
+    def rule(self) -> Any:
+        return self._rule
+
+    @rule.setter
+    def rule(self, rule: Any) -> None:
+        self._rule = rule
+        self.parameter.__class__ = self._handle_kind()
 
     def _handle_data(self) -> Tensor:
         if self.aliased:
@@ -160,17 +154,13 @@ class LiveTable:
         """Adopts weights that were put in place of the handle's (``p.data = ...``).
 
         Raises:
-            TableError: they do not fit, or the table is dynamic; the table is as it was.
+            TableError: they do not fit; the table is as it was.
         """
-        if self.parameter.data_ptr() == self.address:
-            return
-        data = self.parameter.data
-        self.parameter.data = self._data
-        if not self.aliased:
-            raise TableError(
-                f"Table {self.name!r}: the data of its parameter were replaced, but the rows are not "
-                "kept there. Use a state_dict, or assign(ids, values)."
-            )
+        with plain_access():
+            if self.parameter.data_ptr() == self.address:
+                return
+            data = self.parameter.data
+            self.parameter.data = self._data
         plane = self._data
         if data.shape != plane.shape or data.dtype != plane.dtype:
             raise TableError(
@@ -209,6 +199,13 @@ class LiveTable:
     def follows(self) -> bool:
         """Whether rows that no batch touches follow a dense optimizer, and so may be behind it."""
         return bool(self.core.catches_up)
+
+    def bring_up_to_date(self) -> None:
+        """Writes what the rows of a static table missed while no batch touched them."""
+        if self.follows:
+            for begin in range(0, len(self), _ROWS_AT_ONCE):
+                slots = torch.arange(begin, min(begin + _ROWS_AT_ONCE, len(self)), device="cpu")
+                self.rule.catch_up(slots.data_ptr(), len(slots))
 
     def current_weights(self) -> Tensor:
         """(rows, dim) weights by slot: the plane, or a copy where rows may be behind."""

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from hotbed.errors import OptimizerError, TableError
 from hotbed.handles import LiveTable, live_table
 from hotbed.inputs import Bags
+from hotbed.parameters import plain_access
 from hotbed.resolve.lookup import lookup
 from hotbed.state_dict import ENDINGS, load_table, save_table, signed_key
 
@@ -50,7 +51,8 @@ class TableOwner(nn.Module):
                     f"Table {table.name!r}: the module's parameter {name!r} was replaced by another. "
                     "Rows are not kept in it: load a state_dict, or use assign(), instead."
                 )
-        return lookup(live, table_of, features, bags, self.training, batch)
+        with plain_access():
+            return lookup(live, table_of, features, bags, self.training, batch)
 
     @contextlib.contextmanager
     def _without_handles(self) -> Iterator[None]:

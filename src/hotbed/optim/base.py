@@ -18,6 +18,7 @@ from hotbed.optim.fused import FusedUpdates
 from hotbed.optim.gradients import not_finite, rows_of
 from hotbed.optim.guards import mark_table_optimizer
 from hotbed.optim.options import refuse_strangers
+from hotbed.parameters import plain_access
 from hotbed.states import check_states, copy_states, reset_states, write_states
 
 __all__ = ["TableOptimizer"]
@@ -215,27 +216,28 @@ class TableOptimizer(Optimizer):
         held: list[Tensor] = []  # alive until the core has read them
         dense: list[tuple[Tensor, int, int]] = []
         views: list[tuple[int, int, bool]] = []
-        for index, group in enumerate(self.param_groups):
-            hyper = None
-            for position, parameter in enumerate(group["params"]):
-                grad = parameter.grad
-                if grad is None:
-                    continue
-                rule = self._rules.get(parameter)
-                if rule is None:
-                    self._view(grad, parameter, index, position, dense, views)
-                    continue
-                if hyper is None:
-                    hyper = self.numbers_of_step(index)
-                live = self._live[parameter]
-                self.check_hold(live, rule)
-                slots, values = rows_of(grad, live)
-                held += (slots, values)
-                as_reduced = values._version == 0
-                entries.append(
-                    (rule, slots.data_ptr(), values.data_ptr(), len(slots), hyper, as_reduced)
-                )
-                entered.append(live)
+        with plain_access():
+            for index, group in enumerate(self.param_groups):
+                hyper = None
+                for position, parameter in enumerate(group["params"]):
+                    grad = parameter.grad
+                    if grad is None:
+                        continue
+                    rule = self._rules.get(parameter)
+                    if rule is None:
+                        self._view(grad, parameter, index, position, dense, views)
+                        continue
+                    if hyper is None:
+                        hyper = self.numbers_of_step(index)
+                    live = self._live[parameter]
+                    self.check_hold(live, rule)
+                    slots, values = rows_of(grad, live)
+                    held += (slots, values)
+                    as_reduced = values._version == 0
+                    entries.append(
+                        (rule, slots.data_ptr(), values.data_ptr(), len(slots), hyper, as_reduced)
+                    )
+                    entered.append(live)
         waiting = None if self._in_backward is None else self._in_backward.first
         for live, rule, index, slots, values, _ in waiting or ():
             self.check_hold(live, rule)
@@ -266,7 +268,8 @@ class TableOptimizer(Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As in torch. With ``fused=True`` a batch that got no ``step`` is given up."""
-        super().zero_grad(set_to_none)
+        with plain_access():
+            super().zero_grad(set_to_none)
         if self._in_backward is not None:
             self._in_backward.give_up()
 

@@ -1,0 +1,163 @@
+"""The kinds of handle: the parameters that stand for tables, and what torch may do with each.
+
+`Handle` aliases the rows of a static table: it is them. `FollowingHandle` does too, but some of its
+rows may be behind the steps taken (``untouched="exact"``), so they are brought up to date before torch
+reads or writes any. `OpenHandle` has no rows: those of a dynamic table come and go.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from hotbed.errors import TableError
+
+if TYPE_CHECKING:
+    from hotbed.handles import LiveTable
+
+__all__ = ["FollowingHandle", "Handle", "OpenHandle", "plain_access"]
+
+plain_access = torch._C.DisableTorchFunctionSubclass
+"""A context in which handles are taken for what they are in memory, which is also quicker."""
+
+# Properties that hand out rows. All others tell about the parameter, or carry its gradient.
+_ROW_PROPERTIES = {"data", "T", "mT", "H", "mH", "real", "imag", "__cuda_array_interface__"}
+
+# Functions that touch no row.
+_ABOUT = {
+    "__dir__",
+    "__format__",
+    "__hash__",
+    "__len__",
+    "__repr__",
+    "_is_view",
+    "data_ptr",
+    "dim",
+    "element_size",
+    "get_device",
+    "has_names",
+    "ndimension",
+    "nelement",
+    "numel",
+    "register_hook",
+    "register_post_accumulate_grad_hook",
+    "requires_grad_",
+    "retain_grad",
+    "size",
+    "storage_offset",
+    "stride",
+}
+_VALUE_QUESTIONS = {"is_nonzero", "is_same_size", "is_set_to"}
+
+
+def _touches_rows(func: Any) -> bool:
+    name = getattr(func, "__name__", "")
+    if name in ("__get__", "__set__", "__delete__"):
+        return func.__self__.__name__ in _ROW_PROPERTIES
+    if name in _ABOUT:
+        return False
+    return not name.startswith("is_") or name in _VALUE_QUESTIONS
+
+
+class Handle(nn.Parameter):
+    """The parameter of a table. Copies and pickles as the table does, rows and all."""
+
+    hotbed_table: LiveTable
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Handle:
+        return copy.deepcopy(self.hotbed_table, memo).parameter
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _handle_of, (self.hotbed_table,)
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        return repr(nn.Parameter(self.data, requires_grad=self.requires_grad))
+
+
+def _handle_of(table: LiveTable) -> Handle:
+    return table.parameter
+
+
+class FollowingHandle(Handle):
+    """The handle of a static table whose rows follow a dense optimizer.
+
+    Threading: reading it may write rows, so unlike a lookup it wants the table alone.
+    """
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Iterable[Any] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if _touches_rows(func) or func.__name__ == "__format__":
+            for found in _instances((args, kwargs), cls):
+                found.hotbed_table.bring_up_to_date()
+        with plain_access():
+            return func(*args, **kwargs)
+
+
+class _Rowless:
+    """Refuses whatever needs rows, at once: torch would compute on nothing, or for ever."""
+
+    table_name: str
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Iterable[Any] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if not _touches_rows(func):
+            with plain_access():
+                return func(*args, **kwargs)
+        name = next(_instances((args, kwargs), _Rowless)).table_name
+        wanted = func.__name__
+        if wanted in ("__get__", "__set__"):
+            wanted = {"__get__": "", "__set__": "setting "}[wanted] + func.__self__.__name__
+        if wanted in ("data", "detach"):
+            with plain_access():
+                return _OpenRows.over(func(*args, **kwargs), name)
+        raise TableError(
+            f"Table {name!r}: its parameter holds no rows, as they are kept by id, so there is nothing "
+            f"for {wanted.strip('_')} to work on. Read rows with rows() or lookup(ids), write them with "
+            "assign(ids, values) or a state_dict, and choose first values with Table(init=...)."
+        )
+
+
+class OpenHandle(_Rowless, Handle):
+    """The handle of a dynamic table: of its dim, with more rows than can be, and none in memory."""
+
+    @property
+    def table_name(self) -> str:  # type: ignore[override]
+        return self.hotbed_table.name
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        table = self.hotbed_table
+        return f"Handle of table {table.name!r} ({len(table):,} rows × {table.spec.dim})"
+
+
+class _OpenRows(_Rowless, Tensor):
+    """What ``data`` and ``detach()`` of an `OpenHandle` are: as little."""
+
+    @classmethod
+    def over(cls, rows: Tensor, name: str) -> Tensor:
+        made: Any = Tensor._make_subclass(cls, rows)
+        made.table_name = name
+        return made  # type: ignore[no-any-return]
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        return f"Rows of table {self.table_name!r}, which are not kept in its parameter"
+
+
+def _instances(value: Any, kind: type) -> Iterator[Any]:
+    if isinstance(value, kind):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _instances(item, kind)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _instances(item, kind)
