@@ -399,15 +399,25 @@ def test_workers_give_the_same_batches_in_the_same_order(tmp_path, workers):
 
 
 @processes
-def test_workers_report_malformed_lines(tmp_path):
+@pytest.mark.parametrize("way", ["fork", "spawn"])
+def test_workers_report_malformed_lines(tmp_path, way):
     lines = [good_line(i) for i in range(40)]
     for i in (1, 5, 22):
         lines[i] = "broken"
     path = write(tmp_path / "a", lines)
     log = CriteoLog(path, 4, on_error="skip")
-    rows = rows_of(DataLoader(log, batch_size=None, num_workers=2))
-    assert rows == [i for i in range(40) if i not in (1, 5, 22)]
-    assert log.skipped.lines == 3
+    for workers in (
+        (3, 2, 0, 1) if way == "fork" else (1,)
+    ):  # what more workers counted before is not counted again
+        context = way if workers else None
+        loader = DataLoader(
+            log, batch_size=None, num_workers=workers, multiprocessing_context=context
+        )
+        assert rows_of(loader) == [i for i in range(40) if i not in (1, 5, 22)]
+        assert log.skipped.lines == 3
+        numbers = [int(e.split("line ")[1].split(":")[0]) for e in log.skipped.examples]
+        assert sorted(numbers) == [2, 6, 23]
+        assert f"{path}, line 6: 1 columns, expected 40" in "".join(log.skipped.examples)
     strict = DataLoader(CriteoLog(path, 4), batch_size=None, num_workers=2)
     with pytest.raises(DataError, match="line 2: 1 columns, expected 40"):
         list(strict)

@@ -29,6 +29,7 @@ _WANTED = {
     4: "8 hexadecimal digits",
 }
 _KEPT_EXAMPLES = 5
+_EXAMPLE_BYTES = 2048
 _MOST_WORKERS = 256
 _logger = logging.getLogger("hotbed.data")
 
@@ -39,7 +40,7 @@ class Skipped(NamedTuple):
     lines: int
     """How many, over all DataLoader workers."""
     examples: tuple[str, ...]
-    """Messages for the first few that this process met."""
+    """Messages for the first few of each worker."""
 
 
 class CriteoLog(IterableDataset[Batch]):
@@ -112,18 +113,27 @@ class CriteoLog(IterableDataset[Batch]):
         self.shuffle = window
         self.labels = labels
         self.start, self.stop = self._range(rows)
-        self._examples: list[str] = []
-        # One counter a worker (the first: no workers), in memory that the workers inherit.
+        # A row for each worker (the first: no workers) in memory that all of them share: a counter,
+        # and example messages, one a line.
         self._counts: torch.Tensor | None = None
+        self._examples: torch.Tensor | None = None
         if on_error == "skip":
             counts: Any = torch.zeros(1 + _MOST_WORKERS, dtype=torch.int64)
-            self._counts = counts.share_memory_()
+            examples: Any = torch.zeros(1 + _MOST_WORKERS, _EXAMPLE_BYTES, dtype=torch.uint8)
+            self._counts, self._examples = counts.share_memory_(), examples.share_memory_()
 
     @property
     def skipped(self) -> Skipped:
         """What the latest iteration passed over so far. Workers may be ahead of the consumer."""
-        count = 0 if self._counts is None else int(self._counts.sum())
-        return Skipped(count, tuple(self._examples))
+        if self._counts is None:
+            return Skipped(0, ())
+        examples = [e for row in self._counts.nonzero() for e in self._examples_of(int(row))]
+        return Skipped(int(self._counts.sum()), tuple(examples[:_KEPT_EXAMPLES]))
+
+    def _examples_of(self, row: int) -> list[str]:
+        assert self._examples is not None
+        text = self._examples[row].numpy().tobytes().rstrip(b"\0")
+        return text.decode("utf-8", "replace").split("\n") if text else []
 
     def count_rows(self) -> int:
         """Rows in range, malformed lines included. Reads the files through, fast."""
@@ -161,11 +171,13 @@ class CriteoLog(IterableDataset[Batch]):
             seed = int(torch.randint(2**62, ()))
             generator = np.random.default_rng(seed)
             unit = -(-self.shuffle // self.batch_size) * self.batch_size
-        self._examples = []
-        if self._counts is not None:
-            self._counts[1 + worker if info else 0] = 0
-            if not info:
-                self._counts.zero_()
+        row = 1 + worker if info else 0
+        for shared in (self._counts, self._examples):
+            if shared is not None:
+                shared[row] = 0
+                if worker == 0:  # what earlier iterations with more workers, or with none, left
+                    shared[1 + workers if info else 0 :] = 0
+                    shared[0] = 0
         reader = _Reader(self.paths)
         try:
             yield from self._units(reader, unit, worker, workers, generator)
@@ -175,7 +187,7 @@ class CriteoLog(IterableDataset[Batch]):
                     "%d malformed line%s skipped; first: %s",
                     reader.faults,
                     "" if reader.faults == 1 else "s",
-                    "; ".join(self._examples),
+                    "; ".join(self._examples_of(row)),
                 )
 
     def _units(
@@ -217,10 +229,13 @@ class CriteoLog(IterableDataset[Batch]):
         if self._counts is None:
             raise DataError(message)
         info = get_worker_info()
+        row = 1 + info.id if info else 0
         reader.faults += 1
-        self._counts[1 + info.id if info else 0] += 1
-        if len(self._examples) < _KEPT_EXAMPLES:
-            self._examples.append(message)
+        self._counts[row] += 1
+        if reader.faults <= _KEPT_EXAMPLES:
+            assert self._examples is not None
+            told = "\n".join([*self._examples_of(row), message]).encode()[:_EXAMPLE_BYTES]
+            self._examples[row, : len(told)] = torch.frombuffer(bytearray(told), dtype=torch.uint8)
 
     def _range(self, rows: slice | tuple[int | None, int | None] | None) -> tuple[int, int | None]:
         if rows is None:
