@@ -1,4 +1,4 @@
-# make demo | test | lint | sanitize | soak | bench | wheel | peers | clean
+# make demo | test | lint | stub | sanitize | soak | bench | wheel | peers | clean
 PYTHON ?= python3
 TORCH := torch==2.13.0
 PEERS := fbgemm-gpu-cpu==1.8.0
@@ -14,7 +14,7 @@ CORE_SOURCES := CMakeLists.txt $(shell find csrc -type f)
 SOURCES := $(CORE_SOURCES) pyproject.toml README.md LICENSE \
            $(shell find src -type f -not -name '*.so' -not -path '*/__pycache__/*')
 
-.PHONY: demo test test-core install tools lint sanitize soak bench wheel peers clean
+.PHONY: demo test test-core install tools lint stub sanitize soak bench wheel peers clean
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := test
 
@@ -96,6 +96,12 @@ lint: $(VENV)/stamp-tools
 	@$(BIN)/mypy
 	@find csrc \( -name '*.[ch]pp' -o -name '*.inl' \) -print0 | \
 	  xargs -0 $(BIN)/clang-format --dry-run -Werror
+
+# What mypy knows of the core. To be written anew when the bindings change.
+stub: $(VENV)/stamp-tools
+	@$(BIN)/python -m nanobind.stubgen -q -m hotbed._core -D -o src/hotbed/_core.pyi
+	@$(BIN)/ruff check -q --fix --ignore E501 src/hotbed/_core.pyi
+	@$(BIN)/ruff format -q src/hotbed/_core.pyi
 
 # --- Measuring it. ---
 

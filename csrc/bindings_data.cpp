@@ -2,6 +2,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/tuple.h>
 
 #include <optional>
 #include <string>
@@ -24,9 +25,9 @@ std::string_view tail(const nb::bytes& text, size_t at) {
   return {text.c_str() + at, text.size() - at};
 }
 
-nb::tuple as_tuple(const criteo::Progress& p) {
-  return nb::make_tuple(p.rows, p.lines, p.bytes, static_cast<int>(p.fault), p.column, p.begin,
-                        p.end);
+auto as_tuple(const criteo::Progress& p) {
+  return std::make_tuple(p.rows, p.lines, p.bytes, static_cast<int>(p.fault), p.column, p.begin,
+                         p.end);
 }
 
 }  // namespace

@@ -29,16 +29,18 @@ std::vector<RowUpdate> gather(const std::vector<RowUpdate*>& tables) {
   return all;
 }
 
+using Addresses = nb::typed<nb::tuple, uintptr_t, uintptr_t>;
+
 template <class C>
-nb::tuple sum_duplicates_into(uintptr_t slots, uintptr_t values, int64_t count, int64_t dim,
-                              nb::callable allocate) {
+Addresses sum_duplicates_into(uintptr_t slots, uintptr_t values, int64_t count, int64_t dim,
+                              nb::typed<nb::callable, Addresses(int64_t)> allocate) {
   SummedRows<C> summed;
   {
     nb::gil_scoped_release release;
     summed = sum_duplicates(pointer<const int64_t>(slots), pointer<const C>(values), count, dim);
   }
   auto unique = static_cast<int64_t>(summed.slots.size());
-  nb::tuple made = nb::cast<nb::tuple>(allocate(unique));
+  Addresses made = nb::cast<Addresses>(allocate(unique));
   std::copy(summed.slots.begin(), summed.slots.end(),
             pointer<int64_t>(nb::cast<uintptr_t>(made[0])));
   std::copy(summed.values.data(), summed.values.data() + unique * dim,
@@ -62,7 +64,9 @@ void bind_rules(nb::module_& module) {
 
   nb::class_<RuleOptions>(module, "RuleOptions")
       .def(nb::init<>())
-      .def("__eq__", [](const RuleOptions& a, const RuleOptions& b) { return a == b; })
+      .def(
+          "__eq__", [](const RuleOptions& a, const RuleOptions& b) { return a == b; },
+          nb::sig("def __eq__(self, other: object, /) -> bool"))
       .def_rw("rule", &RuleOptions::rule)
       .def_rw("momentum", &RuleOptions::momentum)
       .def_rw("nesterov", &RuleOptions::nesterov)
@@ -74,7 +78,9 @@ void bind_rules(nb::module_& module) {
 
   nb::class_<Hyperparameters>(module, "Hyperparameters")
       .def(nb::init<>())
-      .def("__eq__", [](const Hyperparameters& a, const Hyperparameters& b) { return a == b; })
+      .def(
+          "__eq__", [](const Hyperparameters& a, const Hyperparameters& b) { return a == b; },
+          nb::sig("def __eq__(self, other: object, /) -> bool"))
       .def_rw("lr", &Hyperparameters::lr)
       .def_rw("momentum", &Hyperparameters::momentum)
       .def_rw("dampening", &Hyperparameters::dampening)

@@ -104,7 +104,9 @@ Tensor lookup(const std::shared_ptr<Table>& table, Address ids, int64_t n) {
 }  // namespace
 
 void bind_table(nb::module_& module) {
+  // Any: most methods of a Tensor are untyped.
   module.def("empty", &block_tensor, "shape"_a, "dtype"_a,
+             nb::sig("def empty(shape: collections.abc.Sequence[int], dtype: DType) -> typing.Any"),
              "A tensor over a block of the core's memory pool.");
 
   nb::enum_<DType>(module, "DType")

@@ -179,7 +179,7 @@ class LiveTable:
     def weights(self) -> Tensor:
         """(rows, dim) the weight plane itself, by slot; valid until the table grows."""
         assert self.tiers is None
-        return _core.weights(self.core)  # type: ignore[no-any-return]
+        return _core.weights(self.core)
 
     def ids(self) -> Tensor:
         """(rows,) int64 the id of each slot; of a dynamic table valid until it grows."""
@@ -187,13 +187,13 @@ class LiveTable:
             return torch.arange(self.spec.rows, device="cpu")
         if self.tiers is not None:
             return self.stored_ids()
-        return _core.ids(self.core)  # type: ignore[no-any-return]
+        return _core.ids(self.core)
 
     def stored_ids(self) -> Tensor:
         """(n,) int64, rising: ids whose rows are stored. A tiered static table stores those that a
         batch or an assignment has touched; the others are their first values."""
         self.settle()
-        return self.core.stored_ids()  # type: ignore[no-any-return]
+        return self.core.stored_ids()
 
     @property
     def follows(self) -> bool:
@@ -219,7 +219,7 @@ class LiveTable:
         self.check_handle()
         self.settle()
         ids = self._check_ids(ids)
-        return _core.lookup(self.core, ids.data_ptr(), len(ids))  # type: ignore[no-any-return]
+        return _core.lookup(self.core, ids.data_ptr(), len(ids))
 
     def assign(self, ids: Tensor, values: Tensor) -> None:
         """Writes rows; ids of a dynamic table that have none get one. Of duplicates the last wins.

@@ -242,7 +242,14 @@ class TableOptimizer(Optimizer):
         for live, rule, index, slots, values, _ in waiting or ():
             self.check_hold(live, rule)
             entries.append(
-                (rule, slots.data_ptr(), values.data_ptr(), len(slots), self.numbers_of_step(index), True)
+                (
+                    rule,
+                    slots.data_ptr(),
+                    values.data_ptr(),
+                    len(slots),
+                    self.numbers_of_step(index),
+                    True,
+                )
             )
             entered.append(live)
         try:

@@ -10,6 +10,7 @@ import torch
 
 from hotbed import _core
 from hotbed.errors import StorageError, TableError
+from hotbed.parameters import plain_access
 from hotbed.storage import Storage
 
 if TYPE_CHECKING:
@@ -65,11 +66,12 @@ class Tiers:
         """Lets go of batches whose gradients are gone."""
         if not self._held or torch._C._current_graph_task_id() != -1:
             return
-        self._held = [
-            (claim, tables)
-            for claim, tables in self._held
-            if any(table.parameter.grad is not None for table in tables)
-        ]
+        with plain_access():
+            self._held = [
+                (claim, tables)
+                for claim, tables in self._held
+                if any(table.parameter.grad is not None for table in tables)
+            ]
 
     # -- look-ahead ------------------------------------------------------------------------------
 
