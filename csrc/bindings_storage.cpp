@@ -14,7 +14,7 @@ using namespace hotbed;
 
 namespace {
 
-nb::dict counters_of(const Storage& storage) {
+nb::typed<nb::dict, nb::str, double> counters_of(const Storage& storage) {
   TierCounters total;
   {
     nb::gil_scoped_release unlocked;
@@ -32,7 +32,7 @@ nb::dict counters_of(const Storage& storage) {
       total.batches_ahead = std::max(total.batches_ahead, one.batches_ahead);
     }
   }
-  nb::dict all;
+  nb::typed<nb::dict, nb::str, double> all;
   all["rows_used"] = total.used;
   all["rows_missed"] = total.missed;
   all["rows_created"] = total.created;

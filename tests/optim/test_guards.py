@@ -347,6 +347,8 @@ def test_fused_refuses_a_gradient_that_is_not_finite(tables: int) -> None:
     embeddings = hb.EmbeddingCollection([hb.Table(n, dim=4, rows=9) for n in names], seed=0)
     optimizer = hb.optim.SGD(embeddings.parameters(), lr=0.1, fused=True)
     batch = {name: torch.tensor([3, 7, 3]) for name in names}
+    sum(v.sum() for v in embeddings(batch).values()).backward()  # type: ignore[union-attr]
+    optimizer.step()
     before = {name: embeddings.rows(name).values.clone() for name in names}
     vectors = embeddings(batch)
     weights = {name: torch.ones(3, 4) for name in names}
