@@ -21,7 +21,7 @@ def test_construction_beyond_memory(pretend_memory: Callable[[int], None]) -> No
         hb.EmbeddingCollection([hb.Table("small", 4, 10), hb.Table("big", 256, 100 * 1024)])
     assert caught.value.asked_bytes == 100 * MB and caught.value.free_bytes == 50 * MB
     assert "52428800 bytes" in str(caught.value)
-    assert str(caught.value).endswith("with rows=None only ids that were met take memory.")
+    assert str(caught.value).endswith("with Storage(ssd=...) they need not all be in memory.")
 
 
 def test_growth_beyond_memory_changes_nothing(pretend_memory: Callable[[int], None]) -> None:
