@@ -64,6 +64,13 @@ void bind_index(nb::module_& module) {
           nb::arg("keys"), nb::arg("n"), nb::arg("slots"), release(),
           "Inserts n absent keys with these slots: all of them, or none and an error.")
       .def(
+          "update",
+          [](KeyIndex& index, uint64_t keys, int64_t n, uint64_t slots) {
+            return index.update(numbers(keys), n, numbers(slots));
+          },
+          nb::arg("keys"), nb::arg("n"), nb::arg("slots"), release(),
+          "Gives those of n keys that are there these slots. Returns how many were.")
+      .def(
           "erase",
           [](KeyIndex& index, uint64_t keys, int64_t n, uint64_t slots) {
             return index.erase(numbers(keys), n, numbers(slots));

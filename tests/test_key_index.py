@@ -24,7 +24,8 @@ keys_strategy = st.lists(
 )
 operations = st.lists(
     st.tuples(
-        st.sampled_from(["find", "find_or_insert", "erase", "insert", "clear"]), keys_strategy
+        st.sampled_from(["find", "find_or_insert", "update", "erase", "insert", "clear"]),
+        keys_strategy,
     ),
     max_size=30,
 )
@@ -50,6 +51,9 @@ class Index:
 
     def insert(self, keys: np.ndarray, slots: np.ndarray) -> None:
         self.core.insert(keys.ctypes.data, len(keys), slots.ctypes.data)
+
+    def update(self, keys: np.ndarray, slots: np.ndarray) -> int:
+        return self.core.update(keys.ctypes.data, len(keys), slots.ctypes.data)
 
     def erase(self, keys: np.ndarray) -> list[int]:
         slots = np.full(len(keys), -7)
@@ -80,6 +84,13 @@ def test_agrees_with_a_dict(steps: list[tuple[str, list[int]]]) -> None:
                     free += 1
                     expected_new.append(position)
             assert (slots, new) == ([oracle[key] for key in ids], expected_new)
+        elif operation == "update":
+            slots = np.arange(free, free + len(ids))
+            free += len(ids)
+            present = [(key, slot) for key, slot in zip(ids, slots.tolist(), strict=True)]
+            present = [(key, slot) for key, slot in present if key in oracle]
+            assert index.update(keys, slots) == len(present)
+            oracle.update(present)
         elif operation == "erase":
             assert index.erase(keys) == [oracle.pop(key, -1) for key in ids]
         elif operation == "insert":

@@ -147,7 +147,20 @@ TEST(random_operations_agree_with_unordered_map) {
     for (int step = 0; step < 120; ++step) {
       Numbers keys(random() % 2000);
       for (int64_t& key : keys) key = draw();
-      if (random() % 3 == 0) {
+      if (random() % 5 == 0) {
+        Numbers slots(keys.size());
+        int64_t present = 0;
+        for (size_t i = 0; i < keys.size(); ++i) {
+          slots[i] = next + static_cast<int64_t>(i);
+          auto known = oracle.find(keys[i]);
+          if (known == oracle.end()) continue;
+          known->second = slots[i];  // of duplicates the last wins
+          ++present;
+        }
+        next += static_cast<int64_t>(keys.size());
+        CHECK_EQ(index.update(keys.data(), static_cast<int64_t>(keys.size()), slots.data()),
+                 present);
+      } else if (random() % 3 == 0) {
         Numbers expected;
         for (int64_t key : keys) {
           auto known = oracle.find(key);
@@ -239,6 +252,9 @@ TEST(slots_are_32_bit) {
   CHECK_THROWS(index.insert(9, -1), std::length_error);
   CHECK_THROWS(index.insert(9, KeyIndex::kSlotLimit), std::length_error);
   CHECK_THROWS(index.find_or_insert(keys.data(), 7, slots.data(), -2), std::length_error);
+  Numbers present = {1, 2}, outside = {3, KeyIndex::kSlotLimit};
+  CHECK_THROWS(index.update(present.data(), 2, outside.data()), std::length_error);
+  check_same(index, oracle, keys);
   CHECK_THROWS(index.reserve(KeyIndex::kSlotLimit + 1), std::length_error);
   check_same(index, oracle, keys);
 }
