@@ -13,6 +13,7 @@ void bind_table_rule(nb::module_& module);
 void bind_data(nb::module_& module);
 void bind_index(nb::module_& module);
 void bind_table(nb::module_& module);
+void bind_residency(nb::module_& module);
 void bind_storage(nb::module_& module);
 
 NB_MODULE(_core, module) {
@@ -65,5 +66,6 @@ NB_MODULE(_core, module) {
   bind_table_rule(module);
   bind_index(module);
   bind_table(module);
+  bind_residency(module);
   bind_storage(module);
 }

@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <utility>
 
 namespace hotbed {
 
@@ -50,13 +51,9 @@ uint16_t Ghosts::take(const RowKey& row) {
   uint64_t hash = hash_of(row);
   uint32_t* entries = line(hash);
   uint32_t wanted = tag(hash);
-  for (int e = 0; e < kLine; ++e) {
-    if (entries[e] >> kScoreBits != wanted) continue;
-    auto score = static_cast<uint16_t>(entries[e] % FrequencyClock::kScores);
-    entries[e] = 0;
-    if (score) return score;
-  }
-  return 0;
+  int place = -1;
+  for (int e = 0; e < kLine; ++e) place = entries[e] >> kScoreBits == wanted ? e : place;
+  return place < 0 ? 0 : std::exchange(entries[place], 0) % FrequencyClock::kScores;
 }
 
 void Ghosts::lower() {

@@ -537,7 +537,7 @@ void Residency::clear() {
   idle_.clear();
   std::fill(known_.begin(), known_.end(), 0);
   std::fill(unknown_.begin(), unknown_.end(), 0);
-  used_ = free_count_ = unpinned_ = hand_ = 0;
+  used_ = free_count_ = unpinned_ = new_ = hand_ = 0;
   free_head_ = -1;
 }
 

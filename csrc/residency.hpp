@@ -56,8 +56,8 @@ struct Moves {
 // it.
 //
 // Every call either happens or throws and changes nothing, unless it says otherwise. Errors in how
-// it is used are std::invalid_argument; OutOfMemory and std::bad_alloc may come from announce() and
-// both admits, and from drop() and take_back().
+// it is used are std::invalid_argument; OutOfMemory, std::bad_alloc and std::length_error come from
+// the calls that need memory: announce, both admits, consume, take_back, drop.
 //
 // Threads: one user at a time.
 class Residency {
@@ -77,7 +77,7 @@ class Residency {
   int64_t announce(std::span<const TableIds> parts);
   // Forgets all batches that are announced and not admitted; their numbers do not return.
   void retract();
-  // Forgets the first of them.
+  // Forgets the first of them; its rows keep their later uses.
   void retract_first();
 
   // Makes the rows of the first announced batch resident and pins them. False where they do not fit
@@ -91,11 +91,12 @@ class Residency {
   int64_t count(int64_t batch) const;
   void slots(int64_t batch, int64_t* out) const;
 
-  // Rows in these slots exist nowhere yet: they do once a batch with them is consumed (and are
-  // dirty then), and are forgotten if no such batch is left.
+  // Rows in these slots, loaded by a batch that is not consumed yet, exist nowhere: they will, and
+  // be dirty, once a batch with them is consumed, and are forgotten if all of them are taken back.
   void mark_new(const int64_t* slots, int64_t n);
 
-  // A forward uses an admitted batch. Once a batch. `born` receives the new rows that exist now.
+  // A forward uses an admitted batch. Once a batch. The new rows that exist from now on are added
+  // to `born`.
   void consume(int64_t batch, std::vector<RowKey>* born = nullptr);
   bool consumed(int64_t batch) const;
   // The row in this slot exists from now on, and is dirty. Whether it was new.
@@ -239,6 +240,7 @@ class Residency {
   int64_t free_head_ = -1;
   int64_t free_count_ = 0;  // below used_
   int64_t unpinned_ = 0;
+  int64_t new_ = 0;   // rows that are marked so
   int64_t hand_ = 0;  // where the next sweep starts
 
   // Announced batches and the chains of occurrences. Every id of every announced batch has an

@@ -127,6 +127,7 @@ void Residency::vacate(Moves* moves) {
         moves->evicted_dirty[i] = (row.flags & kDirty) != 0;
         ghosts_.put(moves->evicted[i], row.score);
       }
+      new_ -= (row.flags & kNew) != 0;
       row = Row{{}, kFree, 0, 0, 0};
       ids_[slot] = free_head_;
       free_head_ = slot;
@@ -156,7 +157,6 @@ void Residency::load(std::span<const TableIds> parts, const Announced* batch, Mo
     for (int64_t i = 0; i < part.count; ++i) {
       if (numbers[base + i] < capacity_) continue;
       moves.loaded[loaded] = RowKey{part.ids[i], part.table};
-      ghosts_.prefetch(moves.loaded[loaded]);
       numbers[base + i] = take_free_slot();
       moves.loaded_slots[loaded] = numbers[base + i];
       Uses uses = coming_[loaded++];
@@ -166,6 +166,7 @@ void Residency::load(std::span<const TableIds> parts, const Announced* batch, Mo
     base += part.count;
     coming_ids_.resize(static_cast<uint64_t>(loaded - begin));
     for (int64_t k = begin; k < loaded; ++k) {
+      if (k + kAhead < loaded) ghosts_.prefetch(moves.loaded[k + kAhead]);
       int64_t id = moves.loaded[k].id;
       int64_t slot = moves.loaded_slots[k];
       ids_[slot] = id;
@@ -189,7 +190,15 @@ void Residency::slots(int64_t batch, int64_t* out) const {
 
 void Residency::mark_new(const int64_t* slots, int64_t n) {
   check_slots(slots, n, "marked as new");
-  for (int64_t i = 0; i < n; ++i) rows_[slots[i]].flags |= kNew;
+  for (int64_t i = 0; i < n; ++i) {
+    if (rows_[slots[i]].pins) continue;
+    throw std::invalid_argument("Slot " + std::to_string(slots[i]) +
+                                " cannot be marked as new: no batch has pinned it.");
+  }
+  for (int64_t i = 0; i < n; ++i) {
+    new_ += !(rows_[slots[i]].flags & kNew);
+    rows_[slots[i]].flags |= kNew;
+  }
 }
 
 template <class F>
@@ -206,6 +215,7 @@ bool Residency::consumed(int64_t batch) const { return admitted(batch, "asked fo
 bool Residency::make_exist(int64_t slot) {
   check_slots(&slot, 1, "made to exist");
   bool fresh = (rows_[slot].flags & kNew) != 0;
+  new_ -= fresh;
   rows_[slot].flags = kDirty;
   return fresh;
 }
@@ -215,14 +225,17 @@ void Residency::consume(int64_t batch, std::vector<RowKey>* born) {
   if (used.consumed) {
     throw std::invalid_argument("Batch " + std::to_string(batch) + " is consumed already.");
   }
+  auto n = static_cast<int64_t>(used.slots.size());
+  if (born) born->reserve(born->size() + static_cast<size_t>(std::min(n, new_)));
   used.consumed = true;
   for_rows(used.slots, [&](Row& row, uint32_t slot) {
     row.score = clock_.after_use(row.score);
     if (!(row.flags & kNew)) return;
     row.flags = kDirty;
+    --new_;
     if (born) born->push_back({ids_[slot], row.table});
   });
-  if (clock_.advance(static_cast<int64_t>(used.slots.size()))) lower_scores();
+  if (clock_.advance(n)) lower_scores();
 }
 
 void Residency::lower_scores() {
