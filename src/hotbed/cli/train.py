@@ -79,6 +79,37 @@ def train(
     save: Annotated[
         str | None, typer.Option("--save", metavar="DIR", help="Save the model here.")
     ] = None,
+    host: Annotated[
+        str | None,
+        typer.Option(
+            "--host",
+            metavar="SIZE",
+            help="Memory that tables and optimizer states may take, like 2GB; the rest goes to --ssd.",
+        ),
+    ] = None,
+    ssd: Annotated[
+        str | None,
+        typer.Option("--ssd", metavar="DIR", help="Where rows go that do not fit into --host."),
+    ] = None,
+    reset_ssd: Annotated[
+        bool, typer.Option("--reset-ssd", help="Delete the rows that an earlier run left in --ssd.")
+    ] = False,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            "--device", metavar="SIZE", help="Memory of the device that computes, above --host."
+        ),
+    ] = None,
+    depth: Annotated[
+        int, typer.Option(help="Batches whose rows are brought up ahead; 0 looks not ahead.")
+    ] = 2,
+    horizon: Annotated[
+        int, typer.Option(help="Batches whose ids are known ahead, so that their rows are kept.")
+    ] = 32,
+    trace: Annotated[
+        str | None,
+        typer.Option("--trace", metavar="FILE", help="Write what ran when, for ui.perfetto.dev."),
+    ] = None,
 ) -> None:
     """Train a model on click logs and test it on the last rows.
 
@@ -89,6 +120,8 @@ def train(
     [bold]Examples[/bold]
 
       [cyan]hotbed train --data train.tsv.gz[/cyan]
+
+      [cyan]hotbed train --data train.tsv.gz --host 2GB --ssd /nvme/rows[/cyan]
 
       [cyan]hotbed train --model wide-deep --data day_*.tsv --optimizer ftrl --lr 0.05[/cyan]
     """
@@ -112,6 +145,13 @@ def train(
             seed=seed,
             json=json,
             save=save,
+            device=device,
+            host=host,
+            ssd=ssd,
+            reset_ssd=reset_ssd,
+            depth=depth,
+            horizon=horizon,
+            trace=trace,
         )
         report = run(settings, Console(stderr=True), Console())
     if report["interrupted"]:

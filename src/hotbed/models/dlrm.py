@@ -14,6 +14,7 @@ from hotbed.collection import EmbeddingCollection
 from hotbed.errors import TableError
 from hotbed.init import Normal
 from hotbed.nn import MLP, DotInteraction
+from hotbed.storage import Storage
 from hotbed.tables import Table
 
 __all__ = ["DLRM", "tables_of"]
@@ -40,6 +41,7 @@ class DLRM(nn.Module):
         top: widths of the top MLP's hidden layers.
         seed: fixes the tables' first values; None draws it from torch's generator, which also
             gives the dense layers theirs.
+        storage: budgets for the tiers that rows may lie in.
 
     ``model(batch)`` takes a dict with ``"dense"``, float (B, num_dense), and every feature, and
     returns logits (B,).
@@ -57,6 +59,7 @@ class DLRM(nn.Module):
         top: Sequence[int] = (256, 128),
         *,
         seed: int | None = None,
+        storage: Storage | None = None,
     ) -> None:
         super().__init__()
         bottom = [64, dim] if bottom is None else list(bottom)
@@ -75,7 +78,7 @@ class DLRM(nn.Module):
         }
         """Arguments that make a model of the same shape."""
         self.features = [table.name for table in made]
-        self.embeddings = EmbeddingCollection(made, seed=seed)
+        self.embeddings = EmbeddingCollection(made, seed=seed, storage=storage)
         self.bottom = MLP(num_dense, bottom, final_activation="relu")
         self.interaction = DotInteraction()
         self.top = MLP(self.interaction.out_features(len(made), dim), [*top, 1])

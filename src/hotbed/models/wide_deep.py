@@ -16,6 +16,7 @@ from hotbed.collection import EmbeddingCollection
 from hotbed.init import Zeros
 from hotbed.models.dlrm import tables_of
 from hotbed.nn import MLP, concat
+from hotbed.storage import Storage
 from hotbed.tables import Table
 
 __all__ = ["WideDeep"]
@@ -36,6 +37,7 @@ class WideDeep(nn.Module):
         hidden: widths of the deep part's hidden layers.
         seed: fixes the tables' first values; None draws it from torch's generator, which also
             gives the dense layers theirs.
+        storage: budgets for the tiers that rows may lie in.
 
     ``model(batch)`` takes a dict with ``"dense"``, float (B, num_dense), and every feature, and
     returns logits (B,).
@@ -52,6 +54,7 @@ class WideDeep(nn.Module):
         hidden: Sequence[int] = (256, 128),
         *,
         seed: int | None = None,
+        storage: Storage | None = None,
     ) -> None:
         super().__init__()
         deep = tables_of(tables, dim)
@@ -69,14 +72,18 @@ class WideDeep(nn.Module):
         ]
         # One collection for both, so that a batch is resolved and looked up in one call.
         features = {table.name: table.name for table in (*deep, *wide)}
-        self.embeddings = EmbeddingCollection([*deep, *wide], features, seed=seed)
+        self.embeddings = EmbeddingCollection([*deep, *wide], features, seed=seed, storage=storage)
         self.wide = nn.Linear(num_dense, 1)
         self.deep = MLP(num_dense + dim * len(deep), [*hidden, 1])
 
-    def forward(self, batch: Mapping[str, Any]) -> Tensor:
+    def embedding_inputs(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """What of a batch `embeddings` looks up; `hotbed.lookahead` asks for it."""
         inputs = {name: batch[name] for name in self.features}
         inputs.update({f"{name}.wide": batch[name] for name in self.features})
-        vectors = list(self.embeddings(inputs).values())
+        return inputs
+
+    def forward(self, batch: Mapping[str, Any]) -> Tensor:
+        vectors = list(self.embeddings(self.embedding_inputs(batch)).values())
         count = len(self.features)
         dense = batch["dense"]
         deep = self.deep(torch.cat([dense, concat(vectors[:count])], 1))

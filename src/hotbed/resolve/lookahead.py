@@ -18,6 +18,7 @@ from hotbed import _core
 from hotbed.collection import EmbeddingCollection
 from hotbed.errors import HotbedError, StorageError
 from hotbed.resolve.lookup import Prepared
+from hotbed.trace import span
 
 __all__ = ["lookahead"]
 
@@ -50,8 +51,9 @@ def lookahead(
             them beside the batch that is trained on; where it does not, look-ahead shortens itself.
         horizon: batches whose ids are known.
         inputs: what of a batch goes into the collection, ``batch -> dict`` of features; with several
-            collections ``batch -> {module name: dict}``. Default: a mapping with all the features of
-            a collection, in the batch or up to three containers deep in it.
+            collections ``batch -> {module name: dict}``. Default: what the module that holds the
+            collection says by a method ``embedding_inputs(batch)``; else a mapping with all features
+            of the collection, in the batch or up to three containers deep in it.
 
     A forward recognises its batch by the tensors of the ids: slices or copies of them are resolved on
     the spot, which is correct and slower and counted in ``collection.stats()``. A loader that draws
@@ -98,7 +100,14 @@ class Lookahead(Generic[T]):
             yield from left
             yield from iterator
             return
-        window = _Window(iterator, left, collections, self.depth, self.horizon, self.inputs)
+        given_by = {}
+        for name in collections:
+            holder = self.model.get_submodule(name.rpartition(".")[0])
+            if callable(given := getattr(holder, "embedding_inputs", None)):
+                given_by[name] = given
+        window = _Window(
+            iterator, left, collections, self.depth, self.horizon, self.inputs, given_by
+        )
         try:
             yield from window
         finally:
@@ -132,7 +141,9 @@ class _Window:
         depth: int,
         horizon: int,
         inputs: Inputs | None,
+        given_by: Mapping[str, Inputs],
     ) -> None:
+        self._given_by = given_by
         self._iterator = iterator
         self._left = deque(left)
         self._collections = dict(collections)
@@ -161,7 +172,8 @@ class _Window:
 
     def __iter__(self) -> Iterator[Any]:
         while True:
-            entry = self._next()
+            with span("wait for a batch"):
+                entry = self._next()
             if entry is None:
                 return
             yield entry.batch
@@ -239,7 +251,8 @@ class _Window:
 
     def _fetch(self) -> None:
         try:
-            batch = self._left.popleft() if self._left else next(self._iterator)
+            with span("read a batch"):
+                batch = self._left.popleft() if self._left else next(self._iterator)
         except StopIteration:
             with self._moved:
                 self._exhausted = True
@@ -251,11 +264,12 @@ class _Window:
         entry = _Entry(batch)
         try:
             for name, collection in self._collections.items():
-                prepared = collection.prepare(self._inputs_of(batch, name, collection))
-                if prepared.batch.check()[0]:
-                    raise HotbedError("the forward will say what is wrong")
-                prepared.batch.group(prepared.frozen)
-                prepared.batch.announce()
+                with span("announce ids"):
+                    prepared = collection.prepare(self._inputs_of(batch, name, collection))
+                    if prepared.batch.check()[0]:
+                        raise HotbedError("the forward will say what is wrong")
+                    prepared.batch.group(prepared.frozen)
+                    prepared.batch.announce()
                 entry.prepared[name] = prepared
         except HotbedError:
             # A batch that cannot be looked up is an error of its forward, when its turn comes.
@@ -266,7 +280,8 @@ class _Window:
     def _admit(self, entry: _Entry, number: int) -> None:
         fits, failed = False, False
         try:
-            fits = all(prepared.batch.admit() for prepared in entry.prepared.values())
+            with span("bring rows up"):
+                fits = all(prepared.batch.admit() for prepared in entry.prepared.values())
         except StorageError:
             failed = True  # the forward tries again, and says so
         with self._moved:
@@ -284,6 +299,8 @@ class _Window:
         if self._inputs is not None:
             given = self._inputs(batch)
             return given[name] if len(self._collections) > 1 else given
+        if name in self._given_by:
+            return self._given_by[name](batch)
         found = _find(batch, list(collection.features), 3)
         if found is None:
             raise HotbedError(f"no features of {name!r} in the batch")

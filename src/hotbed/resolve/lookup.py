@@ -15,6 +15,7 @@ from hotbed.inputs import Bags
 from hotbed.jagged import Jagged
 from hotbed.ops.pool import pool
 from hotbed.resolve.tiers import over_budget
+from hotbed.trace import span
 
 __all__ = ["Prepared", "frozen_tables", "lookup", "make_batch", "signature_of"]
 
@@ -125,10 +126,12 @@ def lookup(
     frozen = frozen_tables(live)
     wanted = grad and len(frozen) < len(live)
     try:
-        batch.resolve(training and grad, wanted, frozen)
+        with span("resolve"):
+            batch.resolve(training and grad, wanted, frozen)
     except StorageError as error:
         raise error if tiers is None else over_budget(error, tiers) from None
-    return pool(batch, live, table_of, bags, wanted)
+    with span("pool"):
+        return pool(batch, live, table_of, bags, wanted)
 
 
 def _fault(

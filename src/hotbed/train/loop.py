@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from hotbed.errors import HotbedError
+from hotbed.trace import span
 from hotbed.train.metrics import auc, logloss
 
 Batch = Mapping[str, Tensor]
@@ -128,16 +129,19 @@ def fit(
                 labels = batch["label"]
                 if not len(labels):
                     continue
-                logits = model(batch)
-                value = loss(logits, labels)
+                with span("forward"):
+                    logits = model(batch)
+                    value = loss(logits, labels)
                 number = value.item()
                 if not math.isfinite(number):
                     raise TrainingError(
                         f"Step {result.steps + 1}, epoch {epoch}: the loss is {number}, so the "
                         "step was not taken. Lower the learning rate, or look for extreme inputs."
                     )
-                value.backward()  # type: ignore[no-untyped-call]
-                optimizer.step()
+                with span("backward"):
+                    value.backward()  # type: ignore[no-untyped-call]
+                with span("step"):
+                    optimizer.step()
                 optimizer.zero_grad()
                 if scheduler is not None:
                     scheduler.step()

@@ -27,6 +27,7 @@ class ProgressBar(Callback):
         epochs: how many.
         console: where to draw.
         stored_rows: returns the rows that the model's tables hold; None leaves them out.
+        tiers: returns the counters of the model's tiers, or nothing where it has none.
     """
 
     def __init__(
@@ -35,9 +36,11 @@ class ProgressBar(Callback):
         epochs: int,
         console: Console,
         stored_rows: Callable[[], int] | None = None,
+        tiers: Callable[[], dict[str, float]] | None = None,
     ) -> None:
         self._epochs = epochs
         self._stored_rows = stored_rows
+        self._tiers = tiers
         self._auc = RunningAuc()
         self._waiting: list[tuple[Tensor, Tensor]] = []
         self._loss: float | None = None
@@ -85,6 +88,11 @@ class ProgressBar(Callback):
         figures = f"loss {self._loss:.4f} AUC {self._auc.value():.4f} {speed:,.0f} rows/s"
         if self._stored_rows is not None:
             figures += f" {self._stored_rows():,} stored"
+        if self._tiers is not None and (counted := self._tiers()):
+            figures += (
+                f" · {counted['hit_rate']:.0%} hits, {counted['queue_depth']:.0f} ahead, "
+                f"{counted['stall_ms'] + counted['wait_ms']:,.0f} ms waited"
+            )
         self._progress.update(
             self._task,
             completed=self._last.rows,

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from rich.console import Console
 from torch import nn
 
+from hotbed.collection import EmbeddingCollection
 from hotbed.data import CATEGORIES, DENSE, CriteoLog
 from hotbed.errors import HotbedError
 from hotbed.models import MODELS
+from hotbed.resolve.lookahead import lookahead
+from hotbed.storage import Storage
+from hotbed.trace import Trace
 from hotbed.train.loop import (
     Callback,
     Evaluation,
@@ -63,6 +69,13 @@ class TrainSettings:
     seed: int = 0
     json: str | None = None
     save: str | None = None
+    device: str | None = None
+    host: str | None = None
+    ssd: str | None = None
+    reset_ssd: bool = False
+    depth: int = 2
+    horizon: int = 32
+    trace: str | None = None
 
     def __post_init__(self) -> None:
         if not self.data:
@@ -81,7 +94,15 @@ class TrainSettings:
         _require(self.epochs > 0, "epochs", self.epochs, "positive")
         _require(0 <= self.test_fraction < 1, "test-fraction", self.test_fraction, "in [0, 1)")
         _require(self.shuffle >= 0, "shuffle", self.shuffle, "0 or a number of rows")
+        _require(self.depth >= 0, "depth", self.depth, "0 or a number of batches")
+        _require(self.horizon >= 0, "horizon", self.horizon, "0 or a number of batches")
         _require(0 <= self.seed < 2**63, "seed", self.seed, "in [0, 2**63)")
+
+    def storage(self) -> Storage | None:
+        """The tiers that were asked for, if any."""
+        if self.device is None and self.host is None and self.ssd is None:
+            return None
+        return Storage(device=self.device, host=self.host, ssd=self.ssd, reset=self.reset_ssd)
 
 
 class _Reached(Callback):
@@ -114,6 +135,8 @@ def train(settings: TrainSettings, progress: Console, results: Console) -> dict[
         check_writable_file(settings.json)
     if settings.save is not None:
         check_writable_folder(settings.save)
+    if settings.trace is not None:
+        check_writable_file(settings.trace)
     log = CriteoLog(
         settings.data,
         settings.batch_size,
@@ -125,17 +148,22 @@ def train(settings: TrainSettings, progress: Console, results: Console) -> dict[
     if train_rows == 0:
         raise SettingsError(f"There are no rows to train on in {', '.join(settings.data)}.")
     torch.manual_seed(settings.seed)
-    model = MODELS[settings.model](CATEGORIES, settings.dim, len(DENSE), seed=settings.seed)
+    model = MODELS[settings.model](
+        CATEGORIES, settings.dim, len(DENSE), seed=settings.seed, storage=settings.storage()
+    )
     optimizer = make_optimizer(settings.optimizer, model, settings.lr)
-    bar = ProgressBar(train_rows, settings.epochs, progress, lambda: stored_rows(model))
+    bar = ProgressBar(
+        train_rows, settings.epochs, progress, lambda: stored_rows(model), model.embeddings.stats
+    )
     reached = _Reached()
     evaluation: Evaluation | None = None
-    with stop_on_interrupt() as interrupts:
+    ahead = lookahead(training, model, settings.depth, settings.horizon)
+    with stop_on_interrupt() as interrupts, _trace_into(settings.trace):
         result = None
         try:
             result = fit(
                 model,
-                training,
+                ahead,
                 optimizer,
                 epochs=settings.epochs,
                 callbacks=[bar, reached],
@@ -155,6 +183,18 @@ def train(settings: TrainSettings, progress: Console, results: Console) -> dict[
     return report
 
 
+@contextlib.contextmanager
+def _trace_into(path: str | None) -> Iterator[None]:
+    if path is None:
+        yield
+        return
+    with Trace() as trace:
+        try:
+            yield
+        finally:
+            trace.write(path)
+
+
 def make_optimizer(name: str, model: nn.Module, lr: float) -> torch.optim.Optimizer:
     """The optimizer of that command-line name over all parameters of `model`."""
     from hotbed import optim
@@ -163,6 +203,12 @@ def make_optimizer(name: str, model: nn.Module, lr: float) -> torch.optim.Optimi
     options = {} if dense is None else {"dense": getattr(torch.optim, dense)}
     made: torch.optim.Optimizer = getattr(optim, rule)(model.parameters(), lr=lr, **options)
     return made
+
+
+def _tiers(model: nn.Module) -> dict[str, float]:
+    embeddings = model.embeddings
+    assert isinstance(embeddings, EmbeddingCollection)
+    return embeddings.stats()
 
 
 def _report(
@@ -184,6 +230,7 @@ def _report(
         "seconds": result.seconds,
         "peak_rss_bytes": peak_rss_bytes(),
         "interrupted": interrupted,
+        "tiers": _tiers(model),
         "config": dataclasses.asdict(settings),
         "versions": versions(),
     }
@@ -203,11 +250,18 @@ def _lines(report: dict[str, Any]) -> dict[str, str]:
     if report["skipped_lines"]:
         lines["malformed lines skipped"] = f"{report['skipped_lines']:,}"
     lines["rows stored"] = f"{report['stored_rows']:,}"
+    if tiers := report["tiers"]:
+        lines["rows found in fast memory"] = f"{tiers['hit_rate']:.1%}"
+        lines["rows brought up"] = f"{tiers['rows_missed'] - tiers['rows_created']:,.0f}"
+        lines["rows written back"] = f"{tiers['rows_written_back']:,.0f}"
+        lines["waited for rows"] = f"{(tiers['stall_ms'] + tiers['wait_ms']) / 1e3:.1f} s"
     lines["peak memory"] = f"{report['peak_rss_bytes'] / 2**20:,.0f} MiB"
     if config["save"]:
         lines["saved to"] = config["save"]
     if config["json"]:
         lines["figures in"] = config["json"]
+    if config["trace"]:
+        lines["trace in"] = f"{config['trace']} (open it in ui.perfetto.dev)"
     return lines
 
 
