@@ -56,6 +56,47 @@ def test_agrees_with_a_model(
         both.compare(UNIVERSE)
 
 
+@settings(max_examples=examples(300))
+@given(
+    st.lists(st.lists(st.sampled_from(UNIVERSE), max_size=5, unique=True), max_size=30),
+    st.integers(1, 12),
+    st.integers(1, 3),
+    st.integers(3, 16),
+    st.sampled_from([(32, 32768), (2, 0)]),
+    st.lists(st.integers(0, 29), max_size=3),
+)
+def test_looks_ahead_as_a_model(
+    batches: list[list[Key]],
+    horizon: int,
+    depth: int,
+    capacity: int,
+    looks: tuple[int, int],
+    passed_over: list[int],
+) -> None:
+    both = Checked(TABLE_ROWS, capacity, 16.0, looks)
+    model = both.model
+    announced = 0
+    for step in range(len(batches)):
+        while announced < min(step + horizon, len(batches)):
+            both.announce(batches[announced])
+            announced += 1
+        if step in passed_over and model.announced:
+            both.retract_first()
+        while model.announced and len(model.admitted) < depth:
+            before = len(model.admitted)
+            both.admit(new=False)
+            if len(model.admitted) == before and not before:
+                both.retract_first()  # too large for the pool
+            elif len(model.admitted) == before:
+                break
+        if model.admitted:
+            batch = next(iter(model.admitted))
+            both.consume(batch)
+            both.mark_dirty(batch)
+            both.release(batch)
+        both.compare(UNIVERSE)
+
+
 def perform(both: Checked, operation: str, argument: object) -> None:
     model = both.model
     waiting = [batch for batch in model.admitted if batch not in model.consumed]
