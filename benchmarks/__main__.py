@@ -13,6 +13,8 @@ SCENARIOS = {
     "step-multihot": "the same with ten ids a bag",
     "dynamic": "the same step with static and with dynamic tables",
     "index": "finds and inserts in a key index of 40 M keys",
+    "resolve": "ids to slots in a pool that holds part of the rows, on one core",
+    "eviction": "repeat misses against LRU, LFU and Belady's rule",
     "train": "a DLRM on the Criteo log, against a plain torch twin",
     "import": "what `import hotbed` adds to `import torch`",
 }
