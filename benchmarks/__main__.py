@@ -16,6 +16,7 @@ SCENARIOS = {
     "resolve": "ids to slots in a pool that holds part of the rows, on one core",
     "eviction": "repeat misses against LRU, LFU and Belady's rule",
     "train": "a DLRM on the Criteo log, against a plain torch twin",
+    "tiers": "a DLRM step with 100 to 5 % of its 13 GB in memory, the rest on disk",
     "import": "what `import hotbed` adds to `import torch`",
 }
 # `import` is a keyword, so its module has another name.

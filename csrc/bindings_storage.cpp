@@ -1,11 +1,15 @@
 // Tiers for Python.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 #include <omp.h>
 
+#include <filesystem>
+
 #include "claim.hpp"
+#include "row_log.hpp"
 #include "storage.hpp"
 
 namespace nb = nanobind;
@@ -46,6 +50,49 @@ nb::typed<nb::dict, nb::str, double> counters_of(const Storage& storage) {
   return all;
 }
 
+// The logs of one storage's layouts, one after the other, in folders of their own below `path`.
+struct LogLayouts {
+  std::string path;
+  bool reset;
+  double space_ratio;
+  std::shared_ptr<RowLog> log;
+  int layouts = 0;
+
+  std::vector<std::shared_ptr<Tier>> operator()(const std::vector<RecordGroup>& groups,
+                                                bool rows_wait) {
+    std::shared_ptr<RowLog> before = std::move(log);
+    std::string old_folder = folder();
+    if (before && !rows_wait) {
+      before->close();
+      before.reset();
+      std::filesystem::remove_all(old_folder);
+    }
+    std::vector<LogStore> stores;
+    for (const RecordGroup& group : groups) {
+      LogStore store{group.record_bytes, {}};
+      for (size_t t = 0; t < group.tables.size(); ++t) {
+        const Table& table = *group.tables[t];
+        store.tables.push_back({static_cast<int32_t>(t), table.name(),
+                                table.dynamic() ? -1 : table.size()});
+      }
+      stores.push_back(std::move(store));
+    }
+    ++layouts;
+    LogOptions options;
+    options.space_ratio = space_ratio;
+    options.reset = reset;
+    log = RowLog::create(folder(), std::move(stores), options);
+    std::vector<std::shared_ptr<Tier>> tiers;
+    for (size_t g = 0; g < groups.size(); ++g) {
+      // The tier keeps its log; the last one of a layout that rows have left deletes it.
+      tiers.push_back(std::shared_ptr<Tier>(log, &log->tier(g)));
+    }
+    return tiers;
+  }
+
+  std::string folder() const { return path + "/rows-" + std::to_string(layouts); }
+};
+
 }  // namespace
 
 void bind_storage(nb::module_& module) {
@@ -56,12 +103,15 @@ void bind_storage(nb::module_& module) {
   nb::class_<Storage>(module, "Storage", "The tiers of one collection.")
       .def_static(
           "make",
-          [](uint64_t compute, uint64_t host) {
-            return std::make_shared<Storage>(
-                StorageBudgets{compute, host},
-                [](int64_t, const std::vector<Table*>&) { return std::shared_ptr<Tier>(); });
+          [](uint64_t compute, uint64_t host, std::optional<std::string> ssd, bool reset,
+             double space_ratio) {
+            MakeLowest lowest = [](const std::vector<RecordGroup>& groups, bool) {
+              return std::vector<std::shared_ptr<Tier>>(groups.size());
+            };
+            if (ssd) lowest = LogLayouts{*ssd, reset, space_ratio};
+            return std::make_shared<Storage>(StorageBudgets{compute, host}, std::move(lowest));
           },
-          "compute"_a, "host"_a)
+          "compute"_a, "host"_a, "ssd"_a.none(), "reset"_a, "space_ratio"_a)
       .def(
           "lay_out",
           [](Storage& storage, const std::vector<std::shared_ptr<Table>>& tables) {

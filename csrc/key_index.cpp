@@ -270,6 +270,18 @@ int64_t KeyIndex::update(const int64_t* keys, int64_t n, const int64_t* slots) {
   return found;
 }
 
+void KeyIndex::replace(const int64_t* keys, int64_t n, const int64_t* slots, int64_t* previous) {
+  int64_t started = std::min(n, kAhead);
+  for (int64_t i = 0; i < started; ++i) __builtin_prefetch(&home(hash_of(keys[i])), 1);
+  for (int64_t i = 0; i < n; ++i) {
+    if (i + kAhead < n) __builtin_prefetch(&home(hash_of(keys[i + kAhead])), 1);
+    int entry;
+    auto* bucket = const_cast<Bucket*>(find_bucket(keys[i], hash_of(keys[i]), &entry));
+    previous[i] = bucket ? static_cast<int64_t>(bucket->slots[entry]) : -1;
+    if (bucket) bucket->slots[entry] = static_cast<uint32_t>(slots[i]);
+  }
+}
+
 int64_t KeyIndex::erase(int64_t key) { return erase(key, hash_of(key)); }
 
 int64_t KeyIndex::erase(int64_t key, uint64_t hash) {

@@ -116,11 +116,12 @@ void Storage::lay_out(const std::vector<std::shared_ptr<Table>>& tables) {
     at->tables.push_back(table.get());
   }
   // Tiers first: what their indices take is not there for rows.
-  std::vector<std::shared_ptr<Tier>> lowest;
+  std::vector<RecordGroup> records;
+  for (const Group& group : groups) records.push_back({group.layout.bytes(), group.tables});
+  std::vector<std::shared_ptr<Tier>> lowest = make_lowest_(records, release_empty(tables));
   uint64_t lowest_bytes = 0;
-  for (const Group& group : groups) {
-    lowest.push_back(make_lowest_(group.layout.bytes(), group.tables));
-    if (lowest.back()) lowest_bytes += lowest.back()->memory_bytes();
+  for (const auto& tier : lowest) {
+    if (tier) lowest_bytes += tier->memory_bytes();
   }
   auto staging = [](uint64_t budget) {
     return std::clamp(budget / kStagingShare, kLeastStaging, kMostStaging);
@@ -189,6 +190,17 @@ void Storage::lay_out(const std::vector<std::shared_ptr<Table>>& tables) {
   }
   spaces_ = std::move(spaces);
   hosts_ = std::move(hosts);
+}
+
+// Lets the tiers of the last layout go if no row is in them. Whether rows wait there.
+bool Storage::release_empty(const std::vector<std::shared_ptr<Table>>& tables) {
+  for (const auto& table : tables) {
+    if (!table->stored_ids().empty()) return true;
+  }
+  for (const auto& table : tables) table->leave();
+  spaces_.clear();
+  hosts_.clear();
+  return false;
 }
 
 void Storage::flush() {

@@ -17,9 +17,16 @@ struct StorageBudgets {
   uint64_t host = 0;     // of the tier between it and the SSD; 0: there is none
 };
 
-// Makes the lowest tier for tables of equal records; null where there is no SSD.
-using MakeLowest =
-    std::function<std::shared_ptr<Tier>(int64_t record_bytes, const std::vector<Table*>& tables)>;
+// Tables of equal records; a table's number in keys is its place.
+struct RecordGroup {
+  int64_t record_bytes;
+  std::vector<Table*> tables;
+};
+
+// Makes the lowest tier of each group; null where there is no SSD. Called for each layout, while the
+// tiers of the layout before still hold rows if `rows_wait`.
+using MakeLowest = std::function<std::vector<std::shared_ptr<Tier>>(
+    const std::vector<RecordGroup>& groups, bool rows_wait)>;
 
 // Threads: lay_out() wants all tables alone; the rest is as RowSpace.
 class Storage {
@@ -37,6 +44,8 @@ class Storage {
   uint64_t memory_bytes() const;
 
  private:
+  bool release_empty(const std::vector<std::shared_ptr<Table>>& tables);
+
   StorageBudgets budgets_;
   MakeLowest make_lowest_;
   std::vector<std::shared_ptr<RowSpace>> spaces_;

@@ -85,6 +85,11 @@ void Table::live_in(std::shared_ptr<RowSpace> space, int32_t number) {
   at_home_ = true;
 }
 
+void Table::leave() {
+  space_.reset();
+  at_home_ = false;
+}
+
 int64_t Table::size() const {
   if (!tiered_ || !dynamic_) return size_;
   return space_ ? space_->rows(number_) : 0;

@@ -125,6 +125,7 @@ class Table {
   // states, or steps, makes it homeless again.
   bool tiered() const { return tiered_; }
   void live_in(std::shared_ptr<RowSpace> space, int32_t number);
+  void leave();
   bool homeless() const { return tiered_ && !at_home_; }
   // Where it lives, or lived before its layout changed; may be null.
   const std::shared_ptr<RowSpace>& space() const { return space_; }

@@ -34,8 +34,8 @@ class Tier {
 
   virtual int64_t record_bytes() const = 0;
 
-  // records + i * record_bytes() becomes the record of keys[i] where the tier holds one, and is left
-  // alone otherwise; found[i] says which. Keys may repeat. Throws TierError.
+  // records + i * record_bytes() becomes the record of keys[i] where the tier holds one, and is
+  // left alone otherwise; found[i] says which. Keys may repeat. Throws TierError.
   virtual void read(std::span<const RowKey> keys, uint8_t* records, bool* found) = 0;
 
   // Takes rows over, replacing what it held of them. Keys are distinct. Throws TierError with the

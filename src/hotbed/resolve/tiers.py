@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import shutil
 import weakref
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,7 +32,14 @@ class Tiers:
 
     def __init__(self, storage: Storage) -> None:
         self.storage = storage
-        self.core = _core.Storage.make(*storage.budgets)
+        if storage.ssd is not None:
+            weakref.finalize(self, os.close, _take(Path(storage.ssd), storage.reset))
+        self.core = _core.Storage.make(
+            *storage.budgets,
+            None if storage.ssd is None else os.fspath(storage.ssd),
+            storage.reset,
+            storage.space_ratio,
+        )
         self.tables: list[LiveTable] = []
         self._held: list[tuple[Any, list[LiveTable]]] = []
         self.prepared: list[Prepared] = []
@@ -107,6 +118,43 @@ class Tiers:
         counted["queue_depth"] = self.queue_depth
         counted["memory_bytes"] = float(self.core.memory_bytes)
         return counted
+
+
+def _take(folder: Path, reset: bool) -> int:
+    """Locks a folder for the rows of one collection, until the file that is returned is closed.
+
+    Raises:
+        StorageError: another collection uses it, or it holds rows, or it cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = os.open(folder / "in-use", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise StorageError(f"Storage(ssd={str(folder)!r}) cannot be used: {error}.") from None
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            owner = os.read(lock, 32).decode().strip() or "unknown"
+            raise StorageError(
+                f"Storage(ssd={str(folder)!r}) is in use by process {owner}. Give each collection a "
+                "folder of its own."
+            ) from None
+        held = sorted(folder.glob("rows-*"))
+        if held and not reset:
+            raise StorageError(
+                f"Storage(ssd={str(folder)!r}) holds rows of an earlier run ({held[0].name}). They come "
+                "from different steps, so training cannot go on from them: look at them with 'hotbed "
+                "inspect', and pass reset=True to delete them."
+            )
+        for old in held:
+            shutil.rmtree(old)
+        os.truncate(lock, 0)
+        os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+    except BaseException:
+        os.close(lock)
+        raise
+    return lock
 
 
 def over_budget(error: StorageError, tiers: Tiers) -> StorageError:

@@ -1,0 +1,233 @@
+"""A DLRM step whose tables and states are larger than the memory they may take."""
+
+from __future__ import annotations
+
+import gc
+import os
+import resource
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from benchmarks.disk import free_bytes, random_reads_per_second
+from benchmarks.machine import OtherWork
+from benchmarks.measure import Timing
+from benchmarks.report import Report
+from benchmarks.workload import power_law_ranks
+
+TABLES, ROWS, DIM, BATCH = 26, 1_000_000, 64, 8192
+SHARES = (1.0, 0.5, 0.25, 0.1, 0.05)
+DEPTH, HORIZON = 2, 32
+BATCHES = 64
+MEASURED = 24
+QUICK = {"rows": 20_000, "batch": 1024, "batches": 16, "measured": 8}
+LR = 0.01
+ASSIGNED_AT_ONCE = 1 << 16
+
+
+class Model(nn.Module):
+    """Bottom 13-512-256-64, pairwise products, top 512-256-1."""
+
+    def __init__(self, embeddings: Any) -> None:
+        super().__init__()
+        import hotbed as hb
+
+        self.embeddings = embeddings
+        self.bottom = hb.nn.MLP(13, [512, 256, DIM], final_activation="relu")
+        self.interaction = hb.nn.DotInteraction()
+        self.top = hb.nn.MLP(self.interaction.out_features(TABLES, DIM), [512, 256, 1])
+
+    def forward(self, batch: dict[str, Any]) -> Tensor:
+        dense = self.bottom(batch["dense"])
+        return self.top(self.interaction(dense, self.embeddings(batch["ids"]))).squeeze(1)
+
+
+def run(*, quick: bool, progress: Callable[[str], None]) -> Report:
+    report = Report("tiers", quick)
+    rows = QUICK["rows"] if quick else ROWS
+    batch = QUICK["batch"] if quick else BATCH
+    measured = QUICK["measured"] if quick else MEASURED
+    folder = Path(os.environ.get("HOTBED_BENCH_DISK", tempfile.gettempdir()))
+    record = 2 * DIM * 4
+    needed = int(2.2 * TABLES * rows * record)
+    if free_bytes(folder) < needed:
+        raise OSError(
+            f"The tiers scenario needs {needed / 1e9:.0f} GB of disk at {folder} and "
+            f"{free_bytes(folder) / 1e9:.0f} GB are free. Name another place in "
+            "HOTBED_BENCH_DISK, or run it with --quick."
+        )
+    progress("making batches")
+    batches = make_batches(rows, batch, QUICK["batches"] if quick else BATCHES)
+    report.figures["bytes of rows and states"] = TABLES * rows * record
+    report.figures["disk: random 4 KiB reads a second"] = reads = random_reads_per_second(folder)
+
+    progress("all in memory")
+    base = _measure(None, rows, batches, measured, False, progress)
+    config = f"{TABLES} x {rows:,} x {DIM}, Adagrad, batch {batch}"
+    report.add("hotbed", f"{config}, all in memory", base["timing"])
+    for share in SHARES:
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            budget = int(share * TABLES * rows * (record + 8))
+            # The index of the log and what is on its way are not rows, and are needed at any share.
+            budget += int(TABLES * rows * 6 + 0.02 * TABLES * rows * record) + (64 << 20)
+            run_of = _Tiered(budget, Path(scratch) / "rows", rows, progress, share)
+            for ahead in (False, True):
+                found = _measure(run_of, rows, batches, measured, ahead, progress)
+                name = f"{share:.0%}"
+                mode = "look-ahead" if ahead else "no look-ahead"
+                report.add("hotbed", f"{config}, {name} of memory, {mode}", found["timing"])
+                suffix = "" if ahead else "/no look-ahead"
+                ratio = base["timing"].median / found["timing"].median
+                report.ratios[f"{name}{suffix}"] = ratio
+                report.figures[f"{name}{suffix}: rows brought up a step"] = found["missed"]
+                report.figures[f"{name}{suffix}: hit rate"] = found["hit_rate"]
+                report.figures[f"{name}{suffix}: CPU ms a step"] = found["cpu_ms"]
+                bound = max(
+                    found["missed"] / reads * 1e3,
+                    (base["cpu_ms"] + found["missed"] * CPU_MS_A_READ) / (os.cpu_count() or 1),
+                    base["timing"].median,
+                )
+                report.figures[f"{name}{suffix}: share of the bound"] = (
+                    bound / found["timing"].median
+                )
+            run_of.close()
+    gain = report.ratios["10%"] / report.ratios["10%/no look-ahead"]
+    report.ratios["look-ahead over none at 10%"] = gain
+    report.remarks.append(
+        "A ratio is rows a second over those of the run with all rows in memory. The bound of a step "
+        "is the largest of: its reads at the disk's random rate; (CPU of the run in memory + reads x "
+        f"{CPU_MS_A_READ * 1e3:g} us) shared by all cores; the step in memory."
+    )
+    report.figures["peak RSS, bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return report
+
+
+CPU_MS_A_READ = 2e-3
+"""What one random read with its checksum costs at least; see the `ssd` scenario."""
+
+
+def make_batches(rows: int, batch: int, count: int) -> list[dict[str, Any]]:
+    """`count` batches of power-law ids over a random permutation of the rows."""
+    rng = np.random.default_rng(0)
+    ids = [
+        rng.permutation(rows)[power_law_ranks(rng, count * batch, rows, 1.05)].reshape(count, batch)
+        for _ in range(TABLES)
+    ]
+    generator = torch.Generator().manual_seed(1)
+    return [
+        {
+            "dense": torch.randn(batch, 13, generator=generator),
+            "ids": {f"t{t}": torch.from_numpy(ids[t][b]) for t in range(TABLES)},
+            "label": torch.randint(0, 2, (batch,), generator=generator).float(),
+        }
+        for b in range(count)
+    ]
+
+
+class _Tiered:
+    """Collections within one budget, one after the other, all rows of each written beforehand."""
+
+    def __init__(
+        self,
+        budget: int,
+        folder: Path,
+        rows: int,
+        progress: Callable[[str], None],
+        share: float,
+    ) -> None:
+        self.budget, self.folder, self.rows = budget, folder, rows
+        self.progress, self.share = progress, share
+        self.made: tuple[Model, Any] | None = None
+
+    def build(self) -> tuple[Model, Any]:
+        import hotbed as hb
+
+        if self.made is None:
+            storage = hb.Storage(host=self.budget, ssd=self.folder)
+            model, optimizer = _model(self.rows, storage)
+            for t in range(TABLES):
+                self.progress(f"{self.share:.0%} of memory: writing table {t + 1} of {TABLES}")
+                _write_all(model.embeddings, f"t{t}", self.rows)
+            self.made = model, optimizer
+        return self.made
+
+    def close(self) -> None:
+        self.made = None
+        gc.collect()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _model(rows: int, storage: Any) -> tuple[Model, Any]:
+    import hotbed as hb
+
+    torch.manual_seed(0)
+    tables = [hb.Table(f"t{t}", dim=DIM, rows=rows) for t in range(TABLES)]
+    model = Model(hb.EmbeddingCollection(tables, seed=0, storage=storage))
+    return model, hb.optim.Adagrad(model.parameters(), lr=LR)
+
+
+def _write_all(embeddings: Any, name: str, rows: int) -> None:
+    for ids in torch.arange(rows).split(ASSIGNED_AT_ONCE):
+        embeddings.assign(name, ids, embeddings.lookup(name, ids))
+
+
+def _measure(
+    tiered: _Tiered | None,
+    rows: int,
+    batches: list[dict[str, Any]],
+    measured: int,
+    ahead: bool,
+    progress: Callable[[str], None],
+) -> dict[str, Any]:
+    import hotbed as hb
+
+    model, optimizer = _model(rows, None) if tiered is None else tiered.build()
+    where = "all in memory" if tiered is None else f"{tiered.share:.0%} of memory"
+    progress(f"{where}, {'with' if ahead else 'without'} look-ahead")
+
+    def endless() -> Iterator[dict[str, Any]]:
+        while True:
+            yield from batches
+
+    loss_of = nn.functional.binary_cross_entropy_with_logits
+    timing = Timing()
+    warm_up = 4 if tiered is None else len(batches)
+    before: dict[str, float] = {}
+    cpu = 0.0
+    began = 0.0
+    with OtherWork() as other:
+        feed = hb.lookahead(endless(), model, DEPTH, HORIZON) if ahead else endless()
+        for i, batch in enumerate(feed):
+            if i == warm_up:
+                before, cpu = model.embeddings.stats(), _cpu_seconds()
+            if i > warm_up:
+                timing.ms.append((time.perf_counter() - began) * 1e3)
+            if len(timing.ms) == measured:
+                break
+            began = time.perf_counter()
+            loss_of(model(batch), batch["label"]).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        cpu = (_cpu_seconds() - cpu) / measured * 1e3
+        after = model.embeddings.stats()
+    timing.other_work = other.share
+    used = after.get("rows_used", 0) - before.get("rows_used", 0)
+    missed = after.get("rows_missed", 0) - before.get("rows_missed", 0)
+    return {
+        "timing": timing,
+        "missed": missed / measured,
+        "hit_rate": 1 - missed / used if used else 1.0,
+        "cpu_ms": cpu,
+    }
+
+
+def _cpu_seconds() -> float:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime

@@ -1,0 +1,88 @@
+"""Rows on SSD: the same results as in memory, and a folder that serves one run."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import hotbed as hb
+
+
+def train(
+    storage: hb.Storage | None, ahead: bool, optimizer: str, **options: Any
+) -> tuple[list[float], dict[str, Any], dict[str, float]]:
+    """Losses, rows and counters of forty steps over static and dynamic tables of two widths."""
+    tables = [hb.Table("a", 8), hb.Table("b", 8, rows=500), hb.Table("c", 4, dtype=torch.bfloat16)]
+    embeddings = hb.EmbeddingCollection(tables, seed=0, storage=storage)
+    stepper = getattr(hb.optim, optimizer)(embeddings.parameters(), lr=0.1, **options)
+    generator = torch.Generator().manual_seed(1)
+
+    def batch() -> dict[str, torch.Tensor]:
+        return {
+            "a": torch.randint(0, 5000, (64,), generator=generator),
+            "b": torch.randint(0, 500, (64, 3), generator=generator),
+            "c": torch.randint(-300, 400, (64,), generator=generator),
+        }
+
+    batches = [batch() for _ in range(40)]
+    losses = []
+    for inputs in hb.lookahead(batches, embeddings, horizon=8) if ahead else batches:
+        loss = sum(vectors.square().sum() for vectors in embeddings(inputs).values())
+        assert isinstance(loss, torch.Tensor)
+        loss.backward()
+        stepper.step()
+        stepper.zero_grad()
+        losses.append(loss.item())
+    return losses, {name: embeddings.rows(name) for name in "abc"}, embeddings.stats()
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("device", [None, 200_000])
+@pytest.mark.parametrize(
+    ("optimizer", "options"),
+    [("Adagrad", {}), ("Adam", {"untouched": "exact"}), ("RowwiseAdagrad", {"fused": True})],
+)
+def test_the_same_bits_as_in_memory(
+    tmp_path: Path, optimizer: str, options: dict[str, Any], device: int | None, ahead: bool
+) -> None:
+    losses, rows, _ = train(None, False, optimizer, **options)
+    storage = hb.Storage(device=device, host="40MB", ssd=tmp_path / "rows")
+    tiered_losses, tiered_rows, counted = train(storage, ahead, optimizer, **options)
+    assert tiered_losses == losses
+    for name in rows:
+        assert torch.equal(tiered_rows[name].ids, rows[name].ids)
+        assert torch.equal(tiered_rows[name].values, rows[name].values)
+    assert counted["batches_ahead"] == (40 if ahead else 0)
+    if device is not None:
+        assert counted["rows_written_back"] > 1000
+
+
+def test_a_folder_serves_one_collection_and_one_run(tmp_path: Path) -> None:
+    storage = hb.Storage(host="40MB", ssd=tmp_path)
+    first = hb.EmbeddingCollection([hb.Table("a", 4)], storage=storage)
+    first.assign("a", torch.tensor([1]), torch.ones(1, 4))
+    with pytest.raises(hb.StorageError, match="in use by process"):
+        hb.EmbeddingCollection([hb.Table("a", 4)], storage=storage)
+    del first
+    gc.collect()
+    with pytest.raises(hb.StorageError, match="reset=True"):
+        hb.EmbeddingCollection([hb.Table("a", 4)], storage=storage)
+    fresh = hb.Storage(host="40MB", ssd=tmp_path, reset=True)
+    again = hb.EmbeddingCollection([hb.Table("a", 4)], storage=fresh)
+    assert again.count() == 0
+
+
+def test_an_optimizer_that_comes_later_keeps_the_rows(tmp_path: Path) -> None:
+    embeddings = hb.EmbeddingCollection(
+        [hb.Table("a", 4), hb.Table("b", 4, rows=10)],
+        storage=hb.Storage(host="40MB", ssd=tmp_path),
+    )
+    ids, values = torch.arange(100), torch.randn(100, 4)
+    embeddings.assign("a", ids, values)
+    hb.optim.Adam(embeddings.parameters())
+    assert torch.equal(embeddings.rows("a").values, values)
+    assert sorted(path.name for path in tmp_path.glob("rows-*"))[-1] == "rows-2"
