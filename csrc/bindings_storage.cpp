@@ -1,7 +1,7 @@
 // Tiers for Python.
 #include <nanobind/nanobind.h>
-#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 #include <omp.h>
@@ -72,8 +72,8 @@ struct LogLayouts {
       LogStore store{group.record_bytes, {}};
       for (size_t t = 0; t < group.tables.size(); ++t) {
         const Table& table = *group.tables[t];
-        store.tables.push_back({static_cast<int32_t>(t), table.name(),
-                                table.dynamic() ? -1 : table.size()});
+        store.tables.push_back(
+            {static_cast<int32_t>(t), table.name(), table.dynamic() ? -1 : table.size()});
       }
       stores.push_back(std::move(store));
     }

@@ -12,7 +12,8 @@ namespace hotbed {
 struct TableBatch;
 
 // Announced, then admitted, then consumed; when it goes, its rows may be evicted, and what was
-// announced and not admitted is forgotten. Claims are admitted, or go, in the order of announcement.
+// announced and not admitted is forgotten. Claims are admitted, or go, in the order of
+// announcement.
 //
 // Threads: one at a time; the destructor may run on any.
 class Claim {

@@ -72,7 +72,8 @@ RowSpace::RowSpace(const RecordLayout& layout, std::vector<Table*> tables, int64
       residency_(
           [&] {
             std::vector<int64_t> rows;
-            for (const Table* table : tables_) rows.push_back(table->dynamic() ? -1 : table->size());
+            for (const Table* table : tables_)
+              rows.push_back(table->dynamic() ? -1 : table->size());
             return rows;
           }(),
           capacity),
@@ -143,7 +144,8 @@ void RowSpace::drain() {
   }
 }
 
-// -- moving rows ------------------------------------------------------------------------------------
+// -- moving rows
+// ------------------------------------------------------------------------------------
 
 void RowSpace::gather(const int64_t* slots, int64_t n, uint8_t* records) const {
   for (int64_t i = 0; i < n; ++i) {
@@ -244,8 +246,9 @@ void RowSpace::move(int64_t batch, Moves& moves) {
     residency_.drop(moves.loaded_slots.data(), static_cast<int64_t>(moves.loaded_slots.size()));
   };
   auto dirty = static_cast<int64_t>(keys.size());
-  Buffer<uint8_t> records(std::min(
-      kRecordsAtOnce, std::max<int64_t>(dirty, static_cast<int64_t>(moves.loaded.size()))) *
+  Buffer<uint8_t> records(
+      std::min(kRecordsAtOnce,
+               std::max<int64_t>(dirty, static_cast<int64_t>(moves.loaded.size()))) *
       record_bytes_);
   for (int64_t begin = 0; begin < dirty; begin += kRecordsAtOnce) {
     int64_t n = std::min(kRecordsAtOnce, dirty - begin);
@@ -302,7 +305,8 @@ void RowSpace::move(int64_t batch, Moves& moves) {
   counters_.created += static_cast<int64_t>(absent.size());
 }
 
-// -- the way of a batch -----------------------------------------------------------------------------
+// -- the way of a batch
+// -----------------------------------------------------------------------------
 
 int64_t RowSpace::announce(std::span<const TableIds> parts) {
   std::lock_guard lock(mutex_);
@@ -355,7 +359,8 @@ int64_t RowSpace::admit_now(std::span<const TableIds> parts, int64_t* slots) {
   return batch;
 }
 
-// -- from outside -----------------------------------------------------------------------------------
+// -- from outside
+// -----------------------------------------------------------------------------------
 
 void RowSpace::read(int32_t table, const int64_t* ids, int64_t n, void* weights,
                     void* const* states, int64_t* last, bool* found) {

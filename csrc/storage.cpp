@@ -159,20 +159,21 @@ void Storage::lay_out(const std::vector<std::shared_ptr<Table>>& tables) {
     uint64_t slot = RowSpace::slot_bytes(group.layout);
     auto compute_share = static_cast<uint64_t>(static_cast<double>(compute_left) * share);
     int64_t capacity = capacity_within(group, slot, compute_share);
-    if (capacity < 1) throw BudgetTooSmall(compute_taken + slot + bookkeeping_bytes(group.rows(), 1), budgets_.compute);
-    compute_left -= std::min<uint64_t>(
-        compute_left, static_cast<uint64_t>(capacity) * slot +
-                          bookkeeping_bytes(group.rows(), capacity));
+    if (capacity < 1)
+      throw BudgetTooSmall(compute_taken + slot + bookkeeping_bytes(group.rows(), 1),
+                           budgets_.compute);
+    compute_left -= std::min<uint64_t>(compute_left, static_cast<uint64_t>(capacity) * slot +
+                                                         bookkeeping_bytes(group.rows(), capacity));
     std::shared_ptr<Tier> below = lowest[g];
     if (budgets_.host || !below) {
       auto host_share = static_cast<uint64_t>(static_cast<double>(host_left) * share);
       auto record = static_cast<uint64_t>(group.layout.bytes());
       int64_t records = capacity_within(group, record, host_share);
       if (records < 1) throw BudgetTooSmall(host_taken + record, budgets_.host);
-      host_left -= std::min<uint64_t>(
-          host_left, static_cast<uint64_t>(records) * record +
-                         bookkeeping_bytes(group.rows(), records));
-      hosts.push_back(std::make_shared<HostTier>(group.layout.bytes(), group.rows(), records, below));
+      host_left -= std::min<uint64_t>(host_left, static_cast<uint64_t>(records) * record +
+                                                     bookkeeping_bytes(group.rows(), records));
+      hosts.push_back(
+          std::make_shared<HostTier>(group.layout.bytes(), group.rows(), records, below));
       below = hosts.back();
     }
     home[g] = std::make_shared<RowSpace>(group.layout, group.tables, capacity, below);

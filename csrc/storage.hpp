@@ -23,8 +23,8 @@ struct RecordGroup {
   std::vector<Table*> tables;
 };
 
-// Makes the lowest tier of each group; null where there is no SSD. Called for each layout, while the
-// tiers of the layout before still hold rows if `rows_wait`.
+// Makes the lowest tier of each group; null where there is no SSD. Called for each layout, while
+// the tiers of the layout before still hold rows if `rows_wait`.
 using MakeLowest = std::function<std::vector<std::shared_ptr<Tier>>(
     const std::vector<RecordGroup>& groups, bool rows_wait)>;
 

@@ -306,7 +306,8 @@ void Table::assign_tiered(const int64_t* ids, int64_t n, const uint8_t* rows) {
   // Of duplicates the last one.
   std::vector<int64_t> order(n);
   std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return ids[a] < ids[b]; });
+  std::stable_sort(order.begin(), order.end(),
+                   [&](int64_t a, int64_t b) { return ids[a] < ids[b]; });
   std::vector<int64_t> unique;
   Buffer<uint8_t> values(n * weights_.row_bytes());
   for (int64_t i = 0; i < n; ++i) {

@@ -144,8 +144,8 @@ class Table {
   // Returns how many rows are new. On OutOfMemory nothing has changed.
   int64_t find_or_insert(const int64_t* ids, int64_t n, int64_t* slots);
 
-  // Copies rows as they are stored; absent ones as they would start. `weights` (n x dim of dtype()),
-  // `states` (one array each) and `last` may be null.
+  // Copies rows as they are stored; absent ones as they would start. `weights` (n x dim of
+  // dtype()), `states` (one array each) and `last` may be null.
   void copy_rows(const int64_t* ids, int64_t n, void* weights, void* const* states,
                  int64_t* last) const;
   // Overwrites states and last steps (either may be null) of rows; absent ids are passed over.

@@ -45,19 +45,19 @@ class TableRule::Follower : public CatchUp {
       own[k].resize(static_cast<uint64_t>(n * state_row_bytes(table, k)));
       out[k] = own[k].data();
     }
-    read_states(table, ids, nullptr, n, weights.data(), out);
+    read_states(table, ids, n, weights.data(), out);
     std::vector<int64_t> last(static_cast<size_t>(n), history.steps());
     table.space()->write(table.number(), ids, n, weights.data(), out, last.data());
   }
 
   void read(const Table& table, const int64_t* ids, const int64_t* slots, int64_t n,
             void* rows) const override {
-    read_states(table, ids, slots, n, rows, nullptr);
+    read_states(table, ids, n, rows, nullptr);
   }
 
   // The same with the states, where wanted.
-  void read_states(const Table& table, const int64_t* ids, const int64_t* slots, int64_t n,
-                   void* weights, void* const* out) const {
+  void read_states(const Table& table, const int64_t* ids, int64_t n, void* weights,
+                   void* const* out) const {
     size_t states = table.states().size();
     Buffer<uint8_t> own_weights;
     if (!weights) {
@@ -76,43 +76,12 @@ class TableRule::Follower : public CatchUp {
       }
     }
     Buffer<int64_t> last(static_cast<uint64_t>(n));
-    if (table.tiered()) {
-      table.copy_rows(ids, n, weights, copies.states, last.data());
-    } else {
-      copy_rows(table, ids, slots, n, weights, copies.states, last.data());
-    }
+    table.copy_rows(ids, n, weights, copies.states, last.data());
     copies.slots = nullptr;
     copies.count = n;
     copies.ids = ids;
     copies.last_step = last.data();
     hotbed::catch_up(copies, history);
-  }
-
-  // Rows as they are stored; those that are not have first values and no step behind them.
-  static void copy_rows(const Table& table, const int64_t* ids, const int64_t* slots, int64_t n,
-                        void* weights, void* const* states, int64_t* last) {
-    const Plane& plane = table.weight_plane();
-    auto* rows = static_cast<uint8_t*>(weights);
-    for (int64_t i = 0; i < n; ++i) {
-      if (slots[i] >= 0) {
-        if (rows) std::memcpy(rows + i * plane.row_bytes(), plane.row(slots[i]), plane.row_bytes());
-      } else if (rows) {
-        table.first_values(ids + i, 1, rows + i * plane.row_bytes());
-      }
-      if (last) last[i] = slots[i] >= 0 ? table.last_step()[slots[i]] : 0;
-      for (size_t k = 0; k < table.states().size(); ++k) {
-        const State& state = table.states()[k];
-        int64_t bytes = state.plane.row_bytes(), width = state.plane.width();
-        auto* to = static_cast<uint8_t*>(states[k]) + i * bytes;
-        if (slots[i] >= 0) {
-          std::memcpy(to, state.plane.row(slots[i]), bytes);
-        } else if (table.dtype() == DType::f64) {
-          std::fill_n(reinterpret_cast<double*>(to), width, state.initial);
-        } else {
-          std::fill_n(reinterpret_cast<float*>(to), width, static_cast<float>(state.initial));
-        }
-      }
-    }
   }
 
   static RowUpdate planes(const Table& table, const RuleOptions& options) {
@@ -160,36 +129,14 @@ TableRule::TableRule(std::shared_ptr<Table> table, const RuleOptions& options,
 
 RowUpdate TableRule::planes() const { return Follower::planes(*table_, options_); }
 
-void TableRule::read(const int64_t* slots, int64_t n, void* weights, void* const* states) const {
-  if (!follower_) return Follower::copy_rows(*table_, nullptr, slots, n, weights, states, nullptr);
-  Buffer<int64_t> ids(static_cast<uint64_t>(n));
-  for (int64_t i = 0; i < n; ++i) ids[i] = table_->ids() ? table_->ids()[slots[i]] : slots[i];
-  follower_->read_states(*table_, ids.data(), slots, n, weights, states);
-}
-
-void TableRule::read_ids(const int64_t* ids, int64_t n, void* weights, void* const* states) const {
+void TableRule::read(const int64_t* ids, int64_t n, void* weights, void* const* states) const {
   if (!follower_) return table_->copy_rows(ids, n, weights, states, nullptr);
-  std::vector<int64_t> slots(static_cast<size_t>(n));
-  table_->find(ids, n, slots.data());
-  follower_->read_states(*table_, ids, slots.data(), n, weights, states);
+  follower_->read_states(*table_, ids, n, weights, states);
 }
 
-void TableRule::write_ids(const int64_t* ids, int64_t n, const void* const* states) {
+void TableRule::write_states(const int64_t* ids, int64_t n, const void* const* states) {
   std::vector<int64_t> last(static_cast<size_t>(n), steps_);
   table_->write_states(ids, n, states, table_->tracks_steps() ? last.data() : nullptr);
-}
-
-void TableRule::write_states(const int64_t* slots, int64_t n, const void* const* states) {
-  for (size_t k = 0; k < table_->states().size(); ++k) {
-    Plane& plane = table_->states()[k].plane;
-    const auto* from = static_cast<const uint8_t*>(states[k]);
-    for (int64_t i = 0; i < n; ++i) {
-      std::memcpy(plane.row(slots[i]), from + i * plane.row_bytes(), plane.row_bytes());
-    }
-  }
-  if (int64_t* last = table_->last_step()) {
-    for (int64_t i = 0; i < n; ++i) last[slots[i]] = steps_;
-  }
 }
 
 void TableRule::catch_up_rows(const int64_t* slots, int64_t n) {

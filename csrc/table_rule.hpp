@@ -39,17 +39,11 @@ class TableRule {
   // False once another rule has taken the table over.
   bool holds_table() const { return table_->rule_token == token_; }
 
-  // Rows of `slots` as of the last step, into `weights` (n x dim of the table's dtype, or nullptr)
-  // and one array a state. Changes nothing.
-  void read(const int64_t* slots, int64_t n, void* weights, void* const* states) const;
-
-  // The same by id; rows that do not exist are as they would start.
-  void read_ids(const int64_t* ids, int64_t n, void* weights, void* const* states) const;
+  // Rows as of the last step, into `weights` (n x dim of the table's dtype, or nullptr) and one
+  // array a state; those that do not exist are as they would start. Changes nothing.
+  void read(const int64_t* ids, int64_t n, void* weights, void* const* states) const;
   // Gives the rows of these ids, where they exist, their states as of the last step.
-  void write_ids(const int64_t* ids, int64_t n, const void* const* states);
-
-  // Gives rows their states, as of the last step.
-  void write_states(const int64_t* slots, int64_t n, const void* const* states);
+  void write_states(const int64_t* ids, int64_t n, const void* const* states);
 
   // Brings rows to the last step (exact only).
   void catch_up_rows(const int64_t* slots, int64_t n);

@@ -49,7 +49,7 @@ def copy_states(live: LiveTable) -> dict[str, Tensor]:
             f"{free} are free; it is meant for tables that fit twice in memory."
         )
     copies = _empty_states(live, len(ids))
-    live.rule.read_ids(ids.data_ptr(), len(ids), 0, [c.data_ptr() for c in copies])
+    live.rule.read(ids.data_ptr(), len(ids), 0, [c.data_ptr() for c in copies])
     return {"ids": ids.clone(), **dict(zip(live.core.state_names, copies, strict=True))}
 
 
@@ -65,7 +65,7 @@ def reset_states(live: LiveTable) -> None:
         states = _empty_states(live, len(ids))
         for state, first in zip(states, firsts, strict=True):
             state.fill_(first)
-        live.rule.write_ids(ids.data_ptr(), len(ids), [state.data_ptr() for state in states])
+        live.rule.write_states(ids.data_ptr(), len(ids), [state.data_ptr() for state in states])
 
 
 def check_states(live: LiveTable, states: Mapping[str, Any]) -> None:
@@ -109,4 +109,4 @@ def write_states(live: LiveTable, states: Mapping[str, Tensor], *, insert: bool)
     elif not insert and live.tiers is not None and live.spec.rows is None:
         kept = torch.isin(ids, live.stored_ids())
         ids, values = ids[kept], [value[kept] for value in values]
-    live.rule.write_ids(ids.data_ptr(), len(ids), [v.data_ptr() for v in values])
+    live.rule.write_states(ids.data_ptr(), len(ids), [v.data_ptr() for v in values])
