@@ -78,7 +78,7 @@ void read_scratch(const Table& table, const int64_t* ids, int64_t n, int64_t* sl
   if (table.tiered()) {
     // Slots are not for those who only read: a row may leave them at any time.
     for (int64_t i = 0; i < n; ++i) slots[i] = -1 - i;
-    scratch.resize(n * table.weight_plane().row_bytes());
+    scratch.resize((n + 1) * table.weight_plane().row_bytes());  // padding is the last
     if (table.catch_up) {
       table.catch_up->read(table, ids, nullptr, n, scratch.data());
     } else {
@@ -259,8 +259,10 @@ namespace {
 
 thread_local Grouping grouping_of_thread;
 
-// Every position gets the slot of its group.
-void spread(TableBatch& part, const int32_t* groups, const int64_t* slot_of) {
+// Every position gets the slot of its group. Padding of tiered tables is in no slot: where it is not
+// pooled it is row `padding_row` of scratch.
+void spread(const std::vector<FeatureBatch>& features, TableBatch& part, const int32_t* groups,
+            const int64_t* slot_of, int64_t padding_row) {
   part.owned_slots.resize(part.count);
   int64_t* slots = part.owned_slots.data();
   int64_t padding = part.table->padding_slot();
@@ -268,6 +270,21 @@ void spread(TableBatch& part, const int32_t* groups, const int64_t* slot_of) {
     slots[p] = groups[p] < 0 ? padding : slot_of[groups[p]];
   }
   part.slots = slots;
+  if (!part.table->tiered() || !part.table->initial().has_padding) return;
+  for (int f : part.features) {
+    const FeatureBatch& feature = features[f];
+    if (feature.input.combiner != Combiner::none) continue;
+    for (int64_t p = feature.base; p < feature.base + feature.input.count; ++p) {
+      if (groups[p] < 0) slots[p] = -1 - padding_row;
+    }
+  }
+}
+
+void fill_padding(TableBatch& part, int64_t padding_row) {
+  if (!part.table->tiered() || !part.table->initial().has_padding) return;
+  int64_t bytes = part.table->weight_plane().row_bytes();
+  if (!padding_row) part.scratch.resize(bytes);
+  part.table->copy_padding(part.scratch.data() + padding_row * bytes);
 }
 
 }  // namespace
@@ -294,7 +311,8 @@ void Batch::resolve_part(TableBatch& part, bool insert, bool transpose) {
     read_scratch(table, grouping.unique(), unique, slot_of, part.scratch);
   }
   if (table.dynamic() || (reading && (table.catch_up || table.tiered()))) {
-    spread(part, grouping.groups(), slot_of);
+    spread(features, part, grouping.groups(), slot_of, unique);
+    if (reading) fill_padding(part, unique);
   } else {
     part.slots = ids;
   }
@@ -366,7 +384,7 @@ void Batch::group() {
 }
 
 void Batch::place_positions(TableBatch& part) {
-  spread(part, part.groups.data(), part.unique_slots.data());
+  spread(features, part, part.groups.data(), part.unique_slots.data(), 0);
 }
 
 void Batch::announce() { claim_->announce(); }
@@ -390,7 +408,9 @@ void Batch::consume() {
   claim_->consume(ahead);
   bool caught_up = false;
   for (TableBatch& part : parts) {
-    if (!grows(part) || !part.table->catch_up) continue;
+    if (!grows(part)) continue;
+    fill_padding(part, 0);
+    if (!part.table->catch_up) continue;
     part.table->catch_up->write(*part.table, part.unique_slots.data(), part.unique);
     caught_up = true;
   }

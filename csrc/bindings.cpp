@@ -44,17 +44,24 @@ NB_MODULE(_core, module) {
   module.def("register_storage_error",
              [](nb::object type) { storage_error = type.release().ptr(); });
   nb::register_exception_translator([](const std::exception_ptr& thrown, void*) {
-    auto raise = [](const std::string& message, uint64_t needed) {
+    auto raise = [](const std::string& message, uint64_t needed, nb::object needs = nb::tuple()) {
       nb::object made = nb::handle(storage_error ? storage_error : PyExc_RuntimeError)(message);
       made.attr("needed") = needed;
+      made.attr("needs") = needs;
       PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(made.ptr())), made.ptr());
     };
     try {
       std::rethrow_exception(thrown);
     } catch (const hotbed::OverBudget& error) {
-      raise(std::string("Storage: ") + error.what() + ".", static_cast<uint64_t>(error.needed));
+      nb::list needs;
+      for (const hotbed::OverBudget::Need& need : error.needs) {
+        needs.append(nb::make_tuple(reinterpret_cast<uintptr_t>(need.space), need.slots));
+      }
+      raise(std::string("Storage: ") + error.what() + ".",
+            static_cast<uint64_t>(error.needs[0].slots), needs);
     } catch (const hotbed::BudgetTooSmall& error) {
-      raise(std::string("Storage ") + error.what() + ". Raise the budget.", error.needed);
+      const char* budget = error.host ? "Storage: host " : "Storage: the tier that computes ";
+      raise(std::string(budget) + error.what() + ".", error.needed);
     } catch (const hotbed::TierError& error) {
       raise(error.what(), error.bytes);
     }

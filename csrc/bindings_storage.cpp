@@ -1,6 +1,7 @@
 // Tiers for Python.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -130,6 +131,16 @@ void bind_storage(nb::module_& module) {
              storage.flush();
            })
       .def("counters", &counters_of)
+      .def(
+          "compute_budget_for",
+          [](const Storage& storage, const std::vector<std::pair<uintptr_t, int64_t>>& needs) {
+            std::vector<OverBudget::Need> all;
+            for (auto [space, slots] : needs) {
+              all.push_back({reinterpret_cast<const RowSpace*>(space), slots});
+            }
+            return storage.compute_budget_for(all);
+          },
+          "needs"_a, "The least budget that meets StorageError.needs.")
       .def("capacities",
            [](const Storage& storage) {
              std::vector<int64_t> all;

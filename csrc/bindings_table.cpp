@@ -145,6 +145,9 @@ void bind_table(nb::module_& module) {
              return Tensor(keep->data(), 1, shape, owner, nullptr, nb::dtype<int64_t>());
            },
            "(n,) int64, rising: the ids of rows that are stored.")
+      .def(
+          "id_of", [](const Table& t, int64_t slot) { return t.ids() ? t.ids()[slot] : slot; },
+          "slot"_a)
       .def("state_widths",
            [](const Table& t) {
              std::vector<int64_t> widths;

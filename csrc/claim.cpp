@@ -20,8 +20,8 @@ Claim::~Claim() {
   for (Share& share : shares_) {
     if (share.admitted) {
       share.space->end(share.batch);
-    } else if (share.batch) {
-      share.space->retract(share.batch);
+    } else {
+      share.retract();
     }
   }
 }
@@ -58,9 +58,9 @@ bool Claim::admit() {
     if (share.admitted) continue;
     std::vector<int64_t> slots(share.count());
     try {
-      if (share.space->admit(share.batch, slots.data())) return false;
+      if (!share.space->admit(share.batch, slots.data())) return false;
     } catch (...) {
-      share.batch = 0;  // announced no more
+      share.retract();  // what comes later need not wait for it
       throw;
     }
     share.admitted = true;
@@ -69,26 +69,31 @@ bool Claim::admit() {
   return admitted_ = true;
 }
 
+void Claim::Share::retract() {
+  if (batch) space->retract(batch);
+  batch = 0;
+}
+
 void Claim::admit_now() {
   for (Share& share : shares_) {
     if (share.admitted) continue;
+    share.retract();
     std::vector<int64_t> slots(share.count());
-    if (share.batch) {
-      int64_t needed;
-      try {
-        needed = share.space->admit(share.batch, slots.data());
-      } catch (...) {
-        share.batch = 0;
-        throw;
-      }
-      if (needed) throw OverBudget(needed, share.space->capacity());
-    } else {
-      share.batch = share.space->admit_now(share.ids(), slots.data());
-    }
+    share.batch = share.space->admit_now(share.ids(), slots.data());
+    if (!share.batch) throw OverBudget(needs(share));
     share.admitted = true;
     share.hand_out(slots);
   }
   admitted_ = true;
+}
+
+std::vector<OverBudget::Need> Claim::needs(const Share& first) const {
+  std::vector<OverBudget::Need> all;
+  for (const Share& share : shares_) {
+    OverBudget::Need need{share.space.get(), share.space->slots_needed(share.ids())};
+    all.insert(&share == &first ? all.begin() : all.end(), need);
+  }
+  return all;
 }
 
 void Claim::consume(bool ahead) {

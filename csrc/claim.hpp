@@ -12,8 +12,7 @@ namespace hotbed {
 struct TableBatch;
 
 // Announced, then admitted, then consumed; when it goes, its rows may be evicted, and what was
-// announced and not admitted is forgotten. Claims are admitted, or go, in the order of
-// announcement.
+// announced and not admitted is forgotten. Claims are admitted in the order of announcement.
 //
 // Threads: one at a time; the destructor may run on any.
 class Claim {
@@ -28,9 +27,11 @@ class Claim {
   bool admitted() const { return admitted_; }
 
   void announce();
-  // False where some of it does not fit yet beside what is pinned; what does fit stays pinned.
+  // False where some of it does not fit yet beside what is pinned, or where another claim that was
+  // announced before it is not admitted; what does fit stays pinned. Throws TierError, after which
+  // admit_now() is its way.
   bool admit();
-  // Admits all of it, or throws OverBudget or TierError.
+  // Admits all of it, out of turn if need be, or throws OverBudget or TierError; may be tried again.
   void admit_now();
   // A forward uses it. `ahead`: it need not have waited.
   void consume(bool ahead);
@@ -46,7 +47,10 @@ class Claim {
     std::vector<TableIds> ids() const;
     void hand_out(const std::vector<int64_t>& slots) const;
     int64_t count() const;
+    void retract();
   };
+
+  std::vector<OverBudget::Need> needs(const Share& first) const;
 
   std::vector<Share> shares_;
   bool admitted_ = false;

@@ -54,6 +54,7 @@ void HostTier::read(std::span<const RowKey> keys, uint8_t* records, bool* found)
 
 void HostTier::write(std::span<const RowKey> keys, const uint8_t* records) {
   std::lock_guard lock(mutex_);
+  if (!below_) check_room(keys);
   // A part must fit beside nothing: nothing is pinned between calls.
   auto part = static_cast<size_t>(std::max<int64_t>(1, residency_.capacity() / 2));
   for (size_t begin = 0; begin < keys.size(); begin += part) {
@@ -62,24 +63,24 @@ void HostTier::write(std::span<const RowKey> keys, const uint8_t* records) {
   }
 }
 
+// Without a tier below, all keys must find room.
+void HostTier::check_room(std::span<const RowKey> keys) const {
+  std::vector<int64_t> slots = find(keys);
+  int64_t rows = residency_.resident() + std::count(slots.begin(), slots.end(), -1);
+  if (rows <= residency_.capacity()) return;
+  throw TierError("The host tier is full: " + std::to_string(rows) + " rows of " +
+                      std::to_string(record_bytes_) + " bytes do not fit into " +
+                      std::to_string(residency_.capacity()) +
+                      ". Raise Storage(host=...), or give it an ssd path.",
+                  {}, static_cast<uint64_t>(rows * record_bytes_));
+}
+
 void HostTier::write_part(std::span<const RowKey> keys, const uint8_t* records) {
   std::map<int32_t, std::vector<int64_t>> ids;
   std::map<int32_t, std::vector<size_t>> places;
   for (size_t i = 0; i < keys.size(); ++i) {
     ids[keys[i].table].push_back(keys[i].id);
     places[keys[i].table].push_back(i);
-  }
-  if (!below_) {
-    std::vector<int64_t> slots = find(keys);
-    auto fresh = std::count(slots.begin(), slots.end(), -1);
-    if (residency_.resident() + fresh > residency_.capacity()) {
-      auto bytes = static_cast<uint64_t>((residency_.resident() + fresh) * record_bytes_);
-      throw TierError("The host tier is full: " + std::to_string(residency_.resident() + fresh) +
-                          " rows of " + std::to_string(record_bytes_) + " bytes do not fit into " +
-                          std::to_string(residency_.capacity()) +
-                          ". Raise Storage(host=...), or give it an ssd path.",
-                      {}, bytes);
-    }
   }
   std::vector<TableIds> parts;
   for (auto& [table, list] : ids) {

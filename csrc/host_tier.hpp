@@ -34,6 +34,7 @@ class HostTier : public Tier {
 
  private:
   std::vector<int64_t> find(std::span<const RowKey> keys) const;
+  void check_room(std::span<const RowKey> keys) const;
   void write_part(std::span<const RowKey> keys, const uint8_t* records);
   void restore(std::span<const RowKey> keys, const uint8_t* records);
   std::vector<int64_t> ids_of(int32_t table) const;

@@ -436,6 +436,17 @@ int64_t Residency::admit_now(std::span<const TableIds> parts, Moves& moves) {
   return 0;
 }
 
+int64_t Residency::slots_needed(std::span<const TableIds> parts) const {
+  int64_t needed = pinned();
+  std::vector<int64_t> slots;
+  for (const TableIds& part : parts) {
+    slots.resize(static_cast<size_t>(part.count));
+    find(part.table, part.ids, part.count, slots.data());
+    for (int64_t slot : slots) needed += slot < 0 || !rows_[slot].pins;
+  }
+  return needed;
+}
+
 // Admits the rows of numbers_.
 bool Residency::seat(std::span<const TableIds> parts, const Announced* batch, int64_t number,
                      Moves& moves) {

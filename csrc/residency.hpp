@@ -86,13 +86,15 @@ class Residency {
   // The same for a batch that was not announced; its rows keep their announced uses. Returns a
   // negative number for it, or 0 where it does not fit.
   int64_t admit_now(std::span<const TableIds> parts, Moves& moves);
+  // The capacity with which such a batch would fit beside what is pinned. Ids are distinct.
+  int64_t slots_needed(std::span<const TableIds> parts) const;
 
   // Of an admitted batch: how many rows, and their slots in the order in which they were given.
   int64_t count(int64_t batch) const;
   void slots(int64_t batch, int64_t* out) const;
 
-  // Rows in these slots, loaded by a batch that is not consumed yet, exist nowhere: they will, and
-  // be dirty, once a batch with them is consumed, and are forgotten if all of them are taken back.
+  // Rows in these slots, which a batch has pinned, exist nowhere (any more): they will, and be dirty,
+  // once a batch with them is consumed, and are forgotten when all that pin them have ended.
   void mark_new(const int64_t* slots, int64_t n);
 
   // A forward uses an admitted batch. Once a batch. The new rows that exist from now on are added
@@ -106,7 +108,8 @@ class Residency {
   void mark_dirty(const int64_t* slots, int64_t n);
   // They do not any more.
   void mark_clean(const int64_t* slots, int64_t n);
-  // A consumed batch ends.
+  // A consumed batch ends. Rows of it that were marked as new since, and that no other batch pins,
+  // are forgotten.
   void release(int64_t batch);
   // An admitted batch that was not consumed ends, in any order with others. Its new rows that no
   // other batch pins are forgotten; `dropped` receives their slots.
@@ -128,6 +131,7 @@ class Residency {
     }
   }
 
+  bool is_pinned(int64_t slot) const { return rows_[slot].pins && rows_[slot].pins != kFree; }
   int64_t capacity() const { return capacity_; }
   int64_t resident() const { return used_ - free_count_; }
   int64_t pinned() const { return resident() - unpinned_; }
@@ -214,6 +218,7 @@ class Residency {
   void number_rows(std::span<const TableIds> parts, int64_t* numbers);
   void forget_fresh(std::span<const TableIds> parts, const int64_t* numbers);
   void forget_uses(int32_t table, int64_t* ids, int64_t n);
+  void end(int64_t batch, const Admitted& ends);
   int64_t pin_present(const int64_t* numbers, int64_t n, const Announced* batch);
   void unpin_present(const int64_t* numbers, int64_t n, uint32_t next);
   bool seat(std::span<const TableIds> parts, const Announced* batch, int64_t number, Moves& moves);

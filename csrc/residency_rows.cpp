@@ -197,7 +197,7 @@ void Residency::mark_new(const int64_t* slots, int64_t n) {
   }
   for (int64_t i = 0; i < n; ++i) {
     new_ += !(rows_[slots[i]].flags & kNew);
-    rows_[slots[i]].flags |= kNew;
+    rows_[slots[i]].flags = kNew;
   }
 }
 
@@ -267,7 +267,24 @@ void Residency::release(int64_t batch) {
     throw std::invalid_argument("Batch " + std::to_string(batch) +
                                 " cannot be released: it was not consumed. Take it back.");
   }
-  for_rows(ends.slots, [&](Row& row, uint32_t) { unpin(row); });
+  end(batch, ends);
+}
+
+// A batch pins its rows no more; those that are new and that none pins are in leaving_ afterwards,
+// and gone.
+void Residency::end(int64_t batch, const Admitted& ends) {
+  int64_t leaving = 0;
+  if (new_) {
+    for_rows(ends.slots, [&](Row& row, uint32_t) { leaving += row.pins == 1 && row.flags & kNew; });
+  }
+  make_room_to_vacate(leaving);
+  make_room_awaited(leaving);
+  leaving_.clear();
+  for_rows(ends.slots, [&](Row& row, uint32_t slot) {
+    unpin(row);
+    if (!row.pins && row.flags & kNew) leaving_.push_back(slot);
+  });
+  vacate(nullptr);
   admitted_.erase(batch);
 }
 
@@ -277,19 +294,9 @@ void Residency::take_back(int64_t batch, std::vector<int64_t>& dropped) {
     throw std::invalid_argument("Batch " + std::to_string(batch) +
                                 " cannot be taken back: it was consumed. Release it.");
   }
-  int64_t leaving = 0;
-  for_rows(ends.slots, [&](Row& row, uint32_t) { leaving += row.pins == 1 && row.flags & kNew; });
-  make_room_to_vacate(leaving);
-  make_room_awaited(leaving);
-  dropped.resize(static_cast<size_t>(leaving));
-  leaving_.clear();
-  for_rows(ends.slots, [&](Row& row, uint32_t slot) {
-    unpin(row);
-    if (!row.pins && row.flags & kNew) leaving_.push_back(slot);
-  });
-  std::copy(leaving_.begin(), leaving_.end(), dropped.begin());
-  vacate(nullptr);
-  admitted_.erase(batch);
+  dropped.reserve(ends.slots.size());
+  end(batch, ends);
+  dropped.assign(leaving_.begin(), leaving_.end());
 }
 
 void Residency::drop(const int64_t* slots, int64_t n) {

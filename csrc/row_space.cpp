@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <iterator>
 
 namespace hotbed {
 
@@ -54,11 +55,11 @@ RecordLayout layout_of(const Table& table) {
   return layout;
 }
 
-OverBudget::OverBudget(int64_t needed_slots, int64_t all_slots)
-    : std::runtime_error("a batch needs room for " + std::to_string(needed_slots) +
-                         " rows at once and the budget holds " + std::to_string(all_slots)),
-      needed(needed_slots),
-      slots(all_slots) {}
+OverBudget::OverBudget(std::vector<Need> of_spaces)
+    : std::runtime_error("a batch needs room for " + std::to_string(of_spaces[0].slots) +
+                         " rows at once and the budget holds " +
+                         std::to_string(of_spaces[0].space->capacity())),
+      needs(std::move(of_spaces)) {}
 
 RowSpace::RowSpace(const RecordLayout& layout, std::vector<Table*> tables, int64_t capacity,
                    std::shared_ptr<Tier> below)
@@ -116,31 +117,40 @@ void RowSpace::drain() {
     std::lock_guard lock(inbox_mutex_);
     messages.swap(inbox_);
   }
-  std::vector<int64_t> dropped;
-  std::vector<RowKey> born;
-  for (const Message& message : messages) {
-    switch (message.kind) {
-      case Message::consume: {
-        born.clear();
-        residency_.consume(message.batch, &born);
-        for (const RowKey& key : born) ++born_[key.table];
-        counters_.used += residency_.count(message.batch);
-        ++counters_.batches;
-        counters_.batches_ahead += message.ahead;
-        break;
-      }
-      case Message::dirty_batch: residency_.mark_dirty(message.batch); break;
-      case Message::dirty_slots:
-        residency_.mark_dirty(message.slots.data(), static_cast<int64_t>(message.slots.size()));
-        break;
-      case Message::end:
-        if (residency_.consumed(message.batch)) {
-          residency_.release(message.batch);
-        } else {
-          residency_.take_back(message.batch, dropped);
-        }
-        break;
+  size_t done = 0;
+  try {
+    for (; done < messages.size(); ++done) carry_out(messages[done]);
+  } catch (...) {  // no memory: later, then
+    std::lock_guard lock(inbox_mutex_);
+    inbox_.insert(inbox_.begin(), std::make_move_iterator(messages.begin() + done),
+                  std::make_move_iterator(messages.end()));
+    throw;
+  }
+}
+
+void RowSpace::carry_out(const Message& message) {
+  switch (message.kind) {
+    case Message::consume: {
+      std::vector<RowKey> born;
+      residency_.consume(message.batch, &born);
+      for (const RowKey& key : born) ++born_[key.table];
+      counters_.used += residency_.count(message.batch);
+      ++counters_.batches;
+      counters_.batches_ahead += message.ahead;
+      break;
     }
+    case Message::dirty_batch: residency_.mark_dirty(message.batch); break;
+    case Message::dirty_slots:
+      residency_.mark_dirty(message.slots.data(), static_cast<int64_t>(message.slots.size()));
+      break;
+    case Message::end:
+      if (residency_.consumed(message.batch)) {
+        residency_.release(message.batch);
+      } else {
+        std::vector<int64_t> dropped;
+        residency_.take_back(message.batch, dropped);
+      }
+      break;
   }
 }
 
@@ -290,17 +300,17 @@ void RowSpace::move(int64_t batch, Moves& moves) {
       }
       for (int64_t i = 0; i < n; ++i) id_plane[moves.loaded_slots[begin + i]] = part[i].id;
     }
+    fill_new(absent, absent_slots);
+    // A row of a static table exists always; it is its first values until something else is written.
+    std::vector<int64_t> reserved;
+    for (size_t i = 0; i < absent.size(); ++i) {
+      if (tables_[absent[i].table]->dynamic()) reserved.push_back(absent_slots[i]);
+    }
+    residency_.mark_new(reserved.data(), static_cast<int64_t>(reserved.size()));
   } catch (...) {
     undo();
     throw;
   }
-  fill_new(absent, absent_slots);
-  // A row of a static table exists always; it is its first values until something else is written.
-  std::vector<int64_t> reserved;
-  for (size_t i = 0; i < absent.size(); ++i) {
-    if (tables_[absent[i].table]->dynamic()) reserved.push_back(absent_slots[i]);
-  }
-  residency_.mark_new(reserved.data(), static_cast<int64_t>(reserved.size()));
   counters_.missed += count;
   counters_.created += static_cast<int64_t>(absent.size());
 }
@@ -315,8 +325,15 @@ int64_t RowSpace::announce(std::span<const TableIds> parts) {
 
 void RowSpace::retract(int64_t batch) {
   std::lock_guard lock(mutex_);
-  // All may have been forgotten meanwhile.
-  if (residency_.announced() && residency_.next_batch() - residency_.announced() == batch) {
+  if (batch < residency_.next_batch() - residency_.announced()) return;
+  forgotten_.insert(batch);
+  retract_forgotten();
+}
+
+// Residency forgets its first announced batch, or all of them.
+void RowSpace::retract_forgotten() {
+  while (residency_.announced() &&
+         forgotten_.erase(residency_.next_batch() - residency_.announced())) {
     residency_.retract_first();
   }
 }
@@ -325,18 +342,27 @@ void RowSpace::retract_all() {
   std::lock_guard lock(mutex_);
   drain();
   residency_.retract();
+  forgotten_.clear();
 }
 
-int64_t RowSpace::admit(int64_t batch, int64_t* slots) {
+bool RowSpace::admit(int64_t batch, int64_t* slots) {
   std::lock_guard lock(mutex_);
   Stopwatch watch(counters_.move_ns);
   drain();
+  if (batch != residency_.next_batch() - residency_.announced()) return false;
   write_held_back();
   Moves moves;
-  if (!residency_.admit(batch, moves)) return moves.slots_needed;
+  if (!residency_.admit(batch, moves)) return false;
+  retract_forgotten();
   move(batch, moves);
   residency_.slots(batch, slots);
-  return 0;
+  return true;
+}
+
+int64_t RowSpace::slots_needed(std::span<const TableIds> parts) {
+  std::lock_guard lock(mutex_);
+  drain();
+  return residency_.slots_needed(parts);
 }
 
 int64_t RowSpace::admit_now(std::span<const TableIds> parts, int64_t* slots) {
@@ -350,9 +376,10 @@ int64_t RowSpace::admit_now(std::span<const TableIds> parts, int64_t* slots) {
     write_held_back();
     Moves moves;
     batch = residency_.admit_now(parts, moves);
-    if (!batch) throw OverBudget(moves.slots_needed, capacity());
-    move(batch, moves);
-    residency_.slots(batch, slots);
+    if (batch) {
+      move(batch, moves);
+      residency_.slots(batch, slots);
+    }
   }
   std::lock_guard lock(mutex_);
   counters_.waited_ns += waited;
@@ -448,7 +475,12 @@ void RowSpace::write(int32_t table, const int64_t* ids, int64_t n, const void* w
       if (!there[i]) new_record(owner, &keys[i].id, record);
       take(places[i], record);
     }
-    below_->write(keys, records.data());
+    try {
+      below_->write(keys, records.data());
+    } catch (...) {
+      if (owner.dynamic()) born_[table] = static_cast<int64_t>(stored(table).size());
+      throw;
+    }
     if (owner.dynamic()) {
       for (size_t i = 0; i < keys.size(); ++i) born_[table] += !there[i];
     }
@@ -466,18 +498,39 @@ void RowSpace::write(int32_t table, const int64_t* ids, int64_t n, const void* w
 void RowSpace::erase_all(int32_t table) {
   std::lock_guard lock(mutex_);
   drain();
-  write_held_back();
-  std::vector<int64_t> slots;
-  residency_.for_each([&](int64_t slot, RowKey key, bool) {
-    if (key.table == table) slots.push_back(slot);
-  });
-  residency_.drop(slots.data(), static_cast<int64_t>(slots.size()));
+  size_t kept = 0;
+  for (size_t i = 0; i < held_back_.size(); ++i) {
+    if (held_back_[i].table == table) continue;
+    std::memmove(held_back_records_.data() + kept * record_bytes_,
+                 held_back_records_.data() + i * record_bytes_, record_bytes_);
+    held_back_[kept++] = held_back_[i];
+  }
+  held_back_.resize(kept);
+  held_back_records_.resize(kept * record_bytes_);
+
   std::vector<int64_t> ids(static_cast<size_t>(below_->rows(table)));
   below_->ids(table, ids.data());
   std::vector<RowKey> keys;
   for (int64_t id : ids) keys.push_back({id, table});
   below_->erase(keys);
   born_[table] = 0;
+
+  std::vector<int64_t> free, pinned;
+  std::vector<RowKey> pinned_rows;
+  residency_.for_each([&](int64_t slot, RowKey key, bool) {
+    if (key.table != table) return;
+    if (!residency_.is_pinned(slot)) return free.push_back(slot);
+    pinned.push_back(slot);
+    pinned_rows.push_back(key);
+  });
+  residency_.drop(free.data(), static_cast<int64_t>(free.size()));
+  fill_new(pinned_rows, pinned);
+  auto count = static_cast<int64_t>(pinned.size());
+  if (tables_[table]->dynamic()) {
+    residency_.mark_new(pinned.data(), count);
+  } else {
+    residency_.mark_clean(pinned.data(), count);
+  }
 }
 
 int64_t RowSpace::rows(int32_t table) {
@@ -490,6 +543,10 @@ int64_t RowSpace::rows(int32_t table) {
 std::vector<int64_t> RowSpace::stored_ids(int32_t table) {
   std::lock_guard lock(mutex_);
   drain();
+  return stored(table);
+}
+
+std::vector<int64_t> RowSpace::stored(int32_t table) const {
   std::vector<int64_t> ids(static_cast<size_t>(below_->rows(table)));
   below_->ids(table, ids.data());
   for (const RowKey& key : held_back_) {

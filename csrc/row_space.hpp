@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -46,10 +47,17 @@ struct TierCounters {
   int64_t batches = 0;        // consumed batches
 };
 
+class RowSpace;
+
 // A batch that does not fit beside what is pinned; nothing has changed.
 struct OverBudget : std::runtime_error {
-  OverBudget(int64_t needed_slots, int64_t slots);
-  int64_t needed, slots;
+  struct Need {
+    const RowSpace* space;
+    int64_t slots;
+  };
+  // The first of the needs is the one that is not met.
+  explicit OverBudget(std::vector<Need> needs);
+  std::vector<Need> needs;  // of every space that the batch has rows in
 };
 
 // Planes over a fixed number of slots, shared by tables of equal records; whatever is not there
@@ -75,15 +83,18 @@ class RowSpace {
 
   // The way of a batch; see Residency. Slots come in the order in which ids were given.
   int64_t announce(std::span<const TableIds> parts);
-  // Forgets a batch that was not admitted; all before it were, or are forgotten.
+  // Forgets an announced batch, unless it was admitted or forgotten already.
   void retract(int64_t batch);
   void retract_all();
-  // 0, or how many slots would be needed where it does not fit beside what is pinned: then nothing
-  // has changed. Throws TierError, every row being safe; the batch then is announced no more, and
-  // admit_now() is its way.
-  int64_t admit(int64_t batch, int64_t* slots);
-  // Throws OverBudget or TierError, every row being safe.
+  // Whether it was admitted: not where it does not fit beside what is pinned, nor while another that
+  // was announced before it is neither admitted nor forgotten; then nothing has changed. Throws
+  // TierError, every row being safe; the batch is to be retracted then.
+  bool admit(int64_t batch, int64_t* slots);
+  // Returns the number of a batch that was not announced, or 0 where it does not fit. Throws
+  // TierError, every row being safe.
   int64_t admit_now(std::span<const TableIds> parts, int64_t* slots);
+  // With how many slots it would fit.
+  int64_t slots_needed(std::span<const TableIds> parts);
   // These only leave a message, so they never wait for rows that are on their way.
   void consume(int64_t batch, bool ahead);
   void mark_dirty(int64_t batch);
@@ -95,8 +106,10 @@ class RowSpace {
   void read(int32_t table, const int64_t* ids, int64_t n, void* weights, void* const* states,
             int64_t* last, bool* found);
   // Overwrites parts of rows; what is not given stays, or is as of a new row. Ids are distinct.
+  // Throws TierError; some of the rows may have been written then, each of them whole.
   void write(int32_t table, const int64_t* ids, int64_t n, const void* weights,
              const void* const* states, const int64_t* last);
+  // Rows in slots that batches have pinned are first values again and stay there for as long.
   void erase_all(int32_t table);
 
   // Rows that exist, and their ids rising.
@@ -120,6 +133,8 @@ class RowSpace {
 
   void post(Message message);
   void drain();
+  void carry_out(const Message& message);
+  void retract_forgotten();
   void write_held_back();
   void move(int64_t batch, Moves& moves);
   void gather(const int64_t* slots, int64_t n, uint8_t* records) const;
@@ -127,6 +142,7 @@ class RowSpace {
   void fill_new(const std::vector<RowKey>& keys, const std::vector<int64_t>& slots);
   void new_record(const Table& table, const int64_t* id, uint8_t* record) const;
   void read_below(std::span<const RowKey> keys, uint8_t* records, bool* found);
+  std::vector<int64_t> stored(int32_t table) const;
 
   RecordLayout layout_;
   int64_t record_bytes_;
@@ -138,6 +154,7 @@ class RowSpace {
   std::mutex mutex_;  // of all that follows, and of rows on their way
   Residency residency_;
   TierCounters counters_;
+  std::set<int64_t> forgotten_;  // announced batches that are to be retracted when they are first
   std::vector<int64_t> born_;  // by table: rows of dynamic tables that exist
   // Rows that were evicted and could not be written: kept until they can.
   std::vector<RowKey> held_back_;

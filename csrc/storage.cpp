@@ -1,8 +1,7 @@
 #include "storage.hpp"
 
 #include <algorithm>
-#include <cstring>
-#include <limits>
+#include <numeric>
 
 namespace hotbed {
 
@@ -30,37 +29,18 @@ uint64_t bookkeeping_bytes(const std::vector<int64_t>& table_rows, int64_t capac
   return std::max(exact, slots * kSlot) + slots * index_bytes_a_slot(table_rows);
 }
 
-struct Group {
-  RecordLayout layout;
-  std::vector<Table*> tables;
-  std::vector<int64_t> rows() const {
-    std::vector<int64_t> all;
-    for (const Table* table : tables) all.push_back(table->dynamic() ? -1 : table->size());
-    return all;
-  }
-  // Rows that there may be at most; dynamic tables have no bound.
-  int64_t most_rows() const {
-    int64_t total = 0;
-    for (const Table* table : tables) {
-      if (table->dynamic()) return std::numeric_limits<int64_t>::max() / 4096;
-      total += table->size();
-    }
-    return total;
-  }
-};
+// Planes and bookkeeping of so many rows.
+uint64_t bytes_of(const TableGroup& group, uint64_t row_bytes, int64_t rows) {
+  return static_cast<uint64_t>(rows) * row_bytes + bookkeeping_bytes(group.rows, rows);
+}
 
-// The largest capacity whose planes and bookkeeping take at most `bytes`.
-int64_t capacity_within(const Group& group, uint64_t slot_bytes, uint64_t bytes) {
-  auto takes = [&](int64_t capacity) {
-    uint64_t planes = static_cast<uint64_t>(capacity) * slot_bytes;
-    return planes + bookkeeping_bytes(group.rows(), capacity);
-  };
-  int64_t low = 0, high = group.most_rows();
-  high = std::min<int64_t>(high, static_cast<int64_t>(bytes / slot_bytes));
-  high = std::min<int64_t>(high, KeyIndex::kSlotLimit / 2);
+// The largest number of rows that take at most `bytes`.
+int64_t rows_within(const TableGroup& group, uint64_t row_bytes, uint64_t bytes) {
+  int64_t low = 0;
+  int64_t high = std::min<int64_t>(group.most_rows(), static_cast<int64_t>(bytes / row_bytes));
   while (low < high) {
     int64_t middle = low + (high - low + 1) / 2;
-    if (takes(middle) <= bytes) {
+    if (bytes_of(group, row_bytes, middle) <= bytes) {
       low = middle;
     } else {
       high = middle - 1;
@@ -69,8 +49,84 @@ int64_t capacity_within(const Group& group, uint64_t slot_bytes, uint64_t bytes)
   return low;
 }
 
+uint64_t staging(uint64_t budget) {
+  return std::clamp(budget / kStagingShare, kLeastStaging, kMostStaging);
+}
+
+// How many rows each group gets of a budget of which `taken` bytes are gone: a batch has about as
+// many of every table, so tables get equally many, and what the small ones leave the others share.
+template <class RowBytes>
+std::vector<int64_t> divide(const std::vector<TableGroup>& groups, RowBytes row_bytes,
+                            uint64_t budget, uint64_t taken) {
+  std::vector<int64_t> rows(groups.size());
+  taken += staging(budget);
+  if (taken >= budget) return rows;
+  uint64_t left = budget - taken;
+  std::vector<size_t> order(groups.size());
+  std::iota(order.begin(), order.end(), 0);
+  auto rows_a_table = [&](size_t g) {
+    return groups[g].most_rows() / static_cast<int64_t>(groups[g].tables.size());
+  };
+  std::sort(order.begin(), order.end(),
+            [&](size_t a, size_t b) { return rows_a_table(a) < rows_a_table(b); });
+  auto weight = [&](size_t g) {
+    return static_cast<double>(row_bytes(groups[g]) * groups[g].tables.size());
+  };
+  double weight_left = 0;
+  for (size_t g : order) weight_left += weight(g);
+  for (size_t g : order) {
+    auto share = std::min(left, static_cast<uint64_t>(static_cast<double>(left) *
+                                                      std::min(1.0, weight(g) / weight_left)));
+    rows[g] = rows_within(groups[g], row_bytes(groups[g]), share);
+    left -= rows[g] ? bytes_of(groups[g], row_bytes(groups[g]), rows[g]) : 0;
+    weight_left -= weight(g);
+  }
+  return rows;
+}
+
+// The least budget of which every group gets the rows that it wants, or all it may have.
+template <class RowBytes>
+uint64_t least_budget(const std::vector<TableGroup>& groups, RowBytes row_bytes, uint64_t taken,
+                      const std::vector<int64_t>& wanted) {
+  auto suffices = [&](uint64_t budget) {
+    std::vector<int64_t> rows = divide(groups, row_bytes, budget, taken);
+    for (size_t g = 0; g < groups.size(); ++g) {
+      if (rows[g] < std::min(wanted[g], groups[g].most_rows())) return false;
+    }
+    return true;
+  };
+  uint64_t low = 0, high = kLeastStaging;  // the former does not suffice
+  while (!suffices(high)) {
+    low = high;
+    high *= 2;
+  }
+  while (low + 1 < high) {
+    uint64_t middle = low + (high - low) / 2;
+    (suffices(middle) ? high : low) = middle;
+  }
+  return high;
+}
+
+uint64_t slot_bytes(const TableGroup& group) { return RowSpace::slot_bytes(group.layout); }
+uint64_t record_bytes(const TableGroup& group) {
+  return static_cast<uint64_t>(group.layout.bytes());
+}
+
+std::vector<TableGroup> group_by_layout(const std::vector<std::shared_ptr<Table>>& tables) {
+  std::vector<TableGroup> groups;
+  for (const auto& table : tables) {
+    RecordLayout layout = layout_of(*table);
+    auto at = std::find_if(groups.begin(), groups.end(),
+                           [&](const TableGroup& group) { return group.layout == layout; });
+    if (at == groups.end()) at = groups.insert(at, TableGroup{layout, {}, {}});
+    at->tables.push_back(table.get());
+    at->rows.push_back(table->dynamic() ? -1 : table->size());
+  }
+  return groups;
+}
+
 // Weights stay; so does the rest if it means the same (`whole`), else it is as it would start.
-void move_rows(Table& table, RowSpace& from, int32_t old_number, bool whole) {
+void move_rows(RowSpace& from, int32_t old_number, RowSpace& to, int32_t number, bool whole) {
   constexpr size_t kAtOnce = 8192;
   const RecordLayout& layout = from.layout();
   std::vector<int64_t> ids = from.stored_ids(old_number);
@@ -87,18 +143,28 @@ void move_rows(Table& table, RowSpace& from, int32_t old_number, bool whole) {
     auto n = static_cast<int64_t>(std::min(kAtOnce, ids.size() - begin));
     const int64_t* some = ids.data() + begin;
     from.read(old_number, some, n, weights.data(), at.data(), last.data(), found.get());
-    table.space()->write(table.number(), some, n, weights.data(), whole ? at.data() : nullptr,
-                         whole ? last.data() : nullptr);
+    to.write(number, some, n, weights.data(), whole ? at.data() : nullptr,
+             whole ? last.data() : nullptr);
   }
 }
 
 }  // namespace
 
-BudgetTooSmall::BudgetTooSmall(uint64_t needed_bytes, uint64_t budget_bytes)
+int64_t TableGroup::most_rows() const {
+  constexpr int64_t kMost = KeyIndex::kSlotLimit / 2;
+  int64_t total = 0;
+  for (int64_t n : rows) {
+    if (n < 0 || n > kMost - total) return kMost;
+    total += n;
+  }
+  return total;
+}
+
+BudgetTooSmall::BudgetTooSmall(bool of_host, uint64_t needed_bytes, uint64_t budget_bytes)
     : std::runtime_error("needs at least " + std::to_string(needed_bytes) +
                          " bytes, and the budget is " + std::to_string(budget_bytes)),
-      needed(needed_bytes),
-      budget(budget_bytes) {}
+      host(of_host),
+      needed(needed_bytes) {}
 
 Storage::Storage(StorageBudgets budgets, MakeLowest make_lowest)
     : budgets_(budgets), make_lowest_(std::move(make_lowest)) {}
@@ -107,101 +173,70 @@ void Storage::lay_out(const std::vector<std::shared_ptr<Table>>& tables) {
   bool settled = std::none_of(tables.begin(), tables.end(),
                               [](const auto& table) { return table->homeless(); });
   if (settled) return;
-  std::vector<Group> groups;
-  for (const auto& table : tables) {
-    RecordLayout layout = layout_of(*table);
-    auto at = std::find_if(groups.begin(), groups.end(),
-                           [&](const Group& group) { return group.layout == layout; });
-    if (at == groups.end()) at = groups.insert(at, Group{layout, {}});
-    at->tables.push_back(table.get());
-  }
-  // Tiers first: what their indices take is not there for rows.
-  std::vector<RecordGroup> records;
-  for (const Group& group : groups) records.push_back({group.layout.bytes(), group.tables});
-  std::vector<std::shared_ptr<Tier>> lowest = make_lowest_(records, release_empty(tables));
+  std::vector<TableGroup> groups = group_by_layout(tables);
+  // The lowest tiers first: their indices lie in memory, the host's where there is one.
+  std::vector<RecordGroup> stores;
+  for (const TableGroup& group : groups) stores.push_back({group.layout.bytes(), group.tables});
+  std::vector<std::shared_ptr<Tier>> below = make_lowest_(stores, release_empty(tables));
   uint64_t lowest_bytes = 0;
-  for (const auto& tier : lowest) {
+  for (const auto& tier : below) {
     if (tier) lowest_bytes += tier->memory_bytes();
   }
-  auto staging = [](uint64_t budget) {
-    return std::clamp(budget / kStagingShare, kLeastStaging, kMostStaging);
-  };
-  // Indices of the SSD are the host's where there is one.
-  uint64_t compute_taken = staging(budgets_.compute);
-  uint64_t host_taken = budgets_.host ? staging(budgets_.host) : 0;
-  (budgets_.host ? host_taken : compute_taken) += lowest_bytes;
-  if (compute_taken >= budgets_.compute) throw BudgetTooSmall(compute_taken, budgets_.compute);
-  if (budgets_.host && host_taken >= budgets_.host) throw BudgetTooSmall(host_taken, budgets_.host);
-
-  // Budgets are divided by the bytes that tables may grow to; what a group cannot use goes on.
-  std::vector<size_t> order(groups.size());
-  double weight_left = 0;
-  std::vector<double> weight(groups.size());
-  for (size_t g = 0; g < groups.size(); ++g) {
-    order[g] = g;
-    double rows = 0;
-    for (const Table* table : groups[g].tables) {
-      rows += table->dynamic() ? 1e7 : static_cast<double>(table->size());
-    }
-    weight[g] = rows * static_cast<double>(groups[g].layout.bytes());
-    weight_left += weight[g];
+  std::vector<int64_t> one_each(groups.size(), 1);
+  uint64_t taken = budgets_.host ? 0 : lowest_bytes;
+  std::vector<int64_t> slots = divide(groups, slot_bytes, budgets_.compute, taken);
+  if (std::find(slots.begin(), slots.end(), 0) != slots.end()) {
+    throw BudgetTooSmall(false, least_budget(groups, slot_bytes, taken, one_each),
+                         budgets_.compute);
   }
-  std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return weight[a] < weight[b]; });
-  uint64_t compute_left = budgets_.compute - compute_taken;
-  uint64_t host_left = budgets_.host - std::min(host_taken, budgets_.host);
-  std::vector<std::shared_ptr<RowSpace>> spaces;
   std::vector<std::shared_ptr<HostTier>> hosts;
-  std::vector<std::shared_ptr<RowSpace>> home(groups.size());
-  for (size_t g : order) {
-    Group& group = groups[g];
-    double share = weight_left > 0 ? weight[g] / weight_left : 1;
-    weight_left -= weight[g];
-    uint64_t slot = RowSpace::slot_bytes(group.layout);
-    auto compute_share = static_cast<uint64_t>(static_cast<double>(compute_left) * share);
-    int64_t capacity = capacity_within(group, slot, compute_share);
-    if (capacity < 1)
-      throw BudgetTooSmall(compute_taken + slot + bookkeeping_bytes(group.rows(), 1),
-                           budgets_.compute);
-    compute_left -= std::min<uint64_t>(compute_left, static_cast<uint64_t>(capacity) * slot +
-                                                         bookkeeping_bytes(group.rows(), capacity));
-    std::shared_ptr<Tier> below = lowest[g];
-    if (budgets_.host || !below) {
-      auto host_share = static_cast<uint64_t>(static_cast<double>(host_left) * share);
-      auto record = static_cast<uint64_t>(group.layout.bytes());
-      int64_t records = capacity_within(group, record, host_share);
-      if (records < 1) throw BudgetTooSmall(host_taken + record, budgets_.host);
-      host_left -= std::min<uint64_t>(host_left, static_cast<uint64_t>(records) * record +
-                                                     bookkeeping_bytes(group.rows(), records));
-      hosts.push_back(
-          std::make_shared<HostTier>(group.layout.bytes(), group.rows(), records, below));
-      below = hosts.back();
+  if (budgets_.host) {
+    std::vector<int64_t> records = divide(groups, record_bytes, budgets_.host, lowest_bytes);
+    if (std::find(records.begin(), records.end(), 0) != records.end()) {
+      throw BudgetTooSmall(true, least_budget(groups, record_bytes, lowest_bytes, one_each),
+                           budgets_.host);
     }
-    home[g] = std::make_shared<RowSpace>(group.layout, group.tables, capacity, below);
-    spaces.push_back(home[g]);
+    for (size_t g = 0; g < groups.size(); ++g) {
+      hosts.push_back(std::make_shared<HostTier>(groups[g].layout.bytes(), groups[g].rows,
+                                                 records[g], below[g]));
+      below[g] = hosts.back();
+    }
   }
+  std::vector<std::shared_ptr<RowSpace>> spaces;
   for (size_t g = 0; g < groups.size(); ++g) {
-    for (size_t t = 0; t < groups[g].tables.size(); ++t) {
-      Table& table = *groups[g].tables[t];
-      std::shared_ptr<RowSpace> old = table.space();
-      int32_t old_number = table.number();
-      bool whole = !table.homeless();
-      table.live_in(home[g], static_cast<int32_t>(t));
-      if (old) move_rows(table, *old, old_number, whole);
-    }
+    spaces.push_back(
+        std::make_shared<RowSpace>(groups[g].layout, groups[g].tables, slots[g], below[g]));
   }
+  // Rows first: if one of them finds no room, tables stay where they are.
+  auto for_tables = [&](auto call) {
+    for (size_t g = 0; g < groups.size(); ++g) {
+      for (size_t t = 0; t < groups[g].tables.size(); ++t) {
+        call(*groups[g].tables[t], spaces[g], static_cast<int32_t>(t));
+      }
+    }
+  };
+  for_tables([](Table& table, const std::shared_ptr<RowSpace>& space, int32_t number) {
+    if (!table.space()) return;
+    move_rows(*table.space(), table.number(), *space, number, !table.homeless());
+  });
+  for_tables([](Table& table, const std::shared_ptr<RowSpace>& space, int32_t number) {
+    table.live_in(space, number);
+  });
+  groups_ = std::move(groups);
+  lowest_bytes_ = lowest_bytes;
   spaces_ = std::move(spaces);
   hosts_ = std::move(hosts);
 }
 
-// Lets the tiers of the last layout go if no row is in them. Whether rows wait there.
-bool Storage::release_empty(const std::vector<std::shared_ptr<Table>>& tables) {
-  for (const auto& table : tables) {
-    if (!table->stored_ids().empty()) return true;
+uint64_t Storage::compute_budget_for(const std::vector<OverBudget::Need>& needs) const {
+  std::vector<int64_t> wanted(spaces_.size(), 1);
+  for (const OverBudget::Need& need : needs) {
+    for (size_t s = 0; s < spaces_.size(); ++s) {
+      if (spaces_[s].get() == need.space) wanted[s] = need.slots;
+    }
   }
-  for (const auto& table : tables) table->leave();
-  spaces_.clear();
-  hosts_.clear();
-  return false;
+  uint64_t taken = budgets_.host ? 0 : lowest_bytes_;
+  return std::max(budgets_.compute + 1, least_budget(groups_, slot_bytes, taken, wanted));
 }
 
 void Storage::flush() {

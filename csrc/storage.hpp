@@ -28,6 +28,15 @@ struct RecordGroup {
 using MakeLowest = std::function<std::vector<std::shared_ptr<Tier>>(
     const std::vector<RecordGroup>& groups, bool rows_wait)>;
 
+// Tables of equal records.
+struct TableGroup {
+  RecordLayout layout;
+  std::vector<Table*> tables;
+  std::vector<int64_t> rows;  // by table; -1: dynamic
+
+  int64_t most_rows() const;  // that there may be at all
+};
+
 // Threads: lay_out() wants all tables alone; the rest is as RowSpace.
 class Storage {
  public:
@@ -36,6 +45,9 @@ class Storage {
   // Gives every homeless table a row space, moving rows that lie in spaces of another layout.
   // Throws BudgetTooSmall, OutOfMemory, TierError with tables as they were.
   void lay_out(const std::vector<std::shared_ptr<Table>>& tables);
+
+  // The least budget for the tier that computes with which every need is met.
+  uint64_t compute_budget_for(const std::vector<OverBudget::Need>& needs) const;
 
   const std::vector<std::shared_ptr<RowSpace>>& spaces() const { return spaces_; }
 
@@ -48,14 +60,17 @@ class Storage {
 
   StorageBudgets budgets_;
   MakeLowest make_lowest_;
+  std::vector<TableGroup> groups_;  // of spaces_, one each
+  uint64_t lowest_bytes_ = 0;
   std::vector<std::shared_ptr<RowSpace>> spaces_;
   std::vector<std::shared_ptr<HostTier>> hosts_;
 };
 
-// The budget cannot hold even what a storage needs before the first row.
+// A budget cannot hold even one row of each kind.
 struct BudgetTooSmall : std::runtime_error {
-  BudgetTooSmall(uint64_t needed_bytes, uint64_t budget_bytes);
-  uint64_t needed, budget;
+  BudgetTooSmall(bool of_host, uint64_t needed_bytes, uint64_t budget_bytes);
+  bool host;
+  uint64_t needed;
 };
 
 }  // namespace hotbed

@@ -158,6 +158,7 @@ void Table::copy_rows(const int64_t* ids, int64_t n, void* weights, void* const*
 
 void Table::write_states(const int64_t* ids, int64_t n, const void* const* states,
                          const int64_t* last) {
+  if (tiered_ && !n) return;
   if (tiered_) return space_->write(number_, ids, n, nullptr, states, last);
   std::vector<int64_t> slots(n);
   find(ids, n, slots.data());
@@ -175,18 +176,25 @@ void Table::write_states(const int64_t* ids, int64_t n, const void* const* state
 
 void Table::write_first_values() {
   if (tiered_) {
+    padding_row_.clear();
     if (!space_) return;
-    // A row that is nowhere is its first values; only one that counts as of a later step must be
-    // written.
-    if (!catch_up) return space_->erase_all(number_);
-    constexpr int64_t kChunk = 65536;
+    if (states_.empty() && !catch_up) return space_->erase_all(number_);
+    // A row that is nowhere is its first values, unless it has to count as of a later step.
     std::vector<int64_t> ids;
+    if (!catch_up) ids = space_->stored_ids(number_);
+    int64_t count = catch_up ? size_ : static_cast<int64_t>(ids.size());
+    constexpr int64_t kChunk = 65536;
+    std::vector<int64_t> some;
     Buffer<uint8_t> rows(kChunk * weights_.row_bytes());
-    for (int64_t begin = 0; begin < size_; begin += kChunk) {
-      ids.resize(std::min(kChunk, size_ - begin));
-      std::iota(ids.begin(), ids.end(), begin);
-      first_values(ids.data(), static_cast<int64_t>(ids.size()), rows.data());
-      assign(ids.data(), static_cast<int64_t>(ids.size()), rows.data());
+    for (int64_t begin = 0; begin < count; begin += kChunk) {
+      some.resize(std::min(kChunk, count - begin));
+      if (catch_up) {
+        std::iota(some.begin(), some.end(), begin);
+      } else {
+        std::copy_n(ids.begin() + begin, some.size(), some.begin());
+      }
+      first_values(some.data(), static_cast<int64_t>(some.size()), rows.data());
+      assign(some.data(), static_cast<int64_t>(some.size()), rows.data());
     }
     return;
   }
@@ -319,6 +327,19 @@ void Table::assign_tiered(const int64_t* ids, int64_t n, const uint8_t* rows) {
   auto count = static_cast<int64_t>(unique.size());
   if (catch_up) catch_up->settle(*this, unique.data(), count);
   space_->write(number_, unique.data(), count, values.data(), nullptr, nullptr);
+  if (!initial_.has_padding) return;
+  auto padding = std::find(unique.begin(), unique.end(), initial_.padding_id) - unique.begin();
+  if (padding == count) return;
+  const uint8_t* row = values.data() + padding * weights_.row_bytes();
+  padding_row_.assign(row, row + weights_.row_bytes());
+}
+
+void Table::copy_padding(void* row) const {
+  if (padding_row_.empty()) {
+    std::memset(row, 0, weights_.row_bytes());
+  } else {
+    std::memcpy(row, padding_row_.data(), padding_row_.size());
+  }
 }
 
 int64_t Table::padding_slot() const {
@@ -339,6 +360,7 @@ void Table::forget_last(int64_t count) {
 void Table::clear() {
   if (!dynamic_) return;
   if (tiered_) {
+    padding_row_.clear();
     if (space_) space_->erase_all(number_);
     return;
   }

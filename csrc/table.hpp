@@ -161,10 +161,13 @@ class Table {
   void reserve(int64_t rows) { ensure(rows); }
   // Forgets every row of a dynamic table.
   void clear();
-  // Static tables: every row back to its first value.
+  // Static tables: every row back to its first value; states stay.
   void write_first_values();
   // Changes the key that first values come from; rows that exist keep theirs.
   void set_key(uint64_t key) { initial_.table_key = key; }
+
+  // The row of padding as it was assigned, or zeros; of tiered tables, where batches never store it.
+  void copy_padding(void* row) const;
 
   // First values, n x dim rows of dtype(), for ids that may or may not exist.
   void first_values(const int64_t* ids, int64_t n, void* rows) const;
@@ -211,6 +214,7 @@ class Table {
   bool at_home_ = false;
   std::shared_ptr<RowSpace> space_;
   int32_t number_ = 0;
+  std::vector<uint8_t> padding_row_;  // tiered: what was assigned
 };
 
 }  // namespace hotbed

@@ -164,6 +164,10 @@ class EmbeddingCollection(TableOwner):
 
     @outside_graphs
     def forward(self, inputs: Any) -> Any:
+        tiers = self.tiers
+        if tiers is not None:
+            tiers.settle()
+            tiers.release_spent()
         prepared = self._take_prepared(inputs)
         bags = self._read(inputs) if prepared is None else prepared.bags
         batch = None if prepared is None else prepared.batch

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from hotbed import _core
 
 __all__ = [
@@ -57,6 +59,8 @@ class StorageError(HotbedError, OSError):
     """
 
     needed: int = 0
+    needs: Sequence[tuple[int, int]] = ()
+    """The core's: what each row space would need for a batch that did not fit."""
 
 
 _core.register_out_of_memory(OutOfMemory)

@@ -86,7 +86,7 @@ class LiveTable:
         )
         self.tiers = tiers
         if tiers is not None:
-            tiers.tables.append(self)
+            tiers.add(self)
         self.aliased = (tiers is None and spec.rows is not None) and (
             spec.dtype == spec.compute_dtype or GRADIENTS_OF_OTHER_DTYPE
         )
@@ -200,6 +200,10 @@ class LiveTable:
         """Whether rows that no batch touches follow a dense optimizer, and so may be behind it."""
         return bool(self.core.catches_up)
 
+    def id_of(self, slot: int) -> int:
+        """The id of the row in a slot."""
+        return int(self.core.id_of(slot))
+
     def bring_up_to_date(self) -> None:
         """Writes what the rows of a static table missed while no batch touched them."""
         if self.follows:
@@ -270,7 +274,7 @@ class LiveTable:
         """Every row is its first value again; a dynamic table is empty. If slots get other ids with
         it, the gradient goes too."""
         self.settle()
-        if self.spec.rows is None or self.tiers is not None:
+        if self.spec.rows is None:
             self.generation += 1
             self.parameter.grad = None
         if self.tiers is not None:
@@ -282,7 +286,9 @@ class LiveTable:
             self.core.write_first_values()
 
     def set_key(self, key: int) -> None:
-        """Rows that exist stay as they are."""
+        """Rows that are stored stay as they are."""
+        if self.tiers is not None:
+            self.tiers.close_window()  # it draws first values
         self.key = key
         self.core.set_key(key)
 
@@ -317,10 +323,20 @@ class LiveTable:
         return _restore, (self.spec, self.key, self.parameter.requires_grad, state)
 
     def memory(self) -> dict[str, int]:
-        """Bytes of this table by what they hold."""
+        """Bytes of this table by what they hold; in tiers, of its rows wherever they lie."""
         self.settle()
         rows = len(self)
         weights = rows * self.spec.dim * self.spec.dtype.itemsize
+        if self.tiers is not None:
+            states = rows * sum(self.core.state_widths()) * self.spec.compute_dtype.itemsize
+            total = weights + states
+            return {
+                "rows": rows,
+                "weights": weights,
+                "states": states,
+                "index": 0,
+                "total": total,
+            }
         planes, index = int(self.core.plane_bytes), int(self.core.index_bytes)
         return {
             "rows": rows,

@@ -21,6 +21,11 @@ from hotbed.inputs import Bags
 
 __all__ = ["pool"]
 
+# Whether a backward that is under way was called with retain_graph=True.
+_keeps_graph = getattr(
+    torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True
+)  # not in torch 2.4
+
 # Without it, the columns of a buffer are tensors of their own. Views of one another they are not:
 # autograd would not let them be changed in place.
 _VIEW_TRACKING = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
@@ -100,10 +105,9 @@ class _Pool(torch.autograd.Function):
         """`tensors`: a handle a table (None: not wanted), then the weights of features `weighted`."""
         outputs = tuple(_forward(batch, tables, table_of, bags))
         ctx.set_materialize_grads(False)
-        # The batch goes with the saved tensors, which autograd frees after the backward: a loss that
-        # is kept would otherwise keep rows in their slots.
-        anchor: Any = torch.empty(0)
-        anchor.hotbed_batch = batch
+        # So that a second backward raises as it does in torch.
+        anchor = torch.empty(0)
+        ctx.batch = batch
         ctx.call = (tables, table_of, bags, weighted)
         ctx.generations = [t.generation for t in tables]
         weights = tensors[len(tables) :]
@@ -120,8 +124,8 @@ class _Pool(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
         tables, table_of, bags, weighted = ctx.call
-        *saved, anchor = ctx.saved_tensors  # raises where one was changed in place
-        batch = anchor.hotbed_batch
+        *saved, _ = ctx.saved_tensors  # raises where one was changed in place
+        batch = ctx.batch
         for table, generation in zip(tables, ctx.generations, strict=True):
             if table.generation != generation:
                 raise TableError(
@@ -163,6 +167,8 @@ class _Pool(torch.autograd.Function):
             wanted = [f for f, n in zip(weighted, needed[5 + count :], strict=True) if n]
             found = _weight_gradients(batch, bags, places, outputs, wanted)
             weight_grads = [found.get(f) for f in weighted]
+        if not _keeps_graph():
+            ctx.batch = None  # a loss that is kept would keep rows in their slots
         return (None, None, None, None, None, *handle_grads, *weight_grads)
 
 

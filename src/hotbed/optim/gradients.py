@@ -17,11 +17,12 @@ def rows_of(grad: Tensor, live: LiveTable) -> tuple[Tensor, Tensor]:
     """(slots, gradient rows) of a table's gradient, contiguous, of the compute dtype."""
     if grad.is_sparse:
         slots, values = grad._indices()[0], grad._values()
-    elif live.spec.rows is not None:  # the loss used the parameter itself
+    elif live.spec.rows is not None and live.tiers is None:  # the loss used the parameter itself
         slots, values = torch.arange(live.spec.rows), grad
     else:
+        kind = "is dynamic" if live.spec.rows is None else "lies in tiers"
         raise OptimizerError(
-            f"Table {live.name!r} is dynamic and has a dense gradient: the loss used its parameter "
+            f"Table {live.name!r} {kind} and has a dense gradient: the loss used its parameter "
             "directly. Use the vectors that forward returns."
         )
     if values.dtype != live.spec.compute_dtype:
@@ -31,14 +32,13 @@ def rows_of(grad: Tensor, live: LiveTable) -> tuple[Tensor, Tensor]:
 
 def not_finite(live: LiveTable, slot: int, element: int, *, fused: bool = False) -> NotFiniteError:
     """The error for element `element` of a table's gradient rows, which is in the row of `slot`."""
-    row = slot if live.spec.rows is not None else int(live.ids()[slot])
     unchanged = (
         "the table was not changed, other tables may have been (fused=True)"
         if fused
         else "no row and no parameter was changed"
     )
     return NotFiniteError(
-        f"Table {live.name!r}, id {row}, column {element % live.spec.dim}: the gradient is NaN or "
+        f"Table {live.name!r}, id {live.id_of(slot)}, column {element % live.spec.dim}: the gradient is NaN or "
         f"infinite; {unchanged}. Skip the batch, or look for the division or logarithm behind."
     )
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
+import os
 import threading
 import time
 import warnings
@@ -16,8 +18,9 @@ from torch import nn
 
 from hotbed import _core
 from hotbed.collection import EmbeddingCollection
-from hotbed.errors import HotbedError, StorageError
+from hotbed.errors import HotbedError
 from hotbed.resolve.lookup import Prepared
+from hotbed.resolve.tiers import Tiers
 from hotbed.trace import span
 
 __all__ = ["lookahead"]
@@ -80,50 +83,103 @@ class Lookahead(Generic[T]):
             raise ValueError(f"depth and horizon must not be negative, got {depth} and {horizon}.")
         self.loader, self.model = loader, model
         self.depth, self.horizon, self.inputs = depth, max(depth, horizon), inputs
-        self._left: tuple[Iterator[T], list[T]] | None = None
+        self._left: _Source[T] | None = None
+        self._said: set[str] = set()
 
     def __len__(self) -> int:
         return len(self.loader)  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[T]:
         iterator = iter(self.loader)
-        left: list[T] = []
-        if self._left is not None and self._left[0] is iterator:
-            left = self._left[1]
+        source: _Source[T] = _Source(iterator)
+        if self._left is not None and self._left.iterator is iterator:
+            source = self._left
         self._left = None
-        collections = {
+        try:
+            # Whatever closes a window, an optimizer that is made or a state_dict that is loaded, the
+            # next batch opens another.
+            while source.more:
+                collections = self._collections()
+                if not collections:
+                    yield from source
+                    continue
+                window = _Window(source, collections, self)
+                try:
+                    yield from window
+                finally:
+                    window.close()
+        finally:
+            if iterator is self.loader and source.left:
+                self._left = source
+
+    def _collections(self) -> dict[str, EmbeddingCollection]:
+        if self.depth == 0:
+            return {}
+        return {
             name: module
             for name, module in self.model.named_modules()
             if isinstance(module, EmbeddingCollection) and module.tiers is not None
         }
-        if not collections or self.depth == 0:
-            yield from left
-            yield from iterator
-            return
-        given_by = {}
-        for name in collections:
-            holder = self.model.get_submodule(name.rpartition(".")[0])
-            if callable(given := getattr(holder, "embedding_inputs", None)):
-                given_by[name] = given
-        window = _Window(
-            iterator, left, collections, self.depth, self.horizon, self.inputs, given_by
-        )
-        try:
-            yield from window
-        finally:
-            window.close()
-            rest = window.rest()
-            if rest and iterator is self.loader:
-                self._left = (iterator, rest)
+
+    def say(self, message: str) -> None:
+        """Warns, once, where the loop of the user is."""
+        if message not in self._said:
+            self._said.add(message)
+            warnings.warn(message, stacklevel=5)
 
 
 @dataclasses.dataclass(slots=True, eq=False)
 class _Entry:
     batch: Any
+    error: BaseException | None = None
+    """What the loader raised in its place."""
     prepared: dict[str, Prepared] = dataclasses.field(default_factory=dict)
     admitted: bool = False
     failed: bool = False
     tried: int = -1
+
+
+class _Source(Generic[T]):
+    """A loader that is being read; what was read and not taken comes first.
+
+    Threading: for one thread at a time.
+    """
+
+    def __init__(self, iterator: Iterator[T]) -> None:
+        self.iterator = iterator
+        self.left: deque[_Entry] = deque()
+        self._ended = False
+
+    @property
+    def more(self) -> bool:
+        """Whether `read` may give something."""
+        return bool(self.left) or not self._ended
+
+    def read(self) -> T:
+        """The next batch.
+
+        Raises:
+            StopIteration: there is none.
+            BaseException: what the loader raises, at its turn.
+        """
+        if self.left:
+            entry = self.left.popleft()
+            if entry.error is not None:
+                raise entry.error
+            return entry.batch  # type: ignore[no-any-return]
+        try:
+            return next(self.iterator)
+        except BaseException:
+            self._ended = True
+            raise
+
+    def __iter__(self) -> Iterator[T]:
+        while self.more:
+            try:
+                batch = self.read()
+            except StopIteration:
+                return
+            yield batch
 
 
 class _Window:
@@ -135,31 +191,32 @@ class _Window:
 
     def __init__(
         self,
-        iterator: Iterator[Any],
-        left: list[Any],
+        source: _Source[Any],
         collections: Mapping[str, EmbeddingCollection],
-        depth: int,
-        horizon: int,
-        inputs: Inputs | None,
-        given_by: Mapping[str, Inputs],
+        settings: Lookahead[Any],
     ) -> None:
-        self._given_by = given_by
-        self._iterator = iterator
-        self._left = deque(left)
+        self._source, self._settings = source, settings
         self._collections = dict(collections)
-        self._depth, self._horizon, self._inputs = depth, horizon, inputs
+        self._tiers: dict[str, Tiers] = {}
+        for name, collection in collections.items():
+            assert collection.tiers is not None
+            self._tiers[name] = collection.tiers
+        self._given_by: dict[str, Inputs] = {}
+        for name in collections:
+            holder = settings.model.get_submodule(name.rpartition(".")[0])
+            if callable(given := getattr(holder, "embedding_inputs", None)):
+                self._given_by[name] = given
+        self._process = os.getpid()
         self._moved = threading.Condition()
         self._entries: deque[_Entry] = deque()
-        self._exhausted = False
-        self._error: BaseException | None = None
-        self._closed = False
+        self.closed = False
         self._busy = False
+        self._reading = False  # the loader; only while busy
+        self._taken = False  # any batch
         self._round = 0  # of releases: what did not fit is tried once a round
-        self._said = False
-        for collection in self._collections.values():
-            assert collection.tiers is not None
-            collection.tiers.settle()
-            collection.tiers.open_window(self)
+        self._message: str | None = None
+        for tiers in self._tiers.values():
+            tiers.settle()
         self._thread = threading.Thread(
             target=_work,
             args=(weakref.ref(self), self._moved),
@@ -167,6 +224,9 @@ class _Window:
             daemon=True,
         )
         self._thread.start()
+        _windows.add(self)
+        for tiers in self._tiers.values():
+            tiers.open_window(self)
 
     # -- the training thread ---------------------------------------------------------------------
 
@@ -179,132 +239,158 @@ class _Window:
             yield entry.batch
 
     def _next(self) -> _Entry | None:
-        for collection in self._collections.values():
-            tiers = collection.tiers
-            assert tiers is not None
+        """The next batch; None: there is no more, or the window was closed."""
+        for tiers in self._tiers.values():
             tiers.prepared.clear()  # what no forward has used is taken back
             tiers.release_spent()
         began = time.perf_counter()
         with self._moved:
             self._round += 1
             self._moved.notify_all()
-            while not self._closed:
-                if self._entries:
-                    first = self._entries[0]
-                    if first.admitted or first.failed or first.tried == self._round:
-                        break
-                elif self._error is not None or self._exhausted:
-                    break
+            while not self.closed and not self._ready():
                 self._moved.wait()
-            if not self._entries:
-                error, self._error = self._error, None
-                if error is not None:
-                    raise error
+            message, self._message = self._message, None
+        if message is not None:
+            self._settings.say(message)
+        with self._moved:
+            if self.closed or not self._entries:
                 return None
             entry = self._entries.popleft()
+            self._taken = True
             self._moved.notify_all()
+        if entry.error is not None:
+            raise entry.error
         waited = time.perf_counter() - began
         for name, prepared in entry.prepared.items():
-            tiers = self._collections[name].tiers
-            assert tiers is not None
+            tiers = self._tiers[name]
             tiers.prepared.append(prepared)
             tiers.stall_ms += waited * 1e3
             tiers.queue_depth = sum(e.admitted for e in self._entries)
         entry.prepared = {}
         return entry
 
-    def close(self) -> None:
-        """Ends the thread and takes back what was reserved."""
-        with self._moved:
-            self._closed = True
-            self._moved.notify_all()
-            while self._busy:
-                self._moved.wait()
-        if self._thread is not threading.current_thread():
-            self._thread.join()
-        for entry in self._entries:
-            entry.prepared = {}
-        for collection in self._collections.values():
-            if collection.tiers is not None:
-                collection.tiers.prepared.clear()
+    def _ready(self) -> bool:
+        if not self._entries:
+            return not self._source.more and not self._busy
+        first = self._entries[0]
+        return first.admitted or first.failed or first.tried == self._round
 
-    def rest(self) -> list[Any]:
-        """Batches that were fetched and not taken."""
-        rest = [entry.batch for entry in self._entries] + list(self._left)
+    def close(self, *, at_exit: bool = False) -> None:
+        """Ends the thread, takes back what was reserved, and gives the source what was read.
+
+        It waits for what the thread is at, and so for the loader; only not `at_exit`.
+        """
+        if os.getpid() != self._process:
+            # A forked child has neither the thread nor, for sure, the locks that it held.
+            self.closed = True
+            _abandoned.append(self)
+            return
+        with self._moved:
+            self.closed = True
+            self._moved.notify_all()
+            if threading.current_thread() is self._thread:
+                return  # garbage was collected there; what is reserved goes with the window
+            while self._busy and not (at_exit and self._reading):
+                self._moved.wait()
+            if self._busy:
+                return
+        self._thread.join()
+        for entry in self._entries:  # in this order
+            entry.prepared = {}
+        self._source.left.extendleft(reversed(self._entries))
         self._entries.clear()
-        return rest
+        for tiers in self._tiers.values():
+            tiers.prepared.clear()
 
     # -- the thread ------------------------------------------------------------------------------
 
     def _task(self) -> Callable[[], None] | None:
         """What to do next; under `_moved`."""
-        for entry in list(self._entries)[: self._depth]:
+        for entry in list(self._entries)[: self._settings.depth]:
             if entry.admitted or entry.failed:
                 continue
             if entry.tried != self._round:
                 number = self._round
                 return lambda: self._admit(entry, number)
             break
-        if len(self._entries) < self._horizon and not self._exhausted and self._error is None:
+        if len(self._entries) < self._settings.horizon and self._source.more:
+            self._reading = True
             return self._fetch
         return None
 
     def _fetch(self) -> None:
         try:
             with span("read a batch"):
-                batch = self._left.popleft() if self._left else next(self._iterator)
+                entry = _Entry(self._source.read())
         except StopIteration:
-            with self._moved:
-                self._exhausted = True
             return
         except BaseException as error:
+            entry = _Entry(None, error)
+        finally:
             with self._moved:
-                self._error = error
-            return
-        entry = _Entry(batch)
+                self._reading = False
+        if entry.error is None and not self.closed:
+            self._announce(entry)
+        entry.failed = entry.failed or entry.error is not None
+        with self._moved:
+            self._entries.append(entry)
+
+    def _announce(self, entry: _Entry) -> None:
         try:
             for name, collection in self._collections.items():
+                if not collection.training:  # evaluation brings nothing up
+                    continue
                 with span("announce ids"):
-                    prepared = collection.prepare(self._inputs_of(batch, name, collection))
+                    inputs = self._inputs_of(entry.batch, name, collection)
+                    if inputs is None:
+                        continue
+                    prepared = collection.prepare(inputs)
                     if prepared.batch.check()[0]:
-                        raise HotbedError("the forward will say what is wrong")
+                        entry.failed = True
+                        return
                     prepared.batch.group(prepared.frozen)
                     prepared.batch.announce()
                 entry.prepared[name] = prepared
         except HotbedError:
             # A batch that cannot be looked up is an error of its forward, when its turn comes.
             entry.failed = True
-        with self._moved:
-            self._entries.append(entry)
+        except Exception as error:  # of a function of the user
+            entry.error = error
 
     def _admit(self, entry: _Entry, number: int) -> None:
         fits, failed = False, False
         try:
             with span("bring rows up"):
                 fits = all(prepared.batch.admit() for prepared in entry.prepared.values())
-        except StorageError:
+        except Exception:
             failed = True  # the forward tries again, and says so
         with self._moved:
             entry.admitted, entry.failed, entry.tried = fits, failed, number
             ahead = self._entries.index(entry) if entry in self._entries else 0
-        if not fits and not failed and ahead > 0 and not self._said:
-            self._said = True
-            warnings.warn(
-                f"The budget holds {ahead} batches beside the one that is trained on, not "
-                f"depth={self._depth}: look-ahead is shorter now. Raise the budget, or lower depth.",
-                stacklevel=1,
-            )
+            if not fits and not failed and self._taken and self._message is None:
+                self._message = (
+                    f"The budget holds {ahead} batches beside the one that is trained on, not "
+                    f"depth={self._settings.depth}: look-ahead is shorter now. Raise the budget, or "
+                    "lower depth."
+                )
 
     def _inputs_of(self, batch: Any, name: str, collection: EmbeddingCollection) -> Any:
-        if self._inputs is not None:
-            given = self._inputs(batch)
+        """What goes into the collection; None where that is not known."""
+        if self._settings.inputs is not None:
+            given = self._settings.inputs(batch)
             return given[name] if len(self._collections) > 1 else given
         if name in self._given_by:
             return self._given_by[name](batch)
         found = _find(batch, list(collection.features), 3)
-        if found is None:
-            raise HotbedError(f"no features of {name!r} in the batch")
-        return {feature: found[feature] for feature in collection.features}
+        if found is not None:
+            return {feature: found[feature] for feature in collection.features}
+        with self._moved:
+            self._message = (
+                f"Look-ahead finds no mapping with all features of the collection {name!r} in a "
+                "batch, and does nothing for it. Tell it where they are: lookahead(..., "
+                "inputs=lambda batch: ...)."
+            )
+        return None
 
 
 def _work(window_ref: weakref.ref[_Window], moved: threading.Condition) -> None:
@@ -315,7 +401,7 @@ def _work(window_ref: weakref.ref[_Window], moved: threading.Condition) -> None:
         if window is None:
             return
         with moved:
-            if window._closed:
+            if window.closed:
                 return
             task = window._task()
             if task is None:
@@ -325,13 +411,21 @@ def _work(window_ref: weakref.ref[_Window], moved: threading.Condition) -> None:
             window._busy = True
         try:
             task()
-        except BaseException as error:
-            with moved:
-                window._error = window._error or error
         finally:
             with moved:
                 window._busy = False
                 moved.notify_all()
+
+
+_windows: weakref.WeakSet[_Window] = weakref.WeakSet()
+_abandoned: list[_Window] = []
+
+
+@atexit.register
+def _close_windows() -> None:
+    """A thread that is in the core while the interpreter ends would bring it down."""
+    for window in list(_windows):
+        window.close(at_exit=True)
 
 
 def _find(batch: Any, features: list[str], deep: int) -> Any:

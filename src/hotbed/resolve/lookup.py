@@ -112,10 +112,6 @@ def lookup(
         if table.complaint is not None and training and grad:
             complaint, table.complaint = table.complaint, None
             raise complaint
-    tiers = live[0].tiers
-    if tiers is not None:
-        tiers.settle()
-        tiers.release_spent()
     if batch is None:
         batch = make_batch(live, table_of, bags)
         kind, feature, bag_at, value, bound = batch.check()
@@ -125,11 +121,18 @@ def lookup(
             raise _fault(kind, live[table_of[feature]], names[feature], sample, value, bound)
     frozen = frozen_tables(live)
     wanted = grad and len(frozen) < len(live)
-    try:
-        with span("resolve"):
+    tiers = live[0].tiers
+    with span("resolve"):
+        try:
             batch.resolve(training and grad, wanted, frozen)
-    except StorageError as error:
-        raise error if tiers is None else over_budget(error, tiers) from None
+        except StorageError as error:
+            # Look-ahead gives way to the batch that is there.
+            if tiers is None or not error.needs or not tiers.close_window():
+                raise error if tiers is None else over_budget(error, tiers) from None
+            try:
+                batch.resolve(training and grad, wanted, frozen)
+            except StorageError as again:
+                raise over_budget(again, tiers) from None
     with span("pool"):
         return pool(batch, live, table_of, bags, wanted)
 

@@ -40,8 +40,9 @@ class Tiers:
             storage.reset,
             storage.space_ratio,
         )
-        self.tables: list[LiveTable] = []
-        self._held: list[tuple[Any, list[LiveTable]]] = []
+        # Weakly: tables keep their tiers, and go when the model does.
+        self._tables: list[weakref.ref[LiveTable]] = []
+        self._held: list[tuple[Any, list[weakref.ref[LiveTable]]]] = []
         self.prepared: list[Prepared] = []
         """Batches that look-ahead has yielded and no forward has used."""
         self._window: weakref.ref[Any] | None = None
@@ -50,6 +51,14 @@ class Tiers:
         self.queue_depth = 0
         """Batches that were resident beside the one taken last."""
 
+    def add(self, table: LiveTable) -> None:
+        """A new table whose rows lie here."""
+        self._tables.append(weakref.ref(table))
+
+    @property
+    def tables(self) -> list[LiveTable]:
+        return [table for ref in self._tables if (table := ref()) is not None]
+
     def settle(self) -> None:
         """Gives every table its place, where a table or its optimizer is new.
 
@@ -57,21 +66,27 @@ class Tiers:
             StorageError: the budgets are too small.
             TableError: a gradient refers to rows as they lay before.
         """
-        if not any(table.core.homeless for table in self.tables):
+        tables = self.tables
+        if not any(table.core.homeless for table in tables):
             return
         self.close_window()
         self.release_spent()
-        if self._held:
-            names = ", ".join(repr(t.name) for t in self._held[0][1])
+        for _, refs in self._held:
+            names = ", ".join(repr(table.name) for ref in refs if (table := ref()) is not None)
             raise TableError(
                 f"Table {names}: an optimizer was made while a gradient was waiting; rows get other "
                 "slots with it. Call zero_grad() first."
             )
-        self.core.lay_out([table.core for table in self.tables])
+        try:
+            self.core.lay_out([table.core for table in tables])
+        except StorageError as error:
+            raise too_small(error, self.storage) from None
+        for table in tables:
+            table.generation += 1  # slots of before mean nothing
 
     def hold(self, claim: Any, tables: Iterable[LiveTable]) -> None:
         """Keeps the rows of a batch where they are until none of the tables has a gradient."""
-        self._held.append((claim, list(tables)))
+        self._held.append((claim, [weakref.ref(table) for table in tables]))
 
     def release_spent(self) -> None:
         """Lets go of batches whose gradients are gone."""
@@ -79,9 +94,9 @@ class Tiers:
             return
         with plain_access():
             self._held = [
-                (claim, tables)
-                for claim, tables in self._held
-                if any(table.parameter.grad is not None for table in tables)
+                (claim, refs)
+                for claim, refs in self._held
+                if any(t is not None and t.parameter.grad is not None for t in (r() for r in refs))
             ]
 
     # -- look-ahead ------------------------------------------------------------------------------
@@ -91,13 +106,16 @@ class Tiers:
         self.close_window()
         self._window = weakref.ref(window)
 
-    def close_window(self) -> None:
-        """Takes back what look-ahead has reserved."""
+    def close_window(self) -> bool:
+        """Takes back what look-ahead has reserved; with the next batch it begins anew. Whether there
+        was any."""
         window = None if self._window is None else self._window()
         self._window = None
         self.prepared.clear()
-        if window is not None:
-            window.close()
+        if window is None or window.closed:
+            return False
+        window.close()
+        return True
 
     def take_prepared(self, signature: Any, frozen: list[int]) -> Prepared | None:
         """The core batch that look-ahead made for this input, or None."""
@@ -158,15 +176,32 @@ def _take(folder: Path, reset: bool) -> int:
 
 
 def over_budget(error: StorageError, tiers: Tiers) -> StorageError:
-    """The same error with what the budget must be."""
-    capacities = tiers.core.capacities()
-    if not capacities or not error.needed or "at once" not in str(error):
+    """The same error with what the budget must be, where a batch did not fit."""
+    if not error.needs:
         return error
-    name = "device" if tiers.storage.device is not None else "host"
-    budget, _ = tiers.storage.budgets
-    factor = error.needed / max(1, min(capacities))
+    needed = tiers.core.compute_budget_for(error.needs)
+    return _with_budget(
+        error,
+        tiers.storage,
+        of_host=tiers.storage.device is None,
+        needed=needed,
+        remedy=", or use smaller batches; gradients that wait for a step keep their batches' rows too",
+    )
+
+
+def too_small(error: StorageError, storage: Storage) -> StorageError:
+    """The same error with the budget's name, where not even a row of each table fits."""
+    if not error.needed or not str(error).startswith(("Storage: host ", "Storage: the tier")):
+        return error
+    of_host = storage.device is None or str(error).startswith("Storage: host ")
+    return _with_budget(error, storage, of_host=of_host, needed=error.needed)
+
+
+def _with_budget(
+    error: StorageError, storage: Storage, *, of_host: bool, needed: int, remedy: str = ""
+) -> StorageError:
+    name = "host" if of_host else "device"
     return StorageError(
-        f"{str(error).rstrip('.')}. Raise Storage({name}={budget:,}) to about "
-        f"{int(budget * factor * 1.05) + 1:,} bytes, or use smaller batches; gradients that wait for a "
-        "step keep their batches' rows too."
+        f"{str(error).rstrip('.')}. Raise Storage({name}={getattr(storage, name):,}) to at least "
+        f"{needed:,} bytes{remedy}."
     )

@@ -1,0 +1,95 @@
+"""`Storage`: how sizes are written, and everything that is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hotbed as hb
+from hotbed.storage import parse_bytes
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        (0, 0),
+        (12345, 12345),
+        ("12345", 12345),
+        ("7B", 7),
+        ("8KB", 8_000),
+        ("8kb", 8_000),
+        ("8 MB", 8_000_000),
+        ("  2GB  ", 2_000_000_000),
+        ("0.5TB", 500_000_000_000),
+        ("1KiB", 1024),
+        ("1.5 MiB", 1_572_864),
+        ("3gib", 3 << 30),
+        ("1TiB", 1 << 40),
+    ],
+)
+def test_sizes(text: int | str, size: int) -> None:
+    assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize(
+    "text", [-1, True, 1.5, None, "", "GB", "-1GB", "1e9", "8 G B", "8XB", "8EB", "1,000", [1]]
+)
+def test_what_is_no_size_is_refused_by_its_value(text: Any) -> None:
+    with pytest.raises(hb.StorageError) as caught:
+        parse_bytes(text)
+    assert repr(text) in str(caught.value) and "8GB" in str(caught.value)
+
+
+def test_fields_are_read_once() -> None:
+    storage = hb.Storage(device="4KB", host="2MB")
+    assert (storage.device, storage.host) == (4000, 2_000_000)
+    assert storage.budgets == (4000, 2_000_000)
+    assert storage.tiered
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        storage.device = 1  # type: ignore[misc]
+
+
+def test_without_a_device_the_host_computes(tmp_path: Path) -> None:
+    assert hb.Storage(host=100).budgets == (100, 0)
+    assert not hb.Storage(host=100).tiered
+    storage = hb.Storage(host=100, ssd=tmp_path / "log")
+    assert storage.budgets == (100, 0) and storage.tiered
+    assert storage.ssd == str(tmp_path / "log")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"device": "4 parsecs", "host": 1}, "'4 parsecs'"),
+        ({"host": "many"}, "'many'"),
+        ({"host": 0}, "host=0"),
+        ({"device": "0GB", "host": 1}, "device='0GB'"),
+        ({"device": 100}, "host="),
+        ({"ssd": "somewhere"}, "host="),
+        ({"host": 1, "space_ratio": 1.1}, "space_ratio=1.1"),
+        ({"host": 1, "space_ratio": 101}, "space_ratio=101"),
+        ({"host": 1, "space_ratio": float("nan")}, "space_ratio=nan"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused(arguments: dict[str, Any], said: str) -> None:
+    with pytest.raises(hb.StorageError) as caught:
+        hb.Storage(**arguments)
+    assert said in str(caught.value)
+
+
+def test_a_file_is_no_directory(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_text("rows?")
+    with pytest.raises(hb.StorageError, match="give a directory"):
+        hb.Storage(host=100, ssd=path)
+
+
+def test_rows_that_fit_nowhere_are_refused_at_once() -> None:
+    tables = [hb.Table("item", dim=4, rows=100), hb.Table("user", dim=4)]
+    with pytest.raises(hb.StorageError, match=r"1,600 bytes.*ssd="):
+        hb.EmbeddingCollection(tables, storage=hb.Storage(host=1599))
+    collection = hb.EmbeddingCollection(tables, storage=hb.Storage(host=1600))
+    assert collection.tiers is None and collection.stats() == {}
