@@ -259,8 +259,8 @@ namespace {
 
 thread_local Grouping grouping_of_thread;
 
-// Every position gets the slot of its group. Padding of tiered tables is in no slot: where it is not
-// pooled it is row `padding_row` of scratch.
+// Every position gets the slot of its group. Padding of tiered tables is in no slot: where it is
+// not pooled it is row `padding_row` of scratch.
 void spread(const std::vector<FeatureBatch>& features, TableBatch& part, const int32_t* groups,
             const int64_t* slot_of, int64_t padding_row) {
   part.owned_slots.resize(part.count);
@@ -318,6 +318,11 @@ void Batch::resolve_part(TableBatch& part, bool insert, bool transpose) {
   }
   if (transpose) {
     part.unique = unique;
+    part.reading = reading;
+    if (table.tiered()) {
+      part.unique_ids.resize(unique);
+      std::copy_n(grouping.unique(), unique, part.unique_ids.data());
+    }
     grouping.give(part.groups, part.counts);
     locate(features, part);
     part.grouped = true;
@@ -415,6 +420,32 @@ void Batch::consume() {
     caught_up = true;
   }
   if (caught_up) claim_->mark_dirty();
+}
+
+bool Batch::seat() {
+  std::vector<TableBatch*> homeless;
+  for (TableBatch& part : parts) {
+    if (part.reading && !part.seated && !part.frozen && part.table->tiered()) {
+      homeless.push_back(&part);
+    }
+  }
+  if (!homeless.empty()) {
+    auto claim = std::make_shared<Claim>(homeless);
+    claim->admit_now();
+    claim->leave_out_new();
+    claim_ = std::move(claim);
+    for (TableBatch* part : homeless) part->seated = true;
+  }
+  bool all = true;
+  for (TableBatch& part : parts) {
+    if (!part.reading) continue;
+    for (int64_t u = 0; u < part.unique; ++u) {
+      if (part.unique_slots[u] >= 0) continue;
+      part.unique_slots[u] = -1;
+      all = false;
+    }
+  }
+  return all;
 }
 
 void Batch::keep_inputs() {

@@ -55,9 +55,11 @@ struct TableBatch {
 
   // Which positions share a slot; made when a gradient will come.
   bool grouped = false;
+  bool reading = false;  // took no new rows; see Batch::seat()
+  bool seated = false;
   int64_t unique = 0;
-  Buffer<int64_t> unique_slots;  // in order of first appearance
-  Buffer<int64_t> unique_ids;    // of tiered tables that take new rows
+  Buffer<int64_t> unique_slots;  // in order of first appearance; -1: has no row and gets none
+  Buffer<int64_t> unique_ids;    // of tiered tables
   Buffer<int32_t> groups;        // per position, its index among the unique slots; -1: padding
   Buffer<int32_t> counts;        // positions of each group; spent by transpose()
   // The same the other way round, where transpose() was called: group u holds the positions
@@ -103,6 +105,11 @@ class Batch {
   bool admit();
   void consume();
   bool admitted() const { return claim_ && claim_->admitted(); }
+
+  // Before a gradient of a batch that was only read: gives its rows slots that they keep while the
+  // claim lives, without storing any. False where some ids have no row. Throws OverBudget,
+  // TierError.
+  bool seat();
 
   // What keeps the rows of tiered tables in their slots; null where there is none. Whoever keeps a
   // gradient of this batch keeps it too.

@@ -1,6 +1,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 
+#include "io_engine.hpp"
 #include "kernels.hpp"
 #include "memory.hpp"
 #include "storage.hpp"
@@ -12,6 +13,7 @@ void bind_rules(nb::module_& module);
 void bind_table_rule(nb::module_& module);
 void bind_data(nb::module_& module);
 void bind_index(nb::module_& module);
+void bind_log(nb::module_& module);
 void bind_table(nb::module_& module);
 void bind_residency(nb::module_& module);
 void bind_storage(nb::module_& module);
@@ -44,10 +46,12 @@ NB_MODULE(_core, module) {
   module.def("register_storage_error",
              [](nb::object type) { storage_error = type.release().ptr(); });
   nb::register_exception_translator([](const std::exception_ptr& thrown, void*) {
-    auto raise = [](const std::string& message, uint64_t needed, nb::object needs = nb::tuple()) {
+    auto raise = [](const std::string& message, uint64_t needed, nb::object needs = nb::tuple(),
+                    const std::string& path = {}) {
       nb::object made = nb::handle(storage_error ? storage_error : PyExc_RuntimeError)(message);
       made.attr("needed") = needed;
       made.attr("needs") = needs;
+      made.attr("path") = path;
       PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(made.ptr())), made.ptr());
     };
     try {
@@ -63,7 +67,9 @@ NB_MODULE(_core, module) {
       const char* budget = error.host ? "Storage: host " : "Storage: the tier that computes ";
       raise(std::string(budget) + error.what() + ".", error.needed);
     } catch (const hotbed::TierError& error) {
-      raise(error.what(), error.bytes);
+      raise(error.what(), error.bytes, nb::tuple(), error.path);
+    } catch (const hotbed::IoError& error) {
+      raise(error.what(), error.bytes, nb::tuple(), error.path);
     }
   });
 
@@ -72,6 +78,7 @@ NB_MODULE(_core, module) {
   bind_rules(module);
   bind_table_rule(module);
   bind_index(module);
+  bind_log(module);
   bind_table(module);
   bind_residency(module);
   bind_storage(module);

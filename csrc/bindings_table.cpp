@@ -131,20 +131,21 @@ void bind_table(nb::module_& module) {
           "padding"_a.none(), "tiered"_a = false)
       .def_prop_ro("tiered", &Table::tiered)
       .def_prop_ro("homeless", &Table::homeless)
-      .def("stored_ids",
-           [](const Table& t) {
-             std::vector<int64_t> ids;
-             {
-               nb::gil_scoped_release unlocked;
-               ids = t.stored_ids();
-             }
-             size_t shape[1] = {ids.size()};
-             auto* keep = new std::vector<int64_t>(std::move(ids));
-             nb::capsule owner(
-                 keep, [](void* p) noexcept { delete static_cast<std::vector<int64_t>*>(p); });
-             return Tensor(keep->data(), 1, shape, owner, nullptr, nb::dtype<int64_t>());
-           },
-           "(n,) int64, rising: the ids of rows that are stored.")
+      .def(
+          "stored_ids",
+          [](const Table& t) {
+            std::vector<int64_t> ids;
+            {
+              nb::gil_scoped_release unlocked;
+              ids = t.stored_ids();
+            }
+            size_t shape[1] = {ids.size()};
+            auto* keep = new std::vector<int64_t>(std::move(ids));
+            nb::capsule owner(
+                keep, [](void* p) noexcept { delete static_cast<std::vector<int64_t>*>(p); });
+            return Tensor(keep->data(), 1, shape, owner, nullptr, nb::dtype<int64_t>());
+          },
+          "(n,) int64, rising: the ids of rows that are stored.")
       .def(
           "id_of", [](const Table& t, int64_t slot) { return t.ids() ? t.ids()[slot] : slot; },
           "slot"_a)
@@ -249,6 +250,11 @@ void bind_table(nb::module_& module) {
            [](Batch& batch) {
              nb::gil_scoped_release unlocked;
              return batch.admit();
+           })
+      .def("seat",
+           [](Batch& batch) {
+             nb::gil_scoped_release unlocked;
+             return batch.seat();
            })
       .def_prop_ro("claim", &Batch::claim)
       .def("unique_counts",

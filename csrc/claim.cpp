@@ -96,6 +96,14 @@ std::vector<OverBudget::Need> Claim::needs(const Share& first) const {
   return all;
 }
 
+void Claim::leave_out_new() {
+  for (Share& share : shares_) {
+    for (TableBatch* part : share.parts) {
+      share.space->leave_out_new(part->unique_slots.data(), part->unique);
+    }
+  }
+}
+
 void Claim::consume(bool ahead) {
   for (Share& share : shares_) share.space->consume(share.batch, ahead);
 }

@@ -31,8 +31,11 @@ class Claim {
   // announced before it is not admitted; what does fit stays pinned. Throws TierError, after which
   // admit_now() is its way.
   bool admit();
-  // Admits all of it, out of turn if need be, or throws OverBudget or TierError; may be tried again.
+  // Admits all of it, out of turn if need be, or throws OverBudget or TierError; may be tried
+  // again.
   void admit_now();
+  // The slots of rows that exist nowhere yet become -1.
+  void leave_out_new();
   // A forward uses it. `ahead`: it need not have waited.
   void consume(bool ahead);
   // All its rows were written.

@@ -129,8 +129,15 @@ void LogTier::open_buffer(Stream& stream) {
   stream.buffer = std::move(buffer);
 }
 
-uint8_t* LogTier::begin_block(Stream& stream, BlockKind kind) {
+// Records that fit into the buffer, of which there is one afterwards.
+uint64_t LogTier::room_in_buffer(Stream& stream) {
+  if (stream.buffer && stream.block == stream.buffer->blocks) seal(stream);
   if (!stream.buffer) open_buffer(stream);
+  return uint64_t{stream.buffer->blocks - stream.block} * layout_.records - stream.filled;
+}
+
+uint8_t* LogTier::begin_block(Stream& stream, BlockKind kind) {
+  room_in_buffer(stream);
   uint8_t* block = stream.buffer->data + uint64_t{stream.block} * layout_.block_bytes;
   BlockHeader header{};
   header.kind = kind;
@@ -140,7 +147,7 @@ uint8_t* LogTier::begin_block(Stream& stream, BlockKind kind) {
 
 void LogTier::end_block(Stream& stream) {
   stream.filled = 0;
-  if (++stream.block == stream.buffer->blocks) seal(stream);
+  ++stream.block;
 }
 
 // What is in the buffer goes to the disk, the block that is being filled as it is.
@@ -278,8 +285,11 @@ void LogTier::write(std::span<const RowKey> keys, const uint8_t* records) {
   }
   // Nothing can fail from here on.
   uint32_t locations[kChunk], previous[kChunk];
-  for (size_t begin = 0; begin < keys.size(); begin += kChunk) {
-    auto chunk = keys.subspan(begin, std::min(kChunk, keys.size() - begin));
+  for (size_t begin = 0; begin < keys.size();) {
+    // A chunk never goes beyond its buffer: a segment that is complete and written may be emptied,
+    // so all that lies in it must be published by then.
+    size_t most = std::min<size_t>(kChunk, room_in_buffer(fresh_));
+    auto chunk = keys.subspan(begin, std::min(most, keys.size() - begin));
     for (size_t i = 0; i < chunk.size(); ++i) {
       locations[i] = place(fresh_, RecordHeader::of(chunk[i], sequence),
                            records + (begin + i) * layout_.record_bytes);
@@ -292,7 +302,10 @@ void LogTier::write(std::span<const RowKey> keys, const uint8_t* records) {
     }
     live_ += chunk.size();
     counted_.rows_written += chunk.size();
+    begin += chunk.size();
   }
+  // What is complete need not wait for the next write.
+  if (fresh_.block == fresh_.buffer->blocks) seal(fresh_);
 }
 
 void LogTier::erase(std::span<const RowKey> keys) {

@@ -131,6 +131,7 @@ class LogTier : public Tier {
   uint64_t segments_for(const Stream& stream, uint64_t records) const;
   void make_room(Stream& stream, uint64_t records);
   std::shared_ptr<LogSegment> create_segment();
+  uint64_t room_in_buffer(Stream& stream);
   uint8_t* begin_block(Stream& stream, BlockKind kind);
   void end_block(Stream& stream);
   void open_segment(Stream& stream);

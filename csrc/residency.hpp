@@ -93,8 +93,8 @@ class Residency {
   int64_t count(int64_t batch) const;
   void slots(int64_t batch, int64_t* out) const;
 
-  // Rows in these slots, which a batch has pinned, exist nowhere (any more): they will, and be dirty,
-  // once a batch with them is consumed, and are forgotten when all that pin them have ended.
+  // Rows in these slots, which a batch has pinned, exist nowhere (any more): they will, and be
+  // dirty, once a batch with them is consumed, and are forgotten when all that pin them have ended.
   void mark_new(const int64_t* slots, int64_t n);
 
   // A forward uses an admitted batch. Once a batch. The new rows that exist from now on are added
@@ -132,6 +132,7 @@ class Residency {
   }
 
   bool is_pinned(int64_t slot) const { return rows_[slot].pins && rows_[slot].pins != kFree; }
+  bool is_new(int64_t slot) const { return (rows_[slot].flags & kNew) != 0; }
   int64_t capacity() const { return capacity_; }
   int64_t resident() const { return used_ - free_count_; }
   int64_t pinned() const { return resident() - unpinned_; }

@@ -301,7 +301,8 @@ void RowSpace::move(int64_t batch, Moves& moves) {
       for (int64_t i = 0; i < n; ++i) id_plane[moves.loaded_slots[begin + i]] = part[i].id;
     }
     fill_new(absent, absent_slots);
-    // A row of a static table exists always; it is its first values until something else is written.
+    // A row of a static table exists always; it is its first values until something else is
+    // written.
     std::vector<int64_t> reserved;
     for (size_t i = 0; i < absent.size(); ++i) {
       if (tables_[absent[i].table]->dynamic()) reserved.push_back(absent_slots[i]);
@@ -357,6 +358,14 @@ bool RowSpace::admit(int64_t batch, int64_t* slots) {
   move(batch, moves);
   residency_.slots(batch, slots);
   return true;
+}
+
+void RowSpace::leave_out_new(int64_t* slots, int64_t n) {
+  std::lock_guard lock(mutex_);
+  drain();
+  for (int64_t i = 0; i < n; ++i) {
+    if (residency_.is_new(slots[i])) slots[i] = -1;
+  }
 }
 
 int64_t RowSpace::slots_needed(std::span<const TableIds> parts) {

@@ -86,15 +86,17 @@ class RowSpace {
   // Forgets an announced batch, unless it was admitted or forgotten already.
   void retract(int64_t batch);
   void retract_all();
-  // Whether it was admitted: not where it does not fit beside what is pinned, nor while another that
-  // was announced before it is neither admitted nor forgotten; then nothing has changed. Throws
-  // TierError, every row being safe; the batch is to be retracted then.
+  // Whether it was admitted: not where it does not fit beside what is pinned, nor while another
+  // that was announced before it is neither admitted nor forgotten; then nothing has changed.
+  // Throws TierError, every row being safe; the batch is to be retracted then.
   bool admit(int64_t batch, int64_t* slots);
   // Returns the number of a batch that was not announced, or 0 where it does not fit. Throws
   // TierError, every row being safe.
   int64_t admit_now(std::span<const TableIds> parts, int64_t* slots);
   // With how many slots it would fit.
   int64_t slots_needed(std::span<const TableIds> parts);
+  // Of pinned slots, those of rows that exist nowhere yet become -1.
+  void leave_out_new(int64_t* slots, int64_t n);
   // These only leave a message, so they never wait for rows that are on their way.
   void consume(int64_t batch, bool ahead);
   void mark_dirty(int64_t batch);
@@ -155,7 +157,7 @@ class RowSpace {
   Residency residency_;
   TierCounters counters_;
   std::set<int64_t> forgotten_;  // announced batches that are to be retracted when they are first
-  std::vector<int64_t> born_;  // by table: rows of dynamic tables that exist
+  std::vector<int64_t> born_;    // by table: rows of dynamic tables that exist
   // Rows that were evicted and could not be written: kept until they can.
   std::vector<RowKey> held_back_;
   std::vector<uint8_t> held_back_records_;

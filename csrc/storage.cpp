@@ -229,7 +229,7 @@ void Storage::lay_out(const std::vector<std::shared_ptr<Table>>& tables) {
 }
 
 uint64_t Storage::compute_budget_for(const std::vector<OverBudget::Need>& needs) const {
-  std::vector<int64_t> wanted(spaces_.size(), 1);
+  std::vector<int64_t> wanted(groups_.size(), 1);
   for (const OverBudget::Need& need : needs) {
     for (size_t s = 0; s < spaces_.size(); ++s) {
       if (spaces_[s].get() == need.space) wanted[s] = need.slots;
@@ -237,6 +237,17 @@ uint64_t Storage::compute_budget_for(const std::vector<OverBudget::Need>& needs)
   }
   uint64_t taken = budgets_.host ? 0 : lowest_bytes_;
   return std::max(budgets_.compute + 1, least_budget(groups_, slot_bytes, taken, wanted));
+}
+
+// Lets the tiers of the last layout go if no row is in them. Whether rows wait there.
+bool Storage::release_empty(const std::vector<std::shared_ptr<Table>>& tables) {
+  for (const auto& table : tables) {
+    if (!table->stored_ids().empty()) return true;
+  }
+  for (const auto& table : tables) table->leave();
+  spaces_.clear();
+  hosts_.clear();
+  return false;
 }
 
 void Storage::flush() {

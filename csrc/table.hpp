@@ -166,7 +166,8 @@ class Table {
   // Changes the key that first values come from; rows that exist keep theirs.
   void set_key(uint64_t key) { initial_.table_key = key; }
 
-  // The row of padding as it was assigned, or zeros; of tiered tables, where batches never store it.
+  // The row of padding as it was assigned, or zeros; of tiered tables, where batches never store
+  // it.
   void copy_padding(void* row) const;
 
   // First values, n x dim rows of dtype(), for ids that may or may not exist.

@@ -263,12 +263,31 @@ StepFault step_fused(Batch& batch, const std::vector<Vectors>& grads,
   }
   StepFault fault;
   std::mutex mutex;
+  // Rows without a slot, of ids that evaluation met, are left out.
+  std::vector<std::vector<int64_t>> seated(tables.size());
+  std::vector<Buffer<uint8_t>> seated_rows(tables.size());
+  auto compact = [&](int t, const void* rows) {
+    RowUpdate& u = updates[t];
+    uint64_t bytes = static_cast<uint64_t>(u.dim) * (u.dtype == DType::f64 ? 8 : 4);
+    seated_rows[t].resize(static_cast<uint64_t>(u.count) * bytes);
+    for (int64_t i = 0; i < u.count; ++i) {
+      if (u.slots[i] < 0) continue;
+      std::memcpy(seated_rows[t].data() + seated[t].size() * bytes,
+                  static_cast<const uint8_t*>(rows) + static_cast<uint64_t>(i) * bytes, bytes);
+      seated[t].push_back(u.slots[i]);
+    }
+    u.slots = seated[t].data();
+    u.count = static_cast<int64_t>(seated[t].size());
+    u.grads = seated_rows[t].data();
+  };
   reduce_each(batch, grads, wanted, [&](int t, const void* rows, bool finite) {
     RowUpdate& u = updates[t];
     u.grads = rows;
+    if (batch.parts[t].reading) compact(t, rows);
     if (finite) return update({&u, 1});
     GradientView view{rows, u.count * u.dim, u.dtype == DType::f64};
     int64_t element = find_non_finite({&view, 1}).element;
+    if (element < 0) return update({&u, 1});  // it was in a row that is left out
     std::lock_guard lock(mutex);
     if (fault.array < 0 || t < fault.array) fault = {t, element, u.slots[element / u.dim]};
     u.count = -1;

@@ -38,8 +38,8 @@ class Tier {
   // left alone otherwise; found[i] says which. Keys may repeat. Throws TierError.
   virtual void read(std::span<const RowKey> keys, uint8_t* records, bool* found) = 0;
 
-  // Takes rows over, replacing what it held of them. Keys are distinct. Throws TierError: some of
-  // the rows may have been taken over then, each of them whole, and no other has changed.
+  // Takes rows over, replacing what it held of them. Keys are distinct. Throws TierError with the
+  // tier as it was.
   virtual void write(std::span<const RowKey> keys, const uint8_t* records) = 0;
 
   // Forgets rows; absent ones are passed over.

@@ -83,6 +83,29 @@ int64_t key_of_hash(uint64_t x) {
 
 }  // namespace
 
+TEST(replaces_slots_of_present_keys_only) {
+  std::mt19937_64 random(5);
+  KeyIndex index("the index of table 'item'");
+  Oracle oracle;
+  Numbers keys;
+  for (int i = 0; i < 50000; ++i) keys.push_back(static_cast<int64_t>(random()));
+  insert_like(index, oracle, keys, 0);
+  for (int round = 0; round < 3; ++round) {
+    Numbers asked, slots, expected;
+    for (int64_t i = 0; i < 20000; ++i) {
+      asked.push_back(i % 5 ? keys[random() % keys.size()] : static_cast<int64_t>(random()));
+      slots.push_back(1000000 * (round + 1) + i);
+      auto known = oracle.find(asked.back());
+      expected.push_back(known == oracle.end() ? -1 : known->second);
+      if (known != oracle.end()) known->second = slots.back();
+    }
+    Numbers previous(asked.size(), -7);
+    index.replace(asked.data(), static_cast<int64_t>(asked.size()), slots.data(), previous.data());
+    CHECK(previous == expected);
+    check_same(index, oracle, asked);
+  }
+}
+
 TEST(an_empty_index_finds_nothing) {
   KeyIndex index;
   Oracle oracle;

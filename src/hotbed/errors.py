@@ -55,10 +55,12 @@ class OutOfMemory(HotbedError, MemoryError):
 class StorageError(HotbedError, OSError):
     """A tier that cannot hold what it must, or cannot read or write; no row is lost.
 
-    ``needed`` is the number of rows or bytes that would be needed, where one is.
+    ``needed`` is the number of rows or bytes that would be needed, where one is; ``path`` the file or
+    folder that it is about.
     """
 
     needed: int = 0
+    path: str = ""
     needs: Sequence[tuple[int, int]] = ()
     """The core's: what each row space would need for a batch that did not fit."""
 

@@ -33,8 +33,8 @@ OPTIMIZERS: list[tuple[str, dict[str, Any], bool]] = [
     ("RMSprop", {"lr": 0.01}, True),
     ("FTRL", {"lr": 0.1, "l1": 0.01, "l2": 0.1}, True),
 ]
-ACTIONS = ("step", "skip", "accumulate", "forward", "nan", "evaluate", "copy")
-FUSED_ACTIONS = ("step", "forward", "nan", "evaluate", "copy")
+ACTIONS = ("step", "skip", "accumulate", "forward", "nan", "evaluate", "tune", "copy")
+FUSED_ACTIONS = ("step", "forward", "nan", "evaluate", "tune", "copy")
 
 
 class Model(nn.Module):
@@ -81,7 +81,9 @@ def tables(draw: Any, name: str) -> hb.Table:
         rows=rows,
         combiner=draw(st.sampled_from(("sum", "mean", "sqrtn", "max", "none"))),
         dtype=draw(
-            st.sampled_from((torch.float32, torch.float32, torch.float64, torch.bfloat16, torch.float16))
+            st.sampled_from(
+                (torch.float32, torch.float32, torch.float64, torch.bfloat16, torch.float16)
+            )
         ),
         init=hb.init.Normal(0.0, 1.0),
         padding_idx=draw(st.sampled_from((None, None, 2))),
@@ -153,9 +155,7 @@ class Left:
 
 def copied(batch: Batch) -> Batch:
     return {
-        f: hb.Jagged(i.values.clone(), i.offsets.clone())
-        if isinstance(i, hb.Jagged)
-        else i.clone()
+        f: hb.Jagged(i.values.clone(), i.offsets.clone()) if isinstance(i, hb.Jagged) else i.clone()
         for f, i in batch.items()
     }
 
@@ -183,7 +183,10 @@ def one(run: Run, model: Model, optimizer: Any, batch: Batch, action: str, at: i
         loss = model(batch)
         model.train()
         return float((first + loss).detach())
+    if action == "tune":  # ids that have no row get none, and the others are trained
+        model.eval()
     loss = model(copied(batch) if action == "copy" else batch)
+    model.train()
     if action == "forward":
         return float(loss.detach())
     try:

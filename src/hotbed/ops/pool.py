@@ -15,9 +15,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from hotbed import _core
-from hotbed.errors import TableError
+from hotbed.errors import StorageError, TableError
 from hotbed.handles import CORE_DTYPES, LiveTable
 from hotbed.inputs import Bags
+from hotbed.resolve.tiers import over_budget
 
 __all__ = ["pool"]
 
@@ -177,6 +178,11 @@ def _reduce(
 ) -> list[Tensor | None]:
     """The gradient of each table's handle; None where not needed, or applied at once (fused)."""
     unique = batch.unique_counts()
+    tiers = tables[0].tiers
+    try:
+        all_seated = batch.seat()
+    except StorageError as error:
+        raise error if tiers is None else over_budget(error, tiers) from None
     # What an optimizer updates at once, and what it wants to have.
     starts = {
         t: table.fused_update.start()
@@ -206,16 +212,20 @@ def _reduce(
         at += 8 * unique[t]
     if chosen:
         batch.reduce(places, values_at, indices_at)
-    if chosen and (tiers := tables[chosen[0]].tiers) is not None:
+    if chosen and tiers is not None:
         tiers.hold(batch.claim, [tables[t] for t in chosen])
     grads: list[Tensor | None] = [None] * len(tables)
     for t, index in zip(chosen, index_parts, strict=True):
+        rows = values[t]
+        if not all_seated:  # ids that have no row: evaluation stores none
+            kept = index[0] >= 0
+            index, rows = index[:, kept], rows[kept]
+        if not len(rows):  # torch adds to it in place, which memory of the core would not allow
+            index, rows = index.clone(), torch.empty_like(rows)
         if t in starts:
-            tables[t].fused_update.keep(index[0], values[t], batch.claim)
+            tables[t].fused_update.keep(index[0], rows, batch.claim)
             continue
-        grads[t] = torch.sparse_coo_tensor(
-            index, values[t], tables[t].shape, check_invariants=False
-        )
+        grads[t] = torch.sparse_coo_tensor(index, rows, tables[t].shape, check_invariants=False)
     return grads
 
 
