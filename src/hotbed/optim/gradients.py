@@ -38,8 +38,8 @@ def not_finite(live: LiveTable, slot: int, element: int, *, fused: bool = False)
         else "no row and no parameter was changed"
     )
     return NotFiniteError(
-        f"Table {live.name!r}, id {live.id_of(slot)}, column {element % live.spec.dim}: the gradient is NaN or "
-        f"infinite; {unchanged}. Skip the batch, or look for the division or logarithm behind."
+        f"Table {live.name!r}, id {live.id_of(slot)}, column {element % live.spec.dim}: the gradient is "
+        f"NaN or infinite; {unchanged}. Skip the batch, or look for the division or logarithm behind."
     )
 
 
