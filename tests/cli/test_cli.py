@@ -1,9 +1,13 @@
 import csv
+import io
 import json
 import math
+import os
 import signal
+import stat
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -12,7 +16,7 @@ from typer.testing import CliRunner
 import hotbed as hb
 from hotbed.cli.app import app
 from hotbed.data import CriteoLog, write_criteo_tsv
-from hotbed.train import auc
+from hotbed.train import auc, report, saved
 from hotbed.train.progress import ProgressBar
 
 SIZES = [3 + i % 5 for i in range(26)]
@@ -291,6 +295,51 @@ def test_an_interrupt_before_training(log, tmp_path, monkeypatch):
     monkeypatch.setattr(CriteoLog, "count_rows", interrupted)
     result, figures = train(log, tmp_path)
     assert result.exit_code == 130 and figures is None and "Traceback" not in result.output
+
+
+def test_a_device_is_written_to_and_not_replaced(log, tmp_path):
+    """A pipe stands for /dev/stdout and its like."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with ThreadPoolExecutor(1) as reader:
+        text = reader.submit(pipe.read_text)
+        result = run("train", "--data", log, "--dim", 2, "--json", pipe)
+        assert result.exit_code == 0, result.output
+        assert math.isfinite(json.loads(text.result())["auc"])
+    assert stat.S_ISFIFO(pipe.stat().st_mode) and os.listdir(tmp_path) == ["pipe"]
+
+
+def test_a_linked_file_is_written_behind_its_link(log, tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "figures")
+    assert run("train", "--data", log, "--dim", 2, "--json", tmp_path / "link").exit_code == 0
+    assert (tmp_path / "link").is_symlink() and math.isfinite(
+        json.loads((tmp_path / "figures").read_text())["auc"]
+    )
+
+
+def test_a_full_disk_is_told_in_one_sentence_and_the_figures_are_kept(log, tmp_path, monkeypatch):
+    def full(tensors, name):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(saved, "save_file", full)
+    result, figures = train(log, tmp_path, "--save", tmp_path / "m")
+    assert result.exit_code == 2 and 0 < figures["auc"] < 1 and "test AUC" in result.stdout
+    assert f"Error: Cannot save to '{tmp_path / 'm'}': No space left" in result.stderr
+    assert "saved to" not in result.stdout and not (tmp_path / "m").exists()
+
+
+def test_scores_that_do_not_fit_are_an_error(log, tmp_path, monkeypatch):
+    assert train(log, tmp_path, "--save", tmp_path / "m")[0].exit_code == 0
+
+    class Full(io.StringIO):
+        def close(self):
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(report, "open", lambda *a, **k: Full(), raising=False)
+    out = tmp_path / "scores.csv"
+    result = run("predict", tmp_path / "m", "--data", log, "--out", out)
+    assert result.exit_code == 2 and not out.exists()
+    assert f"Error: Cannot write '{out}': No space left on device." in result.stderr
 
 
 def test_help_and_version():

@@ -1,13 +1,17 @@
 import json
 import os
+import subprocess
+import sys
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 import hotbed as hb
 from hotbed.data import CATEGORIES, synthetic_clicks
 from hotbed.models import DLRM, WideDeep
+from hotbed.train import saved
 from hotbed.train.report import OutputError
 from hotbed.train.saved import (
     SavedModelError,
@@ -133,7 +137,8 @@ def drop_layer(path):
         (lambda path: (path / "model.json").unlink(), "model.json is missing"),
         (lambda path: (path / "dense.safetensors").unlink(), "dense.safetensors.* is missing"),
         (lambda path: (path / "model.json").write_text("{"), "cannot be loaded"),
-        (lambda path: (path / "model.json").write_text("[]"), "cannot be loaded"),
+        (lambda path: (path / "model.json").write_text("[]"), "model.json is not what"),
+        (edit(lambda m: m.pop("format")), "model.json is not what `hotbed train --save` writes"),
         (lambda path: (path / "model.json").write_bytes(b"\xff\xfe\x00"), "cannot be loaded"),
         (edit(lambda m: m.update(format=2)), "format 2; this version reads 1"),
         (edit(lambda m: m.update(model="os.system")), "the model 'os.system' is unknown"),
@@ -155,6 +160,86 @@ def test_a_damaged_model_is_an_error_that_names_it(tmp_path, damage, message):
     damage(path)
     with pytest.raises(SavedModelError, match=f"(?s)m.*{message}"):
         load_model(str(path))
+
+
+def bias_of(path):
+    return float(load_model(str(path)).top.layers[0].bias[0].detach())
+
+
+def with_bias(value):
+    model = trained()
+    with torch.no_grad():
+        model.top.layers[0].bias.fill_(value)
+    return model
+
+
+@pytest.mark.parametrize("exchange", [True, False])
+@pytest.mark.parametrize("linked", [True, False])
+def test_a_model_is_replaced_at_one_stroke(tmp_path, monkeypatch, exchange, linked):
+    if not exchange:  # as on file systems that cannot
+        monkeypatch.setattr(saved, "_exchange", lambda one, other: False)
+    save_model(with_bias(1), str(tmp_path / "m"))
+    path = tmp_path / "m"
+    if linked:
+        path = tmp_path / "link"
+        path.symlink_to(tmp_path / "m")
+    save_model(with_bias(2), str(path))
+    assert bias_of(tmp_path / "m") == 2 == bias_of(path)
+    assert sorted(os.listdir(tmp_path)) == (["link", "m"] if linked else ["m"])
+
+
+@pytest.mark.parametrize("file", ["dense.safetensors", "tables.safetensors"])
+@pytest.mark.parametrize(
+    "error",
+    [OSError(28, "No space left on device"), SafetensorError("I/O error: No space left on device")],
+)
+def test_a_full_disk_costs_nothing_that_was_there(tmp_path, monkeypatch, file, error):
+    path = tmp_path / "m"
+    save_model(with_bias(1), str(path))
+
+    def full(tensors, name):
+        if name.endswith(file):
+            raise error
+        save_file(tensors, name)
+
+    monkeypatch.setattr(saved, "save_file", full)
+    with pytest.raises(OutputError, match="Cannot save to '.*m': .*No space left on device"):
+        save_model(with_bias(2), str(path))
+    assert os.listdir(tmp_path) == ["m"] and bias_of(path) == 1
+
+
+KILLED = """
+import os, sys, torch
+from hotbed.models import DLRM
+from hotbed.train import saved
+name = sys.argv[2]
+plain = getattr(saved, name)
+def killed(*arguments):
+    if sys.argv[3] == "after":
+        plain(*arguments)
+    os._exit(9)
+setattr(saved, name, killed)
+model = saved.load_model(sys.argv[1])
+with torch.no_grad():
+    model.top.layers[0].bias.fill_(2)
+saved.save_model(model, sys.argv[1])
+"""
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("step", "when", "left"),
+    [("save_file", "after", 1), ("_put_in_place", "before", 1), ("_exchange", "after", 2)],
+)
+def test_a_process_killed_while_saving_leaves_one_of_the_two(tmp_path, step, when, left):
+    path = tmp_path / "m"
+    save_model(with_bias(1), str(path))
+    done = subprocess.run([sys.executable, "-c", KILLED, str(path), step, when])
+    assert done.returncode == 9
+    assert bias_of(path) == left and len(os.listdir(tmp_path)) == 2  # the rest of the other one
+    check_writable_folder(str(path))
+    save_model(with_bias(3), str(path))
+    assert bias_of(path) == 3 and os.listdir(tmp_path) == ["m"]
 
 
 def test_no_folder(tmp_path):

@@ -377,7 +377,11 @@ class _Reader:
             about = "label, 13 integers, 26 categories" if labels else "13 integers, 26 categories"
             remedy = ""
             if {column, wanted} == {39, 40}:
-                remedy = f" Pass labels={not labels} for lines with{'out' * labels} a label."
+                remedy = (
+                    " Pass labels=False for lines without a label; training needs one."
+                    if labels
+                    else " Pass labels=True for lines with a label."
+                )
             return f"{where}{column} columns, expected {wanted} ({about}).{remedy}"
         shown = repr(field[:40].decode("utf-8", "backslashreplace"))
         dots = "..." if len(field) > 40 else ""

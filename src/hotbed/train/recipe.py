@@ -175,11 +175,16 @@ def train(settings: TrainSettings, progress: Console, results: Console) -> dict[
             pass
         report = _report(settings, model, result or reached.result, evaluation, interrupts())
         report["skipped_lines"] = training.skipped.lines + test.skipped.lines
-        if settings.save is not None:
-            save_model(model, settings.save)
+        # The figures first: a disk that is too full for the model must not cost them too.
         if settings.json is not None:
             write_json(settings.json, report)
-    results.print(closing_table("Interrupted" if interrupts() else "Done", _lines(report)))
+        lines = _lines(report)
+        try:
+            if settings.save is not None:
+                save_model(model, settings.save)
+                lines["saved to"] = settings.save
+        finally:
+            results.print(closing_table("Interrupted" if interrupts() else "Done", lines))
     return report
 
 
@@ -256,8 +261,6 @@ def _lines(report: dict[str, Any]) -> dict[str, str]:
         lines["rows written back"] = f"{tiers['rows_written_back']:,.0f}"
         lines["waited for rows"] = f"{(tiers['stall_ms'] + tiers['wait_ms']) / 1e3:.1f} s"
     lines["peak memory"] = f"{report['peak_rss_bytes'] / 2**20:,.0f} MiB"
-    if config["save"]:
-        lines["saved to"] = config["save"]
     if config["json"]:
         lines["figures in"] = config["json"]
     if config["trace"]:

@@ -7,7 +7,9 @@ import math
 import os
 import platform
 import resource
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TextIO
 
 import numpy as np
 import torch
@@ -55,7 +57,9 @@ def check_writable_file(path: str) -> None:
         raise OutputError(f"Cannot write {path!r}: the folder {folder!r} does not exist.")
     if os.path.isdir(path):
         raise OutputError(f"Cannot write {path!r}: it is a folder.")
-    part = f"{path}.part"
+    if _is_special(path):
+        return
+    part = _part_of(path)
     try:
         with open(part, "w"):
             pass
@@ -64,13 +68,44 @@ def check_writable_file(path: str) -> None:
         raise OutputError(f"Cannot write {path!r}: {error.strerror}.") from None
 
 
+@contextmanager
+def complete_file(path: str) -> Iterator[TextIO]:
+    """A UTF-8 text file that appears at `path` when it is complete, or not at all.
+
+    A device or a pipe is written to as it is: it must not be replaced by a file.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    special = _is_special(path)
+    part = path if special else _part_of(path)
+    try:
+        with open(part, "w", encoding="utf-8") as file:
+            yield file
+        if not special:
+            os.replace(part, os.path.realpath(path))
+    except OSError as error:
+        if isinstance(error, BrokenPipeError) or error.filename not in (None, part):
+            raise
+        raise OutputError(f"Cannot write {path!r}: {error.strerror}.") from None
+    finally:
+        if not special and os.path.exists(part):
+            os.unlink(part)
+
+
 def write_json(path: str, report: dict[str, Any]) -> None:
     """Write `report`, figures that are not finite as null; the file appears when complete."""
-    part = f"{path}.part"
-    with open(part, "w", encoding="utf-8") as file:
+    with complete_file(path) as file:
         json.dump(_finite(report), file, indent=2, allow_nan=False)
         file.write("\n")
-    os.replace(part, path)
+
+
+def _is_special(path: str) -> bool:
+    return os.path.exists(path) and not os.path.isfile(path)
+
+
+def _part_of(path: str) -> str:
+    return f"{os.path.realpath(path)}.part"
 
 
 def _finite(value: Any) -> Any:

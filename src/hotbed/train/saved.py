@@ -11,6 +11,7 @@ The key gives ids that training never met the first values they would have had.
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import json
 import os
@@ -52,7 +53,8 @@ def check_writable_folder(path: str) -> None:
             )
     part = _part(path)
     try:
-        os.makedirs(part, exist_ok=True)
+        shutil.rmtree(part, ignore_errors=True)  # what a process that was killed left
+        os.makedirs(part)
         os.rmdir(part)
     except OSError as error:
         raise OutputError(f"Cannot save to {path!r}: {error.strerror}.") from None
@@ -61,7 +63,11 @@ def check_writable_folder(path: str) -> None:
 def save_model(model: nn.Module, path: str) -> None:
     """Write `model`, one of `hotbed.models`, to the folder `path`, replacing one saved there.
 
-    The folder is complete when it appears under its name.
+    The folder is complete when it appears under its name, and until then a model that was there
+    stays: whatever ends the process, one of the two can be loaded.
+
+    Raises:
+        OutputError: it cannot be written; what was there is there.
     """
     manifest = {
         "format": _FORMAT,
@@ -71,8 +77,8 @@ def save_model(model: nn.Module, path: str) -> None:
     tensors = dict(zip(_FILES, _halves(model), strict=True))
     part = _part(path)
     shutil.rmtree(part, ignore_errors=True)
-    os.makedirs(part)
     try:
+        os.makedirs(part)
         manifest_path = os.path.join(part, _MANIFEST)
         with open(manifest_path, "w", encoding="utf-8") as file:
             json.dump(manifest, file, indent=2)
@@ -81,11 +87,50 @@ def save_model(model: nn.Module, path: str) -> None:
             save_file(values, os.path.join(part, name))
             # safetensors lets nobody but the owner read its files.
             os.chmod(os.path.join(part, name), os.stat(manifest_path).st_mode)
-        if os.path.isdir(path):
-            shutil.rmtree(path)
-        os.rename(part, path)
+        for name in (*_FILES, _MANIFEST, "."):
+            _write_through(os.path.join(part, name))
+        _put_in_place(part, os.path.realpath(path))
+    except OSError as error:
+        raise OutputError(f"Cannot save to {path!r}: {error.strerror}.") from None
+    except SafetensorError as error:
+        raise OutputError(f"Cannot save to {path!r}: {_sentence(error)}.") from None
     finally:
         shutil.rmtree(part, ignore_errors=True)
+
+
+def _write_through(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _put_in_place(part: str, path: str) -> None:
+    """Moves folder `part` to `path`; what was there, if anything, is at `part` or gone then."""
+    if not os.path.isdir(path):
+        os.rename(part, path)
+    elif not _exchange(part, path):
+        old = f"{path}.old"
+        shutil.rmtree(old, ignore_errors=True)
+        os.rename(path, old)
+        os.rename(part, path)
+        shutil.rmtree(old)
+
+
+def _exchange(one: str, other: str) -> bool:
+    """Swaps two paths at one stroke; False where the system or the file system cannot."""
+    try:
+        renameat2 = ctypes.CDLL(None).renameat2
+    except AttributeError:
+        return False
+    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    return bool(renameat2(here, os.fsencode(one), here, os.fsencode(other), exchange) == 0)
+
+
+def _sentence(error: BaseException) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return f"{text[:300]} ..." if len(text) > 300 else text.rstrip(".")
 
 
 def load_model(path: str) -> nn.Module:
@@ -100,6 +145,8 @@ def load_model(path: str) -> nn.Module:
     try:
         with open(manifest_path, encoding="utf-8") as file:
             manifest = json.load(file)
+        if not isinstance(manifest, dict) or not {"format", "model", "arguments"} <= set(manifest):
+            raise SavedModelError(f"{manifest_path} is not what `hotbed train --save` writes.")
         version, name = manifest["format"], manifest["model"]
         if version != _FORMAT:
             raise SavedModelError(f"{manifest_path}: format {version}; this version reads 1.")
@@ -108,12 +155,12 @@ def load_model(path: str) -> nn.Module:
         model: nn.Module = MODELS[name](**_decoded(manifest["arguments"]))
         state: dict[str, Tensor] = {}
         for file_name in _FILES:
+            if not os.path.exists(os.path.join(path, file_name)):
+                raise SavedModelError(f"{path!r} is not a saved model: {file_name} is missing.")
             state.update(load_file(os.path.join(path, file_name)))
         model.load_state_dict(state)
-    except FileNotFoundError as error:
-        raise SavedModelError(
-            f"{path!r} is not a saved model: {error.filename or error} is missing."
-        ) from None
+    except FileNotFoundError:
+        raise SavedModelError(f"{path!r} is not a saved model: {_MANIFEST} is missing.") from None
     except (
         KeyError,
         TypeError,
@@ -125,7 +172,7 @@ def load_model(path: str) -> nn.Module:
         if isinstance(error, SavedModelError):
             raise
         raise SavedModelError(
-            f"{path!r} cannot be loaded: {str(error).rstrip('.')}. Save it again."
+            f"{path!r} cannot be loaded: {_sentence(error)}. Save it again."
         ) from error
     model.eval()
     return model
@@ -137,7 +184,7 @@ def stored_rows(model: nn.Module) -> int:
 
 
 def _part(path: str) -> str:
-    return f"{os.path.abspath(path)}.part"
+    return f"{os.path.realpath(path)}.part"
 
 
 def _name_of(model: nn.Module) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -13,7 +12,7 @@ import torch
 from hotbed.data import CriteoLog
 from hotbed.train.loop import scored
 from hotbed.train.metrics import auc, logloss
-from hotbed.train.report import check_writable_file
+from hotbed.train.report import check_writable_file, complete_file
 from hotbed.train.saved import load_model
 
 
@@ -42,20 +41,14 @@ def write_scores(folder: str, data: Sequence[str], out: str, batch_size: int = 4
     logits: list[torch.Tensor] = []
     labels: list[torch.Tensor] = []
     rows = 0
-    part = f"{out}.part"
-    try:
-        with open(part, "w", encoding="ascii") as file:
-            file.write("score\n")
-            for batch, z in scored(model, log):
-                rows += len(z)
-                file.writelines(f"{p:.9g}\n" for p in torch.sigmoid(z.double()).tolist())
-                if "label" in batch:
-                    logits.append(z)
-                    labels.append(batch["label"])
-        os.replace(part, out)
-    finally:
-        if os.path.exists(part):
-            os.unlink(part)
+    with complete_file(out) as file:
+        file.write("score\n")
+        for batch, z in scored(model, log):
+            rows += len(z)
+            file.writelines(f"{p:.9g}\n" for p in torch.sigmoid(z.double()).tolist())
+            if "label" in batch:
+                logits.append(z)
+                labels.append(batch["label"])
     seconds = time.perf_counter() - began
     if not logits:
         return Scores(rows, seconds, None, None)
