@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import inspect
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -422,6 +423,21 @@ def test_copies() -> None:
     fresh.load_state_dict(copy.deepcopy(optimizer.state_dict()))  # torch shares dense states
     data = list(batches(3, seed=4))
     assert train(copied, fresh, data) == train(model, optimizer, data)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_model_and_its_optimizer_go_without_the_garbage_collector(fused: bool) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        model = Model(dynamic=True)
+        optimizer = hb.optim.Adam(model.parameters(), fused=fused)
+        train(model, optimizer, list(batches(2)))
+        table = weakref.ref(model.embeddings.table("user"))
+        del model, optimizer
+        assert table() is None
+    finally:
+        gc.enable()
 
 
 def test_zero_grad_to_zero_keeps_stepping() -> None:

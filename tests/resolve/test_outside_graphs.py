@@ -69,6 +69,32 @@ def test_a_full_graph_is_refused() -> None:
     torch._dynamo.reset()
 
 
+def test_an_optimizer_steps_outside_the_graph() -> None:
+    unheld = hb.Embedding(None, 4)  # a table that no optimizer holds does not trouble a compiled step
+    numbers = []
+    for compile in (False, True):
+        torch.manual_seed(1)
+        model = Model()
+        optimizer = hb.optim.Adam(model.parameters(), lr=0.1)
+
+        def step(model: Model = model, optimizer: Any = optimizer) -> None:
+            optimizer.step()
+            optimizer.zero_grad()
+
+        run = torch.compile(step, backend=BACKEND) if compile else step
+        losses = []
+        for _ in range(3):
+            x = {"item": torch.tensor([[0, 3, 3]]), "user": torch.tensor([7])}
+            loss = model(x, torch.ones(()))
+            loss.backward()
+            run()
+            losses.append(loss.item())
+        numbers.append(losses)
+    assert numbers[0] == numbers[1] and numbers[0][0] != numbers[0][2]
+    assert len(unheld._live) == 0
+    torch._dynamo.reset()
+
+
 @pytest.mark.process
 def test_the_compiler_is_not_imported_for_nothing() -> None:
     code = (

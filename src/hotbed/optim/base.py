@@ -19,6 +19,7 @@ from hotbed.optim.gradients import not_finite, rows_of
 from hotbed.optim.guards import mark_table_optimizer
 from hotbed.optim.options import refuse_strangers
 from hotbed.parameters import plain_access
+from hotbed.resolve.outside_graphs import outside_graphs
 from hotbed.states import check_states, copy_states, reset_states, write_states
 
 __all__ = ["TableOptimizer"]
@@ -200,6 +201,7 @@ class TableOptimizer(Optimizer):
 
     # -- stepping --------------------------------------------------------------------------------
 
+    @outside_graphs
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step over tables and dense parameters.
@@ -273,6 +275,7 @@ class TableOptimizer(Optimizer):
             self._in_backward.stepped()
         return loss
 
+    @outside_graphs
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As in torch. With ``fused=True`` a batch that got no ``step`` is given up."""
         with plain_access():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import inspect
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -36,11 +37,17 @@ class DenseHalf:
     def __init__(
         self, outer: Optimizer, kind: type[Optimizer], chosen: DenseFactory | None
     ) -> None:
-        self.outer = outer
+        self._outer = weakref.ref(outer)  # a cycle would keep tables until the next collection
         self.kind = kind
         self.chosen = chosen
         self.accepted = set(inspect.signature(kind).parameters) - {"params"}
         self.inners: list[tuple[int, Optimizer]] = []
+
+    @property
+    def outer(self) -> Optimizer:
+        outer = self._outer()
+        assert outer is not None
+        return outer
 
     def add_group(self, index: int) -> None:
         """Takes the dense parameters of the outer group `index` in."""

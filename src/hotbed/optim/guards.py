@@ -9,6 +9,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from hotbed.errors import OptimizerError
 from hotbed.handles import live_table, live_tables
+from hotbed.resolve.outside_graphs import outside_graphs
 
 __all__ = ["mark_inner", "mark_table_optimizer"]
 
@@ -41,6 +42,7 @@ def mark_table_optimizer(optimizer: Optimizer) -> None:
     optimizer.__dict__[_KIND] = "tables"
 
 
+@outside_graphs
 def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     kind = optimizer.__dict__.get(_KIND)
     if kind == "inner":

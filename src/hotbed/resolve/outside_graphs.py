@@ -1,4 +1,4 @@
-"""Keeping resolve out of compiled graphs without importing the compiler.
+"""Keeping what has side effects out of compiled graphs without importing the compiler.
 
 ``torch.compiler.disable`` would do, but decorating with it imports torch._dynamo, which takes longer
 than all of Hotbed. The method here is replaced by it once something else has imported the compiler.
@@ -21,11 +21,15 @@ F = TypeVar("F", bound=Callable[..., Any])
 def outside_graphs(method: F) -> F:
     """`method`, run eagerly with all it calls, at the price of one graph break."""
 
+    disabled: Any = None
+
     @functools.wraps(method)
     def eager(self: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal disabled
         if "torch._dynamo" not in sys.modules:
             return method(self, *args, **kwargs)
-        disabled = torch.compiler.disable(method)  # type: ignore[no-untyped-call]
+        if disabled is None:
+            disabled = torch.compiler.disable(method)  # type: ignore[no-untyped-call]
         for owner in type(self).__mro__:
             if vars(owner).get(method.__name__) is eager:
                 setattr(owner, method.__name__, disabled)
