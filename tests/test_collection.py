@@ -118,11 +118,33 @@ def test_descriptions_are_checked() -> None:
         ([item, "user"], None, "must be hotbed.Table, got str"),
         ([item], {"x": "user"}, "Feature 'x' names table 'user', .* there are 'item'"),
         ([item], {}, "at least one feature"),
+        ([item], ["item"], "features must be a dict .*'item'.*got list"),
+        (item, None, "must be a list of hotbed.Table, got Table"),
+        ({"item": item}, None, "must be a list of hotbed.Table, got dict"),
+        ([hb.Table("training", 2)], None, "cannot be called 'training'"),
+        ([hb.Table("_parameters", 2)], None, "cannot be called '_parameters'"),
+        ([hb.Table("_live", 2)], None, "cannot be called '_live'"),
     ):
         with pytest.raises(hb.TableError, match=says):
             hb.EmbeddingCollection(tables, features)  # type: ignore[arg-type]
     collection = hb.EmbeddingCollection([item, hb.Table("unused", 2)], {"x": "item"})
     assert collection({"x": ids([1])})["x"].shape == (1, 4)
+    for seed in ("0", 1.0, True):
+        with pytest.raises(hb.TableError, match="seed must be an integer"):
+            hb.EmbeddingCollection([item], seed=seed)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["features", "forward", "rows", "a.b", "_c0", "weight", "é"])
+def test_odd_names_are_names(name: str) -> None:
+    collection = hb.EmbeddingCollection([hb.Table(name, 4), hb.Table("other", 2)], seed=0)
+    collection.eval().train().zero_grad()
+    out = collection({name: ids([1]), "other": ids([2])})[name]
+    out.sum().backward()
+    assert collection.features == {name: name, "other": "other"}
+    assert [n for n, _ in collection.named_parameters()] == [name, "other"]
+    again = hb.EmbeddingCollection([hb.Table(name, 4), hb.Table("other", 2)], seed=1)
+    again.load_state_dict(collection.state_dict())
+    assert torch.equal(again.lookup(name, ids([1])), out)
 
 
 def test_looking_in_from_outside() -> None:
@@ -133,6 +155,8 @@ def test_looking_in_from_outside() -> None:
     assert torch.equal(collection.lookup("user", rows.ids), rows.values)
     collection.assign("user", ids([7, 7, -1]), torch.arange(9.0).view(3, 3))
     assert collection.lookup("user", ids([7, -1])).tolist() == [[3, 4, 5], [6, 7, 8]]
+    assert collection.lookup("user", [7]).tolist() == [[3, 4, 5]]  # type: ignore[arg-type]
+    assert collection.lookup("user", []).shape == (0, 3)  # type: ignore[arg-type]
     assert collection.count("user") == len(rows.ids) + 2
     memory = collection.memory()
     assert memory["item"]["rows"] == 20 and memory["item"]["weights"] == 20 * 5 * 4

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 import torch
@@ -67,6 +67,8 @@ class EmbeddingCollection(TableOwner):
         storage: Storage | None = None,
     ) -> None:
         super().__init__()
+        if isinstance(tables, (Table, Mapping)) or not isinstance(tables, Iterable):
+            raise TableError(f"tables must be a list of hotbed.Table, got {type(tables).__name__}.")
         tables = list(tables)
         if not tables:
             raise TableError("An EmbeddingCollection needs at least one table.")
@@ -80,6 +82,11 @@ class EmbeddingCollection(TableOwner):
         _check_endings(names)
         if features is None:
             features = {table.name: table.name for table in tables}
+        if not isinstance(features, Mapping):
+            raise TableError(
+                "features must be a dict feature name → table name, such as "
+                f'{{"watched": {tables[0].name!r}}}, got {type(features).__name__}.'
+            )
         if not features:
             raise TableError("An EmbeddingCollection needs at least one feature.")
         for feature, name in features.items():
@@ -99,12 +106,12 @@ class EmbeddingCollection(TableOwner):
         self._serve(live, features)
 
     def _serve(self, live: dict[str, LiveTable], features: Mapping[str, str]) -> None:
-        self._own(live)
-        self.features = dict(features)
+        self._features = dict(features)
         self._live = list(live.values())
         position = {name: t for t, name in enumerate(live)}
         self._table_of = [position[name] for name in self.features.values()]
         self._in_order = False  # takes and returns a list instead of a dict
+        self._own(live)
 
     @classmethod
     def from_layers(
@@ -159,6 +166,11 @@ class EmbeddingCollection(TableOwner):
         collection._serve(live, features)
         collection._in_order = names is None
         return collection
+
+    @property
+    def features(self) -> dict[str, str]:
+        """Feature name → table name, in the order of the outputs."""
+        return self._features
 
     # -- lookup ----------------------------------------------------------------------------------
 

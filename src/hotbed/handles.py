@@ -9,6 +9,7 @@ table's dim and more rows than can be, without memory of its own; reading or wri
 from __future__ import annotations
 
 import dataclasses
+import operator
 import weakref
 from collections.abc import Iterable
 from typing import Any
@@ -245,6 +246,8 @@ class LiveTable:
 
     def _check_ids(self, given: Any) -> Tensor:
         ids = _as_tensor(given)
+        if ids.numel() == 0 and not isinstance(given, Tensor):
+            ids = ids.to(torch.int64)  # torch takes an empty list for floats
         if ids.dtype not in (torch.int64, torch.int32) or ids.dim() != 1:
             raise TableError(
                 f"Table {self.name!r}: ids must be a 1-D int64 tensor, got "
@@ -370,6 +373,9 @@ def derive_key(seed: int | None, name: str) -> int:
     """The key of a table: from (seed, name), or from torch's default generator if seed is None."""
     if seed is None:
         seed = int(torch.randint(-(2**63), 2**63 - 1, (), dtype=torch.int64, device="cpu"))
+    if isinstance(seed, bool) or not hasattr(seed, "__index__"):
+        raise TableError(f"seed must be an integer, or None to draw one, got {seed!r}.")
+    seed = operator.index(seed)
     return table_key(seed, name)
 
 

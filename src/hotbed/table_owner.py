@@ -34,6 +34,12 @@ class TableOwner(nn.Module):
 
     def _own(self, tables: dict[str, LiveTable]) -> None:
         self._owned = tables
+        for name in tables:
+            if name in self.__dict__:
+                raise TableError(
+                    f"A table cannot be called {name!r}, which modules have for something else; "
+                    "rename it."
+                )
         for name, table in tables.items():
             self._parameters[name] = table.parameter
 
