@@ -47,12 +47,15 @@ std::vector<TableIds> parts_of(const std::vector<Part>& parts) {
   return result;
 }
 
-nb::tuple keys(const std::vector<RowKey>& rows) {
-  return nb::make_tuple(array(rows.size(), [&](size_t i) { return rows[i].table; }),
-                        array(rows.size(), [&](size_t i) { return rows[i].id; }));
+Numbers tables_of(const std::vector<RowKey>& rows) {
+  return array(rows.size(), [&](size_t i) { return rows[i].table; });
 }
 
-nb::tuple items(const Residency& residency) {
+Numbers ids_of(const std::vector<RowKey>& rows) {
+  return array(rows.size(), [&](size_t i) { return rows[i].id; });
+}
+
+std::tuple<Numbers, Numbers, Numbers, Numbers> items(const Residency& residency) {
   std::vector<RowKey> rows;
   std::vector<int64_t> slots, dirty;
   residency.for_each([&](int64_t slot, RowKey row, bool is_dirty) {
@@ -60,8 +63,7 @@ nb::tuple items(const Residency& residency) {
     rows.push_back(row);
     dirty.push_back(is_dirty);
   });
-  nb::tuple key = keys(rows);
-  return nb::make_tuple(array(slots), key[0], key[1], array(dirty));
+  return {array(slots), tables_of(rows), ids_of(rows), array(dirty)};
 }
 
 }  // namespace
@@ -73,20 +75,20 @@ void bind_residency(nb::module_& module) {
       .def_prop_ro(
           "evicted",
           [](const Moves& moves) {
-            nb::tuple key = keys(moves.evicted);
-            return nb::make_tuple(key[0], key[1], array(moves.evicted_slots),
-                                  array(moves.evicted_dirty.size(), [&](size_t i) {
-                                    return static_cast<int64_t>(moves.evicted_dirty[i]);
-                                  }));
+            Numbers dirty = array(moves.evicted_dirty.size(), [&](size_t i) {
+              return static_cast<int64_t>(moves.evicted_dirty[i]);
+            });
+            return std::make_tuple(tables_of(moves.evicted), ids_of(moves.evicted),
+                                   array(moves.evicted_slots), dirty);
           },
-          "(tables, ids, slots, dirty)")
+          nb::rv_policy::move, "(tables, ids, slots, dirty)")
       .def_prop_ro(
           "loaded",
           [](const Moves& moves) {
-            nb::tuple key = keys(moves.loaded);
-            return nb::make_tuple(key[0], key[1], array(moves.loaded_slots));
+            return std::make_tuple(tables_of(moves.loaded), ids_of(moves.loaded),
+                                   array(moves.loaded_slots));
           },
-          "(tables, ids, slots)")
+          nb::rv_policy::move, "(tables, ids, slots)")
       .def_prop_ro("loads", [](const Moves& moves) { return moves.loaded.size(); })
       .def_prop_ro("evictions", [](const Moves& moves) { return moves.evicted.size(); })
       .def_ro("slots_needed", &Moves::slots_needed);
@@ -144,7 +146,7 @@ void bind_residency(nb::module_& module) {
               nb::gil_scoped_release unlocked;
               self.consume(batch, &born);
             }
-            return keys(born);
+            return std::make_tuple(tables_of(born), ids_of(born));
           },
           "batch"_a, "(tables, ids) of the rows that exist from now on.")
       .def(

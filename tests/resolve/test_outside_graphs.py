@@ -70,7 +70,9 @@ def test_a_full_graph_is_refused() -> None:
 
 
 def test_an_optimizer_steps_outside_the_graph() -> None:
-    unheld = hb.Embedding(None, 4)  # a table that no optimizer holds does not trouble a compiled step
+    unheld = hb.Embedding(
+        None, 4
+    )  # a table that no optimizer holds does not trouble a compiled step
     numbers = []
     for compile in (False, True):
         torch.manual_seed(1)
