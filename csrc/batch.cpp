@@ -80,24 +80,22 @@ void read_scratch(const Table& table, const int64_t* ids, int64_t n, int64_t* sl
     for (int64_t i = 0; i < n; ++i) slots[i] = -1 - i;
     scratch.resize((n + 1) * table.weight_plane().row_bytes());  // padding is the last
     if (table.catch_up) {
-      table.catch_up->read(table, ids, nullptr, n, scratch.data());
+      table.catch_up->read(table, ids, n, scratch.data());
     } else {
       table.copy_rows(ids, n, scratch.data(), nullptr, nullptr);
     }
     return;
   }
   Buffer<int64_t> wanted(n);
-  Buffer<int64_t> stored(n);
   int64_t count = 0;
   for (int64_t i = 0; i < n; ++i) {
     if (slots[i] >= 0 && !table.catch_up) continue;
     wanted[count] = ids[i];
-    stored[count] = slots[i];
     slots[i] = -1 - count++;
   }
   scratch.resize(count * table.weight_plane().row_bytes());
   if (table.catch_up) {
-    table.catch_up->read(table, wanted.data(), stored.data(), count, scratch.data());
+    table.catch_up->read(table, wanted.data(), count, scratch.data());
   } else {
     table.first_values(wanted.data(), count, scratch.data());
   }

@@ -109,7 +109,7 @@ void bind_storage(nb::module_& module) {
             MakeLowest lowest = [](const std::vector<RecordGroup>& groups, bool) {
               return std::vector<std::shared_ptr<Tier>>(groups.size());
             };
-            if (ssd) lowest = LogLayouts{*ssd, reset, space_ratio};
+            if (ssd) lowest = LogLayouts{*ssd, reset, space_ratio, nullptr};
             return std::make_shared<Storage>(StorageBudgets{compute, host}, std::move(lowest));
           },
           "compute"_a, "host"_a, "ssd"_a.none(), "reset"_a, "space_ratio"_a)

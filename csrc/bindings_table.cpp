@@ -84,19 +84,10 @@ Tensor lookup(const std::shared_ptr<Table>& table, Address ids, int64_t n) {
   auto* rows = static_cast<uint8_t*>(out.data());
   nb::gil_scoped_release unlocked;
   const auto* id = pointer<int64_t>(ids);
-  int64_t bytes = t.weight_plane().row_bytes();
-  Buffer<int64_t> slots(n);
-  if (t.tiered() && !t.catch_up) {
-    t.copy_rows(id, n, rows, nullptr, nullptr);
-    return out;
-  }
-  t.find(id, n, slots.data());
   if (t.catch_up) {
-    t.catch_up->read(t, id, slots.data(), n, rows);
-    return out;
-  }
-  for (int64_t i = 0; i < n; ++i) {
-    t.read(id[i], slots[i], rows + i * bytes);
+    t.catch_up->read(t, id, n, rows);
+  } else {
+    t.copy_rows(id, n, rows, nullptr, nullptr);
   }
   return out;
 }

@@ -146,6 +146,9 @@ class RowSpace {
   void read_below(std::span<const RowKey> keys, uint8_t* records, bool* found);
   std::vector<int64_t> stored(int32_t table) const;
 
+  // Records that are under way at once: enough to keep a disk busy, few enough to stay small.
+  static constexpr int64_t kRecordsAtOnce = 16384;
+
   RecordLayout layout_;
   int64_t record_bytes_;
   std::vector<Table*> tables_;

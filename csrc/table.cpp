@@ -372,17 +372,6 @@ void Table::first_values(const int64_t* ids, int64_t n, void* rows) const {
   initial_rows(initial_, ids, 0, n, dim_, dtype_, rows);
 }
 
-void Table::read(int64_t id, int64_t slot, void* row) const {
-  if (tiered_ && !catch_up) return copy_rows(&id, 1, row, nullptr, nullptr);
-  if (catch_up) {
-    catch_up->read(*this, &id, &slot, 1, row);
-  } else if (slot >= 0) {
-    std::memcpy(row, weights_.row(slot), weights_.row_bytes());
-  } else {
-    first_values(&id, 1, row);
-  }
-}
-
 uint64_t Table::plane_bytes() const {
   if (tiered_) return 0;  // the storage knows
   uint64_t total = weights_.bytes(size_);

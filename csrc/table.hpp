@@ -71,10 +71,9 @@ class CatchUp {
   virtual void write(Table& table, const int64_t* slots, int64_t n) = 0;
   // The same for rows by id, wherever they lie (tiered tables).
   virtual void settle(Table& table, const int64_t* ids, int64_t n) = 0;
-  // What write() would make of the weights, into n x dim rows of the table's dtype; a slot below 0
-  // is a row that does not exist yet, and `ids` names it. Changes nothing.
-  virtual void read(const Table& table, const int64_t* ids, const int64_t* slots, int64_t n,
-                    void* rows) const = 0;
+  // What settle() would make of the weights, into n x dim rows of the table's dtype; ids may name
+  // rows that do not exist yet. Changes nothing.
+  virtual void read(const Table& table, const int64_t* ids, int64_t n, void* rows) const = 0;
 };
 
 // Threading: reading (find, read) is safe among readers; everything else wants the table alone.
@@ -172,9 +171,6 @@ class Table {
 
   // First values, n x dim rows of dtype(), for ids that may or may not exist.
   void first_values(const int64_t* ids, int64_t n, void* rows) const;
-
-  // The row of an id as it is (caught up where catch_up is set), or its first value if slot < 0.
-  void read(int64_t id, int64_t slot, void* row) const;
 
   // Set by an optimizer with untouched="exact"; nullptr otherwise.
   std::shared_ptr<CatchUp> catch_up;

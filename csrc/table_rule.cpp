@@ -50,8 +50,7 @@ class TableRule::Follower : public CatchUp {
     table.space()->write(table.number(), ids, n, weights.data(), out, last.data());
   }
 
-  void read(const Table& table, const int64_t* ids, const int64_t* slots, int64_t n,
-            void* rows) const override {
+  void read(const Table& table, const int64_t* ids, int64_t n, void* rows) const override {
     read_states(table, ids, n, rows, nullptr);
   }
 

@@ -113,8 +113,7 @@ TEST(reading_from_several_threads_equals_writing) {
   std::vector<std::vector<float>> seen(3, std::vector<float>(64 * 5));
   std::vector<std::thread> readers;
   for (auto& out : seen) {
-    readers.emplace_back(
-        [&] { table->catch_up->read(*table, all.data(), all.data(), 64, out.data()); });
+    readers.emplace_back([&] { table->catch_up->read(*table, all.data(), 64, out.data()); });
   }
   for (auto& reader : readers) reader.join();
   rule.catch_up_rows(all.data(), 64);

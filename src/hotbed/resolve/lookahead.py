@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-import atexit
-import dataclasses
-import os
-import threading
-import time
 import warnings
-import weakref
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Generic, TypeVar
+from collections.abc import Iterable, Iterator
+from typing import Generic, TypeVar
 
-import torch
 from torch import nn
 
-from hotbed import _core
 from hotbed.collection import EmbeddingCollection
-from hotbed.errors import HotbedError
-from hotbed.resolve.lookup import Prepared
-from hotbed.resolve.tiers import Tiers
-from hotbed.trace import span
+from hotbed.resolve.window import Inputs, Source, Window
 
 __all__ = ["lookahead"]
 
 T = TypeVar("T")
-Inputs = Callable[[Any], Any]
 
 
 def lookahead(
@@ -83,7 +70,7 @@ class Lookahead(Generic[T]):
             raise ValueError(f"depth and horizon must not be negative, got {depth} and {horizon}.")
         self.loader, self.model = loader, model
         self.depth, self.horizon, self.inputs = depth, max(depth, horizon), inputs
-        self._left: _Source[T] | None = None
+        self._left: Source[T] | None = None
         self._said: set[str] = set()
 
     def __len__(self) -> int:
@@ -91,7 +78,7 @@ class Lookahead(Generic[T]):
 
     def __iter__(self) -> Iterator[T]:
         iterator = iter(self.loader)
-        source: _Source[T] = _Source(iterator)
+        source: Source[T] = Source(iterator)
         if self._left is not None and self._left.iterator is iterator:
             source = self._left
         self._left = None
@@ -103,7 +90,7 @@ class Lookahead(Generic[T]):
                 if not collections:
                     yield from source
                     continue
-                window = _Window(source, collections, self)
+                window = Window(source, collections, self)
                 try:
                     yield from window
                 finally:
@@ -126,324 +113,3 @@ class Lookahead(Generic[T]):
         if message not in self._said:
             self._said.add(message)
             warnings.warn(message, stacklevel=5)
-
-
-@dataclasses.dataclass(slots=True, eq=False)
-class _Entry:
-    batch: Any
-    error: BaseException | None = None
-    """What the loader raised in its place."""
-    prepared: dict[str, Prepared] = dataclasses.field(default_factory=dict)
-    admitted: bool = False
-    failed: bool = False
-    tried: int = -1
-
-
-class _Source(Generic[T]):
-    """A loader that is being read; what was read and not taken comes first.
-
-    Threading: for one thread at a time.
-    """
-
-    def __init__(self, iterator: Iterator[T]) -> None:
-        self.iterator = iterator
-        self.left: deque[_Entry] = deque()
-        self._ended = False
-
-    @property
-    def more(self) -> bool:
-        """Whether `read` may give something."""
-        return bool(self.left) or not self._ended
-
-    def read(self) -> T:
-        """The next batch.
-
-        Raises:
-            StopIteration: there is none.
-            BaseException: what the loader raises, at its turn.
-        """
-        if self.left:
-            entry = self.left.popleft()
-            if entry.error is not None:
-                raise entry.error
-            return entry.batch  # type: ignore[no-any-return]
-        try:
-            return next(self.iterator)
-        except BaseException:
-            self._ended = True
-            raise
-
-    def __iter__(self) -> Iterator[T]:
-        while self.more:
-            try:
-                batch = self.read()
-            except StopIteration:
-                return
-            yield batch
-
-
-class _Window:
-    """Batches on their way, and the thread that brings them.
-
-    The thread alone reads the loader and admits; the training thread alone takes batches. `_moved`
-    guards everything below it.
-    """
-
-    def __init__(
-        self,
-        source: _Source[Any],
-        collections: Mapping[str, EmbeddingCollection],
-        settings: Lookahead[Any],
-    ) -> None:
-        self._source, self._settings = source, settings
-        self._collections = dict(collections)
-        self._tiers: dict[str, Tiers] = {}
-        for name, collection in collections.items():
-            assert collection.tiers is not None
-            self._tiers[name] = collection.tiers
-        self._given_by: dict[str, Inputs] = {}
-        for name in collections:
-            holder = settings.model.get_submodule(name.rpartition(".")[0])
-            if callable(given := getattr(holder, "embedding_inputs", None)):
-                self._given_by[name] = given
-        self._process = os.getpid()
-        self._moved = threading.Condition()
-        self._entries: deque[_Entry] = deque()
-        self.closed = False
-        self._busy = False
-        self._reading = False  # the loader; only while busy
-        self._taken = False  # any batch
-        self._round = 0  # of releases: what did not fit is tried once a round
-        self._message: str | None = None
-        for tiers in self._tiers.values():
-            tiers.settle()
-        self._thread = threading.Thread(
-            target=_work,
-            args=(weakref.ref(self), self._moved),
-            name="hotbed-lookahead",
-            daemon=True,
-        )
-        self._thread.start()
-        _windows.add(self)
-        for tiers in self._tiers.values():
-            tiers.open_window(self)
-
-    # -- the training thread ---------------------------------------------------------------------
-
-    def __iter__(self) -> Iterator[Any]:
-        while True:
-            with span("wait for a batch"):
-                entry = self._next()
-            if entry is None:
-                return
-            yield entry.batch
-
-    def _next(self) -> _Entry | None:
-        """The next batch; None: there is no more, or the window was closed."""
-        for tiers in self._tiers.values():
-            tiers.prepared.clear()  # what no forward has used is taken back
-            tiers.release_spent()
-        began = time.perf_counter()
-        with self._moved:
-            self._round += 1
-            self._moved.notify_all()
-            while not self.closed and not self._ready():
-                self._moved.wait()
-            message, self._message = self._message, None
-        if message is not None:
-            self._settings.say(message)
-        with self._moved:
-            if self.closed or not self._entries:
-                return None
-            entry = self._entries.popleft()
-            self._taken = True
-            self._moved.notify_all()
-        if entry.error is not None:
-            raise entry.error
-        waited = time.perf_counter() - began
-        for name, prepared in entry.prepared.items():
-            tiers = self._tiers[name]
-            tiers.prepared.append(prepared)
-            tiers.stall_ms += waited * 1e3
-            tiers.queue_depth = sum(e.admitted for e in self._entries)
-        entry.prepared = {}
-        return entry
-
-    def _ready(self) -> bool:
-        if not self._entries:
-            return not self._source.more and not self._busy
-        first = self._entries[0]
-        return first.admitted or first.failed or first.tried == self._round
-
-    def close(self, *, at_exit: bool = False) -> None:
-        """Ends the thread, takes back what was reserved, and gives the source what was read.
-
-        It waits for what the thread is at, and so for the loader; only not `at_exit`.
-        """
-        if os.getpid() != self._process:
-            # A forked child has neither the thread nor, for sure, the locks that it held.
-            self.closed = True
-            _abandoned.append(self)
-            return
-        with self._moved:
-            self.closed = True
-            self._moved.notify_all()
-            if threading.current_thread() is self._thread:
-                return  # garbage was collected there; what is reserved goes with the window
-            while self._busy and not (at_exit and self._reading):
-                self._moved.wait()
-            if self._busy:
-                return
-        self._thread.join()
-        for entry in self._entries:  # in this order
-            entry.prepared = {}
-        self._source.left.extendleft(reversed(self._entries))
-        self._entries.clear()
-        for tiers in self._tiers.values():
-            tiers.prepared.clear()
-
-    # -- the thread ------------------------------------------------------------------------------
-
-    def _task(self) -> Callable[[], None] | None:
-        """What to do next; under `_moved`."""
-        for entry in list(self._entries)[: self._settings.depth]:
-            if entry.admitted or entry.failed:
-                continue
-            if entry.tried != self._round:
-                number = self._round
-                return lambda: self._admit(entry, number)
-            break
-        if len(self._entries) < self._settings.horizon and self._source.more:
-            self._reading = True
-            return self._fetch
-        return None
-
-    def _fetch(self) -> None:
-        try:
-            with span("read a batch"):
-                entry = _Entry(self._source.read())
-        except StopIteration:
-            return
-        except BaseException as error:
-            entry = _Entry(None, error)
-        finally:
-            with self._moved:
-                self._reading = False
-        if entry.error is None and not self.closed:
-            self._announce(entry)
-        entry.failed = entry.failed or entry.error is not None
-        with self._moved:
-            self._entries.append(entry)
-
-    def _announce(self, entry: _Entry) -> None:
-        try:
-            for name, collection in self._collections.items():
-                if not collection.training:  # evaluation brings nothing up
-                    continue
-                with span("announce ids"):
-                    inputs = self._inputs_of(entry.batch, name, collection)
-                    if inputs is None:
-                        continue
-                    prepared = collection.prepare(inputs)
-                    if prepared.batch.check()[0]:
-                        entry.failed = True
-                        return
-                    prepared.batch.group(prepared.frozen)
-                    prepared.batch.announce()
-                entry.prepared[name] = prepared
-        except HotbedError:
-            # A batch that cannot be looked up is an error of its forward, when its turn comes.
-            entry.failed = True
-        except Exception as error:  # of a function of the user
-            entry.error = error
-
-    def _admit(self, entry: _Entry, number: int) -> None:
-        fits, failed = False, False
-        try:
-            with span("bring rows up"):
-                fits = all(prepared.batch.admit() for prepared in entry.prepared.values())
-        except Exception:
-            failed = True  # the forward tries again, and says so
-        with self._moved:
-            entry.admitted, entry.failed, entry.tried = fits, failed, number
-            ahead = self._entries.index(entry) if entry in self._entries else 0
-            if not fits and not failed and self._taken and self._message is None:
-                self._message = (
-                    f"The budget holds {ahead} batches beside the one that is trained on, not "
-                    f"depth={self._settings.depth}: look-ahead is shorter now. Raise the budget, or "
-                    "lower depth."
-                )
-
-    def _inputs_of(self, batch: Any, name: str, collection: EmbeddingCollection) -> Any:
-        """What goes into the collection; None where that is not known."""
-        if self._settings.inputs is not None:
-            given = self._settings.inputs(batch)
-            return given[name] if len(self._collections) > 1 else given
-        if name in self._given_by:
-            return self._given_by[name](batch)
-        found = _find(batch, list(collection.features), 3)
-        if found is not None:
-            return {feature: found[feature] for feature in collection.features}
-        with self._moved:
-            self._message = (
-                f"Look-ahead finds no mapping with all features of the collection {name!r} in a "
-                "batch, and does nothing for it. Tell it where they are: lookahead(..., "
-                "inputs=lambda batch: ...)."
-            )
-        return None
-
-
-def _work(window_ref: weakref.ref[_Window], moved: threading.Condition) -> None:
-    torch.get_num_threads()  # sets torch's count for this thread, which is then taken back:
-    _core.use_one_thread()  # a second team of OpenMP threads would slow the first down
-    while True:
-        window = window_ref()
-        if window is None:
-            return
-        with moved:
-            if window.closed:
-                return
-            task = window._task()
-            if task is None:
-                del window
-                moved.wait(1.0)
-                continue
-            window._busy = True
-        try:
-            task()
-        finally:
-            with moved:
-                window._busy = False
-                moved.notify_all()
-
-
-_windows: weakref.WeakSet[_Window] = weakref.WeakSet()
-_abandoned: list[_Window] = []
-
-
-@atexit.register
-def _close_windows() -> None:
-    """A thread that is in the core while the interpreter ends would bring it down."""
-    for window in list(_windows):
-        window.close(at_exit=True)
-
-
-def _find(batch: Any, features: list[str], deep: int) -> Any:
-    """The mapping in `batch` that has all the features."""
-    parts: Iterable[Any]
-    if isinstance(batch, Mapping):
-        if all(feature in batch for feature in features):
-            return batch
-        parts = batch.values()
-    elif isinstance(batch, (list, tuple)):
-        parts = batch
-    elif dataclasses.is_dataclass(batch):
-        parts = [getattr(batch, field.name) for field in dataclasses.fields(batch)]
-    else:
-        return None
-    if deep:
-        for part in parts:
-            found = _find(part, features, deep - 1)
-            if found is not None:
-                return found
-    return None

@@ -1,0 +1,217 @@
+// Rows of a row space for callers that bring no batch: read, written, listed, written back.
+#include <algorithm>
+#include <cstring>
+
+#include "row_space.hpp"
+
+namespace hotbed {
+
+void RowSpace::read(int32_t table, const int64_t* ids, int64_t n, void* weights,
+                    void* const* states, int64_t* last, bool* found) {
+  std::lock_guard lock(mutex_);
+  drain();
+  auto give = [&](int64_t i, const uint8_t* record) {
+    int64_t at = layout_.weight_bytes();
+    if (weights) std::memcpy(static_cast<uint8_t*>(weights) + i * at, record, at);
+    for (size_t k = 0; k < states_.size(); ++k) {
+      int64_t bytes = layout_.state_bytes(k);
+      if (states) std::memcpy(static_cast<uint8_t*>(states[k]) + i * bytes, record + at, bytes);
+      at += bytes;
+    }
+    if (last && layout_.steps) std::memcpy(last + i, record + at, sizeof(int64_t));
+  };
+  int64_t chunk = std::min(kRecordsAtOnce, n);
+  Buffer<uint8_t> records(std::max<int64_t>(1, chunk) * record_bytes_);
+  Buffer<int64_t> slots(std::max<int64_t>(1, chunk));
+  std::unique_ptr<bool[]> there(new bool[std::max<int64_t>(1, chunk)]);
+  std::vector<RowKey> keys;
+  std::vector<int64_t> places;
+  for (int64_t begin = 0; begin < n; begin += chunk) {
+    int64_t m = std::min(chunk, n - begin);
+    residency_.find(table, ids + begin, m, slots.data());
+    keys.clear();
+    places.clear();
+    for (int64_t i = 0; i < m; ++i) {
+      if (slots[i] < 0) {
+        keys.push_back({ids[begin + i], table});
+        places.push_back(begin + i);
+        continue;
+      }
+      found[begin + i] = true;
+      gather(&slots[i], 1, records.data());
+      give(begin + i, records.data());
+    }
+    std::fill_n(there.get(), keys.size(), false);
+    read_below(keys, records.data(), there.get());
+    counters_.scratch_reads += static_cast<int64_t>(keys.size());
+    for (size_t i = 0; i < keys.size(); ++i) {
+      found[places[i]] = there[i];
+      if (there[i]) give(places[i], records.data() + static_cast<int64_t>(i) * record_bytes_);
+    }
+  }
+}
+
+void RowSpace::write(int32_t table, const int64_t* ids, int64_t n, const void* weights,
+                     const void* const* states, const int64_t* last) {
+  std::lock_guard lock(mutex_);
+  drain();
+  write_held_back();
+  const Table& owner = *tables_[table];
+  auto take = [&](int64_t i, uint8_t* record) {
+    int64_t at = layout_.weight_bytes();
+    if (weights) std::memcpy(record, static_cast<const uint8_t*>(weights) + i * at, at);
+    for (size_t k = 0; k < states_.size(); ++k) {
+      int64_t bytes = layout_.state_bytes(k);
+      if (states) {
+        std::memcpy(record + at, static_cast<const uint8_t*>(states[k]) + i * bytes, bytes);
+      }
+      at += bytes;
+    }
+    if (last && layout_.steps) std::memcpy(record + at, last + i, sizeof(int64_t));
+  };
+  int64_t chunk = std::max<int64_t>(1, std::min(kRecordsAtOnce, n));
+  Buffer<uint8_t> records(chunk * record_bytes_);
+  Buffer<int64_t> slots(chunk);
+  std::unique_ptr<bool[]> there(new bool[chunk]);
+  std::vector<RowKey> keys;
+  std::vector<int64_t> places;
+  for (int64_t begin = 0; begin < n; begin += chunk) {
+    int64_t m = std::min(chunk, n - begin);
+    residency_.find(table, ids + begin, m, slots.data());
+    keys.clear();
+    places.clear();
+    for (int64_t i = 0; i < m; ++i) {
+      if (slots[i] >= 0) continue;
+      keys.push_back({ids[begin + i], table});
+      places.push_back(begin + i);
+    }
+    std::fill_n(there.get(), keys.size(), false);
+    below_->read(keys, records.data(), there.get());
+    for (size_t i = 0; i < keys.size(); ++i) {
+      uint8_t* record = records.data() + static_cast<int64_t>(i) * record_bytes_;
+      if (!there[i]) new_record(owner, &keys[i].id, record);
+      take(places[i], record);
+    }
+    try {
+      below_->write(keys, records.data());
+    } catch (...) {
+      if (owner.dynamic()) born_[table] = static_cast<int64_t>(stored(table).size());
+      throw;
+    }
+    if (owner.dynamic()) {
+      for (size_t i = 0; i < keys.size(); ++i) born_[table] += !there[i];
+    }
+    for (int64_t i = 0; i < m; ++i) {
+      if (slots[i] < 0) continue;
+      gather(&slots[i], 1, records.data());
+      take(begin + i, records.data());
+      scatter(records.data(), &slots[i], 1);
+      residency_.mark_dirty(&slots[i], 1);
+      if (residency_.make_exist(slots[i])) ++born_[table];
+    }
+  }
+}
+
+void RowSpace::erase_all(int32_t table) {
+  std::lock_guard lock(mutex_);
+  drain();
+  size_t kept = 0;
+  for (size_t i = 0; i < held_back_.size(); ++i) {
+    if (held_back_[i].table == table) continue;
+    std::memmove(held_back_records_.data() + kept * record_bytes_,
+                 held_back_records_.data() + i * record_bytes_, record_bytes_);
+    held_back_[kept++] = held_back_[i];
+  }
+  held_back_.resize(kept);
+  held_back_records_.resize(kept * record_bytes_);
+
+  std::vector<int64_t> ids(static_cast<size_t>(below_->rows(table)));
+  below_->ids(table, ids.data());
+  std::vector<RowKey> keys;
+  for (int64_t id : ids) keys.push_back({id, table});
+  below_->erase(keys);
+  born_[table] = 0;
+
+  std::vector<int64_t> free, pinned;
+  std::vector<RowKey> pinned_rows;
+  residency_.for_each([&](int64_t slot, RowKey key, bool) {
+    if (key.table != table) return;
+    if (!residency_.is_pinned(slot)) return free.push_back(slot);
+    pinned.push_back(slot);
+    pinned_rows.push_back(key);
+  });
+  residency_.drop(free.data(), static_cast<int64_t>(free.size()));
+  fill_new(pinned_rows, pinned);
+  auto count = static_cast<int64_t>(pinned.size());
+  if (tables_[table]->dynamic()) {
+    residency_.mark_new(pinned.data(), count);
+  } else {
+    residency_.mark_clean(pinned.data(), count);
+  }
+}
+
+int64_t RowSpace::rows(int32_t table) {
+  if (!tables_[table]->dynamic()) return tables_[table]->size();
+  std::lock_guard lock(mutex_);
+  drain();
+  return born_[table];
+}
+
+std::vector<int64_t> RowSpace::stored_ids(int32_t table) {
+  std::lock_guard lock(mutex_);
+  drain();
+  return stored(table);
+}
+
+std::vector<int64_t> RowSpace::stored(int32_t table) const {
+  std::vector<int64_t> ids(static_cast<size_t>(below_->rows(table)));
+  below_->ids(table, ids.data());
+  for (const RowKey& key : held_back_) {
+    if (key.table == table) ids.push_back(key.id);
+  }
+  residency_.for_each([&](int64_t, RowKey key, bool dirty) {
+    if (key.table == table && dirty) ids.push_back(key.id);
+  });
+  std::sort(ids.begin(), ids.end());
+  ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
+  return ids;
+}
+
+void RowSpace::flush() {
+  std::lock_guard lock(mutex_);
+  drain();
+  write_held_back();
+  std::vector<RowKey> keys;
+  std::vector<int64_t> slots;
+  Buffer<uint8_t> records(kRecordsAtOnce * record_bytes_);
+  auto write = [&] {
+    auto n = static_cast<int64_t>(keys.size());
+    gather(slots.data(), n, records.data());
+    below_->write(keys, records.data());
+    residency_.mark_clean(slots.data(), n);
+    counters_.written_back += n;
+    keys.clear();
+    slots.clear();
+  };
+  residency_.for_each([&](int64_t slot, RowKey key, bool dirty) {
+    if (!dirty) return;
+    keys.push_back(key);
+    slots.push_back(slot);
+    if (static_cast<int64_t>(keys.size()) == kRecordsAtOnce) write();
+  });
+  if (!keys.empty()) write();
+}
+
+TierCounters RowSpace::counters() {
+  std::lock_guard lock(mutex_);
+  drain();
+  return counters_;
+}
+
+uint64_t RowSpace::memory_bytes() {
+  std::lock_guard lock(mutex_);
+  return residency_.memory_bytes() + below_->memory_bytes() +
+         static_cast<uint64_t>(capacity()) * slot_bytes(layout_) + held_back_records_.size();
+}
+
+}  // namespace hotbed
