@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import hotbed as hb
+from hotbed.cli.inspect import contents, inspect
 
 
 def train(
@@ -74,6 +75,30 @@ def test_a_folder_serves_one_collection_and_one_run(tmp_path: Path) -> None:
     fresh = hb.Storage(host="40MB", ssd=tmp_path, reset=True)
     again = hb.EmbeddingCollection([hb.Table("a", 4)], storage=fresh)
     assert again.count() == 0
+
+
+def test_inspect_shows_what_a_run_has_left(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    embeddings = hb.EmbeddingCollection(
+        [hb.Table("user", 4), hb.Table("item", 4, rows=1000)],
+        storage=hb.Storage(host="40MB", ssd=tmp_path),
+    )
+    embeddings.assign("user", torch.arange(70), torch.ones(70, 4))
+    embeddings.assign("item", torch.arange(30), torch.ones(30, 4))
+    embeddings.flush()
+    with pytest.raises(hb.StorageError, match="use"):
+        contents(tmp_path)
+    del embeddings
+    gc.collect()
+    (log,) = contents(tmp_path)
+    assert {t["table"]: t["rows"] for t in log["tables"]} == {"user": 70, "item": 30}
+    assert log["dropped_blocks"] == [] and log["live_bytes"] <= log["bytes"]
+    inspect(str(tmp_path), None)
+    shown = capsys.readouterr().out
+    assert "user" in shown and "0 .. 999" in shown
+    with pytest.raises(hb.StorageError, match="not a folder"):
+        contents(tmp_path / "nothing")
 
 
 def test_an_optimizer_that_comes_later_keeps_the_rows(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from hotbed.cli.inspect import inspect
 from hotbed.cli.predict import predict
 from hotbed.cli.train import SpreadData, train
 
@@ -53,6 +54,9 @@ def hotbed(
       [cyan]hotbed predict model --data day_2.tsv.gz --out scores.csv[/cyan]
       Writes the click probability of each row of a log, with or without labels.
 
+      [cyan]hotbed inspect /nvme/rows[/cyan]
+      Shows what the SSD folder of a run (train --ssd) holds.
+
     [bold]What a run prints:[/bold] while it trains, a bar with loss and AUC of recent rows, rows a
     second and rows stored (on standard error); at the end a table with AUC and log loss on the
     test rows, speed and peak memory. The exit code is 0, 2 after an error (told in one
@@ -63,3 +67,4 @@ def hotbed(
 
 app.command(cls=SpreadData)(train)
 app.command()(predict)
+app.command()(inspect)

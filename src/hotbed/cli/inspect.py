@@ -1,0 +1,104 @@
+"""`hotbed inspect`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from hotbed.cli.errors import told_in_one_sentence
+
+
+def inspect(
+    path: Annotated[str, typer.Argument(metavar="DIR", help="The --ssd folder of a run.")],
+    json: Annotated[
+        str | None, typer.Option("--json", metavar="FILE", help="Write the figures here.")
+    ] = None,
+) -> None:
+    """Show what the log of a run holds: tables, rows, bytes, and what a crash has cost.
+
+    Reads all of it and changes nothing. A log that a run is writing cannot be inspected.
+
+    [bold]Example[/bold]
+
+      [cyan]hotbed inspect /nvme/rows[/cyan]
+    """
+    with told_in_one_sentence():
+        from rich.console import Console
+
+        from hotbed.train.report import check_writable_file, write_json
+
+        if json is not None:
+            check_writable_file(json)
+        found = contents(Path(path))
+        if json is not None:
+            write_json(json, {"logs": found})
+        for log in found:
+            _show(log, Console())
+
+
+def contents(folder: Path) -> list[dict[str, Any]]:
+    """What the logs of a folder hold, or of the folders ``rows-<n>`` in it.
+
+    Raises:
+        StorageError: there is none, or one is in use or damaged beyond reading.
+    """
+    from hotbed import _core
+    from hotbed.errors import StorageError
+
+    folders = sorted(folder.glob("rows-*")) or [folder]
+    if not folder.is_dir():
+        raise StorageError(f"{folder} is not a folder. Name the --ssd folder of a run.")
+    logs = []
+    for each in folders:
+        log = _core.RowLog.open_to_read(str(each))
+        statistics = log.statistics()["stores"]
+        tables = [
+            {
+                "table": name,
+                "ids": "any" if limit is None else limit,
+                "rows": log.rows(store, number),
+                "record_bytes": record_bytes,
+            }
+            for store, (record_bytes, described) in enumerate(log.stores)
+            for number, name, limit in described
+        ]
+        recovery = log.recovery()
+        logs.append(
+            {
+                "path": str(each),
+                "tables": tables,
+                "segments": sum(store["segments"] for store in statistics),
+                "bytes": sum(store["bytes"] for store in statistics),
+                "live_bytes": sum(store["live_bytes"] for store in statistics),
+                "superseded_records": sum(store["superseded"] for store in recovery),
+                "dropped_blocks": [
+                    block for store in recovery for block in store["dropped_blocks"]
+                ],
+            }
+        )
+        log.close()
+    return logs
+
+
+def _show(log: dict[str, Any], console: Any) -> None:
+    from rich.table import Table
+
+    table = Table(title=log["path"], title_justify="left")
+    for heading in ("table", "ids", "rows", "bytes a row", "MB"):
+        table.add_column(heading, justify="left" if heading == "table" else "right")
+    for each in log["tables"]:
+        ids = each["ids"] if each["ids"] == "any" else f"0 .. {each['ids'] - 1:,}"
+        mb = each["rows"] * each["record_bytes"] / 1e6
+        table.add_row(
+            each["table"], ids, f"{each['rows']:,}", f"{each['record_bytes']:,}", f"{mb:,.1f}"
+        )
+    console.print(table)
+    share = log["live_bytes"] / log["bytes"] if log["bytes"] else 1.0
+    console.print(
+        f"{log['segments']:,} segments, {log['bytes'] / 1e6:,.1f} MB, {share:.0%} of it live; "
+        f"{log['superseded_records']:,} older records."
+    )
+    for block in log["dropped_blocks"]:
+        console.print(f"Dropped: {block['path']} at {block['offset']:,}: {block['reason']}.")
