@@ -50,6 +50,8 @@ tools: $(VENV)/stamp-tools
 # --- Trying it. ---
 
 DEMO_ROWS ?= 200000
+# Less than the model takes: the rest of its rows lies on disk.
+DEMO_HOST ?= 64MB
 DEMO_LOG := build/demo/clicks-$(DEMO_ROWS).tsv
 
 $(DEMO_LOG): $(VENV)/stamp-hotbed
@@ -60,7 +62,8 @@ $(DEMO_LOG): $(VENV)/stamp-hotbed
 
 demo: $(DEMO_LOG)
 	@$(BIN)/hotbed train --model dlrm --data $(DEMO_LOG) --dim 16 --optimizer adam --lr 1e-3 \
-	  --batch-size 512 --test-fraction 0.1 --seed 0
+	  --batch-size 512 --test-fraction 0.1 --seed 0 \
+	  --host $(DEMO_HOST) --ssd build/demo/rows --reset-ssd
 
 # --- Testing it. ---
 
