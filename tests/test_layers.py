@@ -136,6 +136,9 @@ class Scaled(nn.Embedding):
     [
         ([], None, "at least one layer"),
         ([nn.Linear(2, 2)], None, "not Linear"),
+        ({"a": nn.Embedding(2, 2)}, None, "takes a list of layers; pass their names as names="),
+        (nn.ModuleDict({"a": nn.Embedding(2, 2)}), None, "takes a list of layers"),
+        ([nn.Embedding(2, 2, device="meta")], ["a"], "layer 'a' is on the meta device"),
         ([Scaled(2, 2)], None, "Scaled: it has a forward of its own"),
         ([nn.Embedding(2, 2, max_norm=1.0)], None, "max_norm=1.0 cannot"),
         ([nn.EmbeddingBag(2, 2, scale_grad_by_freq=True)], None, "scale_grad_by_freq"),

@@ -15,6 +15,7 @@ import pytest
 import torch
 from mixed_tables import assert_equal_grads, batch, grads_of, loss_of, mixed
 from torch import nn
+from torch.utils.data import DataLoader
 
 import hotbed as hb
 
@@ -115,6 +116,32 @@ def test_memory_goes_with_the_module() -> None:
         gc.enable()
     parameter = hb.Embedding(3, 4).weight
     assert torch.equal(copy.deepcopy(parameter), parameter), "a handle keeps its table"
+
+
+class Vectors(torch.utils.data.Dataset[torch.Tensor]):
+    """Looks its module up, wherever it is."""
+
+    def __init__(self, collection: hb.EmbeddingCollection) -> None:
+        self.collection = collection.eval()
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, seed: int) -> dict[str, torch.Tensor]:
+        with torch.no_grad():
+            out = self.collection(batch(2, seed))
+        return {name: vectors.clone() for name, vectors in out.items()}
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("way", ["fork", "spawn"])
+def test_a_worker_has_a_copy(way: str) -> None:
+    collection = mixed()
+    collection(batch(50))
+    loader = DataLoader(Vectors(collection), None, num_workers=1, multiprocessing_context=way)
+    for seed, found in enumerate(loader):
+        want = collection(batch(2, seed))
+        assert all(torch.equal(found[name], vectors) for name, vectors in want.items())
 
 
 @pytest.mark.parametrize(

@@ -135,6 +135,8 @@ class EmbeddingCollection(TableOwner):
         """
         from hotbed.layers import check_twin, live_of, weights_of
 
+        if isinstance(layers, (Mapping, nn.ModuleDict)):
+            raise TableError("from_layers takes a list of layers; pass their names as names=[...].")
         if not layers:
             raise TableError("from_layers needs at least one layer.")
         labels = [str(i) for i in range(len(layers))] if names is None else list(names)

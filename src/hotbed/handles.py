@@ -12,6 +12,7 @@ import dataclasses
 import operator
 import weakref
 from collections.abc import Iterable
+from multiprocessing.context import get_spawning_popen
 from typing import Any
 
 import torch
@@ -322,7 +323,11 @@ class LiveTable:
     def __reduce__(self) -> Any:
         self._refuse_copy_of_tiers()
         self.refuse_copy_beyond_memory("pickle")
-        state = (self.ids(), self.current_weights()) if len(self) else None
+        state: Any = (self.ids(), self.current_weights()) if len(self) else None
+        if state is not None and get_spawning_popen() is not None:
+            # A process that is being spawned would be sent tensors by the numbers of their files,
+            # which are closed with these copies before it has started.
+            state = tuple(part.contiguous().view(torch.uint8).numpy() for part in state)
         return _restore, (self.spec, self.key, self.parameter.requires_grad, state)
 
     def memory(self) -> dict[str, int]:
@@ -350,11 +355,12 @@ class LiveTable:
         }
 
 
-def _restore(
-    spec: Table, key: int, requires_grad: bool, state: tuple[Tensor, Tensor] | None
-) -> LiveTable:
+def _restore(spec: Table, key: int, requires_grad: bool, state: Any) -> LiveTable:
     table = LiveTable(spec, key, requires_grad=requires_grad)
     if state is not None:
+        if not isinstance(state[0], Tensor):
+            dtypes = torch.int64, spec.dtype
+            state = [torch.from_numpy(s).view(d) for s, d in zip(state, dtypes, strict=True)]
         table.assign(*state)
     return table
 

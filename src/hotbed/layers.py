@@ -58,6 +58,8 @@ def live_of(layer: nn.Module, name: str) -> LiveTable:
         return layer._live
     assert isinstance(layer, (nn.Embedding, nn.EmbeddingBag))
     spec = _describe(layer, name)
+    if layer.weight.is_meta:
+        raise TableError(f"from_layers: layer {name!r} is on the meta device and has no weights.")
     live = LiveTable(spec, derive_key(None, name), requires_grad=layer.weight.requires_grad)
     with torch.no_grad():
         live.weights().copy_(layer.weight)

@@ -306,6 +306,30 @@ def test_bad_arguments(name: str, options: dict[str, Any], error: type[Exception
     assert model.embeddings.table("item").rule is None
 
 
+def test_a_table_is_given_once() -> None:
+    layer = hb.Embedding(5, 2)
+    again = hb.EmbeddingCollection.from_layers([layer], names=["item"])
+    with pytest.raises(hb.OptimizerError, match="Table 'item' is given to the optimizer twice"):
+        hb.optim.Adam([*layer.parameters(), *again.parameters()])
+    with pytest.raises(hb.OptimizerError, match="given to the optimizer twice"):
+        hb.optim.Adam([*layer.named_parameters(), *again.named_parameters()])
+    with pytest.raises(ValueError, match="more than one parameter group"):
+        hb.optim.Adam([{"params": layer.weight}, {"params": again.parameters()}])
+    hb.optim.Adam(nn.ModuleList([layer, again]).parameters())
+
+
+@pytest.mark.parametrize("lr", [float("nan"), float("inf")])
+def test_a_rate_that_is_not_finite_reaches_no_row(lr: float) -> None:
+    model = Model()
+    optimizer = hb.optim.SGD(model.parameters(), lr=0.1)
+    before = tables_of(model)
+    backward(model)
+    optimizer.param_groups[0]["lr"] = lr
+    with pytest.raises(hb.OptimizerError, match=f"SGD: lr is {lr}"):
+        optimizer.step()
+    assert all(torch.equal(rows, before[name]) for name, rows in tables_of(model).items())
+
+
 @pytest.mark.parametrize("name", [name for name in ALL if name != "FTRL"])
 def test_l1_is_ftrls(name: str) -> None:
     kind = getattr(hb.optim, name)

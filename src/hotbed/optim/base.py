@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -17,7 +18,7 @@ from hotbed.optim.dense import DenseFactory, DenseHalf, name_of
 from hotbed.optim.fused import FusedUpdates
 from hotbed.optim.gradients import not_finite, rows_of
 from hotbed.optim.guards import mark_table_optimizer
-from hotbed.optim.options import refuse_strangers
+from hotbed.optim.options import numbers_of, refuse_strangers, refuse_tables_twice
 from hotbed.parameters import plain_access
 from hotbed.resolve.outside_graphs import outside_graphs
 from hotbed.states import check_states, copy_states, reset_states, write_states
@@ -99,6 +100,7 @@ class TableOptimizer(Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As in torch; tables among the parameters get the states of the rule."""
         refuse_strangers(type(self), [k for k in param_group if k not in self.defaults])
+        refuse_tables_twice(param_group)
         super().add_param_group(param_group)
         index = len(self.param_groups) - 1
         group = self.param_groups[index]
@@ -174,6 +176,11 @@ class TableOptimizer(Optimizer):
 
     def _fill(self, hyper: Any, group: dict[str, Any]) -> Any:
         hyper.lr = float(group["lr"])
+        if not math.isfinite(hyper.lr):
+            raise OptimizerError(
+                f"{type(self).__name__}: lr is {hyper.lr}, which would spoil every row it meets. Look "
+                "for a division in the schedule that sets it."
+            )
         hyper.weight_decay = group.get("weight_decay", 0.0)
         for name, value in self._numbers(group).items():
             setattr(hyper, name, value)
@@ -348,7 +355,7 @@ class TableOptimizer(Optimizer):
             self.check_hold(live, rule)
             entry: dict[str, Any] = {"step": rule.steps, **copy_states(live)}
             if rule.exact:
-                entry["untouched"] = {"base": list(rule.base), "last": _numbers_of(rule.last)}
+                entry["untouched"] = {"base": list(rule.base), "last": numbers_of(rule.last)}
             packed["state"][index] = entry
         return packed
 
@@ -391,10 +398,3 @@ def _same(rule: Any, options: Any, initial: float, exact: bool) -> bool:
         and rule.exact == exact
         and rule.initial_accumulator_value == initial
     )
-
-
-_NUMBERS = [name for name in dir(_core.Hyperparameters) if not name.startswith("_")]
-
-
-def _numbers_of(hyper: Any) -> dict[str, float]:
-    return {name: getattr(hyper, name) for name in _NUMBERS}

@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from hotbed.errors import OptimizerError
+from torch import Tensor
 
-__all__ = ["arguments", "refuse_strangers"]
+from hotbed import _core
+from hotbed.errors import OptimizerError
+from hotbed.handles import live_table
+
+__all__ = ["arguments", "numbers_of", "refuse_strangers", "refuse_tables_twice"]
 
 # Options of other optimizers, by names that a user may try on any.
 _STRANGERS = {
@@ -27,3 +31,28 @@ def refuse_strangers(kind: type, options: Iterable[str]) -> None:
     for name in options:
         if name in _STRANGERS:
             raise OptimizerError(f"{kind.__name__} has no option {name}: {_STRANGERS[name]}.")
+
+
+def refuse_tables_twice(group: dict[str, Any]) -> None:
+    """Raises where a table is in `group` twice: torch only warns, and would step it twice."""
+    given = group["params"]
+    if not isinstance(given, (Tensor, set)):
+        given = group["params"] = list(given)
+    seen: set[Any] = set()
+    for parameter in given if isinstance(given, list) else ():
+        parameter = parameter[1] if isinstance(parameter, tuple) else parameter
+        live = live_table(parameter)
+        if live is not None and parameter in seen:
+            raise OptimizerError(
+                f"Table {live.name!r} is given to the optimizer twice, as by modules that share it. "
+                "Pass each parameter once: model.parameters() of the module around them does."
+            )
+        seen.add(parameter)
+
+
+_NUMBERS = [name for name in dir(_core.Hyperparameters) if not name.startswith("_")]
+
+
+def numbers_of(hyper: Any) -> dict[str, float]:
+    """The core's numbers of a step by name."""
+    return {name: getattr(hyper, name) for name in _NUMBERS}
