@@ -2,6 +2,7 @@
 PYTHON ?= python3
 TORCH := torch==2.13.0
 PEERS := fbgemm-gpu-cpu==1.8.0
+SSD_PEERS := rocksdict==0.3.29 lmdb==3.0.0
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -109,8 +110,9 @@ stub: $(VENV)/stamp-tools
 # --- Measuring it. ---
 
 peers: $(VENV)/stamp-hotbed
-	@echo "Installing $(PEERS) ..."
+	@echo "Installing $(PEERS) $(SSD_PEERS) ..."
 	@$(PIP) --no-deps "$(PEERS)"
+	@$(PIP) $(SSD_PEERS)
 
 SCENARIO ?= step
 bench: $(VENV)/stamp-hotbed

@@ -15,6 +15,7 @@ SCENARIOS = {
     "index": "finds and inserts in a key index of 40 M keys",
     "resolve": "ids to slots in a pool that holds part of the rows, on one core",
     "eviction": "repeat misses against LRU, LFU and Belady's rule",
+    "ssd": "reads and write-backs of rows on SSD, against RocksDB and LMDB",
     "train": "a DLRM on the Criteo log, against a plain torch twin",
     "tiers": "a DLRM step with 100 to 5 % of its 13 GB in memory, the rest on disk",
     "import": "what `import hotbed` adds to `import torch`",

@@ -164,17 +164,17 @@ nb::list recovery(const RowLog& log) {
   return stores;
 }
 
-// Seconds that `count` reads of `bytes` bytes at random places of a file take, `depth` at a time:
-// what the disk itself can do.
-double random_reads(const std::string& path, uint32_t bytes, uint64_t count, unsigned depth,
-                    const std::string& backend, uint64_t seed) {
+// Seconds that `count` reads of `bytes` bytes at random places of files of equal size take, `depth`
+// at a time: what the disk itself can do.
+double random_reads(const std::vector<std::string>& paths, uint32_t bytes, uint64_t count,
+                    unsigned depth, const std::string& backend, uint64_t seed) {
   IoEngine engine(io_options(backend, depth, depth, true, nullptr));
-  auto file = engine.open(path);
-  uint64_t places = file->size() / bytes;
+  std::vector<std::shared_ptr<IoFile>> files;
+  for (const std::string& path : paths) files.push_back(engine.open(path));
+  uint64_t places = files.empty() || bytes == 0 ? 0 : files[0]->size() / bytes;
   auto queue = engine.lease();
-  if (bytes == 0 || bytes % kBlockUnit || places == 0 ||
-      depth * uint64_t{bytes} > queue->arena_bytes()) {
-    throw std::invalid_argument("random_reads: no such reads in this file");
+  if (bytes % kBlockUnit || places == 0 || depth * uint64_t{bytes} > queue->arena_bytes()) {
+    throw std::invalid_argument("random_reads: no such reads in these files");
   }
   std::mt19937_64 random(seed);
   std::vector<Completion> done;
@@ -185,13 +185,14 @@ double random_reads(const std::string& path, uint32_t bytes, uint64_t count, uns
     for (; begun < count && !free_slots.empty(); ++begun) {
       uint64_t slot = free_slots.back();
       free_slots.pop_back();
-      queue->submit({file.get(), random() % places * bytes, queue->arena() + slot * bytes, bytes,
-                     false, slot});
+      const IoFile* file = files[random() % files.size()].get();
+      queue->submit(
+          {file, random() % places * bytes, queue->arena() + slot * bytes, bytes, false, slot});
     }
     done.clear();
     queue->collect(begun < count ? (depth + 3) / 4 : queue->in_flight(), done);
     for (Completion completion : done) {
-      if (completion.error) throw IoError("reading", path, 0, bytes, completion.error);
+      if (completion.error) throw IoError("reading", paths[0], 0, bytes, completion.error);
       free_slots.push_back(completion.tag);
     }
   }
@@ -287,7 +288,7 @@ void bind_log(nb::module_& module) {
       .def("recovery", &recovery, "By store; empty for a log that is written.");
 
   module.def("io_uring_works", &ring_works);
-  module.def("random_reads", &random_reads, "path"_a, "nbytes"_a, "count"_a, "depth"_a,
+  module.def("random_reads", &random_reads, "paths"_a, "nbytes"_a, "count"_a, "depth"_a,
              "backend"_a = "auto", "seed"_a = 0, release(),
-             "Seconds for so many direct reads at random places of a file.");
+             "Seconds for so many direct reads at random places of files of equal size.");
 }

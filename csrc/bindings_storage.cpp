@@ -141,6 +141,15 @@ void bind_storage(nb::module_& module) {
             return storage.compute_budget_for(all);
           },
           "needs"_a, "The least budget that meets StorageError.needs.")
+      .def(
+          "pinned",
+          [](const Storage& storage) {
+            nb::gil_scoped_release unlocked;
+            std::vector<int64_t> all;
+            for (const auto& space : storage.spaces()) all.push_back(space->pinned());
+            return all;
+          },
+          "Slots that batches hold, of each row space.")
       .def("capacities",
            [](const Storage& storage) {
              std::vector<int64_t> all;

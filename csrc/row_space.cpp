@@ -366,6 +366,12 @@ void RowSpace::leave_out_new(int64_t* slots, int64_t n) {
   }
 }
 
+int64_t RowSpace::pinned() {
+  std::lock_guard lock(mutex_);
+  drain();
+  return residency_.pinned();
+}
+
 int64_t RowSpace::slots_needed(std::span<const TableIds> parts) {
   std::lock_guard lock(mutex_);
   drain();

@@ -95,6 +95,8 @@ class RowSpace {
   int64_t admit_now(std::span<const TableIds> parts, int64_t* slots);
   // With how many slots it would fit.
   int64_t slots_needed(std::span<const TableIds> parts);
+  // Slots that batches hold.
+  int64_t pinned();
   // Of pinned slots, those of rows that exist nowhere yet become -1.
   void leave_out_new(int64_t* slots, int64_t n);
   // These only leave a message, so they never wait for rows that are on their way.

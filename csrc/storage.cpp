@@ -53,8 +53,9 @@ uint64_t staging(uint64_t budget) {
   return std::clamp(budget / kStagingShare, kLeastStaging, kMostStaging);
 }
 
-// How many rows each group gets of a budget of which `taken` bytes are gone: a batch has about as
-// many of every table, so tables get equally many, and what the small ones leave the others share.
+// How many rows each group gets of a budget of which `taken` bytes are gone: one at least, or none
+// gets any. Beyond that tables get equally many, as a batch has about as many of every table, and
+// what the small ones leave the others share.
 template <class RowBytes>
 std::vector<int64_t> divide(const std::vector<TableGroup>& groups, RowBytes row_bytes,
                             uint64_t budget, uint64_t taken) {
@@ -62,6 +63,12 @@ std::vector<int64_t> divide(const std::vector<TableGroup>& groups, RowBytes row_
   taken += staging(budget);
   if (taken >= budget) return rows;
   uint64_t left = budget - taken;
+  std::vector<uint64_t> least(groups.size());
+  for (size_t g = 0; g < groups.size(); ++g) {
+    least[g] = bytes_of(groups[g], row_bytes(groups[g]), 1);
+    if (least[g] > left) return rows;
+    left -= least[g];
+  }
   std::vector<size_t> order(groups.size());
   std::iota(order.begin(), order.end(), 0);
   auto rows_a_table = [&](size_t g) {
@@ -69,16 +76,18 @@ std::vector<int64_t> divide(const std::vector<TableGroup>& groups, RowBytes row_
   };
   std::sort(order.begin(), order.end(),
             [&](size_t a, size_t b) { return rows_a_table(a) < rows_a_table(b); });
-  auto weight = [&](size_t g) {
-    return static_cast<double>(row_bytes(groups[g]) * groups[g].tables.size());
+  auto weight = [&](size_t g) {  // of a row in each of its tables
+    constexpr int64_t kMany = 1 << 20;
+    uint64_t many = bytes_of(groups[g], row_bytes(groups[g]), kMany) - least[g];
+    return static_cast<double>(many * groups[g].tables.size());
   };
   double weight_left = 0;
   for (size_t g : order) weight_left += weight(g);
   for (size_t g : order) {
     auto share = std::min(left, static_cast<uint64_t>(static_cast<double>(left) *
                                                       std::min(1.0, weight(g) / weight_left)));
-    rows[g] = rows_within(groups[g], row_bytes(groups[g]), share);
-    left -= rows[g] ? bytes_of(groups[g], row_bytes(groups[g]), rows[g]) : 0;
+    rows[g] = rows_within(groups[g], row_bytes(groups[g]), least[g] + share);
+    left -= bytes_of(groups[g], row_bytes(groups[g]), rows[g]) - least[g];
     weight_left -= weight(g);
   }
   return rows;

@@ -108,8 +108,8 @@ class Lookahead(Generic[T]):
             if isinstance(module, EmbeddingCollection) and module.tiers is not None
         }
 
-    def say(self, message: str) -> None:
-        """Warns, once, where the loop of the user is."""
-        if message not in self._said:
-            self._said.add(message)
+    def say(self, about: str, message: str) -> None:
+        """Warns, once about a thing, where the loop of the user is."""
+        if about not in self._said:
+            self._said.add(about)
             warnings.warn(message, stacklevel=5)

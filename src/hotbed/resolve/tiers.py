@@ -89,7 +89,10 @@ class Tiers:
         self._held.append((claim, [weakref.ref(table) for table in tables]))
 
     def release_spent(self) -> None:
-        """Lets go of batches whose gradients are gone."""
+        """Lets go of batches whose gradients are gone, and of what a window left that is gone."""
+        window = None if self._window is None else self._window()
+        if self._window is not None and (window is None or window.closed):
+            self.close_window()
         if not self._held or torch._C._current_graph_task_id() != -1:
             return
         with plain_access():

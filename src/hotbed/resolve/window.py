@@ -116,7 +116,7 @@ class Window:
         self._reading = False  # the loader; only while busy
         self._taken = False  # any batch
         self._round = 0  # of releases: what did not fit is tried once a round
-        self._message: str | None = None
+        self._message: tuple[str, str] | None = None  # what it is about, and what it says
         for tiers in self._tiers.values():
             tiers.settle()
         self._thread = threading.Thread(
@@ -153,7 +153,7 @@ class Window:
                 self._moved.wait()
             message, self._message = self._message, None
         if message is not None:
-            self._settings.say(message)
+            self._settings.say(*message)
         with self._moved:
             if self.closed or not self._entries:
                 return None
@@ -271,9 +271,10 @@ class Window:
             ahead = self._entries.index(entry) if entry in self._entries else 0
             if not fits and not failed and self._taken and self._message is None:
                 self._message = (
+                    "budget",
                     f"The budget holds {ahead} batches beside the one that is trained on, not "
                     f"depth={self._settings.depth}: look-ahead is shorter now. Raise the budget, or "
-                    "lower depth."
+                    "lower depth.",
                 )
 
     def _inputs_of(self, batch: Any, name: str, collection: EmbeddingCollection) -> Any:
@@ -288,9 +289,10 @@ class Window:
             return {feature: found[feature] for feature in collection.features}
         with self._moved:
             self._message = (
+                f"inputs of {name}",
                 f"Look-ahead finds no mapping with all features of the collection {name!r} in a "
                 "batch, and does nothing for it. Tell it where they are: lookahead(..., "
-                "inputs=lambda batch: ...)."
+                "inputs=lambda batch: ...).",
             )
         return None
 

@@ -1,0 +1,113 @@
+// HostTier against a map of what it should hold, over a tier that fails when told to.
+#include "host_tier.hpp"
+
+#include <algorithm>
+#include <map>
+#include <random>
+
+#include "check.hpp"
+#include "space_fixture.hpp"
+
+using namespace hotbed;
+
+TEST(the_host_tier_holds_what_it_is_given) {
+  for (bool below : {false, true}) {
+    std::mt19937_64 random(below);
+    auto lower = below ? std::make_shared<MapTier>(16) : nullptr;
+    HostTier host(16, {100, -1}, below ? 24 : 200, lower);
+    std::map<Key, std::vector<uint8_t>> truth;
+    std::vector<uint8_t> records(64 * 16);
+    bool found[64];
+    for (int round = 0; round < 3000; ++round) {
+      std::vector<RowKey> keys = some_keys(random, 1 + static_cast<int>(random() % 40));
+      if (below && random() % 8 == 0) lower->fail_writes(1 + static_cast<int>(random() % 3));
+      switch (random() % 8) {
+        case 0:
+          host.erase(keys);
+          for (const RowKey& key : keys) truth.erase({key.table, key.id});
+          break;
+        case 1: try { host.flush();
+          } catch (const TierError&) {
+          }
+          break;
+        case 2:
+        case 3:
+        case 4: {
+          for (auto& byte : records) byte = static_cast<uint8_t>(random());
+          bool failed = false;
+          try {
+            host.write(keys, records.data());
+          } catch (const TierError&) {
+            failed = true;
+          }
+          // Of a write that failed each row is as it was, or as it was to be.
+          std::vector<uint8_t> now(keys.size() * 16);
+          host.read(keys, now.data(), found);
+          for (size_t i = 0; i < keys.size(); ++i) {
+            std::vector<uint8_t> wanted(records.data() + i * 16, records.data() + i * 16 + 16);
+            std::vector<uint8_t> row(now.data() + i * 16, now.data() + i * 16 + 16);
+            Key key{keys[i].table, keys[i].id};
+            if (failed && (truth.count(key) ? found[i] && row == truth[key] : !found[i])) continue;
+            CHECK(found[i] && row == wanted);
+            truth[key] = wanted;
+          }
+          break;
+        }
+        default: {
+          std::fill(records.begin(), records.end(), 0xee);
+          if (below && random() % 8 == 0) lower->fail_reads(1);
+          try {
+            host.read(keys, records.data(), found);
+          } catch (const TierError&) {
+            lower->fail_reads(0);
+            host.read(keys, records.data(), found);
+          }
+          for (size_t i = 0; i < keys.size(); ++i) {
+            auto at = truth.find({keys[i].table, keys[i].id});
+            CHECK_EQ(found[i], at != truth.end());
+            uint8_t untouched[16];
+            std::memset(untouched, 0xee, 16);
+            const uint8_t* wanted = found[i] ? at->second.data() : untouched;
+            CHECK(!std::memcmp(records.data() + i * 16, wanted, 16));
+          }
+        }
+      }
+      if (below) lower->fail_writes(0), lower->fail_reads(0);
+    }
+    for (int32_t table : {0, 1}) {
+      std::vector<int64_t> wanted;
+      for (const auto& [key, record] : truth) {
+        if (key.first == table) wanted.push_back(key.second);
+      }
+      std::vector<int64_t> ids(static_cast<size_t>(host.rows(table)));
+      host.ids(table, ids.data());
+      CHECK(ids == wanted && !wanted.empty());
+      if (!below) continue;
+      host.flush();
+      CHECK_EQ(lower->rows(table), host.rows(table));
+    }
+  }
+}
+
+TEST(a_full_host_tier_refuses_a_write_whole) {
+  HostTier host(8, {-1}, 10, nullptr);
+  std::vector<RowKey> keys;
+  for (int64_t id = 0; id < 9; ++id) keys.push_back({id, 0});
+  std::vector<uint8_t> records(16 * 8, 1);
+  host.write(keys, records.data());
+  std::vector<RowKey> more;
+  for (int64_t id = 5; id < 14; ++id) more.push_back({id, 0});
+  std::vector<uint8_t> others(16 * 8, 2);
+  std::string said = CHECK_THROWS(host.write(more, others.data()), TierError);
+  CHECK(said.find("14 rows of 8 bytes do not fit into 10") != std::string::npos);
+  bool found[9];
+  std::vector<uint8_t> now(9 * 8);
+  host.read(keys, now.data(), found);
+  CHECK(std::all_of(now.begin(), now.end(), [](uint8_t byte) { return byte == 1; }));
+  CHECK_EQ(host.rows(0), 9);
+  std::vector<RowKey> same(more.begin(), more.begin() + 4);
+  host.write(same, others.data());  // rows that are there need no room
+}
+
+// Everything at once, by one thread: what is trained, assigned, erased and read must agree with the
+// truth, whatever fails below.

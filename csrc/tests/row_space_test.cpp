@@ -1,0 +1,276 @@
+// RowSpace against maps of what it should hold, over a tier that fails when told to.
+#include "row_space.hpp"
+
+#include <condition_variable>
+#include <deque>
+#include <random>
+#include <thread>
+
+#include "check.hpp"
+#include "space_fixture.hpp"
+
+using namespace hotbed;
+
+TEST(no_row_is_lost) {
+  for (uint64_t seed = 0; seed < 8; ++seed) {
+    std::mt19937_64 random(seed);
+    bool failing = seed % 2;
+    Pair pair(static_cast<int64_t>(40 + random() % 40));
+    Truth truth;
+    std::deque<std::pair<int64_t, Ids>> announced;
+    struct Admitted {
+      int64_t batch;
+      Ids ids;
+      std::vector<int64_t> slots;
+    };
+    std::deque<Admitted> admitted, trained;
+    auto end_all = [&](std::deque<Admitted>& all) {
+      for (const Admitted& one : all) pair.space->end(one.batch);
+      all.clear();
+    };
+    int failures = 0;
+    for (int round = 0; round < 1200; ++round) {
+      if (failing && random() % 6 == 0) pair.tier->fail_writes(1 + static_cast<int>(random() % 2));
+      if (failing && random() % 6 == 0) pair.tier->fail_reads(1 + static_cast<int>(random() % 2));
+      try {
+        switch (random() % 16) {
+          case 0:
+          case 1:
+          case 2: {
+            Ids ids(some_keys(random, 20));
+            int64_t batch = pair.space->announce(ids.parts());
+            announced.emplace_back(batch, std::move(ids));
+            break;
+          }
+          case 3:
+          case 4:
+          case 5:
+          case 6: {
+            if (announced.empty()) break;
+            auto [batch, ids] = announced.front();
+            std::vector<int64_t> slots(ids.keys.size());
+            bool fits;
+            try {
+              fits = pair.space->admit(batch, slots.data());
+            } catch (const TierError&) {
+              pair.space->retract(batch);
+              announced.pop_front();
+              throw;
+            }
+            if (!fits) break;
+            admitted.push_back({batch, ids, slots});
+            announced.pop_front();
+            break;
+          }
+          case 7:
+          case 8:
+          case 9: {
+            if (admitted.empty()) break;
+            Admitted one = admitted.front();
+            admitted.pop_front();
+            if (random() % 4) {
+              pair.space->consume(one.batch, true);
+              truth.train(pair, one.ids, one.slots);
+              pair.space->mark_dirty(one.slots.data(), static_cast<int64_t>(one.slots.size()));
+              trained.push_back(one);
+            } else {
+              pair.space->end(one.batch);  // passed over
+            }
+            break;
+          }
+          case 10: {  // a batch that was not announced
+            Ids ids(some_keys(random, 20));
+            std::vector<int64_t> slots(ids.keys.size());
+            int64_t batch = pair.space->admit_now(ids.parts(), slots.data());
+            if (!batch) {
+              CHECK(pair.space->slots_needed(ids.parts()) > pair.space->capacity());
+              break;
+            }
+            CHECK(pair.space->slots_needed(ids.parts()) <= pair.space->capacity());
+            pair.space->consume(batch, false);
+            truth.train(pair, ids, slots);
+            pair.space->mark_dirty(batch);
+            pair.space->end(batch);
+            break;
+          }
+          case 11: {  // assigned from outside, as if trained to the fifth step
+            Ids ids(some_keys(random, 10));
+            for (int32_t t : {0, 1}) {
+              for (int64_t id : ids.of[t]) {
+                float n = 5, row[3] = {kFirst + n, kFirst + n, kFirst + n}, sum = kState + 2 * n;
+                const void* states[] = {&sum};
+                pair.space->write(t, &id, 1, row, states, nullptr);
+                truth.steps[{t, id}] = 5;
+                if (t) truth.users.insert(id);
+              }
+            }
+            break;
+          }
+          case 12: pair.space->flush(); break;
+          case 13: {
+            if (random() % 4) break;
+            auto table = static_cast<int32_t>(random() % 2);
+            pair.space->erase_all(table);  // pinned rows too
+            std::erase_if(truth.steps, [&](auto& row) { return row.first.first == table; });
+            if (table) truth.users.clear();
+            break;
+          }
+          case 14:
+            if (random() % 4) break;
+            end_all(admitted);
+            for (auto& [batch, ids] : announced) {
+              if (random() % 2) pair.space->retract(batch);
+            }
+            pair.space->retract_all();
+            announced.clear();
+            break;
+          default:
+            while (trained.size() > random() % 3) {
+              pair.space->end(trained.front().batch);
+              trained.pop_front();
+            }
+        }
+      } catch (const TierError&) {
+        ++failures;
+      }
+      pair.tier->fail_reads(0);
+      if (random() % 16 == 0) truth.check(pair);
+      pair.tier->fail_writes(0);
+    }
+    CHECK(failing == (failures > 20));
+    end_all(admitted);
+    end_all(trained);
+    truth.check(pair);
+    pair.space->retract_all();
+    CHECK_EQ(pair.space->pinned(), 0);
+    pair.space->flush();
+    CHECK_EQ(pair.tier->rows(1), static_cast<int64_t>(truth.users.size()));
+    truth.check(pair);
+    CHECK(pair.space->counters().evicted > 100);
+  }
+}
+
+TEST(announced_batches_may_go_in_any_order) {
+  Pair pair(8);
+  std::vector<int64_t> batches;
+  std::vector<Ids> ids;
+  for (int64_t k = 0; k < 4; ++k) {
+    ids.emplace_back(std::vector<RowKey>{{k, 0}, {k, 1}});
+    batches.push_back(pair.space->announce(ids.back().parts()));
+  }
+  std::vector<int64_t> slots(2);
+  CHECK(!pair.space->admit(batches[2], slots.data()));  // not its turn
+  pair.space->retract(batches[1]);
+  pair.space->retract(batches[1]);
+  CHECK(!pair.space->admit(batches[2], slots.data()));
+  CHECK(pair.space->admit(batches[0], slots.data()));
+  pair.space->retract(batches[0]);  // too late: nothing
+  CHECK(pair.space->admit(batches[2], slots.data()));
+  pair.space->retract(batches[3]);
+  CHECK_EQ(pair.space->pinned(), 4);
+  CHECK_EQ(pair.space->announce(ids[0].parts()), batches[3] + 1);
+}
+
+TEST(rows_that_are_erased_while_batches_hold_them) {
+  Pair pair(16, true);
+  Truth truth;
+  Ids ids({{1, 0}, {2, 0}, {1, 1}, {2, 1}});
+  std::vector<int64_t> slots(4), again(4);
+  int64_t first = pair.space->admit_now(ids.parts(), slots.data());
+  pair.space->consume(first, false);
+  truth.train(pair, ids, slots);
+  pair.space->mark_dirty(first);
+  pair.space->erase_all(0);
+  pair.space->erase_all(1);
+  // They stay in their slots, as they start.
+  for (int64_t slot : slots) {
+    CHECK(pair.weights(slot)[0] == kFirst && *pair.state(slot) == kState);
+    CHECK(*reinterpret_cast<int64_t*>(pair.space->steps()->row(slot)) == 7);
+  }
+  CHECK(pair.space->stored_ids(0).empty() && pair.space->stored_ids(1).empty());
+  CHECK_EQ(pair.space->rows(1), 0);
+  int64_t second = pair.space->admit_now(Ids({{1, 0}, {1, 1}}).parts(), again.data());
+  CHECK(again[0] == slots[0] && again[1] == slots[2]);
+  pair.space->consume(second, false);
+  pair.space->end(first);
+  CHECK(pair.space->stored_ids(1) == std::vector<int64_t>{1});  // the second batch met it
+  pair.space->end(second);
+  CHECK(pair.space->stored_ids(1) == std::vector<int64_t>{1});
+  CHECK_EQ(pair.space->rows(1), 1);
+  CHECK_EQ(pair.space->pinned(), 0);
+}
+
+TEST(look_ahead_beside_training) {
+  Pair pair(160);
+  Truth truth;
+  struct Ready {
+    int64_t batch;
+    Ids ids;
+    std::vector<int64_t> slots;
+  };
+  constexpr int kBatches = 400;
+  constexpr size_t kAhead = 3;
+  std::mutex mutex;
+  std::condition_variable moved;
+  std::deque<Ready> ready;
+  std::thread ahead([&] {
+    std::mt19937_64 random(5);
+    std::deque<std::pair<int64_t, Ids>> announced;
+    for (int done = 0, read = 0; done < kBatches;) {
+      for (; read < kBatches && announced.size() < 8; ++read) {
+        Ids ids(some_keys(random, 16));
+        int64_t batch = pair.space->announce(ids.parts());
+        announced.emplace_back(batch, std::move(ids));
+      }
+      {
+        std::unique_lock lock(mutex);
+        moved.wait(lock, [&] { return ready.size() < kAhead; });
+      }
+      auto& [batch, ids] = announced.front();
+      std::vector<int64_t> slots(ids.keys.size());
+      CHECK(pair.space->admit(batch, slots.data()));
+      std::lock_guard lock(mutex);
+      ready.push_back({batch, ids, slots});
+      announced.pop_front();
+      ++done;
+      moved.notify_all();
+    }
+  });
+  std::mt19937_64 random(6);
+  std::deque<Ready> waiting;  // for their step
+  for (int done = 0; done < kBatches; ++done) {
+    Ready one{0, Ids({}), {}};
+    {
+      std::unique_lock lock(mutex);
+      moved.wait(lock, [&] { return !ready.empty(); });
+      one = ready.front();
+      ready.pop_front();
+      moved.notify_all();
+    }
+    pair.space->consume(one.batch, true);
+    truth.train(pair, one.ids, one.slots);
+    pair.space->mark_dirty(one.slots.data(), static_cast<int64_t>(one.slots.size()));
+    waiting.push_back(one);
+    while (waiting.size() > random() % 3) {
+      pair.space->end(waiting.front().batch);
+      waiting.pop_front();
+    }
+    if (done % 16 == 0) truth.check(pair);
+    if (done % 50 == 0) {
+      Ids ids(some_keys(random, 10));
+      std::vector<int64_t> slots(ids.keys.size());
+      int64_t batch = pair.space->admit_now(ids.parts(), slots.data());
+      CHECK(batch);
+      pair.space->consume(batch, false);
+      truth.train(pair, ids, slots);
+      pair.space->mark_dirty(batch);
+      pair.space->end(batch);
+      pair.space->flush();
+    }
+  }
+  ahead.join();
+  for (const Ready& one : waiting) pair.space->end(one.batch);
+  truth.check(pair);
+  CHECK_EQ(pair.space->pinned(), 0);
+  CHECK_EQ(pair.space->counters().batches_ahead, kBatches);
+}

@@ -1,0 +1,65 @@
+// Storage: how budgets are divided, and what a layout that does not fit leaves.
+#include "storage.hpp"
+
+#include "check.hpp"
+#include "space_fixture.hpp"
+
+using namespace hotbed;
+
+TEST(a_layout_that_does_not_fit_leaves_rows_where_they_are) {
+  auto item = make_table("item", 400), user = make_table("user", -1);
+  std::vector<std::shared_ptr<Table>> tables = {item, user};
+  MakeLowest none = [](const std::vector<RecordGroup>& groups, bool) {
+    return std::vector<std::shared_ptr<Tier>>(groups.size());
+  };
+  Storage storage({60'000, 60'000}, none);
+  storage.lay_out(tables);
+  CHECK(!item->homeless() && item->space() == user->space());
+  std::vector<float> rows(300 * 3, 8);
+  for (int64_t id = 0; id < 300; ++id) user->assign(&id, 1, rows.data());
+  user->add_state("wide", 1000, 0);  // 300 of its records take 1.2 MB
+  CHECK_THROWS(storage.lay_out(tables), TierError);
+  CHECK(user->homeless() && user->size() == 300);
+  CHECK_THROWS(storage.lay_out(tables), TierError);
+  user->clear_states();
+  user->add_state("sum", 1, kState);
+  storage.lay_out(tables);
+  CHECK_EQ(user->stored_ids().size(), 300u);
+  float row[3];
+  for (int64_t id = 0; id < 300; ++id) {
+    user->copy_rows(&id, 1, row, nullptr, nullptr);
+    CHECK(row[0] == 8 && row[2] == 8);
+  }
+}
+
+TEST(small_tables_beside_large_ones_get_what_a_batch_needs) {
+  auto small = make_table("small", 3), wide = make_table("wide", -1),
+       large = make_table("large", -1);
+  wide->add_state("more", 60, 0);
+  small->clear_states();
+  std::vector<std::shared_ptr<Table>> tables = {small, wide, large};
+  MakeLowest none = [](const std::vector<RecordGroup>& groups, bool) {
+    return std::vector<std::shared_ptr<Tier>>(groups.size());
+  };
+  Storage storage({100'000, 100'000}, none);
+  storage.lay_out(tables);
+  CHECK_EQ(small->space()->capacity(), 3);
+  int64_t of_wide = wide->space()->capacity(), of_large = large->space()->capacity();
+  CHECK(of_wide > 100 && of_large > 100);
+  // What is asked for is what suffices, and a byte less is not.
+  std::vector<OverBudget::Need> needs = {{wide->space().get(), 400}, {large->space().get(), 500}};
+  uint64_t budget = storage.compute_budget_for(needs);
+  for (uint64_t bytes : {budget, budget - 1}) {
+    auto a = make_table("small", 3), b = make_table("wide", -1), c = make_table("large", -1);
+    b->add_state("more", 60, 0);
+    a->clear_states();
+    Storage other({bytes, 100'000}, none);
+    other.lay_out({a, b, c});
+    CHECK_EQ(b->space()->capacity() >= 400 && c->space()->capacity() >= 500, bytes == budget);
+  }
+  Storage tiny({5'000, 100'000}, none);
+  std::string said = CHECK_THROWS(tiny.lay_out({make_table("a", -1)}), BudgetTooSmall);
+  CHECK(said.find("needs at least") != std::string::npos);
+}
+
+// One thread announces and admits, the other trains, ends, evaluates and assigns.
