@@ -24,16 +24,22 @@ BATCH, QUICK_BATCH = 20_000, 2_000
 RECORD_BYTES = 512
 """64 float32 weights and as many of an Adagrad state."""
 MEMORY_SHARE = 0.1
+LEAST_MEMORY = 160 << 20
+"""What a contender itself takes; more than the share only with --quick."""
 AGE = 0.75
 """Rows overwritten before anything is measured, over all rows."""
 ROUNDS, BATCHES = 3, 10
+
+
+def memory_of(rows: int) -> int:
+    return max(LEAST_MEMORY, int(MEMORY_SHARE * rows * RECORD_BYTES))
 
 
 class Process:
     """A contender in a process of its own, under a limit on memory."""
 
     def __init__(self, name: str, folder: Path, rows: int, batch: int) -> None:
-        memory = int(MEMORY_SHARE * rows * RECORD_BYTES)
+        memory = memory_of(rows)
         self.limit = MemoryLimit(name, memory)
         settings = {
             "name": name,
@@ -166,10 +172,10 @@ def _tell(report: Report, taken: dict[str, list[dict[str, Any]]], rows: int, bat
 
 
 def _explain(report: Report, processes: dict[str, Process], rows: int) -> None:
-    memory = MEMORY_SHARE * rows * RECORD_BYTES
+    memory = memory_of(rows)
     kinds = {process.limit.kind for process in processes.values()}
     report.remarks.append(
-        f"Each contender had {memory / 1e6:.0f} MB ({MEMORY_SHARE:.0%} of the rows), page cache "
+        f"Each contender had {memory / 1e6:.0f} MB ({memory / (rows * RECORD_BYTES):.0%} of the rows), page cache "
         f"included ({', '.join(sorted(kinds))}); what Python and its modules took before is not in "
         "it."
         if "" not in kinds
