@@ -37,7 +37,7 @@ class Worker:
     ) -> None:
         self.store = contender_class(name)(Path(folder), rows, record_bytes, memory)
         self.rows, self.record_bytes, self.batch = rows, record_bytes, batch
-        self.versions = np.zeros(rows, np.int64)
+        self.versions = np.zeros(rows, np.int32)
         self.versions.fill(0)
         # Floats of trained rows do not compress either.
         self.noise = np.random.default_rng(0).integers(0, 256, (FILL, record_bytes), dtype=np.uint8)

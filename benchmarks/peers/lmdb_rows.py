@@ -13,6 +13,7 @@ from benchmarks.peers.rocksdb import _keys
 
 class Lmdb:
     name = "lmdb"
+    ages = 0.1
 
     def __init__(self, folder: Path, rows: int, record_bytes: int, memory: int) -> None:
         self.folder, self.record_bytes = folder, record_bytes

@@ -9,6 +9,7 @@ import numpy as np
 
 class RowLog:
     name = "hotbed"
+    ages = 1.0
 
     def __init__(self, folder: Path, rows: int, record_bytes: int, memory: int) -> None:
         self.folder, self.rows, self.record_bytes = folder, rows, record_bytes
