@@ -17,6 +17,7 @@ SCENARIOS = {
     "eviction": "repeat misses against LRU, LFU and Belady's rule",
     "ssd": "reads and write-backs of rows on SSD, against RocksDB and LMDB",
     "train": "a DLRM on the Criteo log, against a plain torch twin",
+    "capacity": "NVIDIA's synthetic model small, larger than memory, in 6 GB (--dry-run: of 1 TB)",
     "tiers": "a DLRM step with 100 to 5 % of its 13 GB in memory, the rest on disk",
     "import": "what `import hotbed` adds to `import torch`",
 }
@@ -33,7 +34,13 @@ def main() -> None:
     parser.add_argument("scenario", choices=SCENARIOS, metavar="SCENARIO")
     parser.add_argument("--json", type=Path, metavar="OUT", help="also write the result here")
     parser.add_argument("--quick", action="store_true", help="small sizes, to see that it runs")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="capacity: only what a model of 1 TB would need"
+    )
     arguments = parser.parse_args()
+    options = {"dry_run": True} if arguments.dry_run else {}
+    if options and arguments.scenario != "capacity":
+        parser.error("--dry-run goes with capacity")
 
     console = Console()
     module = importlib.import_module(
@@ -41,7 +48,9 @@ def main() -> None:
     )
     with console.status("measuring the machine") as status:
         report = module.run(
-            quick=arguments.quick, progress=lambda text: status.update(f"{text} ...")
+            quick=arguments.quick,
+            progress=lambda text: status.update(f"{text} ..."),
+            **options,
         )
     report.show(console)
     if arguments.json:
