@@ -112,7 +112,7 @@ stub: $(VENV)/stamp-tools
 peers: $(VENV)/stamp-hotbed
 	@echo "Installing $(PEERS) $(SSD_PEERS) ..."
 	@$(PIP) --no-deps "$(PEERS)"
-	@$(PIP) $(SSD_PEERS)
+	@$(PIP) $(SSD_PEERS) matplotlib
 
 SCENARIO ?= step
 bench: $(VENV)/stamp-hotbed
