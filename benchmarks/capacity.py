@@ -177,15 +177,18 @@ def _train(
 
 def _look_popular_up(model: Model, budget: int, batch: int) -> None:
     """As many of the hot rows as the budget holds, the hottest last, as after a long training."""
+    import hotbed as hb
+
     large = [table for table in model.tables if table.rows >= POPULAR_FROM]
     if not large:
         return
     share = 0.9 * budget / sum(table.rows * (8 * table.dim + 40) for table in large)
+    nothing = hb.Jagged(torch.zeros(0, dtype=torch.int64), lengths=torch.tensor([0]))
+    idle = {name: nothing for name, _, _ in model.inputs}
     for table in large:
-        feature = f"{table.name}_0"
-        none = torch.zeros(0, dtype=torch.int64)
-        for ids in torch.arange(int(min(1, share) * table.rows)).flip(0).split(8 * batch):
-            model.embeddings({feature: ids})
+        for ids in torch.arange(int(min(1, share) * table.rows)).flip(0).split(16 * batch):
+            bag = hb.Jagged(ids, lengths=torch.tensor([len(ids)]))
+            model.embeddings({**idle, f"{table.name}_0": bag})
 
 
 def _batches(
