@@ -23,16 +23,23 @@ struct Ids {
 }  // namespace
 
 LogIndex::LogIndex(const std::vector<LogTable>& tables) {
+  uint64_t static_rows = 0;
+  for (const LogTable& described : tables) {
+    if (described.rows > 0) static_rows += static_cast<uint64_t>(described.rows);
+  }
+  static_.reserve(static_rows * sizeof(uint32_t),
+                  "the locations of " + std::to_string(static_rows) + " rows on SSD");
+  auto* places = reinterpret_cast<uint32_t*>(static_.data());
   for (const LogTable& described : tables) {
     Table table;
     table.number = described.table;
     table.name = described.name;
     table.limit = described.rows;
-    std::string name = "the locations of table '" + described.name + "'";
     if (described.rows < 0) {
-      table.keys = std::make_unique<KeyIndex>(name);
+      table.keys = std::make_unique<KeyIndex>("the locations of table '" + described.name + "'");
     } else {
-      table.memory.reserve(static_cast<uint64_t>(described.rows) * sizeof(uint32_t), name);
+      table.places = places;
+      places += described.rows;
     }
     auto number = static_cast<size_t>(described.table);
     if (number >= position_.size()) position_.resize(number + 1, -1);
@@ -87,7 +94,7 @@ void LogIndex::find(std::span<const RowKey> keys, uint32_t* locations) const {
       }
       return;
     }
-    const uint32_t* places = table.places();
+    const uint32_t* places = table.places;
     for (size_t i = 0; i < count; ++i) {
       if (i + kAhead < count) __builtin_prefetch(&places[keys[first + i + kAhead].id]);
       locations[first + i] = places[keys[first + i].id] - 1;  // 0 becomes kNone
@@ -135,7 +142,7 @@ void LogIndex::replace(std::span<const RowKey> keys, const uint32_t* locations,
         previous[first + i] = known ? static_cast<uint32_t>(run.previous[i]) : kNone;
       }
     } else {
-      uint32_t* places = table.places();
+      uint32_t* places = table.places;
       for (size_t i = 0; i < count; ++i) {
         if (i + kAhead < count) __builtin_prefetch(&places[keys[first + i + kAhead].id], 1);
         uint32_t& place = places[keys[first + i].id];
@@ -159,7 +166,7 @@ void LogIndex::erase(std::span<const RowKey> keys, uint32_t* previous) {
         previous[first + i] = known ? static_cast<uint32_t>(run.slots[i]) : kNone;
       }
     } else {
-      uint32_t* places = table.places();
+      uint32_t* places = table.places;
       for (size_t i = 0; i < count; ++i) {
         uint32_t& place = places[keys[first + i].id];
         previous[first + i] = place - 1;
@@ -183,16 +190,16 @@ void LogIndex::ids(int32_t number, int64_t* out) const {
     std::sort(out, end);
     return;
   }
-  const uint32_t* places = known.places();
+  const uint32_t* places = known.places;
   for (int64_t id = 0; id < known.limit; ++id) {
     if (places[id]) *out++ = id;
   }
 }
 
 uint64_t LogIndex::memory_bytes() const {
-  uint64_t bytes = 0;
+  uint64_t bytes = static_.bytes();
   for (const Table& table : tables_) {
-    bytes += table.keys ? table.keys->memory_bytes() : table.memory.bytes();
+    if (table.keys) bytes += table.keys->memory_bytes();
   }
   return bytes;
 }

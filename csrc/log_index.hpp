@@ -54,7 +54,7 @@ class LogIndex {
         });
         continue;
       }
-      const uint32_t* places = table.places();
+      const uint32_t* places = table.places;
       for (int64_t id = 0; id < table.limit; ++id) {
         if (places[id]) f(RowKey{id, table.number}, places[id] - 1);
       }
@@ -68,11 +68,9 @@ class LogIndex {
     int32_t number;
     std::string name;
     int64_t limit;                   // ids of a static table, else -1
-    Mapping memory;                  // of a static table: location + 1, or 0
+    uint32_t* places = nullptr;      // of a static table: location + 1, or 0
     std::unique_ptr<KeyIndex> keys;  // of a dynamic one
     int64_t rows = 0;
-
-    uint32_t* places() const { return reinterpret_cast<uint32_t*>(memory.data()); }
   };
 
   const Table& table(int32_t number) const;
@@ -80,6 +78,7 @@ class LogIndex {
   template <class Self, class F>
   static void by_runs(Self& self, std::span<const RowKey> keys, F f);
 
+  Mapping static_;  // of all static tables: each alone would be rounded up to a huge page
   std::vector<Table> tables_;
   std::vector<int32_t> position_;  // in tables_ by number, or -1
 };
