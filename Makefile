@@ -1,4 +1,4 @@
-# make demo | test | lint | stub | sanitize | soak | bench | wheel | peers | clean
+# make demo | test | test-gpu | lint | stub | sanitize | soak | bench | wheel | peers | clean
 PYTHON ?= python3
 TORCH := torch==2.13.0
 PEERS := fbgemm-gpu-cpu==1.8.0
@@ -15,7 +15,7 @@ CORE_SOURCES := CMakeLists.txt $(shell find csrc -type f)
 SOURCES := $(CORE_SOURCES) pyproject.toml README.md LICENSE \
            $(shell find src -type f -not -name '*.so' -not -path '*/__pycache__/*')
 
-.PHONY: demo test test-core install tools lint stub sanitize soak bench wheel peers clean
+.PHONY: demo test test-gpu test-core install tools lint stub sanitize soak bench wheel peers clean
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := test
 
@@ -77,6 +77,12 @@ test-core: $(VENV)/stamp-hotbed
 	@$(BIN)/ctest --test-dir build/tests --output-on-failure -Q -O build/ctest.log || \
 	  (cat build/ctest.log; exit 1)
 	@grep "tests passed" build/ctest.log | sed 's/^/C++: /'
+
+# The kernels' tests on the CUDA device, with a torch that sees it; `make test` interprets them.
+test-gpu: $(VENV)/stamp-hotbed
+	@$(BIN)/python -c "import torch; exit(not torch.cuda.is_available())" || \
+	  { echo "torch sees no CUDA device: install a CUDA build of $(TORCH) in $(VENV)." >&2; exit 1; }
+	@$(BIN)/python -m pytest tests/ops/gpu $(PYTEST_ARGS)
 
 soak: $(VENV)/stamp-hotbed
 	@HOTBED_SOAK=1 $(BIN)/python -m pytest $(PYTEST_ARGS)
