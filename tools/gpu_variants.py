@@ -26,7 +26,7 @@ PAGE = ROOT / "docs" / "gpu.md"
 BEGIN, END = "<!-- variants: begin -->", "<!-- variants: end -->"
 ARCHITECTURES = (75, 80, 90)
 _RESOURCES = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
-_WIDTHS = re.compile(r"\b(LDG|STG)\.E(?:\.[A-Z0-9]+)*")
+_WIDTHS = re.compile(r"\b(LDG|LDGSTS|STG)\.E(?:\.[A-Z0-9]+)*")
 
 
 @dataclass
@@ -46,7 +46,6 @@ class Compiled:
     shared: int = 0
     loads: dict[str, int] | None = None  # width in bits → global load instructions
     stores: dict[str, int] | None = None
-    wide_multiply: bool = False  # an address is computed in 64 bits
     error: str = ""
 
 
@@ -84,9 +83,6 @@ def compile_one(position: int, arch: int) -> Compiled:
         result.error = f"{type(error).__name__}: {error}"[:2000]
         return result
     result.shared = int(built.metadata.shared)
-    result.wide_multiply = (
-        re.search(r"\b(mul|mad)\.(wide|lo)\.[su](32|64)", built.asm["ptx"]) is not None
-    )
     _read_binary(result, built.asm["cubin"])
     return result
 
@@ -104,13 +100,13 @@ def _read_binary(result: Compiled, cubin: bytes) -> None:
     result.registers = int(found[1])
     # What a kernel of ours has on its stack or in local memory is spilled: none has an array there.
     result.spills = int(found[2]) + int(found[4])
-    result.loads, result.stores = _widths(code, "LDG"), _widths(code, "STG")
+    result.loads, result.stores = _widths(code, "LDG", "LDGSTS"), _widths(code, "STG")
 
 
-def _widths(code: str, instruction: str) -> dict[str, int]:
+def _widths(code: str, *instructions: str) -> dict[str, int]:
     counts: dict[str, int] = {}
     for found in _WIDTHS.finditer(code):
-        if found[1] == instruction:
+        if found[1] in instructions:
             parts = found[0].split(".")
             width = next((p for p in ("128", "64", "U16", "S16", "U8", "S8") if p in parts), "32")
             width = width.lstrip("US")
@@ -134,7 +130,14 @@ def compile_all(
     positions: Sequence[int], architectures: Sequence[int], workers: int
 ) -> list[Compiled]:
     """Compiles variants in processes of their own; Triton keeps what it compiled (its cache)."""
-    work = [(position, arch) for position in positions for arch in architectures]
+    from hotbed.ops.gpu.variants import all_variants
+
+    work = [
+        (position, arch)
+        for position in positions
+        for arch in architectures
+        if arch >= all_variants()[position].since
+    ]
     if workers <= 1:
         return [compile_one(*one) for one in work]
     context = multiprocessing.get_context("spawn")
@@ -156,7 +159,11 @@ def table(results: Sequence[Compiled]) -> str:
         types = " ".join(dict.fromkeys(v.lstrip("*") for v in any_.types.values() if "*" in v))
         constants = ", ".join(f"{k}={v}" for k, v in any_.constants.items() if v != "None")
         cells = [
-            "fails" if mine[a].error else f"{mine[a].registers} / {mine[a].spills}"
+            "—"
+            if a not in mine
+            else "fails"
+            if mine[a].error
+            else f"{mine[a].registers} / {mine[a].spills}"
             for a in architectures
         ]
         lines.append(
@@ -214,8 +221,8 @@ def show(results: Sequence[Compiled]) -> None:
             result.error
             or f"sm_{result.arch} {result.registers:4} registers {result.spills:3} spills "
             f"{result.shared:6} shared  {row}",
-            result.key,
-            sep="\n    ",
+            f"{result.kernel} {' '.join(dict.fromkeys(result.types.values()))} {result.constants}",
+            f"{result.num_warps} warps, {result.num_stages} stages",
         )
 
 

@@ -20,7 +20,7 @@ __all__ = ["decode_half", "decode_int8", "encode_half", "encode_int8", "variants
 
 _BLOCK = 1024
 _TILE = 2048  # elements of an int8 program: its columns times its rows
-_COLUMNS = (16, 64, 256, 1024)
+_COLUMNS = (64, 1024)
 _HALVES = (torch.float16, torch.bfloat16)
 
 

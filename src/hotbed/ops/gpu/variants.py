@@ -38,9 +38,10 @@ __all__ = [
     "launch",
     "launched",
     "require_gpu",
+    "tensor_cores",
 ]
 
-MODULES: tuple[str, ...] = ("codec",)
+MODULES: tuple[str, ...] = ("codec", "dot")
 """Modules of this package that have a function ``variants() -> list[Variant]``."""
 
 TYPES = {
@@ -67,6 +68,7 @@ class Variant:
         aligned: pointers known to be divisible by 16.
         fused_multiply_add: whether a * b + c may round once. Without, results have the bits of
             the core and of the interpreter.
+        since: the oldest compute capability that it is for.
     """
 
     kernel: Any = field(repr=False)
@@ -76,6 +78,7 @@ class Variant:
     num_warps: int = 4
     num_stages: int = 2
     fused_multiply_add: bool = False
+    since: int = 75
 
     @property
     def options(self) -> dict[str, Any]:
@@ -134,6 +137,24 @@ def require_gpu(what: str, *tensors: Tensor) -> None:
                 f"{what}: the tensors lie on {device}, and this is a GPU kernel. Move them to a CUDA "
                 "device, or set TRITON_INTERPRET=1 before Triton is imported."
             )
+
+
+def tensor_cores(tensor: Tensor) -> bool:
+    """Whether products of `tensor`'s dtype may round their factors to what tensor cores take.
+
+    For float32 that is TF32, on cards that have it, where the user allows it
+    (``torch.set_float32_matmul_precision``). Smaller dtypes are what they take.
+    """
+    if tensor.dtype != torch.float32:
+        return True
+    if torch.get_float32_matmul_precision() == "highest":
+        return False
+    return tensor.device.type != "cuda" or _capability(tensor.device.index or 0) >= (8, 0)
+
+
+@lru_cache(maxsize=16)
+def _capability(index: int) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(index)
 
 
 _recording: set[str] | None = None
