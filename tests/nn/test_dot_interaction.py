@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from hotbed.errors import InputError
 from hotbed.nn import DotInteraction
-from hotbed.nn import dot_interaction as module
+from hotbed.ops import dot as module
 
 
 def naive(dense, vectors, self_interaction=False):

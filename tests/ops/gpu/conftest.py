@@ -49,3 +49,12 @@ def only_listed_variants() -> Iterator[None]:
         yield
     unlisted = keys - {variant.key for variant in all_variants()}
     assert not unlisted, f"launched but not listed by variants(): {sorted(unlisted)}"
+
+
+@pytest.fixture
+def kernels_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets modules choose kernels for CPU tensors too, where there is no CUDA device."""
+    from hotbed.ops.gpu import variants
+
+    if DEVICE.type == "cpu":
+        monkeypatch.setattr(variants, "DEVICES", ("cpu",))

@@ -8,7 +8,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hotbed.errors import InputError
+from hotbed.nn import DotInteraction
+from hotbed.ops import dot as either
 from hotbed.ops.gpu import dot
+from hotbed.ops.gpu.variants import launched
 
 TOLERANCES = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 
@@ -93,8 +96,6 @@ def test_is_the_same_from_run_to_run():
 
 
 def test_tf32_is_chosen_by_torchs_setting():
-    from hotbed.ops.gpu.variants import launched
-
     dense, vectors = (x.to(DEVICE) for x in drawn(1, 2, 16, torch.float32))
     before = torch.get_float32_matmul_precision()
     try:
@@ -128,3 +129,83 @@ def test_refuses_a_gradient_of_another_shape():
     dense, vectors = (x.to(DEVICE) for x in drawn(2, 3, 4, torch.float32))
     with pytest.raises(InputError, match=r"\(2, 9\).*Pass \(2, 10\)"):
         dot.interact_backward(torch.zeros(2, 9, device=DEVICE), dense, vectors, False)
+
+
+# --- The module, which chooses the kernel by itself. ---
+
+
+def module_inputs(count=5, dim=8, dtype=torch.float32):
+    dense, vectors = (x.to(DEVICE) for x in drawn(3, count, dim, dtype))
+    return dense.requires_grad_(), vectors.requires_grad_()
+
+
+@pytest.mark.usefixtures("kernels_on_cpu")
+@pytest.mark.parametrize("self_interaction", [False, True])
+def test_the_module_chooses_the_kernel(self_interaction):
+    dense, vectors = module_inputs()
+    with launched() as keys:
+        out = DotInteraction(self_interaction)(dense, vectors)
+        given = torch.autograd.grad((out**2).sum(), (dense, vectors))
+    assert {key.split("(")[0] for key in keys} == {"interact_kernel", "interact_backward_kernel"}
+    expected = naive(dense, vectors, self_interaction)
+    wanted = torch.autograd.grad((expected**2).sum(), (dense, vectors))
+    torch.testing.assert_close((out, *given), (expected, *wanted), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.usefixtures("kernels_on_cpu")
+@pytest.mark.parametrize(("count", "dtype"), [(64, torch.float32), (5, torch.float64)])
+def test_the_module_keeps_to_torch_where_no_kernel_fits(count, dtype):
+    dense, vectors = module_inputs(count, 4, dtype)
+    with launched() as keys:
+        out = DotInteraction()(dense, vectors)
+        out.sum().backward()
+    assert not keys
+    torch.testing.assert_close(out, naive(dense, vectors, False), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.usefixtures("kernels_on_cpu")
+def test_the_gradient_can_be_differentiated():
+    dense, vectors = module_inputs()
+    found = []
+    for out in (DotInteraction()(dense, vectors), naive(dense, vectors, False)):
+        first = torch.autograd.grad((out**2).sum(), (dense, vectors), create_graph=True)
+        found.append(torch.autograd.grad(sum((g**2).sum() for g in first), (dense, vectors)))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.usefixtures("kernels_on_cpu")
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_autocast(dtype):
+    dense, vectors = module_inputs()
+    with torch.autocast(DEVICE.type, dtype=dtype):
+        out = DotInteraction()(dense, vectors)
+    assert out.dtype == dtype
+    given = torch.autograd.grad(out.float().sum(), (dense, vectors))
+    assert {g.dtype for g in given} == {torch.float32}
+    expected = naive(dense, vectors, False)
+    torch.testing.assert_close(out.float(), expected, rtol=0.05, atol=0.1)
+    wanted = torch.autograd.grad(expected.sum(), (dense, vectors))
+    torch.testing.assert_close(given, wanted, rtol=0.05, atol=0.1)
+
+
+@pytest.mark.usefixtures("kernels_on_cpu")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+def test_compiles_as_one_graph():
+    torch._dynamo.reset()
+    layer = DotInteraction()
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    dense, vectors = module_inputs()
+    with launched() as keys:
+        out = compiled(dense, vectors)
+        given = torch.autograd.grad((out**2).sum(), (dense, vectors))
+    assert {key.split("(")[0] for key in keys} == {"interact_kernel", "interact_backward_kernel"}
+    expected = layer(dense, vectors)
+    torch.testing.assert_close(out, expected)
+    wanted = torch.autograd.grad((expected**2).sum(), (dense, vectors))
+    torch.testing.assert_close(given, wanted)
+
+
+@pytest.mark.parametrize("self_interaction", [False, True])
+def test_operations_are_what_torch_expects(self_interaction):
+    dense, vectors = module_inputs(3, 4)
+    torch.library.opcheck(either.interact_op, (dense, vectors, self_interaction))

@@ -17,14 +17,18 @@ from torch import Tensor
 
 from hotbed.errors import InputError
 from hotbed.ops.gpu.products import product
-from hotbed.ops.gpu.variants import TYPES, Variant, launch, require_gpu, tensor_cores
+from hotbed.ops.gpu.variants import (
+    FLOATS,
+    MOST_VECTORS,
+    TYPES,
+    Variant,
+    launch,
+    require_gpu,
+    tensor_cores,
+)
 
-__all__ = ["MOST_VECTORS", "interact", "interact_backward", "variants"]
+__all__ = ["interact", "interact_backward", "variants"]
 
-MOST_VECTORS = 64
-"""Vectors of a sample, the dense one included, that a program can hold."""
-
-_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _PADDED = (16, 32, MOST_VECTORS)
 
 
@@ -114,7 +118,7 @@ def variants() -> list[Variant]:
     return [
         _variant(kernel, dtype, n, tf32, wide)
         for kernel in (interact_kernel, interact_backward_kernel)
-        for dtype, tf32 in ((torch.float32, False), *((dtype, True) for dtype in _DTYPES))
+        for dtype, tf32 in ((torch.float32, False), *((dtype, True) for dtype in FLOATS))
         for n, wide in shapes
     ]
 
@@ -167,7 +171,7 @@ def _check(what: str, dense: Tensor, vectors: Tensor) -> None:
             f"{what}: the dense vector has shape {tuple(dense.shape)}, and the others "
             f"{tuple(vectors.shape)}. Pass (B, d) and (B, F, d)."
         )
-    if dense.dtype not in _DTYPES or dense.dtype != vectors.dtype:
+    if dense.dtype not in FLOATS or dense.dtype != vectors.dtype:
         raise InputError(
             f"{what}: got {dense.dtype} and {vectors.dtype}. Pass float32, float16 or bfloat16, "
             "the same for both."

@@ -15,6 +15,7 @@ multiple of 16 says so by arithmetic, under a constexpr: ``dim = dim // 16 * 16`
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +30,9 @@ from torch import Tensor
 from hotbed.errors import InputError
 
 __all__ = [
+    "FLOATS",
     "MODULES",
+    "MOST_VECTORS",
     "TYPES",
     "Variant",
     "all_variants",
@@ -37,12 +40,20 @@ __all__ = [
     "interpreted",
     "launch",
     "launched",
+    "on_gpu",
     "require_gpu",
+    "runs_on",
     "tensor_cores",
 ]
 
 MODULES: tuple[str, ...] = ("codec", "dot")
 """Modules of this package that have a function ``variants() -> list[Variant]``."""
+
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+"""What kernels compute with."""
+
+MOST_VECTORS = 64
+"""Vectors of a sample, the dense one included, that a program of the interaction can hold."""
 
 TYPES = {
     torch.float32: "fp32",
@@ -137,6 +148,24 @@ def require_gpu(what: str, *tensors: Tensor) -> None:
                 f"{what}: the tensors lie on {device}, and this is a GPU kernel. Move them to a CUDA "
                 "device, or set TRITON_INTERPRET=1 before Triton is imported."
             )
+
+
+DEVICES: tuple[str, ...] = ("cuda",)
+"""Types of devices on which operations choose kernels by themselves."""
+
+_INSTALLED = importlib.util.find_spec("triton") is not None
+
+
+def on_gpu(tensor: Tensor) -> bool:
+    """Whether a kernel may take `tensor`, as far as a compiler can know: its device and dtype."""
+    return _INSTALLED and tensor.device.type in DEVICES and tensor.dtype in FLOATS
+
+
+def runs_on(tensor: Tensor, since: tuple[int, int] = (8, 0)) -> bool:
+    """Whether the card under `tensor` has the compute capability `since`."""
+    if tensor.device.type != "cuda":
+        return interpreted()
+    return _capability(tensor.device.index or 0) >= since
 
 
 def tensor_cores(tensor: Tensor) -> bool:
