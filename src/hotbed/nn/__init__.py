@@ -2,7 +2,8 @@
 
 from hotbed.nn.clip import clip_grad_norm_
 from hotbed.nn.concat import concat
+from hotbed.nn.cross_interaction import CrossInteraction
 from hotbed.nn.dot_interaction import DotInteraction
 from hotbed.nn.mlp import MLP
 
-__all__ = ["MLP", "DotInteraction", "clip_grad_norm_", "concat"]
+__all__ = ["MLP", "CrossInteraction", "DotInteraction", "clip_grad_norm_", "concat"]

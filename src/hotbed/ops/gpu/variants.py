@@ -32,6 +32,7 @@ from hotbed.errors import InputError
 __all__ = [
     "FLOATS",
     "MODULES",
+    "MOST_LAYERS",
     "MOST_VECTORS",
     "TYPES",
     "Variant",
@@ -46,7 +47,7 @@ __all__ = [
     "tensor_cores",
 ]
 
-MODULES: tuple[str, ...] = ("codec", "dot")
+MODULES: tuple[str, ...] = ("codec", "cross_matrix", "cross_vector", "dot")
 """Modules of this package that have a function ``variants() -> list[Variant]``."""
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
@@ -54,6 +55,9 @@ FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 MOST_VECTORS = 64
 """Vectors of a sample, the dense one included, that a program of the interaction can hold."""
+
+MOST_LAYERS = 8
+"""Layers of the vector form of the cross interaction that a program has room for."""
 
 TYPES = {
     torch.float32: "fp32",
