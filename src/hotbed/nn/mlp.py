@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from hotbed.errors import TableError
+from hotbed.ops.autocast import autocast_dtype
+from hotbed.ops.mlp import has_kernels, relu_layers
 
 __all__ = ["MLP"]
 
@@ -25,6 +27,11 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 class MLP(nn.Module):
     """Linear layers with an activation between them: (…, in_features) → (…, layers[-1]).
+
+    On a CUDA device kernels do the layers that ReLU follows, in float32, float16 or bfloat16. Bias,
+    ReLU and dropout are then part of the product, and the backward reads one bit an element of
+    them; its gradient cannot be differentiated again. Hooks on layers, and layers of other classes,
+    keep the MLP to torch's operations.
 
     Args:
         in_features: columns of the input.
@@ -79,7 +86,10 @@ class MLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Maps (…, in_features) to (…, out_features)."""
         last = len(self.layers) - 1
-        for position, layer in enumerate(self.layers):
+        done = self._layers_of_kernels(x)
+        if done:
+            x = self._by_kernels(x, done)
+        for position, layer in enumerate(self.layers[done:], done):
             x = layer(x)
             function = self.final_activation if position == last else self.activation
             if function is not None:
@@ -87,6 +97,35 @@ class MLP(nn.Module):
             if self.dropout and position < last:
                 x = nn.functional.dropout(x, self.dropout, self.training)
         return x
+
+    def _layers_of_kernels(self, x: Tensor) -> int:
+        """How many layers, from the first, kernels can do on `x`."""
+        if self.activation is not torch.relu_ or x.dim() == 0 or x.shape[-1] != self.in_features:
+            return 0
+        count = len(self.layers) - (self.final_activation is not torch.relu_)
+        layers = [layer for layer in self.layers[:count] if type(layer) is nn.Linear]
+        if len(layers) < count or any(x._forward_hooks or x._forward_pre_hooks for x in layers):
+            return 0
+        weights = [layer.weight for layer in layers]
+        if torch.is_autocast_enabled(x.device.type):
+            fits = has_kernels(x, [x]) and all(has_kernels(w, [w]) for w in weights)
+        else:
+            fits = has_kernels(x, weights)
+        return count if fits else 0
+
+    def _by_kernels(self, x: Tensor, count: int) -> Tensor:
+        dtype = autocast_dtype(x, x.dtype)
+        weights, biases = [], []
+        for layer in self.layers[:count]:
+            assert isinstance(layer, nn.Linear)
+            weights.append(layer.weight.to(dtype))
+            bias = layer.weight.new_zeros(layer.out_features) if layer.bias is None else layer.bias
+            biases.append(bias.to(dtype))
+        dropped = min(count, len(self.layers) - 1) if self.training else 0
+        rows = x.to(dtype).reshape(-1, self.in_features)
+        with torch.autocast(x.device.type, enabled=False):
+            out = relu_layers(rows, weights, biases, self.dropout, dropped)
+        return out.reshape(*x.shape[:-1], out.shape[-1])
 
 
 def _activation(

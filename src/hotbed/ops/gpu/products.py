@@ -97,13 +97,12 @@ def tile_product(
 ):
     """One tile of left (M, K) @ right (K, N), or of left @ right.T (TRANSPOSED), in float32.
 
-    Strides, and K or N, are multiples of 16.
+    Strides, K, and N unless TRANSPOSED, are multiples of 16.
     """
     left_stride = left_stride // 16 * 16
     right_stride = right_stride // 16 * 16
-    if TRANSPOSED:
-        inner = inner // 16 * 16
-    else:
+    inner = inner // 16 * 16
+    if not TRANSPOSED:
         columns = columns // 16 * 16
     k = tl.arange(0, INNER)
     sums = tl.zeros([ROWS, COLUMNS], tl.float32)

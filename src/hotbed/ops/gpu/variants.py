@@ -47,7 +47,7 @@ __all__ = [
     "tensor_cores",
 ]
 
-MODULES: tuple[str, ...] = ("codec", "cross_matrix", "cross_vector", "dot")
+MODULES: tuple[str, ...] = ("codec", "cross_matrix", "cross_vector", "dot", "masks", "mlp")
 """Modules of this package that have a function ``variants() -> list[Variant]``."""
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
