@@ -1,4 +1,4 @@
-"""`python -m benchmarks SCENARIO [--json OUT] [--quick]`"""
+"""`python -m benchmarks SCENARIO [--json OUT] [--quick] [the scenario's own options]`"""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ SCENARIOS = {
     "train": "a DLRM on the Criteo log, against a plain torch twin",
     "capacity": "NVIDIA's synthetic model small, larger than memory, in 6 GB (--dry-run: of 1 TB)",
     "tiers": "a DLRM step with 100 to 5 % of its 13 GB in memory, the rest on disk",
+    "synthetic": "NVIDIA's synthetic models: tiny at batch 65,536 with Adagrad",
+    "gpu": "kernels on a CUDA device: roof, interaction, layers, lookups",
     "import": "what `import hotbed` adds to `import torch`",
 }
 # `import` is a keyword, so its module has another name.
@@ -34,18 +36,16 @@ def main() -> None:
     parser.add_argument("scenario", choices=SCENARIOS, metavar="SCENARIO")
     parser.add_argument("--json", type=Path, metavar="OUT", help="also write the result here")
     parser.add_argument("--quick", action="store_true", help="small sizes, to see that it runs")
-    parser.add_argument(
-        "--dry-run", action="store_true", help="capacity: only what a model of 1 TB would need"
-    )
-    arguments = parser.parse_args()
-    options = {"dry_run": True} if arguments.dry_run else {}
-    if options and arguments.scenario != "capacity":
-        parser.error("--dry-run goes with capacity")
-
-    console = Console()
+    arguments, rest = parser.parse_known_args()
     module = importlib.import_module(
         "benchmarks." + MODULES.get(arguments.scenario, arguments.scenario)
     )
+    own = argparse.ArgumentParser(prog=f"python -m benchmarks {arguments.scenario}")
+    if hasattr(module, "add_options"):
+        module.add_options(own)
+    options = vars(own.parse_args(rest))
+
+    console = Console()
     with console.status("measuring the machine") as status:
         report = module.run(
             quick=arguments.quick,

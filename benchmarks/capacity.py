@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import os
 import resource
@@ -65,6 +66,12 @@ class Model(nn.Module):
         vectors = self.embeddings(batch["ids"])
         out: Tensor = self.mlp(hb.nn.concat([batch["dense"], *vectors.values()]))
         return out.squeeze(1)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--dry-run", action="store_true", help="only tell what a model of 1 TB would need"
+    )
 
 
 def run(*, quick: bool, progress: Callable[[str], None], dry_run: bool = False) -> Report:

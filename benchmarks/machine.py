@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-PACKAGES = ("hotbed", "torch", "numpy", "fbgemm-gpu-cpu", "rocksdict", "lmdb")
+PACKAGES = ("hotbed", "torch", "numpy", "triton", "fbgemm-gpu-cpu", "rocksdict", "lmdb")
 ROOT = Path(__file__).resolve().parents[1]
 
 

@@ -40,8 +40,12 @@ class Report:
         timing: Timing,
         moved_bytes: float | None = None,
         threads: int | None = None,
+        floor_ms: float | None = None,
     ) -> None:
-        """Adds a row; `moved_bytes` is the least that the work, on `threads` (all), must move."""
+        """Adds a row; `moved_bytes` is the least that the work, on `threads` (all), must move.
+
+        `floor_ms` is the floor where it does not follow from the bytes and this machine's memory.
+        """
         row: dict[str, Any] = {
             "name": name,
             "config": config,
@@ -52,12 +56,15 @@ class Report:
             "other_work": round(timing.other_work, 3),
         }
         if moved_bytes is not None:
-            bandwidths = self.hardware["copy_gb_per_s"]
-            rate = bandwidths["1"] if threads == 1 else max(bandwidths.values())
-            floor = moved_bytes / (rate * 1e9) * 1e3
             row["moved_mb"] = round(moved_bytes / 1e6, 1)
-            row["floor_ms"] = round(floor, 3)
-            row["times_floor"] = round(timing.median / floor, 2)
+            if floor_ms is None:
+                bandwidths = self.hardware["copy_gb_per_s"]
+                rate = bandwidths["1"] if threads == 1 else max(bandwidths.values())
+                floor_ms = moved_bytes / (rate * 1e9) * 1e3
+        if floor_ms is not None:
+            row["floor_ms"] = round(floor_ms, 3)
+            row["times_floor"] = round(timing.median / floor_ms, 2)
+            row["share_of_roof"] = round(floor_ms / timing.median, 3)
         self.rows.append(row)
 
     def as_json(self) -> dict[str, Any]:
@@ -102,6 +109,8 @@ class Report:
         rates = self.hardware["copy_gb_per_s"].items()
         copy = ", ".join(f"{rate} GB/s on {threads} threads" for threads, rate in rates)
         console.print(f"{self.hardware['cpu']}, {self.hardware['cores']} cores; copies {copy}")
+        if "gpu" in self.hardware:
+            console.print(", ".join(f"{k} {v}" for k, v in self.hardware["gpu"].items()))
         for remark in self.remarks + self._noise():
             console.print(f"• {remark}")
 
