@@ -69,6 +69,17 @@ def compile_one(position: int, arch: int) -> Compiled:
         variant.num_warps,
         variant.num_stages,
     )
+    # What a launch will compile: its types are the annotations, its values are not looked at.
+    for parameter in kernel.params:
+        listed = variant.types.get(parameter.name, "*")
+        if listed[0] == "*":
+            continue
+        if parameter.annotation_type != listed or not parameter.do_not_specialize:
+            result.error = (
+                f"{parameter.name} is listed as {listed}. Annotate it so, and name it in "
+                "do_not_specialize."
+            )
+            return result
     signature = {
         name: "constexpr" if name in variant.constants else variant.types[name]
         for name in kernel.arg_names

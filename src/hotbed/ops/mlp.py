@@ -61,7 +61,8 @@ def layers_op(
     outputs, bits = [], []
     for layer, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
         seed = seeds[layer : layer + 1] if layer < len(seeds) else None
-        weight = weight.contiguous()
+        if runs_on(x) and products.tensor_cores(x):
+            x, weight = _padded(x), _padded(weight)
         if runs_on(x) and products.fits(x, weight) and weight.shape[0] % 16 == 0:
             x, mask = mlp.linear(x, weight, bias.contiguous(), seed, dropout)
         else:
@@ -70,6 +71,16 @@ def layers_op(
         outputs.append(x)
         bits.append(mask)
     return outputs + bits
+
+
+def _padded(matrix: Tensor) -> Tensor:
+    """The matrix with rows that begin at multiples of 16 elements, zeros in the added columns.
+
+    A copy costs a batch less than a product of rows that tensor cores cannot be fed from, which
+    DLRM's 479 columns would be.
+    """
+    missing = -matrix.shape[1] % 16
+    return functional.pad(matrix, (0, missing)) if missing else matrix.contiguous()
 
 
 @layers_op.register_fake
@@ -98,11 +109,14 @@ def layers_backward_op(
 
     last = len(weights) - 1
     inputs, bits = [x, *saved[:last]], saved[last + 1 :]
+    padding = runs_on(x) and products.tensor_cores(x)
     to_weights, to_biases = list(weights), list(weights)
     share = dropout if last < dropped else 0.0
     gradient, to_biases[last] = masks.masked(gradient.contiguous(), bits[last], share)
     for layer in range(last, -1, -1):
-        to_weights[layer] = gradient.t() @ inputs[layer]
+        factor = _padded(inputs[layer]) if padding else inputs[layer]
+        to_weight = gradient.t() @ factor
+        to_weights[layer] = to_weight[:, : weights[layer].shape[1]].contiguous()
         if layer == 0:
             break
         weight, share = weights[layer].contiguous(), dropout if layer - 1 < dropped else 0.0
@@ -112,8 +126,21 @@ def layers_backward_op(
             )
         else:
             gradient, to_biases[layer - 1] = masks.masked(gradient @ weight, bits[layer - 1], share)
-    to_x = gradient @ weights[0] if input_needs_it else x.new_empty(0)
+    to_x = _input_gradient(x) if input_needs_it else x.new_empty(0)
+    if input_needs_it:
+        weight = _padded(weights[0]) if padding else weights[0]
+        torch.mm(gradient, weight, out=_first_columns(to_x, weight.shape[1]))
     return [to_x, *to_weights, *to_biases]
+
+
+def _input_gradient(x: Tensor) -> Tensor:
+    """An undefined tensor of the shape of `x`, whose rows begin at multiples of 16 elements."""
+    return x.new_empty(x.shape[0], x.shape[1] + -x.shape[1] % 16)[:, : x.shape[1]]
+
+
+def _first_columns(padded: Tensor, columns: int) -> Tensor:
+    """So many columns of a tensor made by `_input_gradient`, up to the added ones."""
+    return padded.as_strided((padded.shape[0], columns), padded.stride())
 
 
 @layers_backward_op.register_fake
@@ -126,7 +153,7 @@ def _(
     dropout: float,
     input_needs_it: bool,
 ) -> list[Tensor]:
-    to_x = x.new_empty(x.shape if input_needs_it else (0,))
+    to_x = _input_gradient(x) if input_needs_it else x.new_empty(0)
     to_weights = [weight.new_empty(weight.shape) for weight in weights]
     to_biases = [weight.new_empty(weight.shape[0], dtype=torch.float32) for weight in weights]
     return [to_x, *to_weights, *to_biases]

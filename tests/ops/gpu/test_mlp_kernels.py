@@ -187,9 +187,15 @@ def test_the_module_chooses_kernels(dtype, final):
     assert check([16, 32, 1], final, dtype, 20) >= {"linear_kernel", "masked_kernel"}
 
 
-def test_rows_that_begin_anywhere_are_multiplied_by_torch():
+@pytest.mark.parametrize("dtype", TOLERANCES)
+def test_inputs_of_odd_lengths_are_padded(dtype):
+    assert check([13, 64, 32, 1], None, dtype, 20) == FUSED
+    assert check([479 % 64, 32, 16], "relu", dtype, 20) == FUSED
+
+
+def test_outputs_of_odd_lengths_are_multiplied_by_torch():
     assert check([13, 10, 7, 1], None, torch.float32, 20) == AFTER
-    assert check([13, 64, 32, 1], None, torch.float16, 20) == AFTER | FUSED
+    assert check([16, 32, 10, 48, 32, 1], None, torch.float16, 20) == AFTER | FUSED
 
 
 def test_exact_products_are_torchs():
@@ -207,6 +213,12 @@ def test_exact_products_are_torchs():
 )
 def test_random_layers(widths, rows, final, dtype, bias):
     check(widths, final, dtype, rows, bias)
+
+
+def test_the_gradient_of_an_odd_input_has_aligned_rows():
+    x = torch.randn(5, 13).to(DEVICE).requires_grad_()
+    (gradient,) = torch.autograd.grad(MLP(13, [16, 1]).to(DEVICE)(x).sum(), x)
+    assert gradient.shape == (5, 13) and gradient.stride() == (16, 1)
 
 
 def test_shapes_of_inputs():
@@ -271,21 +283,21 @@ def test_is_the_same_from_run_to_run():
     assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.5])
-def test_compiles_as_one_graph(dropout):
+@pytest.mark.parametrize(("inputs", "dropout"), [(16, 0.0), (16, 0.5), (13, 0.0)])
+def test_compiles_as_one_graph(inputs, dropout):
     torch._dynamo.reset()
-    layer = MLP(16, [32, 16, 1], dropout=dropout).to(DEVICE)
+    layer = MLP(inputs, [32, 16, 1], dropout=dropout).to(DEVICE)
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
-    x = torch.randn(20, 16).to(DEVICE)
+    x = torch.randn(20, inputs).to(DEVICE).requires_grad_()
     torch.manual_seed(3)
     with launched() as keys:
         out = compiled(x)
-        given_ = torch.autograd.grad((out**2).sum(), list(layer.parameters()))
+        given_ = torch.autograd.grad((out**2).sum(), [x, *layer.parameters()])
     assert {key.split("(")[0] for key in keys} == FUSED
     torch.manual_seed(3)
     expected = layer(x)
     torch.testing.assert_close(out, expected)
-    wanted = torch.autograd.grad((expected**2).sum(), list(layer.parameters()))
+    wanted = torch.autograd.grad((expected**2).sum(), [x, *layer.parameters()])
     torch.testing.assert_close(given_, wanted)
 
 

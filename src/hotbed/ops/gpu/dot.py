@@ -191,7 +191,8 @@ def _rows(tensor: Tensor) -> Tensor:
 
 def _is_wide(dim: int, dense: Tensor, vectors: Tensor) -> bool:
     strides = (dense.stride(0), vectors.stride(0), vectors.stride(1))
-    return dim % 16 == 0 and all(stride % 16 == 0 for stride in strides)
+    aligned = dense.data_ptr() % 16 == 0 and vectors.data_ptr() % 16 == 0
+    return aligned and dim % 16 == 0 and all(stride % 16 == 0 for stride in strides)
 
 
 # --- Kernels: one program a sample. ---

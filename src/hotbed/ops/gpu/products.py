@@ -12,7 +12,18 @@ from torch import Tensor
 
 from hotbed.ops.gpu.variants import interpreted, tensor_cores
 
-__all__ = ["INTERPRETED", "TILES", "fits", "grid", "product", "tile", "tile_product"]
+__all__ = [
+    "INTERPRETED",
+    "TILES",
+    "fits",
+    "grid",
+    "inner_of",
+    "place",
+    "product",
+    "tensor_cores",
+    "tile",
+    "tile_product",
+]
 
 INTERPRETED = tl.constexpr(interpreted())
 
@@ -49,6 +60,7 @@ def fits(*matrices: Tensor) -> bool:
         and matrix.stride(1) == 1
         and matrix.stride(0) % 16 == 0
         and matrix.shape[1] % 16 == 0
+        and matrix.data_ptr() % 16 == 0
         and tensor_cores(matrix)
         for matrix in matrices
     )

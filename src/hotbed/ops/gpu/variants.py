@@ -241,14 +241,15 @@ def choose(
     card, which waits for the device, and the choice is kept in ``$HOTBED_CACHE_DIR`` (default
     ``~/.cache/hotbed``). Choices in that file are used by later processes, tuning or not.
     """
-    if len(candidates) == 1 or not torch.cuda.is_available():
+    tuning = os.environ.get("HOTBED_TUNE", "") not in ("", "0")
+    if len(candidates) == 1 or not (tuning or _choices()) or interpreted():
         return candidates[0]
     card = _card(torch.cuda.current_device())
     kept = _choices().get(card, {})
     slot = f"{candidates[0].name}, {shape_class}"
     if slot in kept:
         return next((c for c in candidates if c.key == kept[slot]), candidates[0])
-    if os.environ.get("HOTBED_TUNE", "") in ("", "0"):
+    if not tuning:
         return candidates[0]
     best = min(candidates, key=lambda candidate: _milliseconds(run, candidate))
     _choices().setdefault(card, {})[slot] = best.key
