@@ -47,7 +47,15 @@ __all__ = [
     "tensor_cores",
 ]
 
-MODULES: tuple[str, ...] = ("codec", "cross_matrix", "cross_vector", "dot", "masks", "mlp")
+MODULES: tuple[str, ...] = (
+    "codec",
+    "cross_matrix",
+    "cross_vector",
+    "dot",
+    "masks",
+    "mlp",
+    "pool",
+)
 """Modules of this package that have a function ``variants() -> list[Variant]``."""
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
