@@ -55,6 +55,7 @@ MODULES: tuple[str, ...] = (
     "masks",
     "mlp",
     "pool",
+    "transpose",
 )
 """Modules of this package that have a function ``variants() -> list[Variant]``."""
 
