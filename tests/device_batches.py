@@ -120,3 +120,26 @@ def pooled(planes: Sequence[Tensor], feature: Any) -> Tensor:
         divisor = divisor_of(feature, positions)
         out[bag] = out[bag] / divisor if divisor else 0.0
     return out
+
+
+def gradient_rows(
+    planes: Sequence[Tensor], features: Sequence[Any], grads: Sequence[Tensor | None]
+) -> list[dict[int, Tensor]]:
+    """For each table, the float64 gradient row of each slot in use: the definition."""
+    found: list[dict[int, Tensor]] = [{} for _ in planes]
+    for feature, grad in zip(features, grads, strict=True):
+        for bag, positions in enumerate(positions_of(feature)):
+            divisor = divisor_of(feature, positions)
+            for p in positions:
+                slot = int(feature.slots[p])
+                if slot < 0 or slot == feature.padding_slot:
+                    continue
+                weighted = feature.weights is not None and feature.combiner != "none"
+                scale = float(feature.weights[p]) if weighted else 1.0
+                scale = scale / divisor if divisor else 0.0
+                row = found[feature.table].setdefault(
+                    slot, torch.zeros(planes[feature.table].shape[1], dtype=torch.float64)
+                )
+                if grad is not None:
+                    row += scale * grad[bag].double().cpu()
+    return found

@@ -16,6 +16,10 @@ from devices import DEVICE
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
+    if importlib.util.find_spec("triton"):
+        import quick_interpreter
+
+        quick_interpreter.install()
 
 
 collect_ignore_glob = [] if importlib.util.find_spec("triton") else ["test_*.py"]

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from hotbed.errors import InputError
 from hotbed.ops.gpu import transpose as gpu
+from hotbed.ops.gpu.count_sort import count_sort
 from hotbed.ops.gpu.pool import FeatureSlots
 
 
@@ -75,7 +76,7 @@ def test_is_what_it_is_defined_to_be(rows, features, padding, seed):
 @pytest.mark.parametrize("n", [1, 63, 512, 1500])
 def test_counting_is_a_stable_sort(total, n):
     keys = torch.randint(0, total + 1, (n,), dtype=torch.int32, device=DEVICE)
-    ordered, order = gpu._count_sort(keys, total)
+    ordered, order = count_sort(keys)
     expected, expected_order = torch.sort(keys, stable=True)
     assert torch.equal(ordered, expected)
     assert torch.equal(order, expected_order)

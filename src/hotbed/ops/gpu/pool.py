@@ -22,6 +22,7 @@ from hotbed.errors import InputError
 from hotbed.ops.gpu.rows import (
     KINDS,
     NO_SLOT,
+    Launch,
     address_of,
     at32,
     at64,
@@ -150,21 +151,21 @@ def pool_into(
                 f"float32, float16 or bfloat16 {shape} whose columns lie side by side."
             )
     require_gpu("pool", *planes, *outputs)
-    launches: dict[tuple[bool, int, int, int], list[list[int]]] = {}
-    blocks: dict[tuple[bool, int, int, int], int] = {}
+    launches: dict[tuple[bool, int, int, int], Launch] = {}
     for feature, out, inverse in zip(features, outputs, inverses, strict=True):
         if out.numel() == 0:
             continue
         plane = planes[feature.table]
         vector = vector_length(plane.shape[1], (plane, out, feature.scratch), 16 // plane.itemsize)
         shared = feature.single, plane.itemsize, out.itemsize, vector
-        launches.setdefault(shared, []).append(_line(plane, feature, out, inverse, vector))
         block = _COPY_BLOCK if feature.single else _BAG_BLOCK
-        work = -(-feature.bags * (plane.shape[1] // vector) // block)
-        blocks[shared] = max(blocks.get(shared, 0), work)
-    for shared, lines in launches.items():
-        grid = (blocks[shared], len(lines))
-        launch(_variant(*shared), grid, features=upload(lines, planes[0].device))
+        launches.setdefault(shared, Launch()).add(
+            _line(plane, feature, out, inverse, vector),
+            -(-feature.bags * (plane.shape[1] // vector) // block),
+        )
+    for shared, group in launches.items():
+        lines = upload(group.lines, planes[0].device)
+        launch(_variant(*shared), group.most, features=lines)
 
 
 def check_features(planes: Sequence[Tensor], features: Sequence[FeatureSlots]) -> None:
@@ -295,7 +296,7 @@ def pool_copy_kernel(
 ):
     line = features + tl.program_id(1) * _FIELDS
     vectors = tl.load(line + _VECTORS)
-    bag, column = spread(tl.program_id(0), vectors, tl.load(line + _MULTIPLIER), BLOCK)
+    bag, column = spread(tl.program_id(0).to(tl.int64), vectors, tl.load(line + _MULTIPLIER), BLOCK)
     live = bag < tl.load(line + _BAGS)
     scratch = tl.load(line + _SCRATCH)
     slot = tl.load(at64(tl.load(line + _SLOTS)) + bag, mask=live, other=_NO_SLOT)
@@ -318,7 +319,7 @@ def pool_bags_kernel(
 ):
     line = features + tl.program_id(1) * _FIELDS
     vectors = tl.load(line + _VECTORS)
-    bag, column = spread(tl.program_id(0), vectors, tl.load(line + _MULTIPLIER), BLOCK)
+    bag, column = spread(tl.program_id(0).to(tl.int64), vectors, tl.load(line + _MULTIPLIER), BLOCK)
     live = bag < tl.load(line + _BAGS)
     plane, scratch = tl.load(line + _PLANE), tl.load(line + _SCRATCH)
     kind, padding = tl.load(line + _KIND), tl.load(line + _PADDING)

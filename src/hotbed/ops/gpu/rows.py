@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
 
 import torch
 import triton
@@ -23,6 +25,7 @@ from hotbed.ops.gpu.codec import half_bits, half_values
 
 __all__ = [
     "KINDS",
+    "Launch",
     "NO_SLOT",
     "WIDEST",
     "address_of",
@@ -45,8 +48,35 @@ WIDEST = 32768
 _BLOCKS_PER_PROCESSOR = 16
 
 
+@dataclass
+class Launch:
+    """What shares a launch: a line each, and the most work of any."""
+
+    lines: list[list[int]] = field(default_factory=list)
+    blocks: int = 0
+
+    def add(self, line: list[int], blocks: int) -> None:
+        """Another line, which has so many blocks at most."""
+        self.lines.append(line)
+        self.blocks = max(self.blocks, blocks)
+
+    @property
+    def most(self) -> tuple[int, int]:
+        """The grid in which every block is a program."""
+        return self.blocks, len(self.lines)
+
+
 def upload(lines: Sequence[Sequence[int]], device: torch.device) -> Tensor:
-    """int64 (lines, fields) on the device. The host does not wait for the copy."""
+    """int64 (lines, fields) on the device, not to be written to. The host does not wait for the copy.
+
+    The same lines again, as steps over buffers that stay have them, are not copied again.
+    """
+    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+    return _uploaded(tuple(map(tuple, lines)), device, stream)
+
+
+@lru_cache(maxsize=256)
+def _uploaded(lines: tuple[tuple[int, ...], ...], device: torch.device, stream: int) -> Tensor:
     if device.type != "cuda":
         return torch.tensor(lines, dtype=torch.int64, device=device)
     return torch.tensor(lines, dtype=torch.int64, pin_memory=True).to(device, non_blocking=True)
@@ -101,6 +131,7 @@ def programs(blocks: int, device: torch.device) -> int:
     return min(blocks, _processors(device) * _BLOCKS_PER_PROCESSOR)
 
 
+@lru_cache(maxsize=16)
 def _processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
@@ -110,8 +141,8 @@ def _processors(device: torch.device) -> int:
 
 @triton.jit
 def spread(block, vectors, multiplier, BLOCK: tl.constexpr):
-    """(row, vector within the row), int64 (BLOCK,), of the vectors of a block."""
-    first = block.to(tl.int64) * BLOCK
+    """(row, vector within the row), int64 (BLOCK,), of the vectors of a block, which is int64."""
+    first = block * BLOCK
     row = first // vectors
     at = (first - row * vectors).to(tl.uint32) + tl.arange(0, BLOCK).to(tl.uint32)
     # at // vectors: exact while at * vectors < 2^32.
@@ -174,6 +205,31 @@ def load_either(address, kind, live, VECTOR: tl.constexpr):
 
 
 @triton.jit
+def read_values(rows, column, kind, mask, WIDTH: tl.constexpr, VECTOR: tl.constexpr):
+    """float32 (ROWS, COLUMNS) at columns (COLUMNS,) of rows that begin at byte addresses (ROWS,)."""
+    if WIDTH == 4:
+        first = rows.to(tl.pointer_type(tl.float32))[:, None]
+    else:
+        first = rows.to(tl.pointer_type(tl.int16))[:, None]
+    if VECTOR * WIDTH == 16:
+        first = tl.multiple_of(first, (16, 16))
+    elif VECTOR * WIDTH == 8:
+        first = tl.multiple_of(first, (8, 8))
+    if WIDTH == 4:
+        return tl.load(first + column[None, :], mask=mask, other=0.0)
+    else:
+        return half_of(tl.load(first + column[None, :], mask=mask, other=0), kind)
+
+
+@triton.jit
+def read_either(rows, column, kind, mask, VECTOR: tl.constexpr):
+    """The same for values whose width is known to the device only."""
+    full = read_values(rows, column, kind, only_if(kind == 0, mask), 4, VECTOR)
+    half = read_values(rows, column, kind, only_if(kind != 0, mask), 2, VECTOR)
+    return tl.where(kind == 0, full, half)
+
+
+@triton.jit
 def store_values(address, values, kind, live, WIDTH: tl.constexpr, VECTOR: tl.constexpr):
     """Writes float32 (BLOCK, VECTOR) as values of WIDTH bytes, to nearest even."""
     if WIDTH == 4:
@@ -197,16 +253,17 @@ def at32(address):
 
 
 @triton.jit
-def last_not_above(array, count, wanted, steps):
-    """The last i in [0, count) with array[i] <= wanted, for rising arrays with array[0] <= wanted.
+def last_not_above(array, stride, count, wanted, steps):
+    """The last i in [0, count) with array[i * stride] <= wanted, of rising values; 0 if there is none.
 
-    `steps`: at least log2(count), rounded up.
+    `array` and `count` may be the same for all of `wanted` or not; steps >= log2(count), rounded up.
     """
     low = wanted * 0
     high = low + count
     for _ in range(0, steps):
         middle = (low + high) // 2
-        right = (middle > low) & (tl.load(array + middle, mask=middle < count, other=0) <= wanted)
+        right = middle > low
+        right = right & (tl.load(array + middle * stride, mask=right, other=0) <= wanted)
         low = tl.where(right, middle, low)
         high = tl.where(right, high, tl.maximum(middle, low + 1))
     return low

@@ -20,6 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from hotbed.errors import InputError
+from hotbed.ops.gpu.count_sort import FEW_KEYS, count_sort
 from hotbed.ops.gpu.pool import FeatureSlots
 from hotbed.ops.gpu.rows import at64, last_not_above, only_if, upload
 from hotbed.ops.gpu.variants import Variant, launch, require_gpu
@@ -30,8 +31,6 @@ CHUNK = 32
 """Positions of a chunk: what one running sum adds up of a slot that many positions use."""
 
 _BLOCK = 256
-_FEW_SLOTS = 512  # up to here counting moves fewer bytes than a sort
-_SPAN, _PART = 512, 64  # positions that a program counts, and those it compares at a time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +110,8 @@ def transpose(features: Sequence[FeatureSlots], rows: Sequence[int]) -> Transpos
         keys=keys,
         total=total,
     )
-    keys, order = _count_sort(keys, total) if total < _FEW_SLOTS else torch.sort(keys, stable=True)
+    few = total < FEW_KEYS
+    keys, order = count_sort(keys) if few else torch.sort(keys, stable=True)
     heads = torch.empty(n, dtype=torch.int32, device=device)
     blocks = -(-n // _BLOCK)
     launch(_heads_variant(keys.dtype), (blocks,), keys=keys, heads=heads, n=n, total=total)
@@ -208,23 +208,6 @@ def _empty(table_positions: tuple[int, ...], device: torch.device) -> Transposed
     )
 
 
-def _count_sort(keys: Tensor, total: int) -> tuple[Tensor, Tensor]:
-    """As torch.sort(keys, stable=True) for int32 keys in [0, total], total < _FEW_SLOTS."""
-    n = keys.shape[0]
-    bins = triton.next_power_of_2(total + 1)
-    bins = max(bins, _FEW_SLOTS)  # one variant for all
-    spans = -(-n // _SPAN)
-    counts = torch.empty((spans, bins), dtype=torch.int32, device=keys.device)
-    launch(_count_variant(), (spans,), keys=keys, counts=counts, n=n)
-    so_far = counts.cumsum(0)
-    of_key = so_far[-1]
-    begins = so_far - counts + (of_key.cumsum(0) - of_key)
-    order = torch.empty(n, dtype=torch.int64, device=keys.device)
-    ordered = torch.empty_like(keys)
-    launch(_place_variant(), (spans,), keys=keys, begins=begins, order=order, ordered=ordered, n=n)
-    return ordered, order
-
-
 def _chunk_slots(starts: Tensor, table_starts: Tensor, n: int | None = None) -> Tensor:
     chunks = (starts.shape[0] - 1 if n is None else n) // CHUNK
     result = torch.empty(chunks, dtype=torch.int64, device=starts.device)
@@ -247,7 +230,7 @@ def variants() -> list[Variant]:
         for make in (_keys_variant, _heads_variant, _groups_variant, _tables_variant)
         for dtype in (torch.int32, torch.int64)
     ]
-    return [*both, _chunks_variant(), _count_variant(), _place_variant()]
+    return [*both, _chunks_variant()]
 
 
 _KEY = {torch.int32: "*i32", torch.int64: "*i64"}
@@ -303,24 +286,6 @@ def _chunks_variant() -> Variant:
     )
 
 
-@cache
-def _count_variant() -> Variant:
-    return Variant(
-        kernel=count_kernel,
-        types={"keys": "*i32", "counts": "*i32", "n": "i64"},
-        constants={"SPAN": _SPAN, "BINS": _FEW_SLOTS},
-    )
-
-
-@cache
-def _place_variant() -> Variant:
-    return Variant(
-        kernel=place_kernel,
-        types={"keys": "*i32", "begins": "*i64", "order": "*i64", "ordered": "*i32", "n": "i64"},
-        constants={"SPAN": _SPAN, "PART": _PART, "BINS": _FEW_SLOTS},
-    )
-
-
 # --- Kernels. ---
 
 # The fields of a line of `keys_kernel`.
@@ -370,7 +335,7 @@ def groups_kernel(
     rank = tl.load(ranks + at, mask=live, other=0)
     before = tl.load(ranks + at - 1, mask=live & (at > 0), other=0)
     head = live & (rank != before)
-    table = last_not_above(bounds, tables, tl.where(head, key, 0), steps)
+    table = last_not_above(bounds, 1, tables, tl.where(head, key, 0), steps)
     base = tl.load(bounds + table, mask=head, other=0)
     tl.store(slots + before, key - base, mask=head)
     tl.store(starts + before, at, mask=head)
@@ -397,7 +362,7 @@ def tables_kernel(
     bound = tl.load(bounds + table, mask=live, other=0)
     # The last key below the bound, if the first one is.
     some = live & (bound > tl.load(keys).to(tl.int64))
-    at = last_not_above(keys, n, tl.where(some, bound - 1, tl.load(keys).to(tl.int64)), steps)
+    at = last_not_above(keys, 1, n, tl.where(some, bound - 1, tl.load(keys).to(tl.int64)), steps)
     tl.store(table_starts + table, tl.load(ranks + at, mask=some, other=0), mask=live)
 
 
@@ -416,42 +381,6 @@ def chunks_kernel(
     live = chunk < chunks
     count = tl.load(used)
     first = tl.where(live, chunk * CHUNK, 0)
-    slot = last_not_above(starts, count, first, steps)
+    slot = last_not_above(starts, 1, count, first, steps)
     end = tl.load(starts + slot + 1, mask=only_if(count > 0, live), other=0)
     tl.store(result + chunk, tl.where(end >= first + CHUNK, slot, -1), mask=live)
-
-
-@triton.jit(do_not_specialize=["n"])
-def count_kernel(keys, counts, n: tl.int64, SPAN: tl.constexpr, BINS: tl.constexpr):
-    """How often each key occurs among SPAN positions."""
-    at = tl.program_id(0).to(tl.int64) * SPAN + tl.arange(0, SPAN)
-    key = tl.load(keys + at, mask=at < n, other=0)
-    count = tl.histogram(key, BINS, mask=at < n)
-    tl.store(counts + tl.program_id(0).to(tl.int64) * BINS + tl.arange(0, BINS), count)
-
-
-@triton.jit(do_not_specialize=["n"])
-def place_kernel(
-    keys,
-    begins,
-    order,
-    ordered,
-    n: tl.int64,
-    SPAN: tl.constexpr,
-    PART: tl.constexpr,
-    BINS: tl.constexpr,
-):
-    """Puts each position behind the earlier ones of its key."""
-    span = tl.program_id(0).to(tl.int64)
-    for part in range(0, SPAN, PART):
-        at = span * SPAN + part + tl.arange(0, PART)
-        key = tl.load(keys + at, mask=at < n, other=-1)
-        earlier = tl.zeros([PART], tl.int32)
-        for other_part in range(0, part + PART, PART):
-            other = span * SPAN + other_part + tl.arange(0, PART)
-            other_key = tl.load(keys + other, mask=other < n, other=-1)
-            same = (key[:, None] == other_key[None, :]) & (other[None, :] < at[:, None])
-            earlier += tl.sum(same.to(tl.int32), 1)
-        begin = tl.load(begins + span * BINS + key, mask=at < n, other=0)
-        tl.store(order + begin + earlier, at, mask=at < n)
-        tl.store(ordered + begin + earlier, key, mask=at < n)

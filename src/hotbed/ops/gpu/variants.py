@@ -49,13 +49,19 @@ __all__ = [
 
 MODULES: tuple[str, ...] = (
     "codec",
+    "count_sort",
     "cross_matrix",
     "cross_vector",
     "dot",
+    "finite",
     "masks",
     "mlp",
     "pool",
+    "reduce",
+    "terms",
     "transpose",
+    "update",
+    "weight_gradients",
 )
 """Modules of this package that have a function ``variants() -> list[Variant]``."""
 

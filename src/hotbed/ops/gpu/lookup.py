@@ -1,0 +1,158 @@
+"""Lookup of device planes: forward, backward and optimizer step of a batch, whose ids are slots.
+
+What a device tier needs: it resolves ids to slots, hands the batch to `Lookup`, and has every row
+moved on the device. No call waits for the device, and what a batch turns out to be (how many slots,
+whether its gradient is finite) stays there.
+
+    lookup = Lookup(planes)
+    batch = lookup.forward(features)                   # batch.outputs: (bags, dim) a feature
+    index = lookup.transpose(features)                 # any time before backward, on any stream
+    gradient = lookup.backward(batch, grads, index)
+    lookup.update(gradient, rules, apply=apply)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hotbed import _core
+from hotbed.errors import InputError
+from hotbed.ops.gpu.finite import check_finite
+from hotbed.ops.gpu.pool import FeatureSlots, check_features, pool
+from hotbed.ops.gpu.reduce import reduce, sum_chunks
+from hotbed.ops.gpu.rules import ROW_RULES, rule_of
+from hotbed.ops.gpu.terms import Terms, gradient_terms
+from hotbed.ops.gpu.transpose import TransposedIndex, transpose
+from hotbed.ops.gpu.update import DevicePlanes, RowsToUpdate, update
+from hotbed.ops.gpu.weight_gradients import weight_gradients
+
+__all__ = ["DeviceBatch", "Lookup", "Step"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceBatch:
+    """A batch that was looked up.
+
+    Args:
+        features: its input.
+        outputs: (bags, dim) a feature.
+        inverses: for each feature that is divided, 1 / what its bags were divided by.
+    """
+
+    features: tuple[FeatureSlots, ...]
+    outputs: list[Tensor]
+    inverses: list[Tensor | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One table's rule at one step, which counts from 1."""
+
+    options: _core.RuleOptions
+    hyper: _core.Hyperparameters
+    step: int
+
+
+class Lookup:
+    """Tables on one device.
+
+    Threading: calls are ordered by the current stream of the device; two threads that use one
+    Lookup at a time are not. Tensors that a call was given must live until the stream has passed it.
+    """
+
+    def __init__(self, tables: Sequence[DevicePlanes]) -> None:
+        self.tables = tuple(tables)
+        self.weights = [table.weights for table in self.tables]
+        self.dims = [weights.shape[1] for weights in self.weights]
+
+    def forward(
+        self, features: Sequence[FeatureSlots], dtype: torch.dtype = torch.float32
+    ) -> DeviceBatch:
+        """Pools every feature; features of as many bags are columns of one buffer.
+
+        Raises:
+            InputError: as `pool`.
+        """
+        check_features(self.weights, features)
+        inverses = [
+            torch.empty(f.bags, device=f.slots.device) if f.divided else None for f in features
+        ]
+        outputs = pool(self.weights, features, dtype, inverses)
+        return DeviceBatch(features=tuple(features), outputs=outputs, inverses=inverses)
+
+    def transpose(self, features: Sequence[FeatureSlots]) -> TransposedIndex:
+        """The transposed index that the backward of these features takes."""
+        return transpose(features, [weights.shape[0] for weights in self.weights])
+
+    def backward(
+        self,
+        batch: DeviceBatch,
+        grads: Sequence[Tensor | None],
+        index: TransposedIndex | None = None,
+    ) -> Terms:
+        """The gradient of the batch's rows, as terms that `rows_of` or `update` sums.
+
+        Args:
+            grads: (bags, dim) for each output, of one dtype; or None: it took no part.
+            index: of the batch's features, if it was built before.
+
+        Raises:
+            InputError: as `gradient_terms`.
+        """
+        if index is None:
+            index = self.transpose(batch.features)
+        terms = gradient_terms(index, batch.features, grads, self.dims, batch.inverses)
+        sum_chunks(terms)
+        return terms
+
+    def weight_gradients(
+        self, batch: DeviceBatch, grads: Sequence[Tensor | None]
+    ) -> list[Tensor | None]:
+        """The gradient of each feature's weights; before `update` changes the rows."""
+        return weight_gradients(self.weights, batch.features, grads, batch.outputs, batch.inverses)
+
+    def rows_of(self, terms: Terms, apply: Tensor | None = None) -> list[Tensor]:
+        """The gradient rows of each table, in the order of the index; see `reduce`."""
+        return reduce(terms, apply)
+
+    def update(
+        self,
+        terms: Terms,
+        steps: Sequence[Step | None],
+        *,
+        fused: bool = True,
+        apply: Tensor | None = None,
+    ) -> None:
+        """Takes a step of every table whose gradient `terms` holds.
+
+        Args:
+            terms: from `backward`.
+            steps: for each table its rule and numbers, or None: it stays.
+            fused: sum the gradient on the way, where the rule allows it. Then what `apply` tells
+                is whether the gradients of the bags are finite, not their sums.
+            apply: (1,) int32 on the device, 1 or 0. Where it is 0, or a gradient is not finite,
+                which sets it to 0, no table changes. None: nothing is checked.
+
+        Raises:
+            InputError: as `update`; or the steps are not one a table.
+        """
+        if len(steps) != len(self.tables):
+            raise InputError(
+                f"update: {len(steps)} steps for {len(self.tables)} tables. Pass one a table, or None."
+            )
+        taken = [(t, step) for t, step in enumerate(steps) if step is not None]
+        summed = [t for t, s in taken if not fused or rule_of(s.options, s.hyper) in ROW_RULES]
+        if apply is not None and len(summed) < len(taken):
+            check_finite(terms.grads, apply)
+        rows = dict(zip(summed, reduce(terms, apply, summed), strict=True)) if summed else {}
+        shares = [
+            RowsToUpdate.of_index(
+                terms, t, self.tables[t], step.options, step.hyper, step.step, rows.get(t)
+            )
+            for t, step in taken
+        ]
+        update(shares, terms, apply)
