@@ -35,9 +35,7 @@ def features_of(weights, seed=0):
 
 
 def steps_of(cases, step):
-    return [
-        Step(options=case.core_options(), hyper=case.core_hyper(), step=step) for case in cases
-    ]
+    return [Step(options=case.core_options(), hyper=case.core_hyper(), step=step) for case in cases]
 
 
 NAMES = [
@@ -187,9 +185,7 @@ def test_tables_without_a_step_stay():
     terms = lookup.backward(batch, [torch.ones_like(out) for out in batch.outputs])
     (step,) = steps_of([case], 1)
     lookup.update(terms, [None, step, None])
-    changed = [
-        not torch.equal(t.weights, w) for t, w in zip(lookup.tables, weights, strict=True)
-    ]
+    changed = [not torch.equal(t.weights, w) for t, w in zip(lookup.tables, weights, strict=True)]
     assert changed == [False, True, False]
     with pytest.raises(InputError, match="2 steps for 3 tables"):
         lookup.update(terms, [step, step])

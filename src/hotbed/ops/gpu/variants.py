@@ -54,6 +54,7 @@ MODULES: tuple[str, ...] = (
     "cross_vector",
     "dot",
     "finite",
+    "ids",
     "masks",
     "mlp",
     "pool",
