@@ -14,10 +14,11 @@ from hotbed.ops.gpu.rows import (
     KINDS,
     Launch,
     line_split,
-    load_either,
+    load_values,
     spread,
     upload,
     vector_length,
+    width_of,
 )
 from hotbed.ops.gpu.variants import Variant, launch, require_gpu
 
@@ -101,6 +102,6 @@ def finite_kernel(lines, VECTOR: tl.constexpr, BLOCK: tl.constexpr):
     row, column = spread(tl.program_id(0).to(tl.int64), tl.load(line), tl.load(line + 1), BLOCK)
     kind = tl.load(line + 5)
     begin = tl.load(line + 3) + row * tl.load(line + 4)
-    address = begin + column * (VECTOR * tl.where(kind == 0, 4, 2))
-    values = load_either(address, kind, row < tl.load(line + 2), VECTOR)
+    address = begin + column * (VECTOR * width_of(kind, 0))
+    values = load_values(address, kind, row < tl.load(line + 2), 0, VECTOR)
     clear_unless_finite(tl.load(line + 6), values)

@@ -33,6 +33,8 @@ from hotbed.ops.gpu.rows import (
     store_values,
     upload,
     vector_length,
+    width_class,
+    width_of,
 )
 from hotbed.ops.gpu.variants import Variant, launch, require_gpu
 
@@ -157,7 +159,8 @@ def pool_into(
             continue
         plane = planes[feature.table]
         vector = vector_length(plane.shape[1], (plane, out, feature.scratch), 16 // plane.itemsize)
-        shared = feature.single, plane.itemsize, out.itemsize, vector
+        widths = width_class(plane.itemsize, vector), width_class(out.itemsize, vector)
+        shared = feature.single, *widths, vector
         block = _COPY_BLOCK if feature.single else _BAG_BLOCK
         launches.setdefault(shared, Launch()).add(
             _line(plane, feature, out, inverse, vector),
@@ -235,13 +238,8 @@ def _line(
 
 def variants() -> list[Variant]:
     """Every variant of the forward."""
-    return [
-        _variant(single, width, out_width, vector)
-        for single in (True, False)
-        for width, vectors in ((4, (4, 1)), (2, (8, 4, 1)))
-        for out_width in (4, 2)
-        for vector in vectors
-    ]
+    shapes = [(4, 4, 4), (4, 2, 4), (2, 4, 4), (2, 2, 4), (2, 4, 8), (2, 2, 8), (0, 0, 1)]
+    return [_variant(single, *shape) for single in (True, False) for shape in shapes]
 
 
 @cache
@@ -301,11 +299,13 @@ def pool_copy_kernel(
     scratch = tl.load(line + _SCRATCH)
     slot = tl.load(at64(tl.load(line + _SLOTS)) + bag, mask=live, other=_NO_SLOT)
     taken = slot_taken(slot, tl.load(line + _PADDING), scratch)
-    begin = row_address(tl.load(line + _PLANE), scratch, slot, vectors * (VECTOR * WIDTH))
-    address = begin + column * (VECTOR * WIDTH)
-    values = load_values(address, tl.load(line + _KIND), taken, WIDTH, VECTOR)
-    out = tl.load(line + _OUT) + bag * tl.load(line + _OUT_STRIDE) + column * (VECTOR * OUT_WIDTH)
-    store_values(out, values, tl.load(line + _OUT_KIND), live, OUT_WIDTH, VECTOR)
+    kind, out_kind = tl.load(line + _KIND), tl.load(line + _OUT_KIND)
+    vector_bytes = VECTOR * width_of(kind, WIDTH)
+    begin = row_address(tl.load(line + _PLANE), scratch, slot, vectors * vector_bytes)
+    values = load_values(begin + column * vector_bytes, kind, taken, WIDTH, VECTOR)
+    out = tl.load(line + _OUT) + bag * tl.load(line + _OUT_STRIDE)
+    out += column * (VECTOR * width_of(out_kind, OUT_WIDTH))
+    store_values(out, values, out_kind, live, OUT_WIDTH, VECTOR)
 
 
 @triton.jit
@@ -323,6 +323,7 @@ def pool_bags_kernel(
     live = bag < tl.load(line + _BAGS)
     plane, scratch = tl.load(line + _PLANE), tl.load(line + _SCRATCH)
     kind, padding = tl.load(line + _KIND), tl.load(line + _PADDING)
+    vector_bytes = VECTOR * width_of(kind, WIDTH)
     slots, weights = tl.load(line + _SLOTS), tl.load(line + _WEIGHTS)
     offsets, fixed = tl.load(line + _OFFSETS), tl.load(line + _FIXED)
     jagged = only_if(offsets != 0, live)
@@ -342,8 +343,8 @@ def pool_bags_kernel(
             taken = slot_taken(slot, padding, scratch)
             weight = tl.load(at32(weights) + at, mask=only_if(weights != 0, taken), other=1.0)
             weight = tl.where(taken, weight, 0.0)
-            begin = row_address(plane, scratch, slot, vectors * (VECTOR * WIDTH))
-            address = begin + column * (VECTOR * WIDTH)
+            begin = row_address(plane, scratch, slot, vectors * vector_bytes)
+            address = begin + column * vector_bytes
             sums += weight[:, None] * load_values(address, kind, taken, WIDTH, VECTOR)
             total += weight
             squares += weight * weight
@@ -355,8 +356,10 @@ def pool_bags_kernel(
     divisor = tl.where(empty, 1.0, divisor)
     divisors = tl.broadcast_to(divisor[:, None], [BLOCK, VECTOR])
     values = tl.where(empty[:, None], 0.0, tl.div_rn(sums, divisors))
-    out = tl.load(line + _OUT) + bag * tl.load(line + _OUT_STRIDE) + column * (VECTOR * OUT_WIDTH)
-    store_values(out, values, tl.load(line + _OUT_KIND), live, OUT_WIDTH, VECTOR)
+    out_kind = tl.load(line + _OUT_KIND)
+    out = tl.load(line + _OUT) + bag * tl.load(line + _OUT_STRIDE)
+    out += column * (VECTOR * width_of(out_kind, OUT_WIDTH))
+    store_values(out, values, out_kind, live, OUT_WIDTH, VECTOR)
     inverse = tl.load(line + _INVERSE)
     one = tl.full([BLOCK], 1.0, tl.float32)
     tl.store(

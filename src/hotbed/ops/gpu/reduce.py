@@ -24,13 +24,13 @@ from hotbed.ops.gpu.rows import (
     at32,
     at64,
     line_split,
-    load_either,
     load_values,
     only_if,
     programs,
     spread,
     store_values,
     upload,
+    width_of,
 )
 from hotbed.ops.gpu.terms import (
     ADDRESSES,
@@ -162,7 +162,7 @@ def add_terms(
     """sums plus `count` terms (BLOCK,) from `first` on, stepping over `gap_length` from `gap` on."""
     addresses, scales = tl.load(header + ADDRESSES), tl.load(header + SCALES)
     kind = tl.load(header + KIND)
-    begin = column * (VECTOR * tl.where(kind == 0, 4, 2))
+    begin = column * (VECTOR * width_of(kind, 0))
     for k in range(0, tl.max(count, 0), UNROLL):
         for j in tl.static_range(UNROLL):
             at = first + (k + j)
@@ -171,7 +171,7 @@ def add_terms(
             address = tl.load(at64(addresses) + at, mask=inside, other=0)
             inside = inside & (address != 0)
             scale = tl.load(at32(scales) + at, mask=only_if(scales != 0, inside), other=1.0)
-            sums += scale[:, None] * load_either(address + begin, kind, inside, VECTOR)
+            sums += scale[:, None] * load_values(address + begin, kind, inside, 0, VECTOR)
     return sums
 
 

@@ -34,6 +34,7 @@ __all__ = [
     "programs",
     "upload",
     "vector_length",
+    "width_class",
 ]
 
 KINDS = {torch.float32: 0, torch.float16: 2, torch.bfloat16: 3}
@@ -90,6 +91,11 @@ def address_of(tensor: Tensor | None) -> int:
 def double_bits(value: float) -> int:
     """The bits of a double as int64, to travel in a line."""
     return int(struct.unpack("<q", struct.pack("<d", value))[0])
+
+
+def width_class(itemsize: int, vector: int) -> int:
+    """The WIDTH that a variant is made for. Single values are of either width, in one variant."""
+    return 0 if vector == 1 else itemsize
 
 
 def vector_length(dim: int, tensors: Sequence[Tensor | None], widest: int = 4) -> int:
@@ -185,59 +191,64 @@ def only_if(flag, mask):
 
 
 @triton.jit
-def load_values(address, kind, live, WIDTH: tl.constexpr, VECTOR: tl.constexpr):
-    """float32 (BLOCK, VECTOR) from values of WIDTH bytes; zeros where not `live`."""
-    if WIDTH == 4:
-        return tl.load(pointers(address, 4, VECTOR), mask=live[:, None], other=0.0)
+def width_of(kind, WIDTH: tl.constexpr):
+    """Bytes of a value of `kind`: WIDTH, or if that is 0, what the device alone knows."""
+    if WIDTH == 0:
+        return tl.where(kind == 0, 4, 2)
     else:
-        bits = tl.load(pointers(address, 2, VECTOR), mask=live[:, None], other=0)
-        return half_of(bits, kind)
+        return WIDTH
 
 
 @triton.jit
-def load_either(address, kind, live, VECTOR: tl.constexpr):
-    """The same for values whose width is known to the device only."""
-    wide = only_if(kind == 0, live)
-    full = tl.load(pointers(address, 4, VECTOR), mask=wide[:, None], other=0.0)
-    narrow = only_if(kind != 0, live)
-    bits = tl.load(pointers(address, 2, VECTOR), mask=narrow[:, None], other=0)
-    return tl.where(kind == 0, full, half_of(bits, kind))
+def load_values(address, kind, live, WIDTH: tl.constexpr, VECTOR: tl.constexpr):
+    """float32 (BLOCK, VECTOR) from values of WIDTH bytes (0: either); zeros where not `live`."""
+    if WIDTH == 4:
+        return tl.load(pointers(address, 4, VECTOR), mask=live[:, None], other=0.0)
+    elif WIDTH == 2:
+        return half_of(tl.load(pointers(address, 2, VECTOR), mask=live[:, None], other=0), kind)
+    else:
+        wide, narrow = only_if(kind == 0, live), only_if(kind != 0, live)
+        full = tl.load(pointers(address, 4, VECTOR), mask=wide[:, None], other=0.0)
+        bits = tl.load(pointers(address, 2, VECTOR), mask=narrow[:, None], other=0)
+        return tl.where(kind == 0, full, half_of(bits, kind))
 
 
 @triton.jit
 def read_values(rows, column, kind, mask, WIDTH: tl.constexpr, VECTOR: tl.constexpr):
     """float32 (ROWS, COLUMNS) at columns (COLUMNS,) of rows that begin at byte addresses (ROWS,)."""
-    if WIDTH == 4:
+    if WIDTH == 0:
+        full = read_values(rows, column, kind, only_if(kind == 0, mask), 4, VECTOR)
+        half = read_values(rows, column, kind, only_if(kind != 0, mask), 2, VECTOR)
+        return tl.where(kind == 0, full, half)
+    elif WIDTH == 4:
         first = rows.to(tl.pointer_type(tl.float32))[:, None]
-    else:
-        first = rows.to(tl.pointer_type(tl.int16))[:, None]
-    if VECTOR * WIDTH == 16:
-        first = tl.multiple_of(first, (16, 16))
-    elif VECTOR * WIDTH == 8:
-        first = tl.multiple_of(first, (8, 8))
-    if WIDTH == 4:
+        if VECTOR == 4:
+            first = tl.multiple_of(first, (16, 16))
         return tl.load(first + column[None, :], mask=mask, other=0.0)
     else:
+        first = rows.to(tl.pointer_type(tl.int16))[:, None]
+        if VECTOR == 4:
+            first = tl.multiple_of(first, (8, 8))
         return half_of(tl.load(first + column[None, :], mask=mask, other=0), kind)
 
 
 @triton.jit
-def read_either(rows, column, kind, mask, VECTOR: tl.constexpr):
-    """The same for values whose width is known to the device only."""
-    full = read_values(rows, column, kind, only_if(kind == 0, mask), 4, VECTOR)
-    half = read_values(rows, column, kind, only_if(kind != 0, mask), 2, VECTOR)
-    return tl.where(kind == 0, full, half)
+def store_values(address, values, kind, live, WIDTH: tl.constexpr, VECTOR: tl.constexpr):
+    """Writes float32 (BLOCK, VECTOR) as values of WIDTH bytes (0: either), to nearest even."""
+    if WIDTH != 2:
+        wide = live if WIDTH == 4 else only_if(kind == 0, live)
+        tl.store(pointers(address, 4, VECTOR), values, mask=wide[:, None])
+    if WIDTH != 4:
+        other = tl.where(kind == 2, values, 0.0)
+        bits = tl.where(kind == 3, half_bits(values, True), half_bits(other, False))
+        store_bits(address, bits, kind, live, VECTOR)
 
 
 @triton.jit
-def store_values(address, values, kind, live, WIDTH: tl.constexpr, VECTOR: tl.constexpr):
-    """Writes float32 (BLOCK, VECTOR) as values of WIDTH bytes, to nearest even."""
-    if WIDTH == 4:
-        tl.store(pointers(address, 4, VECTOR), values, mask=live[:, None])
-    else:
-        other = tl.where(kind == 2, values, 0.0)
-        bits = tl.where(kind == 3, half_bits(values, True), half_bits(other, False))
-        tl.store(pointers(address, 2, VECTOR), bits, mask=live[:, None])
+def store_bits(address, bits, kind, live, VECTOR: tl.constexpr):
+    """Writes the bits of 16-bit values (BLOCK, VECTOR), if `kind` has as many."""
+    narrow = only_if(kind != 0, live)
+    tl.store(pointers(address, 2, VECTOR), bits, mask=narrow[:, None])
 
 
 @triton.jit

@@ -28,6 +28,7 @@ from hotbed.ops.gpu.rows import (
     programs,
     upload,
     vector_length,
+    width_class,
 )
 from hotbed.ops.gpu.rules import COLUMN_RULES, NUMBERS, ROW_RULES, numbers_of, rule_of
 from hotbed.ops.gpu.terms import Terms
@@ -140,7 +141,7 @@ def update(
         if bounds is None:
             (bounds,) = upload([[0, most]], weights.device)
             kept.append(bounds)
-        shared = rule, weights.itemsize, vector
+        shared = rule, width_class(weights.itemsize, vector), vector
         rates = None
         if rule in ROW_RULES:
             rates = torch.empty(most, device=weights.device)
@@ -253,7 +254,7 @@ def _padded(values: list[int], length: int) -> list[int]:
 
 def variants() -> list[Variant]:
     """Every variant of an update."""
-    shapes = [(width, vector) for width in (4, 2) for vector in (4, 1)]
+    shapes = [(4, 4), (2, 4), (0, 1)]
     updates = [_update_variant(rule, *shape) for rule in COLUMN_RULES for shape in shapes]
     rates = [_rates_variant(rule, *shape) for rule in ROW_RULES for shape in shapes]
     return [*updates, *rates]

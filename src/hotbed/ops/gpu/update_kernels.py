@@ -12,10 +12,11 @@ from hotbed.ops.gpu.rows import (
     at64,
     load_values,
     only_if,
-    pointers,
     read_values,
     spread,
+    store_bits,
     store_values,
+    width_of,
 )
 from hotbed.ops.gpu.rules import NUMBERS, apply_rule, shrunk_gradient, single
 
@@ -75,7 +76,7 @@ def update_kernel(
         live = row < count
         slot = tl.load(at64(tl.load(line + _SLOTS)) + first + row, mask=live, other=0)
         place = slot * vectors + column
-        address = tl.load(line + _WEIGHTS) + place * (VECTOR * WIDTH)
+        address = tl.load(line + _WEIGHTS) + place * (VECTOR * width_of(kind, WIDTH))
         w = load_values(address, kind, live, WIDTH, VECTOR)
         a, b, c = w, w, w
         at = place * (VECTOR * 4)
@@ -101,15 +102,16 @@ def update_kernel(
             store_state(line, 1, at, b, live, VECTOR)
         if STATES > 2:
             store_state(line, 2, at, c, live, VECTOR)
-        if WIDTH == 4:
-            store_values(address, w, kind, live, 4, VECTOR)
-        else:
+        if WIDTH != 2:
+            full = live if WIDTH == 4 else only_if(kind == 0, live)
+            store_values(address, w, kind, full, 4, VECTOR)
+        if WIDTH != 4:
             ids = tl.load(line + _IDS)
             id = tl.load(at64(ids) + slot, mask=only_if(ids != 0, live), other=0)
             id = tl.where(ids != 0, id, slot)
             stream = row_stream(tl.load(line + _KEY), id, tl.load(line + _STEP))
             bits = stochastic_bits(w, column_bits(stream, column, VECTOR), kind)
-            tl.store(pointers(address, 2, VECTOR), bits, mask=live[:, None])
+            store_bits(address, bits, kind, live, VECTOR)
         last_step = tl.load(line + _LAST_STEP)
         once = only_if(last_step != 0, live & (column == 0))
         tl.store(at64(last_step) + slot, tl.load(line + _STEP), mask=once)
@@ -143,7 +145,7 @@ def row_rates_kernel(
         live = row < count
         slot = tl.load(at64(tl.load(line + _SLOTS)) + first + row, mask=live, other=0)
         grad_rows = tl.load(line + _GRADS) + row * vectors * (VECTOR * 4)
-        weight_rows = tl.load(line + _WEIGHTS) + slot * vectors * (VECTOR * WIDTH)
+        weight_rows = tl.load(line + _WEIGHTS) + slot * dim * width_of(kind, WIDTH)
         sums = tl.zeros([ROWS, COLUMNS], tl.float32)
         for begin in range(0, dim, COLUMNS):
             column = begin + tl.arange(0, COLUMNS)

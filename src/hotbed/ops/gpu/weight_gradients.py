@@ -25,10 +25,11 @@ from hotbed.ops.gpu.rows import (
     at64,
     last_not_above,
     only_if,
-    read_either,
     read_values,
     upload,
     vector_length,
+    width_class,
+    width_of,
 )
 from hotbed.ops.gpu.variants import Variant, launch, require_gpu
 
@@ -111,7 +112,8 @@ def weight_gradients(
             result.data_ptr(),
         ]
         blocks = -(-feature.positions // _POSITIONS)
-        groups.setdefault((plane.itemsize, vector), Launch()).add(line, blocks)
+        shared = width_class(plane.itemsize, vector), vector
+        groups.setdefault(shared, Launch()).add(line, blocks)
         steps = max(steps, feature.bags.bit_length())
     for shared, group in groups.items():
         lines = upload(group.lines, planes[0].device)
@@ -121,7 +123,7 @@ def weight_gradients(
 
 def variants() -> list[Variant]:
     """Every variant of the gradient of weights."""
-    return [_variant(width, vector) for width in (4, 2) for vector in (4, 1)]
+    return [_variant(4, 4), _variant(2, 4), _variant(0, 1)]
 
 
 @cache
@@ -172,22 +174,22 @@ def weight_gradients_kernel(
     slot = tl.load(at64(tl.load(line + _SLOTS)) + at, mask=live, other=-(2**63))
     taken = slot_taken(slot, tl.load(line + _PADDING), scratch)
     dim = tl.load(line + _VECTORS) * VECTOR
-    row = row_address(tl.load(line + _PLANE), scratch, slot, dim * WIDTH)
+    kind = tl.load(line + _KIND)
+    row = row_address(tl.load(line + _PLANE), scratch, slot, dim * width_of(kind, WIDTH))
     grad = tl.load(line + _GRAD) + bag * tl.load(line + _GRAD_STRIDE)
     out = tl.load(line + _OUT)
     pooled = only_if(out != 0, taken)
     out += bag * tl.load(line + _OUT_STRIDE)
-    kind, grad_kind = tl.load(line + _KIND), tl.load(line + _GRAD_KIND)
-    out_kind = tl.load(line + _OUT_KIND)
+    grad_kind, out_kind = tl.load(line + _GRAD_KIND), tl.load(line + _OUT_KIND)
 
     products = tl.zeros([POSITIONS, COLUMNS], tl.float32)
     pooled_products = tl.zeros([POSITIONS, COLUMNS], tl.float32)
     for begin in range(0, dim, COLUMNS):
         column = begin + tl.arange(0, COLUMNS)
         inside = (column < dim)[None, :]
-        g = read_either(grad, column, grad_kind, taken[:, None] & inside, VECTOR)
+        g = read_values(grad, column, grad_kind, taken[:, None] & inside, 0, VECTOR)
         v = read_values(row, column, kind, taken[:, None] & inside, WIDTH, VECTOR)
-        y = read_either(out, column, out_kind, pooled[:, None] & inside, VECTOR)
+        y = read_values(out, column, out_kind, pooled[:, None] & inside, 0, VECTOR)
         products += g * v
         pooled_products += g * y
     product, pooled_product = tl.sum(products, 1), tl.sum(pooled_products, 1)
