@@ -141,7 +141,7 @@ OPTIONS = [
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda o: ",".join(o) or "plain")
-@pytest.mark.parametrize("rule", [*COLUMN_RULES, "rowwise_adam_amsgrad"])
+@pytest.mark.parametrize("rule", [*COLUMN_RULES, "sgd_nesterov", "rowwise_adam_amsgrad"])
 def test_every_rule_with_every_common_option_has_the_bits_of_the_core(rule, options):
     case = _case(rule, options)
     weights = first_weights(9)

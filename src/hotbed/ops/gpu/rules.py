@@ -19,7 +19,6 @@ __all__ = ["COLUMN_RULES", "NUMBERS", "ROW_RULES", "apply_rule", "numbers_of", "
 COLUMN_RULES = {
     "sgd": 0,
     "sgd_momentum": 1,
-    "sgd_nesterov": 1,
     "adagrad": 1,
     "adam": 2,
     "adam_amsgrad": 3,
@@ -47,7 +46,7 @@ def rule_of(options: _core.RuleOptions, hyper: _core.Hyperparameters) -> str:
     """The column rule that the options name."""
     name = options.rule.name
     if name == "sgd" and options.momentum:
-        return "sgd_nesterov" if options.nesterov else "sgd_momentum"
+        return "sgd_momentum"
     if name == "adam" and options.amsgrad:
         return "adam_amsgrad"
     if name == "rmsprop":
@@ -72,7 +71,7 @@ def numbers_of(options: _core.RuleOptions, hyper: _core.Hyperparameters, step: i
     name = options.rule.name
     if name == "sgd":
         # torch's first step puts the whole gradient into the buffer.
-        found += [h.lr, h.momentum, 1.0 if step <= 1 else 1 - h.dampening]
+        found += [h.lr, h.momentum, 1.0 if step <= 1 else 1 - h.dampening, options.nesterov]
     elif name in ("adagrad", "rowwise_adagrad"):
         found += [h.lr / (1 + (step - 1) * h.lr_decay), h.eps]
     elif name in ("adam", "rowwise_adam"):
@@ -161,10 +160,8 @@ def apply_rule(w, g, a, b, c, rate, numbers, RULE: tl.constexpr):
         w = w - single(numbers, 3) * g
     elif RULE == "sgd_momentum":
         a = single(numbers, 4) * a + single(numbers, 5) * g
-        w = w - single(numbers, 3) * a
-    elif RULE == "sgd_nesterov":
-        a = single(numbers, 4) * a + single(numbers, 5) * g
-        w = w - single(numbers, 3) * (g + single(numbers, 4) * a)
+        ahead = tl.where(single(numbers, 6) != 0, g + single(numbers, 4) * a, a)
+        w = w - single(numbers, 3) * ahead
     elif RULE == "adagrad":
         a = a + g * g
         w = w - quotient(single(numbers, 3) * g, tl.sqrt_rn(a) + single(numbers, 4))
