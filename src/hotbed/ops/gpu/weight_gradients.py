@@ -35,7 +35,8 @@ from hotbed.ops.gpu.variants import Variant, launch, require_gpu
 
 __all__ = ["variants", "weight_gradients"]
 
-_POSITIONS, _COLUMNS = 16, 128  # of a program, and of a row that it reads at a time
+_POSITIONS = 16  # of a program
+_VECTORS_READ = 32  # of a row, at a time
 
 
 def weight_gradients(
@@ -135,7 +136,7 @@ def _variant(width: int, vector: int) -> Variant:
             "WIDTH": width,
             "VECTOR": vector,
             "POSITIONS": _POSITIONS,
-            "COLUMNS": _COLUMNS,
+            "COLUMNS": _VECTORS_READ * vector,
         },
     )
 
