@@ -112,7 +112,12 @@ def _vector_variant(kernel: Any, dtype: torch.dtype, wide: bool) -> Variant:
             **dict.fromkeys(full, "*fp32"),
             **dict.fromkeys(("batch", "dim", "layers"), "i64"),
         },
-        constants={"ROWS": 4, "LAYERS": MOST_LAYERS, "COLUMNS": 128, "WIDE": wide},
+        constants={
+            "ROWS": 4,
+            "LAYERS": MOST_LAYERS,
+            "COLUMNS": 512 // dtype.itemsize,
+            "WIDE": wide,
+        },
         aligned=(*own, *full),
         fused_multiply_add=True,
     )
