@@ -91,3 +91,20 @@ def test_a_failure_inside_does_not_keep_recording():
         raise ZeroDivisionError
     codec.encode_half(torch.zeros(3, device=DEVICE), torch.float16)
     assert keys == set()
+
+
+def test_either_setting_of_torch_allows_tf32():
+    x = torch.zeros(2, device=DEVICE)
+    before = torch.get_float32_matmul_precision()
+    try:
+        for setting, allowed in (("high", True), ("medium", True), ("highest", False)):
+            torch.set_float32_matmul_precision(setting)
+            assert variants.tensor_cores(x) == allowed
+            assert variants.tensor_cores(x.half())
+        if hasattr(torch.backends.cuda.matmul, "fp32_precision"):
+            torch.backends.cuda.matmul.fp32_precision = "tf32"
+            assert variants.tensor_cores(x)
+            torch.backends.cuda.matmul.fp32_precision = "ieee"
+            assert not variants.tensor_cores(x)
+    finally:
+        torch.set_float32_matmul_precision(before)

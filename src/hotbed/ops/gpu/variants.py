@@ -170,6 +170,8 @@ def require_gpu(what: str, *tensors: Tensor) -> None:
             )
 
 
+_NAMES_PRECISIONS = hasattr(torch.backends.cuda.matmul, "fp32_precision")
+
 DEVICES: tuple[str, ...] = ("cuda",)
 """Types of devices on which operations choose kernels by themselves."""
 
@@ -192,11 +194,15 @@ def tensor_cores(tensor: Tensor) -> bool:
     """Whether products of `tensor`'s dtype may round their factors to what tensor cores take.
 
     For float32 that is TF32, on cards that have it, where the user allows it
-    (``torch.set_float32_matmul_precision``). Smaller dtypes are what they take.
+    (``torch.set_float32_matmul_precision``, ``torch.backends.cuda.matmul.fp32_precision``). Smaller
+    dtypes are what they take.
     """
     if tensor.dtype != torch.float32:
         return True
-    if torch.get_float32_matmul_precision() == "highest":
+    matmul = torch.backends.cuda.matmul
+    # Before torch 2.9 there was only the older name; asking by it fails where the newer was used.
+    tf32 = matmul.fp32_precision == "tf32" if _NAMES_PRECISIONS else matmul.allow_tf32
+    if not tf32:
         return False
     return tensor.device.type != "cuda" or _capability(tensor.device.index or 0) >= (8, 0)
 
