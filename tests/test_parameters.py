@@ -234,3 +234,51 @@ def test_a_handle_without_rows_tells_about_itself() -> None:
     weight.register_post_accumulate_grad_hook(lambda p: seen.append(p is weight))
     collection({"user": ids([5])})["user"].sum().backward()
     assert seen == [True]
+
+
+TIERS = hb.Storage(device=200_000, host="16MB")
+
+
+@pytest.mark.parametrize("storage", [None, TIERS], ids=["in memory", "in tiers"])
+@pytest.mark.parametrize("rows", [None, ROWS], ids=["dynamic", "static"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("untouched", [None, "lazy", "exact"])
+def test_autograd_gives_gradients_by_hand(
+    storage: hb.Storage | None, rows: int | None, dtype: torch.dtype, untouched: str | None
+) -> None:
+    """The gradient that backward would have left, and none in ``grad``."""
+    tables = [hb.Table("item", DIM, rows, dtype=dtype), hb.Table("other", DIM, rows)]
+    collection = hb.EmbeddingCollection(tables, seed=0, storage=storage)
+    if untouched is not None:
+        hb.optim.Adam(collection.parameters(), untouched=untouched)
+    weight, other = collection.parameter("item"), collection.parameter("other")
+
+    def loss() -> Tensor:
+        vectors = collection({"item": ids([3, 7, 3]), "other": ids([1, 2, 3])})
+        return vectors["item"].square().sum()
+
+    loss().backward()
+    wanted, weight.grad = weight.grad, None
+    for grad in (
+        *torch.autograd.grad(loss(), weight),
+        *torch.autograd.grad([loss()], [weight]),
+        torch.autograd.grad(loss(), [other, weight], allow_unused=True)[1],
+    ):
+        assert grad.is_sparse and grad.shape == weight.shape and grad.dtype == wanted.dtype
+        assert torch.equal(grad._indices(), wanted._indices())
+        assert torch.equal(grad._values(), wanted._values())
+    assert weight.grad is None
+    loss().backward(inputs=[weight])
+    assert torch.equal(weight.grad._values(), wanted._values()) and other.grad is None
+    zeros, _ = torch.autograd.grad(loss(), [other, weight], materialize_grads=True)
+    assert zeros.shape == other.shape
+    assert not (zeros._values() if zeros.is_sparse else zeros).any()
+
+
+def test_gradients_by_hand_of_rows_that_are_behind_write_nothing() -> None:
+    layer, _ = behind()
+    before, vectors = stored(layer), layer(ids([5, 6]))
+    caught_up = stored(layer)
+    assert not torch.equal(before, caught_up)
+    (grad,) = torch.autograd.grad(vectors.sum(), [layer.weight])
+    assert grad.is_sparse and torch.equal(stored(layer), caught_up)

@@ -35,10 +35,12 @@ _ABOUT = {
     "__len__",
     "__repr__",
     "_is_view",
+    "backward",
     "data_ptr",
     "dim",
     "element_size",
     "get_device",
+    "grad",
     "has_names",
     "ndimension",
     "nelement",
@@ -110,6 +112,8 @@ class _Rowless:
         cls, func: Any, types: Any, args: Iterable[Any] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        if func is torch.autograd.grad and kwargs.get("materialize_grads"):
+            return _all_gradients(*args, **kwargs)
         if not _touches_rows(func):
             with plain_access():
                 return func(*args, **kwargs)
@@ -150,6 +154,24 @@ class _OpenRows(_Rowless, Tensor):
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"Rows of table {self.table_name!r}, which are not kept in its parameter"
+
+
+def _all_gradients(outputs: Any, inputs: Any, **options: Any) -> tuple[Tensor, ...]:
+    """``torch.autograd.grad`` where an unused input is to have a gradient of zeros: torch would make
+    a dense one for a table."""
+    options |= {"materialize_grads": False, "allow_unused": True}
+    with plain_access():
+        found = torch.autograd.grad(outputs, inputs, **options)
+        return tuple(
+            torch.zeros_like(
+                given,
+                layout=torch.sparse_coo if isinstance(given, _Rowless) else torch.strided,
+                requires_grad=bool(options["create_graph"]),
+            )
+            if grad is None
+            else grad
+            for given, grad in zip(inputs, found, strict=True)
+        )
 
 
 def _instances(value: Any, kind: type) -> Iterator[Any]:
