@@ -317,7 +317,7 @@ void Batch::resolve_part(TableBatch& part, bool insert, bool transpose) {
   if (transpose) {
     part.unique = unique;
     part.reading = reading;
-    if (table.tiered()) {
+    if (table.tiered() || reading) {
       part.unique_ids.resize(unique);
       std::copy_n(grouping.unique(), unique, part.unique_ids.data());
     }
@@ -423,8 +423,12 @@ void Batch::consume() {
 bool Batch::seat() {
   std::vector<TableBatch*> homeless;
   for (TableBatch& part : parts) {
-    if (part.reading && !part.seated && !part.frozen && part.table->tiered()) {
+    if (!part.reading || part.seated || part.frozen) continue;
+    if (part.table->tiered()) {
       homeless.push_back(&part);
+    } else {  // what was read from scratch may have a slot all the same
+      part.table->find(part.unique_ids.data(), part.unique, part.unique_slots.data());
+      part.seated = true;
     }
   }
   if (!homeless.empty()) {

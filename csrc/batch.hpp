@@ -59,7 +59,7 @@ struct TableBatch {
   bool seated = false;
   int64_t unique = 0;
   Buffer<int64_t> unique_slots;  // in order of first appearance; -1: has no row and gets none
-  Buffer<int64_t> unique_ids;    // of tiered tables
+  Buffer<int64_t> unique_ids;    // of tiered tables, and where reading
   Buffer<int32_t> groups;        // per position, its index among the unique slots; -1: padding
   Buffer<int32_t> counts;        // positions of each group; spent by transpose()
   // The same the other way round, where transpose() was called: group u holds the positions
@@ -106,8 +106,8 @@ class Batch {
   void consume();
   bool admitted() const { return claim_ && claim_->admitted(); }
 
-  // Before a gradient of a batch that was only read: gives its rows slots that they keep while the
-  // claim lives, without storing any. False where some ids have no row. Throws OverBudget,
+  // Before a gradient of a batch that was only read: finds the slots of its rows, which those of
+  // tiered tables keep while the claim lives, without storing any. False where some ids have no row. Throws OverBudget,
   // TierError.
   bool seat();
 

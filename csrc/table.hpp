@@ -71,6 +71,8 @@ class CatchUp {
   virtual void write(Table& table, const int64_t* slots, int64_t n) = 0;
   // The same for rows by id, wherever they lie (tiered tables).
   virtual void settle(Table& table, const int64_t* ids, int64_t n) = 0;
+  // Every row that exists. Throws TierError; rows that were not reached are as they were.
+  virtual void settle_all(Table& table) = 0;
   // What settle() would make of the weights, into n x dim rows of the table's dtype; ids may name
   // rows that do not exist yet. Changes nothing.
   virtual void read(const Table& table, const int64_t* ids, int64_t n, void* rows) const = 0;

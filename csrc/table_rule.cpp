@@ -1,8 +1,10 @@
 #include "table_rule.hpp"
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <mutex>
+#include <numeric>
 #include <stdexcept>
 
 #include "reduce.hpp"
@@ -48,6 +50,30 @@ class TableRule::Follower : public CatchUp {
     read_states(table, ids, n, weights.data(), out);
     std::vector<int64_t> last(static_cast<size_t>(n), history.steps());
     table.space()->write(table.number(), ids, n, weights.data(), out, last.data());
+  }
+
+  void settle_all(Table& table) override {
+    constexpr int64_t kAtOnce = 1 << 16;
+    std::vector<int64_t> stored;
+    // Rows that are stored nowhere have moved too, if steps move rows without states.
+    bool all = !table.tiered() || (!table.dynamic() && history.since(0).ww != 1);
+    if (!all) stored = table.stored_ids();
+    int64_t count = all ? table.size() : static_cast<int64_t>(stored.size());
+    std::vector<int64_t> some;
+    for (int64_t begin = 0; begin < count; begin += kAtOnce) {
+      some.resize(static_cast<size_t>(std::min(kAtOnce, count - begin)));
+      if (all) {
+        std::iota(some.begin(), some.end(), begin);
+      } else {
+        std::copy_n(stored.begin() + begin, some.size(), some.begin());
+      }
+      auto n = static_cast<int64_t>(some.size());
+      if (table.tiered()) {
+        settle(table, some.data(), n);
+      } else {
+        write(table, some.data(), n);
+      }
+    }
   }
 
   void read(const Table& table, const int64_t* ids, int64_t n, void* rows) const override {
@@ -108,6 +134,8 @@ TableRule::TableRule(std::shared_ptr<Table> table, const RuleOptions& options,
       options_(options),
       initial_accumulator_value_(initial_accumulator_value),
       token_(next_token++) {
+  // Rows go on from where the rule before has them. (No step was taken while homeless.)
+  if (table_->catch_up && !table_->homeless()) table_->catch_up->settle_all(*table_);
   table_->clear_states();
   table_->rule_token = 0;
   try {
@@ -147,6 +175,9 @@ void TableRule::restart(int64_t steps, const Transition& base, const Hyperparame
   if (!follower_) return;
   follower_->history.restart(steps, base, last);
   table_->track_steps(0);
+  // Rows that are there were loaded with the states, or will be. (Of tiered tables the states tell
+  // which: write_states().)
+  if (!table_->tiered()) std::fill_n(table_->last_step(), table_->size(), steps);
 }
 
 Transition TableRule::base() const {

@@ -24,9 +24,9 @@ struct FusedStep;
 // Reading is safe among readers; step(), restart() and write_states() want the table alone.
 class TableRule {
  public:
-  // Replaces whatever states the table has by those of the rule, at their first values. `exact`:
-  // rows that no batch touches follow the dense optimizer. Throws OutOfMemory, the table then
-  // having no states.
+  // Replaces whatever states the table has by those of the rule, at their first values; weights are
+  // brought up to date first. `exact`: rows that no batch touches follow the dense optimizer. Throws
+  // OutOfMemory, the table then having no states, and TierError before anything was replaced.
   TableRule(std::shared_ptr<Table> table, const RuleOptions& options,
             double initial_accumulator_value, bool exact);
 
