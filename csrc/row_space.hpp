@@ -116,9 +116,10 @@ class RowSpace {
   // Rows in slots that batches have pinned are first values again and stay there for as long.
   void erase_all(int32_t table);
 
-  // Rows that exist, and their ids rising.
+  // Rows that exist, and their ids rising; with `resident` also of rows in slots that are first
+  // values still.
   int64_t rows(int32_t table);
-  std::vector<int64_t> stored_ids(int32_t table);
+  std::vector<int64_t> stored_ids(int32_t table, bool resident = false);
 
   // Writes every dirty row to the tier below.
   void flush();
@@ -146,7 +147,7 @@ class RowSpace {
   void fill_new(const std::vector<RowKey>& keys, const std::vector<int64_t>& slots);
   void new_record(const Table& table, const int64_t* id, uint8_t* record) const;
   void read_below(std::span<const RowKey> keys, uint8_t* records, bool* found);
-  std::vector<int64_t> stored(int32_t table) const;
+  std::vector<int64_t> stored(int32_t table, bool resident = false) const;
 
   // Records that are under way at once: enough to keep a disk busy, few enough to stay small.
   static constexpr int64_t kRecordsAtOnce = 16384;

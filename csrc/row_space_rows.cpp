@@ -157,20 +157,20 @@ int64_t RowSpace::rows(int32_t table) {
   return born_[table];
 }
 
-std::vector<int64_t> RowSpace::stored_ids(int32_t table) {
+std::vector<int64_t> RowSpace::stored_ids(int32_t table, bool resident) {
   std::lock_guard lock(mutex_);
   drain();
-  return stored(table);
+  return stored(table, resident);
 }
 
-std::vector<int64_t> RowSpace::stored(int32_t table) const {
+std::vector<int64_t> RowSpace::stored(int32_t table, bool resident) const {
   std::vector<int64_t> ids(static_cast<size_t>(below_->rows(table)));
   below_->ids(table, ids.data());
   for (const RowKey& key : held_back_) {
     if (key.table == table) ids.push_back(key.id);
   }
   residency_.for_each([&](int64_t, RowKey key, bool dirty) {
-    if (key.table == table && dirty) ids.push_back(key.id);
+    if (key.table == table && (dirty || resident)) ids.push_back(key.id);
   });
   std::sort(ids.begin(), ids.end());
   ids.erase(std::unique(ids.begin(), ids.end()), ids.end());

@@ -181,7 +181,7 @@ void Table::write_first_values() {
     if (states_.empty() && !catch_up) return space_->erase_all(number_);
     // A row that is nowhere is its first values, unless it has to count as of a later step.
     std::vector<int64_t> ids;
-    if (!catch_up) ids = space_->stored_ids(number_);
+    if (!catch_up) ids = space_->stored_ids(number_, true);
     int64_t count = catch_up ? size_ : static_cast<int64_t>(ids.size());
     constexpr int64_t kChunk = 65536;
     std::vector<int64_t> some;

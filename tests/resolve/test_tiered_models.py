@@ -1,0 +1,458 @@
+"""A model with tiers in torch's hands: saved, loaded, assigned, evaluated, given other optimizers, whether
+look-ahead is under way or not."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tiered_models import (
+    Model,
+    adagrad,
+    assert_same_rows,
+    batches,
+    everything,
+    expected,
+    pinned,
+    step,
+    storage,
+    train,
+)
+from torch.utils.checkpoint import checkpoint
+
+import hotbed as hb
+
+ids = torch.tensor
+NARROW = 60_000  # bytes: room for four batches of 60, and not for all rows
+
+
+def twins(device: int = NARROW, **options: Any) -> tuple[list[Model], list[Any]]:
+    """A model without tiers and one with, and their optimizers."""
+    models = [Model(), Model(storage(device))]
+    return models, [hb.optim.Adam(m.parameters(), lr=0.01, **options) for m in models]
+
+
+def both(models: list[Model], optimizers: list[Any], batch: Any) -> None:
+    losses = [step(m, o, batch) for m, o in zip(models, optimizers, strict=True)]
+    assert losses[0] == losses[1]
+
+
+# -- while a window is open --------------------------------------------------------------------------
+
+
+def reload(model: Model, other: Model) -> None:
+    model.load_state_dict(other.state_dict())
+
+
+def assign(model: Model, other: Model) -> None:
+    values = torch.arange(40.0).view(10, 4)
+    model.embeddings.assign("item", torch.arange(10) * 3, values)
+    model.embeddings.assign("user", torch.arange(10) * 60, values)  # some of them new
+
+
+def look(model: Model, other: Model) -> None:
+    model.embeddings.rows("item")
+    model.embeddings.lookup("user", torch.arange(600))
+    model.embeddings.memory()
+    model.state_dict()
+    model.embeddings.flush()
+
+
+def evaluate(model: Model, other: Model) -> None:
+    model.eval()
+    with torch.no_grad():
+        model(batches(1, size=2000, seed=9)[0])
+    model(batches(1, seed=10)[0])
+    model.train()
+
+
+@pytest.mark.parametrize("interrupt", [reload, assign, look, evaluate])
+@pytest.mark.parametrize("untouched", ["lazy", "exact"])
+def test_what_happens_while_look_ahead_is_under_way(
+    interrupt: Callable[[Model, Model], None], untouched: str
+) -> None:
+    data = batches(12, size=60)
+    other = Model()
+    train(other, adagrad(other), batches(5, size=60, seed=4))
+    models, optimizers = twins(untouched=untouched)
+    for at, batch in enumerate(hb.lookahead(data, models[1], depth=3)):
+        assert batch is data[at]
+        if at in (0, 5, 6):
+            for model in models:
+                interrupt(model, other)
+        both(models, optimizers, batch)
+    assert_same_rows(models[1], models[0])
+    assert pinned(models[1]) == 0
+
+
+@pytest.mark.parametrize("untouched", ["lazy", "exact"])
+def test_an_optimizer_that_comes_later(untouched: str) -> None:
+    """Rows keep their weights, at first and when another rule takes them over."""
+    data = batches(15, size=60)
+    models = [Model(), Model(storage(NARROW))]
+    optimizers = [hb.optim.SGD(m.parameters(), lr=0.1) for m in models]
+    for at, batch in enumerate(hb.lookahead(data, models[1])):
+        if at in (5, 10):
+            rows = everything(models[1])
+            make = hb.optim.AdamW if at == 5 else hb.optim.RowwiseAdagrad
+            optimizers = [
+                make(m.parameters(), lr=0.01, untouched=untouched, replace_state=True)
+                for m in models
+            ]
+            for name, before in rows.items():
+                assert torch.equal(models[1].embeddings.rows(name).values, before.values)
+        both(models, optimizers, batch)
+    assert_same_rows(models[1], models[0])
+
+
+def test_rows_without_an_optimizer_and_one_for_each_half() -> None:
+    models = [Model(), Model(storage(NARROW))]
+    data = batches(12, size=60)
+    for model in models:
+        model.embeddings.assign("user", torch.arange(100), torch.ones(100, 4))
+    pairs = []
+    for model in models:
+        tables, dense = hb.split_parameters(model)
+        pairs.append(
+            [hb.optim.FTRL([tables[0]], lr=0.1), hb.optim.RMSprop([tables[1], *dense], lr=0.01)]
+        )
+    for batch in hb.lookahead(data, models[1]):
+        losses = []
+        for model, pair in zip(models, pairs, strict=True):
+            loss = model(batch)
+            loss.backward()
+            for optimizer in pair:
+                optimizer.step()
+                optimizer.zero_grad()
+            losses.append(float(loss.detach()))
+        assert losses[0] == losses[1]
+    assert_same_rows(models[1], models[0])
+
+
+def test_evaluation_leaves_no_trace() -> None:
+    data = batches(12, size=60)
+    model = Model(storage(NARROW))
+    optimizer = adagrad(model)
+    train(model, optimizer, hb.lookahead(data, model))
+    stats, rows = model.embeddings.stats(), everything(model)
+    model.eval()
+    for batch in hb.lookahead(batches(5, size=500, seed=7), model):
+        model(batch)
+        with torch.no_grad():
+            model(batch)
+    model.train()
+    with torch.no_grad():
+        model(data[0])
+    after = model.embeddings.stats()
+    assert after.pop("rows_read_past") > stats.pop("rows_read_past")
+    moved = {"memory_bytes", "stall_ms", "queue_depth"}
+    assert {k: v for k, v in after.items() if k not in moved} == {
+        k: v for k, v in stats.items() if k not in moved
+    }
+    assert pinned(model) == 0
+    for name, before in rows.items():
+        now = model.embeddings.rows(name)
+        assert torch.equal(now.ids, before.ids) and torch.equal(now.values, before.values)
+
+
+# -- gradients ---------------------------------------------------------------------------------------
+
+
+def test_losses_that_are_kept_keep_no_rows() -> None:
+    data = batches(30, size=60)
+    model = Model(storage(NARROW))
+    optimizer = adagrad(model)
+    kept = []
+    for batch in hb.lookahead(data, model, depth=1):
+        kept.append(model(batch))
+        kept[-1].backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert [float(loss.detach()) for loss in kept] == expected(data)
+    assert pinned(model) == 0
+
+
+def test_a_graph_that_is_kept_keeps_its_rows() -> None:
+    models = [Model(), Model(storage(NARROW))]
+    # Not the dense parameter, which the graph wants to find unchanged.
+    optimizers = [hb.optim.Adam(m.embeddings.parameters(), lr=0.01) for m in models]
+    first, *rest = batches(6, size=60)
+    losses = [model(first) for model in models]
+    for loss in losses:
+        loss.backward(retain_graph=True)
+    for optimizer in optimizers:
+        optimizer.step()
+        optimizer.zero_grad()
+    for batch in rest:
+        both(models, optimizers, batch)
+    for loss, optimizer in zip(losses, optimizers, strict=True):
+        loss.backward()  # once more: the rows must be where they were
+        optimizer.step()
+        optimizer.zero_grad()
+        with pytest.raises(RuntimeError, match="second time"):
+            loss.backward()
+    assert_same_rows(models[1], models[0])
+    assert pinned(models[1]) == 0
+
+
+def test_no_second_derivative() -> None:
+    model = Model(storage())
+    (grad,) = torch.autograd.grad(
+        model(batches(1)[0]), [model.embeddings.parameter("user")], create_graph=True
+    )
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        grad.coalesce().values().sum().backward()
+    del grad
+    gc.collect()
+    model.embeddings.tiers.release_spent()
+    assert pinned(model) == 0
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointing(reentrant: bool) -> None:
+    data = batches(8, size=60)
+    models, optimizers = twins()
+    start = torch.zeros((), requires_grad=True)
+    for batch in hb.lookahead(data, models[1]):
+        losses = []
+        for model, optimizer in zip(models, optimizers, strict=True):
+            loss = checkpoint(
+                lambda zero, model=model, batch=batch: model(batch) + zero,
+                start,
+                use_reentrant=reentrant,
+            )
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(float(loss.detach()))
+        assert losses[0] == losses[1]
+    assert_same_rows(models[1], models[0])
+    assert pinned(models[1]) == 0
+
+
+def test_saved_tensors_elsewhere() -> None:
+    models, optimizers = twins()
+    with torch.autograd.graph.save_on_cpu():
+        for batch in batches(4, size=60):
+            both(models, optimizers, batch)
+    assert_same_rows(models[1], models[0])
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+def test_compiled() -> None:
+    data = batches(4, size=60)
+    models, optimizers = twins()
+    compiled = torch.compile(models[1], backend="eager")
+    for batch in hb.lookahead(data, models[1]):
+        losses = [step(models[0], optimizers[0], batch), step(compiled, optimizers[1], batch)]
+        assert losses[0] == losses[1]
+    assert models[1].embeddings.stats()["batches_ahead"] == 4
+    assert_same_rows(models[1], models[0])
+
+
+def test_gradients_taken_by_hand_keep_their_rows() -> None:
+    models, optimizers = twins(70_000)
+    data = batches(6, size=60)
+    for batch, passing in zip(data[:3], data[3:], strict=True):
+        for model, optimizer in zip(models, optimizers, strict=True):
+            parameters = list(model.parameters())
+            grads = torch.autograd.grad(model(batch), parameters)
+            model(passing)  # in the meantime others use the budget
+            for parameter, grad in zip(parameters, grads, strict=True):
+                parameter.grad = grad
+            del grads, grad
+            optimizer.step()
+            optimizer.zero_grad()
+            parameter.grad = None
+    assert_same_rows(models[1], models[0])
+    assert pinned(models[1]) == 0
+
+
+def test_accumulating_more_than_the_budget_says_how_large_it_must_be() -> None:
+    data = batches(8, size=100)
+    model = Model(storage(NARROW))
+    adagrad(model)
+    with pytest.raises(hb.StorageError, match="gradients that wait for a step"):
+        for batch in data:
+            model(batch).backward()
+    model.zero_grad()
+    model(data[0]).backward()
+
+
+def test_an_error_names_the_id() -> None:
+    model = Model(storage())
+    optimizer = adagrad(model)
+    train(model, optimizer, batches(4))
+    for name in ("item", "user"):
+        vectors = model.embeddings({"item": ids([7, 250]), "user": ids([9, 10**11])})
+        (vectors[name] * ids([[1.0], [float("nan")]])).sum().backward()
+        with pytest.raises(hb.NotFiniteError, match=f"id {250 if name == 'item' else 10**11}, "):
+            optimizer.step()
+        optimizer.zero_grad()
+
+
+# -- between forward and backward --------------------------------------------------------------------
+
+
+def test_loading_between_forward_and_backward() -> None:
+    """Rows of a dynamic table are others then; a static table's stay where they are."""
+    other = Model()
+    train(other, adagrad(other), batches(3, seed=5))
+    data = batches(6)
+    models, optimizers = twins()
+    for model, optimizer in zip(models, optimizers, strict=True):
+        train(model, optimizer, data[:3])
+        loss = model(data[3])
+        model.embeddings.load_state_dict(other.embeddings.state_dict())
+        with pytest.raises(hb.TableError, match="between this forward and its backward"):
+            loss.backward()
+        del loss
+        model.zero_grad()
+        vectors = model.embeddings({"item": ids([1, 2]), "user": ids([1, 2])})
+        rows = torch.full((300, 4), 2.0)
+        model.embeddings.load_state_dict({"item": rows}, strict=False)
+        vectors["item"].sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert_same_rows(models[1], models[0])
+    for batch in data:
+        both(models, optimizers, batch)
+    del vectors
+    assert_same_rows(models[1], models[0])
+    assert pinned(models[1]) == 0
+
+
+def test_forgetting_rows_that_are_in_use() -> None:
+    models, optimizers = twins()
+    data = batches(6)
+    for model, optimizer in zip(models, optimizers, strict=True):
+        train(model, optimizer, data[:3])
+        vectors = model.embeddings({name: data[3][name] for name in ("item", "user")})
+        model.embeddings.table("user").forget_rows()
+        model.embeddings.table("item").draw_again(12345)
+        assert model.embeddings.count("user") == 0
+        assert len(model.embeddings.rows("user").ids) == 0
+        with pytest.raises(hb.TableError, match="'user' was loaded or reset"):
+            vectors["item"].sum().backward()
+    del vectors
+    for model in models:
+        model.zero_grad()
+    for batch in data:
+        both(models, optimizers, batch)
+    assert_same_rows(models[1], models[0])
+    assert pinned(models[1]) == 0
+
+
+def test_an_optimizer_between_forward_and_backward_or_step() -> None:
+    model = Model(storage())
+    data = batches(3)
+    loss = model(data[0])
+    optimizer = adagrad(model)
+    loss.backward()
+    with pytest.raises(hb.OptimizerError, match="zero_grad"):
+        optimizer.step()
+    with pytest.raises(hb.TableError, match="zero_grad"):
+        model(data[0])
+    model.zero_grad()
+    loss = model(data[0])
+    optimizer = hb.optim.Adam(model.parameters(), replace_state=True)
+    model(data[1])  # which gives rows other slots
+    with pytest.raises(hb.TableError, match="between this forward and its backward"):
+        loss.backward()
+    model.zero_grad()
+    step(model, optimizer, data[2])
+
+
+# -- copies, saving, memory --------------------------------------------------------------------------
+
+
+def test_copies_are_refused() -> None:
+    model = Model(storage())
+    step(model, adagrad(model), batches(1)[0])
+    for copied in (copy.deepcopy, pickle.dumps):
+        with pytest.raises(hb.TableError, match="load the state_dict"):
+            copied(model)
+
+
+@pytest.mark.parametrize("untouched", ["lazy", "exact"])
+@pytest.mark.parametrize("order", ["model first", "optimizer first"])
+@pytest.mark.parametrize(("of", "to"), [(0, 1), (1, 0), (1, 1)])
+def test_states_move_between_models_with_and_without_tiers(
+    of: int, to: int, order: str, untouched: str
+) -> None:
+    data = batches(16, size=60)
+
+    def make(kind: int) -> tuple[Model, Any]:
+        model = Model(storage(NARROW) if kind else None)
+        return model, hb.optim.AdamW(
+            model.parameters(), lr=0.02, weight_decay=0.1, untouched=untouched
+        )
+
+    model, optimizer = make(of)
+    train(model, optimizer, hb.lookahead(data[:8], model))
+    saved = [copy.deepcopy(x.state_dict()) for x in (model, optimizer)]
+    again, its_optimizer = make(to)
+    parts = list(zip((again, its_optimizer), saved, strict=True))
+    for part, state in parts if order == "model first" else parts[::-1]:
+        part.load_state_dict(state)
+    losses = train(model, optimizer, hb.lookahead(data[8:], model))
+    assert train(again, its_optimizer, hb.lookahead(data[8:], again)) == pytest.approx(
+        losses, rel=1e-6 if untouched == "exact" else 0
+    )
+    for name, rows in everything(model).items():
+        found = again.embeddings.rows(name)
+        assert torch.equal(found.ids, rows.ids)
+        tolerance = 1e-6 if untouched == "exact" else 0
+        torch.testing.assert_close(found.values, rows.values, rtol=0, atol=tolerance)
+
+
+def test_tables_go_with_the_model() -> None:
+    model = Model(storage())
+    optimizer = adagrad(model)
+    train(model, optimizer, hb.lookahead(batches(4), model))
+    model(batches(1)[0]).backward()
+    table = weakref.ref(model.embeddings.table("user"))
+    gc.collect()
+    gc.disable()
+    try:
+        del model, optimizer
+        assert table() is None
+    finally:
+        gc.enable()
+
+
+def test_memory_of_tables_is_that_of_their_rows() -> None:
+    models, optimizers = twins()
+    train(models[0], optimizers[0], batches(6))
+    train(models[1], optimizers[1], batches(6))
+    plain, tiered = (model.embeddings.memory() for model in models)
+    for name, parts in tiered.items():
+        assert parts["rows"] == plain[name]["rows"]
+        assert parts["weights"] == plain[name]["weights"] == parts["rows"] * 16
+        assert parts["states"] == 2 * parts["weights"]
+        assert parts["total"] == 3 * parts["weights"]
+
+
+def test_padding_that_was_assigned_is_what_an_unpooled_lookup_returns() -> None:
+    found = []
+    for tiers in (None, storage()):
+        tables = [
+            hb.Table("a", 2, 20, combiner="none", padding_idx=3),
+            hb.Table("b", 2, combiner="none", padding_idx=3),
+        ]
+        features = {"a": "a", "b": "b", "again": "b"}
+        collection = hb.EmbeddingCollection(tables, features, seed=0, storage=tiers)
+        batch = dict.fromkeys(features, ids([3, 5, 3]))
+        found.append([v.detach().clone() for v in collection(batch).values()])
+        for name in ("a", "b"):
+            collection.assign(name, ids([3]), ids([[1.0, 2.0]]))
+        found[-1] += [v.detach().clone() for v in collection(batch).values()]
+        found[-1] += [v.detach().clone() for v in collection.eval()(batch).values()]
+        assert found[-1][-1][0].tolist() == [1.0, 2.0]
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
