@@ -212,6 +212,8 @@ void bind_log(nb::module_& module) {
       .def("flip_bit", &IoFaults::flip_bit, "nth"_a, "bit"_a, nb::rv_policy::reference_internal)
       .def("shorten_read", &IoFaults::shorten_read, "nth"_a, "nbytes"_a,
            nb::rv_policy::reference_internal)
+      .def("full_after_writing", &IoFaults::full_after_writing, "nbytes"_a,
+           nb::rv_policy::reference_internal)
       .def("full_after_preallocating", &IoFaults::full_after_preallocating, "nbytes"_a,
            nb::rv_policy::reference_internal)
       .def("make_room", &IoFaults::make_room, nb::rv_policy::reference_internal)

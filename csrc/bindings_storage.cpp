@@ -56,6 +56,8 @@ struct LogLayouts {
   std::string path;
   bool reset;
   double space_ratio;
+  uint64_t segment_bytes;
+  std::shared_ptr<IoFaults> faults;
   std::shared_ptr<RowLog> log;
   int layouts = 0;
 
@@ -82,6 +84,8 @@ struct LogLayouts {
     LogOptions options;
     options.space_ratio = space_ratio;
     options.reset = reset;
+    options.segment_bytes = segment_bytes;
+    options.io.faults = faults;
     log = RowLog::create(folder(), std::move(stores), options);
     std::vector<std::shared_ptr<Tier>> tiers;
     for (size_t g = 0; g < groups.size(); ++g) {
@@ -105,14 +109,16 @@ void bind_storage(nb::module_& module) {
       .def_static(
           "make",
           [](uint64_t compute, uint64_t host, std::optional<std::string> ssd, bool reset,
-             double space_ratio) {
+             double space_ratio, uint64_t segment_bytes, std::shared_ptr<IoFaults> faults) {
             MakeLowest lowest = [](const std::vector<RecordGroup>& groups, bool) {
               return std::vector<std::shared_ptr<Tier>>(groups.size());
             };
-            if (ssd) lowest = LogLayouts{*ssd, reset, space_ratio, nullptr};
+            if (ssd) lowest = LogLayouts{*ssd, reset, space_ratio, segment_bytes, faults, nullptr};
             return std::make_shared<Storage>(StorageBudgets{compute, host}, std::move(lowest));
           },
-          "compute"_a, "host"_a, "ssd"_a.none(), "reset"_a, "space_ratio"_a)
+          "compute"_a, "host"_a, "ssd"_a.none(), "reset"_a, "space_ratio"_a,
+          "segment_bytes"_a = LogOptions{}.segment_bytes, "faults"_a.none() = nullptr,
+          "The last two are for tests.")
       .def(
           "lay_out",
           [](Storage& storage, const std::vector<std::shared_ptr<Table>>& tables) {

@@ -10,6 +10,13 @@ namespace hotbed {
 LogWriter::LogWriter(IoEngine& engine, uint64_t buffer_bytes, unsigned buffers)
     : engine_(engine), buffer_bytes_(buffer_bytes), limit_(buffers) {
   thread_ = std::thread([this] { work(); });
+  // Its queue takes memory, which is to be counted from the start.
+  std::unique_lock lock(mutex_);
+  progress_.wait(lock, [&] { return ready_; });
+  if (!unready_) return;
+  lock.unlock();
+  thread_.join();
+  std::rethrow_exception(unready_);
 }
 
 LogWriter::~LogWriter() {
@@ -103,17 +110,33 @@ void LogWriter::wait() {
 }
 
 void LogWriter::work() {
-  auto queue = engine_.lease();
+  auto be_ready = [&] {
+    std::lock_guard lock(mutex_);
+    ready_ = true;
+    progress_.notify_all();
+  };
+  try {
+    auto queue = engine_.lease();
+    be_ready();
+    write(*queue);
+  } catch (...) {
+    if (ready_) throw;
+    unready_ = std::current_exception();
+    be_ready();
+  }
+}
+
+void LogWriter::write(IoQueue& queue) {
   std::vector<std::shared_ptr<LogBuffer>> writing;  // by tag; null where free
   std::vector<Completion> done;
   std::unique_lock lock(mutex_);
   for (;;) {
-    if (queue->in_flight() == 0) {
+    if (queue.in_flight() == 0) {
       work_.wait(lock, [&] { return stopping_ || !sealed_.empty(); });
       if (sealed_.empty()) return;
     }
     std::vector<std::shared_ptr<LogBuffer>> starting;
-    size_t most = queue->depth() - queue->in_flight();
+    size_t most = queue.depth() - queue.in_flight();
     while (!sealed_.empty() && starting.size() < most) {
       starting.push_back(std::move(sealed_.front()));
       sealed_.pop_front();
@@ -133,12 +156,12 @@ void LogWriter::work() {
       size_t tag = 0;
       while (tag < writing.size() && writing[tag]) ++tag;
       if (tag == writing.size()) writing.emplace_back();
-      queue->submit({buffer->segment->file.get(), uint64_t{buffer->first_block} * block_bytes,
-                     buffer->data, buffer->blocks * block_bytes, true, tag});
+      queue.submit({buffer->segment->file.get(), uint64_t{buffer->first_block} * block_bytes,
+                    buffer->data, buffer->blocks * block_bytes, true, tag});
       writing[tag] = std::move(buffer);
     }
     done.clear();
-    queue->collect(1, done);
+    queue.collect(1, done);
     for (const Completion& completion : done) {
       if (completion.error == 0) writing[completion.tag]->written(writing[completion.tag]);
     }

@@ -4,6 +4,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -87,6 +88,7 @@ class LogWriter {
 
  private:
   void work();
+  void write(IoQueue& queue);
   void await(std::unique_lock<std::mutex>& lock, uint64_t ticket);
   void give_back(LogBuffer* buffer);
 
@@ -105,6 +107,8 @@ class LogWriter {
   std::string failure_, failed_path_;
   uint64_t failed_bytes_ = 0;
   bool stopping_ = false;
+  bool ready_ = false;  // the thread
+  std::exception_ptr unready_;
   LogWriterStatistics statistics_;
   std::thread thread_;
 };

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 from effort import examples
 from hypothesis import given, settings
+from small_logs import small_logs
 from tiered_training import Run, assert_same, runs, train, train_in_tiers
 
 
@@ -16,8 +17,21 @@ def one_thread(set_threads: Callable[[int], None]) -> None:
     set_threads(1)
 
 
+@pytest.fixture(autouse=True)
+def logs() -> Iterator[None]:
+    with small_logs():
+        yield
+
+
 @pytest.mark.filterwarnings("ignore:The budget holds")
 @settings(max_examples=examples(60, 1500))
-@given(run=runs())
+@given(run=runs(("device over host",)))
 def test_training_in_tiers_is_training(run: Run) -> None:
+    assert_same(train_in_tiers(run), train(run, None))
+
+
+@pytest.mark.filterwarnings("ignore:The budget holds")
+@settings(max_examples=examples(15, 600))
+@given(run=runs(("host over ssd", "device over host over ssd")))
+def test_training_over_ssd_is_training(run: Run) -> None:
     assert_same(train_in_tiers(run), train(run, None))
