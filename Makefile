@@ -78,14 +78,17 @@ test-core: $(VENV)/stamp-hotbed
 	  (cat build/ctest.log; exit 1)
 	@grep "tests passed" build/ctest.log | sed 's/^/C++: /'
 
-# The kernels' tests on the CUDA device, with a torch that sees it; `make test` interprets them.
-test-gpu: $(VENV)/stamp-hotbed
-	@$(BIN)/python -c "import torch; exit(not torch.cuda.is_available())" || \
-	  { echo "torch sees no CUDA device: install a CUDA build of $(TORCH) in $(VENV)." >&2; exit 1; }
-	@$(BIN)/python -m pytest tests/ops/gpu $(PYTEST_ARGS)
+# The kernels' tests on the CUDA device, by a Python whose torch sees it and that has Hotbed installed;
+# `make test` interprets them.
+GPU_PYTHON ?= $(if $(wildcard $(VENV)/stamp-hotbed),$(BIN)/python,$(PYTHON))
+test-gpu:
+	@$(GPU_PYTHON) -c "import torch; exit(not torch.cuda.is_available())" || \
+	  { echo "torch of $(GPU_PYTHON) sees no CUDA device. Name a Python that does: make test-gpu GPU_PYTHON=..." >&2; exit 1; }
+	@$(GPU_PYTHON) -m pytest tests/ops/gpu $(PYTEST_ARGS)
 
-soak: $(VENV)/stamp-hotbed
-	@HOTBED_SOAK=1 $(BIN)/python -m pytest $(PYTEST_ARGS)
+# All of it at length: property tests, 200 crashes of the machine, 50 kills, ten minutes of training.
+soak:
+	@HOTBED_SOAK=1 $(MAKE) --no-print-directory test
 
 # libgomp is not built with ThreadSanitizer, which therefore cannot see its barriers and reports
 # every parallel region as a race. One OpenMP thread (the limit also holds against num_threads
