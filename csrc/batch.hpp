@@ -107,8 +107,8 @@ class Batch {
   bool admitted() const { return claim_ && claim_->admitted(); }
 
   // Before a gradient of a batch that was only read: finds the slots of its rows, which those of
-  // tiered tables keep while the claim lives, without storing any. False where some ids have no row. Throws OverBudget,
-  // TierError.
+  // tiered tables keep while the claim lives, without storing any. False where some ids have no
+  // row. Throws OverBudget, TierError.
   bool seat();
 
   // What keeps the rows of tiered tables in their slots; null where there is none. Whoever keeps a

@@ -25,8 +25,9 @@ struct FusedStep;
 class TableRule {
  public:
   // Replaces whatever states the table has by those of the rule, at their first values; weights are
-  // brought up to date first. `exact`: rows that no batch touches follow the dense optimizer. Throws
-  // OutOfMemory, the table then having no states, and TierError before anything was replaced.
+  // brought up to date first. `exact`: rows that no batch touches follow the dense optimizer.
+  // Throws OutOfMemory, the table then having no states, and TierError before anything was
+  // replaced.
   TableRule(std::shared_ptr<Table> table, const RuleOptions& options,
             double initial_accumulator_value, bool exact);
 
