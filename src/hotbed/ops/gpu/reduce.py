@@ -49,7 +49,7 @@ from hotbed.ops.gpu.variants import Variant, launch
 
 __all__ = ["reduce", "sum_chunks", "variants"]
 
-_BLOCK = 256  # vectors a program sums at a time
+_BLOCK = 128  # vectors a program sums at a time
 _UNROLL = 4  # terms of a row that are on their way at once
 
 

@@ -39,7 +39,7 @@ __all__ = ["DevicePlanes", "RowsToUpdate", "update", "variants"]
 
 _BLOCK = 128  # vectors a program updates at a time
 _UNROLL = 4
-_ROWS, _COLUMNS = 32, 16  # of a row rule: columns as the core adds them, 16 running sums a row
+_ROWS, _COLUMNS = 16, 16  # of a row rule: columns as the core adds them, 16 running sums a row
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -272,7 +272,7 @@ def _update_variant(rule: str, width: int, vector: int) -> Variant:
             "WIDTH": width,
             "VECTOR": vector,
             "BLOCK": _BLOCK,
-            "UNROLL": _UNROLL,
+            "UNROLL": _UNROLL if vector > 1 else _UNROLL // 2,
         },
     )
 

@@ -35,7 +35,7 @@ from hotbed.ops.gpu.variants import Variant, launch, require_gpu
 
 __all__ = ["variants", "weight_gradients"]
 
-_POSITIONS = 16  # of a program
+_POSITIONS = 8  # of a program
 _VECTORS_READ = 32  # of a row, at a time
 
 
