@@ -161,6 +161,13 @@ def test_evaluation_leaves_no_trace() -> None:
         assert torch.equal(now.ids, before.ids) and torch.equal(now.values, before.values)
 
 
+def test_the_hit_rate_is_a_share_from_the_first_batch_on() -> None:
+    model = Model(storage())
+    for batch in hb.lookahead(batches(4), model, depth=3):
+        assert 0 <= model.embeddings.stats()["hit_rate"] <= 1
+        model(batch)
+
+
 # -- gradients ---------------------------------------------------------------------------------------
 
 
@@ -272,6 +279,33 @@ def test_gradients_taken_by_hand_keep_their_rows() -> None:
             parameter.grad = None
     assert_same_rows(models[1], models[0])
     assert pinned(models[1]) == 0
+
+
+@pytest.mark.parametrize("dim", [1, 3])
+@pytest.mark.parametrize("size", [1, 12])
+def test_accumulating_adds_in_the_order_of_the_batches(dim: int, size: int) -> None:
+    """Whatever slots rows have, and however small the table is."""
+    generator = torch.Generator().manual_seed(0)
+    for seed in range(10):
+        collections = [
+            hb.EmbeddingCollection(
+                [hb.Table("a", dim, 20), hb.Table("b", dim)], seed=seed, storage=tiers
+            )
+            for tiers in (None, storage())
+        ]
+        optimizers = [hb.optim.SGD(c.parameters(), lr=0.1) for c in collections]
+        for _ in range(3):
+            for _ in range(6):
+                batch = {name: torch.randint(0, 20, (size,), generator=generator) for name in "ab"}
+                for collection in collections:
+                    sum(v.sin().sum() for v in collection(batch).values()).backward()
+            for collection, optimizer in zip(collections, optimizers, strict=True):
+                optimizer.step()
+                optimizer.zero_grad()
+                for name in "ab":
+                    rows, expected = collection.rows(name), collections[0].rows(name)
+                    assert torch.equal(rows.ids, expected.ids)
+                    assert torch.equal(rows.values, expected.values)
 
 
 def test_accumulating_more_than_the_budget_says_how_large_it_must_be() -> None:

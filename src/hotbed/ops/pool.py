@@ -18,6 +18,8 @@ from hotbed import _core
 from hotbed.errors import StorageError, TableError
 from hotbed.handles import CORE_DTYPES, LiveTable
 from hotbed.inputs import Bags
+from hotbed.ops.duplicates import sum_duplicates
+from hotbed.parameters import plain_access
 from hotbed.resolve.tiers import over_budget
 
 __all__ = ["pool"]
@@ -225,8 +227,31 @@ def _reduce(
         if t in starts:
             tables[t].fused_update.keep(index[0], rows, batch.claim)
             continue
+        index, rows = _to_be_appended(tables[t], index, rows)
         grads[t] = torch.sparse_coo_tensor(index, rows, tables[t].shape, check_invariants=False)
     return grads
+
+
+def _to_be_appended(table: LiveTable, index: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """The same gradient; where one is there already, in a form that torch appends to it.
+
+    Contiguous rows it would merge in an order that depends on the numbers of slots, and with it the
+    bits of a sum over three batches. What it finds to be long it sums by slot, in no certain order;
+    with two rows a slot that makes no difference.
+    """
+    with plain_access():
+        parameter = table.parameter
+        there = parameter.grad
+        if there is None or not there.is_sparse:
+            return index, rows
+        if there._nnz() + len(rows) > there.numel():
+            slots, sums = sum_duplicates(there._indices()[0], there._values())
+            parameter.grad = torch.sparse_coo_tensor(
+                slots[None], sums, there.shape, check_invariants=False
+            )
+    if rows.numel() == 1:  # whatever its strides, it is contiguous
+        index, rows = index.expand(1, 2), torch.cat([rows, torch.full_like(rows, -0.0)])
+    return index, torch.stack([rows, rows], -1)[..., 0]
 
 
 def _step_fused(

@@ -133,7 +133,8 @@ class Tiers:
         counted: dict[str, float] = dict(self.core.counters())
         used = counted["rows_used"]
         missed = counted["rows_missed"]
-        counted["hit_rate"] = (used - missed) / used if used else 1.0
+        # Rows that are on their way for later batches were missed already, and are not used yet.
+        counted["hit_rate"] = max(0.0, (used - missed) / used) if used else 1.0
         counted["batches_unprepared"] = counted["batches"] - counted["batches_ahead"]
         counted["stall_ms"] = self.stall_ms
         counted["queue_depth"] = self.queue_depth
