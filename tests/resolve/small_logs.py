@@ -16,9 +16,11 @@ SEGMENT_BYTES = 64 * 4096
 
 
 @contextmanager
-def small_logs(faults: _core.IoFaults | None = None) -> Iterator[None]:
+def small_logs(
+    faults: _core.IoFaults | None = None, segment_bytes: int = SEGMENT_BYTES
+) -> Iterator[None]:
     """Collections that are made meanwhile have such logs."""
-    make = functools.partial(_core.Storage.make, segment_bytes=SEGMENT_BYTES, faults=faults)
+    make = functools.partial(_core.Storage.make, segment_bytes=segment_bytes, faults=faults)
     with mock.patch.object(_core, "Storage", types.SimpleNamespace(make=make)):
         yield
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from effort import SOAK
+from small_logs import small_logs
 from torch import Tensor
 
 import hotbed as hb
@@ -24,7 +25,7 @@ DIM = 32
 ROWS = 400_000  # of the static table; of the dynamic one, ids in circulation
 BATCH = 4096
 RATIO = 1.3
-SEGMENT = 64 << 20
+SEGMENT = 4 << 20  # so that hundreds are emptied and removed
 # A record is weights, Adagrad's sums and a header of 16 bytes; a block has one of 32.
 ROWS_A_BLOCK = (4096 - 32) // (2 * 4 * DIM + 16)
 # Beyond the ratio, of the one store there is: what compaction keeps in hand, and files.
@@ -63,9 +64,10 @@ def test_memory_stays_flat_and_space_bounded(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     storage = hb.Storage(device="24MB", host="64MB", ssd=tmp_path, space_ratio=RATIO)
-    embeddings = hb.EmbeddingCollection(
-        [hb.Table("item", DIM, ROWS), hb.Table("user", DIM)], seed=0, storage=storage
-    )
+    with small_logs(segment_bytes=SEGMENT):
+        embeddings = hb.EmbeddingCollection(
+            [hb.Table("item", DIM, ROWS), hb.Table("user", DIM)], seed=0, storage=storage
+        )
     optimizer = hb.optim.Adagrad(embeddings.parameters(), lr=0.05)
     everything = torch.arange(ROWS)
     for ids in everything.split(50_000):
@@ -119,5 +121,5 @@ def test_memory_stays_flat_and_space_bounded(
             f"\nmost resident {most / 1e6:.0f} MB against {base / 1e6:.0f} MB after warm-up; "
             f"most on disk {fullest / 1e6:.0f} MB for {live / 1e6:.0f} MB of live rows"
         )
-    assert embeddings.stats()["rows_written_back"] > 20 * ROWS or SECONDS < 300
+    assert embeddings.stats()["rows_written_back"] > 5 * ROWS or SECONDS < 300
     assert most <= base + RSS_BOUND
