@@ -9,20 +9,21 @@ import resource
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+import hotbed as hb
 from benchmarks.machine import OtherWork
 from benchmarks.measure import Timing
 from benchmarks.report import Report
+from benchmarks.synthetic import OPTIMIZERS, Network, described_tables, drawn
 from benchmarks.synthetic_models import SyntheticModel, synthetic_model
-from benchmarks.workload import power_law_ranks
 
 BATCH = 4096
 MEMORY = 6 * 10**9
@@ -37,35 +38,6 @@ POPULAR_FROM = 10**6
 """Tables of at least so many rows have their most popular rows in memory before anything is timed."""
 QUICK_ROWS, QUICK_BATCH, QUICK_MEMORY = 20_000, 256, 320 << 20
 ASSIGNED_AT_ONCE = 1 << 17
-LR = 0.001
-
-
-class Model(nn.Module):
-    """Joined sums of all inputs beside the numerical features, then a ReLU MLP."""
-
-    def __init__(self, description: SyntheticModel, storage: Any) -> None:
-        super().__init__()
-        import hotbed as hb
-
-        tables, features = [], {}
-        self.inputs: list[tuple[str, int, int]] = []  # feature, rows, ids a bag
-        for group in description.groups:
-            for _ in range(group.tables):
-                table = f"t{len(tables)}"
-                tables.append(hb.Table(table, dim=group.dim, rows=group.rows))
-                for k, hotness in enumerate(group.hotness):
-                    features[f"{table}_{k}"] = table
-                    self.inputs.append((f"{table}_{k}", group.rows, hotness))
-        self.tables = tables
-        self.embeddings = hb.EmbeddingCollection(tables, features, seed=0, storage=storage)
-        self.mlp = hb.nn.MLP(description.mlp_input, [*description.mlp, 1])
-
-    def forward(self, batch: dict[str, Any]) -> Tensor:
-        import hotbed as hb
-
-        vectors = self.embeddings(batch["ids"])
-        out: Tensor = self.mlp(hb.nn.concat([batch["dense"], *vectors.values()]))
-        return out.squeeze(1)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -112,17 +84,16 @@ def _that_fits(report: Report, whole: SyntheticModel, folder: Path) -> Synthetic
 def _train(
     report: Report, description: SyntheticModel, folder: Path, quick: bool, progress: Any
 ) -> None:
-    import hotbed as hb
-
     batch_size = QUICK_BATCH if quick else BATCH
     budget = QUICK_MEMORY if quick else MEMORY - BESIDE
     torch.manual_seed(0)
     storage = hb.Storage(host=budget, ssd=folder, space_ratio=SPACE_RATIO)
-    model = Model(description, storage)
-    optimizer = hb.optim.Adagrad(model.parameters(), lr=LR)
+    model = Network(description, storage)
+    optimizer = OPTIMIZERS["adagrad"](model.parameters())
+    tables, _ = described_tables(description)
     start = time.perf_counter()
-    for at, table in enumerate(model.tables):
-        progress(f"writing table {at + 1} of {len(model.tables)}")
+    for at, table in enumerate(tables):
+        progress(f"writing table {at + 1} of {len(tables)}")
         for ids in torch.arange(table.rows).split(ASSIGNED_AT_ONCE):
             model.embeddings.assign(table.name, ids, model.embeddings.lookup(table.name, ids))
     model.embeddings.flush()
@@ -136,11 +107,12 @@ def _train(
     report.figures["on disk before training, GB"] = round(on_disk / 1e9, 2)
 
     progress("looking popular rows up")
-    _look_popular_up(model, budget, batch_size)
+    _look_popular_up(model, tables, budget, batch_size)
     loss_of = nn.functional.binary_cross_entropy_with_logits
     warm_up, measured = (2, 4) if quick else (WARM_UP, MEASURED)
     timing, losses = Timing(), []
-    batches = _batches(model, description, batch_size, warm_up + measured + 1)
+    seeds = range(warm_up + measured + 1)
+    batches = (drawn(description, batch_size, seed) for seed in seeds)
     before: dict[str, float] = {}
     began: list[float] = []
     io = _disk_bytes_moved()
@@ -182,37 +154,19 @@ def _train(
     )
 
 
-def _look_popular_up(model: Model, budget: int, batch: int) -> None:
+def _look_popular_up(model: Network, tables: list[hb.Table], budget: int, batch: int) -> None:
     """As many of the hot rows as the budget holds, the hottest last, as after a long training."""
-    import hotbed as hb
-
-    large = [table for table in model.tables if table.rows >= POPULAR_FROM]
+    large = {table.name: table for table in tables if table.rows >= POPULAR_FROM}
     if not large:
         return
-    share = 0.9 * budget / sum(table.rows * (8 * table.dim + 40) for table in large)
+    share = 0.9 * budget / sum(table.rows * (8 * table.dim + 40) for table in large.values())
     nothing = hb.Jagged(torch.zeros(0, dtype=torch.int64), lengths=torch.tensor([0]))
-    idle = {name: nothing for name, _, _ in model.inputs}
-    for table in large:
+    idle = {one.name: nothing for one in model.inputs}
+    first = {one.table: one.name for one in reversed(model.inputs)}
+    for name, table in large.items():
         for ids in torch.arange(int(min(1, share) * table.rows)).flip(0).split(16 * batch):
             bag = hb.Jagged(ids, lengths=torch.tensor([len(ids)]))
-            model.embeddings({**idle, f"{table.name}_0": bag})
-
-
-def _batches(
-    model: Model, description: SyntheticModel, batch: int, count: int
-) -> Iterator[dict[str, Any]]:
-    """Power-law ids as the definition of the model has them: the first ids are the hot ones."""
-    rng = np.random.default_rng(0)
-    for _ in range(count):
-        ids = {
-            name: torch.from_numpy(
-                power_law_ranks(rng, batch * hotness, rows, 1.05).reshape(batch, hotness)
-            )
-            for name, rows, hotness in model.inputs
-        }
-        dense = rng.random((batch, description.numerical), np.float32) * 100
-        label = rng.integers(0, 2, batch).astype(np.float32)
-        yield {"ids": ids, "dense": torch.from_numpy(dense), "label": torch.from_numpy(label)}
+            model.embeddings({**idle, first[name]: bag})
 
 
 def _disk_bytes(model: SyntheticModel) -> int:

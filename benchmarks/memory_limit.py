@@ -45,12 +45,6 @@ class MemoryLimit:
         if self.folder is not None:
             (self.folder / "cgroup.procs").write_text(str(process))
 
-    def peak_bytes(self) -> int | None:
-        for file in ("memory.peak", "memory.max_usage_in_bytes"):
-            if self.folder is not None and (self.folder / file).exists():
-                return int((self.folder / file).read_text())
-        return None
-
     def remove(self) -> None:
         """After its processes have ended."""
         if self.folder is None:

@@ -133,10 +133,6 @@ class Worker:
     def settings(self) -> dict[str, Any]:
         return {"settings": self.store.settings()}
 
-    def drop(self) -> dict[str, Any]:
-        self.store.drop()
-        return {}
-
 
 def _cpu() -> float:
     usage = resource.getrusage(resource.RUSAGE_SELF)
@@ -151,8 +147,6 @@ def main() -> None:
     for line in sys.stdin:
         command, *arguments = json.loads(line)
         print(json.dumps(getattr(worker, command)(*arguments)), flush=True)
-        if command == "drop":
-            return
 
 
 if __name__ == "__main__":

@@ -102,12 +102,12 @@ def run(
 class Network(nn.Module):
     """The model: sums of rows side by side, numerical features, a ReLU MLP, one logit."""
 
-    def __init__(self, model: SyntheticModel) -> None:
+    def __init__(self, model: SyntheticModel, storage: hb.Storage | None = None) -> None:
         super().__init__()
         self.stride = model.stride
         tables, self.inputs = described_tables(model)
         self.embeddings = hb.EmbeddingCollection(
-            tables, features={i.name: i.table for i in self.inputs}, seed=0
+            tables, features={i.name: i.table for i in self.inputs}, seed=0, storage=storage
         )
         self.mlp = hb.nn.MLP(model.mlp_input, [*model.mlp, 1])
         for layer in self.mlp.layers:

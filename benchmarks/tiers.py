@@ -123,7 +123,7 @@ def run(*, quick: bool, progress: Callable[[str], None]) -> Report:
 
 
 CPU_MS_A_READ = 2e-3
-"""What one random read with its checksum costs at least; see the `ssd` scenario."""
+"""What a read costs at least. (`ssd` measures 3e-3, which would make the bound lower.)"""
 
 
 class Clicks:

@@ -248,7 +248,7 @@ void KeyIndex::insert(const int64_t* keys, int64_t n, const int64_t* slots) {
   }
 }
 
-int64_t KeyIndex::update(const int64_t* keys, int64_t n, const int64_t* slots) {
+int64_t KeyIndex::update(const int64_t* keys, int64_t n, const int64_t* slots, int64_t* previous) {
   for (int64_t i = 0; i < n; ++i) check_slot(keys[i], slots[i]);
   int64_t found = 0;
   uint64_t hashes[kRing];
@@ -262,24 +262,13 @@ int64_t KeyIndex::update(const int64_t* keys, int64_t n, const int64_t* slots) {
     if (i + kAhead < n) prepare(i + kAhead);
     int entry;
     const Bucket* bucket = find_bucket(keys[i], hashes[i & (kRing - 1)], &entry);
+    if (previous) previous[i] = bucket ? static_cast<int64_t>(bucket->slots[entry]) : -1;
     if (!bucket) continue;
     // The buckets belong to this index, which is not const here.
     const_cast<Bucket*>(bucket)->slots[entry] = static_cast<uint32_t>(slots[i]);
     ++found;
   }
   return found;
-}
-
-void KeyIndex::replace(const int64_t* keys, int64_t n, const int64_t* slots, int64_t* previous) {
-  int64_t started = std::min(n, kAhead);
-  for (int64_t i = 0; i < started; ++i) __builtin_prefetch(&home(hash_of(keys[i])), 1);
-  for (int64_t i = 0; i < n; ++i) {
-    if (i + kAhead < n) __builtin_prefetch(&home(hash_of(keys[i + kAhead])), 1);
-    int entry;
-    auto* bucket = const_cast<Bucket*>(find_bucket(keys[i], hash_of(keys[i]), &entry));
-    previous[i] = bucket ? static_cast<int64_t>(bucket->slots[entry]) : -1;
-    if (bucket) bucket->slots[entry] = static_cast<uint32_t>(slots[i]);
-  }
 }
 
 int64_t KeyIndex::erase(int64_t key) { return erase(key, hash_of(key)); }

@@ -63,13 +63,10 @@ class KeyIndex {
   // then those from before the call.
   void insert(const int64_t* keys, int64_t n, const int64_t* slots);
 
-  // keys[i] gets slots[i] in place of the slot it has; absent keys are passed over. Returns how
-  // many were there. Throws std::length_error (a slot outside [0, kSlotLimit)), changing nothing.
-  int64_t update(const int64_t* keys, int64_t n, const int64_t* slots);
-
-  // Gives keys that are present other slots: previous[i] becomes the slot that keys[i] had, or -1
-  // where it is absent and stays so. The arrays must not overlap. Slots lie in [0, kSlotLimit).
-  void replace(const int64_t* keys, int64_t n, const int64_t* slots, int64_t* previous);
+  // keys[i] gets slots[i] in place of the slot it has; absent keys are passed over. previous[i], if
+  // given, becomes the slot that it had, or -1. The arrays must not overlap. Returns how many were
+  // there. Throws std::length_error (a slot outside [0, kSlotLimit)), changing nothing.
+  int64_t update(const int64_t* keys, int64_t n, const int64_t* slots, int64_t* previous = nullptr);
 
   // The slot that the key had, or -1.
   int64_t erase(int64_t key);

@@ -136,7 +136,7 @@ void LogIndex::replace(std::span<const RowKey> keys, const uint32_t* locations,
     if (table.keys) {
       run.take(keys.subspan(first, count));
       for (size_t i = 0; i < count; ++i) run.slots[i] = locations[first + i];
-      table.keys->replace(run.ids, static_cast<int64_t>(count), run.slots, run.previous);
+      table.keys->update(run.ids, static_cast<int64_t>(count), run.slots, run.previous);
       for (size_t i = 0; i < count; ++i) {
         bool known = run.previous[i] >= 0 && run.previous[i] != kUnplaced;
         previous[first + i] = known ? static_cast<uint32_t>(run.previous[i]) : kNone;

@@ -135,6 +135,10 @@ void RowSpace::carry_out(const Message& message) {
       counters_.used += residency_.count(message.batch);
       ++counters_.batches;
       counters_.batches_ahead += message.ahead;
+      if (auto brought = brought_.extract(message.batch)) {
+        counters_.missed += brought.mapped().missed;
+        counters_.created += brought.mapped().created;
+      }
       break;
     }
     case Message::dirty_batch: residency_.mark_dirty(message.batch); break;
@@ -147,6 +151,7 @@ void RowSpace::carry_out(const Message& message) {
       } else {
         std::vector<int64_t> dropped;
         residency_.take_back(message.batch, dropped);
+        brought_.erase(message.batch);
       }
       break;
   }
@@ -310,8 +315,7 @@ void RowSpace::move(int64_t batch, Moves& moves) {
     undo();
     throw;
   }
-  counters_.missed += count;
-  counters_.created += static_cast<int64_t>(absent.size());
+  if (count) brought_[batch] = {count, static_cast<int64_t>(absent.size())};
 }
 
 // -- the way of a batch

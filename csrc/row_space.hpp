@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -162,6 +163,10 @@ class RowSpace {
   std::mutex mutex_;  // of all that follows, and of rows on their way
   Residency residency_;
   TierCounters counters_;
+  struct Brought {
+    int64_t missed = 0, created = 0;
+  };
+  std::map<int64_t, Brought> brought_;  // for batches that are not consumed yet
   std::set<int64_t> forgotten_;  // announced batches that are to be retracted when they are first
   std::vector<int64_t> born_;    // by table: rows of dynamic tables that exist
   // Rows that were evicted and could not be written: kept until they can.

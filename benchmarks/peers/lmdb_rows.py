@@ -71,10 +71,6 @@ class Lmdb:
         self.filling = False
         self.environment.sync(True)
 
-    def drop(self) -> None:
-        self.pool.shutdown()
-        self.environment.close()
-
     def settings(self) -> str:
         return (
             f"{self.threads} reading threads (the best of those tried), sync=False, writemap, "

@@ -98,10 +98,6 @@ class RocksDb:
                 return
             time.sleep(0.1)
 
-    def drop(self) -> None:
-        self.pool.shutdown()
-        self.database.close()
-
     def settings(self) -> str:
         return (
             f"direct reads and writes, {self.threads} reading threads (the best of those tried), "

@@ -43,9 +43,6 @@ class RowLog:
         """The segments of this moment: what the disk's own rate is measured on."""
         return [str(path) for path in self.folder.glob("*.rows")]
 
-    def drop(self) -> None:
-        self.log.close()
-
     def settings(self) -> str:
         now = self.log.statistics()
         store = now["stores"][0]

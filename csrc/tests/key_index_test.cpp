@@ -100,7 +100,7 @@ TEST(replaces_slots_of_present_keys_only) {
       if (known != oracle.end()) known->second = slots.back();
     }
     Numbers previous(asked.size(), -7);
-    index.replace(asked.data(), static_cast<int64_t>(asked.size()), slots.data(), previous.data());
+    index.update(asked.data(), static_cast<int64_t>(asked.size()), slots.data(), previous.data());
     CHECK(previous == expected);
     check_same(index, oracle, asked);
   }

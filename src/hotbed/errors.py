@@ -63,6 +63,8 @@ class StorageError(HotbedError, OSError):
     path: str = ""
     needs: Sequence[tuple[int, int]] = ()
     """The core's: what each row space would need for a batch that did not fit."""
+    budget: str | None = None
+    """The core's: which budget is too small for any layout, "host" or "compute"."""
 
 
 _core.register_out_of_memory(OutOfMemory)

@@ -133,8 +133,7 @@ class Tiers:
         counted: dict[str, float] = dict(self.core.counters())
         used = counted["rows_used"]
         missed = counted["rows_missed"]
-        # Rows that are on their way for later batches were missed already, and are not used yet.
-        counted["hit_rate"] = max(0.0, (used - missed) / used) if used else 1.0
+        counted["hit_rate"] = (used - missed) / used if used else 1.0
         counted["batches_unprepared"] = counted["batches"] - counted["batches_ahead"]
         counted["stall_ms"] = self.stall_ms
         counted["queue_depth"] = self.queue_depth
@@ -195,9 +194,9 @@ def over_budget(error: StorageError, tiers: Tiers) -> StorageError:
 
 def too_small(error: StorageError, storage: Storage) -> StorageError:
     """The same error with the budget's name, where not even a row of each table fits."""
-    if not error.needed or not str(error).startswith(("Storage: host ", "Storage: the tier")):
+    if error.budget is None:
         return error
-    of_host = storage.device is None or str(error).startswith("Storage: host ")
+    of_host = storage.device is None or error.budget == "host"
     return _with_budget(error, storage, of_host=of_host, needed=error.needed)
 
 
