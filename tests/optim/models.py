@@ -12,6 +12,9 @@ import hotbed as hb
 
 ROWS, DIM = 30, 6
 
+ALL = ["SGD", "Adagrad", "RowwiseAdagrad", "Adam", "AdamW", "RowwiseAdam"]
+ALL += ["Adamax", "Adadelta", "RMSprop", "FTRL"]
+
 Batch = dict[str, Tensor]
 
 
@@ -78,6 +81,13 @@ def loss_of(model: nn.Module, seed: int = 0) -> Tensor:
     out = model(batch)
     loss: Tensor = (out - label.to(out.dtype)).square().mean()
     return loss
+
+
+def backward(model: nn.Module, seed: int = 0) -> Tensor:
+    """The same, after its backward."""
+    loss = loss_of(model, seed)
+    loss.backward()
+    return loss.detach()
 
 
 def train(

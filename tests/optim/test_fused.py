@@ -123,3 +123,53 @@ def test_an_optimizer_that_is_gone_updates_nothing() -> None:
     loss_of(model).backward()
     assert model.embeddings.parameter("item").grad is not None
     assert torch.equal(tables_of(model)["item"], rows)
+
+
+@pytest.mark.parametrize("tables", [1, 3])
+def test_fused_refuses_a_gradient_that_is_not_finite(tables: int) -> None:
+    names = [f"t{t}" for t in range(tables)]
+    embeddings = hb.EmbeddingCollection([hb.Table(n, dim=4, rows=9) for n in names], seed=0)
+    optimizer = hb.optim.SGD(embeddings.parameters(), lr=0.1, fused=True)
+    batch = {name: torch.tensor([3, 7, 3]) for name in names}
+    sum(v.sum() for v in embeddings(batch).values()).backward()  # type: ignore[union-attr]
+    optimizer.step()
+    before = {name: embeddings.rows(name).values.clone() for name in names}
+    vectors = embeddings(batch)
+    weights = {name: torch.ones(3, 4) for name in names}
+    weights["t0"][1, 2] = float("nan")
+    with pytest.raises(hb.NotFiniteError, match="'t0', id 7, column 2.*the table was not changed"):
+        sum((vectors[n] * weights[n]).sum() for n in names).backward()  # type: ignore[union-attr]
+    assert torch.equal(embeddings.rows("t0").values, before["t0"])
+    sum(v.sum() for v in embeddings(batch).values()).backward()  # type: ignore[union-attr]
+    optimizer.step()
+    moved = embeddings.rows("t0").values - before["t0"]
+    assert torch.allclose(moved[[3, 7]], torch.tensor([[-0.2], [-0.1]]).expand(2, 4))
+    assert not moved[[0, 1, 2, 4, 5, 6, 8]].any()
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adagrad", "RowwiseAdagrad", "Adam", "FTRL"])
+@pytest.mark.parametrize("tables", [1, 4])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_fused_gives_the_same_bits(name: str, tables: int, dtype: torch.dtype) -> None:
+    """Enough ids that both ways of summing run in parallel; weighted bags, and rows left alone."""
+    generator = torch.Generator().manual_seed(0)
+    names = [f"t{t}" for t in range(tables)]
+    results = []
+    ids = {n: torch.randint(0, 3000, (4, 900, 3), generator=generator) for n in names}
+    scale = torch.randn(900, 16, generator=generator).to(
+        torch.float64 if dtype == torch.float64 else torch.float32
+    )
+    for fused in (False, True):
+        embeddings = hb.EmbeddingCollection(
+            [hb.Table(n, dim=16, rows=None, combiner="mean", dtype=dtype) for n in names], seed=0
+        )
+        optimizer = getattr(hb.optim, name)(embeddings.parameters(), lr=0.1, fused=fused)
+        for step in range(4):
+            vectors = embeddings({n: ids[n][step] for n in names})
+            sum((v * scale).sum() for v in vectors.values()).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        results.append([embeddings.rows(n) for n in names])
+    for plain, at_once in zip(*results, strict=True):
+        assert torch.equal(plain.ids, at_once.ids)
+        assert torch.equal(plain.values, at_once.values)

@@ -4,26 +4,16 @@ from __future__ import annotations
 
 import copy
 import gc
-import inspect
 import weakref
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from models import Model, Twin, assert_same, batches, loss_of, tables_of, train
+from models import ALL, Model, Twin, assert_same, backward, batches, tables_of, train
 from torch import nn
 
 import hotbed as hb
-
-ALL = ["SGD", "Adagrad", "RowwiseAdagrad", "Adam", "AdamW", "RowwiseAdam"]
-ALL += ["Adamax", "Adadelta", "RMSprop", "FTRL"]
-
-
-def backward(model: nn.Module, seed: int = 0) -> torch.Tensor:
-    loss = loss_of(model, seed)
-    loss.backward()
-    return loss.detach()
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
@@ -80,46 +70,6 @@ def test_grad_scaler_skips_a_bad_step_and_unscales_a_good_one() -> None:
             assert same == (step == 3)
     assert scalers[0].get_scale() == scalers[1].get_scale() == 512.0
     assert_same(model, twin, 1e-5)
-
-
-@pytest.mark.parametrize("norm_type", [2.0, 1.0, float("inf")])
-@pytest.mark.parametrize("max_norm", [0.05, 100.0])
-def test_clipping_counts_tables_and_dense_alike(norm_type: float, max_norm: float) -> None:
-    model = Model()
-    twin = Twin(model)
-    for m in (model, twin):
-        backward(m, 0)
-        backward(m, 1)  # accumulated: rows repeat in the handle's gradient
-    norm = hb.nn.clip_grad_norm_(model.parameters(), max_norm, norm_type)
-    expected = nn.utils.clip_grad_norm_(twin.parameters(), max_norm, norm_type)
-    assert float(norm) == pytest.approx(float(expected), rel=1e-12)
-    for name in ("item", "user"):
-        grad = model.embeddings.parameter(name).grad.to_dense()
-        torch.testing.assert_close(grad, getattr(twin, name).weight.grad, rtol=1e-12, atol=1e-15)
-    torch.testing.assert_close(model.top.weight.grad, twin.top.weight.grad, rtol=1e-12, atol=0)
-
-
-def test_clipping_odd_cases() -> None:
-    assert float(hb.nn.clip_grad_norm_([], 1.0)) == 0.0
-    model = Model()
-    assert float(hb.nn.clip_grad_norm_(model.parameters(), 1.0)) == 0.0
-    backward(model)
-    layer = nn.Embedding(4, 2, sparse=True)
-    layer(torch.tensor([1, 1, 2])).sum().backward()
-    assert float(hb.nn.clip_grad_norm_(layer.weight, 1.0)) == pytest.approx(10**0.5, rel=1e-6)
-    model.top.weight.grad[0, 0] = float("nan")
-    before = model.embeddings.parameter("item").grad._values().clone()
-    with pytest.raises(RuntimeError, match="norm of nan"):
-        hb.nn.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True)
-    assert torch.equal(model.embeddings.parameter("item").grad._values(), before)
-
-
-def test_clipping_by_torch_raises() -> None:
-    model = Model(dynamic=True)
-    backward(model)
-    for parameters in (model.parameters(), [model.embeddings.parameter("user")]):
-        with pytest.raises(NotImplementedError):
-            nn.utils.clip_grad_norm_(parameters, 1.0)
 
 
 @pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "SparseAdam", "Adagrad", "RMSprop"])
@@ -233,187 +183,6 @@ def test_existing_rows_get_first_states(name: str) -> None:
     optimizers = [getattr(hb.optim, name)(m.parameters()) for m in (early, late)]
     data = list(batches(5))
     assert train(early, optimizers[0], data) == train(late, optimizers[1], data)
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "reason"),
-    [
-        ("Adam", {"weight_decay": 0.1}, "decoupled_weight_decay=True"),
-        ("Adagrad", {"weight_decay": 0.1}, "decoupled_weight_decay=True"),
-        ("RMSprop", {"weight_decay": 0.1}, "decoupled_weight_decay=True"),
-        ("FTRL", {"l2_shrinkage": 0.1}, "l2_shrinkage"),
-        ("Adam", {"betas": (0.99, 0.9)}, "do not fade"),
-        ("Adamax", {"betas": (0.99, 0.9)}, "do not fade"),
-    ],
-)
-def test_exact_is_refused_where_it_has_no_bound(
-    name: str, options: dict[str, Any], reason: str
-) -> None:
-    with pytest.raises(hb.OptimizerError, match=reason):
-        getattr(hb.optim, name)(Model().parameters(), untouched="exact", **options)
-    getattr(hb.optim, name)(Model().parameters(), **options)
-
-
-def test_exact_refuses_decay_that_comes_later() -> None:
-    model = Model()
-    optimizer = hb.optim.SGD(model.parameters(), lr=0.1, untouched="exact")
-    backward(model)
-    optimizer.param_groups[0]["weight_decay"] = 0.1
-    with pytest.raises(hb.OptimizerError, match="weight_decay was 0 when"):
-        optimizer.step()
-
-
-def test_exact_adamax_keeps_its_eps() -> None:
-    model = Model()
-    optimizer = hb.optim.Adamax(model.parameters(), untouched="exact")
-    backward(model)
-    optimizer.step()
-    optimizer.param_groups[0]["eps"] = 1e-3
-    with pytest.raises(hb.OptimizerError, match="eps changed from 1e-08 to 0.001"):
-        optimizer.step()
-
-
-def test_structure_must_not_change_after_construction() -> None:
-    model = Model()
-    optimizer = hb.optim.Adam(model.parameters(), lr=0.1)
-    backward(model)
-    optimizer.param_groups[0]["amsgrad"] = True
-    with pytest.raises(hb.OptimizerError, match="amsgrad of group 0 changed"):
-        optimizer.step()
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "error"),
-    [
-        ("SGD", {"lr": -1.0}, ValueError),
-        ("SGD", {"nesterov": True}, ValueError),
-        ("SGD", {"weight_decay": -0.1}, ValueError),
-        ("Adam", {"betas": (1.0, 0.9)}, ValueError),
-        ("Adagrad", {"eps": -1.0}, ValueError),
-        ("Adadelta", {"rho": 1.5}, ValueError),
-        ("RMSprop", {"alpha": -0.5}, ValueError),
-        ("FTRL", {"lr_power": 0.5}, ValueError),
-        ("FTRL", {"lr": 0.0}, hb.OptimizerError),
-        ("Adam", {"untouched": "eager"}, hb.OptimizerError),
-        ("Adam", {"capturable": True}, hb.OptimizerError),
-        ("SGD", {"differentiable": True}, hb.OptimizerError),
-    ],
-)
-def test_bad_arguments(name: str, options: dict[str, Any], error: type[Exception]) -> None:
-    model = Model()
-    with pytest.raises(error):
-        getattr(hb.optim, name)(model.parameters(), **options)
-    assert model.embeddings.table("item").rule is None
-
-
-def test_a_table_is_given_once() -> None:
-    layer = hb.Embedding(5, 2)
-    again = hb.EmbeddingCollection.from_layers([layer], names=["item"])
-    with pytest.raises(hb.OptimizerError, match="Table 'item' is given to the optimizer twice"):
-        hb.optim.Adam([*layer.parameters(), *again.parameters()])
-    with pytest.raises(hb.OptimizerError, match="given to the optimizer twice"):
-        hb.optim.Adam([*layer.named_parameters(), *again.named_parameters()])
-    with pytest.raises(ValueError, match="more than one parameter group"):
-        hb.optim.Adam([{"params": layer.weight}, {"params": again.parameters()}])
-    hb.optim.Adam(nn.ModuleList([layer, again]).parameters())
-
-
-@pytest.mark.parametrize("lr", [float("nan"), float("inf")])
-def test_a_rate_that_is_not_finite_reaches_no_row(lr: float) -> None:
-    model = Model()
-    optimizer = hb.optim.SGD(model.parameters(), lr=0.1)
-    before = tables_of(model)
-    backward(model)
-    optimizer.param_groups[0]["lr"] = lr
-    with pytest.raises(hb.OptimizerError, match=f"SGD: lr is {lr}"):
-        optimizer.step()
-    assert all(torch.equal(rows, before[name]) for name, rows in tables_of(model).items())
-
-
-@pytest.mark.parametrize("name", [name for name in ALL if name != "FTRL"])
-def test_l1_is_ftrls(name: str) -> None:
-    kind = getattr(hb.optim, name)
-    says = f"{name} has no option l1: .*FTRL.*penalty"
-    with pytest.raises(hb.OptimizerError, match=says):
-        kind(Model().parameters(), l1=0.1)
-    with pytest.raises(hb.OptimizerError, match=says):
-        kind([{"params": Model().parameters(), "l1": 0.1}])
-    with pytest.raises(hb.OptimizerError, match="weight_decay"):
-        kind(Model().parameters(), l2=0.1)
-    with pytest.raises(TypeError, match="bogus"):
-        kind(Model().parameters(), bogus=0.1)
-    hb.optim.FTRL([{"params": Model().parameters(), "l1": 0.1, "l2": 0.1}])
-
-
-def test_every_optimizer_names_its_options() -> None:
-    """Signatures are torch's, plus what tables need: none hides an option, and none is lost."""
-    for name in ALL:
-        kind = getattr(hb.optim, name)
-        group = kind(Model().parameters()).param_groups[0]
-        options = set(inspect.signature(kind.__init__).parameters) - {"self", "params", "options"}
-        structural = {
-            "untouched",
-            "dense",
-            "fused",
-            "replace_state",
-            "capturable",
-            "differentiable",
-        }
-        assert options - structural <= set(group) and not structural & set(group)
-        if hasattr(torch.optim, name):
-            theirs = set(inspect.signature(getattr(torch.optim, name)).parameters)
-            missing = theirs - options - {"params", "fused", "foreach"}
-            assert name == "AdamW" or missing <= {"decoupled_weight_decay"}, missing
-
-
-@pytest.mark.parametrize("tables", [1, 3])
-def test_fused_refuses_a_gradient_that_is_not_finite(tables: int) -> None:
-    names = [f"t{t}" for t in range(tables)]
-    embeddings = hb.EmbeddingCollection([hb.Table(n, dim=4, rows=9) for n in names], seed=0)
-    optimizer = hb.optim.SGD(embeddings.parameters(), lr=0.1, fused=True)
-    batch = {name: torch.tensor([3, 7, 3]) for name in names}
-    sum(v.sum() for v in embeddings(batch).values()).backward()  # type: ignore[union-attr]
-    optimizer.step()
-    before = {name: embeddings.rows(name).values.clone() for name in names}
-    vectors = embeddings(batch)
-    weights = {name: torch.ones(3, 4) for name in names}
-    weights["t0"][1, 2] = float("nan")
-    with pytest.raises(hb.NotFiniteError, match="'t0', id 7, column 2.*the table was not changed"):
-        sum((vectors[n] * weights[n]).sum() for n in names).backward()  # type: ignore[union-attr]
-    assert torch.equal(embeddings.rows("t0").values, before["t0"])
-    sum(v.sum() for v in embeddings(batch).values()).backward()  # type: ignore[union-attr]
-    optimizer.step()
-    moved = embeddings.rows("t0").values - before["t0"]
-    assert torch.allclose(moved[[3, 7]], torch.tensor([[-0.2], [-0.1]]).expand(2, 4))
-    assert not moved[[0, 1, 2, 4, 5, 6, 8]].any()
-
-
-@pytest.mark.parametrize("name", ["SGD", "Adagrad", "RowwiseAdagrad", "Adam", "FTRL"])
-@pytest.mark.parametrize("tables", [1, 4])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_fused_gives_the_same_bits(name: str, tables: int, dtype: torch.dtype) -> None:
-    """Enough ids that both ways of summing run in parallel; weighted bags, and rows left alone."""
-    generator = torch.Generator().manual_seed(0)
-    names = [f"t{t}" for t in range(tables)]
-    results = []
-    ids = {n: torch.randint(0, 3000, (4, 900, 3), generator=generator) for n in names}
-    scale = torch.randn(900, 16, generator=generator).to(
-        torch.float64 if dtype == torch.float64 else torch.float32
-    )
-    for fused in (False, True):
-        embeddings = hb.EmbeddingCollection(
-            [hb.Table(n, dim=16, rows=None, combiner="mean", dtype=dtype) for n in names], seed=0
-        )
-        optimizer = getattr(hb.optim, name)(embeddings.parameters(), lr=0.1, fused=fused)
-        for step in range(4):
-            vectors = embeddings({n: ids[n][step] for n in names})
-            sum((v * scale).sum() for v in vectors.values()).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        results.append([embeddings.rows(n) for n in names])
-    for plain, at_once in zip(*results, strict=True):
-        assert torch.equal(plain.ids, at_once.ids)
-        assert torch.equal(plain.values, at_once.values)
 
 
 def test_a_gradient_of_a_cleared_table_is_refused() -> None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import hotbed as hb
 
 ROWS = 300
+NARROW = 60_000  # bytes: room for four batches of 60, and not for all rows
 
 
 def storage(device: int = 200_000) -> hb.Storage:
@@ -59,6 +60,17 @@ def train(model: nn.Module, optimizer: Any, data: Any) -> list[float]:
 
 def adagrad(model: nn.Module) -> Any:
     return hb.optim.Adagrad(model.parameters(), lr=0.1)
+
+
+def twins(device: int = NARROW, **options: Any) -> tuple[list[Model], list[Any]]:
+    """A model without tiers and one with, and their optimizers."""
+    models = [Model(), Model(storage(device))]
+    return models, [hb.optim.Adam(m.parameters(), lr=0.01, **options) for m in models]
+
+
+def both(models: list[Model], optimizers: list[Any], batch: Any) -> None:
+    losses = [step(m, o, batch) for m, o in zip(models, optimizers, strict=True)]
+    assert losses[0] == losses[1]
 
 
 def expected(data: Any) -> list[float]:

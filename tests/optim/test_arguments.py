@@ -1,0 +1,144 @@
+"""What optimizers are made with, and may not be."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+import torch
+from models import ALL, Model, backward, tables_of
+from torch import nn
+
+import hotbed as hb
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "reason"),
+    [
+        ("Adam", {"weight_decay": 0.1}, "decoupled_weight_decay=True"),
+        ("Adagrad", {"weight_decay": 0.1}, "decoupled_weight_decay=True"),
+        ("RMSprop", {"weight_decay": 0.1}, "decoupled_weight_decay=True"),
+        ("FTRL", {"l2_shrinkage": 0.1}, "l2_shrinkage"),
+        ("Adam", {"betas": (0.99, 0.9)}, "do not fade"),
+        ("Adamax", {"betas": (0.99, 0.9)}, "do not fade"),
+    ],
+)
+def test_exact_is_refused_where_it_has_no_bound(
+    name: str, options: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(hb.OptimizerError, match=reason):
+        getattr(hb.optim, name)(Model().parameters(), untouched="exact", **options)
+    getattr(hb.optim, name)(Model().parameters(), **options)
+
+
+def test_exact_refuses_decay_that_comes_later() -> None:
+    model = Model()
+    optimizer = hb.optim.SGD(model.parameters(), lr=0.1, untouched="exact")
+    backward(model)
+    optimizer.param_groups[0]["weight_decay"] = 0.1
+    with pytest.raises(hb.OptimizerError, match="weight_decay was 0 when"):
+        optimizer.step()
+
+
+def test_exact_adamax_keeps_its_eps() -> None:
+    model = Model()
+    optimizer = hb.optim.Adamax(model.parameters(), untouched="exact")
+    backward(model)
+    optimizer.step()
+    optimizer.param_groups[0]["eps"] = 1e-3
+    with pytest.raises(hb.OptimizerError, match="eps changed from 1e-08 to 0.001"):
+        optimizer.step()
+
+
+def test_structure_must_not_change_after_construction() -> None:
+    model = Model()
+    optimizer = hb.optim.Adam(model.parameters(), lr=0.1)
+    backward(model)
+    optimizer.param_groups[0]["amsgrad"] = True
+    with pytest.raises(hb.OptimizerError, match="amsgrad of group 0 changed"):
+        optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "error"),
+    [
+        ("SGD", {"lr": -1.0}, ValueError),
+        ("SGD", {"nesterov": True}, ValueError),
+        ("SGD", {"weight_decay": -0.1}, ValueError),
+        ("Adam", {"betas": (1.0, 0.9)}, ValueError),
+        ("Adagrad", {"eps": -1.0}, ValueError),
+        ("Adadelta", {"rho": 1.5}, ValueError),
+        ("RMSprop", {"alpha": -0.5}, ValueError),
+        ("FTRL", {"lr_power": 0.5}, ValueError),
+        ("FTRL", {"lr": 0.0}, hb.OptimizerError),
+        ("Adam", {"untouched": "eager"}, hb.OptimizerError),
+        ("Adam", {"capturable": True}, hb.OptimizerError),
+        ("SGD", {"differentiable": True}, hb.OptimizerError),
+    ],
+)
+def test_bad_arguments(name: str, options: dict[str, Any], error: type[Exception]) -> None:
+    model = Model()
+    with pytest.raises(error):
+        getattr(hb.optim, name)(model.parameters(), **options)
+    assert model.embeddings.table("item").rule is None
+
+
+def test_a_table_is_given_once() -> None:
+    layer = hb.Embedding(5, 2)
+    again = hb.EmbeddingCollection.from_layers([layer], names=["item"])
+    with pytest.raises(hb.OptimizerError, match="Table 'item' is given to the optimizer twice"):
+        hb.optim.Adam([*layer.parameters(), *again.parameters()])
+    with pytest.raises(hb.OptimizerError, match="given to the optimizer twice"):
+        hb.optim.Adam([*layer.named_parameters(), *again.named_parameters()])
+    with pytest.raises(ValueError, match="more than one parameter group"):
+        hb.optim.Adam([{"params": layer.weight}, {"params": again.parameters()}])
+    hb.optim.Adam(nn.ModuleList([layer, again]).parameters())
+
+
+@pytest.mark.parametrize("lr", [float("nan"), float("inf")])
+def test_a_rate_that_is_not_finite_reaches_no_row(lr: float) -> None:
+    model = Model()
+    optimizer = hb.optim.SGD(model.parameters(), lr=0.1)
+    before = tables_of(model)
+    backward(model)
+    optimizer.param_groups[0]["lr"] = lr
+    with pytest.raises(hb.OptimizerError, match=f"SGD: lr is {lr}"):
+        optimizer.step()
+    assert all(torch.equal(rows, before[name]) for name, rows in tables_of(model).items())
+
+
+@pytest.mark.parametrize("name", [name for name in ALL if name != "FTRL"])
+def test_l1_is_ftrls(name: str) -> None:
+    kind = getattr(hb.optim, name)
+    says = f"{name} has no option l1: .*FTRL.*penalty"
+    with pytest.raises(hb.OptimizerError, match=says):
+        kind(Model().parameters(), l1=0.1)
+    with pytest.raises(hb.OptimizerError, match=says):
+        kind([{"params": Model().parameters(), "l1": 0.1}])
+    with pytest.raises(hb.OptimizerError, match="weight_decay"):
+        kind(Model().parameters(), l2=0.1)
+    with pytest.raises(TypeError, match="bogus"):
+        kind(Model().parameters(), bogus=0.1)
+    hb.optim.FTRL([{"params": Model().parameters(), "l1": 0.1, "l2": 0.1}])
+
+
+def test_every_optimizer_names_its_options() -> None:
+    """Signatures are torch's, plus what tables need: none hides an option, and none is lost."""
+    for name in ALL:
+        kind = getattr(hb.optim, name)
+        group = kind(Model().parameters()).param_groups[0]
+        options = set(inspect.signature(kind.__init__).parameters) - {"self", "params", "options"}
+        structural = {
+            "untouched",
+            "dense",
+            "fused",
+            "replace_state",
+            "capturable",
+            "differentiable",
+        }
+        assert options - structural <= set(group) and not structural & set(group)
+        if hasattr(torch.optim, name):
+            theirs = set(inspect.signature(getattr(torch.optim, name)).parameters)
+            missing = theirs - options - {"params", "fused", "foreach"}
+            assert name == "AdamW" or missing <= {"decoupled_weight_decay"}, missing

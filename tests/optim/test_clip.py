@@ -1,0 +1,50 @@
+"""Clipping gradients, which count tables and dense parameters alike."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from models import Model, Twin, backward
+from torch import nn
+
+import hotbed as hb
+
+
+@pytest.mark.parametrize("norm_type", [2.0, 1.0, float("inf")])
+@pytest.mark.parametrize("max_norm", [0.05, 100.0])
+def test_clipping_counts_tables_and_dense_alike(norm_type: float, max_norm: float) -> None:
+    model = Model()
+    twin = Twin(model)
+    for m in (model, twin):
+        backward(m, 0)
+        backward(m, 1)  # accumulated: rows repeat in the handle's gradient
+    norm = hb.nn.clip_grad_norm_(model.parameters(), max_norm, norm_type)
+    expected = nn.utils.clip_grad_norm_(twin.parameters(), max_norm, norm_type)
+    assert float(norm) == pytest.approx(float(expected), rel=1e-12)
+    for name in ("item", "user"):
+        grad = model.embeddings.parameter(name).grad.to_dense()
+        torch.testing.assert_close(grad, getattr(twin, name).weight.grad, rtol=1e-12, atol=1e-15)
+    torch.testing.assert_close(model.top.weight.grad, twin.top.weight.grad, rtol=1e-12, atol=0)
+
+
+def test_clipping_odd_cases() -> None:
+    assert float(hb.nn.clip_grad_norm_([], 1.0)) == 0.0
+    model = Model()
+    assert float(hb.nn.clip_grad_norm_(model.parameters(), 1.0)) == 0.0
+    backward(model)
+    layer = nn.Embedding(4, 2, sparse=True)
+    layer(torch.tensor([1, 1, 2])).sum().backward()
+    assert float(hb.nn.clip_grad_norm_(layer.weight, 1.0)) == pytest.approx(10**0.5, rel=1e-6)
+    model.top.weight.grad[0, 0] = float("nan")
+    before = model.embeddings.parameter("item").grad._values().clone()
+    with pytest.raises(RuntimeError, match="norm of nan"):
+        hb.nn.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True)
+    assert torch.equal(model.embeddings.parameter("item").grad._values(), before)
+
+
+def test_clipping_by_torch_raises() -> None:
+    model = Model(dynamic=True)
+    backward(model)
+    for parameters in (model.parameters(), [model.embeddings.parameter("user")]):
+        with pytest.raises(NotImplementedError):
+            nn.utils.clip_grad_norm_(parameters, 1.0)
