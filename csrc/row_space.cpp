@@ -12,19 +12,11 @@ namespace {
 // Rows that are fetched ahead when planes are walked by slot.
 constexpr int64_t kAhead = 8;
 
-class Stopwatch {
- public:
-  explicit Stopwatch(int64_t& total) : total_(total), start_(std::chrono::steady_clock::now()) {}
-  ~Stopwatch() {
-    total_ += std::chrono::duration_cast<std::chrono::nanoseconds>(
-                  std::chrono::steady_clock::now() - start_)
-                  .count();
-  }
+using Clock = std::chrono::steady_clock;
 
- private:
-  int64_t& total_;
-  std::chrono::steady_clock::time_point start_;
-};
+int64_t ns_since(Clock::time_point start) {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count();
+}
 
 size_t compute_size(DType dtype) { return dtype == DType::f64 ? 8 : 4; }
 
@@ -93,6 +85,25 @@ RowSpace::RowSpace(const RecordLayout& layout, std::vector<Table*> tables, int64
 uint64_t RowSpace::slot_bytes(const RecordLayout& layout) {
   return static_cast<uint64_t>(layout.bytes()) + sizeof(int64_t);
 }
+
+// The right to move rows, and the time that takes.
+class RowSpace::Moving {
+ public:
+  explicit Moving(RowSpace& space, bool forward_waits = false)
+      : space_(space), forward_waits_(forward_waits), asked_(Clock::now()), lock_(space.moving_) {}
+  ~Moving() {
+    std::lock_guard lock(space_.mutex_);
+    space_.counters_.move_ns += ns_since(began_);
+    if (forward_waits_) space_.counters_.waited_ns += ns_since(asked_);
+  }
+
+ private:
+  RowSpace& space_;
+  bool forward_waits_;
+  Clock::time_point asked_;
+  std::lock_guard<std::mutex> lock_;
+  Clock::time_point began_ = Clock::now();
+};
 
 // -- messages from the training thread ------------------------------------------------------------
 
@@ -240,12 +251,14 @@ void RowSpace::write_held_back() {
   below_->write(held_back_, held_back_records_.data());
   held_back_.clear();
   held_back_records_ = {};
+  held_back_bytes_ = 0;
 }
 
-// Carries out what residency has decided. On TierError the batch is resident no more, and no row is
-// lost.
+// Carries out what residency has decided; under moving_. On TierError the batch is resident no
+// more, and no row is lost.
 void RowSpace::move(int64_t batch, Moves& moves) {
-  counters_.evicted += static_cast<int64_t>(moves.evicted.size());
+  TierCounters done;
+  done.evicted = static_cast<int64_t>(moves.evicted.size());
   std::vector<RowKey> keys;
   std::vector<int64_t> slots;
   for (size_t i = 0; i < moves.evicted.size(); ++i) {
@@ -254,9 +267,12 @@ void RowSpace::move(int64_t batch, Moves& moves) {
     slots.push_back(moves.evicted_slots[i]);
   }
   auto undo = [&] {
+    std::lock_guard lock(mutex_);
     std::vector<int64_t> dropped;
     residency_.take_back(batch, dropped);
     residency_.drop(moves.loaded_slots.data(), static_cast<int64_t>(moves.loaded_slots.size()));
+    counters_.evicted += done.evicted;
+    counters_.written_back += done.written_back;
   };
   auto dirty = static_cast<int64_t>(keys.size());
   Buffer<uint8_t> records(
@@ -272,11 +288,12 @@ void RowSpace::move(int64_t batch, Moves& moves) {
       // These slots are given away: what is in them goes into memory of its own.
       held_back_.assign(keys.begin() + begin, keys.end());
       held_back_records_.resize(static_cast<size_t>((dirty - begin) * record_bytes_));
+      held_back_bytes_ = held_back_records_.size();
       gather(slots.data() + begin, dirty - begin, held_back_records_.data());
       undo();
       throw;
     }
-    counters_.written_back += n;
+    done.written_back += n;
   }
   auto count = static_cast<int64_t>(moves.loaded.size());
   std::vector<RowKey> absent;
@@ -310,12 +327,15 @@ void RowSpace::move(int64_t batch, Moves& moves) {
     for (size_t i = 0; i < absent.size(); ++i) {
       if (tables_[absent[i].table]->dynamic()) reserved.push_back(absent_slots[i]);
     }
+    std::lock_guard lock(mutex_);
     residency_.mark_new(reserved.data(), static_cast<int64_t>(reserved.size()));
+    if (count) brought_[batch] = {count, static_cast<int64_t>(absent.size())};
+    counters_.evicted += done.evicted;
+    counters_.written_back += done.written_back;
   } catch (...) {
     undo();
     throw;
   }
-  if (count) brought_[batch] = {count, static_cast<int64_t>(absent.size())};
 }
 
 // -- the way of a batch
@@ -349,15 +369,18 @@ void RowSpace::retract_all() {
 }
 
 bool RowSpace::admit(int64_t batch, int64_t* slots) {
-  std::lock_guard lock(mutex_);
-  Stopwatch watch(counters_.move_ns);
-  drain();
-  if (batch != residency_.next_batch() - residency_.announced()) return false;
+  Moving moving(*this);
   write_held_back();
   Moves moves;
-  if (!residency_.admit(batch, moves)) return false;
-  retract_forgotten();
+  {
+    std::lock_guard lock(mutex_);
+    drain();
+    if (batch != residency_.next_batch() - residency_.announced()) return false;
+    if (!residency_.admit(batch, moves)) return false;
+    retract_forgotten();
+  }
   move(batch, moves);
+  std::lock_guard lock(mutex_);
   residency_.slots(batch, slots);
   return true;
 }
@@ -383,23 +406,19 @@ int64_t RowSpace::slots_needed(std::span<const TableIds> parts) {
 }
 
 int64_t RowSpace::admit_now(std::span<const TableIds> parts, int64_t* slots) {
-  int64_t waited = 0;
+  Moving moving(*this, true);
+  write_held_back();
+  Moves moves;
   int64_t batch;
   {
-    Stopwatch wait(waited);
     std::lock_guard lock(mutex_);
-    Stopwatch watch(counters_.move_ns);
     drain();
-    write_held_back();
-    Moves moves;
     batch = residency_.admit_now(parts, moves);
-    if (batch) {
-      move(batch, moves);
-      residency_.slots(batch, slots);
-    }
+    if (!batch) return 0;
   }
+  move(batch, moves);
   std::lock_guard lock(mutex_);
-  counters_.waited_ns += waited;
+  residency_.slots(batch, slots);
   return batch;
 }
 

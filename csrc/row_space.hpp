@@ -1,6 +1,7 @@
 // The compute tier of tables whose rows do not all fit there.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -65,7 +66,7 @@ struct OverBudget : std::runtime_error {
 // lies in the tier below, or nowhere yet and is its first values.
 //
 // Threads: any number. Planes are not guarded: rows of a batch that was consumed and not released
-// belong to the training thread, all others to whoever is inside a call here.
+// belong to the training thread, all others to the call that moves rows, which is one at a time.
 class RowSpace {
  public:
   // Tables are numbered by their order. `below` has records of layout.bytes().
@@ -137,6 +138,8 @@ class RowSpace {
     std::vector<int64_t> slots;
   };
 
+  class Moving;
+
   void post(Message message);
   void drain();
   void carry_out(const Message& message);
@@ -160,7 +163,15 @@ class RowSpace {
   Plane weights_, ids_, steps_;
   std::vector<Plane> states_;
 
-  std::mutex mutex_;  // of all that follows, and of rows on their way
+  // Who holds moving_ moves rows: between slots and the tier below, decisions of residency_ being
+  // carried out. Taken before mutex_, so that ids can be announced while rows are on their way.
+  std::mutex moving_;
+  // Rows that were evicted and could not be written: kept until they can.
+  std::vector<RowKey> held_back_;
+  std::vector<uint8_t> held_back_records_;
+  std::atomic<uint64_t> held_back_bytes_{0};
+
+  std::mutex mutex_;  // of all that follows
   Residency residency_;
   TierCounters counters_;
   struct Brought {
@@ -169,9 +180,6 @@ class RowSpace {
   std::map<int64_t, Brought> brought_;  // for batches that are not consumed yet
   std::set<int64_t> forgotten_;  // announced batches that are to be retracted when they are first
   std::vector<int64_t> born_;    // by table: rows of dynamic tables that exist
-  // Rows that were evicted and could not be written: kept until they can.
-  std::vector<RowKey> held_back_;
-  std::vector<uint8_t> held_back_records_;
 
   std::mutex inbox_mutex_;
   std::vector<Message> inbox_;

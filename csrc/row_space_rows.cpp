@@ -8,7 +8,7 @@ namespace hotbed {
 
 void RowSpace::read(int32_t table, const int64_t* ids, int64_t n, void* weights,
                     void* const* states, int64_t* last, bool* found) {
-  std::lock_guard lock(mutex_);
+  std::scoped_lock lock(moving_, mutex_);
   drain();
   auto give = [&](int64_t i, const uint8_t* record) {
     int64_t at = layout_.weight_bytes();
@@ -53,7 +53,7 @@ void RowSpace::read(int32_t table, const int64_t* ids, int64_t n, void* weights,
 
 void RowSpace::write(int32_t table, const int64_t* ids, int64_t n, const void* weights,
                      const void* const* states, const int64_t* last) {
-  std::lock_guard lock(mutex_);
+  std::scoped_lock lock(moving_, mutex_);
   drain();
   write_held_back();
   const Table& owner = *tables_[table];
@@ -113,7 +113,7 @@ void RowSpace::write(int32_t table, const int64_t* ids, int64_t n, const void* w
 }
 
 void RowSpace::erase_all(int32_t table) {
-  std::lock_guard lock(mutex_);
+  std::scoped_lock lock(moving_, mutex_);
   drain();
   size_t kept = 0;
   for (size_t i = 0; i < held_back_.size(); ++i) {
@@ -124,6 +124,7 @@ void RowSpace::erase_all(int32_t table) {
   }
   held_back_.resize(kept);
   held_back_records_.resize(kept * record_bytes_);
+  held_back_bytes_ = held_back_records_.size();
 
   std::vector<int64_t> ids(static_cast<size_t>(below_->rows(table)));
   below_->ids(table, ids.data());
@@ -158,7 +159,7 @@ int64_t RowSpace::rows(int32_t table) {
 }
 
 std::vector<int64_t> RowSpace::stored_ids(int32_t table, bool resident) {
-  std::lock_guard lock(mutex_);
+  std::scoped_lock lock(moving_, mutex_);
   drain();
   return stored(table, resident);
 }
@@ -178,7 +179,7 @@ std::vector<int64_t> RowSpace::stored(int32_t table, bool resident) const {
 }
 
 void RowSpace::flush() {
-  std::lock_guard lock(mutex_);
+  std::scoped_lock lock(moving_, mutex_);
   drain();
   write_held_back();
   std::vector<RowKey> keys;
@@ -211,7 +212,7 @@ TierCounters RowSpace::counters() {
 uint64_t RowSpace::memory_bytes() {
   std::lock_guard lock(mutex_);
   return residency_.memory_bytes() + below_->memory_bytes() +
-         static_cast<uint64_t>(capacity()) * slot_bytes(layout_) + held_back_records_.size();
+         static_cast<uint64_t>(capacity()) * slot_bytes(layout_) + held_back_bytes_;
 }
 
 }  // namespace hotbed

@@ -91,7 +91,7 @@ def assert_same_rows(model: nn.Module, other: nn.Module) -> None:
 
 
 def lookahead_threads() -> list[threading.Thread]:
-    return [t for t in threading.enumerate() if t.name == "hotbed-lookahead"]
+    return [t for t in threading.enumerate() if t.name.startswith("hotbed-lookahead")]
 
 
 def pinned(model: nn.Module) -> int:

@@ -1,4 +1,4 @@
-"""The window of a look-ahead: batches on their way, and the thread that brings them."""
+"""The window of a look-ahead: batches on their way, and the threads that bring them."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import torch
 
 from hotbed import _core
-from hotbed.collection import EmbeddingCollection
 from hotbed.errors import HotbedError
 from hotbed.resolve.lookup import Prepared
 from hotbed.resolve.tiers import Tiers
 from hotbed.trace import span
 
 if TYPE_CHECKING:
+    from hotbed.collection import EmbeddingCollection
     from hotbed.resolve.lookahead import Lookahead
 
 __all__ = ["Inputs", "Source", "Window"]
 
 T = TypeVar("T")
 Inputs = Callable[[Any], Any]
+READING, BRINGING_UP = "reading", "bringing rows up"
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -85,10 +86,11 @@ class Source(Generic[T]):
 
 
 class Window:
-    """Batches on their way, and the thread that brings them.
+    """Batches on their way, and the threads that bring them.
 
-    The thread alone reads the loader and admits; the training thread alone takes batches. `_moved`
-    guards everything below it.
+    One thread reads the loader and announces, one brings rows up, so neither a slow loader nor a
+    slow disk keeps the other waiting; the training thread alone takes batches. `_moved` guards
+    everything below it.
     """
 
     def __init__(
@@ -112,20 +114,24 @@ class Window:
         self._moved = threading.Condition()
         self._entries: deque[Entry] = deque()
         self.closed = False
-        self._busy = False
-        self._reading = False  # the loader; only while busy
+        self.at_work: set[str] = set()  # what threads are doing
+        self._in_loader = False  # only while READING is at work
         self._taken = False  # any batch
         self._round = 0  # of releases: what did not fit is tried once a round
         self._message: tuple[str, str] | None = None  # what it is about, and what it says
         for tiers in self._tiers.values():
             tiers.settle()
-        self._thread = threading.Thread(
-            target=_work,
-            args=(weakref.ref(self), self._moved),
-            name="hotbed-lookahead",
-            daemon=True,
-        )
-        self._thread.start()
+        self._threads = [
+            threading.Thread(
+                target=_work,
+                args=(weakref.ref(self), self._moved, work),
+                name=f"hotbed-lookahead: {work}",
+                daemon=True,
+            )
+            for work in (READING, BRINGING_UP)
+        ]
+        for thread in self._threads:
+            thread.start()
         _windows.add(self)
         for tiers in self._tiers.values():
             tiers.open_window(self)
@@ -173,30 +179,31 @@ class Window:
 
     def _ready(self) -> bool:
         if not self._entries:
-            return not self._source.more and not self._busy
+            return not self._source.more and READING not in self.at_work
         first = self._entries[0]
         return first.admitted or first.failed or first.tried == self._round
 
     def close(self, *, at_exit: bool = False) -> None:
-        """Ends the thread, takes back what was reserved, and gives the source what was read.
+        """Ends the threads, takes back what was reserved, and gives the source what was read.
 
-        It waits for what the thread is at, and so for the loader; only not `at_exit`.
+        It waits for what they are at, and so for the loader; only not `at_exit`.
         """
         if os.getpid() != self._process:
-            # A forked child has neither the thread nor, for sure, the locks that it held.
+            # A forked child has neither the threads nor, for sure, the locks that they held.
             self.closed = True
             _abandoned.append(self)
             return
         with self._moved:
             self.closed = True
             self._moved.notify_all()
-            if threading.current_thread() is self._thread:
+            if threading.current_thread() in self._threads:
                 return  # garbage was collected there; what is reserved goes with the window
-            while self._busy and not (at_exit and self._reading):
+            while self.at_work and not (at_exit and self._in_loader and self.at_work == {READING}):
                 self._moved.wait()
-            if self._busy:
+            if self.at_work:
                 return
-        self._thread.join()
+        for thread in self._threads:
+            thread.join()
         for entry in self._entries:  # in this order
             entry.prepared = {}
         self._source.left.extendleft(reversed(self._entries))
@@ -204,10 +211,14 @@ class Window:
         for tiers in self._tiers.values():
             tiers.prepared.clear()
 
-    # -- the thread ------------------------------------------------------------------------------
+    # -- the threads -----------------------------------------------------------------------------
 
-    def _task(self) -> Callable[[], None] | None:
+    def task(self, work: str) -> Callable[[], None] | None:
         """What to do next; under `_moved`."""
+        if work == READING:
+            if len(self._entries) >= self._settings.horizon or not self._source.more:
+                return None
+            return self._fetch
         for entry in list(self._entries)[: self._settings.depth]:
             if entry.admitted or entry.failed:
                 continue
@@ -215,12 +226,12 @@ class Window:
                 number = self._round
                 return lambda: self._admit(entry, number)
             break
-        if len(self._entries) < self._settings.horizon and self._source.more:
-            self._reading = True
-            return self._fetch
         return None
 
     def _fetch(self) -> None:
+        with self._moved:
+            self._in_loader = True
+            self._moved.notify_all()
         try:
             with span("read a batch"):
                 entry = Entry(self._source.read())
@@ -230,7 +241,7 @@ class Window:
             entry = Entry(None, error)
         finally:
             with self._moved:
-                self._reading = False
+                self._in_loader = False
         if entry.error is None and not self.closed:
             self._announce(entry)
         entry.failed = entry.failed or entry.error is not None
@@ -297,7 +308,7 @@ class Window:
         return None
 
 
-def _work(window_ref: weakref.ref[Window], moved: threading.Condition) -> None:
+def _work(window_ref: weakref.ref[Window], moved: threading.Condition, work: str) -> None:
     torch.get_num_threads()  # sets torch's count for this thread, which is then taken back:
     _core.use_one_thread()  # a second team of OpenMP threads would slow the first down
     while True:
@@ -307,17 +318,17 @@ def _work(window_ref: weakref.ref[Window], moved: threading.Condition) -> None:
         with moved:
             if window.closed:
                 return
-            task = window._task()
+            task = window.task(work)
             if task is None:
                 del window
                 moved.wait(1.0)
                 continue
-            window._busy = True
+            window.at_work.add(work)
         try:
             task()
         finally:
             with moved:
-                window._busy = False
+                window.at_work.discard(work)
                 moved.notify_all()
 
 
