@@ -200,6 +200,35 @@ TEST(rows_that_are_erased_while_batches_hold_them) {
   CHECK_EQ(pair.space->pinned(), 0);
 }
 
+// While one batch's rows are on their way, others are announced and go, and training says what it
+// has done.
+TEST(rows_on_their_way_keep_nobody_waiting) {
+  Pair pair(16);
+  Ids first({{1, 0}, {1, 1}}), second({{2, 0}}), third({{3, 0}});
+  std::vector<int64_t> slots(2), more(1);
+  int64_t trained = pair.space->admit_now(second.parts(), more.data());
+  pair.space->consume(trained, false);
+  int64_t batch = pair.space->announce(first.parts());
+  pair.tier->hold_reads(true);
+  bool admitted = false;
+  std::thread ahead([&] { admitted = pair.space->admit(batch, slots.data()); });
+  pair.tier->wait_for_a_held_read();
+  int64_t next = pair.space->announce(third.parts());
+  CHECK_EQ(pair.space->announce(second.parts()), next + 1);
+  pair.space->retract(next);
+  pair.space->mark_dirty(trained);
+  pair.space->end(trained);
+  CHECK_EQ(pair.space->counters().used, 1);
+  CHECK_EQ(pair.space->pinned(), 2);
+  CHECK_EQ(pair.space->counters().missed, 1);  // not yet those on their way
+  pair.tier->hold_reads(false);
+  ahead.join();
+  CHECK(admitted);
+  pair.space->consume(batch, true);
+  CHECK_EQ(pair.space->counters().missed, 3);
+  CHECK(pair.space->admit(next + 1, more.data()));
+}
+
 TEST(look_ahead_beside_training) {
   Pair pair(160);
   Truth truth;
@@ -212,27 +241,35 @@ TEST(look_ahead_beside_training) {
   constexpr size_t kAhead = 3;
   std::mutex mutex;
   std::condition_variable moved;
+  std::deque<std::pair<int64_t, Ids>> announced;
   std::deque<Ready> ready;
-  std::thread ahead([&] {
+  std::thread reading([&] {
     std::mt19937_64 random(5);
-    std::deque<std::pair<int64_t, Ids>> announced;
-    for (int done = 0, read = 0; done < kBatches;) {
-      for (; read < kBatches && announced.size() < 8; ++read) {
-        Ids ids(some_keys(random, 16));
-        int64_t batch = pair.space->announce(ids.parts());
-        announced.emplace_back(batch, std::move(ids));
-      }
+    for (int read = 0; read < kBatches; ++read) {
       {
         std::unique_lock lock(mutex);
-        moved.wait(lock, [&] { return ready.size() < kAhead; });
+        moved.wait(lock, [&] { return announced.size() < 8; });
       }
-      auto& [batch, ids] = announced.front();
-      std::vector<int64_t> slots(ids.keys.size());
-      CHECK(pair.space->admit(batch, slots.data()));
+      Ids ids(some_keys(random, 16));
+      int64_t batch = pair.space->announce(ids.parts());
       std::lock_guard lock(mutex);
-      ready.push_back({batch, ids, slots});
+      announced.emplace_back(batch, std::move(ids));
+      moved.notify_all();
+    }
+  });
+  std::thread bringing_up([&] {
+    for (int done = 0; done < kBatches; ++done) {
+      std::pair<int64_t, Ids> next{0, Ids({})};
+      {
+        std::unique_lock lock(mutex);
+        moved.wait(lock, [&] { return ready.size() < kAhead && !announced.empty(); });
+        next = announced.front();
+      }
+      std::vector<int64_t> slots(next.second.keys.size());
+      CHECK(pair.space->admit(next.first, slots.data()));
+      std::lock_guard lock(mutex);
+      ready.push_back({next.first, next.second, slots});
       announced.pop_front();
-      ++done;
       moved.notify_all();
     }
   });
@@ -268,7 +305,8 @@ TEST(look_ahead_beside_training) {
       pair.space->flush();
     }
   }
-  ahead.join();
+  reading.join();
+  bringing_up.join();
   for (const Ready& one : waiting) pair.space->end(one.batch);
   truth.check(pair);
   CHECK_EQ(pair.space->pinned(), 0);

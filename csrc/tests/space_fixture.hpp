@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <condition_variable>
 #include <cstring>
 #include <map>
 #include <memory>
@@ -19,16 +20,30 @@ namespace hotbed {
 using Key = std::pair<int32_t, int64_t>;  // (table, id)
 
 // Keeps records in a map. fail_writes(n): the nth write from now on throws, once; so for reads.
+// While reads are held they wait inside.
 class MapTier : public Tier {
  public:
   explicit MapTier(int64_t record_bytes) : record_bytes_(record_bytes) {}
 
   void fail_writes(int after) { writes_left_ = after; }
   void fail_reads(int after) { reads_left_ = after; }
+  void hold_reads(bool held) {
+    std::lock_guard lock(mutex_);
+    held_ = held;
+    changed_.notify_all();
+  }
+  void wait_for_a_held_read() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return waiting_ > 0; });
+  }
 
   int64_t record_bytes() const override { return record_bytes_; }
   void read(std::span<const RowKey> keys, uint8_t* records, bool* found) override {
-    std::lock_guard lock(mutex_);
+    std::unique_lock lock(mutex_);
+    ++waiting_;
+    changed_.notify_all();
+    changed_.wait(lock, [&] { return !held_; });
+    --waiting_;
     if (reads_left_ > 0 && --reads_left_ == 0) throw TierError("a read failed");
     for (size_t i = 0; i < keys.size(); ++i) {
       auto at = records_.find({keys[i].table, keys[i].id});
@@ -70,6 +85,9 @@ class MapTier : public Tier {
   mutable std::mutex mutex_;
   std::map<Key, std::vector<uint8_t>> records_;
   int writes_left_ = 0, reads_left_ = 0;
+  std::condition_variable changed_;
+  bool held_ = false;
+  int waiting_ = 0;
 };
 
 inline std::vector<RowKey> some_keys(std::mt19937_64& random, int count) {
