@@ -138,6 +138,16 @@ void bind_table(nb::module_& module) {
           },
           "(n,) int64, rising: the ids of rows that are stored.")
       .def(
+          "hottest",
+          [](const Table& t, int64_t count) {
+            std::vector<std::pair<int64_t, double>> all;
+            nb::gil_scoped_release unlocked;
+            if (!t.space()) return all;
+            for (auto [id, uses] : t.space()->hottest(t.number(), count)) all.push_back({id, uses});
+            return all;
+          },
+          "count"_a, "(id, uses) of the most used rows in the tier that computes.")
+      .def(
           "id_of", [](const Table& t, int64_t slot) { return t.ids() ? t.ids()[slot] : slot; },
           "slot"_a)
       .def("state_widths",

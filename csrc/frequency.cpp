@@ -21,6 +21,11 @@ FrequencyClock::FrequencyClock(double half_life) : steps_a_use_(kStepsAnOctave /
   }
 }
 
+double FrequencyClock::uses(uint16_t score) const {
+  double now = static_cast<double>(now_) / (1u << kFraction);
+  return score ? std::exp2((score - now) / 8) : 0;
+}
+
 bool FrequencyClock::advance(int64_t uses) {
   time_ += static_cast<double>(uses) * steps_a_use_;
   bool late = time_ >= kLatest;

@@ -37,6 +37,9 @@ class FrequencyClock {
     return static_cast<uint16_t>(rounded < kScores ? rounded : kScores - 1);
   }
 
+  // What a score stands for now: the sum over the uses of 2^-(half-lives since). 0 of score 0.
+  double uses(uint16_t score) const;
+
   // So many rows were used. True: every score must now be replaced by lower() of it.
   bool advance(int64_t uses);
 

@@ -121,6 +121,14 @@ class Residency {
   // slots[i] becomes the slot of ids[i], or -1. No row becomes more recent or frequent.
   void find(int32_t table, const int64_t* ids, int64_t n, int64_t* slots) const;
 
+  struct Used {
+    int64_t id;
+    double uses;  // each worth half as much with every half-life that has passed since
+  };
+  // The most used resident rows of a table that exist, at most `count`, most used first; of equally
+  // used ones the lower id.
+  std::vector<Used> hottest(int32_t table, int64_t count) const;
+
   // Calls f(int64_t slot, RowKey, bool dirty) for every resident row, slots rising. f may mark
   // rows.
   template <class F>

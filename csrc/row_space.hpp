@@ -123,6 +123,9 @@ class RowSpace {
   int64_t rows(int32_t table);
   std::vector<int64_t> stored_ids(int32_t table, bool resident = false);
 
+  // The most used rows that lie here; see Residency.
+  std::vector<Residency::Used> hottest(int32_t table, int64_t count);
+
   // Writes every dirty row to the tier below.
   void flush();
 

@@ -203,6 +203,12 @@ void RowSpace::flush() {
   if (!keys.empty()) write();
 }
 
+std::vector<Residency::Used> RowSpace::hottest(int32_t table, int64_t count) {
+  std::lock_guard lock(mutex_);
+  drain();
+  return residency_.hottest(table, count);
+}
+
 TierCounters RowSpace::counters() {
   std::lock_guard lock(mutex_);
   drain();

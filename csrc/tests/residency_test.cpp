@@ -108,6 +108,17 @@ TEST(uses_fade_by_half_lives) {
   CHECK(clock.after_use(now) > now);
 }
 
+TEST(scores_tell_uses) {
+  FrequencyClock clock(1000);
+  CHECK_EQ(clock.uses(0), 0);
+  uint16_t score = 0;
+  for (int i = 0; i < 40; ++i) score = clock.after_use(score);
+  CHECK(clock.uses(score) > 30 && clock.uses(score) < 55);  // rounded to an eighth of a doubling
+  double before = clock.uses(score);
+  clock.advance(1000);
+  CHECK(std::abs(clock.uses(score) - before / 2) < 0.01 * before);
+}
+
 TEST(ghosts_keep_the_highest_of_a_line) {
   Ghosts none(0);
   none.put({1, 0}, 9);

@@ -12,6 +12,7 @@ from hotbed.errors import InputError, TableError
 from hotbed.handles import LiveTable, derive_key
 from hotbed.inputs import Bags, read_bags, split_keyed
 from hotbed.jagged import Jagged
+from hotbed.resolve import hottest
 from hotbed.resolve.lookup import Prepared, frozen_tables, make_batch, signature_of
 from hotbed.resolve.outside_graphs import outside_graphs
 from hotbed.resolve.tiers import Tiers
@@ -280,6 +281,18 @@ class EmbeddingCollection(TableOwner):
         if self.tiers is not None:
             self.tiers.settle()
             self.tiers.core.flush()
+            self.tiers.note_hottest()
+
+    def hottest(self, name: str, count: int = hottest.COUNT) -> list[hottest.Used]:
+        """The most used rows of a table as (id, uses), of those that lie in the tier that computes.
+
+        A use is a training batch with the row; while as many rows are used as 16 times that tier
+        holds, the weight of a use halves. Counts are kept to about a tenth. Empty without
+        `Storage`, where no uses are counted.
+        """
+        table = self.table(name)
+        table.settle()
+        return table.core.hottest(count)
 
     # -- looking in from outside -----------------------------------------------------------------
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import typer
 
 import hotbed as hb
 from hotbed.cli.inspect import contents, inspect
@@ -99,6 +101,55 @@ def test_inspect_shows_what_a_run_has_left(
     assert "user" in shown and "0 .. 999" in shown
     with pytest.raises(hb.StorageError, match="not a folder"):
         contents(tmp_path / "nothing")
+
+
+def test_inspect_shows_the_hottest_ids(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "rows"
+    embeddings = hb.EmbeddingCollection(
+        [hb.Table("user", 4), hb.Table("item", 4, rows=1000), hb.Table("idle", 4, rows=9)],
+        features={"user": "user", "item": "item"},
+        storage=hb.Storage(host="40MB", ssd=folder),
+    )
+    optimizer = hb.optim.SGD(embeddings.parameters(), lr=0.1)
+    for at in range(24):
+        users = torch.tensor([10**12, 5 if at % 3 == 0 else 6, at + 100])
+        vectors = embeddings({"user": users, "item": torch.tensor([7, 7, at % 2])})
+        sum(v.sum() for v in vectors.values()).backward()  # type: ignore[union-attr]
+        optimizer.step()
+        optimizer.zero_grad()
+    embeddings.eval()
+    embeddings({"user": torch.tensor([100]), "item": torch.tensor([999])})
+    hottest = embeddings.hottest("user", 3)
+    assert [row for row, _ in hottest] == [10**12, 6, 5]
+    assert [uses for _, uses in hottest] == pytest.approx([24, 16, 8], rel=0.3)
+    assert {row for row, _ in embeddings.hottest("item")} == {7, 0, 1}
+    assert embeddings.hottest("idle") == [] and embeddings.hottest("user", 0) == []
+    with pytest.raises(hb.TableError, match="no table 'nobody'"):
+        embeddings.hottest("nobody")
+    embeddings.flush()
+    del embeddings, optimizer, vectors
+    gc.collect()
+    inspect(str(folder), str(tmp_path / "found.json"))
+    shown = capsys.readouterr().out
+    assert ", ".join(f"{row} ({uses:.0f})" for row, uses in hottest) in " ".join(shown.split())
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found["hottest"]["item"][0][0] == 7 and found["hottest"]["idle"] == []
+    (folder / "hottest.json").write_text('{"user": [1]}')
+    with pytest.raises(typer.Exit):
+        inspect(str(folder), None)
+    assert "hottest.json cannot be read" in capsys.readouterr().err
+    fresh = hb.Storage(host="40MB", ssd=folder, reset=True)
+    hb.EmbeddingCollection([hb.Table("a", 4)], storage=fresh)
+    assert not (folder / "hottest.json").exists()
+
+
+def test_hottest_ids_that_cannot_be_noted(tmp_path: Path) -> None:
+    embeddings = hb.EmbeddingCollection(
+        [hb.Table("a", 4)], storage=hb.Storage(host="40MB", ssd=tmp_path)
+    )
+    (tmp_path / "hottest.json").mkdir()
+    with pytest.raises(hb.StorageError, match=r"hottest\.json.* cannot be written"):
+        embeddings.flush()
 
 
 def test_an_optimizer_that_comes_later_keeps_the_rows(tmp_path: Path) -> None:

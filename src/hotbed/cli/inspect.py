@@ -16,7 +16,7 @@ def inspect(
         str | None, typer.Option("--json", metavar="FILE", help="Write the figures here.")
     ] = None,
 ) -> None:
-    """Show what the log of a run holds: tables, rows, bytes, and what a crash has cost.
+    """Show what the log of a run holds: tables, rows, bytes, hottest ids, and what a crash has cost.
 
     Reads all of it and changes nothing. A log that a run is writing cannot be inspected.
 
@@ -27,15 +27,18 @@ def inspect(
     with told_in_one_sentence():
         from rich.console import Console
 
+        from hotbed.resolve.hottest import noted
         from hotbed.train.report import check_writable_file, write_json
 
         if json is not None:
             check_writable_file(json)
         found = contents(Path(path))
+        used = noted(Path(path))
         if json is not None:
-            write_json(json, {"logs": found})
+            write_json(json, {"logs": found, "hottest": used})
         for log in found:
             _show(log, Console())
+        _show_hottest(used, Console())
 
 
 def contents(folder: Path) -> list[dict[str, Any]]:
@@ -102,3 +105,19 @@ def _show(log: dict[str, Any], console: Any) -> None:
     )
     for block in log["dropped_blocks"]:
         console.print(f"Dropped: {block['path']} at {block['offset']:,}: {block['reason']}.")
+
+
+def _show_hottest(used: dict[str, list[tuple[int, float]]], console: Any) -> None:
+    from rich.table import Table
+
+    if not used:
+        console.print("Hottest ids: none were noted; a run notes them when it ends or is flushed.")
+        return
+    table = Table(
+        title="Hottest ids (about how many uses, older ones counting less)", title_justify="left"
+    )
+    for heading in ("table", "ids"):
+        table.add_column(heading)
+    for name, rows in used.items():
+        table.add_row(name, ", ".join(f"{row} ({uses:,.0f})" for row, uses in rows) or "none")
+    console.print(table)

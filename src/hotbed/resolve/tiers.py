@@ -15,6 +15,7 @@ import torch
 from hotbed import _core
 from hotbed.errors import StorageError, TableError
 from hotbed.parameters import plain_access
+from hotbed.resolve import hottest
 from hotbed.storage import Storage
 
 if TYPE_CHECKING:
@@ -128,6 +129,16 @@ class Tiers:
                 return prepared
         return None
 
+    def note_hottest(self) -> None:
+        """Leaves the most used rows beside the log, for ``hotbed inspect``.
+
+        Raises:
+            StorageError: they cannot be written.
+        """
+        if self.storage.ssd is not None:
+            used = {table.name: table.core.hottest(hottest.COUNT) for table in self.tables}
+            hottest.note(Path(self.storage.ssd), used)
+
     def stats(self) -> dict[str, float]:
         """What the tiers have done; see `EmbeddingCollection.stats`."""
         counted: dict[str, float] = dict(self.core.counters())
@@ -170,6 +181,7 @@ def _take(folder: Path, reset: bool) -> int:
             )
         for old in held:
             shutil.rmtree(old)
+        hottest.forget(folder)
         os.truncate(lock, 0)
         os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
     except BaseException:

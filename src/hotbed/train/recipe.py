@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import nn
 
 from hotbed.collection import EmbeddingCollection
 from hotbed.data import CATEGORIES, DENSE, CriteoLog
-from hotbed.errors import HotbedError
+from hotbed.errors import HotbedError, StorageError
 from hotbed.models import MODELS
 from hotbed.resolve.lookahead import lookahead
 from hotbed.storage import Storage
@@ -174,6 +175,7 @@ def train(settings: TrainSettings, progress: Console, results: Console) -> dict[
         except KeyboardInterrupt:
             pass
         report = _report(settings, model, result or reached.result, evaluation, interrupts())
+        note_hottest(model)
         report["skipped_lines"] = training.skipped.lines + test.skipped.lines
         # The figures first: a disk that is too full for the model must not cost them too.
         if settings.json is not None:
@@ -208,6 +210,17 @@ def make_optimizer(name: str, model: nn.Module, lr: float) -> torch.optim.Optimi
     options = {} if dense is None else {"dense": getattr(torch.optim, dense)}
     made: torch.optim.Optimizer = getattr(optim, rule)(model.parameters(), lr=lr, **options)
     return made
+
+
+def note_hottest(model: nn.Module) -> None:
+    """Leaves the hottest ids beside the log; a disk too full for them costs nothing else."""
+    embeddings = model.embeddings
+    assert isinstance(embeddings, EmbeddingCollection)
+    try:
+        if embeddings.tiers is not None:
+            embeddings.tiers.note_hottest()
+    except StorageError as error:
+        warnings.warn(f"The hottest ids were not noted: {error}", stacklevel=2)
 
 
 def _tiers(model: nn.Module) -> dict[str, float]:

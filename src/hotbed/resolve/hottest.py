@@ -1,0 +1,59 @@
+"""The most used rows of a run, noted beside its log: a log knows rows and not how often they are used."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from hotbed.errors import StorageError
+
+__all__ = ["COUNT", "Used", "forget", "note", "noted"]
+
+COUNT = 10
+"""Rows of a table that are noted."""
+
+Used = tuple[int, float]
+"""(id, uses); a use counts half after each half-life."""
+
+_NAME = "hottest.json"
+
+
+def note(folder: Path, tables: Mapping[str, Sequence[Used]]) -> None:
+    """Writes what `noted` reads, in place of what was noted before.
+
+    Raises:
+        StorageError: it cannot be written.
+    """
+    part = folder / f"{_NAME}.part"
+    try:
+        part.write_text(json.dumps(tables), encoding="utf-8")
+        os.replace(part, folder / _NAME)
+    except OSError as error:
+        raise StorageError(f"{part} cannot be written: {error}.") from None
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def noted(folder: Path) -> dict[str, list[Used]]:
+    """The rows of each table, most used first; empty if none were noted.
+
+    Raises:
+        StorageError: the note is damaged.
+    """
+    path = folder / _NAME
+    try:
+        tables = json.loads(path.read_text(encoding="utf-8"))
+        return {
+            name: [(int(row), float(uses)) for row, uses in rows] for name, rows in tables.items()
+        }
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise StorageError(f"{path} cannot be read: {error}. Delete it to go on.") from None
+
+
+def forget(folder: Path) -> None:
+    """What an earlier run has noted is gone."""
+    (folder / _NAME).unlink(missing_ok=True)
