@@ -65,6 +65,7 @@ class LiveTable:
         complaint: set where another optimizer stepped past a gradient of this table; the next
             training forward raises it.
         rule: the core's hold of the optimizer whose states the table has, or None.
+        last_backward: the number that torch gave to the last backward with a gradient of this table.
         fused_update: set by an optimizer with ``fused=True``: steps the table in backward, which then
             leaves no gradient.
     """
@@ -100,6 +101,7 @@ class LiveTable:
         self._optimizer: weakref.ref[Any] | None = None
         self.complaint: HotbedError | None = None
         self.fused_update: Any = None
+        self.last_backward = -1
         self._rule: Any = None
         _live_tables.add(self)
 

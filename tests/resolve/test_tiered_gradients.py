@@ -137,10 +137,10 @@ def test_gradients_taken_by_hand_keep_their_rows() -> None:
     assert pinned(models[1]) == 0
 
 
-@pytest.mark.parametrize("dim", [1, 3])
+@pytest.mark.parametrize(("dim", "backwards"), [(1, 6), (3, 6), (3, 2), (3, 1)])
 @pytest.mark.parametrize("size", [1, 12])
-def test_accumulating_adds_in_the_order_of_the_batches(dim: int, size: int) -> None:
-    """Whatever slots rows have, and however small the table is."""
+def test_accumulating_adds_in_the_order_of_the_batches(dim: int, size: int, backwards: int) -> None:
+    """Whatever slots rows have, however small the table is, and whether batches share a graph."""
     generator = torch.Generator().manual_seed(0)
     for seed in range(10):
         collections = [
@@ -151,10 +151,17 @@ def test_accumulating_adds_in_the_order_of_the_batches(dim: int, size: int) -> N
         ]
         optimizers = [hb.optim.SGD(c.parameters(), lr=0.1) for c in collections]
         for _ in range(3):
-            for _ in range(6):
-                batch = {name: torch.randint(0, 20, (size,), generator=generator) for name in "ab"}
+            for _ in range(backwards):
+                data = [
+                    {name: torch.randint(0, 20, (size,), generator=generator) for name in "ab"}
+                    for _ in range(6 // backwards)
+                ]
                 for collection in collections:
-                    sum(v.sin().sum() for v in collection(batch).values()).backward()
+                    sum(
+                        v.sin().sum() for batch in data for v in collection(batch).values()
+                    ).backward()
+            norms = [hb.nn.clip_grad_norm_(list(c.parameters()), 3.0) for c in collections]
+            assert torch.equal(*norms)
             for collection, optimizer in zip(collections, optimizers, strict=True):
                 optimizer.step()
                 optimizer.zero_grad()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
@@ -41,6 +41,7 @@ def clip_grad_norm_(
         parameters = [parameters]
     norm_type = float(norm_type)
     values: list[Tensor] = []
+    kinds: list[Callable[[Tensor, float], Tensor]] = []
     for parameter in parameters:
         grad = parameter.grad
         if grad is None:
@@ -56,11 +57,16 @@ def clip_grad_norm_(
                     )
                     parameter.grad = grad
             grad = grad._values()
+            kinds.append(_norm_of_rows)
+        else:
+            kinds.append(torch.linalg.vector_norm)
         values.append(grad)
     if not values:
         return torch.tensor(0.0)
     device = values[0].device
-    norms = [torch.linalg.vector_norm(v, norm_type).to(device) for v in values if v.numel()]
+    norms = [
+        norm(v, norm_type).to(device) for v, norm in zip(values, kinds, strict=True) if v.numel()
+    ]
     if not norms:
         return torch.tensor(0.0, device=device)
     dtype = max((n.dtype for n in norms), key=lambda d: d.itemsize)
@@ -74,3 +80,18 @@ def clip_grad_norm_(
     for value in values:
         value.mul_(factor.to(device=value.device, dtype=value.dtype))
     return total
+
+
+def _norm_of_rows(rows: Tensor, norm_type: float) -> Tensor:
+    """The norm of (n, dim) rows taken together; the same bits in whatever order they are."""
+    norms: Tensor = torch.linalg.vector_norm(rows, norm_type, dim=1)
+    if not 0 < norm_type < float("inf"):
+        return norms.sum() if norm_type == 0 else torch.linalg.vector_norm(norms, norm_type)
+    # Powers are added as integers, of which the largest has as many bits as the count allows.
+    powers = norms.to(torch.float64).pow(norm_type)
+    largest = powers.max()
+    step = torch.exp2((torch.frexp(largest).exponent + len(norms).bit_length() - 62).double())
+    total = (powers / step).round().to(torch.int64).sum() * step
+    # Zero has no exponent, and what is not finite no integer.
+    total = torch.where(torch.isfinite(largest) & (largest > 0), total, largest)
+    return total.pow(1 / norm_type).to(norms.dtype)

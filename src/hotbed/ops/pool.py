@@ -233,25 +233,40 @@ def _reduce(
 
 
 def _to_be_appended(table: LiveTable, index: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """The same gradient; where one is there already, in a form that torch appends to it.
+    """The same gradient; where one is there already, of this backward or an earlier one, in a form
+    that torch appends to it.
 
     Contiguous rows it would merge in an order that depends on the numbers of slots, and with it the
-    bits of a sum over three batches. What it finds to be long it sums by slot, in no certain order;
-    with two rows a slot that makes no difference.
+    bits of a sum over three batches. What has more rows than the table has elements it sums by slot,
+    in no certain order; with two rows a slot that makes no difference. (So only three forwards of
+    one graph over a table of one or two columns may have last bits that depend on slots.)
     """
+    backward = torch._C._current_graph_task_id()
+    first, table.last_backward = table.last_backward != backward, backward
     with plain_access():
         parameter = table.parameter
         there = parameter.grad
         if there is None or not there.is_sparse:
-            return index, rows
-        if there._nnz() + len(rows) > there.numel():
-            slots, sums = sum_duplicates(there._indices()[0], there._values())
+            if first:
+                return index, rows
+        else:
+            slots, sums = there._indices()[0], there._values()
+            if there._nnz() + len(rows) > there.numel():
+                slots, sums = sum_duplicates(slots, sums)
+            if not first:  # what torch has appended to the first rows is contiguous
+                slots, sums = _apart(slots, sums)
             parameter.grad = torch.sparse_coo_tensor(
                 slots[None], sums, there.shape, check_invariants=False
             )
+    slots, rows = _apart(index[0], rows)
+    return slots[None], rows
+
+
+def _apart(slots: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """The same rows, not contiguous."""
     if rows.numel() == 1:  # whatever its strides, it is contiguous
-        index, rows = index.expand(1, 2), torch.cat([rows, torch.full_like(rows, -0.0)])
-    return index, torch.stack([rows, rows], -1)[..., 0]
+        slots, rows = slots.expand(2), torch.cat([rows, torch.full_like(rows, -0.0)])
+    return slots, torch.stack([rows, rows], -1)[..., 0]
 
 
 def _step_fused(
