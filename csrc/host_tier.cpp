@@ -55,12 +55,24 @@ void HostTier::read(std::span<const RowKey> keys, uint8_t* records, bool* found)
 void HostTier::write(std::span<const RowKey> keys, const uint8_t* records) {
   std::lock_guard lock(mutex_);
   if (!below_) check_room(keys);
+  narrow();
   // A part must fit beside nothing: nothing is pinned between calls.
-  auto part = static_cast<size_t>(std::max<int64_t>(1, residency_.capacity() / 2));
+  auto part = static_cast<size_t>(std::max<int64_t>(1, residency_.limit() / 2));
   for (size_t begin = 0; begin < keys.size(); begin += part) {
     write_part(keys.subspan(begin, std::min(part, keys.size() - begin)),
                records + begin * record_bytes_);
   }
+}
+
+// Gives memory back that the budget holds no more; the rows in it go below.
+void HostTier::narrow() {
+  int64_t limit = allowed_ ? allowed_() : residency_.limit();
+  if (limit >= residency_.limit()) return;
+  // Written first, so that they are still here if that fails.
+  write_below([&](int64_t slot) { return slot >= limit; });
+  Moves moves;
+  residency_.narrow(limit, moves);
+  records_.release(static_cast<uint64_t>(residency_.limit() * record_bytes_), records_.bytes());
 }
 
 // Without a tier below, all keys must find room.
@@ -171,17 +183,22 @@ void HostTier::ids(int32_t table, int64_t* out) const {
 
 uint64_t HostTier::memory_bytes() const {
   std::lock_guard lock(mutex_);
-  return static_cast<uint64_t>(residency_.capacity() * record_bytes_) + residency_.memory_bytes() +
+  return static_cast<uint64_t>(residency_.limit() * record_bytes_) + residency_.memory_bytes() +
          (below_ ? below_->memory_bytes() : 0);
 }
 
 void HostTier::flush() {
   std::lock_guard lock(mutex_);
-  if (!below_) return;
+  if (below_) write_below([](int64_t) { return true; });
+}
+
+// Writes the rows of chosen slots that the tier below does not have.
+template <class Chosen>
+void HostTier::write_below(Chosen chosen) {
   std::vector<RowKey> keys;
   std::vector<int64_t> slots;
   residency_.for_each([&](int64_t slot, RowKey key, bool dirty) {
-    if (!dirty) return;
+    if (!dirty || !chosen(slot)) return;
     keys.push_back(key);
     slots.push_back(slot);
   });

@@ -1,6 +1,7 @@
 // Records in memory: the tier between the one that computes and the SSD, or the last one.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -32,9 +33,15 @@ class HostTier : public Tier {
   // Writes what the tier below does not have yet.
   void flush();
 
+  // Asked before rows are taken over: how many there may be from now on; as RowSpace::allow().
+  void allow(std::function<int64_t()> allowed) { allowed_ = std::move(allowed); }
+
  private:
   std::vector<int64_t> find(std::span<const RowKey> keys) const;
   void check_room(std::span<const RowKey> keys) const;
+  void narrow();
+  template <class Chosen>
+  void write_below(Chosen chosen);
   void write_part(std::span<const RowKey> keys, const uint8_t* records);
   void restore(std::span<const RowKey> keys, const uint8_t* records);
   std::vector<int64_t> ids_of(int32_t table) const;
@@ -42,6 +49,7 @@ class HostTier : public Tier {
 
   int64_t record_bytes_;
   std::shared_ptr<Tier> below_;
+  std::function<int64_t()> allowed_;
   mutable std::mutex mutex_;
   Mapping records_;
   Residency residency_;

@@ -353,6 +353,11 @@ uint64_t LogTier::memory_bytes() const {
   return bytes + index_.memory_bytes() + segments_->size() * (sizeof(LogSegment) + 64);
 }
 
+uint64_t LogTier::index_bytes() const {
+  std::shared_lock state(state_);
+  return index_.memory_bytes();
+}
+
 StoreStatistics LogTier::statistics() const {
   std::shared_lock state(state_);
   StoreStatistics s = counted_;

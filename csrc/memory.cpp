@@ -127,6 +127,13 @@ void Mapping::reserve(uint64_t bytes, const std::string& what_for, const std::st
   bytes_ = wanted;
 }
 
+void Mapping::release(uint64_t begin, uint64_t end) {
+  constexpr uint64_t kPage = 4096;
+  begin = round_up(begin, kPage);
+  end = std::min(end, bytes_) / kPage * kPage;
+  if (begin < end) madvise(data_ + begin, end - begin, MADV_DONTNEED);
+}
+
 BlockPool& BlockPool::instance() {
   static BlockPool* pool = new BlockPool;  // never destroyed: tensors may outlive static objects
   return *pool;

@@ -40,6 +40,9 @@ class Mapping {
   void reserve(uint64_t bytes, const std::string& what_for,
                const std::string& remedy = OutOfMemory::kRemedy);
 
+  // Gives the memory of [begin, end) back, as far as it makes whole pages; it reads as zero then.
+  void release(uint64_t begin, uint64_t end);
+
   uint8_t* data() const { return data_; }
   uint64_t bytes() const { return bytes_; }
 

@@ -458,13 +458,13 @@ bool Residency::seat(std::span<const TableIds> parts, const Announced* batch, in
   }
   int64_t absent = pin_present(numbers, n, batch);
   moves.slots_needed = pinned() + absent;
-  bool fits = moves.slots_needed <= capacity_;
+  bool fits = moves.slots_needed <= limit_;
   auto undo = [&] { unpin_present(numbers, n, batch ? static_cast<uint32_t>(number) : 0); };
   if (!fits) {
     undo();
     return false;
   }
-  int64_t evictions = std::max<int64_t>(0, resident() + absent - capacity_);
+  int64_t evictions = std::max<int64_t>(0, resident() + absent - limit_);
   Admitted* admitted = nullptr;
   try {
     moves.evicted.resize(static_cast<size_t>(evictions));
@@ -538,7 +538,7 @@ std::vector<Residency::Used> Residency::hottest(int32_t table, int64_t count) co
 }
 
 uint64_t Residency::memory_bytes() const {
-  uint64_t bytes = memory_.bytes() + map_.index_bytes();
+  uint64_t bytes = memory_.bytes() - released_ + map_.index_bytes();
   auto of = [](const auto& array) { return array.capacity() * sizeof(array[0]); };
   bytes += of(next_) + of(awaited_) + of(idle_) + of(known_) + of(unknown_) + of(leaving_);
   bytes += of(table_begin_);

@@ -115,6 +115,10 @@ class Residency {
   // other batch pins are forgotten; `dropped` receives their slots.
   void take_back(int64_t batch, std::vector<int64_t>& dropped);
 
+  // Slots from `limit` on are used no more, as far down as the first that is pinned; rows in them
+  // are evicted. May be called again for the rest. A batch must fit below limit() from now on.
+  void narrow(int64_t limit, Moves& moves);
+
   // Forgets rows without writing them back. Slots are distinct, hold rows, and are not pinned.
   void drop(const int64_t* slots, int64_t n);
 
@@ -142,6 +146,8 @@ class Residency {
   bool is_pinned(int64_t slot) const { return rows_[slot].pins && rows_[slot].pins != kFree; }
   bool is_new(int64_t slot) const { return (rows_[slot].flags & kNew) != 0; }
   int64_t capacity() const { return capacity_; }
+  // Slots that may be used: the capacity, unless it was narrowed.
+  int64_t limit() const { return limit_; }
   int64_t resident() const { return used_ - free_count_; }
   int64_t pinned() const { return resident() - unpinned_; }
   int64_t announced() const { return static_cast<int64_t>(announced_.size()); }
@@ -242,12 +248,14 @@ class Residency {
   void lower_scores();
 
   int64_t capacity_;
+  int64_t limit_ = capacity_;
   ResidencyPolicy policy_;
   RowMap map_;  // -> slot, or capacity_ + place in awaited_
   FrequencyClock clock_;
   Ghosts ghosts_;
 
-  Mapping memory_;  // rows, ids, ghosts, the arrays of the map
+  Mapping memory_;         // rows, ids, ghosts, the arrays of the map
+  uint64_t released_ = 0;  // bytes of it that were given back
   Row* rows_ = nullptr;
   int64_t* ids_ = nullptr;  // of the row in a slot; of a free slot: the next free one
   int64_t used_ = 0;        // slots from here on were never used

@@ -139,6 +139,52 @@ void Residency::vacate(Moves* moves) {
   }
 }
 
+void Residency::narrow(int64_t limit, Moves& moves) {
+  int64_t begin = std::max<int64_t>(1, limit), leaving = 0;
+  for (int64_t s = begin; s < used_; ++s) {
+    if (rows_[s].pins == kFree) continue;
+    if (rows_[s].pins) {
+      begin = s + 1;
+      leaving = 0;
+    } else {
+      ++leaving;
+    }
+  }
+  if (begin >= limit_) return;
+  moves.evicted.resize(static_cast<size_t>(leaving));
+  moves.evicted_slots.resize(static_cast<size_t>(leaving));
+  moves.evicted_dirty.resize(static_cast<size_t>(leaving));
+  make_room_to_vacate(leaving);
+  make_room_awaited(leaving);
+  leaving_.clear();
+  for (int64_t s = begin; s < used_; ++s) {
+    if (rows_[s].pins != kFree) leaving_.push_back(static_cast<uint32_t>(s));
+  }
+  vacate(&moves);
+  // Free slots from here on are never used again, as if they had never been used.
+  int64_t all = free_head_, last = -1;
+  free_head_ = -1;
+  free_count_ = 0;
+  for (int64_t next; all >= 0; all = next) {
+    next = ids_[all];
+    if (all >= begin) continue;
+    (last < 0 ? free_head_ : ids_[last]) = all;
+    ids_[all] = -1;
+    last = all;
+    ++free_count_;
+  }
+  used_ = std::min(used_, begin);
+  limit_ = begin;
+  auto release = [&](uint64_t first, uint64_t element) {
+    memory_.release(first + static_cast<uint64_t>(begin) * element,
+                    first + static_cast<uint64_t>(capacity_) * element);
+  };
+  release(0, sizeof(Row));
+  release(static_cast<uint64_t>(reinterpret_cast<uint8_t*>(ids_) - memory_.data()),
+          sizeof(int64_t));
+  released_ = static_cast<uint64_t>(capacity_ - begin) * (sizeof(Row) + sizeof(int64_t));
+}
+
 int64_t Residency::take_free_slot() {
   if (free_head_ < 0) return used_++;
   int64_t slot = free_head_;

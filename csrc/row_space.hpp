@@ -1,8 +1,10 @@
 // The compute tier of tables whose rows do not all fit there.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -75,6 +77,11 @@ class RowSpace {
 
   const RecordLayout& layout() const { return layout_; }
   int64_t capacity() const { return residency_.capacity(); }
+  // Slots that may be used: the capacity, or what `allowed` has left of it.
+  int64_t limit() const;
+  // Asked before rows move: how many slots there may be from now on, never more than before. What
+  // others take of the budget grows, and then memory of slots is given back.
+  void allow(std::function<int64_t()> allowed) { allowed_ = std::move(allowed); }
   const std::vector<Table*>& tables() const { return tables_; }
   Tier& below() const { return *below_; }
 
@@ -148,6 +155,8 @@ class RowSpace {
   void carry_out(const Message& message);
   void retract_forgotten();
   void write_held_back();
+  void narrow();
+  void write_back(const Moves& moves, int64_t& written);
   void move(int64_t batch, Moves& moves);
   void gather(const int64_t* slots, int64_t n, uint8_t* records) const;
   void scatter(const uint8_t* records, const int64_t* slots, int64_t n);
@@ -158,6 +167,7 @@ class RowSpace {
 
   // Records that are under way at once: enough to keep a disk busy, few enough to stay small.
   static constexpr int64_t kRecordsAtOnce = 16384;
+  int64_t at_once() const { return std::min(kRecordsAtOnce, capacity()); }
 
   RecordLayout layout_;
   int64_t record_bytes_;
@@ -169,12 +179,14 @@ class RowSpace {
   // Who holds moving_ moves rows: between slots and the tier below, decisions of residency_ being
   // carried out. Taken before mutex_, so that ids can be announced while rows are on their way.
   std::mutex moving_;
+  std::function<int64_t()> allowed_;
+  Buffer<uint8_t> staging_;  // records on their way; made beforehand, as rows that leave need it
   // Rows that were evicted and could not be written: kept until they can.
   std::vector<RowKey> held_back_;
   std::vector<uint8_t> held_back_records_;
   std::atomic<uint64_t> held_back_bytes_{0};
 
-  std::mutex mutex_;  // of all that follows
+  mutable std::mutex mutex_;  // of all that follows
   Residency residency_;
   TierCounters counters_;
   struct Brought {

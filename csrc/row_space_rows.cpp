@@ -218,7 +218,7 @@ TierCounters RowSpace::counters() {
 uint64_t RowSpace::memory_bytes() {
   std::lock_guard lock(mutex_);
   return residency_.memory_bytes() + below_->memory_bytes() +
-         static_cast<uint64_t>(capacity()) * slot_bytes(layout_) + held_back_bytes_;
+         static_cast<uint64_t>(residency_.limit()) * slot_bytes(layout_) + held_back_bytes_;
 }
 
 }  // namespace hotbed

@@ -175,6 +175,40 @@ BudgetTooSmall::BudgetTooSmall(bool of_host, uint64_t needed_bytes, uint64_t bud
       host(of_host),
       needed(needed_bytes) {}
 
+Allowance::Allowance(std::vector<TableGroup> groups, uint64_t (*row_bytes)(const TableGroup&),
+                     uint64_t budget, const std::vector<std::shared_ptr<Tier>>& lowest)
+    : groups_(std::move(groups)), row_bytes_(row_bytes), budget_(budget) {
+  for (const auto& tier : lowest) {
+    if (!tier) continue;
+    lowest_.push_back(tier);
+    beside_index_ += tier->memory_bytes() - tier->index_bytes();
+  }
+  seen_index_ = index_bytes();
+  rows_ = divide(groups_, row_bytes_, budget_, beside_index_ + seen_index_);
+}
+
+uint64_t Allowance::index_bytes() const {
+  uint64_t bytes = 0;
+  for (const auto& tier : lowest_) bytes += tier->index_bytes();
+  return bytes;
+}
+
+int64_t Allowance::rows(size_t group) {
+  uint64_t bytes = index_bytes();
+  std::lock_guard lock(mutex_);
+  // Not for every page that an index grows by.
+  if (bytes > seen_index_ + budget_ / 256) {
+    seen_index_ = bytes;
+    std::vector<int64_t> now = divide(groups_, row_bytes_, budget_, beside_index_ + bytes);
+    for (size_t g = 0; g < now.size(); ++g) rows_[g] = std::min(rows_[g], now[g]);
+  }
+  return rows_[group];
+}
+
+uint64_t Allowance::least_budget(const std::vector<int64_t>& wanted) const {
+  return hotbed::least_budget(groups_, row_bytes_, beside_index_ + index_bytes(), wanted);
+}
+
 Storage::Storage(StorageBudgets budgets, MakeLowest make_lowest)
     : budgets_(budgets), make_lowest_(std::move(make_lowest)) {}
 
@@ -187,34 +221,31 @@ void Storage::lay_out(const std::vector<std::shared_ptr<Table>>& tables) {
   std::vector<RecordGroup> stores;
   for (const TableGroup& group : groups) stores.push_back({group.layout.bytes(), group.tables});
   std::vector<std::shared_ptr<Tier>> below = make_lowest_(stores, release_empty(tables));
-  uint64_t lowest_bytes = 0;
-  for (const auto& tier : below) {
-    if (tier) lowest_bytes += tier->memory_bytes();
-  }
-  std::vector<int64_t> one_each(groups.size(), 1);
-  uint64_t taken = budgets_.host ? 0 : lowest_bytes;
-  std::vector<int64_t> slots = divide(groups, slot_bytes, budgets_.compute, taken);
-  if (std::find(slots.begin(), slots.end(), 0) != slots.end()) {
-    throw BudgetTooSmall(false, least_budget(groups, slot_bytes, taken, one_each),
-                         budgets_.compute);
-  }
+  const std::vector<std::shared_ptr<Tier>> lowest = below, none;
+  auto share = [&](auto row_bytes, uint64_t budget, const auto& tiers, bool of_host) {
+    auto allowance = std::make_shared<Allowance>(groups, row_bytes, budget, tiers);
+    if (!allowance->rows(0)) {
+      std::vector<int64_t> one_each(groups.size(), 1);
+      throw BudgetTooSmall(of_host, allowance->least_budget(one_each), budget);
+    }
+    return allowance;
+  };
+  auto of_compute = share(slot_bytes, budgets_.compute, budgets_.host ? none : lowest, false);
   std::vector<std::shared_ptr<HostTier>> hosts;
   if (budgets_.host) {
-    std::vector<int64_t> records = divide(groups, record_bytes, budgets_.host, lowest_bytes);
-    if (std::find(records.begin(), records.end(), 0) != records.end()) {
-      throw BudgetTooSmall(true, least_budget(groups, record_bytes, lowest_bytes, one_each),
-                           budgets_.host);
-    }
+    auto of_host = share(record_bytes, budgets_.host, lowest, true);
     for (size_t g = 0; g < groups.size(); ++g) {
       hosts.push_back(std::make_shared<HostTier>(groups[g].layout.bytes(), groups[g].rows,
-                                                 records[g], below[g]));
+                                                 of_host->rows(g), below[g]));
+      if (below[g]) hosts.back()->allow([of_host, g] { return of_host->rows(g); });
       below[g] = hosts.back();
     }
   }
   std::vector<std::shared_ptr<RowSpace>> spaces;
   for (size_t g = 0; g < groups.size(); ++g) {
-    spaces.push_back(
-        std::make_shared<RowSpace>(groups[g].layout, groups[g].tables, slots[g], below[g]));
+    spaces.push_back(std::make_shared<RowSpace>(groups[g].layout, groups[g].tables,
+                                                of_compute->rows(g), below[g]));
+    if (!budgets_.host) spaces.back()->allow([of_compute, g] { return of_compute->rows(g); });
   }
   // Rows first: if one of them finds no room, tables stay where they are.
   auto for_tables = [&](auto call) {
@@ -232,7 +263,7 @@ void Storage::lay_out(const std::vector<std::shared_ptr<Table>>& tables) {
     table.live_in(space, number);
   });
   groups_ = std::move(groups);
-  lowest_bytes_ = lowest_bytes;
+  allowance_ = std::move(of_compute);
   spaces_ = std::move(spaces);
   hosts_ = std::move(hosts);
 }
@@ -244,8 +275,7 @@ uint64_t Storage::compute_budget_for(const std::vector<OverBudget::Need>& needs)
       if (spaces_[s].get() == need.space) wanted[s] = need.slots;
     }
   }
-  uint64_t taken = budgets_.host ? 0 : lowest_bytes_;
-  return std::max(budgets_.compute + 1, least_budget(groups_, slot_bytes, taken, wanted));
+  return std::max(budgets_.compute + 1, allowance_->least_budget(wanted));
 }
 
 // Lets the tiers of the last layout go if no row is in them. Whether rows wait there.

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <vector>
 
 #include "host_tier.hpp"
@@ -37,6 +38,34 @@ struct TableGroup {
   int64_t most_rows() const;  // that there may be at all
 };
 
+// How many rows of each group a budget holds, while the indices of the lowest tiers grow with their
+// rows.
+//
+// Threads: any number.
+class Allowance {
+ public:
+  // `row_bytes` tells what a row of a group takes, beside its bookkeeping; `lowest` may hold nulls.
+  Allowance(std::vector<TableGroup> groups, uint64_t (*row_bytes)(const TableGroup&),
+            uint64_t budget, const std::vector<std::shared_ptr<Tier>>& lowest);
+
+  // As of now, and never more than before; 0: not one row of each group fits.
+  int64_t rows(size_t group);
+  // The least budget with which every group would get the rows that it wants, or all it may have.
+  uint64_t least_budget(const std::vector<int64_t>& wanted) const;
+
+ private:
+  uint64_t index_bytes() const;
+
+  std::vector<TableGroup> groups_;
+  uint64_t (*row_bytes_)(const TableGroup&);
+  uint64_t budget_;
+  std::vector<std::shared_ptr<Tier>> lowest_;
+  uint64_t beside_index_ = 0;  // of the lowest tiers: what does not grow
+  mutable std::mutex mutex_;
+  uint64_t seen_index_ = 0;  // for which rows_ holds
+  std::vector<int64_t> rows_;
+};
+
 // Threads: lay_out() wants all tables alone; the rest is as RowSpace.
 class Storage {
  public:
@@ -60,8 +89,8 @@ class Storage {
 
   StorageBudgets budgets_;
   MakeLowest make_lowest_;
-  std::vector<TableGroup> groups_;  // of spaces_, one each
-  uint64_t lowest_bytes_ = 0;
+  std::vector<TableGroup> groups_;        // of spaces_, one each
+  std::shared_ptr<Allowance> allowance_;  // of the tier that computes
   std::vector<std::shared_ptr<RowSpace>> spaces_;
   std::vector<std::shared_ptr<HostTier>> hosts_;
 };

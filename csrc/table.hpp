@@ -30,6 +30,9 @@ class Plane {
   // Room for `rows` rows; grows by halves, and by just what is needed where memory is short.
   void ensure(int64_t rows);
 
+  // Gives the memory of rows from `rows` on back.
+  void release(int64_t rows) { mapping_->release(bytes(rows), mapping_->bytes()); }
+
   // Another view of the same memory; none of them may grow any more.
   void share(const Plane& other) { mapping_ = other.mapping_; }
 

@@ -53,6 +53,9 @@ class Tier {
 
   // Bytes of memory in use, indices and buffers included.
   virtual uint64_t memory_bytes() const = 0;
+
+  // Of these, what the rows of the lowest tier are found by: it grows with them.
+  virtual uint64_t index_bytes() const { return 0; }
 };
 
 }  // namespace hotbed

@@ -185,6 +185,49 @@ TEST(rows_leave_by_frequency_then_by_next_use) {
   }
 }
 
+TEST(a_pool_that_is_narrowed) {
+  Pool pool(8);
+  pool.use(range(0, 8));
+  int64_t dirty = pool.slot(6), held = pool.admit_now({2, 5});
+  pool.residency.mark_dirty(&dirty, 1);
+  CHECK_EQ(pool.announce({7, 1}), 1);
+  pool.residency.narrow(3, pool.moves);  // as far down as row 5, which is held
+  CHECK_EQ(pool.residency.limit(), 6);
+  CHECK(pool.evicted() == (Numbers{6, 7}));
+  CHECK_EQ(pool.moves.evicted_dirty[pool.moves.evicted[1].id == 6], 1);
+  CHECK_EQ(pool.moves.evicted_dirty[pool.moves.evicted[1].id != 6], 0);
+  CHECK_EQ(pool.residency.resident(), 6);
+  pool.residency.narrow(7, pool.moves);  // it is never wider again
+  CHECK_EQ(pool.residency.limit(), 6);
+  pool.finish(held);
+  pool.residency.narrow(3, pool.moves);
+  CHECK_EQ(pool.residency.limit(), 3);
+  CHECK(pool.resident() == (Numbers{0, 1, 2}));
+  CHECK_EQ(pool.admit_now({0, 20, 21, 22}), 0);
+  CHECK_EQ(pool.moves.slots_needed, 4);
+  CHECK(pool.residency.admit(1, pool.moves));  // announced before
+  CHECK_EQ(pool.moves.evicted.size(), 1u);
+  CHECK(pool.slot(7) >= 0 && pool.slot(7) < 3);
+  pool.finish(1);
+  for (int64_t id = 30; id < 60; ++id) {
+    pool.use({id, id + 100});
+    CHECK(pool.slot(id) < 3 && pool.residency.resident() == 3);
+  }
+  // Free slots beyond the limit are forgotten, others are kept.
+  Pool other(8);
+  other.use(range(0, 8));
+  int64_t slots[] = {other.slot(1), other.slot(7), other.slot(3), other.slot(6)};
+  other.residency.drop(slots, 4);
+  other.residency.narrow(4, other.moves);
+  CHECK(other.evicted() == (Numbers{4, 5}));
+  CHECK(other.resident() == (Numbers{0, 2}));
+  CHECK(other.use({50, 51}).empty());
+  CHECK_EQ(other.use({52}).size(), 1u);
+  other.residency.narrow(0, other.moves);
+  CHECK_EQ(other.residency.limit(), 1);
+  CHECK_EQ(other.use({53}).size(), 1u);
+}
+
 TEST(an_evicted_row_keeps_its_announced_uses) {
   Pool pool(3);
   pool.use({1, 2, 3});

@@ -14,8 +14,10 @@ using namespace hotbed;
 TEST(no_row_is_lost) {
   for (uint64_t seed = 0; seed < 8; ++seed) {
     std::mt19937_64 random(seed);
-    bool failing = seed % 2;
+    bool failing = seed % 2, narrowing = seed % 4 >= 2;
     Pair pair(static_cast<int64_t>(40 + random() % 40));
+    int64_t allowed = pair.space->capacity();
+    if (narrowing) pair.space->allow([&] { return allowed; });
     Truth truth;
     std::deque<std::pair<int64_t, Ids>> announced;
     struct Admitted {
@@ -32,6 +34,7 @@ TEST(no_row_is_lost) {
     for (int round = 0; round < 1200; ++round) {
       if (failing && random() % 6 == 0) pair.tier->fail_writes(1 + static_cast<int>(random() % 2));
       if (failing && random() % 6 == 0) pair.tier->fail_reads(1 + static_cast<int>(random() % 2));
+      if (narrowing && random() % 40 == 0 && allowed > 24) allowed -= 1 + random() % 3;
       try {
         switch (random() % 16) {
           case 0:
@@ -83,10 +86,12 @@ TEST(no_row_is_lost) {
             std::vector<int64_t> slots(ids.keys.size());
             int64_t batch = pair.space->admit_now(ids.parts(), slots.data());
             if (!batch) {
-              CHECK(pair.space->slots_needed(ids.parts()) > pair.space->capacity());
+              CHECK(pair.space->slots_needed(ids.parts()) > pair.space->limit());
               break;
             }
-            CHECK(pair.space->slots_needed(ids.parts()) <= pair.space->capacity());
+            CHECK(pair.space->slots_needed(ids.parts()) <= pair.space->limit());
+            CHECK(!narrowing ||
+                  *std::max_element(slots.begin(), slots.end()) < pair.space->limit());
             pair.space->consume(batch, false);
             truth.train(pair, ids, slots);
             pair.space->mark_dirty(batch);
@@ -147,6 +152,7 @@ TEST(no_row_is_lost) {
     CHECK_EQ(pair.tier->rows(1), static_cast<int64_t>(truth.users.size()));
     truth.check(pair);
     CHECK(pair.space->counters().evicted > 100);
+    CHECK(narrowing == (pair.space->limit() < pair.space->capacity()));
   }
 }
 

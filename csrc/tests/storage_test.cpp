@@ -62,4 +62,57 @@ TEST(small_tables_beside_large_ones_get_what_a_batch_needs) {
   CHECK(said.find("needs at least") != std::string::npos);
 }
 
+// A lowest tier whose index grows as it is told.
+struct GrowingTier : MapTier {
+  using MapTier::MapTier;
+  uint64_t index = 1'000;
+  uint64_t index_bytes() const override { return index; }
+  uint64_t memory_bytes() const override { return 4'000 + index; }
+};
+
+TEST(what_the_index_of_the_ssd_takes_slots_give_back) {
+  for (bool three : {false, true}) {
+    auto user = make_table("user", -1);
+    std::shared_ptr<GrowingTier> lowest;
+    Storage storage({100'000, three ? 150'000u : 0u}, [&](const auto& groups, bool) {
+      lowest = std::make_shared<GrowingTier>(groups[0].record_bytes);
+      return std::vector<std::shared_ptr<Tier>>{lowest};
+    });
+    storage.lay_out({user});
+    RowSpace& space = *user->space();
+    auto use = [&](int64_t id) {
+      TableIds part{0, &id, 1};
+      int64_t slot, batch = space.admit_now({&part, 1}, &slot);
+      CHECK(batch);
+      space.consume(batch, false);
+      auto* row = reinterpret_cast<float*>(space.weights().row(slot));
+      CHECK(row[0] == kFirst || row[0] == static_cast<float>(id));
+      row[0] = static_cast<float>(id);
+      space.mark_dirty(batch);
+      space.end(batch);
+    };
+    int64_t wide = space.limit();
+    for (int64_t id = 0; id < 2 * wide; ++id) use(id);
+    CHECK_EQ(space.limit(), wide);
+    uint64_t before = storage.memory_bytes();
+    lowest->index += 200;  // less than is worth the while
+    use(0);
+    CHECK_EQ(space.limit(), wide);
+    lowest->index += 50'000;
+    for (int64_t id = 0; id < 2 * wide; ++id) use(id);
+    CHECK_EQ(space.limit() < wide, !three);           // else the host's rows make way
+    CHECK(storage.memory_bytes() < before + 20'000);  // the keys of slots that went keep theirs
+    lowest->index += 200'000;                         // more than there is
+    use(1);
+    if (!three) CHECK_EQ(space.limit(), 1);
+    uint64_t needed = storage.compute_budget_for({{&space, 500}});
+    CHECK_EQ(needed > 250'000, !three);
+    for (int64_t id = 0; id < 2 * wide; ++id) {
+      float row[3];
+      user->copy_rows(&id, 1, row, nullptr, nullptr);
+      CHECK_EQ(row[0], static_cast<float>(id ? id : 0));
+    }
+  }
+}
+
 // One thread announces and admits, the other trains, ends, evaluates and assigns.

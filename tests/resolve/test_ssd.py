@@ -162,3 +162,32 @@ def test_an_optimizer_that_comes_later_keeps_the_rows(tmp_path: Path) -> None:
     hb.optim.Adam(embeddings.parameters())
     assert torch.equal(embeddings.rows("a").values, values)
     assert sorted(path.name for path in tmp_path.glob("rows-*"))[-1] == "rows-2"
+
+
+@pytest.mark.parametrize("device", [None, 2_000_000])
+def test_an_index_that_grows_stays_within_the_budget(tmp_path: Path, device: int | None) -> None:
+    """Every new id makes the log's index larger, and slots give way to it."""
+    budget = 24_000_000
+    collections = [
+        hb.EmbeddingCollection([hb.Table("user", 16)], seed=0, storage=storage)
+        for storage in (None, hb.Storage(device=device, host=budget, ssd=tmp_path))
+    ]
+    optimizers = [hb.optim.Adagrad(c.parameters(), lr=0.1) for c in collections]
+    generator = torch.Generator().manual_seed(0)
+    memory = []
+    for at in range(60):
+        users = torch.randint(0, 10**12, (6000,), generator=generator)
+        users[:2000] = torch.randint(0, 50_000, (2000,), generator=generator)
+        for collection, optimizer in zip(collections, optimizers, strict=True):
+            collection({"user": users})["user"].cos().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        if at % 10 == 9:
+            memory.append(collections[1].stats()["memory_bytes"])
+    plain, tiered = (collection.rows("user") for collection in collections)
+    assert len(plain.ids) > 250_000 and torch.equal(plain.ids, tiered.ids)
+    assert torch.equal(plain.values, tiered.values)
+    # 130,000 more ids take 2.9 MB of index.
+    assert memory[-1] - memory[2] < 1_000_000
+    # Beyond the budgets: 2 MiB for the transfers of each thread, and rounding to 2 MiB.
+    assert max(memory) < budget + (device or 0) + (8 << 20)

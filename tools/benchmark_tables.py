@@ -1,0 +1,88 @@
+"""Writes the committed results into docs/benchmarks.md: python -m tools.benchmark_tables"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+PAGE = ROOT / "docs" / "benchmarks.md"
+SCENARIOS = (
+    "step",
+    "step-multihot",
+    "dynamic",
+    "index",
+    "resolve",
+    "ssd",
+    "tiers",
+    "capacity",
+    "synthetic",
+    "train",
+    "import",
+)
+BEFORE_TABLES = "The JSON of each run that is quoted lies"
+"""The line of the page after which everything is replaced."""
+
+
+def main() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    end = text.index("\n", text.index(BEFORE_TABLES))
+    results = [RESULTS / f"{scenario}.json" for scenario in SCENARIOS]
+    sections = [section(json.loads(path.read_text())) for path in results if path.exists()]
+    PAGE.write_text(text[:end] + "\n\n" + "\n".join(sections).rstrip() + "\n", encoding="utf-8")
+
+
+def section(result: dict[str, Any]) -> str:
+    """One scenario's part of the page."""
+    hardware, versions = result["hardware"], result["versions"]
+    copy = hardware["copy_gb_per_s"]
+    peer = "fbgemm-gpu-cpu"
+    beside = f", FBGEMM {versions[peer]}" if result["scenario"].startswith("step") else ""
+    lines = [
+        f"### `{result['scenario']}`\n",
+        f"`python -m benchmarks {result['scenario']}` · {result['date'][:10]} · commit "
+        f"{result['commit']} · {hardware['cpu']}, {hardware['cores']} cores, copies {copy['1']} GB/s on "
+        f"one thread and {copy['2']} on two · torch {versions['torch']}{beside}\n",
+        *timings(result["rows"]),
+    ]
+    if result["ratios"]:
+        ratios = ", ".join(f"`{name}` {value:.2f}" for name, value in result["ratios"].items())
+        lines.append(f"Ratios: {ratios}.\n")
+    # Sizes of the batches are in the JSON.
+    figures = {k: v for k, v in result["figures"].items() if not k.startswith("unique")}
+    if figures:
+        lines += ["| figure | value |", "|---|---|"]
+        lines += [f"| {name} | {_number(value)} |" for name, value in figures.items()]
+        lines.append("")
+    for remark in result["remarks"]:
+        if remark.startswith("NOISY: "):
+            lines.append(f"This run calls itself noisy: {remark[7:].rstrip('.')}.\n")
+    return "\n".join(lines)
+
+
+def timings(rows: list[dict[str, Any]]) -> list[str]:
+    """A line a contender, with its multiple of the floor where it has one."""
+    floors = any(row.get("floor_ms") for row in rows)
+    lines = [
+        "| contender | configuration | median ms | min | max |" + (" × floor |" if floors else ""),
+        "|---|---|---|---|---|" + ("---|" if floors else ""),
+    ]
+    for row in rows:
+        times = " | ".join(_milliseconds(row[f"{what}_ms"]) for what in ("median", "min", "max"))
+        floor = f" {row.get('times_floor') or '–'} |" if floors else ""
+        lines.append(f"| {row['name']} | {row['config']} | {times} |{floor}")
+    return [*lines, ""]
+
+
+def _milliseconds(value: float) -> str:
+    return f"{value:,.2f}" if value < 1000 else f"{value:,.0f}"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"
+
+
+if __name__ == "__main__":
+    main()
