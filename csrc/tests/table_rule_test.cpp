@@ -44,7 +44,7 @@ TEST(sgd_sums_duplicates_and_leaves_other_rows) {
   std::vector<float> grads = {1, 2, 3, 10, 20, 30, 1, 1, 1};
   Hyperparameters hyper;
   hyper.lr = 0.5;
-  std::vector<TableStep> steps = {{&rule, slots.data(), grads.data(), 3, hyper}};
+  std::vector<TableStep> steps = {{&rule, slots.data(), grads.data(), 3, hyper, false}};
   CHECK(step(steps, {}).array < 0);
   for (int64_t slot = 0; slot < 10; ++slot) {
     for (int j = 0; j < 3; ++j) {
@@ -63,8 +63,8 @@ TEST(a_fault_is_found_before_anything_is_written) {
   std::vector<float> good = {1, 1, 1, 1}, bad = {1, 1, 1, std::numeric_limits<float>::quiet_NaN()};
   Hyperparameters hyper;
   hyper.lr = 0.1;
-  std::vector<TableStep> steps = {{&a, slots.data(), good.data(), 2, hyper},
-                                  {&b, slots.data(), bad.data(), 2, hyper}};
+  std::vector<TableStep> steps = {{&a, slots.data(), good.data(), 2, hyper, false},
+                                  {&b, slots.data(), bad.data(), 2, hyper, false}};
   StepFault fault = step(steps, {});
   CHECK(fault.array == 1 && fault.element == 3 && fault.slot == 1);
   std::vector<double> dense = {0, std::numeric_limits<double>::infinity()};
@@ -105,7 +105,7 @@ TEST(reading_from_several_threads_equals_writing) {
     std::vector<int64_t> slots;
     for (int64_t slot = s % 3; slot < 32; slot += 3 + s % 5) slots.push_back(slot);
     std::vector<TableStep> steps = {
-        {&rule, slots.data(), grads.data(), static_cast<int64_t>(slots.size()), hyper}};
+        {&rule, slots.data(), grads.data(), static_cast<int64_t>(slots.size()), hyper, false}};
     CHECK(step(steps, {}).array < 0);
   }
   std::vector<int64_t> all(64);
