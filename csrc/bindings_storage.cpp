@@ -7,6 +7,7 @@
 #include <nanobind/stl/vector.h>
 #include <omp.h>
 
+#include <atomic>
 #include <filesystem>
 
 #include "claim.hpp"
@@ -104,6 +105,22 @@ void bind_storage(nb::module_& module) {
   module.def(
       "use_one_thread", [] { omp_set_num_threads(1); },
       "Regions that this thread opens from now on are not parallel.");
+  module.def(
+      "spin_less",
+      [](int threads) {
+        // libgomp's threads spin for up to milliseconds before they sleep, unless there are more of
+        // them than cores. A team that only waits makes them more; it goes with its thread.
+        int more = omp_get_num_procs() + 2 - threads;
+        if (more > 2) return false;  // cores are left
+        nb::gil_scoped_release unlocked;
+        std::atomic<int> there{0};
+#pragma omp parallel num_threads(2)
+        ++there;
+        return there > 1;
+      },
+      "threads"_a,
+      "While the calling thread lives, threads of parallel regions, of which there are `threads`, "
+      "give their core away early where others need it. Whether that was done.");
 
   nb::class_<Storage>(module, "Storage", "The tiers of one collection.")
       .def_static(

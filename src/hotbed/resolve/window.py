@@ -309,8 +309,12 @@ class Window:
 
 
 def _work(window_ref: weakref.ref[Window], moved: threading.Condition, work: str) -> None:
-    torch.get_num_threads()  # sets torch's count for this thread, which is then taken back:
-    _core.use_one_thread()  # a second team of OpenMP threads would slow the first down
+    threads = torch.get_num_threads()
+    if work == BRINGING_UP:
+        _core.spin_less(threads)  # a tenth to a third of a core, on two
+    # Asking has set torch's count for this thread, too. A second team of OpenMP threads that works
+    # would slow the first down.
+    _core.use_one_thread()
     while True:
         window = window_ref()
         if window is None:
