@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
-#include <exception>
 #include <iterator>
 
 namespace hotbed {
@@ -70,7 +69,7 @@ RowSpace::RowSpace(const RecordLayout& layout, std::vector<Table*> tables, int64
           }(),
           capacity),
       born_(tables_.size()) {
-  staging_.resize(static_cast<uint64_t>(at_once() * record_bytes_));
+  staging_.resize(static_cast<uint64_t>(3 * at_once() * record_bytes_));
   weights_.ensure(capacity);
   ids_.ensure(capacity);
   for (int64_t width : layout.state_widths) {
@@ -256,129 +255,9 @@ void RowSpace::write_held_back() {
   held_back_bytes_ = 0;
 }
 
-// Writes evicted rows to the tier below, under moving_. On TierError those that are not there are
-// held back.
-void RowSpace::write_back(const Moves& moves, int64_t& written) {
-  std::vector<RowKey> keys;
-  std::vector<int64_t> slots;
-  for (size_t i = 0; i < moves.evicted.size(); ++i) {
-    if (!moves.evicted_dirty[i]) continue;
-    keys.push_back(moves.evicted[i]);
-    slots.push_back(moves.evicted_slots[i]);
-  }
-  auto dirty = static_cast<int64_t>(keys.size());
-  int64_t part = at_once();
-  for (int64_t begin = 0; begin < dirty; begin += part) {
-    int64_t n = std::min(part, dirty - begin);
-    gather(slots.data() + begin, n, staging_.data());
-    try {
-      below_->write(std::span(keys).subspan(begin, n), staging_.data());
-    } catch (...) {
-      // These slots are given away: what is in them goes into memory of its own.
-      held_back_.assign(keys.begin() + begin, keys.end());
-      held_back_records_.resize(static_cast<size_t>((dirty - begin) * record_bytes_));
-      held_back_bytes_ = held_back_records_.size();
-      gather(slots.data() + begin, dirty - begin, held_back_records_.data());
-      throw;
-    }
-    written += n;
-  }
-}
-
-// Under moving_: gives slots back that the budget holds no more. Throws TierError, every row being
-// safe.
-void RowSpace::narrow() {
-  if (!allowed_) return;
-  int64_t limit = allowed_();
-  Moves moves;
-  {
-    std::lock_guard lock(mutex_);
-    drain();
-    if (limit >= residency_.limit()) return;
-    residency_.narrow(limit, moves);
-    limit = residency_.limit();
-    counters_.evicted += static_cast<int64_t>(moves.evicted.size());
-  }
-  int64_t written = 0;
-  std::exception_ptr failure;
-  try {
-    write_back(moves, written);
-  } catch (...) {
-    failure = std::current_exception();  // what was in the slots is elsewhere all the same
-  }
-  weights_.release(limit);
-  ids_.release(limit);
-  for (Plane& state : states_) state.release(limit);
-  if (layout_.steps) steps_.release(limit);
-  {
-    std::lock_guard lock(mutex_);
-    counters_.written_back += written;
-  }
-  if (failure) std::rethrow_exception(failure);
-}
-
 int64_t RowSpace::limit() const {
   std::lock_guard lock(mutex_);
   return residency_.limit();
-}
-
-// Carries out what residency has decided; under moving_. On TierError the batch is resident no
-// more, and no row is lost.
-void RowSpace::move(int64_t batch, Moves& moves) {
-  auto evicted = static_cast<int64_t>(moves.evicted.size());
-  int64_t written = 0;
-  auto undo = [&] {
-    std::lock_guard lock(mutex_);
-    std::vector<int64_t> dropped;
-    residency_.take_back(batch, dropped);
-    residency_.drop(moves.loaded_slots.data(), static_cast<int64_t>(moves.loaded_slots.size()));
-    counters_.evicted += evicted;
-    counters_.written_back += written;
-  };
-  auto count = static_cast<int64_t>(moves.loaded.size());
-  std::vector<RowKey> absent;
-  std::vector<int64_t> absent_slots;
-  auto* id_plane = reinterpret_cast<int64_t*>(ids_.data());
-  try {
-    write_back(moves, written);
-    uint8_t* records = staging_.data();
-    int64_t most = at_once();
-    std::unique_ptr<bool[]> found(new bool[most]);
-    for (int64_t begin = 0; begin < count; begin += most) {
-      int64_t n = std::min(most, count - begin);
-      std::fill_n(found.get(), n, false);
-      auto part = std::span(moves.loaded).subspan(begin, n);
-      read_below(part, records, found.get());
-      // Runs of found rows are scattered together.
-      for (int64_t i = 0; i < n;) {
-        if (!found[i]) {
-          absent.push_back(part[i]);
-          absent_slots.push_back(moves.loaded_slots[begin + i++]);
-          continue;
-        }
-        int64_t end = i + 1;
-        while (end < n && found[end]) ++end;
-        scatter(records + i * record_bytes_, moves.loaded_slots.data() + begin + i, end - i);
-        i = end;
-      }
-      for (int64_t i = 0; i < n; ++i) id_plane[moves.loaded_slots[begin + i]] = part[i].id;
-    }
-    fill_new(absent, absent_slots);
-    // A row of a static table exists always; it is its first values until something else is
-    // written.
-    std::vector<int64_t> reserved;
-    for (size_t i = 0; i < absent.size(); ++i) {
-      if (tables_[absent[i].table]->dynamic()) reserved.push_back(absent_slots[i]);
-    }
-    std::lock_guard lock(mutex_);
-    residency_.mark_new(reserved.data(), static_cast<int64_t>(reserved.size()));
-    if (count) brought_[batch] = {count, static_cast<int64_t>(absent.size())};
-    counters_.evicted += evicted;
-    counters_.written_back += written;
-  } catch (...) {
-    undo();
-    throw;
-  }
 }
 
 // -- the way of a batch

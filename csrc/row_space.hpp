@@ -166,7 +166,7 @@ class RowSpace {
   std::vector<int64_t> stored(int32_t table, bool resident = false) const;
 
   // Records that are under way at once: enough to keep a disk busy, few enough to stay small.
-  static constexpr int64_t kRecordsAtOnce = 16384;
+  static constexpr int64_t kRecordsAtOnce = 8192;
   int64_t at_once() const { return std::min(kRecordsAtOnce, capacity()); }
 
   RecordLayout layout_;
@@ -180,7 +180,10 @@ class RowSpace {
   // carried out. Taken before mutex_, so that ids can be announced while rows are on their way.
   std::mutex moving_;
   std::function<int64_t()> allowed_;
-  Buffer<uint8_t> staging_;  // records on their way; made beforehand, as rows that leave need it
+  // Records on their way: of two parts that come, and one that leaves. Made beforehand, as rows
+  // that leave must have it.
+  Buffer<uint8_t> staging_;
+  uint8_t* staging(int which) { return staging_.data() + which * at_once() * record_bytes_; }
   // Rows that were evicted and could not be written: kept until they can.
   std::vector<RowKey> held_back_;
   std::vector<uint8_t> held_back_records_;

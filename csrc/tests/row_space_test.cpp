@@ -235,6 +235,44 @@ TEST(rows_on_their_way_keep_nobody_waiting) {
   CHECK(pair.space->admit(next + 1, more.data()));
 }
 
+// So many rows that some are read while others are put into their slots.
+TEST(large_batches_move_in_parts) {
+  constexpr int64_t kRows = 20'000;
+  Pair pair(kRows);
+  Truth truth;
+  auto batch_of = [](int64_t first) {
+    std::vector<RowKey> keys;
+    for (int64_t i = 0; i < kRows; ++i) keys.push_back({(first + i) * 7, 1});
+    return Ids(keys);
+  };
+  std::mt19937_64 random(0);
+  int failures = 0;
+  for (int round = 0; round < 24; ++round) {
+    Ids ids = batch_of(static_cast<int64_t>(random() % 3) * 12'000);
+    std::vector<int64_t> slots(kRows);
+    if (round % 4 == 1) pair.tier->fail_reads(1 + static_cast<int>(random() % 3));
+    if (round % 4 == 3) pair.tier->fail_writes(1 + static_cast<int>(random() % 3));
+    int64_t batch = 0;
+    try {
+      batch = pair.space->admit_now(ids.parts(), slots.data());
+    } catch (const TierError&) {
+      ++failures;
+      pair.tier->fail_reads(0);
+      pair.tier->fail_writes(0);
+      batch = pair.space->admit_now(ids.parts(), slots.data());
+    }
+    pair.tier->fail_reads(0);
+    pair.tier->fail_writes(0);
+    pair.space->consume(batch, false);
+    truth.train(pair, ids, slots);
+    pair.space->mark_dirty(batch);
+    pair.space->end(batch);
+  }
+  CHECK(failures > 4);
+  CHECK_EQ(pair.space->rows(1), static_cast<int64_t>(truth.users.size()));
+  for (const auto& [key, steps] : truth.steps) CHECK(pair.read(key) == truth.of(key));
+}
+
 TEST(look_ahead_beside_training) {
   Pair pair(160);
   Truth truth;

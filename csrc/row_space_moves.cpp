@@ -1,0 +1,182 @@
+// Rows on their way between slots and the tier below.
+#include <cstring>
+#include <exception>
+#include <semaphore>
+#include <thread>
+
+#include "row_space.hpp"
+
+namespace hotbed {
+
+namespace {
+
+// Rows for which a second thread is worth its start.
+constexpr int64_t kWorthAThread = 2048;
+
+}  // namespace
+
+// Writes evicted rows to the tier below, under moving_. On TierError those that are not there are
+// held back.
+void RowSpace::write_back(const Moves& moves, int64_t& written) {
+  std::vector<RowKey> keys;
+  std::vector<int64_t> slots;
+  for (size_t i = 0; i < moves.evicted.size(); ++i) {
+    if (!moves.evicted_dirty[i]) continue;
+    keys.push_back(moves.evicted[i]);
+    slots.push_back(moves.evicted_slots[i]);
+  }
+  auto dirty = static_cast<int64_t>(keys.size());
+  int64_t part = at_once();
+  for (int64_t begin = 0; begin < dirty; begin += part) {
+    int64_t n = std::min(part, dirty - begin);
+    gather(slots.data() + begin, n, staging(2));
+    try {
+      below_->write(std::span(keys).subspan(begin, n), staging(2));
+    } catch (...) {
+      // These slots are given away: what is in them goes into memory of its own.
+      held_back_.assign(keys.begin() + begin, keys.end());
+      held_back_records_.resize(static_cast<size_t>((dirty - begin) * record_bytes_));
+      held_back_bytes_ = held_back_records_.size();
+      gather(slots.data() + begin, dirty - begin, held_back_records_.data());
+      throw;
+    }
+    written += n;
+  }
+}
+
+// Under moving_: gives slots back that the budget holds no more. Throws TierError, every row being
+// safe.
+void RowSpace::narrow() {
+  if (!allowed_) return;
+  int64_t limit = allowed_();
+  Moves moves;
+  {
+    std::lock_guard lock(mutex_);
+    drain();
+    if (limit >= residency_.limit()) return;
+    residency_.narrow(limit, moves);
+    limit = residency_.limit();
+    counters_.evicted += static_cast<int64_t>(moves.evicted.size());
+  }
+  int64_t written = 0;
+  std::exception_ptr failure;
+  try {
+    write_back(moves, written);
+  } catch (...) {
+    failure = std::current_exception();  // what was in the slots is elsewhere all the same
+  }
+  weights_.release(limit);
+  ids_.release(limit);
+  for (Plane& state : states_) state.release(limit);
+  if (layout_.steps) steps_.release(limit);
+  {
+    std::lock_guard lock(mutex_);
+    counters_.written_back += written;
+  }
+  if (failure) std::rethrow_exception(failure);
+}
+
+// Carries out what residency has decided; under moving_. On TierError the batch is resident no
+// more, and no row is lost.
+//
+// A disk that waits is lost time: while one part of the rows is read here, a second thread puts the
+// part before into its slots, which it has emptied first.
+void RowSpace::move(int64_t batch, Moves& moves) {
+  auto count = static_cast<int64_t>(moves.loaded.size());
+  int64_t part = at_once(), parts = (count + part - 1) / part;
+  int64_t written = 0;
+  std::vector<RowKey> absent;
+  std::vector<int64_t> absent_slots;
+  std::unique_ptr<bool[]> found(new bool[2 * part]);
+  auto read = [&](int64_t k) {
+    int64_t begin = k * part, n = std::min(part, count - begin);
+    bool* there = found.get() + k % 2 * part;
+    std::fill_n(there, n, false);
+    below_->read(std::span(moves.loaded).subspan(begin, n), staging(static_cast<int>(k % 2)),
+                 there);
+  };
+  auto place = [&](int64_t k) {
+    int64_t begin = k * part, n = std::min(part, count - begin);
+    const bool* there = found.get() + k % 2 * part;
+    const uint8_t* records = staging(static_cast<int>(k % 2));
+    const RowKey* keys = moves.loaded.data() + begin;
+    const int64_t* slots = moves.loaded_slots.data() + begin;
+    // Runs of found rows are scattered together.
+    for (int64_t i = 0; i < n;) {
+      if (!there[i]) {
+        absent.push_back(keys[i]);
+        absent_slots.push_back(slots[i++]);
+        continue;
+      }
+      int64_t end = i + 1;
+      while (end < n && there[end]) ++end;
+      scatter(records + i * record_bytes_, slots + i, end - i);
+      i = end;
+    }
+    auto* id_plane = reinterpret_cast<int64_t*>(ids_.data());
+    for (int64_t i = 0; i < n; ++i) id_plane[slots[i]] = keys[i].id;
+  };
+  try {
+    if (count < kWorthAThread) {
+      write_back(moves, written);
+      for (int64_t k = 0; k < parts; ++k) {
+        read(k);
+        place(k);
+      }
+    } else {
+      std::counting_semaphore<> room(2), filled(0);
+      std::atomic<bool> ended{false};
+      std::exception_ptr failure, reading_failure;
+      std::thread placing([&] {
+        try {
+          write_back(moves, written);
+          for (int64_t k = 0; k < parts; ++k) {
+            filled.acquire();
+            if (ended) return;
+            place(k);
+            room.release();
+          }
+        } catch (...) {
+          failure = std::current_exception();
+          ended = true;
+          room.release();
+        }
+      });
+      try {
+        for (int64_t k = 0; k < parts; ++k) {
+          room.acquire();
+          if (ended) break;
+          read(k);
+          filled.release();
+        }
+      } catch (...) {
+        reading_failure = std::current_exception();
+        ended = true;
+        filled.release();
+      }
+      placing.join();
+      if (failure || reading_failure) std::rethrow_exception(failure ? failure : reading_failure);
+    }
+    fill_new(absent, absent_slots);
+  } catch (...) {
+    std::lock_guard lock(mutex_);
+    std::vector<int64_t> dropped;
+    residency_.take_back(batch, dropped);
+    residency_.drop(moves.loaded_slots.data(), count);
+    counters_.evicted += static_cast<int64_t>(moves.evicted.size());
+    counters_.written_back += written;
+    throw;
+  }
+  // A row of a static table exists always; it is its first values until something else is written.
+  std::vector<int64_t> reserved;
+  for (size_t i = 0; i < absent.size(); ++i) {
+    if (tables_[absent[i].table]->dynamic()) reserved.push_back(absent_slots[i]);
+  }
+  std::lock_guard lock(mutex_);
+  residency_.mark_new(reserved.data(), static_cast<int64_t>(reserved.size()));
+  if (count) brought_[batch] = {count, static_cast<int64_t>(absent.size())};
+  counters_.evicted += static_cast<int64_t>(moves.evicted.size());
+  counters_.written_back += written;
+}
+
+}  // namespace hotbed
