@@ -21,9 +21,9 @@ SECONDS = 8 * 60
 COMPILING_SECONDS = 5 * 60
 """After this time nothing more is compiled by torch."""
 
-# Scenarios in modules of their own: `check(device, small)` gives errors by name, as
-# `gpu_checks.errors`; `measure(report, roof, progress)` adds rows.
-OTHERS = ("gpu_lookup",)
+# Scenarios in modules of their own: `measure(report, roof, progress)` adds rows; `check(device,
+# small)`, where there is one, gives errors by name, as `gpu_checks.errors`.
+OTHERS = {"gpu_lookup": ("lookup",), "gpu_models": ("synthetic", "dlrm", "cache")}
 
 
 def run(*, quick: bool, progress: Callable[[str], None]) -> Report:
@@ -38,7 +38,7 @@ def run(*, quick: bool, progress: Callable[[str], None]) -> Report:
         return _without_device(progress)
     report = Report("gpu", quick)
     report.hardware["gpu"] = gpu_roof.card()
-    others = [module for name in OTHERS if (module := _module(name, report))]
+    others = [importlib.import_module(f"benchmarks.{name}") for name in OTHERS]
     _check(report, "cuda", quick, others, progress)
 
     roof, timings = gpu_roof.measure(quick, progress)
@@ -66,12 +66,12 @@ def run(*, quick: bool, progress: Callable[[str], None]) -> Report:
 def _without_device(progress: Callable[[str], None]) -> Report:
     os.environ["TRITON_INTERPRET"] = "1"  # before a kernel's module is imported
     report = Report("gpu", True)
-    others = [module for name in OTHERS if (module := _module(name, report))]
+    others = [importlib.import_module(f"benchmarks.{name}") for name in OTHERS]
     _check(report, "cpu", True, others, progress)
     report.remarks.append(
         "torch sees no CUDA device. The kernels were checked in Triton's interpreter, at toy "
         "sizes; skipped: roof, interaction, mlp, "
-        + "".join(f"{module.__name__.rsplit('_', 1)[-1]}, " for module in others)
+        + "".join(f"{scenario}, " for names in OTHERS.values() for scenario in names)
         + "everything that has a time."
     )
     return report
@@ -86,13 +86,7 @@ def _check(
 ) -> None:
     found = gpu_checks.errors(device, small, progress)
     for module in others:
-        found.update(module.check(device, small))
+        if hasattr(module, "check"):
+            found.update(module.check(device, small))
     for name, error in found.items():
         report.figures[f"largest error: {name}"] = float(f"{error:.3g}")
-
-
-def _module(name: str, report: Report) -> ModuleType | None:
-    if importlib.util.find_spec(f"benchmarks.{name}") is None:
-        report.remarks.append(f"Not measured: {name.removeprefix('gpu_')}, which is not here.")
-        return None
-    return importlib.import_module(f"benchmarks.{name}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import time
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 
 import hotbed as hb
-from benchmarks.machine import OtherWork, available_bytes
+from benchmarks.machine import available_bytes
 from benchmarks.measure import Timing
 from benchmarks.report import Report
+from benchmarks.steps import default_device, timed_steps
 from benchmarks.synthetic_models import MODELS, SyntheticModel, synthetic_model
 from benchmarks.workload import STATE_FLOATS, power_law_ranks
 
@@ -37,6 +38,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--optimizer", choices=OPTIMIZERS, default="adagrad")
     parser.add_argument("--batch-size", type=int, default=65536, metavar="B")
     parser.add_argument("--steps", type=int, default=STEPS, help="timed steps")
+    parser.add_argument("--device", help="cpu or cuda; by default cuda where there is one")
     parser.add_argument("--most-rows", type=int, metavar="N", help="cut larger tables to N rows")
 
 
@@ -59,8 +61,10 @@ def run(
     optimizer: str = "adagrad",
     batch_size: int = 65536,
     steps: int = STEPS,
+    device: str | None = None,
     most_rows: int | None = None,
 ) -> Report:
+    where = default_device() if device is None else torch.device(device)
     described = synthetic_model(model)
     report = Report("synthetic", quick)
     if quick:
@@ -68,15 +72,18 @@ def run(
     if most_rows:
         described = described.scaled(most_rows)
         report.remarks.append(f"Tables are cut to {most_rows:,} rows.")
-    _check_memory(described, optimizer)
+    _check_memory(described, optimizer, where)
     progress("making the model")
     torch.manual_seed(0)
-    network = Network(described)
+    network = Network(described).to(where)
     stepper = OPTIMIZERS[optimizer](network.parameters())
     progress("drawing batches")
     batches = [drawn(described, batch_size, seed) for seed in range(3 if quick else BATCHES)]
-    timing, losses = train(network, stepper, batches, steps, progress)
-    config = f"{model}, {optimizer}, batch {batch_size:,}, {described.parameters:,} weights"
+    there = [{name: x.to(where) for name, x in batch.items()} for batch in batches]
+    timing, losses = train(network, stepper, there, steps, where, progress)
+    config = (
+        f"{model}, {optimizer}, batch {batch_size:,}, {described.parameters:,} weights, {where}"
+    )
     report.add("hotbed", config, timing, step_bytes(described, batches, optimizer))
     report.figures = {
         "tables": described.tables,
@@ -170,24 +177,22 @@ def train(
     optimizer: torch.optim.Optimizer,
     batches: list[dict[str, Tensor]],
     steps: int,
+    device: torch.device,
     progress: Callable[[str], None],
 ) -> tuple[Timing, list[float]]:
     """Milliseconds of `steps` steps after the warm-up, and the loss of every step."""
-    timing, losses = Timing(), []
-    with OtherWork() as other:
-        for step in range(WARM_UP + steps):
-            progress(f"step {step + 1} of {WARM_UP + steps}")
-            batch = batches[step % len(batches)]
-            start = time.perf_counter()
-            loss = nn.functional.binary_cross_entropy_with_logits(model(batch), batch["label"])
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            losses.append(loss.item())
-            if step >= WARM_UP:
-                timing.ms.append((time.perf_counter() - start) * 1e3)
-    timing.other_work = other.share
-    return timing, losses
+    losses: list[Tensor] = []
+
+    def step(batch: dict[str, Tensor]) -> None:
+        progress(f"step {len(losses) + 1} of {WARM_UP + steps}")
+        loss = nn.functional.binary_cross_entropy_with_logits(model(batch), batch["label"])
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.detach())
+
+    timing = timed_steps(step, itertools.cycle(batches), device, WARM_UP, steps)
+    return timing, torch.stack(losses).tolist()
 
 
 def step_bytes(model: SyntheticModel, batches: list[dict[str, Tensor]], optimizer: str) -> float:
@@ -207,13 +212,14 @@ def step_bytes(model: SyntheticModel, batches: list[dict[str, Tensor]], optimize
     return total
 
 
-def _check_memory(model: SyntheticModel, optimizer: str) -> None:
-    """Refuses tables that this machine's memory cannot hold."""
+def _check_memory(model: SyntheticModel, optimizer: str, device: torch.device) -> None:
+    """Refuses tables that the memory cannot hold."""
     needed = sum(
         4 * group.tables * group.rows * (group.dim + STATE_FLOATS[optimizer](group.dim))
         for group in model.groups
     )
-    room = available_bytes() * SHARE_OF_MEMORY
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_bytes()
+    room = free * SHARE_OF_MEMORY
     if needed > room:
         raise SystemExit(
             f"{model.name} with {optimizer} takes {needed / 1e9:.1f} GB and {room / 1e9:.1f} GB are "

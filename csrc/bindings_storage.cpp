@@ -22,8 +22,10 @@ namespace {
 
 nb::typed<nb::dict, nb::str, double> counters_of(const Storage& storage) {
   TierCounters total;
+  TierTraffic lowest;
   {
     nb::gil_scoped_release unlocked;
+    lowest = storage.lowest_traffic();
     for (const auto& space : storage.spaces()) {
       TierCounters one = space->counters();
       total.used += one.used;
@@ -45,6 +47,8 @@ nb::typed<nb::dict, nb::str, double> counters_of(const Storage& storage) {
   all["rows_written_back"] = total.written_back;
   all["rows_evicted"] = total.evicted;
   all["rows_read_past"] = total.scratch_reads;
+  all["rows_from_ssd"] = lowest.rows_read;
+  all["rows_to_ssd"] = lowest.rows_written;
   all["move_ms"] = static_cast<double>(total.move_ns) / 1e6;
   all["wait_ms"] = static_cast<double>(total.waited_ns) / 1e6;
   all["batches"] = total.batches;

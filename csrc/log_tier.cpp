@@ -358,6 +358,11 @@ uint64_t LogTier::index_bytes() const {
   return index_.memory_bytes();
 }
 
+TierTraffic LogTier::traffic() const {
+  std::shared_lock state(state_);
+  return {counted_.rows_read, counted_.rows_written};
+}
+
 StoreStatistics LogTier::statistics() const {
   std::shared_lock state(state_);
   StoreStatistics s = counted_;

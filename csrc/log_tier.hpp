@@ -88,6 +88,7 @@ class LogTier : public Tier {
   void ids(int32_t table, int64_t* out) const override;
   uint64_t memory_bytes() const override;
   uint64_t index_bytes() const override;
+  TierTraffic traffic() const override;
 
   const LogStore& described() const { return described_; }
   const BlockLayout& layout() const { return layout_; }

@@ -266,6 +266,7 @@ void Storage::lay_out(const std::vector<std::shared_ptr<Table>>& tables) {
   allowance_ = std::move(of_compute);
   spaces_ = std::move(spaces);
   hosts_ = std::move(hosts);
+  lowest_ = lowest;
 }
 
 uint64_t Storage::compute_budget_for(const std::vector<OverBudget::Need>& needs) const {
@@ -286,12 +287,25 @@ bool Storage::release_empty(const std::vector<std::shared_ptr<Table>>& tables) {
   for (const auto& table : tables) table->leave();
   spaces_.clear();
   hosts_.clear();
+  lowest_.clear();
+  allowance_.reset();
   return false;
 }
 
 void Storage::flush() {
   for (const auto& space : spaces_) space->flush();
   for (const auto& host : hosts_) host->flush();
+}
+
+TierTraffic Storage::lowest_traffic() const {
+  TierTraffic all;
+  for (const auto& tier : lowest_) {
+    if (!tier) continue;
+    TierTraffic one = tier->traffic();
+    all.rows_read += one.rows_read;
+    all.rows_written += one.rows_written;
+  }
+  return all;
 }
 
 uint64_t Storage::memory_bytes() const {

@@ -83,6 +83,7 @@ class Storage {
   // Writes every row that the lowest tier lacks.
   void flush();
   uint64_t memory_bytes() const;
+  TierTraffic lowest_traffic() const;
 
  private:
   bool release_empty(const std::vector<std::shared_ptr<Table>>& tables);
@@ -93,6 +94,7 @@ class Storage {
   std::shared_ptr<Allowance> allowance_;  // of the tier that computes
   std::vector<std::shared_ptr<RowSpace>> spaces_;
   std::vector<std::shared_ptr<HostTier>> hosts_;
+  std::vector<std::shared_ptr<Tier>> lowest_;  // may be null
 };
 
 // A budget cannot hold even one row of each kind.

@@ -23,6 +23,11 @@ struct RowKey {
   bool operator==(const RowKey&) const = default;
 };
 
+// Rows that a tier has found for others, and taken over, since it was made.
+struct TierTraffic {
+  uint64_t rows_read = 0, rows_written = 0;
+};
+
 // Rows of equal record size: weights, states and metadata one after the other, as the tier above
 // laid them out. A tier knows nothing of what is in a record.
 //
@@ -56,6 +61,9 @@ class Tier {
 
   // Of these, what the rows of the lowest tier are found by: it grows with them.
   virtual uint64_t index_bytes() const { return 0; }
+
+  // Of the lowest tier.
+  virtual TierTraffic traffic() const { return {}; }
 };
 
 }  // namespace hotbed

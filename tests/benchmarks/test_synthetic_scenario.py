@@ -71,4 +71,4 @@ def test_runs(optimizer):
 
 def test_refuses_what_memory_cannot_hold():
     with pytest.raises(SystemExit, match="colossal.*--most-rows"):
-        synthetic._check_memory(synthetic_model("colossal"), "adam")
+        synthetic._check_memory(synthetic_model("colossal"), "adam", torch.device("cpu"))

@@ -62,6 +62,7 @@ def test_the_same_bits_as_in_memory(
     assert counted["batches_ahead"] == (40 if ahead else 0)
     if device is not None:
         assert counted["rows_written_back"] > 1000
+    assert counted["rows_to_ssd"] == counted["rows_from_ssd"] == 0  # there is room in RAM
 
 
 def test_a_folder_serves_one_collection_and_one_run(tmp_path: Path) -> None:
@@ -184,6 +185,11 @@ def test_an_index_that_grows_stays_within_the_budget(tmp_path: Path, device: int
             optimizer.zero_grad()
         if at % 10 == 9:
             memory.append(collections[1].stats()["memory_bytes"])
+    stats = collections[1].stats()
+    assert stats["rows_from_ssd"] > 10_000
+    if device is None:  # else RAM answers for some
+        assert stats["rows_from_ssd"] == stats["rows_missed"] - stats["rows_created"]
+        assert stats["rows_to_ssd"] == stats["rows_written_back"]
     plain, tiered = (collection.rows("user") for collection in collections)
     assert len(plain.ids) > 250_000 and torch.equal(plain.ids, tiered.ids)
     assert torch.equal(plain.values, tiered.values)

@@ -90,7 +90,8 @@ class ProgressBar(Callback):
             figures += f" {self._stored_rows():,} stored"
         if self._tiers is not None and (counted := self._tiers()):
             figures += (
-                f" · {counted['hit_rate']:.0%} hits, {counted['queue_depth']:.0f} ahead, "
+                f" · {counted['hit_rate']:.0%} hits, {_read_and_written(counted)}, "
+                f"{counted['queue_depth']:.0f} ahead, "
                 f"{counted['stall_ms'] + counted['wait_ms']:,.0f} ms waited"
             )
         self._progress.update(
@@ -99,6 +100,14 @@ class ProgressBar(Callback):
             epoch=self._epoch(self._last.epoch),
             figures=figures,
         )
+
+
+def _read_and_written(counted: dict[str, float]) -> str:
+    """Rows so far: of the SSD where there is one, else of the tier below."""
+    ssd = counted["rows_from_ssd"] + counted["rows_to_ssd"] > 0
+    read = counted["rows_from_ssd" if ssd else "rows_missed"]
+    written = counted["rows_to_ssd" if ssd else "rows_written_back"]
+    return f"{read:,.0f} rows read, {written:,.0f} written"
 
 
 def closing_table(title: str, lines: dict[str, str]) -> Table:
