@@ -84,7 +84,7 @@ GPU_PYTHON ?= $(if $(wildcard $(VENV)/stamp-hotbed),$(BIN)/python,$(PYTHON))
 test-gpu:
 	@$(GPU_PYTHON) -c "import torch; exit(not torch.cuda.is_available())" || \
 	  { echo "torch of $(GPU_PYTHON) sees no CUDA device. Name a Python that does: make test-gpu GPU_PYTHON=..." >&2; exit 1; }
-	@$(GPU_PYTHON) -m pytest tests/ops/gpu $(PYTEST_ARGS)
+	@$(GPU_PYTHON) -m pytest tests/ops/gpu tests/device $(PYTEST_ARGS)
 
 # All of it at length: property tests, 200 crashes of the machine, 50 kills, ten minutes of training.
 soak:

@@ -17,6 +17,7 @@ void bind_log(nb::module_& module);
 void bind_table(nb::module_& module);
 void bind_residency(nb::module_& module);
 void bind_storage(nb::module_& module);
+void bind_device(nb::module_& module);
 
 NB_MODULE(_core, module) {
   nb::set_leak_warnings(false);  // a model alive at exit is no leak
@@ -84,4 +85,5 @@ NB_MODULE(_core, module) {
   bind_table(module);
   bind_residency(module);
   bind_storage(module);
+  bind_device(module);
 }

@@ -142,11 +142,11 @@ void bind_storage(nb::module_& module) {
           "The last two are for tests.")
       .def(
           "lay_out",
-          [](Storage& storage, const std::vector<std::shared_ptr<Table>>& tables) {
+          [](Storage& storage, const std::vector<std::shared_ptr<Table>>& tables, bool again) {
             nb::gil_scoped_release unlocked;
-            storage.lay_out(tables);
+            storage.lay_out(tables, again);
           },
-          "tables"_a, "Gives every table a place where rows of its layout lie.")
+          "tables"_a, "again"_a = false, "Gives every table a place where rows of its layout lie.")
       .def("retract",
            [](Storage& storage) {
              nb::gil_scoped_release unlocked;
@@ -188,5 +188,6 @@ void bind_storage(nb::module_& module) {
         return storage.memory_bytes();
       });
 
-  nb::class_<Claim>(module, "Claim", "Keeps the rows of a batch in their slots while it lives.");
+  nb::class_<Claim>(module, "Claim", "Keeps the rows of a batch in their slots while it lives.")
+      .def("mark_dirty", &Claim::mark_dirty, "All its rows were written.");
 }

@@ -47,12 +47,12 @@ Tensor block_tensor(std::vector<size_t> shape, DType dtype) {
   return Tensor(block, shape.size(), shape.data(), owner, nullptr, element(dtype));
 }
 
-Tensor plane_tensor(const std::shared_ptr<Table>& table, void* data, int64_t rows, int64_t width,
-                    DType dtype) {
-  size_t shape[2] = {static_cast<size_t>(rows), static_cast<size_t>(width)};
-  auto* keep = new std::shared_ptr<Table>(table);
-  nb::capsule owner(keep, [](void* p) noexcept { delete static_cast<std::shared_ptr<Table>*>(p); });
-  return Tensor(data, 2, shape, owner, nullptr, element(dtype));
+// The tensor keeps the memory, also where its table lets go of it.
+Tensor plane_tensor(const Plane& plane, int64_t rows, DType dtype) {
+  using Hold = std::shared_ptr<const void>;
+  size_t shape[2] = {static_cast<size_t>(rows), static_cast<size_t>(plane.width())};
+  nb::capsule owner(new Hold(plane.hold()), [](void* p) noexcept { delete static_cast<Hold*>(p); });
+  return Tensor(plane.data(), 2, shape, owner, nullptr, element(dtype));
 }
 
 // (table, combiner, ids, id bytes, count, offsets, fixed, bags, weights)
@@ -156,10 +156,19 @@ void bind_table(nb::module_& module) {
              for (const State& state : t.states()) widths.push_back(state.plane.width());
              return widths;
            })
+      .def("release_rows", &Table::release_rows,
+           "Gives the memory of a static table's planes back: rows are kept elsewhere from now on.")
+      .def("take_rows_back", &Table::take_rows_back, "Room for them again, contents undefined.")
+      .def_prop_ro("released", &Table::released)
       .def_prop_ro("name", &Table::name)
       .def("rename", &Table::rename, "name"_a)
       .def_prop_ro("dynamic", &Table::dynamic)
-      .def_prop_ro("size", &Table::size)
+      .def_prop_ro("size",
+                   [](const Table& t) {
+                     if (!t.tiered()) return t.size();
+                     nb::gil_scoped_release unlocked;
+                     return t.size();
+                   })
       .def_prop_ro("dim", &Table::dim)
       .def_prop_ro("dtype", &Table::dtype)
       .def_prop_ro("plane_bytes", &Table::plane_bytes)
@@ -174,8 +183,9 @@ void bind_table(nb::module_& module) {
       .def("add_state", &Table::add_state, "name"_a, "width"_a, "initial"_a)
       .def_prop_ro("catches_up", [](const Table& t) { return t.catch_up != nullptr; })
       .def("reserve", &Table::reserve, "rows"_a)
-      .def("clear", &Table::clear)
-      .def("write_first_values", &Table::write_first_values)
+      .def("clear", &Table::clear, nb::call_guard<nb::gil_scoped_release>())
+      .def("write_first_values", &Table::write_first_values,
+           nb::call_guard<nb::gil_scoped_release>())
       .def("set_key", &Table::set_key, "key"_a)
       .def("find",
            [](const Table& t, Address ids, int64_t n, Address slots) {
@@ -189,7 +199,7 @@ void bind_table(nb::module_& module) {
 
   // Tensors that alias planes: valid until the table grows.
   module.def("weights", [](const std::shared_ptr<Table>& t) {
-    return plane_tensor(t, t->weights(), t->size(), t->dim(), t->dtype());
+    return plane_tensor(t->weight_plane(), t->size(), t->dtype());
   });
   module.def("ids", [](const std::shared_ptr<Table>& t) {
     size_t shape[1] = {static_cast<size_t>(t->size())};
@@ -200,8 +210,7 @@ void bind_table(nb::module_& module) {
   });
   module.def("state", [](const std::shared_ptr<Table>& t, size_t i) {
     const State& state = t->states().at(i);
-    return plane_tensor(t, state.plane.data(), t->size(), state.plane.width(),
-                        t->dtype() == DType::f64 ? DType::f64 : DType::f32);
+    return plane_tensor(state.plane, t->size(), t->dtype() == DType::f64 ? DType::f64 : DType::f32);
   });
   module.def("lookup", &lookup, "table"_a, "ids"_a, "n"_a);
   module.def(

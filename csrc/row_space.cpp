@@ -52,11 +52,12 @@ OverBudget::OverBudget(std::vector<Need> of_spaces)
       needs(std::move(of_spaces)) {}
 
 RowSpace::RowSpace(const RecordLayout& layout, std::vector<Table*> tables, int64_t capacity,
-                   std::shared_ptr<Tier> below)
+                   std::shared_ptr<Tier> below, std::shared_ptr<RowPlanes> planes)
     : layout_(layout),
       record_bytes_(layout.bytes()),
       tables_(std::move(tables)),
       below_(std::move(below)),
+      planes_(std::move(planes)),
       weights_("The compute tier, weights", layout.dim, size_of(layout.dtype)),
       ids_("The compute tier, ids", 1, sizeof(int64_t)),
       steps_("The compute tier, last steps", 1, sizeof(int64_t)),
@@ -69,12 +70,13 @@ RowSpace::RowSpace(const RecordLayout& layout, std::vector<Table*> tables, int64
           }(),
           capacity),
       born_(tables_.size()) {
+  if (planes_ && layout.steps) throw std::invalid_argument("planes elsewhere keep no last steps");
   staging_.resize(static_cast<uint64_t>(3 * at_once() * record_bytes_));
-  weights_.ensure(capacity);
+  if (!planes_) weights_.ensure(capacity);
   ids_.ensure(capacity);
   for (int64_t width : layout.state_widths) {
     Plane plane("The compute tier, states", width, compute_size(layout.dtype));
-    plane.ensure(capacity);
+    if (!planes_) plane.ensure(capacity);
     states_.push_back(std::move(plane));
   }
   if (layout.steps) steps_.ensure(capacity);
@@ -113,6 +115,7 @@ void RowSpace::post(Message message) {
   inbox_.push_back(std::move(message));
 }
 
+void RowSpace::retract(int64_t batch) { post({Message::retract, batch, false, {}}); }
 void RowSpace::consume(int64_t batch, bool ahead) { post({Message::consume, batch, ahead, {}}); }
 void RowSpace::mark_dirty(int64_t batch) { post({Message::dirty_batch, batch, false, {}}); }
 void RowSpace::mark_dirty(const int64_t* slots, int64_t n) {
@@ -140,6 +143,11 @@ void RowSpace::drain() {
 
 void RowSpace::carry_out(const Message& message) {
   switch (message.kind) {
+    case Message::retract:
+      if (message.batch < residency_.next_batch() - residency_.announced()) break;
+      forgotten_.insert(message.batch);
+      retract_forgotten();
+      break;
     case Message::consume: {
       std::vector<RowKey> born;
       residency_.consume(message.batch, &born);
@@ -173,6 +181,10 @@ void RowSpace::carry_out(const Message& message) {
 // ------------------------------------------------------------------------------------
 
 void RowSpace::gather(const int64_t* slots, int64_t n, uint8_t* records) const {
+  if (planes_) {
+    if (n) planes_->gather(slots, n, records);
+    return;
+  }
   for (int64_t i = 0; i < n; ++i) {
     if (i + kAhead < n) {
       prefetch(weights_.row(slots[i + kAhead]), weights_.row_bytes());
@@ -190,6 +202,10 @@ void RowSpace::gather(const int64_t* slots, int64_t n, uint8_t* records) const {
 }
 
 void RowSpace::scatter(const uint8_t* records, const int64_t* slots, int64_t n) {
+  if (planes_) {
+    if (n) planes_->scatter(records, slots, n);
+    return;
+  }
   for (int64_t i = 0; i < n; ++i) {
     if (i + kAhead < n) {
       prefetch(weights_.row(slots[i + kAhead]), weights_.row_bytes());
@@ -226,10 +242,16 @@ void RowSpace::new_record(const Table& table, const int64_t* id, uint8_t* record
 }
 
 void RowSpace::fill_new(const std::vector<RowKey>& keys, const std::vector<int64_t>& slots) {
-  std::vector<uint8_t> record(static_cast<size_t>(record_bytes_));
-  for (size_t i = 0; i < keys.size(); ++i) {
-    new_record(*tables_[keys[i].table], &keys[i].id, record.data());
-    scatter(record.data(), &slots[i], 1);
+  auto count = static_cast<int64_t>(keys.size());
+  int64_t step = planes_ ? std::min(count, kRecordsAtOnce) : 1;
+  std::vector<uint8_t> records(static_cast<size_t>(step * record_bytes_));
+  for (int64_t begin = 0; begin < count; begin += step) {
+    int64_t n = std::min(step, count - begin);
+    for (int64_t i = 0; i < n; ++i) {
+      const RowKey& key = keys[begin + i];
+      new_record(*tables_[key.table], &key.id, records.data() + i * record_bytes_);
+    }
+    scatter(records.data(), &slots[begin], n);
   }
 }
 
@@ -266,13 +288,6 @@ int64_t RowSpace::limit() const {
 int64_t RowSpace::announce(std::span<const TableIds> parts) {
   std::lock_guard lock(mutex_);
   return residency_.announce(parts);
-}
-
-void RowSpace::retract(int64_t batch) {
-  std::lock_guard lock(mutex_);
-  if (batch < residency_.next_batch() - residency_.announced()) return;
-  forgotten_.insert(batch);
-  retract_forgotten();
 }
 
 // Residency forgets its first announced batch, or all of them.

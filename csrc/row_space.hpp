@@ -16,6 +16,7 @@
 
 #include "memory.hpp"
 #include "residency.hpp"
+#include "row_planes.hpp"
 #include "table.hpp"
 #include "tier.hpp"
 
@@ -71,9 +72,10 @@ struct OverBudget : std::runtime_error {
 // belong to the training thread, all others to the call that moves rows, which is one at a time.
 class RowSpace {
  public:
-  // Tables are numbered by their order. `below` has records of layout.bytes().
+  // Tables are numbered by their order. `below` has records of layout.bytes(). `planes`: where rows
+  // lie, of a layout without steps; null: in planes of its own.
   RowSpace(const RecordLayout& layout, std::vector<Table*> tables, int64_t capacity,
-           std::shared_ptr<Tier> below);
+           std::shared_ptr<Tier> below, std::shared_ptr<RowPlanes> planes = nullptr);
 
   const RecordLayout& layout() const { return layout_; }
   int64_t capacity() const { return residency_.capacity(); }
@@ -84,6 +86,7 @@ class RowSpace {
   void allow(std::function<int64_t()> allowed) { allowed_ = std::move(allowed); }
   const std::vector<Table*>& tables() const { return tables_; }
   Tier& below() const { return *below_; }
+  RowPlanes* planes() const { return planes_.get(); }
 
   const Plane& weights() const { return weights_; }
   const Plane& ids() const { return ids_; }
@@ -92,8 +95,6 @@ class RowSpace {
 
   // The way of a batch; see Residency. Slots come in the order in which ids were given.
   int64_t announce(std::span<const TableIds> parts);
-  // Forgets an announced batch, unless it was admitted or forgotten already.
-  void retract(int64_t batch);
   void retract_all();
   // Whether it was admitted: not where it does not fit beside what is pinned, nor while another
   // that was announced before it is neither admitted nor forgotten; then nothing has changed.
@@ -109,6 +110,7 @@ class RowSpace {
   // Of pinned slots, those of rows that exist nowhere yet become -1.
   void leave_out_new(int64_t* slots, int64_t n);
   // These only leave a message, so they never wait for rows that are on their way.
+  void retract(int64_t batch);  // one that was announced, unless it was admitted or forgotten
   void consume(int64_t batch, bool ahead);
   void mark_dirty(int64_t batch);
   void mark_dirty(const int64_t* slots, int64_t n);
@@ -142,7 +144,7 @@ class RowSpace {
 
  private:
   struct Message {
-    enum Kind { consume, dirty_batch, dirty_slots, end } kind;
+    enum Kind { retract, consume, dirty_batch, dirty_slots, end } kind;
     int64_t batch = 0;
     bool ahead = false;
     std::vector<int64_t> slots;
@@ -165,6 +167,9 @@ class RowSpace {
   void read_below(std::span<const RowKey> keys, uint8_t* records, bool* found);
   std::vector<int64_t> stored(int32_t table, bool resident = false) const;
 
+  // Rows that are moved between planes and records at once, where one by one would do.
+  int64_t rows_at_once() const { return planes_ ? kRecordsAtOnce : 16; }
+
   // Records that are under way at once: enough to keep a disk busy, few enough to stay small.
   static constexpr int64_t kRecordsAtOnce = 8192;
   int64_t at_once() const { return std::min(kRecordsAtOnce, capacity()); }
@@ -173,6 +178,7 @@ class RowSpace {
   int64_t record_bytes_;
   std::vector<Table*> tables_;
   std::shared_ptr<Tier> below_;
+  std::shared_ptr<RowPlanes> planes_;
   Plane weights_, ids_, steps_;
   std::vector<Plane> states_;
 

@@ -98,21 +98,16 @@ void RowSpace::move(int64_t batch, Moves& moves) {
   auto place = [&](int64_t k) {
     int64_t begin = k * part, n = std::min(part, count - begin);
     const bool* there = found.get() + k % 2 * part;
-    const uint8_t* records = staging(static_cast<int>(k % 2));
+    uint8_t* records = staging(static_cast<int>(k % 2));
     const RowKey* keys = moves.loaded.data() + begin;
     const int64_t* slots = moves.loaded_slots.data() + begin;
-    // Runs of found rows are scattered together.
-    for (int64_t i = 0; i < n;) {
-      if (!there[i]) {
-        absent.push_back(keys[i]);
-        absent_slots.push_back(slots[i++]);
-        continue;
-      }
-      int64_t end = i + 1;
-      while (end < n && there[end]) ++end;
-      scatter(records + i * record_bytes_, slots + i, end - i);
-      i = end;
+    for (int64_t i = 0; i < n; ++i) {
+      if (there[i]) continue;
+      new_record(*tables_[keys[i].table], &keys[i].id, records + i * record_bytes_);
+      absent.push_back(keys[i]);
+      absent_slots.push_back(slots[i]);
     }
+    scatter(records, slots, n);
     auto* id_plane = reinterpret_cast<int64_t*>(ids_.data());
     for (int64_t i = 0; i < n; ++i) id_plane[slots[i]] = keys[i].id;
   };
@@ -157,7 +152,6 @@ void RowSpace::move(int64_t batch, Moves& moves) {
       placing.join();
       if (failure || reading_failure) std::rethrow_exception(failure ? failure : reading_failure);
     }
-    fill_new(absent, absent_slots);
   } catch (...) {
     std::lock_guard lock(mutex_);
     std::vector<int64_t> dropped;

@@ -25,7 +25,16 @@ void RowSpace::read(int32_t table, const int64_t* ids, int64_t n, void* weights,
   Buffer<int64_t> slots(std::max<int64_t>(1, chunk));
   std::unique_ptr<bool[]> there(new bool[std::max<int64_t>(1, chunk)]);
   std::vector<RowKey> keys;
-  std::vector<int64_t> places;
+  std::vector<int64_t> places, here, here_slots;
+  auto give_here = [&] {
+    gather(here_slots.data(), static_cast<int64_t>(here.size()), records.data());
+    for (size_t i = 0; i < here.size(); ++i) {
+      found[here[i]] = true;
+      give(here[i], records.data() + static_cast<int64_t>(i) * record_bytes_);
+    }
+    here.clear();
+    here_slots.clear();
+  };
   for (int64_t begin = 0; begin < n; begin += chunk) {
     int64_t m = std::min(chunk, n - begin);
     residency_.find(table, ids + begin, m, slots.data());
@@ -37,10 +46,11 @@ void RowSpace::read(int32_t table, const int64_t* ids, int64_t n, void* weights,
         places.push_back(begin + i);
         continue;
       }
-      found[begin + i] = true;
-      gather(&slots[i], 1, records.data());
-      give(begin + i, records.data());
+      here.push_back(begin + i);
+      here_slots.push_back(slots[i]);
+      if (static_cast<int64_t>(here.size()) == rows_at_once()) give_here();
     }
+    give_here();
     std::fill_n(there.get(), keys.size(), false);
     read_below(keys, records.data(), there.get());
     counters_.scratch_reads += static_cast<int64_t>(keys.size());
@@ -101,14 +111,24 @@ void RowSpace::write(int32_t table, const int64_t* ids, int64_t n, const void* w
     if (owner.dynamic()) {
       for (size_t i = 0; i < keys.size(); ++i) born_[table] += !there[i];
     }
+    std::vector<int64_t> here, here_slots;
+    auto write_here = [&] {
+      auto count = static_cast<int64_t>(here.size());
+      gather(here_slots.data(), count, records.data());
+      for (int64_t i = 0; i < count; ++i) take(here[i], records.data() + i * record_bytes_);
+      scatter(records.data(), here_slots.data(), count);
+      residency_.mark_dirty(here_slots.data(), count);
+      for (int64_t slot : here_slots) born_[table] += residency_.make_exist(slot);
+      here.clear();
+      here_slots.clear();
+    };
     for (int64_t i = 0; i < m; ++i) {
       if (slots[i] < 0) continue;
-      gather(&slots[i], 1, records.data());
-      take(begin + i, records.data());
-      scatter(records.data(), &slots[i], 1);
-      residency_.mark_dirty(&slots[i], 1);
-      if (residency_.make_exist(slots[i])) ++born_[table];
+      here.push_back(begin + i);
+      here_slots.push_back(slots[i]);
+      if (static_cast<int64_t>(here.size()) == rows_at_once()) write_here();
     }
+    write_here();
   }
 }
 

@@ -212,9 +212,9 @@ uint64_t Allowance::least_budget(const std::vector<int64_t>& wanted) const {
 Storage::Storage(StorageBudgets budgets, MakeLowest make_lowest)
     : budgets_(budgets), make_lowest_(std::move(make_lowest)) {}
 
-void Storage::lay_out(const std::vector<std::shared_ptr<Table>>& tables) {
-  bool settled = std::none_of(tables.begin(), tables.end(),
-                              [](const auto& table) { return table->homeless(); });
+void Storage::lay_out(const std::vector<std::shared_ptr<Table>>& tables, bool again) {
+  bool settled = !again && std::none_of(tables.begin(), tables.end(),
+                                        [](const auto& table) { return table->homeless(); });
   if (settled) return;
   std::vector<TableGroup> groups = group_by_layout(tables);
   // The lowest tiers first: their indices lie in memory, the host's where there is one.
@@ -243,8 +243,10 @@ void Storage::lay_out(const std::vector<std::shared_ptr<Table>>& tables) {
   }
   std::vector<std::shared_ptr<RowSpace>> spaces;
   for (size_t g = 0; g < groups.size(); ++g) {
+    std::shared_ptr<RowPlanes> planes;
+    if (make_planes_) planes = make_planes_(groups[g].layout, of_compute->rows(g));
     spaces.push_back(std::make_shared<RowSpace>(groups[g].layout, groups[g].tables,
-                                                of_compute->rows(g), below[g]));
+                                                of_compute->rows(g), below[g], std::move(planes)));
     if (!budgets_.host) spaces.back()->allow([of_compute, g] { return of_compute->rows(g); });
   }
   // Rows first: if one of them finds no room, tables stay where they are.

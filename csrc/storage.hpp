@@ -29,6 +29,9 @@ struct RecordGroup {
 using MakeLowest = std::function<std::vector<std::shared_ptr<Tier>>(
     const std::vector<RecordGroup>& groups, bool rows_wait)>;
 
+// Makes room for rows outside of the core's memory.
+using MakePlanes = std::function<std::shared_ptr<RowPlanes>(const RecordLayout&, int64_t capacity)>;
+
 // Tables of equal records.
 struct TableGroup {
   RecordLayout layout;
@@ -71,9 +74,13 @@ class Storage {
  public:
   Storage(StorageBudgets budgets, MakeLowest make_lowest);
 
-  // Gives every homeless table a row space, moving rows that lie in spaces of another layout.
-  // Throws BudgetTooSmall, OutOfMemory, TierError with tables as they were.
-  void lay_out(const std::vector<std::shared_ptr<Table>>& tables);
+  // Gives every homeless table a row space, moving rows that lie in spaces of another layout; with
+  // `again` all tables, states and all. Throws BudgetTooSmall, OutOfMemory, TierError with tables
+  // as they were.
+  void lay_out(const std::vector<std::shared_ptr<Table>>& tables, bool again = false);
+
+  // Where rows that compute lie from the next layout on; null: in the core's memory.
+  void set_planes(MakePlanes make) { make_planes_ = std::move(make); }
 
   // The least budget for the tier that computes with which every need is met.
   uint64_t compute_budget_for(const std::vector<OverBudget::Need>& needs) const;
@@ -90,6 +97,7 @@ class Storage {
 
   StorageBudgets budgets_;
   MakeLowest make_lowest_;
+  MakePlanes make_planes_;
   std::vector<TableGroup> groups_;        // of spaces_, one each
   std::shared_ptr<Allowance> allowance_;  // of the tier that computes
   std::vector<std::shared_ptr<RowSpace>> spaces_;

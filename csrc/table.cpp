@@ -139,7 +139,7 @@ void Table::copy_rows(const int64_t* ids, int64_t n, void* weights, void* const*
   std::vector<int64_t> slots(n);
   find(ids, n, slots.data());
   for (int64_t i = 0; i < n; ++i) {
-    if (slots[i] < 0) {
+    if (slots[i] < 0 || released_) {
       copy_initial(i);
       continue;
     }
@@ -160,6 +160,7 @@ void Table::write_states(const int64_t* ids, int64_t n, const void* const* state
                          const int64_t* last) {
   if (tiered_ && !n) return;
   if (tiered_) return space_->write(number_, ids, n, nullptr, states, last);
+  if (released_) return;
   std::vector<int64_t> slots(n);
   find(ids, n, slots.data());
   for (int64_t i = 0; i < n; ++i) {
@@ -175,6 +176,7 @@ void Table::write_states(const int64_t* ids, int64_t n, const void* const* state
 }
 
 void Table::write_first_values() {
+  if (released_) return;
   if (tiered_) {
     padding_row_.clear();
     if (!space_) return;
@@ -208,7 +210,7 @@ void Table::write_first_values() {
 }
 
 void Table::ensure(int64_t rows) {
-  if (tiered_) return;
+  if (tiered_ || released_) return;
   weights_.ensure(rows);
   for (State& state : states_) state.plane.ensure(rows);
   if (dynamic_) ids_.ensure(rows);
@@ -228,7 +230,7 @@ void Table::fill_state(State& state, int64_t first, int64_t count) {
 void Table::add_state(const std::string& name, int64_t width, double initial) {
   State state{name, initial, Plane(what_for(name), width, compute_size(), kSmallerStates)};
   at_home_ = false;
-  if (!tiered_) {
+  if (!tiered_ && !released_) {
     state.plane.ensure(size_);
     if (initial != 0.0) fill_state(state, 0, size_);  // fresh pages are zeros
   }
@@ -293,6 +295,7 @@ int64_t Table::find_or_insert(const int64_t* ids, int64_t n, int64_t* slots) {
 }
 
 void Table::assign(const int64_t* ids, int64_t n, const void* rows) {
+  if (released_) return;
   if (tiered_) return assign_tiered(ids, n, static_cast<const uint8_t*>(rows));
   std::vector<int64_t> slots(n);
   find_or_insert(ids, n, slots.data());
@@ -372,8 +375,24 @@ void Table::first_values(const int64_t* ids, int64_t n, void* rows) const {
   initial_rows(initial_, ids, 0, n, dim_, dtype_, rows);
 }
 
+void Table::release_rows() {
+  released_ = true;
+  weights_.release();
+  for (State& state : states_) state.plane.release();
+}
+
+void Table::take_rows_back() {
+  released_ = false;
+  try {
+    ensure(size_);
+  } catch (...) {
+    release_rows();
+    throw;
+  }
+}
+
 uint64_t Table::plane_bytes() const {
-  if (tiered_) return 0;  // the storage knows
+  if (tiered_ || released_) return 0;  // the storage knows, or the device
   uint64_t total = weights_.bytes(size_);
   for (const State& state : states_) total += state.plane.bytes(size_);
   if (dynamic_) total += ids_.bytes(size_);

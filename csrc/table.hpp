@@ -36,6 +36,10 @@ class Plane {
   // Another view of the same memory; none of them may grow any more.
   void share(const Plane& other) { mapping_ = other.mapping_; }
 
+  // Lets go of the memory, which stays as long as somebody holds it.
+  void release() { mapping_ = std::make_shared<Mapping>(); }
+  std::shared_ptr<const void> hold() const { return mapping_; }
+
   uint8_t* data() const { return mapping_->data(); }
   uint8_t* row(int64_t slot) const { return mapping_->data() + slot * row_bytes_; }
   int64_t width() const { return width_; }
@@ -159,6 +163,14 @@ class Table {
   // On OutOfMemory nothing has changed.
   void assign(const int64_t* ids, int64_t n, const void* rows);
 
+  // Static tables in one tier: gives the memory of all planes back, as their rows are kept
+  // elsewhere from now on. What the table hands out until take_rows_back() are first values, and
+  // what it is given is lost.
+  void release_rows();
+  // Room for all rows again, with undefined contents. Throws OutOfMemory with the table as it was.
+  void take_rows_back();
+  bool released() const { return released_; }
+
   // Takes the newest `count` rows of a dynamic table back.
   void forget_last(int64_t count);
   // Room for `rows` rows in every plane. Throws OutOfMemory with the table as it was.
@@ -213,6 +225,7 @@ class Table {
   int64_t first_step_ = 0;
   std::unique_ptr<KeyIndex> index_;
   bool tiered_;
+  bool released_ = false;
   bool at_home_ = false;
   std::shared_ptr<RowSpace> space_;
   int32_t number_ = 0;

@@ -15,7 +15,7 @@ TEST(no_row_is_lost) {
   for (uint64_t seed = 0; seed < 8; ++seed) {
     std::mt19937_64 random(seed);
     bool failing = seed % 2, narrowing = seed % 4 >= 2;
-    Pair pair(static_cast<int64_t>(40 + random() % 40));
+    Pair pair(static_cast<int64_t>(40 + random() % 40), false, seed / 4 % 2);
     int64_t allowed = pair.space->capacity();
     if (narrowing) pair.space->allow([&] { return allowed; });
     Truth truth;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <condition_variable>
 #include <cstring>
 #include <map>
@@ -113,25 +114,44 @@ inline std::shared_ptr<Table> make_table(const std::string& name, int64_t rows,
   return table;
 }
 
+// Planes that the space does not see, of the tables below: (weights, state) a slot.
+class OwnPlanes : public RowPlanes {
+ public:
+  explicit OwnPlanes(int64_t capacity) : rows(capacity) {}
+  void gather(const int64_t* slots, int64_t n, uint8_t* records) override {
+    for (int64_t i = 0; i < n; ++i) std::memcpy(records + i * 16, rows[slots[i]].data(), 16);
+  }
+  void scatter(const uint8_t* records, const int64_t* slots, int64_t n) override {
+    for (int64_t i = 0; i < n; ++i) std::memcpy(rows[slots[i]].data(), records + i * 16, 16);
+  }
+  std::vector<std::array<float, 4>> rows;
+};
+
 // A static and a dynamic table in one row space over a MapTier.
 struct Pair {
   std::shared_ptr<Table> item, user;
   std::shared_ptr<MapTier> tier;
+  std::shared_ptr<OwnPlanes> planes;  // or null
   std::shared_ptr<RowSpace> space;
 
-  explicit Pair(int64_t capacity, bool steps = false)
+  explicit Pair(int64_t capacity, bool steps = false, bool elsewhere = false)
       : item(make_table("item", 100, steps)), user(make_table("user", -1, steps)) {
     tier = std::make_shared<MapTier>(layout_of(*item).bytes());
-    space = std::make_shared<RowSpace>(layout_of(*item),
-                                       std::vector<Table*>{item.get(), user.get()}, capacity, tier);
+    if (elsewhere) planes = std::make_shared<OwnPlanes>(capacity);
+    std::vector<Table*> tables{item.get(), user.get()};
+    space = std::make_shared<RowSpace>(layout_of(*item), tables, capacity, tier, planes);
     item->live_in(space, 0);
     user->live_in(space, 1);
   }
 
   float* weights(int64_t slot) const {
+    if (planes) return planes->rows[slot].data();
     return reinterpret_cast<float*>(space->weights().row(slot));
   }
-  float* state(int64_t slot) const { return reinterpret_cast<float*>(space->state(0).row(slot)); }
+  float* state(int64_t slot) const {
+    if (planes) return planes->rows[slot].data() + 3;
+    return reinterpret_cast<float*>(space->state(0).row(slot));
+  }
 
   // What is read from outside: (weight, state) or nothing.
   std::pair<float, float> read(Key key) const {

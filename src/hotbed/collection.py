@@ -51,6 +51,10 @@ class EmbeddingCollection(TableOwner):
     of (N, dim) for bags of different lengths. Vectors of one forward are columns of one buffer, so
     ``hotbed.nn.concat`` joins them without copying.
 
+    ``to("cuda")`` moves the tables, rows and states, and vectors come out there; inputs may lie there
+    or on the host. Dynamic tables need a ``storage`` with ``device=`` for that. What is wrong with ids
+    that lie on the device is raised by a later forward or step, and changes nothing.
+
     In training (``module.training`` with gradients enabled) an id that a dynamic table has not met
     gets a row. Otherwise it reads its first value and nothing is stored.
 
@@ -234,7 +238,9 @@ class EmbeddingCollection(TableOwner):
                     f"{', '.join(repr(name) for name in inputs) or 'none'}."
                 )
             table = self._live[t]
-            bag = read_bags(feature, inputs[feature], table.compute_dtype, table.spec.combiner)
+            bag = read_bags(
+                feature, inputs[feature], table.compute_dtype, table.spec.combiner, table.device
+            )
             if batch < 0:
                 batch, first = bag.batch, feature
             elif bag.batch != batch:

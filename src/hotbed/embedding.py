@@ -95,7 +95,11 @@ class Embedding(OneTable):
     def forward(self, input: Any) -> Any:
         single = isinstance(input, Tensor) and input.dim() == 0
         bags = read_bags(
-            "input", input[None] if single else input, self._live.spec.compute_dtype, "none"
+            "input",
+            input[None] if single else input,
+            self._live.spec.compute_dtype,
+            "none",
+            self._live.device,
         )
         vectors = self._vectors(bags)
         if bags.offsets is not None:

@@ -125,11 +125,11 @@ class EmbeddingBag(OneTable):
         if not plain:
             if offsets is not None:
                 raise InputError("offsets go with a 1-D tensor of ids.")
-            return read_bags("input", input, compute, self.mode)
+            return read_bags("input", input, compute, self.mode, self._live.device)
         if input.dim() == 2:
             if offsets is not None:
                 raise InputError("offsets go with a 1-D input; a 2-D input is (bags, ids a bag).")
-            bags = read_bags("input", input, compute, self.mode)
+            bags = read_bags("input", input, compute, self.mode, self._live.device)
             if weights is None:
                 return bags
             return bags._replace(weights=weights.to(compute).reshape(-1).contiguous())
@@ -144,7 +144,8 @@ class EmbeddingBag(OneTable):
             offsets = torch.nn.functional.pad(offsets, (0, 1), value=len(input))
         elif len(offsets) == 0:
             raise InputError("include_last_offset=True needs at least one offset.")
-        return read_bags("input", Jagged(input, offsets, weights=weights), compute, self.mode)
+        jagged = Jagged(input, offsets, weights=weights)
+        return read_bags("input", jagged, compute, self.mode, self._live.device)
 
     def extra_repr(self) -> str:
         padding = f", padding_idx={self.padding_idx}" if self.padding_idx is not None else ""

@@ -21,9 +21,10 @@ from torch import Tensor
 from hotbed import _core
 from hotbed.errors import HotbedError, IdError, TableError
 from hotbed.init import table_key
-from hotbed.parameters import FollowingHandle, Handle, OpenHandle, plain_access
+from hotbed.parameters import Handle, Pending, plain_access
+from hotbed.placement import Placed
 from hotbed.resolve.tiers import Tiers
-from hotbed.tables import COMBINERS, MAX_DIM, Table
+from hotbed.tables import COMBINERS, Table
 
 __all__ = ["CORE_DTYPES", "LiveTable", "derive_key", "live_table", "live_tables"]
 
@@ -34,11 +35,9 @@ CORE_DTYPES = {
     torch.bfloat16: _core.DType.bf16,
 }
 
-# Rows that the handle of a dynamic table claims to have: more than can be, and few enough that the
-# count of bytes stays below 2**63 for any dim.
-OPEN_ROWS = 2**59 // MAX_DIM
-
 _ROWS_AT_ONCE = 1 << 20
+
+_CPU = torch.device("cpu")
 
 # A float32 gradient of a half-precision parameter.
 GRADIENTS_OF_OTHER_DTYPE = hasattr(torch.Tensor, "grad_dtype")
@@ -47,7 +46,7 @@ GRADIENTS_OF_OTHER_DTYPE = hasattr(torch.Tensor, "grad_dtype")
 _live_tables: weakref.WeakSet[LiveTable] = weakref.WeakSet()
 
 
-class LiveTable:
+class LiveTable(Placed):
     """One table with its memory. Made by the modules; users meet it through them.
 
     Attributes:
@@ -68,6 +67,7 @@ class LiveTable:
         last_backward: the number that torch gave to the last backward with a gradient of this table.
         fused_update: set by an optimizer with ``fused=True``: steps the table in backward, which then
             leaves no gradient.
+        device_rows: what keeps the rows where they lie on a device; None: the core does.
     """
 
     def __init__(
@@ -93,6 +93,7 @@ class LiveTable:
         self.aliased = (tiers is None and spec.rows is not None) and (
             spec.dtype == spec.compute_dtype or GRADIENTS_OF_OTHER_DTYPE
         )
+        self.device_rows: Any = None
         self._requires_grad = requires_grad
         self._parameter: weakref.ref[Handle] | None = None
         self._data = self._handle_data()
@@ -114,13 +115,10 @@ class LiveTable:
             handle.hotbed_table = self
             if handle.dtype != self.compute_dtype:
                 handle.grad_dtype = self.compute_dtype
+            if self.device_rows is not None:
+                handle.pending = Pending()
             self._parameter = weakref.ref(handle)
         return handle
-
-    def _handle_kind(self) -> type[Handle]:
-        if not self.aliased:
-            return OpenHandle
-        return FollowingHandle if self.follows else Handle
 
     @property
     def rule(self) -> Any:
@@ -130,14 +128,8 @@ class LiveTable:
     def rule(self, rule: Any) -> None:
         self._rule = rule
         self.parameter.__class__ = self._handle_kind()
-
-    def _handle_data(self) -> Tensor:
-        if self.aliased:
-            return self.weights()
-        # Slots of a tiered table are those of all tables that share its row space.
-        rows = OPEN_ROWS if self.spec.rows is None or self.tiers is not None else self.spec.rows
-        nothing = torch.full((), float("nan"), dtype=self.spec.compute_dtype, device="cpu")
-        return nothing.expand(rows, self.spec.dim)
+        if self.device_rows is not None:
+            self.device_rows.make_states(self)
 
     @property
     def name(self) -> str:
@@ -183,6 +175,9 @@ class LiveTable:
     def weights(self) -> Tensor:
         """(rows, dim) the weight plane itself, by slot; valid until the table grows."""
         assert self.tiers is None
+        if self.device_rows is not None:
+            plane: Tensor = self.device_rows.weights
+            return plane
         return _core.weights(self.core)
 
     def ids(self) -> Tensor:
@@ -191,7 +186,8 @@ class LiveTable:
             return torch.arange(self.spec.rows, device="cpu")
         if self.tiers is not None:
             return self.stored_ids()
-        return _core.ids(self.core)
+        ids: Tensor = _core.ids(self.core)
+        return ids
 
     def stored_ids(self) -> Tensor:
         """(n,) int64, rising: ids whose rows are stored. A tiered static table stores those that a
@@ -220,14 +216,20 @@ class LiveTable:
         self.check_handle()
         if self.follows or self.tiers is not None:
             return self.lookup(self.ids())
+        self.wait_for_device()
         return self.weights()
 
     def lookup(self, ids: Tensor) -> Tensor:
         """(n, dim) rows of the ids as they are; an id without a row reads its first value."""
         self.check_handle()
         self.settle()
+        wanted = ids.device if isinstance(ids, Tensor) else _CPU
         ids = self._check_ids(ids)
-        return _core.lookup(self.core, ids.data_ptr(), len(ids))
+        self.wait_for_device()
+        if self.device_rows is not None and self.tiers is None:
+            return self.device_rows.read(ids).to(wanted)  # type: ignore[no-any-return]
+        rows: Tensor = _core.lookup(self.core, ids.data_ptr(), len(ids))
+        return rows if self.device_rows is None else rows.to(wanted)
 
     def assign(self, ids: Tensor, values: Tensor) -> None:
         """Writes rows; ids of a dynamic table that have none get one. Of duplicates the last wins.
@@ -244,6 +246,10 @@ class LiveTable:
                 f"Table {self.name!r}: {len(ids)} ids need values of shape "
                 f"({len(ids)}, {self.spec.dim}), got {tuple(values.shape)}."
             )
+        self.wait_for_device()
+        if self.device_rows is not None and self.tiers is None:
+            self.device_rows.write(ids, values.to(self.spec.dtype))
+            return
         values = values.to(dtype=self.spec.dtype, device="cpu").contiguous()
         _core.assign(self.core, ids.data_ptr(), len(ids), values.data_ptr())
 
@@ -282,7 +288,11 @@ class LiveTable:
         self.settle()
         if self.spec.rows is None:
             self.generation += 1
-            self.parameter.grad = None
+            self.drop_gradient()
+        if self.device_rows is not None and self.tiers is None:
+            self.wait_for_device()
+            self.device_rows.write_first_values(self)
+            return
         if self.tiers is not None:
             self.tiers.close_window()
             self.tiers.release_spent()
@@ -319,51 +329,35 @@ class LiveTable:
         """A second table with the same rows and key, without optimizer or gradient."""
         self._refuse_copy_of_tiers()
         self.refuse_copy_beyond_memory("deepcopy")
-        state = (self.ids(), self.current_weights()) if len(self) else None
-        return _restore(self.spec, self.key, self.parameter.requires_grad, state)
+        state = (self.ids(), self.current_weights().cpu()) if len(self) else None
+        return _restore(self.spec, self.key, self.parameter.requires_grad, state, self._away)
 
     def __reduce__(self) -> Any:
         self._refuse_copy_of_tiers()
         self.refuse_copy_beyond_memory("pickle")
-        state: Any = (self.ids(), self.current_weights()) if len(self) else None
+        state: Any = (self.ids(), self.current_weights().cpu()) if len(self) else None
         if state is not None and get_spawning_popen() is not None:
             # A process that is being spawned would be sent tensors by the numbers of their files,
             # which are closed with these copies before it has started.
             state = tuple(part.contiguous().view(torch.uint8).numpy() for part in state)
-        return _restore, (self.spec, self.key, self.parameter.requires_grad, state)
+        return _restore, (self.spec, self.key, self.parameter.requires_grad, state, self._away)
 
-    def memory(self) -> dict[str, int]:
-        """Bytes of this table by what they hold; in tiers, of its rows wherever they lie."""
-        self.settle()
-        rows = len(self)
-        weights = rows * self.spec.dim * self.spec.dtype.itemsize
-        if self.tiers is not None:
-            states = rows * sum(self.core.state_widths()) * self.spec.compute_dtype.itemsize
-            total = weights + states
-            return {
-                "rows": rows,
-                "weights": weights,
-                "states": states,
-                "index": 0,
-                "total": total,
-            }
-        planes, index = int(self.core.plane_bytes), int(self.core.index_bytes)
-        return {
-            "rows": rows,
-            "weights": weights,
-            "states": planes - weights,
-            "index": index,
-            "total": planes + index,
-        }
+    @property
+    def _away(self) -> torch.device | None:
+        return None if self.device_rows is None else self.device
 
 
-def _restore(spec: Table, key: int, requires_grad: bool, state: Any) -> LiveTable:
+def _restore(
+    spec: Table, key: int, requires_grad: bool, state: Any, device: torch.device | None = None
+) -> LiveTable:
     table = LiveTable(spec, key, requires_grad=requires_grad)
     if state is not None:
         if not isinstance(state[0], Tensor):
             dtypes = torch.int64, spec.dtype
             state = [torch.from_numpy(s).view(d) for s, d in zip(state, dtypes, strict=True)]
         table.assign(*state)
+    if device is not None:
+        table.move_to(device)
     return table
 
 

@@ -15,6 +15,7 @@ A feature's input is one of:
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -27,6 +28,7 @@ __all__ = ["Bags", "Jagged", "read_bags", "split_keyed"]
 
 _KINDS = "a LongTensor (B,) or (B, K), a hotbed.Jagged, a jagged nested tensor, a sparse CSR or COO tensor"
 _WEIGHED = ("sum", "mean", "sqrtn")
+_CPU = torch.device("cpu")
 
 
 class Bags(NamedTuple):
@@ -48,13 +50,27 @@ class Bags(NamedTuple):
     """Unpooled, the output is a Jagged with these offsets."""
 
 
-def read_bags(feature: str, value: Any, compute_dtype: torch.dtype, combiner: str | None) -> Bags:
+def read_bags(
+    feature: str,
+    value: Any,
+    compute_dtype: torch.dtype,
+    combiner: str | None,
+    device: torch.device = _CPU,
+) -> Bags:
     """Reads one feature's input of any kind.
+
+    Args:
+        device: of the tables. Inputs may lie there, or on the host.
 
     Raises:
         InputError: a kind, rank or dtype that cannot be ids; the message names the feature.
     """
     if isinstance(value, Tensor):
+        if value.device.type != "cpu" and value.device != device:
+            raise InputError(
+                f"Feature {feature!r}: ids are on {value.device}, the tables on {_place(device)}; move "
+                "the batch."
+            )
         if value.layout is torch.strided and not value.is_nested:
             return _read_dense(feature, value, combiner != "none")
         if value.layout is torch.jagged:
@@ -68,7 +84,7 @@ def read_bags(feature: str, value: Any, compute_dtype: torch.dtype, combiner: st
         )
     if isinstance(value, Jagged):
         return _read_jagged(
-            feature, value.values, value.offsets, value.weights, compute_dtype, combiner
+            feature, value.values, value.offsets, value.weights, compute_dtype, combiner, device
         )
     if callable(getattr(value, "values", None)) and callable(getattr(value, "offsets", None)):
         if callable(getattr(value, "keys", None)) and len(value.keys()) != 1:
@@ -78,7 +94,7 @@ def read_bags(feature: str, value: Any, compute_dtype: torch.dtype, combiner: st
             )
         weights = getattr(value, "weights_or_none", lambda: None)()
         return _read_jagged(
-            feature, value.values(), value.offsets(), weights, compute_dtype, combiner
+            feature, value.values(), value.offsets(), weights, compute_dtype, combiner, device
         )
     raise InputError(f"Feature {feature!r}: got {describe(value)}; give {_KINDS}.")
 
@@ -106,8 +122,12 @@ def _read_jagged(
     weights: Any,
     compute_dtype: torch.dtype,
     combiner: str | None,
+    device: torch.device | None = None,
 ) -> Bags:
+    """`device`: of the tables, to hold parts of an input to; None where all came as one tensor."""
     _check_ids(feature, values)
+    if device is not None:
+        _check_places(feature, (values, offsets, weights), device)
     if values.dim() != 1:
         raise InputError(
             f"Feature {feature!r}: the values of a Jagged must be ids (N,), "
@@ -183,10 +203,19 @@ def _check_ids(feature: str, ids: Any) -> None:
             f"Feature {feature!r}: ids must be int64 or int32, got "
             f"{str(ids.dtype).removeprefix('torch.')}; convert them with .long()."
         )
-    if ids.device.type != "cpu":
-        raise InputError(
-            f"Feature {feature!r}: ids are on {ids.device}, the tables on the CPU; move the batch."
-        )
+
+
+def _check_places(feature: str, parts: Iterable[Any], device: torch.device) -> None:
+    for part in parts:
+        if isinstance(part, Tensor) and part.device.type != "cpu" and part.device != device:
+            raise InputError(
+                f"Feature {feature!r}: ids are on {part.device}, the tables on {_place(device)}; move "
+                "the batch."
+            )
+
+
+def _place(device: torch.device) -> str:
+    return "the CPU" if device.type == "cpu" else str(device)
 
 
 def _check_offsets(what: str, offsets: Any) -> None:
@@ -195,10 +224,9 @@ def _check_offsets(what: str, offsets: Any) -> None:
         or offsets.dim() != 1
         or offsets.dtype not in ID_DTYPES
         or len(offsets) == 0
-        or offsets.device.type != "cpu"
     ):
         raise InputError(
-            f"{what}: offsets must be an int64 tensor (B + 1,) on the CPU, got {describe(offsets)}."
+            f"{what}: offsets must be an int64 tensor (B + 1,), got {describe(offsets)}."
         )
 
 
@@ -215,10 +243,9 @@ def _check_weights(
         or weights.dim() != 1
         or len(weights) != count
         or weights.is_complex()
-        or weights.device.type != "cpu"
     ):
         raise InputError(
-            f"Feature {feature!r}: weights must be {count} real numbers on the CPU, one an id, "
+            f"Feature {feature!r}: weights must be {count} real numbers, one an id, "
             f"got {describe(weights)}."
         )
     return weights.to(compute_dtype).contiguous()

@@ -40,9 +40,10 @@ class OneTable(TableOwner):
         dtype: torch.dtype | None,
         init: initializers.Initializer | None,
     ) -> None:
-        if device is not None and torch.device(device).type != "cpu":
+        if device is not None and torch.device(device).type not in ("cpu", "cuda"):
             raise TableError(
-                f"hotbed.{kind}: device={device!r} cannot be honoured; tables are on the CPU."
+                f"hotbed.{kind}: device={device!r} cannot be honoured; tables lie on the CPU or on a "
+                "CUDA device."
             )
         if padding_idx is not None and num_embeddings is not None:
             if not -num_embeddings <= padding_idx < num_embeddings:
@@ -71,6 +72,8 @@ class OneTable(TableOwner):
         self._own({"weight": self._live})
         if weight is not None:
             self._assign_weight(weight.detach())
+        if device is not None and torch.device(device).type != "cpu":
+            self.to(device)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "weight" and "_live" in self.__dict__:
@@ -112,7 +115,11 @@ class OneTable(TableOwner):
         self._live.draw_again(derive_key(None, self._live.name))
 
     def _vectors(self, bags: Bags) -> Tensor:
-        out = self._look_up([self._live], [0], ["input"], [bags])[0]
+        if self._live.device_rows is None:
+            out = self._look_up([self._live], [0], ["input"], [bags])[0]
+        else:  # torch's layers do not heed autocast
+            with torch.autocast(self._live.device.type, enabled=False):
+                out = self._look_up([self._live], [0], ["input"], [bags])[0]
         return out if out.dtype == self._live.spec.dtype else out.to(self._live.spec.dtype)
 
 

@@ -41,6 +41,7 @@ def copy_states(live: LiveTable) -> dict[str, Tensor]:
         OptimizerError: the copy would not fit in memory.
     """
     ids = live.stored_ids()
+    live.wait_for_device()
     needed = _bytes_of_states(live, len(ids)) + 16 * len(ids)
     free = _core.available_memory()
     if needed > free:
@@ -48,6 +49,9 @@ def copy_states(live: LiveTable) -> dict[str, Tensor]:
             f"Table {live.name!r}: a state_dict would copy {needed} bytes of optimizer state and "
             f"{free} are free; it is meant for tables that fit twice in memory."
         )
+    if live.device_rows is not None and live.tiers is None:
+        states = live.device_rows.read_states(ids)
+        return {"ids": ids.clone(), **dict(zip(live.core.state_names, states, strict=True))}
     copies = _empty_states(live, len(ids))
     live.rule.read(ids.data_ptr(), len(ids), 0, [c.data_ptr() for c in copies])
     return {"ids": ids.clone(), **dict(zip(live.core.state_names, copies, strict=True))}
@@ -57,6 +61,9 @@ def reset_states(live: LiveTable) -> None:
     """Gives all rows the first values of their states."""
     options, initial = live.rule.options, live.rule.initial_accumulator_value
     firsts = [first for _, _, first in _core.state_planes(options, initial)]
+    if live.device_rows is not None and live.tiers is None:
+        live.device_rows.reset_states(firsts)
+        return
     if live.tiers is None:
         for k, first in enumerate(firsts):
             _core.state(live.core, k).fill_(first)
@@ -103,6 +110,9 @@ def write_states(live: LiveTable, states: Mapping[str, Tensor], *, insert: bool)
     values = [
         states[name].to(live.spec.compute_dtype).contiguous() for name in live.core.state_names
     ]
+    if live.device_rows is not None and live.tiers is None:
+        live.device_rows.write_states(ids, values)
+        return
     if insert and live.spec.rows is None and live.tiers is None:
         slots = torch.empty_like(ids)
         live.core.find_or_insert(ids.data_ptr(), len(ids), slots.data_ptr())

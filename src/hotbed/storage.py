@@ -50,8 +50,8 @@ class Storage:
     """
 
     device: int | str | None = None
-    """Memory of the device that computes. On a machine without one, a region of its own in RAM stands
-    in for it, so that the same code runs."""
+    """Memory of the device that computes: after ``model.to("cuda")`` the GPU's. Until then, a region of
+    its own in RAM stands in for it, so that the same code runs."""
 
     host: int | str | None = None
     """RAM. Without ``device`` this is the tier that computes."""

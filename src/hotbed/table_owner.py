@@ -106,16 +106,21 @@ class TableOwner(nn.Module):
             load_table(table, state_dict, prefix + name, key, missing_keys, error_msgs)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        for table in self._owned.values():
-            _refuse_conversion(table, fn)
+        wanted = {name: _device_after(table, fn) for name, table in self._owned.items()}
+        for name, table in self._owned.items():
+            if wanted[name] != table.device:
+                table.refuse_move(wanted[name])
+        for name, table in self._owned.items():
+            if wanted[name] != table.device:
+                table.move_to(wanted[name])
         with self._without_handles():
             super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         return self
 
 
-def _refuse_conversion(table: LiveTable, fn: Any) -> None:
-    """Raises where ``module.to(...)``, ``.half()`` and the like would change a table."""
-    probe = torch.zeros((), dtype=table.spec.dtype, device="cpu")
+def _device_after(table: LiveTable, fn: Any) -> torch.device:
+    """Where ``module.to(...)`` and the like want a table. Raises where they would cast it."""
+    probe = torch.zeros((), dtype=table.spec.dtype, device=table.device)
     changed = fn(probe)
     if changed.dtype != probe.dtype:
         raise TableError(
@@ -123,15 +128,17 @@ def _refuse_conversion(table: LiveTable, fn: Any) -> None:
             f"cannot be cast to {str(changed.dtype).removeprefix('torch.')}. Choose the row dtype with "
             "Table(dtype=...), and cast only the dense part of the model."
         )
-    if changed.device != probe.device:
+    if changed.device.type not in ("cpu", "cuda"):
         raise TableError(
-            f"Table {table.name!r} lives in the memory of the CPU and cannot be moved to "
-            f"{changed.device}; move only the dense part of the model."
+            f"Table {table.name!r} cannot be moved to {changed.device}: tables lie on the CPU or on a "
+            "CUDA device. Move only the dense part of the model."
         )
-    if changed.is_shared():
+    if changed.device.type == "cpu" and changed.is_shared():
         raise TableError(
             f"Table {table.name!r} belongs to one process; share_memory() cannot be honoured."
         )
+    device: torch.device = changed.device
+    return device
 
 
 def _refuse_plain_ddp(parent: nn.Module, name: str, module: nn.Module | None) -> None:

@@ -47,8 +47,14 @@ def clip_grad_norm_(
         if grad is None:
             continue
         if grad.is_sparse:
-            if live_table(parameter) is None:
+            live = live_table(parameter)
+            if live is None:
                 parameter.grad = grad = grad.coalesce()
+            elif live.device_rows is not None:
+                from hotbed.device.gradients import sum_gradient
+
+                grad = sum_gradient(live, each_once=True)
+                assert grad is not None
             else:
                 slots, rows = sum_duplicates(grad._indices()[0], grad._values())
                 if len(slots) != grad._nnz():

@@ -22,10 +22,10 @@ from hotbed.ops.duplicates import sum_duplicates
 from hotbed.parameters import plain_access
 from hotbed.resolve.tiers import over_budget
 
-__all__ = ["pool"]
+__all__ = ["keeps_graph", "pool"]
 
 # Whether a backward that is under way was called with retain_graph=True.
-_keeps_graph = getattr(
+keeps_graph = getattr(
     torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True
 )  # not in torch 2.4
 
@@ -170,7 +170,7 @@ class _Pool(torch.autograd.Function):
             wanted = [f for f, n in zip(weighted, needed[5 + count :], strict=True) if n]
             found = _weight_gradients(batch, bags, places, outputs, wanted)
             weight_grads = [found.get(f) for f in weighted]
-        if not _keeps_graph():
+        if not keeps_graph():
             ctx.batch = None  # a loss that is kept would keep rows in their slots
         return (None, None, None, None, None, *handle_grads, *weight_grads)
 

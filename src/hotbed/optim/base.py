@@ -18,10 +18,11 @@ from hotbed.optim.dense import DenseFactory, DenseHalf, name_of
 from hotbed.optim.fused import FusedUpdates
 from hotbed.optim.gradients import not_finite, rows_of
 from hotbed.optim.guards import mark_table_optimizer
-from hotbed.optim.options import numbers_of, refuse_strangers, refuse_tables_twice
+from hotbed.optim.on_device import device_part
+from hotbed.optim.options import refuse_strangers, refuse_tables_twice
+from hotbed.optim.saved_states import add_states, put_states, take_states
 from hotbed.parameters import plain_access
 from hotbed.resolve.outside_graphs import outside_graphs
-from hotbed.states import check_states, copy_states, reset_states, write_states
 
 __all__ = ["TableOptimizer"]
 
@@ -140,6 +141,12 @@ class TableOptimizer(Optimizer):
             )
         exact = exact and not _core.untouched_rows_stay(options, hyper)
         for live in tables:
+            if exact and live.device_rows is not None:
+                raise OptimizerError(
+                    f'{type(self).__name__} with untouched="exact": table {live.name!r} lies on '
+                    f'{live.device}, where rows are not brought up to date. Use untouched="lazy", or '
+                    "leave the table on the CPU."
+                )
             rule = live.rule
             if rule is None or self._replace_state or _same(rule, options, initial, exact):
                 continue
@@ -220,6 +227,7 @@ class TableOptimizer(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        away = device_part(self)
         entries: list[tuple[Any, int, int, int, Any, bool]] = []
         entered: list[LiveTable] = []
         held: list[Tensor] = []  # alive until the core has read them
@@ -229,6 +237,8 @@ class TableOptimizer(Optimizer):
             for index, group in enumerate(self.param_groups):
                 hyper = None
                 for position, parameter in enumerate(group["params"]):
+                    if away is not None and away.takes(parameter, index, position):
+                        continue
                     grad = parameter.grad
                     if grad is None:
                         continue
@@ -248,19 +258,25 @@ class TableOptimizer(Optimizer):
                     )
                     entered.append(live)
         waiting = None if self._in_backward is None else self._in_backward.first
-        for live, rule, index, slots, values, _ in waiting or ():
+        for live, rule, index, kept_slots, kept_rows, kept in waiting or ():
             self.check_hold(live, rule)
+            if kept_slots is None or kept_rows is None:
+                assert away is not None
+                away.take_share(live, index, kept)
+                continue
             entries.append(
                 (
                     rule,
-                    slots.data_ptr(),
-                    values.data_ptr(),
-                    len(slots),
+                    kept_slots.data_ptr(),
+                    kept_rows.data_ptr(),
+                    len(kept_slots),
                     self.numbers_of_step(index),
                     True,
                 )
             )
             entered.append(live)
+        if away is not None and not away.decide(beside=bool(entries or views)):
+            return loss
         try:
             array, element, slot = _core.step(entries, views)
         except IndexError as error:
@@ -277,7 +293,7 @@ class TableOptimizer(Optimizer):
                 f"{name} has a NaN or an infinity in its gradient (element {element}); no row and no "
                 "parameter was changed. Skip the batch, or look for the division or logarithm behind."
             )
-        self._half.step()
+        (self._half.step if away is None else away.step)()
         if self._in_backward is not None:
             self._in_backward.stepped()
         return loss
@@ -285,6 +301,9 @@ class TableOptimizer(Optimizer):
     @outside_graphs
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As in torch. With ``fused=True`` a batch that got no ``step`` is given up."""
+        for live in self._live.values():
+            if live.device_rows is not None and (set_to_none or live.pending.shares):
+                live.drop_gradient()  # without summing it
         with plain_access():
             super().zero_grad(set_to_none)
         if self._in_backward is not None:
@@ -299,7 +318,8 @@ class TableOptimizer(Optimizer):
                 "GradScaler could unscale the gradients. Use fused=False, or no GradScaler (bfloat16 "
                 "needs none)."
             )
-        return False
+        # With tables on a device the step takes what the scaler has found along, unseen by the host.
+        return any(live.device_rows is not None for live in self._live.values())
 
     def check_hold(self, live: LiveTable, rule: Any) -> None:
         if not rule.holds_table:
@@ -347,16 +367,7 @@ class TableOptimizer(Optimizer):
             OptimizerError: the states do not fit in memory twice.
         """
         packed: dict[str, Any] = super().state_dict()
-        for index, parameter in enumerate(p for g in self.param_groups for p in g["params"]):
-            live = self._live.get(parameter)
-            if live is None:
-                continue
-            rule = self._rules[parameter]
-            self.check_hold(live, rule)
-            entry: dict[str, Any] = {"step": rule.steps, **copy_states(live)}
-            if rule.exact:
-                entry["untouched"] = {"base": list(rule.base), "last": numbers_of(rule.last)}
-            packed["state"][index] = entry
+        add_states(self, packed["state"])
         return packed
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -366,24 +377,10 @@ class TableOptimizer(Optimizer):
             OptimizerError, ValueError: it does not fit; nothing has changed.
         """
         entries: dict[int, Any] = dict(state_dict["state"])
-        parameters = [p for g in self.param_groups for p in g["params"]]
-        loaded = [(p, entries.pop(i, None)) for i, p in enumerate(parameters) if p in self._live]
-        for parameter, entry in loaded:
-            self.check_hold(self._live[parameter], self._rules[parameter])
-            if entry:
-                check_states(self._live[parameter], entry)
+        loaded = take_states(self, entries)
         super().load_state_dict({**state_dict, "state": entries})
         self._half.rejoin()
-        for parameter, entry in loaded:
-            live, rule = self._live[parameter], self._rules[parameter]
-            missed = (entry or {}).get("untouched", {})
-            last = _core.Hyperparameters()
-            for name, value in missed.get("last", {}).items():
-                setattr(last, name, value)
-            rule.restart((entry or {}).get("step", 0), missed.get("base", [1, 0, 0, 1, 1]), last)
-            reset_states(live)
-            if entry:
-                write_states(live, entry, insert=True)
+        put_states(self, loaded)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         raise OptimizerError(

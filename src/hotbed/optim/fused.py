@@ -23,10 +23,11 @@ class FirstGradient(NamedTuple):
     live: LiveTable
     rule: Any
     group: int
-    slots: Tensor
-    rows: Tensor
-    claim: Any
-    """Keeps tiered rows in their slots."""
+    slots: Tensor | None
+    rows: Tensor | None
+    kept: Any
+    """What keeps tiered rows in their slots. On a device: its share of what backward left, in place of
+    slots and rows."""
 
 
 class FusedUpdates:
@@ -40,6 +41,7 @@ class FusedUpdates:
 
     def __init__(self, optimizer: TableOptimizer) -> None:
         self.optimizer = weakref.ref(optimizer)
+        self.notice: Any = None  # of the last update on a device
         self._tables: list[LiveTable] = []
         self.first: list[FirstGradient] | None = []
 
@@ -81,7 +83,7 @@ class FusedUpdate:
     """How backward updates one table."""
 
     def __init__(self, updates: FusedUpdates, live: LiveTable, rule: Any, index: int) -> None:
-        self._updates, self._live, self._rule, self._index = updates, live, rule, index
+        self.updates, self._live, self._rule, self._index = updates, live, rule, index
         self._waiting = OptimizerError(
             f"Table {live.name!r} is updated during backward (fused=True), so there must be one "
             "forward and one backward for each step(); a second one came first. Use fused=False to "
@@ -94,20 +96,31 @@ class FusedUpdate:
         Raises:
             OptimizerError: a step() is missing, or the optimizer has lost the table.
         """
-        optimizer = self._updates.optimizer()
+        optimizer = self.updates.optimizer()
         assert optimizer is not None
         optimizer.check_hold(self._live, self._rule)
+        notice, self.updates.notice = self.updates.notice, None
+        if notice is not None and (error := notice.take()) is not None:
+            raise error
         if self._live.complaint is self._waiting:
             raise self._waiting
-        if self._updates.first is not None:
+        if self.updates.first is not None:
             return None
         return self._rule, optimizer.numbers_of_step(self._index)
 
     def keep(self, slots: Tensor, rows: Tensor, claim: Any) -> None:
         """Takes the first gradient, (n,) slots and (n, dim) rows, until the step."""
-        assert self._updates.first is not None
-        self._updates.first.append(
+        assert self.updates.first is not None
+        self.updates.first.append(
             FirstGradient(self._live, self._rule, self._index, slots, rows, claim)
+        )
+        self.done()
+
+    def keep_share(self, share: Any) -> None:
+        """The same of a table on a device."""
+        assert self.updates.first is not None
+        self.updates.first.append(
+            FirstGradient(self._live, self._rule, self._index, None, None, share)
         )
         self.done()
 

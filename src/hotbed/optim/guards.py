@@ -50,7 +50,7 @@ def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     if kind is None:
         _refuse_handles(optimizer)
     for live in live_tables():
-        if live.optimizer is None and live.parameter.grad is not None:
+        if live.optimizer is None and live.has_gradient:
             live.complaint = OptimizerError(
                 f"Table {live.name!r} had a gradient when {type(optimizer).__name__} took a step, "
                 "but no optimizer holds the table: it would never be trained. Give its parameter to "

@@ -17,7 +17,15 @@ from hotbed.ops.pool import pool
 from hotbed.resolve.tiers import over_budget
 from hotbed.trace import span
 
-__all__ = ["Prepared", "frozen_tables", "lookup", "make_batch", "signature_of"]
+__all__ = [
+    "Prepared",
+    "core_input",
+    "frozen_tables",
+    "input_fault",
+    "lookup",
+    "make_batch",
+    "signature_of",
+]
 
 
 class Prepared(NamedTuple):
@@ -62,24 +70,31 @@ def frozen_tables(live: Sequence[LiveTable]) -> list[int]:
 
 
 def make_batch(live: Sequence[LiveTable], table_of: Sequence[int], bags: Sequence[Bags]) -> Any:
-    """The core's batch over inputs that are read."""
-    inputs = []
-    for t, bag in zip(table_of, bags, strict=True):
-        ids, offsets, fixed, count, weights, _, _, _ = bag
-        inputs.append(
-            (
-                t,
-                live[t].combiner,
-                ids.data_ptr(),
-                4 if ids.dtype is torch.int32 else 8,
-                ids.shape[0],
-                0 if offsets is None else offsets.data_ptr(),
-                fixed,
-                count,
-                0 if weights is None else weights.data_ptr(),
-            )
-        )
+    """The core's batch over inputs that are read; of tiers on a device one that knows the way there."""
+    if live[0].device_rows is not None:
+        from hotbed.device.tiered import TieredBatch
+
+        return TieredBatch(live, table_of, bags)
+    inputs = [core_input(t, live[t].combiner, bag) for t, bag in zip(table_of, bags, strict=True)]
     return _core.Batch.make([table.core for table in live], inputs)
+
+
+def core_input(
+    table: int, combiner: int, bag: Bags
+) -> tuple[int, int, int, int, int, int, int, int, int]:
+    """One feature's input as the core takes it."""
+    ids, offsets, fixed, count, weights, _, _, _ = bag
+    return (
+        table,
+        combiner,
+        ids.data_ptr(),
+        4 if ids.dtype is torch.int32 else 8,
+        ids.shape[0],
+        0 if offsets is None else offsets.data_ptr(),
+        fixed,
+        count,
+        0 if weights is None else weights.data_ptr(),
+    )
 
 
 def lookup(
@@ -112,13 +127,19 @@ def lookup(
         if table.complaint is not None and training and grad:
             complaint, table.complaint = table.complaint, None
             raise complaint
+    on_device = live[0].device_rows is not None
+    if on_device:
+        from hotbed.device.lookup import look_up, pool_resolved, raise_what_is_known
+
+        raise_what_is_known(live)
+        if live[0].tiers is None:
+            return look_up(live, table_of, names, bags)
     if batch is None:
         batch = make_batch(live, table_of, bags)
         kind, feature, bag_at, value, bound = batch.check()
         if kind:
-            bag = bags[feature]
-            sample = bag_at if bag.bags == bag.batch else bag_at * bag.batch // bag.bags
-            raise _fault(kind, live[table_of[feature]], names[feature], sample, value, bound)
+            name = live[table_of[feature]].name
+            raise input_fault(kind, name, names[feature], bags[feature], bag_at, value, bound)
     frozen = frozen_tables(live)
     wanted = grad and len(frozen) < len(live)
     tiers = live[0].tiers
@@ -133,14 +154,18 @@ def lookup(
                 batch.resolve(training and grad, wanted, frozen)
             except StorageError as again:
                 raise over_budget(again, tiers) from None
+    if on_device:
+        return pool_resolved(batch, live, bags)
     with span("pool"):
         return pool(batch, live, table_of, bags, wanted)
 
 
-def _fault(
-    kind: int, table: LiveTable, feature: str, sample: int, value: int, bound: int
+def input_fault(
+    kind: int, table: str, feature: str, bag: Bags, bag_at: int, value: int, bound: int
 ) -> HotbedError:
-    where = f"Table {table.name!r}, feature {feature!r}"
+    """The error for an input that the core, or a device, found bad; arguments are InputFault's."""
+    sample = bag_at if bag.bags == bag.batch else bag_at * bag.batch // bag.bags
+    where = f"Table {table!r}, feature {feature!r}"
     if kind == 1:
         return IdError(
             f"{where}, sample {sample}: id {value} is outside [0, {bound}). "

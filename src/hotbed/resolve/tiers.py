@@ -47,6 +47,9 @@ class Tiers:
         self.prepared: list[Prepared] = []
         """Batches that look-ahead has yielded and no forward has used."""
         self._window: weakref.ref[Any] | None = None
+        self._planes: Any = None
+        self.device: torch.device | None = None
+        """Where rows that compute lie; None: in the core's memory."""
         self.stall_ms = 0.0
         """Time that the loop waited for look-ahead."""
         self.queue_depth = 0
@@ -70,20 +73,53 @@ class Tiers:
         tables = self.tables
         if not any(table.core.homeless for table in tables):
             return
+        self._lay_out(tables, "an optimizer was made")
+
+    def _lay_out(self, tables: list[LiveTable], why: str, *, again: bool = False) -> None:
         self.close_window()
         self.release_spent()
         for _, refs in self._held:
             names = ", ".join(repr(table.name) for ref in refs if (table := ref()) is not None)
             raise TableError(
-                f"Table {names}: an optimizer was made while a gradient was waiting; rows get other "
-                "slots with it. Call zero_grad() first."
+                f"Table {names}: {why} while a gradient was waiting; rows get other slots with it. "
+                "Call zero_grad() first."
             )
         try:
-            self.core.lay_out([table.core for table in tables])
+            self.core.lay_out([table.core for table in tables], again)
         except StorageError as error:
             raise too_small(error, self.storage) from None
         for table in tables:
             table.generation += 1  # slots of before mean nothing
+
+    def move_to(self, device: torch.device | None) -> None:
+        """Lets rows compute in the memory of a device; None: in the core's. They come along.
+
+        Raises:
+            StorageError, TableError: as `settle`; rows stay where they were.
+        """
+        if device == self.device:
+            return
+        tables = self.tables
+        before, rows = self._planes, None
+        if device is None:
+            self._planes = None
+        else:
+            from hotbed.device.spaces import SpacesOnDevice
+            from hotbed.device.tiered import TieredRows
+
+            self._planes = SpacesOnDevice(device)
+            rows = TieredRows(self._planes)
+        _core.set_planes(self.core, self._planes)
+        try:
+            if any(not table.core.homeless for table in tables):
+                self._lay_out(tables, "a module was moved", again=True)
+        except BaseException:
+            self._planes = before
+            _core.set_planes(self.core, before)
+            raise
+        self.device = device
+        for table in tables:
+            table.adopt(rows)
 
     def hold(self, claim: Any, tables: Iterable[LiveTable]) -> None:
         """Keeps the rows of a batch where they are until none of the tables has a gradient."""
@@ -100,7 +136,7 @@ class Tiers:
             self._held = [
                 (claim, refs)
                 for claim, refs in self._held
-                if any(t is not None and t.parameter.grad is not None for t in (r() for r in refs))
+                if any(t is not None and t.has_gradient for t in (r() for r in refs))
             ]
 
     # -- look-ahead ------------------------------------------------------------------------------

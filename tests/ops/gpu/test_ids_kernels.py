@@ -5,7 +5,7 @@ import torch
 from devices import DEVICE
 
 from hotbed.errors import InputError
-from hotbed.ops.gpu.ids import slots_of
+from hotbed.ops.gpu.ids import GOOD, Array, check_arrays, slots_of
 from hotbed.ops.gpu.rows import NO_SLOT
 
 NEVER = 2**62
@@ -47,3 +47,55 @@ def test_refuses():
         check(torch.zeros(3, dtype=torch.int16), 10)
     with pytest.raises(InputError, match="ids is torch.int64.*stride"):
         check(torch.zeros(6, dtype=torch.int64)[::2], 10)
+
+
+def checked(*arrays):
+    given = [(kind, torch.tensor(array, dtype=dtype).to(DEVICE), limit)
+             for kind, array, dtype, limit in arrays]  # fmt: skip
+    results, told, good = check_arrays(given)
+    assert good.item() == told[0].item()
+    return [result.tolist() for result in results], told.tolist()
+
+
+IDS, OFFSETS, SLOTS = Array.IDS, Array.OFFSETS, Array.SLOTS
+WIDE, NARROW = torch.int64, torch.int32
+
+
+def test_all_inputs_of_a_batch_at_once():
+    arrays = [
+        (IDS, [5, 0, 9], WIDE, 10),
+        (IDS, [1] * 600, NARROW, 2),
+        (OFFSETS, [0, 0, 3], WIDE, 3),
+        (SLOTS, [-1, 7], WIDE, 8),
+        (IDS, [], WIDE, 10),
+        (OFFSETS, [0], WIDE, 0),
+    ]
+    results, told = checked(*arrays)
+    assert told == [1] + [GOOD] * 6
+    assert results == [[5, 0, 9], [1] * 600, [0, 0, 3], [NO_SLOT, 7], [], [0]]
+
+
+def test_each_array_tells_of_its_first_fault():
+    long = [0] * 700
+    long[650] = 3
+    arrays = [
+        (IDS, [5, 10, -1], WIDE, 10),
+        (IDS, long, NARROW, 3),
+        (IDS, [0], WIDE, 1),
+        (OFFSETS, [1, 2, 3], WIDE, 3),
+        (OFFSETS, [0, 9, 3], WIDE, 3),
+        (OFFSETS, [0, 2], WIDE, 3),
+        (OFFSETS, [0, -4, 3], WIDE, 3),
+        (SLOTS, [8, -2, -1], WIDE, 8),
+    ]
+    results, told = checked(*arrays)
+    assert told == [0, 1, 650, GOOD, 0, 2, 1, 1, 0]
+    assert results[0] == [5, NO_SLOT, NO_SLOT] and results[1][650] == NO_SLOT
+    # Whatever reads by them stays within the positions.
+    assert results[3:7] == [[1, 2, 3], [0, 3, 3], [0, 2], [0, 0, 3]]
+    assert results[7] == [NO_SLOT] * 3
+
+
+def test_arrays_of_other_kinds_are_refused():
+    with pytest.raises(InputError, match="offsets are torch.int32"):
+        check_arrays([(OFFSETS, torch.zeros(3, dtype=NARROW, device=DEVICE), 3)])

@@ -28,18 +28,22 @@ _BLOCK = 1024
 _WIDTH = 4096  # of the rows that a contiguous array is cut into
 
 
-def check_finite(arrays: Sequence[Tensor], apply: Tensor) -> None:
+def check_finite(arrays: Sequence[Tensor], apply: Tensor | Sequence[Tensor]) -> None:
     """Sets `apply` (1,) int32 to 0 where a value is infinite or NaN; nothing else changes it.
 
     Args:
         arrays: float32, float16 or bfloat16 of one or two dimensions, last stride 1.
+        apply: one for all arrays, or one each.
 
     Raises:
         InputError: an array has another dtype or layout, or lies elsewhere than `apply`.
     """
-    require_gpu("check_finite", apply, *arrays)
+    flags = [apply] * len(arrays) if isinstance(apply, Tensor) else apply
+    if not arrays:
+        return
+    require_gpu("check_finite", *flags, *arrays)
     groups: dict[int, Launch] = {}
-    for a, array in enumerate(arrays):
+    for a, (array, flag) in enumerate(zip(arrays, flags, strict=True)):
         if array.dtype not in KINDS or array.dim() not in (1, 2) or _apart(array):
             raise InputError(
                 f"check_finite: array {a} is {array.dtype} {tuple(array.shape)} of stride "
@@ -58,12 +62,12 @@ def check_finite(arrays: Sequence[Tensor], apply: Tensor) -> None:
             array.data_ptr(),
             array.stride(0) * array.itemsize,
             KINDS[array.dtype],
-            apply.data_ptr(),
+            flag.data_ptr(),
         ]
         blocks = -(-array.shape[0] * vectors // _BLOCK)
         groups.setdefault(vector, Launch()).add(line, blocks)
     for vector, group in groups.items():
-        launch(_variant(vector), group.most, lines=upload(group.lines, apply.device))
+        launch(_variant(vector), group.most, lines=upload(group.lines, flags[0].device))
 
 
 def _apart(array: Tensor) -> bool:

@@ -22,7 +22,7 @@ from torch import Tensor
 from hotbed import _core
 from hotbed.errors import InputError
 from hotbed.ops.gpu.finite import check_finite
-from hotbed.ops.gpu.pool import FeatureSlots, check_features, pool
+from hotbed.ops.gpu.pool import FeatureSlots, check_features, pool, pool_into
 from hotbed.ops.gpu.reduce import reduce, sum_chunks
 from hotbed.ops.gpu.rules import ROW_RULES, rule_of
 from hotbed.ops.gpu.terms import Terms, gradient_terms
@@ -70,9 +70,15 @@ class Lookup:
         self.dims = [weights.shape[1] for weights in self.weights]
 
     def forward(
-        self, features: Sequence[FeatureSlots], dtype: torch.dtype = torch.float32
+        self,
+        features: Sequence[FeatureSlots],
+        dtype: torch.dtype = torch.float32,
+        outputs: list[Tensor] | None = None,
     ) -> DeviceBatch:
         """Pools every feature; features of as many bags are columns of one buffer.
+
+        Args:
+            outputs: where to write the vectors of each feature instead, as for `pool_into`.
 
         Raises:
             InputError: as `pool`.
@@ -81,7 +87,10 @@ class Lookup:
         inverses = [
             torch.empty(f.bags, device=f.slots.device) if f.divided else None for f in features
         ]
-        outputs = pool(self.weights, features, dtype, inverses)
+        if outputs is None:
+            outputs = pool(self.weights, features, dtype, inverses)
+        else:
+            pool_into(self.weights, features, outputs, inverses)
         return DeviceBatch(features=tuple(features), outputs=outputs, inverses=inverses)
 
     def transpose(self, features: Sequence[FeatureSlots]) -> TransposedIndex:
@@ -94,7 +103,7 @@ class Lookup:
         grads: Sequence[Tensor | None],
         index: TransposedIndex | None = None,
     ) -> Terms:
-        """The gradient of the batch's rows, as terms that `rows_of` or `update` sums.
+        """The gradient of the batch's rows, as terms that `reduce` or `update` sums.
 
         Args:
             grads: (bags, dim) for each output, of one dtype; or None: it took no part.
@@ -105,7 +114,17 @@ class Lookup:
         """
         if index is None:
             index = self.transpose(batch.features)
-        terms = gradient_terms(index, batch.features, grads, self.dims, batch.inverses)
+        return self.terms(index, batch.features, grads, batch.inverses)
+
+    def terms(
+        self,
+        index: TransposedIndex,
+        features: Sequence[FeatureSlots],
+        grads: Sequence[Tensor | None],
+        inverses: Sequence[Tensor | None] | None = None,
+    ) -> Terms:
+        """The same for features that were not looked up here, such as rows of gradients by slot."""
+        terms = gradient_terms(index, features, grads, self.dims, inverses)
         sum_chunks(terms)
         return terms
 
@@ -114,10 +133,6 @@ class Lookup:
     ) -> list[Tensor | None]:
         """The gradient of each feature's weights; before `update` changes the rows."""
         return weight_gradients(self.weights, batch.features, grads, batch.outputs, batch.inverses)
-
-    def rows_of(self, terms: Terms, apply: Tensor | None = None) -> list[Tensor]:
-        """The gradient rows of each table, in the order of the index; see `reduce`."""
-        return reduce(terms, apply)
 
     def update(
         self,
@@ -140,19 +155,42 @@ class Lookup:
         Raises:
             InputError: as `update`; or the steps are not one a table.
         """
+        flags = None if apply is None else [apply] * len(self.tables)
+        update(self.shares(terms, steps, flags, fused=fused), terms, apply)
+
+    def shares(
+        self,
+        terms: Terms,
+        steps: Sequence[Step | None],
+        flags: Sequence[Tensor] | None = None,
+        *,
+        fused: bool = True,
+    ) -> list[RowsToUpdate]:
+        """What is to be done for a step, with gradients checked and nothing changed; for `update`.
+
+        Args:
+            flags: for each table (1,) int32, set to 0 where its gradient is not finite.
+        """
         if len(steps) != len(self.tables):
             raise InputError(
                 f"update: {len(steps)} steps for {len(self.tables)} tables. Pass one a table, or None."
             )
-        taken = [(t, step) for t, step in enumerate(steps) if step is not None]
-        summed = [t for t, s in taken if not fused or rule_of(s.options, s.hyper) in ROW_RULES]
-        if apply is not None and len(summed) < len(taken):
-            check_finite(terms.grads, apply)
-        rows = dict(zip(summed, reduce(terms, apply, summed), strict=True)) if summed else {}
-        shares = [
+        taken = {t: step for t, step in enumerate(steps) if step is not None}
+        summed = [
+            t for t, s in taken.items() if not fused or rule_of(s.options, s.hyper) in ROW_RULES
+        ]
+        if flags is not None:
+            checked = [
+                (grad, flags[t])
+                for grad, t in zip(terms.grads, terms.grad_tables, strict=True)
+                if t in taken and t not in summed
+            ]
+            check_finite([grad for grad, _ in checked], [flag for _, flag in checked])
+        own = None if flags is None else [flags[t] for t in summed]
+        rows = dict(zip(summed, reduce(terms, own, summed), strict=True)) if summed else {}
+        return [
             RowsToUpdate.of_index(
                 terms, t, self.tables[t], step.options, step.hyper, step.step, rows.get(t)
             )
-            for t, step in taken
+            for t, step in taken.items()
         ]
-        update(shares, terms, apply)

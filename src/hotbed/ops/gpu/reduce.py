@@ -72,7 +72,9 @@ def sum_chunks(terms: Terms) -> None:
 
 
 def reduce(
-    terms: Terms, apply: Tensor | None = None, tables: Sequence[int] | None = None
+    terms: Terms,
+    apply: Tensor | Sequence[Tensor] | None = None,
+    tables: Sequence[int] | None = None,
 ) -> list[Tensor]:
     """The gradient rows of tables: (positions of the table, dim) float32 each.
 
@@ -80,11 +82,17 @@ def reduce(
 
     Args:
         terms: of the batch, after `sum_chunks`.
-        apply: (1,) int32, set to 0 where a row has an infinity or a NaN.
+        apply: (1,) int32, set to 0 where a row has an infinity or a NaN; one for all of `tables`,
+            or one each.
         tables: which; None: all.
     """
     device = terms.header.device
     wanted = range(len(terms.dims)) if tables is None else tables
+    flags: dict[int, Tensor | None]
+    if apply is None or isinstance(apply, Tensor):
+        flags = dict.fromkeys(wanted, apply)
+    else:
+        flags = dict(zip(wanted, apply, strict=True))
     rows = {
         t: torch.empty((terms.index.table_positions[t], terms.dims[t]), device=device)
         for t in wanted
@@ -94,7 +102,7 @@ def reduce(
         for t in members:
             if t in rows:
                 split = line_split("reduce", terms.dims[t], vector)
-                line = [t, *split, rows[t].data_ptr(), address_of(apply)]
+                line = [t, *split, rows[t].data_ptr(), address_of(flags[t])]
                 group.add(line, -(-rows[t].numel() // (vector * _BLOCK)))
         if group.lines:
             launch(

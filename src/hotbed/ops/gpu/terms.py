@@ -48,6 +48,7 @@ class Terms:
             slot uses alone. Others are undefined.
         group_sums: (n // CHUNK², the same) float32: of CHUNK such chunks of one slot.
         grads: the gradients of the bags.
+        grad_tables: the table of each.
         kept: further tensors that `header` points into.
     """
 
@@ -58,6 +59,7 @@ class Terms:
     chunk_sums: Tensor
     group_sums: Tensor
     grads: tuple[Tensor, ...]
+    grad_tables: tuple[int, ...]
     kept: tuple[Tensor, ...]
 
 
@@ -135,6 +137,7 @@ def gradient_terms(
         chunk_sums=chunk_sums,
         group_sums=group_sums,
         grads=tuple(given),
+        grad_tables=tuple(f.table for f, g in zip(features, grads, strict=True) if g is not None),
         kept=(addresses,) if scales is None else (addresses, scales),
     )
 

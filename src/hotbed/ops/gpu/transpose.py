@@ -25,7 +25,15 @@ from hotbed.ops.gpu.pool import FeatureSlots
 from hotbed.ops.gpu.rows import at64, last_not_above, only_if, upload
 from hotbed.ops.gpu.variants import Variant, launch, require_gpu
 
-__all__ = ["CHUNK", "TransposedIndex", "bases_of", "on_device", "transpose", "variants"]
+__all__ = [
+    "CHUNK",
+    "TransposedIndex",
+    "bases_of",
+    "on_device",
+    "transpose",
+    "variants",
+    "with_chunks",
+]
 
 CHUNK = 32
 """Positions of a chunk: what one running sum adds up of a slot that many positions use."""
@@ -143,15 +151,7 @@ def transpose(features: Sequence[FeatureSlots], rows: Sequence[int]) -> Transpos
         tables=len(rows),
         steps=n.bit_length(),
     )
-    chunk_slots = _chunk_slots(starts, table_starts)
-    return TransposedIndex(
-        slots=slots,
-        starts=starts,
-        order=order,
-        table_starts=table_starts,
-        chunk_slots=chunk_slots,
-        table_positions=tuple(table_positions),
-    )
+    return with_chunks(slots, starts, order, table_starts, tuple(table_positions))
 
 
 def on_device(
@@ -186,13 +186,25 @@ def on_device(
     all_slots, all_starts, all_order, table_starts = packed.split(
         [used, used + 1, n, len(counts) + 1]
     )
+    of_tables = tuple(o.shape[0] for o in order)
+    return with_chunks(all_slots, all_starts, all_order, table_starts, of_tables)
+
+
+def with_chunks(
+    slots: Tensor,
+    starts: Tensor,
+    order: Tensor,
+    table_starts: Tensor,
+    table_positions: tuple[int, ...],
+) -> TransposedIndex:
+    """An index whose arrays lie on the device; `table_positions`: at least as many as are in `order`."""
     return TransposedIndex(
-        slots=all_slots,
-        starts=all_starts,
-        order=all_order,
+        slots=slots,
+        starts=starts,
+        order=order,
         table_starts=table_starts,
-        chunk_slots=_chunk_slots(all_starts, table_starts, n),
-        table_positions=tuple(o.shape[0] for o in order),
+        chunk_slots=_chunk_slots(starts, table_starts, order.shape[0]),
+        table_positions=table_positions,
     )
 
 
@@ -208,8 +220,8 @@ def _empty(table_positions: tuple[int, ...], device: torch.device) -> Transposed
     )
 
 
-def _chunk_slots(starts: Tensor, table_starts: Tensor, n: int | None = None) -> Tensor:
-    chunks = (starts.shape[0] - 1 if n is None else n) // CHUNK
+def _chunk_slots(starts: Tensor, table_starts: Tensor, n: int) -> Tensor:
+    chunks = n // CHUNK
     result = torch.empty(chunks, dtype=torch.int64, device=starts.device)
     launch(
         _chunks_variant(),

@@ -1,0 +1,75 @@
+#include "device_batch.hpp"
+
+#include <algorithm>
+#include <vector>
+
+namespace hotbed {
+
+namespace {
+
+// Where the positions of each feature begin among all.
+std::vector<int64_t> bases_of(const Batch& batch) {
+  std::vector<int64_t> bases;
+  int64_t total = 0;
+  for (const FeatureBatch& feature : batch.features) {
+    bases.push_back(total);
+    total += feature.input.count;
+  }
+  return bases;
+}
+
+struct Group {
+  int64_t id;
+  int32_t number;
+};
+
+}  // namespace
+
+void write_slots(const Batch& batch, int64_t* out) {
+  for (const FeatureBatch& feature : batch.features) {
+    const TableBatch& part = batch.parts[feature.input.table];
+    out = std::copy_n(part.slots + feature.base, feature.input.count, out);
+  }
+}
+
+std::pair<int64_t, int64_t> write_index(Batch& batch, int64_t* out) {
+  std::vector<int64_t> bases = bases_of(batch);
+  std::vector<std::vector<Group>> groups(batch.parts.size());
+  int64_t used = 0, taken = 0;
+  for (size_t t = 0; t < batch.parts.size(); ++t) {
+    TableBatch& part = batch.parts[t];
+    if (!part.grouped || part.frozen) continue;
+    part.transpose();
+    for (int32_t u = 0; u < part.unique; ++u) {
+      if (part.unique_slots[u] < 0) continue;
+      groups[t].push_back({part.unique_ids[u], u});
+      taken += part.starts[u + 1] - part.starts[u];
+    }
+    std::sort(groups[t].begin(), groups[t].end(),
+              [](const Group& a, const Group& b) { return a.id < b.id; });
+    used += static_cast<int64_t>(groups[t].size());
+  }
+  int64_t *slots = out, *starts = slots + used, *order = starts + used + 1;
+  int64_t *tables = order + taken, *ids = tables + batch.parts.size() + 1;
+  int64_t at = 0, first = 0;
+  for (size_t t = 0; t < batch.parts.size(); ++t) {
+    const TableBatch& part = batch.parts[t];
+    *tables++ = at;
+    for (const Group& group : groups[t]) {
+      slots[at] = part.unique_slots[group.number];
+      ids[at] = group.id;
+      starts[at++] = first;
+      for (int32_t k = part.starts[group.number]; k < part.starts[group.number + 1]; ++k) {
+        int32_t position = part.order[k];
+        size_t own = part.features.size() > 1 ? part.feature_of[position] : 0;
+        int f = part.features[own];
+        order[first++] = bases[f] + position - batch.features[f].base;
+      }
+    }
+  }
+  *tables = at;
+  starts[at] = first;
+  return {used, taken};
+}
+
+}  // namespace hotbed

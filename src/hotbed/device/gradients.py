@@ -1,0 +1,214 @@
+"""Gradients of tables on a device: the terms that backward left, summed when somebody wants rows.
+
+An optimizer sums them while it updates, so gradient rows are neither written nor read. Whoever looks
+at ``handle.grad`` gets them as a sparse COO tensor over slots. Only the device knows how many slots
+a batch has, so the tensor has room for all positions; entries behind the last are zeros, at a slot
+that the batch uses (-1 if it uses none).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from hotbed import _core
+from hotbed.errors import OptimizerError
+from hotbed.ops.gpu.ids import Array, check_arrays
+from hotbed.ops.gpu.lookup import Lookup
+from hotbed.ops.gpu.pool import FeatureSlots
+from hotbed.ops.gpu.reduce import reduce
+from hotbed.ops.gpu.terms import Terms
+from hotbed.parameters import set_gradient, stored_gradient
+
+if TYPE_CHECKING:
+    from hotbed.device.notices import Notice
+    from hotbed.handles import LiveTable
+
+__all__ = ["BatchGradient", "Origin", "Share", "gather", "share_of", "sum_gradient"]
+
+
+@dataclass(frozen=True, eq=False)
+class Origin:
+    """The batch that a gradient comes from.
+
+    Args:
+        good: (1,) int32: whether its ids and offsets were. None: the host has checked them.
+        notice: tells the host of bad ones.
+        claim: keeps its tiered rows in their slots.
+    """
+
+    good: Tensor | None = None
+    notice: Notice | None = None
+    claim: Any = None
+    written: tuple[tuple[Any, Tensor], ...] | None = None
+    """The core's tables and the slots, on the host, that a step writes; None: all of the claim's."""
+
+    def mark_written(self) -> None:
+        """A step was taken with this gradient."""
+        if self.claim is None:
+            return
+        if self.written is None:
+            self.claim.mark_dirty()
+        else:
+            for table, slots in self.written:
+                _core.mark_written(table, slots.data_ptr(), len(slots))
+
+
+@dataclass(eq=False)
+class BatchGradient:
+    """What one backward left for the tables of one lookup.
+
+    Args:
+        tables: those of the lookup.
+        terms: of all of them.
+        weights: per-sample weights by which terms are multiplied, and the tables that they are for.
+    """
+
+    tables: tuple[LiveTable, ...]
+    terms: Terms
+    origin: Origin
+    weights: tuple[tuple[int, Tensor], ...] = ()
+    versions: tuple[int, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.versions = tuple(grad._version for grad in self.terms.grads)
+
+    def check_unchanged(self) -> None:
+        """Raises OptimizerError where somebody has written into what is still to be summed."""
+        now = tuple(grad._version for grad in self.terms.grads)
+        if now != self.versions:
+            raise OptimizerError(
+                f"The gradient of vectors of table {self.tables[0].name!r} was changed in place between "
+                "backward and step. Change a copy of it, or the handle's grad."
+            )
+
+
+@dataclass(frozen=True, eq=False)
+class Share:
+    """One table's share of what a backward left."""
+
+    gradient: BatchGradient
+    table: int
+    """Its position among the gradient's tables."""
+
+    def rows(self) -> tuple[Tensor, Tensor]:
+        """(n,) slots and (n, dim) float32 rows; behind the last, slots are -1 and rows zeros."""
+        self.gradient.check_unchanged()
+        return _rows_of_terms(self.gradient.terms, self.table)
+
+    def coo(self) -> Tensor:
+        """The same as the gradient of the table's handle."""
+        return _coo(self.gradient.tables[self.table], *self.rows())
+
+
+def share_of(live: LiveTable) -> Share | None:
+    """What the last backward left, if that is all that the table's gradient is."""
+    if len(live.pending.shares) == 1 and stored_gradient(live.parameter) is None:
+        share: Share = live.pending.shares[0]
+        return share
+    return None
+
+
+def sum_gradient(live: LiveTable, *, each_once: bool = False) -> Tensor | None:
+    """The gradient of a table; None where it has none.
+
+    It takes the place of what it was made from, so that changes to it count.
+
+    Args:
+        each_once: also where torch has added gradients up: every slot once.
+    """
+    stored = stored_gradient(live.parameter)
+    if not live.pending.shares:
+        whole = stored is None or not stored.is_sparse or stored is live.pending.summed
+        if whole or not each_once:
+            return stored
+    share = share_of(live)
+    if share is not None:
+        total = share.coo()
+    else:
+        terms, _ = gather([live])
+        total = _coo(live, *_rows_of_terms(terms, 0))
+    live.pending.origins += [share.gradient.origin for share in live.pending.shares]
+    live.pending.shares = []
+    set_gradient(live.parameter, total)
+    live.pending.summed = total
+    return total
+
+
+def gather(tables: Sequence[LiveTable]) -> tuple[Terms, list[Tensor]]:
+    """One set of terms of all that the gradients of tables are made of.
+
+    Returns:
+        terms, table by table; and (1,) int32 flags that tell whether the slots of gradients which
+        others have put there are slots of their tables.
+    """
+    features: list[FeatureSlots] = []
+    grads: list[Tensor] = []
+    flags: list[Tensor] = []
+    for t, live in enumerate(tables):
+        parts = [share.rows() for share in live.pending.shares]
+        stored = stored_gradient(live.parameter)
+        if stored is not None:
+            if live.tiers is not None and not (live.pending.origins or live.pending.shares):
+                raise OptimizerError(
+                    f"Table {live.name!r} lies in tiers and its gradient comes from no batch of it, so "
+                    "its rows may be anywhere. Use the vectors that forward returns."
+                )
+            slots, rows = _rows_of_stored(stored, live, flags)
+            parts.insert(0, (slots, rows))
+        feature = FeatureSlots(
+            table=t,
+            slots=torch.cat([slots for slots, _ in parts]),
+            combiner="none",
+            padding_slot=live.device_rows.padding_slot,
+        )
+        features.append(feature)
+        grads.append(torch.cat([rows for _, rows in parts]))
+    lookup = Lookup([live.device_rows.planes(live) for live in tables])
+    return lookup.terms(lookup.transpose(features), features, grads), flags
+
+
+def _rows_of_terms(terms: Terms, table: int) -> tuple[Tensor, Tensor]:
+    """(n,) slots and (n, dim) rows; behind the last, slots are -1 and rows zeros."""
+    (rows,) = reduce(terms, None, [table])
+    index = terms.index
+    at = torch.arange(rows.shape[0], device=rows.device)
+    begin, end = index.table_starts[table], index.table_starts[table + 1]
+    there = at < end - begin
+    if not len(index.slots):
+        return torch.full_like(at, -1), torch.zeros_like(rows)
+    slots = index.slots[(begin + at).clamp_(max=len(index.slots) - 1)]
+    return torch.where(there, slots, -1), torch.where(there[:, None], rows, 0.0)
+
+
+def _coo(live: LiveTable, slots: Tensor, rows: Tensor) -> Tensor:
+    if len(slots):
+        slots = torch.where(slots < 0, slots[0], slots)
+    return torch.sparse_coo_tensor(slots[None], rows, live.shape, check_invariants=False)
+
+
+def _rows_of_stored(grad: Tensor, live: LiveTable, flags: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """(slots, rows) of a gradient that autograd or the user has put there; a flag of its slots."""
+    rows = live.device_rows
+    if grad.device.type != rows.device.type:
+        raise OptimizerError(
+            f"Table {live.name!r} lies on {rows.device} and its gradient on {grad.device}: it was moved "
+            "in between. Call zero_grad() after moving a model."
+        )
+    if not grad.is_sparse:
+        if live.tiers is not None:
+            raise OptimizerError(
+                f"Table {live.name!r} lies in tiers and has a dense gradient: the loss used its "
+                "parameter directly. Use the vectors that forward returns."
+            )
+        return torch.arange(len(grad), device=grad.device), grad.float().contiguous()
+    slots, values = grad._indices()[0].contiguous(), grad._values().float().contiguous()
+    if not len(slots):
+        return slots, values
+    (checked,), _, good = check_arrays([(Array.SLOTS, slots, rows.slots(live))])
+    flags.append(good)
+    return checked, values

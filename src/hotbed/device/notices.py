@@ -1,0 +1,67 @@
+"""What the device found out about a batch or a step, told to the host when it is known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from hotbed.errors import HotbedError
+
+if TYPE_CHECKING:
+    from hotbed.handles import LiveTable
+
+__all__ = ["Notice", "raise_what_is_known"]
+
+
+class Notice:
+    """Integers on their way to the host, and what they mean.
+
+    Threading: for the training thread.
+    """
+
+    def __init__(self, told: Tensor, error_of: Callable[[list[int]], HotbedError | None]) -> None:
+        """`told`: (n,) int64 on the device, copied behind what is launched so far. `error_of`: called
+        once with them; the error to raise, or None if all was good."""
+        self._error_of = error_of
+        self._event: torch.cuda.Event | None = None
+        if told.device.type == "cuda":
+            self._host = torch.empty(told.shape, dtype=told.dtype, pin_memory=True)
+            self._host.copy_(told, non_blocking=True)
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._event.record(torch.cuda.current_stream(told.device))
+        else:
+            self._host = told.clone()
+        self._taken = False
+        self.error: HotbedError | None = None
+
+    @property
+    def ready(self) -> bool:
+        """Whether they have arrived."""
+        return self._event is None or bool(self._event.query())  # type: ignore[no-untyped-call]
+
+    def take(self) -> HotbedError | None:
+        """The error that they tell of, the first time it is asked for; waits for them."""
+        if self._taken:
+            return None
+        if self._event is not None:
+            self._event.synchronize()
+        self._taken = True
+        self.error = self._error_of(self._host.numpy().tolist())
+        return self.error
+
+
+def raise_what_is_known(tables: Sequence[LiveTable], *, wait: bool = False) -> None:
+    """Raises the error of an earlier batch or step of these tables, if it has arrived.
+
+    Args:
+        wait: for all that are on their way: whoever reads rows waits for the device anyway.
+    """
+    for table in tables:
+        notices = table.pending.notices
+        while notices and (wait or notices[0].ready):
+            error = notices.popleft().take()
+            if error is not None:
+                raise error

@@ -1,0 +1,260 @@
+"""Tables in tiers of which the uppermost is a device, and their batches on the way there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from hotbed import _core
+from hotbed.device.gradients import Origin
+from hotbed.device.spaces import SpaceOnDevice, SpacesOnDevice, host_memory
+from hotbed.errors import StorageError
+from hotbed.inputs import Bags
+from hotbed.ops.gpu.pool import FeatureSlots
+from hotbed.ops.gpu.rows import NO_SLOT
+from hotbed.ops.gpu.transpose import TransposedIndex, with_chunks
+from hotbed.ops.gpu.update import DevicePlanes
+from hotbed.resolve.lookup import core_input
+
+if TYPE_CHECKING:
+    from hotbed.handles import LiveTable
+
+__all__ = ["TieredBatch", "TieredRows"]
+
+
+class TieredRows:
+    """What tables of one storage know of their rows on a device.
+
+    Threading: for the training thread.
+    """
+
+    padding_slot = NO_SLOT
+    """Padding has none."""
+
+    def __init__(self, spaces: SpacesOnDevice) -> None:
+        self.side, self.device = spaces.side, spaces.device
+
+    def space(self, live: LiveTable) -> SpaceOnDevice:
+        space = _core.planes_of(live.core)
+        assert isinstance(space, SpaceOnDevice)
+        return space
+
+    def planes(self, live: LiveTable) -> DevicePlanes:
+        """What kernels take; tables of equal records have planes in common."""
+        space = self.space(live)
+        return DevicePlanes(weights=space.weights, states=space.states, ids=space.ids, key=live.key)
+
+    def slots(self, live: LiveTable) -> int:
+        """Slots lie below it."""
+        return len(self.space(live).weights)
+
+    def make_states(self, live: LiveTable) -> None:
+        """They come with the next layout."""
+
+    @property
+    def state_bytes(self) -> int:
+        return 0  # the storage counts them
+
+
+class TieredBatch:
+    """A batch of the core's, which is also sent to the device once its rows have slots.
+
+    What look-ahead does with a batch of the core it does with this one: `check`, `group`, `announce`,
+    `admit` on its thread; `resolve` and what follows are for the training thread.
+    """
+
+    def __init__(
+        self, live: Sequence[LiveTable], table_of: Sequence[int], bags: Sequence[Bags]
+    ) -> None:
+        self._live, self._table_of = list(live), list(table_of)
+        self._bags = [_on_host(bag) for bag in bags]
+        inputs = [
+            core_input(t, live[t].combiner, bag)
+            for t, bag in zip(table_of, self._bags, strict=True)
+        ]
+        self._core = _core.Batch.make([table.core for table in live], inputs)
+        self._side = live[0].device_rows.side
+        self._rounds = any(table.spec.dtype.itemsize == 2 for table in live)
+        self._whole = True
+        self._written: tuple[tuple[Any, Tensor], ...] | None = None
+        self._sent: _Sent | None = None
+        self._index: TransposedIndex | None = None
+
+    # -- as the core's batch ---------------------------------------------------------------------
+
+    def check(self) -> tuple[int, int, int, int, int]:
+        return self._core.check()
+
+    def group(self, frozen: Sequence[int]) -> None:
+        self._whole = not frozen
+        self._core.group(frozen)
+
+    def announce(self) -> None:
+        self._core.announce()
+
+    def admit(self) -> bool:
+        if not self._core.admit():
+            return False
+        if self._whole:  # frozen tables are read by the forward
+            self._sent = _Sent(self._core, self._bags, self._side, True)
+        return True
+
+    def resolve(self, insert: bool, transpose: bool, frozen: Sequence[int]) -> None:
+        self._side.train_here()
+        self._core.resolve(insert, transpose, frozen)
+        if self._sent is None:
+            self._sent = _Sent(self._core, self._bags, self._side, insert and transpose)
+
+    # -- for the lookup --------------------------------------------------------------------------
+
+    @property
+    def origin(self) -> Origin:
+        return Origin(claim=self._core.claim, written=self._written)
+
+    def features(self, weights: Sequence[Tensor | None]) -> list[FeatureSlots]:
+        """The batch over slots, when it has arrived on the device."""
+        sent, bags = self._sent, self._bags
+        assert sent is not None
+        sent.arrive(self._side)
+        self._take_index(sent)
+        scratch = [self._scratch(t) for t in range(len(self._live))]
+        features, at = [], 0
+        for f, (bag, t) in enumerate(zip(bags, self._table_of, strict=True)):
+            unpooled = self._live[t].spec.combiner == "none"
+            weight = weights[f]
+            feature = FeatureSlots(
+                table=t,
+                slots=sent.slots[at : at + len(bag.ids)],
+                combiner=self._live[t].spec.combiner or "none",
+                offsets=None if unpooled else sent.offsets[f],
+                fixed=1 if unpooled else max(bag.fixed, 1),
+                weights=None if weight is None else weight.detach(),
+                scratch=scratch[t],
+            )
+            features.append(feature)
+            at += len(bag.ids)
+        return features
+
+    def index(self) -> TransposedIndex:
+        """The transposed index, for backward. A batch that was only read finds slots for it first.
+
+        Raises:
+            StorageError: it does not fit beside what is pinned.
+        """
+        if self._index is None:
+            from hotbed.resolve.tiers import over_budget
+
+            self._side.train_here()
+            tiers = self._live[0].tiers
+            assert tiers is not None
+            try:
+                self._core.seat()
+            except StorageError as error:
+                raise over_budget(error, tiers) from None
+            sent = _Sent(self._core, self._bags, self._side, True)
+            sent.arrive(self._side)
+            self._take_index(sent)
+            # Others of the claim are of rows that exist nowhere, and shall not for a reader.
+            self._written = tuple(
+                (table.core, slots)
+                for table, slots in zip(self._live, sent.slots_by_table(), strict=True)
+            )
+        assert self._index is not None
+        return self._index
+
+    def hold(self, tables: Sequence[LiveTable]) -> None:
+        """Rows stay where they are while tables have a gradient of this batch."""
+        tiers = self._live[0].tiers
+        assert tiers is not None
+        tiers.hold(self._core.claim, tables)
+
+    def _take_index(self, sent: _Sent) -> None:
+        if sent.index is None or self._index is not None:
+            return
+        slots, starts, order, table_starts, ids = sent.index
+        # Tables that were not brought up have no positions in it.
+        counts = [0] * len(self._live)
+        for bag, t in zip(self._bags, self._table_of, strict=True):
+            counts[t] += len(bag.ids)
+        self._index = with_chunks(slots, starts, order, table_starts, tuple(counts))
+        if not self._rounds:
+            return
+        for t, table in enumerate(self._live):
+            plane = table.device_rows.space(table).ids
+            first, last = sent.table_starts[t], sent.table_starts[t + 1]
+            if plane is not None and last > first:
+                plane.index_copy_(0, slots[first:last], ids[first:last])
+
+    def _scratch(self, table: int) -> Tensor | None:
+        address, nbytes = _core.scratch_of(self._core, table)
+        if not nbytes:
+            return None
+        spec = self._live[table].spec
+        packed = self._side.pinned(nbytes, torch.uint8)
+        packed.copy_(host_memory(address, nbytes))
+        rows = packed.to(self._side.device, non_blocking=True)
+        scratch: Tensor = rows.view(spec.dtype).reshape(-1, spec.dim)
+        return scratch
+
+
+class _Sent:
+    """Slots, offsets and index of a batch, on their way to the device as one block."""
+
+    def __init__(self, core: Any, bags: Sequence[Bags], side: Any, with_index: bool) -> None:
+        tables = len(core.unique_counts())
+        positions = sum(len(bag.ids) for bag in bags)
+        offsets = [bag.offsets for bag in bags]
+        # Bags of no ids at all have offsets too: all of them 0.
+        edged = [
+            o is not None or not (bag.fixed or not bag.bags)
+            for bag, o in zip(bags, offsets, strict=True)
+        ]
+        behind = positions + sum(bag.bags + 1 for bag, e in zip(bags, edged, strict=True) if e)
+        room = 4 * positions + tables + 2 if with_index else 0
+        host = side.pinned(behind + room)
+        _core.write_slots(core, host.data_ptr())
+        at = positions
+        edges: list[tuple[int, int] | None] = []
+        for bag, o, edge in zip(bags, offsets, edged, strict=True):
+            if not edge:
+                edges.append(None)
+                continue
+            end = at + bag.bags + 1
+            host[at:end] = 0 if o is None else o
+            edges.append((at, end))
+            at = end
+        sizes: list[int] = []
+        if with_index:
+            used, taken = _core.write_index(core, host.data_ptr() + 8 * behind)
+            sizes = [used, used + 1, taken, tables + 1, used]
+            first = behind + used + used + 1 + taken
+            self.table_starts: list[int] = host.numpy()[first : first + tables + 1].tolist()
+        with side.entered():
+            there = host[: behind + sum(sizes)].to(side.device, non_blocking=True)
+        self._host, self._there, self._index_begin = host, there, behind
+        self._arrived = side.mark()
+        self.slots = there[:positions]
+        self.offsets = [None if edge is None else there[slice(*edge)] for edge in edges]
+        self.index = torch.split(there[behind:], sizes) if with_index else None
+
+    def slots_by_table(self) -> list[Tensor]:
+        """The slots of the index, on the host."""
+        edges = [self._index_begin + edge for edge in self.table_starts]
+        return [self._host[a:b] for a, b in zip(edges[:-1], edges[1:], strict=True)]
+
+    def arrive(self, side: Any) -> None:
+        """The stream that computes waits for it, and for the rows that were brought before."""
+        side.use([self._there], self._arrived)
+
+
+def _on_host(bag: Bags) -> Bags:
+    """Ids and offsets where the core can read them; waits for the device if they lie there."""
+    ids, offsets = bag.ids, bag.offsets
+    if ids.device.type != "cpu":
+        ids = ids.cpu()
+    if offsets is not None and offsets.device.type != "cpu":
+        offsets = offsets.cpu()
+    return bag._replace(ids=ids, offsets=offsets)

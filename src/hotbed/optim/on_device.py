@@ -1,0 +1,171 @@
+"""The part of an optimizer's step that is taken on a device."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from hotbed.errors import OptimizerError
+from hotbed.handles import LiveTable
+from hotbed.optim.dense import name_of
+
+if TYPE_CHECKING:
+    from hotbed.device.step import DeviceStep
+    from hotbed.optim.base import TableOptimizer
+
+__all__ = ["DevicePart", "device_part"]
+
+_NOTICE = "_hotbed_notice"
+"""Where an optimizer has what the device will tell of its last step."""
+
+
+def device_part(optimizer: TableOptimizer) -> DevicePart | None:
+    """What a step of this optimizer does on a device; None where no table of it lies on one.
+
+    Raises:
+        NotFiniteError, IdError: the step before was not taken.
+    """
+    devices = {t.device for t in optimizer._live.values() if t.device_rows is not None}
+    if not devices:
+        return None
+    if len(devices) > 1:
+        names = ", ".join(map(str, devices))
+        raise OptimizerError(
+            f"{type(optimizer).__name__}: its tables lie on {names}. Make an optimizer a device."
+        )
+    notice = optimizer.__dict__.pop(_NOTICE, None)
+    if notice is not None and (error := notice.take()) is not None:
+        raise error
+    from hotbed.device.notices import raise_what_is_known
+
+    raise_what_is_known([t for t in optimizer._live.values() if t.device_rows is not None])
+    return DevicePart(optimizer, devices.pop())
+
+
+class DevicePart:
+    """Tables on a device, and dense parameters beside them, in one step: all of them or none.
+
+    Threading: for the training thread.
+    """
+
+    def __init__(self, optimizer: TableOptimizer, device: torch.device) -> None:
+        from hotbed.device.step import DenseGradient, Entry
+
+        self._entry, self._dense_gradient = Entry, DenseGradient
+        self._optimizer, self._device = optimizer, device
+        self._found_inf: Tensor | None = getattr(optimizer, "found_inf", None)
+        scale: Tensor | None = getattr(optimizer, "grad_scale", None)
+        if scale is not None:
+            self._unscale(scale)
+        self._entries: list[Any] = []
+        self._dense: list[Any] = []
+        self._step: DeviceStep | None = None
+        self._take: Tensor | None = None
+
+    def _unscale(self, scale: Tensor) -> None:
+        grads: dict[torch.device, list[Tensor]] = {}
+        for group in self._optimizer.param_groups:
+            for parameter in group["params"]:
+                grad = parameter.grad
+                if grad is not None:
+                    grad = grad._values() if grad.is_sparse else grad
+                    grads.setdefault(grad.device, []).append(grad)
+        for device, found in grads.items():
+            inverse = scale.double().reciprocal().float().to(device, non_blocking=True)
+            torch._foreach_mul_(found, inverse.reshape(()))
+
+    def takes(self, parameter: Tensor, index: int, position: int) -> bool:
+        """Takes a parameter in, if it is one for here."""
+        live = self._optimizer._live.get(parameter)
+        if live is not None:
+            if live.device_rows is None:
+                return False
+            if live.has_gradient:
+                rule = self._rule_of(live)
+                hyper = self._optimizer.numbers_of_step(index)
+                self._entries.append(self._entry(live, rule, hyper))
+            return True
+        grad = parameter.grad
+        if grad is None or grad.device != self._device:
+            return grad is None
+        name = _namer(self._optimizer, parameter, index, position)
+        self._dense.append(self._dense_gradient(parameter, grad, name))
+        return True
+
+    def _rule_of(self, live: LiveTable) -> Any:
+        rule = self._optimizer._rules[live.parameter]
+        self._optimizer.check_hold(live, rule)
+        return rule
+
+    def take_share(self, live: LiveTable, index: int, share: Any) -> None:
+        """Takes the first gradient of a table in that is updated in backward."""
+        rule = self._rule_of(live)
+        hyper = self._optimizer.numbers_of_step(index)
+        self._entries.append(self._entry(live, rule, hyper, share))
+
+    def decide(self, *, beside: bool) -> bool:
+        """Checks everything. False: the step is known not to be taken, and that is no error.
+
+        Args:
+            beside: whether the host has a part in the step; then it waits for what was found.
+
+        Raises:
+            NotFiniteError, IdError: as far as that is known.
+        """
+        from hotbed.device.step import DeviceStep
+
+        if not self._entries:
+            # Dense parameters alone.
+            for one in self._dense:
+                if not bool(torch.isfinite(one.grad).all()) and self._found_inf is None:
+                    raise _not_finite(one.name())
+            self._dense = []
+            return self._found_inf is None or not bool(self._found_inf)
+        self._step = DeviceStep(self._entries, self._dense, self._found_inf)
+        self._take = self._step.decide()
+        if beside and not bool(self._take):
+            error = self._step.tell(counted=False).take()
+            if error is not None:
+                raise error
+            return False
+        return True
+
+    def step(self) -> None:
+        """Launches what was decided, and steps the dense parameters."""
+        step_dense = self._optimizer._half.step
+        if self._step is None:
+            step_dense()
+            return
+        from hotbed.device.step import Predicated
+
+        assert self._take is not None
+        self._step.apply()
+        predicated = Predicated(self._optimizer.state, [one.parameter for one in self._dense])
+        step_dense()
+        predicated.settle(self._take)
+        self._optimizer.__dict__[_NOTICE] = self._step.tell(predicated.take_back)
+
+
+def _namer(
+    optimizer: TableOptimizer, parameter: Tensor, index: int, position: int
+) -> Callable[[], str]:
+    known, group = weakref.ref(parameter), optimizer.param_groups[index]
+
+    def name() -> str:
+        found = known()
+        return "A dense parameter" if found is None else name_of(found, group, position)
+
+    return name
+
+
+def _not_finite(name: str) -> Exception:
+    from hotbed.errors import NotFiniteError
+
+    return NotFiniteError(
+        f"{name} has a NaN or an infinity in its gradient; no row and no parameter was changed. Skip "
+        "the batch, or look for the division or logarithm behind."
+    )
