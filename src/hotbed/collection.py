@@ -276,9 +276,8 @@ class EmbeddingCollection(TableOwner):
 
         ``rows_used`` by training batches (distinct rows of each), of which ``rows_missed`` had to be
         brought up and ``rows_created`` were new; ``hit_rate``; ``rows_written_back``,
-        ``rows_evicted``; ``rows_from_ssd`` and ``rows_to_ssd``, which is the part of what was
-        brought up and written back that RAM below the device did not answer; ``rows_read_past`` by
-        evaluation and lookups; ``batches``, of which
+        ``rows_evicted``; ``rows_read_past`` by evaluation and lookups; ``rows_from_ssd`` and
+        ``rows_to_ssd``, what of all this no RAM could answer; ``batches``, of which
         ``batches_ahead`` were resident before they were asked for; ``move_ms`` moving rows, of which
         ``wait_ms`` while a forward waited; ``memory_bytes``.
         """

@@ -182,11 +182,11 @@ def files(folder: Path) -> dict[str, tuple[int, bytes]]:
 
 
 def counted(model: Model) -> dict[str, float]:
-    """All counters but that of such reads, and the memory that reading from the SSD takes."""
+    """All counters but those of such reads, and the memory that reading from the SSD takes."""
     return {
         k: v
         for k, v in model.embeddings.stats().items()
-        if k not in ("rows_read_past", "memory_bytes")
+        if k not in ("rows_read_past", "rows_from_ssd", "memory_bytes")
     }
 
 
