@@ -25,9 +25,9 @@ TABLES, ROWS, DIM, BATCH = 26, 1_000_000, 64, 8192
 SHARES = (1.0, 0.5, 0.25, 0.1, 0.05)
 ALPHA = 1.05
 DEPTH, HORIZON = 2, 32
-WARM_UP, WARM_UP_IN_MEMORY = 96, 4
-"""Batches before what is measured, in the mode that is measured. In 96 batches a tenth of the rows is
-replaced about once."""
+WARM_UP, WARM_UP_IN_MEMORY = 64, 4
+"""Batches before what is measured, in the mode that is measured. In 64 batches two thirds of a tenth of
+the rows are replaced."""
 MEASURED = 24
 QUICK = {"rows": 20_000, "batch": 1024, "measured": 6}
 DISK_READS = 40_000
