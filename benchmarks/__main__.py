@@ -20,7 +20,7 @@ SCENARIOS = {
     "capacity": "NVIDIA's synthetic model small, larger than memory, in 6 GB (--dry-run: of 1 TB)",
     "tiers": "a DLRM step with 100 to 5 % of its 13 GB in memory, the rest on disk",
     "synthetic": "NVIDIA's synthetic models: tiny at batch 65,536 with Adagrad",
-    "gpu": "kernels on a CUDA device: roof, interaction, layers, lookups",
+    "gpu": "a CUDA device: roof, interaction, layers, lookups, training with tables on it",
     "import": "what `import hotbed` adds to `import torch`",
 }
 # `import` is a keyword, so its module has another name.
