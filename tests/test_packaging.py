@@ -112,3 +112,9 @@ def test_an_unsupported_python_is_told_which_to_use(tmp_path: Path, version: str
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
     assert version in done.stderr and "3.10 to 3.13" in done.stderr
+
+
+def test_test_files_have_distinct_names() -> None:
+    """Folders of tests are no packages, so pytest takes two files of one name for the same module."""
+    names = [path.name for path in (ROOT / "tests").rglob("*.py") if path.name != "conftest.py"]
+    assert sorted(names) == sorted(set(names))
