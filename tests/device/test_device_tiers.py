@@ -116,7 +116,9 @@ def test_tiers_on_the_device_follow_those_of_the_core(look_ahead):
     expected = train(host, optimizers[0], batches(8), look_ahead)
     torch.testing.assert_close(torch.tensor(found), torch.tensor(expected), rtol=1e-5, atol=1e-5)
     assert_equal_rows(host, device, exact=False)
-    assert host.stats()["rows_evicted"] == device.stats()["rows_evicted"] > 0
+    evicted = [m.stats()["rows_evicted"] for m in (host, device)]
+    # With look-ahead the clock decides how many batches are known when a row is evicted.
+    assert min(evicted) > 0 and (look_ahead or evicted[0] == evicted[1])
 
 
 def without_hot_rows(batch):
