@@ -9,6 +9,9 @@ import typer
 
 from hotbed.cli.errors import told_in_one_sentence
 
+_SHOWN = 5
+"""Hottest ids of a table; all that were noted are in the JSON."""
+
 
 def inspect(
     path: Annotated[str, typer.Argument(metavar="DIR", help="The --ssd folder of a run.")],
@@ -119,5 +122,6 @@ def _show_hottest(used: dict[str, list[tuple[int, float]]], console: Any) -> Non
     for heading in ("table", "ids"):
         table.add_column(heading)
     for name, rows in used.items():
-        table.add_row(name, ", ".join(f"{row} ({uses:,.0f})" for row, uses in rows) or "none")
+        shown = ", ".join(f"{row} ({uses:,.0f})" for row, uses in rows[:_SHOWN])
+        table.add_row(name, shown or "none")
     console.print(table)

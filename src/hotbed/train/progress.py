@@ -92,7 +92,7 @@ class ProgressBar(Callback):
             figures += (
                 f" · {counted['hit_rate']:.0%} hits, {_read_and_written(counted)}, "
                 f"{counted['queue_depth']:.0f} ahead, "
-                f"{counted['stall_ms'] + counted['wait_ms']:,.0f} ms waited"
+                f"{(counted['stall_ms'] + counted['wait_ms']) / 1e3:,.1f} s waited"
             )
         self._progress.update(
             self._task,
@@ -107,7 +107,17 @@ def _read_and_written(counted: dict[str, float]) -> str:
     ssd = counted["rows_from_ssd"] + counted["rows_to_ssd"] > 0
     read = counted["rows_from_ssd" if ssd else "rows_missed"]
     written = counted["rows_to_ssd" if ssd else "rows_written_back"]
-    return f"{read:,.0f} rows read, {written:,.0f} written"
+    return f"{_short(read)} read, {_short(written)} written"
+
+
+def _short(count: float) -> str:
+    """Three digits: 999, 1.23k, 45.6k, 789k, 1.23M."""
+    for unit in ("", "k", "M", "G"):
+        if count < 999.5 or unit == "G":
+            break
+        count /= 1000
+    digits = 0 if not unit or count >= 99.95 else 1 if count >= 9.995 else 2
+    return f"{count:.{digits}f}{unit}"
 
 
 def closing_table(title: str, lines: dict[str, str]) -> Table:
