@@ -150,7 +150,8 @@ def _train(
     report.remarks.append(
         f"Storage(host={budget:,}, ssd=...), look-ahead {DEPTH} batches deep; every row was written "
         "to SSD first, then the hot rows that the budget holds were looked up once, and "
-        f"{WARM_UP} batches trained. Samples a second count everything, drawing the batches too."
+        f"{WARM_UP} batches trained. Samples a second count everything, drawing the batches too. Rows "
+        "that were only looked up leave first, so little is written until the budget is full of others."
     )
 
 

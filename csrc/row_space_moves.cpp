@@ -1,7 +1,10 @@
 // Rows on their way between slots and the tier below.
+#include <atomic>
 #include <cstring>
 #include <exception>
+#include <functional>
 #include <semaphore>
+#include <system_error>
 #include <thread>
 
 #include "row_space.hpp"
@@ -12,6 +15,52 @@ namespace {
 
 // Rows for which a second thread is worth its start.
 constexpr int64_t kWorthAThread = 2048;
+
+// Reads parts here while another thread, after `first`, places those that were read; two may be on
+// their way. False, with nothing done: the system has no thread to give.
+bool beside(const std::function<void()>& first, const std::function<void(int64_t)>& read,
+            const std::function<void(int64_t)>& place, int64_t parts) {
+  std::counting_semaphore<> room(2), filled(0);
+  std::atomic<bool> ended{false};
+  std::exception_ptr placing_failure, reading_failure;
+  auto guarded = [&](auto&& work, std::exception_ptr& failure, std::counting_semaphore<>& wakes) {
+    try {
+      work();
+    } catch (...) {
+      failure = std::current_exception();
+      ended = true;
+      wakes.release();
+    }
+  };
+  auto place_all = [&] {
+    first();
+    for (int64_t k = 0; k < parts; ++k) {
+      filled.acquire();
+      if (ended) return;
+      place(k);
+      room.release();
+    }
+  };
+  auto read_all = [&] {
+    for (int64_t k = 0; k < parts; ++k) {
+      room.acquire();
+      if (ended) return;
+      read(k);
+      filled.release();
+    }
+  };
+  std::thread placing;
+  try {
+    placing = std::thread([&] { guarded(place_all, placing_failure, room); });
+  } catch (const std::system_error&) {
+    return false;
+  }
+  guarded(read_all, reading_failure, filled);
+  placing.join();
+  if (placing_failure) std::rethrow_exception(placing_failure);
+  if (reading_failure) std::rethrow_exception(reading_failure);
+  return true;
+}
 
 }  // namespace
 
@@ -112,45 +161,12 @@ void RowSpace::move(int64_t batch, Moves& moves) {
     for (int64_t i = 0; i < n; ++i) id_plane[slots[i]] = keys[i].id;
   };
   try {
-    if (count < kWorthAThread) {
+    if (count < kWorthAThread || !beside([&] { write_back(moves, written); }, read, place, parts)) {
       write_back(moves, written);
       for (int64_t k = 0; k < parts; ++k) {
         read(k);
         place(k);
       }
-    } else {
-      std::counting_semaphore<> room(2), filled(0);
-      std::atomic<bool> ended{false};
-      std::exception_ptr failure, reading_failure;
-      std::thread placing([&] {
-        try {
-          write_back(moves, written);
-          for (int64_t k = 0; k < parts; ++k) {
-            filled.acquire();
-            if (ended) return;
-            place(k);
-            room.release();
-          }
-        } catch (...) {
-          failure = std::current_exception();
-          ended = true;
-          room.release();
-        }
-      });
-      try {
-        for (int64_t k = 0; k < parts; ++k) {
-          room.acquire();
-          if (ended) break;
-          read(k);
-          filled.release();
-        }
-      } catch (...) {
-        reading_failure = std::current_exception();
-        ended = true;
-        filled.release();
-      }
-      placing.join();
-      if (failure || reading_failure) std::rethrow_exception(failure ? failure : reading_failure);
     }
   } catch (...) {
     std::lock_guard lock(mutex_);

@@ -1,9 +1,12 @@
 // RowSpace against maps of what it should hold, over a tier that fails when told to.
 #include "row_space.hpp"
 
+#include <pthread.h>
+
 #include <condition_variable>
 #include <deque>
 #include <random>
+#include <system_error>
 #include <thread>
 
 #include "check.hpp"
@@ -270,6 +273,53 @@ TEST(large_batches_move_in_parts) {
   }
   CHECK(failures > 4);
   CHECK_EQ(pair.space->rows(1), static_cast<int64_t>(truth.users.size()));
+  for (const auto& [key, steps] : truth.steps) CHECK(pair.read(key) == truth.of(key));
+}
+
+// Threads that are asked for a stack no system has are refused.
+class NoThreads {
+ public:
+  NoThreads() {
+    pthread_getattr_default_np(&before_);
+    pthread_attr_t huge;
+    pthread_attr_init(&huge);
+    pthread_attr_setstacksize(&huge, size_t{1} << 50);
+    CHECK_EQ(pthread_setattr_default_np(&huge), 0);
+    pthread_attr_destroy(&huge);
+  }
+  ~NoThreads() {
+    pthread_setattr_default_np(&before_);
+    pthread_attr_destroy(&before_);
+  }
+
+ private:
+  pthread_attr_t before_;
+};
+
+TEST(without_a_second_thread_rows_move_all_the_same) {
+  constexpr int64_t kRows = 6'000;
+  Pair pair(kRows);
+  Truth truth;
+  NoThreads none;
+  bool refused = false;
+  try {
+    std::thread([] {}).join();
+  } catch (const std::system_error&) {
+    refused = true;
+  }
+  CHECK(refused);
+  for (int64_t round = 0; round < 4; ++round) {
+    std::vector<RowKey> keys;
+    for (int64_t i = 0; i < kRows; ++i) keys.push_back({round % 2 * kRows + i, 1});
+    Ids ids(keys);
+    std::vector<int64_t> slots(kRows);
+    int64_t batch = pair.space->admit_now(ids.parts(), slots.data());
+    pair.space->consume(batch, false);
+    truth.train(pair, ids, slots);
+    pair.space->mark_dirty(batch);
+    pair.space->end(batch);
+  }
+  CHECK_EQ(pair.space->counters().written_back, 3 * kRows);
   for (const auto& [key, steps] : truth.steps) CHECK(pair.read(key) == truth.of(key));
 }
 

@@ -1,7 +1,7 @@
 """Every kind of input becomes `Bags`: flat ids, offsets or a fixed length, optional weights.
 
-Kind, rank and dtype are checked here; the values of ids and offsets are checked by the core, once,
-when the batch is resolved.
+Kind, rank and dtype are checked here; the values of ids and offsets are checked by the core, or the
+device, once, when the batch is resolved.
 
 A feature's input is one of:
 
@@ -21,10 +21,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hotbed.errors import InputError
+from hotbed.errors import HotbedError, IdError, InputError
 from hotbed.jagged import ID_DTYPES, Jagged, describe
 
-__all__ = ["Bags", "Jagged", "read_bags", "split_keyed"]
+__all__ = ["Bags", "Jagged", "core_input", "input_fault", "read_bags", "split_keyed"]
 
 _KINDS = "a LongTensor (B,) or (B, K), a hotbed.Jagged, a jagged nested tensor, a sparse CSR or COO tensor"
 _WEIGHED = ("sum", "mean", "sqrtn")
@@ -293,3 +293,44 @@ def split_keyed(value: Any) -> dict[str, Jagged] | None:
         own_weights = None if weights is None else weights[begin:end]
         parts[key] = Jagged(values[begin:end], own - begin, weights=own_weights)
     return parts
+
+
+def core_input(
+    table: int, combiner: int, bag: Bags
+) -> tuple[int, int, int, int, int, int, int, int, int]:
+    """One feature's input as the core takes it."""
+    ids, offsets, fixed, count, weights, _, _, _ = bag
+    return (
+        table,
+        combiner,
+        ids.data_ptr(),
+        4 if ids.dtype is torch.int32 else 8,
+        ids.shape[0],
+        0 if offsets is None else offsets.data_ptr(),
+        fixed,
+        count,
+        0 if weights is None else weights.data_ptr(),
+    )
+
+
+def input_fault(
+    kind: int, table: str, feature: str, bag: Bags, bag_at: int, value: int, bound: int
+) -> HotbedError:
+    """The error for an input that the core, or a device, found bad; arguments are InputFault's."""
+    sample = bag_at if bag.bags == bag.batch else bag_at * bag.batch // bag.bags
+    where = f"Table {table!r}, feature {feature!r}"
+    if kind == 1:
+        return IdError(
+            f"{where}, sample {sample}: id {value} is outside [0, {bound}). "
+            "Pass rows=None for open-ended ids."
+        )
+    if kind == 2:
+        return InputError(f"{where}: offsets must start at 0, they start at {value}.")
+    if kind == 3:
+        return InputError(
+            f"{where}, sample {sample}: offsets must rise, but {value} follows {bound} "
+            f"(a length of {value - bound})."
+        )
+    return InputError(
+        f"{where}: offsets end at {value} (the sum of the lengths), but there are {bound} values."
+    )

@@ -17,6 +17,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 import hotbed._core as _core
 from hotbed.data.criteo import CATEGORIES, DENSE, MISSING_ID, Batch
+from hotbed.files import appearing
 
 # Distinct values in the columns C1..C26 of the full Kaggle 2014 log.
 CRITEO_TABLE_ROWS = (
@@ -97,18 +98,15 @@ def write_criteo_tsv(
     if rows < 0:
         raise ValueError(f"rows is {rows}; it must not be negative.")
     model = _PlantedModel(seed, alpha, table_rows, click_rate)
-    part = f"{os.fspath(path)}.part"
     compress = os.fspath(path).endswith(".gz")
-    try:
-        with gzip.open(part, "wb", 1) if compress else open(part, "wb") as file:
-            for at in range(0, rows, 8192):
-                made = model.rows(at, min(at + 8192, rows))
-                label = made.label if labels else None
-                file.write(_core.criteo_format(label, made.integers, made.ids))
-        os.replace(part, path)
-    finally:
-        if os.path.exists(part):
-            os.unlink(part)
+    with (
+        appearing(path) as part,
+        gzip.open(part, "wb", 1) if compress else open(part, "wb") as file,
+    ):
+        for at in range(0, rows, 8192):
+            made = model.rows(at, min(at + 8192, rows))
+            label = made.label if labels else None
+            file.write(_core.criteo_format(label, made.integers, made.ids))
     return model.auc
 
 

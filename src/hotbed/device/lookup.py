@@ -17,12 +17,11 @@ from hotbed.device.notices import Notice, raise_what_is_known
 from hotbed.device.step import step_in_backward
 from hotbed.errors import HotbedError, TableError
 from hotbed.handles import LiveTable
-from hotbed.inputs import Bags
+from hotbed.inputs import Bags, core_input, input_fault
 from hotbed.ops.gpu.ids import GOOD, Array, check_arrays
 from hotbed.ops.gpu.lookup import DeviceBatch, Lookup
 from hotbed.ops.gpu.pool import FeatureSlots
 from hotbed.ops.pool import keeps_graph
-from hotbed.resolve.lookup import core_input, input_fault
 from hotbed.trace import span
 
 if TYPE_CHECKING:

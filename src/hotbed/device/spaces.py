@@ -28,7 +28,7 @@ _DTYPES = {
     _core.DType.f16: torch.float16,
     _core.DType.bf16: torch.bfloat16,
 }
-_ROWS_AT_ONCE = 16384  # as the core moves them
+_ROWS_AT_ONCE = 8192  # what the core moves at once; more are moved in blocks
 _STAGING_BYTES = 32 << 20
 
 

@@ -12,12 +12,11 @@ from hotbed import _core
 from hotbed.device.gradients import Origin
 from hotbed.device.spaces import SpaceOnDevice, SpacesOnDevice, host_memory
 from hotbed.errors import StorageError
-from hotbed.inputs import Bags
+from hotbed.inputs import Bags, core_input
 from hotbed.ops.gpu.pool import FeatureSlots
 from hotbed.ops.gpu.rows import NO_SLOT
 from hotbed.ops.gpu.transpose import TransposedIndex, with_chunks
 from hotbed.ops.gpu.update import DevicePlanes
-from hotbed.resolve.lookup import core_input
 
 if TYPE_CHECKING:
     from hotbed.handles import LiveTable

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hotbed.errors import StorageError
+from hotbed.files import appearing
 
 __all__ = ["COUNT", "Used", "forget", "note", "noted"]
 
@@ -26,14 +26,12 @@ def note(folder: Path, tables: Mapping[str, Sequence[Used]]) -> None:
     Raises:
         StorageError: it cannot be written.
     """
-    part = folder / f"{_NAME}.part"
+    path = folder / _NAME
     try:
-        part.write_text(json.dumps(tables), encoding="utf-8")
-        os.replace(part, folder / _NAME)
+        with appearing(path) as part:
+            Path(part).write_text(json.dumps(tables), encoding="utf-8")
     except OSError as error:
-        raise StorageError(f"{part} cannot be written: {error}.") from None
-    finally:
-        part.unlink(missing_ok=True)
+        raise StorageError(f"{path} cannot be written: {error}.") from None
 
 
 def noted(folder: Path) -> dict[str, list[Used]]:

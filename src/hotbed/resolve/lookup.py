@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from hotbed import _core
-from hotbed.errors import HotbedError, IdError, InputError, StorageError
+from hotbed.errors import StorageError
 from hotbed.handles import LiveTable
-from hotbed.inputs import Bags
+from hotbed.inputs import Bags, core_input, input_fault
 from hotbed.jagged import Jagged
 from hotbed.ops.pool import pool
 from hotbed.resolve.tiers import over_budget
@@ -19,9 +19,7 @@ from hotbed.trace import span
 
 __all__ = [
     "Prepared",
-    "core_input",
     "frozen_tables",
-    "input_fault",
     "lookup",
     "make_batch",
     "signature_of",
@@ -77,24 +75,6 @@ def make_batch(live: Sequence[LiveTable], table_of: Sequence[int], bags: Sequenc
         return TieredBatch(live, table_of, bags)
     inputs = [core_input(t, live[t].combiner, bag) for t, bag in zip(table_of, bags, strict=True)]
     return _core.Batch.make([table.core for table in live], inputs)
-
-
-def core_input(
-    table: int, combiner: int, bag: Bags
-) -> tuple[int, int, int, int, int, int, int, int, int]:
-    """One feature's input as the core takes it."""
-    ids, offsets, fixed, count, weights, _, _, _ = bag
-    return (
-        table,
-        combiner,
-        ids.data_ptr(),
-        4 if ids.dtype is torch.int32 else 8,
-        ids.shape[0],
-        0 if offsets is None else offsets.data_ptr(),
-        fixed,
-        count,
-        0 if weights is None else weights.data_ptr(),
-    )
 
 
 def lookup(
@@ -158,26 +138,3 @@ def lookup(
         return pool_resolved(batch, live, bags)
     with span("pool"):
         return pool(batch, live, table_of, bags, wanted)
-
-
-def input_fault(
-    kind: int, table: str, feature: str, bag: Bags, bag_at: int, value: int, bound: int
-) -> HotbedError:
-    """The error for an input that the core, or a device, found bad; arguments are InputFault's."""
-    sample = bag_at if bag.bags == bag.batch else bag_at * bag.batch // bag.bags
-    where = f"Table {table!r}, feature {feature!r}"
-    if kind == 1:
-        return IdError(
-            f"{where}, sample {sample}: id {value} is outside [0, {bound}). "
-            "Pass rows=None for open-ended ids."
-        )
-    if kind == 2:
-        return InputError(f"{where}: offsets must start at 0, they start at {value}.")
-    if kind == 3:
-        return InputError(
-            f"{where}, sample {sample}: offsets must rise, but {value} follows {bound} "
-            f"(a length of {value - bound})."
-        )
-    return InputError(
-        f"{where}: offsets end at {value} (the sum of the lengths), but there are {bound} values."
-    )

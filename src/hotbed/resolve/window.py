@@ -311,7 +311,7 @@ class Window:
 def _work(window_ref: weakref.ref[Window], moved: threading.Condition, work: str) -> None:
     threads = torch.get_num_threads()
     if work == BRINGING_UP:
-        _core.spin_less(threads)  # a tenth to a third of a core, on two
+        _core.spin_less(threads)  # or waiting threads take the core that this one needs
     # Asking has set torch's count for this thread, too. A second team of OpenMP threads that works
     # would slow the first down.
     _core.use_one_thread()

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from hotbed.errors import HotbedError
+from hotbed.files import appearing, is_special, part_of
 
 
 class OutputError(HotbedError, OSError):
@@ -57,9 +58,9 @@ def check_writable_file(path: str) -> None:
         raise OutputError(f"Cannot write {path!r}: the folder {folder!r} does not exist.")
     if os.path.isdir(path):
         raise OutputError(f"Cannot write {path!r}: it is a folder.")
-    if _is_special(path):
+    if is_special(path):
         return
-    part = _part_of(path)
+    part = part_of(path)
     try:
         with open(part, "w"):
             pass
@@ -77,20 +78,13 @@ def complete_file(path: str) -> Iterator[TextIO]:
     Raises:
         OutputError: it cannot be written.
     """
-    special = _is_special(path)
-    part = path if special else _part_of(path)
     try:
-        with open(part, "w", encoding="utf-8") as file:
+        with appearing(path) as part, open(part, "w", encoding="utf-8") as file:
             yield file
-        if not special:
-            os.replace(part, os.path.realpath(path))
     except OSError as error:
-        if isinstance(error, BrokenPipeError) or error.filename not in (None, part):
+        if isinstance(error, BrokenPipeError) or error.filename not in (None, path, part_of(path)):
             raise
         raise OutputError(f"Cannot write {path!r}: {error.strerror}.") from None
-    finally:
-        if not special and os.path.exists(part):
-            os.unlink(part)
 
 
 def write_json(path: str, report: dict[str, Any]) -> None:
@@ -98,14 +92,6 @@ def write_json(path: str, report: dict[str, Any]) -> None:
     with complete_file(path) as file:
         json.dump(_finite(report), file, indent=2, allow_nan=False)
         file.write("\n")
-
-
-def _is_special(path: str) -> bool:
-    return os.path.exists(path) and not os.path.isfile(path)
-
-
-def _part_of(path: str) -> str:
-    return f"{os.path.realpath(path)}.part"
 
 
 def _finite(value: Any) -> Any:

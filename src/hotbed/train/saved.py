@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from hotbed import init
 from hotbed.collection import EmbeddingCollection
 from hotbed.errors import HotbedError
+from hotbed.files import part_of
 from hotbed.models import MODELS
 from hotbed.tables import Table
 from hotbed.train.report import OutputError
@@ -51,7 +52,7 @@ def check_writable_folder(path: str) -> None:
             raise OutputError(
                 f"Cannot save to {path!r}: the folder holds other files. Name a new folder."
             )
-    part = _part(path)
+    part = part_of(path)
     try:
         shutil.rmtree(part, ignore_errors=True)  # what a process that was killed left
         os.makedirs(part)
@@ -75,7 +76,7 @@ def save_model(model: nn.Module, path: str) -> None:
         "arguments": _encoded(_config_of(model)),
     }
     tensors = dict(zip(_FILES, _halves(model), strict=True))
-    part = _part(path)
+    part = part_of(path)
     shutil.rmtree(part, ignore_errors=True)
     try:
         os.makedirs(part)
@@ -181,10 +182,6 @@ def load_model(path: str) -> nn.Module:
 def stored_rows(model: nn.Module) -> int:
     """The rows that all tables of `model` hold."""
     return sum(m.count() for m in model.modules() if isinstance(m, EmbeddingCollection))
-
-
-def _part(path: str) -> str:
-    return f"{os.path.realpath(path)}.part"
 
 
 def _name_of(model: nn.Module) -> str:
