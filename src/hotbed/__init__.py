@@ -4,6 +4,7 @@ import torch  # noqa: F401  (first: the core shares the OpenMP runtime that torc
 
 from hotbed import data, init, models, nn, optim, train
 from hotbed.collection import EmbeddingCollection, Rows
+from hotbed.device.graphs import graphed
 from hotbed.embedding import Embedding
 from hotbed.embedding_bag import EmbeddingBag
 from hotbed.errors import (
@@ -41,6 +42,7 @@ __all__ = [
     "Table",
     "TableError",
     "data",
+    "graphed",
     "init",
     "lookahead",
     "models",

@@ -107,26 +107,31 @@ WAITING = (
 )
 
 
-def test_a_step_asks_the_device_nothing(monkeypatch):
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("dense", [False, True])
+def test_a_step_asks_the_device_nothing(monkeypatch, dense, fused):
     """On the CPU, which stands in for a device: no value of a tensor becomes a number."""
     module = to_device(collection())
-    optimizer = OPTIMIZERS["Adam"](module.parameters())
-    batches = [moved(batch_of(seed)) for seed in range(3)]
+    weight = nn.Parameter(torch.ones((), device=DEVICE))
+    parameters = [*module.parameters(), *([weight] if dense else [])]
+    # Of torch's own rules for the dense half, SGD asks nothing of the host either.
+    rule = hb.optim.SGD if dense else hb.optim.Adam
+    optimizer = rule(parameters, lr=0.01, fused=fused)
+    batches = [moved(batch_of(seed)) for seed in range(5)]
 
     def step(batch):
-        vectors = module(batch)
-        torch.autograd.backward(
-            [v.values if isinstance(v, hb.Jagged) else v for v in vectors.values()],
-            [torch.ones_like(v) for v in vectors.values()],
-        )
+        vectors = [v.values if isinstance(v, hb.Jagged) else v for v in module(batch).values()]
+        vectors = [v * weight for v in vectors] if dense else vectors
+        torch.autograd.backward(vectors, [torch.ones_like(v) for v in vectors])
         optimizer.step()
         optimizer.zero_grad()
 
-    step(batches[0])
+    for batch in batches[:2]:  # fused tables keep the first gradient until the step
+        step(batch)
     if DEVICE.type == "cuda":
         torch.cuda.set_sync_debug_mode("error")
         try:
-            for batch in batches[1:]:
+            for batch in batches[2:]:
                 step(batch)
         finally:
             torch.cuda.set_sync_debug_mode("default")
@@ -168,7 +173,7 @@ def test_a_step_asks_the_device_nothing(monkeypatch):
     monkeypatch.setattr(notices.Notice, "take", taken)
     for name in WAITING:
         monkeypatch.setattr(Tensor, name, refuse(name))
-    for batch in batches[1:]:
+    for batch in batches[2:]:
         step(batch)
     monkeypatch.undo()
 

@@ -21,6 +21,7 @@ from hotbed.inputs import Bags, core_input, input_fault
 from hotbed.ops.gpu.ids import GOOD, Array, check_arrays
 from hotbed.ops.gpu.lookup import DeviceBatch, Lookup
 from hotbed.ops.gpu.pool import FeatureSlots
+from hotbed.ops.gpu.recording import use
 from hotbed.ops.pool import keeps_graph
 from hotbed.trace import span
 
@@ -51,6 +52,7 @@ def look_up(
                 f"Tables {live[0].name!r} and {table.name!r} of one module lie on {device} and "
                 f"{table.device_rows.device}. Move the whole module."
             )
+    use(live)
     with span("resolve"):
         features, weights, origin = _resolve(live, table_of, names, bags, device)
     return _pool(live, features, weights, bags, _Source(origin))
@@ -60,6 +62,7 @@ def pool_resolved(
     batch: TieredBatch, live: Sequence[LiveTable], bags: Sequence[Bags]
 ) -> list[Tensor]:
     """Pools a batch of tables in tiers, which has its slots."""
+    use(live)
     device = live[0].device_rows.device
     weights = [None if bag.weights is None else bag.weights.to(device) for bag in bags]
     with span("bring the batch"):
@@ -129,9 +132,7 @@ def _resolve(
             moved[f] = (array, offsets) if kind == Array.IDS else (ids, array)
         given = [(f, kind, array) for (f, kind), (_, array, _) in zip(of, arrays, strict=True)]
         faults = _Faults(list(live), list(table_of), list(names), list(bags), given)
-        notice = Notice(told, faults.first)
-        live[0].pending.notices.append(notice)
-        origin = Origin(good, notice)
+        origin = Origin(good, Notice(told, faults.first, live[0]))
     weights = [None if bag.weights is None else bag.weights.to(device) for bag in bags]
     features = []
     for t, bag, (ids, offsets), weight in zip(table_of, bags, moved, weights, strict=True):

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hotbed.errors import HotbedError
+from hotbed.ops.gpu.recording import now_or_after, recording
 
 if TYPE_CHECKING:
     from hotbed.handles import LiveTable
@@ -17,15 +18,25 @@ __all__ = ["Notice", "raise_what_is_known"]
 
 
 class Notice:
-    """Integers on their way to the host, and what they mean.
+    """Integers on their way to the host, and what they mean. One that was made while a step was
+    recorded is sent anew after each replay.
 
     Threading: for the training thread.
     """
 
-    def __init__(self, told: Tensor, error_of: Callable[[list[int]], HotbedError | None]) -> None:
-        """`told`: (n,) int64 on the device, copied behind what is launched so far. `error_of`: called
-        once with them; the error to raise, or None if all was good."""
+    def __init__(
+        self,
+        told: Tensor,
+        error_of: Callable[[list[int]], HotbedError | None],
+        table: LiveTable,
+    ) -> None:
+        """`told`: (n,) integers on the device, copied behind what is launched so far. `error_of`: called
+        once with them; the error to raise, or None if all was good. `table`: its next forward asks."""
         self._error_of = error_of
+        self.error: HotbedError | None = None
+        now_or_after(lambda: self._send(told, table))
+
+    def _send(self, told: Tensor, table: LiveTable) -> None:
         self._event: torch.cuda.Event | None = None
         if told.device.type == "cuda":
             self._host = torch.empty(told.shape, dtype=told.dtype, pin_memory=True)
@@ -34,8 +45,8 @@ class Notice:
             self._event.record(torch.cuda.current_stream(told.device))
         else:
             self._host = told.clone()
-        self._taken = False
-        self.error: HotbedError | None = None
+        self._taken, self.error = False, None
+        table.pending.notices.append(self)
 
     @property
     def ready(self) -> bool:
@@ -59,6 +70,8 @@ def raise_what_is_known(tables: Sequence[LiveTable], *, wait: bool = False) -> N
     Args:
         wait: for all that are on their way: whoever reads rows waits for the device anyway.
     """
+    if recording() is not None:
+        return
     for table in tables:
         notices = table.pending.notices
         while notices and (wait or notices[0].ready):

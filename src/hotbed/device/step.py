@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,12 +21,14 @@ from hotbed.device.notices import Notice
 from hotbed.errors import HotbedError, NotFiniteError, OptimizerError
 from hotbed.ops.gpu.finite import check_finite
 from hotbed.ops.gpu.lookup import Lookup, Step
+from hotbed.ops.gpu.recording import now_or_after, recording
 from hotbed.ops.gpu.rows import KINDS
 from hotbed.ops.gpu.terms import Terms
-from hotbed.ops.gpu.update import RowsToUpdate, update
+from hotbed.ops.gpu.update import Launched, RowsToUpdate, renumber, update
 
 if TYPE_CHECKING:
     from hotbed.handles import LiveTable
+    from hotbed.optim.fused import FusedUpdates
 
 __all__ = ["DenseGradient", "DeviceStep", "Entry", "step_in_backward"]
 
@@ -61,17 +64,19 @@ class DeviceStep:
     Threading: for the training thread.
     """
 
+    table: LiveTable
+    """One on the device, whose next forward tells what was found out."""
     entries: Sequence[Entry]
     dense: Sequence[DenseGradient] = ()
     found_inf: Tensor | None = None
     """What a GradScaler has found: not 0: skip the step, and say nothing."""
-    _parts: list[tuple[Terms, list[RowsToUpdate]]] = dataclasses.field(default_factory=list)
+    _parts: list[_Part] = dataclasses.field(default_factory=list)
     _origins: list[Any] = dataclasses.field(default_factory=list)
     _slot_flags: list[Tensor] = dataclasses.field(default_factory=list)
 
     def decide(self) -> Tensor:
         """Checks everything; (1,) int32 on the device: whether the step is taken. Changes nothing."""
-        device = self.entries[0].live.device_rows.device
+        device = self.table.device_rows.device
         count = len(self.entries) + len(self.dense)
         flags = torch.ones(count, dtype=torch.int32, device=device)
         own = {id(entry): flags[k : k + 1] for k, entry in enumerate(self.entries)}
@@ -126,7 +131,8 @@ class DeviceStep:
         for t, entry in members:
             steps[t], own[t] = entry.step, flags[id(entry)]
         lookup = Lookup([table.device_rows.planes(table) for table in tables])
-        self._parts.append((terms, lookup.shares(terms, steps, own)))
+        part = _Part(terms, lookup.shares(terms, steps, own), dict(members))
+        self._parts.append(part)
 
     def _check_dense(self, flags: Tensor) -> None:
         arrays: list[tuple[Tensor, Tensor]] = []
@@ -141,12 +147,18 @@ class DeviceStep:
 
     def apply(self) -> None:
         """Launches the updates of tables; each reads whether it is to do anything."""
-        for terms, shares in self._parts:
-            update(shares, terms, self._take)
-        for entry in self.entries:
-            _count(entry.rule, 1)
+        now = recording()
+        for part in self._parts:
+            launched = update(part.shares, part.terms, self._take)
+            if now is not None:
+                now.before += [partial(_renumber, one, part.entries) for one in launched]
+        now_or_after(self._count)
         for origin in {id(origin): origin for origin in self._origins}.values():
             origin.mark_written()
+
+    def _count(self) -> None:
+        for entry in self.entries:
+            _count(entry.rule, 1)
 
     def tell(self, take_back: Callable[[], None] | None = None, *, counted: bool = True) -> Notice:
         """Sends what was decided to the host, behind what is launched so far.
@@ -181,9 +193,23 @@ class DeviceStep:
                     return of_batch.error  # type: ignore[no-any-return]
             return _error(bad_tables, bad_dense, bool(bad_slots))
 
-        notice = Notice(self._told, error_of)
-        tables[0].pending.notices.append(notice)
-        return notice
+        return Notice(self._told, error_of, self.table)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Part:
+    """What is updated of one lookup."""
+
+    terms: Terms
+    shares: list[RowsToUpdate]
+    entries: dict[int, Entry]
+    """Of its tables."""
+
+
+def _renumber(launched: Launched, entries: dict[int, Entry]) -> bool:
+    """The numbers of the step to come; those of the optimizer's groups are up to date."""
+    due = [entries[share.table].step for share in launched.shares]
+    return renumber(launched, [(step.options, step.hyper, step.step) for step in due])
 
 
 def _error(
@@ -243,6 +269,10 @@ class Predicated:
                 self._state[parameter]["step"] = step - 1
 
 
+def _note(updates: FusedUpdates, step: DeviceStep) -> None:
+    updates.notice = step.tell()
+
+
 def step_in_backward(gradient: BatchGradient, chosen: Sequence[int]) -> list[int]:
     """Steps the tables whose optimizers want it now (``fused=True``); the others of `chosen`.
 
@@ -264,10 +294,10 @@ def step_in_backward(gradient: BatchGradient, chosen: Sequence[int]) -> list[int
         entry = Entry(live, rule, hyper, Share(gradient, t))
         steps.setdefault(id(updates), (updates, []))[1].append(entry)
     for updates, entries in steps.values():
-        step = DeviceStep(entries)
+        step = DeviceStep(entries[0].live, entries)
         step.decide()
         step.apply()
-        updates.notice = step.tell()
+        now_or_after(partial(_note, updates, step))
         for entry in entries:
             entry.live.fused_update.done()
     return later

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hotbed.device.step import DeviceStep
     from hotbed.optim.base import TableOptimizer
 
-__all__ = ["DevicePart", "device_part"]
+__all__ = ["DevicePart", "device_part", "raise_of_last_step"]
 
 _NOTICE = "_hotbed_notice"
 """Where an optimizer has what the device will tell of its last step."""
@@ -37,13 +37,22 @@ def device_part(optimizer: TableOptimizer) -> DevicePart | None:
         raise OptimizerError(
             f"{type(optimizer).__name__}: its tables lie on {names}. Make an optimizer a device."
         )
-    notice = optimizer.__dict__.pop(_NOTICE, None)
-    if notice is not None and (error := notice.take()) is not None:
-        raise error
+    raise_of_last_step(optimizer)
     from hotbed.device.notices import raise_what_is_known
 
     raise_what_is_known([t for t in optimizer._live.values() if t.device_rows is not None])
     return DevicePart(optimizer, devices.pop())
+
+
+def raise_of_last_step(optimizer: TableOptimizer) -> None:
+    """Waits for what the device has found out about the step before.
+
+    Raises:
+        NotFiniteError, IdError: it was not taken.
+    """
+    notice = optimizer.__dict__.pop(_NOTICE, None)
+    if notice is not None and (error := notice.take()) is not None:
+        raise error
 
 
 class DevicePart:
@@ -118,14 +127,10 @@ class DevicePart:
         """
         from hotbed.device.step import DeviceStep
 
-        if not self._entries:
-            # Dense parameters alone.
-            for one in self._dense:
-                if not bool(torch.isfinite(one.grad).all()) and self._found_inf is None:
-                    raise _not_finite(one.name())
-            self._dense = []
+        if not self._entries and not self._dense:
             return self._found_inf is None or not bool(self._found_inf)
-        self._step = DeviceStep(self._entries, self._dense, self._found_inf)
+        table = next(t for t in self._optimizer._live.values() if t.device_rows is not None)
+        self._step = DeviceStep(table, self._entries, self._dense, self._found_inf)
         self._take = self._step.decide()
         if beside and not bool(self._take):
             error = self._step.tell(counted=False).take()
@@ -136,17 +141,28 @@ class DevicePart:
 
     def step(self) -> None:
         """Launches what was decided, and steps the dense parameters."""
-        step_dense = self._optimizer._half.step
         if self._step is None:
-            step_dense()
+            self._optimizer._half.step()
             return
+        from hotbed.ops.gpu.recording import now_or_after
+
+        self._step.apply()
+        now_or_after(self._finish)
+
+    def _finish(self) -> None:
+        """Steps the dense parameters, whose gradients may be out of their owners' hands by now, and
+        sends what was decided to the host."""
         from hotbed.device.step import Predicated
 
-        assert self._take is not None
-        self._step.apply()
+        assert self._step is not None and self._take is not None
+        given = [one.parameter.grad for one in self._dense]
+        for one in self._dense:
+            one.parameter.grad = one.grad
         predicated = Predicated(self._optimizer.state, [one.parameter for one in self._dense])
-        step_dense()
+        self._optimizer._half.step()
         predicated.settle(self._take)
+        for one, grad in zip(self._dense, given, strict=True):
+            one.parameter.grad = grad
         self._optimizer.__dict__[_NOTICE] = self._step.tell(predicated.take_back)
 
 
@@ -160,12 +176,3 @@ def _namer(
         return "A dense parameter" if found is None else name_of(found, group, position)
 
     return name
-
-
-def _not_finite(name: str) -> Exception:
-    from hotbed.errors import NotFiniteError
-
-    return NotFiniteError(
-        f"{name} has a NaN or an infinity in its gradient; no row and no parameter was changed. Skip "
-        "the batch, or look for the division or logarithm behind."
-    )

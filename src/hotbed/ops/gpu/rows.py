@@ -22,6 +22,7 @@ from torch import Tensor
 
 from hotbed.errors import InputError
 from hotbed.ops.gpu.codec import half_bits, half_values
+from hotbed.ops.gpu.recording import upload_into
 
 __all__ = [
     "KINDS",
@@ -72,6 +73,9 @@ def upload(lines: Sequence[Sequence[int]], device: torch.device) -> Tensor:
 
     The same lines again, as steps over buffers that stay have them, are not copied again.
     """
+    recorded = upload_into(lines)
+    if recorded is not None:
+        return recorded
     stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
     return _uploaded(tuple(map(tuple, lines)), device, stream)
 

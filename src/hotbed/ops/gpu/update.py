@@ -35,7 +35,7 @@ from hotbed.ops.gpu.terms import Terms
 from hotbed.ops.gpu.update_kernels import row_rates_kernel, update_kernel
 from hotbed.ops.gpu.variants import Variant, launch, require_gpu
 
-__all__ = ["DevicePlanes", "RowsToUpdate", "update", "variants"]
+__all__ = ["DevicePlanes", "Launched", "RowsToUpdate", "renumber", "update", "variants"]
 
 _BLOCK = 128  # vectors a program updates at a time
 _UNROLL = 4
@@ -109,10 +109,21 @@ class RowsToUpdate:
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Launched:
+    """The lines of one launch of `update`, a line a share."""
+
+    lines: Tensor
+    rule: str
+    shares: tuple[RowsToUpdate, ...]
+
+
 def update(
     tables: Sequence[RowsToUpdate], terms: Terms | None = None, apply: Tensor | None = None
-) -> None:
+) -> list[Launched]:
     """Takes one step of all tables, one launch for those of one rule, width of weights and vectors.
+
+    Returns the lines of each launch, for `renumber`.
 
     Args:
         tables: each table at most once.
@@ -124,6 +135,7 @@ def update(
             of a row rule is fused: its first sum is over whole rows.
     """
     launches: dict[tuple[str, int, int], Launch] = {}
+    members: dict[tuple[str, int, int], list[RowsToUpdate]] = {}
     row_launches: dict[tuple[str, int, int], Launch] = {}
     kept: list[Tensor] = []  # what lines point into
     for share in tables:
@@ -151,11 +163,14 @@ def update(
             row_launches.setdefault(shared, Launch()).add(line, -(-most // _ROWS))
         blocks = -(-most * (dim // vector) // _BLOCK)
         launches.setdefault(shared, Launch()).add(line, blocks)
+        members.setdefault(shared, []).append(share)
     if not launches:
-        return
+        return []
     device = tables[0].planes.weights.device
+    launched = []
     for shared, group in launches.items():
         lines = upload(group.lines, device)
+        launched.append(Launched(lines=lines, rule=shared[0], shares=tuple(members[shared])))
         rows = row_launches.get(shared)
         if rows is not None:
             grid = programs(rows.blocks, device), len(group.lines)
@@ -166,6 +181,22 @@ def update(
             lines=lines,
             header=lines if terms is None else terms.header,
         )
+    return launched
+
+
+def renumber(
+    launched: Launched,
+    steps: Sequence[tuple[_core.RuleOptions, _core.Hyperparameters, int]],
+) -> bool:
+    """Gives the lines of a recorded launch the numbers of another step, one of each share.
+
+    False, with nothing written: these numbers take another kernel.
+    """
+    if any(rule_of(options, hyper) != launched.rule for options, hyper, _ in steps):
+        return False
+    numbers = [_numbers(*step) for step in steps]
+    launched.lines[:, -len(numbers[0]) :].copy_(upload(numbers, launched.lines.device))
+    return True
 
 
 def _check(share: RowsToUpdate, rule: str, terms: Terms | None) -> int:
@@ -227,7 +258,6 @@ def _line(
     wide, narrow = list(planes.states), []
     if rule in ROW_RULES:
         wide, narrow = wide[: COLUMN_RULES[rule]], wide[COLUMN_RULES[rule] :]
-    numbers = numbers_of(share.options, share.hyper, share.step)
     key = planes.key if planes.key < 2**63 else planes.key - 2**64
     return [
         *line_split("update", planes.weights.shape[1], vector),
@@ -243,9 +273,14 @@ def _line(
         address_of(planes.ids),
         address_of(planes.last_step),
         key,
-        share.step,
-        *_padded([double_bits(number) for number in numbers], NUMBERS),
+        *_numbers(share.options, share.hyper, share.step),
     ]
+
+
+def _numbers(options: _core.RuleOptions, hyper: _core.Hyperparameters, step: int) -> list[int]:
+    """The end of a line: what differs from step to step."""
+    numbers = [double_bits(number) for number in numbers_of(options, hyper, step)]
+    return [step, *_padded(numbers, NUMBERS)]
 
 
 def _padded(values: list[int], length: int) -> list[int]:

@@ -1,0 +1,226 @@
+"""Steps that are recorded once and replayed: the same training, bit for bit, and the same errors."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from device.placed import moved, to_device
+from device.recorded_graph import RecordedGraph
+from device.test_whole_tables import (
+    OPTIMIZERS,
+    ROWS,
+    assert_equal_states,
+    assert_equal_tables,
+    collection,
+)
+from devices import DEVICE
+from torch import nn
+
+import hotbed as hb
+from hotbed.device import graphs
+from hotbed.device.graphs import REHEARSALS
+
+
+@pytest.fixture(autouse=True)
+def recorded(monkeypatch):
+    if DEVICE.type == "cpu":
+        monkeypatch.setattr(graphs.StepGraphs, "make_graph", RecordedGraph)
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embeddings = to_device(collection())
+        torch.manual_seed(0)
+        self.top = nn.Linear(25, 1).to(DEVICE)
+
+    def forward(self, batch):
+        vectors = [
+            v.values if isinstance(v, hb.Jagged) else v for v in self.embeddings(batch).values()
+        ]
+        return self.top(torch.cat(vectors, 1).float())
+
+
+def batch_of(seed, size=6):
+    """As many ids in every batch, in bags of other lengths."""
+    g = torch.Generator().manual_seed(seed)
+
+    def ids(*shape):
+        return (ROWS * torch.rand(*shape, generator=g) ** 2).long()
+
+    lengths = (torch.arange(size) % 3)[torch.randperm(size, generator=g)]
+    n = int(lengths.sum())
+    return {
+        "watched": ids(size, 3),
+        "browsed": hb.Jagged(ids(n), lengths=lengths),
+        "user": ids(size),
+        "tag": hb.Jagged(ids(n).int(), lengths=lengths, weights=torch.rand(n, generator=g) + 0.1),
+    }
+
+
+def label_of(seed, size=6):
+    return torch.rand(size, 1, generator=torch.Generator().manual_seed(1000 + seed))
+
+
+class Training:
+    """A model, its optimizer and its step, recorded or not."""
+
+    def __init__(self, make_optimizer, recorded):
+        self.model = Model()
+        self.optimizer = make_optimizer(self.model.parameters())
+        self.calls = 0
+        self.step = hb.graphed(self.plain, self.optimizer) if recorded else self.plain
+
+    def plain(self, batch, label):
+        self.calls += 1
+        loss = torch.nn.functional.mse_loss(self.model(batch), label)
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        return {"loss": loss.detach()}
+
+    def __call__(self, seed, batch=None, label=None, size=6):
+        batch = batch_of(seed, size) if batch is None else batch
+        label = label_of(seed, size) if label is None else label
+        return float(self.step(moved(batch), label.to(DEVICE))["loss"])
+
+
+def both(make_optimizer):
+    return Training(make_optimizer, False), Training(make_optimizer, True)
+
+
+def assert_equal(plain, recorded):
+    assert_equal_tables(plain.model, recorded.model)
+    assert_equal_states(plain.optimizer, recorded.optimizer)
+    assert torch.equal(plain.model.top.weight, recorded.model.top.weight)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_replays_have_the_bits_of_steps(name):
+    plain, recorded = both(OPTIMIZERS[name])
+    for seed in range(REHEARSALS + 4):
+        for training in (plain, recorded):
+            for group in training.optimizer.param_groups:
+                group["lr"] *= 0.9
+        assert plain(seed) == recorded(seed)
+    assert recorded.step.recorded == 1 and not recorded.step.refused
+    assert recorded.calls == REHEARSALS + 1  # once more to be recorded, and no more
+    assert_equal(plain, recorded)
+
+
+def test_tables_that_are_updated_in_backward():
+    plain, recorded = both(lambda p: hb.optim.Adam(p, lr=0.01, fused=True))
+    for seed in range(REHEARSALS + 3):
+        assert plain(seed) == recorded(seed)
+    assert recorded.step.recorded == 1
+    assert_equal(plain, recorded)
+
+
+def test_other_layouts_get_their_own_graph_or_none():
+    plain, recorded = both(OPTIMIZERS["Adam"])
+    for seed in range(2 * REHEARSALS + 6):
+        size = (6, 9)[seed % 2]
+        assert plain(seed, size=size) == recorded(seed, size=size)
+    assert recorded.step.recorded == 2
+    assert plain(99, size=12) == recorded(99, size=12)
+    assert recorded.step.recorded == 2
+    assert_equal(plain, recorded)
+
+
+def bad(seed):
+    batch = batch_of(seed)
+    batch["watched"][2, 1] = ROWS + 5
+    return batch
+
+
+def test_a_bad_id_of_a_replay_is_told_by_the_next_and_counts_for_nothing():
+    plain, recorded = both(OPTIMIZERS["Adam"])
+    for seed in range(REHEARSALS + 2):
+        plain(seed), recorded(seed)
+    recorded(50, bad(50))
+    with pytest.raises(hb.IdError, match=rf"sample 2: id {ROWS + 5} is outside \[0, {ROWS}\)"):
+        recorded(51)
+    for seed in (60, 61):
+        assert plain(seed) == recorded(seed)
+    assert_equal(plain, recorded)
+
+
+def test_a_gradient_that_is_not_finite_changes_nothing():
+    plain, recorded = both(OPTIMIZERS["Adam"])
+    for seed in range(REHEARSALS + 2):
+        plain(seed), recorded(seed)
+    recorded(50, label=label_of(50) * torch.inf)
+    with pytest.raises(hb.NotFiniteError):
+        recorded(51)
+    for seed in (60, 61):
+        assert plain(seed) == recorded(seed)
+    assert_equal(plain, recorded)
+
+
+def test_tables_that_were_loaded_are_recorded_anew():
+    plain, recorded = both(OPTIMIZERS["Adagrad"])
+    for seed in range(REHEARSALS + 2):
+        plain(seed), recorded(seed)
+    for training in (plain, recorded):
+        states = training.optimizer.state_dict()
+        training.model.load_state_dict(Model().state_dict())
+        training.optimizer.load_state_dict(states)
+    calls = recorded.calls
+    for seed in range(20, 20 + REHEARSALS + 2):
+        assert plain(seed) == recorded(seed)
+    assert recorded.calls <= calls + REHEARSALS + 1
+    assert_equal(plain, recorded)
+
+
+def test_a_momentum_that_is_switched_off_is_recorded_anew():
+    plain, recorded = both(OPTIMIZERS["RMSprop"])
+    for seed in range(REHEARSALS + 2):
+        plain(seed), recorded(seed)
+    for training in (plain, recorded):
+        training.optimizer.param_groups[0]["alpha"] = 0.5
+    for seed in range(20, 23):
+        assert plain(seed) == recorded(seed)
+    assert_equal(plain, recorded)
+
+
+def test_plain_steps_between_replays():
+    plain, recorded = both(OPTIMIZERS["Adam"])
+    for seed in range(REHEARSALS + 2):
+        plain(seed), recorded(seed)
+    plain(30)
+    recorded.plain(moved(batch_of(30)), label_of(30).to(DEVICE))
+    for seed in range(31, 34):
+        assert plain(seed) == recorded(seed)
+    assert_equal(plain, recorded)
+
+
+def test_a_step_that_asks_the_device_runs_as_ever(monkeypatch):
+    plain, recorded = both(OPTIMIZERS["Adam"])
+
+    def refuse(self, function):
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(graphs.StepGraphs.make_graph, "record", refuse)
+    for seed in range(REHEARSALS):
+        plain(seed), recorded(seed)
+    with pytest.warns(UserWarning, match="runs as ever. RuntimeError: operation not permitted"):
+        assert plain(7) == recorded(7)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert plain(8) == recorded(8)
+    assert "not permitted" in recorded.step.refused
+    assert_equal(plain, recorded)
+
+
+def test_tables_on_the_host_and_foreign_optimizers():
+    module = collection()
+    optimizer = hb.optim.SGD(module.parameters(), lr=0.1)
+    calls = []
+    step = hb.graphed(lambda batch: calls.append(batch), optimizer)
+    for _ in range(2 * REHEARSALS):
+        step("any")
+    assert calls == ["any"] * (2 * REHEARSALS) and step.recorded == 0
+    with pytest.raises(TypeError, match=r"the optimizer is a SGD\. Pass the one of hotbed.optim"):
+        hb.graphed(print, torch.optim.SGD([torch.zeros(1, requires_grad=True)]))
