@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import inspect
 from pathlib import Path
 
 from rich.console import Console
@@ -44,6 +45,8 @@ def main() -> None:
     if hasattr(module, "add_options"):
         module.add_options(own)
     options = vars(own.parse_args(rest))
+    if arguments.json and "save" in inspect.signature(module.run).parameters:
+        options["save"] = lambda report: report.write(arguments.json)
 
     console = Console()
     with console.status("measuring the machine") as status:
@@ -55,6 +58,8 @@ def main() -> None:
     report.show(console)
     if arguments.json:
         report.write(arguments.json)
+    if report.failed:
+        raise SystemExit(1)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from benchmarks.measure import Timing
 from benchmarks.report import Report
 from benchmarks.synthetic import OPTIMIZERS, Network, described_tables, drawn
 from benchmarks.synthetic_models import SyntheticModel, synthetic_model
+from benchmarks.tables import Counts, write_all
 
 BATCH = 4096
 MEMORY = 6 * 10**9
@@ -37,7 +38,6 @@ WARM_UP, MEASURED = 24, 24
 POPULAR_FROM = 10**6
 """Tables of at least so many rows have their most popular rows in memory before anything is timed."""
 QUICK_ROWS, QUICK_BATCH, QUICK_MEMORY = 20_000, 256, 320 << 20
-ASSIGNED_AT_ONCE = 1 << 17
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -94,8 +94,7 @@ def _train(
     start = time.perf_counter()
     for at, table in enumerate(tables):
         progress(f"writing table {at + 1} of {len(tables)}")
-        for ids in torch.arange(table.rows).split(ASSIGNED_AT_ONCE):
-            model.embeddings.assign(table.name, ids, model.embeddings.lookup(table.name, ids))
+        write_all(model.embeddings, table.name, torch.arange(table.rows))
     model.embeddings.flush()
     report.figures["seconds to write every row"] = round(time.perf_counter() - start, 1)
     on_disk = sum(path.stat().st_blocks * 512 for path in folder.rglob("*.rows"))
@@ -135,12 +134,11 @@ def _train(
     name = f"small, {description.rows:,} rows, Adagrad, batch {batch_size:,}"
     report.add("hotbed", name, timing)
     report.figures["samples a second"] = round(measured * batch_size / sum(timing.ms) * 1e3)
-    used = after["rows_used"] - before["rows_used"]
-    missed = after["rows_missed"] - before["rows_missed"]
+    counts = Counts.between(before, after)
     report.figures["ids a step"] = batch_size * description.lookups
-    report.figures["rows a step"] = round(used / measured)
-    report.figures["rows read a step"] = round(missed / measured)
-    report.figures["hit rate"] = round(1 - missed / used, 4)
+    report.figures["rows a step"] = round(counts.used / measured)
+    report.figures["rows read a step"] = round(counts.missed / measured)
+    report.figures["hit rate"] = round(counts.hit_rate, 4)
     for what, a, b in zip(("read", "written"), io, moved, strict=True):
         report.figures[f"MB {what} a step"] = round((b - a) / measured / 1e6, 1)
     report.figures["initial loss"], report.figures["loss"] = losses[0], losses[-1]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from benchmarks.gpu_roof import PRECISIONS
+from benchmarks.gpu_roof import PRECISIONS, kept_precision
 
 # The largest error over the largest value. Products of float32 are checked exact and by TF32.
 LIMITS = {"float32": 1e-5, "tf32": 5e-3, "float16": 5e-3, "bfloat16": 4e-2}
@@ -22,8 +22,7 @@ def errors(device: str, small: bool, progress: Callable[[str], None]) -> dict[st
         AssertionError: a kernel is off by more than its limit.
     """
     found: dict[str, float] = {}
-    before = torch.get_float32_matmul_precision()
-    try:
+    with kept_precision():
         for precision, (dtype, setting) in PRECISIONS.items():
             torch.set_float32_matmul_precision(setting)
             for name, actual, expected in _all(device, dtype, small):
@@ -37,8 +36,6 @@ def errors(device: str, small: bool, progress: Callable[[str], None]) -> dict[st
                     )
                 key = f"{name}, {precision}"
                 found[key] = max(found.get(key, 0.0), error)
-    finally:
-        torch.set_float32_matmul_precision(before)
     return found
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.gpu_roof import ITERATIONS, PRECISIONS, Roof, timed
-from benchmarks.report import Report
+from benchmarks.gpu_scenarios import Run
 
 BATCH, QUICK_BATCH = 65536, 2048
 FEATURES, DIM = 26, 128
@@ -23,16 +22,15 @@ MLPS = {
 COMPILED = ("tf32", "bfloat16")
 """Precisions in which torch.compile takes part: compiling takes its time."""
 
-Contenders = dict[str, Callable[[], object]]
+Contenders = dict[str, Callable[..., Any]]
 
 
-def interaction(
-    report: Report, roof: Roof, deadline: float, progress: Callable[[str], None]
-) -> None:
+def interaction(run: Run) -> None:
     """Forward, and forward + backward, of 27 x 128."""
     from hotbed.nn import DotInteraction
 
-    batch, count = QUICK_BATCH if report.quick else BATCH, FEATURES + 1
+    batch, count = QUICK_BATCH if run.report.quick else BATCH, FEATURES + 1
+    roof = run.roof
     i, j = torch.tril_indices(count, count, -1, device="cuda")
 
     def plain(dense: Tensor, vectors: Tensor) -> Tensor:
@@ -42,13 +40,12 @@ def interaction(
 
     layer = DotInteraction()
     for precision, (dtype, setting) in PRECISIONS.items():
-        progress(f"interaction, {precision}")
+        run.doing(f"interaction, {precision}")
         torch.set_float32_matmul_precision(setting)
         dense = torch.randn(batch, DIM, device="cuda").to(dtype).requires_grad_()
         vectors = torch.randn(batch, FEATURES, DIM, device="cuda").to(dtype).requires_grad_()
-        functions: dict[str, Any] = {"hotbed": layer, "torch": plain}
-        if _compiles(report, precision, deadline):
-            functions["torch compiled"] = torch.compile(plain, dynamic=False)
+        functions: Contenders = {"hotbed": layer, "torch": plain}
+        _add_compiled(run, "interaction", precision, functions, plain, [dense, vectors])
         pairs = count * (count - 1) // 2
         read = count * DIM
         forward = batch * (read + DIM + pairs) * dtype.itemsize
@@ -56,8 +53,7 @@ def interaction(
         flops = 2 * batch * pairs * DIM
         config = f"interaction, {precision}, {batch:,} x {count} x {DIM}"
         _contest(
-            report,
-            roof,
+            run,
             config,
             functions,
             [dense, vectors],
@@ -68,30 +64,30 @@ def interaction(
         )
 
 
-def mlp(report: Report, roof: Roof, deadline: float, progress: Callable[[str], None]) -> None:
+def mlp(run: Run) -> None:
     """Forward, and forward + backward, of DLRM's MLPs."""
     from hotbed.nn import MLP
 
-    batch = QUICK_BATCH if report.quick else BATCH
+    batch = QUICK_BATCH if run.report.quick else BATCH
     for name, (inputs, widths) in MLPS.items():
         final = None if name == "top" else "relu"
         for precision, (dtype, setting) in PRECISIONS.items():
-            progress(f"mlp, {name}, {precision}")
+            run.doing(f"mlp, {name}, {precision}")
             torch.set_float32_matmul_precision(setting)
             layer = MLP(inputs, widths, final_activation=final).cuda().to(dtype)
             plain = _sequence(layer, final)
             x = torch.randn(batch, inputs, device="cuda").to(dtype)
             if name != "bottom":  # whose input nobody needs a gradient of
                 x.requires_grad_()
-            functions: dict[str, Any] = {"hotbed": layer, "torch": plain}
-            if _compiles(report, precision, deadline):
-                functions["torch compiled"] = torch.compile(copy.deepcopy(plain), dynamic=False)
+            functions: Contenders = {"hotbed": layer, "torch": plain}
+            _add_compiled(run, f"mlp {name}", precision, functions, copy.deepcopy(plain), [x])
             parameters = {n: list(f.parameters()) for n, f in functions.items()}
-            floors, moved = _mlp_floors(roof, batch, (inputs, *widths), precision, x.requires_grad)
+            floors, moved = _mlp_floors(
+                run.roof, batch, (inputs, *widths), precision, x.requires_grad
+            )
             shape = "-".join(map(str, (inputs, *widths)))
             _contest(
-                report,
-                roof,
+                run,
                 f"mlp {name}, {precision}, {batch:,} x {shape}",
                 functions,
                 [x] if x.requires_grad else [],
@@ -129,20 +125,21 @@ def _mlp_floors(
     return (forward, forward + both), (moved_forward, moved_forward + moved_both)
 
 
-def _compiles(report: Report, precision: str, deadline: float) -> bool:
-    if precision not in COMPILED or report.quick:
-        return False
-    if time.monotonic() > deadline:
-        report.remarks.append(f"{precision}: too late to compile, torch.compile was left out.")
-        return False
-    return True
+def _add_compiled(
+    run: Run, what: str, precision: str, functions: Contenders, plain: Any, arguments: list[Tensor]
+) -> None:
+    if precision in COMPILED:
+        compiled = run.compiled(
+            f"{what}, {precision}", plain, lambda made: made(*arguments).sum().backward()
+        )
+        if compiled is not None:
+            functions["torch compiled"] = compiled
 
 
 def _contest(
-    report: Report,
-    roof: Roof,
+    run: Run,
     config: str,
-    functions: dict[str, Any],
+    functions: Contenders,
     inputs: list[Tensor],
     forward_floor: float,
     both_floor: float,
@@ -176,10 +173,10 @@ def _contest(
         ),
     ]
     for what, floor, nbytes, contenders in works:
-        timings = timed(contenders, 5 if report.quick else ITERATIONS)
+        timings = timed(contenders, 5 if run.report.quick else ITERATIONS)
         for name, timing in timings.items():
-            report.add(name, f"{config}, {what}", timing, nbytes, floor_ms=floor)
+            run.report.add(name, f"{config}, {what}", timing, nbytes, floor_ms=floor)
         for name, timing in timings.items():
             if name != "hotbed":
                 ratio = timing.median / timings["hotbed"].median
-                report.ratios[f"{name}/{config}, {what}"] = ratio
+                run.report.ratios[f"{name}/{config}, {what}"] = ratio

@@ -6,6 +6,7 @@ The configuration is the one that dynamicemb publishes for FBGEMM and itself: te
 
 from __future__ import annotations
 
+import functools
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu_roof import ITERATIONS, Roof, timed
+from benchmarks.gpu_scenarios import Run
 from benchmarks.report import Report
 from benchmarks.workload import Workload
 
@@ -65,22 +67,23 @@ def check(device: str, small: bool) -> dict[str, float]:
     return found
 
 
-def measure(report: Report, roof: Roof, progress: Callable[[str], None]) -> None:
+def measure(run: Run) -> None:
     """Adds the rows of every optimizer: forward, and forward + backward + update."""
+    report, roof = run.report, run.roof
     rows = QUICK_ROWS if report.quick else _fitting_rows(report)
-    progress(f"lookup: drawing batches over {TABLES} tables of {rows:,} rows")
+    run.doing(f"lookup: drawing batches over {TABLES} tables of {rows:,} rows")
     work = Workload(TABLES, rows, DIM, QUICK_BATCH if report.quick else BATCH, 1)
     slots = [[torch.from_numpy(ids).cuda() for ids in batch] for batch in work.ids]
     gradient = work.output_gradient().cuda()
     iterations = 5 if report.quick else ITERATIONS
     for optimizer in OPTIMIZERS:
-        progress(f"lookup, {optimizer}")
+        run.doing(f"lookup, {optimizer}")
         weights = [work.initial_weights(t).cuda() for t in range(TABLES)]
         hotbed = _Hotbed(weights, slots, gradient, optimizer)
         rival = _Torch(weights, slots, gradient, optimizer)
         if optimizer == "sgd":
             forwards = {"hotbed": hotbed.forward, "torch": rival.forward}
-            compiled = _compiled(rival, report)
+            compiled = _compiled(run, rival)
             if compiled is not None:
                 forwards["torch compiled"] = compiled
             _add(report, roof, work.forward_bytes(), f"lookup, forward, {work.shape}", forwards,
@@ -165,22 +168,15 @@ class _Torch:
         return self.batches[self.count % len(self.batches)]
 
 
-def _compiled(rival: _Torch, report: Report) -> Callable[[], object] | None:
+def _compiled(run: Run, rival: _Torch) -> Callable[[], object] | None:
     """torch's forward, compiled, if torch can."""
-    if report.quick:
-        return None
-    compiled = torch.compile(rival.look_up, dynamic=False)
 
     @torch.no_grad()
-    def run() -> object:
-        return compiled(rival._next())
+    def forward(look_up: Any) -> object:
+        return look_up(rival._next())
 
-    try:
-        run()
-    except Exception as error:  # whatever a compiler raises, the rest is still worth measuring
-        report.remarks.append(f"lookup: torch.compile gave up ({type(error).__name__}).")
-        return None
-    return run
+    compiled = run.compiled("lookup", rival.look_up, forward)
+    return None if compiled is None else functools.partial(forward, compiled)
 
 
 def _add(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,6 +42,16 @@ class Roof:
         if flops:
             seconds = max(seconds, flops / self.flops[precision])
         return seconds * 1e3
+
+
+@contextmanager
+def kept_precision() -> Iterator[None]:
+    """torch.set_float32_matmul_precision inside holds no longer than the block."""
+    before = torch.get_float32_matmul_precision()
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def card() -> dict[str, Any]:
@@ -100,12 +111,9 @@ def measure(quick: bool, progress: Callable[[str], None]) -> tuple[Roof, dict[st
         progress(f"roof: product, {name}")
         a = torch.randn(side, side, device="cuda").to(dtype)
         b = torch.randn(side, side, device="cuda").to(dtype)
-        before = torch.get_float32_matmul_precision()
-        torch.set_float32_matmul_precision(setting)
-        try:
+        with kept_precision():
+            torch.set_float32_matmul_precision(setting)
             timing = timed({name: lambda a=a, b=b: torch.mm(a, b)}, ITERATIONS)[name]
-        finally:
-            torch.set_float32_matmul_precision(before)
         timings[f"product {name}"] = timing
         roof.flops[name] = 2 * side**3 / (timing.median / 1e3)
     return roof, timings

@@ -114,6 +114,11 @@ def available_bytes() -> int:
     raise OSError("/proc/meminfo does not tell MemAvailable")
 
 
+def free_bytes(device: torch.device) -> int:
+    """Memory that new work can have there: of a CUDA device its own, else the machine's."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_bytes()
+
+
 def _cpu_model() -> str:
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):

@@ -31,7 +31,16 @@ class Report:
     ratios: dict[str, float] = field(default_factory=dict)
     figures: dict[str, float] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
+    """Part of the scenario → the exception that ended it."""
+    skipped: dict[str, str] = field(default_factory=dict)
+    """Part of the scenario → why it was not measured, or not to its end."""
     hardware: dict[str, Any] = field(default_factory=machine.hardware)
+
+    def remark(self, text: str) -> None:
+        """Adds it once."""
+        if text not in self.remarks:
+            self.remarks.append(text)
 
     def add(
         self,
@@ -75,6 +84,8 @@ class Report:
             "ratios": {name: round(ratio, 3) for name, ratio in self.ratios.items()},
             "figures": self.figures,
             "remarks": self.remarks + self._noise(),
+            "failed": self.failed,
+            "skipped": self.skipped,
             "hardware": self.hardware,
             "versions": machine.versions(),
             "commit": machine.commit(),
@@ -83,7 +94,10 @@ class Report:
 
     def write(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(self.as_json(), indent=1) + "\n")
+        # Whoever is killed meanwhile leaves the file as it was.
+        fresh = path.with_name(path.name + ".part")
+        fresh.write_text(json.dumps(self.as_json(), indent=1) + "\n")
+        fresh.replace(path)
 
     def show(self, console: Console) -> None:
         console.rule(f"{self.scenario}{' (quick: not for quoting)' if self.quick else ''}")
@@ -113,6 +127,9 @@ class Report:
             console.print(", ".join(f"{k} {v}" for k, v in self.hardware["gpu"].items()))
         for remark in self.remarks + self._noise():
             console.print(f"• {remark}")
+        for heading, parts in (("SKIPPED", self.skipped), ("FAILED", self.failed)):
+            for name, reason in parts.items():
+                console.print(f"{heading} {name}: {reason}", markup=False)
 
     def _noise(self) -> list[str]:
         worst = max((row["other_work"] for row in self.rows), default=0.0)

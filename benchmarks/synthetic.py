@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import hotbed as hb
-from benchmarks.machine import available_bytes
+from benchmarks.machine import free_bytes
 from benchmarks.measure import Timing
 from benchmarks.report import Report
 from benchmarks.steps import default_device, timed_steps
@@ -218,8 +218,7 @@ def _check_memory(model: SyntheticModel, optimizer: str, device: torch.device) -
         4 * group.tables * group.rows * (group.dim + STATE_FLOATS[optimizer](group.dim))
         for group in model.groups
     )
-    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_bytes()
-    room = free * SHARE_OF_MEMORY
+    room = free_bytes(device) * SHARE_OF_MEMORY
     if needed > room:
         raise SystemExit(
             f"{model.name} with {optimizer} takes {needed / 1e9:.1f} GB and {room / 1e9:.1f} GB are "

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from benchmarks.machine import OtherWork
 from benchmarks.measure import Timing
 from benchmarks.report import Report
+from benchmarks.tables import Counts, write_all
 from benchmarks.workload import power_law_ranks
 
 TABLES, ROWS, DIM, BATCH = 26, 1_000_000, 64, 8192
@@ -32,7 +33,6 @@ MEASURED = 24
 QUICK = {"rows": 20_000, "batch": 1024, "measured": 6}
 DISK_READS = 40_000
 LR = 0.01
-ASSIGNED_AT_ONCE = 1 << 16
 
 
 class Model(nn.Module):
@@ -189,7 +189,7 @@ class _Tiered:
                 self.progress(f"{self.share:.0%} of memory: writing table {t + 1} of {TABLES}")
                 # The most popular last: so they lie together, and looking them up takes no minutes.
                 ids = torch.from_numpy(self.clicks.by_popularity[t][::-1].copy())
-                _write_all(model.embeddings, f"t{t}", ids)
+                write_all(model.embeddings, f"t{t}", ids)
             self.progress(f"{self.share:.0%} of memory: looking popular rows up")
             for ids in self.clicks.popular(self.share):
                 model.embeddings(ids)
@@ -218,11 +218,6 @@ def _model(rows: int, storage: Any) -> tuple[Model, Any]:
     tables = [hb.Table(f"t{t}", dim=DIM, rows=rows) for t in range(TABLES)]
     model = Model(hb.EmbeddingCollection(tables, seed=0, storage=storage))
     return model, hb.optim.Adagrad(model.parameters(), lr=LR)
-
-
-def _write_all(embeddings: Any, name: str, ids: Tensor) -> None:
-    for some in ids.split(ASSIGNED_AT_ONCE):
-        embeddings.assign(name, some, embeddings.lookup(name, some))
 
 
 def _measure(
@@ -261,12 +256,11 @@ def _measure(
         cpu = (_cpu_seconds() - cpu) / measured * 1e3
         after = model.embeddings.stats()
     timing.other_work = other.share
-    used = after.get("rows_used", 0) - before.get("rows_used", 0)
-    missed = after.get("rows_missed", 0) - before.get("rows_missed", 0)
+    counts = Counts.between(before, after)
     return {
         "timing": timing,
-        "missed": missed / measured,
-        "hit_rate": 1 - missed / used if used else 1.0,
+        "missed": counts.missed / measured,
+        "hit_rate": counts.hit_rate,
         "cpu_ms": cpu,
     }
 

@@ -10,8 +10,11 @@ import pytest
 import torch
 from devices import DEVICE
 
-from benchmarks import gpu_checks, gpu_dense
+from benchmarks import gpu, gpu_checks, gpu_dense
+from benchmarks.__main__ import main
 from benchmarks.gpu_roof import Roof
+from benchmarks.gpu_scenarios import Run, Scenario
+from benchmarks.report import Report
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -31,6 +34,50 @@ def test_floors_count_bytes_or_operations():
     floors, moved = gpu_dense._mlp_floors(roof, 100, (10, 20), "tf32", False)
     assert moved == (4 * (1000 + 200 + 2000), 2 * 4 * (1000 + 200 + 2000))
     assert floors[1] == pytest.approx(2 * floors[0])
+
+
+def test_only_some_parts():
+    one = Run(Report("gpu", True, hardware={}), torch.device("cpu"))
+    names = [part.name for part in gpu.chosen(one, gpu.KINDS)]
+    assert len(names) == len(set(names)) and {name.split()[0].strip(",") for name in names} == {
+        "roof", *gpu.KINDS,
+    }  # fmt: skip
+    assert [part.name for part in gpu.chosen(one, ("cache",))] == [
+        "roof", "cache, sgd", "cache, adam",
+    ]  # fmt: skip
+
+
+def test_a_part_that_fails_is_in_the_file_and_in_the_exit_status(tmp_path, monkeypatch, capsys):
+    out = tmp_path / "gpu.json"
+
+    def look(run):
+        found = json.loads(out.read_text())
+        assert list(found["failed"]) == ["check a"] and list(found["skipped"])[-1] == "check b"
+
+    def fail(run):
+        raise ValueError("kernels are off")
+
+    parts = [Scenario("roof", fail), Scenario("check a", fail), Scenario("check b", look)]
+    monkeypatch.setattr(gpu, "chosen", lambda run, only: parts)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")  # which the run sets for good
+    monkeypatch.setattr(
+        sys, "argv", ["benchmarks", "gpu", "--quick", "--only", "check", "--json", str(out)]
+    )
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 1
+    found = json.loads(out.read_text())
+    assert found["failed"] == {"check a": "ValueError: kernels are off"}
+    assert found["skipped"] == {"roof": "torch sees no CUDA device"}
+    assert "FAILED check a: ValueError: kernels are off" in capsys.readouterr().out
+
+
+def test_an_unknown_part_is_refused(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["benchmarks", "gpu", "--quick", "--only", "cash"])
+    with pytest.raises(SystemExit):
+        main()
+    assert "there is no 'cash'" in capsys.readouterr().err
 
 
 @pytest.mark.process
@@ -53,7 +100,8 @@ def test_without_a_device_it_checks_and_says_what_it_skipped(tmp_path):
     done = run("--quick")
     assert done.returncode == 0, done.stderr
     report = json.loads(out.read_text())
-    assert report["rows"] == [] and any("skipped: roof" in r for r in report["remarks"])
+    assert report["rows"] == [] and report["failed"] == {}
+    assert {"roof", "mlp", "lookup", "cache, adam"} <= set(report["skipped"])
     assert report["figures"]["largest error: interaction, float32"] < 1e-5
     done = run()
     assert done.returncode == 1 and "--quick" in done.stderr

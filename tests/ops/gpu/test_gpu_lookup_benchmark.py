@@ -6,6 +6,7 @@ from devices import DEVICE
 
 from benchmarks import gpu_lookup
 from benchmarks.gpu_roof import Roof
+from benchmarks.gpu_scenarios import Run
 from benchmarks.report import Report
 
 
@@ -44,9 +45,9 @@ def test_contenders_do_the_same_step():
 def test_rows_of_the_report(monkeypatch):
     monkeypatch.setattr(gpu_lookup, "QUICK_ROWS", 500)
     monkeypatch.setattr(gpu_lookup, "QUICK_BATCH", 64)
-    report = Report("gpu", True)
-    gpu_lookup.measure(report, Roof(1e12), lambda text: None)
-    assert {row["name"] for row in report.rows} == {
+    run = Run(Report("gpu", True), DEVICE, roof=Roof(1e12))
+    gpu_lookup.measure(run)
+    assert {row["name"] for row in run.report.rows} == {
         "hotbed", "hotbed, index before", "hotbed, not fused", "torch",
     }  # fmt: skip
-    assert all(row["floor_ms"] > 0 for row in report.rows)
+    assert all(row["floor_ms"] > 0 for row in run.report.rows)

@@ -1,0 +1,115 @@
+"""Scenarios `dlrm ...` of the GPU benchmark: the MLPerf DLRM, in GPU memory and over RAM.
+
+Row values do not matter to time, so tables start from zeros, which saves minutes of drawing them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import nn
+
+import hotbed as hb
+from benchmarks.gpu_scenarios import Run, Scenario
+from benchmarks.gpu_sizes import Sizes
+from benchmarks.gpu_training import ALPHA, LOOK_AHEAD, Batch, add_counts, all_there, trained
+from benchmarks.machine import available_bytes
+from benchmarks.measure import Timing
+from benchmarks.tables import write_all
+from benchmarks.workload import power_law_ranks
+
+SHARE_OF_RAM = 0.5
+WHOLE = "dlrm, all in GPU memory"
+PUBLISHED = (
+    "dlrm: OneEmbedding states about 6 M samples/s with AMP on one A100-80GB; "
+    "distributed-embeddings 768 k on one A100 with its large tables in RAM. Batches are drawn "
+    "beforehand; those of the runs without tiers lie on the device."
+)
+
+
+def scenarios(sizes: Sizes) -> list[Scenario]:
+    over_ram = [
+        Scenario(_name(budget), functools.partial(_over_ram, budget=budget), seconds=60)
+        for budget in sizes.device_budgets
+    ]
+    return [Scenario(WHOLE, _in_gpu_memory, seconds=30), *over_ram]
+
+
+def _name(budget: int) -> str:
+    return f"dlrm over RAM, {budget / 1e9:g} GB on the device"
+
+
+def _in_gpu_memory(run: Run) -> None:
+    run.report.remark(PUBLISHED)
+    torch.set_float32_matmul_precision("high")
+    sizes = run.sizes
+    rows = run.fitting(sizes.rows, 4 * sizes.dim, run.device_room(), "dlrm")
+    run.doing(f"{WHOLE}: making the model")
+    model = _model(rows, sizes, None).to(run.device)
+    optimizer = hb.optim.SGD(model.parameters(), lr=0.01)
+    for amp, how in ((False, "TF32"), (True, "AMP")):
+        run.doing(f"{WHOLE}, {how}")
+        there = [all_there(batch, run.device) for batch in _clicks(rows, sizes)]
+        timing = trained(run, model, optimizer, iter(there), amp=amp)
+        _add(run, f"{WHOLE}, {how}", timing)
+
+
+def _over_ram(run: Run, budget: int) -> None:
+    run.report.remark(PUBLISHED)
+    torch.set_float32_matmul_precision("high")
+    sizes, name = run.sizes, _name(budget)
+    # Never more than what the run in GPU memory had.
+    in_ram = min(available_bytes() * SHARE_OF_RAM, sizes.most_in_ram)
+    rows = run.fitting(sizes.rows, 4 * sizes.dim, min(run.device_room(), in_ram), name)
+    host = int(sum(rows) * (4 * sizes.dim + 64) * 1.1) + (64 << 20)
+    run.doing(f"{name}: making the model")
+    model = _model(rows, sizes, hb.Storage(device=budget, host=host)).to(run.device)
+    optimizer = hb.optim.SGD(model.parameters(), lr=0.01)
+    for table in model.embeddings.tables.values():
+        run.doing(f"{name}: writing rows of {table.name}")
+        write_all(model.embeddings, table.name, torch.arange(table.rows), zeros=True)
+    whole = run.report.figures.get(_rate(f"{WHOLE}, AMP"))
+    for ahead, mode in LOOK_AHEAD.items():
+        label = f"{name}, AMP, {mode}"
+        run.doing(label)
+        stats = model.embeddings.stats()
+        batches = iter(list(_clicks(rows, sizes, seed=1 + ahead)))
+        timing = trained(run, model, optimizer, batches, amp=True, ahead=ahead)
+        _add(run, label, timing)
+        if whole is not None:
+            rate = run.report.figures[_rate(label)]
+            run.report.ratios[f"{label} / all in GPU memory"] = rate / whole
+        add_counts(run, label, stats, model.embeddings.stats())
+
+
+def _rate(label: str) -> str:
+    return f"{label}: samples a second"
+
+
+def _add(run: Run, label: str, timing: Timing) -> None:
+    run.add(f"{label}, batch {run.sizes.batch:,}", timing)
+    run.report.figures[_rate(label)] = round(run.sizes.batch / timing.median * 1e3)
+
+
+def _model(rows: tuple[int, ...], sizes: Sizes, storage: hb.Storage | None) -> nn.Module:
+    torch.manual_seed(0)
+    zeros = hb.init.Zeros()
+    tables = [hb.Table(f"t{t}", sizes.dim, n, "sum", init=zeros) for t, n in enumerate(rows)]
+    bottom = [*sizes.bottom, sizes.dim]
+    return hb.models.DLRM(tables, sizes.dim, 13, bottom, sizes.top, seed=0, storage=storage)
+
+
+def _clicks(rows: tuple[int, ...], sizes: Sizes, seed: int = 0) -> Iterator[Batch]:
+    """As many batches as one training takes."""
+    rng = np.random.default_rng(seed)
+    for _ in range(sizes.warm_up + sizes.steps):
+        batch: Batch = {
+            f"t{t}": torch.from_numpy(power_law_ranks(rng, sizes.batch, n, ALPHA))
+            for t, n in enumerate(rows)
+        }
+        batch["dense"] = torch.from_numpy(rng.random((sizes.batch, 13), np.float32))
+        batch["label"] = torch.from_numpy(rng.integers(0, 2, sizes.batch).astype(np.float32))
+        yield batch
