@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
 from devices import DEVICE
-from torch import nn
+from torch import Tensor, nn
 
 from hotbed.handles import LiveTable, live_table
 from hotbed.ops.gpu import variants
@@ -41,6 +42,17 @@ def to_host(model: M) -> M:
     finally:
         variants.DEVICES = before
     return model
+
+
+def drawn(seed: int, size: int, rows: int) -> tuple[Callable[..., Tensor], Tensor, Tensor]:
+    """A function of a shape that draws ids, low ones more often; and lengths and weights of bags."""
+    g = torch.Generator().manual_seed(seed)
+
+    def ids(*shape: int) -> Tensor:
+        return (rows * torch.rand(*shape, generator=g) ** 2).long()
+
+    lengths = torch.randint(0, 4, (size,), generator=g)
+    return ids, lengths, torch.rand(int(lengths.sum()), generator=g) + 0.1
 
 
 def moved(batch: Any) -> Any:

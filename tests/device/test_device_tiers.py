@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from device.placed import to_device, to_host
+from device.placed import drawn, to_device, to_host
 from device.test_whole_tables import loss_of
 from devices import DEVICE
 
@@ -35,14 +35,8 @@ def collection(budget=BUDGET, dtype=torch.float32):
 
 
 def batch_of(seed, size=6):
-    g = torch.Generator().manual_seed(seed)
-
-    def ids(*shape):
-        return (ROWS * torch.rand(*shape, generator=g) ** 2).long()
-
-    lengths = torch.randint(0, 4, (size,), generator=g)
-    n = int(lengths.sum())
-    weights = torch.rand(n, generator=g) + 0.1
+    ids, lengths, weights = drawn(seed, size, ROWS)
+    n = len(weights)
     hot = ids(size, 8)
     hot[:, :6] = 5  # more positions than make a chunk
     return {

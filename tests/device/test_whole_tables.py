@@ -7,7 +7,7 @@ import pickle
 
 import pytest
 import torch
-from device.placed import moved, tables_of, to_device, to_host
+from device.placed import drawn, moved, tables_of, to_device, to_host
 from devices import DEVICE
 from torch import nn
 
@@ -40,14 +40,8 @@ def collection(dtype=torch.float32, **options):
 
 
 def batch_of(seed, size=6):
-    g = torch.Generator().manual_seed(seed)
-
-    def ids(*shape):
-        return (ROWS * torch.rand(*shape, generator=g) ** 2).long()
-
-    lengths = torch.randint(0, 4, (size,), generator=g)
-    n = int(lengths.sum())
-    weights = torch.rand(n, generator=g) + 0.1
+    ids, lengths, weights = drawn(seed, size, ROWS)
+    n = len(weights)
     return {
         "watched": ids(size, 3),
         "browsed": hb.Jagged(ids(n), lengths=lengths),
