@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.peers.rocksdb import _keys
+from benchmarks.peers.keys import keys_of, read_in_parts
 
 
 class Lmdb:
@@ -44,26 +44,18 @@ class Lmdb:
         self.filling = True
 
     def read(self, ids: np.ndarray) -> np.ndarray:
-        order = np.argsort(ids)
-        keys = _keys(ids[order])
-        step = -(-len(keys) // self.threads)
-        parts = [keys[begin : begin + step] for begin in range(0, len(keys), step)]
-        if self.threads == 1:
-            values = self._read_part(parts[0])
-        else:
-            values = b"".join(self.pool.map(self._read_part, parts))
-        records = np.empty((len(ids), self.record_bytes), np.uint8)
-        records[order] = np.frombuffer(values, np.uint8).reshape(records.shape)
-        return records
+        return read_in_parts(ids, self.record_bytes, self._read_part, self.threads, self.pool)
 
-    def _read_part(self, keys: list[bytes]) -> bytes:
+    def _read_part(self, keys: list[bytes]) -> list[bytes]:
         # A cursor's getmulti touches the pages without holding Python's lock.
         with self.environment.begin() as transaction, transaction.cursor() as cursor:
-            return b"".join(value for _, value in cursor.getmulti(keys))
+            return [b"".join(value for _, value in cursor.getmulti(keys))]
 
     def write(self, ids: np.ndarray, records: np.ndarray) -> None:
         order = np.argsort(ids)
-        items = zip(_keys(ids[order]), (record.tobytes() for record in records[order]), strict=True)
+        items = zip(
+            keys_of(ids[order]), (record.tobytes() for record in records[order]), strict=True
+        )
         with self.environment.begin(write=True) as transaction, transaction.cursor() as cursor:
             cursor.putmulti(list(items), append=self.filling)
 

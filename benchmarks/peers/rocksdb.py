@@ -14,6 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.peers.keys import keys_of, read_in_parts
+
 
 class RocksDb:
     name = "rocksdb"
@@ -68,24 +70,13 @@ class RocksDb:
         self.pool = ThreadPoolExecutor(64)
 
     def read(self, ids: np.ndarray) -> np.ndarray:
-        # Sorted, as multi-get wants them, and in as many parts as threads.
-        order = np.argsort(ids)
-        keys = _keys(ids[order])
-        step = -(-len(keys) // self.threads)
-        parts = [keys[begin : begin + step] for begin in range(0, len(keys), step)]
-        if self.threads == 1:
-            values = self.database.get(parts[0])
-        else:
-            values = [v for part in self.pool.map(self.database.get, parts) for v in part]
-        records = np.empty((len(ids), self.record_bytes), np.uint8)
-        records[order] = np.frombuffer(b"".join(values), np.uint8).reshape(records.shape)
-        return records
+        return read_in_parts(ids, self.record_bytes, self.database.get, self.threads, self.pool)
 
     def write(self, ids: np.ndarray, records: np.ndarray) -> None:
         from rocksdict import WriteBatch
 
         batch = WriteBatch(raw_mode=True)
-        for key, record in zip(_keys(ids), records, strict=True):
+        for key, record in zip(keys_of(ids), records, strict=True):
             batch.put(key, record.tobytes())
         self.database.write(batch, self.writing)
 
@@ -104,8 +95,3 @@ class RocksDb:
             f"block cache {self.memory // 4 / 1e6:.0f} MB, memtables 3 x {self.memory // 16 / 1e6:.0f} "
             "MB, no compression, no write-ahead log"
         )
-
-
-def _keys(ids: np.ndarray) -> list[bytes]:
-    packed = ids.astype(">i8").tobytes()
-    return [packed[i : i + 8] for i in range(0, len(packed), 8)]

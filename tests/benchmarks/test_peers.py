@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import torch
 
 from benchmarks.peers.fbgemm import Fbgemm
 from benchmarks.peers.hotbed_tables import HotbedTables
+from benchmarks.peers.keys import keys_of, read_in_parts
 from benchmarks.peers.torch_bags import TorchBags
 from benchmarks.peers.torch_dlrm import COLUMNS, TorchDlrm, TwoAdams, Vocabulary
 from benchmarks.workload import Workload
@@ -47,6 +50,25 @@ def test_peers_do_the_same_work(peer: type, optimizer: str, dynamic: bool, bag: 
         torch.testing.assert_close(
             ours.weights(table), theirs.weights(table), rtol=1e-4, atol=tolerance
         )
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_stores_are_read_in_parts_and_answer_in_order(threads: int) -> None:
+    ids = np.random.default_rng(0).permutation(100)[:31]
+    records = np.arange(100, dtype="<u4").view(np.uint8).reshape(100, 4)
+    stored = dict(
+        zip(keys_of(np.arange(100)), (record.tobytes() for record in records), strict=True)
+    )
+    asked: list[list[bytes]] = []
+
+    def get(keys: list[bytes]) -> list[bytes]:
+        asked.append(keys)
+        return [stored[key] for key in keys]
+
+    with ThreadPoolExecutor(3) as pool:
+        found = read_in_parts(ids, 4, get, threads, pool)
+    assert np.array_equal(found, records[ids])
+    assert len(asked) == threads and all(part == sorted(part) for part in asked)
 
 
 def test_the_torch_dlrm_learns() -> None:
