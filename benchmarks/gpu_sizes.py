@@ -23,8 +23,6 @@ class Sizes:
     bottom: tuple[int, ...] = (512, 256)
     top: tuple[int, ...] = (1024, 1024, 512, 256)
     device_budgets: tuple[int, ...] = (24 * 10**9, 12 * 10**9)
-    most_in_ram: int = 40 * 10**9
-    """Bytes of rows below the device: writing each once is most of a training's time."""
     cache_tables: int = 10
     cache_rows: int = 26_800_000
     cache_batch: int = 104_857
@@ -43,7 +41,6 @@ QUICK = Sizes(
     bottom=(32,),
     top=(32,),
     device_budgets=(200_000,),
-    most_in_ram=4 * 10**6,
     cache_tables=2,
     cache_rows=2000,
     cache_batch=256,

@@ -35,6 +35,15 @@ def test_every_training_runs_and_tells_its_sizes() -> None:
     assert f"{over_ram} / all in GPU memory" in report.ratios
 
 
+def test_ids_of_all_batches_are_written_once() -> None:
+    def batch(*ids: int) -> dict[str, torch.Tensor]:
+        return {"t0": torch.tensor(ids), "dense": torch.rand(2, 13), "label": torch.rand(2)}
+
+    lists = [[batch(5, 1), batch(1, 1)], [batch(7, 5)]]
+    used = gpu_dlrm._used(lists, torch.device("cpu"))
+    assert {name: ids.tolist() for name, ids in used.items()} == {"t0": [1, 5, 7]}
+
+
 def test_a_training_needs_no_other_before_it() -> None:
     run = toy_run()
     run_all(run, gpu_dlrm.scenarios(run.sizes)[1:])
