@@ -24,7 +24,7 @@ from benchmarks.measure import Timing
 from benchmarks.report import Report
 from benchmarks.synthetic import OPTIMIZERS, Network, described_tables, drawn
 from benchmarks.synthetic_models import SyntheticModel, synthetic_model
-from benchmarks.tables import Counts, write_all
+from benchmarks.tables import Counts, look_popular_up, write_all
 
 BATCH = 4096
 MEMORY = 6 * 10**9
@@ -159,13 +159,8 @@ def _look_popular_up(model: Network, tables: list[hb.Table], budget: int, batch:
     if not large:
         return
     share = 0.9 * budget / sum(table.rows * (8 * table.dim + 40) for table in large.values())
-    nothing = hb.Jagged(torch.zeros(0, dtype=torch.int64), lengths=torch.tensor([0]))
-    idle = {one.name: nothing for one in model.inputs}
-    first = {one.table: one.name for one in reversed(model.inputs)}
-    for name, table in large.items():
-        for ids in torch.arange(int(min(1, share) * table.rows)).flip(0).split(16 * batch):
-            bag = hb.Jagged(ids, lengths=torch.tensor([len(ids)]))
-            model.embeddings({**idle, first[name]: bag})
+    counts = {name: int(min(1, share) * table.rows) for name, table in large.items()}
+    look_popular_up(model.embeddings, counts, 16 * batch)
 
 
 def _disk_bytes(model: SyntheticModel) -> int:

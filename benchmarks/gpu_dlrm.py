@@ -1,7 +1,8 @@
 """Scenarios `dlrm ...` of the GPU benchmark: the MLPerf DLRM, in GPU memory and over RAM.
 
-Row values do not matter to time, so tables start from zeros, which saves minutes of drawing them. Nor
-do rows that no batch uses: over RAM, only those that one uses are written beforehand.
+Row values do not matter to time, so tables start from zeros, which saves minutes of drawing them. Over
+RAM only the rows that some batch uses are written beforehand; others are only read, and start from
+zeros when they are. The popular ones are brought up before anything is timed.
 """
 
 from __future__ import annotations
@@ -17,9 +18,17 @@ from torch import Tensor, nn
 import hotbed as hb
 from benchmarks.gpu_scenarios import Run, Scenario
 from benchmarks.gpu_sizes import Sizes
-from benchmarks.gpu_training import ALPHA, LOOK_AHEAD, Batch, add_counts, all_there, trained
+from benchmarks.gpu_training import (
+    ALPHA,
+    GRAPHS,
+    LOOK_AHEAD,
+    Batch,
+    add_counts,
+    all_there,
+    trained,
+)
 from benchmarks.measure import Timing
-from benchmarks.tables import write_all
+from benchmarks.tables import look_popular_up, write_all
 from benchmarks.workload import power_law_ranks
 
 WHOLE = "dlrm, all in GPU memory"
@@ -53,8 +62,9 @@ def _in_gpu_memory(run: Run) -> None:
     for amp, how in ((False, "TF32"), (True, "AMP")):
         run.doing(f"{WHOLE}, {how}")
         there = [all_there(batch, run.device) for batch in _clicks(rows, sizes)]
-        timing = trained(run, model, optimizer, iter(there), amp=amp)
-        _add(run, f"{WHOLE}, {how}", timing)
+        for graph, launched in GRAPHS.items():
+            timing = trained(run, model, optimizer, iter(there), amp=amp, graph=graph)
+            _add(run, f"{WHOLE}, {how}{launched}", timing)
 
 
 def _over_ram(run: Run, budget: int) -> None:
@@ -68,11 +78,6 @@ def _over_ram(run: Run, budget: int) -> None:
     used = _used(batches.values(), run.device)
     count = sum(map(len, used.values()))
     run.report.figures["dlrm over RAM: rows that the batches use"] = count
-    if count * 4 * sizes.dim < budget:
-        run.report.remark(
-            f"{name}: that holds all {count:,} rows that the batches use, so each was brought up once "
-            "and none had to leave."
-        )
     run.doing(f"{name}: making the model")
     host = int(count * (4 * sizes.dim + 64) * 1.1) + (64 << 20)
     model = _model(rows, sizes, hb.Storage(device=budget, host=host)).to(run.device)
@@ -80,16 +85,21 @@ def _over_ram(run: Run, budget: int) -> None:
     for table, ids in used.items():
         run.doing(f"{name}: writing rows of {table}")
         write_all(model.embeddings, table, ids, zeros=True)
-    whole = run.report.figures.get(_rate(f"{WHOLE}, AMP"))
+    # As after a long training: what comes takes the place of rows that are less popular.
+    run.doing(f"{name}: bringing popular rows up")
+    share = 0.95 * budget / (sum(rows) * (4 * sizes.dim + 16))
+    counts = {f"t{t}": int(min(1, share) * n) for t, n in enumerate(rows)}
+    look_popular_up(model.embeddings, counts, sizes.batch)
+    rates = [run.report.figures.get(_rate(f"{WHOLE}, AMP{how}"), 0) for how in GRAPHS.values()]
     for ahead, mode in LOOK_AHEAD.items():
         label = f"{name}, AMP, {mode}"
         run.doing(label)
         stats = model.embeddings.stats()
         timing = trained(run, model, optimizer, iter(batches[ahead]), amp=True, ahead=ahead)
         _add(run, label, timing)
-        if whole is not None:
+        if any(rates):
             rate = run.report.figures[_rate(label)]
-            run.report.ratios[f"{label} / all in GPU memory"] = rate / whole
+            run.report.ratios[f"{label} / all in GPU memory"] = rate / max(rates)
         add_counts(run, label, stats, model.embeddings.stats())
 
 

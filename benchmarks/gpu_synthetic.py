@@ -8,7 +8,7 @@ import itertools
 from benchmarks import synthetic
 from benchmarks.gpu_scenarios import Run, Scenario
 from benchmarks.gpu_sizes import Sizes
-from benchmarks.gpu_training import all_there, trained
+from benchmarks.gpu_training import GRAPHS, all_there, trained
 from benchmarks.synthetic_models import synthetic_model
 
 PUBLISHED = (
@@ -43,5 +43,6 @@ def _measure(run: Run, name: str) -> None:
     moved = synthetic.step_bytes(model, batches, "adagrad")
     there = [all_there(batch, run.device) for batch in batches]
     run.doing(f"synthetic {name}: training")
-    timing = trained(run, network, optimizer, itertools.cycle(there))
-    run.add(f"synthetic {name}, adagrad, batch {sizes.batch:,}", timing, moved)
+    for graph, launched in GRAPHS.items():
+        timing = trained(run, network, optimizer, itertools.cycle(there), graph=graph)
+        run.add(f"synthetic {name}, adagrad{launched}, batch {sizes.batch:,}", timing, moved)

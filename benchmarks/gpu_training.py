@@ -16,6 +16,7 @@ from benchmarks.tables import Counts
 
 ALPHA = 1.05
 LOOK_AHEAD = {False: "no look-ahead", True: "look-ahead"}
+GRAPHS = {False: "", True: ", as a CUDA graph"}
 
 Batch = dict[str, Tensor]
 
@@ -23,22 +24,22 @@ Batch = dict[str, Tensor]
 def trained(
     run: Run,
     model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizer: hb.optim.TableOptimizer,
     batches: Iterator[Batch],
     *,
     gradient: Tensor | None = None,
     amp: bool = False,
     ahead: bool = False,
     before: int = 0,
+    graph: bool = False,
 ) -> Timing:
     """Milliseconds a step, after the warm-up and `before` more steps; ids of tiered tables stay on the
     host.
 
-    `gradient`: of the model's output, in place of a loss.
+    `gradient`: of the model's output, in place of a loss. `graph`: the step is replayed as a CUDA graph.
     """
 
-    def step(batch: Batch) -> None:
-        run.check_time()
+    def work(batch: Batch) -> None:
         with torch.autocast(run.device.type, torch.bfloat16, enabled=amp):
             if gradient is not None:
                 torch.autograd.backward(model(batch), gradient)
@@ -50,10 +51,21 @@ def trained(
         optimizer.step()
         optimizer.zero_grad()
 
+    graphed = hb.graphed(work, optimizer) if graph else None
+
+    def step(batch: Batch) -> None:
+        run.check_time()
+        (graphed or work)(batch)
+
     feed: Iterable[Any] = batches
     if ahead:
         feed = hb.lookahead(feed, model)
-    return timed_steps(step, feed, run.device, before + run.sizes.warm_up, run.sizes.steps)
+    timing = timed_steps(step, feed, run.device, before + run.sizes.warm_up, run.sizes.steps)
+    if graphed is not None and not graphed.recorded:
+        run.report.remark(
+            f"No graph was recorded: {graphed.refused or 'the tables lie on the host'}."
+        )
+    return timing
 
 
 def all_there(batch: Batch, device: torch.device) -> Batch:

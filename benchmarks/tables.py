@@ -4,11 +4,14 @@ once, and what the tiers counted meanwhile.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+
+import hotbed as hb
 
 WRITTEN_AT_ONCE = 1 << 17
 
@@ -34,6 +37,18 @@ def write_all(embeddings: Any, name: str, ids: Tensor, zeros: bool = False) -> N
         else:
             values = embeddings.lookup(name, some)
         embeddings.assign(name, some, values)
+
+
+def look_popular_up(
+    embeddings: hb.EmbeddingCollection, counts: Mapping[str, int], at_once: int
+) -> None:
+    """Brings up the first so many ids of each table, the first of all last, as after a long training."""
+    nothing = hb.Jagged(torch.zeros(0, dtype=torch.int64), lengths=torch.tensor([0]))
+    idle = dict.fromkeys(embeddings.features, nothing)
+    first = {table: name for name, table in reversed(embeddings.features.items())}
+    for table, count in counts.items():
+        for ids in torch.arange(count).flip(0).split(at_once):
+            embeddings({**idle, first[table]: hb.Jagged(ids, lengths=torch.tensor([len(ids)]))})
 
 
 @dataclass(frozen=True)

@@ -25,9 +25,9 @@ def test_every_training_runs_and_tells_its_sizes() -> None:
     report = run.report
     assert report.failed == {} and report.skipped == {}
     configs = [row["config"] for row in report.rows]
-    assert [c.split(",")[0].split()[0] for c in configs] == ["synthetic"] + ["dlrm"] * 4 + [
-        "cache"
-    ] * 14
+    kinds = [c.split(",")[0].split()[0] for c in configs]
+    assert kinds == ["synthetic"] * 2 + ["dlrm"] * 6 + ["cache"] * 14
+    assert sum("as a CUDA graph" in c for c in configs) == 3
     assert all(row["iterations"] == QUICK.steps for row in report.rows)
     over_ram = "dlrm over RAM, 0.0002 GB on the device, AMP, look-ahead"
     assert report.figures[f"{over_ram}: rows brought up a step"] > 0
