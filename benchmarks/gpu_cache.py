@@ -124,7 +124,8 @@ def _made(run: Run, name: str, rows: int, storage: hb.Storage | None) -> tuple[n
         hb.Table(f"t{t}", run.sizes.dim, rows, "sum", init=hb.init.Zeros())
         for t in range(run.sizes.cache_tables)
     ]
-    model = _Vectors(hb.EmbeddingCollection(tables, seed=0, storage=storage)).to(run.device)
+    made = hb.EmbeddingCollection(tables, seed=0, storage=storage, device=run.device)
+    model = _Vectors(made)
     return model, synthetic.OPTIMIZERS[name](model.parameters())
 
 

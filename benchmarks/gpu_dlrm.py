@@ -57,7 +57,7 @@ def _in_gpu_memory(run: Run) -> None:
     sizes = run.sizes
     rows = run.fitting(sizes.rows, 4 * sizes.dim, run.device_room(), "dlrm")
     run.doing(f"{WHOLE}: making the model")
-    model = _model(rows, sizes, None).to(run.device)
+    model = _model(run, rows, None)
     optimizer = hb.optim.SGD(model.parameters(), lr=0.01)
     for amp, how in ((False, "TF32"), (True, "AMP")):
         run.doing(f"{WHOLE}, {how}")
@@ -80,7 +80,7 @@ def _over_ram(run: Run, budget: int) -> None:
     run.report.figures["dlrm over RAM: rows that the batches use"] = count
     run.doing(f"{name}: making the model")
     host = int(count * (4 * sizes.dim + 64) * 1.1) + (64 << 20)
-    model = _model(rows, sizes, hb.Storage(device=budget, host=host)).to(run.device)
+    model = _model(run, rows, hb.Storage(device=budget, host=host))
     optimizer = hb.optim.SGD(model.parameters(), lr=0.01)
     for table, ids in used.items():
         run.doing(f"{name}: writing rows of {table}")
@@ -120,12 +120,15 @@ def _add(run: Run, label: str, timing: Timing) -> None:
     run.report.figures[_rate(label)] = round(run.sizes.batch / timing.median * 1e3)
 
 
-def _model(rows: tuple[int, ...], sizes: Sizes, storage: hb.Storage | None) -> nn.Module:
+def _model(run: Run, rows: tuple[int, ...], storage: hb.Storage | None) -> nn.Module:
+    sizes = run.sizes
     torch.manual_seed(0)
     zeros = hb.init.Zeros()
     tables = [hb.Table(f"t{t}", sizes.dim, n, "sum", init=zeros) for t, n in enumerate(rows)]
     bottom = [*sizes.bottom, sizes.dim]
-    return hb.models.DLRM(tables, sizes.dim, 13, bottom, sizes.top, seed=0, storage=storage)
+    return hb.models.DLRM(
+        tables, sizes.dim, 13, bottom, sizes.top, seed=0, storage=storage, device=run.device
+    )
 
 
 def _clicks(rows: tuple[int, ...], sizes: Sizes, seed: int = 0) -> Iterator[Batch]:

@@ -37,7 +37,7 @@ def _measure(run: Run, name: str) -> None:
             f"takes {needed / 1e9:.0f} GB, more than this card has"
         )
         return
-    network = synthetic.Network(model).to(run.device)
+    network = synthetic.Network(model, device=run.device)
     optimizer = synthetic.OPTIMIZERS["adagrad"](network.parameters())
     batches = [synthetic.drawn(model, sizes.batch, seed) for seed in range(sizes.batches)]
     moved = synthetic.step_bytes(model, batches, "adagrad")

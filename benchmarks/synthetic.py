@@ -6,6 +6,7 @@ import argparse
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -75,7 +76,7 @@ def run(
     _check_memory(described, optimizer, where)
     progress("making the model")
     torch.manual_seed(0)
-    network = Network(described).to(where)
+    network = Network(described, device=where)
     stepper = OPTIMIZERS[optimizer](network.parameters())
     progress("drawing batches")
     batches = [drawn(described, batch_size, seed) for seed in range(3 if quick else BATCHES)]
@@ -109,18 +110,22 @@ def run(
 class Network(nn.Module):
     """The model: sums of rows side by side, numerical features, a ReLU MLP, one logit."""
 
-    def __init__(self, model: SyntheticModel, storage: hb.Storage | None = None) -> None:
+    def __init__(
+        self, model: SyntheticModel, storage: hb.Storage | None = None, device: Any = None
+    ) -> None:
         super().__init__()
         self.stride = model.stride
         tables, self.inputs = described_tables(model)
+        features = {i.name: i.table for i in self.inputs}
         self.embeddings = hb.EmbeddingCollection(
-            tables, features={i.name: i.table for i in self.inputs}, seed=0, storage=storage
+            tables, features, seed=0, storage=storage, device=device
         )
         self.mlp = hb.nn.MLP(model.mlp_input, [*model.mlp, 1])
         for layer in self.mlp.layers:
             assert isinstance(layer, nn.Linear)
             nn.init.xavier_uniform_(layer.weight)
             nn.init.zeros_(layer.bias)
+        self.to(device)
 
     def forward(self, batch: dict[str, Tensor]) -> Tensor:
         vectors = self.embeddings({i.name: batch[i.name] for i in self.inputs})

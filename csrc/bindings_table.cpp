@@ -111,15 +111,16 @@ void bind_table(nb::module_& module) {
           "make",
           [](const std::string& name, int64_t rows, int64_t dim, DType dtype, int kind, double a,
              double b, double c, double d, uint64_t key, std::optional<int64_t> padding,
-             bool tiered) {
+             bool tiered, bool released) {
             InitialSpec initial = initial_spec(static_cast<Initial>(kind), a, b, c, d, key);
             initial.has_padding = padding.has_value();
             initial.padding_id = padding.value_or(0);
             nb::gil_scoped_release unlocked;
-            return std::make_shared<Table>(name, rows, dim, dtype, initial, tiered);
+            return std::make_shared<Table>(name, rows, dim, dtype, initial, tiered, released);
           },
           "name"_a, "rows"_a, "dim"_a, "dtype"_a, "kind"_a, "a"_a, "b"_a, "c"_a, "d"_a, "key"_a,
-          "padding"_a.none(), "tiered"_a = false)
+          "padding"_a.none(), "tiered"_a = false, "released"_a = false,
+          "`released`: of a static table, as after `release_rows`.")
       .def_prop_ro("tiered", &Table::tiered)
       .def_prop_ro("homeless", &Table::homeless)
       .def(

@@ -40,7 +40,7 @@ void Plane::ensure(int64_t rows) {
 }
 
 Table::Table(std::string name, int64_t rows, int64_t dim, DType dtype, const InitialSpec& initial,
-             bool tiered)
+             bool tiered, bool released)
     : name_(std::move(name)),
       dynamic_(rows < 0),
       dim_(dim),
@@ -48,7 +48,8 @@ Table::Table(std::string name, int64_t rows, int64_t dim, DType dtype, const Ini
       initial_(initial),
       weights_(what_for("weights"), dim, size_of(dtype), dynamic_ ? kSmallerRows : kFewerRows),
       ids_(what_for("ids"), 1, sizeof(int64_t), kSmallerRows),
-      tiered_(tiered) {
+      tiered_(tiered),
+      released_(released) {
   if (tiered_) {
     size_ = std::max<int64_t>(rows, 0);
     return;
@@ -57,8 +58,9 @@ Table::Table(std::string name, int64_t rows, int64_t dim, DType dtype, const Ini
     index_ = std::make_unique<KeyIndex>(what_for("index"));
     return;
   }
-  weights_.ensure(rows);
   size_ = rows;
+  if (released_) return;
+  weights_.ensure(rows);
   write_first_values();
 }
 

@@ -90,9 +90,9 @@ class Table {
  public:
   // rows < 0 makes the table dynamic. A static table gets all its rows and their first values now.
   // Throws OutOfMemory.
-  // `tiered`: its rows lie in tiers, see below.
+  // `tiered`: its rows lie in tiers, see below. `released`: as after release_rows().
   Table(std::string name, int64_t rows, int64_t dim, DType dtype, const InitialSpec& initial,
-        bool tiered = false);
+        bool tiered = false, bool released = false);
 
   Table(const Table&) = delete;
   Table& operator=(const Table&) = delete;
@@ -225,7 +225,7 @@ class Table {
   int64_t first_step_ = 0;
   std::unique_ptr<KeyIndex> index_;
   bool tiered_;
-  bool released_ = false;
+  bool released_;
   bool at_home_ = false;
   std::shared_ptr<RowSpace> space_;
   int32_t number_ = 0;

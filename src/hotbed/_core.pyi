@@ -403,6 +403,7 @@ class Table:
         key: int,
         padding: int | None,
         tiered: bool = False,
+        released: bool = False,
     ) -> Table: ...
     @property
     def tiered(self) -> bool: ...

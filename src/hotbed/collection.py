@@ -12,6 +12,7 @@ from hotbed.errors import InputError, TableError
 from hotbed.handles import LiveTable, derive_key
 from hotbed.inputs import Bags, read_bags, split_keyed
 from hotbed.jagged import Jagged
+from hotbed.placement import named_device
 from hotbed.resolve import hottest
 from hotbed.resolve.lookup import Prepared, frozen_tables, make_batch, signature_of
 from hotbed.resolve.outside_graphs import outside_graphs
@@ -45,6 +46,8 @@ class EmbeddingCollection(TableOwner):
         storage: budgets for the tiers that rows may lie in. Default: all rows in the memory that
             computes. Where a row lies never changes a result; wrap the loader in `hotbed.lookahead`
             so that rows are there before they are asked for.
+        device: where the tables compute; whole static ones are made there, without a copy in RAM.
+            Default: on the host, until ``to("cuda")``.
 
     ``forward`` takes a dict feature → input (see `hotbed.inputs`) and returns a dict feature →
     vectors: (B, dim) pooled; unpooled (B, dim) for (B,) ids, (B, K, dim) for (B, K), and a `Jagged`
@@ -70,6 +73,7 @@ class EmbeddingCollection(TableOwner):
         *,
         seed: int | None = None,
         storage: Storage | None = None,
+        device: Any = None,
     ) -> None:
         super().__init__()
         if isinstance(tables, (Table, Mapping)) or not isinstance(tables, Iterable):
@@ -100,15 +104,18 @@ class EmbeddingCollection(TableOwner):
                     f"Feature {feature!r} names table {name!r}, which does not exist; there are "
                     f"{', '.join(repr(table.name) for table in tables)}."
                 )
+        there = named_device(device)
         tiers = None
         if storage is not None:
             storage.check_fit(tables)
             tiers = Tiers(storage) if storage.tiered else None
         live = {
-            table.name: LiveTable(table, derive_key(seed, table.name), tiers=tiers)
+            table.name: LiveTable(table, derive_key(seed, table.name), tiers=tiers, device=there)
             for table in tables
         }
         self._serve(live, features)
+        if there is not None:
+            _move_tiers(list(live.values()), there)
 
     def _serve(self, live: dict[str, LiveTable], features: Mapping[str, str]) -> None:
         self._features = dict(features)
@@ -372,3 +379,12 @@ def _check_endings(names: Set[str]) -> None:
                     f"Table {name + ending!r} is named as a part of table {name!r} in a "
                     "state_dict; rename one."
                 )
+
+
+def _move_tiers(live: Sequence[LiveTable], device: torch.device) -> None:
+    """Moves tables that were not made on the device: those in tiers, which have no rows yet."""
+    elsewhere = [table for table in live if table.device_rows is None]
+    for table in elsewhere:
+        table.refuse_move(device)
+    for table in elsewhere:
+        table.move_to(device)

@@ -71,8 +71,16 @@ class LiveTable(Placed):
     """
 
     def __init__(
-        self, spec: Table, key: int, *, requires_grad: bool = True, tiers: Tiers | None = None
+        self,
+        spec: Table,
+        key: int,
+        *,
+        requires_grad: bool = True,
+        tiers: Tiers | None = None,
+        device: torch.device | None = None,
     ) -> None:
+        """`device`: where its rows are made, if it is static and in no tiers; None: the host."""
+        there = device is not None and tiers is None and spec.rows is not None
         self.spec = spec
         self.key = key
         self.compute_dtype = spec.compute_dtype
@@ -86,6 +94,7 @@ class LiveTable(Placed):
             key,
             spec.padding_idx,
             tiers is not None,
+            there,
         )
         self.tiers = tiers
         if tiers is not None:
@@ -93,9 +102,12 @@ class LiveTable(Placed):
         self.aliased = (tiers is None and spec.rows is not None) and (
             spec.dtype == spec.compute_dtype or GRADIENTS_OF_OTHER_DTYPE
         )
-        self.device_rows: Any = None
         self._requires_grad = requires_grad
         self._parameter: weakref.ref[Handle] | None = None
+        self._rule: Any = None
+        self.device_rows: Any = None
+        if there:
+            self.device_rows = self._rows_on(device)
         self._data = self._handle_data()
         self.address, self.shape = self._data.data_ptr(), self._data.shape
         self.generation = 0
@@ -103,7 +115,6 @@ class LiveTable(Placed):
         self.complaint: HotbedError | None = None
         self.fused_update: Any = None
         self.last_backward = -1
-        self._rule: Any = None
         _live_tables.add(self)
 
     @property

@@ -11,6 +11,7 @@ from hotbed import init as initializers
 from hotbed.errors import TableError
 from hotbed.handles import LiveTable, derive_key
 from hotbed.inputs import Bags
+from hotbed.placement import named_device
 from hotbed.table_owner import TableOwner
 from hotbed.tables import Table
 
@@ -40,11 +41,7 @@ class OneTable(TableOwner):
         dtype: torch.dtype | None,
         init: initializers.Initializer | None,
     ) -> None:
-        if device is not None and torch.device(device).type not in ("cpu", "cuda"):
-            raise TableError(
-                f"hotbed.{kind}: device={device!r} cannot be honoured; tables lie on the CPU or on a "
-                "CUDA device."
-            )
+        there = named_device(device)
         if padding_idx is not None and num_embeddings is not None:
             if not -num_embeddings <= padding_idx < num_embeddings:
                 raise TableError(
@@ -68,12 +65,13 @@ class OneTable(TableOwner):
             init or initializers.Normal(0.0, 1.0),
             padding_idx,
         )
-        self._live = LiveTable(spec, derive_key(None, spec.name), requires_grad=not freeze)
+        key = derive_key(None, spec.name)
+        self._live = LiveTable(spec, key, requires_grad=not freeze, device=there)
         self._own({"weight": self._live})
         if weight is not None:
             self._assign_weight(weight.detach())
-        if device is not None and torch.device(device).type != "cpu":
-            self.to(device)
+        if there is not None and self._live.device_rows is None:
+            self._live.refuse_move(there)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "weight" and "_live" in self.__dict__:

@@ -36,6 +36,20 @@ OPEN_ROWS = 2**59 // MAX_DIM
 _CPU = torch.device("cpu")
 
 
+def named_device(device: Any) -> torch.device | None:
+    """The device that is meant, with its number; None: the host."""
+    if device is None:
+        return None
+    device = torch.device(device)
+    if device.type == "cpu":
+        return device if Placed.stands_in(device) else None
+    if device.type != "cuda":
+        raise TableError(
+            f"device={str(device)!r} cannot be honoured; tables lie on the CPU or on a CUDA device."
+        )
+    return torch.empty(0, device=device).device
+
+
 class Placed:
     """What a live table knows of the place of its rows."""
 
@@ -120,6 +134,17 @@ class Placed:
             from hotbed.device.rows import refuse_unless_fit
 
             refuse_unless_fit(self._live, device)
+
+    def _rows_on(self, device: Any) -> Any:
+        """First values, made on a device.
+
+        Raises:
+            TableError, OutOfMemory: they cannot lie there.
+        """
+        self.refuse_move(device)
+        from hotbed.device.rows import WholeRows
+
+        return WholeRows(self._live, device, first=True)
 
     def move_to(self, device: torch.device) -> None:
         """Brings rows and states to a device, or to the host; a gradient that waits is dropped.

@@ -86,6 +86,71 @@ def assert_equal_states(one, other):
             assert same(value, other[key][name]), name
 
 
+INITS = [hb.init.Normal(0.0, 0.1), hb.init.Constant(0.3), hb.init.Zeros()]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("init", INITS, ids=lambda one: type(one).__name__)
+def test_tables_are_made_where_they_are_to_lie(init, dtype):
+    tables = [
+        hb.Table("a", dim=4, rows=9, init=init, dtype=dtype, padding_idx=2),
+        hb.Table("b", dim=3, rows=5, init=init, dtype=dtype),
+    ]
+    host = hb.EmbeddingCollection(tables, seed=1)
+    made = hb.EmbeddingCollection(tables, seed=1, device=DEVICE)
+    for a, b in zip(tables_of(host), tables_of(made), strict=True):
+        assert b.device == DEVICE and b.core.plane_bytes == 0
+        assert torch.equal(a.lookup(a.ids()), b.lookup(b.ids()).cpu())
+    optimizers = [hb.optim.Adagrad(m.parameters(), lr=0.1) for m in (host, made)]
+    for module, optimizer in zip((host, made), optimizers, strict=True):
+        ids = torch.tensor([0, 4, 4])
+        vectors = module({"a": ids, "b": ids})
+        sum((v.double() * torch.arange(1, v.shape[1] + 1, device=v.device)).sum()
+            for v in vectors.values()).backward()  # fmt: skip
+        optimizer.step()
+    assert_equal_rows(host, made)
+    back = to_host(made)
+    assert all(t.device_rows is None for t in tables_of(back))
+    assert_equal_rows(host, back)
+
+
+def assert_equal_rows(one, other):
+    for a, b in zip(tables_of(one), tables_of(other), strict=True):
+        assert torch.equal(a.lookup(a.ids()), b.lookup(b.ids()).cpu()), a.name
+
+
+def test_layers_and_models_are_made_where_they_are_to_lie():
+    torch.manual_seed(0)
+    layer = hb.EmbeddingBag(7, 4, device=DEVICE, _weight=torch.arange(28.0).reshape(7, 4))
+    assert tables_of(layer)[0].device == DEVICE
+    assert layer(torch.tensor([[1, 2]])).tolist() == [[6, 7, 8, 9]]
+    tables = [hb.Table("a", dim=4, rows=9, combiner="sum")]
+    for make in (
+        lambda **o: hb.models.DLRM(tables, 4, 2, [4], [8], seed=0, **o),
+        lambda **o: hb.models.WideDeep(tables, 4, 2, [8], seed=0, **o),
+    ):
+        batch = {"dense": torch.rand(3, 2), "a": torch.tensor([1, 8, 1])}
+        torch.manual_seed(5)
+        expected = make()(batch)
+        torch.manual_seed(5)
+        model = make(device=DEVICE)
+        assert {t.device for t in tables_of(model)} == {DEVICE}
+        found = model({"dense": batch["dense"].to(DEVICE), "a": batch["a"]})
+        torch.testing.assert_close(found.cpu(), expected)
+
+
+def test_tables_in_tiers_are_made_for_a_device():
+    storage = hb.Storage(device="200KB", host="1MB")
+    dynamic = [hb.Table("a", dim=4, combiner="sum")]
+    module = hb.EmbeddingCollection(dynamic, seed=1, storage=storage, device=DEVICE)
+    assert tables_of(module)[0].device == DEVICE
+    assert module({"a": torch.tensor([[1, 2**60]])})["a"].device == DEVICE
+    with pytest.raises(TableError, match="it is dynamic, and grows. Give its collection storage="):
+        hb.EmbeddingCollection(dynamic, device=DEVICE)
+    with pytest.raises(TableError, match="device='meta' cannot be honoured"):
+        hb.EmbeddingCollection(dynamic, device="meta")
+
+
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_steps_have_the_bits_of_the_core(name):
     host, device = collection(), to_device(collection())

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hotbed import _core
 from hotbed.errors import OutOfMemory, TableError
+from hotbed.init import Kind
 from hotbed.ops.gpu.rows import KINDS, NO_SLOT, WIDEST
 from hotbed.ops.gpu.update import DevicePlanes
 
@@ -62,8 +63,10 @@ class WholeRows:
     host_inputs = False
     """Of tests: that ids on the CPU, which stands in for a device, are taken for the host's."""
 
-    def __init__(self, live: LiveTable, device: torch.device) -> None:
+    def __init__(self, live: LiveTable, device: torch.device, *, first: bool = False) -> None:
         """Copies the rows and states that lie in the core's memory; the core's stay.
+
+        `first`: the core has none; they are first values.
 
         Raises:
             TableError, OutOfMemory: they cannot lie there.
@@ -76,6 +79,9 @@ class WholeRows:
         rows, dim = live.spec.rows, live.spec.dim
         assert rows is not None
         self.weights = self._room((rows, dim), live.spec.dtype, "weights")
+        if first:
+            self.write_first_values(live)
+            return
         _copy_by_parts(_core.weights(live.core), self.weights)
         names = live.core.state_names
         for k, (name, width) in enumerate(zip(names, live.core.state_widths(), strict=True)):
@@ -135,6 +141,12 @@ class WholeRows:
 
     def write_first_values(self, live: LiveTable) -> None:
         """Every row is its first value again; states stay."""
+        kind, value = live.spec.distribution()[:2]
+        if kind == Kind.constant:
+            self.weights.fill_(value)
+            if live.spec.padding_idx is not None:
+                self.weights[live.spec.padding_idx] = 0
+            return
         for begin in range(0, len(self.weights), _ROWS_AT_ONCE):
             end = min(begin + _ROWS_AT_ONCE, len(self.weights))
             ids = torch.arange(begin, end, device="cpu")

@@ -42,6 +42,7 @@ class DLRM(nn.Module):
         seed: fixes the tables' first values; None draws it from torch's generator, which also
             gives the dense layers theirs.
         storage: budgets for the tiers that rows may lie in.
+        device: where it is made, as ``to(device)`` would have it but without tables in RAM first.
 
     ``model(batch)`` takes a dict with ``"dense"``, float (B, num_dense), and every feature, and
     returns logits (B,).
@@ -60,6 +61,7 @@ class DLRM(nn.Module):
         *,
         seed: int | None = None,
         storage: Storage | None = None,
+        device: Any = None,
     ) -> None:
         super().__init__()
         bottom = [64, dim] if bottom is None else list(bottom)
@@ -78,10 +80,12 @@ class DLRM(nn.Module):
         }
         """Arguments that make a model of the same shape."""
         self.features = [table.name for table in made]
-        self.embeddings = EmbeddingCollection(made, seed=seed, storage=storage)
+        self.embeddings = EmbeddingCollection(made, seed=seed, storage=storage, device=device)
         self.bottom = MLP(num_dense, bottom, final_activation="relu")
         self.interaction = DotInteraction()
         self.top = MLP(self.interaction.out_features(len(made), dim), [*top, 1])
+        if device is not None:
+            self.to(device)
 
     def forward(self, batch: Mapping[str, Any]) -> Tensor:
         dense_Bd = self.bottom(batch["dense"])

@@ -38,6 +38,7 @@ class WideDeep(nn.Module):
         seed: fixes the tables' first values; None draws it from torch's generator, which also
             gives the dense layers theirs.
         storage: budgets for the tiers that rows may lie in.
+        device: where it is made, as ``to(device)`` would have it but without tables in RAM first.
 
     ``model(batch)`` takes a dict with ``"dense"``, float (B, num_dense), and every feature, and
     returns logits (B,).
@@ -55,6 +56,7 @@ class WideDeep(nn.Module):
         *,
         seed: int | None = None,
         storage: Storage | None = None,
+        device: Any = None,
     ) -> None:
         super().__init__()
         deep = tables_of(tables, dim)
@@ -72,9 +74,13 @@ class WideDeep(nn.Module):
         ]
         # One collection for both, so that a batch is resolved and looked up in one call.
         features = {table.name: table.name for table in (*deep, *wide)}
-        self.embeddings = EmbeddingCollection([*deep, *wide], features, seed=seed, storage=storage)
+        self.embeddings = EmbeddingCollection(
+            [*deep, *wide], features, seed=seed, storage=storage, device=device
+        )
         self.wide = nn.Linear(num_dense, 1)
         self.deep = MLP(num_dense + dim * len(deep), [*hidden, 1])
+        if device is not None:
+            self.to(device)
 
     def embedding_inputs(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         """What of a batch `embeddings` looks up; `hotbed.lookahead` asks for it."""
