@@ -1,4 +1,5 @@
-#include <nanobind/nanobind.h>
+#include "bindings.hpp"
+
 #include <nanobind/stl/string.h>
 
 #include "io_engine.hpp"
@@ -6,24 +7,11 @@
 #include "memory.hpp"
 #include "storage.hpp"
 
-namespace nb = nanobind;
-
-void bind_initial(nb::module_& module);
-void bind_rules(nb::module_& module);
-void bind_table_rule(nb::module_& module);
-void bind_data(nb::module_& module);
-void bind_index(nb::module_& module);
-void bind_log(nb::module_& module);
-void bind_table(nb::module_& module);
-void bind_residency(nb::module_& module);
-void bind_storage(nb::module_& module);
-void bind_device(nb::module_& module);
-
 NB_MODULE(_core, module) {
   nb::set_leak_warnings(false);  // a model alive at exit is no leak
   module.doc() = "The compiled core of Hotbed.";
   module.def("isa", [] { return std::string(hotbed::kernels().isa); });
-  module.def("use_isa", &hotbed::use_kernels, nb::arg("isa"));
+  module.def("use_isa", &hotbed::use_kernels, "isa"_a);
   module.def("available_memory", &hotbed::available_memory);
   module.def("set_available_memory_for_test", &hotbed::set_available_memory_for_test);
   // hotbed.errors defines the class (an import cycle in C++ would be worse) and registers it here.
@@ -61,7 +49,7 @@ NB_MODULE(_core, module) {
     } catch (const hotbed::OverBudget& error) {
       nb::list needs;
       for (const hotbed::OverBudget::Need& need : error.needs) {
-        needs.append(nb::make_tuple(reinterpret_cast<uintptr_t>(need.space), need.slots));
+        needs.append(nb::make_tuple(hotbed::address(need.space), need.slots));
       }
       raise(std::string("Storage: ") + error.what() + ".",
             static_cast<uint64_t>(error.needs[0].slots), needs);

@@ -1,22 +1,17 @@
 // The click-log parser for Python: bytes and NumPy arrays in, counts out, the GIL released.
-#include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/tuple.h>
 
 #include <optional>
 #include <string>
 
+#include "bindings.hpp"
 #include "criteo.hpp"
 
-namespace nb = nanobind;
-namespace criteo = hotbed::criteo;
+using namespace hotbed;
 
 namespace {
 
-template <class T, class Shape>
-using Array = nb::ndarray<T, Shape, nb::c_contig, nb::device::cpu>;
-using Vector = nb::shape<-1>;
 using Dense = nb::shape<-1, criteo::kIntegers>;
 using Ids = nb::shape<criteo::kCategories, -1>;
 
@@ -50,8 +45,7 @@ void bind_data(nb::module_& module) {
         }
         return as_tuple(progress);
       },
-      nb::arg("text"), nb::arg("at"), nb::arg("most"), nb::arg("label").none(), nb::arg("dense"),
-      nb::arg("ids"), nb::arg("row"),
+      "text"_a, "at"_a, "most"_a, "label"_a.none(), "dense"_a, "ids"_a, "row"_a,
       "(rows, lines, bytes, fault, column, begin, end) of csrc/criteo.hpp's parse.");
 
   module.def(
@@ -65,7 +59,7 @@ void bind_data(nb::module_& module) {
         }
         return as_tuple(progress);
       },
-      nb::arg("text"), nb::arg("at"), nb::arg("most"));
+      "text"_a, "at"_a, "most"_a);
 
   module.def(
       "criteo_format",
@@ -83,7 +77,7 @@ void bind_data(nb::module_& module) {
         }
         return nb::bytes(out.data(), out.size());
       },
-      nb::arg("label").none(), nb::arg("integers"), nb::arg("ids"));
+      "label"_a.none(), "integers"_a, "ids"_a);
 
   module.attr("CRITEO_LONGEST_LINE") = criteo::kLongestLine;
 }

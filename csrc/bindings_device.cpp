@@ -1,27 +1,18 @@
 // What tables in the memory of a device need of the core, for Python.
-#include <nanobind/nanobind.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/vector.h>
 
 #include <memory>
 
+#include "bindings.hpp"
 #include "device_batch.hpp"
 #include "row_planes.hpp"
 #include "storage.hpp"
 
-namespace nb = nanobind;
-using namespace nb::literals;
 using namespace hotbed;
 
 namespace {
-
-using Address = uintptr_t;
-
-template <class T>
-Address address(T* pointer) {
-  return reinterpret_cast<Address>(pointer);
-}
 
 // A Python object that C++ keeps, and lets go of on any thread.
 class Kept {
@@ -79,10 +70,8 @@ void bind_device(nb::module_& module) {
       },
       "storage"_a, "make"_a.none(),
       "Rows that compute lie in `make(dim, dtype, state widths, capacity)` from the next layout "
-      "on: "
-      "objects with gather(slots, n, records) and scatter(records, slots, n), which are called "
-      "with "
-      "addresses, on any thread. None: in the core's memory.");
+      "on: objects with gather(slots, n, records) and scatter(records, slots, n), which are called "
+      "with addresses, on any thread. None: in the core's memory.");
   module.def(
       "planes_of",
       [](const Table& table) -> nb::object {
@@ -93,25 +82,18 @@ void bind_device(nb::module_& module) {
       "table"_a, "What set_planes' function made for the table's row space, or None.");
   module.def(
       "write_slots",
-      [](const Batch& batch, Address out) {
-        nb::gil_scoped_release unlocked;
-        write_slots(batch, reinterpret_cast<int64_t*>(out));
-      },
-      "batch"_a, "out"_a, "The slots of all positions, one feature after the other.");
+      [](const Batch& batch, Address out) { write_slots(batch, pointer<int64_t>(out)); }, "batch"_a,
+      "out"_a, Unlocked(), "The slots of all positions, one feature after the other.");
   module.def(
       "write_index",
-      [](Batch& batch, Address out) {
-        nb::gil_scoped_release unlocked;
-        return write_index(batch, reinterpret_cast<int64_t*>(out));
-      },
-      "batch"_a, "out"_a,
+      [](Batch& batch, Address out) { return write_index(batch, pointer<int64_t>(out)); },
+      "batch"_a, "out"_a, Unlocked(),
       "The transposed index: (used, taken), and slots (used), starts (used + 1), order (taken), "
-      "table "
-      "starts, ids (used) one behind the other.");
+      "table starts, ids (used) one behind the other.");
   module.def(
       "mark_written",
       [](const Table& table, Address slots, int64_t n) {
-        table.space()->mark_dirty(reinterpret_cast<const int64_t*>(slots), n);
+        table.space()->mark_dirty(pointer<const int64_t>(slots), n);
       },
       "table"_a, "slots"_a, "n"_a, "The rows in these slots of a table in tiers were written.");
   module.def(

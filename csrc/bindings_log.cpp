@@ -1,6 +1,4 @@
 // hotbed._core.RowLog: the log of rows on SSD, for tests, measurements and `hotbed inspect`.
-#include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
@@ -14,17 +12,13 @@
 #include <string>
 #include <tuple>
 
+#include "bindings.hpp"
 #include "row_log.hpp"
 
-namespace nb = nanobind;
-using namespace nb::literals;
 using namespace hotbed;
 
 namespace {
 
-template <class T, class Shape>
-using Array = nb::ndarray<T, Shape, nb::c_contig, nb::device::cpu>;
-using Vector = nb::shape<-1>;
 using Matrix = nb::shape<-1, -1>;
 using Tables = Array<const int32_t, Vector>;
 using Ids = Array<const int64_t, Vector>;
@@ -202,8 +196,6 @@ double random_reads(const std::vector<std::string>& paths, uint32_t bytes, uint6
 }  // namespace
 
 void bind_log(nb::module_& module) {
-  using release = nb::call_guard<nb::gil_scoped_release>;
-
   nb::class_<IoFaults>(module, "IoFaults", "Makes chosen transfers of a log fail. For tests.")
       .def(nb::init<>())
       .def("fail_read", &IoFaults::fail_read, "nth"_a, "error"_a, nb::rv_policy::reference_internal)
@@ -282,15 +274,15 @@ void bind_log(nb::module_& module) {
           "store"_a, "table"_a, "out"_a, "Writes the ids of a table, rising.")
       .def(
           "compact_step", [](RowLog& log, size_t store) { return log.tier(store).compact_step(); },
-          "store"_a, release())
-      .def("flush", &RowLog::flush, release())
-      .def("sync", &RowLog::sync, release())
-      .def("close", &RowLog::close, release())
+          "store"_a, Unlocked())
+      .def("flush", &RowLog::flush, Unlocked())
+      .def("sync", &RowLog::sync, Unlocked())
+      .def("close", &RowLog::close, Unlocked())
       .def("statistics", &statistics)
       .def("recovery", &recovery, "By store; empty for a log that is written.");
 
   module.def("io_uring_works", &ring_works);
   module.def("random_reads", &random_reads, "paths"_a, "nbytes"_a, "count"_a, "depth"_a,
-             "backend"_a = "auto", "seed"_a = 0, release(),
+             "backend"_a = "auto", "seed"_a = 0, Unlocked(),
              "Seconds for so many direct reads at random places of files of equal size.");
 }

@@ -1,7 +1,5 @@
-// hotbed._core.Residency, for tests and measurements of the policy by itself. Ids and slots come as
-// the addresses of contiguous int64 data; what it decides goes out as NumPy arrays.
-#include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
+// hotbed._core.Residency, for tests and measurements of the policy by itself; what it decides goes
+// out as NumPy arrays.
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
@@ -9,21 +7,14 @@
 #include <tuple>
 #include <vector>
 
+#include "bindings.hpp"
 #include "residency.hpp"
 
-namespace nb = nanobind;
-using namespace nb::literals;
-using hotbed::Moves;
-using hotbed::Residency;
-using hotbed::ResidencyPolicy;
-using hotbed::RowKey;
-using hotbed::TableIds;
+using namespace hotbed;
 
 namespace {
 
 using Numbers = nb::ndarray<nb::numpy, int64_t, nb::ndim<1>>;
-
-const int64_t* numbers(uint64_t address) { return reinterpret_cast<const int64_t*>(address); }
 
 template <class F>
 Numbers array(size_t n, F value) {
@@ -39,11 +30,13 @@ Numbers array(const std::vector<int64_t>& values) {
 }
 
 // (table, address of distinct ids, how many)
-using Part = std::tuple<int32_t, uint64_t, int64_t>;
+using Part = std::tuple<int32_t, Address, int64_t>;
 
 std::vector<TableIds> parts_of(const std::vector<Part>& parts) {
   std::vector<TableIds> result;
-  for (const auto& [table, ids, n] : parts) result.push_back({table, numbers(ids), n});
+  for (const auto& [table, ids, n] : parts) {
+    result.push_back({table, pointer<const int64_t>(ids), n});
+  }
   return result;
 }
 
@@ -69,7 +62,6 @@ std::tuple<Numbers, Numbers, Numbers, Numbers> items(const Residency& residency)
 }  // namespace
 
 void bind_residency(nb::module_& module) {
-  using release = nb::call_guard<nb::gil_scoped_release>;
   nb::class_<Moves>(module, "Moves", "What must be done so that a batch is resident.")
       .def(nb::init<>())
       .def_prop_ro(
@@ -118,16 +110,16 @@ void bind_residency(nb::module_& module) {
           [](Residency& self, const std::vector<Part>& parts) {
             return self.announce(parts_of(parts));
           },
-          "parts"_a, release())
-      .def("retract", &Residency::retract, release())
-      .def("retract_first", &Residency::retract_first, release())
-      .def("admit", &Residency::admit, "batch"_a, "moves"_a, release())
+          "parts"_a, Unlocked())
+      .def("retract", &Residency::retract, Unlocked())
+      .def("retract_first", &Residency::retract_first, Unlocked())
+      .def("admit", &Residency::admit, "batch"_a, "moves"_a, Unlocked())
       .def(
           "admit_now",
           [](Residency& self, const std::vector<Part>& parts, Moves& moves) {
             return self.admit_now(parts_of(parts), moves);
           },
-          "parts"_a, "moves"_a, release())
+          "parts"_a, "moves"_a, Unlocked())
       .def("slots",
            [](const Residency& self, int64_t batch) {
              std::vector<int64_t> slots(static_cast<size_t>(self.count(batch)));
@@ -136,8 +128,10 @@ void bind_residency(nb::module_& module) {
            })
       .def(
           "mark_new",
-          [](Residency& self, uint64_t slots, int64_t n) { self.mark_new(numbers(slots), n); },
-          "slots"_a, "n"_a, release())
+          [](Residency& self, Address slots, int64_t n) {
+            self.mark_new(pointer<const int64_t>(slots), n);
+          },
+          "slots"_a, "n"_a, Unlocked())
       .def(
           "consume",
           [](Residency& self, int64_t batch) {
@@ -151,16 +145,20 @@ void bind_residency(nb::module_& module) {
           "batch"_a, "(tables, ids) of the rows that exist from now on.")
       .def(
           "mark_dirty", [](Residency& self, int64_t batch) { self.mark_dirty(batch); }, "batch"_a,
-          release())
+          Unlocked())
       .def(
           "mark_dirty_slots",
-          [](Residency& self, uint64_t slots, int64_t n) { self.mark_dirty(numbers(slots), n); },
-          "slots"_a, "n"_a, release())
+          [](Residency& self, Address slots, int64_t n) {
+            self.mark_dirty(pointer<const int64_t>(slots), n);
+          },
+          "slots"_a, "n"_a, Unlocked())
       .def(
           "mark_clean",
-          [](Residency& self, uint64_t slots, int64_t n) { self.mark_clean(numbers(slots), n); },
-          "slots"_a, "n"_a, release())
-      .def("release", &Residency::release, "batch"_a, release())
+          [](Residency& self, Address slots, int64_t n) {
+            self.mark_clean(pointer<const int64_t>(slots), n);
+          },
+          "slots"_a, "n"_a, Unlocked())
+      .def("release", &Residency::release, "batch"_a, Unlocked())
       .def("take_back",
            [](Residency& self, int64_t batch) {
              std::vector<int64_t> dropped;
@@ -168,14 +166,17 @@ void bind_residency(nb::module_& module) {
              return array(dropped);
            })
       .def(
-          "drop", [](Residency& self, uint64_t slots, int64_t n) { self.drop(numbers(slots), n); },
-          "slots"_a, "n"_a, release())
+          "drop",
+          [](Residency& self, Address slots, int64_t n) {
+            self.drop(pointer<const int64_t>(slots), n);
+          },
+          "slots"_a, "n"_a, Unlocked())
       .def(
           "find",
-          [](const Residency& self, int32_t table, uint64_t ids, int64_t n, uint64_t slots) {
-            self.find(table, numbers(ids), n, reinterpret_cast<int64_t*>(slots));
+          [](const Residency& self, int32_t table, Address ids, int64_t n, Address slots) {
+            self.find(table, pointer<const int64_t>(ids), n, pointer<int64_t>(slots));
           },
-          "table"_a, "ids"_a, "n"_a, "slots"_a, release())
+          "table"_a, "ids"_a, "n"_a, "slots"_a, Unlocked())
       .def("items", &items, "(slots, tables, ids, dirty) of the resident rows, slots rising.")
       .def_prop_ro("capacity", &Residency::capacity)
       .def_prop_ro("resident", &Residency::resident)
@@ -183,5 +184,5 @@ void bind_residency(nb::module_& module) {
       .def_prop_ro("announced", &Residency::announced)
       .def_prop_ro("next_batch", &Residency::next_batch)
       .def("memory_bytes", &Residency::memory_bytes)
-      .def("clear", &Residency::clear, release());
+      .def("clear", &Residency::clear, Unlocked());
 }

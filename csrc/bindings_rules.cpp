@@ -1,26 +1,17 @@
-// Optimizer rules for Python. Arrays come as addresses: the caller keeps them alive and has checked
-// their shapes, so that a step over many tables costs no conversions.
-#include <nanobind/nanobind.h>
+// Optimizer rules for Python.
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include "bindings.hpp"
 #include "catch_up.hpp"
 #include "history.hpp"
 #include "rules.hpp"
 #include "update.hpp"
 
-namespace nb = nanobind;
 using namespace hotbed;
 
 namespace {
-
-uintptr_t address(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer); }
-
-template <class T>
-T* pointer(uintptr_t at) {
-  return reinterpret_cast<T*>(at);
-}
 
 std::vector<RowUpdate> gather(const std::vector<RowUpdate*>& tables) {
   std::vector<RowUpdate> all;
@@ -29,10 +20,10 @@ std::vector<RowUpdate> gather(const std::vector<RowUpdate*>& tables) {
   return all;
 }
 
-using Addresses = nb::typed<nb::tuple, uintptr_t, uintptr_t>;
+using Addresses = nb::typed<nb::tuple, Address, Address>;
 
 template <class C>
-Addresses sum_duplicates_into(uintptr_t slots, uintptr_t values, int64_t count, int64_t dim,
+Addresses sum_duplicates_into(Address slots, Address values, int64_t count, int64_t dim,
                               nb::typed<nb::callable, Addresses(int64_t)> allocate) {
   SummedRows<C> summed;
   {
@@ -41,10 +32,9 @@ Addresses sum_duplicates_into(uintptr_t slots, uintptr_t values, int64_t count, 
   }
   auto unique = static_cast<int64_t>(summed.slots.size());
   Addresses made = nb::cast<Addresses>(allocate(unique));
-  std::copy(summed.slots.begin(), summed.slots.end(),
-            pointer<int64_t>(nb::cast<uintptr_t>(made[0])));
+  std::copy(summed.slots.begin(), summed.slots.end(), pointer<int64_t>(nb::cast<Address>(made[0])));
   std::copy(summed.values.data(), summed.values.data() + unique * dim,
-            pointer<C>(nb::cast<uintptr_t>(made[1])));
+            pointer<C>(nb::cast<Address>(made[1])));
   return made;
 }
 
@@ -109,8 +99,8 @@ void bind_rules(nb::module_& module) {
           [](RowUpdate& u, int dtype) { u.dtype = static_cast<DType>(dtype); })
       .def(
           "set_planes",
-          [](RowUpdate& u, uintptr_t weights, const std::vector<uintptr_t>& states, uintptr_t ids,
-             uintptr_t last_step) {
+          [](RowUpdate& u, Address weights, const std::vector<Address>& states, Address ids,
+             Address last_step) {
             if (states.size() > kMaxStates) throw std::invalid_argument("too many states");
             u.weights = pointer<void>(weights);
             for (size_t k = 0; k < kMaxStates; ++k) {
@@ -119,17 +109,17 @@ void bind_rules(nb::module_& module) {
             u.ids = pointer<const int64_t>(ids);
             u.last_step = pointer<int64_t>(last_step);
           },
-          nb::arg("weights"), nb::arg("states"), nb::arg("ids") = 0, nb::arg("last_step") = 0,
+          "weights"_a, "states"_a, "ids"_a = 0, "last_step"_a = 0,
           "Addresses of the planes; 0 where there is none. They change when a plane grows.")
       .def(
           "set_gradient",
-          [](RowUpdate& u, uintptr_t slots, uintptr_t grads, int64_t count, int64_t step) {
+          [](RowUpdate& u, Address slots, Address grads, int64_t count, int64_t step) {
             u.slots = pointer<const int64_t>(slots);
             u.grads = pointer<const void>(grads);
             u.count = count;
             u.step = step;
           },
-          nb::arg("slots"), nb::arg("grads"), nb::arg("count"), nb::arg("step"))
+          "slots"_a, "grads"_a, "count"_a, "step"_a)
       .def_prop_ro("weights", [](const RowUpdate& u) { return address(u.weights); });
 
   module.def(
@@ -141,7 +131,7 @@ void bind_rules(nb::module_& module) {
         }
         return planes;
       },
-      nb::arg("options"), nb::arg("initial_accumulator_value") = 0.0,
+      "options"_a, "initial_accumulator_value"_a = 0.0,
       "(name, one value a row instead of dim, first value) of each state of a rule.");
 
   module.def(
@@ -151,12 +141,12 @@ void bind_rules(nb::module_& module) {
         nb::gil_scoped_release release;
         update(all);
       },
-      nb::arg("tables"), "Applies one step to the rows of all tables.");
+      "tables"_a, "Applies one step to the rows of all tables.");
 
   nb::class_<History>(module, "History", "The hyperparameters of a table's steps.")
-      .def(nb::init<const RuleOptions&>(), nb::arg("options"))
-      .def("record", &History::record, nb::arg("hyper"))
-      .def("forget", &History::forget, nb::arg("step"))
+      .def(nb::init<const RuleOptions&>(), "options"_a)
+      .def("record", &History::record, "hyper"_a)
+      .def("forget", &History::forget, "step"_a)
       .def_prop_ro("steps", &History::steps)
       .def_prop_ro("run_count", &History::run_count);
 
@@ -166,15 +156,15 @@ void bind_rules(nb::module_& module) {
         nb::gil_scoped_release release;
         catch_up(rows, history);
       },
-      nb::arg("rows"), nb::arg("history"),
+      "rows"_a, "history"_a,
       "Brings rows to the last step of the history, as steps with zero gradients would have.");
-  module.def("why_not_exact", &why_not_exact, nb::arg("options"), nb::arg("hyper"),
+  module.def("why_not_exact", &why_not_exact, "options"_a, "hyper"_a,
              "Why untouched rows cannot follow the dense optimizer; empty if they can.");
-  module.def("untouched_rows_stay", &untouched_rows_stay, nb::arg("options"), nb::arg("hyper"));
+  module.def("untouched_rows_stay", &untouched_rows_stay, "options"_a, "hyper"_a);
 
   module.def(
       "find_non_finite",
-      [](const std::vector<std::tuple<uintptr_t, int64_t, bool>>& arrays) {
+      [](const std::vector<std::tuple<Address, int64_t, bool>>& arrays) {
         std::vector<GradientView> views;
         for (auto [values, count, is_double] : arrays) {
           views.push_back({pointer<const void>(values), count, is_double});
@@ -186,21 +176,21 @@ void bind_rules(nb::module_& module) {
         }
         return std::make_tuple(found.array, found.element);
       },
-      nb::arg("arrays"),
+      "arrays"_a,
       "(index of the array, element) of the first infinite or NaN value among arrays given as "
       "(address, elements, is double); (-1, -1) if there is none.");
 
   module.def(
       "has_duplicates",
-      [](uintptr_t slots, int64_t count) {
+      [](Address slots, int64_t count) {
         nb::gil_scoped_release release;
         return has_duplicates(pointer<const int64_t>(slots), count);
       },
-      nb::arg("slots"), nb::arg("count"));
-  module.def("sum_duplicates_f32", &sum_duplicates_into<float>, nb::arg("slots"), nb::arg("values"),
-             nb::arg("count"), nb::arg("dim"), nb::arg("allocate"),
+      "slots"_a, "count"_a);
+  module.def("sum_duplicates_f32", &sum_duplicates_into<float>, "slots"_a, "values"_a, "count"_a,
+             "dim"_a, "allocate"_a,
              "Sums the gradient rows of each slot. `allocate(n)` returns the addresses of the n "
              "unique slots and their n x dim sums, and what it returned is returned.");
-  module.def("sum_duplicates_f64", &sum_duplicates_into<double>, nb::arg("slots"),
-             nb::arg("values"), nb::arg("count"), nb::arg("dim"), nb::arg("allocate"));
+  module.def("sum_duplicates_f64", &sum_duplicates_into<double>, "slots"_a, "values"_a, "count"_a,
+             "dim"_a, "allocate"_a);
 }

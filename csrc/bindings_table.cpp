@@ -1,7 +1,4 @@
-// Table and Batch for Python. Arrays cross as raw addresses: the Python side owns the tensors and
-// has checked their kind; a DLPack exchange of each of 26 features would cost more than the lookup.
-#include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
+// Table and Batch for Python.
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
@@ -10,22 +7,14 @@
 #include <nanobind/stl/vector.h>
 
 #include "batch.hpp"
+#include "bindings.hpp"
 #include "pool.hpp"
 #include "reduce.hpp"
 #include "table.hpp"
 
-namespace nb = nanobind;
-using namespace nb::literals;
 using namespace hotbed;
 
 namespace {
-
-using Address = uintptr_t;
-
-template <class T>
-T* pointer(Address address) {
-  return reinterpret_cast<T*>(address);
-}
 
 nb::dlpack::dtype element(DType dtype) {
   switch (dtype) {
@@ -51,7 +40,7 @@ Tensor block_tensor(std::vector<size_t> shape, DType dtype) {
 Tensor plane_tensor(const Plane& plane, int64_t rows, DType dtype) {
   using Hold = std::shared_ptr<const void>;
   size_t shape[2] = {static_cast<size_t>(rows), static_cast<size_t>(plane.width())};
-  nb::capsule owner(new Hold(plane.hold()), [](void* p) noexcept { delete static_cast<Hold*>(p); });
+  nb::capsule owner = owner_of(std::make_unique<Hold>(plane.hold()));
   return Tensor(plane.data(), 2, shape, owner, nullptr, element(dtype));
 }
 
@@ -132,10 +121,9 @@ void bind_table(nb::module_& module) {
               ids = t.stored_ids();
             }
             size_t shape[1] = {ids.size()};
-            auto* keep = new std::vector<int64_t>(std::move(ids));
-            nb::capsule owner(
-                keep, [](void* p) noexcept { delete static_cast<std::vector<int64_t>*>(p); });
-            return Tensor(keep->data(), 1, shape, owner, nullptr, nb::dtype<int64_t>());
+            int64_t* data = ids.data();  // stays where it is
+            nb::capsule owner = owner_of(std::make_unique<std::vector<int64_t>>(std::move(ids)));
+            return Tensor(data, 1, shape, owner, nullptr, nb::dtype<int64_t>());
           },
           "(n,) int64, rising: the ids of rows that are stored.")
       .def(
@@ -174,7 +162,7 @@ void bind_table(nb::module_& module) {
       .def_prop_ro("dtype", &Table::dtype)
       .def_prop_ro("plane_bytes", &Table::plane_bytes)
       .def_prop_ro("index_bytes", &Table::index_bytes)
-      .def_prop_ro("ids_address", [](const Table& t) { return reinterpret_cast<Address>(t.ids()); })
+      .def_prop_ro("ids_address", [](const Table& t) { return address(t.ids()); })
       .def_prop_ro("state_names",
                    [](const Table& t) {
                      std::vector<std::string> names;
@@ -184,9 +172,8 @@ void bind_table(nb::module_& module) {
       .def("add_state", &Table::add_state, "name"_a, "width"_a, "initial"_a)
       .def_prop_ro("catches_up", [](const Table& t) { return t.catch_up != nullptr; })
       .def("reserve", &Table::reserve, "rows"_a)
-      .def("clear", &Table::clear, nb::call_guard<nb::gil_scoped_release>())
-      .def("write_first_values", &Table::write_first_values,
-           nb::call_guard<nb::gil_scoped_release>())
+      .def("clear", &Table::clear, Unlocked())
+      .def("write_first_values", &Table::write_first_values, Unlocked())
       .def("set_key", &Table::set_key, "key"_a)
       .def("find",
            [](const Table& t, Address ids, int64_t n, Address slots) {
@@ -204,9 +191,7 @@ void bind_table(nb::module_& module) {
   });
   module.def("ids", [](const std::shared_ptr<Table>& t) {
     size_t shape[1] = {static_cast<size_t>(t->size())};
-    auto* keep = new std::shared_ptr<Table>(t);
-    nb::capsule owner(keep,
-                      [](void* p) noexcept { delete static_cast<std::shared_ptr<Table>*>(p); });
+    nb::capsule owner = owner_of(std::make_unique<std::shared_ptr<Table>>(t));
     return Tensor(const_cast<int64_t*>(t->ids()), 1, shape, owner, nullptr, nb::dtype<int64_t>());
   });
   module.def("state", [](const std::shared_ptr<Table>& t, size_t i) {
@@ -252,21 +237,9 @@ void bind_table(nb::module_& module) {
              nb::gil_scoped_release unlocked;
              batch.group();
            })
-      .def("announce",
-           [](Batch& batch) {
-             nb::gil_scoped_release unlocked;
-             batch.announce();
-           })
-      .def("admit",
-           [](Batch& batch) {
-             nb::gil_scoped_release unlocked;
-             return batch.admit();
-           })
-      .def("seat",
-           [](Batch& batch) {
-             nb::gil_scoped_release unlocked;
-             return batch.seat();
-           })
+      .def("announce", &Batch::announce, Unlocked())
+      .def("admit", &Batch::admit, Unlocked())
+      .def("seat", &Batch::seat, Unlocked())
       .def_prop_ro("claim", &Batch::claim)
       .def("unique_counts",
            [](const Batch& batch) {
@@ -285,23 +258,19 @@ void bind_table(nb::module_& module) {
            [](Batch& batch, const std::vector<std::pair<Address, int64_t>>& grads,
               const std::vector<Address>& values, const std::vector<Address>& indices) {
              nb::gil_scoped_release unlocked;
-             std::vector<void*> out;
              for (size_t t = 0; t < values.size(); ++t) {
                const TableBatch& part = batch.parts[t];
-               out.push_back(pointer<void>(values[t]));
                if (indices[t] && part.unique) {
                  std::memcpy(pointer<void>(indices[t]), part.unique_slots.data(), part.unique * 8);
                }
              }
-             reduce(batch, vectors_of(grads), out);
+             reduce(batch, vectors_of(grads), pointers<void>(values));
            })
-      .def("weight_gradients",
-           [](const Batch& batch, const std::vector<std::pair<Address, int64_t>>& grads,
-              const std::vector<std::pair<Address, int64_t>>& outputs,
-              const std::vector<Address>& results) {
-             nb::gil_scoped_release unlocked;
-             std::vector<void*> out;
-             for (Address address : results) out.push_back(pointer<void>(address));
-             weight_gradients(batch, vectors_of(grads), vectors_of(outputs), out);
-           });
+      .def("weight_gradients", [](const Batch& batch,
+                                  const std::vector<std::pair<Address, int64_t>>& grads,
+                                  const std::vector<std::pair<Address, int64_t>>& outputs,
+                                  const std::vector<Address>& results) {
+        nb::gil_scoped_release unlocked;
+        weight_gradients(batch, vectors_of(grads), vectors_of(outputs), pointers<void>(results));
+      });
 }

@@ -1,5 +1,4 @@
-// An optimizer's hold on a table, for Python; arrays come as addresses, as in bindings_table.cpp.
-#include <nanobind/nanobind.h>
+// An optimizer's hold on a table, for Python.
 #include <nanobind/stl/array.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
@@ -9,27 +8,12 @@
 
 #include <array>
 
+#include "bindings.hpp"
 #include "table_rule.hpp"
 
-namespace nb = nanobind;
-using namespace nb::literals;
 using namespace hotbed;
 
 namespace {
-
-using Address = uintptr_t;
-
-template <class T>
-T* pointer(Address address) {
-  return reinterpret_cast<T*>(address);
-}
-
-template <class T>
-std::vector<T*> pointers(const std::vector<Address>& addresses) {
-  std::vector<T*> all;
-  for (Address address : addresses) all.push_back(pointer<T>(address));
-  return all;
-}
 
 // (rule, slots, gradient rows, count, hyperparameters, whether the rows are as reduce wrote them)
 using StepTuple = std::tuple<TableRule*, Address, Address, int64_t, const Hyperparameters*, bool>;
