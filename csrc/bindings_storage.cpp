@@ -1,5 +1,4 @@
 // Tiers for Python.
-#include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
@@ -10,21 +9,21 @@
 #include <atomic>
 #include <filesystem>
 
+#include "bindings.hpp"
 #include "claim.hpp"
 #include "row_log.hpp"
 #include "storage.hpp"
 
-namespace nb = nanobind;
-using namespace nb::literals;
 using namespace hotbed;
 
 namespace {
 
 nb::typed<nb::dict, nb::str, double> counters_of(const Storage& storage) {
   TierCounters total;
-  TierTraffic lowest;
+  TierTraffic host, lowest;
   {
     nb::gil_scoped_release unlocked;
+    host = storage.host_traffic();
     lowest = storage.lowest_traffic();
     for (const auto& space : storage.spaces()) {
       TierCounters one = space->counters();
@@ -47,6 +46,8 @@ nb::typed<nb::dict, nb::str, double> counters_of(const Storage& storage) {
   all["rows_written_back"] = total.written_back;
   all["rows_evicted"] = total.evicted;
   all["rows_read_past"] = total.scratch_reads;
+  all["rows_from_host"] = host.rows_read;
+  all["rows_to_host"] = host.rows_written;
   all["rows_from_ssd"] = lowest.rows_read;
   all["rows_to_ssd"] = lowest.rows_written;
   all["move_ms"] = static_cast<double>(total.move_ns) / 1e6;
@@ -152,18 +153,14 @@ void bind_storage(nb::module_& module) {
              nb::gil_scoped_release unlocked;
              for (const auto& space : storage.spaces()) space->retract_all();
            })
-      .def("flush",
-           [](Storage& storage) {
-             nb::gil_scoped_release unlocked;
-             storage.flush();
-           })
+      .def("flush", &Storage::flush, Unlocked())
       .def("counters", &counters_of)
       .def(
           "compute_budget_for",
-          [](const Storage& storage, const std::vector<std::pair<uintptr_t, int64_t>>& needs) {
+          [](const Storage& storage, const std::vector<std::pair<Address, int64_t>>& needs) {
             std::vector<OverBudget::Need> all;
             for (auto [space, slots] : needs) {
-              all.push_back({reinterpret_cast<const RowSpace*>(space), slots});
+              all.push_back({pointer<const RowSpace>(space), slots});
             }
             return storage.compute_budget_for(all);
           },
@@ -183,10 +180,7 @@ void bind_storage(nb::module_& module) {
              for (const auto& space : storage.spaces()) all.push_back(space->capacity());
              return all;
            })
-      .def_prop_ro("memory_bytes", [](const Storage& storage) {
-        nb::gil_scoped_release unlocked;
-        return storage.memory_bytes();
-      });
+      .def_prop_ro("memory_bytes", &Storage::memory_bytes, Unlocked());
 
   nb::class_<Claim>(module, "Claim", "Keeps the rows of a batch in their slots while it lives.")
       .def("mark_dirty", &Claim::mark_dirty, "All its rows were written.");

@@ -40,16 +40,18 @@ void HostTier::read(std::span<const RowKey> keys, uint8_t* records, bool* found)
       places.push_back(i);
     }
   }
-  if (!below_ || missing.empty()) return;
-  Buffer<uint8_t> from(missing.size() * record_bytes_);
-  std::unique_ptr<bool[]> there(new bool[missing.size()]());
-  below_->read(missing, from.data(), there.get());
-  for (size_t i = 0; i < missing.size(); ++i) {
-    if (!there[i]) continue;
-    found[places[i]] = true;
-    std::memcpy(records + places[i] * record_bytes_, from.data() + i * record_bytes_,
-                record_bytes_);
+  if (below_ && !missing.empty()) {
+    Buffer<uint8_t> from(missing.size() * record_bytes_);
+    std::unique_ptr<bool[]> there(new bool[missing.size()]());
+    below_->read(missing, from.data(), there.get());
+    for (size_t i = 0; i < missing.size(); ++i) {
+      if (!there[i]) continue;
+      found[places[i]] = true;
+      std::memcpy(records + places[i] * record_bytes_, from.data() + i * record_bytes_,
+                  record_bytes_);
+    }
   }
+  rows_read_ += keys.size() - missing.size();
 }
 
 void HostTier::write(std::span<const RowKey> keys, const uint8_t* records) {
@@ -131,6 +133,7 @@ void HostTier::write_part(std::span<const RowKey> keys, const uint8_t* records) 
   residency_.consume(batch);
   residency_.mark_dirty(batch);
   residency_.release(batch);
+  rows_written_ += keys.size();
 }
 
 // Rows that were dropped a moment ago: there is room for them without evicting anything.

@@ -1,6 +1,7 @@
 // Records in memory: the tier between the one that computes and the SSD, or the last one.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -15,7 +16,7 @@ namespace hotbed {
 // Holds rows that the tier above has given up, the most useful ones where they do not all fit; the
 // others lie below. Without a tier below it refuses rows beyond its capacity.
 //
-// Threads: any number.
+// Threads: any number. All wait for each other, and for the tier below, but own_traffic().
 class HostTier : public Tier {
  public:
   // table_rows as of Residency. `below` may be null, else it has records of the same size.
@@ -32,6 +33,10 @@ class HostTier : public Tier {
 
   // Writes what the tier below does not have yet.
   void flush();
+
+  // Rows found here, not below, and taken over. A call that throws counts for nothing read, and for
+  // what it has taken over.
+  TierTraffic own_traffic() const { return {rows_read_, rows_written_}; }
 
   // Asked before rows are taken over: how many there may be from now on; as RowSpace::allow().
   void allow(std::function<int64_t()> allowed) { allowed_ = std::move(allowed); }
@@ -53,6 +58,7 @@ class HostTier : public Tier {
   mutable std::mutex mutex_;
   Mapping records_;
   Residency residency_;
+  std::atomic<uint64_t> rows_read_{0}, rows_written_{0};  // written under mutex_
 };
 
 }  // namespace hotbed

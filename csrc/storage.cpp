@@ -157,6 +157,11 @@ void move_rows(RowSpace& from, int32_t old_number, RowSpace& to, int32_t number,
   }
 }
 
+void add(TierTraffic& all, TierTraffic one) {
+  all.rows_read += one.rows_read;
+  all.rows_written += one.rows_written;
+}
+
 }  // namespace
 
 int64_t TableGroup::most_rows() const {
@@ -299,13 +304,16 @@ void Storage::flush() {
   for (const auto& host : hosts_) host->flush();
 }
 
+TierTraffic Storage::host_traffic() const {
+  TierTraffic all;
+  for (const auto& host : hosts_) add(all, host->own_traffic());
+  return all;
+}
+
 TierTraffic Storage::lowest_traffic() const {
   TierTraffic all;
   for (const auto& tier : lowest_) {
-    if (!tier) continue;
-    TierTraffic one = tier->traffic();
-    all.rows_read += one.rows_read;
-    all.rows_written += one.rows_written;
+    if (tier) add(all, tier->traffic());
   }
   return all;
 }

@@ -90,6 +90,8 @@ class Storage {
   // Writes every row that the lowest tier lacks.
   void flush();
   uint64_t memory_bytes() const;
+  // Since the last layout.
+  TierTraffic host_traffic() const;  // of the tier between the one that computes and the SSD
   TierTraffic lowest_traffic() const;
 
  private:

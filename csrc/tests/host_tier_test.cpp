@@ -2,8 +2,10 @@
 #include "host_tier.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <map>
 #include <random>
+#include <thread>
 
 #include "check.hpp"
 #include "space_fixture.hpp"
@@ -109,5 +111,43 @@ TEST(a_full_host_tier_refuses_a_write_whole) {
   host.write(same, others.data());  // rows that are there need no room
 }
 
-// Everything at once, by one thread: what is trained, assigned, erased and read must agree with the
-// truth, whatever fails below.
+TEST(the_host_tier_counts_what_it_serves) {
+  auto lower = std::make_shared<MapTier>(8);
+  HostTier host(8, {-1}, 4, lower);
+  std::vector<RowKey> keys;
+  for (int64_t id = 0; id < 12; ++id) keys.push_back({id, 0});
+  std::vector<uint8_t> records(12 * 8, 1);
+  bool found[12];
+  CHECK_EQ(host.own_traffic().rows_read, 0u);
+  host.write(std::span(keys).first(10), records.data());
+  CHECK_EQ(host.own_traffic().rows_written, 10u);
+  uint64_t here = 10 - static_cast<uint64_t>(lower->rows(0));  // all are dirty: one place each
+  CHECK(here > 0 && here <= 4);
+  host.read(keys, records.data(), found);
+  CHECK_EQ(host.own_traffic().rows_read, here);  // neither those below nor those nowhere
+  lower->fail_reads(1);
+  CHECK_THROWS(host.read(keys, records.data(), found), TierError);
+  CHECK_EQ(host.own_traffic().rows_read, here);
+  // New rows come in parts of two, each of which pushes two others out.
+  lower->fail_writes(2);
+  std::vector<RowKey> others = {{20, 0}, {21, 0}, {22, 0}, {23, 0}};
+  CHECK_THROWS(host.write(others, records.data()), TierError);
+  CHECK_EQ(host.own_traffic().rows_written, 12u);
+  // Counts are read while rows move.
+  std::atomic<bool> ended{false};
+  std::thread watching([&] {
+    TierTraffic last;
+    while (!ended) {
+      TierTraffic now = host.own_traffic();
+      CHECK(now.rows_read >= last.rows_read && now.rows_written >= last.rows_written);
+      last = now;
+    }
+  });
+  for (int round = 0; round < 500; ++round) {
+    host.write(keys, records.data());
+    host.read(keys, records.data(), found);
+  }
+  ended = true;
+  watching.join();
+  CHECK_EQ(host.own_traffic().rows_written, 12u + 12 * 500);
+}

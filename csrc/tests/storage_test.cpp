@@ -116,4 +116,28 @@ TEST(what_the_index_of_the_ssd_takes_slots_give_back) {
   }
 }
 
-// One thread announces and admits, the other trains, ends, evaluates and assigns.
+TEST(hosts_count_rows_since_the_last_layout) {
+  auto item = make_table("item", 400), user = make_table("user", -1);
+  user->add_state("more", 1, 0);
+  std::vector<std::shared_ptr<Table>> tables = {item, user};
+  MakeLowest none = [](const std::vector<RecordGroup>& groups, bool) {
+    return std::vector<std::shared_ptr<Tier>>(groups.size());
+  };
+  Storage storage({60'000, 60'000}, none);
+  CHECK_EQ(storage.host_traffic().rows_written, 0u);
+  storage.lay_out(tables);
+  CHECK_EQ(storage.spaces().size(), 2u);
+  std::vector<int64_t> ids(20);
+  for (int64_t i = 0; i < 20; ++i) ids[i] = i;
+  std::vector<float> rows(20 * 3, 8);
+  item->assign(ids.data(), 20, rows.data());
+  user->assign(ids.data(), 10, rows.data());
+  CHECK_EQ(storage.host_traffic().rows_written, 30u);
+  CHECK_EQ(storage.host_traffic().rows_read, 0u);
+  for (const auto& table : tables) table->copy_rows(ids.data(), 20, rows.data(), nullptr, nullptr);
+  CHECK_EQ(storage.host_traffic().rows_read, 30u);
+  CHECK_EQ(storage.lowest_traffic().rows_read, 0u);  // there is none
+  storage.lay_out(tables, true);                     // the rows move into new tiers
+  CHECK_EQ(storage.host_traffic().rows_written, 30u);
+  CHECK_EQ(storage.host_traffic().rows_read, 0u);
+}

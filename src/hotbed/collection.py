@@ -283,10 +283,14 @@ class EmbeddingCollection(TableOwner):
 
         ``rows_used`` by training batches (distinct rows of each), of which ``rows_missed`` had to be
         brought up and ``rows_created`` were new; ``hit_rate``; ``rows_written_back``,
-        ``rows_evicted``; ``rows_read_past`` by evaluation and lookups; ``rows_from_ssd`` and
-        ``rows_to_ssd``, what of all this no RAM could answer; ``batches``, of which
-        ``batches_ahead`` were resident before they were asked for; ``move_ms`` moving rows, of which
-        ``wait_ms`` while a forward waited; ``memory_bytes``.
+        ``rows_evicted``; ``rows_read_past`` by evaluation and lookups, stored or not; ``batches``, of
+        which ``batches_ahead`` were resident before they were asked for; ``move_ms`` moving rows, of
+        which ``wait_ms`` while a forward waited; ``memory_bytes``.
+
+        ``rows_from_host`` were found in RAM below a device and ``rows_from_ssd`` on the SSD, by
+        training, evaluation, lookups and `assign`; ``rows_to_host`` and ``rows_to_ssd`` went there.
+        In a training with nothing beside it ``rows_from_host`` + ``rows_from_ssd`` =
+        ``rows_missed`` - ``rows_created``, if each batch that look-ahead brought up was used.
         """
         return {} if self.tiers is None else self.tiers.stats()
 

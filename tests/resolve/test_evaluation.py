@@ -186,7 +186,7 @@ def counted(model: Model) -> dict[str, float]:
     return {
         k: v
         for k, v in model.embeddings.stats().items()
-        if k not in ("rows_read_past", "rows_from_ssd", "memory_bytes")
+        if k not in ("rows_read_past", "rows_from_host", "rows_from_ssd", "memory_bytes")
     }
 
 

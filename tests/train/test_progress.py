@@ -31,9 +31,11 @@ def test_counts_have_three_digits(count: float, shown: str) -> None:
     assert _short(count) == shown
 
 
-@pytest.mark.parametrize(("ssd", "shown"), [(True, "12 read, 34 written"), (False, "56 read")])
+@pytest.mark.parametrize(
+    ("ssd", "shown"), [(True, "12 read, 34 written"), (False, "56 read, 78 written")]
+)
 def test_what_tiers_did_is_in_the_bar(ssd: bool, shown: str) -> None:
-    counted = {"hit_rate": 0.75, "rows_missed": 56.0, "rows_written_back": 7.0, "queue_depth": 2.0}
+    counted = {"hit_rate": 0.75, "queue_depth": 2.0, "rows_from_host": 56.0, "rows_to_host": 78.0}
     counted |= {"rows_from_ssd": 12.0 * ssd, "rows_to_ssd": 34.0 * ssd}
     counted |= {"stall_ms": 1200.0, "wait_ms": 300.0}
     written = io.StringIO()

@@ -103,10 +103,9 @@ class ProgressBar(Callback):
 
 
 def _read_and_written(counted: dict[str, float]) -> str:
-    """Rows so far: of the SSD where there is one, else of the tier below."""
-    ssd = counted["rows_from_ssd"] + counted["rows_to_ssd"] > 0
-    read = counted["rows_from_ssd" if ssd else "rows_missed"]
-    written = counted["rows_to_ssd" if ssd else "rows_written_back"]
+    """Rows so far: of the SSD once it has some, else of RAM below a device."""
+    tier = "ssd" if counted["rows_from_ssd"] + counted["rows_to_ssd"] > 0 else "host"
+    read, written = counted[f"rows_from_{tier}"], counted[f"rows_to_{tier}"]
     return f"{_short(read)} read, {_short(written)} written"
 
 
