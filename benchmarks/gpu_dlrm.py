@@ -30,6 +30,7 @@ from benchmarks.gpu_training import (
 from benchmarks.measure import Timing
 from benchmarks.tables import look_popular_up, write_all
 from benchmarks.workload import power_law_ranks
+from hotbed.trace import Trace
 
 WHOLE = "dlrm, all in GPU memory"
 PUBLISHED = (
@@ -95,12 +96,32 @@ def _over_ram(run: Run, budget: int) -> None:
         label = f"{name}, AMP, {mode}"
         run.doing(label)
         stats = model.embeddings.stats()
-        timing = trained(run, model, optimizer, iter(batches[ahead]), amp=True, ahead=ahead)
+        with Trace() as trace:
+            timing = trained(run, model, optimizer, iter(batches[ahead]), amp=True, ahead=ahead)
         _add(run, label, timing)
+        if ahead:
+            _add_what_binds(run, label, timing, trace, sizes.batch * len(rows))
         if any(rates):
             rate = run.report.figures[_rate(label)]
             run.report.ratios[f"{label} / all in GPU memory"] = rate / max(rates)
         add_counts(run, label, stats, model.embeddings.stats())
+
+
+def _add_what_binds(run: Run, label: str, timing: Timing, trace: Trace, ids: int) -> None:
+    """What each thread had to do a step; the one that is busy all the time is what binds."""
+    figures, step = run.report.figures, timing.median
+    busy = {}
+    for name in ("announce ids", "bring rows up"):
+        count, total = trace.totals()[name]
+        busy[name] = total / count
+        figures[f"{label}: ms a step, {name}"] = round(busy[name], 2)
+    figures[f"{label}: ids a second resolved by one core"] = round(ids / busy["announce ids"] * 1e3)
+    most = max(busy, key=lambda name: busy[name])
+    binds = most if busy[most] > 0.8 * step else "the training thread and the device"
+    run.report.remark(
+        f"{label}: of a step's {step:.1f} ms, look-ahead's threads work {busy['announce ids']:.1f} (ids) "
+        f"and {busy['bring rows up']:.1f} (rows); what binds: {binds}."
+    )
 
 
 def _used(lists: Iterable[list[Batch]], device: torch.device) -> dict[str, Tensor]:

@@ -21,7 +21,7 @@ class Trace:
 
     >>> with Trace() as trace:
     ...     train()
-    >>> trace.write("trace.json")
+    >>> trace.write("trace.json"); trace.totals()["step"]
 
     Threading: spans may come from any thread.
     """
@@ -55,6 +55,14 @@ class Trace:
             self._events.append((name, thread, start_ns, end_ns - start_ns))
         else:
             self.left_out += 1
+
+    def totals(self) -> dict[str, tuple[int, float]]:
+        """Name → how many spans there were, and their milliseconds together."""
+        found: dict[str, tuple[int, float]] = {}
+        for name, _, _, duration in self._events:
+            count, total = found.get(name, (0, 0.0))
+            found[name] = count + 1, total + duration / 1e6
+        return found
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Writes the JSON array format of Chrome's trace viewer, which Perfetto reads."""

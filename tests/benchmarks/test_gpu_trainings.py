@@ -32,6 +32,8 @@ def test_every_training_runs_and_tells_its_sizes() -> None:
     over_ram = "dlrm over RAM, 0.0002 GB on the device, AMP, look-ahead"
     assert report.figures[f"{over_ram}: rows brought up a step"] > 0
     assert 0 < report.figures[f"{over_ram}: hit rate"] < 1
+    assert report.figures[f"{over_ram}: ids a second resolved by one core"] > 0
+    assert sum("what binds: " in remark for remark in report.remarks) == 1
     assert f"{over_ram} / all in GPU memory" in report.ratios
 
 

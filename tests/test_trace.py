@@ -1,0 +1,27 @@
+"""What ran when."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from hotbed.trace import Trace, span
+
+
+def test_totals_sum_the_spans_of_all_threads() -> None:
+    with Trace() as trace:
+        for start in (0, 10_000_000):
+            trace.add("read", start, start + 2_500_000)
+        thread = threading.Thread(target=trace.add, args=("read", 5, 1_000_005))
+        thread.start()
+        thread.join()
+        with span("step"):
+            pass
+        with pytest.raises(RuntimeError, match="Another trace"), Trace():
+            pass
+    with span("after"):
+        pass
+    totals = trace.totals()
+    assert totals["read"] == (3, 6.0)
+    assert totals.keys() == {"read", "step"} and totals["step"][0] == 1
