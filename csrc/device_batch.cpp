@@ -18,10 +18,8 @@ std::vector<int64_t> bases_of(const Batch& batch) {
   return bases;
 }
 
-struct Group {
-  int64_t id;
-  int32_t number;
-};
+// Whether the rows of a table have slots for the backward.
+bool brought_up(const TableBatch& part) { return part.grouped && !part.frozen; }
 
 }  // namespace
 
@@ -34,32 +32,27 @@ void write_slots(const Batch& batch, int64_t* out) {
 
 std::pair<int64_t, int64_t> write_index(Batch& batch, int64_t* out) {
   std::vector<int64_t> bases = bases_of(batch);
-  std::vector<std::vector<Group>> groups(batch.parts.size());
   int64_t used = 0, taken = 0;
-  for (size_t t = 0; t < batch.parts.size(); ++t) {
-    TableBatch& part = batch.parts[t];
-    if (!part.grouped || part.frozen) continue;
+  for (TableBatch& part : batch.parts) {
+    if (!brought_up(part)) continue;
     part.transpose();
     for (int32_t u = 0; u < part.unique; ++u) {
       if (part.unique_slots[u] < 0) continue;
-      groups[t].push_back({part.unique_ids[u], u});
+      ++used;
       taken += part.starts[u + 1] - part.starts[u];
     }
-    std::sort(groups[t].begin(), groups[t].end(),
-              [](const Group& a, const Group& b) { return a.id < b.id; });
-    used += static_cast<int64_t>(groups[t].size());
   }
   int64_t *slots = out, *starts = slots + used, *order = starts + used + 1;
   int64_t *tables = order + taken, *ids = tables + batch.parts.size() + 1;
   int64_t at = 0, first = 0;
-  for (size_t t = 0; t < batch.parts.size(); ++t) {
-    const TableBatch& part = batch.parts[t];
+  for (const TableBatch& part : batch.parts) {
     *tables++ = at;
-    for (const Group& group : groups[t]) {
-      slots[at] = part.unique_slots[group.number];
-      ids[at] = group.id;
+    for (int32_t u = 0; brought_up(part) && u < part.unique; ++u) {
+      if (part.unique_slots[u] < 0) continue;
+      slots[at] = part.unique_slots[u];
+      ids[at] = part.unique_ids[u];
       starts[at++] = first;
-      for (int32_t k = part.starts[group.number]; k < part.starts[group.number + 1]; ++k) {
+      for (int32_t k = part.starts[u]; k < part.starts[u + 1]; ++k) {
         int32_t position = part.order[k];
         size_t own = part.features.size() > 1 ? part.feature_of[position] : 0;
         int f = part.features[own];

@@ -15,8 +15,7 @@ void write_slots(const Batch& batch, int64_t* out);
 // wants it, each array behind the one before: slots in use (`used` of them, those of table 0
 // first), starts (used + 1), order (`taken` positions, counted through all features), where each
 // table's slots begin and the last ones end (tables + 1); and the ids of the slots (used).
-// A table's slots come by rising id, so that no sum depends on where rows lie. Slots below 0 are
-// left out. `out` has room for 4 x positions + tables + 2. Returns (used, taken).
+// Slots below 0 are left out. `out` has room for 4 x positions + tables + 2. Returns (used, taken).
 std::pair<int64_t, int64_t> write_index(Batch& batch, int64_t* out);
 
 }  // namespace hotbed

@@ -37,8 +37,8 @@ def collection(budget=BUDGET, dtype=torch.float32):
 def batch_of(seed, size=6):
     ids, lengths, weights = drawn(seed, size, ROWS)
     n = len(weights)
-    hot = ids(size, 8)
-    hot[:, :6] = 5  # more positions than make a chunk
+    # Far more positions of one id than make a chunk.
+    hot = torch.cat([ids(size, 2), torch.full((size, 60), 5)], 1)
     return {
         "watched": hot,
         "browsed": hb.Jagged(ids(n), lengths=lengths),
@@ -104,8 +104,10 @@ def test_where_rows_lie_changes_nothing(name, look_ahead):
 
 @pytest.mark.parametrize("look_ahead", [False, True])
 def test_tiers_on_the_device_follow_those_of_the_core(look_ahead):
-    host, device = collection(), to_device(collection())
-    optimizers = [OPTIMIZERS["Adam"](m.parameters()) for m in (host, device)]
+    """Of hot rows the sums differ in their last bits, which SGD makes no larger."""
+    budget = BUDGETS["SGD"]
+    host, device = collection(budget), to_device(collection(budget))
+    optimizers = [OPTIMIZERS["SGD"](m.parameters()) for m in (host, device)]
     found = train(device, optimizers[1], batches(8), look_ahead)
     expected = train(host, optimizers[0], batches(8), look_ahead)
     torch.testing.assert_close(torch.tensor(found), torch.tensor(expected), rtol=1e-5, atol=1e-5)
@@ -116,7 +118,7 @@ def test_tiers_on_the_device_follow_those_of_the_core(look_ahead):
 
 
 def without_hot_rows(batch):
-    return {**batch, "watched": batch["watched"][:, 6:]}
+    return {**batch, "watched": batch["watched"][:, :2]}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -129,17 +131,22 @@ def test_the_bits_of_the_core_where_no_row_is_hot(dtype):
     assert_equal_rows(host, device)
 
 
-def test_static_tables_have_the_bits_of_whole_ones():
+@pytest.mark.parametrize("look_ahead", [False, True])
+def test_static_tables_have_the_bits_of_whole_ones(look_ahead):
+    """Of hot rows too, whatever positions of other tables lie before theirs in the index."""
     static = [t for t in tables() if t.rows is not None]
     features = {f: t for f, t in FEATURES.items() if t in ("item", "tag")}
-    modules = []
-    for storage in (None, hb.Storage(device=43_000, host="4MB")):
-        module = to_device(hb.EmbeddingCollection(static, features, seed=3, storage=storage))
-        data = [{f: batch[f] for f in features} for batch in batches(6)]
-        train(module, OPTIMIZERS["Adam"](module.parameters()), data)
-        modules.append(module)
-    assert modules[1].stats()["rows_evicted"] > 0
-    assert_equal_rows(*modules)
+    data = [{f: batch[f] for f in features} for batch in batches(6)]
+    whole = to_device(hb.EmbeddingCollection(static, features, seed=3))
+    train(whole, OPTIMIZERS["Adam"](whole.parameters()), data)
+    kept = hb.Storage(device=43_000, host="4MB")
+    tiers = to_device(hb.EmbeddingCollection(static[::-1], features, seed=3, storage=kept))
+    train(tiers, OPTIMIZERS["Adam"](tiers.parameters()), data, look_ahead)
+    assert tiers.stats()["rows_evicted"] > 0
+    rows = rows_of(tiers)
+    for name, expected in rows_of(whole).items():
+        assert torch.equal(rows[name].ids, expected.ids), name
+        assert torch.equal(rows[name].values.cpu(), expected.values.cpu()), name
 
 
 def test_with_an_ssd_below(tmp_path):

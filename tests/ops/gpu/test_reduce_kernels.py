@@ -1,4 +1,4 @@
-"""The segment sum against its definition in float64."""
+"""The segment sum against its definition: in float64, and in float32 to the bit."""
 
 import device_batches as batches
 import pytest
@@ -21,6 +21,8 @@ def backward(planes, features, grads, apply=None, index=None):
     pool(planes, features, inverses=inverses)
     index = index or transpose(features, [p.shape[0] for p in planes])
     terms = gradient_terms(index, features, grads, [p.shape[1] for p in planes], inverses)
+    for sums in (terms.chunk_sums, terms.group_sums):
+        sums.fill_(float("nan"))  # so that none is read which was not written
     gpu.sum_chunks(terms)
     return terms, gpu.reduce(terms, apply)
 
@@ -75,7 +77,7 @@ def test_rows_are_what_they_are_defined_to_be(dims, kinds, dtype, bags, hot, see
 @pytest.mark.parametrize("dim", [1, 3, 64, 130, 1028])
 @pytest.mark.parametrize("uses", [31, 32, 33, 63, 64, 95, 1100])
 def test_a_slot_that_many_positions_use(dim, uses):
-    """Every way in which its positions may lie over chunks and groups of chunks."""
+    """With and without whole chunks, and groups of chunks."""
     uses = uses if dim < 100 else min(uses, 95)
     slots = torch.cat([torch.arange(7), torch.full((uses,), 9), torch.arange(10, 15)])
     slots = slots[torch.randperm(len(slots))].to(DEVICE)
@@ -83,8 +85,90 @@ def test_a_slot_that_many_positions_use(dim, uses):
     features = [FeatureSlots(table=0, slots=slots)]
     grads = [torch.randn(len(slots), dim, device=DEVICE)]
     terms, rows = backward(planes, features, grads)
-    assert (terms.index.chunk_slots >= 0).any() == (uses >= 2 * CHUNK - 1 or uses in (63,))
+    assert (terms.index.chunk_slots >= 0).sum() == uses // CHUNK
     assert_rows(terms.index, rows, batches.gradient_rows(planes, features, grads), 1e-5)
+
+
+def running_sum(rows):
+    total = torch.zeros_like(rows[0])
+    for row in rows:
+        total = total + row
+    return total
+
+
+def defined_sum(rows):
+    """What the docstring of `reduce` says, in float32."""
+    rows = list(rows)
+    chunks = [running_sum(rows[k : k + CHUNK]) for k in range(0, len(rows) - CHUNK + 1, CHUNK)]
+    whole = range(0, len(chunks) - CHUNK + 1, CHUNK)
+    groups = [running_sum(chunks[k : k + CHUNK]) for k in whole]
+    behind = chunks[len(groups) * CHUNK :] + rows[len(chunks) * CHUNK :]
+    return running_sum(groups + behind)
+
+
+def of_mixed_scale(n, dim):
+    """Gradients whose sum tells in which order they were added."""
+    return torch.randn(n, dim) * 10 ** (4 * torch.rand(n, 1))
+
+
+@settings(max_examples=examples(6))
+@given(
+    counts=st.lists(
+        st.sampled_from([1, 5, 31, 32, 33, 63, 64, 100, 1023, 1024, 1055, 1056, 2100, 3200]),
+        min_size=1,
+        max_size=8,
+    ),
+    dim=st.sampled_from([3, 4]),
+    share=st.sampled_from([0.0, 0.3]),  # of other positions in the batch
+    seed=st.integers(0, 2**31),
+)
+def test_bits_depend_on_nothing_but_the_slots_own_positions(counts, dim, share, seed):
+    """However slots are numbered, and whatever lies beside them in the batch."""
+    torch.manual_seed(seed)
+    rows, tables = 20, 2
+    users = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
+    users = users[torch.randperm(len(users))]
+    own = of_mixed_scale(len(users), dim)
+    parts = [own[users == user] for user in range(len(counts))]
+    expected = [defined_sum(part) for part in parts]
+    for part, row in zip(parts, expected, strict=True):
+        exact = part.double()
+        assert ((row - exact.sum(0)).abs() <= 1e-5 * exact.abs().sum(0)).all()
+    planes = batches.planes([(rows, dim, torch.float32)] * tables)
+    for _ in range(2):
+        names = torch.randperm(rows)
+        mine = torch.rand(int(len(users) * (1 + share))).argsort()[: len(users)].sort().values
+        n = int(mine[-1]) + 1
+        slots = names[torch.randint(len(counts), rows, (n,))]
+        slots[torch.rand(n) < 0.3] = -1
+        slots[mine] = names[users]
+        grads = torch.randn(n, dim)
+        grads[mine] = own
+        beside = torch.randint(0, rows, (int(torch.randint(0, 100, ())),))
+        features = [
+            FeatureSlots(table=t, slots=s.to(DEVICE)) for t, s in enumerate((beside, slots))
+        ]
+        given_grads = [torch.randn(len(beside), dim).to(DEVICE), grads.to(DEVICE)]
+        terms, found = backward(planes, features, given_grads)
+        first, last = terms.index.table_starts.tolist()[1:]
+        places = {slot: u for u, slot in enumerate(terms.index.slots[first:last].tolist())}
+        for user, row in enumerate(expected):
+            assert torch.equal(found[1][places[int(names[user])]].cpu(), row)
+
+
+@pytest.mark.parametrize(
+    "counts",
+    [(0, 1024, 0), (1, 1024, 0), (33, 1023, 33), (993, 1024, 0), (1024, 1056, 1), (32, 2048, 0)],
+)
+def test_groups_at_either_end_of_the_order(counts):
+    """The last group may have the number n // CHUNK²."""
+    planes = batches.planes([(3, 4, torch.float32)])
+    slots = torch.arange(3).repeat_interleave(torch.tensor(counts))
+    grads = of_mixed_scale(len(slots), 4)
+    features = [FeatureSlots(table=0, slots=slots.to(DEVICE))]
+    _, rows = backward(planes, features, [grads.to(DEVICE)])
+    for u, part in enumerate(part for part in grads.split(counts) if len(part)):
+        assert torch.equal(rows[0][u].cpu(), defined_sum(part))
 
 
 def test_groups_of_chunks_are_summed_once():
@@ -104,16 +188,15 @@ def test_groups_of_chunks_are_summed_once():
 
 def test_few_uses_are_added_in_the_order_of_the_batch():
     """The same bits as a sum one after another in float32, which is the core's."""
-    slots = torch.randint(0, 40, (300,))
+    counts = torch.tensor([*range(1, 9), 31, 32, 33, 62, 63, 63, 32, 40])
+    slots = torch.arange(len(counts)).repeat_interleave(counts)
+    slots = slots[torch.randperm(len(slots))]
     planes = batches.planes([(40, 16, torch.float32)])
-    grads = [torch.randn(300, 16, device=DEVICE) * 10 ** (4 * torch.rand(300, 1, device=DEVICE))]
+    grads = [of_mixed_scale(len(slots), 16).to(DEVICE)]
     terms, rows = backward(planes, [FeatureSlots(table=0, slots=slots.to(DEVICE))], grads)
     used = int(terms.index.table_starts[-1])
     for u, slot in enumerate(terms.index.slots[:used].tolist()):
-        total = torch.zeros(16)
-        for p in (slots == slot).nonzero()[:, 0].tolist():
-            total = total + grads[0][p].cpu()
-        assert torch.equal(rows[0][u].cpu(), total)
+        assert torch.equal(rows[0][u].cpu(), running_sum(grads[0].cpu()[slots == slot]))
 
 
 def test_columns_of_a_wider_buffer_and_gradients_of_no_part():

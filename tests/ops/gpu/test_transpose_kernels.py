@@ -37,12 +37,15 @@ def assert_is(index, expected):
         assert index.slots[mine.start : mine.stop].tolist() == list(group)
         for u, positions in zip(mine, group.values(), strict=True):
             assert index.order[begins[u] : begins[u + 1]].tolist() == positions
-    users = [u for u in range(used) for _ in range(begins[u], begins[u + 1])]
-    users += [-1] * (index.positions - len(users))
-    assert len(index.chunk_slots) == index.positions // gpu.CHUNK
-    for c, slot in enumerate(index.chunk_slots.tolist()):
-        chunk = set(users[c * gpu.CHUNK : (c + 1) * gpu.CHUNK])
-        assert slot == (chunk.pop() if len(chunk) == 1 else -1)
+    chunk_slots = [-1] * -(-index.positions // gpu.CHUNK)
+    for u in range(used):
+        for begin in range(begins[u], begins[u + 1] - gpu.CHUNK + 1, gpu.CHUNK):
+            (number,) = [
+                p // gpu.CHUNK for p in range(begin, begin + gpu.CHUNK) if not p % gpu.CHUNK
+            ]
+            assert chunk_slots[number] == -1
+            chunk_slots[number] = u
+    assert index.chunk_slots.tolist() == chunk_slots
 
 
 @settings(max_examples=examples(40))
@@ -82,6 +85,15 @@ def test_counting_is_a_stable_sort(total, n):
     assert torch.equal(order, expected_order)
 
 
+@pytest.mark.parametrize("before", [0, 1, 31, 32, 33])
+@pytest.mark.parametrize(("uses", "behind"), [(31, 1), (32, 0), (32, 31), (33, 0), (64, 0)])
+def test_chunks_at_either_end_of_the_order(before, uses, behind):
+    """The last chunk may have the number n // CHUNK."""
+    slots = torch.arange(3).repeat_interleave(torch.tensor([before, uses, behind]))
+    feature = FeatureSlots(table=0, slots=slots.to(DEVICE))
+    assert_is(gpu.transpose([feature], [3]), naive([feature], 1))
+
+
 @pytest.mark.parametrize("rows", [[100, 7], [600, 700]])
 def test_all_padding(rows):
     slots = torch.full((70,), -1, device=DEVICE)
@@ -90,7 +102,7 @@ def test_all_padding(rows):
     index = gpu.transpose([feature], rows)
     assert index.table_starts.tolist() == [0, 0, 0]
     assert index.starts[0].item() == 0
-    assert index.chunk_slots.tolist() == [-1, -1]
+    assert index.chunk_slots.tolist() == [-1, -1, -1]
 
 
 def test_no_positions():

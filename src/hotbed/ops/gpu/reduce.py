@@ -1,10 +1,11 @@
 """Segment sum: the terms of a slot (see `terms`) → its gradient row, in float32.
 
-Twin of csrc/reduce.cpp. Slots that few positions use are summed in the order of the batch, with the
-bits of the core. Of a slot that uses whole chunks (CHUNK positions of the transposed order), every
-chunk is summed by threads of its own, then every CHUNK chunks; its row is the sum of the terms
-outside its chunks, its chunks outside its groups, and its groups. So an id that takes a tenth of
-the batch delays nobody, and each run adds in the same order.
+Twin of csrc/reduce.cpp. Every CHUNK positions of a slot, from its first on, are a chunk, summed by
+threads of its own; every CHUNK of its chunks are a group, summed likewise. A slot's row is the sum
+of its groups, then the chunks behind them, then the terms behind those. So an id that takes a tenth
+of the batch delays nobody, and what is added in which order depends on nothing but the slot's own
+positions: not on how slots are numbered, nor on which others there are. Slots with fewer than two
+chunks are summed in the order of the batch, with the bits of the core.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from hotbed.ops.gpu.terms import (
     TABLE_STARTS,
     Terms,
 )
-from hotbed.ops.gpu.transpose import CHUNK
+from hotbed.ops.gpu.transpose import CHUNK, chunk_begin, first_chunk
 from hotbed.ops.gpu.variants import Variant, launch
 
 __all__ = ["reduce", "sum_chunks", "variants"]
@@ -54,20 +55,18 @@ _UNROLL = 4  # terms of a row that are on their way at once
 
 
 def sum_chunks(terms: Terms) -> None:
-    """Sums the chunks that one slot uses alone, then the groups of CHUNK chunks."""
+    """Sums the chunks of slots, then the groups of CHUNK chunks."""
     device = terms.header.device
     for level, sums in ((1, terms.chunk_sums), (2, terms.group_sums)):
         for vector, tables in _by_vector(terms).items():
             lines = [[t, *line_split("reduce", terms.dims[t], vector)] for t in tables]
-            # A table's chunks may begin and end within those of its neighbours.
-            count = min(sums.shape[0], 2 + max(terms.index.table_positions) // CHUNK**level)
+            count = min(sums.shape[0], -(-max(terms.index.table_positions) // CHUNK**level))
             blocks = max(-(-count * vectors // _BLOCK) for _, vectors, _ in lines)
             launch(
                 _chunks_variant(level, vector),
                 (programs(blocks, device), len(lines)),
                 lines=upload(lines, device),
                 header=terms.header,
-                count=sums.shape[0],
             )
 
 
@@ -133,7 +132,7 @@ def variants() -> list[Variant]:
 def _chunks_variant(level: int, vector: int) -> Variant:
     return Variant(
         kernel=sum_chunks_kernel,
-        types={"lines": "*i64", "header": "*i64", "count": "i64"},
+        types={"lines": "*i64", "header": "*i64"},
         constants={"LEVEL": level, "VECTOR": vector, "BLOCK": _BLOCK, "UNROLL": _UNROLL},
     )
 
@@ -161,13 +160,11 @@ def add_terms(
     header,
     first,
     count,
-    gap,
-    gap_length,
     column,
     VECTOR: tl.constexpr,
     UNROLL: tl.constexpr,
 ):
-    """sums plus `count` terms (BLOCK,) from `first` on, stepping over `gap_length` from `gap` on."""
+    """sums plus the `count` terms (BLOCK,) from `first` on."""
     addresses, scales = tl.load(header + ADDRESSES), tl.load(header + SCALES)
     kind = tl.load(header + KIND)
     begin = column * (VECTOR * width_of(kind, 0))
@@ -175,7 +172,6 @@ def add_terms(
         for j in tl.static_range(UNROLL):
             at = first + (k + j)
             inside = k + j < count
-            at = tl.where(at >= gap, at + gap_length, at)
             address = tl.load(at64(addresses) + at, mask=inside, other=0)
             inside = inside & (address != 0)
             scale = tl.load(at32(scales) + at, mask=only_if(scales != 0, inside), other=1.0)
@@ -190,8 +186,6 @@ def add_sums(
     width,
     first,
     count,
-    gap,
-    gap_length,
     column,
     VECTOR: tl.constexpr,
     UNROLL: tl.constexpr,
@@ -199,9 +193,7 @@ def add_sums(
     """The same for rows of sums, which begin at `below` and take `width` bytes each."""
     for k in range(0, tl.max(count, 0), UNROLL):
         for j in tl.static_range(UNROLL):
-            at = first + (k + j)
-            at = tl.where(at >= gap, at + gap_length, at)
-            address = below + at * width + column * (VECTOR * 4)
+            address = below + (first + (k + j)) * width + column * (VECTOR * 4)
             sums += load_values(address, 0, k + j < count, 4, VECTOR)
     return sums
 
@@ -220,32 +212,25 @@ def sum_terms(
     starts = at64(tl.load(header + STARTS))
     start = tl.load(starts + slot, mask=live, other=0)
     end = tl.load(starts + slot + 1, mask=live, other=0)
-    first_chunk = (start + (_CHUNK - 1)) // _CHUNK
-    chunks = tl.maximum(end // _CHUNK - first_chunk, 0)
-    first_group = (first_chunk + (_CHUNK - 1)) // _CHUNK
-    groups = tl.maximum((first_chunk + chunks) // _CHUNK - first_group, 0)
+    chunk, chunks = first_chunk(start), (end - start) // _CHUNK
+    # What is counted here fits one register each; 64 bits would take two.
+    groups = (chunks // _CHUNK).to(tl.int32)
+    chunks_behind = (chunks % _CHUNK).to(tl.int32)
+    terms_behind = ((end - start) % _CHUNK).to(tl.int32)
     width = tl.load(header + SUM_BYTES)
     sums = tl.zeros([BLOCK, VECTOR], tl.float32)
-    within = chunks * _CHUNK
-    gap = first_chunk * _CHUNK
-    sums = add_terms(sums, header, start, end - start - within, gap, within, column, VECTOR, UNROLL)
-    below = tl.load(header + CHUNK_SUMS)
-    within = groups * _CHUNK
-    gap = first_group * _CHUNK
-    sums = add_sums(
-        sums, below, width, first_chunk, chunks - within, gap, within, column, VECTOR, UNROLL
-    )
     below = tl.load(header + GROUP_SUMS)
-    return add_sums(
-        sums, below, width, first_group, groups, first_group, groups * 0, column, VECTOR, UNROLL
-    )
+    sums = add_sums(sums, below, width, first_chunk(chunk), groups, column, VECTOR, UNROLL)
+    below = tl.load(header + CHUNK_SUMS)
+    first = chunk + chunks // _CHUNK * _CHUNK
+    sums = add_sums(sums, below, width, first, chunks_behind, column, VECTOR, UNROLL)
+    return add_terms(sums, header, start + chunks * _CHUNK, terms_behind, column, VECTOR, UNROLL)
 
 
-@triton.jit(do_not_specialize=["count"])
+@triton.jit
 def sum_chunks_kernel(
     lines,
     header,
-    count: tl.int64,
     LEVEL: tl.constexpr,
     VECTOR: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -254,37 +239,37 @@ def sum_chunks_kernel(
     line = lines + tl.program_id(1) * _CHUNK_FIELDS
     vectors, multiplier = tl.load(line + _VECTORS), tl.load(line + _MULTIPLIER)
     table_starts = at64(tl.load(header + TABLE_STARTS)) + tl.load(line + _TABLE)
-    first_slot, last_slot = tl.load(table_starts), tl.load(table_starts + 1)
     starts, chunk_slots = at64(tl.load(header + STARTS)), at64(tl.load(header + CHUNK_SLOTS))
     width = tl.load(header + SUM_BYTES)
-    span = _CHUNK if LEVEL == 1 else _CHUNK * _CHUNK
-    # The chunks, or groups of chunks, that the table's positions touch.
-    begin = tl.load(starts + first_slot) // span
-    end = tl.minimum((tl.load(starts + last_slot) + span - 1) // span, count)
+    # The numbers that the table's chunks, or groups of chunks, may have.
+    begin = first_chunk(tl.load(starts + tl.load(table_starts)))
+    end = first_chunk(tl.load(starts + tl.load(table_starts + 1)))
+    if LEVEL == 2:
+        begin, end = first_chunk(begin), first_chunk(end)
     blocks = tl.maximum((end - begin) * vectors + BLOCK - 1, 0) // BLOCK
     for block in range(tl.program_id(0), blocks, tl.num_programs(0)):
         at, column = spread(block, vectors, multiplier, BLOCK)
         at += begin
         live = at < end
-        zeros = tl.zeros([BLOCK, VECTOR], tl.float32)
-        never = at * 0 + 2**62
+        sums = tl.zeros([BLOCK, VECTOR], tl.float32)
         if LEVEL == 1:
             slot = tl.load(chunk_slots + at, mask=live, other=-1)
-            whole = (slot >= first_slot) & (slot < last_slot)
-            terms = tl.where(whole, _CHUNK, 0).to(tl.int64)
-            sums = add_terms(
-                zeros, header, at * _CHUNK, terms, never, never, column, VECTOR, UNROLL
-            )
+            whole = slot >= 0
+            first = chunk_begin(tl.load(starts + slot, mask=whole, other=0), at)
+            count = tl.where(whole, _CHUNK, 0)
+            sums = add_terms(sums, header, first, count, column, VECTOR, UNROLL)
             out = tl.load(header + CHUNK_SUMS) + at * width
         else:
             slot = tl.load(chunk_slots + at * _CHUNK, mask=live, other=-1)
-            last = tl.load(chunk_slots + at * _CHUNK + (_CHUNK - 1), mask=live, other=-2)
-            whole = (slot >= first_slot) & (slot < last_slot) & (slot == last)
-            terms = tl.where(whole, _CHUNK, 0).to(tl.int64)
+            whole = slot >= 0
+            start = tl.load(starts + slot, mask=whole, other=0)
+            chunks = (tl.load(starts + slot + 1, mask=whole, other=0) - start) // _CHUNK
+            chunk = first_chunk(start)
+            first = chunk_begin(chunk, at)
+            whole = first + _CHUNK <= chunk + chunks
+            count = tl.where(whole, _CHUNK, 0)
             below = tl.load(header + CHUNK_SUMS)
-            sums = add_sums(
-                zeros, below, width, at * _CHUNK, terms, never, never, column, VECTOR, UNROLL
-            )
+            sums = add_sums(sums, below, width, first, count, column, VECTOR, UNROLL)
             out = tl.load(header + GROUP_SUMS) + at * width
         store_values(out + column * (VECTOR * 4), sums, 0, whole, 4, VECTOR)
 

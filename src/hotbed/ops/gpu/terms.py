@@ -44,9 +44,10 @@ class Terms:
         dims: of each table.
         vectors: for each table, how many values of a gradient a thread may move at once: 4 or 1.
         header: one line of addresses and numbers for kernels (`sum_terms`).
-        chunk_sums: (n // CHUNK, at least the widest dim) float32: the sums of the chunks that one
-            slot uses alone. Others are undefined.
-        group_sums: (n // CHUNK², the same) float32: of CHUNK such chunks of one slot.
+        chunk_sums: (ceil(n / CHUNK), at least the widest dim) float32: the sums of chunks, by their
+            numbers. What has no chunk is undefined.
+        group_sums: (ceil(n / CHUNK²), the same) float32: of groups of CHUNK chunks of one slot, which
+            are cut and numbered as chunks of positions are.
         grads: the gradients of the bags.
         grad_tables: the table of each.
         kept: further tensors that `header` points into.
@@ -96,8 +97,8 @@ def gradient_terms(
     addresses = torch.empty(n, dtype=torch.int64, device=device)
     scales = torch.empty(n, dtype=torch.float32, device=device) if scaled else None
     width = -(-max(dims, default=1) // 4) * 4
-    chunk_sums = torch.empty((n // CHUNK, width), device=device)
-    group_sums = torch.empty((n // CHUNK**2, width), device=device)
+    chunk_sums = torch.empty((-(-n // CHUNK), width), device=device)
+    group_sums = torch.empty((-(-n // CHUNK**2), width), device=device)
     header = [
         address_of(index.table_starts),
         address_of(index.starts),

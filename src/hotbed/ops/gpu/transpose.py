@@ -29,6 +29,8 @@ __all__ = [
     "CHUNK",
     "TransposedIndex",
     "bases_of",
+    "chunk_begin",
+    "first_chunk",
     "on_device",
     "transpose",
     "variants",
@@ -36,7 +38,12 @@ __all__ = [
 ]
 
 CHUNK = 32
-"""Positions of a chunk: what one running sum adds up of a slot that many positions use."""
+"""Positions of a chunk: what one running sum adds up of a slot that many positions use.
+
+A slot is cut into chunks from its own first position on, so that no other slot decides where they
+begin. Each holds just one of the positions 0, CHUNK, 2 CHUNK, ... of the order, which numbers it among
+the chunks of all slots.
+"""
 
 _BLOCK = 256
 
@@ -51,8 +58,8 @@ class TransposedIndex:
         starts: (n + 1,): slot u is used by positions ``order[starts[u] : starts[u + 1]]``.
         order: (n,): positions, rising for each slot. Padding is in none of them.
         table_starts: (T + 1,): the slots of table t are ``slots[table_starts[t] : table_starts[t + 1]]``.
-        chunk_slots: (n // CHUNK,): for each CHUNK positions of `order`, u where slot u alone uses
-            them, else -1.
+        chunk_slots: (ceil(n / CHUNK),): u where position c * CHUNK of the order lies in a whole chunk
+            of slot u, which then has the number c, else -1.
         table_positions: for each table, how many positions its features have: known to the host,
             and the most slots it can have.
     """
@@ -221,7 +228,7 @@ def _empty(table_positions: tuple[int, ...], device: torch.device) -> Transposed
 
 
 def _chunk_slots(starts: Tensor, table_starts: Tensor, n: int) -> Tensor:
-    chunks = n // CHUNK
+    chunks = -(-n // CHUNK)
     result = torch.empty(chunks, dtype=torch.int64, device=starts.device)
     launch(
         _chunks_variant(),
@@ -294,7 +301,7 @@ def _chunks_variant() -> Variant:
     return Variant(
         kernel=chunks_kernel,
         types={**arrays, "chunks": "i64", "steps": "i64"},
-        constants={"BLOCK": _BLOCK, "CHUNK": CHUNK},
+        constants={"BLOCK": _BLOCK},
     )
 
 
@@ -303,6 +310,19 @@ def _chunks_variant() -> Variant:
 # The fields of a line of `keys_kernel`.
 _COUNT, _SLOTS, _PADDING, _BASE, _TABLE_BASE = map(tl.constexpr, range(5))
 _FIELDS = tl.constexpr(5)
+_CHUNK = tl.constexpr(CHUNK)
+
+
+@triton.jit
+def first_chunk(begin):
+    """The number of the first chunk of what begins at `begin`; the others follow it."""
+    return (begin + (_CHUNK - 1)) // _CHUNK
+
+
+@triton.jit
+def chunk_begin(begin, number):
+    """Where the chunk with that number begins, of what begins at `begin` itself."""
+    return begin + (number - first_chunk(begin)) * _CHUNK
 
 
 @triton.jit(do_not_specialize=["total"])
@@ -386,13 +406,13 @@ def chunks_kernel(
     chunks: tl.int64,
     steps: tl.int64,
     BLOCK: tl.constexpr,
-    CHUNK: tl.constexpr,
 ):
-    """The slot to which all positions of a chunk belong, or -1."""
+    """The slot of the chunk with each number, or -1."""
     chunk = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     live = chunk < chunks
     count = tl.load(used)
-    first = tl.where(live, chunk * CHUNK, 0)
-    slot = last_not_above(starts, 1, count, first, steps)
+    slot = last_not_above(starts, 1, count, tl.where(live, chunk * _CHUNK, 0), steps)
+    begin = tl.load(starts + slot, mask=live, other=0)
     end = tl.load(starts + slot + 1, mask=only_if(count > 0, live), other=0)
-    tl.store(result + chunk, tl.where(end >= first + CHUNK, slot, -1), mask=live)
+    whole = chunk_begin(begin, chunk) + _CHUNK <= end
+    tl.store(result + chunk, tl.where(whole, slot, -1), mask=live)
