@@ -39,7 +39,8 @@ class Model(nn.Module):
         self.top = nn.Linear(25, 1).to(DEVICE)
 
     def forward(self, batch):
-        return self.top(torch.cat(list(self.embeddings(batch).values()), 1).float())
+        vectors = torch.cat(list(self.embeddings(batch).values()), 1).float()
+        return self.top(vectors.to(self.top.weight.device))
 
 
 @pytest.mark.parametrize("explicitly", [False, True])
@@ -107,6 +108,7 @@ WAITING = (
 )
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("dense", [False, True])
 def test_a_step_asks_the_device_nothing(monkeypatch, dense, fused):

@@ -52,7 +52,7 @@ def test_nothing_sets_the_flag():
         torch.zeros(3, dtype=torch.float64),
         torch.zeros(2, 2, 2),
         torch.zeros(4, 3).t(),
-        torch.zeros(1).expand(3),
+        torch.zeros(1, device=DEVICE).expand(3),  # what is moved lies side by side
     ],
 )
 def test_refuses(array):

@@ -46,7 +46,7 @@ def test_refuses():
     with pytest.raises(InputError, match="ids is torch.int16"):
         check(torch.zeros(3, dtype=torch.int16), 10)
     with pytest.raises(InputError, match="ids is torch.int64.*stride"):
-        check(torch.zeros(6, dtype=torch.int64)[::2], 10)
+        check(torch.zeros(6, dtype=torch.int64, device=DEVICE)[::2], 10)
 
 
 def checked(*arrays):

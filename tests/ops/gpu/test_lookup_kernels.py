@@ -217,6 +217,7 @@ def test_no_positions_at_all():
 
 @pytest.mark.gpu
 @pytest.mark.skipif(DEVICE.type != "cuda", reason="counts waits of a CUDA device")
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 def test_a_step_does_not_wait_for_the_device():
     case = CASES[CASE_IDS.index("adam")]
     weights = batches.planes(SPECS)

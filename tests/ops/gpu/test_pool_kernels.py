@@ -157,7 +157,10 @@ def test_empty_inputs():
     ("change", "message"),
     [
         ({"slots": torch.zeros(3, dtype=torch.int32)}, "slots are torch.int32"),
-        ({"slots": torch.zeros(6, dtype=torch.int64)[::2]}, "slots are torch.int64.*stride"),
+        (
+            {"slots": torch.zeros(6, dtype=torch.int64, device=DEVICE)[::2]},
+            "slots are torch.int64.*stride",
+        ),
         ({"weights": torch.zeros(2)}, "weights are torch.float32"),
         ({"combiner": "max"}, "combiner 'max'"),
         ({"fixed": 0}, "bags of 0 positions"),
