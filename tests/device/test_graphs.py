@@ -225,6 +225,79 @@ def test_a_step_that_asks_the_device_runs_as_ever(monkeypatch):
     assert_equal(plain, recorded)
 
 
+def test_a_loss_with_its_history_is_returned_without():
+    plain, recorded = both(OPTIMIZERS["SGD"])
+    kept = []
+
+    def step(batch, label):
+        loss = torch.nn.functional.mse_loss(recorded.model(batch), label)
+        recorded.optimizer.zero_grad()
+        loss.backward()
+        recorded.optimizer.step()
+        return loss, [loss]
+
+    recorded.step = hb.graphed(step, recorded.optimizer)
+    for seed in range(REHEARSALS + 3):
+        loss, (again,) = recorded.step(moved(batch_of(seed)), label_of(seed).to(DEVICE))
+        assert not loss.requires_grad and torch.equal(loss, again)
+        kept.append((plain(seed), loss))
+    assert recorded.step.recorded == 1
+    assert all(expected == float(loss) for expected, loss in kept)
+
+
+def test_what_replays_have_told_is_not_kept():
+    _, recorded = both(OPTIMIZERS["Adam"])
+    for seed in range(REHEARSALS + 10):
+        recorded(seed)
+    assert recorded.step.recorded == 1
+    tables = recorded.optimizer._live.values()
+    assert sum(len(table.pending.notices) for table in tables) <= 4
+
+
+def test_weights_that_autocast_has_cast_before_are_cast_in_each_replay():
+    plain, recorded = both(OPTIMIZERS["SGD"])
+    for seed in range(REHEARSALS + 4):
+        found = []
+        for training in (plain, recorded):
+            with torch.autocast(DEVICE.type, torch.bfloat16):
+                training.model.top(torch.zeros(1, 25, device=DEVICE))
+                found.append(training(seed))
+        assert found[0] == found[1]
+    assert recorded.step.recorded == 1
+    assert_equal(plain, recorded)
+
+
+def test_a_step_without_gradients_of_dense_parameters():
+    """Of an optimizer that updates its tables in backward, nothing is left for step()."""
+    plain, recorded = both(lambda p: hb.optim.Adam(p, lr=0.01, fused=True))
+    for training in (plain, recorded):
+        training.model.top.requires_grad_(False)
+    for seed in range(REHEARSALS + 3):
+        assert plain(seed) == recorded(seed)
+    assert recorded.step.recorded == 1 and not recorded.step.refused
+    assert_equal(plain, recorded)
+
+
+def test_lines_are_made_on_the_host_whatever_the_default_device():
+    module, other = to_device(collection()), to_device(collection())
+    optimizers = [OPTIMIZERS["Adam"](m.parameters()) for m in (module, other)]
+
+    def step(batch, module=module, optimizer=optimizers[0]):
+        vectors = [v.values if isinstance(v, hb.Jagged) else v for v in module(batch).values()]
+        torch.autograd.backward(vectors, [torch.ones_like(v) for v in vectors])
+        optimizer.step()
+        optimizer.zero_grad()
+
+    recorded = hb.graphed(step, optimizers[0])
+    for seed in range(REHEARSALS + 3):
+        batch = moved(batch_of(seed))
+        with torch.device("meta"):  # what is made there for lack of a device is of no use
+            recorded(batch)
+        step(batch, other, optimizers[1])
+    assert recorded.recorded == 1
+    assert_equal_tables(module, other)
+
+
 def test_tables_on_the_host_and_foreign_optimizers():
     module = collection()
     optimizer = hb.optim.SGD(module.parameters(), lr=0.1)

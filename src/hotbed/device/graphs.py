@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from hotbed.device.notices import raise_what_is_known
 from hotbed.jagged import Jagged
 from hotbed.ops.gpu.recording import Recording, Rehearsal, staged
 from hotbed.optim.on_device import raise_of_last_step
@@ -68,29 +71,61 @@ def graphed(step: Callable[..., Any], optimizer: TableOptimizer) -> StepGraphs:
     return StepGraphs(step, optimizer)
 
 
+@lru_cache(maxsize=16)
+def _stream_of(device: torch.device) -> Any:
+    """The stream on which steps are rehearsed and recorded. One for all: what autograd keeps of an
+    earlier step would else run on another one, which a recording must not wait for."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
 class CudaGraph:
     """A graph of CUDA, recorded on a stream of its own and replayed on the current one."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._stream = _stream_of(device)
         self._graph: Any = None
 
     def rehearse(self, function: Callable[[], Any]) -> Any:
         """Runs it where it will be recorded, behind what is launched so far."""
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
-        with torch.cuda.stream(self._stream):
-            result = function()
-        current.wait_stream(self._stream)
-        return result
+        try:
+            with torch.cuda.stream(self._stream):
+                return function()
+        finally:  # what was launched before an error was launched
+            current.wait_stream(self._stream)
 
     def record(self, function: Callable[[], Any]) -> Any:
         """Records its launches; none is done. Its tensors lie in the graph's memory."""
         self._graph = torch.cuda.CUDAGraph()
+        pool = torch.cuda.graph_pool_handle()
         # Other threads, such as those that pin a loader's batches, may go on.
-        with torch.cuda.graph(self._graph, stream=self._stream, capture_error_mode="thread_local"):
-            return function()
+        graph = torch.cuda.graph(self._graph, pool, self._stream, "thread_local")
+        failure: Exception | None = None
+        # A graph whose recording was broken off leaves torch on its stream; this does not.
+        with torch.cuda.stream(self._stream):
+            try:
+                with graph:
+                    try:
+                        return function()
+                    except Exception as error:
+                        failure = error
+                        raise
+            except Exception:
+                self._clear_up(pool)
+                if failure is not None:
+                    raise failure from None  # what ending the recording said after it tells less
+                raise
+
+    def _clear_up(self, pool: Any) -> None:
+        """After a recording that was broken off: some releases of torch go on to believe in it. Memory
+        that another stream uses would never be free again, and random numbers would be refused."""
+        with contextlib.suppress(RuntimeError, AttributeError):
+            torch._C._cuda_endAllocateToPool(self._device.index, pool)
+        graph = torch.cuda.graph(torch.cuda.CUDAGraph(), stream=self._stream)
+        with contextlib.suppress(RuntimeError), graph:
+            torch.zeros(1, device=self._device)
 
     def replay(self) -> None:
         self._graph.replay()
@@ -157,7 +192,7 @@ class StepGraphs:
         known = self._graphs.get(layout)
         if known is not None:
             # What the last step was refused for is told before its batch is overwritten.
-            self._raise_of_last_step()
+            self._raise_of_last_step(known.recording.tables.values())
             if self._renumbered(known):
                 return self._replay(known, tensors)
             self.forget()
@@ -168,7 +203,7 @@ class StepGraphs:
                     return self._function(*batch)  # every batch has another layout
                 graph = self.make_graph(device)
             there = iter([tensor.to(device, non_blocking=True) for tensor in tensors])
-            return self._rehearse(layout, count, graph, _rebuilt(batch, there))
+            return self._rehearse(layout, count, graph, _rebuilt(batch, lambda _: next(there)))
         assert graph is not None
         self._raise_of_last_step()
         recorded = self._record(device, layout, room, graph, batch, tensors)
@@ -184,20 +219,23 @@ class StepGraphs:
         cuda = device is not None and device.type == "cuda"
         return device if cuda or self.make_graph is not CudaGraph else None
 
-    def _raise_of_last_step(self) -> None:
+    def _raise_of_last_step(self, tables: Iterable[LiveTable] = ()) -> None:
         raise_of_last_step(self._optimizer)
         updates = self._optimizer._in_backward
         if updates is not None:
             notice, updates.notice = updates.notice, None
             if notice is not None and (error := notice.take()) is not None:
                 raise error
+        # In steps that are not replayed, forward takes these.
+        raise_what_is_known([table for table in tables if table.device_rows is not None])
 
     def _rehearse(self, layout: Any, count: int, graph: CudaGraph, batch: Any) -> Any:
         rehearsal = Rehearsal()
         with staged(rehearsal):
             result = graph.rehearse(lambda: self._function(*batch))
         self._rehearsed[layout] = count + 1, rehearsal.room, graph
-        return result
+        # History that the caller keeps would keep streams of this step for the next.
+        return _rebuilt(result, Tensor.detach)
 
     def _record(
         self,
@@ -212,9 +250,15 @@ class StepGraphs:
         inputs = [torch.empty_like(t, device=device) for t in tensors]
         source = iter(inputs)
         recording = Recording(device, 2 * room + 1024)
+        # A weight that autocast has cast before would not be cast by replays, and what it casts now
+        # has no values yet.
+        torch.clear_autocast_cache()
         try:
             with staged(recording):
-                outputs = graph.record(lambda: self._function(*_rebuilt(batch, source)))
+                outputs = graph.record(
+                    lambda: self._function(*_rebuilt(batch, lambda _: next(source)))
+                )
+            outputs = _rebuilt(outputs, Tensor.detach)
         except Exception as error:
             self.refused = f"{type(error).__name__}: {error}"
             warnings.warn(
@@ -224,6 +268,8 @@ class StepGraphs:
             self._optimizer.zero_grad(set_to_none=True)
             self.forget()
             return None
+        finally:
+            torch.clear_autocast_cache()
         recording.fill()
         rows = [(t, t.device_rows, _planes(t.device_rows), t.generation)
                 for t in recording.tables.values()]  # fmt: skip
@@ -246,7 +292,7 @@ class StepGraphs:
             known.graph.replay()
             for action in known.recording.after:
                 action()
-        return _rebuilt(known.outputs, iter(_copies(known.outputs)))
+            return _rebuilt(known.outputs, Tensor.clone)  # the next replay overwrites them
 
 
 def _planes(rows: Any) -> tuple[Tensor, ...]:
@@ -272,23 +318,16 @@ def _layout(part: Any, tensors: list[Tensor]) -> Any:
     return type(part), part
 
 
-def _rebuilt(part: Any, tensors: Any) -> Any:
-    """`part` with other tensors, in the order of `_layout`."""
+def _rebuilt(part: Any, other: Callable[[Tensor], Tensor]) -> Any:
+    """`part` with another tensor in the place of each, in the order of `_layout`."""
     if isinstance(part, Tensor):
-        return next(tensors)
+        return other(part)
     if isinstance(part, Jagged):
-        values, offsets, weights = _rebuilt((part.values, part.offsets, part.weights), tensors)
+        values, offsets, weights = _rebuilt((part.values, part.offsets, part.weights), other)
         return Jagged(values, offsets, weights=weights)
     if isinstance(part, dict):
-        return {name: _rebuilt(one, tensors) for name, one in part.items()}
+        return {name: _rebuilt(one, other) for name, one in part.items()}
     if isinstance(part, (list, tuple)):
-        made = [_rebuilt(one, tensors) for one in part]
+        made = [_rebuilt(one, other) for one in part]
         return type(part)(*made) if hasattr(part, "_fields") else type(part)(made)
     return part
-
-
-def _copies(outputs: Any) -> list[Tensor]:
-    """Of what the next replay overwrites."""
-    tensors: list[Tensor] = []
-    _layout(outputs, tensors)
-    return [tensor.detach().clone() for tensor in tensors]

@@ -13,6 +13,7 @@ from torch.autograd.function import once_differentiable
 
 from hotbed import _core
 from hotbed.device.gradients import BatchGradient, Origin, Share
+from hotbed.device.inputs import bring, bring_weights
 from hotbed.device.notices import Notice, raise_what_is_known
 from hotbed.device.step import step_in_backward
 from hotbed.errors import HotbedError, TableError
@@ -64,7 +65,7 @@ def pool_resolved(
     """Pools a batch of tables in tiers, which has its slots."""
     use(live)
     device = live[0].device_rows.device
-    weights = [None if bag.weights is None else bag.weights.to(device) for bag in bags]
+    weights = [bring_weights(bag.weights, device) for bag in bags]
     with span("bring the batch"):
         features = batch.features(weights)
     return _pool(live, features, weights, bags, batch)
@@ -111,7 +112,7 @@ def _resolve(
     if on_host:
         bags = [_offsets_by_ids(bag) if f in on_host else bag for f, bag in enumerate(bags)]
         _check_on_host(live, table_of, names, bags, on_host)
-    moved = _bring([(bag.ids, bag.offsets) for bag in bags], device)
+    moved = bring([(bag.ids, bag.offsets) for bag in bags], device)
     arrays: list[tuple[Array, Tensor, int]] = []
     of: list[tuple[int, Array]] = []
     for f, (ids, offsets) in enumerate(moved):
@@ -133,7 +134,7 @@ def _resolve(
         given = [(f, kind, array) for (f, kind), (_, array, _) in zip(of, arrays, strict=True)]
         faults = _Faults(list(live), list(table_of), list(names), list(bags), given)
         origin = Origin(good, Notice(told, faults.first, live[0]))
-    weights = [None if bag.weights is None else bag.weights.to(device) for bag in bags]
+    weights = [bring_weights(bag.weights, device) for bag in bags]
     features = []
     for t, bag, (ids, offsets), weight in zip(table_of, bags, moved, weights, strict=True):
         combiner = live[t].spec.combiner or "none"
@@ -171,23 +172,6 @@ def _check_on_host(
     if kind:
         f = wanted[at]
         raise input_fault(kind, live[table_of[f]].name, names[f], bags[f], bag, value, bound)
-
-
-def _bring(
-    arrays: Sequence[tuple[Tensor, Tensor | None]], device: torch.device
-) -> list[tuple[Tensor, Tensor | None]]:
-    """Ids and offsets on the device; those of the host travel together, behind nobody's back."""
-    flat = [part for pair in arrays for part in pair]
-    wanted = [p for p in flat if p is not None and p.device != device]
-    if not wanted:
-        return list(arrays)
-    total = sum(part.shape[0] for part in wanted)
-    packed = torch.empty(total, dtype=torch.int64, pin_memory=device.type == "cuda")
-    torch.cat([part.long() for part in wanted], out=packed)
-    sizes = [part.shape[0] for part in wanted]
-    there = iter(torch.split(packed.to(device, non_blocking=True), sizes))
-    moved = [p if p is None or p.device == device else next(there) for p in flat]
-    return [(moved[k], moved[k + 1]) for k in range(0, len(moved), 2)]  # type: ignore[misc]
 
 
 @dataclasses.dataclass

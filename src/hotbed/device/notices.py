@@ -39,7 +39,7 @@ class Notice:
     def _send(self, told: Tensor, table: LiveTable) -> None:
         self._event: torch.cuda.Event | None = None
         if told.device.type == "cuda":
-            self._host = torch.empty(told.shape, dtype=told.dtype, pin_memory=True)
+            self._host = torch.empty(told.shape, dtype=told.dtype, device="cpu", pin_memory=True)
             self._host.copy_(told, non_blocking=True)
             self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._event.record(torch.cuda.current_stream(told.device))

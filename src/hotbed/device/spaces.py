@@ -56,12 +56,16 @@ class Side:
 
     def pinned(self, elements: int, dtype: torch.dtype = torch.int64) -> Tensor:
         """Memory of the host that the device can copy from and to beside other work."""
-        return torch.empty(elements, dtype=dtype, pin_memory=self._real)
+        return torch.empty(elements, dtype=dtype, device="cpu", pin_memory=self._real)
 
     def train_here(self) -> None:
         """Said by the training thread: its current stream computes. It waits there for rows that it
         has itself had moved."""
         self._trainer = threading.get_ident()
+        self.compute_here()
+
+    def compute_here(self) -> None:
+        """The same said by a thread of autograd, where a backward brings rows up."""
         if not self._real:
             return
         self.compute = torch.cuda.current_stream(self.device)
@@ -202,5 +206,5 @@ class SpaceOnDevice:
 def host_memory(address: int, nbytes: int) -> Tensor:
     """(nbytes,) uint8 over memory that somebody else keeps."""
     if not nbytes:
-        return torch.empty(0, dtype=torch.uint8)
+        return torch.empty(0, dtype=torch.uint8, device="cpu")
     return torch.frombuffer((ctypes.c_uint8 * nbytes).from_address(address), dtype=torch.uint8)

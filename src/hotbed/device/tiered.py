@@ -146,7 +146,7 @@ class TieredBatch:
         if self._index is None:
             from hotbed.resolve.tiers import over_budget
 
-            self._side.train_here()
+            self._side.compute_here()
             tiers = self._live[0].tiers
             assert tiers is not None
             try:

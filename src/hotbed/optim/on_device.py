@@ -141,11 +141,11 @@ class DevicePart:
 
     def step(self) -> None:
         """Launches what was decided, and steps the dense parameters."""
-        if self._step is None:
-            self._optimizer._half.step()
-            return
         from hotbed.ops.gpu.recording import now_or_after
 
+        if self._step is None:
+            now_or_after(self._optimizer._half.step)
+            return
         self._step.apply()
         now_or_after(self._finish)
 

@@ -50,11 +50,11 @@ class Recording(Rehearsal):
         self.after: list[Callable[[], None]] = []
         # Not from the graph's own memory, in which buffers share places over time.
         self._arena = torch.zeros(room, dtype=torch.int64, device=device)
-        self._host = torch.zeros(room, dtype=torch.int64)
+        self._host = torch.zeros(room, dtype=torch.int64, device="cpu")
 
     def lines(self, lines: Sequence[Sequence[int]]) -> Tensor:
         """A buffer that has `lines` when the recording is replayed."""
-        packed = torch.tensor(lines, dtype=torch.int64)
+        packed = torch.tensor(lines, dtype=torch.int64, device="cpu")
         begin, end = self.room, self.room + packed.numel()
         self.room = -(-end // _ALIGNED) * _ALIGNED
         if self.room > len(self._host):

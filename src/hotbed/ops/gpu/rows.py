@@ -84,7 +84,8 @@ def upload(lines: Sequence[Sequence[int]], device: torch.device) -> Tensor:
 def _uploaded(lines: tuple[tuple[int, ...], ...], device: torch.device, stream: int) -> Tensor:
     if device.type != "cuda":
         return torch.tensor(lines, dtype=torch.int64, device=device)
-    return torch.tensor(lines, dtype=torch.int64, pin_memory=True).to(device, non_blocking=True)
+    host = torch.tensor(lines, dtype=torch.int64, device="cpu", pin_memory=True)
+    return host.to(device, non_blocking=True)
 
 
 def address_of(tensor: Tensor | None) -> int:
