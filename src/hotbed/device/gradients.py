@@ -182,7 +182,9 @@ def _rows_of_terms(terms: Terms, table: int) -> tuple[Tensor, Tensor]:
     if not len(index.slots):
         return torch.full_like(at, -1), torch.zeros_like(rows)
     slots = index.slots[(begin + at).clamp_(max=len(index.slots) - 1)]
-    return torch.where(there, slots, -1), torch.where(there[:, None], rows, 0.0)
+    # torch.where would bring its number to the device, and wait.
+    behind = ~there
+    return slots.masked_fill(behind, -1), rows.masked_fill(behind[:, None], 0.0)
 
 
 def _coo(live: LiveTable, slots: Tensor, rows: Tensor) -> Tensor:

@@ -171,4 +171,5 @@ class Ftrl(Optimizer):
                 )
                 curvature = new / lr + ridge
                 clipped = z.clamp(-group["l1"], group["l1"])
-                w.copy_(torch.where(curvature > 0, (clipped - z) / curvature, 0.0))
+                flat = ~(curvature > 0)
+                w.copy_(((clipped - z) / curvature).masked_fill_(flat, 0.0))
