@@ -183,6 +183,20 @@ def test_tables_that_were_loaded_or_moved():
     assert_equal(plain, recorded)
 
 
+def test_dense_parameters_that_were_replaced_are_recorded_anew():
+    plain, recorded = both(OPTIMIZERS["Adagrad"])
+    for seed in range(REHEARSALS + 2):
+        plain(seed), recorded(seed)
+    calls = recorded.calls
+    for training in (plain, recorded):
+        weight = training.model.top.weight
+        weight.data = weight.data.clone() * 0.5
+    for seed in range(20, 20 + REHEARSALS + 2):
+        assert plain(seed) == recorded(seed)
+    assert recorded.calls == calls + REHEARSALS + 1
+    assert_equal(plain, recorded)
+
+
 def test_numbers_that_take_another_kernel_are_recorded_anew():
     plain, recorded = both(OPTIMIZERS["FTRL"])
     for seed in range(REHEARSALS + 2):

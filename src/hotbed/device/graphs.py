@@ -54,8 +54,9 @@ def graphed(step: Callable[..., Any], optimizer: TableOptimizer) -> StepGraphs:
     Args:
         step: a whole step: forward, backward, ``optimizer.step()``, with one forward and backward.
             Its arguments are tensors, `Jagged`, other values that compare equal from step to step, and
-            dicts, lists and tuples of these; tensors are brought to the device. What it returns is a
-            copy, without history.
+            dicts, lists and tuples of these; tensors are brought to the device, page-locked ones
+            behind the caller's back, who must not refill them at once. What it returns is a copy,
+            without history.
         optimizer: one of `hotbed.optim`, over the tables.
 
     Raises:
@@ -141,10 +142,12 @@ class _Graph(NamedTuple):
     outputs: Any
     rows: list[tuple[LiveTable, Any, tuple[Tensor, ...], int]]
     """Of each table the planes whose addresses were recorded."""
+    dense: list[tuple[Tensor, int]]
+    """The optimizer's dense parameters, and where they lay."""
 
     def holds(self) -> bool:
-        """Whether the tables still lie where they lay."""
-        return all(
+        """Whether tables and dense parameters still lie where they lay."""
+        return all(p.data_ptr() == address for p, address in self.dense) and all(
             table.device_rows is rows
             and table.generation == generation
             and all(a is b for a, b in zip(_planes(rows), planes, strict=True))
@@ -274,7 +277,13 @@ class StepGraphs:
         rows = [(t, t.device_rows, _planes(t.device_rows), t.generation)
                 for t in recording.tables.values()]  # fmt: skip
         del self._rehearsed[layout]
-        found = self._graphs[layout] = _Graph(graph, recording, inputs, outputs, rows)
+        dense = [
+            (p, p.data_ptr())
+            for group in self._optimizer.param_groups
+            for p in group["params"]
+            if p not in self._optimizer._live
+        ]
+        found = self._graphs[layout] = _Graph(graph, recording, inputs, outputs, rows, dense)
         return found
 
     def _renumbered(self, known: _Graph) -> bool:

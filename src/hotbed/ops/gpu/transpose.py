@@ -177,7 +177,7 @@ def on_device(
     """
     counts = [s.shape[0] for s in slots]
     n = sum(o.shape[0] for o in order)
-    table_starts = torch.tensor([0, *counts], dtype=torch.int64).cumsum(0)
+    table_starts = torch.tensor([0, *counts], dtype=torch.int64, device="cpu").cumsum(0)
     begins: list[Tensor] = []
     before = 0
     for start, positions in zip(starts, order, strict=True):
@@ -185,7 +185,7 @@ def on_device(
         before += positions.shape[0]
     used = sum(counts)
     packed = torch.cat(
-        [*(s.long() for s in slots), *begins, torch.tensor([n]), *(o.long() for o in order),
+        [*(s.long() for s in slots), *begins, torch.tensor([n], device="cpu"), *(o.long() for o in order),
          table_starts]
     )  # fmt: skip
     if device.type == "cuda":
