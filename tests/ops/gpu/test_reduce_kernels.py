@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from hotbed.errors import InputError
 from hotbed.ops.gpu import reduce as gpu
+from hotbed.ops.gpu.chunks import CHUNK
 from hotbed.ops.gpu.pool import FeatureSlots, pool
 from hotbed.ops.gpu.terms import gradient_terms
-from hotbed.ops.gpu.transpose import CHUNK, on_device, transpose
+from hotbed.ops.gpu.transpose import on_device, transpose
 
 
 def backward(planes, features, grads, apply=None, index=None):

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from hotbed.errors import InputError
 from hotbed.ops.gpu import transpose as gpu
+from hotbed.ops.gpu.chunks import CHUNK
 from hotbed.ops.gpu.count_sort import count_sort
 from hotbed.ops.gpu.pool import FeatureSlots
 
@@ -37,12 +38,10 @@ def assert_is(index, expected):
         assert index.slots[mine.start : mine.stop].tolist() == list(group)
         for u, positions in zip(mine, group.values(), strict=True):
             assert index.order[begins[u] : begins[u + 1]].tolist() == positions
-    chunk_slots = [-1] * -(-index.positions // gpu.CHUNK)
+    chunk_slots = [-1] * -(-index.positions // CHUNK)
     for u in range(used):
-        for begin in range(begins[u], begins[u + 1] - gpu.CHUNK + 1, gpu.CHUNK):
-            (number,) = [
-                p // gpu.CHUNK for p in range(begin, begin + gpu.CHUNK) if not p % gpu.CHUNK
-            ]
+        for begin in range(begins[u], begins[u + 1] - CHUNK + 1, CHUNK):
+            (number,) = [p // CHUNK for p in range(begin, begin + CHUNK) if not p % CHUNK]
             assert chunk_slots[number] == -1
             chunk_slots[number] = u
     assert index.chunk_slots.tolist() == chunk_slots

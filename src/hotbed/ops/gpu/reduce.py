@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from hotbed.ops.gpu.chunks import CHUNK, chunk_begin, first_chunk
 from hotbed.ops.gpu.finite import clear_unless_finite
 from hotbed.ops.gpu.rows import (
     Launch,
@@ -45,7 +46,6 @@ from hotbed.ops.gpu.terms import (
     TABLE_STARTS,
     Terms,
 )
-from hotbed.ops.gpu.transpose import CHUNK, chunk_begin, first_chunk
 from hotbed.ops.gpu.variants import Variant, launch
 
 __all__ = ["reduce", "sum_chunks", "variants"]

@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from hotbed.errors import InputError
+from hotbed.ops.gpu.chunks import CHUNK
 from hotbed.ops.gpu.pool import FeatureSlots
 from hotbed.ops.gpu.rows import (
     KINDS,
@@ -27,7 +28,7 @@ from hotbed.ops.gpu.rows import (
     upload,
     vector_length,
 )
-from hotbed.ops.gpu.transpose import CHUNK, TransposedIndex, bases_of
+from hotbed.ops.gpu.transpose import TransposedIndex, bases_of
 from hotbed.ops.gpu.variants import Variant, launch, require_gpu
 
 __all__ = ["Terms", "gradient_terms", "variants"]

@@ -20,30 +20,20 @@ import triton.language as tl
 from torch import Tensor
 
 from hotbed.errors import InputError
+from hotbed.ops.gpu.chunks import chunk_slots
 from hotbed.ops.gpu.count_sort import FEW_KEYS, count_sort
 from hotbed.ops.gpu.pool import FeatureSlots
-from hotbed.ops.gpu.rows import at64, last_not_above, only_if, upload
+from hotbed.ops.gpu.rows import at64, last_not_above, upload
 from hotbed.ops.gpu.variants import Variant, launch, require_gpu
 
 __all__ = [
-    "CHUNK",
     "TransposedIndex",
     "bases_of",
-    "chunk_begin",
-    "first_chunk",
     "on_device",
     "transpose",
     "variants",
     "with_chunks",
 ]
-
-CHUNK = 32
-"""Positions of a chunk: what one running sum adds up of a slot that many positions use.
-
-A slot is cut into chunks from its own first position on, so that no other slot decides where they
-begin. Each holds just one of the positions 0, CHUNK, 2 CHUNK, ... of the order, which numbers it among
-the chunks of all slots.
-"""
 
 _BLOCK = 256
 
@@ -210,7 +200,7 @@ def with_chunks(
         starts=starts,
         order=order,
         table_starts=table_starts,
-        chunk_slots=_chunk_slots(starts, table_starts, order.shape[0]),
+        chunk_slots=chunk_slots(starts, table_starts, order.shape[0]),
         table_positions=table_positions,
     )
 
@@ -227,29 +217,13 @@ def _empty(table_positions: tuple[int, ...], device: torch.device) -> Transposed
     )
 
 
-def _chunk_slots(starts: Tensor, table_starts: Tensor, n: int) -> Tensor:
-    chunks = -(-n // CHUNK)
-    result = torch.empty(chunks, dtype=torch.int64, device=starts.device)
-    launch(
-        _chunks_variant(),
-        (-(-chunks // _BLOCK),),
-        starts=starts,
-        used=table_starts[-1:],
-        result=result,
-        chunks=chunks,
-        steps=max(starts.shape[0], 1).bit_length(),
-    )
-    return result
-
-
 def variants() -> list[Variant]:
     """Every variant of building an index."""
-    both = [
+    return [
         make(dtype)
         for make in (_keys_variant, _heads_variant, _groups_variant, _tables_variant)
         for dtype in (torch.int32, torch.int64)
     ]
-    return [*both, _chunks_variant()]
 
 
 _KEY = {torch.int32: "*i32", torch.int64: "*i64"}
@@ -295,34 +269,11 @@ def _tables_variant(dtype: torch.dtype) -> Variant:
     )
 
 
-@cache
-def _chunks_variant() -> Variant:
-    arrays = dict.fromkeys(("starts", "used", "result"), "*i64")
-    return Variant(
-        kernel=chunks_kernel,
-        types={**arrays, "chunks": "i64", "steps": "i64"},
-        constants={"BLOCK": _BLOCK},
-    )
-
-
 # --- Kernels. ---
 
 # The fields of a line of `keys_kernel`.
 _COUNT, _SLOTS, _PADDING, _BASE, _TABLE_BASE = map(tl.constexpr, range(5))
 _FIELDS = tl.constexpr(5)
-_CHUNK = tl.constexpr(CHUNK)
-
-
-@triton.jit
-def first_chunk(begin):
-    """The number of the first chunk of what begins at `begin`; the others follow it."""
-    return (begin + (_CHUNK - 1)) // _CHUNK
-
-
-@triton.jit
-def chunk_begin(begin, number):
-    """Where the chunk with that number begins, of what begins at `begin` itself."""
-    return begin + (number - first_chunk(begin)) * _CHUNK
 
 
 @triton.jit(do_not_specialize=["total"])
@@ -396,23 +347,3 @@ def tables_kernel(
     some = live & (bound > tl.load(keys).to(tl.int64))
     at = last_not_above(keys, 1, n, tl.where(some, bound - 1, tl.load(keys).to(tl.int64)), steps)
     tl.store(table_starts + table, tl.load(ranks + at, mask=some, other=0), mask=live)
-
-
-@triton.jit(do_not_specialize=["chunks", "steps"])
-def chunks_kernel(
-    starts,
-    used,
-    result,
-    chunks: tl.int64,
-    steps: tl.int64,
-    BLOCK: tl.constexpr,
-):
-    """The slot of the chunk with each number, or -1."""
-    chunk = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    live = chunk < chunks
-    count = tl.load(used)
-    slot = last_not_above(starts, 1, count, tl.where(live, chunk * _CHUNK, 0), steps)
-    begin = tl.load(starts + slot, mask=live, other=0)
-    end = tl.load(starts + slot + 1, mask=only_if(count > 0, live), other=0)
-    whole = chunk_begin(begin, chunk) + _CHUNK <= end
-    tl.store(result + chunk, tl.where(whole, slot, -1), mask=live)

@@ -48,6 +48,7 @@ __all__ = [
 ]
 
 MODULES: tuple[str, ...] = (
+    "chunks",
     "codec",
     "count_sort",
     "cross_matrix",
