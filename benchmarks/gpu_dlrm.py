@@ -1,15 +1,19 @@
-"""Scenarios `dlrm ...` of the GPU benchmark: the MLPerf DLRM, in GPU memory and over RAM.
+"""Scenarios `dlrm ...` of the GPU benchmark: the MLPerf DLRM, in GPU memory, over RAM and over SSD.
 
-Row values do not matter to time, so tables start from zeros, which saves minutes of drawing them. Over
-RAM only the rows that some batch uses are written beforehand; others are only read, and start from
-zeros when they are. The popular ones are brought up before anything is timed.
+Row values do not matter to time, so tables start from zeros, which saves minutes of drawing them. Below
+the device only the rows that some batch uses are written beforehand; others are only read, and start
+from zeros when they are. The popular ones are brought up before anything is timed.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
+import os
+import shutil
+import tempfile
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -33,6 +37,7 @@ from benchmarks.workload import power_law_ranks
 from hotbed.trace import Trace
 
 WHOLE = "dlrm, all in GPU memory"
+SPARE = 64 << 20
 PUBLISHED = (
     "dlrm: OneEmbedding states about 6 M samples/s with AMP on one A100-80GB; "
     "distributed-embeddings 768 k on one A100 with its large tables in RAM. Batches are drawn "
@@ -41,15 +46,19 @@ PUBLISHED = (
 
 
 def scenarios(sizes: Sizes) -> list[Scenario]:
-    over_ram = [
-        Scenario(_name(budget), functools.partial(_over_ram, budget=budget), seconds=60)
-        for budget in sizes.device_budgets
+    below = [(budget, "RAM") for budget in sizes.device_budgets]
+    below.append((sizes.device_budgets[-1], "SSD"))
+    tiered = [
+        Scenario(
+            _name(budget, over), functools.partial(_tiered, budget=budget, over=over), seconds=60
+        )
+        for budget, over in below
     ]
-    return [Scenario(WHOLE, _in_gpu_memory, seconds=30), *over_ram]
+    return [Scenario(WHOLE, _in_gpu_memory, seconds=30), *tiered]
 
 
-def _name(budget: int) -> str:
-    return f"dlrm over RAM, {budget / 1e9:g} GB on the device"
+def _name(budget: int, over: str) -> str:
+    return f"dlrm over {over}, {budget / 1e9:g} GB on the device"
 
 
 def _in_gpu_memory(run: Run) -> None:
@@ -68,20 +77,37 @@ def _in_gpu_memory(run: Run) -> None:
             _add(run, f"{WHOLE}, {how}{launched}", timing)
 
 
-def _over_ram(run: Run, budget: int) -> None:
+def _tiered(run: Run, budget: int, over: str) -> None:
+    folder = Path(os.environ.get("HOTBED_BENCH_DISK", tempfile.gettempdir()))
+    with tempfile.TemporaryDirectory(dir=folder, prefix="hotbed-dlrm-") as scratch:
+        _train_tiered(run, budget, over, Path(scratch))
+
+
+def _train_tiered(run: Run, budget: int, over: str, folder: Path) -> None:
     run.report.remark(PUBLISHED)
     torch.set_float32_matmul_precision("high")
-    sizes, name = run.sizes, _name(budget)
+    sizes, name = run.sizes, _name(budget, over)
     # As in GPU memory, where the same tables are all there.
     rows = run.fitting(sizes.rows, 4 * sizes.dim, run.device_room(), "dlrm")
     run.doing(f"{name}: drawing batches")
     batches = {ahead: list(_clicks(rows, sizes, seed=1 + ahead)) for ahead in LOOK_AHEAD}
     used = _used(batches.values(), run.device)
     count = sum(map(len, used.values()))
-    run.report.figures["dlrm over RAM: rows that the batches use"] = count
+    run.report.figures["dlrm in tiers: rows that the batches use"] = count
     run.doing(f"{name}: making the model")
-    host = int(count * (4 * sizes.dim + 64) * 1.1) + (64 << 20)
-    model = _model(run, rows, hb.Storage(device=budget, host=host))
+    written = int(count * (4 * sizes.dim + 64) * 1.1)
+    if over == "RAM":
+        storage = hb.Storage(device=budget, host=written + SPARE)
+    else:
+        free = shutil.disk_usage(folder).free
+        if free < 2 * written + SPARE:
+            run.report.skipped[name] = f"{free / 1e9:.0f} GB of disk are free at {folder.parent}"
+            return
+        # RAM holds the log's index and a quarter of what the batches use.
+        host = 4 * sum(rows) + written // 4 + SPARE
+        storage = hb.Storage(device=budget, host=host, ssd=folder / "rows")
+        run.report.remark(f"{name}: {host / 1e9:.2g} GB of RAM, index included; the rest on SSD.")
+    model = _model(run, rows, storage)
     optimizer = hb.optim.SGD(model.parameters(), lr=0.01)
     for table, ids in used.items():
         run.doing(f"{name}: writing rows of {table}")
@@ -105,6 +131,10 @@ def _over_ram(run: Run, budget: int) -> None:
             rate = run.report.figures[_rate(label)]
             run.report.ratios[f"{label} / all in GPU memory"] = rate / max(rates)
         add_counts(run, label, stats, model.embeddings.stats())
+        if over == "SSD":
+            read = model.embeddings.stats()["rows_from_ssd"] - stats["rows_from_ssd"]
+            steps = sizes.warm_up + sizes.steps
+            run.report.figures[f"{label}: rows read from SSD a step"] = round(read / steps)
 
 
 def _add_what_binds(run: Run, label: str, timing: Timing, trace: Trace, ids: int) -> None:

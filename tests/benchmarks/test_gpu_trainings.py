@@ -26,14 +26,17 @@ def test_every_training_runs_and_tells_its_sizes() -> None:
     assert report.failed == {} and report.skipped == {}
     configs = [row["config"] for row in report.rows]
     kinds = [c.split(",")[0].split()[0] for c in configs]
-    assert kinds == ["synthetic"] * 2 + ["dlrm"] * 6 + ["cache"] * 14
+    assert kinds == ["synthetic"] * 2 + ["dlrm"] * 8 + ["cache"] * 14
     assert sum("as a CUDA graph" in c for c in configs) == 3
     assert all(row["iterations"] == QUICK.steps for row in report.rows)
     over_ram = "dlrm over RAM, 0.0002 GB on the device, AMP, look-ahead"
     assert report.figures[f"{over_ram}: rows brought up a step"] > 0
     assert 0 < report.figures[f"{over_ram}: hit rate"] < 1
     assert report.figures[f"{over_ram}: ids a second resolved by one core"] > 0
-    assert sum("what binds: " in remark for remark in report.remarks) == 1
+    assert sum("what binds: " in remark for remark in report.remarks) == 2
+    over_ssd = "dlrm over SSD, 0.0002 GB on the device, AMP, look-ahead"
+    assert report.figures[f"{over_ssd}: rows brought up a step"] > 0
+    assert f"{over_ssd}: rows read from SSD a step" in report.figures
     assert f"{over_ram} / all in GPU memory" in report.ratios
 
 
@@ -49,7 +52,7 @@ def test_ids_of_all_batches_are_written_once() -> None:
 def test_a_training_needs_no_other_before_it() -> None:
     run = toy_run()
     run_all(run, gpu_dlrm.scenarios(run.sizes)[1:])
-    assert len(run.report.rows) == 2 and run.report.failed == {} and run.report.ratios == {}
+    assert len(run.report.rows) == 4 and run.report.failed == {} and run.report.ratios == {}
 
 
 @pytest.mark.parametrize(("room", "expected"), [(10**9, (900, 30, 5)), (4000, (365, 30, 5))])
