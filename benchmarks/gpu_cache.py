@@ -21,7 +21,7 @@ from benchmarks.gpu_scenarios import Run, Scenario
 from benchmarks.gpu_sizes import Sizes
 from benchmarks.gpu_training import ALPHA, LOOK_AHEAD, Batch, add_counts, all_there, trained
 from benchmarks.measure import Timing
-from benchmarks.workload import STATE_FLOATS, power_law_ranks
+from benchmarks.workload import STATE_FLOATS, least_step_bytes, power_law_ranks
 
 PUBLISHED = (
     "cache: shares are of what the rows take that any of the batches uses, with their states, as "
@@ -69,7 +69,8 @@ def _in_gpu_memory(run: Run, name: str, record: int, gradient: Tensor) -> Timing
     there = [all_there(batch, run.device) for batch in _ids(rows, sizes)]
     model, optimizer = _made(run, name, rows, None)
     timing = trained(run, model, optimizer, itertools.cycle(there), gradient=gradient)
-    run.add(f"{_shape(name, rows, sizes)}, all in GPU memory", timing)
+    moved = _least_bytes(there[0], name, sizes)
+    run.add(f"{_shape(name, rows, sizes)}, all in GPU memory", timing, moved)
     return timing
 
 
@@ -99,9 +100,14 @@ def _over_ram(
         except hb.StorageError as error:
             run.report.remark(f"{label}: {error}")
             continue
-        run.add(label, timing)
+        run.add(label, timing, _least_bytes(batches[0], name, sizes))
         run.report.ratios[f"{label} / all in GPU memory"] = timing.median / whole.median
         add_counts(run, label, stats, model.embeddings.stats())
+
+
+def _least_bytes(batch: Batch, name: str, sizes: Sizes) -> float:
+    """What the tables must move in GPU memory."""
+    return least_step_bytes([(table, ids, sizes.dim) for table, ids in batch.items()], name)
 
 
 def _shape(name: str, rows: int, sizes: Sizes) -> str:

@@ -33,7 +33,7 @@ from benchmarks.gpu_training import (
 )
 from benchmarks.measure import Timing
 from benchmarks.tables import look_popular_up, write_all
-from benchmarks.workload import power_law_ranks
+from benchmarks.workload import least_step_bytes, power_law_ranks
 from hotbed.trace import Trace
 
 WHOLE = "dlrm, all in GPU memory"
@@ -72,9 +72,10 @@ def _in_gpu_memory(run: Run) -> None:
     for amp, how in ((False, "TF32"), (True, "AMP")):
         run.doing(f"{WHOLE}, {how}")
         there = [all_there(batch, run.device) for batch in _clicks(rows, sizes)]
+        moved = _least_bytes(there[0], sizes)
         for graph, launched in GRAPHS.items():
             timing = trained(run, model, optimizer, iter(there), amp=amp, graph=graph)
-            _add(run, f"{WHOLE}, {how}{launched}", timing)
+            _add(run, f"{WHOLE}, {how}{launched}", timing, moved)
 
 
 def _tiered(run: Run, budget: int, over: str) -> None:
@@ -94,6 +95,7 @@ def _train_tiered(run: Run, budget: int, over: str, folder: Path) -> None:
     used = _used(batches.values(), run.device)
     count = sum(map(len, used.values()))
     run.report.figures["dlrm in tiers: rows that the batches use"] = count
+    moved = _least_bytes(batches[False][0], sizes)
     run.doing(f"{name}: making the model")
     written = int(count * (4 * sizes.dim + 64) * 1.1)
     if over == "RAM":
@@ -124,7 +126,7 @@ def _train_tiered(run: Run, budget: int, over: str, folder: Path) -> None:
         stats = model.embeddings.stats()
         with Trace() as trace:
             timing = trained(run, model, optimizer, iter(batches[ahead]), amp=True, ahead=ahead)
-        _add(run, label, timing)
+        _add(run, label, timing, moved)
         if ahead:
             _add_what_binds(run, label, timing, trace, sizes.batch * len(rows))
         if any(rates):
@@ -162,12 +164,18 @@ def _used(lists: Iterable[list[Batch]], device: torch.device) -> dict[str, Tenso
     return {name: torch.unique(x.to(device)).cpu() for name, x in ids.items()}  # sorting takes long
 
 
+def _least_bytes(batch: Batch, sizes: Sizes) -> float:
+    """What the tables must move in GPU memory; the rest of the step is not in it."""
+    tables = [name for name in batch if name not in ("dense", "label")]
+    return least_step_bytes([(name, batch[name], sizes.dim) for name in tables], "sgd")
+
+
 def _rate(label: str) -> str:
     return f"{label}: samples a second"
 
 
-def _add(run: Run, label: str, timing: Timing) -> None:
-    run.add(f"{label}, batch {run.sizes.batch:,}", timing)
+def _add(run: Run, label: str, timing: Timing, moved: float) -> None:
+    run.add(f"{label}, batch {run.sizes.batch:,}", timing, moved)
     run.report.figures[_rate(label)] = round(run.sizes.batch / timing.median * 1e3)
 
 

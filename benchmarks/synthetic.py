@@ -18,7 +18,7 @@ from benchmarks.measure import Timing
 from benchmarks.report import Report
 from benchmarks.steps import default_device, timed_steps
 from benchmarks.synthetic_models import MODELS, SyntheticModel, synthetic_model
-from benchmarks.workload import STATE_FLOATS, power_law_ranks
+from benchmarks.workload import STATE_FLOATS, least_step_bytes, power_law_ranks
 
 WARM_UP, STEPS, BATCHES = 5, 30, 10
 QUICK_ROWS, QUICK_BATCH, QUICK_STEPS = 10_000, 1024, 5
@@ -201,20 +201,10 @@ def train(
 
 
 def step_bytes(model: SyntheticModel, batches: list[dict[str, Tensor]], optimizer: str) -> float:
-    """The least that a step must move for the tables: see `Workload.step_bytes`."""
+    """The least that a step must move for the tables."""
     inputs = described_tables(model)[1]
     batch = batches[0]
-    total = 0.0
-    distinct: dict[str, list[np.ndarray]] = {}
-    for one in inputs:
-        ids = batch[one.name]
-        distinct.setdefault(one.table, []).append(ids.numpy().ravel())
-        total += 8 * ids.numel() + 2 * 4 * one.dim * len(ids)  # ids, vectors and their gradients
-    dims = {one.table: one.dim for one in inputs}
-    for table, parts in distinct.items():
-        rows, dim = len(np.unique(np.concatenate(parts))), dims[table]
-        total += 4 * rows * (dim + 2 * (dim + STATE_FLOATS[optimizer](dim)))
-    return total
+    return least_step_bytes([(one.table, batch[one.name], one.dim) for one in inputs], optimizer)
 
 
 def _check_memory(model: SyntheticModel, optimizer: str, device: torch.device) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -84,6 +85,24 @@ class Workload:
         gradients = 4 * self.dim * self.tables * self.batch
         row = 4 * (self.dim + STATE_FLOATS[optimizer](self.dim))
         return self.forward_bytes() + gradients + 2 * row * self.unique_rows
+
+
+def least_step_bytes(inputs: Iterable[tuple[str, torch.Tensor, int]], optimizer: str) -> float:
+    """The least that a training step must move for its tables, as in `Workload.step_bytes`.
+
+    `inputs`: for each feature its table, its ids (bags, ...), and the table's dim.
+    """
+    total = 0.0
+    ids_of: dict[str, list[torch.Tensor]] = {}
+    dims: dict[str, int] = {}
+    for table, ids, dim in inputs:
+        ids_of.setdefault(table, []).append(ids.reshape(-1))
+        dims[table] = dim
+        total += 8 * ids.numel() + 2 * 4 * dim * len(ids)  # ids, vectors and their gradients
+    for table, parts in ids_of.items():
+        rows, dim = len(torch.unique(torch.cat(parts))), dims[table]
+        total += 4 * rows * (dim + 2 * (dim + STATE_FLOATS[optimizer](dim)))
+    return total
 
 
 def power_law_ranks(rng: np.random.Generator, count: int, rows: int, alpha: float) -> np.ndarray:

@@ -12,6 +12,7 @@ from benchmarks.gpu_sizes import QUICK
 from benchmarks.report import Report
 from benchmarks.steps import timed_steps
 from benchmarks.tables import Counts, cut_to_fit, write_all
+from benchmarks.workload import least_step_bytes
 
 
 def toy_run() -> Run:
@@ -47,6 +48,13 @@ def test_ids_of_all_batches_are_written_once() -> None:
     lists = [[batch(5, 1), batch(1, 1)], [batch(7, 5)]]
     used = gpu_dlrm._used(lists, torch.device("cpu"))
     assert {name: ids.tolist() for name, ids in used.items()} == {"t0": [1, 5, 7]}
+
+
+def test_the_least_bytes_of_a_step() -> None:
+    first, second = torch.tensor([[1, 2], [1, 1]]), torch.tensor([2, 3])
+    ids, vectors_and_gradients, rows = 6 * 8, 2 * 4 * (2 + 2) * 4, 3 * (4 + 2 * (4 + 4)) * 4
+    found = least_step_bytes([("a", first, 4), ("a", second, 4)], "adagrad")
+    assert found == ids + vectors_and_gradients + rows
 
 
 def test_a_training_needs_no_other_before_it() -> None:
