@@ -183,6 +183,15 @@ def test_tables_that_were_loaded_or_moved():
     assert_equal(plain, recorded)
 
 
+def test_tables_that_another_optimizer_took_over():
+    _, recorded = both(OPTIMIZERS["Adagrad"])
+    for seed in range(REHEARSALS + 2):
+        recorded(seed)
+    hb.optim.Adam(recorded.model.parameters(), replace_state=True)
+    with pytest.raises(hb.OptimizerError, match="was taken over by another optimizer"):
+        recorded(9)
+
+
 def test_dense_parameters_that_were_replaced_are_recorded_anew():
     plain, recorded = both(OPTIMIZERS["Adagrad"])
     for seed in range(REHEARSALS + 2):

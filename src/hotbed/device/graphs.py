@@ -150,7 +150,7 @@ class _Graph(NamedTuple):
         return all(p.data_ptr() == address for p, address in self.dense) and all(
             table.device_rows is rows
             and table.generation == generation
-            and all(a is b for a, b in zip(_planes(rows), planes, strict=True))
+            and list(map(id, _planes(rows))) == list(map(id, planes))
             for table, rows, planes, generation in self.rows
         )
 
