@@ -194,6 +194,7 @@ def test_a_wrong_config_file(log, tmp_path, text, message):
         ),
         (["--data", "{log}", "--optimizer", "lion"], "--optimizer is lion; it must be one of sgd"),
         (["--data", "{log}", "--dim", "0"], "--dim is 0; it must be positive."),
+        (["--data", "{log}", "--on", "tpu"], "--on is tpu; it must be cpu, cuda or cuda:N."),
         (["--data", "{log}", "--lr", "-1"], "--lr is -1.0; it must be positive."),
         (["--data", "{log}", "--lr", "nan"], "--lr is nan; it must be positive."),
         (
@@ -228,6 +229,19 @@ def test_mistakes_are_told_in_one_sentence(log, tmp_path, arguments, message):
     assert result.exit_code == 2, result.output
     assert message in result.stderr
     assert "Traceback" not in result.output and result.stderr.count("Error") == 1
+
+
+@pytest.mark.parametrize(
+    ("there", "message"),
+    [
+        (False, "sees no CUDA device. Install a CUDA build of torch, or leave --on out."),
+        (True, "--on cuda needs --device and --host: the tables grow with the ids of the log"),
+    ],
+)
+def test_training_on_a_gpu_needs_one_and_a_budget(log, monkeypatch, there, message):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: there)
+    result = run("train", "--data", log, "--on", "cuda")
+    assert result.exit_code == 2 and message in " ".join(result.stderr.split())
 
 
 def test_a_diverging_run_is_told(log, tmp_path):

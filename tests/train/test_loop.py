@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+import hotbed as hb
 from hotbed.train import (
     Callback,
     TrainingError,
@@ -154,3 +155,37 @@ def test_other_threads_get_no_handler():
     thread.start()
     thread.join()
     assert seen == [False]
+
+
+class Tables(nn.Module):
+    """Vectors of one feature, beside a dense layer."""
+
+    def __init__(self, storage=None):
+        super().__init__()
+        self.embeddings = hb.EmbeddingCollection([hb.Table("user", dim=2)], storage=storage)
+        self.seen = []
+
+    def forward(self, batch):
+        self.seen.append(batch)
+        return self.embeddings({"user": batch["user"]})["user"].sum(1)
+
+
+@pytest.mark.parametrize("tiered", [False, True])
+def test_batches_move_but_for_ids_of_tiers(tiered, monkeypatch):
+    """Look-ahead knows these by where they lie, and the host reads them."""
+    moved = []
+    to = torch.Tensor.to
+
+    def moving(self, *args, **options):
+        moved.append(self)
+        return to(self, *args, **options)
+
+    model = Tables(hb.Storage(device="300KB", host="2MB") if tiered else None)
+    optimizer = hb.optim.SGD(model.parameters(), lr=0.1)
+    batch = {"user": torch.tensor([1, 2, 1]), "label": torch.tensor([0.0, 1.0, 1.0])}
+    monkeypatch.setattr(torch.Tensor, "to", moving)
+    fit(model, [batch], optimizer, device="cpu")
+    evaluate(model, [batch], device="cpu")
+    assert sum(tensor is batch["label"] for tensor in moved) == 2
+    assert sum(tensor is batch["user"] for tensor in moved) == (0 if tiered else 2)
+    assert len(model.seen) == 2

@@ -79,6 +79,9 @@ def train(
     save: Annotated[
         str | None, typer.Option("--save", metavar="DIR", help="Save the model here.")
     ] = None,
+    on: Annotated[
+        str, typer.Option(help="Where the model computes: cpu, cuda or cuda:N. See --device.")
+    ] = "cpu",
     host: Annotated[
         str | None,
         typer.Option(
@@ -123,6 +126,8 @@ def train(
 
       [cyan]hotbed train --data train.tsv.gz --host 2GB --ssd /nvme/rows[/cyan]
 
+      [cyan]hotbed train --data train.tsv.gz --on cuda --device 8GB --host 40GB[/cyan]
+
       [cyan]hotbed train --model wide-deep --data day_*.tsv --optimizer ftrl --lr 0.05[/cyan]
     """
     with told_in_one_sentence():
@@ -145,6 +150,7 @@ def train(
             seed=seed,
             json=json,
             save=save,
+            on=on,
             device=device,
             host=host,
             ssd=ssd,

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from hotbed.collection import EmbeddingCollection
 from hotbed.errors import HotbedError
 from hotbed.trace import span
 from hotbed.train.metrics import auc, logloss
@@ -111,13 +112,15 @@ def fit(
         loss: of (logits, labels), to a scalar.
         scheduler: stepped after each optimizer step.
         callbacks: told of each step, in this order.
-        device: where batches are moved; None leaves them where they are.
+        device: where batches are moved; None leaves them where they are. Ids of tables in tiers stay,
+            as they are looked up on the host, and look-ahead knows them by where they lie.
         should_stop: asked after each step; True ends the run (see `stop_on_interrupt`).
 
     Raises:
         TrainingError: the loss of a batch is NaN or infinite; that step is not taken.
     """
     result = FitResult()
+    staying = _ids_of_tiers(model)
     model.train()
     for callback in callbacks:
         callback.on_start(model)
@@ -125,7 +128,7 @@ def fit(
     try:
         for epoch in range(1, epochs + 1):
             for batch in batches:
-                batch = _moved(batch, device)
+                batch = _moved(batch, device, staying)
                 labels = batch["label"]
                 if not len(labels):
                     continue
@@ -170,8 +173,9 @@ def scored(
 
     The model's mode is as it was between batches and afterwards.
     """
+    staying = _ids_of_tiers(model)
     for batch in batches:
-        batch = _moved(batch, device)
+        batch = _moved(batch, device, staying)
         training = model.training
         model.eval()
         try:
@@ -240,10 +244,16 @@ def stop_on_interrupt() -> Iterator[Interrupts]:
         signal.signal(signal.SIGINT, before)
 
 
-def _moved(batch: Batch, device: torch.device | str | None) -> Batch:
+def _ids_of_tiers(model: nn.Module) -> frozenset[str]:
+    """The features of tables in tiers."""
+    found = [m for m in model.modules() if isinstance(m, EmbeddingCollection)]
+    return frozenset(name for m in found if m.tiers is not None for name in m.features)
+
+
+def _moved(batch: Batch, device: torch.device | str | None, staying: frozenset[str]) -> Batch:
     if device is None:
         return batch
-    return {name: _to(value, device) for name, value in batch.items()}
+    return {name: value if name in staying else _to(value, device) for name, value in batch.items()}
 
 
 def _to(value: Any, device: torch.device | str) -> Any:

@@ -70,6 +70,7 @@ class TrainSettings:
     seed: int = 0
     json: str | None = None
     save: str | None = None
+    on: str = "cpu"
     device: str | None = None
     host: str | None = None
     ssd: str | None = None
@@ -97,7 +98,22 @@ class TrainSettings:
         _require(self.shuffle >= 0, "shuffle", self.shuffle, "0 or a number of rows")
         _require(self.depth >= 0, "depth", self.depth, "0 or a number of batches")
         _require(self.horizon >= 0, "horizon", self.horizon, "0 or a number of batches")
+        _require(self.on.partition(":")[0] in ("cpu", "cuda"), "on", self.on, "cpu, cuda or cuda:N")
+        if self.on != "cpu":
+            self._check_device()
         _require(0 <= self.seed < 2**63, "seed", self.seed, "in [0, 2**63)")
+
+    def _check_device(self) -> None:
+        if not torch.cuda.is_available():
+            raise SettingsError(
+                f"--on is {self.on}, and torch {torch.__version__} sees no CUDA device. Install a CUDA "
+                "build of torch, or leave --on out."
+            )
+        if self.device is None or self.host is None:
+            raise SettingsError(
+                f"--on {self.on} needs --device and --host: the tables grow with the ids of the log, so "
+                "say how much of the GPU's memory they may take, and how much RAM below it."
+            )
 
     def storage(self) -> Storage | None:
         """The tiers that were asked for, if any."""
@@ -150,7 +166,12 @@ def train(settings: TrainSettings, progress: Console, results: Console) -> dict[
         raise SettingsError(f"There are no rows to train on in {', '.join(settings.data)}.")
     torch.manual_seed(settings.seed)
     model = MODELS[settings.model](
-        CATEGORIES, settings.dim, len(DENSE), seed=settings.seed, storage=settings.storage()
+        CATEGORIES,
+        settings.dim,
+        len(DENSE),
+        seed=settings.seed,
+        storage=settings.storage(),
+        device=settings.on,
     )
     optimizer = make_optimizer(settings.optimizer, model, settings.lr)
     bar = ProgressBar(
@@ -168,10 +189,13 @@ def train(settings: TrainSettings, progress: Console, results: Console) -> dict[
                 optimizer,
                 epochs=settings.epochs,
                 callbacks=[bar, reached],
+                device=settings.on,
                 should_stop=interrupts,
             )
             before = interrupts.count
-            evaluation = evaluate(model, test, should_stop=lambda: interrupts.count > before)
+            evaluation = evaluate(
+                model, test, device=settings.on, should_stop=lambda: interrupts.count > before
+            )
         except KeyboardInterrupt:
             pass
         report = _report(settings, model, result or reached.result, evaluation, interrupts())
