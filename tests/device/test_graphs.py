@@ -129,30 +129,31 @@ def test_other_layouts_get_their_own_graph_or_none():
     assert_equal(plain, recorded)
 
 
-def bad(seed):
+def with_a_bad_id(seed):
     batch = batch_of(seed)
     batch["watched"][2, 1] = ROWS + 5
-    return batch
+    return batch, label_of(seed)
 
 
-def test_a_bad_id_of_a_replay_is_told_by_the_next_and_counts_for_nothing():
+def with_an_infinite_gradient(seed):
+    return batch_of(seed), label_of(seed) * torch.inf
+
+
+@pytest.mark.parametrize(
+    ("spoiled", "error", "message"),
+    [
+        (with_a_bad_id, hb.IdError, rf"sample 2: id {ROWS + 5} is outside \[0, {ROWS}\)"),
+        (with_an_infinite_gradient, hb.NotFiniteError, "no row and no parameter was changed"),
+    ],
+)
+def test_a_replay_that_is_refused_is_told_by_the_next_and_counts_for_nothing(
+    spoiled, error, message
+):
     plain, recorded = both(OPTIMIZERS["Adam"])
     for seed in range(REHEARSALS + 2):
         plain(seed), recorded(seed)
-    recorded(50, bad(50))
-    with pytest.raises(hb.IdError, match=rf"sample 2: id {ROWS + 5} is outside \[0, {ROWS}\)"):
-        recorded(51)
-    for seed in (60, 61):
-        assert plain(seed) == recorded(seed)
-    assert_equal(plain, recorded)
-
-
-def test_a_gradient_that_is_not_finite_changes_nothing():
-    plain, recorded = both(OPTIMIZERS["Adam"])
-    for seed in range(REHEARSALS + 2):
-        plain(seed), recorded(seed)
-    recorded(50, label=label_of(50) * torch.inf)
-    with pytest.raises(hb.NotFiniteError):
+    recorded(50, *spoiled(50))
+    with pytest.raises(error, match=message):
         recorded(51)
     for seed in (60, 61):
         assert plain(seed) == recorded(seed)
