@@ -95,7 +95,7 @@ def _train_tiered(run: Run, budget: int, over: str, folder: Path) -> None:
     used = _used(batches.values(), run.device)
     count = sum(map(len, used.values()))
     run.report.figures["dlrm in tiers: rows that the batches use"] = count
-    moved = _least_bytes(batches[False][0], sizes)
+    moved = _least_bytes(batches[0][0], sizes)
     run.doing(f"{name}: making the model")
     written = int(count * (4 * sizes.dim + 64) * 1.1)
     if over == "RAM":

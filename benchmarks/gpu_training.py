@@ -15,7 +15,8 @@ from benchmarks.steps import timed_steps
 from benchmarks.tables import Counts
 
 ALPHA = 1.05
-LOOK_AHEAD = {False: "no look-ahead", True: "look-ahead"}
+LOOK_AHEAD = {0: "no look-ahead", 2: "look-ahead"}
+"""By depth."""
 GRAPHS = {False: "", True: ", as a CUDA graph"}
 
 Batch = dict[str, Tensor]
@@ -29,14 +30,15 @@ def trained(
     *,
     gradient: Tensor | None = None,
     amp: bool = False,
-    ahead: bool = False,
+    ahead: int = 0,
     before: int = 0,
     graph: bool = False,
 ) -> Timing:
     """Milliseconds a step, after the warm-up and `before` more steps; ids of tiered tables stay on the
     host.
 
-    `gradient`: of the model's output, in place of a loss. `graph`: the step is replayed as a CUDA graph.
+    `ahead`: depth of look-ahead. `gradient`: of the model's output, in place of a loss. `graph`: the
+    step is replayed as a CUDA graph.
     """
 
     def work(batch: Batch) -> None:
@@ -59,7 +61,7 @@ def trained(
 
     feed: Iterable[Any] = batches
     if ahead:
-        feed = hb.lookahead(feed, model)
+        feed = hb.lookahead(feed, model, depth=ahead)
     timing = timed_steps(step, feed, run.device, before + run.sizes.warm_up, run.sizes.steps)
     if graphed is not None and not graphed.recorded:
         run.report.remark(

@@ -4,7 +4,6 @@ import torch  # noqa: F401  (first: the core shares the OpenMP runtime that torc
 
 from hotbed import data, init, models, nn, optim, train
 from hotbed.collection import EmbeddingCollection, Rows
-from hotbed.device.graphs import graphed
 from hotbed.embedding import Embedding
 from hotbed.embedding_bag import EmbeddingBag
 from hotbed.errors import (
@@ -17,6 +16,7 @@ from hotbed.errors import (
     StorageError,
     TableError,
 )
+from hotbed.graphs import graphed
 from hotbed.jagged import Jagged
 from hotbed.optim import split_parameters
 from hotbed.resolve.lookahead import lookahead

@@ -27,7 +27,7 @@ def test_every_training_runs_and_tells_its_sizes() -> None:
     assert report.failed == {} and report.skipped == {}
     configs = [row["config"] for row in report.rows]
     kinds = [c.split(",")[0].split()[0] for c in configs]
-    assert kinds == ["synthetic"] * 2 + ["dlrm"] * 8 + ["cache"] * 14
+    assert kinds == ["synthetic"] * 2 + ["dlrm"] * 8 + ["cache"] * 26
     assert sum("as a CUDA graph" in c for c in configs) == 3
     assert all(row["iterations"] == QUICK.steps for row in report.rows)
     over_ram = "dlrm over RAM, 0.0002 GB on the device, AMP, look-ahead"

@@ -19,7 +19,7 @@ from hotbed.ops.gpu import variants
 
 
 class RecordedGraph:
-    """Stands in for `hotbed.device.graphs.CudaGraph`."""
+    """Stands in for `hotbed.graphs.CudaGraph`."""
 
     def __init__(self, device: torch.device) -> None:
         self.acts: list[Callable[[], None]] = []

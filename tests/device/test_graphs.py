@@ -19,8 +19,8 @@ from devices import DEVICE
 from torch import nn
 
 import hotbed as hb
-from hotbed.device import graphs
-from hotbed.device.graphs import REHEARSALS
+from hotbed import graphs
+from hotbed.graphs import REHEARSALS
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""What a step must do otherwise while it becomes a CUDA graph (`hotbed.device.graphs`).
+"""What a step must do otherwise while it becomes a CUDA graph (`hotbed.graphs`).
 
 A graph repeats launches and copies between buffers of the device. Whatever the host says anew in each
 step (a rule's numbers), asks (whether the last step was taken) or keeps count of is no part of it:

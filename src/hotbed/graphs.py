@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hotbed.device.notices import raise_what_is_known
 from hotbed.jagged import Jagged
 from hotbed.ops.gpu.recording import Recording, Rehearsal, staged
 from hotbed.optim.on_device import raise_of_last_step
@@ -229,6 +228,8 @@ class StepGraphs:
             notice, updates.notice = updates.notice, None
             if notice is not None and (error := notice.take()) is not None:
                 raise error
+        from hotbed.device.notices import raise_what_is_known
+
         # In steps that are not replayed, forward takes these.
         raise_what_is_known([table for table in tables if table.device_rows is not None])
 
