@@ -66,11 +66,7 @@ def read_bags(
         InputError: a kind, rank or dtype that cannot be ids; the message names the feature.
     """
     if isinstance(value, Tensor):
-        if value.device.type != "cpu" and value.device != device:
-            raise InputError(
-                f"Feature {feature!r}: ids are on {value.device}, the tables on {_place(device)}; move "
-                "the batch."
-            )
+        _check_places(feature, (value,), device)
         if value.layout is torch.strided and not value.is_nested:
             return _read_dense(feature, value, combiner != "none")
         if value.layout is torch.jagged:
