@@ -390,6 +390,71 @@ void Batch::place_positions(TableBatch& part) {
   spread(features, part, part.groups.data(), part.unique_slots.data(), 0);
 }
 
+namespace {
+
+// Whether a feature of a grouped table has the ids at its positions that were grouped.
+template <class Id>
+bool same_ids(const TableBatch& part, const FeatureBatch& feature, const Id* ids) {
+  const InitialSpec& initial = part.table->initial();
+  const int32_t* groups = part.groups.data() + feature.base;
+  for (int64_t p = 0; p < feature.input.count; ++p) {
+    int64_t then = groups[p] < 0 ? initial.padding_id : part.unique_ids[groups[p]];
+    if (then != static_cast<int64_t>(ids[p])) return false;
+  }
+  return true;
+}
+
+// Whether offsets that may be anything name the bags in which the positions were.
+bool same_bags(const TableBatch& part, const FeatureBatch& feature, const int64_t* offsets) {
+  if (offsets[0] != 0) return false;
+  const int32_t* bag_of = part.bag_of.data() + feature.base;
+  int64_t p = 0;
+  for (int64_t bag = 0; bag < feature.input.bags; ++bag) {
+    if (offsets[bag + 1] < p || offsets[bag + 1] > feature.input.count) return false;
+    for (; p < offsets[bag + 1]; ++p) {
+      if (bag_of[p] != bag) return false;
+    }
+  }
+  return p == feature.input.count;
+}
+
+bool rise_from_0_to(int64_t end, const int64_t* offsets, int64_t bags) {
+  return offsets[0] == 0 && std::is_sorted(offsets, offsets + bags + 1) && offsets[bags] == end;
+}
+
+}  // namespace
+
+int64_t Batch::first_difference(const Batch& now) const {
+  if (now.features.size() != features.size()) return 0;
+  auto count = static_cast<int64_t>(features.size());
+  int64_t first = count;
+#pragma omp parallel for schedule(dynamic) reduction(min : first) if (positions > kSerialPositions)
+  for (int64_t f = 0; f < count; ++f) {
+    const FeatureBatch& feature = features[f];
+    const FeatureInput &then = feature.input, &given = now.features[f].input;
+    const TableBatch& part = parts[then.table];
+    bool unpooled = then.combiner == Combiner::none;  // its bags are ids by now
+    bool same = given.table == then.table && given.count == then.count &&
+                (unpooled || (given.bags == then.bags && given.fixed == then.fixed &&
+                              !given.offsets == !then.offsets));
+    if (same && unpooled && given.offsets) {
+      same = rise_from_0_to(given.count, given.offsets, given.bags);
+    }
+    if (same && part.grouped) {
+      same = given.id_bytes == 4 ? same_ids(part, feature, static_cast<const int32_t*>(given.ids))
+                                 : same_ids(part, feature, static_cast<const int64_t*>(given.ids));
+      if (same && then.offsets) same = same_bags(part, feature, given.offsets);
+    }
+    if (!same) first = std::min(first, f);
+  }
+  return first < count ? first : -1;
+}
+
+void Batch::take_inputs(const Batch& now) {
+  for (size_t f = 0; f < features.size(); ++f) features[f].input = now.features[f].input;
+  unpool_unpooled();
+}
+
 void Batch::announce() { claim_->announce(); }
 
 bool Batch::admit() {

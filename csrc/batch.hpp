@@ -1,7 +1,7 @@
 // Resolve: the ids of one batch become slots, and positions that share a slot are brought together.
 //
 // A Batch lives from the forward that made it to the backward that uses it. After resolve() it
-// reads the caller's id and offset arrays only in pool(); what backward needs it owns.
+// reads the caller's offsets and weights only in pool(); what backward needs it owns.
 #pragma once
 
 #include <cstdint>
@@ -105,6 +105,13 @@ class Batch {
   bool admit();
   void consume();
   bool admitted() const { return claim_ && claim_->admitted(); }
+
+  // The first feature of `now`, a batch over the same tables that nobody has checked, which asks
+  // for something else than group() has read here; -1: none does. (Ids of frozen tables are not
+  // read.)
+  int64_t first_difference(const Batch& now) const;
+  // Offsets, weights and what is yet to be read come from where that batch has them.
+  void take_inputs(const Batch& now);
 
   // Before a gradient of a batch that was only read: finds the slots of its rows, which those of
   // tiered tables keep while the claim lives, without storing any. False where some ids have no

@@ -237,6 +237,11 @@ void bind_table(nb::module_& module) {
              nb::gil_scoped_release unlocked;
              batch.group();
            })
+      .def("first_difference", &Batch::first_difference, "now"_a, Unlocked(),
+           "The first feature of another batch that asks for something else than group() has read "
+           "here; -1: none does.")
+      .def("take_inputs", &Batch::take_inputs, "now"_a,
+           "Offsets, weights and what is yet to be read come from where that batch has them.")
       .def("announce", &Batch::announce, Unlocked())
       .def("admit", &Batch::admit, Unlocked())
       .def("seat", &Batch::seat, Unlocked())
@@ -252,20 +257,22 @@ void bind_table(nb::module_& module) {
              nb::gil_scoped_release unlocked;
              pool(batch, vectors_of(out));
            })
-      .def("reduce",
-           // For each table the addresses of (unique, dim) values and (unique,) slots to write; 0
-           // leaves the table out.
-           [](Batch& batch, const std::vector<std::pair<Address, int64_t>>& grads,
-              const std::vector<Address>& values, const std::vector<Address>& indices) {
-             nb::gil_scoped_release unlocked;
-             for (size_t t = 0; t < values.size(); ++t) {
-               const TableBatch& part = batch.parts[t];
-               if (indices[t] && part.unique) {
-                 std::memcpy(pointer<void>(indices[t]), part.unique_slots.data(), part.unique * 8);
-               }
-             }
-             reduce(batch, vectors_of(grads), pointers<void>(values));
-           })
+      .def(
+          "reduce",
+          // For each table the addresses of (unique, dim) values and (unique,) slots to write; 0
+          // leaves the table out.
+          [](Batch& batch, const std::vector<std::pair<Address, int64_t>>& grads,
+             const std::vector<Address>& values, const std::vector<Address>& indices) {
+            nb::gil_scoped_release unlocked;
+            for (size_t t = 0; t < values.size(); ++t) {
+              const TableBatch& part = batch.parts[t];
+              if (indices[t] && part.unique) {
+                std::memcpy(pointer<void>(indices[t]), part.unique_slots.data(), part.unique * 8);
+              }
+            }
+            return reduce(batch, vectors_of(grads), pointers<void>(values));
+          },
+          "Whether the values of each table are all finite.")
       .def("weight_gradients", [](const Batch& batch,
                                   const std::vector<std::pair<Address, int64_t>>& grads,
                                   const std::vector<std::pair<Address, int64_t>>& outputs,

@@ -15,8 +15,10 @@ using namespace hotbed;
 
 namespace {
 
-// (rule, slots, gradient rows, count, hyperparameters, whether the rows are as reduce wrote them)
-using StepTuple = std::tuple<TableRule*, Address, Address, int64_t, const Hyperparameters*, bool>;
+// (rule, slots, gradient rows, count, hyperparameters, whether no slot repeats, whether all rows
+// are known to be finite)
+using StepTuple =
+    std::tuple<TableRule*, Address, Address, int64_t, const Hyperparameters*, bool, bool>;
 
 }  // namespace
 
@@ -78,9 +80,9 @@ void bind_table_rule(nb::module_& module) {
          const std::vector<std::tuple<Address, int64_t, bool>>& dense) {
         std::vector<TableStep> tables;
         tables.reserve(tuples.size());
-        for (const auto& [rule, slots, grads, count, hyper, as_reduced] : tuples) {
+        for (const auto& [rule, slots, grads, count, hyper, distinct, finite] : tuples) {
           tables.push_back({rule, pointer<int64_t>(slots), pointer<const void>(grads), count,
-                            *hyper, as_reduced});
+                            *hyper, distinct, finite});
         }
         std::vector<GradientView> views;
         views.reserve(dense.size());
@@ -96,7 +98,7 @@ void bind_table_rule(nb::module_& module) {
       },
       "tables"_a, "dense"_a,
       "One step over all tables, given as (rule, slots, gradient rows, count, hyperparameters, "
-      "whether nothing changed the rows since Batch.reduce wrote them). "
+      "whether no slot repeats, whether all rows are known to be finite). "
       "Checks first that all gradients, and the arrays (address, elements, is double) of `dense`, "
       "are finite: returns (-1, -1, -1), or what is not and leaves everything as it was.");
 

@@ -122,7 +122,8 @@ bool sum_piece(const Plan& plan, const ReduceTask& task, const Piece& piece, int
 
 }  // namespace
 
-void reduce(Batch& batch, const std::vector<Vectors>& grads, const std::vector<void*>& values) {
+std::vector<bool> reduce(Batch& batch, const std::vector<Vectors>& grads,
+                         const std::vector<void*>& values) {
   std::vector<int> taking_part;
   for (size_t t = 0; t < batch.parts.size(); ++t) {
     if (values[t] && batch.parts[t].grouped) taking_part.push_back(static_cast<int>(t));
@@ -137,12 +138,9 @@ void reduce(Batch& batch, const std::vector<Vectors>& grads, const std::vector<v
       infinite[piece.table] = true;
     }
   }
-  for (int t : plan.tables) {
-    const TableBatch& part = batch.parts[t];
-    part.table->last_unique.assign(part.unique_slots.data(),
-                                   part.unique_slots.data() + part.unique);
-    part.table->finite_gradient = infinite[t] ? nullptr : values[t];
-  }
+  std::vector<bool> finite;
+  for (const auto& found : infinite) finite.push_back(!found);
+  return finite;
 }
 
 void reduce_each(Batch& batch, const std::vector<Vectors>& grads, const std::vector<int>& tables,

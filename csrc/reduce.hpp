@@ -11,8 +11,10 @@
 namespace hotbed {
 
 // For each table, values[t] (unique x dim of compute type, or nullptr: leave the table out) becomes
-// the sum over the positions of each unique slot, in the order of the batch.
-void reduce(Batch& batch, const std::vector<Vectors>& grads, const std::vector<void*>& values);
+// the sum over the positions of each unique slot, in the order of the batch. Answers for each table
+// whether all of them are finite.
+std::vector<bool> reduce(Batch& batch, const std::vector<Vectors>& grads,
+                         const std::vector<void*>& values);
 
 // What to do with the gradient of one table: its rows (unique x dim of compute type, gone after the
 // call) and whether all of them are finite. May be called by several threads, each with another

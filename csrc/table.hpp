@@ -200,12 +200,6 @@ class Table {
   // Ids of rows that are stored, rising. A static table in one tier stores all.
   std::vector<int64_t> stored_ids() const;
 
-  // The unique slots of the last gradient that reduce() made for this table: an optimizer that
-  // meets them again in handle.grad need not look for duplicates.
-  std::vector<int64_t> last_unique;
-  // Where reduce() wrote the rows of that gradient, if all of them are finite; else nullptr.
-  const void* finite_gradient = nullptr;
-
  private:
   std::string what_for(const std::string& part) const;
   void fill_state(State& state, int64_t first, int64_t count);

@@ -223,10 +223,7 @@ StepFault step(std::span<TableStep> tables, std::span<const GradientView> dense)
       }
     }
     bool wide = table.dtype() == DType::f64;
-    bool known = static_cast<int64_t>(table.last_unique.size()) == t.count &&
-                 (t.count == 0 || std::memcmp(table.last_unique.data(), t.slots,
-                                              static_cast<size_t>(t.count) * 8) == 0);
-    if (!known && has_duplicates(t.slots, t.count)) {
+    if (!t.distinct && has_duplicates(t.slots, t.count)) {
       if (wide) {
         auto& rows = summed_wide.emplace_back(
             sum_duplicates(t.slots, static_cast<const double*>(t.grads), t.count, table.dim()));
@@ -241,8 +238,7 @@ StepFault step(std::span<TableStep> tables, std::span<const GradientView> dense)
         t.count = static_cast<int64_t>(rows.slots.size());
       }
     }
-    bool checked = known && t.as_reduced && t.count && table.finite_gradient == t.grads;
-    views.push_back({t.grads, checked ? 0 : t.count * table.dim(), wide});
+    views.push_back({t.grads, t.finite ? 0 : t.count * table.dim(), wide});
   }
   views.insert(views.end(), dense.begin(), dense.end());
   NonFinite bad = find_non_finite(views);
@@ -268,7 +264,6 @@ StepFault step(std::span<TableStep> tables, std::span<const GradientView> dense)
   for (const TableStep& t : tables) {
     if (t.rule->table().tiered()) t.rule->table().space()->mark_dirty(t.slots, t.count);
     t.rule->finish_step(t.hyper);
-    t.rule->table().finite_gradient = nullptr;  // its memory may serve other things from now on
   }
   return {};
 }

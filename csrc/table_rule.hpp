@@ -81,7 +81,9 @@ struct TableStep {
   const void* grads;
   int64_t count;
   Hyperparameters hyper;
-  bool as_reduced;  // nothing has changed the rows since reduce() wrote them
+  // Nothing has changed what reduce() wrote: no slot repeats, and it found all rows finite.
+  bool distinct;
+  bool finite;
 };
 
 // What kept a step from being taken; array < 0: nothing did.

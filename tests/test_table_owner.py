@@ -179,13 +179,6 @@ def test_a_replaced_parameter_is_refused() -> None:
         collection({"user": ids([1])})
 
 
-def test_clipping_by_torch_is_not_silently_wrong() -> None:
-    model = Model()
-    model(batch()).backward()
-    with pytest.raises((NotImplementedError, RuntimeError)):
-        nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
-
-
 @pytest.mark.parametrize(
     ("rows_from", "rows_to"), [(20, 20), (None, None), (20, None), (None, 20)], ids=str
 )

@@ -20,8 +20,9 @@ from torch import Tensor
 
 from hotbed import _core
 from hotbed.errors import HotbedError, IdError, TableError
+from hotbed.gradients import plain_access
 from hotbed.init import table_key
-from hotbed.parameters import Handle, Pending, plain_access
+from hotbed.parameters import Handle
 from hotbed.placement import Placed
 from hotbed.resolve.tiers import Tiers
 from hotbed.tables import COMBINERS, Table
@@ -64,7 +65,6 @@ class LiveTable(Placed):
         complaint: set where another optimizer stepped past a gradient of this table; the next
             training forward raises it.
         rule: the core's hold of the optimizer whose states the table has, or None.
-        last_backward: the number that torch gave to the last backward with a gradient of this table.
         fused_update: set by an optimizer with ``fused=True``: steps the table in backward, which then
             leaves no gradient.
         device_rows: what keeps the rows where they lie on a device; None: the core does.
@@ -114,7 +114,6 @@ class LiveTable(Placed):
         self._optimizer: weakref.ref[Any] | None = None
         self.complaint: HotbedError | None = None
         self.fused_update: Any = None
-        self.last_backward = -1
         _live_tables.add(self)
 
     @property
@@ -126,8 +125,7 @@ class LiveTable(Placed):
             handle.hotbed_table = self
             if handle.dtype != self.compute_dtype:
                 handle.grad_dtype = self.compute_dtype
-            if self.device_rows is not None:
-                handle.pending = Pending()
+            handle.waiting = self.nothing_waiting()
             self._parameter = weakref.ref(handle)
         return handle
 

@@ -2,15 +2,12 @@
 
 `Handle` aliases the rows of a static table: it is them. `FollowingHandle` does too, but some of its
 rows may be behind the steps taken (``untouched="exact"``), so they are brought up to date before torch
-reads or writes any. `OpenHandle` has no rows: those of a dynamic table come and go. The gradient of a
-table on a device is summed when it is looked at, hence `DeviceHandle` and `OpenDeviceHandle`.
+reads or writes any. `OpenHandle` has no rows: those of a dynamic table come and go.
 """
 
 from __future__ import annotations
 
 import copy
-import dataclasses
-from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -18,24 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from hotbed.errors import TableError
+from hotbed.gradients import WaitingGradient, plain_access
 
 if TYPE_CHECKING:
     from hotbed.handles import LiveTable
 
-__all__ = [
-    "DeviceHandle",
-    "FollowingHandle",
-    "Handle",
-    "OpenDeviceHandle",
-    "OpenHandle",
-    "Pending",
-    "plain_access",
-    "set_gradient",
-    "stored_gradient",
-]
-
-plain_access = torch._C.DisableTorchFunctionSubclass
-"""A context in which handles are taken for what they are in memory, which is also quicker."""
+__all__ = ["FollowingHandle", "Handle", "OpenHandle"]
 
 # Properties that hand out rows. All others tell about the parameter, or carry its gradient.
 _ROW_PROPERTIES = {"data", "T", "mT", "H", "mH", "real", "imag", "__cuda_array_interface__"}
@@ -78,42 +63,24 @@ def _touches_rows(func: Any) -> bool:
     return not name.startswith("is_") or name in _VALUE_QUESTIONS
 
 
-@dataclasses.dataclass
-class Pending:
-    """What waits for the step of a table on a device."""
-
-    shares: list[Any] = dataclasses.field(default_factory=list)
-    """Gradients that were not summed yet."""
-    origins: list[Any] = dataclasses.field(default_factory=list)
-    """Of gradients that were summed: the batches they come from."""
-    summed: Any = None
-    """The gradient that was made of them, as long as it is the handle's."""
-    notices: deque[Any] = dataclasses.field(default_factory=deque)
-    """On their way from the device, in their order."""
-
-    def drop_gradient(self) -> None:
-        self.shares, self.origins, self.summed = [], [], None
-
-
-_GRAD: Any = Tensor.grad  # the descriptor
-
-
-def stored_gradient(parameter: Tensor) -> Tensor | None:
-    """What torch holds as the gradient of a parameter."""
-    grad: Tensor | None = _GRAD.__get__(parameter)
-    return grad
-
-
-def set_gradient(parameter: Tensor, grad: Tensor | None) -> None:
-    """Has torch hold it."""
-    _GRAD.__set__(parameter, grad)
-
-
 class Handle(nn.Parameter):
     """The parameter of a table. Copies and pickles as the table does, rows and all."""
 
     hotbed_table: LiveTable
-    pending: Pending | None = None
+    waiting: WaitingGradient
+
+    @property
+    def grad(self) -> Tensor | None:
+        """(rows, dim) sparse COO over slots of the compute dtype, or None."""
+        return self.waiting.look(self)
+
+    @grad.setter
+    def grad(self, value: Tensor | None) -> None:
+        self.waiting.take_place(self, value)
+
+    @grad.deleter
+    def grad(self) -> None:
+        self.waiting.drop(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Handle:
         return copy.deepcopy(self.hotbed_table, memo).parameter
@@ -186,37 +153,6 @@ class OpenHandle(_Rowless, Handle):
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         table = self.hotbed_table
         return f"Handle of table {table.name!r} ({len(table):,} rows × {table.spec.dim})"
-
-
-class _SummedWhenRead(nn.Parameter):
-    """Has a gradient that is made of what backward left when it is looked at."""
-
-    hotbed_table: LiveTable
-    pending: Pending | None
-
-    @property
-    def grad(self) -> Tensor | None:
-        from hotbed.device.gradients import sum_gradient
-
-        return sum_gradient(self.hotbed_table)
-
-    @grad.setter
-    def grad(self, value: Tensor | None) -> None:
-        assert self.pending is not None
-        self.pending.drop_gradient()
-        set_gradient(self, value)
-
-    @grad.deleter
-    def grad(self) -> None:
-        self.grad = None
-
-
-class DeviceHandle(_SummedWhenRead, Handle):
-    """The handle of a table that lies on a device whole."""
-
-
-class OpenDeviceHandle(_SummedWhenRead, OpenHandle):
-    """The handle of a table in tiers of which the uppermost is a device."""
 
 
 class _OpenRows(_Rowless, Tensor):

@@ -11,17 +11,8 @@ from torch import Tensor
 
 from hotbed import _core
 from hotbed.errors import TableError
-from hotbed.parameters import (
-    DeviceHandle,
-    FollowingHandle,
-    Handle,
-    OpenDeviceHandle,
-    OpenHandle,
-    Pending,
-    plain_access,
-    set_gradient,
-    stored_gradient,
-)
+from hotbed.gradients import WaitingGradient, plain_access
+from hotbed.parameters import FollowingHandle, Handle, OpenHandle
 from hotbed.tables import MAX_DIM, Table
 
 if TYPE_CHECKING:
@@ -77,8 +68,6 @@ class Placed:
         def name(self) -> str: ...
 
     def _handle_kind(self) -> type[Handle]:
-        if self.device_rows is not None:
-            return DeviceHandle if self.aliased else OpenDeviceHandle
         if not self.aliased:
             return OpenHandle
         return FollowingHandle if self.follows else Handle
@@ -102,26 +91,24 @@ class Placed:
         return _CPU if self.device_rows is None else self.device_rows.device
 
     @property
-    def pending(self) -> Pending:
-        """What waits for a step; of a table on a device. The handle keeps it, as it keeps tables."""
-        pending = self.parameter.pending
-        assert pending is not None
-        return pending
+    def waiting(self) -> Any:
+        """The gradient that waits for a step. The handle keeps it, as it keeps tables."""
+        return self.parameter.waiting
+
+    def nothing_waiting(self) -> WaitingGradient:
+        """What is to keep gradients where the rows lie."""
+        return WaitingGradient() if self.device_rows is None else self.device_rows.nothing_waiting()
 
     @property
     def has_gradient(self) -> bool:
         """Whether a gradient waits for a step, without summing it."""
         parameter = self.parameter
-        if parameter.pending is not None and parameter.pending.shares:
-            return True
-        return stored_gradient(parameter) is not None
+        return parameter.waiting.waits(parameter)
 
     def drop_gradient(self) -> None:
         """Forgets it, without summing it."""
         parameter = self.parameter
-        if parameter.pending is not None:
-            parameter.pending.drop_gradient()
-        set_gradient(parameter, None)
+        parameter.waiting.drop(parameter)
 
     def refuse_move(self, device: torch.device) -> None:
         """Raises TableError where the table cannot lie on a device, whatever its memory."""
@@ -185,7 +172,7 @@ class Placed:
         self.drop_gradient()
         self.device_rows = rows
         parameter = self.parameter
-        parameter.pending = None if rows is None else Pending()
+        parameter.waiting = self.nothing_waiting()
         self._data = self._handle_data()
         self.address, self.shape = self._data.data_ptr(), self._data.shape
         with plain_access():

@@ -12,9 +12,9 @@ from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from hotbed.errors import OptimizerError, TableError
+from hotbed.gradients import plain_access
 from hotbed.handles import LiveTable, live_table
 from hotbed.inputs import Bags
-from hotbed.parameters import plain_access
 from hotbed.resolve.lookup import lookup
 from hotbed.state_dict import ENDINGS, load_table, save_table, signed_key
 

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from models import Model, Twin, backward
-from torch import nn
+from torch import Tensor, nn
 
 import hotbed as hb
 
 
+@pytest.mark.parametrize("clip", [hb.nn.clip_grad_norm_, nn.utils.clip_grad_norm_])
 @pytest.mark.parametrize("norm_type", [2.0, 1.0, float("inf")])
 @pytest.mark.parametrize("max_norm", [0.05, 100.0])
-def test_clipping_counts_tables_and_dense_alike(norm_type: float, max_norm: float) -> None:
+def test_clipping_counts_tables_and_dense_alike(
+    clip: Callable[..., Tensor], norm_type: float, max_norm: float
+) -> None:
     model = Model()
     twin = Twin(model)
     for m in (model, twin):
         backward(m, 0)
         backward(m, 1)  # accumulated: rows repeat in the handle's gradient
-    norm = hb.nn.clip_grad_norm_(model.parameters(), max_norm, norm_type)
+    norm = clip(model.parameters(), max_norm, norm_type)
     expected = nn.utils.clip_grad_norm_(twin.parameters(), max_norm, norm_type)
     assert float(norm) == pytest.approx(float(expected), rel=1e-12)
     for name in ("item", "user"):
@@ -42,9 +47,35 @@ def test_clipping_odd_cases() -> None:
     assert torch.equal(model.embeddings.parameter("item").grad._values(), before)
 
 
-def test_clipping_by_torch_raises() -> None:
-    model = Model(dynamic=True)
+def test_clipping_values_by_torch() -> None:
+    model = Model()
+    twin = Twin(model)
+    for m in (model, twin):
+        backward(m, 0)
+        backward(m, 1)
+        nn.utils.clip_grad_value_(m.parameters(), 0.01)
+    for name in ("item", "user"):
+        grad = model.embeddings.parameter(name).grad.to_dense()
+        torch.testing.assert_close(grad, getattr(twin, name).weight.grad, rtol=1e-12, atol=1e-15)
+
+
+def test_clipping_by_torch_where_torch_has_added_gradients_up() -> None:
+    model = Model()
+    twin = Twin(model)
+    parameter = model.embeddings.parameter("item")
+    parameter.register_hook(lambda grad: None)  # torch must see each gradient, and so adds them
+    for m in (model, twin):
+        backward(m, 0)
+        backward(m, 1)
+    assert len(parameter.grad._indices()[0].unique()) < parameter.grad._nnz()
+    norm = nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+    expected = nn.utils.clip_grad_norm_(twin.parameters(), 1e-3)
+    assert float(norm) == pytest.approx(float(expected), rel=1e-12)
+    torch.testing.assert_close(parameter.grad.to_dense(), twin.item.weight.grad)
+
+
+def test_a_foreach_function_names_what_to_use() -> None:
+    model = Model()
     backward(model)
-    for parameters in (model.parameters(), [model.embeddings.parameter("user")]):
-        with pytest.raises(NotImplementedError):
-            nn.utils.clip_grad_norm_(parameters, 1.0)
+    with pytest.raises(hb.TableError, match="hotbed.nn.clip_grad_norm_"):
+        torch._foreach_norm([model.embeddings.parameter("item").grad])

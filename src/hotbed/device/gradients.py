@@ -8,6 +8,7 @@ that the batch uses (-1 if it uses none).
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -17,18 +18,18 @@ from torch import Tensor
 
 from hotbed import _core
 from hotbed.errors import OptimizerError
+from hotbed.gradients import TableGradient, WaitingGradient, stored_gradient
 from hotbed.ops.gpu.ids import Array, check_arrays
 from hotbed.ops.gpu.lookup import Lookup
 from hotbed.ops.gpu.pool import FeatureSlots
 from hotbed.ops.gpu.reduce import reduce
 from hotbed.ops.gpu.terms import Terms
-from hotbed.parameters import set_gradient, stored_gradient
 
 if TYPE_CHECKING:
     from hotbed.device.notices import Notice
     from hotbed.handles import LiveTable
 
-__all__ = ["BatchGradient", "Origin", "Share", "gather", "share_of", "sum_gradient"]
+__all__ = ["BatchGradient", "DeviceGradient", "Origin", "Share", "gather", "share_of"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,48 +96,43 @@ class Share:
     table: int
     """Its position among the gradient's tables."""
 
+    @property
+    def origin(self) -> Origin:
+        return self.gradient.origin
+
     def rows(self) -> tuple[Tensor, Tensor]:
         """(n,) slots and (n, dim) float32 rows; behind the last, slots are -1 and rows zeros."""
         self.gradient.check_unchanged()
         return _rows_of_terms(self.gradient.terms, self.table)
 
-    def coo(self) -> Tensor:
+    def coo(self, handle: Tensor) -> TableGradient:
         """The same as the gradient of the table's handle."""
-        return _coo(self.gradient.tables[self.table], *self.rows())
+        return _coo(handle, *self.rows(), [self.origin])
 
 
 def share_of(live: LiveTable) -> Share | None:
     """What the last backward left, if that is all that the table's gradient is."""
-    if len(live.pending.shares) == 1 and stored_gradient(live.parameter) is None:
-        share: Share = live.pending.shares[0]
+    if len(live.waiting.shares) == 1 and stored_gradient(live.parameter) is None:
+        share: Share = live.waiting.shares[0]
         return share
     return None
 
 
-def sum_gradient(live: LiveTable, *, each_once: bool = False) -> Tensor | None:
-    """The gradient of a table; None where it has none.
+class DeviceGradient(WaitingGradient):
+    """What waits for the step of a table on a device."""
 
-    It takes the place of what it was made from, so that changes to it count.
+    def __init__(self) -> None:
+        super().__init__()
+        self.notices: deque[Notice] = deque()
+        """On their way from the device, in their order."""
 
-    Args:
-        each_once: also where torch has added gradients up: every slot once.
-    """
-    stored = stored_gradient(live.parameter)
-    if not live.pending.shares:
-        whole = stored is None or not stored.is_sparse or stored is live.pending.summed
-        if whole or not each_once:
-            return stored
-    share = share_of(live)
-    if share is not None:
-        total = share.coo()
-    else:
+    def _total(self, handle: Any, stored: Tensor | None) -> Tensor:
+        live = handle.hotbed_table
+        share = share_of(live)
+        if share is not None:
+            return share.coo(handle)
         terms, _ = gather([live])
-        total = _coo(live, *_rows_of_terms(terms, 0))
-    live.pending.origins += [share.gradient.origin for share in live.pending.shares]
-    live.pending.shares = []
-    set_gradient(live.parameter, total)
-    live.pending.summed = total
-    return total
+        return _coo(handle, *_rows_of_terms(terms, 0), self.origins_of(handle))
 
 
 def gather(tables: Sequence[LiveTable]) -> tuple[Terms, list[Tensor]]:
@@ -150,10 +146,10 @@ def gather(tables: Sequence[LiveTable]) -> tuple[Terms, list[Tensor]]:
     grads: list[Tensor] = []
     flags: list[Tensor] = []
     for t, live in enumerate(tables):
-        parts = [share.rows() for share in live.pending.shares]
+        parts = [share.rows() for share in live.waiting.shares]
         stored = stored_gradient(live.parameter)
         if stored is not None:
-            if live.tiers is not None and not (live.pending.origins or live.pending.shares):
+            if live.tiers is not None and not live.waiting.origins_of(live.parameter):
                 raise OptimizerError(
                     f"Table {live.name!r} lies in tiers and its gradient comes from no batch of it, so "
                     "its rows may be anywhere. Use the vectors that forward returns."
@@ -187,10 +183,10 @@ def _rows_of_terms(terms: Terms, table: int) -> tuple[Tensor, Tensor]:
     return slots.masked_fill(behind, -1), rows.masked_fill(behind[:, None], 0.0)
 
 
-def _coo(live: LiveTable, slots: Tensor, rows: Tensor) -> Tensor:
+def _coo(handle: Tensor, slots: Tensor, rows: Tensor, origins: list[Origin]) -> TableGradient:
     if len(slots):
         slots = torch.where(slots < 0, slots[0], slots)
-    return torch.sparse_coo_tensor(slots[None], rows, live.shape, check_invariants=False)
+    return TableGradient.over(slots, rows, handle.shape, origins)
 
 
 def _rows_of_stored(grad: Tensor, live: LiveTable, flags: list[Tensor]) -> tuple[Tensor, Tensor]:

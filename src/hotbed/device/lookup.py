@@ -221,9 +221,6 @@ class _Source:
     def index(self) -> None:
         """None: the transposed index is built on the device."""
 
-    def hold(self, tables: Sequence[LiveTable]) -> None:
-        """Nothing leaves its slot."""
-
 
 @dataclasses.dataclass(eq=False)
 class _Call:
@@ -315,14 +312,9 @@ class _Pool(torch.autograd.Function):
             gradient = BatchGradient(call.live, terms, origin, weights)
             later = step_in_backward(gradient, chosen)
             for t in later:
-                share = Share(gradient, t)
-                if _is_stored(ctx.next_functions[ctx.edges[t]][0], call.live[t]):
-                    call.live[t].pending.shares.append(share)
-                else:
-                    call.live[t].pending.origins.append(origin)
-                    handle_grads[t] = share.coo()
-            if later:
-                call.source.hold([call.live[t] for t in later])
+                handle = call.live[t].parameter
+                accumulate = ctx.next_functions[ctx.edges[t]][0]
+                handle_grads[t] = handle.waiting.take(handle, Share(gradient, t), accumulate)
         if not keeps_graph():
             ctx.call = None  # a loss that is kept would keep rows in their slots
         return None, *handle_grads, *weight_grads
@@ -368,14 +360,3 @@ def _weight_gradients(
         assert weights is not None
         found[f] = torch.zeros_like(weights) if result is None else result
     return found
-
-
-def _is_stored(accumulate: Any, live: LiveTable) -> bool:
-    """Whether the handle's gradient will be its ``grad``, and nobody wants to see it before."""
-    parameter = live.parameter
-    if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
-        return False
-    try:
-        return bool(torch._C._will_engine_execute_node(accumulate))
-    except RuntimeError:  # torch.autograd.grad
-        return False

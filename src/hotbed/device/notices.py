@@ -46,7 +46,7 @@ class Notice:
         else:
             self._host = told.clone()
         self._taken, self.error = False, None
-        table.pending.notices.append(self)
+        table.waiting.notices.append(self)
 
     @property
     def ready(self) -> bool:
@@ -73,7 +73,7 @@ def raise_what_is_known(tables: Sequence[LiveTable], *, wait: bool = False) -> N
     if recording() is not None:
         return
     for table in tables:
-        notices = table.pending.notices
+        notices = table.waiting.notices
         while notices and (wait or notices[0].ready):
             error = notices.popleft().take()
             if error is not None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from hotbed import _core
+from hotbed.device.gradients import DeviceGradient
 from hotbed.errors import OutOfMemory, TableError
 from hotbed.init import Kind
 from hotbed.ops.gpu.rows import KINDS, NO_SLOT, WIDEST
@@ -107,6 +108,10 @@ class WholeRows:
             plane = self._room((rows, 1 if one else dim), torch.float32, f"state {name}")
             made.append(plane.fill_(first))
         self.states = made
+
+    def nothing_waiting(self) -> DeviceGradient:
+        """What keeps gradients of a table here."""
+        return DeviceGradient()
 
     def is_here(self, ids: Tensor) -> bool:
         """Whether ids need not be brought, and are checked, on the device."""

@@ -86,8 +86,7 @@ class DeviceStep:
             share = entry.share or share_of(entry.live)
             if share is None:
                 apart.append(entry)
-                self._origins += entry.live.pending.origins
-                self._origins += [s.gradient.origin for s in entry.live.pending.shares]
+                self._origins += entry.live.waiting.origins_of(entry.live.parameter)
             else:
                 gradient = share.gradient
                 together.setdefault(id(gradient), (gradient, []))[1].append((share.table, entry))
@@ -287,7 +286,7 @@ def step_in_backward(gradient: BatchGradient, chosen: Sequence[int]) -> list[int
             continue
         start = live.fused_update.start()
         if start is None:
-            live.fused_update.keep_share(Share(gradient, t))
+            live.fused_update.keep(Share(gradient, t))
             continue
         updates = live.fused_update.updates
         rule, hyper = start

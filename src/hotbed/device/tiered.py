@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hotbed import _core
-from hotbed.device.gradients import Origin
+from hotbed.device.gradients import DeviceGradient, Origin
 from hotbed.device.spaces import SpaceOnDevice, SpacesOnDevice, host_memory
 from hotbed.errors import StorageError
 from hotbed.inputs import Bags, core_input
@@ -49,6 +49,10 @@ class TieredRows:
     def slots(self, live: LiveTable) -> int:
         """Slots lie below it."""
         return len(self.space(live).weights)
+
+    def nothing_waiting(self) -> DeviceGradient:
+        """What keeps gradients of a table here."""
+        return DeviceGradient()
 
     def make_states(self, live: LiveTable) -> None:
         """They come with the next layout."""
@@ -163,12 +167,6 @@ class TieredBatch:
             )
         assert self._index is not None
         return self._index
-
-    def hold(self, tables: Sequence[LiveTable]) -> None:
-        """Rows stay where they are while tables have a gradient of this batch."""
-        tiers = self._live[0].tiers
-        assert tiers is not None
-        tiers.hold(self._core.claim, tables)
 
     def _take_index(self, sent: _Sent) -> None:
         if sent.index is None or self._index is not None:

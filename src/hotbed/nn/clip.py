@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
+from hotbed.gradients import norm_of_rows
 from hotbed.handles import live_table
-from hotbed.ops.duplicates import sum_duplicates
 
 __all__ = ["clip_grad_norm_"]
 
@@ -47,23 +47,13 @@ def clip_grad_norm_(
         if grad is None:
             continue
         if grad.is_sparse:
-            live = live_table(parameter)
-            if live is None:
+            if (live := live_table(parameter)) is None:
                 parameter.grad = grad = grad.coalesce()
-            elif live.device_rows is not None:
-                from hotbed.device.gradients import sum_gradient
-
-                grad = sum_gradient(live, each_once=True)
-                assert grad is not None
             else:
-                slots, rows = sum_duplicates(grad._indices()[0], grad._values())
-                if len(slots) != grad._nnz():
-                    grad = torch.sparse_coo_tensor(
-                        slots[None], rows, grad.shape, check_invariants=False
-                    )
-                    parameter.grad = grad
+                grad = live.waiting.look(parameter, each_once=True)
+                assert grad is not None
             grad = grad._values()
-            kinds.append(_norm_of_rows)
+            kinds.append(norm_of_rows)
         else:
             kinds.append(torch.linalg.vector_norm)
         values.append(grad)
@@ -86,18 +76,3 @@ def clip_grad_norm_(
     for value in values:
         value.mul_(factor.to(device=value.device, dtype=value.dtype))
     return total
-
-
-def _norm_of_rows(rows: Tensor, norm_type: float) -> Tensor:
-    """The norm of (n, dim) rows taken together; the same bits in whatever order they are."""
-    norms: Tensor = torch.linalg.vector_norm(rows, norm_type, dim=1)
-    if not 0 < norm_type < float("inf"):
-        return norms.sum() if norm_type == 0 else torch.linalg.vector_norm(norms, norm_type)
-    # Powers are added as integers, of which the largest has as many bits as the count allows.
-    powers = norms.to(torch.float64).pow(norm_type)
-    largest = powers.max()
-    step = torch.exp2((torch.frexp(largest).exponent + len(norms).bit_length() - 62).double())
-    total = (powers / step).round().to(torch.int64).sum() * step
-    # Zero has no exponent, and what is not finite no integer.
-    total = torch.where(torch.isfinite(largest) & (largest > 0), total, largest)
-    return total.pow(1 / norm_type).to(norms.dtype)

@@ -2,12 +2,14 @@
 
 One call serves all features of a collection. The forward writes every feature's vectors; features
 with one vector a sample become columns of one (B, sum of dims) buffer. The backward returns, for
-each table's handle, a sparse COO gradient over unique slots in order of first appearance.
+each table's handle, a gradient over unique slots in order of first appearance, which the handle keeps
+(`hotbed.gradients`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,10 +18,9 @@ from torch.autograd.function import once_differentiable
 
 from hotbed import _core
 from hotbed.errors import StorageError, TableError
+from hotbed.gradients import LeftRows
 from hotbed.handles import CORE_DTYPES, LiveTable
 from hotbed.inputs import Bags
-from hotbed.ops.duplicates import sum_duplicates
-from hotbed.parameters import plain_access
 from hotbed.resolve.tiers import over_budget
 
 __all__ = ["keeps_graph", "pool"]
@@ -113,6 +114,9 @@ class _Pool(torch.autograd.Function):
         ctx.batch = batch
         ctx.call = (tables, table_of, bags, weighted)
         ctx.generations = [t.generation for t in tables]
+        # Autograd numbers edges by the inputs that are tensors.
+        handles = tensors[: len(tables)]
+        ctx.edges = list(itertools.accumulate((h is not None for h in handles), initial=0))
         weights = tensors[len(tables) :]
         wanted = [f for f, w in zip(weighted, weights, strict=True) if w.requires_grad]  # type: ignore[union-attr]
         if wanted:
@@ -163,6 +167,7 @@ class _Pool(torch.autograd.Function):
             tables,
             [n and p for n, p in zip(needed[5 : 5 + count], taking_part, strict=True)],
             places,
+            lambda t: ctx.next_functions[ctx.edges[t]][0],
         )
         weight_grads: list[Tensor | None] = [None] * len(weighted)
         if any(needed[5 + count :]):
@@ -176,9 +181,17 @@ class _Pool(torch.autograd.Function):
 
 
 def _reduce(
-    batch: Any, tables: Sequence[LiveTable], needed: Sequence[bool], places: list[tuple[int, int]]
+    batch: Any,
+    tables: Sequence[LiveTable],
+    needed: Sequence[bool],
+    places: list[tuple[int, int]],
+    accumulate: Callable[[int], Any],
 ) -> list[Tensor | None]:
-    """The gradient of each table's handle; None where not needed, or applied at once (fused)."""
+    """What backward returns for each table's handle: None where the gradient is not needed, was taken
+    by the handle itself, or was applied at once (fused).
+
+    `accumulate`: of a table, the node by which torch would add it to the handle's ``grad``.
+    """
     unique = batch.unique_counts()
     tiers = tables[0].tiers
     try:
@@ -212,61 +225,22 @@ def _reduce(
     for t in chosen:
         values_at[t], indices_at[t] = values[t].data_ptr(), at
         at += 8 * unique[t]
-    if chosen:
-        batch.reduce(places, values_at, indices_at)
-    if chosen and tiers is not None:
-        tiers.hold(batch.claim, [tables[t] for t in chosen])
+    all_finite = batch.reduce(places, values_at, indices_at) if chosen else []
     grads: list[Tensor | None] = [None] * len(tables)
     for t, index in zip(chosen, index_parts, strict=True):
-        rows = values[t]
+        slots, rows, finite = index[0], values[t], all_finite[t]
         if not all_seated:  # ids that have no row: evaluation stores none
-            kept = index[0] >= 0
-            index, rows = index[:, kept], rows[kept]
+            kept = slots >= 0
+            slots, rows = slots[kept], rows[kept]
         if not len(rows):  # torch adds to it in place, which memory of the core would not allow
-            index, rows = index.clone(), torch.empty_like(rows)
+            slots, rows = slots.clone(), torch.empty_like(rows)
+        left = LeftRows(slots, rows, True, finite, batch.claim)
         if t in starts:
-            tables[t].fused_update.keep(index[0], rows, batch.claim)
-            continue
-        index, rows = _to_be_appended(tables[t], index, rows)
-        grads[t] = torch.sparse_coo_tensor(index, rows, tables[t].shape, check_invariants=False)
-    return grads
-
-
-def _to_be_appended(table: LiveTable, index: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """The same gradient; where one is there already, of this backward or an earlier one, in a form
-    that torch appends to it.
-
-    Contiguous rows it would merge in an order that depends on the numbers of slots, and with it the
-    bits of a sum over three batches. What has more rows than the table has elements it sums by slot,
-    in no certain order; with two rows a slot that makes no difference. (So only three forwards of
-    one graph over a table of one or two columns may have last bits that depend on slots.)
-    """
-    backward = torch._C._current_graph_task_id()
-    first, table.last_backward = table.last_backward != backward, backward
-    with plain_access():
-        parameter = table.parameter
-        there = parameter.grad
-        if there is None or not there.is_sparse:
-            if first:
-                return index, rows
+            tables[t].fused_update.keep(left)
         else:
-            slots, sums = there._indices()[0], there._values()
-            if there._nnz() + len(rows) > there.numel():
-                slots, sums = sum_duplicates(slots, sums)
-            if not first:  # what torch has appended to the first rows is contiguous
-                slots, sums = _apart(slots, sums)
-            parameter.grad = torch.sparse_coo_tensor(
-                slots[None], sums, there.shape, check_invariants=False
-            )
-    slots, rows = _apart(index[0], rows)
-    return slots[None], rows
-
-
-def _apart(slots: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """The same rows, not contiguous."""
-    if rows.numel() == 1:  # whatever its strides, it is contiguous
-        slots, rows = slots.expand(2), torch.cat([rows, torch.full_like(rows, -0.0)])
-    return slots, torch.stack([rows, rows], -1)[..., 0]
+            handle = tables[t].parameter
+            grads[t] = handle.waiting.take(handle, left, accumulate(t))
+    return grads
 
 
 def _step_fused(

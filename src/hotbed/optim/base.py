@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from hotbed import _core
 from hotbed.errors import NotFiniteError, OptimizerError
+from hotbed.gradients import LeftRows, plain_access
 from hotbed.handles import LiveTable, live_table
 from hotbed.optim.dense import DenseFactory, DenseHalf, name_of
 from hotbed.optim.fused import FusedUpdates
@@ -21,7 +22,6 @@ from hotbed.optim.guards import mark_table_optimizer
 from hotbed.optim.on_device import device_part
 from hotbed.optim.options import refuse_strangers, refuse_tables_twice
 from hotbed.optim.saved_states import add_states, put_states, take_states
-from hotbed.parameters import plain_access
 from hotbed.resolve.outside_graphs import outside_graphs
 
 __all__ = ["TableOptimizer"]
@@ -228,9 +228,18 @@ class TableOptimizer(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         away = device_part(self)
-        entries: list[tuple[Any, int, int, int, Any, bool]] = []
+        entries: list[tuple[Any, int, int, int, Any, bool, bool]] = []
         entered: list[LiveTable] = []
-        held: list[Tensor] = []  # alive until the core has read them
+        held: list[LeftRows] = []  # alive until the core has read them
+
+        def enter(live: LiveTable, rule: Any, rows: LeftRows, hyper: Any) -> None:
+            self.check_hold(live, rule)
+            slots, values = rows.slots, rows.rows
+            at = slots.data_ptr(), values.data_ptr(), len(slots)
+            entries.append((rule, *at, hyper, rows.distinct, rows.finite))
+            entered.append(live)
+            held.append(rows)
+
         dense: list[tuple[Tensor, int, int]] = []
         views: list[tuple[int, int, bool]] = []
         with plain_access():
@@ -239,42 +248,24 @@ class TableOptimizer(Optimizer):
                 for position, parameter in enumerate(group["params"]):
                     if away is not None and away.takes(parameter, index, position):
                         continue
-                    grad = parameter.grad
-                    if grad is None:
+                    live = self._live.get(parameter)
+                    if live is None:
+                        if (grad := parameter.grad) is not None:
+                            self._view(grad, parameter, index, position, dense, views)
                         continue
-                    rule = self._rules.get(parameter)
-                    if rule is None:
-                        self._view(grad, parameter, index, position, dense, views)
+                    rows = rows_of(live)
+                    if rows is None:
                         continue
                     if hyper is None:
                         hyper = self.numbers_of_step(index)
-                    live = self._live[parameter]
-                    self.check_hold(live, rule)
-                    slots, values = rows_of(grad, live)
-                    held += (slots, values)
-                    as_reduced = values._version == 0
-                    entries.append(
-                        (rule, slots.data_ptr(), values.data_ptr(), len(slots), hyper, as_reduced)
-                    )
-                    entered.append(live)
+                    enter(live, self._rules[parameter], rows, hyper)
         waiting = None if self._in_backward is None else self._in_backward.first
-        for live, rule, index, kept_slots, kept_rows, kept in waiting or ():
-            self.check_hold(live, rule)
-            if kept_slots is None or kept_rows is None:
+        for live, rule, index, share in waiting or ():
+            if live.device_rows is None:
+                enter(live, rule, share, self.numbers_of_step(index))
+            else:
                 assert away is not None
-                away.take_share(live, index, kept)
-                continue
-            entries.append(
-                (
-                    rule,
-                    kept_slots.data_ptr(),
-                    kept_rows.data_ptr(),
-                    len(kept_slots),
-                    self.numbers_of_step(index),
-                    True,
-                )
-            )
-            entered.append(live)
+                away.take_share(live, index, share)
         if away is not None and not away.decide(beside=bool(entries or views)):
             return loss
         try:
@@ -301,9 +292,11 @@ class TableOptimizer(Optimizer):
     @outside_graphs
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As in torch. With ``fused=True`` a batch that got no ``step`` is given up."""
-        for live in self._live.values():
-            if live.device_rows is not None and (set_to_none or live.pending.shares):
+        for parameter, live in self._live.items():
+            if set_to_none or (live.device_rows is not None and live.waiting.shares):
                 live.drop_gradient()  # without summing it
+            else:
+                live.waiting.zero(parameter)
         with plain_access():
             super().zero_grad(set_to_none)
         if self._in_backward is not None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from torch import Tensor
-
 from hotbed.errors import NotFiniteError, OptimizerError
 from hotbed.handles import LiveTable
 from hotbed.optim.gradients import not_finite
@@ -23,11 +21,8 @@ class FirstGradient(NamedTuple):
     live: LiveTable
     rule: Any
     group: int
-    slots: Tensor | None
-    rows: Tensor | None
-    kept: Any
-    """What keeps tiered rows in their slots. On a device: its share of what backward left, in place of
-    slots and rows."""
+    share: Any
+    """What backward left of it."""
 
 
 class FusedUpdates:
@@ -108,20 +103,10 @@ class FusedUpdate:
             return None
         return self._rule, optimizer.numbers_of_step(self._index)
 
-    def keep(self, slots: Tensor, rows: Tensor, claim: Any) -> None:
-        """Takes the first gradient, (n,) slots and (n, dim) rows, until the step."""
+    def keep(self, share: Any) -> None:
+        """Takes the first gradient until the step."""
         assert self.updates.first is not None
-        self.updates.first.append(
-            FirstGradient(self._live, self._rule, self._index, slots, rows, claim)
-        )
-        self.done()
-
-    def keep_share(self, share: Any) -> None:
-        """The same of a table on a device."""
-        assert self.updates.first is not None
-        self.updates.first.append(
-            FirstGradient(self._live, self._rule, self._index, None, None, share)
-        )
+        self.updates.first.append(FirstGradient(self._live, self._rule, self._index, share))
         self.done()
 
     def done(self) -> None:

@@ -5,16 +5,33 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from hotbed.errors import NotFiniteError, OptimizerError
+from hotbed.gradients import LeftRows, stored_gradient
 from hotbed.handles import LiveTable, live_table
 
 __all__ = ["not_finite", "rows_of", "split_parameters"]
 
 
-def rows_of(grad: Tensor, live: LiveTable) -> tuple[Tensor, Tensor]:
-    """(slots, gradient rows) of a table's gradient, contiguous, of the compute dtype."""
+def rows_of(live: LiveTable) -> LeftRows | None:
+    """The gradient of a table in the core's memory, as it is to be stepped; None where it has none.
+
+    Raises:
+        OptimizerError: it is none of a lookup, and the table needs one that is.
+    """
+    handle = live.parameter
+    if len(handle.waiting.shares) == 1 and stored_gradient(handle) is None:
+        share: LeftRows = handle.waiting.shares[0]
+        return share
+    grad = handle.grad
+    if grad is None:
+        return None
+    if grad.is_sparse and live.tiers is not None and grad._nnz():
+        if not handle.waiting.origins_of(handle):
+            raise OptimizerError(
+                f"Table {live.name!r} lies in tiers and its gradient comes from no batch of it, so its "
+                "rows may be anywhere. Use the vectors that forward returns."
+            )
     if grad.is_sparse:
         slots, values = grad._indices()[0], grad._values()
     elif live.spec.rows is not None and live.tiers is None:  # the loss used the parameter itself
@@ -27,7 +44,7 @@ def rows_of(grad: Tensor, live: LiveTable) -> tuple[Tensor, Tensor]:
         )
     if values.dtype != live.spec.compute_dtype:
         values = values.to(live.spec.compute_dtype)
-    return slots.contiguous(), values.contiguous()
+    return LeftRows(slots.contiguous(), values.contiguous())
 
 
 def not_finite(live: LiveTable, slot: int, element: int, *, fused: bool = False) -> NotFiniteError:

@@ -6,7 +6,6 @@ import fcntl
 import os
 import shutil
 import weakref
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,6 @@ import torch
 
 from hotbed import _core
 from hotbed.errors import StorageError, TableError
-from hotbed.parameters import plain_access
 from hotbed.resolve import hottest
 from hotbed.storage import Storage
 
@@ -43,7 +41,6 @@ class Tiers:
         )
         # Weakly: tables keep their tiers, and go when the model does.
         self._tables: list[weakref.ref[LiveTable]] = []
-        self._held: list[tuple[Any, list[weakref.ref[LiveTable]]]] = []
         self.prepared: list[Prepared] = []
         """Batches that look-ahead has yielded and no forward has used."""
         self._window: weakref.ref[Any] | None = None
@@ -77,11 +74,10 @@ class Tiers:
 
     def _lay_out(self, tables: list[LiveTable], why: str, *, again: bool = False) -> None:
         self.close_window()
-        self.release_spent()
-        for _, refs in self._held:
-            names = ", ".join(repr(table.name) for ref in refs if (table := ref()) is not None)
+        waiting = ", ".join(repr(table.name) for table in tables if table.has_gradient)
+        if waiting:
             raise TableError(
-                f"Table {names}: {why} while a gradient was waiting; rows get other slots with it. "
+                f"Table {waiting}: {why} while a gradient was waiting; rows get other slots with it. "
                 "Call zero_grad() first."
             )
         try:
@@ -121,23 +117,11 @@ class Tiers:
         for table in tables:
             table.adopt(rows)
 
-    def hold(self, claim: Any, tables: Iterable[LiveTable]) -> None:
-        """Keeps the rows of a batch where they are until none of the tables has a gradient."""
-        self._held.append((claim, [weakref.ref(table) for table in tables]))
-
     def release_spent(self) -> None:
-        """Lets go of batches whose gradients are gone, and of what a window left that is gone."""
+        """Lets go of what a window left that is gone."""
         window = None if self._window is None else self._window()
         if self._window is not None and (window is None or window.closed):
             self.close_window()
-        if not self._held or torch._C._current_graph_task_id() != -1:
-            return
-        with plain_access():
-            self._held = [
-                (claim, refs)
-                for claim, refs in self._held
-                if any(t is not None and t.has_gradient for t in (r() for r in refs))
-            ]
 
     # -- look-ahead ------------------------------------------------------------------------------
 

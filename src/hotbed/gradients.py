@@ -1,0 +1,283 @@
+"""The gradient of a table: what each backward left, as one tensor once somebody looks at it.
+
+Backward hands its rows to the table's `WaitingGradient` itself, so that several backwards at once lose
+none, an optimizer can take the rows as they are, and the slots that they name keep their rows for just
+as long as the gradient is there.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hotbed.errors import TableError
+from hotbed.ops.duplicates import sum_duplicates
+
+__all__ = [
+    "LeftRows",
+    "TableGradient",
+    "WaitingGradient",
+    "norm_of_rows",
+    "plain_access",
+    "set_gradient",
+    "stored_gradient",
+]
+
+plain_access = torch._C.DisableTorchFunctionSubclass
+"""A context in which handles are taken for what they are in memory, which is also quicker."""
+
+_GRAD: Any = Tensor.grad  # the descriptor
+
+
+def stored_gradient(parameter: Tensor) -> Tensor | None:
+    """What torch holds as the gradient of a parameter."""
+    grad: Tensor | None = _GRAD.__get__(parameter)
+    return grad
+
+
+def set_gradient(parameter: Tensor, grad: Tensor | None) -> None:
+    """Has torch hold it."""
+    _GRAD.__set__(parameter, grad)
+
+
+class TableGradient(Tensor):
+    """A sparse COO gradient over slots, for which torch's own clipping works too.
+
+    Attributes:
+        origins: what keeps the rows of its slots where they are. Whatever torch makes of the gradient
+            keeps them as well.
+    """
+
+    origins: list[Any]
+
+    @classmethod
+    def over(
+        cls, slots: Tensor, rows: Tensor, shape: torch.Size, origins: Iterable[Any]
+    ) -> TableGradient:
+        """Of (n,) slots and (n, dim) rows, which it aliases."""
+        return cls.adopt(_coo(slots, rows, shape), origins)
+
+    @classmethod
+    def adopt(cls, made: Any, origins: Iterable[Any]) -> TableGradient:
+        """Makes a sparse tensor one."""
+        made.__class__ = cls
+        made.origins = list(origins)
+        return made  # type: ignore[no-any-return]
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Iterable[Any] = (), kwargs: Any = None
+    ) -> Any:
+        args, kwargs = tuple(args), kwargs or {}
+        with plain_access():
+            own = _OF_GRADIENTS.get(func)
+            if own is not None:
+                return own(*args, **kwargs)
+            if getattr(func, "__name__", "").startswith("_foreach"):
+                raise TableError(
+                    f"{func.__name__} takes no gradient of a table. Clip with hotbed.nn.clip_grad_norm_ "
+                    "or clip_grad_value_, or pass foreach=False."
+                )
+            result = func(*args, **kwargs)
+            if isinstance(result, Tensor) and result.is_sparse and type(result) is Tensor:
+                found = [part.origins for part in args if isinstance(part, cls)]
+                return cls.adopt(result, [origin for origins in found for origin in origins])
+            return result
+
+
+def _coo(slots: Tensor, rows: Tensor, shape: torch.Size) -> Tensor:
+    return torch.sparse_coo_tensor(
+        slots[None], rows, shape, device=rows.device, check_invariants=False
+    )
+
+
+def _each_once(grad: Tensor) -> Tensor:
+    """The rows of a gradient, those of each slot summed; it has them from then on."""
+    if not grad.is_cpu:
+        grad.copy_(grad.coalesce())
+        return grad._values()
+    slots, rows = sum_duplicates(grad._indices()[0], grad._values())
+    if len(slots) != grad._nnz():
+        grad.copy_(_coo(slots, rows, grad.shape))
+    return grad._values()
+
+
+def _norm(grad: Tensor, ord: Any = 2, dim: Any = None, **options: Any) -> Tensor:
+    if dim is not None:
+        raise TableError(
+            "The gradient of a table has a norm over all of it, not along a dimension."
+        )
+    rows = _each_once(grad)
+    if options.get("dtype") is not None:
+        rows = rows.to(options["dtype"])
+    if not rows.numel():
+        return rows.new_zeros(())
+    return norm_of_rows(rows, 2.0 if ord in ("fro", None) else float(ord))
+
+
+def _scale(grad: Tensor, factor: Any) -> Tensor:
+    grad._values().mul_(factor)
+    return grad
+
+
+def _clamp(grad: Tensor, min: Any = None, max: Any = None) -> Tensor:
+    _each_once(grad).clamp_(min, max)
+    return grad
+
+
+def _zero(grad: Any) -> Tensor:
+    grad.origins = []
+    return Tensor.zero_(grad)
+
+
+_OF_GRADIENTS: dict[Any, Callable[..., Any]] = {
+    torch.linalg.vector_norm: _norm,
+    torch.norm: _norm,
+    Tensor.norm: _norm,
+    Tensor.mul_: _scale,
+    Tensor.clamp_: _clamp,
+    Tensor.zero_: _zero,
+}
+
+
+def norm_of_rows(rows: Tensor, norm_type: float) -> Tensor:
+    """The norm of (n, dim) rows taken together; the same bits in whatever order they are."""
+    norms: Tensor = torch.linalg.vector_norm(rows, norm_type, dim=1)
+    if not 0 < norm_type < float("inf"):
+        return norms.sum() if norm_type == 0 else torch.linalg.vector_norm(norms, norm_type)
+    # Powers are added as integers, of which the largest has as many bits as the count allows.
+    powers = norms.to(torch.float64).pow(norm_type)
+    largest = powers.max()
+    step = torch.exp2((torch.frexp(largest).exponent + len(norms).bit_length() - 62).double())
+    total = (powers / step).round().to(torch.int64).sum() * step
+    # Zero has no exponent, and what is not finite no integer.
+    total = torch.where(torch.isfinite(largest) & (largest > 0), total, largest)
+    return total.pow(1 / norm_type).to(norms.dtype)
+
+
+class LeftRows(NamedTuple):
+    """What one backward left of a table in the core's memory."""
+
+    slots: Tensor
+    """(n,) int64."""
+    rows: Tensor
+    """(n, dim) of the compute dtype."""
+    distinct: bool = False
+    """Whether each slot is known to come once."""
+    finite: bool = False
+    """Whether all rows are known to be."""
+    claim: Any = None
+    """What keeps the rows of the slots where they are; None where they never leave."""
+
+    @property
+    def origin(self) -> Any:
+        return self.claim
+
+    def coo(self, handle: Tensor) -> TableGradient:
+        """The same as the gradient of the handle."""
+        return TableGradient.over(self.slots, self.rows, handle.shape, [self.claim])
+
+
+class WaitingGradient:
+    """What waits for the step of one table. Its handle keeps it.
+
+    Threading: `take` and `look` from any thread; the rest where no backward is under way.
+    """
+
+    def __init__(self) -> None:
+        self.shares: list[Any] = []
+        """What backwards left since somebody looked, in their order."""
+        self.origins: list[Any] = []
+        """Of what was looked at: where it comes from, which keeps its rows in their slots."""
+        self.summed: Tensor | None = None
+        """What was made of shares, as long as it is the handle's."""
+        self._lock = threading.Lock()
+
+    def take(self, handle: Tensor, share: Any, accumulate: Any) -> TableGradient | None:
+        """Keeps what a backward left; or gives what backward is to return, where torch has use for it.
+
+        Args:
+            accumulate: the node by which torch would add it to the handle's ``grad``.
+        """
+        try:
+            executed = bool(torch._C._will_engine_execute_node(accumulate))
+        except RuntimeError:  # torch.autograd.grad
+            executed = False
+        if not executed:
+            return share.coo(handle)  # type: ignore[no-any-return]
+        if handle._backward_hooks or handle._post_accumulate_grad_hooks:
+            self.look(handle)  # torch adds behind all that was there before
+            self.origins.append(share.origin)
+            return share.coo(handle)  # type: ignore[no-any-return]
+        with self._lock:
+            self.shares.append(share)
+            stored = stored_gradient(handle)
+            if stored is not None and stored.is_sparse and not stored._nnz():
+                self.origins = []  # zero_grad(set_to_none=False)
+        return None
+
+    def origins_of(self, handle: Tensor) -> list[Any]:
+        """All that the gradient comes from, as far as that is known."""
+        of_stored = getattr(stored_gradient(handle), "origins", [])
+        return [*self.origins, *of_stored, *(share.origin for share in self.shares)]
+
+    def take_place(self, handle: Tensor, grad: Tensor | None) -> None:
+        """The handle's gradient is this one from now on. (Its rows may be those of before.)"""
+        if grad is None:
+            return self.drop(handle)
+        with self._lock:
+            self.shares, self.summed = [], None
+            set_gradient(handle, grad)
+
+    def drop(self, handle: Tensor) -> None:
+        """There is none any more; nothing is summed."""
+        with self._lock:
+            self.shares, self.origins, self.summed = [], [], None
+            set_gradient(handle, None)
+
+    def zero(self, handle: Tensor) -> None:
+        """No row has one any more, as ``zero_grad(set_to_none=False)`` leaves it."""
+        stored = self.look(handle)
+        if stored is not None:
+            stored.zero_()
+        self.origins = []
+
+    def waits(self, handle: Tensor) -> bool:
+        return bool(self.shares) or stored_gradient(handle) is not None
+
+    def look(self, handle: Tensor, *, each_once: bool = False) -> Tensor | None:
+        """The gradient as one tensor; None where there is none. It takes the place of what it was made
+        from, so that changes to it count. Every slot comes once in it, also in what torch or the
+        user has put there if `each_once`."""
+        with self._lock:
+            stored = stored_gradient(handle)
+            if stored is not None and stored.is_sparse and type(stored) is Tensor:
+                TableGradient.adopt(stored, self.origins)  # of torch, or of the user
+            whole = stored is None or not stored.is_sparse or stored is self.summed
+            if not self.shares and (whole or not each_once):
+                return stored
+            total = self._total(handle, stored)
+            self.origins += [share.origin for share in self.shares]
+            self.shares = []
+            set_gradient(handle, total)
+            self.summed = total
+            return total
+
+    def _total(self, handle: Any, stored: Tensor | None) -> Tensor:
+        parts = [(share.slots, share.rows) for share in self.shares]
+        origins = [share.origin for share in self.shares]
+        if stored is not None and stored.is_sparse:
+            own = handle.hotbed_table.compute_dtype
+            parts.insert(0, (stored._indices()[0], stored._values().to(own)))
+            origins += getattr(stored, "origins", ())
+        if len(parts) > 1 or not self.shares:
+            parts = [sum_duplicates(*(torch.cat(part) for part in zip(*parts, strict=True)))]
+        total: Tensor = TableGradient.over(*parts[0], handle.shape, origins)
+        if stored is None or stored.is_sparse:
+            return total
+        with plain_access():
+            return stored + total  # the loss has used the parameter itself, too
