@@ -451,7 +451,11 @@ int64_t Batch::first_difference(const Batch& now) const {
 }
 
 void Batch::take_inputs(const Batch& now) {
-  for (size_t f = 0; f < features.size(); ++f) features[f].input = now.features[f].input;
+  for (size_t f = 0; f < features.size(); ++f) {
+    FeatureInput taken = now.features[f].input;
+    if (parts[taken.table].grouped) taken.offsets = features[f].input.offsets;
+    features[f].input = taken;
+  }
   unpool_unpooled();
 }
 

@@ -110,7 +110,7 @@ class Batch {
   // for something else than group() has read here; -1: none does. (Ids of frozen tables are not
   // read.)
   int64_t first_difference(const Batch& now) const;
-  // Offsets, weights and what is yet to be read come from where that batch has them.
+  // Weights, and all of what is yet to be read, come from where that batch has them.
   void take_inputs(const Batch& now);
 
   // Before a gradient of a batch that was only read: finds the slots of its rows, which those of

@@ -241,7 +241,7 @@ void bind_table(nb::module_& module) {
            "The first feature of another batch that asks for something else than group() has read "
            "here; -1: none does.")
       .def("take_inputs", &Batch::take_inputs, "now"_a,
-           "Offsets, weights and what is yet to be read come from where that batch has them.")
+           "Weights, and all of what is yet to be read, come from where that batch has them.")
       .def("announce", &Batch::announce, Unlocked())
       .def("admit", &Batch::admit, Unlocked())
       .def("seat", &Batch::seat, Unlocked())

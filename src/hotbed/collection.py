@@ -14,7 +14,7 @@ from hotbed.inputs import Bags, read_bags, split_keyed
 from hotbed.jagged import Jagged
 from hotbed.placement import named_device
 from hotbed.resolve import hottest
-from hotbed.resolve.lookup import Prepared, frozen_tables, make_batch, signature_of
+from hotbed.resolve.lookup import Prepared
 from hotbed.resolve.outside_graphs import outside_graphs
 from hotbed.resolve.tiers import Tiers
 from hotbed.state_dict import ENDINGS
@@ -194,12 +194,8 @@ class EmbeddingCollection(TableOwner):
         if tiers is not None:
             tiers.settle()
             tiers.release_spent()
-        prepared = self._take_prepared(inputs)
-        bags = self._read(inputs) if prepared is None else prepared.bags
-        batch = None if prepared is None else prepared.batch
-        outputs: list[Any] = self._look_up(
-            self._live, self._table_of, list(self.features), bags, batch
-        )
+        bags = self._read(inputs)
+        outputs: list[Any] = self._look_up(self._live, self._table_of, list(self.features), bags)
         for f, bag in enumerate(bags):
             if bag.jagged and self._live[self._table_of[f]].spec.combiner == "none":
                 assert bag.offsets is not None
@@ -262,16 +258,7 @@ class EmbeddingCollection(TableOwner):
 
     def prepare(self, inputs: Any) -> Prepared:
         """Reads and groups a batch that a training forward will come with. Changes nothing."""
-        bags = self._read(inputs)
-        frozen = frozen_tables(self._live)
-        batch = make_batch(self._live, self._table_of, bags)
-        return Prepared(signature_of(inputs), inputs, bags, frozen, batch)
-
-    def _take_prepared(self, inputs: Any) -> Prepared | None:
-        tiers = self.tiers
-        if tiers is None or not tiers.prepared or not (self.training and torch.is_grad_enabled()):
-            return None
-        return tiers.take_prepared(signature_of(inputs), frozen_tables(self._live))
+        return Prepared(inputs, self._live, self._table_of, list(self.features), self._read)
 
     @property
     def tiers(self) -> Tiers | None:

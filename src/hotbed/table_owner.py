@@ -49,7 +49,6 @@ class TableOwner(nn.Module):
         table_of: Sequence[int],
         features: Sequence[str],
         bags: Sequence[Bags],
-        batch: Any = None,
     ) -> list[Tensor]:
         for name, table in self._owned.items():
             if self._parameters.get(name) is not table.parameter:
@@ -58,7 +57,7 @@ class TableOwner(nn.Module):
                     "Rows are not kept in it: load a state_dict, or use assign(), instead."
                 )
         with plain_access():
-            return lookup(live, table_of, features, bags, self.training, batch)
+            return lookup(live, table_of, features, bags, self.training)
 
     @contextlib.contextmanager
     def _without_handles(self) -> Iterator[None]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -12,3 +14,12 @@ from tiered_models import lookahead_threads
 def no_thread_is_left() -> Iterator[None]:
     yield
     assert lookahead_threads() == []
+
+
+@pytest.fixture(autouse=True, scope="session")
+def switch_interval() -> Iterator[None]:
+    """How long a thread may run before another takes its turn, in seconds: HOTBED_SWITCH_INTERVAL."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(float(os.environ.get("HOTBED_SWITCH_INTERVAL", before)))
+    yield
+    sys.setswitchinterval(before)

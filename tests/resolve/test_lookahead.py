@@ -26,6 +26,7 @@ from tiered_models import (
 )
 
 import hotbed as hb
+from hotbed.errors import TableError
 
 # -- the batches -------------------------------------------------------------------------------------
 
@@ -48,10 +49,21 @@ def test_the_same_batches_in_the_same_order_twice(depth: int, horizon: int) -> N
     assert stats["batches_ahead"] == (24 if depth else 0)
 
 
-@pytest.mark.parametrize(("depth", "horizon"), [(-1, 3), (2, -1)])
-def test_negative_depths_are_refused(depth: int, horizon: int) -> None:
-    with pytest.raises(ValueError, match="must not be negative"):
-        hb.lookahead([], Model(), depth, horizon)
+@pytest.mark.parametrize("count", [-1, 2.0, True, "2", None])
+@pytest.mark.parametrize("name", ["depth", "horizon"])
+def test_depths_that_are_no_counts_are_refused(name: str, count: Any) -> None:
+    with pytest.raises(TableError, match=f"{name} must be a count of batches"):
+        hb.lookahead([], Model(), **{name: count})
+
+
+def test_what_cannot_look_ahead_is_refused() -> None:
+    model = Model(storage())
+    with pytest.raises(TableError, match=r"one module that holds them all.*nn\.ModuleList"):
+        hb.lookahead(hb.lookahead([], model), model)
+    with pytest.raises(TableError, match=r"must be a torch\.nn\.Module, got list"):
+        hb.lookahead([], [model])  # type: ignore[arg-type]
+    with pytest.raises(TableError, match=r"inputs must be a function .* got str"):
+        hb.lookahead([], model, inputs="features")  # type: ignore[arg-type]
 
 
 def test_after_a_break_a_list_starts_again() -> None:

@@ -1,6 +1,7 @@
 """`lookahead`: batches of every kind, and batches that are not as they should be."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from tiered_models import (
     storage,
     train,
 )
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 import hotbed as hb
@@ -242,17 +244,29 @@ def test_slices_are_resolved_on_the_spot() -> None:
     assert (stats["batches"], stats["batches_unprepared"]) == (12, 12)
 
 
-def test_a_batch_that_was_changed_in_place_is_another() -> None:
+def _by_numpy(ids: Tensor) -> None:
+    array = ids.numpy()
+    array[:] = (array + 1) % 300
+
+
+def _by_data(ids: Tensor) -> None:
+    ids.data.add_(1).remainder_(300)
+
+
+@pytest.mark.parametrize("change", [lambda ids: ids.add_(1).remainder_(300), _by_numpy, _by_data])
+def test_a_batch_that_was_changed_in_place_is_another(change: Callable[[Tensor], object]) -> None:
     data = batches(6)
     copies = [{n: i.clone() for n, i in b.items()} for b in data]
     model = Model(storage())
     optimizer = adagrad(model)
     losses = []
-    for at, batch in enumerate(hb.lookahead(data, model)):
-        if at % 2:
-            batch["item"].add_(1).remainder_(300)
-            copies[at]["item"].add_(1).remainder_(300)
-        losses.append(step(model, optimizer, batch))
+    with pytest.warns(UserWarning, match=r"changed after .* \(feature 'item'\).*uses what") as said:
+        for at, batch in enumerate(hb.lookahead(data, model)):
+            if at % 2:
+                change(batch["item"])
+                change(copies[at]["item"])
+            losses.append(step(model, optimizer, batch))
+    assert len(said) == 1
     assert losses == expected(copies)
     assert model.embeddings.stats()["batches_unprepared"] == 3
 

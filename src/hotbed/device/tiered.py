@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -73,26 +74,54 @@ class TieredBatch:
         self, live: Sequence[LiveTable], table_of: Sequence[int], bags: Sequence[Bags]
     ) -> None:
         self._live, self._table_of = list(live), list(table_of)
-        self._bags = [_on_host(bag) for bag in bags]
-        inputs = [
-            core_input(t, live[t].combiner, bag)
-            for t, bag in zip(table_of, self._bags, strict=True)
-        ]
-        self._core = _core.Batch.make([table.core for table in live], inputs)
+        self._given = list(bags)
+        self._known = [_memory_on_device(bag) for bag in bags]
         self._side = live[0].device_rows.side
         self._rounds = any(table.spec.dtype.itemsize == 2 for table in live)
-        self._whole = True
+        self._frozen: frozenset[int] = frozenset()
         self._written: tuple[tuple[Any, Tensor], ...] | None = None
         self._sent: _Sent | None = None
         self._index: TransposedIndex | None = None
 
     # -- as the core's batch ---------------------------------------------------------------------
 
+    @functools.cached_property
+    def _bags(self) -> list[Bags]:
+        return [_on_host(bag) for bag in self._given]
+
+    @functools.cached_property
+    def _core(self) -> Any:
+        inputs = [
+            core_input(t, self._live[t].combiner, bag)
+            for t, bag in zip(self._table_of, self._bags, strict=True)
+        ]
+        return _core.Batch.make([table.core for table in self._live], inputs)
+
     def check(self) -> tuple[int, int, int, int, int]:
-        return self._core.check()
+        fault: tuple[int, int, int, int, int] = self._core.check()
+        return fault
+
+    def first_difference(self, now: TieredBatch) -> int:
+        # What lies on the device is known by its memory: nobody waits for it.
+        now._bags = [
+            mine._replace(weights=given.weights)
+            if known is not None and known == now_known
+            else _on_host(given)
+            for mine, given, known, now_known in zip(
+                self._bags, now._given, self._known, now._known, strict=True
+            )
+        ]
+        return int(self._core.first_difference(now._core))
+
+    def take_inputs(self, now: TieredBatch) -> None:
+        self._core.take_inputs(now._core)
+        self._bags = [
+            given if t in self._frozen else mine
+            for t, mine, given in zip(self._table_of, self._bags, now._bags, strict=True)
+        ]
 
     def group(self, frozen: Sequence[int]) -> None:
-        self._whole = not frozen
+        self._frozen = frozenset(frozen)
         self._core.group(frozen)
 
     def announce(self) -> None:
@@ -101,7 +130,7 @@ class TieredBatch:
     def admit(self) -> bool:
         if not self._core.admit():
             return False
-        if self._whole:  # frozen tables are read by the forward
+        if not self._frozen:  # frozen tables are read by the forward
             self._sent = _Sent(self._core, self._bags, self._side, True)
         return True
 
@@ -245,6 +274,15 @@ class _Sent:
     def arrive(self, side: Any) -> None:
         """The stream that computes waits for it, and for the rows that were brought before."""
         side.use([self._there], self._arrived)
+
+
+def _memory_on_device(bag: Bags) -> Any:
+    """What tells the ids and offsets of a feature from others as long as they are alive; None where
+    they lie on the host, or that cannot be told."""
+    parts = [part for part in (bag.ids, bag.offsets) if part is not None]
+    if any(part.device.type == "cpu" or part.is_inference() for part in parts):
+        return None
+    return [(part.data_ptr(), part._version, part.shape, part.dtype) for part in parts], bag.fixed
 
 
 def _on_host(bag: Bags) -> Bags:

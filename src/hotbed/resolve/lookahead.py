@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import operator
 import warnings
 from collections.abc import Iterable, Iterator
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from torch import nn
 
 from hotbed.collection import EmbeddingCollection
+from hotbed.errors import TableError
 from hotbed.resolve.window import Inputs, Source, Window
 
 __all__ = ["lookahead"]
@@ -45,12 +47,19 @@ def lookahead(
             collection says by a method ``embedding_inputs(batch)``; else a mapping with all features
             of the collection, in the batch or up to three containers deep in it.
 
-    A forward recognises its batch by the tensors of the ids: slices or copies of them are resolved on
-    the spot, which is correct and slower and counted in ``collection.stats()``. A loader that draws
-    from a global random generator while it is iterated (``num_workers=0``) draws sooner.
+    A forward recognises its batch by the ids, whatever tensors hold them (tensors on a device: by
+    their memory and how often torch has changed them, so that nobody waits; what writes there behind
+    torch's back is not seen). Other ids are resolved on the spot, which is correct and slower and
+    counted in ``collection.stats()``. A batch whose ids were changed between the loader and the loop
+    is refused with InputError: the loader fills its tensors again. A loader that draws from a global
+    random generator while it is iterated (``num_workers=0``) draws sooner.
+
+    A loop that is left waits for a loader that blocks a second at most; its thread ends when the
+    loader lets it.
 
     Raises:
-        ValueError: depth or horizon below 0.
+        TableError: depth or horizon that are no counts, `inputs` that cannot be called, a model that
+            is no module, or a loader that looks ahead already.
     """
     return Lookahead(loader, model, depth, horizon, inputs)
 
@@ -66,10 +75,20 @@ class Lookahead(Generic[T]):
         horizon: int,
         inputs: Inputs | None,
     ) -> None:
-        if depth < 0 or horizon < 0:
-            raise ValueError(f"depth and horizon must not be negative, got {depth} and {horizon}.")
-        self.loader, self.model = loader, model
-        self.depth, self.horizon, self.inputs = depth, max(depth, horizon), inputs
+        if isinstance(loader, Lookahead):
+            raise TableError(
+                "The loader looks ahead already. For several models, give lookahead one module that "
+                "holds them all, such as nn.ModuleList([first, second])."
+            )
+        if not isinstance(model, nn.Module):
+            raise TableError(f"model must be a torch.nn.Module, got {type(model).__name__}.")
+        if inputs is not None and not callable(inputs):
+            raise TableError(
+                f"inputs must be a function batch -> dict of features, got {type(inputs).__name__}."
+            )
+        self.loader, self.model, self.inputs = loader, model, inputs
+        self.depth = _count("depth", depth)
+        self.horizon = max(self.depth, _count("horizon", horizon))
         self._left: Source[T] | None = None
         self._said: set[str] = set()
 
@@ -77,6 +96,8 @@ class Lookahead(Generic[T]):
         return len(self.loader)  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[T]:
+        if self._left is not None:
+            self._left.wait()  # loaders are iterated by one thread at a time
         iterator = iter(self.loader)
         source: Source[T] = Source(iterator)
         if self._left is not None and self._left.iterator is iterator:
@@ -96,7 +117,7 @@ class Lookahead(Generic[T]):
                 finally:
                     window.close()
         finally:
-            if iterator is self.loader and source.left:
+            if source.being_read or (iterator is self.loader and source.left):
                 self._left = source
 
     def _collections(self) -> dict[str, EmbeddingCollection]:
@@ -113,3 +134,9 @@ class Lookahead(Generic[T]):
         if about not in self._said:
             self._said.add(about)
             warnings.warn(message, stacklevel=5)
+
+
+def _count(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not hasattr(value, "__index__") or operator.index(value) < 0:
+        raise TableError(f"{name} must be a count of batches, 0 or more, got {value!r}.")
+    return operator.index(value)

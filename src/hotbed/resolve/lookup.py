@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from hotbed import _core
-from hotbed.errors import StorageError
+from hotbed.errors import InputError, StorageError
 from hotbed.handles import LiveTable
 from hotbed.inputs import Bags, core_input, input_fault
-from hotbed.jagged import Jagged
 from hotbed.ops.pool import pool
 from hotbed.resolve.tiers import over_budget
 from hotbed.trace import span
@@ -22,44 +22,59 @@ __all__ = [
     "frozen_tables",
     "lookup",
     "make_batch",
-    "signature_of",
 ]
 
 
-class Prepared(NamedTuple):
-    """A batch that was read and grouped before its forward."""
+@dataclasses.dataclass(slots=True, eq=False)
+class Prepared:
+    """A batch that was read and grouped before its forward.
 
-    signature: Any
+    A forward knows it by its ids: the core compares what it gets with what was grouped, so it does
+    not matter what they lie in.
+    """
+
     inputs: Any
-    """Keeps the memory of the ids, which the core reads and the signature names."""
-    bags: list[Bags]
-    frozen: list[int]
-    batch: Any
+    live: Sequence[LiveTable]
+    table_of: Sequence[int]
+    names: Sequence[str]
+    read: Callable[[Any], list[Bags]]
+    """Makes bags of inputs, once now and again to see whether the loader has changed them."""
+    frozen: list[int] = dataclasses.field(init=False)
+    bags: list[Bags] = dataclasses.field(init=False)
+    """Keeps the offsets that the core reads, which are copies: nobody else changes them."""
+    batch: Any = dataclasses.field(init=False)
     """The core's."""
 
+    def __post_init__(self) -> None:
+        self.frozen = frozen_tables(self.live)
+        self.bags = [
+            bag._replace(offsets=bag.offsets.clone())
+            if bag.offsets is not None and bag.offsets.device.type == "cpu"
+            else bag
+            for bag in self.read(self.inputs)
+        ]
+        self.batch = make_batch(self.live, self.table_of, self.bags)
 
-def signature_of(inputs: Any) -> Any:
-    """What tells a batch from any other as long as its tensors are alive: where their elements lie,
-    and how often they were changed. None where that cannot be told."""
-    if isinstance(inputs, Tensor):
-        if inputs.layout is not torch.strided or inputs.is_nested or inputs.is_inference():
-            return None
-        return inputs.data_ptr(), inputs._version, inputs.shape, inputs.stride(), inputs.dtype
-    if isinstance(inputs, Jagged):
-        parts: list[Any] = [inputs.values, inputs.offsets, inputs.weights]
-    elif isinstance(inputs, Mapping):
-        parts = list(inputs.values())
-    elif isinstance(inputs, (list, tuple)):
-        parts = list(inputs)
-    elif inputs is None:
-        return ()
-    else:
-        return None
-    signatures = [signature_of(part) for part in parts]
-    if any(signature is None for signature in signatures):
-        return None
-    names = tuple(inputs) if isinstance(inputs, Mapping) else ()
-    return names, tuple(signatures)
+    def serves(self, live: Sequence[LiveTable], batch: Any, frozen: list[int]) -> bool:
+        """Whether it is what a forward asks for by `batch`, which need not have been checked."""
+        same = self.live is live and self.frozen == frozen
+        return same and bool(self.batch.first_difference(batch) < 0)
+
+    def change(self) -> str | None:
+        """What to say where the inputs are not any more what was read."""
+        try:
+            bags = self.read(self.inputs)
+            at = self.batch.first_difference(make_batch(self.live, self.table_of, bags))
+            if at < 0:
+                return None
+            what = f"feature {self.names[at]!r}"
+        except InputError as error:
+            what = str(error).rstrip(".")
+        return (
+            f"A batch was changed after look-ahead had read it ({what}). A loader that fills the same "
+            "tensors again would train other batches than it gives: let it make new tensors for each "
+            "batch, or use lookahead(..., depth=0)."
+        )
 
 
 def frozen_tables(live: Sequence[LiveTable]) -> list[int]:
@@ -83,7 +98,6 @@ def lookup(
     names: Sequence[str],
     bags: Sequence[Bags],
     training: bool,
-    batch: Any = None,
 ) -> list[Tensor]:
     """Resolves and pools one batch: the one path of every module.
 
@@ -94,7 +108,6 @@ def lookup(
         bags: the features' inputs.
         training: whether ids that a dynamic table has not met get rows; only where gradients are
             enabled, and not in a table whose parameter requires none.
-        batch: the core's batch, where look-ahead has made and checked it.
 
     Raises:
         IdError, InputError, OutOfMemory, StorageError: before anything has changed.
@@ -114,15 +127,21 @@ def lookup(
         raise_what_is_known(live)
         if live[0].tiers is None:
             return look_up(live, table_of, names, bags)
-    if batch is None:
-        batch = make_batch(live, table_of, bags)
+    batch = make_batch(live, table_of, bags)
+    frozen = frozen_tables(live)
+    tiers = live[0].tiers
+    prepared = None
+    if tiers is not None and tiers.prepared and training and grad:
+        prepared = tiers.take_prepared(live, batch, frozen)
+    if prepared is None or frozen:  # whose ids look-ahead does not read
         kind, feature, bag_at, value, bound = batch.check()
         if kind:
             name = live[table_of[feature]].name
             raise input_fault(kind, name, names[feature], bags[feature], bag_at, value, bound)
-    frozen = frozen_tables(live)
+    if prepared is not None:
+        prepared.batch.take_inputs(batch)
+        batch = prepared.batch
     wanted = grad and len(frozen) < len(live)
-    tiers = live[0].tiers
     with span("resolve"):
         try:
             batch.resolve(training and grad, wanted, frozen)

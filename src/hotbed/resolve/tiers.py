@@ -5,7 +5,9 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import warnings
 import weakref
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +49,7 @@ class Tiers:
         self._planes: Any = None
         self.device: torch.device | None = None
         """Where rows that compute lie; None: in the core's memory."""
+        self._said_changed = False
         self.stall_ms = 0.0
         """Time that the loop waited for look-ahead."""
         self.queue_depth = 0
@@ -141,12 +144,18 @@ class Tiers:
         window.close()
         return True
 
-    def take_prepared(self, signature: Any, frozen: list[int]) -> Prepared | None:
-        """The core batch that look-ahead made for this input, or None."""
+    def take_prepared(
+        self, live: Sequence[LiveTable], batch: Any, frozen: list[int]
+    ) -> Prepared | None:
+        """What look-ahead has made for the batch that a forward has, or None."""
         for at, prepared in enumerate(self.prepared):
-            if prepared.signature == signature and prepared.frozen == frozen:
+            if prepared.serves(live, batch, frozen):
                 del self.prepared[at]
                 return prepared
+        for prepared in self.prepared:
+            if not self._said_changed and (change := prepared.change()):
+                self._said_changed = True
+                warnings.warn(f"{change} This forward uses what it was given.", stacklevel=2)
         return None
 
     def note_hottest(self) -> None:

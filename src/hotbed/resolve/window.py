@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import torch
 
 from hotbed import _core
-from hotbed.errors import HotbedError
+from hotbed.errors import HotbedError, InputError
 from hotbed.resolve.lookup import Prepared
 from hotbed.resolve.tiers import Tiers
 from hotbed.trace import span
@@ -41,48 +41,62 @@ class Entry:
     failed: bool = False
     tried: int = -1
 
+    def given(self) -> Any:
+        """The batch, or raises what the loader raised."""
+        if self.error is not None:
+            raise self.error
+        return self.batch
+
 
 class Source(Generic[T]):
     """A loader that is being read; what was read and not taken comes first.
 
-    Threading: for one thread at a time.
+    Threading: whoever reads has its turn alone. A window that ends does not wait for a loader that
+    blocks; what the loader gives then is left for the next reader.
     """
 
     def __init__(self, iterator: Iterator[T]) -> None:
         self.iterator = iterator
         self.left: deque[Entry] = deque()
+        self._turn = threading.Lock()
         self._ended = False
+
+    @property
+    def being_read(self) -> bool:
+        return self._turn.locked()
+
+    def wait(self) -> None:
+        """Returns when nobody reads."""
+        with self._turn:
+            pass
 
     @property
     def more(self) -> bool:
         """Whether `read` may give something."""
         return bool(self.left) or not self._ended
 
-    def read(self) -> T:
-        """The next batch.
-
-        Raises:
-            StopIteration: there is none.
-            BaseException: what the loader raises, at its turn.
-        """
-        if self.left:
-            entry = self.left.popleft()
-            if entry.error is not None:
-                raise entry.error
-            return entry.batch  # type: ignore[no-any-return]
-        try:
-            return next(self.iterator)
-        except BaseException:
-            self._ended = True
-            raise
+    def read(self, wanted: Callable[[], bool] = lambda: True) -> Entry | None:
+        """The next batch, or what the loader raised in its place; None: there is none, or it was not
+        `wanted` any more by the time that it came, and was left."""
+        with self._turn:
+            if self.left:
+                return self.left.popleft() if wanted() else None
+            try:
+                entry = Entry(next(self.iterator))
+            except StopIteration:
+                self._ended = True
+                return None
+            except BaseException as error:
+                self._ended = True
+                entry = Entry(None, error)
+            if wanted():
+                return entry
+            self.left.append(entry)
+            return None
 
     def __iter__(self) -> Iterator[T]:
-        while self.more:
-            try:
-                batch = self.read()
-            except StopIteration:
-                return
-            yield batch
+        while (entry := self.read()) is not None:
+            yield entry.given()
 
 
 class Window:
@@ -116,6 +130,7 @@ class Window:
         self.closed = False
         self.at_work: set[str] = set()  # what threads are doing
         self._in_loader = False  # only while READING is at work
+        self.failure: BaseException | None = None  # what a thread died of
         self._taken = False  # any batch
         self._round = 0  # of releases: what did not fit is tried once a round
         self._message: tuple[str, str] | None = None  # what it is about, and what it says
@@ -132,7 +147,8 @@ class Window:
         ]
         for thread in self._threads:
             thread.start()
-        _windows.add(self)
+        with _of_windows:
+            _windows.add(self)
         for tiers in self._tiers.values():
             tiers.open_window(self)
 
@@ -144,7 +160,7 @@ class Window:
                 entry = self._next()
             if entry is None:
                 return
-            yield entry.batch
+            yield entry.given()
 
     def _next(self) -> Entry | None:
         """The next batch; None: there is no more, or the window was closed."""
@@ -155,25 +171,30 @@ class Window:
         with self._moved:
             self._round += 1
             self._moved.notify_all()
-            while not self.closed and not self._ready():
+            while not (self.closed or self.failure or self._ready()):
                 self._moved.wait()
             message, self._message = self._message, None
         if message is not None:
             self._settings.say(*message)
         with self._moved:
+            if self.failure is not None:
+                raise self.failure
             if self.closed or not self._entries:
                 return None
             entry = self._entries.popleft()
+            admitted = sum(e.admitted for e in self._entries)
             self._taken = True
             self._moved.notify_all()
-        if entry.error is not None:
-            raise entry.error
         waited = time.perf_counter() - began
+        changes = [change for prepared in entry.prepared.values() if (change := prepared.change())]
+        if changes:
+            entry.prepared = {}
+            raise InputError(changes[0])
         for name, prepared in entry.prepared.items():
             tiers = self._tiers[name]
             tiers.prepared.append(prepared)
             tiers.stall_ms += waited * 1e3
-            tiers.queue_depth = sum(e.admitted for e in self._entries)
+            tiers.queue_depth = admitted
         entry.prepared = {}
         return entry
 
@@ -183,10 +204,11 @@ class Window:
         first = self._entries[0]
         return first.admitted or first.failed or first.tried == self._round
 
-    def close(self, *, at_exit: bool = False) -> None:
+    def close(self, *, patience: float = 1.0) -> None:
         """Ends the threads, takes back what was reserved, and gives the source what was read.
 
-        It waits for what they are at, and so for the loader; only not `at_exit`.
+        It waits for what they are at, but for a loader that blocks no longer than `patience`
+        seconds: its thread ends when the loader lets it, and what comes is left in the source.
         """
         if os.getpid() != self._process:
             # A forked child has neither the threads nor, for sure, the locks that they held.
@@ -198,18 +220,24 @@ class Window:
             self._moved.notify_all()
             if threading.current_thread() in self._threads:
                 return  # garbage was collected there; what is reserved goes with the window
-            while self.at_work and not (at_exit and self._in_loader and self.at_work == {READING}):
-                self._moved.wait()
-            if self.at_work:
-                return
-        for thread in self._threads:
-            thread.join()
-        for entry in self._entries:  # in this order
-            entry.prepared = {}
-        self._source.left.extendleft(reversed(self._entries))
-        self._entries.clear()
+            if not self._moved.wait_for(lambda: not self.at_work, patience):
+                self._moved.wait_for(lambda: not self.at_work or self._blocked)
+            blocked = self._blocked
+        for thread, work in zip(self._threads, (READING, BRINGING_UP), strict=True):
+            if not (blocked and work == READING):
+                thread.join()
+        # What is reserved is let go in this order.
+        left = [Entry(entry.batch, entry.error) for entry in self._entries]
+        while self._entries:
+            self._entries.popleft()
+        self._source.left.extendleft(reversed(left))
         for tiers in self._tiers.values():
             tiers.prepared.clear()
+
+    @property
+    def _blocked(self) -> bool:
+        """Whether nothing goes on but that a loader is waited for."""
+        return self._in_loader and self.at_work == {READING}
 
     # -- the threads -----------------------------------------------------------------------------
 
@@ -234,19 +262,22 @@ class Window:
             self._moved.notify_all()
         try:
             with span("read a batch"):
-                entry = Entry(self._source.read())
-        except StopIteration:
-            return
-        except BaseException as error:
-            entry = Entry(None, error)
+                entry = self._source.read(self._is_open)
         finally:
-            with self._moved:
-                self._in_loader = False
+            self._is_open()
+        if entry is None:
+            return
         if entry.error is None and not self.closed:
             self._announce(entry)
         entry.failed = entry.failed or entry.error is not None
         with self._moved:
             self._entries.append(entry)
+
+    def _is_open(self) -> bool:
+        """Whether a batch is still wanted; whoever closes the window waits from now on."""
+        with self._moved:
+            self._in_loader = False
+            return not self.closed
 
     def _announce(self, entry: Entry) -> None:
         try:
@@ -267,7 +298,7 @@ class Window:
         except HotbedError:
             # A batch that cannot be looked up is an error of its forward, when its turn comes.
             entry.failed = True
-        except Exception as error:  # of a function of the user
+        except BaseException as error:  # of a function of the user
             entry.error = error
 
     def _admit(self, entry: Entry, number: int) -> None:
@@ -330,6 +361,9 @@ def _work(window_ref: weakref.ref[Window], moved: threading.Condition, work: str
             window.at_work.add(work)
         try:
             task()
+        except BaseException as error:
+            window.failure = error
+            return
         finally:
             with moved:
                 window.at_work.discard(work)
@@ -337,14 +371,17 @@ def _work(window_ref: weakref.ref[Window], moved: threading.Condition, work: str
 
 
 _windows: weakref.WeakSet[Window] = weakref.WeakSet()
+_of_windows = threading.Lock()
 _abandoned: list[Window] = []
 
 
 @atexit.register
 def _close_windows() -> None:
     """A thread that is in the core while the interpreter ends would bring it down."""
-    for window in list(_windows):
-        window.close(at_exit=True)
+    with _of_windows:
+        windows = list(_windows)
+    for window in windows:
+        window.close(patience=0.0)
 
 
 def _find(batch: Any, features: list[str], deep: int) -> Any:
