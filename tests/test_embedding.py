@@ -239,6 +239,26 @@ def test_torch_attributes_are_there() -> None:
     assert repr(ours) == repr(theirs)
 
 
+def test_device_and_dtype_are_told() -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        layer = hb.Embedding(None, DIM, dtype=dtype)
+        assert layer.dtype == dtype and layer.device == torch.device("cpu")
+        assert layer(torch.tensor([1])).dtype == dtype
+
+
+def test_a_gradient_with_its_signs_still_to_be_turned() -> None:
+    """The imaginary part of a conjugate is kept as its opposite, with a mark."""
+    for dim in (1, 2):
+        theirs = nn.Embedding(4, dim)
+        ours = hb.Embedding(4, dim, _weight=theirs.weight.detach())
+        for layer in (theirs, ours):
+            vectors = layer(torch.tensor([1, 2]))
+            values = torch.complex(torch.zeros_like(vectors), vectors).conj()
+            (values * (1 + 2j)).imag.sum().backward()
+        assert theirs.weight.grad is not None
+        assert torch.equal(dense_grad(ours.weight), theirs.weight.grad)
+
+
 def test_tied_to_a_linear_layer() -> None:
     _, ours = twins()
     output = nn.Linear(DIM, ROWS, bias=False)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from hotbed import init as initializers
+from hotbed.arrays import id_tensor, is_array
 from hotbed.inputs import read_bags
 from hotbed.jagged import Jagged
 from hotbed.one_table import OneTable, refuse_options, shape_of
@@ -24,8 +25,8 @@ class Embedding(OneTable):
     that), and ``hotbed.optim`` applies it. First values are N(0, 1), drawn by row from a key that
     ``torch.manual_seed`` governs; they are not torch's own numbers.
 
-    Input: int64 or int32 ids of any shape (*); output (*, embedding_dim). A `Jagged` of ids gives a
-    `Jagged` of vectors.
+    Input: int64 or int32 ids of any shape (*), a tensor, a NumPy array or (nested) lists; output
+    (*, embedding_dim). A `Jagged` of ids gives a `Jagged` of vectors.
 
     Raises:
         TableError: an argument that cannot be honoured: ``max_norm`` (it would rewrite rows in a
@@ -93,6 +94,8 @@ class Embedding(OneTable):
 
     @outside_graphs
     def forward(self, input: Any) -> Any:
+        if is_array(input):
+            input = id_tensor("Feature 'input'", input)
         single = isinstance(input, Tensor) and input.dim() == 0
         bags = read_bags(
             "input",

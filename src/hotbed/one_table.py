@@ -17,6 +17,17 @@ from hotbed.tables import Table
 
 __all__ = ["OneTable", "refuse_options", "shape_of"]
 
+# What torch's layers read anew at each forward, and a table does not.
+_FIXED = {
+    "embedding_dim",
+    "max_norm",
+    "mode",
+    "num_embeddings",
+    "padding_idx",
+    "scale_grad_by_freq",
+    "sparse",
+}
+
 
 class OneTable(TableOwner):
     """A module with one table, whose handle is its parameter ``weight``.
@@ -42,13 +53,6 @@ class OneTable(TableOwner):
         init: initializers.Initializer | None,
     ) -> None:
         there = named_device(device)
-        if padding_idx is not None and num_embeddings is not None:
-            if not -num_embeddings <= padding_idx < num_embeddings:
-                raise TableError(
-                    f"hotbed.{kind}: padding_idx {padding_idx} is outside "
-                    f"[-{num_embeddings}, {num_embeddings})."
-                )
-            padding_idx %= num_embeddings
         if weight is not None:
             if tuple(weight.shape) != (num_embeddings, embedding_dim):
                 raise TableError(
@@ -76,8 +80,23 @@ class OneTable(TableOwner):
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "weight" and "_live" in self.__dict__:
             self._assign_weight(value)
+        elif name in _FIXED and "_live" in self.__dict__:
+            self._check_fixed(name, value)
         else:
             super().__setattr__(name, value)
+
+    def _check_fixed(self, name: str, value: Any) -> None:
+        """Raises TableError for an option of torch's layers that is given another value."""
+        if name == "max_norm":
+            refuse_options(type(self).__name__, max_norm=value)
+        elif name == "scale_grad_by_freq":
+            refuse_options(type(self).__name__, scale_grad_by_freq=value)
+        elif value != getattr(self, name):
+            raise TableError(
+                f"Table {self._live.name!r}: {name} is {getattr(self, name)!r} and cannot become "
+                f"{value!r}, as it is fixed when a layer is made. Make another layer, and load this "
+                "one's state_dict into it."
+            )
 
     def _assign_weight(self, value: Any) -> None:
         live = self._live
@@ -102,10 +121,17 @@ class OneTable(TableOwner):
 
     @property
     def embedding_dim(self) -> int:
+        """Length of a row's vector."""
         return self._live.spec.dim
 
     @property
+    def dtype(self) -> torch.dtype:
+        """What rows are stored as, and vectors come out as."""
+        return self._live.spec.dtype
+
+    @property
     def padding_idx(self) -> int | None:
+        """The id that stands for "nothing", or None."""
         return self._live.spec.padding_idx
 
     def reset_parameters(self) -> None:
@@ -121,7 +147,9 @@ class OneTable(TableOwner):
         return out if out.dtype == self._live.spec.dtype else out.to(self._live.spec.dtype)
 
 
-def refuse_options(kind: str, max_norm: float | None, scale_grad_by_freq: bool) -> None:
+def refuse_options(
+    kind: str, max_norm: float | None = None, scale_grad_by_freq: bool = False
+) -> None:
     """Raises for the two options of torch's layers that rewrite rows or gradients."""
     if max_norm is not None:
         raise TableError(
