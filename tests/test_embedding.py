@@ -124,9 +124,9 @@ def test_a_dynamic_weight_is_no_tensor_of_rows() -> None:
     assert "2 rows × 5" in repr(ours.weight)
     with pytest.raises(hb.TableError, match="'embedding': its parameter holds no rows"):
         ours.weight[12345]
-    with pytest.raises(hb.TableError, match="nothing for normal to work on"):
+    with pytest.raises(hb.TableError, match="so 'normal' has nothing to work on"):
         nn.init.normal_(ours.weight)
-    with pytest.raises(hb.TableError, match="nothing for setting data to work on"):
+    with pytest.raises(hb.TableError, match="so 'setting data' has nothing to work on"):
         ours.weight.data = torch.zeros(3, DIM)
     assert ours(torch.tensor([3])).isfinite().all()
 

@@ -65,8 +65,8 @@ def graphed(step: Callable[..., Any], optimizer: TableOptimizer) -> StepGraphs:
 
     if not isinstance(optimizer, TableOptimizer):
         raise TypeError(
-            f"hotbed.graphed: the optimizer is a {type(optimizer).__name__}. Pass the one of "
-            "hotbed.optim that steps the tables."
+            f"hotbed.graphed: {type(optimizer).__name__} is no optimizer of tables. Pass the one of "
+            "hotbed.optim that steps them."
         )
     return StepGraphs(step, optimizer)
 

@@ -172,8 +172,8 @@ class LiveTable(Placed):
         plane = self._data
         if data.shape != plane.shape or data.dtype != plane.dtype:
             raise TableError(
-                f"Table {self.name!r}: the data of its parameter were replaced by a "
-                f"{_name(data.dtype)} tensor of shape {tuple(data.shape)}; the table keeps "
+                f"Table {self.name!r}: the data of its parameter were replaced by "
+                f"{_name(data.dtype)} {tuple(data.shape)}; the table keeps "
                 f"{_name(plane.dtype)} {tuple(plane.shape)}. Choose the row dtype with "
                 "Table(dtype=...)."
             )

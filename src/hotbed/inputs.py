@@ -81,10 +81,9 @@ def read_bags(
             return _read_nested(feature, value)
         if value.layout is torch.sparse_csr or value.layout is torch.sparse_coo:
             return _read_sparse(feature, value, compute_dtype, combiner)
-        nested = "nested " if value.is_nested else ""
+        nested = " of a nested tensor" if value.is_nested else ""
         raise InputError(
-            f"Feature {feature!r}: a {nested}tensor of layout {value.layout} is not understood; "
-            f"give {_KINDS}."
+            f"Feature {feature!r}: the layout {value.layout}{nested} is not understood; give {_KINDS}."
         )
     if isinstance(value, Jagged):
         return _read_jagged(

@@ -17,3 +17,8 @@ __all__ = [
     "synthetic_clicks",
     "write_criteo_tsv",
 ]
+
+
+def __dir__() -> list[str]:
+    """Only what is public, for completion."""
+    return __all__

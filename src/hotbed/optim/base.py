@@ -151,9 +151,7 @@ class TableOptimizer(Optimizer):
             if rule is None or self._replace_state or _same(rule, options, initial, exact):
                 continue
             other = live.optimizer
-            holder = (
-                f"a {type(other).__name__}" if other is not None else "an optimizer that is gone"
-            )
+            holder = type(other).__name__ if other is not None else "an optimizer that is gone"
             raise OptimizerError(
                 f"Table {live.name!r} has the states of {holder} with another rule or other options. "
                 "Pass replace_state=True to drop them."
@@ -384,7 +382,7 @@ class TableOptimizer(Optimizer):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         raise OptimizerError(
-            f"A {type(self).__name__} cannot be copied: the states live in the tables. Make a new one "
+            f"{type(self).__name__} cannot be copied: the states live in the tables. Make a new one "
             "over the copied model and load this one's state_dict()."
         )
 
