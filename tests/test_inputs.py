@@ -214,6 +214,16 @@ def test_batches_of_different_sizes_in_a_keyed_input_are_refused() -> None:
             split_keyed(Variable(["a", "b"], ids([1, 2]), ids(offsets), None))
 
 
+@pytest.mark.parametrize("form", [lambda t: t.numpy(), lambda t: t.tolist(), lambda t: t.int()])
+def test_a_keyed_input_may_be_made_of_arrays(form: Any) -> None:
+    parts = ids([1, 2, 3]), ids([0, 1, 3]), torch.tensor([1.0, 0.5, 2.0])
+    collection = make()
+    want = collection(KeyedInput(["watched", "user"], *parts))
+    given = form(parts[0]), form(parts[1]), parts[2].tolist()
+    got = collection(KeyedInput(["watched", "user"], *given))
+    assert all(torch.equal(got[name], want[name]) for name in want)
+
+
 def test_weights_of_a_keyed_input_are_used_or_refused() -> None:
     keyed = KeyedInput(["watched", "user"], ids([1, 2, 3]), ids([0, 1, 3]), ids([1.0, 0.5, 2.0]))
     collection = make()

@@ -259,7 +259,7 @@ def split_keyed(value: Any) -> dict[str, Jagged] | None:
     if not all(callable(getattr(value, name, None)) for name in ("keys", "values", "offsets")):
         return None
     values = value.values()
-    if not isinstance(values, Tensor):
+    if not isinstance(values, Tensor) and not is_array(values):
         return None
     keys, offsets = list(value.keys()), value.offsets()
     weights = getattr(value, "weights_or_none", lambda: None)()
@@ -272,7 +272,7 @@ def split_keyed(value: Any) -> dict[str, Jagged] | None:
             f"{', '.join(f'{size} of {key!r}' for key, size in sizes)}. All keys must have as many "
             "samples; look those of other sizes up in a collection of their own."
         )
-    _offsets("A keyed input", offsets)
+    offsets = _offsets("A keyed input", offsets)
     if not keys or (len(offsets) - 1) % len(keys):
         raise InputError(
             f"A keyed input has {len(keys)} keys and {len(offsets) - 1} lengths; every key must have "
