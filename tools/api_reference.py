@@ -93,6 +93,8 @@ def members(cls: type) -> Iterator[str]:
             seen.add(name)
             function = getattr(member, "__func__", member)
             said = inspect.cleandoc(getattr(function, "__doc__", None) or "")
+            if inspect.isroutine(function) and base.__name__ not in function.__qualname__:
+                continue  # torch puts wrapped methods of the base into classes
             if isinstance(member, property) and said:
                 yield f"#### `.{name}`\n\n{markdown(said)}\n"
             elif inspect.isroutine(function) and said:
