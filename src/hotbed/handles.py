@@ -322,7 +322,7 @@ class LiveTable(Placed):
         if needed > free:
             raise TableError(
                 f"Table {self.name!r}: {purpose} would copy {needed} bytes, and {free} are free; "
-                "it is meant for tables that fit twice in memory."
+                "it is meant for tables that fit twice in memory. Read a part of the rows with lookup(ids)."
             )
 
     def _refuse_copy_of_tiers(self) -> None:
