@@ -1,8 +1,9 @@
-"""The grammar of what Hotbed says: articles before names, and words that stand twice."""
+"""What Hotbed says: articles before names, words that stand twice, and names that are there."""
 
 from __future__ import annotations
 
 import ast
+import pkgutil
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,11 @@ import pytest
 
 import hotbed
 
+ROOT = Path(__file__).resolve().parents[1]
 SOURCES = sorted(Path(hotbed.__file__).parent.rglob("*.py"))
+PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+# But kernels, whose modules import Triton.
+PUBLIC = re.compile(r"\b(?:hotbed|hb)\.(?!ops\.gpu\.)(\w+(?:\.\w+)*)")
 TWICE = re.compile(r"\b([a-z]+) \1\b", re.IGNORECASE)
 ARTICLE = re.compile(r"\b(an?) (?:(\0)|\W*(\w+))", re.IGNORECASE)
 # Letters and beginnings that are not spoken as they are written.
@@ -70,3 +75,21 @@ def test_messages_have_none() -> None:
         for fault in faults(text)
     ]
     assert not said
+
+
+def is_there(name: str) -> bool:
+    """Whether ``hotbed.<name>`` is an attribute or a module."""
+    try:
+        pkgutil.resolve_name(f"hotbed.{name}")
+    except (AttributeError, ImportError):
+        return False
+    return True
+
+
+def test_what_is_prescribed_is_there() -> None:
+    assert is_there("optim.Adam") and is_there("ops.codec") and not is_there("distribute")
+    said = [(path, text) for path in SOURCES for _, text in texts(path.read_text(encoding="utf-8"))]
+    said += [(path, path.read_text(encoding="utf-8")) for path in PAGES]
+    names = {(path.name, match[1]) for path, text in said for match in PUBLIC.finditer(text)}
+    assert len(names) > 50
+    assert sorted(pair for pair in names if not is_there(pair[1])) == []
