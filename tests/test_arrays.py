@@ -231,6 +231,28 @@ def test_weights_of_other_forms() -> None:
     assert torch.equal(bag([[1]], per_sample_weights=flipped[None]), bag([[1]]))
 
 
+@pytest.mark.parametrize("kind", [hb.Embedding, hb.EmbeddingBag])
+def test_weights_that_a_layer_is_made_from(kind: Any) -> None:
+    array = np.arange(6, dtype=np.float32).reshape(3, 2)
+    for form in (torch.from_numpy, read_only, np.asfortranarray, np.ndarray.tolist):
+        layer = kind.from_pretrained(form(array))
+        assert layer.dtype == torch.float32 and layer.weight.tolist() == array.tolist()
+    assert kind.from_pretrained(array.astype(np.float64)).dtype == torch.float64
+    assert kind(3, 2, _weight=array).weight.tolist() == array.tolist()
+    for wrong, says in (
+        (array[0], r"needs \(rows, dim\) weights, got shape \(2,\)"),
+        ([1.0], r"got shape \(1,\)"),
+        ([[1.0], [2.0, 3.0]], "from_pretrained: lists of different lengths"),
+        ("x", "from_pretrained: weights must be real numbers"),
+        (array.astype(np.int64), "dtype must be one of float32"),
+        (torch.ones(3, 2).to_sparse(), "from_pretrained: weights must be a dense tensor"),
+    ):
+        with pytest.raises((hb.TableError, hb.InputError), match=says):
+            kind.from_pretrained(wrong)
+    with pytest.raises(hb.InputError, match="_weight must be real numbers, got str"):
+        kind(3, 2, _weight="x")
+
+
 def test_lists_of_a_jagged() -> None:
     made = hb.Jagged.from_lists([ids([1, 2]), np.array([3]), (4,), []])
     assert made.values.tolist() == [1, 2, 3, 4] and made.lengths.tolist() == [2, 1, 1, 0]

@@ -11,7 +11,7 @@ from hotbed import init as initializers
 from hotbed.arrays import id_tensor, is_array
 from hotbed.inputs import read_bags
 from hotbed.jagged import Jagged
-from hotbed.one_table import OneTable, refuse_options, shape_of
+from hotbed.one_table import OneTable, refuse_options, weights_of
 from hotbed.resolve.outside_graphs import outside_graphs
 
 __all__ = ["Embedding"]
@@ -70,7 +70,7 @@ class Embedding(OneTable):
     @classmethod
     def from_pretrained(
         cls,
-        embeddings: Tensor,
+        embeddings: Any,
         freeze: bool = True,
         padding_idx: int | None = None,
         max_norm: float | None = None,
@@ -78,8 +78,14 @@ class Embedding(OneTable):
         scale_grad_by_freq: bool = False,
         sparse: bool = True,
     ) -> Embedding:
-        """A layer with these (rows, dim) weights, copied; frozen by default, as torch's."""
-        rows, dim = shape_of(embeddings)
+        """A layer with these (rows, dim) weights (a tensor, a NumPy array, lists), copied; frozen by
+        default, as torch's.
+
+        Raises:
+            TableError, InputError: they are no such weights.
+        """
+        weights = weights_of(embeddings)
+        rows, dim = weights.shape
         return cls(
             rows,
             dim,
@@ -88,7 +94,7 @@ class Embedding(OneTable):
             norm_type,
             scale_grad_by_freq,
             sparse,
-            _weight=embeddings,
+            _weight=weights,
             _freeze=freeze,
         )
 

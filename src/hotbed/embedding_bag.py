@@ -12,7 +12,7 @@ from hotbed.arrays import ID_DTYPES, describe, id_tensor, is_array, real_tensor
 from hotbed.errors import InputError, TableError
 from hotbed.inputs import Bags, read_bags
 from hotbed.jagged import Jagged
-from hotbed.one_table import OneTable, refuse_options, shape_of
+from hotbed.one_table import OneTable, refuse_options, weights_of
 from hotbed.resolve.outside_graphs import outside_graphs
 
 __all__ = ["EmbeddingBag"]
@@ -75,7 +75,7 @@ class EmbeddingBag(OneTable):
     @classmethod
     def from_pretrained(
         cls,
-        embeddings: Tensor,
+        embeddings: Any,
         freeze: bool = True,
         max_norm: float | None = None,
         norm_type: float = 2.0,
@@ -85,8 +85,14 @@ class EmbeddingBag(OneTable):
         include_last_offset: bool = False,
         padding_idx: int | None = None,
     ) -> EmbeddingBag:
-        """A layer with these (rows, dim) weights, copied; frozen by default, as torch's."""
-        rows, dim = shape_of(embeddings)
+        """A layer with these (rows, dim) weights (a tensor, a NumPy array, lists), copied; frozen by
+        default, as torch's.
+
+        Raises:
+            TableError, InputError: they are no such weights.
+        """
+        weights = weights_of(embeddings)
+        rows, dim = weights.shape
         layer = cls(
             rows,
             dim,
@@ -95,7 +101,7 @@ class EmbeddingBag(OneTable):
             scale_grad_by_freq,
             mode,
             sparse,
-            embeddings,
+            weights,
             include_last_offset,
             padding_idx,
         )

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from hotbed import init as initializers
+from hotbed.arrays import real_tensor
 from hotbed.errors import TableError
 from hotbed.handles import LiveTable, derive_key
 from hotbed.inputs import Bags
@@ -15,7 +16,7 @@ from hotbed.placement import named_device
 from hotbed.table_owner import TableOwner
 from hotbed.tables import Table
 
-__all__ = ["OneTable", "refuse_options", "shape_of"]
+__all__ = ["OneTable", "refuse_options", "weights_of"]
 
 # What torch's layers read anew at each forward, and a table does not.
 _FIXED = {
@@ -46,7 +47,7 @@ class OneTable(TableOwner):
         embedding_dim: int,
         combiner: str,
         padding_idx: int | None,
-        weight: Tensor | None,
+        weight: Any,
         freeze: bool,
         device: Any,
         dtype: torch.dtype | None,
@@ -54,6 +55,7 @@ class OneTable(TableOwner):
     ) -> None:
         there = named_device(device)
         if weight is not None:
+            weight = real_tensor(f"hotbed.{kind}", "_weight", weight)
             if tuple(weight.shape) != (num_embeddings, embedding_dim):
                 raise TableError(
                     f"hotbed.{kind}: _weight has shape {tuple(weight.shape)}, the arguments say "
@@ -162,10 +164,16 @@ def refuse_options(
         )
 
 
-def shape_of(embeddings: Tensor) -> tuple[int, int]:
-    """(rows, dim) of weights that a layer is made from."""
-    if embeddings.dim() != 2:
+def weights_of(given: Any) -> Tensor:
+    """(rows, dim) weights that a layer is made from: a tensor, an array or lists.
+
+    Raises:
+        TableError, InputError: they are none.
+    """
+    weights = real_tensor("from_pretrained", "weights", given)
+    if weights.dim() != 2:
         raise TableError(
-            f"from_pretrained needs (rows, dim) weights, got {tuple(embeddings.shape)}."
+            f"from_pretrained needs (rows, dim) weights, got shape {tuple(weights.shape)}."
         )
-    return embeddings.shape[0], embeddings.shape[1]
+    # Of Python's floats torch makes its default dtype, NumPy float64.
+    return weights.to(torch.get_default_dtype()) if isinstance(given, (list, tuple)) else weights
