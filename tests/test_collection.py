@@ -129,8 +129,6 @@ def test_descriptions_are_checked() -> None:
             hb.EmbeddingCollection(tables, features)  # type: ignore[arg-type]
     collection = hb.EmbeddingCollection([item, hb.Table("unused", 2)], {"x": "item"})
     assert collection({"x": ids([1])})["x"].shape == (1, 4)
-    with pytest.raises(hb.TableError, match="storage must be a hotbed.Storage, got '1GB'"):
-        hb.EmbeddingCollection([item], storage="1GB")  # type: ignore[arg-type]
     for seed in ("0", 1.0, True):
         with pytest.raises(hb.TableError, match="seed must be an integer"):
             hb.EmbeddingCollection([item], seed=seed)  # type: ignore[arg-type]

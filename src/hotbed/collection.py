@@ -107,8 +107,6 @@ class EmbeddingCollection(TableOwner):
         there = named_device(device)
         tiers = None
         if storage is not None:
-            if not isinstance(storage, Storage):
-                raise TableError(f"storage must be a hotbed.Storage, got {storage!r}.")
             storage.check_fit(tables)
             tiers = Tiers(storage) if storage.tiered else None
         live = {

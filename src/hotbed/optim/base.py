@@ -151,7 +151,11 @@ class TableOptimizer(Optimizer):
             if rule is None or self._replace_state or _same(rule, options, initial, exact):
                 continue
             other = live.optimizer
-            holder = type(other).__name__ if other is not None else "an optimizer that is gone"
+            holder = (
+                f"hotbed.optim.{type(other).__name__}"
+                if other is not None
+                else "an optimizer that is gone,"
+            )
             raise OptimizerError(
                 f"Table {live.name!r} has the states of {holder} with another rule or other options. "
                 "Pass replace_state=True to drop them."
