@@ -1,4 +1,4 @@
-# make demo | test | test-gpu | lint | stub | sanitize | soak | bench | wheel | peers | clean
+# make demo | test | test-gpu | lint | stub | docs | sanitize | soak | bench | wheel | peers | clean
 PYTHON ?= python3
 TORCH := torch==2.13.0
 PEERS := fbgemm-gpu-cpu==1.8.0
@@ -15,7 +15,7 @@ CORE_SOURCES := CMakeLists.txt $(shell find csrc -type f)
 SOURCES := $(CORE_SOURCES) pyproject.toml README.md LICENSE \
            $(shell find src -type f -not -name '*.so' -not -path '*/__pycache__/*')
 
-.PHONY: demo test test-gpu test-core install tools lint stub sanitize soak bench wheel peers clean
+.PHONY: demo test test-gpu test-core install tools lint stub docs sanitize soak bench wheel peers clean
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := test
 
@@ -115,6 +115,10 @@ stub: $(VENV)/stamp-tools
 	@$(BIN)/python -m nanobind.stubgen -q -m hotbed._core -D -o src/hotbed/_core.pyi
 	@$(BIN)/ruff check -q --fix --ignore E501 src/hotbed/_core.pyi
 	@$(BIN)/ruff format -q src/hotbed/_core.pyi
+
+# The API reference, from the docstrings of what is installed.
+docs: $(VENV)/stamp-hotbed
+	@$(BIN)/python -m tools.api_reference
 
 # --- Measuring it. ---
 

@@ -7,6 +7,7 @@
 
 #include "bindings.hpp"
 #include "criteo.hpp"
+#include "hash_ids.hpp"
 
 using namespace hotbed;
 
@@ -78,6 +79,15 @@ void bind_data(nb::module_& module) {
         return nb::bytes(out.data(), out.size());
       },
       "label"_a.none(), "integers"_a, "ids"_a);
+
+  module.def(
+      "hash_ids",
+      [](Address bytes, Address offsets, size_t width, size_t count, uint64_t seed, Address out) {
+        hash_ids(pointer<const uint8_t>(bytes), pointer<const int64_t>(offsets), width, count, seed,
+                 pointer<int64_t>(out));
+      },
+      "bytes"_a, "offsets"_a, "width"_a, "count"_a, "seed"_a, "out"_a, Unlocked(),
+      "Writes the XXH64 of each value as int64; `offsets` 0: each has `width` bytes.");
 
   module.attr("CRITEO_LONGEST_LINE") = criteo::kLongestLine;
 }

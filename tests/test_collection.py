@@ -168,7 +168,9 @@ def test_looking_in_from_outside() -> None:
     for call, says in (
         (lambda: collection.rows("what"), "no table 'what'; there are 'item'"),
         (lambda: collection.parameter("what"), "no table 'what'"),
-        (lambda: collection.lookup("user", ids([1.5])), "must be a 1-D int64 tensor"),
+        (lambda: collection.lookup(["item"], ids([1])), r"no table \['item'\]"),  # type: ignore[arg-type]
+        (lambda: collection.lookup("user", ids([1.5])), "must be int64 or int32, got float32"),
+        (lambda: collection.lookup("user", ids([[1]])), r"must be 1-D, got shape \(1, 1\)"),
         (lambda: collection.lookup("item", ids([20])), r"id 20 is outside \[0, 20\)"),
         (lambda: collection.assign("item", ids([-1]), torch.zeros(1, 5)), "id -1 is outside"),
         (lambda: collection.assign("user", ids([1]), torch.zeros(1, 5)), r"shape \(1, 3\)"),

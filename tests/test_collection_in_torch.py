@@ -89,6 +89,18 @@ def test_autocast_leaves_rows_their_type() -> None:
     assert dense_grad(collection.parameter("item")).dtype == torch.float32
 
 
+def test_torch_func_is_refused() -> None:
+    collection, inputs = mixed(), batch()
+
+    def loss(scale: Tensor) -> Tensor:
+        return loss_of(collection(inputs)) * scale
+
+    for transformed, scale in ((torch.func.grad(loss), 1.0), (torch.func.vmap(loss), [1.0, 2.0])):
+        with pytest.raises(hb.TableError, match="torch.func cannot go through tables"):
+            transformed(torch.tensor(scale))
+    assert collection.count("user") == 0
+
+
 def test_two_collections_in_one_model() -> None:
     class Model(nn.Module):
         def __init__(self) -> None:

@@ -124,9 +124,9 @@ def test_a_dynamic_weight_is_no_tensor_of_rows() -> None:
     assert "2 rows × 5" in repr(ours.weight)
     with pytest.raises(hb.TableError, match="'embedding': its parameter holds no rows"):
         ours.weight[12345]
-    with pytest.raises(hb.TableError, match="nothing for normal to work on"):
+    with pytest.raises(hb.TableError, match="so 'normal' has nothing to work on"):
         nn.init.normal_(ours.weight)
-    with pytest.raises(hb.TableError, match="nothing for setting data to work on"):
+    with pytest.raises(hb.TableError, match="so 'setting data' has nothing to work on"):
         ours.weight.data = torch.zeros(3, DIM)
     assert ours(torch.tensor([3])).isfinite().all()
 
@@ -237,6 +237,26 @@ def test_torch_attributes_are_there() -> None:
         assert getattr(theirs, name) == getattr(ours, name)
     assert not ours.scale_grad_by_freq
     assert repr(ours) == repr(theirs)
+
+
+def test_device_and_dtype_are_told() -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        layer = hb.Embedding(None, DIM, dtype=dtype)
+        assert layer.dtype == dtype and layer.device == torch.device("cpu")
+        assert layer(torch.tensor([1])).dtype == dtype
+
+
+def test_a_gradient_with_its_signs_still_to_be_turned() -> None:
+    """The imaginary part of a conjugate is kept as its opposite, with a mark."""
+    for dim in (1, 2):
+        theirs = nn.Embedding(4, dim)
+        ours = hb.Embedding(4, dim, _weight=theirs.weight.detach())
+        for layer in (theirs, ours):
+            vectors = layer(torch.tensor([1, 2]))
+            values = torch.complex(torch.zeros_like(vectors), vectors).conj()
+            (values * (1 + 2j)).imag.sum().backward()
+        assert theirs.weight.grad is not None
+        assert torch.equal(dense_grad(ours.weight), theirs.weight.grad)
 
 
 def test_tied_to_a_linear_layer() -> None:

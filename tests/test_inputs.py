@@ -53,10 +53,11 @@ def test_lists_make_a_jagged() -> None:
         ({"offsets": ids([0]), "lengths": ids([0])}, "exactly one"),
         ({"lengths": torch.tensor([1.5, 1.5])}, "lengths must be a 1-D int64"),
         ({"offsets": torch.zeros(1, 1, dtype=torch.int64)}, "offsets must be a 1-D int64"),
-        ({"offsets": [0, 3]}, "offsets must be a 1-D int64"),
+        ({"offsets": [[0, 3]]}, "offsets must be a 1-D int64"),
+        ({"offsets": [0.0, 3.0]}, "offsets must be int64 or int32, got float64"),
         ({"offsets": torch.zeros(0, dtype=torch.int64)}, "got 0"),
         ({"offsets": ids([0, 3]), "weights": torch.ones(2)}, "one weight an id"),
-        ({"offsets": ids([0, 3]), "weights": [1.0, 1.0, 1.0]}, "one weight an id"),
+        ({"offsets": ids([0, 3]), "weights": [1.0, 1.0]}, "one weight an id"),
     ],
 )
 def test_what_cannot_be_a_jagged(arguments: Any, says: str) -> None:
@@ -186,7 +187,7 @@ def test_a_keyed_input_is_split_by_key() -> None:
     [
         (["a", "b"], [1, 2, 3], [0, 1, 2], "run from 0 to 3.*from 0 to 2"),
         (["a", "b"], [1, 2], [1, 1, 2], "'a'.*from 1 to 2"),
-        (["a", "b"], [1, 2], [0, 1, 1, 2], "no multiple"),
+        (["a", "b"], [1, 2], [0, 1, 1, 2], "2 keys and 3 lengths; every key must have as many"),
         (["a", "a"], [1, 2], [0, 1, 2], "a key twice"),
         (["a", "b"], [1, 2], [0, 3, 2], "'a': offsets run from 0 to 3"),
         ([], [1, 2], [0, 2], "0 keys"),
@@ -204,8 +205,39 @@ def test_batches_of_different_sizes_in_a_keyed_input_are_refused() -> None:
         def variable_stride_per_key(self) -> bool:
             return True
 
-    with pytest.raises(hb.InputError, match="different sizes"):
-        split_keyed(Variable(["a", "b"], ids([1, 2]), ids([0, 1, 2]), None))
+        def stride_per_key(self) -> list[int]:
+            return [1, len(self.offsets()) - 2]
+
+    # Whether the lengths happen to be a multiple of the keys, or not.
+    for offsets, size in ([0, 1, 2], 1), ([0, 1, 2, 2], 2), ([0, 1, 2, 2, 2], 3):
+        with pytest.raises(hb.InputError, match=f"different sizes: 1 of 'a', {size} of 'b'"):
+            split_keyed(Variable(["a", "b"], ids([1, 2]), ids(offsets), None))
+
+
+@pytest.mark.parametrize("form", [lambda t: t.numpy(), lambda t: t.tolist(), lambda t: t.int()])
+def test_a_keyed_input_may_be_made_of_arrays(form: Any) -> None:
+    parts = ids([1, 2, 3]), ids([0, 1, 3]), torch.tensor([1.0, 0.5, 2.0])
+    collection = make()
+    want = collection(KeyedInput(["watched", "user"], *parts))
+    given = form(parts[0]), form(parts[1]), parts[2].tolist()
+    got = collection(KeyedInput(["watched", "user"], *given))
+    assert all(torch.equal(got[name], want[name]) for name in want)
+
+
+def test_weights_of_a_keyed_input_are_used_or_refused() -> None:
+    keyed = KeyedInput(["watched", "user"], ids([1, 2, 3]), ids([0, 1, 3]), ids([1.0, 0.5, 2.0]))
+    collection = make()
+    want = {
+        name: hb.Jagged(part.values, part.offsets, weights=part.weights)
+        for name, part in (split_keyed(keyed) or {}).items()
+    }
+    for name, vectors in collection(keyed).items():
+        assert torch.equal(vectors, collection(want)[name])
+    assert not torch.equal(
+        collection(keyed)["user"], collection({**want, "user": ids([[2, 3]])})["user"]
+    )
+    with pytest.raises(hb.InputError, match="not max; give the ids without weights"):
+        make("max")(keyed)
 
 
 def narrowed(values: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
@@ -51,6 +52,13 @@ def test_import_brings_no_heavy_modules() -> None:
     assert "hotbed" in added
     heavy = [m for m in added if any(m == h or m.startswith(h + ".") for h in HEAVY)]
     assert heavy == []
+
+
+@pytest.mark.parametrize("name", ["", ".data", ".init", ".models", ".nn", ".optim", ".train"])
+def test_completion_offers_what_is_public(name: str) -> None:
+    module = importlib.import_module("hotbed" + name)
+    assert set(dir(module)) - {"__version__"} == set(module.__all__)
+    assert all(hasattr(module, each) for each in dir(module))
 
 
 @pytest.mark.process

@@ -159,9 +159,14 @@ def _break(collection: hb.EmbeddingCollection, batch: list[Feature], rng: random
         (lambda: torch.zeros(size, dtype=torch.bool), "bool"),
         (lambda: torch.zeros(size, 2, dtype=torch.uint8), "uint8"),
         (lambda: torch.tensor(3), "batch dimension"),
-        (lambda: None, "NoneType"),
-        (lambda: [1, 2, 3], "list"),
-        (lambda: np.arange(3), "ndarray"),
+        (lambda: None, "None"),
+        (lambda: {1, 2}, "set"),
+        (lambda: [1.5, 2], "float64"),
+        (lambda: ["a"], "hash_ids"),
+        (lambda: [[1], [2, 3]], "from_lists"),
+        (lambda: np.arange(3, dtype=np.int16), "int16"),
+        (lambda: [0] * (size + 1), "batch of"),
+        (lambda: np.zeros((size + 1, 2), np.int64), "batch of"),
         (lambda: torch.zeros(size, dtype=torch.int64, device="meta"), "meta"),
         (
             lambda: hb.Jagged(torch.zeros(2, 2, dtype=torch.int64), lengths=torch.tensor([2])),
@@ -174,8 +179,8 @@ def _break(collection: hb.EmbeddingCollection, batch: list[Feature], rng: random
             lambda: KeyedInput(["a"], good.values, torch.tensor([], dtype=torch.int64), None),
             "offsets",
         ),
-        (lambda: KeyedInput(["a"], good.values, [0, 2], None), "offsets"),  # type: ignore[arg-type]
-        (lambda: KeyedInput(["a"], [1, 2], torch.tensor([0, 2]), None), "ids"),  # type: ignore[arg-type]
+        (lambda: KeyedInput(["a"], good.values, [0.0, 2], None), "offsets"),  # type: ignore[arg-type]
+        (lambda: KeyedInput(["a"], ["b"], torch.tensor([0, 1]), None), "ids"),  # type: ignore[arg-type]
         (lambda: torch.zeros(size, 2, 2, dtype=torch.int64).to_sparse(), "sparse"),
         (lambda: torch.nested.nested_tensor([torch.tensor([1])], layout=torch.strided), "nested"),
         (lambda: torch.zeros(size + 1, dtype=torch.int64), "batch of"),
@@ -213,7 +218,7 @@ def _break(collection: hb.EmbeddingCollection, batch: list[Feature], rng: random
     if change == 1:
         inputs["other"] = value
         return inputs, ["other", "unknown"]
-    if isinstance(value, Tensor) and says == "batch of" and len(batch) == 1:
+    if says == "batch of" and len(batch) == 1:
         return 7, ["int"]
     inputs[name] = value
     return inputs, ([repr(name), says] if says != "batch of" else [says, str(size)])

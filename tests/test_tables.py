@@ -31,8 +31,8 @@ from hotbed.handles import LiveTable
         ({"combiner": 3}, "combiner must be one of"),
         ({"dtype": torch.int64}, "dtype must be one of float32, float64, float16, bfloat16"),
         ({"dtype": "float32"}, "dtype must be one of"),
-        ({"padding_idx": 10}, r"padding_idx 10 is outside \[0, 10\)"),
-        ({"padding_idx": -1}, "outside"),
+        ({"padding_idx": 10}, r"padding_idx 10 is outside \[-10, 10\)"),
+        ({"padding_idx": -11}, "outside"),
         ({"padding_idx": 1.0}, "64-bit integer"),
         ({"rows": None, "padding_idx": 2**63}, "64-bit integer"),
         ({"init": 0.01}, "init must be one of hotbed.init"),
@@ -51,6 +51,12 @@ def test_integers_of_other_kinds_are_taken() -> None:
     table = hb.Table("item", dim=np.int32(4), rows=torch.tensor(10), padding_idx=np.int64(2))  # type: ignore[arg-type]
     assert (table.dim, table.rows, table.padding_idx) == (4, 10, 2)
     assert all(type(v) is int for v in (table.dim, table.rows, table.padding_idx))
+
+
+def test_negative_padding_counts_from_the_end_of_a_static_table() -> None:
+    assert hb.Table("item", 4, 10, padding_idx=-1) == hb.Table("item", 4, 10, padding_idx=9)
+    assert hb.Table("item", 4, 10, padding_idx=-10).padding_idx == 0
+    assert hb.Table("item", 4, padding_idx=-1).padding_idx == -1  # an id as any other
 
 
 def test_a_table_is_a_value() -> None:

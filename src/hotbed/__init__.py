@@ -51,3 +51,8 @@ __all__ = [
     "split_parameters",
     "train",
 ]
+
+
+def __dir__() -> list[str]:
+    """Only what is public, for completion."""
+    return [*__all__, "__version__"]

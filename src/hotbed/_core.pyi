@@ -34,6 +34,7 @@ def criteo_format(
         NDArray[numpy.int64], dict(shape=(26, None), order="C", device="cpu", writable=False)
     ],
 ) -> bytes: ...
+def hash_ids(bytes: int, offsets: int, width: int, count: int, seed: int, out: int) -> None: ...
 
 CRITEO_LONGEST_LINE: int = 4096
 

@@ -305,7 +305,7 @@ class EmbeddingCollection(TableOwner):
         """The live table of that name."""
         try:
             return self._owned[name]
-        except KeyError:
+        except (KeyError, TypeError):
             raise TableError(
                 f"There is no table {name!r}; there are {', '.join(map(repr, self._owned))}."
             ) from None
@@ -334,15 +334,21 @@ class EmbeddingCollection(TableOwner):
         """Rows that a table holds, or all tables together."""
         return sum(map(len, self._live)) if name is None else len(self.table(name))
 
-    def lookup(self, name: str, ids: Tensor) -> Tensor:
-        """(n, dim) rows of the ids as they are; absent ids read their first value. Stores nothing."""
-        return self.table(name).lookup(ids)
-
-    def assign(self, name: str, ids: Tensor, values: Tensor) -> None:
-        """Writes (n, dim) values into the rows of (n,) ids; in a dynamic table, absent ids get a row.
+    def lookup(self, name: str, ids: Any) -> Tensor:
+        """(n, dim) rows of (n,) ids (a tensor, an array, a list) as they are; absent ids read their first
+        value. Stores nothing.
 
         Raises:
-            IdError, TableError, OutOfMemory: with the table as it was.
+            IdError, InputError: ids that cannot be looked up.
+        """
+        return self.table(name).lookup(ids)
+
+    def assign(self, name: str, ids: Any, values: Any) -> None:
+        """Writes (n, dim) values into the rows of (n,) ids; in a dynamic table, absent ids get a row.
+        Both may be tensors, NumPy arrays or lists.
+
+        Raises:
+            IdError, InputError, TableError, OutOfMemory: with the table as it was.
         """
         self.table(name).assign(ids, values)
 

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from hotbed import init as initializers
+from hotbed.arrays import id_tensor, is_array
 from hotbed.inputs import read_bags
 from hotbed.jagged import Jagged
-from hotbed.one_table import OneTable, refuse_options, shape_of
+from hotbed.one_table import OneTable, refuse_options, weights_of
 from hotbed.resolve.outside_graphs import outside_graphs
 
 __all__ = ["Embedding"]
@@ -24,8 +25,8 @@ class Embedding(OneTable):
     that), and ``hotbed.optim`` applies it. First values are N(0, 1), drawn by row from a key that
     ``torch.manual_seed`` governs; they are not torch's own numbers.
 
-    Input: int64 or int32 ids of any shape (*); output (*, embedding_dim). A `Jagged` of ids gives a
-    `Jagged` of vectors.
+    Input: int64 or int32 ids of any shape (*), a tensor, a NumPy array or (nested) lists; output
+    (*, embedding_dim). A `Jagged` of ids gives a `Jagged` of vectors.
 
     Raises:
         TableError: an argument that cannot be honoured: ``max_norm`` (it would rewrite rows in a
@@ -69,7 +70,7 @@ class Embedding(OneTable):
     @classmethod
     def from_pretrained(
         cls,
-        embeddings: Tensor,
+        embeddings: Any,
         freeze: bool = True,
         padding_idx: int | None = None,
         max_norm: float | None = None,
@@ -77,8 +78,14 @@ class Embedding(OneTable):
         scale_grad_by_freq: bool = False,
         sparse: bool = True,
     ) -> Embedding:
-        """A layer with these (rows, dim) weights, copied; frozen by default, as torch's."""
-        rows, dim = shape_of(embeddings)
+        """A layer with these (rows, dim) weights (a tensor, a NumPy array, lists), copied; frozen by
+        default, as torch's.
+
+        Raises:
+            TableError, InputError: they are no such weights.
+        """
+        weights = weights_of(embeddings)
+        rows, dim = weights.shape
         return cls(
             rows,
             dim,
@@ -87,12 +94,14 @@ class Embedding(OneTable):
             norm_type,
             scale_grad_by_freq,
             sparse,
-            _weight=embeddings,
+            _weight=weights,
             _freeze=freeze,
         )
 
     @outside_graphs
     def forward(self, input: Any) -> Any:
+        if is_array(input):
+            input = id_tensor("Feature 'input'", input)
         single = isinstance(input, Tensor) and input.dim() == 0
         bags = read_bags(
             "input",

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from hotbed import init as initializers
+from hotbed.arrays import ID_DTYPES, describe, id_tensor, is_array, real_tensor
 from hotbed.errors import InputError, TableError
 from hotbed.inputs import Bags, read_bags
-from hotbed.jagged import ID_DTYPES, Jagged, describe
-from hotbed.one_table import OneTable, refuse_options, shape_of
+from hotbed.jagged import Jagged
+from hotbed.one_table import OneTable, refuse_options, weights_of
 from hotbed.resolve.outside_graphs import outside_graphs
 
 __all__ = ["EmbeddingBag"]
@@ -23,8 +24,8 @@ class EmbeddingBag(OneTable):
     ``num_embeddings=None`` makes the table dynamic. ``mode`` may also be ``"sqrtn"``. The gradient
     is always sparse, for every mode. See `Embedding` for first values and optimizers.
 
-    Input: (B, K) ids, or (N,) ids with ``offsets``; or one of the kinds of `hotbed.inputs`. Output
-    (B, embedding_dim).
+    Input: (B, K) ids, or (N,) ids with ``offsets``, each a tensor, a NumPy array or a list; or one of
+    the kinds of `hotbed.inputs`. Output (B, embedding_dim).
 
     Raises:
         TableError: ``max_norm``, ``scale_grad_by_freq``, an unknown mode.
@@ -74,7 +75,7 @@ class EmbeddingBag(OneTable):
     @classmethod
     def from_pretrained(
         cls,
-        embeddings: Tensor,
+        embeddings: Any,
         freeze: bool = True,
         max_norm: float | None = None,
         norm_type: float = 2.0,
@@ -84,8 +85,14 @@ class EmbeddingBag(OneTable):
         include_last_offset: bool = False,
         padding_idx: int | None = None,
     ) -> EmbeddingBag:
-        """A layer with these (rows, dim) weights, copied; frozen by default, as torch's."""
-        rows, dim = shape_of(embeddings)
+        """A layer with these (rows, dim) weights (a tensor, a NumPy array, lists), copied; frozen by
+        default, as torch's.
+
+        Raises:
+            TableError, InputError: they are no such weights.
+        """
+        weights = weights_of(embeddings)
+        rows, dim = weights.shape
         layer = cls(
             rows,
             dim,
@@ -94,7 +101,7 @@ class EmbeddingBag(OneTable):
             scale_grad_by_freq,
             mode,
             sparse,
-            embeddings,
+            weights,
             include_last_offset,
             padding_idx,
         )
@@ -102,13 +109,15 @@ class EmbeddingBag(OneTable):
         return layer
 
     @outside_graphs
-    def forward(
-        self, input: Any, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, input: Any, offsets: Any = None, per_sample_weights: Any = None) -> Tensor:
         return self._vectors(self._bags(input, offsets, per_sample_weights))
 
-    def _bags(self, input: Any, offsets: Tensor | None, weights: Tensor | None) -> Bags:
+    def _bags(self, input: Any, offsets: Any, weights: Any) -> Bags:
         compute = self._live.spec.compute_dtype
+        if is_array(input):
+            input = id_tensor("Feature 'input'", input)
+        if is_array(offsets):
+            offsets = id_tensor("EmbeddingBag", offsets, "offsets")
         plain = isinstance(input, Tensor) and input.layout is torch.strided and not input.is_nested
         if weights is not None:
             if not plain:
@@ -117,7 +126,8 @@ class EmbeddingBag(OneTable):
                 )
             if self.mode == "max":
                 raise InputError("per_sample_weights need mode sum, mean or sqrtn, not max.")
-            if not isinstance(weights, Tensor) or weights.shape != input.shape:
+            weights = real_tensor("EmbeddingBag", "per_sample_weights", weights)
+            if weights.shape != input.shape:
                 raise InputError(
                     f"per_sample_weights must have the shape of input, {tuple(input.shape)}, "
                     f"got {describe(weights)}."
@@ -144,8 +154,29 @@ class EmbeddingBag(OneTable):
             offsets = torch.nn.functional.pad(offsets, (0, 1), value=len(input))
         elif len(offsets) == 0:
             raise InputError("include_last_offset=True needs at least one offset.")
+        elif offsets.device.type == "cpu" and offsets[-1] < len(input):
+            offsets = self._up_to_the_end(offsets, len(input))
         jagged = Jagged(input, offsets, weights=weights)
         return read_bags("input", jagged, compute, self.mode, self._live.device)
+
+    def _up_to_the_end(self, offsets: Tensor, count: int) -> Tensor:
+        """Offsets whose last bag takes the ids behind the last offset, where torch's layer has it so on
+        every device. (Sums and means in float32 and 16 bits it computes on the CPU by code of their
+        own, which leaves those ids out of the sum, and counts them in the mean.)
+
+        Raises:
+            InputError: torch has it in two ways, or there is no last bag.
+        """
+        spec = self._live.spec
+        own = self.mode != "max" and spec.dtype != torch.float64 and spec.padding_idx is None
+        if own or len(offsets) == 1:
+            raise InputError(
+                f"offsets end at {int(offsets[-1])}, and there are {count} ids. With "
+                "include_last_offset=True torch has ids behind the last offset in the last bag or in "
+                f"none, depending on device and dtype: give input[:{int(offsets[-1])}], or offsets that "
+                f"end at {count}."
+            )
+        return torch.nn.functional.pad(offsets[:-1], (0, 1), value=count)
 
     def extra_repr(self) -> str:
         padding = f", padding_idx={self.padding_idx}" if self.padding_idx is not None else ""

@@ -31,13 +31,13 @@ MOST = 4
 def graphed(step: Callable[..., Any], optimizer: TableOptimizer) -> StepGraphs:
     """Makes a training step a CUDA graph: the host launches it at one stroke, not kernel by kernel.
 
-    >>> def step(batch, label):
-    ...     loss = loss_fn(model(batch), label)
+    >>> def step(batch):
+    ...     loss = loss_fn(model(batch), batch["label"])
     ...     optimizer.zero_grad(); loss.backward(); optimizer.step()
     ...     return loss
     >>> step = hb.graphed(step, optimizer)
-    >>> for batch, label in loader:
-    ...     loss = step(batch, label)
+    >>> for batch in loader:
+    ...     loss = step(batch)
 
     For models whose tables lie on one CUDA device whole. The first steps run as ever; then a step is
     recorded for each layout of a batch (shapes and dtypes, 4 at most), and batches of that layout
@@ -65,8 +65,8 @@ def graphed(step: Callable[..., Any], optimizer: TableOptimizer) -> StepGraphs:
 
     if not isinstance(optimizer, TableOptimizer):
         raise TypeError(
-            f"hotbed.graphed: the optimizer is a {type(optimizer).__name__}. Pass the one of "
-            "hotbed.optim that steps the tables."
+            f"hotbed.graphed: {type(optimizer).__name__} is no optimizer of tables. Pass the one of "
+            "hotbed.optim that steps them."
         )
     return StepGraphs(step, optimizer)
 

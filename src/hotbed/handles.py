@@ -21,6 +21,8 @@ from torch import Tensor
 from hotbed import _core
 from hotbed.errors import HotbedError, IdError, TableError
 from hotbed.gradients import plain_access
+from hotbed.arrays import id_tensor, real_tensor
+from hotbed.errors import HotbedError, IdError, InputError, TableError
 from hotbed.init import table_key
 from hotbed.parameters import Handle
 from hotbed.placement import Placed
@@ -169,8 +171,8 @@ class LiveTable(Placed):
         plane = self._data
         if data.shape != plane.shape or data.dtype != plane.dtype:
             raise TableError(
-                f"Table {self.name!r}: the data of its parameter were replaced by a "
-                f"{_name(data.dtype)} tensor of shape {tuple(data.shape)}; the table keeps "
+                f"Table {self.name!r}: the data of its parameter were replaced by "
+                f"{_name(data.dtype)} {tuple(data.shape)}; the table keeps "
                 f"{_name(plane.dtype)} {tuple(plane.shape)}. Choose the row dtype with "
                 "Table(dtype=...)."
             )
@@ -244,12 +246,12 @@ class LiveTable(Placed):
         """Writes rows; ids of a dynamic table that have none get one. Of duplicates the last wins.
 
         Raises:
-            IdError, TableError, OutOfMemory: with the table as it was.
+            IdError, InputError, TableError, OutOfMemory: with the table as it was.
         """
         self.check_handle()
         self.settle()
         ids = self._check_ids(ids)
-        values = _as_tensor(values).detach()
+        values = real_tensor(f"Table {self.name!r}", "rows", values).detach()
         if values.shape != (len(ids), self.spec.dim):
             raise TableError(
                 f"Table {self.name!r}: {len(ids)} ids need values of shape "
@@ -263,14 +265,9 @@ class LiveTable(Placed):
         _core.assign(self.core, ids.data_ptr(), len(ids), values.data_ptr())
 
     def _check_ids(self, given: Any) -> Tensor:
-        ids = _as_tensor(given)
-        if ids.numel() == 0 and not isinstance(given, Tensor):
-            ids = ids.to(torch.int64)  # torch takes an empty list for floats
-        if ids.dtype not in (torch.int64, torch.int32) or ids.dim() != 1:
-            raise TableError(
-                f"Table {self.name!r}: ids must be a 1-D int64 tensor, got "
-                f"{_name(ids.dtype)} of shape {tuple(ids.shape)}."
-            )
+        ids = id_tensor(f"Table {self.name!r}", given)
+        if ids.dim() != 1:
+            raise InputError(f"Table {self.name!r}: ids must be 1-D, got shape {tuple(ids.shape)}.")
         ids = ids.to(dtype=torch.int64, device="cpu").contiguous()
         if self.spec.rows is not None and len(ids):
             low, high = int(ids.min()), int(ids.max())
@@ -324,7 +321,7 @@ class LiveTable(Placed):
         if needed > free:
             raise TableError(
                 f"Table {self.name!r}: {purpose} would copy {needed} bytes, and {free} are free; "
-                "it is meant for tables that fit twice in memory."
+                "it is meant for tables that fit twice in memory. Read a part of the rows with lookup(ids)."
             )
 
     def _refuse_copy_of_tiers(self) -> None:
@@ -388,10 +385,6 @@ def derive_key(seed: int | None, name: str) -> int:
         raise TableError(f"seed must be an integer, or None to draw one, got {seed!r}.")
     seed = operator.index(seed)
     return table_key(seed, name)
-
-
-def _as_tensor(value: Any) -> Tensor:
-    return value if isinstance(value, Tensor) else torch.as_tensor(value, device="cpu")
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -30,8 +30,12 @@ __all__ = [
     "XavierNormal",
     "XavierUniform",
     "Zeros",
-    "table_key",
 ]
+
+
+def __dir__() -> list[str]:
+    """Only what is public, for completion."""
+    return __all__
 
 
 class Kind(IntEnum):

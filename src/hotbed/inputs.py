@@ -6,10 +6,14 @@ device, once, when the batch is resolved.
 A feature's input is one of:
 
 * a tensor of ids (B,), one id a sample, or (B, K), bags of K. More dimensions, (B, ..., K), are bags
-  of K too, and the output is (B, ..., dim).
+  of K too, and the output is (B, ..., dim). A NumPy array or (nested) lists of ints are taken as
+  ``torch.as_tensor`` takes them.
 * a `Jagged`, a jagged nested tensor (B, *), or an object with ``values()`` and ``offsets()``.
 * a sparse CSR or COO tensor (B, rows): ids are the columns, values the weights. Entries of an
   uncoalesced COO tensor count one by one, in their order.
+
+Ids are int64 or int32, whatever holds them. Weights that an input has are used, also those of a
+keyed jagged tensor; a table that cannot use them (combiner max or none) refuses them.
 """
 
 from __future__ import annotations
@@ -21,12 +25,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from hotbed.arrays import ID_DTYPES, describe, id_tensor, is_array, real_tensor
 from hotbed.errors import HotbedError, IdError, InputError
-from hotbed.jagged import ID_DTYPES, Jagged, describe
+from hotbed.jagged import Jagged
 
 __all__ = ["Bags", "Jagged", "core_input", "input_fault", "read_bags", "split_keyed"]
 
-_KINDS = "a LongTensor (B,) or (B, K), a hotbed.Jagged, a jagged nested tensor, a sparse CSR or COO tensor"
+_KINDS = (
+    "a LongTensor (B,) or (B, K), or an array or lists of such ints, a hotbed.Jagged, a jagged nested "
+    "tensor, a sparse CSR or COO tensor"
+)
 _WEIGHED = ("sum", "mean", "sqrtn")
 _CPU = torch.device("cpu")
 
@@ -73,10 +81,9 @@ def read_bags(
             return _read_nested(feature, value)
         if value.layout is torch.sparse_csr or value.layout is torch.sparse_coo:
             return _read_sparse(feature, value, compute_dtype, combiner)
-        nested = "nested " if value.is_nested else ""
+        nested = " of a nested tensor" if value.is_nested else ""
         raise InputError(
-            f"Feature {feature!r}: a {nested}tensor of layout {value.layout} is not understood; "
-            f"give {_KINDS}."
+            f"Feature {feature!r}: the layout {value.layout}{nested} is not understood; give {_KINDS}."
         )
     if isinstance(value, Jagged):
         return _read_jagged(
@@ -92,11 +99,13 @@ def read_bags(
         return _read_jagged(
             feature, value.values(), value.offsets(), weights, compute_dtype, combiner, device
         )
+    if is_array(value):
+        return _read_dense(feature, value, combiner != "none")
     raise InputError(f"Feature {feature!r}: got {describe(value)}; give {_KINDS}.")
 
 
-def _read_dense(feature: str, value: Tensor, pooled: bool) -> Bags:
-    _check_ids(feature, value)
+def _read_dense(feature: str, value: Any, pooled: bool) -> Bags:
+    value = _ids(feature, value)
     rank = value.dim()
     if rank == 1:
         count = value.shape[0]
@@ -121,7 +130,7 @@ def _read_jagged(
     device: torch.device | None = None,
 ) -> Bags:
     """`device`: of the tables, to hold parts of an input to; None where all came as one tensor."""
-    _check_ids(feature, values)
+    values = _ids(feature, values)
     if device is not None:
         _check_places(feature, (values, offsets, weights), device)
     if values.dim() != 1:
@@ -129,11 +138,10 @@ def _read_jagged(
             f"Feature {feature!r}: the values of a Jagged must be ids (N,), "
             f"got shape {tuple(values.shape)}."
         )
-    _check_offsets(f"Feature {feature!r}", offsets)
+    offsets = _offsets(f"Feature {feature!r}", offsets)
     if weights is not None:
-        weights = _check_weights(feature, weights, len(values), compute_dtype, combiner)
+        weights = _weights(feature, weights, len(values), compute_dtype, combiner)
     bags = len(offsets) - 1
-    offsets = offsets.to(torch.int64).contiguous()
     return Bags(values.contiguous(), offsets, 0, bags, weights, bags, None, True)
 
 
@@ -174,7 +182,6 @@ def _read_sparse(
         return _read_jagged(feature, ids, offsets, weights, compute_dtype, combiner)
     samples, ids = value._indices().unbind(0)
     weights = value._values()
-    _check_ids(feature, ids)
     batch = value.shape[0]
     if len(samples):
         if int(samples.min()) < 0 or int(samples.max()) >= batch:
@@ -191,14 +198,10 @@ def _read_sparse(
     return _read_jagged(feature, ids, offsets, weights, compute_dtype, combiner)
 
 
-def _check_ids(feature: str, ids: Any) -> None:
-    if not isinstance(ids, Tensor):
-        raise InputError(f"Feature {feature!r}: ids must be a tensor, got {describe(ids)}.")
-    if ids.dtype not in ID_DTYPES:
-        raise InputError(
-            f"Feature {feature!r}: ids must be int64 or int32, got "
-            f"{str(ids.dtype).removeprefix('torch.')}; convert them with .long()."
-        )
+def _ids(feature: str, ids: Any) -> Tensor:
+    if isinstance(ids, Tensor) and ids.dtype in ID_DTYPES and ids.layout is torch.strided:
+        return ids
+    return id_tensor(f"Feature {feature!r}", ids)
 
 
 def _check_places(feature: str, parts: Iterable[Any], device: torch.device) -> None:
@@ -214,34 +217,32 @@ def _place(device: torch.device) -> str:
     return "the CPU" if device.type == "cpu" else str(device)
 
 
-def _check_offsets(what: str, offsets: Any) -> None:
+def _offsets(what: str, given: Any) -> Tensor:
+    offsets = given if isinstance(given, Tensor) else id_tensor(what, given, "offsets")
     if (
-        not isinstance(offsets, Tensor)
-        or offsets.dim() != 1
+        offsets.dim() != 1
         or offsets.dtype not in ID_DTYPES
+        or offsets.layout is not torch.strided
         or len(offsets) == 0
     ):
         raise InputError(
             f"{what}: offsets must be an int64 tensor (B + 1,), got {describe(offsets)}."
         )
+    return offsets.to(torch.int64).contiguous()
 
 
-def _check_weights(
-    feature: str, weights: Any, count: int, compute_dtype: torch.dtype, combiner: str | None
+def _weights(
+    feature: str, given: Any, count: int, compute_dtype: torch.dtype, combiner: str | None
 ) -> Tensor:
     if combiner not in _WEIGHED:
         raise InputError(
             f"Feature {feature!r}: weights need a table whose combiner is sum, mean or sqrtn, "
-            f"not {combiner}."
+            f"not {combiner}; give the ids without weights."
         )
-    if (
-        not isinstance(weights, Tensor)
-        or weights.dim() != 1
-        or len(weights) != count
-        or weights.is_complex()
-    ):
+    weights = real_tensor(f"Feature {feature!r}", "weights", given)
+    if weights.shape != (count,):
         raise InputError(
-            f"Feature {feature!r}: weights must be {count} real numbers, one an id, "
+            f"Feature {feature!r}: weights must be {count} numbers, one an id, "
             f"got {describe(weights)}."
         )
     return weights.to(compute_dtype).contiguous()
@@ -258,20 +259,25 @@ def split_keyed(value: Any) -> dict[str, Jagged] | None:
     if not all(callable(getattr(value, name, None)) for name in ("keys", "values", "offsets")):
         return None
     values = value.values()
-    if not isinstance(values, Tensor):
+    if not isinstance(values, Tensor) and not is_array(values):
         return None
     keys, offsets = list(value.keys()), value.offsets()
     weights = getattr(value, "weights_or_none", lambda: None)()
-    _check_offsets("A keyed input", offsets)
     if len(set(keys)) != len(keys):
         raise InputError(f"A keyed input has a key twice: {', '.join(map(repr, keys))}.")
+    if getattr(value, "variable_stride_per_key", lambda: False)():
+        sizes = zip(keys, value.stride_per_key(), strict=True)
+        raise InputError(
+            "A keyed input has batches of different sizes: "
+            f"{', '.join(f'{size} of {key!r}' for key, size in sizes)}. All keys must have as many "
+            "samples; look those of other sizes up in a collection of their own."
+        )
+    offsets = _offsets("A keyed input", offsets)
     if not keys or (len(offsets) - 1) % len(keys):
         raise InputError(
-            f"A keyed input with {len(keys)} keys has {len(offsets) - 1} lengths, "
-            "which is no multiple."
+            f"A keyed input has {len(keys)} keys and {len(offsets) - 1} lengths; every key must have "
+            "as many, one a sample."
         )
-    if getattr(value, "variable_stride_per_key", lambda: False)():
-        raise InputError("A keyed input has batches of different sizes; all must have as many.")
     batch = (len(offsets) - 1) // len(keys)
     edges = offsets[::batch].tolist() if batch else [int(offsets[0])] * (len(keys) + 1)
     if edges[0] != 0 or edges[-1] != len(values):

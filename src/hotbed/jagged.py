@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 from torch.utils.data._utils.collate import default_collate_fn_map
 
+from hotbed.arrays import ID_DTYPES, describe, id_tensor, real_tensor
 from hotbed.errors import InputError
 
-__all__ = ["ID_DTYPES", "Jagged", "describe"]
-
-ID_DTYPES = (torch.int64, torch.int32)
+__all__ = ["Jagged"]
 
 
 class Jagged:
@@ -25,9 +24,9 @@ class Jagged:
         lengths: (B,) ids in each bag; they sum to N.
         weights: (N,) one weight an id, or None.
 
-    The sums are checked when the batch is looked up, where the feature's name is known. It
-    collates in a DataLoader (the bags of all samples, one after the other), pickles, and moves by
-    ``to`` and ``pin_memory``.
+    Each may be a NumPy array or a list instead. The sums are checked when the batch is looked up,
+    where the feature's name is known. It collates in a DataLoader (the bags of all samples, one after
+    the other), pickles, and moves by ``to`` and ``pin_memory``.
 
     Raises:
         InputError: kinds, ranks, dtypes or numbers that do not go together.
@@ -41,33 +40,34 @@ class Jagged:
 
     def __init__(
         self,
-        values: Tensor,
-        offsets: Tensor | None = None,
+        values: Any,
+        offsets: Any = None,
         *,
-        lengths: Tensor | None = None,
-        weights: Tensor | None = None,
+        lengths: Any = None,
+        weights: Any = None,
     ) -> None:
         if (offsets is None) == (lengths is None):
             raise InputError("Jagged takes offsets=(B + 1,) or lengths=(B,): exactly one of them.")
-        if not isinstance(values, Tensor) or values.dim() < 1:
+        if not isinstance(values, Tensor):
+            values = id_tensor("Jagged", values)
+        if values.dim() < 1:
             raise InputError(f"Jagged: values must be a tensor (N,), got {describe(values)}.")
         name, boundary = ("offsets", offsets) if lengths is None else ("lengths", lengths)
-        if (
-            not isinstance(boundary, Tensor)
-            or boundary.dim() != 1
-            or boundary.dtype not in ID_DTYPES
-        ):
+        if not isinstance(boundary, Tensor):
+            boundary = id_tensor("Jagged", boundary, name)
+        if boundary.dim() != 1 or boundary.dtype not in ID_DTYPES:
             raise InputError(
                 f"Jagged: {name} must be a 1-D int64 tensor, got {describe(boundary)}."
             )
         if lengths is not None:
-            boundary = boundary.new_zeros(len(lengths) + 1, dtype=torch.int64)
-            torch.cumsum(lengths, 0, out=boundary[1:])
+            counts = boundary
+            boundary = counts.new_zeros(len(counts) + 1, dtype=torch.int64)
+            torch.cumsum(counts, 0, out=boundary[1:])
         elif len(boundary) == 0:
             raise InputError("Jagged: offsets must have one entry more than there are bags, got 0.")
-        if weights is not None and (
-            not isinstance(weights, Tensor) or weights.shape != values.shape[:1]
-        ):
+        if weights is not None and not isinstance(weights, Tensor):
+            weights = real_tensor("Jagged", "weights", weights)
+        if weights is not None and weights.shape != values.shape[:1]:
             raise InputError(
                 f"Jagged: one weight an id is needed, a tensor of shape ({len(values)},); got "
                 f"{describe(weights)}."
@@ -80,17 +80,16 @@ class Jagged:
     def from_lists(
         cls, bags: Iterable[Sequence[int]], weights: Iterable[Sequence[float]] | None = None
     ) -> Jagged:
-        """``Jagged.from_lists([[1, 2, 2], [], [7]])``"""
-        lists = [list(bag) for bag in bags]
-        values = torch.tensor([i for bag in lists for i in bag], dtype=torch.int64)
-        lengths = torch.tensor([len(bag) for bag in lists], dtype=torch.int64)
+        """``Jagged.from_lists([[1, 2, 2], [], [7]])``; a bag may be a tensor or an array, too."""
+        values, lengths = _flattened("ids", bags)
+        ids = id_tensor("Jagged.from_lists", values)
         if weights is None:
-            return cls(values, lengths=lengths)
-        weight_lists = [list(bag) for bag in weights]
-        if [len(bag) for bag in weight_lists] != [len(bag) for bag in lists]:
+            return cls(ids, lengths=lengths)
+        flat, counts = _flattened("weights", weights)
+        if counts != lengths:
             raise InputError("Jagged.from_lists: every bag needs as many weights as ids.")
-        flat = torch.tensor([w for bag in weight_lists for w in bag], dtype=torch.float32)
-        return cls(values, lengths=lengths, weights=flat)
+        given = real_tensor("Jagged.from_lists", "weights", flat)
+        return cls(ids, lengths=lengths, weights=given.to(torch.float32))
 
     @classmethod
     def concatenate(cls, parts: Sequence[Jagged]) -> Jagged:
@@ -161,8 +160,12 @@ def _collate_jagged(batch: Sequence[Jagged], *, collate_fn_map: Any = None) -> J
 default_collate_fn_map[Jagged] = _collate_jagged
 
 
-def describe(value: Any) -> str:
-    """What a value is, for an error message."""
-    if isinstance(value, Tensor):
-        return f"a {str(value.dtype).removeprefix('torch.')} tensor of shape {tuple(value.shape)}"
-    return f"{type(value).__name__} {value!r}"[:80]
+def _flattened(what: str, bags: Iterable[Any]) -> tuple[list[Any], list[int]]:
+    """The elements of all bags, and how many each has."""
+    try:
+        lists = [bag.tolist() if hasattr(bag, "tolist") else list(bag) for bag in bags]
+        return [element for bag in lists for element in bag], [len(bag) for bag in lists]
+    except TypeError:
+        raise InputError(
+            f"Jagged.from_lists takes a list of lists of {what}, got {describe(bags)}."
+        ) from None

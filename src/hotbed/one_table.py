@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from hotbed import init as initializers
+from hotbed.arrays import real_tensor
 from hotbed.errors import TableError
 from hotbed.handles import LiveTable, derive_key
 from hotbed.inputs import Bags
@@ -15,7 +16,18 @@ from hotbed.placement import named_device
 from hotbed.table_owner import TableOwner
 from hotbed.tables import Table
 
-__all__ = ["OneTable", "refuse_options", "shape_of"]
+__all__ = ["OneTable", "refuse_options", "weights_of"]
+
+# What torch's layers read anew at each forward, and a table does not.
+_FIXED = {
+    "embedding_dim",
+    "max_norm",
+    "mode",
+    "num_embeddings",
+    "padding_idx",
+    "scale_grad_by_freq",
+    "sparse",
+}
 
 
 class OneTable(TableOwner):
@@ -35,21 +47,15 @@ class OneTable(TableOwner):
         embedding_dim: int,
         combiner: str,
         padding_idx: int | None,
-        weight: Tensor | None,
+        weight: Any,
         freeze: bool,
         device: Any,
         dtype: torch.dtype | None,
         init: initializers.Initializer | None,
     ) -> None:
         there = named_device(device)
-        if padding_idx is not None and num_embeddings is not None:
-            if not -num_embeddings <= padding_idx < num_embeddings:
-                raise TableError(
-                    f"hotbed.{kind}: padding_idx {padding_idx} is outside "
-                    f"[-{num_embeddings}, {num_embeddings})."
-                )
-            padding_idx %= num_embeddings
         if weight is not None:
+            weight = real_tensor(f"hotbed.{kind}", "_weight", weight)
             if tuple(weight.shape) != (num_embeddings, embedding_dim):
                 raise TableError(
                     f"hotbed.{kind}: _weight has shape {tuple(weight.shape)}, the arguments say "
@@ -76,8 +82,23 @@ class OneTable(TableOwner):
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "weight" and "_live" in self.__dict__:
             self._assign_weight(value)
+        elif name in _FIXED and "_live" in self.__dict__:
+            self._check_fixed(name, value)
         else:
             super().__setattr__(name, value)
+
+    def _check_fixed(self, name: str, value: Any) -> None:
+        """Raises TableError for an option of torch's layers that is given another value."""
+        if name == "max_norm":
+            refuse_options(type(self).__name__, max_norm=value)
+        elif name == "scale_grad_by_freq":
+            refuse_options(type(self).__name__, scale_grad_by_freq=value)
+        elif value != getattr(self, name):
+            raise TableError(
+                f"Table {self._live.name!r}: {name} is {getattr(self, name)!r} and cannot become "
+                f"{value!r}, as it is fixed when a layer is made. Make another layer, and load this "
+                "one's state_dict into it."
+            )
 
     def _assign_weight(self, value: Any) -> None:
         live = self._live
@@ -102,10 +123,17 @@ class OneTable(TableOwner):
 
     @property
     def embedding_dim(self) -> int:
+        """Length of a row's vector."""
         return self._live.spec.dim
 
     @property
+    def dtype(self) -> torch.dtype:
+        """What rows are stored as, and vectors come out as."""
+        return self._live.spec.dtype
+
+    @property
     def padding_idx(self) -> int | None:
+        """The id that stands for "nothing", or None."""
         return self._live.spec.padding_idx
 
     def reset_parameters(self) -> None:
@@ -121,7 +149,9 @@ class OneTable(TableOwner):
         return out if out.dtype == self._live.spec.dtype else out.to(self._live.spec.dtype)
 
 
-def refuse_options(kind: str, max_norm: float | None, scale_grad_by_freq: bool) -> None:
+def refuse_options(
+    kind: str, max_norm: float | None = None, scale_grad_by_freq: bool = False
+) -> None:
     """Raises for the two options of torch's layers that rewrite rows or gradients."""
     if max_norm is not None:
         raise TableError(
@@ -134,10 +164,16 @@ def refuse_options(kind: str, max_norm: float | None, scale_grad_by_freq: bool) 
         )
 
 
-def shape_of(embeddings: Tensor) -> tuple[int, int]:
-    """(rows, dim) of weights that a layer is made from."""
-    if embeddings.dim() != 2:
+def weights_of(given: Any) -> Tensor:
+    """(rows, dim) weights that a layer is made from: a tensor, an array or lists.
+
+    Raises:
+        TableError, InputError: they are none.
+    """
+    weights = real_tensor("from_pretrained", "weights", given)
+    if weights.dim() != 2:
         raise TableError(
-            f"from_pretrained needs (rows, dim) weights, got {tuple(embeddings.shape)}."
+            f"from_pretrained needs (rows, dim) weights, got shape {tuple(weights.shape)}."
         )
-    return embeddings.shape[0], embeddings.shape[1]
+    # Of Python's floats torch makes its default dtype, NumPy float64.
+    return weights.to(torch.get_default_dtype()) if isinstance(given, (list, tuple)) else weights

@@ -137,9 +137,10 @@ class _Rowless:
             with plain_access():
                 return _OpenRows.over(func(*args, **kwargs), name)
         raise TableError(
-            f"Table {name!r}: its parameter holds no rows, as they are kept by id, so there is nothing "
-            f"for {wanted.strip('_')} to work on. Read rows with rows() or lookup(ids), write them with "
-            "assign(ids, values) or a state_dict, and choose first values with Table(init=...)."
+            f"Table {name!r}: its parameter holds no rows, as they are kept by id, so "
+            f"{wanted.strip('_')!r} has nothing to work on. Read rows with rows() or lookup(ids), write "
+            "them with assign(ids, values) or a state_dict, and choose first values with "
+            "Table(init=...)."
         )
 
 

@@ -28,17 +28,31 @@ _CPU = torch.device("cpu")
 
 
 def named_device(device: Any) -> torch.device | None:
-    """The device that is meant, with its number; None: the host."""
+    """The device that is meant, with its number; None: the host.
+
+    Raises:
+        TableError: what names no device, or one that is not there.
+    """
     if device is None:
         return None
-    device = torch.device(device)
+    try:
+        device = torch.device(device)
+    except (RuntimeError, TypeError):
+        raise TableError(f'device={device!r} names no device; give "cpu" or "cuda".') from None
     if device.type == "cpu":
         return device if Placed.stands_in(device) else None
     if device.type != "cuda":
         raise TableError(
             f"device={str(device)!r} cannot be honoured; tables lie on the CPU or on a CUDA device."
         )
-    return torch.empty(0, device=device).device
+    try:
+        return torch.empty(0, device=device).device
+    except (AssertionError, RuntimeError) as error:
+        raise TableError(
+            f"device={str(device)!r} is not there: torch.cuda.device_count() is "
+            f"{torch.cuda.device_count()} ({str(error).splitlines()[0].rstrip('.')}). Leave device= out, "
+            "and tables lie on the CPU; a GPU needs a torch that is built for CUDA, and a driver."
+        ) from error
 
 
 class Placed:

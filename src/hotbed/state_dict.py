@@ -24,12 +24,13 @@ ENDINGS = ("", ".ids", ".key")
 def save_table(
     table: LiveTable, destination: dict[str, Any], stem: str, keep_vars: bool, with_key: bool
 ) -> None:
-    """Writes a table. Rows of a static table are aliased, as torch does it; others are copied.
+    """Writes a table. Rows of a static table that lie in one place are aliased, as torch does it; those
+    of other tables are copied.
 
     Raises:
         TableError: a copy would not fit in memory.
     """
-    if table.spec.rows is None or table.follows:
+    if table.spec.rows is None or table.follows or table.tiers is not None:
         table.refuse_copy_beyond_memory("a state_dict")
     if table.spec.rows is None:
         ids = table.ids().sort().values

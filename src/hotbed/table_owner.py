@@ -32,6 +32,11 @@ class TableOwner(nn.Module):
     """Parameter name → table."""
     _keys_in_state_dict = True
 
+    @property
+    def device(self) -> torch.device:
+        """Where the tables compute and vectors come out."""
+        return next(iter(self._owned.values())).device
+
     def _own(self, tables: dict[str, LiveTable]) -> None:
         self._owned = tables
         for name in tables:
@@ -50,6 +55,11 @@ class TableOwner(nn.Module):
         features: Sequence[str],
         bags: Sequence[Bags],
     ) -> list[Tensor]:
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            raise TableError(
+                "torch.func cannot go through tables, as a lookup may give ids their rows. Look vectors "
+                "up outside of vmap, grad and the like, and hand them in."
+            )
         for name, table in self._owned.items():
             if self._parameters.get(name) is not table.parameter:
                 raise TableError(
@@ -149,8 +159,8 @@ def _refuse_plain_ddp(parent: nn.Module, name: str, module: nn.Module | None) ->
         if table is not None and parameter_name not in parent.parameters_to_ignore:
             raise OptimizerError(
                 f"Table {table.name!r} is inside DistributedDataParallel, which would copy whole "
-                "tables to every rank and average their gradients; use hotbed.distribute(model) "
-                "instead."
+                "tables to every rank and average their gradients. One process trains a table so far: "
+                "train the model without DistributedDataParallel, in one process."
             )
 
 

@@ -55,7 +55,8 @@ class Table:
 
     padding_idx: int | None = None
     """An id that stands for "nothing": never in a bag and never updated. Its row starts as zeros,
-    which is what an unpooled lookup returns for it."""
+    which is what an unpooled lookup returns for it. In a static table -1 is the last row, as in
+    torch's layers; in a dynamic one it is the id -1."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
@@ -91,10 +92,12 @@ class Table:
                     f"Table {self.name!r}: padding_idx must be a 64-bit integer or None, "
                     f"got {self.padding_idx!r}."
                 )
-            if rows is not None and not 0 <= padding < rows:
-                raise TableError(
-                    f"Table {self.name!r}: padding_idx {padding} is outside [0, {rows})."
-                )
+            if rows is not None:
+                if not -rows <= padding < rows:
+                    raise TableError(
+                        f"Table {self.name!r}: padding_idx {padding} is outside [-{rows}, {rows})."
+                    )
+                padding %= rows
             object.__setattr__(self, "padding_idx", padding)
         self.distribution()
 

@@ -330,5 +330,5 @@ def test_tables_on_the_host_and_foreign_optimizers():
     for _ in range(2 * REHEARSALS):
         step("any")
     assert calls == ["any"] * (2 * REHEARSALS) and step.recorded == 0
-    with pytest.raises(TypeError, match=r"the optimizer is a SGD\. Pass the one of hotbed.optim"):
+    with pytest.raises(TypeError, match=r"SGD is no optimizer of tables\. Pass the one of"):
         hb.graphed(print, torch.optim.SGD([torch.zeros(1, requires_grad=True)]))

@@ -131,7 +131,7 @@ def test_another_rule_must_be_asked_for() -> None:
     first = hb.optim.Adam(model.parameters(), lr=0.01)
     train(model, first, list(batches(2)))
     rows = tables_of(model)
-    with pytest.raises(hb.OptimizerError, match="Table 'item' has the states of a Adam"):
+    with pytest.raises(hb.OptimizerError, match="Table 'item' has the states of hotbed.optim.Adam"):
         hb.optim.Adagrad(model.parameters())
     with pytest.raises(hb.OptimizerError, match="replace_state=True"):
         hb.optim.Adam(model.parameters(), amsgrad=True)

@@ -1,6 +1,7 @@
 """Readers and generators of training data."""
 
 from hotbed.data.criteo import CATEGORIES, DENSE, MISSING_ID, CriteoLog, Skipped
+from hotbed.data.hashing import hash_ids
 from hotbed.data.lines import DataError
 from hotbed.data.synthetic import SyntheticClicks, synthetic_clicks, write_criteo_tsv
 
@@ -12,6 +13,12 @@ __all__ = [
     "DataError",
     "Skipped",
     "SyntheticClicks",
+    "hash_ids",
     "synthetic_clicks",
     "write_criteo_tsv",
 ]
+
+
+def __dir__() -> list[str]:
+    """Only what is public, for completion."""
+    return __all__

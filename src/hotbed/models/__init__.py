@@ -7,3 +7,8 @@ MODELS = {"dlrm": DLRM, "wide-deep": WideDeep}
 """The models that the command line knows, by name."""
 
 __all__ = ["DLRM", "MODELS", "WideDeep"]
+
+
+def __dir__() -> list[str]:
+    """Only what is public, for completion."""
+    return __all__

@@ -7,3 +7,8 @@ from hotbed.nn.dot_interaction import DotInteraction
 from hotbed.nn.mlp import MLP
 
 __all__ = ["MLP", "CrossInteraction", "DotInteraction", "clip_grad_norm_", "concat"]
+
+
+def __dir__() -> list[str]:
+    """Only what is public, for completion."""
+    return __all__

@@ -155,6 +155,8 @@ class _Pool(torch.autograd.Function):
                 grad = grad.reshape(-1, dim)
             if grad.dtype != table.compute_dtype:
                 grad = grad.to(table.compute_dtype)
+            if grad.is_neg():  # kept as the opposite, with a mark that addresses lack
+                grad = grad.resolve_neg()
             stride, step = grad.stride()
             if step != 1 and dim > 1:
                 grad = grad.contiguous()

@@ -20,3 +20,8 @@ __all__ = [
     "TableOptimizer",
     "split_parameters",
 ]
+
+
+def __dir__() -> list[str]:
+    """Only what is public, for completion."""
+    return __all__

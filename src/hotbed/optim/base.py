@@ -152,7 +152,9 @@ class TableOptimizer(Optimizer):
                 continue
             other = live.optimizer
             holder = (
-                f"a {type(other).__name__}" if other is not None else "an optimizer that is gone"
+                f"hotbed.optim.{type(other).__name__}"
+                if other is not None
+                else "an optimizer that is gone,"
             )
             raise OptimizerError(
                 f"Table {live.name!r} has the states of {holder} with another rule or other options. "
@@ -377,7 +379,7 @@ class TableOptimizer(Optimizer):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         raise OptimizerError(
-            f"A {type(self).__name__} cannot be copied: the states live in the tables. Make a new one "
+            f"{type(self).__name__} cannot be copied: the states live in the tables. Make a new one "
             "over the copied model and load this one's state_dict()."
         )
 

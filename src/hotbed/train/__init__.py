@@ -27,3 +27,8 @@ __all__ = [
     "scored",
     "stop_on_interrupt",
 ]
+
+
+def __dir__() -> list[str]:
+    """Only what is public, for completion."""
+    return __all__

@@ -1,0 +1,133 @@
+"""NumPy arrays and lists in place of tensors: ids, offsets, weights and rows that a user gives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hotbed.errors import InputError
+
+__all__ = ["ID_DTYPES", "describe", "id_tensor", "is_array", "real_tensor"]
+
+ID_DTYPES = (torch.int64, torch.int32)
+
+
+def is_array(value: Any) -> bool:
+    """Whether `value` is no tensor, but something that NumPy makes an array of."""
+    if isinstance(value, Tensor):
+        return False
+    return isinstance(value, (Sequence, int)) or hasattr(value, "__array__")
+
+
+def id_tensor(where: str, value: Any, what: str = "ids") -> Tensor:
+    """Ids (or offsets) as a dense tensor: tensors as they are, arrays and (nested) lists as
+    ``torch.as_tensor`` makes them.
+
+    int64 and int32 arrays share their memory with the tensor if they can be written to; others are
+    copied. Lists of ints become int64. Other dtypes are refused here as they are in tensors.
+
+    Args:
+        where: begins the message, such as "Feature 'watched'".
+
+    Raises:
+        InputError: what is no array of int64 or int32.
+    """
+    if isinstance(value, Tensor):
+        if value.dtype in ID_DTYPES:
+            return _dense(where, what, value)
+        dtype = str(value.dtype).removeprefix("torch.")
+        raise InputError(
+            f"{where}: {what} must be int64 or int32, got {dtype}; convert them with .long()."
+        )
+    array = _array(where, value)
+    if array.size == 0:
+        array = array.astype(np.int64)  # NumPy takes an empty list for floats
+    if array.dtype.kind != "i" or array.itemsize not in (4, 8):
+        raise _not_ids(f"{where}: {what} must be", array)
+    return _shared(array)
+
+
+def real_tensor(where: str, what: str, value: Any) -> Tensor:
+    """Weights or rows as a dense tensor of real numbers, of tensors, arrays and lists.
+
+    Raises:
+        InputError: what is none.
+    """
+    if isinstance(value, Tensor):
+        tensor = _dense(where, what, value)
+        if not tensor.is_complex():
+            return tensor
+    elif is_array(value):
+        array = _array(where, value)
+        if array.dtype.kind in "fiub" and array.itemsize <= 8:
+            return _shared(array)
+    raise InputError(f"{where}: {what} must be real numbers, got {describe(value)}.")
+
+
+def _dense(where: str, what: str, tensor: Tensor) -> Tensor:
+    if (
+        tensor.layout is not torch.strided
+        or tensor.is_nested
+        or tensor.is_meta
+        or tensor.is_quantized
+    ):
+        raise InputError(
+            f"{where}: {what} must be a dense tensor with data, got {describe(tensor)}."
+        )
+    return tensor.resolve_neg()
+
+
+def _array(where: str, value: Any) -> np.ndarray[Any, Any]:
+    if isinstance(value, np.ma.MaskedArray):
+        raise InputError(
+            f"{where}: a masked array has elements that mean nothing; give .compressed() or .filled(id)."
+        )
+    try:
+        return np.asarray(value)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        if "inhomogeneous" in str(error):
+            raise InputError(
+                f"{where}: lists of different lengths are no array; bags of them are "
+                "hotbed.Jagged.from_lists(lists)."
+            ) from None
+        raise InputError(f"{where}: got {describe(value)}, of which NumPy says: {error}") from None
+
+
+def _shared(array: np.ndarray[Any, Any]) -> Tensor:
+    # torch reads no other arrays, or warns of them.
+    array = np.require(array, array.dtype.newbyteorder("="), ["C", "ALIGNED", "WRITEABLE"])
+    return torch.from_numpy(array)
+
+
+def _not_ids(must_be: str, array: np.ndarray[Any, Any]) -> InputError:
+    """The error for an array that is neither int64 nor int32."""
+    for element in array.flat if array.dtype.kind in "OSTUu" else ():
+        if isinstance(element, (str, bytes)):
+            text = element.item() if isinstance(element, np.generic) else element
+            return InputError(
+                f"{must_be} integers, got the string {text!r}. hotbed.data.hash_ids(values) makes ids "
+                "of strings."
+            )
+        if not isinstance(element, (int, np.integer)):
+            return InputError(f"{must_be} int64 or int32, got {describe(element)}.")
+        if not -(2**63) <= element < 2**63:
+            return InputError(f"{must_be} int64 or int32, got {element}.")
+    return InputError(
+        f'{must_be} int64 or int32, got {array.dtype}; convert them with .astype("int64").'
+    )
+
+
+def describe(value: Any) -> str:
+    """What a value is, for an error message."""
+    if isinstance(value, Tensor):
+        layout = "" if value.layout is torch.strided else f"{value.layout} "
+        kind = layout.removeprefix("torch.") + str(value.dtype).removeprefix("torch.")
+        article = "an" if kind.startswith("int") else "a"
+        return f"{article} {kind} tensor of shape {tuple(value.shape)}"
+    if value is None:
+        return "None"
+    return f"{type(value).__name__} {value!r}"[:80]

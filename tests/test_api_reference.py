@@ -1,0 +1,31 @@
+"""docs/api.md is what its generator writes."""
+
+from __future__ import annotations
+
+import hotbed as hb
+from tools.api_reference import MODULES, PAGE, markdown, public, text
+
+
+def test_the_page_is_up_to_date() -> None:
+    stale = "docs/api.md is not what the docstrings say: run `make docs`"
+    assert PAGE.read_text(encoding="utf-8") == text(), stale
+
+
+def test_the_page_has_what_is_public() -> None:
+    page = text()
+    for name in hb.__all__:
+        assert f"`hb.{name}`" in page
+    assert "hb.data.hash_ids(values, *, seed: int = 0) -> Tensor" in page
+    assert all(f"## `hb{module}`" in page for module in MODULES)
+    assert public(hb.Table) and not public(type(hb.Embedding(2, 2)).__mro__[1])
+
+
+def test_docstrings_become_markdown() -> None:
+    said = (
+        "Does ``it``.\n\n>>> f(1)\n\nArgs:\n    a, b: (B,) ids,\n        of any kind.\n\n"
+        "Raises:\n    KeyError: no."
+    )
+    assert markdown(said) == (
+        "Does `it`.\n\n```pycon\n>>> f(1)\n```\n\n\n**Args**\n\n- `a`, `b`: (B,) ids,\n  of any kind.\n\n"
+        "**Raises**\n\n- `KeyError`: no."
+    )
