@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import gc
+import io
+import pickle
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -130,7 +132,7 @@ def test_another_rule_must_be_asked_for() -> None:
     first = hb.optim.Adam(model.parameters(), lr=0.01)
     train(model, first, list(batches(2)))
     rows = tables_of(model)
-    with pytest.raises(hb.OptimizerError, match="Table 'item' has the states of a Adam"):
+    with pytest.raises(hb.OptimizerError, match="Table 'item' has the states of hotbed.optim.Adam"):
         hb.optim.Adagrad(model.parameters())
     with pytest.raises(hb.OptimizerError, match="replace_state=True"):
         hb.optim.Adam(model.parameters(), amsgrad=True)
@@ -209,8 +211,13 @@ def test_copies() -> None:
     optimizer = hb.optim.Adam(model.parameters(), lr=0.01)
     train(model, optimizer, list(batches(3)))
     copied = copy.deepcopy(model)
-    with pytest.raises(hb.OptimizerError, match="cannot be copied"):
-        copy.deepcopy(optimizer)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    for thing in (optimizer, schedule, {"optimizer": optimizer}):
+        for way in (copy.deepcopy, pickle.dumps, lambda one: torch.save(one, io.BytesIO())):
+            with pytest.raises(hb.OptimizerError, match="Adam: .* cannot be copied or pickled"):
+                way(thing)
+    with pytest.raises(hb.OptimizerError, match="cannot be copied or pickled"):
+        copy.copy(optimizer)
     fresh = hb.optim.Adam(copied.parameters(), lr=0.01)
     fresh.load_state_dict(copy.deepcopy(optimizer.state_dict()))  # torch shares dense states
     data = list(batches(3, seed=4))

@@ -151,7 +151,9 @@ class TableOptimizer(Optimizer):
                 continue
             other = live.optimizer
             holder = (
-                f"a {type(other).__name__}" if other is not None else "an optimizer that is gone"
+                f"hotbed.optim.{type(other).__name__}"
+                if other is not None
+                else "an optimizer that is gone,"
             )
             raise OptimizerError(
                 f"Table {live.name!r} has the states of {holder} with another rule or other options. "
@@ -363,9 +365,9 @@ class TableOptimizer(Optimizer):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise OptimizerError(
-            f"A {type(self).__name__} cannot be copied or pickled, nor can what holds it, such as a "
-            "learning rate schedule: the states live in the tables. Save its state_dict(), make a new "
-            "one over the copied or loaded model, and load it there."
+            f"{type(self).__name__}: an optimizer that holds tables cannot be copied or pickled, nor can "
+            "what holds it, such as a learning rate schedule: the states live in the tables. Save its "
+            "state_dict(), make a new one over the copied or loaded model, and load it there."
         )
 
 
