@@ -214,6 +214,20 @@ def test_a_number_may_be_a_tensor() -> None:
     pair, optimizer = made("Adam", lr=torch.tensor(0.01))
     other, plain = made("Adam", lr=0.01)
     torch.testing.assert_close(step(pair, optimizer, 3), step(other, plain, 3))
+    optimizer.param_groups[0]["lr"].fill_(0.05)
+    plain.param_groups[0]["lr"] = 0.05
+    torch.testing.assert_close(step(pair, optimizer, 3), step(other, plain, 3))
+
+
+def test_a_step_after_one_that_was_refused_takes_the_numbers_of_before() -> None:
+    pair, optimizer = made("Adam")
+    other, unchanged = made("Adam")
+    good = optimizer.param_groups[0]["betas"]
+    optimizer.param_groups[0]["betas"] = (0.1, 1.0)
+    with pytest.raises(hb.OptimizerError, match="betas of group 0"):
+        step(pair, optimizer)
+    optimizer.param_groups[0]["betas"] = good
+    assert torch.equal(step(pair, optimizer, 2), step(other, unchanged, 2))
 
 
 @pytest.mark.parametrize("option", ["capturable", "differentiable"])

@@ -182,6 +182,7 @@ class GroupOptions:
         self._declared, self._kind, self._index = optimizer._rule, type(optimizer).__name__, index
         self._numbers = [o for o in self._declared.options if isinstance(o, Number)]
         self._made: list[tuple[Fixed, Any, Any]] = []
+        self._seen: dict[str, Any] = {}  # numbers that need no second look, as `hyper` has them
         self.hyper = _core.Hyperparameters()
         self.read(group)
         self.rule = _core.RuleOptions()
@@ -212,14 +213,21 @@ class GroupOptions:
         Raises:
             OptimizerError: tables cannot follow it, or not as dense parameters would.
         """
-        hyper = _core.Hyperparameters() if loaded else self.hyper
+        hyper, seen = (_core.Hyperparameters(), {}) if loaded else (self.hyper, self._seen)
         try:
             for number in self._numbers:
-                if fault := number.read(group[number.name], hyper):
-                    raise self._error(number.name, fault)
-            for option, given, value in self._made:
-                if option.of(group[option.name]) != value:
-                    raise self._changed(option.name, given, group[option.name], loaded)
+                name, value = number.name, group[number.name]
+                if value is seen.get(name, self):
+                    continue
+                seen.pop(name, None)
+                if fault := number.read(value, hyper):
+                    raise self._error(name, fault)
+                if _stays_as_it_is(value):
+                    seen[name] = value
+            for option, given, made in self._made:
+                value = group[option.name]
+                if value is not given and option.of(value) != made:
+                    raise self._changed(option.name, given, value, loaded)
         except KeyError as error:
             raise self._error(error.args[0], "is missing") from None
         refuse_dense_only(self._kind, group)
@@ -242,6 +250,13 @@ class GroupOptions:
                 "new optimizer, with replace_state=True"
             )
         return self._error(name, fault)
+
+
+def _stays_as_it_is(value: Any) -> bool:
+    """Unlike a tensor, which is the same one when its number is another."""
+    return type(value) in (float, int) or (
+        type(value) is tuple and all(map(_stays_as_it_is, value))
+    )
 
 
 def loadable(own: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
