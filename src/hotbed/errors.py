@@ -34,8 +34,9 @@ class TableError(HotbedError, ValueError):
     """A table or module that is described or used in a way that cannot be honoured."""
 
 
-class OptimizerError(HotbedError, RuntimeError):
-    """A table that is driven by the wrong optimizer, by none, or by two."""
+class OptimizerError(HotbedError, RuntimeError, ValueError):
+    """A table that is driven by the wrong optimizer, by none, or by two; or an option that cannot be
+    honoured."""
 
 
 class NotFiniteError(HotbedError, ArithmeticError):

@@ -19,10 +19,9 @@ import torch
 from torch import Tensor
 
 from hotbed import _core
-from hotbed.errors import HotbedError, IdError, TableError
-from hotbed.gradients import plain_access
 from hotbed.arrays import id_tensor, real_tensor
 from hotbed.errors import HotbedError, IdError, InputError, TableError
+from hotbed.gradients import plain_access
 from hotbed.init import table_key
 from hotbed.parameters import Handle
 from hotbed.placement import Placed

@@ -15,8 +15,7 @@ if TYPE_CHECKING:
 
     from hotbed.handles import LiveTable
 
-__all__ = ["copy_states", "write_states", "reset_states"]
-
+__all__ = ["check_states", "copy_states", "reset_states", "write_states"]
 
 _AT_ONCE = 1 << 16
 
@@ -75,20 +74,38 @@ def reset_states(live: LiveTable) -> None:
         live.rule.write_states(ids.data_ptr(), len(ids), [state.data_ptr() for state in states])
 
 
-def check_states(live: LiveTable, states: Mapping[str, Any]) -> None:
-    """Raises OptimizerError unless write_states() can take them."""
-    wanted = live.core.state_names
-    ids = states.get("ids")
-    absent = [name for name in ("ids", *wanted) if not isinstance(states.get(name), Tensor)]
-    if absent or ids is None:
+def check_states(live: LiveTable, states: Mapping[str, Any]) -> dict[str, Tensor]:
+    """States as `write_states` takes them.
+
+    Args:
+        states: as `copy_states` gave them; or without ids, as torch's optimizers have them for a dense
+            parameter of shape (rows, dim): row k is then that of id k.
+
+    Raises:
+        OptimizerError: they do not fit the table.
+    """
+    wanted, ids = live.core.state_names, states.get("ids")
+    absent = [name for name in wanted if not _is_dense(states.get(name))]
+    if absent:
         raise OptimizerError(
             f"Table {live.name!r}: the loaded optimizer state lacks {', '.join(absent)}; it has "
             f"{', '.join(map(str, states)) or 'nothing'}. It comes from another kind of optimizer, or "
             "from another option such as amsgrad or momentum."
         )
-    widths = live.core.state_widths()
-    for k, name in enumerate(wanted):
-        shape = (len(ids), widths[k])
+    if ids is None:
+        rows = len(states[wanted[0]]) if wanted and states[wanted[0]].dim() else 0
+        if wanted and live.spec.rows not in (None, rows):
+            raise OptimizerError(
+                f"Table {live.name!r}: the loaded state {wanted[0]} is of {rows} rows, the table has "
+                f"{live.spec.rows}."
+            )
+        ids = torch.arange(rows, device="cpu")
+    if not _is_dense(ids) or ids.dim() != 1 or ids.dtype not in (torch.int64, torch.int32):
+        raise OptimizerError(
+            f"Table {live.name!r}: the ids of the loaded optimizer state must be (n,) int64."
+        )
+    for name, width in zip(wanted, live.core.state_widths(), strict=True):
+        shape = (len(ids), width)
         if tuple(states[name].shape) != shape:
             raise OptimizerError(
                 f"Table {live.name!r}: the loaded state {name} has shape "
@@ -101,6 +118,11 @@ def check_states(live: LiveTable, states: Mapping[str, Any]) -> None:
                 f"Table {live.name!r}: the loaded optimizer state has id "
                 f"{low if low < 0 else high}, which is outside [0, {live.spec.rows})."
             )
+    return {"ids": ids, **{name: states[name] for name in wanted}}
+
+
+def _is_dense(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.layout is torch.strided
 
 
 def write_states(live: LiveTable, states: Mapping[str, Tensor], *, insert: bool) -> None:
@@ -108,11 +130,13 @@ def write_states(live: LiveTable, states: Mapping[str, Tensor], *, insert: bool)
     live.settle()
     ids = states["ids"].to(torch.int64).contiguous()
     values = [
-        states[name].to(live.spec.compute_dtype).contiguous() for name in live.core.state_names
+        states[name].detach().to(live.spec.compute_dtype).contiguous()
+        for name in live.core.state_names
     ]
     if live.device_rows is not None and live.tiers is None:
         live.device_rows.write_states(ids, values)
         return
+    ids, values = ids.cpu(), [value.cpu() for value in values]
     if insert and live.spec.rows is None and live.tiers is None:
         slots = torch.empty_like(ids)
         live.core.find_or_insert(ids.data_ptr(), len(ids), slots.data_ptr())

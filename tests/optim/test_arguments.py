@@ -47,7 +47,7 @@ def test_exact_adamax_keeps_its_eps() -> None:
     backward(model)
     optimizer.step()
     optimizer.param_groups[0]["eps"] = 1e-3
-    with pytest.raises(hb.OptimizerError, match="eps changed from 1e-08 to 0.001"):
+    with pytest.raises(hb.OptimizerError, match="eps of group 0 changed from 1e-08 to 0.001"):
         optimizer.step()
 
 
@@ -103,7 +103,7 @@ def test_a_rate_that_is_not_finite_reaches_no_row(lr: float) -> None:
     before = tables_of(model)
     backward(model)
     optimizer.param_groups[0]["lr"] = lr
-    with pytest.raises(hb.OptimizerError, match=f"SGD: lr is {lr}"):
+    with pytest.raises(hb.OptimizerError, match=f"SGD: lr of group 0 is {lr}"):
         optimizer.step()
     assert all(torch.equal(rows, before[name]) for name, rows in tables_of(model).items())
 

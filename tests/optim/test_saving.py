@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from models import ROWS, Model, batches, tables_of, train
+from models import ROWS, Model, Twin, assert_same, batches, tables_of, train
 
 import hotbed as hb
 from hotbed import _core
@@ -103,7 +103,7 @@ def test_what_does_not_fit_is_refused_before_anything_changes() -> None:
     foreign = hb.optim.Adagrad(other.parameters(), lr=0.01)
     train(other, foreign, list(batches(2)))
     before = optimizer.state_dict()
-    with pytest.raises(hb.OptimizerError, match="Table 'item'.*lacks exp_avg"):
+    with pytest.raises(hb.OptimizerError, match="option lr_decay, so it is one of another"):
         optimizer.load_state_dict(foreign.state_dict())
     wrong = optimizer.state_dict()
     wrong["state"][0]["exp_avg"] = torch.zeros(ROWS, 3)
@@ -187,3 +187,106 @@ def test_rows_never_met_follow_the_dense_optimizer_too() -> None:
     other.load_state_dict(states)
     got = again.embeddings.lookup("user", torch.tensor([ROWS + 1]))
     torch.testing.assert_close(got, expected, rtol=1e-12, atol=0)
+
+
+TORCHS: list[tuple[str, dict[str, Any]]] = [
+    ("SGD", {"lr": 0.05}),
+    ("SGD", {"lr": 0.01, "momentum": 0.9}),
+    ("Adagrad", {"lr": 0.1}),
+    ("Adam", {"lr": 0.01}),
+    ("AdamW", {"lr": 0.01, "amsgrad": True}),
+    ("Adamax", {"lr": 0.01}),
+    ("Adadelta", {"lr": 1.0}),
+    ("RMSprop", {"lr": 0.01, "centered": True, "momentum": 0.5}),
+]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(("name", "options"), TORCHS, ids=[f"{n}-{len(o)}" for n, o in TORCHS])
+def test_a_state_dict_of_torch_loads(name: str, options: dict[str, Any], dynamic: bool) -> None:
+    model = Model(dynamic)
+    twin = Twin(model)
+    theirs = getattr(torch.optim, name)(twin.parameters(), **options)
+    train(twin, theirs, list(batches(6)))
+    for table in ("item", "user"):
+        rows = getattr(twin, table).weight.detach()
+        model.embeddings.assign(table, torch.arange(ROWS), rows)
+    model.top.load_state_dict(twin.top.state_dict())
+    made_with = {k: v for k, v in options.items() if k != "lr"}  # which the state_dict has
+    ours = getattr(hb.optim, name)(model.parameters(), untouched="exact", **made_with)
+    ours.load_state_dict(copy.deepcopy(theirs.state_dict()))
+    data = list(batches(8, seed=1))
+    assert train(model, ours, data) == pytest.approx(train(twin, theirs, data), rel=1e-9)
+    assert_same(model, twin, 1e-9)
+
+
+def test_a_state_dict_of_sparse_adam_loads() -> None:
+    torch.manual_seed(0)
+    theirs = torch.nn.EmbeddingBag(ROWS, 6, mode="sum", sparse=True, dtype=torch.float64)
+    sparse = torch.optim.SparseAdam(theirs.parameters(), lr=0.05, betas=(0.8, 0.99), eps=1e-4)
+    ids = torch.randint(0, ROWS, (20, 7, 3))
+
+    def step(layer: Any, optimizer: Any, batch: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        (layer(batch) ** 2).sum().backward()
+        optimizer.step()
+
+    for batch in ids[:10]:
+        step(theirs, sparse, batch)
+    ours = hb.EmbeddingBag.from_pretrained(theirs.weight.detach(), freeze=False, mode="sum")
+    optimizer = hb.optim.SparseAdam(ours.parameters())
+    assert isinstance(optimizer, hb.optim.Adam)
+    optimizer.load_state_dict(copy.deepcopy(sparse.state_dict()))
+    assert optimizer.param_groups[0]["betas"] == (0.8, 0.99)
+    for batch in ids[10:]:
+        step(theirs, sparse, batch)
+        step(ours, optimizer, batch)
+    torch.testing.assert_close(ours.weight.detach(), theirs.weight.detach(), rtol=0, atol=1e-12)
+    with pytest.raises(TypeError, match="untouched"):
+        hb.optim.SparseAdam(ours.parameters(), untouched="exact")
+
+
+def test_a_state_dict_that_is_none_changes_nothing() -> None:
+    model = Model()
+    optimizer = hb.optim.Adam(model.parameters(), lr=0.01)
+    train(model, optimizer, list(batches(2)))
+    good = copy.deepcopy(optimizer.state_dict())
+
+    def refused(match: str, **parts: Any) -> None:
+        with pytest.raises(hb.OptimizerError, match=f"Adam: the loaded state {match}"):
+            optimizer.load_state_dict({**good, **parts})
+
+    refused("has state, param_groups: it is no", state=None)
+    refused("has state, param_groups: it is no", param_groups={})
+    (group,) = good["param_groups"]
+    refused(r"has groups of \[3\] .* of \[4\]", param_groups=[{**group, "params": [0, 1, 2]}])
+    refused(r"has groups of \[4, 0\]", param_groups=[group, {**group, "params": []}])
+    refused("has an option rho", param_groups=[{**group, "rho": 0.9}])
+    entry = good["state"][1]
+    for step in (-1, 0.5, "two"):
+        refused("has for table 'user' a step", state={**good["state"], 1: {**entry, "step": step}})
+    missed = {"base": [1, 0], "last": {}}
+    refused("has for table 'user' .* missed steps", state={1: {**entry, "untouched": missed}})
+    for lost in ({"step": 3}, {"step": 3, "exp_avg": torch.zeros(1), "exp_avg_sq": torch.zeros(1)}):
+        refused("of a dense parameter", state={**good["state"], 2: lost})
+    again = optimizer.state_dict()
+    assert again["param_groups"] == good["param_groups"]
+    for index, states in good["state"].items():
+        for name, value in states.items():
+            assert torch.equal(torch.as_tensor(value), torch.as_tensor(again["state"][index][name]))
+
+
+def test_hooks_of_state_dicts_meet_tables_too() -> None:
+    """As those of wrappers that rename parameters or move states."""
+    model = Model()
+    optimizer = hb.optim.Adam(model.parameters(), lr=0.01)
+    train(model, optimizer, list(batches(2)))
+    seen: list[int] = []
+    optimizer.register_state_dict_post_hook(lambda _, made: seen.append(len(made["state"])))
+    optimizer.register_load_state_dict_post_hook(
+        lambda loaded: seen.append(int(optimizer._rules[model.embeddings.parameter("item")].steps))
+    )
+    state = copy.deepcopy(optimizer.state_dict())
+    state["state"][0]["step"] = 7
+    optimizer.load_state_dict(state)
+    assert seen == [4, 7]

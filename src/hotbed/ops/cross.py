@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from hotbed.ops import second_order
 from hotbed.ops.gpu.variants import MOST_LAYERS, on_gpu, runs_on
+from hotbed.ops.operation import operation
 
 __all__ = ["cross_matrix", "cross_vector"]
 
@@ -58,7 +59,7 @@ def cross_matrix(x0: Tensor, x: Tensor, factor: Tensor, weight: Tensor, bias: Te
 # --- The vector form as one node of a graph. ---
 
 
-@torch.library.custom_op("hotbed::cross_vector", mutates_args=())
+@operation("cross_vector")
 def vector_op(x: Tensor, weight: Tensor, shift: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     """α_L x + bias, and the products x·w_l that the backward needs."""
     from hotbed.ops.gpu import cross_vector as kernels
@@ -72,7 +73,7 @@ def _(x: Tensor, weight: Tensor, shift: Tensor, bias: Tensor) -> tuple[Tensor, T
     return x.new_empty(x.shape), products
 
 
-@torch.library.custom_op("hotbed::cross_vector_backward", mutates_args=())
+@operation("cross_vector_backward")
 def vector_backward_op(
     gradient: Tensor, x: Tensor, weight: Tensor, shift: Tensor, products: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -121,7 +122,7 @@ vector_op.register_autograd(_backward_of_vector, setup_context=_keep_vector)
 # --- The matrix form as one node of a graph. ---
 
 
-@torch.library.custom_op("hotbed::cross_matrix", mutates_args=())
+@operation("cross_matrix")
 def matrix_op(
     x0: Tensor, x: Tensor, factor: Tensor, weight: Tensor, bias: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -141,7 +142,7 @@ def _(x0: Tensor, x: Tensor, factor: Tensor, weight: Tensor, bias: Tensor) -> tu
     return x.new_empty(x.shape), x.new_empty(x.shape)
 
 
-@torch.library.custom_op("hotbed::cross_matrix_backward", mutates_args=())
+@operation("cross_matrix_backward")
 def matrix_backward_op(gradient: Tensor, x0: Tensor, gate: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of the gate, of x0 and of the bias."""
     if x0.shape[1] % 16:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from hotbed.ops.blocks import empty
 from hotbed.ops.gpu.variants import MOST_VECTORS, on_gpu, runs_on
+from hotbed.ops.operation import operation
 
 __all__ = ["interact"]
 
@@ -81,7 +82,7 @@ class _Interact(torch.autograd.Function):
 # --- For compiled graphs: the kernels as operations that torch knows the shapes of. ---
 
 
-@torch.library.custom_op("hotbed::interact", mutates_args=())
+@operation("interact")
 def interact_op(dense: Tensor, vectors_BFd: Tensor, self_interaction: bool) -> Tensor:
     """`interact` as one node of a graph."""
     if not runs_on(dense):
@@ -98,7 +99,7 @@ def _(dense: Tensor, vectors_BFd: Tensor, self_interaction: bool) -> Tensor:
     return dense.new_empty(dense.shape[0], dense.shape[1] + pairs)
 
 
-@torch.library.custom_op("hotbed::interact_backward", mutates_args=())
+@operation("interact_backward")
 def interact_backward_op(
     gradient: Tensor, dense: Tensor, vectors_BFd: Tensor, self_interaction: bool
 ) -> tuple[Tensor, Tensor]:

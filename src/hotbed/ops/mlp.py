@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from hotbed.ops.gpu.variants import on_gpu, runs_on
+from hotbed.ops.operation import operation
 
 __all__ = ["has_kernels", "relu_layers"]
 
@@ -51,7 +52,7 @@ def relu_layers(
     return out
 
 
-@torch.library.custom_op("hotbed::relu_layers", mutates_args=())
+@operation("relu_layers")
 def layers_op(
     x: Tensor, weights: list[Tensor], biases: list[Tensor], seeds: Tensor, dropout: float
 ) -> list[Tensor]:
@@ -94,7 +95,7 @@ def _(
     return outputs + bits
 
 
-@torch.library.custom_op("hotbed::relu_layers_backward", mutates_args=())
+@operation("relu_layers_backward")
 def layers_backward_op(
     gradient: Tensor,
     x: Tensor,

@@ -4,7 +4,7 @@ from hotbed.optim.adaptive import Adadelta, Adagrad, RMSprop, RowwiseAdagrad
 from hotbed.optim.base import TableOptimizer
 from hotbed.optim.gradients import split_parameters
 from hotbed.optim.linear import FTRL, SGD
-from hotbed.optim.moments import Adam, Adamax, AdamW, RowwiseAdam
+from hotbed.optim.moments import Adam, Adamax, AdamW, RowwiseAdam, SparseAdam
 
 __all__ = [
     "FTRL",
@@ -17,6 +17,7 @@ __all__ = [
     "RMSprop",
     "RowwiseAdagrad",
     "RowwiseAdam",
+    "SparseAdam",
     "TableOptimizer",
     "split_parameters",
 ]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import torch
 
 from hotbed.optim.base import TableOptimizer
 from hotbed.optim.dense import DenseFactory
-from hotbed.optim.options import arguments
+from hotbed.optim.options import DECAY, EPS, FOREACH, LR, MAXIMIZE, Fixed, Number, Rule, arguments
 
 __all__ = ["Adadelta", "Adagrad", "RMSprop", "RowwiseAdagrad"]
 
@@ -29,8 +30,20 @@ class Adagrad(TableOptimizer):
         maximize: step up the gradient.
     """
 
-    _rule = "adagrad"
-    _dense = torch.optim.Adagrad
+    _rule = Rule(
+        "adagrad",
+        torch.optim.Adagrad,
+        (
+            LR,
+            Number("lr_decay", "[0, inf)"),
+            *DECAY,
+            Number("initial_accumulator_value", "[0, inf)", core=()),
+            Fixed("initial_accumulator_value", of=float),
+            EPS,
+            MAXIMIZE,
+            FOREACH,
+        ),
+    )
 
     def __init__(
         self,
@@ -52,14 +65,6 @@ class Adagrad(TableOptimizer):
     ) -> None:
         super().__init__(params, arguments(locals()))
 
-    def _check_group(self, group: dict[str, Any]) -> None:
-        for key in ("lr_decay", "initial_accumulator_value", "eps"):
-            if not group[key] >= 0:
-                raise ValueError(f"{key} must not be negative, got {group[key]}")
-
-    def _numbers(self, group: dict[str, Any]) -> dict[str, float]:
-        return {"eps": group["eps"], "lr_decay": group["lr_decay"]}
-
 
 class RowwiseAdagrad(Adagrad):
     """Adagrad with one sum a row instead of one a column: as good in most recommenders, for a fraction
@@ -70,7 +75,7 @@ class RowwiseAdagrad(Adagrad):
     Arguments as of `Adagrad`, whose torch class steps the dense parameters.
     """
 
-    _rule = "rowwise_adagrad"
+    _rule = dataclasses.replace(Adagrad._rule, core="rowwise_adagrad")
 
     def __init__(self, params: Any, lr: float = 1e-2, *, eps: float = 1e-8, **options: Any) -> None:
         super().__init__(params, lr, eps=eps, **options)
@@ -92,8 +97,11 @@ class Adadelta(TableOptimizer):
         maximize: step up the gradient.
     """
 
-    _rule = "adadelta"
-    _dense = torch.optim.Adadelta
+    _rule = Rule(
+        "adadelta",
+        torch.optim.Adadelta,
+        (LR, Number("rho", "[0, 1]", core=("alpha",)), EPS, *DECAY, MAXIMIZE, FOREACH),
+    )
 
     def __init__(
         self,
@@ -115,15 +123,6 @@ class Adadelta(TableOptimizer):
     ) -> None:
         super().__init__(params, arguments(locals()))
 
-    def _check_group(self, group: dict[str, Any]) -> None:
-        if not 0 <= group["rho"] <= 1:
-            raise ValueError(f"rho must be in [0, 1], got {group['rho']}")
-        if not group["eps"] >= 0:
-            raise ValueError(f"eps must not be negative, got {group['eps']}")
-
-    def _numbers(self, group: dict[str, Any]) -> dict[str, float]:
-        return {"alpha": group["rho"], "eps": group["eps"]}
-
 
 class RMSprop(TableOptimizer):
     """RMSprop, as ``torch.optim.RMSprop``.
@@ -143,8 +142,21 @@ class RMSprop(TableOptimizer):
         maximize: step up the gradient.
     """
 
-    _rule = "rmsprop"
-    _dense = torch.optim.RMSprop
+    _rule = Rule(
+        "rmsprop",
+        torch.optim.RMSprop,
+        (
+            LR,
+            Number("alpha", "[0, 1]"),
+            EPS,
+            *DECAY,
+            Number("momentum", "[0, inf)"),
+            Fixed("momentum"),
+            Fixed("centered"),
+            MAXIMIZE,
+            FOREACH,
+        ),
+    )
 
     def __init__(
         self,
@@ -167,16 +179,3 @@ class RMSprop(TableOptimizer):
         replace_state: bool = False,
     ) -> None:
         super().__init__(params, arguments(locals()))
-
-    def _check_group(self, group: dict[str, Any]) -> None:
-        if not 0 <= group["alpha"] <= 1:
-            raise ValueError(f"alpha must be in [0, 1], got {group['alpha']}")
-        for key in ("eps", "momentum"):
-            if not group[key] >= 0:
-                raise ValueError(f"{key} must not be negative, got {group[key]}")
-
-    def _flags(self, group: dict[str, Any]) -> dict[str, bool]:
-        return {"momentum": group["momentum"] != 0, "centered": bool(group["centered"])}
-
-    def _numbers(self, group: dict[str, Any]) -> dict[str, float]:
-        return {"alpha": group["alpha"], "eps": group["eps"], "momentum": group["momentum"]}

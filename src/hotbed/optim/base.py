@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -20,11 +19,22 @@ from hotbed.optim.fused import FusedUpdates
 from hotbed.optim.gradients import not_finite, rows_of
 from hotbed.optim.guards import mark_table_optimizer
 from hotbed.optim.on_device import device_part
-from hotbed.optim.options import refuse_strangers, refuse_tables_twice
-from hotbed.optim.saved_states import add_states, put_states, take_states
+from hotbed.optim.options import (
+    NOT_FOR_TABLES,
+    GroupOptions,
+    Rule,
+    refuse_dense_only,
+    refuse_in_groups,
+    refuse_strangers,
+    refuse_tables_twice,
+)
+from hotbed.optim.saved_states import Loading, add_states
 from hotbed.resolve.outside_graphs import outside_graphs
 
 __all__ = ["TableOptimizer"]
+
+_Joining = tuple[int, list[LiveTable], bool]
+"""A group's number, its tables, and whether rows of them need catching up."""
 
 
 class TableOptimizer(Optimizer):
@@ -52,94 +62,84 @@ class TableOptimizer(Optimizer):
         NotFiniteError: from ``step``: some gradient has a NaN or an infinity; nothing has changed.
     """
 
-    _rule: ClassVar[str]
-    _dense: ClassVar[type[Optimizer]]
+    _rule: ClassVar[Rule]
 
     def __new__(cls, *args: Any, **options: Any) -> TableOptimizer:
         accepted = inspect.signature(cls.__init__).parameters
-        refuse_strangers(cls, [name for name in options if name not in accepted])
+        strangers = [name for name in options if name not in accepted]
+        refuse_strangers(cls.__name__, cls._rule, strangers)
         return super().__new__(cls)
 
     def __init__(self, params: Any, options: dict[str, Any]) -> None:
         """`options`: the arguments of the rule, and those described above."""
-        self.untouched: str = options.pop("untouched")
-        self.fused: bool = options.pop("fused")
+        self._untouched: str = options.pop("untouched")
+        self._fused: bool = options.pop("fused")
         self._replace_state: bool = options.pop("replace_state")
         dense: DenseFactory | None = options.pop("dense")
         if self.untouched not in ("lazy", "exact"):
             raise OptimizerError(f'untouched must be "lazy" or "exact", got {self.untouched!r}.')
-        for flag in ("capturable", "differentiable"):
-            if options.pop(flag, False):
-                raise OptimizerError(
-                    f"{type(self).__name__}: {flag}=True cannot be honoured for tables. Give it to the "
-                    f"dense part only: dense=lambda groups: torch.optim.X(groups, {flag}=True)."
-                )
+        refuse_dense_only(type(self).__name__, options)
         self._rules: dict[Tensor, Any] = {}
         self._live: dict[Tensor, LiveTable] = {}
-        self._hyper: list[Any] = []  # of each group, filled before use
-        self._options: list[Any] = []
-        self._half = DenseHalf(self, self._dense, dense)
+        self._groups: list[GroupOptions] = []
+        self._half = DenseHalf(self, self._rule.dense, dense)
         self._in_backward = FusedUpdates(self) if self.fused else None
-        super().__init__(params, options)
+        # Tables are attached when all groups are known to be right.
+        self._waiting: list[_Joining] | None = []
+        super().__init__(params, {k: v for k, v in options.items() if k not in NOT_FOR_TABLES})
+        waiting, self._waiting = self._waiting, None
+        self._attach(waiting)
         mark_table_optimizer(self)
 
-    # -- what a rule says ------------------------------------------------------------------------
+    @property
+    def untouched(self) -> str:
+        """What happens to rows that a batch does not touch."""
+        return self._untouched
 
-    def _check_group(self, group: dict[str, Any]) -> None:
-        """Raises ValueError on a number outside its range; called when a group is added."""
-
-    def _numbers(self, group: dict[str, Any]) -> dict[str, float]:
-        """The group's numbers by their names in the core, without lr and weight_decay."""
-        raise NotImplementedError
-
-    def _flags(self, group: dict[str, Any]) -> dict[str, bool]:
-        """The group's structural options by their names in the core."""
-        return {}
+    @property
+    def fused(self) -> bool:
+        """Whether tables are updated during backward."""
+        return self._fused
 
     # -- groups and tables -----------------------------------------------------------------------
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As in torch; tables among the parameters get the states of the rule."""
-        refuse_strangers(type(self), [k for k in param_group if k not in self.defaults])
+        index = len(self.param_groups)
+        refuse_in_groups(type(self).__name__, param_group)
+        refuse_strangers(type(self).__name__, self._rule, param_group)
         refuse_tables_twice(param_group)
         super().add_param_group(param_group)
-        index = len(self.param_groups) - 1
-        group = self.param_groups[index]
         try:
-            if not float(group["lr"]) >= 0:
-                raise ValueError(f"lr must not be negative, got {group['lr']}")
-            if not group.get("weight_decay", 0) >= 0:
-                raise ValueError(f"weight_decay must not be negative, got {group['weight_decay']}")
-            self._check_group(group)
-            options = _core.RuleOptions()
-            options.rule = getattr(_core.Rule, self._rule)
-            options.maximize = bool(group.get("maximize"))
-            options.decoupled_weight_decay = bool(group.get("decoupled_weight_decay"))
-            for name, value in self._flags(group).items():
-                setattr(options, name, value)
-            hyper = self._fill(_core.Hyperparameters(), group)
-            tables = [(p, t) for p in group["params"] if (t := live_table(p)) is not None]
-            initial = float(group.get("initial_accumulator_value", 0.0))
-            exact = self._check_tables([t for _, t in tables], options, initial, hyper)
+            group = self.param_groups[index]
+            options = GroupOptions(self, index, group)
+            tables = [t for p in group["params"] if (t := live_table(p)) is not None]
+            exact = self._check_tables(tables, options)
             self._half.add_group(index)
-            for parameter, live in tables:
-                self._attach(parameter, live, index, options, initial, exact)
         except Exception:
             self.param_groups.pop()
             raise
-        self._options.append(options)
-        self._hyper.append(hyper)
+        self._groups.append(options)
+        joining = index, tables, exact
+        if self._waiting is not None:
+            self._waiting.append(joining)
+            return
+        try:
+            self._attach([joining])
+        except Exception:
+            self._half.drop_group(index)
+            self._groups.pop()
+            self.param_groups.pop()
+            raise
 
-    def _check_tables(
-        self, tables: list[LiveTable], options: Any, initial: float, hyper: Any
-    ) -> bool:
+    def _check_tables(self, tables: list[LiveTable], options: GroupOptions) -> bool:
         """Raises where a table cannot be taken; returns whether rows need catching up."""
         exact = self.untouched == "exact"
-        if exact and tables and (reason := _core.why_not_exact(options, hyper)):
+        if exact and tables and (reason := _core.why_not_exact(options.rule, options.hyper)):
             raise OptimizerError(
                 f'{type(self).__name__} with untouched="exact" (table {tables[0].name!r}): {reason}.'
             )
-        exact = exact and not _core.untouched_rows_stay(options, hyper)
+        exact = exact and not _core.untouched_rows_stay(options.rule, options.hyper)
         for live in tables:
             if exact and live.device_rows is not None:
                 raise OptimizerError(
@@ -147,8 +147,7 @@ class TableOptimizer(Optimizer):
                     f'{live.device}, where rows are not brought up to date. Use untouched="lazy", or '
                     "leave the table on the CPU."
                 )
-            rule = live.rule
-            if rule is None or self._replace_state or _same(rule, options, initial, exact):
+            if live.rule is None or self._replace_state or _same(live.rule, options, exact):
                 continue
             other = live.optimizer
             holder = (
@@ -162,56 +161,49 @@ class TableOptimizer(Optimizer):
             )
         return exact
 
-    def _attach(
-        self,
-        parameter: Tensor,
-        live: LiveTable,
-        index: int,
-        options: Any,
-        initial: float,
-        exact: bool,
-    ) -> None:
-        rule = live.rule
-        if rule is None or self._replace_state or not _same(rule, options, initial, exact):
+    def _attach(self, groups: list[_Joining]) -> None:
+        """Gives tables the states of the rule. If that fails, those that had none are without again."""
+        new: list[LiveTable] = []
+        try:
+            for index, tables, exact in groups:
+                for live in tables:
+                    new += [live] if live.rule is None else []
+                    self._attach_table(live, index, exact)
+        except Exception:
+            for live in new:
+                live.rule = live.optimizer = live.fused_update = None
+                self._rules.pop(live.parameter, None)
+                self._live.pop(live.parameter, None)
+            raise
+
+    def _attach_table(self, live: LiveTable, index: int, exact: bool) -> None:
+        rule, options = live.rule, self._groups[index]
+        if rule is None or self._replace_state or not _same(rule, options, exact):
             live.rule = None
-            rule = live.rule = _core.TableRule.make(live.core, options, initial, exact)
-        self._rules[parameter] = rule
-        self._live[parameter] = live
+            rule = live.rule = _core.TableRule.make(live.core, options.rule, options.initial, exact)
+        self._rules[live.parameter] = rule
+        self._live[live.parameter] = live
         live.optimizer = self
         live.complaint = None
         live.fused_update = None
         if self._in_backward is not None:
             self._in_backward.attach(live, rule, index)
 
-    def _fill(self, hyper: Any, group: dict[str, Any]) -> Any:
-        hyper.lr = float(group["lr"])
-        if not math.isfinite(hyper.lr):
-            raise OptimizerError(
-                f"{type(self).__name__}: lr is {hyper.lr}, which would spoil every row it meets. Look "
-                "for a division in the schedule that sets it."
-            )
-        hyper.weight_decay = group.get("weight_decay", 0.0)
-        for name, value in self._numbers(group).items():
-            setattr(hyper, name, value)
-        return hyper
+    def numbers_of_step(self, index: int, loaded: dict[str, Any] | None = None) -> Any:
+        """The numbers of group `index` for the step to come; or only checks a `loaded` group.
 
-    def numbers_of_step(self, index: int) -> Any:
-        """The numbers of group `index` for the step to come."""
-        group = self.param_groups[index]
-        hyper, options = self._fill(self._hyper[index], group), self._options[index]
-        for name, value in self._flags(group).items():
-            if getattr(options, name) != value:
-                raise OptimizerError(
-                    f"{type(self).__name__}: {name} of group {index} changed after construction, and "
-                    "with it the states of its tables. Make a new optimizer with replace_state=True."
-                )
+        Raises:
+            OptimizerError: an option is what tables cannot follow.
+        """
+        options, group = self._groups[index], self.param_groups[index]
+        hyper = options.read(loaded or group, loaded=loaded is not None)
         if self.untouched == "exact":
-            reason = _core.why_not_exact(options, hyper)
-            if reason or not (
-                all(self._rules[p].exact for p in group["params"] if p in self._rules)
-                or _core.untouched_rows_stay(options, hyper)
-            ):
-                reason = reason or "weight_decay was 0 when the optimizer was made"
+            rules = [self._rules[p] for p in group["params"] if p in self._rules]
+            reason = _core.why_not_exact(options.rule, hyper) if rules else ""
+            if not reason and not all(rule.exact for rule in rules):
+                stays = _core.untouched_rows_stay(options.rule, hyper)
+                reason = "" if stays else "weight_decay was 0 when the optimizer was made"
+            if reason:
                 raise OptimizerError(f'{type(self).__name__} with untouched="exact": {reason}.')
         return hyper
 
@@ -230,6 +222,13 @@ class TableOptimizer(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         away = device_part(self)
+        if len(self._groups) != len(self.param_groups):
+            raise OptimizerError(
+                f"{type(self).__name__}: {len(self._groups)} groups were added and param_groups has "
+                f"{len(self.param_groups)}. Add groups by add_param_group(); to drop one, make a new "
+                "optimizer."
+            )
+        numbers = [self.numbers_of_step(index) for index in range(len(self.param_groups))]
         entries: list[tuple[Any, int, int, int, Any, bool, bool]] = []
         entered: list[LiveTable] = []
         held: list[LeftRows] = []  # alive until the core has read them
@@ -246,28 +245,24 @@ class TableOptimizer(Optimizer):
         views: list[tuple[int, int, bool]] = []
         with plain_access():
             for index, group in enumerate(self.param_groups):
-                hyper = None
+                hyper = numbers[index]
                 for position, parameter in enumerate(group["params"]):
-                    if away is not None and away.takes(parameter, index, position):
+                    if away is not None and away.takes(parameter, index, position, hyper):
                         continue
                     live = self._live.get(parameter)
                     if live is None:
-                        if (grad := parameter.grad) is not None:
-                            self._view(grad, parameter, index, position, dense, views)
+                        self._half.view(parameter, index, position, dense, views)
                         continue
                     rows = rows_of(live)
-                    if rows is None:
-                        continue
-                    if hyper is None:
-                        hyper = self.numbers_of_step(index)
-                    enter(live, self._rules[parameter], rows, hyper)
+                    if rows is not None:
+                        enter(live, self._rules[parameter], rows, hyper)
         waiting = None if self._in_backward is None else self._in_backward.first
         for live, rule, index, share in waiting or ():
             if live.device_rows is None:
-                enter(live, rule, share, self.numbers_of_step(index))
+                enter(live, rule, share, numbers[index])
             else:
                 assert away is not None
-                away.take_share(live, index, share)
+                away.take_share(live, numbers[index], share)
         if away is not None and not away.decide(beside=bool(entries or views)):
             return loss
         try:
@@ -324,34 +319,6 @@ class TableOptimizer(Optimizer):
                 "must not step it any more."
             )
 
-    def _view(
-        self,
-        grad: Tensor,
-        parameter: Tensor,
-        index: int,
-        position: int,
-        dense: list[tuple[Tensor, int, int]],
-        views: list[tuple[int, int, bool]],
-    ) -> None:
-        """Adds a dense gradient to those the core checks, or checks it here."""
-        if grad.is_sparse:
-            grad = grad._values()
-        kind = grad.dtype
-        if (
-            kind not in (torch.float32, torch.float64)
-            or not grad.is_contiguous()
-            or not grad.is_cpu
-        ):
-            if bool(torch.isfinite(grad).all()):
-                return
-            name = name_of(parameter, self.param_groups[index], position)
-            raise NotFiniteError(
-                f"{name} has a NaN or an infinity in its gradient; no row and no parameter was "
-                "changed. Skip the batch, or look for the division or logarithm behind."
-            )
-        dense.append((parameter, index, position))
-        views.append((grad.data_ptr(), grad.numel(), kind == torch.float64))
-
     # -- saving ----------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
@@ -361,32 +328,43 @@ class TableOptimizer(Optimizer):
         Raises:
             OptimizerError: the states do not fit in memory twice.
         """
-        packed: dict[str, Any] = super().state_dict()
-        add_states(self, packed["state"])
-        return packed
+        hook = self.register_state_dict_post_hook(
+            lambda _, made: add_states(self, made), prepend=True
+        )
+        try:
+            return super().state_dict()
+        finally:
+            hook.remove()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As in torch; ids of a dynamic table that have no row yet get one.
+        """As in torch; ids of a dynamic table that have no row yet get one. A state_dict of torch's
+        optimizer of the same rule loads too: row k of a parameter's state is that of id k.
 
         Raises:
-            OptimizerError, ValueError: it does not fit; nothing has changed.
+            OptimizerError: it does not fit; nothing has changed.
         """
-        entries: dict[int, Any] = dict(state_dict["state"])
-        loaded = take_states(self, entries)
-        super().load_state_dict({**state_dict, "state": entries})
-        self._half.rejoin()
-        put_states(self, loaded)
+        loading = Loading(self)
+        hooks = [
+            self.register_load_state_dict_pre_hook(loading.check),
+            self.register_load_state_dict_post_hook(loading.finish, prepend=True),
+        ]
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            for hook in hooks:
+                hook.remove()
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+    def __reduce_ex__(self, protocol: Any) -> Any:
         raise OptimizerError(
-            f"{type(self).__name__} cannot be copied: the states live in the tables. Make a new one "
-            "over the copied model and load this one's state_dict()."
+            f"{type(self).__name__}: an optimizer that holds tables cannot be copied or pickled, nor can "
+            "what holds it, such as a learning rate schedule: the states live in the tables. Save its "
+            "state_dict(), make a new one over the copied or loaded model, and load it there."
         )
 
 
-def _same(rule: Any, options: Any, initial: float, exact: bool) -> bool:
+def _same(rule: Any, options: GroupOptions, exact: bool) -> bool:
     return bool(
-        rule.options == options
+        rule.options == options.rule
         and rule.exact == exact
-        and rule.initial_accumulator_value == initial
+        and rule.initial_accumulator_value == options.initial
     )

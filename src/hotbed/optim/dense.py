@@ -6,15 +6,19 @@ import gc
 import inspect
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hotbed.errors import OptimizerError
+from hotbed import _core
+from hotbed.errors import NotFiniteError, OptimizerError
 from hotbed.handles import live_table
 from hotbed.optim.guards import mark_inner
+
+if TYPE_CHECKING:
+    from hotbed.optim.base import TableOptimizer
 
 __all__ = ["DenseFactory", "DenseHalf", "Ftrl", "name_of"]
 
@@ -35,7 +39,7 @@ class DenseHalf:
     """
 
     def __init__(
-        self, outer: Optimizer, kind: type[Optimizer], chosen: DenseFactory | None
+        self, outer: TableOptimizer, kind: type[Optimizer], chosen: DenseFactory | None
     ) -> None:
         self._outer = weakref.ref(outer)  # a cycle would keep tables until the next collection
         self.kind = kind
@@ -44,7 +48,7 @@ class DenseHalf:
         self.inners: list[tuple[int, Optimizer]] = []
 
     @property
-    def outer(self) -> Optimizer:
+    def outer(self) -> TableOptimizer:
         outer = self._outer()
         assert outer is not None
         return outer
@@ -55,31 +59,98 @@ class DenseHalf:
         parameters = [p for p in group["params"] if live_table(p) is None]
         if not parameters:
             return
-        if self.chosen is None:
-            inner = self.kind(parameters, **{k: v for k, v in group.items() if k in self.accepted})
-        else:
-            own: dict[str, Any] = {"params": parameters}
-            if isinstance(self.chosen, type):
-                own["lr"] = group["lr"]
-            inner = self.chosen([own])
-            if not isinstance(inner, Optimizer):
-                raise OptimizerError(
-                    f"dense={self.chosen!r} must make a torch.optim.Optimizer of the groups it is "
-                    f"given, got {type(inner).__name__}."
-                )
-            if group["lr"]:
-                group.setdefault(_RATIO, float(inner.param_groups[0]["lr"]) / float(group["lr"]))
+        inner = (
+            self._same_rule(group, parameters)
+            if self.chosen is None
+            else self._chosen(group, parameters)
+        )
         mark_inner(inner)
         self.outer.state.update(inner.state)  # torch's Adagrad makes its states at once
         inner.state = self.outer.state
         self.inners.append((index, inner))
 
+    def drop_group(self, index: int) -> None:
+        """Takes `add_group` back."""
+        self.inners = [(at, inner) for at, inner in self.inners if at != index]
+
+    def _same_rule(self, group: dict[str, Any], parameters: list[Tensor]) -> Optimizer:
+        options = {name: value for name, value in group.items() if name in self.accepted}
+        try:
+            return self.kind(parameters, **options)
+        except (RuntimeError, TypeError, ValueError) as error:
+            raise OptimizerError(
+                f"{type(self.outer).__name__}: torch.optim.{self.kind.__name__}, which steps the dense "
+                f"parameters, refuses its options: {error}"
+            ) from error
+
+    def _chosen(self, group: dict[str, Any], parameters: list[Tensor]) -> Optimizer:
+        assert self.chosen is not None
+        maximize, own = bool(group.get("maximize")), {"params": parameters}
+        if isinstance(self.chosen, type):
+            own |= {"lr": group["lr"]} | ({"maximize": True} if maximize else {})
+        inner = self.chosen([own])
+        if not isinstance(inner, Optimizer):
+            raise OptimizerError(
+                f"dense={self.chosen!r} must make a torch.optim.Optimizer of the groups it is "
+                f"given, got {type(inner).__name__}."
+            )
+        name = type(inner).__name__
+        if any(p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD
+               for p in inspect.signature(inner.step).parameters.values()):  # fmt: skip
+            raise OptimizerError(
+                f"dense={name}: its step wants a closure, to be called again and again, which cannot be "
+                "as tables are stepped once. Choose one whose step needs none."
+            )
+        if any(bool(g.get("maximize")) != maximize for g in inner.param_groups) or (
+            maximize and "maximize" not in inner.defaults
+        ):
+            raise OptimizerError(
+                f"dense={name}: tables step {'up' if maximize else 'down'} the gradient and dense "
+                f"parameters would step the other way. Give it maximize={maximize}, or choose one that "
+                "has it."
+            )
+        if group["lr"]:
+            lr = float(group["lr"])
+            group.setdefault(_RATIO, [float(g["lr"]) / lr for g in inner.param_groups])
+        return inner
+
+    def view(
+        self,
+        parameter: Tensor,
+        index: int,
+        position: int,
+        dense: list[tuple[Tensor, int, int]],
+        views: list[tuple[int, int, bool]],
+    ) -> None:
+        """Adds the gradient of a parameter to those that the core checks, or checks it here."""
+        grad = parameter.grad
+        if grad is None:
+            return
+        if grad.is_sparse:
+            grad = grad._values()
+        kind = grad.dtype
+        if (
+            kind not in (torch.float32, torch.float64)
+            or not grad.is_contiguous()
+            or not grad.is_cpu
+        ):
+            if bool(torch.isfinite(grad).all()):
+                return
+            name = name_of(parameter, self.outer.param_groups[index], position)
+            raise NotFiniteError(
+                f"{name} has a NaN or an infinity in its gradient; no row and no parameter was "
+                "changed. Skip the batch, or look for the division or logarithm behind."
+            )
+        dense.append((parameter, index, position))
+        views.append((grad.data_ptr(), grad.numel(), kind == torch.float64))
+
     def step(self) -> None:
         for index, inner in self.inners:
             group = self.outer.param_groups[index]
-            for mine in inner.param_groups:
+            for k, mine in enumerate(inner.param_groups):
                 if self.chosen is not None:
-                    mine["lr"] = group["lr"] * group.get(_RATIO, 1.0)
+                    ratios = group.get(_RATIO)
+                    mine["lr"] = group["lr"] * ratios[k] if ratios else group["lr"]
                     continue
                 for key in mine:
                     if key != "params" and key in group:
@@ -87,6 +158,37 @@ class DenseHalf:
                 if group.get("decoupled_weight_decay") and "decoupled_weight_decay" not in mine:
                     _shrink(mine)
             inner.step()
+
+    def check_loaded(self, index: int, group: dict[str, Any]) -> None:
+        """Raises OptimizerError where the rates in a group of a state_dict are of another ``dense=``."""
+        counts = [len(inner.param_groups) for at, inner in self.inners if at == index]
+        ratios = group.get(_RATIO)
+        if self.chosen is None or ratios is None or counts == []:
+            return
+        if not isinstance(ratios, list) or counts != [len(ratios)]:
+            raise OptimizerError(
+                f"{type(self.outer).__name__}: the loaded state has {_RATIO}={ratios!r} in group {index}, "
+                f"and dense= makes {counts[0]} groups of it. Load it with the dense= that it is of."
+            )
+
+    def check_state(self, index: int, parameter: Tensor, state: dict[str, Any]) -> None:
+        """Raises OptimizerError where the loaded state of a dense parameter is of another rule, or
+        shape. torch would find out in the step, when tables have taken theirs."""
+        if self.chosen is None:
+            options = self.outer._groups[index]
+            wanted = [p[0] for p in _core.state_planes(options.rule, options.initial)]
+        else:
+            wanted = list(self.outer.state.get(parameter, {}))
+        for name in wanted if state else ():
+            value = state.get(name)
+            if name not in state or (
+                isinstance(value, Tensor) and value.dim() and value.shape != parameter.shape
+            ):
+                raise OptimizerError(
+                    f"{type(self.outer).__name__}: the loaded state of a dense parameter of shape "
+                    f"{tuple(parameter.shape)} lacks {name} of that shape; it has "
+                    f"{', '.join(map(str, state))}."
+                )
 
     def rejoin(self) -> None:
         """Follows the outer optimizer's state after it was loaded."""

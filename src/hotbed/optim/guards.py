@@ -19,7 +19,7 @@ _COUNTERPARTS = {
     "ASGD": "SGD",
     "Adagrad": "Adagrad",
     "Adam": "Adam",
-    "SparseAdam": "Adam",
+    "SparseAdam": "SparseAdam",
     "NAdam": "Adam",
     "RAdam": "Adam",
     "AdamW": "AdamW",
@@ -69,11 +69,12 @@ def _refuse_handles(optimizer: Optimizer) -> None:
             if live is None:
                 continue
             name = type(optimizer).__name__
+            dense = "Adam" if name == "SparseAdam" else name  # which takes no dense gradients
             use = f"hotbed.optim.{_COUNTERPARTS.get(name, 'Adam')}"
             raise OptimizerError(
                 f"Table {live.name!r} is in a torch.optim.{name}, which cannot update its rows. Use "
                 f"{use}(model.parameters(), ...) for tables and dense parameters alike, or give "
-                f"hotbed.split_parameters(model)[0] to {use} and [1] to torch.optim.{name}."
+                f"hotbed.split_parameters(model)[0] to {use} and [1] to torch.optim.{dense}."
             )
     optimizer.__dict__[_CHECKED] = size
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from hotbed.errors import OptimizerError
 from hotbed.optim.base import TableOptimizer
 from hotbed.optim.dense import DenseFactory, Ftrl
-from hotbed.optim.options import arguments
+from hotbed.optim.options import DECAY, FOREACH, LR, MAXIMIZE, Fixed, Number, Rule, arguments
 
 __all__ = ["FTRL", "SGD"]
+
+
+def _nesterov_fits(group: Mapping[str, Any]) -> str:
+    wrong = group["nesterov"] and not (group["momentum"] and group["dampening"] == 0)
+    return "nesterov=True needs momentum above 0 and dampening 0" if wrong else ""
 
 
 class SGD(TableOptimizer):
@@ -30,8 +35,21 @@ class SGD(TableOptimizer):
         maximize: step up the gradient.
     """
 
-    _rule = "sgd"
-    _dense = torch.optim.SGD
+    _rule = Rule(
+        "sgd",
+        torch.optim.SGD,
+        (
+            LR,
+            Number("momentum", "[0, inf)"),
+            Fixed("momentum"),
+            Number("dampening", "(-inf, inf)"),
+            *DECAY,
+            Fixed("nesterov"),
+            MAXIMIZE,
+            FOREACH,
+        ),
+        _nesterov_fits,
+    )
 
     def __init__(
         self,
@@ -53,18 +71,6 @@ class SGD(TableOptimizer):
     ) -> None:
         super().__init__(params, arguments(locals()))
 
-    def _check_group(self, group: dict[str, Any]) -> None:
-        if not group["momentum"] >= 0:
-            raise ValueError(f"momentum must not be negative, got {group['momentum']}")
-        if group["nesterov"] and (group["momentum"] <= 0 or group["dampening"] != 0):
-            raise ValueError("nesterov=True needs momentum > 0 and dampening 0")
-
-    def _flags(self, group: dict[str, Any]) -> dict[str, bool]:
-        return {"momentum": group["momentum"] != 0, "nesterov": bool(group["nesterov"])}
-
-    def _numbers(self, group: dict[str, Any]) -> dict[str, float]:
-        return {"momentum": group["momentum"], "dampening": group["dampening"]}
-
 
 class FTRL(TableOptimizer):
     """Follow the regularised leader, per coordinate: McMahan et al., "Ad click prediction: a view from
@@ -75,7 +81,7 @@ class FTRL(TableOptimizer):
 
     Args:
         params: see `TableOptimizer`, also for ``untouched``, ``dense``, ``fused``, ``replace_state``.
-        lr: learning rate, above 0.
+        lr: learning rate, above 0, as z is divided by it; let a schedule end at a small value.
         lr_power: at most 0; the rate falls as n^lr_power.
         initial_accumulator_value: first value of n.
         l1: sets weights whose |z| is smaller to exactly 0.
@@ -87,8 +93,18 @@ class FTRL(TableOptimizer):
     Dense parameters are stepped by the same rule.
     """
 
-    _rule = "ftrl"
-    _dense = Ftrl
+    _rule = Rule(
+        "ftrl",
+        Ftrl,
+        (
+            Number("lr", "(0, inf)"),
+            Number("lr_power", "(-inf, 0]"),
+            Number("initial_accumulator_value", "[0, inf)", core=()),
+            Fixed("initial_accumulator_value", of=float),
+            *(Number(name, "[0, inf)") for name in ("l1", "l2", "l2_shrinkage", "beta")),
+            MAXIMIZE,
+        ),
+    )
 
     def __init__(
         self,
@@ -108,18 +124,3 @@ class FTRL(TableOptimizer):
         replace_state: bool = False,
     ) -> None:
         super().__init__(params, arguments(locals()))
-
-    def _check_group(self, group: dict[str, Any]) -> None:
-        if not group["lr_power"] <= 0:
-            raise ValueError(f"lr_power must be at most 0, got {group['lr_power']}")
-        for key in ("initial_accumulator_value", "l1", "l2", "l2_shrinkage", "beta"):
-            if not group[key] >= 0:
-                raise ValueError(f"{key} must not be negative, got {group[key]}")
-
-    def _numbers(self, group: dict[str, Any]) -> dict[str, float]:
-        if not float(group["lr"]) > 0:
-            raise OptimizerError(
-                f"FTRL divides by lr, so it must be above 0, got {group['lr']}; let a schedule end at "
-                "a small value instead."
-            )
-        return {key: group[key] for key in ("lr_power", "l1", "l2", "l2_shrinkage", "beta")}

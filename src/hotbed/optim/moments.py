@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
 
 import torch
+from torch import Tensor
 
-from hotbed.errors import OptimizerError
 from hotbed.optim.base import TableOptimizer
 from hotbed.optim.dense import DenseFactory
-from hotbed.optim.options import arguments
+from hotbed.optim.options import DECAY, EPS, FOREACH, LR, MAXIMIZE, Fixed, Number, Rule, arguments
 
-__all__ = ["Adam", "AdamW", "Adamax", "RowwiseAdam"]
+__all__ = ["Adam", "AdamW", "Adamax", "RowwiseAdam", "SparseAdam"]
 
-
-class _Moments(TableOptimizer):
-    def _check_group(self, group: dict[str, Any]) -> None:
-        for i, beta in enumerate(group["betas"]):
-            if not 0 <= float(beta) < 1:
-                raise ValueError(f"betas[{i}] must be in [0, 1), got {beta}")
-        if not group["eps"] >= 0:
-            raise ValueError(f"eps must not be negative, got {group['eps']}")
-
-    def _numbers(self, group: dict[str, Any]) -> dict[str, float]:
-        beta1, beta2 = group["betas"]
-        return {"beta1": float(beta1), "beta2": float(beta2), "eps": group["eps"]}
+BETAS = Number("betas", "[0, 1)", core=("beta1", "beta2"))
 
 
-class Adam(_Moments):
+def _foreach_fits(group: Mapping[str, Any]) -> str:
+    """torch's Adam says so when it is made only, and fails in the step when it is told so later."""
+    wrong = group["foreach"] and any(isinstance(x, Tensor) for x in (group["lr"], *group["betas"]))
+    return "foreach=True needs lr and betas that are no tensors" if wrong else ""
+
+
+class Adam(TableOptimizer):
     """Adam: rows as ``torch.optim.SparseAdam`` (lazy) or ``torch.optim.Adam`` (exact) moves them.
 
         m = beta1 m + (1 - beta1) g;   v = beta2 v + (1 - beta2) g^2
@@ -47,8 +44,13 @@ class Adam(_Moments):
         maximize: step up the gradient.
     """
 
-    _rule = "adam"
-    _dense: ClassVar[type[torch.optim.Optimizer]] = torch.optim.Adam
+    _rule = Rule(
+        "adam",
+        torch.optim.Adam,
+        (LR, BETAS, EPS, *DECAY, Fixed("amsgrad"), MAXIMIZE, FOREACH),
+        _foreach_fits,
+        lazy="plain_eps",
+    )
 
     def __init__(
         self,
@@ -71,16 +73,20 @@ class Adam(_Moments):
     ) -> None:
         super().__init__(params, arguments(locals()))
 
-    def _flags(self, group: dict[str, Any]) -> dict[str, bool]:
-        return {"amsgrad": bool(group["amsgrad"]), "plain_eps": self.untouched == "lazy"}
-
 
 class AdamW(Adam):
     """Adam with decoupled weight decay, as ``torch.optim.AdamW``: a touched row (with
     ``untouched="exact"`` every row) first shrinks by lr * weight_decay. Arguments as of `Adam`.
     """
 
-    _dense = torch.optim.AdamW
+    _rule = dataclasses.replace(
+        Adam._rule,
+        dense=torch.optim.AdamW,
+        options=tuple(
+            Fixed(option.name, only=True) if option == DECAY[1] else option
+            for option in Adam._rule.options
+        ),
+    )
 
     def __init__(
         self,
@@ -97,15 +103,33 @@ class AdamW(Adam):
         )
 
 
+class SparseAdam(Adam):
+    """`Adam` with ``untouched="lazy"`` under the name of ``torch.optim.SparseAdam``, whose state_dict it
+    loads. Dense parameters, which torch's refuses, go to ``torch.optim.Adam``. Other arguments as of
+    `Adam`.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        maximize: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__(params, lr, betas, eps, maximize=maximize, untouched="lazy", **options)
+
+
 class RowwiseAdam(Adam):
     """Adam with one second moment a row, of the mean of g^2 over its columns. Arguments as of `Adam`,
     whose torch class steps the dense parameters.
     """
 
-    _rule = "rowwise_adam"
+    _rule = dataclasses.replace(Adam._rule, core="rowwise_adam")
 
 
-class Adamax(_Moments):
+class Adamax(TableOptimizer):
     """Adamax, as ``torch.optim.Adamax``.
 
         m = beta1 m + (1 - beta1) g;   u = max(beta2 u, |g| + eps)
@@ -121,8 +145,11 @@ class Adamax(_Moments):
         maximize: step up the gradient.
     """
 
-    _rule = "adamax"
-    _dense = torch.optim.Adamax
+    _rule = Rule(
+        "adamax",
+        torch.optim.Adamax,
+        (LR, BETAS, EPS, Fixed("eps", of=float, untouched="exact"), *DECAY, MAXIMIZE, FOREACH),
+    )
 
     def __init__(
         self,
@@ -143,12 +170,3 @@ class Adamax(_Moments):
         replace_state: bool = False,
     ) -> None:
         super().__init__(params, arguments(locals()))
-
-    def _numbers(self, group: dict[str, Any]) -> dict[str, float]:
-        first = group.setdefault("first_eps", group["eps"])
-        if self.untouched == "exact" and group["eps"] != first:
-            raise OptimizerError(
-                f'Adamax with untouched="exact": eps changed from {first} to {group["eps"]}, and rows '
-                "that were left alone cannot follow that. Keep eps, or make a new optimizer."
-            )
-        return super()._numbers(group)

@@ -87,16 +87,14 @@ class DevicePart:
             inverse = scale.double().reciprocal().float().to(device, non_blocking=True)
             torch._foreach_mul_(found, inverse.reshape(()))
 
-    def takes(self, parameter: Tensor, index: int, position: int) -> bool:
-        """Takes a parameter in, if it is one for here."""
+    def takes(self, parameter: Tensor, index: int, position: int, hyper: Any) -> bool:
+        """Takes a parameter in, if it is one for here; `hyper`: the numbers of its group."""
         live = self._optimizer._live.get(parameter)
         if live is not None:
             if live.device_rows is None:
                 return False
             if live.has_gradient:
-                rule = self._rule_of(live)
-                hyper = self._optimizer.numbers_of_step(index)
-                self._entries.append(self._entry(live, rule, hyper))
+                self._entries.append(self._entry(live, self._rule_of(live), hyper))
             return True
         grad = parameter.grad
         if grad is None or grad.device != self._device:
@@ -110,11 +108,9 @@ class DevicePart:
         self._optimizer.check_hold(live, rule)
         return rule
 
-    def take_share(self, live: LiveTable, index: int, share: Any) -> None:
+    def take_share(self, live: LiveTable, hyper: Any, share: Any) -> None:
         """Takes the first gradient of a table in that is updated in backward."""
-        rule = self._rule_of(live)
-        hyper = self._optimizer.numbers_of_step(index)
-        self._entries.append(self._entry(live, rule, hyper, share))
+        self._entries.append(self._entry(live, self._rule_of(live), hyper, share))
 
     def decide(self, *, beside: bool) -> bool:
         """Checks everything. False: the step is known not to be taken, and that is no error.

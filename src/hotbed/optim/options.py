@@ -1,19 +1,166 @@
-"""The options that optimizers are called with."""
+"""What an optimizer may be told: a rule declares its options once, and every check follows from that.
+
+An option is a `Number`, which may be another at each step and then counts for tables and dense
+parameters alike; or `Fixed`: it decides which states a row has or what moves it, and must stay what it
+was when the optimizer was made; or `DenseOnly`. A number of which something is fixed is declared as both.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
+from torch.optim import Optimizer
 
 from hotbed import _core
 from hotbed.errors import OptimizerError
 from hotbed.handles import live_table
 
-__all__ = ["arguments", "numbers_of", "refuse_strangers", "refuse_tables_twice"]
+if TYPE_CHECKING:
+    from hotbed.optim.base import TableOptimizer
 
-# Options of other optimizers, by names that a user may try on any.
+__all__ = [
+    "DECAY",
+    "EPS",
+    "FOREACH",
+    "LR",
+    "MAXIMIZE",
+    "NOT_FOR_TABLES",
+    "DenseOnly",
+    "Fixed",
+    "GroupOptions",
+    "Number",
+    "Rule",
+    "arguments",
+    "loadable",
+    "numbers_of",
+    "refuse_dense_only",
+    "refuse_in_groups",
+    "refuse_strangers",
+    "refuse_tables_twice",
+    "strangers",
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class Number:
+    """An option that is a number, or several of one kind.
+
+    Args:
+        name: in a parameter group.
+        span: the interval that it must lie in, as mathematicians write it.
+        core: what the core calls it, a name for each number; None: the same; (): it is not of a step.
+    """
+
+    name: str
+    span: str
+    core: tuple[str, ...] | None = None
+    low: float = dataclasses.field(init=False)
+    high: float = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        low, high = (float(end) for end in self.span[1:-1].split(","))
+        low = math.nextafter(low, math.inf) if self.span[0] == "(" else low
+        high = math.nextafter(high, -math.inf) if self.span[-1] == ")" else high
+        object.__setattr__(self, "low", low)
+        object.__setattr__(self, "high", high)
+        if self.core is None:
+            object.__setattr__(self, "core", (self.name,))
+
+    def read(self, value: Any, hyper: Any) -> str:
+        """Puts it into the core's numbers of a step; or says what is wrong with it."""
+        core = self.core or ()
+        if len(core) < 2:
+            values = [value]
+        else:
+            values = list(value) if hasattr(value, "__iter__") else []
+            if len(values) != len(core):
+                return f"is {value!r} and must be {len(core)} numbers"
+        for k, one in enumerate(values):
+            try:
+                # Of a string float() would make a number too, and torch would not.
+                number = (
+                    one if type(one) is float else float(one if hasattr(one, "__float__") else "")
+                )
+            except (RuntimeError, TypeError, ValueError):
+                return f"is {value!r}, which is no number"
+            if not self.low <= number <= self.high:
+                hint = "" if math.isfinite(number) else "; look for a division in what sets it"
+                return f"is {value!r}, which is outside {self.span}{hint}"
+            if core:
+                setattr(hyper, core[k], number)
+        return ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Fixed:
+    """An option of which something must stay.
+
+    Args:
+        name: in a parameter group.
+        of: what: ``bool``, whether it is on, which is a flag of the core's; or ``float``, all of it.
+        only: the one value it may have; None: any.
+        untouched: it is fixed where the optimizer has this ``untouched``; None: always.
+    """
+
+    name: str
+    of: type[bool] | type[float] = bool
+    only: bool | None = None
+    untouched: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class DenseOnly:
+    """An option that only says how torch computes."""
+
+    name: str
+
+
+_OF_SOME_RULE: set[str] = set()
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """How tables and dense parameters are stepped.
+
+    Args:
+        core: the rule's name in the core.
+        dense: the torch class of the same rule.
+        options: all that a parameter group says about it.
+        relation: says what is wrong with options that are right one by one.
+        lazy: the core's flag that tells untouched="lazy" from "exact"; "": the steps are the same.
+    """
+
+    core: str
+    dense: type[Optimizer]
+    options: tuple[Number | Fixed | DenseOnly, ...]
+    relation: Callable[[Mapping[str, Any]], str] = lambda group: ""
+    lazy: str = ""
+    names: frozenset[str] = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "names", frozenset(option.name for option in self.options))
+        _OF_SOME_RULE.update(self.names)
+
+
+LR = Number("lr", "[0, inf)")
+EPS = Number("eps", "[0, inf)")
+DECAY = (
+    Number("weight_decay", "[0, inf)"),
+    Fixed("decoupled_weight_decay"),
+)
+MAXIMIZE = Fixed("maximize")
+FOREACH = DenseOnly("foreach")
+
+# Of torch's optimizers.
+NOT_FOR_TABLES = ("capturable", "differentiable")
+
+_OF_THE_WHOLE = ("dense", "fused", "replace_state", "untouched")
+
+# Options that a user may try on any optimizer, and what to say of them.
 _STRANGERS = {
     "l1": "L1 regularisation is a part of hotbed.optim.FTRL only. Elsewhere add a penalty on the "
     "looked-up vectors to the loss, such as l1 * vectors.abs().sum()",
@@ -21,16 +168,140 @@ _STRANGERS = {
 }
 
 
+class GroupOptions:
+    """The options of a parameter group.
+
+    Attributes:
+        rule: the core's RuleOptions.
+        hyper: the core's Hyperparameters of the step to come, once they are read.
+        initial: first value of the states that have one.
+    """
+
+    def __init__(self, optimizer: TableOptimizer, index: int, group: Mapping[str, Any]) -> None:
+        """Raises OptimizerError where one cannot be honoured."""
+        self._declared, self._kind, self._index = optimizer._rule, type(optimizer).__name__, index
+        self._numbers = [o for o in self._declared.options if isinstance(o, Number)]
+        self._made: list[tuple[Fixed, Any, Any]] = []
+        self._seen: dict[str, Any] = {}  # numbers that need no second look, as `hyper` has them
+        self.hyper = _core.Hyperparameters()
+        self.read(group)
+        self.rule = _core.RuleOptions()
+        self.rule.rule = getattr(_core.Rule, self._declared.core)
+        if self._declared.lazy:
+            setattr(self.rule, self._declared.lazy, optimizer.untouched == "lazy")
+        for option in self._declared.options:
+            if not isinstance(option, Fixed) or option.untouched not in (None, optimizer.untouched):
+                continue
+            given = group[option.name]
+            value = option.of(given)
+            if option.only not in (None, value):
+                raise self._error(
+                    option.name,
+                    f"is {given!r}, and this class is for {option.only}. Use another class",
+                )
+            self._made.append((option, given, value))
+            if option.of is bool:
+                setattr(self.rule, option.name, value)
+        self.initial = float(group.get("initial_accumulator_value", 0.0))
+
+    def read(self, group: Mapping[str, Any], *, loaded: bool = False) -> Any:
+        """Checks the group as it is now, and returns its numbers.
+
+        Args:
+            loaded: it comes from a state_dict, and is only to be checked.
+
+        Raises:
+            OptimizerError: tables cannot follow it, or not as dense parameters would.
+        """
+        hyper, seen = (_core.Hyperparameters(), {}) if loaded else (self.hyper, self._seen)
+        try:
+            for number in self._numbers:
+                name, value = number.name, group[number.name]
+                if value is seen.get(name, self):
+                    continue
+                seen.pop(name, None)
+                if fault := number.read(value, hyper):
+                    raise self._error(name, fault)
+                if _stays_as_it_is(value):
+                    seen[name] = value
+            for option, given, made in self._made:
+                value = group[option.name]
+                if value is not given and option.of(value) != made:
+                    raise self._changed(option.name, given, value, loaded)
+        except KeyError as error:
+            raise self._error(error.args[0], "is missing") from None
+        refuse_dense_only(self._kind, group)
+        if fault := self._declared.relation(group):
+            raise OptimizerError(f"{self._kind}, group {self._index}: {fault}.")
+        return hyper
+
+    def _error(self, name: str, fault: str) -> OptimizerError:
+        return OptimizerError(f"{self._kind}: {name} of group {self._index} {fault}.")
+
+    def _changed(self, name: str, old: Any, new: Any, loaded: bool) -> OptimizerError:
+        if loaded:
+            fault = (
+                f"is {new!r} in the loaded state, and was {old!r} when the optimizer was made. Make it with "
+                f"{name}={new!r}, then load"
+            )
+        else:
+            fault = (
+                f"changed from {old!r} to {new!r}, which its tables and their states cannot follow. Make a "
+                "new optimizer, with replace_state=True"
+            )
+        return self._error(name, fault)
+
+
+def _stays_as_it_is(value: Any) -> bool:
+    """Unlike a tensor, which is the same one when its number is another."""
+    return type(value) in (float, int) or (
+        type(value) is tuple and all(map(_stays_as_it_is, value))
+    )
+
+
+def loadable(own: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
+    """A group of a state_dict; what it does not tell is as in the group `own`."""
+    # What torch computes with its fused=True is the same; ours is no option of groups.
+    dropped = {"fused", *(name for name in NOT_FOR_TABLES if not saved.get(name))}
+    return {**own, **{name: value for name, value in saved.items() if name not in dropped}}
+
+
 def arguments(local: dict[str, Any]) -> dict[str, Any]:
     """What an ``__init__(self, params, ...)`` was called with besides params; `local` is its locals()."""
     return {k: v for k, v in local.items() if k not in ("self", "params", "__class__")}
 
 
-def refuse_strangers(kind: type, options: Iterable[str]) -> None:
-    """Raises where one of `options`, which optimizer `kind` has not, belongs to another."""
-    for name in options:
-        if name in _STRANGERS:
-            raise OptimizerError(f"{kind.__name__} has no option {name}: {_STRANGERS[name]}.")
+def refuse_dense_only(kind: str, options: Mapping[str, Any]) -> None:
+    """Raises where an option is set that only torch's optimizers can honour."""
+    for name in NOT_FOR_TABLES:
+        if options.get(name):
+            raise OptimizerError(
+                f"{kind}: {name}=True cannot be honoured for tables. Give it to the dense part only: "
+                f"dense=lambda groups: torch.optim.X(groups, {name}=True)."
+            )
+
+
+def strangers(rule: Rule, names: Iterable[str]) -> list[str]:
+    """Those of `names` that are options of other rules only."""
+    known = _OF_SOME_RULE | _STRANGERS.keys()
+    return [name for name in names if name in known and name not in rule.names]
+
+
+def refuse_strangers(kind: str, rule: Rule, names: Iterable[str]) -> None:
+    """Raises where one of `names` is an option of other rules only."""
+    for name in strangers(rule, names):
+        more = f": {_STRANGERS[name]}" if name in _STRANGERS else ", which belongs to another rule"
+        raise OptimizerError(f"{kind} has no option {name}{more}.")
+
+
+def refuse_in_groups(kind: str, names: Iterable[str]) -> None:
+    """Raises where one of `names` holds for an optimizer as a whole."""
+    for name in names:
+        if name in _OF_THE_WHOLE:
+            raise OptimizerError(
+                f"{kind}: {name} is an option of the whole optimizer. Give it to the optimizer itself, "
+                "beside its groups, or make two optimizers."
+            )
 
 
 def refuse_tables_twice(group: dict[str, Any]) -> None:

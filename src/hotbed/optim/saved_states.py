@@ -2,31 +2,33 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
 
 from hotbed import _core
-from hotbed.optim.options import numbers_of
+from hotbed.errors import OptimizerError
+from hotbed.handles import LiveTable
+from hotbed.optim.options import loadable, numbers_of, strangers
 from hotbed.states import check_states, copy_states, reset_states, write_states
 
 if TYPE_CHECKING:
     from hotbed.optim.base import TableOptimizer
 
-__all__ = ["add_states", "put_states", "take_states"]
+__all__ = ["Loading", "add_states"]
 
 
-def _parameters(optimizer: TableOptimizer) -> list[Tensor]:
-    return [p for group in optimizer.param_groups for p in group["params"]]
+def _parameters(groups: list[dict[str, Any]]) -> list[Any]:
+    return [p for group in groups for p in group["params"]]
 
 
-def add_states(optimizer: TableOptimizer, states: dict[int, Any]) -> None:
+def add_states(optimizer: TableOptimizer, packed: dict[str, Any]) -> None:
     """Adds an entry for each table, by the number of its parameter.
 
     Raises:
         OptimizerError: the states do not fit in memory twice.
     """
-    for index, parameter in enumerate(_parameters(optimizer)):
+    for index, parameter in enumerate(_parameters(optimizer.param_groups)):
         live = optimizer._live.get(parameter)
         if live is None:
             continue
@@ -36,33 +38,93 @@ def add_states(optimizer: TableOptimizer, states: dict[int, Any]) -> None:
         entry: dict[str, Any] = {"step": rule.steps, **copies}
         if rule.exact:
             entry["untouched"] = {"base": list(rule.base), "last": numbers_of(rule.last)}
-        states[index] = entry
+        packed["state"][index] = entry
 
 
-def take_states(optimizer: TableOptimizer, states: dict[int, Any]) -> list[tuple[Tensor, Any]]:
-    """Takes the entries of tables out: (parameter, entry or None) each.
+class _Entry(NamedTuple):
+    """What a state_dict has for a table."""
 
-    Raises:
-        OptimizerError: an entry does not fit its table.
-    """
-    parameters = _parameters(optimizer)
-    taken = [(p, states.pop(i, None)) for i, p in enumerate(parameters) if p in optimizer._live]
-    for parameter, entry in taken:
-        optimizer.check_hold(optimizer._live[parameter], optimizer._rules[parameter])
-        if entry:
-            check_states(optimizer._live[parameter], entry)
-    return taken
+    steps: int = 0
+    base: list[float] = [1, 0, 0, 1, 1]
+    """What all steps did to rows that no batch has touched: nothing."""
+    last: Any = None
+    states: dict[str, Tensor] | None = None
 
 
-def put_states(optimizer: TableOptimizer, taken: list[tuple[Tensor, Any]]) -> None:
-    """Gives tables the states that were taken; those without an entry begin anew."""
-    for parameter, entry in taken:
-        live, rule = optimizer._live[parameter], optimizer._rules[parameter]
-        missed = (entry or {}).get("untouched", {})
-        last = _core.Hyperparameters()
-        for name, value in missed.get("last", {}).items():
-            setattr(last, name, value)
-        rule.restart((entry or {}).get("step", 0), missed.get("base", [1, 0, 0, 1, 1]), last)
-        reset_states(live)
-        if entry:
-            write_states(live, entry, insert=True)
+class Loading:
+    """A state_dict on its way into an optimizer: all of it is checked, then torch takes the dense part,
+    then the tables get theirs."""
+
+    def __init__(self, optimizer: TableOptimizer) -> None:
+        self._optimizer = optimizer
+        self._tables: list[tuple[LiveTable, Any, _Entry]] = []
+
+    def check(self, _: Any, given: dict[str, Any]) -> dict[str, Any]:
+        """What torch is to load of it.
+
+        Raises:
+            OptimizerError: it does not fit.
+        """
+        optimizer = self._optimizer
+        groups, states = given.get("param_groups"), given.get("state")
+        if not isinstance(groups, list) or not isinstance(states, dict):
+            raise self._error(
+                f"has {', '.join(map(str, given)) or 'nothing'}: it is no optimizer's"
+            )
+        sizes, own = ([len(g["params"]) for g in gs] for gs in (groups, optimizer.param_groups))
+        if sizes != own:
+            raise self._error(
+                f"has groups of {sizes} parameters, and the optimizer of {own}. Give it the same "
+                "parameters in the same groups"
+            )
+        merged, states = [], dict(states)
+        for index, (group, saved) in enumerate(zip(optimizer.param_groups, groups, strict=True)):
+            for name in strangers(optimizer._rule, saved):
+                raise self._error(f"has an option {name}, so it is one of another optimizer")
+            merged.append(loadable(group, saved))
+            optimizer.numbers_of_step(index, merged[-1])
+            optimizer._half.check_loaded(index, merged[-1])
+            for number, parameter in zip(saved["params"], group["params"], strict=True):
+                live = optimizer._live.get(parameter)
+                if live is None:
+                    optimizer._half.check_state(index, parameter, states.get(number) or {})
+                    continue
+                rule = optimizer._rules[parameter]
+                optimizer.check_hold(live, rule)
+                self._tables.append((live, rule, self._entry(live, states.pop(number, None) or {})))
+        return {**given, "param_groups": merged, "state": states}
+
+    def _entry(self, live: LiveTable, found: dict[str, Any]) -> _Entry:
+        found = {name: value for name, value in found.items() if value is not None}
+        if not found:
+            return _Entry()
+        states = check_states(live, found)
+        missed = found.get("untouched", {"base": _Entry().base, "last": {}})
+        try:
+            # torch's SGD counts no steps; what has a buffer has taken one.
+            steps = int(found.get("step", 1))
+            if steps < 0 or steps != float(found.get("step", 1)):
+                raise ValueError
+            base, last = [float(x) for x in missed["base"]], _core.Hyperparameters()
+            if len(base) != len(_Entry().base):
+                raise ValueError
+            for name, value in missed["last"].items():
+                setattr(last, name, float(value))
+        except (AttributeError, KeyError, RuntimeError, TypeError, ValueError):
+            raise self._error(
+                f"has for table {live.name!r} a step {found.get('step')!r} and missed steps {missed!r}, "
+                "which no optimizer has written"
+            ) from None
+        return _Entry(steps, base, last, states)
+
+    def finish(self, _: Any) -> None:
+        """Gives tables their states; those that have none there begin anew."""
+        self._optimizer._half.rejoin()
+        for live, rule, entry in self._tables:
+            rule.restart(entry.steps, entry.base, entry.last or _core.Hyperparameters())
+            reset_states(live)
+            if entry.states is not None:
+                write_states(live, entry.states, insert=True)
+
+    def _error(self, fault: str) -> OptimizerError:
+        return OptimizerError(f"{type(self._optimizer).__name__}: the loaded state {fault}.")
