@@ -151,10 +151,14 @@ std::vector<uint8_t> encode(const Manifest& manifest) {
   return out.bytes;
 }
 
+bool begins_manifest(std::span<const uint8_t> bytes) {
+  return bytes.size() >= sizeof kMagic && std::equal(kMagic, kMagic + sizeof kMagic, bytes.begin());
+}
+
 Manifest decode(std::span<const uint8_t> bytes, const std::string& path) {
   Reader in{bytes, path};
-  auto magic = in.take(sizeof kMagic);
-  if (!std::equal(magic.begin(), magic.end(), kMagic)) {
+  in.take(sizeof kMagic);
+  if (!begins_manifest(bytes)) {
     throw TierError(path + " is not the manifest of a row log.", path);
   }
   auto version = in.number<uint32_t>();

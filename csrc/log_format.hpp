@@ -120,6 +120,8 @@ struct Manifest {
 // Throws std::invalid_argument, naming what is wrong.
 void check_manifest(const Manifest& manifest);
 std::vector<uint8_t> encode(const Manifest& manifest);
+// Whether these are the first bytes of a manifest.
+bool begins_manifest(std::span<const uint8_t> bytes);
 // Throws TierError, naming the path.
 Manifest decode(std::span<const uint8_t> bytes, const std::string& path);
 

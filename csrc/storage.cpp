@@ -223,9 +223,10 @@ void Storage::lay_out(const std::vector<std::shared_ptr<Table>>& tables, bool ag
   if (settled) return;
   std::vector<TableGroup> groups = group_by_layout(tables);
   // The lowest tiers first: their indices lie in memory, the host's where there is one.
+  release_empty(tables);
   std::vector<RecordGroup> stores;
   for (const TableGroup& group : groups) stores.push_back({group.layout.bytes(), group.tables});
-  std::vector<std::shared_ptr<Tier>> below = make_lowest_(stores, release_empty(tables));
+  std::vector<std::shared_ptr<Tier>> below = make_lowest_(stores);
   const std::vector<std::shared_ptr<Tier>> lowest = below, none;
   auto share = [&](auto row_bytes, uint64_t budget, const auto& tiers, bool of_host) {
     auto allowance = std::make_shared<Allowance>(groups, row_bytes, budget, tiers);
@@ -286,17 +287,16 @@ uint64_t Storage::compute_budget_for(const std::vector<OverBudget::Need>& needs)
   return std::max(budgets_.compute + 1, allowance_->least_budget(wanted));
 }
 
-// Lets the tiers of the last layout go if no row is in them. Whether rows wait there.
-bool Storage::release_empty(const std::vector<std::shared_ptr<Table>>& tables) {
+// Lets the tiers of the last layout go if no row is in them.
+void Storage::release_empty(const std::vector<std::shared_ptr<Table>>& tables) {
   for (const auto& table : tables) {
-    if (!table->stored_ids().empty()) return true;
+    if (!table->stored_ids().empty()) return;
   }
   for (const auto& table : tables) table->leave();
   spaces_.clear();
   hosts_.clear();
   lowest_.clear();
   allowance_.reset();
-  return false;
 }
 
 void Storage::flush() {

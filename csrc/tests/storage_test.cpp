@@ -9,7 +9,7 @@ using namespace hotbed;
 TEST(a_layout_that_does_not_fit_leaves_rows_where_they_are) {
   auto item = make_table("item", 400), user = make_table("user", -1);
   std::vector<std::shared_ptr<Table>> tables = {item, user};
-  MakeLowest none = [](const std::vector<RecordGroup>& groups, bool) {
+  MakeLowest none = [](const std::vector<RecordGroup>& groups) {
     return std::vector<std::shared_ptr<Tier>>(groups.size());
   };
   Storage storage({60'000, 60'000}, none);
@@ -38,7 +38,7 @@ TEST(small_tables_beside_large_ones_get_what_a_batch_needs) {
   wide->add_state("more", 60, 0);
   small->clear_states();
   std::vector<std::shared_ptr<Table>> tables = {small, wide, large};
-  MakeLowest none = [](const std::vector<RecordGroup>& groups, bool) {
+  MakeLowest none = [](const std::vector<RecordGroup>& groups) {
     return std::vector<std::shared_ptr<Tier>>(groups.size());
   };
   Storage storage({100'000, 100'000}, none);
@@ -75,7 +75,7 @@ TEST(what_the_index_of_the_ssd_takes_slots_give_back) {
     auto user = make_table("user", -1);
     user->add_state("more", 60, 0);
     std::shared_ptr<GrowingTier> lowest;
-    Storage storage({100'000, three ? 150'000u : 0u}, [&](const auto& groups, bool) {
+    Storage storage({100'000, three ? 150'000u : 0u}, [&](const auto& groups) {
       lowest = std::make_shared<GrowingTier>(groups[0].record_bytes);
       return std::vector<std::shared_ptr<Tier>>{lowest};
     });
@@ -120,7 +120,7 @@ TEST(hosts_count_rows_since_the_last_layout) {
   auto item = make_table("item", 400), user = make_table("user", -1);
   user->add_state("more", 1, 0);
   std::vector<std::shared_ptr<Table>> tables = {item, user};
-  MakeLowest none = [](const std::vector<RecordGroup>& groups, bool) {
+  MakeLowest none = [](const std::vector<RecordGroup>& groups) {
     return std::vector<std::shared_ptr<Tier>>(groups.size());
   };
   Storage storage({60'000, 60'000}, none);
