@@ -79,8 +79,26 @@ struct LogLayouts {
 
   std::vector<std::shared_ptr<Tier>> operator()(const std::vector<RecordGroup>& groups) {
     discard_left();
+    if (groups.size() > kMostStores) {
+      throw TierError("Tables whose rows differ in size, " + std::to_string(groups.size()) +
+                      " kinds of them, do not all fit into one folder: at most " +
+                      std::to_string(kMostStores) +
+                      " do. Give some of them the same dim and dtype.");
+    }
     std::vector<LogStore> stores;
+    uint64_t segment_bytes = this->segment_bytes;
     for (const RecordGroup& group : groups) {
+      if (group.record_bytes > kMostRecordBytes) {
+        throw TierError("Table '" + group.tables[0]->name() + "': a row of dim " +
+                            std::to_string(group.tables[0]->dim()) + " takes " +
+                            std::to_string(group.record_bytes) +
+                            " bytes with its optimizer states, and a row on an SSD at most " +
+                            std::to_string(kMostRecordBytes) +
+                            ". Use a smaller dim or dtype, or a rule with smaller states.",
+                        {}, static_cast<uint64_t>(group.record_bytes));
+      }
+      segment_bytes =
+          std::max(segment_bytes, kLeastBlocks * BlockLayout(group.record_bytes).block_bytes);
       LogStore store{group.record_bytes, {}};
       for (size_t t = 0; t < group.tables.size(); ++t) {
         const Table& table = *group.tables[t];
@@ -219,6 +237,8 @@ void bind_storage(nb::module_& module) {
            "folder"_a, "name"_a, "shared"_a, "what"_a, "remedy"_a)
       .def_prop_ro("inherited", &FolderLock::inherited,
                    "Whether the process that made it is the one from which this was forked.");
+  module.attr("MOST_RECORD_BYTES") = kMostRecordBytes;
+  module.attr("MOST_RECORD_SIZES") = kMostStores;
   module.def("holds_log", &holds_log, "path"_a, "Whether a folder has the manifest of a log.");
   module.def("discard_log", &discard_log, "path"_a,
              "Removes the files of a log, and its folder unless something else is in it: the names "

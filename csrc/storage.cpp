@@ -125,8 +125,9 @@ std::vector<TableGroup> group_by_layout(const std::vector<std::shared_ptr<Table>
   std::vector<TableGroup> groups;
   for (const auto& table : tables) {
     RecordLayout layout = layout_of(*table);
-    auto at = std::find_if(groups.begin(), groups.end(),
-                           [&](const TableGroup& group) { return group.layout == layout; });
+    auto at = std::find_if(groups.begin(), groups.end(), [&](const TableGroup& group) {
+      return group.layout == layout && group.tables.size() < Residency::kMostTables;
+    });
     if (at == groups.end()) at = groups.insert(at, TableGroup{layout, {}, {}});
     at->tables.push_back(table.get());
     at->rows.push_back(table->dynamic() ? -1 : table->size());
@@ -136,20 +137,20 @@ std::vector<TableGroup> group_by_layout(const std::vector<std::shared_ptr<Table>
 
 // Weights stay; so does the rest if it means the same (`whole`), else it is as it would start.
 void move_rows(RowSpace& from, int32_t old_number, RowSpace& to, int32_t number, bool whole) {
-  constexpr size_t kAtOnce = 8192;
   const RecordLayout& layout = from.layout();
+  auto at_once = static_cast<size_t>(rows_at_once(8192, layout.bytes()));
   std::vector<int64_t> ids = from.stored_ids(old_number);
-  Buffer<uint8_t> weights(kAtOnce * layout.weight_bytes());
+  Buffer<uint8_t> weights(at_once * layout.weight_bytes());
   std::vector<Buffer<uint8_t>> states(layout.state_widths.size());
   std::vector<void*> at;
   for (size_t k = 0; k < states.size(); ++k) {
-    states[k].resize(kAtOnce * layout.state_bytes(k));
+    states[k].resize(at_once * layout.state_bytes(k));
     at.push_back(states[k].data());
   }
-  std::vector<int64_t> last(kAtOnce);
-  std::unique_ptr<bool[]> found(new bool[kAtOnce]);
-  for (size_t begin = 0; begin < ids.size(); begin += kAtOnce) {
-    auto n = static_cast<int64_t>(std::min(kAtOnce, ids.size() - begin));
+  std::vector<int64_t> last(at_once);
+  std::unique_ptr<bool[]> found(new bool[at_once]);
+  for (size_t begin = 0; begin < ids.size(); begin += at_once) {
+    auto n = static_cast<int64_t>(std::min(at_once, ids.size() - begin));
     const int64_t* some = ids.data() + begin;
     from.read(old_number, some, n, weights.data(), at.data(), last.data(), found.get());
     to.write(number, some, n, weights.data(), whole ? at.data() : nullptr,

@@ -187,11 +187,11 @@ void Table::write_first_values() {
     std::vector<int64_t> ids;
     if (!catch_up) ids = space_->stored_ids(number_, true);
     int64_t count = catch_up ? size_ : static_cast<int64_t>(ids.size());
-    constexpr int64_t kChunk = 65536;
+    int64_t chunk = rows_at_once(65536, weights_.row_bytes());
     std::vector<int64_t> some;
-    Buffer<uint8_t> rows(kChunk * weights_.row_bytes());
-    for (int64_t begin = 0; begin < count; begin += kChunk) {
-      some.resize(std::min(kChunk, count - begin));
+    Buffer<uint8_t> rows(chunk * weights_.row_bytes());
+    for (int64_t begin = 0; begin < count; begin += chunk) {
+      some.resize(std::min(chunk, count - begin));
       if (catch_up) {
         std::iota(some.begin(), some.end(), begin);
       } else {

@@ -46,9 +46,7 @@ class Plane {
   int64_t row_bytes() const { return row_bytes_; }
   // Bytes that `rows` rows take; UINT64_MAX where that is beyond counting.
   uint64_t bytes(int64_t rows) const {
-    uint64_t bytes;
-    return __builtin_mul_overflow(static_cast<uint64_t>(rows), row_bytes_, &bytes) ? UINT64_MAX
-                                                                                   : bytes;
+    return product(static_cast<uint64_t>(rows), static_cast<uint64_t>(row_bytes_));
   }
 
  private:

@@ -32,6 +32,22 @@ TEST(a_layout_that_does_not_fit_leaves_rows_where_they_are) {
   }
 }
 
+TEST(more_tables_than_a_space_numbers_get_two) {
+  std::vector<std::shared_ptr<Table>> tables;
+  for (size_t t = 0; t <= Residency::kMostTables; ++t) tables.push_back(make_table("many", 5));
+  Storage storage({30'000'000, 30'000'000}, [](const std::vector<RecordGroup>& groups) {
+    return std::vector<std::shared_ptr<Tier>>(groups.size());
+  });
+  storage.lay_out(tables);
+  CHECK_EQ(storage.spaces().size(), 2u);
+  CHECK(tables.back()->space() != tables.front()->space() && tables.back()->number() == 0);
+  std::vector<float> row(3, 8), read(3);
+  int64_t id = 4;
+  tables.back()->assign(&id, 1, row.data());
+  tables.back()->copy_rows(&id, 1, read.data(), nullptr, nullptr);
+  CHECK(read == row);
+}
+
 TEST(small_tables_beside_large_ones_get_what_a_batch_needs) {
   auto small = make_table("small", 3), wide = make_table("wide", -1),
        large = make_table("large", -1);

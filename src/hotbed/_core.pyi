@@ -587,6 +587,10 @@ class FolderLock:
     @property
     def inherited(self) -> bool: ...
 
+MOST_RECORD_BYTES: int = 1048576
+
+MOST_RECORD_SIZES: int = 256
+
 def holds_log(path: str) -> bool: ...
 def discard_log(path: str) -> list[str]: ...
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
+from hotbed import _core
 from hotbed.errors import StorageError
 
 if TYPE_CHECKING:
@@ -21,6 +22,9 @@ _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 
 MOST_BYTES = 2**60
 """Of a budget: sums and products of budgets and row sizes stay below 2**64."""
+
+_INDEX_BYTES = 4
+"""Of a row of a static table in the index of the SSD."""
 
 _LONGEST_NAME, _LONGEST_PATH = 255, 4095
 _BELOW_SSD = 64
@@ -136,7 +140,9 @@ class Storage:
         return self.device is not None or self.ssd is not None
 
     def check_fit(self, tables: Sequence[Table]) -> None:
-        """Raises StorageError where rows have nowhere to go but the host, and do not fit there."""
+        """Raises StorageError where the tables take more from the start than there may be."""
+        if self.ssd is not None:
+            self._check_log(tables)
         if self.tiered or self.host is None:
             return
         assert isinstance(self.host, int)
@@ -145,6 +151,33 @@ class Storage:
             raise StorageError(
                 f"Storage(host={self.host:,}): the tables' weights alone take {needed:,} bytes. Raise "
                 "it, or give an ssd= path for the rows that do not fit."
+            )
+
+    def _check_log(self, tables: Sequence[Table]) -> None:
+        assert isinstance(self.host, int)
+        index = _INDEX_BYTES * sum(t.rows or 0 for t in tables)
+        if index > self.host:
+            largest = max(tables, key=lambda t: t.rows or 0)
+            raise StorageError(
+                f"The SSD's index of static tables lies in host memory, {_INDEX_BYTES} bytes for each "
+                f"row that there can be; table {largest.name!r} has rows={largest.rows:,}. Raise "
+                f"Storage(host={self.host:,}) to at least {index:,} bytes, or pass rows=None, with "
+                "which only ids that were met take memory."
+            )
+        for table in tables:
+            record = table.dim * table.dtype.itemsize
+            if record > _core.MOST_RECORD_BYTES:
+                raise StorageError(
+                    f"Table {table.name!r}: a row of dim {table.dim} takes {record:,} bytes, and a "
+                    f"row on an SSD at most {_core.MOST_RECORD_BYTES:,}, optimizer states included. "
+                    "Use a smaller dim or dtype."
+                )
+        sizes = len({(table.dim, table.dtype) for table in tables})
+        if sizes > _core.MOST_RECORD_SIZES:
+            raise StorageError(
+                f"Storage(ssd=...): the tables have {sizes} different pairs of dim and dtype, and rows "
+                f"of at most {_core.MOST_RECORD_SIZES} sizes can lie in one folder. Make several "
+                "collections, with a folder each, or give tables the same dim."
             )
 
 
