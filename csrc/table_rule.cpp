@@ -130,6 +130,19 @@ class TableRule::Follower : public CatchUp {
   History history;
 };
 
+void TableRule::check_memory(const std::vector<std::shared_ptr<Table>>& tables,
+                             const RuleOptions& options, bool exact) {
+  std::vector<BudgetShare::Growth> growths;
+  for (const auto& table : tables) {
+    int64_t bytes = exact ? static_cast<int64_t>(sizeof(int64_t)) : 0;
+    for (const StatePlane& plane : state_planes(options, 0)) {
+      bytes += (plane.one_per_row ? 1 : table->dim()) * static_cast<int64_t>(table->compute_size());
+    }
+    growths.push_back(table->growth_with_states(bytes));
+  }
+  BudgetShare::check(growths);
+}
+
 TableRule::TableRule(std::shared_ptr<Table> table, const RuleOptions& options,
                      double initial_accumulator_value, bool exact)
     : table_(std::move(table)),

@@ -240,6 +240,8 @@ class TableRule:
     def make(
         table: Table, options: RuleOptions, initial_accumulator_value: float, exact: bool
     ) -> TableRule: ...
+    @staticmethod
+    def check_memory(tables: Sequence[Table], options: RuleOptions, exact: bool) -> None: ...
     @property
     def options(self) -> RuleOptions: ...
     @property
@@ -388,6 +390,14 @@ class DType(enum.Enum):
 
     bf16 = 3
 
+class MemoryBudget:
+    def __init__(self, bytes: int) -> None: ...
+    @property
+    def limit(self) -> int: ...
+    @property
+    def used(self) -> int: ...
+    def __reduce__(self) -> tuple: ...
+
 class Table:
     @staticmethod
     def make(
@@ -404,6 +414,7 @@ class Table:
         padding: int | None,
         tiered: bool = False,
         released: bool = False,
+        budget: MemoryBudget | None = None,
     ) -> Table: ...
     @property
     def tiered(self) -> bool: ...

@@ -113,8 +113,11 @@ class EmbeddingCollection(TableOwner):
                 )
             storage.check_fit(tables)
             tiers = Tiers(storage) if storage.tiered else None
+        budget = None if storage is None else storage.memory_budget()
         live = {
-            table.name: LiveTable(table, derive_key(seed, table.name), tiers=tiers, device=there)
+            table.name: LiveTable(
+                table, derive_key(seed, table.name), tiers=tiers, device=there, budget=budget
+            )
             for table in tables
         }
         self._serve(live, features)

@@ -71,8 +71,10 @@ class Storage:
     >>> Storage(host="2GB", ssd="/nvme/hotbed")                  # a CPU machine
     >>> Storage(device="4GB", host="32GB", ssd="/nvme/hotbed")   # a GPU machine
 
-    Budgets count everything that is kept for the tables: rows, optimizer states, indices (the SSD's
-    lie in memory), and rows on their way. Sizes are bytes, or text such as ``"8GB"``.
+    Budgets count everything that is kept for the tables of a collection together: rows, optimizer
+    states, indices (the SSD's lie in memory), and rows on their way. Sizes are bytes, or text such as
+    ``"8GB"``. With `host` alone all rows must fit; what needs more raises `StorageError` and changes
+    nothing.
 
     Raises:
         StorageError: a field that cannot be honoured.
@@ -138,6 +140,12 @@ class Storage:
     def tiered(self) -> bool:
         """Whether rows may leave the tier that computes."""
         return self.device is not None or self.ssd is not None
+
+    def memory_budget(self) -> _core.MemoryBudget | None:
+        """A fresh one, where all rows must fit into the host's memory."""
+        if self.tiered or self.host is None:
+            return None
+        return _core.MemoryBudget(parse_bytes(self.host))
 
     def check_fit(self, tables: Sequence[Table]) -> None:
         """Raises StorageError where the tables take more from the start than there may be."""

@@ -158,7 +158,13 @@ class TableOptimizer(Optimizer):
                 f"Table {live.name!r} has the states of {holder} with another rule or other options. "
                 "Pass replace_state=True to drop them."
             )
+        fresh = [t for t in tables if not self._keeps_states(t, options, initial, exact)]
+        _core.TableRule.check_memory([live.core for live in fresh], options, exact)
         return exact
+
+    def _keeps_states(self, live: LiveTable, options: Any, initial: float, exact: bool) -> bool:
+        rule = live.rule
+        return rule is not None and not self._replace_state and _same(rule, options, initial, exact)
 
     def _attach(
         self,
@@ -170,7 +176,7 @@ class TableOptimizer(Optimizer):
         exact: bool,
     ) -> None:
         rule = live.rule
-        if rule is None or self._replace_state or not _same(rule, options, initial, exact):
+        if not self._keeps_states(live, options, initial, exact):
             live.rule = None
             rule = live.rule = _core.TableRule.make(live.core, options, initial, exact)
         self._rules[parameter] = rule
