@@ -5,12 +5,16 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 #include <omp.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <filesystem>
+#include <mutex>
+#include <utility>
 
 #include "bindings.hpp"
 #include "claim.hpp"
+#include "folder_lock.hpp"
 #include "row_log.hpp"
 #include "storage.hpp"
 
@@ -57,27 +61,44 @@ nb::typed<nb::dict, nb::str, double> counters_of(const Storage& storage) {
   return all;
 }
 
-// The logs of one storage's layouts, one after the other, in folders of their own below `path`.
+// The logs of one storage's layouts, in folders of their own below `path`. While rows move there
+// are two; whichever goes first, since its rows have left it or since the other's found no room, is
+// of no use any more. The last one stays behind, to be looked at.
 struct LogLayouts {
   std::string path;
-  bool reset;
   double space_ratio;
   uint64_t segment_bytes;
   std::shared_ptr<IoFaults> faults;
-  std::shared_ptr<RowLog> log;
   int layouts = 0;
+  struct Logs {
+    std::mutex mutex;
+    int open = 0;
+    std::string left;  // folder of the last one, once it is closed
+  };
+  std::shared_ptr<Logs> logs = std::make_shared<Logs>();
 
-  std::vector<std::shared_ptr<Tier>> operator()(const std::vector<RecordGroup>& groups,
-                                                bool rows_wait) {
-    std::shared_ptr<RowLog> before = std::move(log);
-    std::string old_folder = folder();
-    if (before && !rows_wait) {
-      before->close();
-      before.reset();
-      std::filesystem::remove_all(old_folder);
+  std::vector<std::shared_ptr<Tier>> operator()(const std::vector<RecordGroup>& groups) {
+    discard_left();
+    if (groups.size() > kMostStores) {
+      throw TierError("Tables whose rows differ in size, " + std::to_string(groups.size()) +
+                      " kinds of them, do not all fit into one folder: at most " +
+                      std::to_string(kMostStores) +
+                      " do. Give some of them the same dim and dtype.");
     }
     std::vector<LogStore> stores;
+    uint64_t segment_bytes = this->segment_bytes;
     for (const RecordGroup& group : groups) {
+      if (group.record_bytes > kMostRecordBytes) {
+        throw TierError("Table '" + group.tables[0]->name() + "': a row of dim " +
+                            std::to_string(group.tables[0]->dim()) + " takes " +
+                            std::to_string(group.record_bytes) +
+                            " bytes with its optimizer states, and a row on an SSD at most " +
+                            std::to_string(kMostRecordBytes) +
+                            ". Use a smaller dim or dtype, or a rule with smaller states.",
+                        {}, static_cast<uint64_t>(group.record_bytes));
+      }
+      segment_bytes =
+          std::max(segment_bytes, kLeastBlocks * BlockLayout(group.record_bytes).block_bytes);
       LogStore store{group.record_bytes, {}};
       for (size_t t = 0; t < group.tables.size(); ++t) {
         const Table& table = *group.tables[t];
@@ -86,22 +107,48 @@ struct LogLayouts {
       }
       stores.push_back(std::move(store));
     }
-    ++layouts;
+    std::string folder;
+    do {  // not into a folder that is somebody else's
+      folder = path + "/rows-" + std::to_string(++layouts);
+    } while (std::filesystem::exists(std::filesystem::symlink_status(folder)));
     LogOptions options;
     options.space_ratio = space_ratio;
-    options.reset = reset;
     options.segment_bytes = segment_bytes;
     options.io.faults = faults;
-    log = RowLog::create(folder(), std::move(stores), options);
+    std::shared_ptr<RowLog> log = kept(RowLog::create(folder, std::move(stores), options));
     std::vector<std::shared_ptr<Tier>> tiers;
     for (size_t g = 0; g < groups.size(); ++g) {
-      // The tier keeps its log; the last one of a layout that rows have left deletes it.
       tiers.push_back(std::shared_ptr<Tier>(log, &log->tier(g)));
     }
     return tiers;
   }
 
-  std::string folder() const { return path + "/rows-" + std::to_string(layouts); }
+  std::shared_ptr<RowLog> kept(std::unique_ptr<RowLog> log) const {
+    {
+      std::lock_guard lock(logs->mutex);
+      ++logs->open;
+    }
+    return {log.release(), [logs = logs, process = getpid()](RowLog* goes) {
+              std::string path = goes->path();
+              delete goes;
+              if (getpid() != process) return;
+              std::lock_guard lock(logs->mutex);
+              if (--logs->open == 0) {
+                logs->left = path;
+                return;
+              }
+              try {
+                discard_log(path);
+              } catch (const TierError&) {
+                // It is in nobody's way, and the next run is told of it.
+              }
+            }};
+  }
+
+  void discard_left() const {
+    std::lock_guard lock(logs->mutex);
+    if (!logs->left.empty()) discard_log(std::exchange(logs->left, {}));
+  }
 };
 
 }  // namespace
@@ -130,15 +177,15 @@ void bind_storage(nb::module_& module) {
   nb::class_<Storage>(module, "Storage", "The tiers of one collection.")
       .def_static(
           "make",
-          [](uint64_t compute, uint64_t host, std::optional<std::string> ssd, bool reset,
-             double space_ratio, uint64_t segment_bytes, std::shared_ptr<IoFaults> faults) {
-            MakeLowest lowest = [](const std::vector<RecordGroup>& groups, bool) {
+          [](uint64_t compute, uint64_t host, std::optional<std::string> ssd, double space_ratio,
+             uint64_t segment_bytes, std::shared_ptr<IoFaults> faults) {
+            MakeLowest lowest = [](const std::vector<RecordGroup>& groups) {
               return std::vector<std::shared_ptr<Tier>>(groups.size());
             };
-            if (ssd) lowest = LogLayouts{*ssd, reset, space_ratio, segment_bytes, faults, nullptr};
+            if (ssd) lowest = LogLayouts{*ssd, space_ratio, segment_bytes, faults};
             return std::make_shared<Storage>(StorageBudgets{compute, host}, std::move(lowest));
           },
-          "compute"_a, "host"_a, "ssd"_a.none(), "reset"_a, "space_ratio"_a,
+          "compute"_a, "host"_a, "ssd"_a.none(), "space_ratio"_a,
           "segment_bytes"_a = LogOptions{}.segment_bytes, "faults"_a.none() = nullptr,
           "The last two are for tests.")
       .def(
@@ -181,6 +228,21 @@ void bind_storage(nb::module_& module) {
              return all;
            })
       .def_prop_ro("memory_bytes", &Storage::memory_bytes, Unlocked());
+
+  nb::class_<FolderLock>(module, "FolderLock",
+                         "A folder locked by a file in it, until this goes or the process ends; "
+                         "forked children have no part in it.")
+      .def(nb::init<const std::string&, const std::string&, bool, const std::string&,
+                    const std::string&>(),
+           "folder"_a, "name"_a, "shared"_a, "what"_a, "remedy"_a)
+      .def_prop_ro("inherited", &FolderLock::inherited,
+                   "Whether the process that made it is the one from which this was forked.");
+  module.attr("MOST_RECORD_BYTES") = kMostRecordBytes;
+  module.attr("MOST_RECORD_SIZES") = kMostStores;
+  module.def("holds_log", &holds_log, "path"_a, "Whether a folder has the manifest of a log.");
+  module.def("discard_log", &discard_log, "path"_a,
+             "Removes the files of a log, and its folder unless something else is in it: the names "
+             "of that.");
 
   nb::class_<Claim>(module, "Claim", "Keeps the rows of a batch in their slots while it lives.")
       .def("mark_dirty", &Claim::mark_dirty, "All its rows were written.");

@@ -95,20 +95,31 @@ void bind_table(nb::module_& module) {
       .value("f16", DType::f16)
       .value("bf16", DType::bf16);
 
+  nb::class_<MemoryBudget>(module, "MemoryBudget", "Bytes that tables share; see `Table.make`.")
+      .def(nb::init<uint64_t>(), "bytes"_a)
+      .def_prop_ro("limit", &MemoryBudget::limit)
+      .def_prop_ro("used", &MemoryBudget::used)
+      .def("__reduce__",
+           [](nb::handle self) {  // a copy is one of its own, for the copies of tables
+             return nb::make_tuple(self.type(),
+                                   nb::make_tuple(nb::cast<const MemoryBudget&>(self).limit()));
+           });
+
   nb::class_<Table>(module, "Table")
       .def_static(
           "make",
           [](const std::string& name, int64_t rows, int64_t dim, DType dtype, int kind, double a,
              double b, double c, double d, uint64_t key, std::optional<int64_t> padding,
-             bool tiered, bool released) {
+             bool tiered, bool released, std::shared_ptr<MemoryBudget> budget) {
             InitialSpec initial = initial_spec(static_cast<Initial>(kind), a, b, c, d, key);
             initial.has_padding = padding.has_value();
             initial.padding_id = padding.value_or(0);
             nb::gil_scoped_release unlocked;
-            return std::make_shared<Table>(name, rows, dim, dtype, initial, tiered, released);
+            return std::make_shared<Table>(name, rows, dim, dtype, initial, tiered, released,
+                                           std::move(budget));
           },
           "name"_a, "rows"_a, "dim"_a, "dtype"_a, "kind"_a, "a"_a, "b"_a, "c"_a, "d"_a, "key"_a,
-          "padding"_a.none(), "tiered"_a = false, "released"_a = false,
+          "padding"_a.none(), "tiered"_a = false, "released"_a = false, "budget"_a.none() = nullptr,
           "`released`: of a static table, as after `release_rows`.")
       .def_prop_ro("tiered", &Table::tiered)
       .def_prop_ro("homeless", &Table::homeless)

@@ -31,6 +31,7 @@ void bind_table_rule(nb::module_& module) {
             return std::make_shared<TableRule>(std::move(table), options, initial, exact);
           },
           "table"_a, "options"_a, "initial_accumulator_value"_a, "exact"_a)
+      .def_static("check_memory", &TableRule::check_memory, "tables"_a, "options"_a, "exact"_a)
       .def_prop_ro("options", &TableRule::options)
       .def_prop_ro("initial_accumulator_value", &TableRule::initial_accumulator_value)
       .def_prop_ro("exact", &TableRule::exact)

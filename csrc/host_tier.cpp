@@ -9,7 +9,7 @@ namespace hotbed {
 HostTier::HostTier(int64_t record_bytes, const std::vector<int64_t>& table_rows, int64_t capacity,
                    std::shared_ptr<Tier> below)
     : record_bytes_(record_bytes), below_(std::move(below)), residency_(table_rows, capacity) {
-  records_.reserve(static_cast<uint64_t>(capacity * record_bytes), "The host tier");
+  records_.reserve(static_cast<uint64_t>(capacity * record_bytes), "The host tier", kLowerBudget);
 }
 
 std::vector<int64_t> HostTier::find(std::span<const RowKey> keys) const {
@@ -205,10 +205,10 @@ void HostTier::write_below(Chosen chosen) {
     keys.push_back(key);
     slots.push_back(slot);
   });
-  constexpr size_t kAtOnce = 4096;
-  Buffer<uint8_t> records(kAtOnce * record_bytes_);
-  for (size_t begin = 0; begin < keys.size(); begin += kAtOnce) {
-    size_t n = std::min(kAtOnce, keys.size() - begin);
+  auto at_once = static_cast<size_t>(rows_at_once(4096, record_bytes_));
+  Buffer<uint8_t> records(at_once * record_bytes_);
+  for (size_t begin = 0; begin < keys.size(); begin += at_once) {
+    size_t n = std::min(at_once, keys.size() - begin);
     for (size_t i = 0; i < n; ++i) {
       std::memcpy(records.data() + i * record_bytes_, record(slots[begin + i]), record_bytes_);
     }

@@ -13,6 +13,7 @@
 #include <string_view>
 #include <vector>
 
+#include "descriptor.hpp"
 #include "io_faults.hpp"
 #include "memory.hpp"
 
@@ -44,14 +45,11 @@ struct IoError : std::runtime_error {
 // An open file; closed with its last owner. Immutable, so free to share among threads.
 class IoFile {
  public:
-  IoFile(std::string path, int descriptor, bool direct)
-      : path_(std::move(path)), descriptor_(descriptor), direct_(direct) {}
-  IoFile(const IoFile&) = delete;
-  IoFile& operator=(const IoFile&) = delete;
-  ~IoFile();
+  IoFile(std::string path, Descriptor descriptor, bool direct)
+      : path_(std::move(path)), descriptor_(std::move(descriptor)), direct_(direct) {}
 
   const std::string& path() const { return path_; }
-  int descriptor() const { return descriptor_; }
+  int descriptor() const { return descriptor_.number(); }
   // Whether transfers go past the page cache.
   bool direct() const { return direct_; }
   // Bytes to its end.
@@ -59,7 +57,7 @@ class IoFile {
 
  private:
   std::string path_;
-  int descriptor_;
+  Descriptor descriptor_;
   bool direct_;
 };
 

@@ -17,14 +17,6 @@ std::string directory_of(const std::string& path) {
   return slash == std::string::npos ? "." : slash == 0 ? "/" : path.substr(0, slash);
 }
 
-// A descriptor that closes itself.
-struct Descriptor {
-  int number;
-  ~Descriptor() {
-    if (number >= 0) ::close(number);
-  }
-};
-
 }  // namespace
 
 IoError::IoError(const std::string& doing, std::string of_path, uint64_t at, uint64_t count,
@@ -37,11 +29,9 @@ IoError::IoError(const std::string& doing, std::string of_path, uint64_t at, uin
       bytes(count),
       code(errno_code) {}
 
-IoFile::~IoFile() { ::close(descriptor_); }
-
 uint64_t IoFile::size() const {
   struct stat status;
-  if (fstat(descriptor_, &status) != 0) throw IoError("asking the size, with", path_, 0, 0, errno);
+  if (fstat(descriptor(), &status) != 0) throw IoError("asking the size, with", path_, 0, 0, errno);
   return static_cast<uint64_t>(status.st_size);
 }
 
@@ -54,18 +44,18 @@ size_t IoEngine::note(IoEvent::Kind kind, const std::string& path, size_t pair, 
 
 std::shared_ptr<IoFile> IoEngine::opened(const std::string& path, int flags) {
   bool direct = options_.direct;
-  int descriptor = -1;
-  if (direct) descriptor = ::open(path.c_str(), flags | O_CLOEXEC | O_DIRECT, 0644);
+  Descriptor descriptor;
+  if (direct) descriptor = Descriptor(path, flags | O_DIRECT);
   // EINVAL is how a file system refuses O_DIRECT; it may have made the file before it did.
-  if (direct && descriptor < 0 && errno == EINVAL) {
+  if (direct && descriptor.number() < 0 && errno == EINVAL) {
     direct = false;
     flags &= ~O_EXCL;
   }
-  if (!direct) descriptor = ::open(path.c_str(), flags | O_CLOEXEC, 0644);
-  if (descriptor < 0) throw IoError("opening, with", path, 0, 0, errno);
-  if (!direct) posix_fadvise(descriptor, 0, 0, POSIX_FADV_RANDOM);
+  if (!direct) descriptor = Descriptor(path, flags);
+  if (descriptor.number() < 0) throw IoError("opening, with", path, 0, 0, errno);
+  if (!direct) posix_fadvise(descriptor.number(), 0, 0, POSIX_FADV_RANDOM);
   ++(direct ? counters_.direct_files : counters_.buffered_files);
-  return std::make_shared<IoFile>(path, descriptor, direct);
+  return std::make_shared<IoFile>(path, std::move(descriptor), direct);
 }
 
 std::shared_ptr<IoFile> IoEngine::create(const std::string& path, uint64_t bytes,
@@ -106,9 +96,9 @@ void IoEngine::sync(const IoFile& file) {
 
 void IoEngine::sync_directory(const std::string& path) {
   size_t started = note(IoEvent::Kind::directory_started, path);
-  Descriptor directory{::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)};
+  Descriptor directory(path, O_RDONLY | O_DIRECTORY);
   // EINVAL: a file system without directories to sync.
-  if (directory.number < 0 || (fsync(directory.number) != 0 && errno != EINVAL)) {
+  if (directory.number() < 0 || (fsync(directory.number()) != 0 && errno != EINVAL)) {
     throw IoError("syncing the directory, with", path, 0, 0, errno);
   }
   ++counters_.syncs;
@@ -119,11 +109,11 @@ void IoEngine::replace(const std::string& path, std::span<const uint8_t> bytes) 
   std::string fresh = path + ".new";
   ::unlink(fresh.c_str());
   {
-    Descriptor file{::open(fresh.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644)};
-    if (file.number < 0) throw IoError("opening, with", fresh, 0, 0, errno);
+    Descriptor file(fresh, O_WRONLY | O_CREAT | O_EXCL);
+    if (file.number() < 0) throw IoError("opening, with", fresh, 0, 0, errno);
     note(IoEvent::Kind::create, fresh, 0, bytes.size());
     for (size_t moved = 0; moved < bytes.size();) {
-      ssize_t count = ::write(file.number, &bytes[moved], bytes.size() - moved);
+      ssize_t count = ::write(file.number(), &bytes[moved], bytes.size() - moved);
       if (count < 0 && errno == EINTR) continue;
       if (count < 0) throw IoError("writing", fresh, moved, bytes.size() - moved, errno);
       moved += static_cast<size_t>(count);
@@ -136,7 +126,7 @@ void IoEngine::replace(const std::string& path, std::span<const uint8_t> bytes) 
       note(IoEvent::Kind::write_finished, fresh, event);
     }
     size_t started = note(IoEvent::Kind::sync_started, fresh);
-    if (fsync(file.number) != 0) throw IoError("syncing, with", fresh, 0, 0, errno);
+    if (fsync(file.number()) != 0) throw IoError("syncing, with", fresh, 0, 0, errno);
     note(IoEvent::Kind::sync_finished, fresh, started);
   }
   note(IoEvent::Kind::rename, fresh, 0, 0, path);

@@ -55,6 +55,7 @@ struct Shared {
     bytes = size;
     data = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, ring, what);
     if (data == MAP_FAILED) throw OutOfMemory("an io_uring", size, available_memory());
+    madvise(data, size, MADV_DONTFORK);  // or a child would keep the ring
   }
   ~Shared() {
     if (data != MAP_FAILED) munmap(data, bytes);
@@ -67,13 +68,13 @@ class RingQueue : public IoQueue {
  public:
   RingQueue(IoEngine& engine, unsigned depth) : IoQueue(engine, depth) {
     io_uring_params p;
-    ring_.number = setup_best(depth, &p);
-    if (ring_.number < 0) throw IoError("setting up, with", "io_uring", 0, 0, errno);
-    submissions_.map(ring_.number, p.sq_off.array + p.sq_entries * sizeof(unsigned),
+    ring_ = Descriptor([&] { return setup_best(depth, &p); });
+    if (ring_.number() < 0) throw IoError("setting up, with", "io_uring", 0, 0, errno);
+    submissions_.map(ring_.number(), p.sq_off.array + p.sq_entries * sizeof(unsigned),
                      IORING_OFF_SQ_RING);
-    completions_.map(ring_.number, p.cq_off.cqes + p.cq_entries * sizeof(io_uring_cqe),
+    completions_.map(ring_.number(), p.cq_off.cqes + p.cq_entries * sizeof(io_uring_cqe),
                      IORING_OFF_CQ_RING);
-    entries_.map(ring_.number, p.sq_entries * sizeof(io_uring_sqe), IORING_OFF_SQES);
+    entries_.map(ring_.number(), p.sq_entries * sizeof(io_uring_sqe), IORING_OFF_SQES);
     tail_ = at<unsigned>(submissions_.data, p.sq_off.tail);
     mask_ = p.sq_entries - 1;
     auto* order = at<unsigned>(submissions_.data, p.sq_off.array);
@@ -86,7 +87,7 @@ class RingQueue : public IoQueue {
     // without.
     iovec region{arena(), arena_bytes()};
     registered_ =
-        syscall(__NR_io_uring_register, ring_.number, IORING_REGISTER_BUFFERS, &region, 1) == 0;
+        syscall(__NR_io_uring_register, ring_.number(), IORING_REGISTER_BUFFERS, &region, 1) == 0;
     engine_.registered_ = registered_;
   }
 
@@ -120,7 +121,7 @@ class RingQueue : public IoQueue {
       __atomic_store_n(done_head_, head, __ATOMIC_RELEASE);
       if (ended.size() >= target && unsubmitted_ == 0) return;
       size_t missing = target > ended.size() ? target - ended.size() : 0;
-      long taken = syscall(__NR_io_uring_enter, ring_.number, unsubmitted_, missing,
+      long taken = syscall(__NR_io_uring_enter, ring_.number(), unsubmitted_, missing,
                            missing ? IORING_ENTER_GETEVENTS : 0, nullptr, 0);
       if (taken >= 0) {
         unsubmitted_ -= static_cast<unsigned>(taken);
@@ -131,13 +132,6 @@ class RingQueue : public IoQueue {
   }
 
  private:
-  struct Descriptor {
-    int number = -1;
-    ~Descriptor() {
-      if (number >= 0) close(number);
-    }
-  };
-
   Shared submissions_, completions_, entries_;
   Descriptor ring_;
   unsigned* tail_;
@@ -156,17 +150,16 @@ std::unique_ptr<IoQueue> make_ring_queue(IoEngine& engine, unsigned depth) {
 bool ring_works() {
   static const bool works = [] {
     io_uring_params parameters;
-    int ring = setup_best(2, &parameters);
-    if (ring < 0) return false;
+    Descriptor ring([&] { return setup_best(2, &parameters); });
+    if (ring.number() < 0) return false;
     // Plain reads and writes came with Linux 5.6.
     alignas(io_uring_probe) uint8_t bytes[sizeof(io_uring_probe) + 64 * sizeof(io_uring_probe_op)];
     std::memset(bytes, 0, sizeof bytes);
     bool has_all = false;
-    if (syscall(__NR_io_uring_register, ring, IORING_REGISTER_PROBE, bytes, 64) == 0) {
+    if (syscall(__NR_io_uring_register, ring.number(), IORING_REGISTER_PROBE, bytes, 64) == 0) {
       const auto* probe = reinterpret_cast<const io_uring_probe*>(bytes);
       has_all = probe->last_op >= IORING_OP_WRITE;
     }
-    close(ring);
     return has_all;
   }();
   return works;

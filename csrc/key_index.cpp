@@ -32,6 +32,7 @@ constexpr uint64_t kChunkSegments = 8;     // 2 MB, one huge page
 constexpr uint64_t kLargestChunk = 256;    // 64 MB
 constexpr double kFullShare = 0.82;        // of a segment's entries
 constexpr uint64_t kTypicalKeyBytes = 22;  // measured 20 to 22 once there are many segments
+constexpr uint64_t kMostKeyBytes = 24;     // beside two segments; measured
 constexpr uint32_t kMaxDepth = 22;         // 2^32 keys reach 20
 constexpr int64_t kAhead = 24;             // keys between prefetching a bucket and reading it
 constexpr int64_t kSoon = 8;
@@ -335,6 +336,10 @@ void KeyIndex::move_keys(const Segment& from, uint64_t buckets, Segment* parts, 
   }
 }
 
+uint32_t KeyIndex::keys_of(uint64_t buckets) {
+  return static_cast<uint32_t>(kFullShare * static_cast<double>(buckets * kEntries));
+}
+
 void KeyIndex::enlarge_only_segment() {
   uint64_t buckets = bucket_mask_ + 1;
   uint64_t more = full_ == 0 ? kSmallestSegment : 2 * buckets;
@@ -352,7 +357,7 @@ void KeyIndex::enlarge_only_segment() {
   segments_[0] = larger;
   small_segment_ = std::move(block);
   bucket_mask_ = more - 1;
-  full_ = static_cast<uint32_t>(kFullShare * static_cast<double>(more * kEntries));
+  full_ = keys_of(more);
 }
 
 // Splits the segment at this place of the directory by the next bit of the hashes.
@@ -440,6 +445,15 @@ void KeyIndex::reserve(int64_t keys) {
   } catch (const std::bad_alloc&) {
     throw OutOfMemory(name_, (wanted - have) * kSegmentBytes, available_memory());
   }
+}
+
+uint64_t KeyIndex::bytes_for(int64_t keys) {
+  if (keys <= 0) return 0;
+  uint64_t buckets = kSmallestSegment;
+  while (buckets < kSegmentBuckets && keys > keys_of(buckets)) buckets *= 2;
+  if (keys <= keys_of(buckets))
+    return buckets * sizeof(Bucket) + sizeof(Segment) + sizeof(uint32_t);
+  return product(static_cast<uint64_t>(keys), kMostKeyBytes) + 2 * kSegmentBytes;
 }
 
 uint64_t KeyIndex::memory_bytes() const {

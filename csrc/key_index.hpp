@@ -84,6 +84,10 @@ class KeyIndex {
   // Bytes in use: segments (free ones included), directory. Reserved address space is not counted.
   uint64_t memory_bytes() const;
 
+  // What so many keys take, if their hashes are spread as hashes are: memory_bytes() of an index
+  // that grew to them is no more.
+  static uint64_t bytes_for(int64_t keys);
+
   // Removes all keys and returns the memory to the system.
   void clear();
 
@@ -143,6 +147,7 @@ class KeyIndex {
   template <class Accept>
   void insert_batch(const int64_t* keys, int64_t n, Accept accept);
 
+  static uint32_t keys_of(uint64_t buckets);  // of a segment of so many
   void grow(uint64_t hash);
   void enlarge_only_segment();
   void split(uint64_t place_in_directory);

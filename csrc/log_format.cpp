@@ -13,7 +13,6 @@ namespace {
 
 constexpr char kMagic[] = "hotbed row log\n";  // 16 bytes with the final zero
 constexpr uint32_t kVersion = 1;
-constexpr int64_t kMostRecordBytes = 1 << 20;
 constexpr uint64_t kMostBlockUnits = 512;
 
 // Appends numbers and texts to bytes.
@@ -106,11 +105,12 @@ void check_manifest(const Manifest& manifest) {
       throw std::invalid_argument(of_store(s) + error.what());
     }
     uint64_t blocks = manifest.segment_bytes / layout.block_bytes;
-    if (blocks < 64 || blocks > kMostBlocks) {
+    if (blocks < kLeastBlocks || blocks > kMostBlocks) {
       throw std::invalid_argument(
           of_store(s) + "a segment of " + std::to_string(manifest.segment_bytes) + " bytes holds " +
           std::to_string(blocks) + " blocks of " + std::to_string(layout.block_bytes) +
-          " bytes; it must hold 64 to " + std::to_string(kMostBlocks) + ".");
+          " bytes; it must hold " + std::to_string(kLeastBlocks) + " to " +
+          std::to_string(kMostBlocks) + ".");
     }
     std::set<int32_t> numbers;  // a key is looked up in its store
     for (const LogTable& table : store.tables) {
@@ -151,10 +151,14 @@ std::vector<uint8_t> encode(const Manifest& manifest) {
   return out.bytes;
 }
 
+bool begins_manifest(std::span<const uint8_t> bytes) {
+  return bytes.size() >= sizeof kMagic && std::equal(kMagic, kMagic + sizeof kMagic, bytes.begin());
+}
+
 Manifest decode(std::span<const uint8_t> bytes, const std::string& path) {
   Reader in{bytes, path};
-  auto magic = in.take(sizeof kMagic);
-  if (!std::equal(magic.begin(), magic.end(), kMagic)) {
+  in.take(sizeof kMagic);
+  if (!begins_manifest(bytes)) {
     throw TierError(path + " is not the manifest of a row log.", path);
   }
   auto version = in.number<uint32_t>();

@@ -21,7 +21,8 @@ static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "blocks are little-endi
 constexpr uint32_t kBlockUnit = 4096;
 constexpr uint64_t kMostTables = 1u << 16;
 constexpr size_t kMostStores = 256;
-constexpr uint64_t kMostBlocks = 1u << 31;  // of a segment
+constexpr int64_t kMostRecordBytes = 1 << 20;
+constexpr uint64_t kLeastBlocks = 64, kMostBlocks = 1u << 31;  // of a segment
 
 enum class BlockKind : uint8_t { records = 1, erasures = 2 };
 
@@ -120,6 +121,8 @@ struct Manifest {
 // Throws std::invalid_argument, naming what is wrong.
 void check_manifest(const Manifest& manifest);
 std::vector<uint8_t> encode(const Manifest& manifest);
+// Whether these are the first bytes of a manifest.
+bool begins_manifest(std::span<const uint8_t> bytes);
 // Throws TierError, naming the path.
 Manifest decode(std::span<const uint8_t> bytes, const std::string& path);
 

@@ -25,10 +25,11 @@ struct Ids {
 LogIndex::LogIndex(const std::vector<LogTable>& tables) {
   uint64_t static_rows = 0;
   for (const LogTable& described : tables) {
-    if (described.rows > 0) static_rows += static_cast<uint64_t>(described.rows);
+    if (described.rows > 0) static_rows = sum(static_rows, static_cast<uint64_t>(described.rows));
   }
-  static_.reserve(static_rows * sizeof(uint32_t),
-                  "the locations of " + std::to_string(static_rows) + " rows on SSD");
+  static_.reserve(product(static_rows, sizeof(uint32_t)),
+                  "The index of " + std::to_string(static_rows) + " rows on SSD",
+                  "Use rows=None, with which only ids that were met take memory.");
   auto* places = reinterpret_cast<uint32_t*>(static_.data());
   for (const LogTable& described : tables) {
     Table table;

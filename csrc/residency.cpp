@@ -78,7 +78,7 @@ Residency::Residency(const std::vector<int64_t>& table_rows, int64_t capacity,
     throw std::invalid_argument("A pool of " + std::to_string(capacity) + " slots: between 1 and " +
                                 std::to_string(RowMap::kLimit / 2) + " are possible.");
   }
-  if (table_rows.size() > UINT16_MAX) {
+  if (table_rows.size() > kMostTables) {
     throw std::invalid_argument(std::to_string(table_rows.size()) +
                                 " tables share a pool: at most 65535 can.");
   }
@@ -89,7 +89,7 @@ Residency::Residency(const std::vector<int64_t>& table_rows, int64_t capacity,
         "slots_a_batch at least 0.");
   }
   Layout at = layout(table_rows, capacity, policy);
-  memory_.reserve(at.end, "The pool's residency");
+  memory_.reserve(at.end, "The pool's residency", kLowerBudget);
   rows_ = reinterpret_cast<Row*>(memory_.data());
   ids_ = reinterpret_cast<int64_t*>(memory_.data() + at.ids);
   ghosts_.place(reinterpret_cast<uint32_t*>(memory_.data() + at.ghosts));

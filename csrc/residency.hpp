@@ -62,6 +62,8 @@ struct Moves {
 // Threads: one user at a time.
 class Residency {
  public:
+  static constexpr size_t kMostTables = UINT16_MAX;
+
   // table_rows[t] is the number of ids of static table t, or -1: dynamic.
   Residency(const std::vector<int64_t>& table_rows, int64_t capacity,
             const ResidencyPolicy& policy = {});

@@ -1,13 +1,10 @@
 // The folder of a log: lock, manifest, syncing, the thread that compacts.
 #include "row_log.hpp"
 
-#include <fcntl.h>
-#include <sys/file.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -22,8 +19,19 @@ namespace {
 constexpr uint64_t kBufferBytes = 512 << 10;
 constexpr const char* kManifest = "manifest";
 constexpr const char* kLock = "lock";
+constexpr const char* kUnfinished = ".new";  // behind the manifest's name while it is written
 
 using Files = std::vector<std::pair<uint64_t, std::string>>;  // number and path, rising
+
+bool is_file(const std::string& path) {
+  std::error_code error;  // a link is none
+  return std::filesystem::symlink_status(path, error).type() == std::filesystem::file_type::regular;
+}
+
+std::unique_ptr<FolderLock> lock_folder(const std::string& path, bool shared) {
+  return std::make_unique<FolderLock>(path, kLock, shared, "The row log " + path,
+                                      "Wait for it to end, or take another folder.");
+}
 
 // The segments in a folder by store.
 std::map<size_t, Files> segments_in(const std::string& folder) {
@@ -32,12 +40,28 @@ std::map<size_t, Files> segments_in(const std::string& folder) {
   for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
     size_t store;
     uint64_t number;
-    if (parse_segment_name(entry.path().filename().string(), &store, &number)) {
+    if (parse_segment_name(entry.path().filename().string(), &store, &number) &&
+        is_file(entry.path().string())) {
       found[store].emplace_back(number, entry.path().string());
     }
   }
   for (auto& [store, files] : found) std::sort(files.begin(), files.end());
   return found;
+}
+
+// Removes the files of a log but its lock; the manifest last, by which they are known as a log's.
+void remove_files(const std::string& folder) {
+  auto remove = [&](const std::string& path) {
+    std::error_code error;
+    std::filesystem::remove(path, error);
+    if (error) throw TierError("Discarding the row log: " + path + ": " + error.message(), path);
+  };
+  for (const auto& [store, files] : segments_in(folder)) {
+    for (const auto& file : files) remove(file.second);
+  }
+  std::string manifest = folder + "/" + kManifest;
+  if (std::string unfinished = manifest + kUnfinished; is_file(unfinished)) remove(unfinished);
+  remove(manifest);
 }
 
 uint64_t buffer_bytes_of(const Manifest& manifest) {
@@ -64,45 +88,6 @@ TierError tier_error(const IoError& error) {
                            ? ". The disk is full: make space, or give the log another folder."
                            : ".";
   return TierError(error.what() + remedy, error.path, error.bytes);
-}
-
-// --- The lock. ---
-
-RowLogCore::FolderLock::FolderLock(const std::string& folder, bool shared) {
-  std::string path = folder + "/" + kLock;
-  descriptor_ =
-      ::open(path.c_str(), shared ? O_RDONLY | O_CLOEXEC : O_RDWR | O_CREAT | O_CLOEXEC, 0644);
-  if (descriptor_ < 0) {
-    // A copy of a log may come without the file, on a disk that cannot be written.
-    if (shared && errno == ENOENT) return;
-    throw TierError(path + ": " + std::strerror(errno), path);
-  }
-  if (flock(descriptor_, (shared ? LOCK_SH : LOCK_EX) | LOCK_NB) != 0) {
-    int error = errno;
-    char text[32] = {};
-    ssize_t length = pread(descriptor_, text, sizeof text - 1, 0);
-    ::close(descriptor_);
-    if (error != EWOULDBLOCK) throw TierError(path + ": " + std::strerror(error), path);
-    std::string user = length > 0 ? "process " + std::string(text, std::strcspn(text, "\n"))
-                                  : std::string("another process");
-    throw TierError("The row log " + folder + " is in use by " + user +
-                        ". Wait for it to end, or take another folder.",
-                    folder);
-  }
-  if (!shared) {
-    std::string text = std::to_string(getpid()) + "\n";
-    if (ftruncate(descriptor_, 0) != 0 ||
-        pwrite(descriptor_, text.data(), text.size(), 0) != static_cast<ssize_t>(text.size())) {
-      // The number is a courtesy to the next who comes.
-    }
-  }
-}
-
-RowLogCore::FolderLock::~FolderLock() {
-  if (descriptor_ < 0) return;
-  // In so many words: a forked child has the same open file, and would keep the lock.
-  flock(descriptor_, LOCK_UN);
-  ::close(descriptor_);
 }
 
 // --- The core. ---
@@ -264,6 +249,38 @@ void RowLogCore::compact() {
 
 // --- RowLog. ---
 
+bool holds_log(const std::string& path) {
+  std::error_code error;
+  std::string manifest = path + "/" + kManifest;
+  if (!std::filesystem::is_directory(path, error) || !is_file(manifest)) return false;
+  std::ifstream file(manifest, std::ios::binary);
+  uint8_t bytes[64];
+  file.read(reinterpret_cast<char*>(bytes), sizeof bytes);
+  return begins_manifest({bytes, static_cast<size_t>(file.gcount())});
+}
+
+std::vector<std::string> discard_log(const std::string& path) {
+  std::error_code error;
+  if (std::filesystem::is_symlink(path, error)) {
+    throw TierError(path + " is a link. Remove the log where it lies.", path);
+  }
+  if (!holds_log(path)) throw TierError("The folder " + path + " holds no row log.", path);
+  {
+    auto lock = lock_folder(path, false);
+    remove_files(path);
+    std::filesystem::remove(path + "/" + kLock, error);
+    if (error) throw TierError("Discarding the row log " + path + ": " + error.message(), path);
+  }
+  std::vector<std::string> left;
+  for (const auto& entry : std::filesystem::directory_iterator(path, error)) {
+    left.push_back(entry.path().filename().string());
+  }
+  std::sort(left.begin(), left.end());
+  // A folder in which something is left is not removed by this.
+  std::filesystem::remove(path, error);
+  return left;
+}
+
 RowLog::RowLog(std::unique_ptr<RowLogCore> core) : core_(std::move(core)), process_(getpid()) {}
 
 RowLog::~RowLog() {
@@ -280,23 +297,35 @@ std::unique_ptr<RowLog> RowLog::create(const std::string& path, std::vector<LogS
   manifest.stores = std::move(stores);
   check_manifest(manifest);
   std::error_code error;
-  std::filesystem::create_directories(path, error);
+  bool made = std::filesystem::create_directories(path, error);
   if (error) throw TierError("The folder " + path + " of a row log: " + error.message(), path);
-  auto lock = std::make_unique<RowLogCore::FolderLock>(path, false);
-  auto segments = segments_in(path);
-  bool has_manifest = std::filesystem::exists(path + "/" + kManifest);
-  if (has_manifest || !segments.empty()) {
-    if (!options.reset) {
-      throw TierError("The folder " + path +
-                          " holds a row log already. Pass reset=True to discard it, or look into "
-                          "it with `hotbed inspect`.",
-                      path);
+  try {
+    return begin(path, std::move(manifest), std::move(options));
+  } catch (...) {
+    if (made) {
+      for (const char* name : {kManifest, kLock}) std::filesystem::remove(path + "/" + name, error);
+      std::filesystem::remove(path, error);
     }
-    std::filesystem::remove(path + "/" + kManifest, error);
-    for (const auto& [store, files] : segments) {
-      for (const auto& file : files) std::filesystem::remove(file.second, error);
-    }
-    if (error) throw TierError("Discarding the row log " + path + ": " + error.message(), path);
+    throw;
+  }
+}
+
+// In a folder that exists.
+std::unique_ptr<RowLog> RowLog::begin(const std::string& path, Manifest manifest,
+                                      LogOptions options) {
+  auto lock = lock_folder(path, false);
+  bool held = holds_log(path);
+  if (held && !options.reset) {
+    throw TierError("The folder " + path +
+                        " holds a row log already. Pass reset=True to discard it, or look into it "
+                        "with `hotbed inspect`.",
+                    path);
+  }
+  if (held) remove_files(path);
+  if (!segments_in(path).empty() || std::filesystem::exists(path + "/" + kManifest)) {
+    throw TierError("The folder " + path +
+                        " holds files named as those of a row log, which are none. Take another.",
+                    path);
   }
   return std::unique_ptr<RowLog>(new RowLog(std::make_unique<RowLogCore>(
       path, std::move(lock), std::move(manifest), std::move(options))));
@@ -310,7 +339,7 @@ std::unique_ptr<RowLog> RowLog::open_to_read(const std::string& path, IoOptions 
         "The folder " + path + " holds no row log: there is no file " + manifest_path + ".", path);
   }
   std::vector<uint8_t> bytes{std::istreambuf_iterator<char>(file), {}};
-  auto lock = std::make_unique<RowLogCore::FolderLock>(path, true);
+  auto lock = lock_folder(path, true);
   return std::unique_ptr<RowLog>(new RowLog(std::make_unique<RowLogCore>(
       path, std::move(lock), decode(bytes, manifest_path), std::move(io))));
 }

@@ -40,6 +40,12 @@ struct LogStatistics {
   uint64_t memory_bytes = 0;
 };
 
+// Whether a folder has the manifest of a log, of whatever version or state.
+bool holds_log(const std::string& path);
+// Removes the files of a log, and its folder unless something else is in it: the names of that.
+// Throws TierError where the log is in use, or where a file cannot be removed.
+std::vector<std::string> discard_log(const std::string& path);
+
 // A folder is used by one RowLog at a time, or by any number that only read.
 //
 // A log serves the process that opened it: in a forked child every call throws, and the child's
@@ -85,6 +91,8 @@ class RowLog {
 
  private:
   RowLog(std::unique_ptr<RowLogCore> core);
+  static std::unique_ptr<RowLog> begin(const std::string& path, Manifest manifest,
+                                       LogOptions options);
   std::unique_ptr<RowLogCore> core_;
   int process_;
 };

@@ -10,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "folder_lock.hpp"
 #include "row_log.hpp"
 
 namespace hotbed {
@@ -17,19 +18,6 @@ namespace hotbed {
 // Threading: as RowLog.
 class RowLogCore {
  public:
-  // A folder locked for one user, or for several that read.
-  class FolderLock {
-   public:
-    // Throws TierError, naming the process that has it where that is known.
-    FolderLock(const std::string& folder, bool shared);
-    FolderLock(const FolderLock&) = delete;
-    FolderLock& operator=(const FolderLock&) = delete;
-    ~FolderLock();
-
-   private:
-    int descriptor_;
-  };
-
   // `path` exists and holds no segments; makes the manifest.
   RowLogCore(std::string path, std::unique_ptr<FolderLock> lock, Manifest manifest,
              LogOptions options);

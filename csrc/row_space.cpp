@@ -58,9 +58,9 @@ RowSpace::RowSpace(const RecordLayout& layout, std::vector<Table*> tables, int64
       tables_(std::move(tables)),
       below_(std::move(below)),
       planes_(std::move(planes)),
-      weights_("The compute tier, weights", layout.dim, size_of(layout.dtype)),
-      ids_("The compute tier, ids", 1, sizeof(int64_t)),
-      steps_("The compute tier, last steps", 1, sizeof(int64_t)),
+      weights_("The compute tier, weights", layout.dim, size_of(layout.dtype), kLowerBudget),
+      ids_("The compute tier, ids", 1, sizeof(int64_t), kLowerBudget),
+      steps_("The compute tier, last steps", 1, sizeof(int64_t), kLowerBudget),
       residency_(
           [&] {
             std::vector<int64_t> rows;
@@ -75,7 +75,7 @@ RowSpace::RowSpace(const RecordLayout& layout, std::vector<Table*> tables, int64
   if (!planes_) weights_.ensure(capacity);
   ids_.ensure(capacity);
   for (int64_t width : layout.state_widths) {
-    Plane plane("The compute tier, states", width, compute_size(layout.dtype));
+    Plane plane("The compute tier, states", width, compute_size(layout.dtype), kLowerBudget);
     if (!planes_) plane.ensure(capacity);
     states_.push_back(std::move(plane));
   }
@@ -243,7 +243,7 @@ void RowSpace::new_record(const Table& table, const int64_t* id, uint8_t* record
 
 void RowSpace::fill_new(const std::vector<RowKey>& keys, const std::vector<int64_t>& slots) {
   auto count = static_cast<int64_t>(keys.size());
-  int64_t step = planes_ ? std::min(count, kRecordsAtOnce) : 1;
+  int64_t step = planes_ ? std::min(count, records_at_once()) : 1;
   std::vector<uint8_t> records(static_cast<size_t>(step * record_bytes_));
   for (int64_t begin = 0; begin < count; begin += step) {
     int64_t n = std::min(step, count - begin);

@@ -168,11 +168,12 @@ class RowSpace {
   std::vector<int64_t> stored(int32_t table, bool resident = false) const;
 
   // Rows that are moved between planes and records at once, where one by one would do.
-  int64_t rows_at_once() const { return planes_ ? kRecordsAtOnce : 16; }
+  int64_t rows_at_once() const { return planes_ ? records_at_once() : 16; }
 
   // Records that are under way at once: enough to keep a disk busy, few enough to stay small.
   static constexpr int64_t kRecordsAtOnce = 8192;
-  int64_t at_once() const { return std::min(kRecordsAtOnce, capacity()); }
+  int64_t records_at_once() const { return hotbed::rows_at_once(kRecordsAtOnce, record_bytes_); }
+  int64_t at_once() const { return std::min(records_at_once(), capacity()); }
 
   RecordLayout layout_;
   int64_t record_bytes_;

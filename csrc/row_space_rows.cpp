@@ -20,7 +20,7 @@ void RowSpace::read(int32_t table, const int64_t* ids, int64_t n, void* weights,
     }
     if (last && layout_.steps) std::memcpy(last + i, record + at, sizeof(int64_t));
   };
-  int64_t chunk = std::min(kRecordsAtOnce, n);
+  int64_t chunk = std::min(records_at_once(), n);
   Buffer<uint8_t> records(std::max<int64_t>(1, chunk) * record_bytes_);
   Buffer<int64_t> slots(std::max<int64_t>(1, chunk));
   std::unique_ptr<bool[]> there(new bool[std::max<int64_t>(1, chunk)]);
@@ -79,7 +79,7 @@ void RowSpace::write(int32_t table, const int64_t* ids, int64_t n, const void* w
     }
     if (last && layout_.steps) std::memcpy(record + at, last + i, sizeof(int64_t));
   };
-  int64_t chunk = std::max<int64_t>(1, std::min(kRecordsAtOnce, n));
+  int64_t chunk = std::max<int64_t>(1, std::min(records_at_once(), n));
   Buffer<uint8_t> records(chunk * record_bytes_);
   Buffer<int64_t> slots(chunk);
   std::unique_ptr<bool[]> there(new bool[chunk]);
@@ -204,7 +204,7 @@ void RowSpace::flush() {
   write_held_back();
   std::vector<RowKey> keys;
   std::vector<int64_t> slots;
-  Buffer<uint8_t> records(kRecordsAtOnce * record_bytes_);
+  Buffer<uint8_t> records(records_at_once() * record_bytes_);
   auto write = [&] {
     auto n = static_cast<int64_t>(keys.size());
     gather(slots.data(), n, records.data());
@@ -218,7 +218,7 @@ void RowSpace::flush() {
     if (!dirty) return;
     keys.push_back(key);
     slots.push_back(slot);
-    if (static_cast<int64_t>(keys.size()) == kRecordsAtOnce) write();
+    if (static_cast<int64_t>(keys.size()) == records_at_once()) write();
   });
   if (!keys.empty()) write();
 }

@@ -125,8 +125,9 @@ std::vector<TableGroup> group_by_layout(const std::vector<std::shared_ptr<Table>
   std::vector<TableGroup> groups;
   for (const auto& table : tables) {
     RecordLayout layout = layout_of(*table);
-    auto at = std::find_if(groups.begin(), groups.end(),
-                           [&](const TableGroup& group) { return group.layout == layout; });
+    auto at = std::find_if(groups.begin(), groups.end(), [&](const TableGroup& group) {
+      return group.layout == layout && group.tables.size() < Residency::kMostTables;
+    });
     if (at == groups.end()) at = groups.insert(at, TableGroup{layout, {}, {}});
     at->tables.push_back(table.get());
     at->rows.push_back(table->dynamic() ? -1 : table->size());
@@ -136,20 +137,20 @@ std::vector<TableGroup> group_by_layout(const std::vector<std::shared_ptr<Table>
 
 // Weights stay; so does the rest if it means the same (`whole`), else it is as it would start.
 void move_rows(RowSpace& from, int32_t old_number, RowSpace& to, int32_t number, bool whole) {
-  constexpr size_t kAtOnce = 8192;
   const RecordLayout& layout = from.layout();
+  auto at_once = static_cast<size_t>(rows_at_once(8192, layout.bytes()));
   std::vector<int64_t> ids = from.stored_ids(old_number);
-  Buffer<uint8_t> weights(kAtOnce * layout.weight_bytes());
+  Buffer<uint8_t> weights(at_once * layout.weight_bytes());
   std::vector<Buffer<uint8_t>> states(layout.state_widths.size());
   std::vector<void*> at;
   for (size_t k = 0; k < states.size(); ++k) {
-    states[k].resize(kAtOnce * layout.state_bytes(k));
+    states[k].resize(at_once * layout.state_bytes(k));
     at.push_back(states[k].data());
   }
-  std::vector<int64_t> last(kAtOnce);
-  std::unique_ptr<bool[]> found(new bool[kAtOnce]);
-  for (size_t begin = 0; begin < ids.size(); begin += kAtOnce) {
-    auto n = static_cast<int64_t>(std::min(kAtOnce, ids.size() - begin));
+  std::vector<int64_t> last(at_once);
+  std::unique_ptr<bool[]> found(new bool[at_once]);
+  for (size_t begin = 0; begin < ids.size(); begin += at_once) {
+    auto n = static_cast<int64_t>(std::min(at_once, ids.size() - begin));
     const int64_t* some = ids.data() + begin;
     from.read(old_number, some, n, weights.data(), at.data(), last.data(), found.get());
     to.write(number, some, n, weights.data(), whole ? at.data() : nullptr,
@@ -223,9 +224,10 @@ void Storage::lay_out(const std::vector<std::shared_ptr<Table>>& tables, bool ag
   if (settled) return;
   std::vector<TableGroup> groups = group_by_layout(tables);
   // The lowest tiers first: their indices lie in memory, the host's where there is one.
+  release_empty(tables);
   std::vector<RecordGroup> stores;
   for (const TableGroup& group : groups) stores.push_back({group.layout.bytes(), group.tables});
-  std::vector<std::shared_ptr<Tier>> below = make_lowest_(stores, release_empty(tables));
+  std::vector<std::shared_ptr<Tier>> below = make_lowest_(stores);
   const std::vector<std::shared_ptr<Tier>> lowest = below, none;
   auto share = [&](auto row_bytes, uint64_t budget, const auto& tiers, bool of_host) {
     auto allowance = std::make_shared<Allowance>(groups, row_bytes, budget, tiers);
@@ -286,17 +288,16 @@ uint64_t Storage::compute_budget_for(const std::vector<OverBudget::Need>& needs)
   return std::max(budgets_.compute + 1, allowance_->least_budget(wanted));
 }
 
-// Lets the tiers of the last layout go if no row is in them. Whether rows wait there.
-bool Storage::release_empty(const std::vector<std::shared_ptr<Table>>& tables) {
+// Lets the tiers of the last layout go if no row is in them.
+void Storage::release_empty(const std::vector<std::shared_ptr<Table>>& tables) {
   for (const auto& table : tables) {
-    if (!table->stored_ids().empty()) return true;
+    if (!table->stored_ids().empty()) return;
   }
   for (const auto& table : tables) table->leave();
   spaces_.clear();
   hosts_.clear();
   lowest_.clear();
   allowance_.reset();
-  return false;
 }
 
 void Storage::flush() {

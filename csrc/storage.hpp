@@ -25,9 +25,9 @@ struct RecordGroup {
 };
 
 // Makes the lowest tier of each group; null where there is no SSD. Called for each layout, while
-// the tiers of the layout before still hold rows if `rows_wait`.
-using MakeLowest = std::function<std::vector<std::shared_ptr<Tier>>(
-    const std::vector<RecordGroup>& groups, bool rows_wait)>;
+// the tiers of the layout before are still there if they hold rows.
+using MakeLowest =
+    std::function<std::vector<std::shared_ptr<Tier>>(const std::vector<RecordGroup>& groups)>;
 
 // Makes room for rows outside of the core's memory.
 using MakePlanes = std::function<std::shared_ptr<RowPlanes>(const RecordLayout&, int64_t capacity)>;
@@ -95,7 +95,7 @@ class Storage {
   TierTraffic lowest_traffic() const;
 
  private:
-  bool release_empty(const std::vector<std::shared_ptr<Table>>& tables);
+  void release_empty(const std::vector<std::shared_ptr<Table>>& tables);
 
   StorageBudgets budgets_;
   MakeLowest make_lowest_;

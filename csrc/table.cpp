@@ -40,7 +40,7 @@ void Plane::ensure(int64_t rows) {
 }
 
 Table::Table(std::string name, int64_t rows, int64_t dim, DType dtype, const InitialSpec& initial,
-             bool tiered, bool released)
+             bool tiered, bool released, std::shared_ptr<MemoryBudget> budget)
     : name_(std::move(name)),
       dynamic_(rows < 0),
       dim_(dim),
@@ -48,6 +48,7 @@ Table::Table(std::string name, int64_t rows, int64_t dim, DType dtype, const Ini
       initial_(initial),
       weights_(what_for("weights"), dim, size_of(dtype), dynamic_ ? kSmallerRows : kFewerRows),
       ids_(what_for("ids"), 1, sizeof(int64_t), kSmallerRows),
+      share_(std::move(budget)),
       tiered_(tiered),
       released_(released) {
   if (tiered_) {
@@ -60,6 +61,7 @@ Table::Table(std::string name, int64_t rows, int64_t dim, DType dtype, const Ini
   }
   size_ = rows;
   if (released_) return;
+  take(rows, 0);
   weights_.ensure(rows);
   write_first_values();
 }
@@ -187,11 +189,11 @@ void Table::write_first_values() {
     std::vector<int64_t> ids;
     if (!catch_up) ids = space_->stored_ids(number_, true);
     int64_t count = catch_up ? size_ : static_cast<int64_t>(ids.size());
-    constexpr int64_t kChunk = 65536;
+    int64_t chunk = rows_at_once(65536, weights_.row_bytes());
     std::vector<int64_t> some;
-    Buffer<uint8_t> rows(kChunk * weights_.row_bytes());
-    for (int64_t begin = 0; begin < count; begin += kChunk) {
-      some.resize(std::min(kChunk, count - begin));
+    Buffer<uint8_t> rows(chunk * weights_.row_bytes());
+    for (int64_t begin = 0; begin < count; begin += chunk) {
+      some.resize(std::min(chunk, count - begin));
       if (catch_up) {
         std::iota(some.begin(), some.end(), begin);
       } else {
@@ -219,6 +221,33 @@ void Table::ensure(int64_t rows) {
   if (steps_) steps_->ensure(rows);
 }
 
+int64_t Table::state_bytes() const {
+  int64_t bytes = steps_ ? steps_->row_bytes() : 0;
+  for (const State& state : states_) bytes += state.plane.row_bytes();
+  return bytes;
+}
+
+uint64_t Table::bytes_with(int64_t rows, int64_t state_bytes) const {
+  if (tiered_ || released_) return 0;
+  int64_t row_bytes = weights_.row_bytes() + state_bytes + (dynamic_ ? ids_.row_bytes() : 0);
+  uint64_t index = index_ ? std::max(index_->memory_bytes(), KeyIndex::bytes_for(rows)) : 0;
+  return sum(product(static_cast<uint64_t>(rows), static_cast<uint64_t>(row_bytes)), index);
+}
+
+// Out of the budget, before rows or states come.
+void Table::take(int64_t rows, int64_t state_bytes) {
+  share_.become(bytes_with(rows, state_bytes), name_, rows);
+}
+
+// Gives back what rows or states that went, or did not come, would take.
+void Table::settle_share() { share_.shrink(bytes_with(size_, state_bytes())); }
+
+void Table::reserve(int64_t rows) {
+  BudgetShare::Growth growth{&share_, name_, rows, bytes_with(rows, state_bytes())};
+  BudgetShare::check({&growth, 1});
+  ensure(rows);
+}
+
 void Table::fill_state(State& state, int64_t first, int64_t count) {
   int64_t width = state.plane.width();
   if (dtype_ == DType::f64) {
@@ -233,6 +262,7 @@ void Table::add_state(const std::string& name, int64_t width, double initial) {
   State state{name, initial, Plane(what_for(name), width, compute_size(), kSmallerStates)};
   at_home_ = false;
   if (!tiered_ && !released_) {
+    take(size_, state_bytes() + state.plane.row_bytes());
     state.plane.ensure(size_);
     if (initial != 0.0) fill_state(state, 0, size_);  // fresh pages are zeros
   }
@@ -244,6 +274,7 @@ void Table::clear_states() {
   states_.clear();
   steps_.reset();
   catch_up.reset();
+  settle_share();
 }
 
 void Table::track_steps(int64_t step) {
@@ -255,7 +286,10 @@ void Table::track_steps(int64_t step) {
     return write_states(ids.data(), static_cast<int64_t>(ids.size()), nullptr, last.data());
   }
   at_home_ = false;
-  if (!tiered_) plane->ensure(size_);
+  if (!tiered_) {
+    if (!steps_) take(size_, state_bytes() + plane->row_bytes());
+    plane->ensure(size_);
+  }
   steps_ = std::move(plane);
   first_step_ = step;
   if (step && !tiered_) fill<int64_t>(steps_->data(), 0, size_, step);
@@ -284,15 +318,24 @@ int64_t Table::find_or_insert(const int64_t* ids, int64_t n, int64_t* slots) {
   int64_t absent = 0;
   for (int64_t i = 0; i < n; ++i) absent += slots[i] < 0;
   if (!absent) return 0;
-  ensure(size_ + absent);
-  Buffer<int64_t> positions(n);
-  int64_t added = index_->find_or_insert(ids, n, slots, size_, positions.data());
+  take(size_ + absent, state_bytes());
+  Buffer<int64_t> positions;
+  int64_t added;
+  try {
+    ensure(size_ + absent);
+    positions.resize(n);
+    added = index_->find_or_insert(ids, n, slots, size_, positions.data());
+  } catch (...) {
+    settle_share();
+    throw;
+  }
   auto* id_plane = reinterpret_cast<int64_t*>(ids_.data());
   for (int64_t i = 0; i < added; ++i) id_plane[size_ + i] = ids[positions[i]];
   initial_rows(initial_, id_plane + size_, 0, added, dim_, dtype_, weights_.row(size_));
   for (State& state : states_) fill_state(state, size_, added);
   if (steps_) fill<int64_t>(steps_->data(), size_, added, first_step_);
   size_ += added;
+  if (added < absent) settle_share();  // ids that came twice
   return added;
 }
 
@@ -360,6 +403,7 @@ void Table::forget_last(int64_t count) {
   Buffer<int64_t> slots(count);
   size_ -= count;
   index_->erase(ids() + size_, count, slots.data());
+  settle_share();
 }
 
 void Table::clear() {
@@ -371,6 +415,7 @@ void Table::clear() {
   }
   index_->clear();
   size_ = 0;
+  settle_share();
 }
 
 void Table::first_values(const int64_t* ids, int64_t n, void* rows) const {
@@ -381,11 +426,13 @@ void Table::release_rows() {
   released_ = true;
   weights_.release();
   for (State& state : states_) state.plane.release();
+  settle_share();
 }
 
 void Table::take_rows_back() {
   released_ = false;
   try {
+    take(size_, state_bytes());
     ensure(size_);
   } catch (...) {
     release_rows();

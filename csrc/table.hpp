@@ -10,6 +10,7 @@
 #include "initial.hpp"
 #include "key_index.hpp"
 #include "memory.hpp"
+#include "memory_budget.hpp"
 
 namespace hotbed {
 
@@ -46,9 +47,7 @@ class Plane {
   int64_t row_bytes() const { return row_bytes_; }
   // Bytes that `rows` rows take; UINT64_MAX where that is beyond counting.
   uint64_t bytes(int64_t rows) const {
-    uint64_t bytes;
-    return __builtin_mul_overflow(static_cast<uint64_t>(rows), row_bytes_, &bytes) ? UINT64_MAX
-                                                                                   : bytes;
+    return product(static_cast<uint64_t>(rows), static_cast<uint64_t>(row_bytes_));
   }
 
  private:
@@ -90,9 +89,11 @@ class Table {
  public:
   // rows < 0 makes the table dynamic. A static table gets all its rows and their first values now.
   // Throws OutOfMemory.
-  // `tiered`: its rows lie in tiers, see below. `released`: as after release_rows().
+  // `tiered`: its rows lie in tiers, see below. `released`: as after release_rows(). `budget`: what
+  // planes and index of a table that is neither are taken from; wherever OutOfMemory is named
+  // below, it is TierError where the budget has no more.
   Table(std::string name, int64_t rows, int64_t dim, DType dtype, const InitialSpec& initial,
-        bool tiered = false, bool released = false);
+        bool tiered = false, bool released = false, std::shared_ptr<MemoryBudget> budget = nullptr);
 
   Table(const Table&) = delete;
   Table& operator=(const Table&) = delete;
@@ -174,7 +175,7 @@ class Table {
   // Takes the newest `count` rows of a dynamic table back.
   void forget_last(int64_t count);
   // Room for `rows` rows in every plane. Throws OutOfMemory with the table as it was.
-  void reserve(int64_t rows) { ensure(rows); }
+  void reserve(int64_t rows);
   // Forgets every row of a dynamic table.
   void clear();
   // Static tables: every row back to its first value; states stay.
@@ -195,6 +196,12 @@ class Table {
   // Which optimizer rule the states belong to; a rule whose number differs has lost the table.
   uint64_t rule_token = 0;
 
+  // What it takes of its budget if its states take `state_bytes` a row, last steps included; for
+  // BudgetShare::check().
+  BudgetShare::Growth growth_with_states(int64_t state_bytes) {
+    return {&share_, name_, size_, bytes_with(size_, state_bytes)};
+  }
+
   uint64_t plane_bytes() const;
   uint64_t index_bytes() const { return index_ ? index_->memory_bytes() : 0; }
   // Ids of rows that are stored, rising. A static table in one tier stores all.
@@ -205,6 +212,10 @@ class Table {
   void fill_state(State& state, int64_t first, int64_t count);
   void assign_tiered(const int64_t* ids, int64_t n, const uint8_t* rows);
   void ensure(int64_t rows);
+  int64_t state_bytes() const;  // of a row, last step included
+  uint64_t bytes_with(int64_t rows, int64_t state_bytes) const;
+  void take(int64_t rows, int64_t state_bytes);
+  void settle_share();
 
   std::string name_;
   bool dynamic_;
@@ -218,6 +229,7 @@ class Table {
   std::unique_ptr<Plane> steps_;
   int64_t first_step_ = 0;
   std::unique_ptr<KeyIndex> index_;
+  BudgetShare share_;
   bool tiered_;
   bool released_;
   bool at_home_ = false;

@@ -53,15 +53,17 @@ class TableRule::Follower : public CatchUp {
   }
 
   void settle_all(Table& table) override {
-    constexpr int64_t kAtOnce = 1 << 16;
+    int64_t row_bytes = table.weight_plane().row_bytes();
+    for (size_t k = 0; k < table.states().size(); ++k) row_bytes += state_row_bytes(table, k);
+    int64_t at_once = rows_at_once(1 << 16, row_bytes);
     std::vector<int64_t> stored;
     // Rows that are stored nowhere have moved too, if steps move rows without states.
     bool all = !table.tiered() || (!table.dynamic() && history.since(0).ww != 1);
     if (!all) stored = table.stored_ids();
     int64_t count = all ? table.size() : static_cast<int64_t>(stored.size());
     std::vector<int64_t> some;
-    for (int64_t begin = 0; begin < count; begin += kAtOnce) {
-      some.resize(static_cast<size_t>(std::min(kAtOnce, count - begin)));
+    for (int64_t begin = 0; begin < count; begin += at_once) {
+      some.resize(static_cast<size_t>(std::min(at_once, count - begin)));
       if (all) {
         std::iota(some.begin(), some.end(), begin);
       } else {
@@ -127,6 +129,19 @@ class TableRule::Follower : public CatchUp {
   RuleOptions options;
   History history;
 };
+
+void TableRule::check_memory(const std::vector<std::shared_ptr<Table>>& tables,
+                             const RuleOptions& options, bool exact) {
+  std::vector<BudgetShare::Growth> growths;
+  for (const auto& table : tables) {
+    int64_t bytes = exact ? static_cast<int64_t>(sizeof(int64_t)) : 0;
+    for (const StatePlane& plane : state_planes(options, 0)) {
+      bytes += (plane.one_per_row ? 1 : table->dim()) * static_cast<int64_t>(table->compute_size());
+    }
+    growths.push_back(table->growth_with_states(bytes));
+  }
+  BudgetShare::check(growths);
+}
 
 TableRule::TableRule(std::shared_ptr<Table> table, const RuleOptions& options,
                      double initial_accumulator_value, bool exact)

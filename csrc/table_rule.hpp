@@ -57,6 +57,11 @@ class TableRule {
   Hyperparameters last() const;
   int64_t history_runs() const;
 
+  // Throws TierError, with nothing changed, where the budgets of these tables have no room for the
+  // states of such a rule in place of those that they have.
+  static void check_memory(const std::vector<std::shared_ptr<Table>>& tables,
+                           const RuleOptions& options, bool exact);
+
  private:
   friend StepFault step(std::span<TableStep> tables, std::span<const GradientView> dense);
   friend StepFault step_fused(Batch& batch, const std::vector<Vectors>& grads,

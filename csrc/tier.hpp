@@ -17,6 +17,9 @@ struct TierError : std::runtime_error {
   uint64_t bytes;
 };
 
+// What helps where the memory that a budget promises is not there.
+inline constexpr const char* kLowerBudget = "Give Storage smaller budgets, or free memory.";
+
 struct RowKey {
   int64_t id;
   int32_t table;

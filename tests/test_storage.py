@@ -35,12 +35,34 @@ def test_sizes(text: int | str, size: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", [-1, True, 1.5, None, "", "GB", "-1GB", "1e9", "8 G B", "8XB", "8EB", "1,000", [1]]
+    "text",
+    [-1, True, 1.5, None, "", "GB", "-1GB", "1e9", "8 G B", "8XB", "8EB", "1,000", [1], "1/2"],
 )
 def test_what_is_no_size_is_refused_by_its_value(text: Any) -> None:
     with pytest.raises(hb.StorageError) as caught:
         parse_bytes(text)
     assert repr(text) in str(caught.value) and "8GB" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "size", [2**60 + 1, 10**30, 10**4000, "1152921504.606846977GB", "9" * 400, "2000000TB"]
+)
+def test_sizes_beyond_counting_are_refused(size: int | str) -> None:
+    """What the core counts with has 64 bits."""
+    for name in ("host", "device"):
+        budgets: Any = {"host": 1, name: size}
+        with pytest.raises(hb.StorageError, match=rf"Storage\({name}=.*2\*\*60") as caught:
+            hb.Storage(**budgets)
+        assert len(str(caught.value)) < 400
+    assert parse_bytes(2**60) == parse_bytes("1152921504.606846976GB") == 2**60
+
+
+def test_sizes_of_any_length_are_told_in_few_words() -> None:
+    with pytest.raises(hb.StorageError) as caught:
+        hb.Storage(host="9" * 5000)
+    with pytest.raises(hb.StorageError) as caught:
+        hb.Storage(host=10**5000)  # beyond what Python prints
+    assert len(str(caught.value)) < 400
 
 
 def test_fields_are_read_once() -> None:
@@ -72,12 +94,52 @@ def test_without_a_device_the_host_computes(tmp_path: Path) -> None:
         ({"host": 1, "space_ratio": 1.1}, "space_ratio=1.1"),
         ({"host": 1, "space_ratio": 101}, "space_ratio=101"),
         ({"host": 1, "space_ratio": float("nan")}, "space_ratio=nan"),
+        ({"host": 1, "space_ratio": "2"}, "space_ratio='2'"),
+        ({"host": 1, "space_ratio": None}, "space_ratio=None"),
+        ({"host": 1, "reset": "no"}, "reset='no'"),
+        ({"host": 1, "reset": 1}, "reset=1"),
+        ({"host": 1, "ssd": 5}, "ssd=5"),
+        ({"host": 1, "ssd": True}, "ssd=True"),
+        ({"host": 1, "ssd": ""}, "empty"),
+        ({"host": 1, "ssd": "/tmp/a\0b"}, "NUL"),
+        ({"host": 1, "ssd": b"/tmp/a\0b"}, "NUL"),
+        ({"host": 1, "ssd": "/tmp/" + 300 * "a"}, "300 in its longest name"),
+        ({"host": 1, "ssd": "/tmp/" + 130 * "ä"}, "260 in its longest name"),
+        ({"host": 1, "ssd": 21 * ("/" + 200 * "a")}, "4,221 bytes"),
+        ({"host": 1, "ssd": 20 * ("/" + 202 * "a")}, "4,060 bytes"),
+        ({"host": 1, "ssd": "/tmp/a\udcff"}, "UTF-8"),
+        ({"host": 1, "ssd": "/tmp/a\ud800"}, "UTF-8"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused(arguments: dict[str, Any], said: str) -> None:
     with pytest.raises(hb.StorageError) as caught:
         hb.Storage(**arguments)
     assert said in str(caught.value)
+
+
+def test_a_directory_may_be_given_in_any_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for given in ("log", Path("log"), b"log", "./x/../log", str(tmp_path / "log")):
+        storage: Any = {"host": 100, "ssd": given}
+        assert hb.Storage(**storage).ssd == str(tmp_path / "log")
+    again = dataclasses.replace(hb.Storage(host=100, ssd="log"), reset=True)
+    assert again.reset and again.ssd == str(tmp_path / "log")
+
+
+def test_a_working_directory_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(hb.StorageError, match="ssd='log'"):
+        hb.Storage(host=100, ssd="log")
+
+
+@pytest.mark.parametrize("storage", ["4GB", 4_000_000_000, {"host": "4GB"}, hb.Storage])
+def test_what_is_no_storage_is_refused(storage: Any) -> None:
+    with pytest.raises(hb.StorageError, match=r"storage must be a hotbed\.Storage"):
+        hb.EmbeddingCollection([hb.Table("item", dim=4)], storage=storage)
 
 
 def test_a_file_is_no_directory(tmp_path: Path) -> None:

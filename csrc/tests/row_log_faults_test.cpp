@@ -219,7 +219,7 @@ TEST(a_folder_is_used_by_one_log_at_a_time) {
   Folder folder;
   auto log = RowLog::create(folder / "log", one_store(64, 10), small());
   model::write(log->tier(0), range(0, 10), 1);
-  std::string user = "process " + std::to_string(getpid());
+  std::string user = "this process";
   std::string message =
       CHECK_THROWS(RowLog::create(folder / "log", one_store(64, 10), small()), TierError);
   CHECK(message.find("in use by " + user) != std::string::npos);
@@ -239,6 +239,43 @@ TEST(a_folder_is_used_by_one_log_at_a_time) {
   auto fresh = RowLog::create(folder / "log", one_store(64, 10), options);
   CHECK_EQ(fresh->tier(0).rows(0), 0);
   model::check_rows(fresh->tier(0), range(0, 10), {});
+}
+
+TEST(discarding_a_log_leaves_what_is_not_its_own) {
+  Folder folder;
+  std::string path = folder / "log";
+  auto log = RowLog::create(path, one_store(64, 1000), small());
+  model::write(log->tier(0), range(0, 1000), 1);
+  CHECK(CHECK_THROWS(discard_log(path), TierError).find("in use") != std::string::npos);
+  log->close();
+  log.reset();
+  CHECK(segments_in(path).size() > 0);
+  std::filesystem::create_symlink(path, folder / "link");
+  CHECK(CHECK_THROWS(discard_log(folder / "link"), TierError).find("link") != std::string::npos);
+  std::ofstream(path + "/1.rows") << "mine";
+  std::ofstream(path + "/manifest.new") << "unfinished";
+  CHECK(holds_log(path) && !holds_log(folder.path) && !holds_log(folder / "absent"));
+  CHECK(discard_log(path) == std::vector<std::string>{"1.rows"});
+  CHECK(!holds_log(path));
+  CHECK_THROWS(discard_log(path), TierError);
+  // Somebody else's files of such names are neither taken for a log's nor overwritten.
+  LogOptions options = small();
+  options.reset = true;
+  std::ofstream(path + "/manifest") << "of a ship";
+  CHECK_THROWS(RowLog::create(path, one_store(64, 10), options), TierError);
+  std::string left;
+  std::getline(std::ifstream(path + "/manifest"), left);
+  CHECK_EQ(left, "of a ship");
+  std::filesystem::remove(path + "/manifest");
+  std::ofstream(path + "/0-0000000001.rows") << "mine";
+  CHECK_THROWS(RowLog::create(path, one_store(64, 10), options), TierError);
+  CHECK_EQ(std::filesystem::file_size(path + "/0-0000000001.rows"), 4u);
+  std::filesystem::remove(path + "/0-0000000001.rows");
+  RowLog::create(path, one_store(64, 10), options);
+  CHECK(discard_log(path) == std::vector<std::string>{"1.rows"});
+  std::filesystem::remove(path + "/1.rows");
+  RowLog::create(path, one_store(64, 10), options);
+  CHECK(discard_log(path).empty() && !std::filesystem::exists(path));
 }
 
 TEST(what_makes_no_sense_is_refused) {

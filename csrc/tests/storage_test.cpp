@@ -9,7 +9,7 @@ using namespace hotbed;
 TEST(a_layout_that_does_not_fit_leaves_rows_where_they_are) {
   auto item = make_table("item", 400), user = make_table("user", -1);
   std::vector<std::shared_ptr<Table>> tables = {item, user};
-  MakeLowest none = [](const std::vector<RecordGroup>& groups, bool) {
+  MakeLowest none = [](const std::vector<RecordGroup>& groups) {
     return std::vector<std::shared_ptr<Tier>>(groups.size());
   };
   Storage storage({60'000, 60'000}, none);
@@ -32,13 +32,29 @@ TEST(a_layout_that_does_not_fit_leaves_rows_where_they_are) {
   }
 }
 
+TEST(more_tables_than_a_space_numbers_get_two) {
+  std::vector<std::shared_ptr<Table>> tables;
+  for (size_t t = 0; t <= Residency::kMostTables; ++t) tables.push_back(make_table("many", 5));
+  Storage storage({30'000'000, 30'000'000}, [](const std::vector<RecordGroup>& groups) {
+    return std::vector<std::shared_ptr<Tier>>(groups.size());
+  });
+  storage.lay_out(tables);
+  CHECK_EQ(storage.spaces().size(), 2u);
+  CHECK(tables.back()->space() != tables.front()->space() && tables.back()->number() == 0);
+  std::vector<float> row(3, 8), read(3);
+  int64_t id = 4;
+  tables.back()->assign(&id, 1, row.data());
+  tables.back()->copy_rows(&id, 1, read.data(), nullptr, nullptr);
+  CHECK(read == row);
+}
+
 TEST(small_tables_beside_large_ones_get_what_a_batch_needs) {
   auto small = make_table("small", 3), wide = make_table("wide", -1),
        large = make_table("large", -1);
   wide->add_state("more", 60, 0);
   small->clear_states();
   std::vector<std::shared_ptr<Table>> tables = {small, wide, large};
-  MakeLowest none = [](const std::vector<RecordGroup>& groups, bool) {
+  MakeLowest none = [](const std::vector<RecordGroup>& groups) {
     return std::vector<std::shared_ptr<Tier>>(groups.size());
   };
   Storage storage({100'000, 100'000}, none);
@@ -75,7 +91,7 @@ TEST(what_the_index_of_the_ssd_takes_slots_give_back) {
     auto user = make_table("user", -1);
     user->add_state("more", 60, 0);
     std::shared_ptr<GrowingTier> lowest;
-    Storage storage({100'000, three ? 150'000u : 0u}, [&](const auto& groups, bool) {
+    Storage storage({100'000, three ? 150'000u : 0u}, [&](const auto& groups) {
       lowest = std::make_shared<GrowingTier>(groups[0].record_bytes);
       return std::vector<std::shared_ptr<Tier>>{lowest};
     });
@@ -120,7 +136,7 @@ TEST(hosts_count_rows_since_the_last_layout) {
   auto item = make_table("item", 400), user = make_table("user", -1);
   user->add_state("more", 1, 0);
   std::vector<std::shared_ptr<Table>> tables = {item, user};
-  MakeLowest none = [](const std::vector<RecordGroup>& groups, bool) {
+  MakeLowest none = [](const std::vector<RecordGroup>& groups) {
     return std::vector<std::shared_ptr<Tier>>(groups.size());
   };
   Storage storage({60'000, 60'000}, none);

@@ -241,6 +241,8 @@ class TableRule:
     def make(
         table: Table, options: RuleOptions, initial_accumulator_value: float, exact: bool
     ) -> TableRule: ...
+    @staticmethod
+    def check_memory(tables: Sequence[Table], options: RuleOptions, exact: bool) -> None: ...
     @property
     def options(self) -> RuleOptions: ...
     @property
@@ -389,6 +391,14 @@ class DType(enum.Enum):
 
     bf16 = 3
 
+class MemoryBudget:
+    def __init__(self, bytes: int) -> None: ...
+    @property
+    def limit(self) -> int: ...
+    @property
+    def used(self) -> int: ...
+    def __reduce__(self) -> tuple: ...
+
 class Table:
     @staticmethod
     def make(
@@ -405,6 +415,7 @@ class Table:
         padding: int | None,
         tiered: bool = False,
         released: bool = False,
+        budget: MemoryBudget | None = None,
     ) -> Table: ...
     @property
     def tiered(self) -> bool: ...
@@ -571,7 +582,6 @@ class Storage:
         compute: int,
         host: int,
         ssd: str | None,
-        reset: bool,
         space_ratio: float,
         segment_bytes: int = 67108864,
         faults: IoFaults | None = None,
@@ -585,6 +595,18 @@ class Storage:
     def capacities(self) -> list[int]: ...
     @property
     def memory_bytes(self) -> int: ...
+
+class FolderLock:
+    def __init__(self, folder: str, name: str, shared: bool, what: str, remedy: str) -> None: ...
+    @property
+    def inherited(self) -> bool: ...
+
+MOST_RECORD_BYTES: int = 1048576
+
+MOST_RECORD_SIZES: int = 256
+
+def holds_log(path: str) -> bool: ...
+def discard_log(path: str) -> list[str]: ...
 
 class Claim:
     def mark_dirty(self) -> None: ...

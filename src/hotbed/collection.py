@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from hotbed.errors import InputError, TableError
+from hotbed.errors import InputError, StorageError, TableError
 from hotbed.handles import LiveTable, derive_key
 from hotbed.inputs import Bags, read_bags, split_keyed
 from hotbed.jagged import Jagged
@@ -107,10 +107,17 @@ class EmbeddingCollection(TableOwner):
         there = named_device(device)
         tiers = None
         if storage is not None:
+            if not isinstance(storage, Storage):
+                raise StorageError(
+                    f"storage must be a hotbed.Storage, such as Storage(host='4GB'), got {storage!r}."
+                )
             storage.check_fit(tables)
             tiers = Tiers(storage) if storage.tiered else None
+        budget = None if storage is None else storage.memory_budget()
         live = {
-            table.name: LiveTable(table, derive_key(seed, table.name), tiers=tiers, device=there)
+            table.name: LiveTable(
+                table, derive_key(seed, table.name), tiers=tiers, device=there, budget=budget
+            )
             for table in tables
         }
         self._serve(live, features)

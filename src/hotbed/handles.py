@@ -8,6 +8,7 @@ table's dim and more rows than can be, without memory of its own; reading or wri
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import operator
 import weakref
@@ -59,6 +60,7 @@ class LiveTable(Placed):
         core: the compiled table.
         aliased: whether the handle aliases the weight plane.
         tiers: where its rows lie, or None: all in the memory that computes.
+        budget: of the host's memory, where there are no tiers; None: all of it.
         address: of the handle's data, unless the user replaced them.
         shape: of the handle.
         generation: how often the rows were forgotten; slots of an earlier one mean nothing.
@@ -79,8 +81,10 @@ class LiveTable(Placed):
         requires_grad: bool = True,
         tiers: Tiers | None = None,
         device: torch.device | None = None,
+        budget: _core.MemoryBudget | None = None,
     ) -> None:
-        """`device`: where its rows are made, if it is static and in no tiers; None: the host."""
+        """`device`: where its rows are made, if it is static and in no tiers; None: the host.
+        `budget`: what a table in no tiers shares with others on the host; None: all memory."""
         there = device is not None and tiers is None and spec.rows is not None
         self.spec = spec
         self.key = key
@@ -96,8 +100,10 @@ class LiveTable(Placed):
             spec.padding_idx,
             tiers is not None,
             there,
+            budget,
         )
         self.tiers = tiers
+        self.budget = budget
         if tiers is not None:
             tiers.add(self)
         self.aliased = (tiers is None and spec.rows is not None) and (
@@ -335,7 +341,10 @@ class LiveTable(Placed):
         self._refuse_copy_of_tiers()
         self.refuse_copy_beyond_memory("deepcopy")
         state = (self.ids(), self.current_weights().cpu()) if len(self) else None
-        return _restore(self.spec, self.key, self.parameter.requires_grad, state, self._away)
+        budget = copy.deepcopy(self.budget, memo)
+        return _restore(
+            self.spec, self.key, self.parameter.requires_grad, state, self._away, budget
+        )
 
     def __reduce__(self) -> Any:
         self._refuse_copy_of_tiers()
@@ -345,7 +354,8 @@ class LiveTable(Placed):
             # A process that is being spawned would be sent tensors by the numbers of their files,
             # which are closed with these copies before it has started.
             state = tuple(part.contiguous().view(torch.uint8).numpy() for part in state)
-        return _restore, (self.spec, self.key, self.parameter.requires_grad, state, self._away)
+        requires_grad = self.parameter.requires_grad
+        return _restore, (self.spec, self.key, requires_grad, state, self._away, self.budget)
 
     @property
     def _away(self) -> torch.device | None:
@@ -353,9 +363,14 @@ class LiveTable(Placed):
 
 
 def _restore(
-    spec: Table, key: int, requires_grad: bool, state: Any, device: torch.device | None = None
+    spec: Table,
+    key: int,
+    requires_grad: bool,
+    state: Any,
+    device: torch.device | None,
+    budget: _core.MemoryBudget | None,
 ) -> LiveTable:
-    table = LiveTable(spec, key, requires_grad=requires_grad)
+    table = LiveTable(spec, key, requires_grad=requires_grad, budget=budget)
     if state is not None:
         if not isinstance(state[0], Tensor):
             dtypes = torch.int64, spec.dtype

@@ -6,9 +6,10 @@ import dataclasses
 import os
 import re
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
 
+from hotbed import _core
 from hotbed.errors import StorageError
 
 if TYPE_CHECKING:
@@ -19,20 +20,48 @@ __all__ = ["Storage", "parse_bytes"]
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 
+MOST_BYTES = 2**60
+"""Of a budget: sums and products of budgets and row sizes stay below 2**64."""
+
+_INDEX_BYTES = 4
+"""Of a row of a static table in the index of the SSD."""
+
+_LONGEST_NAME, _LONGEST_PATH = 255, 4095
+_BELOW_SSD = 64
+"""Bytes that names of files below the directory add."""
+
 
 def parse_bytes(size: int | str) -> int:
     """Bytes of ``"8GB"``, ``"1.5 GiB"`` or a plain number.
 
     Raises:
-        StorageError: it is none of these.
+        StorageError: it is none of these, or more than 2**60.
     """
+    given: int | None = None
     if isinstance(size, int) and not isinstance(size, bool) and size >= 0:
-        return size
-    if isinstance(size, str):
+        given = size
+    elif isinstance(size, str) and len(size) <= 1000:
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", size)
         if match and (unit := _UNITS.get(match[2].upper())) is not None:
-            return int(float(match[1]) * unit)
-    raise StorageError(f"A size is a number of bytes or like '8GB' or '512MiB', not {size!r}.")
+            given = int(Fraction(match[1]) * unit)
+    if given is None:
+        raise StorageError(
+            f"A size is a number of bytes or like '8GB' or '512MiB', not {_brief(size)}."
+        )
+    if given > MOST_BYTES:
+        raise StorageError(
+            f"A size is at most {MOST_BYTES:,} bytes (2**60), not {_brief(size)}. Give what the machine "
+            "has."
+        )
+    return given
+
+
+def _brief(value: Any) -> str:
+    """How an error shows a value, which may be of any length."""
+    if isinstance(value, int) and value.bit_length() > 256:
+        return f"a number of {value.bit_length():,} bits"
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +71,10 @@ class Storage:
     >>> Storage(host="2GB", ssd="/nvme/hotbed")                  # a CPU machine
     >>> Storage(device="4GB", host="32GB", ssd="/nvme/hotbed")   # a GPU machine
 
-    Budgets count everything that is kept for the tables: rows, optimizer states, indices (the SSD's
-    lie in memory), and rows on their way. Sizes are bytes, or text such as ``"8GB"``.
+    Budgets count everything that is kept for the tables of a collection together: rows, optimizer
+    states, indices (the SSD's lie in memory), and rows on their way. Sizes are bytes, or text such as
+    ``"8GB"``. With `host` alone all rows must fit; what needs more raises `StorageError` and changes
+    nothing.
 
     Raises:
         StorageError: a field that cannot be honoured.
@@ -58,11 +89,12 @@ class Storage:
 
     ssd: str | os.PathLike[str] | None = None
     """A directory for the rows that fit nowhere else; it is made if it does not exist, and locked
-    while the collection lives. Without it, all rows must fit into the tiers above."""
+    while the collection lives. Relative to the working directory of now. Without it, all rows must fit
+    into the tiers above."""
 
     reset: bool = False
-    """Delete what a log at ``ssd`` holds. Without it, a directory that holds rows is refused: rows of
-    different steps cannot be trained on."""
+    """Delete the logs that earlier runs left at ``ssd``, and nothing else there. Without it, a directory
+    that holds rows is refused: rows of different steps cannot be trained on."""
 
     space_ratio: float = 1.5
     """The log takes at most this many times the bytes of its live rows (and a few segments); down to
@@ -72,24 +104,30 @@ class Storage:
         for name in ("device", "host"):
             size = getattr(self, name)
             if size is not None:
-                bytes_ = parse_bytes(size)
+                try:
+                    bytes_ = parse_bytes(size)
+                except StorageError as error:
+                    raise StorageError(f"Storage({name}={_brief(size)}): {error}") from None
                 if not bytes_:
                     raise StorageError(f"Storage({name}={size!r}): a budget must be above 0.")
                 object.__setattr__(self, name, bytes_)
         if self.ssd is not None:
-            object.__setattr__(self, "ssd", os.fspath(self.ssd))
+            object.__setattr__(self, "ssd", _directory(self.ssd))
             if self.host is None:
                 raise StorageError(
                     "Storage(ssd=...) needs host=, the memory that its index and its hottest rows "
                     "may take, such as host='2GB'."
                 )
-            if Path(self.ssd).exists() and not Path(self.ssd).is_dir():
-                raise StorageError(f"Storage(ssd={self.ssd!r}) is a file; give a directory.")
         if self.device is not None and self.host is None:
             raise StorageError("Storage(device=...) needs host=, where rows go that do not fit.")
-        if not 1.15 <= self.space_ratio <= 100:
+        if not isinstance(self.reset, bool):
             raise StorageError(
-                f"Storage(space_ratio={self.space_ratio}) must lie between 1.15 and 100."
+                f"Storage(reset={_brief(self.reset)}) must be True or False: True deletes rows."
+            )
+        numeric = isinstance(self.space_ratio, (int, float))
+        if not numeric or not 1.15 <= self.space_ratio <= 100:
+            raise StorageError(
+                f"Storage(space_ratio={_brief(self.space_ratio)}) must lie between 1.15 and 100."
             )
 
     @property
@@ -103,8 +141,16 @@ class Storage:
         """Whether rows may leave the tier that computes."""
         return self.device is not None or self.ssd is not None
 
+    def memory_budget(self) -> _core.MemoryBudget | None:
+        """A fresh one, where all rows must fit into the host's memory."""
+        if self.tiered or self.host is None:
+            return None
+        return _core.MemoryBudget(parse_bytes(self.host))
+
     def check_fit(self, tables: Sequence[Table]) -> None:
-        """Raises StorageError where rows have nowhere to go but the host, and do not fit there."""
+        """Raises StorageError where the tables take more from the start than there may be."""
+        if self.ssd is not None:
+            self._check_log(tables)
         if self.tiered or self.host is None:
             return
         assert isinstance(self.host, int)
@@ -114,3 +160,57 @@ class Storage:
                 f"Storage(host={self.host:,}): the tables' weights alone take {needed:,} bytes. Raise "
                 "it, or give an ssd= path for the rows that do not fit."
             )
+
+    def _check_log(self, tables: Sequence[Table]) -> None:
+        assert isinstance(self.host, int)
+        index = _INDEX_BYTES * sum(t.rows or 0 for t in tables)
+        if index > self.host:
+            largest = max(tables, key=lambda t: t.rows or 0)
+            raise StorageError(
+                f"The SSD's index of static tables lies in host memory, {_INDEX_BYTES} bytes for each "
+                f"row that there can be; table {largest.name!r} has rows={largest.rows:,}. Raise "
+                f"Storage(host={self.host:,}) to at least {index:,} bytes, or pass rows=None, with "
+                "which only ids that were met take memory."
+            )
+        for table in tables:
+            record = table.dim * table.dtype.itemsize
+            if record > _core.MOST_RECORD_BYTES:
+                raise StorageError(
+                    f"Table {table.name!r}: a row of dim {table.dim} takes {record:,} bytes, and a "
+                    f"row on an SSD at most {_core.MOST_RECORD_BYTES:,}, optimizer states included. "
+                    "Use a smaller dim or dtype."
+                )
+        sizes = len({(table.dim, table.dtype) for table in tables})
+        if sizes > _core.MOST_RECORD_SIZES:
+            raise StorageError(
+                f"Storage(ssd=...): the tables have {sizes} different pairs of dim and dtype, and rows "
+                f"of at most {_core.MOST_RECORD_SIZES} sizes can lie in one folder. Make several "
+                "collections, with a folder each, or give tables the same dim."
+            )
+
+
+def _directory(given: Any) -> str:
+    """The absolute path that is meant.
+
+    Raises:
+        StorageError: no directory can be there.
+    """
+    named = f"Storage(ssd={_brief(given)})"
+    try:
+        path = os.fsdecode(os.fspath(given))
+        if not path or "\0" in path:
+            raise StorageError(f"{named} is no path: it {'holds a NUL' if path else 'is empty'}.")
+        path = os.path.abspath(path)
+        total, longest = len(path.encode()), max(len(n.encode()) for n in path.split(os.sep))
+    except (TypeError, UnicodeEncodeError):
+        raise StorageError(f"{named} is no path; give text in UTF-8 or a pathlib.Path.") from None
+    except OSError as error:  # of the working directory
+        raise StorageError(f"{named} leads nowhere: {error}.") from None
+    if longest > _LONGEST_NAME or total > _LONGEST_PATH - _BELOW_SSD:
+        raise StorageError(
+            f"{named} is too long: {total:,} bytes, and {longest:,} in its longest name, where "
+            f"{_LONGEST_PATH - _BELOW_SSD:,} and {_LONGEST_NAME} are possible."
+        )
+    if os.path.exists(path) and not os.path.isdir(path):
+        raise StorageError(f"{named} is a file; give a directory.")
+    return path

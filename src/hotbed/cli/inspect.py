@@ -52,8 +52,9 @@ def contents(folder: Path) -> list[dict[str, Any]]:
     """
     from hotbed import _core
     from hotbed.errors import StorageError
+    from hotbed.resolve.folder import logs_in
 
-    folders = sorted(folder.glob("rows-*")) or [folder]
+    folders = logs_in(folder) or [folder]
     if not folder.is_dir():
         raise StorageError(f"{folder} is not a folder. Name the --ssd folder of a run.")
     logs = []

@@ -159,7 +159,13 @@ class TableOptimizer(Optimizer):
                 f"Table {live.name!r} has the states of {holder} with another rule or other options. "
                 "Pass replace_state=True to drop them."
             )
+        fresh = [live.core for live in tables if not self._keeps_states(live, options, exact)]
+        _core.TableRule.check_memory(fresh, options.rule, exact)
         return exact
+
+    def _keeps_states(self, live: LiveTable, options: GroupOptions, exact: bool) -> bool:
+        rule = live.rule
+        return rule is not None and not self._replace_state and _same(rule, options, exact)
 
     def _attach(self, groups: list[_Joining]) -> None:
         """Gives tables the states of the rule. If that fails, those that had none are without again."""
@@ -178,7 +184,7 @@ class TableOptimizer(Optimizer):
 
     def _attach_table(self, live: LiveTable, index: int, exact: bool) -> None:
         rule, options = live.rule, self._groups[index]
-        if rule is None or self._replace_state or not _same(rule, options, exact):
+        if not self._keeps_states(live, options, exact):
             live.rule = None
             rule = live.rule = _core.TableRule.make(live.core, options.rule, options.initial, exact)
         self._rules[live.parameter] = rule

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
-import shutil
 import warnings
 import weakref
 from collections.abc import Sequence
@@ -15,7 +12,7 @@ import torch
 
 from hotbed import _core
 from hotbed.errors import StorageError, TableError
-from hotbed.resolve import hottest
+from hotbed.resolve import folder, hottest
 from hotbed.storage import Storage
 
 if TYPE_CHECKING:
@@ -33,14 +30,10 @@ class Tiers:
 
     def __init__(self, storage: Storage) -> None:
         self.storage = storage
-        if storage.ssd is not None:
-            weakref.finalize(self, os.close, _take(Path(storage.ssd), storage.reset))
-        self.core = _core.Storage.make(
-            *storage.budgets,
-            None if storage.ssd is None else os.fspath(storage.ssd),
-            storage.reset,
-            storage.space_ratio,
-        )
+        ssd = None if storage.ssd is None else str(storage.ssd)
+        lock = None if ssd is None else folder.take(Path(ssd), storage.reset)
+        self.core = _core.Storage.make(*storage.budgets, ssd, storage.space_ratio)
+        self._lock = lock  # goes after the core, which still writes
         # Weakly: tables keep their tiers, and go when the model does.
         self._tables: list[weakref.ref[LiveTable]] = []
         self.prepared: list[Prepared] = []
@@ -67,9 +60,14 @@ class Tiers:
         """Gives every table its place, where a table or its optimizer is new.
 
         Raises:
-            StorageError: the budgets are too small.
+            StorageError: the budgets are too small, or this is a forked child.
             TableError: a gradient refers to rows as they lay before.
         """
+        if self._lock is not None and self._lock.inherited:
+            raise StorageError(
+                f"Storage(ssd={str(self.storage.ssd)!r}) belongs to the process from which this one was "
+                "forked. Make a collection of its own here."
+            )
         tables = self.tables
         if not any(table.core.homeless for table in tables):
             return
@@ -179,44 +177,6 @@ class Tiers:
         counted["queue_depth"] = self.queue_depth
         counted["memory_bytes"] = float(self.core.memory_bytes)
         return counted
-
-
-def _take(folder: Path, reset: bool) -> int:
-    """Locks a folder for the rows of one collection, until the file that is returned is closed.
-
-    Raises:
-        StorageError: another collection uses it, or it holds rows, or it cannot be made.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = os.open(folder / "in-use", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    except OSError as error:
-        raise StorageError(f"Storage(ssd={str(folder)!r}) cannot be used: {error}.") from None
-    try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            owner = os.read(lock, 32).decode().strip() or "unknown"
-            raise StorageError(
-                f"Storage(ssd={str(folder)!r}) is in use by process {owner}. Give each collection a "
-                "folder of its own."
-            ) from None
-        held = sorted(folder.glob("rows-*"))
-        if held and not reset:
-            raise StorageError(
-                f"Storage(ssd={str(folder)!r}) holds rows of an earlier run ({held[0].name}). They come "
-                "from different steps, so training cannot go on from them: look at them with 'hotbed "
-                "inspect', and pass reset=True to delete them."
-            )
-        for old in held:
-            shutil.rmtree(old)
-        hottest.forget(folder)
-        os.truncate(lock, 0)
-        os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
-    except BaseException:
-        os.close(lock)
-        raise
-    return lock
 
 
 def over_budget(error: StorageError, tiers: Tiers) -> StorageError:

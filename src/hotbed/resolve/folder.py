@@ -1,0 +1,58 @@
+"""The folder of a `Storage` on SSD: who uses it, and what in it is Hotbed's.
+
+Hotbed's are the file ``in-use``, the note of `hotbed.resolve.hottest`, and folders ``rows-<n>`` that hold
+the manifest of a row log. Everything else is the user's, also in these folders, and stays.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from pathlib import Path
+
+from hotbed import _core
+from hotbed.errors import StorageError
+from hotbed.resolve import hottest
+
+__all__ = ["logs_in", "take"]
+
+
+def logs_in(folder: Path) -> list[Path]:
+    """Folders of row logs, the oldest first."""
+    named = [p for p in folder.glob("rows-*") if re.fullmatch(r"rows-\d+", p.name)]
+    return sorted(
+        (p for p in named if not p.is_symlink() and _core.holds_log(str(p))),
+        key=lambda p: int(p.name.removeprefix("rows-")),
+    )
+
+
+def take(folder: Path, reset: bool) -> _core.FolderLock:
+    """Locks a folder for the rows of one collection, for as long as the lock lives in this process.
+
+    Raises:
+        StorageError: another collection uses it, or it holds rows and `reset` does not say that they
+            may go, or it cannot be made.
+    """
+    named = f"Storage(ssd={str(folder)!r})"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(f"{named} cannot be used: {error}.") from None
+    lock = _core.FolderLock(
+        str(folder), "in-use", False, named, "Give each collection a folder of its own."
+    )
+    logs = logs_in(folder)
+    if logs and not reset:
+        raise StorageError(
+            f"{named} holds rows of an earlier run ({logs[0].name}). They come from different steps, "
+            "so training cannot go on from them: look at them with 'hotbed inspect', and pass "
+            "reset=True to delete them."
+        )
+    for log in logs:
+        if left := _core.discard_log(str(log)):
+            warnings.warn(
+                f"{named}: {log.name} stays, as it holds what is not Hotbed's: {', '.join(left)}.",
+                stacklevel=2,
+            )
+    hottest.forget(folder)
+    return lock
