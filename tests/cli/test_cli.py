@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import hotbed as hb
 from hotbed.cli.app import app
 from hotbed.data import CriteoLog, write_criteo_tsv
-from hotbed.train import auc, report, saved
+from hotbed.train import auc, report, saved_folder
 from hotbed.train.progress import ProgressBar
 
 SIZES = [3 + i % 5 for i in range(26)]
@@ -332,10 +332,10 @@ def test_a_linked_file_is_written_behind_its_link(log, tmp_path):
 
 
 def test_a_full_disk_is_told_in_one_sentence_and_the_figures_are_kept(log, tmp_path, monkeypatch):
-    def full(tensors, name):
+    def full(path, tensors):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(saved, "save_file", full)
+    monkeypatch.setattr(saved_folder, "write_tensors", full)
     result, figures = train(log, tmp_path, "--save", tmp_path / "m")
     assert result.exit_code == 2 and 0 < figures["auc"] < 1 and "test AUC" in result.stdout
     assert f"Error: Cannot save to '{tmp_path / 'm'}': No space left" in result.stderr

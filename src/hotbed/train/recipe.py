@@ -31,7 +31,8 @@ from hotbed.train.loop import (
 )
 from hotbed.train.progress import ProgressBar, closing_table
 from hotbed.train.report import check_writable_file, peak_rss_bytes, versions, write_json
-from hotbed.train.saved import check_writable_folder, save_model, stored_rows
+from hotbed.train.saved import save_model, stored_rows
+from hotbed.train.saved_folder import check_writable_folder
 
 # Command-line name -> (hotbed.optim class, torch.optim class for dense parameters where torch
 # lacks the rule itself).
