@@ -375,7 +375,7 @@ def test_help_and_version():
 
 @pytest.mark.process
 def test_the_installed_entry_point(log, tmp_path):
-    code = "import hotbed.cli; hotbed.cli.main()"
+    code = "import hotbed_command; hotbed_command.main()"
     figures = tmp_path / "figures.json"
     options = ["--data", str(log), "--dim", "2", "--json", str(figures)]
     done = subprocess.run(
