@@ -38,6 +38,7 @@ __all__ = [
     "PARTS",
     "SavedFolder",
     "check_writable_folder",
+    "holds_file",
     "is_own_file",
     "read_folder",
     "write_folder",
@@ -52,6 +53,14 @@ _FILES_OF_FORMAT_1 = ("dense.safetensors", "tables.safetensors")
 def is_own_file(name: str) -> bool:
     """Whether a file of that name in a saved model's folder is part of it."""
     return name in (_MANIFEST, _JOURNAL) or _comes_and_goes(name)
+
+
+def holds_file(folder: str, name: str) -> bool:
+    """Whether a file of that name is part of the model that is saved in `folder`."""
+    try:
+        return is_own_file(name) and bool(_files_of(folder))
+    except OutputError:
+        return False
 
 
 def _comes_and_goes(name: Any) -> bool:
