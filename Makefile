@@ -7,7 +7,7 @@ SSD_PEERS := rocksdict==0.3.29 lmdb==3.0.0
 VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
-# pip says nothing but errors: what it does is told in one line each below.
+# pip says nothing but errors: what it does is told in one line each below, but for the largest download.
 PIP := $(BIN)/python -m pip -qq install
 CMAKE_NINJA := -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja
 
@@ -23,9 +23,10 @@ SOURCES := $(CORE_SOURCES) pyproject.toml README.md LICENSE \
 
 $(VENV)/stamp-torch: tools/check_machine.sh
 	@sh tools/check_machine.sh "$(PYTHON)"
-	@echo "Making $(VENV) and installing $(TORCH): a large download, done once ..."
+	@echo "Making $(VENV) and installing $(TORCH), once. That takes minutes: a download of 0.2 GB (a build"
+	@echo "for CPUs) or a few GB (one with CUDA), of which pip tells:"
 	@$(PYTHON) -m venv $(VENV)
-	@$(PIP) "$(TORCH)"
+	@$(BIN)/python -m pip install "$(TORCH)"
 	@touch $@
 
 $(VENV)/stamp-build: $(VENV)/stamp-torch pyproject.toml
@@ -36,6 +37,7 @@ $(VENV)/stamp-build: $(VENV)/stamp-torch pyproject.toml
 # The core is built against the Python of .venv, not in an isolated copy, so that what was
 # compiled before is used again.
 $(VENV)/stamp-hotbed: $(VENV)/stamp-build $(SOURCES)
+	@ls -d build/*-*_* >/dev/null 2>&1 || echo "Compiling hotbed for the first time takes a few minutes."
 	@echo "Compiling and installing hotbed ..."
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) --no-build-isolation ".[test]"
 	@touch $@
@@ -57,7 +59,7 @@ DEMO_LOG := build/demo/clicks-$(DEMO_ROWS).tsv
 
 $(DEMO_LOG): $(VENV)/stamp-hotbed
 	@mkdir -p $(@D)
-	@echo "Generating a click log of $(DEMO_ROWS) rows in Criteo's format ..."
+	@echo "Generating a click log of $(DEMO_ROWS) samples in Criteo's format ..."
 	@$(BIN)/python -c "from hotbed.data import write_criteo_tsv; \
 	  write_criteo_tsv('$@', rows=$(DEMO_ROWS), seed=0)"
 

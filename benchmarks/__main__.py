@@ -22,6 +22,7 @@ SCENARIOS = {
     "tiers": "a DLRM step with 100 to 5 % of its 13 GB in memory, the rest on disk",
     "synthetic": "NVIDIA's synthetic models: tiny at batch 65,536 with Adagrad",
     "gpu": "a CUDA device: roof, interaction, layers, lookups, training with tables on it",
+    "busy": "`hotbed train` on a quiet machine and beside two busy processes, by how threads wait",
     "import": "what `import hotbed` adds to `import torch`",
 }
 # `import` is a keyword, so its module has another name.

@@ -2,6 +2,7 @@
 
 #include <nanobind/stl/string.h>
 
+#include "crc32c.hpp"
 #include "io_engine.hpp"
 #include "kernels.hpp"
 #include "memory.hpp"
@@ -12,6 +13,13 @@ NB_MODULE(_core, module) {
   module.doc() = "The compiled core of Hotbed.";
   module.def("isa", [] { return std::string(hotbed::kernels().isa); });
   module.def("use_isa", &hotbed::use_kernels, "isa"_a);
+  module.def(
+      "crc32c",
+      [](hotbed::Array<const uint8_t, hotbed::Vector> data, uint32_t before) {
+        nb::gil_scoped_release unlocked;
+        return hotbed::crc32c(data.data(), data.size(), before);
+      },
+      "data"_a, "before"_a = 0, "csrc/crc32c.hpp. Thread-safe.");
   module.def("available_memory", &hotbed::available_memory);
   module.def("set_available_memory_for_test", &hotbed::set_available_memory_for_test);
   // hotbed.errors defines the class (an import cycle in C++ would be worse) and registers it here.

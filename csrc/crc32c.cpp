@@ -109,16 +109,16 @@ __attribute__((target("sse4.2"))) uint32_t advance_hardware(uint32_t start, cons
 
 }  // namespace
 
-uint32_t crc32c_software(const void* data, size_t bytes) {
-  return ~advance_software(~0u, static_cast<const uint8_t*>(data), bytes);
+uint32_t crc32c_software(const void* data, size_t bytes, uint32_t before) {
+  return ~advance_software(~before, static_cast<const uint8_t*>(data), bytes);
 }
 
-uint32_t crc32c(const void* data, size_t bytes) {
+uint32_t crc32c(const void* data, size_t bytes, uint32_t before) {
 #if defined(__x86_64__)
   static const bool has_instruction = __builtin_cpu_supports("sse4.2");
-  if (has_instruction) return ~advance_hardware(~0u, static_cast<const uint8_t*>(data), bytes);
+  if (has_instruction) return ~advance_hardware(~before, static_cast<const uint8_t*>(data), bytes);
 #endif
-  return crc32c_software(data, bytes);
+  return crc32c_software(data, bytes, before);
 }
 
 }  // namespace hotbed

@@ -33,6 +33,18 @@ TEST(instruction_and_tables_agree_at_any_length_and_alignment) {
   }
 }
 
+TEST(bytes_in_pieces_have_the_checksum_of_the_whole) {
+  std::mt19937_64 random(2);
+  std::vector<uint8_t> bytes(20000);
+  for (uint8_t& b : bytes) b = static_cast<uint8_t>(random());
+  uint32_t whole = crc32c(bytes.data(), bytes.size());
+  for (size_t cut : {0, 1, 7, 4080, 12345, 20000}) {
+    uint32_t first = crc32c(bytes.data(), cut);
+    CHECK_EQ(crc32c(bytes.data() + cut, bytes.size() - cut, first), whole);
+    CHECK_EQ(crc32c_software(bytes.data() + cut, bytes.size() - cut, first), whole);
+  }
+}
+
 TEST(every_flipped_bit_of_a_block_shows) {
   std::vector<uint8_t> block(4092, 0x5a);
   uint32_t whole = crc32c(block.data(), block.size());

@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
 
-__all__ = ["appearing", "is_special", "part_of"]
+__all__ = ["appearing", "is_special", "new_beside"]
 
 
-@contextmanager
+@contextlib.contextmanager
 def appearing(path: str | os.PathLike[str]) -> Iterator[str]:
     """The path to write what is to appear at `path` when the block ends; if it fails, `path` stays.
 
-    A device or a pipe is its own: it must not be replaced by a file. Two processes must not write
-    one file at a time.
+    A device or a pipe is its own: it must not be replaced by a file.
+
+    Raises:
+        OSError: about `path`, where no file can be made beside it.
     """
     if is_special(path):
         yield os.fspath(path)
         return
-    part = part_of(path)
+    part = new_beside(path)
     try:
         yield part
         os.replace(part, os.path.realpath(path))
     finally:
-        if os.path.exists(part):
+        with contextlib.suppress(FileNotFoundError):
             os.unlink(part)
 
 
@@ -33,6 +36,19 @@ def is_special(path: str | os.PathLike[str]) -> bool:
     return os.path.exists(path) and not os.path.isfile(path)
 
 
-def part_of(path: str | os.PathLike[str]) -> str:
-    """Where what is to appear at `path` lies until then: in the same folder, links followed."""
-    return f"{os.path.realpath(path)}.part"
+def new_beside(path: str | os.PathLike[str]) -> str:
+    """Makes an empty file in the folder of `path`, links followed, under a name that nothing had.
+
+    Raises:
+        OSError: about `path`.
+    """
+    folder, name = os.path.split(os.path.realpath(path))
+    while True:
+        part = os.path.join(folder, f"{name[:40]}.{secrets.token_hex(8)}.part")
+        try:
+            os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, os.fspath(path)) from None
+        return part

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from hotbed.files import appearing
+
 __all__ = ["Trace", "span"]
 
 _active: Trace | None = None
@@ -65,7 +67,11 @@ class Trace:
         return found
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """Writes the JSON array format of Chrome's trace viewer, which Perfetto reads."""
+        """Writes the JSON array format of Chrome's trace viewer, which Perfetto reads.
+
+        Raises:
+            OSError: it cannot be written; what was at `path` is there.
+        """
         process = os.getpid()
         order = {thread: number for number, thread in enumerate(self._threads)}
         events: list[dict[str, Any]] = [
@@ -89,7 +95,8 @@ class Trace:
             }
             for name, thread, start, duration in self._events
         ]
-        Path(path).write_text(json.dumps(events))
+        with appearing(path) as part:
+            Path(part).write_text(json.dumps(events))
 
 
 @contextlib.contextmanager

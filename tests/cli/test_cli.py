@@ -11,35 +11,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from typer.testing import CliRunner
+from command_line import run, train
 
 import hotbed as hb
-from hotbed.cli.app import app
-from hotbed.data import CriteoLog, write_criteo_tsv
-from hotbed.train import auc, report, saved
+from hotbed.data import CriteoLog
+from hotbed.train import auc, report, saved_folder
 from hotbed.train.progress import ProgressBar
-
-SIZES = [3 + i % 5 for i in range(26)]
-
-
-@pytest.fixture(scope="module")
-def log(tmp_path_factory):
-    """4,000 rows that a model can learn something from."""
-    path = tmp_path_factory.mktemp("log") / "clicks.tsv"
-    write_criteo_tsv(path, 4_000, seed=1, table_rows=SIZES)
-    return path
-
-
-def run(*arguments):
-    return CliRunner().invoke(app, [str(a) for a in arguments], env={"COLUMNS": "100"})
-
-
-def train(log, tmp_path, *arguments):
-    """(result, the figures) of a small training run."""
-    figures = tmp_path / "figures.json"
-    usual = ("--dim", 4, "--batch-size", 64, "--lr", 0.01, "--json", figures)
-    result = run("train", "--data", log, *usual, *arguments)
-    return result, json.loads(figures.read_text()) if figures.exists() else None
 
 
 @pytest.mark.parametrize("model", ["dlrm", "wide-deep"])
@@ -62,15 +39,15 @@ def test_train_then_predict(log, tmp_path, model):
     }
     tables = 1 if model == "dlrm" else 2
     assert figures["stored_rows"] == tables * len(distinct)
-    assert f"{figures['auc']:.4f}" in result.stdout and "rows a second" in result.stdout
-    assert "AUC" in result.stderr and "rows/s" in result.stderr
+    assert f"{figures['auc']:.4f}" in result.stdout and "samples a second" in result.stdout
+    assert "AUC" in result.stderr and "samples/s" in result.stderr
 
     scores = tmp_path / "scores.csv"
     test_part = tmp_path / "test.tsv"
     test_part.write_text("".join(log.read_text().splitlines(True)[3_600:]))
     result = run("predict", saved, "--data", test_part, "--out", scores)
     assert result.exit_code == 0, result.output
-    assert "400 rows scored" in result.stdout and f"AUC {figures['auc']:.4f}" in result.stdout
+    assert "400 samples scored" in result.stdout and f"AUC {figures['auc']:.4f}" in result.stdout
     with open(scores, newline="") as file:
         header, *rows = csv.reader(file)
     assert header == ["score"] and len(rows) == 400
@@ -126,6 +103,24 @@ def test_no_test_rows(log, tmp_path):
     result, figures = train(log, tmp_path, "--test-fraction", 0)
     assert result.exit_code == 0 and "test AUC" not in result.stdout
     assert figures["rows"] == 4_000 and figures["auc"] is None and figures["test_rows"] == 0
+
+
+@pytest.mark.parametrize(
+    ("samples", "said"), [(1, "--test-fraction 0.1 of 1 sample is none."), (12, None)]
+)
+def test_a_log_too_short_to_test_on_is_told(log, tmp_path, samples, said):
+    short = tmp_path / "short.tsv"
+    short.write_text("".join(log.read_text().splitlines(True)[:samples]))
+    result, figures = train(short, tmp_path)
+    assert result.exit_code == 0, result.output
+    notice = f"Notice: nothing will be tested: {said} Raise it, or give more samples."
+    assert (notice in result.stderr) == (said is not None) == (figures["test_rows"] == 0)
+    lines = [line.split("│")[1:3] for line in result.stdout.splitlines() if "│" in line]
+    shown = {name.strip(): value.strip() for name, value in lines}
+    assert shown["samples trained on"] == str(figures["rows"])
+    assert shown["samples tested on"] == ("1 (the last by time)" if said is None else "none")
+    assert shown.get("test AUC") == ("none: all labels are alike" if said is None else None)
+    assert shown["rows stored"] == str(figures["stored_rows"]) and "nan" not in result.output
 
 
 def test_skipped_lines_are_reported(log, tmp_path):
@@ -205,11 +200,15 @@ def test_a_wrong_config_file(log, tmp_path, text, message):
             ["--data", "{log}", "--on-error", "hide"],
             "--on-error is hide; it must be raise or skip.",
         ),
-        (["--data", "{empty}"], "There are no rows to train on in"),
+        (["--data", "{empty}"], "There are no samples to train on in"),
         (["--data", "{bare}"], "39 columns, expected 40"),
         (["--data", "{log}", "--json", "{tmp}/no/x.json"], "no' does not exist."),
         (["--data", "{log}", "--json", "{tmp}"], "it is a folder."),
-        (["--data", "{log}", "--save", "{log}"], "it is a file."),
+        (
+            ["--data", "{log}", "--save", "{log}"],
+            "and --save {log} are the same file. Name another.",
+        ),
+        (["--data", "{log}", "--save", "{empty}"], "it is a file."),
         (["--data", "{log}", "--save", "{log}/x"], "Not a directory."),
         (["--data", "{log}", "--save", "{tmp}"], "the folder holds other files."),
     ],
@@ -227,7 +226,7 @@ def test_mistakes_are_told_in_one_sentence(log, tmp_path, arguments, message):
     }
     result = run("train", *(argument.format(**names) for argument in arguments))
     assert result.exit_code == 2, result.output
-    assert message in result.stderr
+    assert message.format(**names) in result.stderr
     assert "Traceback" not in result.output and result.stderr.count("Error") == 1
 
 
@@ -332,10 +331,10 @@ def test_a_linked_file_is_written_behind_its_link(log, tmp_path):
 
 
 def test_a_full_disk_is_told_in_one_sentence_and_the_figures_are_kept(log, tmp_path, monkeypatch):
-    def full(tensors, name):
+    def full(path, tensors):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(saved, "save_file", full)
+    monkeypatch.setattr(saved_folder, "write_tensors", full)
     result, figures = train(log, tmp_path, "--save", tmp_path / "m")
     assert result.exit_code == 2 and 0 < figures["auc"] < 1 and "test AUC" in result.stdout
     assert f"Error: Cannot save to '{tmp_path / 'm'}': No space left" in result.stderr
@@ -375,7 +374,7 @@ def test_help_and_version():
 
 @pytest.mark.process
 def test_the_installed_entry_point(log, tmp_path):
-    code = "import hotbed.cli; hotbed.cli.main()"
+    code = "import hotbed_command; hotbed_command.main()"
     figures = tmp_path / "figures.json"
     options = ["--data", str(log), "--dim", "2", "--json", str(figures)]
     done = subprocess.run(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from hotbed.cli.inspect import inspect
 from hotbed.cli.predict import predict
-from hotbed.cli.train import SpreadData, train
+from hotbed.cli.train import train
 
 app = typer.Typer(
     name="hotbed",
@@ -46,25 +47,54 @@ def hotbed(
     [bold]Examples[/bold]
 
       [cyan]hotbed train --data day_0.tsv.gz day_1.tsv.gz --save model[/cyan]
-      Trains a DLRM on nine tenths of the rows, tests it on the last tenth, saves it.
+      Trains a DLRM on nine tenths of the samples, tests it on the last tenth, saves it.
 
       [cyan]hotbed train --config run.toml --lr 3e-3 --json figures.json[/cyan]
       Takes options from a file, one of them from the command line, and writes the figures.
 
       [cyan]hotbed predict model --data day_2.tsv.gz --out scores.csv[/cyan]
-      Writes the click probability of each row of a log, with or without labels.
+      Writes the click probability of each sample of a log, with or without labels.
 
       [cyan]hotbed inspect /nvme/rows[/cyan]
       Shows what the SSD folder of a run (train --ssd) holds.
 
-    [bold]What a run prints:[/bold] while it trains, a bar with loss and AUC of recent rows, rows a
-    second and rows stored (on standard error); at the end a table with AUC and log loss on the
-    test rows, speed and peak memory. The exit code is 0, 2 after an error (told in one
+    [bold]What a run prints:[/bold] while it trains, a bar with loss and AUC of recent samples,
+    samples a second and rows that the tables hold (on standard error); at the end a table with AUC
+    and log loss on the test samples, speed and peak memory. The exit code is 0, 2 after an error (told in one
     sentence), and 130 after Ctrl-C, which ends training after the current step and still tests,
     saves and reports what was reached.
     """
 
 
-app.command(cls=SpreadData)(train)
-app.command()(predict)
-app.command()(inspect)
+class Command(TyperCommand):
+    """Lets ``--data`` take several paths, as in ``--data a.tsv b.tsv --dim 16``, and says what a mistyped
+    option may have meant."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, _spread(args))
+        except Exception as error:
+            near = getattr(error, "possibilities", None)
+            if near:
+                wrong: Any = error
+                meant = " or ".join(sorted(near))
+                wrong.message = f"There is no option {wrong.option_name}. Did you mean {meant}?"
+                wrong.possibilities = None
+            raise
+
+
+def _spread(args: list[str]) -> list[str]:
+    """The arguments, with ``--data`` before every path."""
+    spread: list[str] = []
+    after_data = False
+    for arg in args:
+        if arg.startswith("-"):
+            after_data = arg.partition("=")[0] == "--data"
+        elif after_data and spread[-1] != "--data":
+            spread.append("--data")
+        spread.append(arg)
+    return spread
+
+
+for command in (train, predict, inspect):
+    app.command(cls=Command)(command)

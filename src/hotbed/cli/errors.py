@@ -1,25 +1,86 @@
-"""How a command ends when something is wrong: one sentence, exit code 2, no traceback."""
+"""How a command speaks of what is wrong: one sentence in its own words, exit code 2, no traceback."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import contextlib
+import logging
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import typer
 
 from hotbed.errors import HotbedError
 
+_VALUE = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[\w.]+(?:,\d+)*|"""
+_SETTINGS = "device|host|ssd|reset|depth|horizon|batch_size|shuffle"
+_IN_STORAGE = re.compile(rf"Storage\(({_SETTINGS})=({_VALUE}|\.\.\.)\)")
+_ALONE = re.compile(rf"\b({_SETTINGS})=({_VALUE})")
+_NOT_HERE = {
+    " Pass labels=False for lines without a label; training needs one.": " Training needs a label.",
+    " Pass labels=True for lines with a label.": " The first line decides for all.",
+    "Raise the budget, or lower depth.": "Raise --host or --device, or lower --depth.",
+    "Use a smaller dtype, such as torch.bfloat16, or a smaller dim.": "Use a smaller --dim.",
+}
+"""Remedies that the command line does not offer, and its own."""
 
-@contextmanager
-def told_in_one_sentence() -> Iterator[None]:
-    """Turn errors that a user can act on into a message and exit code 2."""
+
+@contextlib.contextmanager
+def told_in_one_sentence(
+    typed: Mapping[str, Any] | None = None, console: Any = None
+) -> Iterator[None]:
+    """Turn errors that a user can act on into a message and exit code 2, and warnings into notices.
+
+    Args:
+        typed: options as they were given, by the names of the library's settings.
+        console: where notices go, beside a progress bar; None: to standard error.
+    """
+    words = {} if typed is None else typed
+
+    def tell(message: object) -> None:
+        from rich.console import Console
+
+        from hotbed.train.progress import notice
+
+        notice(console or Console(stderr=True), in_options(str(message), words))
+
+    handler = logging.Handler()
+    handler.emit = lambda record: tell(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("hotbed")
+    logger.addHandler(handler)
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.showwarning = lambda message, *_, **__: tell(message)
+            yield
     except BrokenPipeError:
         raise
     except (HotbedError, OSError, MemoryError) as error:
-        typer.echo(f"Error: {_sentence(error)}", err=True)
+        typer.echo(f"Error: {in_options(_sentence(error), words)}", err=True)
         raise typer.Exit(2) from None
+    finally:
+        logger.removeHandler(handler)
+
+
+def in_options(text: str, typed: Mapping[str, Any]) -> str:
+    """A message of the library, as the command line has it: ``Storage(host=4,000,000)`` is ``--host 4MB``.
+
+    >>> in_options("Raise Storage(host=4,000,000), or pass reset=True.", {"host": "4MB"})
+    'Raise --host 4MB, or pass --reset-ssd.'
+    """
+
+    def option(found: re.Match[str]) -> str:
+        name, value = found[1], found[2].strip("'\"")
+        if name == "reset":
+            return "--reset-ssd"
+        named = "--" + name.replace("_", "-")
+        if found.re is _IN_STORAGE and value != "...":  # as the user wrote it, not as it is kept
+            value = str(typed.get(name) or value)
+        return named if value in ("", "...") else f"{named} {value}"
+
+    for remedy, own in _NOT_HERE.items():
+        text = text.replace(remedy, own)
+    return _ALONE.sub(option, _IN_STORAGE.sub(option, text))
 
 
 def _sentence(error: BaseException) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,27 +22,34 @@ def inspect(
 ) -> None:
     """Show what the log of a run holds: tables, rows, bytes, hottest ids, and what a crash has cost.
 
-    Reads all of it and changes nothing. A log that a run is writing cannot be inspected.
+    Reads all of it and changes nothing. A log that a run is writing cannot be inspected. Ids that
+    `hotbed train` has met are shown as click logs write them, those of other runs in decimal.
 
     [bold]Example[/bold]
 
       [cyan]hotbed inspect /nvme/rows[/cyan]
     """
-    with told_in_one_sentence():
-        from rich.console import Console
+    from rich.console import Console
 
+    console = Console()
+    with told_in_one_sentence():
         from hotbed.resolve.hottest import noted
+        from hotbed.train.paths import Folder, Named, refuse_clashes
         from hotbed.train.report import check_writable_file, write_json
+        from hotbed.train.run_note import ids_are_hexadecimal, is_of_a_run
 
         if json is not None:
+            named = [Named("--json", json)]
+            refuse_clashes([], named, [Folder(Named("DIR", path), is_of_a_run)])
             check_writable_file(json)
-        found = contents(Path(path))
+        with Console(stderr=True).status("Reading the log ..."):
+            found = contents(Path(path))
         used = noted(Path(path))
         if json is not None:
             write_json(json, {"logs": found, "hottest": used})
         for log in found:
-            _show(log, Console())
-        _show_hottest(used, Console())
+            _show(log, console)
+        _show_hottest(used, _hexadecimal if ids_are_hexadecimal(path) else str, console)
 
 
 def contents(folder: Path) -> list[dict[str, Any]]:
@@ -96,12 +104,18 @@ def _show(log: dict[str, Any], console: Any) -> None:
     for heading in ("table", "ids", "rows", "bytes a row", "MB"):
         table.add_column(heading, justify="left" if heading == "table" else "right")
     for each in log["tables"]:
+        if not each["rows"]:
+            continue
         ids = each["ids"] if each["ids"] == "any" else f"0 .. {each['ids'] - 1:,}"
         mb = each["rows"] * each["record_bytes"] / 1e6
         table.add_row(
             each["table"], ids, f"{each['rows']:,}", f"{each['record_bytes']:,}", f"{mb:,.1f}"
         )
-    console.print(table)
+    if table.rows:
+        console.print(table)
+    empty = [each["table"] for each in log["tables"] if not each["rows"]]
+    if empty:
+        console.print(f"{log['path']}: no rows of {', '.join(empty)}.", highlight=False)
     share = log["live_bytes"] / log["bytes"] if log["bytes"] else 1.0
     console.print(
         f"{log['segments']:,} segments, {log['bytes'] / 1e6:,.1f} MB, {share:.0%} of it live; "
@@ -111,10 +125,17 @@ def _show(log: dict[str, Any], console: Any) -> None:
         console.print(f"Dropped: {block['path']} at {block['offset']:,}: {block['reason']}.")
 
 
-def _show_hottest(used: dict[str, list[tuple[int, float]]], console: Any) -> None:
+def _hexadecimal(row: int) -> str:
+    """An id as a click log writes it."""
+    return f"{row:08x}" if row >= 0 else "missing"
+
+
+def _show_hottest(
+    used: dict[str, list[tuple[int, float]]], written: Callable[[int], str], console: Any
+) -> None:
     from rich.table import Table
 
-    if not used:
+    if not any(used.values()):
         console.print("Hottest ids: none were noted; a run notes them when it ends or is flushed.")
         return
     table = Table(
@@ -123,6 +144,7 @@ def _show_hottest(used: dict[str, list[tuple[int, float]]], console: Any) -> Non
     for heading in ("table", "ids"):
         table.add_column(heading)
     for name, rows in used.items():
-        shown = ", ".join(f"{row} ({uses:,.0f})" for row, uses in rows[:_SHOWN])
-        table.add_row(name, shown or "none")
+        if rows:
+            shown = ", ".join(f"{written(row)} ({uses:,.0f})" for row, uses in rows[:_SHOWN])
+            table.add_row(name, shown)
     console.print(table)

@@ -12,26 +12,37 @@ from hotbed.cli.errors import told_in_one_sentence
 def predict(
     folder: Annotated[str, typer.Argument(metavar="DIR", help="What `hotbed train --save` wrote.")],
     data: Annotated[
-        list[str], typer.Option("--data", metavar="PATH", help="A click log; may be repeated.")
+        list[str], typer.Option("--data", metavar="PATH...", help="Click logs, in order.")
     ],
     out: Annotated[str, typer.Option("--out", metavar="FILE.csv", help="Where scores go.")],
-    batch_size: Annotated[int, typer.Option(help="Rows scored at a time.", min=1)] = 4096,
+    batch_size: Annotated[int, typer.Option(help="Samples scored at a time.", min=1)] = 4096,
 ) -> None:
-    """Score the rows of click logs with a saved model.
+    """Score the samples of click logs with a saved model.
 
     The lines may start with a label or not; the first line decides. FILE.csv has the header
-    "score" and one click probability a row, in the order of the rows; with labels also their
+    "score" and one click probability a line, in the order of the samples; with labels also their
     AUC and log loss are printed.
 
     [bold]Example[/bold]
 
       [cyan]hotbed predict model --data new.tsv.gz --out scores.csv[/cyan]
     """
-    with told_in_one_sentence():
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    with told_in_one_sentence(console=console):
+        from hotbed.train.paths import Folder, Named, refuse_clashes
+        from hotbed.train.saved_folder import is_own_file
         from hotbed.train.scoring import write_scores
 
-        scores = write_scores(folder, data, out, batch_size)
-    line = f"{scores.rows:,} rows scored in {scores.seconds:.1f} s, written to {out}."
+        refuse_clashes(
+            reads=[Named("--data", path) for path in data],
+            writes=[Named("--out", out)],
+            folders=[Folder(Named("DIR", folder), is_own_file)],
+        )
+        with console.status("Scoring ..."):
+            scores = write_scores(folder, data, out, batch_size)
+    line = f"{scores.rows:,} samples scored in {scores.seconds:.1f} s, written to {out}."
     if scores.auc is not None:
         line += f" AUC {scores.auc:.4f}, log loss {scores.logloss:.4f}."
     typer.echo(line)

@@ -2,33 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from typer.core import TyperCommand
 
 from hotbed.cli.config import read_config
 from hotbed.cli.errors import told_in_one_sentence
 
 
-class SpreadData(TyperCommand):
-    """Lets ``--data`` take several paths, as in ``--data a.tsv b.tsv --dim 16``."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        spread: list[str] = []
-        after_data = False
-        for arg in args:
-            if arg.startswith("-"):
-                after_data = arg == "--data"
-            elif after_data and spread[-1] != "--data":
-                spread.append("--data")
-            spread.append(arg)
-        return super().parse_args(ctx, spread)
-
-
 def _take_config(ctx: typer.Context, path: str | None) -> str | None:
     if path is not None:
-        from hotbed.train.recipe import TrainSettings
+        from hotbed.train.settings import TrainSettings
 
         with told_in_one_sentence():
             ctx.default_map = {**(ctx.default_map or {}), **read_config(path, TrainSettings)}
@@ -60,14 +44,14 @@ def train(
         ),
     ] = "adam",
     lr: Annotated[float, typer.Option(help="Learning rate.")] = 1e-3,
-    batch_size: Annotated[int, typer.Option(help="Rows a step.")] = 512,
-    epochs: Annotated[int, typer.Option(help="Passes over the training rows.")] = 1,
+    batch_size: Annotated[int, typer.Option(help="Samples a step.")] = 512,
+    epochs: Annotated[int, typer.Option(help="Passes over the training samples.")] = 1,
     test_fraction: Annotated[
-        float, typer.Option(help="Share of the rows, the last ones, that is kept for testing.")
+        float, typer.Option(help="Share of the samples, the last ones, that is kept for testing.")
     ] = 0.1,
     shuffle: Annotated[
         int,
-        typer.Option(help="Shuffle within windows of so many rows; 0 keeps the order of time."),
+        typer.Option(help="Shuffle within windows of so many samples; 0 keeps the order of time."),
     ] = 0,
     on_error: Annotated[
         str, typer.Option(help="At a malformed line: raise, or skip (and count).")
@@ -95,7 +79,11 @@ def train(
         typer.Option("--ssd", metavar="DIR", help="Where rows go that do not fit into --host."),
     ] = None,
     reset_ssd: Annotated[
-        bool, typer.Option("--reset-ssd", help="Delete the rows that an earlier run left in --ssd.")
+        bool,
+        typer.Option(
+            "--reset-ssd",
+            help="Delete the rows that an earlier run left in --ssd, also where it did not save them.",
+        ),
     ] = False,
     device: Annotated[
         str | None,
@@ -114,11 +102,13 @@ def train(
         typer.Option("--trace", metavar="FILE", help="Write what ran when, for ui.perfetto.dev."),
     ] = None,
 ) -> None:
-    """Train a model on click logs and test it on the last rows.
+    """Train a model on click logs and test it on the last samples.
 
+    A [bold]sample[/bold] is a line of a log; a [bold]row[/bold] is what a table keeps for an id.
     Prints a progress bar (standard error) and a closing table (standard output). FILE of --json
-    holds auc, logloss, samples_per_second, rows, epochs, peak_rss_bytes, stored_rows,
-    interrupted, the options and the versions used.
+    holds auc, logloss, samples_per_second, rows and test_rows (samples trained and tested on),
+    epochs, stored_rows (rows of all tables), peak_rss_bytes, interrupted, the options and the
+    versions used.
 
     [bold]Examples[/bold]
 
@@ -130,11 +120,12 @@ def train(
 
       [cyan]hotbed train --model wide-deep --data day_*.tsv --optimizer ftrl --lr 0.05[/cyan]
     """
-    with told_in_one_sentence():
-        from rich.console import Console
+    from rich.console import Console
 
-        from hotbed.train.recipe import TrainSettings
+    console = Console(stderr=True)
+    with told_in_one_sentence({"device": device, "host": host, "ssd": ssd}, console):
         from hotbed.train.recipe import train as run
+        from hotbed.train.settings import TrainSettings
 
         settings = TrainSettings(
             data=tuple(data or ()),
@@ -159,6 +150,7 @@ def train(
             horizon=horizon,
             trace=trace,
         )
-        report = run(settings, Console(stderr=True), Console())
+        settings.check_paths(config)
+        report = run(settings, console, Console())
     if report["interrupted"]:
         raise typer.Exit(130)

@@ -98,10 +98,12 @@ def write_criteo_tsv(
     if rows < 0:
         raise ValueError(f"rows is {rows}; it must not be negative.")
     model = _PlantedModel(seed, alpha, table_rows, click_rate)
-    compress = os.fspath(path).endswith(".gz")
+    name = os.path.basename(os.fspath(path))
     with (
         appearing(path) as part,
-        gzip.open(part, "wb", 1) if compress else open(part, "wb") as file,
+        open(part, "wb") as plain,
+        # A gzip file names its contents; by itself it would take the name of the part.
+        gzip.GzipFile(name, "wb", 1, plain) if name.endswith(".gz") else plain as file,
     ):
         for at in range(0, rows, 8192):
             made = model.rows(at, min(at + 8192, rows))

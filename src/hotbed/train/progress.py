@@ -2,37 +2,44 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 from torch import Tensor, nn
 
 from hotbed.train.loop import Callback, Step
 from hotbed.train.metrics import RunningAuc
 
 _REFRESH_SECONDS = 0.1
+_BAR_WIDTH = 10
+_BESIDE_FIGURES = len("100%") + len("00:00:00") + 3
+"""Of the first line: share, time that remains and the gaps between columns; the epoch comes on top."""
 
 
 class ProgressBar(Callback):
-    """Loss and AUC of recent rows, rows a second, rows stored.
+    """Loss and AUC of recent samples, samples a second, rows that the tables hold.
 
-    The figures are worked out when the bar is redrawn, ten times a second, not at each step.
+    The figures are worked out when the bar is redrawn, ten times a second, not at each step. What does
+    not fit into a line of the terminal is left out.
 
     Args:
-        rows: of one epoch.
+        samples: of one epoch.
         epochs: how many.
         console: where to draw.
         stored_rows: returns the rows that the model's tables hold; None leaves them out.
-        tiers: returns the counters of the model's tiers, or nothing where it has none.
+        tiers: returns the counters of the model's tiers, or nothing where it has none. They have a line
+            of their own.
     """
 
     def __init__(
         self,
-        rows: int,
+        samples: int,
         epochs: int,
         console: Console,
         stored_rows: Callable[[], int] | None = None,
@@ -46,16 +53,19 @@ class ProgressBar(Callback):
         self._loss: float | None = None
         self._began = self._drawn = 0.0
         self._last: Step | None = None
-        self._progress = Progress(
+        # A narrow terminal has its place for figures.
+        bar = [BarColumn(bar_width=_BAR_WIDTH)] if console.width >= 60 else []
+        self._room = console.width - _BESIDE_FIGURES - (_BAR_WIDTH + 1) * len(bar)
+        self._progress = _TwoLines(
             TextColumn("{task.fields[epoch]}"),
-            BarColumn(bar_width=10),
+            *bar,
             TaskProgressColumn(),
             TextColumn("{task.fields[figures]}"),
             TimeRemainingColumn(compact=True),
             console=console,
         )
         self._task = self._progress.add_task(
-            "train", total=rows * epochs, epoch=self._epoch(1), figures=""
+            "train", total=samples * epochs, epoch=self._epoch(1), figures=""
         )
 
     def on_start(self, model: nn.Module) -> None:
@@ -84,32 +94,60 @@ class ProgressBar(Callback):
             logits, labels = zip(*self._waiting, strict=True)
             self._auc.update(torch.cat(logits), torch.cat(labels))
             self._waiting.clear()
-        speed = self._last.rows / (self._drawn - self._began)
-        figures = f"loss {self._loss:.4f} AUC {self._auc.value():.4f} {speed:,.0f} rows/s"
-        if self._stored_rows is not None:
-            figures += f" {self._stored_rows():,} stored"
+        epoch = self._epoch(self._last.epoch)
         if self._tiers is not None and (counted := self._tiers()):
-            figures += (
-                f" · {counted['hit_rate']:.0%} hits, {_read_and_written(counted)}, "
-                f"{counted['queue_depth']:.0f} ahead, "
-                f"{(counted['stall_ms'] + counted['wait_ms']) / 1e3:,.1f} s waited"
-            )
+            self._progress.second = _fitting(_of_tiers(counted), ", ", self._progress.console.width)
         self._progress.update(
             self._task,
             completed=self._last.rows,
-            epoch=self._epoch(self._last.epoch),
-            figures=figures,
+            epoch=epoch,
+            figures=_fitting(self._figures(), " ", self._room - len(epoch) - 1),
         )
 
+    def _figures(self) -> Iterator[str]:
+        """The most telling first."""
+        assert self._last is not None
+        yield f"loss {self._loss:.4f}"
+        if not math.isnan(area := self._auc.value()):
+            yield f"AUC {area:.4f}"
+        yield f"{short(self._last.rows / (self._drawn - self._began))} samples/s"
+        if self._stored_rows is not None:
+            yield f"{short(self._stored_rows())} rows"
 
-def _read_and_written(counted: dict[str, float]) -> str:
-    """Rows so far: of the SSD once it has some, else of RAM below a device."""
+
+class _TwoLines(Progress):
+    """A bar, and a line of text below it, if there is any."""
+
+    second = ""
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        yield from super().get_renderables()
+        if self.second:
+            yield Text(self.second, no_wrap=True)
+
+
+def _fitting(parts: Iterable[str], gap: str, room: int) -> str:
+    """As many of the first parts as fit."""
+    text = ""
+    for part in parts:
+        longer = text + gap + part if text else part
+        if len(longer) > room:
+            break
+        text = longer
+    return text
+
+
+def _of_tiers(counted: dict[str, float]) -> Iterator[str]:
+    yield f"{counted['hit_rate']:.0%} hits"
+    yield f"{(counted['stall_ms'] + counted['wait_ms']) / 1e3:,.1f} s waited"
+    # Of the SSD once it has some, else of RAM below a device.
     tier = "ssd" if counted["rows_from_ssd"] + counted["rows_to_ssd"] > 0 else "host"
-    read, written = counted[f"rows_from_{tier}"], counted[f"rows_to_{tier}"]
-    return f"{_short(read)} read, {_short(written)} written"
+    yield f"{short(counted[f'rows_from_{tier}'])} rows read"
+    yield f"{short(counted[f'rows_to_{tier}'])} written"
+    yield f"{counted['queue_depth']:.0f} batches ahead"
 
 
-def _short(count: float) -> str:
+def short(count: float) -> str:
     """Three digits: 999, 1.23k, 45.6k, 789k, 1.23M."""
     for unit in ("", "k", "M", "G"):
         if count < 999.5 or unit == "G":
@@ -127,3 +165,8 @@ def closing_table(title: str, lines: dict[str, str]) -> Table:
     for name, value in lines.items():
         table.add_row(name, value)
     return table
+
+
+def notice(console: Console, text: str) -> None:
+    """Something that is no error and to be known, above a bar if there is one."""
+    console.print(f"Notice: {text}", markup=False, highlight=False, soft_wrap=True)

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import time
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from rich.console import Console
 from torch import nn
 
+from hotbed import _core
 from hotbed.collection import EmbeddingCollection
 from hotbed.data import CATEGORIES, DENSE, CriteoLog
-from hotbed.errors import HotbedError, StorageError
 from hotbed.models import MODELS
 from hotbed.resolve.lookahead import lookahead
-from hotbed.storage import Storage
+from hotbed.storage import Storage, parse_bytes
 from hotbed.trace import Trace
 from hotbed.train.loop import (
     Callback,
@@ -29,97 +30,15 @@ from hotbed.train.loop import (
     fit,
     stop_on_interrupt,
 )
-from hotbed.train.progress import ProgressBar, closing_table
+from hotbed.train.progress import ProgressBar, closing_table, notice
 from hotbed.train.report import check_writable_file, peak_rss_bytes, versions, write_json
-from hotbed.train.saved import check_writable_folder, save_model, stored_rows
+from hotbed.train.run_note import forget_note, write_note
+from hotbed.train.saved import save_model, stored_rows
+from hotbed.train.saved_folder import check_writable_folder
+from hotbed.train.settings import OPTIMIZERS, SettingsError, TrainSettings
 
-# Command-line name -> (hotbed.optim class, torch.optim class for dense parameters where torch
-# lacks the rule itself).
-OPTIMIZERS: dict[str, tuple[str, str | None]] = {
-    "sgd": ("SGD", None),
-    "adagrad": ("Adagrad", None),
-    "rowwise-adagrad": ("RowwiseAdagrad", "Adagrad"),
-    "adam": ("Adam", None),
-    "adamw": ("AdamW", None),
-    "rowwise-adam": ("RowwiseAdam", "Adam"),
-    "adamax": ("Adamax", None),
-    "adadelta": ("Adadelta", None),
-    "rmsprop": ("RMSprop", None),
-    "ftrl": ("FTRL", "Adagrad"),
-}
-
-
-class SettingsError(HotbedError, ValueError):
-    """A setting of a run that cannot be honoured; the message names it as the user wrote it."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class TrainSettings:
-    """The options of `hotbed train`, which explains them; a TOML file has the same names."""
-
-    data: tuple[str, ...]
-    model: str = "dlrm"
-    dim: int = 16
-    optimizer: str = "adam"
-    lr: float = 1e-3
-    batch_size: int = 512
-    epochs: int = 1
-    test_fraction: float = 0.1
-    shuffle: int = 0
-    on_error: str = "raise"
-    seed: int = 0
-    json: str | None = None
-    save: str | None = None
-    on: str = "cpu"
-    device: str | None = None
-    host: str | None = None
-    ssd: str | None = None
-    reset_ssd: bool = False
-    depth: int = 2
-    horizon: int = 32
-    trace: str | None = None
-
-    def __post_init__(self) -> None:
-        if not self.data:
-            raise SettingsError("Name at least one click log: --data PATH.")
-        _require(self.model in MODELS, "model", self.model, f"one of {', '.join(MODELS)}")
-        _require(
-            self.optimizer in OPTIMIZERS,
-            "optimizer",
-            self.optimizer,
-            f"one of {', '.join(OPTIMIZERS)}",
-        )
-        _require(self.on_error in ("raise", "skip"), "on-error", self.on_error, "raise or skip")
-        _require(self.dim > 0, "dim", self.dim, "positive")
-        _require(0 < self.lr < float("inf"), "lr", self.lr, "positive")
-        _require(self.batch_size > 0, "batch-size", self.batch_size, "positive")
-        _require(self.epochs > 0, "epochs", self.epochs, "positive")
-        _require(0 <= self.test_fraction < 1, "test-fraction", self.test_fraction, "in [0, 1)")
-        _require(self.shuffle >= 0, "shuffle", self.shuffle, "0 or a number of rows")
-        _require(self.depth >= 0, "depth", self.depth, "0 or a number of batches")
-        _require(self.horizon >= 0, "horizon", self.horizon, "0 or a number of batches")
-        _require(self.on.partition(":")[0] in ("cpu", "cuda"), "on", self.on, "cpu, cuda or cuda:N")
-        if self.on != "cpu":
-            self._check_device()
-        _require(0 <= self.seed < 2**63, "seed", self.seed, "in [0, 2**63)")
-
-    def _check_device(self) -> None:
-        if not torch.cuda.is_available():
-            raise SettingsError(
-                f"--on is {self.on}, and torch {torch.__version__} sees no CUDA device. Install a CUDA "
-                "build of torch, or leave --on out."
-            )
-        if self.device is None or self.host is None:
-            raise SettingsError(
-                f"--on {self.on} needs --device and --host: the tables grow with the ids of the log, so "
-                "say how much of the GPU's memory they may take, and how much RAM below it."
-            )
-
-    def storage(self) -> Storage | None:
-        """The tiers that were asked for, if any."""
-        if self.device is None and self.host is None and self.ssd is None:
-            return None
-        return Storage(device=self.device, host=self.host, ssd=self.ssd, reset=self.reset_ssd)
+_SAMPLES_AT_ONCE = 8192
+"""Where a log is read without training."""
 
 
 class _Reached(Callback):
@@ -140,7 +59,7 @@ class _Reached(Callback):
 def train(settings: TrainSettings, progress: Console, results: Console) -> dict[str, Any]:
     """Train, evaluate, save and report as `settings` say; returns what --json writes.
 
-    The bar is drawn on `progress`, the closing table on `results`.
+    The bar and notices are drawn on `progress`, the closing table on `results`.
 
     The first Ctrl-C ends training after the current step, and what follows runs as usual with
     ``"interrupted": true`` in the report; a second one also ends the evaluation.
@@ -160,22 +79,30 @@ def train(settings: TrainSettings, progress: Console, results: Console) -> dict[
         on_error="skip" if settings.on_error == "skip" else "raise",
         shuffle=settings.shuffle,
     )
-    training, test = log.split(settings.test_fraction)
-    train_rows = training.count_rows()
-    if train_rows == 0:
-        raise SettingsError(f"There are no rows to train on in {', '.join(settings.data)}.")
+    with progress.status("Counting samples ..."):
+        training, test = log.split(settings.test_fraction)
+    samples = _samples(training)
+    if samples == 0:
+        raise SettingsError(f"There are no samples to train on in {', '.join(settings.data)}.")
+    storage = settings.storage()
+    if settings.save is not None and storage is not None and storage.ssd is not None:
+        _refuse_to_train_what_cannot_be_saved(settings, storage, training, progress)
     torch.manual_seed(settings.seed)
     model = MODELS[settings.model](
         CATEGORIES,
         settings.dim,
         len(DENSE),
         seed=settings.seed,
-        storage=settings.storage(),
+        storage=storage,
         device=settings.on,
     )
+    for text in _notices(settings, storage, samples, _samples(test)):
+        notice(progress, text)
+    if settings.ssd is not None:
+        forget_note(settings.ssd)
     optimizer = make_optimizer(settings.optimizer, model, settings.lr)
     bar = ProgressBar(
-        train_rows, settings.epochs, progress, lambda: stored_rows(model), model.embeddings.stats
+        samples, settings.epochs, progress, lambda: stored_rows(model), _embeddings_of(model).stats
     )
     reached = _Reached()
     evaluation: Evaluation | None = None
@@ -193,13 +120,21 @@ def train(settings: TrainSettings, progress: Console, results: Console) -> dict[
                 should_stop=interrupts,
             )
             before = interrupts.count
-            evaluation = evaluate(
-                model, test, device=settings.on, should_stop=lambda: interrupts.count > before
-            )
+            with progress.status("Testing ..."):
+                evaluation = evaluate(
+                    model, test, device=settings.on, should_stop=lambda: interrupts.count > before
+                )
         except KeyboardInterrupt:
             pass
+        except BaseException:
+            _leave_note(settings, progress, may_go=not reached.result.steps)
+            raise
         report = _report(settings, model, result or reached.result, evaluation, interrupts())
-        note_hottest(model)
+        _leave_note(settings, progress, may_go=False)
+        tiers = _embeddings_of(model).tiers
+        if settings.ssd is not None and tiers is not None:
+            with _told_if_not_written(settings.ssd, progress):
+                tiers.note_hottest()
         report["skipped_lines"] = training.skipped.lines + test.skipped.lines
         # The figures first: a disk that is too full for the model must not cost them too.
         if settings.json is not None:
@@ -207,11 +142,79 @@ def train(settings: TrainSettings, progress: Console, results: Console) -> dict[
         lines = _lines(report)
         try:
             if settings.save is not None:
-                save_model(model, settings.save)
+                with progress.status("Saving ..."):
+                    save_model(model, settings.save)
                 lines["saved to"] = settings.save
+                _leave_note(settings, progress, may_go=True)
         finally:
             results.print(closing_table("Interrupted" if interrupts() else "Done", lines))
     return report
+
+
+def _samples(log: CriteoLog) -> int:
+    """Of a part of a log, as `CriteoLog.split` has counted them."""
+    assert log.stop is not None
+    return log.stop - log.start
+
+
+def _notices(
+    settings: TrainSettings, storage: Storage | None, training: int, testing: int
+) -> Iterator[str]:
+    """What is to be known before hours of training."""
+    if storage is not None and storage.reset and not settings.reset_ssd:
+        yield (
+            f"the rows that an earlier run left in --ssd {settings.ssd} were deleted: it had saved them, "
+            "or trained nothing."
+        )
+    if settings.test_fraction and not testing:
+        yield (
+            f"nothing will be tested: --test-fraction {settings.test_fraction:g} of "
+            f"{training:,} {'sample' if training == 1 else 'samples'} is none. Raise it, or give more "
+            "samples."
+        )
+
+
+def _refuse_to_train_what_cannot_be_saved(
+    settings: TrainSettings, storage: Storage, training: CriteoLog, progress: Console
+) -> None:
+    """Raises SettingsError where the copy of all rows that --save makes would not fit into memory.
+
+    Reads the log for that only where each of its ids having a row of its own would be too many.
+    """
+    with torch.device("meta"):  # shapes without memory
+        model = MODELS[settings.model](CATEGORIES, settings.dim, len(DENSE), seed=0)
+    tables = _embeddings_of(model).tables.values()
+    row_bytes = sum(t.dim * t.dtype.itemsize + 16 for t in tables) // len(CATEGORIES)
+    free = _core.available_memory() - parse_bytes(storage.host or 0)
+    if settings.on == "cpu":
+        free -= parse_bytes(storage.device or 0)
+    if _samples(training) * len(CATEGORIES) * row_bytes <= free:
+        return
+    with progress.status("Counting ids, as --save copies all rows to memory ..."):
+        rows = _distinct_ids(settings, training)
+    if rows * row_bytes > free:
+        raise SettingsError(
+            f"--save cannot save this model: it copies all rows to memory, about {rows:,} of "
+            f"{row_bytes:,} bytes, and beside --host {max(free, 0):,} bytes are free. Lower --dim or "
+            "--host, or leave --save out."
+        )
+
+
+def _distinct_ids(settings: TrainSettings, training: CriteoLog) -> int:
+    """About how many ids all columns have, by counting those of which a hash has ten zero bits."""
+    seen: list[set[int]] = [set() for _ in CATEGORIES]
+    log = CriteoLog(
+        settings.data,
+        _SAMPLES_AT_ONCE,
+        on_error=training.on_error,
+        rows=(training.start, training.stop),
+    )
+    for batch in log:
+        for ids, name in zip(seen, CATEGORIES, strict=True):
+            column = batch[name].numpy()
+            hashed = column.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+            ids.update(column[hashed >> np.uint64(54) == 0].tolist())
+    return sum(map(len, seen)) << 10
 
 
 @contextlib.contextmanager
@@ -236,21 +239,26 @@ def make_optimizer(name: str, model: nn.Module, lr: float) -> torch.optim.Optimi
     return made
 
 
-def note_hottest(model: nn.Module) -> None:
-    """Leaves the hottest ids beside the log; a disk too full for them costs nothing else."""
-    embeddings = model.embeddings
-    assert isinstance(embeddings, EmbeddingCollection)
+def _leave_note(settings: TrainSettings, progress: Console, *, may_go: bool) -> None:
+    """Leaves beside the log what `hotbed inspect` and the next run want to know."""
+    if settings.ssd is not None:
+        with _told_if_not_written(settings.ssd, progress):
+            write_note(settings.ssd, may_go=may_go)
+
+
+@contextlib.contextmanager
+def _told_if_not_written(ssd: str, progress: Console) -> Iterator[None]:
+    """A disk too full for a note costs nothing else."""
     try:
-        if embeddings.tiers is not None:
-            embeddings.tiers.note_hottest()
-    except StorageError as error:
-        warnings.warn(f"The hottest ids were not noted: {error}", stacklevel=2)
+        yield
+    except OSError as error:
+        notice(progress, f"what the rows in --ssd {ssd} are was not noted: {error}")
 
 
-def _tiers(model: nn.Module) -> dict[str, float]:
+def _embeddings_of(model: nn.Module) -> EmbeddingCollection:
     embeddings = model.embeddings
     assert isinstance(embeddings, EmbeddingCollection)
-    return embeddings.stats()
+    return embeddings
 
 
 def _report(
@@ -272,7 +280,7 @@ def _report(
         "seconds": result.seconds,
         "peak_rss_bytes": peak_rss_bytes(),
         "interrupted": interrupted,
-        "tiers": _tiers(model),
+        "tiers": _embeddings_of(model).stats(),
         "config": dataclasses.asdict(settings),
         "versions": versions(),
     }
@@ -282,12 +290,14 @@ def _lines(report: dict[str, Any]) -> dict[str, str]:
     config = report["config"]
     lines = {
         "model": f"{config['model']}, dim {config['dim']}, {config['optimizer']} {config['lr']:g}",
-        "rows trained on": f"{report['rows']:,}",
-        "rows a second": f"{report['samples_per_second']:,.0f}",
+        "samples trained on": f"{report['rows']:,}",
+        "samples a second": f"{report['samples_per_second']:,.0f}",
+        "samples tested on": "none",
     }
     if report["test_rows"]:
-        lines["rows tested on"] = f"{report['test_rows']:,} (the last by time)"
-        lines["test AUC"] = f"{report['auc']:.4f}"
+        lines["samples tested on"] = f"{report['test_rows']:,} (the last by time)"
+        one_label = math.isnan(report["auc"])
+        lines["test AUC"] = "none: all labels are alike" if one_label else f"{report['auc']:.4f}"
         lines["test log loss"] = f"{report['logloss']:.4f}"
     if report["skipped_lines"]:
         lines["malformed lines skipped"] = f"{report['skipped_lines']:,}"
@@ -303,8 +313,3 @@ def _lines(report: dict[str, Any]) -> dict[str, str]:
     if config["trace"]:
         lines["trace in"] = f"{config['trace']} (open it in ui.perfetto.dev)"
     return lines
-
-
-def _require(good: bool, name: str, value: object, wanted: str) -> None:
-    if not good:
-        raise SettingsError(f"--{name} is {value}; it must be {wanted}.")

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from hotbed.errors import HotbedError
-from hotbed.files import appearing, is_special, part_of
+from hotbed.files import appearing, is_special, new_beside
 
 
 class OutputError(HotbedError, OSError):
@@ -60,11 +60,8 @@ def check_writable_file(path: str) -> None:
         raise OutputError(f"Cannot write {path!r}: it is a folder.")
     if is_special(path):
         return
-    part = part_of(path)
     try:
-        with open(part, "w"):
-            pass
-        os.unlink(part)
+        os.unlink(new_beside(path))
     except OSError as error:
         raise OutputError(f"Cannot write {path!r}: {error.strerror}.") from None
 
@@ -78,11 +75,12 @@ def complete_file(path: str) -> Iterator[TextIO]:
     Raises:
         OutputError: it cannot be written.
     """
+    part = path
     try:
         with appearing(path) as part, open(part, "w", encoding="utf-8") as file:
             yield file
     except OSError as error:
-        if isinstance(error, BrokenPipeError) or error.filename not in (None, path, part_of(path)):
+        if isinstance(error, BrokenPipeError) or error.filename not in (None, path, part):
             raise
         raise OutputError(f"Cannot write {path!r}: {error.strerror}.") from None
 

@@ -1,182 +1,120 @@
 """A trained model as a folder: what it is as JSON, its numbers as safetensors. No pickle.
 
-::
-
-    model.json             format version, model name, arguments, tables
-    dense.safetensors      the dense layers' parameters and buffers
-    tables.safetensors     for each table its rows, their ids (dynamic tables) and its key
-
-The key gives ids that training never met the first values they would have had.
+`hotbed.train.saved_folder` lists the files. One has the parameters and buffers of the dense layers, the
+other of each table its rows, their ids (dynamic tables) and its key. The key gives ids that training
+never met the first values they would have had.
 """
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
-import json
-import os
-import shutil
+import inspect
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from hotbed import init
 from hotbed.collection import EmbeddingCollection
-from hotbed.errors import HotbedError
-from hotbed.files import part_of
+from hotbed.errors import OutOfMemory
 from hotbed.models import MODELS
 from hotbed.tables import Table
-from hotbed.train.report import OutputError
+from hotbed.train.saved_files import SavedModelError
+from hotbed.train.saved_folder import SavedFolder, read_folder, write_folder
 
-_FORMAT = 1
-_MANIFEST = "model.json"
-_FILES = ("dense.safetensors", "tables.safetensors")
-
-
-class SavedModelError(HotbedError, ValueError):
-    """A folder does not hold a model that can be loaded."""
-
-
-def check_writable_folder(path: str) -> None:
-    """Raise OutputError if a model cannot be saved at `path`, before anything is trained.
-
-    An existing folder must be empty or hold a saved model, which will be replaced.
-    """
-    if os.path.exists(path):
-        if not os.path.isdir(path):
-            raise OutputError(f"Cannot save to {path!r}: it is a file.")
-        if os.listdir(path) and not os.path.exists(os.path.join(path, _MANIFEST)):
-            raise OutputError(
-                f"Cannot save to {path!r}: the folder holds other files. Name a new folder."
-            )
-    part = part_of(path)
-    try:
-        shutil.rmtree(part, ignore_errors=True)  # what a process that was killed left
-        os.makedirs(part)
-        os.rmdir(part)
-    except OSError as error:
-        raise OutputError(f"Cannot save to {path!r}: {error.strerror}.") from None
+_OF_A_RUN = {"seed", "storage", "device"}
+"""Arguments of models that say how one is made, and not what it is."""
 
 
 def save_model(model: nn.Module, path: str) -> None:
     """Write `model`, one of `hotbed.models`, to the folder `path`, replacing one saved there.
 
-    The folder is complete when it appears under its name, and until then a model that was there
-    stays: whatever ends the process, one of the two can be loaded.
+    Whatever ends the process, the model that was there or the new one can be loaded. Files that are
+    not the model's stay.
 
     Raises:
+        SavedModelError: the model is none of `hotbed.models`.
         OutputError: it cannot be written; what was there is there.
     """
-    manifest = {
-        "format": _FORMAT,
-        "model": _name_of(model),
-        "arguments": _encoded(_config_of(model)),
-    }
-    tensors = dict(zip(_FILES, _halves(model), strict=True))
-    part = part_of(path)
-    shutil.rmtree(part, ignore_errors=True)
-    try:
-        os.makedirs(part)
-        manifest_path = os.path.join(part, _MANIFEST)
-        with open(manifest_path, "w", encoding="utf-8") as file:
-            json.dump(manifest, file, indent=2)
-            file.write("\n")
-        for name, values in tensors.items():
-            save_file(values, os.path.join(part, name))
-            # safetensors lets nobody but the owner read its files.
-            os.chmod(os.path.join(part, name), os.stat(manifest_path).st_mode)
-        for name in (*_FILES, _MANIFEST, "."):
-            _write_through(os.path.join(part, name))
-        _put_in_place(part, os.path.realpath(path))
-    except OSError as error:
-        raise OutputError(f"Cannot save to {path!r}: {error.strerror}.") from None
-    except SafetensorError as error:
-        raise OutputError(f"Cannot save to {path!r}: {_sentence(error)}.") from None
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
-
-
-def _write_through(path: str) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _put_in_place(part: str, path: str) -> None:
-    """Moves folder `part` to `path`; what was there, if anything, is at `part` or gone then."""
-    if not os.path.isdir(path):
-        os.rename(part, path)
-    elif not _exchange(part, path):
-        old = f"{path}.old"
-        shutil.rmtree(old, ignore_errors=True)
-        os.rename(path, old)
-        os.rename(part, path)
-        shutil.rmtree(old)
-
-
-def _exchange(one: str, other: str) -> bool:
-    """Swaps two paths at one stroke; False where the system or the file system cannot."""
-    try:
-        renameat2 = ctypes.CDLL(None).renameat2
-    except AttributeError:
-        return False
-    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
-    return bool(renameat2(here, os.fsencode(one), here, os.fsencode(other), exchange) == 0)
-
-
-def _sentence(error: BaseException) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
-    return f"{text[:300]} ..." if len(text) > 300 else text.rstrip(".")
+    manifest = {"model": _name_of(model), "arguments": _encoded(_config_of(model))}
+    write_folder(path, manifest, _parts_of(model))
 
 
 def load_model(path: str) -> nn.Module:
     """The model that `save_model` wrote, in evaluation mode.
 
     Raises:
-        SavedModelError: the folder is not there, is incomplete, damaged or of another version.
+        SavedModelError: the folder is not there, is incomplete, damaged or of another version; the
+            message names the file. No more memory was taken than its files have bytes.
     """
-    manifest_path = os.path.join(path, _MANIFEST)
-    if not os.path.isdir(path):
-        raise SavedModelError(f"There is no folder {path!r}. `hotbed train --save DIR` makes one.")
+    saved = read_folder(path)
+    at_fault = saved.manifest_path
     try:
-        with open(manifest_path, encoding="utf-8") as file:
-            manifest = json.load(file)
-        if not isinstance(manifest, dict) or not {"format", "model", "arguments"} <= set(manifest):
-            raise SavedModelError(f"{manifest_path} is not what `hotbed train --save` writes.")
-        version, name = manifest["format"], manifest["model"]
-        if version != _FORMAT:
-            raise SavedModelError(f"{manifest_path}: format {version}; this version reads 1.")
-        if name not in MODELS:
-            raise SavedModelError(f"{manifest_path}: the model {name!r} is unknown.")
-        model: nn.Module = MODELS[name](**_decoded(manifest["arguments"]))
-        state: dict[str, Tensor] = {}
-        for file_name in _FILES:
-            if not os.path.exists(os.path.join(path, file_name)):
-                raise SavedModelError(f"{path!r} is not a saved model: {file_name} is missing.")
-            state.update(load_file(os.path.join(path, file_name)))
-        model.load_state_dict(state)
-    except FileNotFoundError:
-        raise SavedModelError(f"{path!r} is not a saved model: {_MANIFEST} is missing.") from None
-    except (
-        KeyError,
-        TypeError,
-        ValueError,
-        AttributeError,
-        RuntimeError,
-        SafetensorError,
-    ) as error:
-        if isinstance(error, SavedModelError):
-            raise
-        raise SavedModelError(
-            f"{path!r} cannot be loaded: {_sentence(error)}. Save it again."
-        ) from error
+        kind, arguments = _described_by(saved)
+        _check_sizes(kind, arguments, saved)
+        model: nn.Module = kind(**arguments)
+        at_fault = saved.paths["tables"]
+        model.load_state_dict({**saved.parts["dense"], **saved.parts["tables"]})
+    except (SavedModelError, OutOfMemory):
+        raise
+    except Exception as error:  # whatever a manifest can make a model raise
+        raise SavedModelError(f"{at_fault} cannot be loaded: {_sentence(error)}.") from error
     model.eval()
     return model
+
+
+def _described_by(saved: SavedFolder) -> tuple[Any, dict[str, Any]]:
+    """(class, its arguments)"""
+    path, manifest = saved.manifest_path, saved.manifest
+    match manifest:
+        case {"model": str(name), "arguments": dict(arguments)}:
+            pass
+        case _:
+            raise SavedModelError(f"{path} is not what `hotbed train --save` writes.")
+    if name not in MODELS:
+        raise SavedModelError(f"{path}: the model {name!r} is unknown.")
+    known = set(inspect.signature(MODELS[name]).parameters) - _OF_A_RUN
+    for argument in set(arguments) - known:
+        raise SavedModelError(f"{path}: the argument {argument!r} is unknown.")
+    return MODELS[name], _decoded(arguments)
+
+
+def _check_sizes(kind: Any, arguments: Mapping[str, Any], saved: SavedFolder) -> None:
+    """Raises SavedModelError where the model would not be the size of its files."""
+    path = saved.manifest_path
+    tables = arguments.get("tables")
+    if not isinstance(tables, list) or not all(isinstance(table, Table) for table in tables):
+        raise SavedModelError(f"{path}: the argument 'tables' is no list of tables.")
+    static = sum((t.rows or 0) * t.dim * t.dtype.itemsize for t in tables)
+    held = sum(tensor.nbytes for tensor in saved.parts["tables"].values())
+    if static > held:
+        raise SavedModelError(
+            f"{path}: its tables have {static:,} bytes, and {saved.paths['tables']} {held:,}."
+        )
+    with torch.device("meta"):  # shapes without memory
+        empty = [Table(table.name, table.dim) for table in tables]
+        model = kind(**{**arguments, "tables": empty}, seed=0)
+    wanted = _shapes(_parts_of(model)["dense"])
+    found = _shapes(saved.parts["dense"])
+    for name in sorted({*wanted, *found}):
+        if wanted.get(name) != found.get(name):
+            raise SavedModelError(
+                f"{saved.paths['dense']}: the tensor {name!r} is {found.get(name, 'missing')}, and "
+                f"in the model of {path} {wanted.get(name, 'there is none')}."
+            )
+
+
+def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    return {
+        name: f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
+        for name, tensor in tensors.items()
+    }
+
+
+def _sentence(error: BaseException) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return f"{text[:300]} ..." if len(text) > 300 else text.rstrip(".")
 
 
 def stored_rows(model: nn.Module) -> int:
@@ -199,15 +137,15 @@ def _config_of(model: nn.Module) -> dict[str, Any]:
     return dict(config)
 
 
-def _halves(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """(dense, tables): the two parts of the state_dict."""
+def _parts_of(model: nn.Module) -> dict[str, dict[str, Tensor]]:
+    """The state_dict in two: part → tensors."""
     owners = [name for name, m in model.named_modules() if isinstance(m, EmbeddingCollection)]
     dense: dict[str, Tensor] = {}
     tables: dict[str, Tensor] = {}
     for name, value in model.state_dict().items():
         of_table = any(name.startswith(f"{owner}.") for owner in owners)
-        (tables if of_table else dense)[name] = value.contiguous()
-    return dense, tables
+        (tables if of_table else dense)[name] = value
+    return {"dense": dense, "tables": tables}
 
 
 def _encoded(value: Any) -> Any:

@@ -1,0 +1,95 @@
+"""What `hotbed train` notes beside the rows of a run: how the log wrote its ids, and whether something is
+lost with the rows.
+
+A note is about the very logs that it names, by their manifests' checksums. Rows that any other run
+writes there have another log, so they never pass for what was noted.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hotbed import _core
+from hotbed.train.saved_files import SavedModelError, read_json_sealed, write_json_sealed
+
+__all__ = [
+    "forget_note",
+    "holds_file",
+    "ids_are_hexadecimal",
+    "is_of_a_run",
+    "rows_may_go",
+    "write_note",
+]
+
+_NAME = "hotbed-run.json"
+
+
+def is_of_a_run(name: str) -> bool:
+    """Whether a file of this name, relative to the folder of --ssd, is of a run's."""
+    first = Path(name).parts[:1]
+    own = rf"rows-\d+|in-use|hottest\.json|{re.escape(_NAME)}"
+    return bool(first) and re.fullmatch(own, first[0]) is not None
+
+
+def holds_file(folder: str, name: str) -> bool:
+    """Whether a file of this name, relative to `folder`, is of a run that has left rows there."""
+    return is_of_a_run(name) and any(_logs_in(folder).values())
+
+
+def write_note(folder: str, *, may_go: bool) -> None:
+    """Notes, in place of what was noted, that the logs here have ids of click logs.
+
+    Args:
+        may_go: nothing is lost with the rows: they are saved elsewhere, or no step was taken.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    forget_note(folder)
+    note = {"logs": _logs_in(folder), "ids": "hexadecimal", "may_go": may_go}
+    write_json_sealed(os.path.join(folder, _NAME), note)
+
+
+def forget_note(folder: str) -> None:
+    """What was noted is gone."""
+    if _noted(folder) is not None:
+        os.unlink(os.path.join(folder, _NAME))
+
+
+def rows_may_go(folder: str) -> bool:
+    """Whether a run has noted that nothing is lost with the rows here."""
+    return (_of_these_logs(folder) or {}).get("may_go") is True
+
+
+def ids_are_hexadecimal(folder: str) -> bool:
+    """Whether the ids here are those of click logs, which have 8 hexadecimal digits."""
+    return (_of_these_logs(folder) or {}).get("ids") == "hexadecimal"
+
+
+def _of_these_logs(folder: str) -> dict[str, Any] | None:
+    note = _noted(folder)
+    logs = _logs_in(folder)
+    return note if note is not None and logs and note.get("logs") == logs else None
+
+
+def _noted(folder: str) -> dict[str, Any] | None:
+    try:
+        note, sealed = read_json_sealed(os.path.join(folder, _NAME))
+    except (SavedModelError, OSError):
+        return None
+    return note if sealed and isinstance(note, dict) else None
+
+
+def _logs_in(folder: str) -> dict[str, int]:
+    """Name → checksum of the manifest, which has the log's own number; 0 where there is none."""
+    found = {}
+    for log in Path(folder).glob("rows-*"):
+        manifest = log / "manifest"
+        there = np.fromfile(manifest, np.uint8) if manifest.is_file() else np.empty(0, np.uint8)
+        found[log.name] = _core.crc32c(there)
+    return found

@@ -1,0 +1,137 @@
+"""The settings of `hotbed train`, checked before anything is read."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from hotbed.errors import HotbedError, StorageError
+from hotbed.models import MODELS
+from hotbed.storage import Storage, parse_bytes
+from hotbed.train.paths import Folder, Named, refuse_clashes
+from hotbed.train.run_note import is_of_a_run, rows_may_go
+from hotbed.train.saved_folder import is_own_file
+
+# Command-line name -> (hotbed.optim class, torch.optim class for dense parameters where torch
+# lacks the rule itself).
+OPTIMIZERS: dict[str, tuple[str, str | None]] = {
+    "sgd": ("SGD", None),
+    "adagrad": ("Adagrad", None),
+    "rowwise-adagrad": ("RowwiseAdagrad", "Adagrad"),
+    "adam": ("Adam", None),
+    "adamw": ("AdamW", None),
+    "rowwise-adam": ("RowwiseAdam", "Adam"),
+    "adamax": ("Adamax", None),
+    "adadelta": ("Adadelta", None),
+    "rmsprop": ("RMSprop", None),
+    "ftrl": ("FTRL", "Adagrad"),
+}
+
+
+class SettingsError(HotbedError, ValueError):
+    """A setting of a run that cannot be honoured; the message names it as the user wrote it."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TrainSettings:
+    """The options of `hotbed train`, which explains them; a TOML file has the same names."""
+
+    data: tuple[str, ...]
+    model: str = "dlrm"
+    dim: int = 16
+    optimizer: str = "adam"
+    lr: float = 1e-3
+    batch_size: int = 512
+    epochs: int = 1
+    test_fraction: float = 0.1
+    shuffle: int = 0
+    on_error: str = "raise"
+    seed: int = 0
+    json: str | None = None
+    save: str | None = None
+    on: str = "cpu"
+    device: str | None = None
+    host: str | None = None
+    ssd: str | None = None
+    reset_ssd: bool = False
+    depth: int = 2
+    horizon: int = 32
+    trace: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.data:
+            raise SettingsError("Name at least one click log: --data PATH.")
+        _require(self.model in MODELS, "model", self.model, f"one of {', '.join(MODELS)}")
+        _require(
+            self.optimizer in OPTIMIZERS,
+            "optimizer",
+            self.optimizer,
+            f"one of {', '.join(OPTIMIZERS)}",
+        )
+        _require(self.on_error in ("raise", "skip"), "on-error", self.on_error, "raise or skip")
+        _require(self.dim > 0, "dim", self.dim, "positive")
+        _require(0 < self.lr < float("inf"), "lr", self.lr, "positive")
+        _require(self.batch_size > 0, "batch-size", self.batch_size, "positive")
+        _require(self.epochs > 0, "epochs", self.epochs, "positive")
+        _require(0 <= self.test_fraction < 1, "test-fraction", self.test_fraction, "in [0, 1)")
+        _require(self.shuffle >= 0, "shuffle", self.shuffle, "0 or a number of samples")
+        _require(self.depth >= 0, "depth", self.depth, "0 or a number of batches")
+        _require(self.horizon >= 0, "horizon", self.horizon, "0 or a number of batches")
+        _require(self.on.partition(":")[0] in ("cpu", "cuda"), "on", self.on, "cpu, cuda or cuda:N")
+        if self.on != "cpu":
+            self._check_device()
+        _require(0 <= self.seed < 2**63, "seed", self.seed, "in [0, 2**63)")
+        for name in ("device", "host"):
+            size = getattr(self, name)
+            try:
+                parse_bytes(0 if size is None else size)
+            except StorageError:
+                _require(False, name, size, "a size such as 8GB or 512MiB, or a number of bytes")
+        for name in ("data", "json", "save", "ssd", "trace"):
+            value = getattr(self, name) or ""
+            _require("\0" not in "".join(value), name, repr(value), "a path, without a zero byte")
+
+    def _check_device(self) -> None:
+        if not torch.cuda.is_available():
+            raise SettingsError(
+                f"--on is {self.on}, and torch {torch.__version__} sees no CUDA device. Install a CUDA "
+                "build of torch, or leave --on out."
+            )
+        if self.device is None or self.host is None:
+            raise SettingsError(
+                f"--on {self.on} needs --device and --host: the tables grow with the ids of the log, so "
+                "say how much of the GPU's memory they may take, and how much RAM below it."
+            )
+
+    def check_paths(self, config: str | None = None) -> None:
+        """Refuse paths of which one would be lost to another, before any is opened for writing.
+
+        Raises:
+            OutputError: two options name one file, or one names a file of --save or --ssd.
+        """
+        reads = [Named("--data", path) for path in self.data]
+        reads += [] if config is None else [Named("--config", config)]
+        writes = [
+            Named(f"--{name}", path)
+            for name in ("json", "trace")
+            if (path := getattr(self, name)) is not None
+        ]
+        folders = [
+            Folder(Named(f"--{name}", path), owns)
+            for name, owns in (("save", is_own_file), ("ssd", is_of_a_run))
+            if (path := getattr(self, name)) is not None
+        ]
+        refuse_clashes(reads, writes, folders)
+
+    def storage(self) -> Storage | None:
+        """The tiers that were asked for, if any. Rows with which nothing is lost need not stay."""
+        if self.device is None and self.host is None and self.ssd is None:
+            return None
+        reset = self.reset_ssd or (self.ssd is not None and rows_may_go(self.ssd))
+        return Storage(device=self.device, host=self.host, ssd=self.ssd, reset=reset)
+
+
+def _require(good: bool, name: str, value: object, wanted: str) -> None:
+    if not good:
+        raise SettingsError(f"--{name} is {value}; it must be {wanted}.")

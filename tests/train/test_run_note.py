@@ -1,0 +1,68 @@
+"""What is noted beside the rows of a run, and when it counts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hotbed.train.run_note import forget_note, ids_are_hexadecimal, rows_may_go, write_note
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "rows-1").mkdir()
+    (tmp_path / "rows-1" / "manifest").write_bytes(b"a log")
+    return tmp_path
+
+
+@pytest.mark.parametrize("may_go", [False, True])
+def test_what_is_noted_is_known_until_it_is_forgotten(folder: Path, may_go: bool) -> None:
+    assert not rows_may_go(str(folder)) and not ids_are_hexadecimal(str(folder))
+    for earlier in (False, True):
+        write_note(str(folder), may_go=earlier)
+    write_note(str(folder), may_go=may_go)
+    assert rows_may_go(str(folder)) == may_go and ids_are_hexadecimal(str(folder))
+    forget_note(str(folder))
+    assert not rows_may_go(str(folder)) and not ids_are_hexadecimal(str(folder))
+    forget_note(str(folder))
+
+
+def other_manifest(folder: Path) -> None:
+    (folder / "rows-1" / "manifest").write_bytes(b"another log")
+
+
+def no_manifest(folder: Path) -> None:
+    (folder / "rows-1" / "manifest").unlink()
+
+
+def one_more(folder: Path) -> None:
+    (folder / "rows-2").mkdir()
+    (folder / "rows-2" / "manifest").write_bytes(b"a log")
+
+
+def no_log(folder: Path) -> None:
+    no_manifest(folder)
+    (folder / "rows-1").rmdir()
+
+
+def edited(folder: Path) -> None:
+    note = folder / "hotbed-run.json"
+    note.write_text(note.read_text().replace("a", "b", 1))
+
+
+@pytest.mark.parametrize("change", [other_manifest, no_manifest, one_more, no_log, edited])
+def test_a_note_is_of_the_logs_that_it_names(folder: Path, change: object) -> None:
+    write_note(str(folder), may_go=True)
+    assert callable(change)
+    change(folder)
+    assert not rows_may_go(str(folder)) and not ids_are_hexadecimal(str(folder))
+
+
+def test_a_file_of_the_user_is_no_note_and_stays(folder: Path) -> None:
+    (folder / "hotbed-run.json").write_text("mine")
+    assert not rows_may_go(str(folder))
+    forget_note(str(folder))
+    with pytest.raises(FileExistsError):
+        write_note(str(folder), may_go=True)
+    assert (folder / "hotbed-run.json").read_text() == "mine"

@@ -1,0 +1,189 @@
+"""Files of a saved model: what is written is read, and what is not what was written is told."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors import SafetensorError
+from safetensors.torch import load, load_file
+from saved_models import crc32c
+
+from hotbed import _core
+from hotbed.train import saved_files
+from hotbed.train.saved_files import (
+    SavedModelError,
+    read_json_sealed,
+    read_tensors,
+    write_json_sealed,
+    write_tensors,
+)
+
+TENSORS = {
+    "a": torch.arange(5, dtype=torch.uint8),
+    "b/ä": torch.randn(3, 4),
+    "scalar": torch.tensor(-7),
+    "empty": torch.empty(0, 4_000_000),
+    "half": torch.randn(2, 3).half(),
+    "bfloat": torch.randn(7).bfloat16(),
+    "double": torch.randn(2, 2, dtype=torch.float64),
+    "bool": torch.tensor([True, False, True]),
+    "int": torch.tensor([1, -2], dtype=torch.int32),
+    "transposed": torch.randn(3, 5).t(),
+}
+
+
+def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
+    return left.keys() == right.keys() and all(
+        left[name].dtype == right[name].dtype and torch.equal(left[name], right[name])
+        for name in left
+    )
+
+
+@given(data=st.binary(max_size=300), cut=st.integers(0, 300))
+def test_checksums_are_those_of_the_standard(data: bytes, cut: int) -> None:
+    assert _core.crc32c(np.frombuffer(bytearray(data), np.uint8)) == crc32c(data)
+    first, second = (np.array(bytearray(part), np.uint8) for part in (data[:cut], data[cut:]))
+    assert _core.crc32c(second, _core.crc32c(first)) == crc32c(data)
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 64, 1 << 20])
+def test_what_is_written_is_read_here_and_by_safetensors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int
+) -> None:
+    monkeypatch.setattr(saved_files, "CHUNK_BYTES", chunk)
+    path = tmp_path / "x"
+    written = write_tensors(str(path), TENSORS)
+    data = path.read_bytes()
+    assert written["bytes"] == len(data)
+    pieces = [data[at : at + chunk] for at in range(0, len(data), chunk)]
+    assert written["crc32c"] == [f"{crc32c(piece):08x}" for piece in pieces]
+    assert same(read_tensors(str(path), written), TENSORS)
+    assert same(load_file(path), TENSORS)
+    assert path.stat().st_mode & 0o777 == 0o666 & ~_umask()
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def test_nothing_is_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "x").write_text("mine")
+    with pytest.raises(FileExistsError):
+        write_tensors(str(tmp_path / "x"), TENSORS)
+    with pytest.raises(FileExistsError):
+        write_json_sealed(str(tmp_path / "x"), {})
+    assert (tmp_path / "x").read_text() == "mine"
+
+
+def test_every_flipped_bit_of_a_manifest_shows(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    contents = {"format": 2, "list": [1, "ä"]}
+    write_json_sealed(str(path), contents)
+    whole = path.read_bytes()
+    assert json.loads(whole) == {**contents, "crc32c": json.loads(whole)["crc32c"]}
+    assert read_json_sealed(str(path)) == (json.loads(whole), True)
+    for bit in range(8 * len(whole)):
+        damaged = bytearray(whole)
+        damaged[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(damaged)
+        assert not read_json_sealed(str(path))[1]
+    for end in range(len(whole)):
+        path.write_bytes(whole[:end])
+        assert not read_json_sealed(str(path))[1]
+    path.write_bytes(whole + b"\n")
+    assert not read_json_sealed(str(path))[1]
+
+
+def file_of(header: Any, data: bytes = b"", claimed: int | None = None) -> bytes:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(text) if claimed is None else claimed) + text + data
+
+
+def entry(dtype: Any = "F32", shape: Any = (1,), offsets: Any = (0, 4)) -> dict[str, Any]:
+    return {"x": {"dtype": dtype, "shape": shape, "data_offsets": offsets}}
+
+
+HOSTILE = {
+    "nothing": b"",
+    "half a length": b"\0\0\0",
+    "a header of 100 GB": file_of({}, claimed=100 * 10**9),
+    "a header of 2**64 - 1 bytes": file_of({}, claimed=2**64 - 1),
+    "a header cut short": file_of(entry(), claimed=3),
+    "a header that is no JSON": file_of(b"{{}}"),
+    "a header that is no text": file_of(b"\xff\xfe"),
+    "a header that is a list": file_of([]),
+    "a deep header": file_of(b"[" * 100_000),
+    "an entry that is none": file_of({"x": 1}),
+    "an entry without a shape": file_of({"x": {"dtype": "F32", "data_offsets": [0, 0]}}),
+    "an unknown dtype": file_of(entry("F31"), bytes(4)),
+    "a dtype that is a list": file_of(entry(["F32"]), bytes(4)),
+    "bytes that are not there": file_of(entry(shape=[10**6], offsets=[0, 4 * 10**6]), bytes(4)),
+    "100 GB of shape": file_of(entry(shape=[25 * 10**9]), bytes(4)),
+    "fewer bytes than the shape": file_of(entry(shape=[2]), bytes(8)),
+    "a shape beyond 64 bits": file_of(entry(shape=[2**40, 2**40]), bytes(4)),
+    "nothing of a shape beyond 64 bits": file_of(entry(shape=[0, 2**40, 2**40], offsets=[0, 0])),
+    "a negative shape": file_of(entry(shape=[-1, -1]), bytes(4)),
+    "a shape of text": file_of(entry(shape=["1"]), bytes(4)),
+    "a shape of fractions": file_of(entry(shape=[1.0]), bytes(4)),
+    "10,000 dimensions": file_of(entry(shape=[1] * 10_000), bytes(4)),
+    "offsets that go back": file_of(entry(offsets=[4, 0]), bytes(4)),
+    "negative offsets": file_of(entry(offsets=[-4, 0]), bytes(4)),
+    "three offsets": file_of(entry(offsets=[0, 2, 4]), bytes(4)),
+    "offsets in fractions": file_of(entry(offsets=[0, 4.0]), bytes(4)),
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_a_hostile_file_is_an_error_that_names_it(tmp_path: Path, what: str) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(HOSTILE[what])
+    expected = {"bytes": len(HOSTILE[what]), "crc32c": [f"{crc32c(HOSTILE[what]):08x}"]}
+    with pytest.raises(SavedModelError, match=rf"{path}( is no safetensors file|: the tensor 'x')"):
+        read_tensors(str(path), expected)
+
+
+@given(st.data())
+def test_a_header_that_is_read_is_read_alike_by_safetensors(data: Any) -> None:
+    """Whatever its numbers are, a header is refused or means what it means to the inventors."""
+    shape = data.draw(st.lists(st.integers(0, 4), max_size=3))
+    offsets = [data.draw(st.integers(0, 40)) for _ in range(2)]
+    kind = data.draw(st.sampled_from(["F32", "F64", "U8", "I64", "BF16", "BOOL"]))
+    whole = file_of(entry(kind, shape, offsets), bytes(data.draw(st.integers(0, 40))))
+    contents = np.frombuffer(bytearray(whole), np.uint8)
+    try:
+        ours = saved_files._tensors_in("x", contents)
+    except SavedModelError:
+        ours = None
+    try:
+        theirs = load(whole)
+    except SafetensorError:
+        theirs = None
+    # They also refuse bytes that belong to no tensor, which do no harm.
+    assert theirs is None or (ours is not None and same(ours, theirs))
+
+
+@pytest.mark.parametrize(
+    "expected",
+    [None, {}, {"bytes": 8}, {"bytes": "8", "crc32c": []}, {"bytes": 8, "crc32c": {}}],
+)
+def test_what_to_expect_must_be_known(tmp_path: Path, expected: Any) -> None:
+    with pytest.raises(SavedModelError, match="no size and checksums in the manifest"):
+        read_tensors(str(tmp_path / "x"), expected)
+
+
+def test_the_number_of_checksums_must_be_right(tmp_path: Path) -> None:
+    written = write_tensors(str(tmp_path / "x"), TENSORS)
+    for sums in ([], written["crc32c"] * 2, [None], [int(written["crc32c"][0], 16)]):
+        with pytest.raises(SavedModelError, match="x (has . checksums|is damaged)"):
+            read_tensors(str(tmp_path / "x"), {**written, "crc32c": sums})
