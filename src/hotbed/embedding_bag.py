@@ -110,7 +110,13 @@ class EmbeddingBag(OneTable):
 
     @outside_graphs
     def forward(self, input: Any, offsets: Any = None, per_sample_weights: Any = None) -> Tensor:
-        return self._vectors(self._bags(input, offsets, per_sample_weights))
+        bags = self._bags(input, offsets, per_sample_weights)
+        try:
+            return self._vectors(bags)
+        except InputError:  # nothing has changed
+            if offsets is None or not self.include_last_offset or not _ends_early(bags):
+                raise
+        return self._vectors(bags._replace(offsets=self._up_to_the_end(bags)))
 
     def _bags(self, input: Any, offsets: Any, weights: Any) -> Bags:
         compute = self._live.spec.compute_dtype
@@ -154,12 +160,10 @@ class EmbeddingBag(OneTable):
             offsets = torch.nn.functional.pad(offsets, (0, 1), value=len(input))
         elif len(offsets) == 0:
             raise InputError("include_last_offset=True needs at least one offset.")
-        elif offsets.device.type == "cpu" and offsets[-1] < len(input):
-            offsets = self._up_to_the_end(offsets, len(input))
         jagged = Jagged(input, offsets, weights=weights)
         return read_bags("input", jagged, compute, self.mode, self._live.device)
 
-    def _up_to_the_end(self, offsets: Tensor, count: int) -> Tensor:
+    def _up_to_the_end(self, bags: Bags) -> Tensor:
         """Offsets whose last bag takes the ids behind the last offset, where torch's layer has it so on
         every device. (Sums and means in float32 and 16 bits it computes on the CPU by code of their
         own, which leaves those ids out of the sum, and counts them in the mean.)
@@ -167,7 +171,8 @@ class EmbeddingBag(OneTable):
         Raises:
             InputError: torch has it in two ways, or there is no last bag.
         """
-        spec = self._live.spec
+        spec, offsets, count = self._live.spec, bags.offsets, len(bags.ids)
+        assert offsets is not None
         own = self.mode != "max" and spec.dtype != torch.float64 and spec.padding_idx is None
         if own or len(offsets) == 1:
             raise InputError(
@@ -181,3 +186,10 @@ class EmbeddingBag(OneTable):
     def extra_repr(self) -> str:
         padding = f", padding_idx={self.padding_idx}" if self.padding_idx is not None else ""
         return f"{self.num_embeddings}, {self.embedding_dim}, mode={self.mode!r}{padding}"
+
+
+def _ends_early(bags: Bags) -> bool:
+    offsets = bags.offsets
+    return (
+        offsets is not None and offsets.device.type == "cpu" and bool(offsets[-1] < len(bags.ids))
+    )
