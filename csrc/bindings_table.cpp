@@ -4,6 +4,7 @@
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
+#include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
 #include "batch.hpp"
@@ -195,6 +196,29 @@ void bind_table(nb::module_& module) {
         nb::gil_scoped_release unlocked;
         return t.find_or_insert(pointer<int64_t>(ids), n, pointer<int64_t>(slots));
       });
+
+  nb::class_<Hold>(
+      module, "Hold",
+      "A `with` statement's hold on the rows of tables: with others that read them, or "
+      "alone.")
+      .def(nb::init<std::vector<std::shared_ptr<Table>>, bool>(), "tables"_a, "alone"_a)
+      .def_static("of_forward", &Hold::of_forward, "tables"_a, "training"_a,
+                  "Alone where a forward may write.")
+      .def(
+          "__enter__",
+          [](nb::object self) {
+            Hold& hold = nb::cast<Hold&>(self);
+            if (!hold.try_take()) {
+              nb::gil_scoped_release unlocked;
+              hold.take();
+            }
+            return self;
+          },
+          nb::sig("def __enter__(self) -> Hold"))
+      .def(
+          "__exit__", [](Hold& hold, nb::args) { hold.release(); },
+          nb::sig("def __exit__(self, *args: object) -> None"))
+      .def("share", &Hold::share, "Lets others read what was written; nobody writes any more.");
 
   // Tensors that alias planes: valid until the table grows.
   module.def("weights", [](const std::shared_ptr<Table>& t) {

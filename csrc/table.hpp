@@ -11,6 +11,7 @@
 #include "key_index.hpp"
 #include "memory.hpp"
 #include "memory_budget.hpp"
+#include "row_lock.hpp"
 
 namespace hotbed {
 
@@ -84,7 +85,8 @@ class CatchUp {
   virtual void read(const Table& table, const int64_t* ids, int64_t n, void* rows) const = 0;
 };
 
-// Threading: reading (find, read) is safe among readers; everything else wants the table alone.
+// Threading: reading (find, read) is safe among readers; everything else wants the table alone. Who
+// calls takes a Hold.
 class Table {
  public:
   // rows < 0 makes the table dynamic. A static table gets all its rows and their first values now.
@@ -192,6 +194,8 @@ class Table {
 
   // Set by an optimizer with untouched="exact"; nullptr otherwise.
   std::shared_ptr<CatchUp> catch_up;
+
+  RowLock lock;
 
   // Which optimizer rule the states belong to; a rule whose number differs has lost the table.
   uint64_t rule_token = 0;

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from hotbed.errors import InputError, StorageError, TableError
 from hotbed.handles import LiveTable, derive_key
+from hotbed.holds import together
 from hotbed.inputs import Bags, read_bags, split_keyed
 from hotbed.jagged import Jagged
 from hotbed.placement import named_device
@@ -334,8 +335,10 @@ class EmbeddingCollection(TableOwner):
         """
         table = self.table(name)
         table.refuse_copy_beyond_memory("rows")
-        ids = table.ids().sort().values if table.spec.rows is None else table.ids()
-        return Rows(ids, table.lookup(ids))
+        table.ready()
+        with together([table]):
+            ids = table.ids().sort().values if table.spec.rows is None else table.ids()
+            return Rows(ids, table.lookup(ids))
 
     def count(self, name: str | None = None) -> int:
         """Rows that a table holds, or all tables together."""

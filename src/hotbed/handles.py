@@ -23,6 +23,7 @@ from hotbed import _core
 from hotbed.arrays import id_tensor, real_tensor
 from hotbed.errors import HotbedError, IdError, InputError, TableError
 from hotbed.gradients import plain_access
+from hotbed.holds import alone, together
 from hotbed.init import table_key
 from hotbed.parameters import Handle
 from hotbed.placement import Placed
@@ -115,6 +116,7 @@ class LiveTable(Placed):
         self.device_rows: Any = None
         if there:
             self.device_rows = self._rows_on(device)
+        self.place = self._place()
         self._data = self._handle_data()
         self.address, self.shape = self._data.data_ptr(), self._data.shape
         self.generation = 0
@@ -183,6 +185,11 @@ class LiveTable(Placed):
             )
         self.assign(self.ids(), data)
 
+    def ready(self) -> None:
+        """What may change rows before somebody reads them; see `check_handle` and `settle`."""
+        self.check_handle()
+        self.settle()
+
     def settle(self) -> None:
         """Gives the table its place in the tiers, where it has none yet."""
         if self.tiers is not None:
@@ -209,7 +216,8 @@ class LiveTable(Placed):
         """(n,) int64, rising: ids whose rows are stored. A tiered static table stores those that a
         batch or an assignment has touched; the others are their first values."""
         self.settle()
-        return self.core.stored_ids()
+        with together([self]):
+            return self.core.stored_ids()
 
     @property
     def follows(self) -> bool:
@@ -222,30 +230,33 @@ class LiveTable(Placed):
 
     def bring_up_to_date(self) -> None:
         """Writes what the rows of a static table missed while no batch touched them."""
-        if self.follows:
+        if not self.follows:
+            return
+        with alone([self]):
             for begin in range(0, len(self), _ROWS_AT_ONCE):
                 slots = torch.arange(begin, min(begin + _ROWS_AT_ONCE, len(self)), device="cpu")
                 self.rule.catch_up(slots.data_ptr(), len(slots))
 
     def current_weights(self) -> Tensor:
         """(rows, dim) weights by slot: the plane, or a copy where rows may be behind."""
-        self.check_handle()
-        if self.follows or self.tiers is not None:
-            return self.lookup(self.ids())
-        self.wait_for_device()
-        return self.weights()
+        self.ready()
+        with together([self]):
+            if self.follows or self.tiers is not None:
+                return self.lookup(self.ids())
+            self.wait_for_device()
+            return self.weights()
 
     def lookup(self, ids: Tensor) -> Tensor:
         """(n, dim) rows of the ids as they are; an id without a row reads its first value."""
-        self.check_handle()
-        self.settle()
+        self.ready()
         wanted = ids.device if isinstance(ids, Tensor) else _CPU
         ids = self._check_ids(ids)
-        self.wait_for_device()
-        if self.device_rows is not None and self.tiers is None:
-            return self.device_rows.read(ids).to(wanted)  # type: ignore[no-any-return]
-        rows: Tensor = _core.lookup(self.core, ids.data_ptr(), len(ids))
-        return rows if self.device_rows is None else rows.to(wanted)
+        with together([self]):
+            self.wait_for_device()
+            if self.device_rows is not None and self.tiers is None:
+                return self.device_rows.read(ids).to(wanted)  # type: ignore[no-any-return]
+            rows: Tensor = _core.lookup(self.core, ids.data_ptr(), len(ids))
+            return rows if self.device_rows is None else rows.to(wanted)
 
     def assign(self, ids: Tensor, values: Tensor) -> None:
         """Writes rows; ids of a dynamic table that have none get one. Of duplicates the last wins.
@@ -253,8 +264,7 @@ class LiveTable(Placed):
         Raises:
             IdError, InputError, TableError, OutOfMemory: with the table as it was.
         """
-        self.check_handle()
-        self.settle()
+        self.ready()
         ids = self._check_ids(ids)
         values = real_tensor(f"Table {self.name!r}", "rows", values).detach()
         if values.shape != (len(ids), self.spec.dim):
@@ -262,12 +272,13 @@ class LiveTable(Placed):
                 f"Table {self.name!r}: {len(ids)} ids need values of shape "
                 f"({len(ids)}, {self.spec.dim}), got {tuple(values.shape)}."
             )
-        self.wait_for_device()
-        if self.device_rows is not None and self.tiers is None:
-            self.device_rows.write(ids, values.to(self.spec.dtype))
-            return
-        values = values.to(dtype=self.spec.dtype, device="cpu").contiguous()
-        _core.assign(self.core, ids.data_ptr(), len(ids), values.data_ptr())
+        with alone([self]):
+            self.wait_for_device()
+            if self.device_rows is not None and self.tiers is None:
+                self.device_rows.write(ids, values.to(self.spec.dtype))
+                return
+            values = values.to(dtype=self.spec.dtype, device="cpu").contiguous()
+            _core.assign(self.core, ids.data_ptr(), len(ids), values.data_ptr())
 
     def _check_ids(self, given: Any) -> Tensor:
         ids = id_tensor(f"Table {self.name!r}", given)
@@ -297,6 +308,10 @@ class LiveTable(Placed):
         """Every row is its first value again; a dynamic table is empty. If slots get other ids with
         it, the gradient goes too."""
         self.settle()
+        with alone([self]):
+            self._forget_rows()
+
+    def _forget_rows(self) -> None:
         if self.spec.rows is None:
             self.generation += 1
             self.drop_gradient()
@@ -314,10 +329,11 @@ class LiveTable(Placed):
 
     def set_key(self, key: int) -> None:
         """Rows that are stored stay as they are."""
-        if self.tiers is not None:
-            self.tiers.close_window()  # it draws first values
-        self.key = key
-        self.core.set_key(key)
+        with alone([self]):
+            if self.tiers is not None:
+                self.tiers.close_window()  # it draws first values
+            self.key = key
+            self.core.set_key(key)
 
     def refuse_copy_beyond_memory(self, purpose: str) -> None:
         """Raises TableError where a copy of all rows and ids does not fit in memory."""
@@ -340,16 +356,19 @@ class LiveTable(Placed):
         """A second table with the same rows and key, without optimizer or gradient."""
         self._refuse_copy_of_tiers()
         self.refuse_copy_beyond_memory("deepcopy")
-        state = (self.ids(), self.current_weights().cpu()) if len(self) else None
+        self.ready()
         budget = copy.deepcopy(self.budget, memo)
-        return _restore(
-            self.spec, self.key, self.parameter.requires_grad, state, self._away, budget
-        )
+        requires_grad = self.parameter.requires_grad
+        with together([self]):
+            state = (self.ids(), self.current_weights().cpu()) if len(self) else None
+            return _restore(self.spec, self.key, requires_grad, state, self._away, budget)
 
     def __reduce__(self) -> Any:
         self._refuse_copy_of_tiers()
         self.refuse_copy_beyond_memory("pickle")
-        state: Any = (self.ids(), self.current_weights().cpu()) if len(self) else None
+        self.ready()
+        with together([self]):
+            state: Any = (self.ids(), self.current_weights().cpu()) if len(self) else None
         if state is not None and get_spawning_popen() is not None:
             # A process that is being spawned would be sent tensors by the numbers of their files,
             # which are closed with these copies before it has started.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,13 +13,14 @@ from torch import Tensor
 from hotbed import _core
 from hotbed.errors import TableError
 from hotbed.gradients import WaitingGradient, plain_access
+from hotbed.holds import alone
 from hotbed.parameters import FollowingHandle, Handle, OpenHandle
 from hotbed.tables import MAX_DIM, Table
 
 if TYPE_CHECKING:
     from hotbed.resolve.tiers import Tiers
 
-__all__ = ["OPEN_ROWS", "Placed"]
+__all__ = ["OPEN_ROWS", "Placed", "refuse_mixed_places"]
 
 # Rows that the handle of a dynamic table claims to have: more than can be, and few enough that the
 # count of bytes stays below 2**63 for any dim.
@@ -64,6 +66,8 @@ class Placed:
     aliased: bool
     device_rows: Any
     """What keeps the rows where they lie on a device; None: the core does."""
+    place: Any
+    """Tables that serve one call are in equal places."""
     address: int
     shape: torch.Size
     _data: Tensor
@@ -80,6 +84,9 @@ class Placed:
         def __len__(self) -> int: ...
         @property
         def name(self) -> str: ...
+
+    def _place(self) -> Any:
+        return str(self.device) if self.tiers is None else self.tiers
 
     def _handle_kind(self) -> type[Handle]:
         if not self.aliased:
@@ -103,6 +110,11 @@ class Placed:
     def device(self) -> torch.device:
         """Where its vectors come out."""
         return _CPU if self.device_rows is None else self.device_rows.device
+
+    @property
+    def where(self) -> str:
+        """For errors."""
+        return f"{'the tiers of a Storage on ' if self.tiers is not None else ''}{self.device}"
 
     @property
     def waiting(self) -> Any:
@@ -154,6 +166,10 @@ class Placed:
             TableError, OutOfMemory: they cannot lie there; the table is as it was.
         """
         self.check_handle()
+        with alone([self]):
+            self._move_to(device)
+
+    def _move_to(self, device: torch.device) -> None:
         self.wait_for_device()
         if device.type == "cpu" and not self.stands_in(device):
             self._move_home()
@@ -185,6 +201,7 @@ class Placed:
         """Rows lie elsewhere from now on; a gradient that waits is dropped."""
         self.drop_gradient()
         self.device_rows = rows
+        self.place = self._place()
         parameter = self.parameter
         parameter.waiting = self.nothing_waiting()
         self._data = self._handle_data()
@@ -231,3 +248,20 @@ class Placed:
             "index": index,
             "total": planes + index,
         }
+
+
+def refuse_mixed_places(tables: Iterable[Placed]) -> None:
+    """Raises TableError unless tables can serve one call together."""
+    first, *others = tables
+    for other in others:
+        if other.place == first.place:
+            continue
+        if first.tiers is not None and other.tiers is not None:
+            raise TableError(
+                f"Tables {first.name!r} and {other.name!r} have Storage of their own each, and one call "
+                "cannot serve both. Make one EmbeddingCollection of them with one Storage."
+            )
+        raise TableError(
+            f"Tables {first.name!r} and {other.name!r} of one module lie in different places: "
+            f"{first.where} and {other.where}. Move the whole module, or leave one out of it."
+        )

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from hotbed.errors import HotbedError
 from hotbed.handles import LiveTable
+from hotbed.holds import alone
 from hotbed.states import copy_states, write_states
 
 __all__ = ["ENDINGS", "load_table", "save_table", "signed_key"]
@@ -72,21 +73,26 @@ def load_table(
         ids = torch.arange(rows.shape[0], device="cpu")
     try:
         ids = table._check_ids(ids)
-        table.check_handle()
-        # As in torch, loading weights leaves an optimizer's states as they are.
-        dynamic = table.spec.rows is None
-        held = copy_states(table) if dynamic and table.rule is not None else None
-        table.core.reserve(len(ids))
+        table.ready()
     except HotbedError as error:
         errors.append(str(error))
         return
-    if key is not None:
-        table.set_key(key & 0xFFFFFFFFFFFFFFFF)
-    if table.spec.rows is None or len(ids) < table.spec.rows:
-        table.forget_rows()
-    table.assign(ids, rows)
-    if held is not None:
-        write_states(table, held, insert=False)
+    with alone([table]):
+        try:
+            # As in torch, loading weights leaves an optimizer's states as they are.
+            dynamic = table.spec.rows is None
+            held = copy_states(table) if dynamic and table.rule is not None else None
+            table.core.reserve(len(ids))
+        except HotbedError as error:
+            errors.append(str(error))
+            return
+        if key is not None:
+            table.set_key(key & 0xFFFFFFFFFFFFFFFF)
+        if table.spec.rows is None or len(ids) < table.spec.rows:
+            table.forget_rows()
+        table.assign(ids, rows)
+        if held is not None:
+            write_states(table, held, insert=False)
 
 
 def _fault(table: LiveTable, rows: Any, ids: Any) -> str | None:

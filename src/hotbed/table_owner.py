@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from hotbed.errors import OptimizerError, TableError
 from hotbed.gradients import plain_access
 from hotbed.handles import LiveTable, live_table
+from hotbed.holds import alone, together
 from hotbed.inputs import Bags
 from hotbed.resolve.lookup import lookup
 from hotbed.state_dict import ENDINGS, load_table, save_table, signed_key
@@ -82,6 +83,12 @@ class TableOwner(nn.Module):
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         with self._without_handles():
             super()._save_to_state_dict(destination, prefix, keep_vars)
+        for table in self._owned.values():
+            table.ready()
+        with together(self._owned.values()):
+            self._save_tables(destination, prefix, keep_vars)
+
+    def _save_tables(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         for name, table in self._owned.items():
             in_metadata = not self._keys_in_state_dict and table.spec.rows is not None
             save_table(table, destination, prefix + name, keep_vars, not in_metadata)
@@ -119,9 +126,10 @@ class TableOwner(nn.Module):
         for name, table in self._owned.items():
             if wanted[name] != table.device:
                 table.refuse_move(wanted[name])
-        for name, table in self._owned.items():
-            if wanted[name] != table.device:
-                table.move_to(wanted[name])
+        with alone(self._owned.values()):
+            for name, table in self._owned.items():
+                if wanted[name] != table.device:
+                    table.move_to(wanted[name])
         with self._without_handles():
             super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         return self

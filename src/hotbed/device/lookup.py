@@ -18,6 +18,7 @@ from hotbed.device.notices import Notice, raise_what_is_known
 from hotbed.device.step import step_in_backward
 from hotbed.errors import HotbedError, TableError
 from hotbed.handles import LiveTable
+from hotbed.holds import alone, together
 from hotbed.inputs import Bags, core_input, input_fault
 from hotbed.ops.gpu.ids import GOOD, Array, check_arrays
 from hotbed.ops.gpu.lookup import DeviceBatch, Lookup
@@ -47,12 +48,6 @@ def look_up(
         IdError, InputError: of this batch, where its ids are on the host.
     """
     device = live[0].device_rows.device
-    for table in live:
-        if table.device_rows.device != device:
-            raise TableError(
-                f"Tables {live[0].name!r} and {table.name!r} of one module lie on {device} and "
-                f"{table.device_rows.device}. Move the whole module."
-            )
     use(live)
     with span("resolve"):
         features, weights, origin = _resolve(live, table_of, names, bags, device)
@@ -133,7 +128,9 @@ def _resolve(
             moved[f] = (array, offsets) if kind == Array.IDS else (ids, array)
         given = [(f, kind, array) for (f, kind), (_, array, _) in zip(of, arrays, strict=True)]
         faults = _Faults(list(live), list(table_of), list(names), list(bags), given)
-        origin = Origin(good, Notice(told, faults.first, live[0]))
+        origin = Origin(
+            good, Notice(told, faults.first, live[0], reader=not torch.is_grad_enabled())
+        )
     weights = [bring_weights(bag.weights, device) for bag in bags]
     features = []
     for t, bag, (ids, offsets), weight in zip(table_of, bags, moved, weights, strict=True):
@@ -295,26 +292,30 @@ class _Pool(torch.autograd.Function):
         weight_grads: list[Tensor | None] = [None] * len(grads)
         pooled = dict(zip(ctx.weighted, saved[len(saved) - len(ctx.weighted) :], strict=True))
         wanted = [needed[1 + count + f] for f in range(len(grads))]
-        if any(wanted):  # before a step changes the rows
-            outputs = [pooled.get(f) for f in range(len(grads))]
-            weight_grads = _weight_gradients(call, ctx.inverses, flat, outputs, wanted)
-        chosen = [t for t in range(count) if needed[1 + t] and t in took_part]
-        handle_grads: list[Tensor | None] = [None] * count
-        if chosen:
-            batch = DeviceBatch(features=tuple(call.features), outputs=[], inverses=ctx.inverses)
-            terms = call.lookup.backward(batch, flat, call.source.index())
-            origin = call.source.origin
-            weights = tuple(
-                (f.table, f.weights)
-                for f, g in zip(call.features, flat, strict=True)
-                if g is not None and f.weights is not None
-            )
-            gradient = BatchGradient(call.live, terms, origin, weights)
-            later = step_in_backward(gradient, chosen)
-            for t in later:
-                handle = call.live[t].parameter
-                accumulate = ctx.next_functions[ctx.edges[t]][0]
-                handle_grads[t] = handle.waiting.take(handle, Share(gradient, t), accumulate)
+        fused = any(table.fused_update is not None for table in call.live)
+        with alone(call.live) if fused else together(call.live):
+            if any(wanted):  # before a step changes the rows
+                outputs = [pooled.get(f) for f in range(len(grads))]
+                weight_grads = _weight_gradients(call, ctx.inverses, flat, outputs, wanted)
+            chosen = [t for t in range(count) if needed[1 + t] and t in took_part]
+            handle_grads: list[Tensor | None] = [None] * count
+            if chosen:
+                batch = DeviceBatch(
+                    features=tuple(call.features), outputs=[], inverses=ctx.inverses
+                )
+                terms = call.lookup.backward(batch, flat, call.source.index())
+                origin = call.source.origin
+                weights = tuple(
+                    (f.table, f.weights)
+                    for f, g in zip(call.features, flat, strict=True)
+                    if g is not None and f.weights is not None
+                )
+                gradient = BatchGradient(call.live, terms, origin, weights)
+                later = step_in_backward(gradient, chosen)
+                for t in later:
+                    handle = call.live[t].parameter
+                    accumulate = ctx.next_functions[ctx.edges[t]][0]
+                    handle_grads[t] = handle.waiting.take(handle, Share(gradient, t), accumulate)
         if not keeps_graph():
             ctx.call = None  # a loss that is kept would keep rows in their slots
         return None, *handle_grads, *weight_grads

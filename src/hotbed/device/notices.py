@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -29,10 +30,15 @@ class Notice:
         told: Tensor,
         error_of: Callable[[list[int]], HotbedError | None],
         table: LiveTable,
+        *,
+        reader: bool = False,
     ) -> None:
         """`told`: (n,) integers on the device, copied behind what is launched so far. `error_of`: called
-        once with them; the error to raise, or None if all was good. `table`: its next forward asks."""
+        once with them; the error to raise, or None if all was good. `table`: its next forward asks.
+        `reader`: no training is concerned, only the thread that makes the notice."""
         self._error_of = error_of
+        self._thread = threading.get_ident()
+        self._of_reader = reader
         self.error: HotbedError | None = None
         now_or_after(lambda: self._send(told, table))
 
@@ -47,6 +53,10 @@ class Notice:
             self._host = told.clone()
         self._taken, self.error = False, None
         table.waiting.notices.append(self)
+
+    def concerns(self, training: bool) -> bool:
+        """Whether the thread that asks, in a training forward or not, is to hear of it."""
+        return self._thread == threading.get_ident() or (training and not self._of_reader)
 
     @property
     def ready(self) -> bool:
@@ -64,17 +74,21 @@ class Notice:
         return self.error
 
 
-def raise_what_is_known(tables: Sequence[LiveTable], *, wait: bool = False) -> None:
+def raise_what_is_known(
+    tables: Sequence[LiveTable], *, training: bool = True, wait: bool = False
+) -> None:
     """Raises the error of an earlier batch or step of these tables, if it has arrived.
 
     Args:
-        wait: for all that are on their way: whoever reads rows waits for the device anyway.
+        training: the forward that asks is one of training, and hears of steps of other threads.
+        wait: for all that are on their way: whoever reads rows waits for the device anyway, and hears
+            of everything.
     """
     if recording() is not None:
         return
     for table in tables:
         notices = table.waiting.notices
-        while notices and (wait or notices[0].ready):
+        while notices and (wait or (notices[0].concerns(training) and notices[0].ready)):
             error = notices.popleft().take()
             if error is not None:
                 raise error

@@ -20,6 +20,7 @@ from hotbed import _core
 from hotbed.errors import StorageError, TableError
 from hotbed.gradients import LeftRows
 from hotbed.handles import CORE_DTYPES, LiveTable
+from hotbed.holds import alone, together
 from hotbed.inputs import Bags
 from hotbed.resolve.tiers import over_budget
 
@@ -164,19 +165,21 @@ class _Pool(torch.autograd.Function):
             held.append(grad)
             places[f] = grad.data_ptr(), stride
         needed = ctx.needs_input_grad
-        handle_grads = _reduce(
-            batch,
-            tables,
-            [n and p for n, p in zip(needed[5 : 5 + count], taking_part, strict=True)],
-            places,
-            lambda t: ctx.next_functions[ctx.edges[t]][0],
-        )
         weight_grads: list[Tensor | None] = [None] * len(weighted)
-        if any(needed[5 + count :]):
-            outputs = dict(zip(ctx.divided, saved[len(weighted) :], strict=True))
-            wanted = [f for f, n in zip(weighted, needed[5 + count :], strict=True) if n]
-            found = _weight_gradients(batch, bags, places, outputs, wanted)
-            weight_grads = [found.get(f) for f in weighted]
+        fused = any(table.fused_update is not None for table in tables)
+        with alone(tables) if fused else together(tables):
+            handle_grads = _reduce(
+                batch,
+                tables,
+                [n and p for n, p in zip(needed[5 : 5 + count], taking_part, strict=True)],
+                places,
+                lambda t: ctx.next_functions[ctx.edges[t]][0],
+            )
+            if any(needed[5 + count :]):
+                outputs = dict(zip(ctx.divided, saved[len(weighted) :], strict=True))
+                wanted = [f for f, n in zip(weighted, needed[5 + count :], strict=True) if n]
+                found = _weight_gradients(batch, bags, places, outputs, wanted)
+                weight_grads = [found.get(f) for f in weighted]
         if not keeps_graph():
             ctx.batch = None  # a loss that is kept would keep rows in their slots
         return (None, None, None, None, None, *handle_grads, *weight_grads)

@@ -14,6 +14,7 @@ from hotbed import _core
 from hotbed.errors import NotFiniteError, OptimizerError
 from hotbed.gradients import LeftRows, plain_access
 from hotbed.handles import LiveTable, live_table
+from hotbed.holds import alone, together
 from hotbed.optim.dense import DenseFactory, DenseHalf, name_of
 from hotbed.optim.fused import FusedUpdates
 from hotbed.optim.gradients import not_finite, rows_of
@@ -171,10 +172,11 @@ class TableOptimizer(Optimizer):
         """Gives tables the states of the rule. If that fails, those that had none are without again."""
         new: list[LiveTable] = []
         try:
-            for index, tables, exact in groups:
-                for live in tables:
-                    new += [live] if live.rule is None else []
-                    self._attach_table(live, index, exact)
+            with alone(live for _, tables, _ in groups for live in tables):
+                for index, tables, exact in groups:
+                    for live in tables:
+                        new += [live] if live.rule is None else []
+                        self._attach_table(live, index, exact)
         except Exception:
             for live in new:
                 live.rule = live.optimizer = live.fused_update = None
@@ -227,6 +229,11 @@ class TableOptimizer(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        with alone(self._live.values()):
+            self._step()
+        return loss
+
+    def _step(self) -> None:
         away = device_part(self)
         if len(self._groups) != len(self.param_groups):
             raise OptimizerError(
@@ -270,7 +277,7 @@ class TableOptimizer(Optimizer):
                 assert away is not None
                 away.take_share(live, numbers[index], share)
         if away is not None and not away.decide(beside=bool(entries or views)):
-            return loss
+            return
         try:
             array, element, slot = _core.step(entries, views)
         except IndexError as error:
@@ -290,7 +297,6 @@ class TableOptimizer(Optimizer):
         (self._half.step if away is None else away.step)()
         if self._in_backward is not None:
             self._in_backward.stepped()
-        return loss
 
     @outside_graphs
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -338,7 +344,10 @@ class TableOptimizer(Optimizer):
             lambda _, made: add_states(self, made), prepend=True
         )
         try:
-            return super().state_dict()
+            for live in self._live.values():
+                live.ready()
+            with together(self._live.values()):
+                return super().state_dict()
         finally:
             hook.remove()
 
@@ -355,7 +364,8 @@ class TableOptimizer(Optimizer):
             self.register_load_state_dict_post_hook(loading.finish, prepend=True),
         ]
         try:
-            super().load_state_dict(state_dict)
+            with alone(self._live.values()):
+                super().load_state_dict(state_dict)
         finally:
             for hook in hooks:
                 hook.remove()

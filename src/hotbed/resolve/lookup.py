@@ -14,6 +14,7 @@ from hotbed.errors import InputError, StorageError
 from hotbed.handles import LiveTable
 from hotbed.inputs import Bags, core_input, input_fault
 from hotbed.ops.pool import pool
+from hotbed.placement import refuse_mixed_places
 from hotbed.resolve.tiers import over_budget
 from hotbed.trace import span
 
@@ -114,24 +115,45 @@ def lookup(
         OptimizerError: a gradient of a table was left behind by an earlier step.
     """
     grad = torch.is_grad_enabled()
+    training = training and grad
+    first = live[0]
     for table in live:
         if table.parameter.data_ptr() != table.address:
             table.check_handle()
-        if table.complaint is not None and training and grad:
+        if table.complaint is not None and training:
             complaint, table.complaint = table.complaint, None
             raise complaint
-    on_device = live[0].device_rows is not None
-    if on_device:
+        if table.place is not first.place and table.place != first.place:
+            refuse_mixed_places(live)
+    with _core.Hold.of_forward([table.core for table in live], training) as hold:
+        if first.device_rows is None:
+            batch, wanted, _ahead = _resolve(live, table_of, names, bags, training)
+            hold.share()
+            with span("pool"):
+                return pool(batch, live, table_of, bags, wanted)
         from hotbed.device.lookup import look_up, pool_resolved, raise_what_is_known
 
-        raise_what_is_known(live)
-        if live[0].tiers is None:
+        raise_what_is_known(live, training=training)
+        if first.tiers is None:
             return look_up(live, table_of, names, bags)
+        batch, _, _ahead = _resolve(live, table_of, names, bags, training)
+        hold.share()
+        return pool_resolved(batch, live, bags)
+
+
+def _resolve(
+    live: Sequence[LiveTable],
+    table_of: Sequence[int],
+    names: Sequence[str],
+    bags: Sequence[Bags],
+    training: bool,
+) -> tuple[Any, bool, Prepared | None]:
+    """The batch with its slots, whether a gradient will come, and what must live until it is pooled."""
     batch = make_batch(live, table_of, bags)
     frozen = frozen_tables(live)
     tiers = live[0].tiers
     prepared = None
-    if tiers is not None and tiers.prepared and training and grad:
+    if training and tiers is not None and tiers.prepared:
         prepared = tiers.take_prepared(live, batch, frozen)
     if prepared is None or frozen:  # whose ids look-ahead does not read
         kind, feature, bag_at, value, bound = batch.check()
@@ -141,19 +163,16 @@ def lookup(
     if prepared is not None:
         prepared.batch.take_inputs(batch)
         batch = prepared.batch
-    wanted = grad and len(frozen) < len(live)
+    wanted = torch.is_grad_enabled() and len(frozen) < len(live)
     with span("resolve"):
         try:
-            batch.resolve(training and grad, wanted, frozen)
+            batch.resolve(training, wanted, frozen)
         except StorageError as error:
             # Look-ahead gives way to the batch that is there.
             if tiers is None or not error.needs or not tiers.close_window():
                 raise error if tiers is None else over_budget(error, tiers) from None
             try:
-                batch.resolve(training and grad, wanted, frozen)
+                batch.resolve(training, wanted, frozen)
             except StorageError as again:
                 raise over_budget(again, tiers) from None
-    if on_device:
-        return pool_resolved(batch, live, bags)
-    with span("pool"):
-        return pool(batch, live, table_of, bags, wanted)
+    return batch, wanted, prepared

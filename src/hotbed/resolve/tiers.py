@@ -12,6 +12,7 @@ import torch
 
 from hotbed import _core
 from hotbed.errors import StorageError, TableError
+from hotbed.holds import alone
 from hotbed.resolve import folder, hottest
 from hotbed.storage import Storage
 
@@ -71,7 +72,9 @@ class Tiers:
         tables = self.tables
         if not any(table.core.homeless for table in tables):
             return
-        self._lay_out(tables, "an optimizer was made")
+        with alone(tables):
+            if any(table.core.homeless for table in tables):  # nobody else was faster
+                self._lay_out(tables, "an optimizer was made")
 
     def _lay_out(self, tables: list[LiveTable], why: str, *, again: bool = False) -> None:
         self.close_window()
@@ -96,6 +99,10 @@ class Tiers:
         """
         if device == self.device:
             return
+        with alone(self.tables):
+            self._move_to(device)
+
+    def _move_to(self, device: torch.device | None) -> None:
         tables = self.tables
         before, rows = self._planes, None
         if device is None:
