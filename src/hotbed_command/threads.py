@@ -12,7 +12,7 @@ SPINS = "10000"
 """Looks at the work of the others before a thread sleeps, each of some nanoseconds.
 
 libgomp's own 300,000 take milliseconds of a core. On a busy machine it is that core which the others
-would need, and a quiet one is slower by little (`python -m benchmarks busy`)."""
+would need (`python -m benchmarks busy`)."""
 
 
 def settle(environment: MutableMapping[str, str], root: Path = Path("/")) -> None:
