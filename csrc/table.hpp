@@ -11,6 +11,7 @@
 #include "key_index.hpp"
 #include "memory.hpp"
 #include "memory_budget.hpp"
+#include "top_uses.hpp"
 
 namespace hotbed {
 
@@ -192,6 +193,9 @@ class Table {
 
   // Set by an optimizer with untouched="exact"; nullptr otherwise.
   std::shared_ptr<CatchUp> catch_up;
+
+  // Of its ids in training batches, if it is tiered; what was forgotten counts no more.
+  TopUses uses;
 
   // Which optimizer rule the states belong to; a rule whose number differs has lost the table.
   uint64_t rule_token = 0;

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from hotbed.cli.errors import told_in_one_sentence
+
+if TYPE_CHECKING:
+    from hotbed.resolve.hottest import Used
 
 _SHOWN = 5
 """Hottest ids of a table; all that were noted are in the JSON."""
@@ -111,18 +114,16 @@ def _show(log: dict[str, Any], console: Any) -> None:
         console.print(f"Dropped: {block['path']} at {block['offset']:,}: {block['reason']}.")
 
 
-def _show_hottest(used: dict[str, list[tuple[int, float]]], console: Any) -> None:
+def _show_hottest(used: dict[str, list[Used]], console: Any) -> None:
     from rich.table import Table
 
     if not used:
         console.print("Hottest ids: none were noted; a run notes them when it ends or is flushed.")
         return
-    table = Table(
-        title="Hottest ids (about how many uses, older ones counting less)", title_justify="left"
-    )
+    table = Table(title="Hottest ids (how often they were used, at most)", title_justify="left")
     for heading in ("table", "ids"):
         table.add_column(heading)
     for name, rows in used.items():
-        shown = ", ".join(f"{row} ({uses:,.0f})" for row, uses in rows[:_SHOWN])
+        shown = ", ".join(f"{row} ({uses:,})" for row, uses, _ in rows[:_SHOWN])
         table.add_row(name, shown or "none")
     console.print(table)
