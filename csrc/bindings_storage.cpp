@@ -66,6 +66,7 @@ nb::typed<nb::dict, nb::str, double> counters_of(const Storage& storage) {
 // of no use any more. The last one stays behind, to be looked at.
 struct LogLayouts {
   std::string path;
+  uint64_t host;  // bytes of the budget that the logs are in
   double space_ratio;
   uint64_t segment_bytes;
   std::shared_ptr<IoFaults> faults;
@@ -115,6 +116,10 @@ struct LogLayouts {
     options.space_ratio = space_ratio;
     options.segment_bytes = segment_bytes;
     options.io.faults = faults;
+    // A sixteenth of a small budget.
+    options.append_bytes = std::min(options.append_bytes, host / 16);
+    options.buffer_bytes =
+        std::min(options.buffer_bytes, round_up(options.append_bytes / 16, kBlockUnit));
     std::shared_ptr<RowLog> log = kept(RowLog::create(folder, std::move(stores), options));
     std::vector<std::shared_ptr<Tier>> tiers;
     for (size_t g = 0; g < groups.size(); ++g) {
@@ -182,7 +187,10 @@ void bind_storage(nb::module_& module) {
             MakeLowest lowest = [](const std::vector<RecordGroup>& groups) {
               return std::vector<std::shared_ptr<Tier>>(groups.size());
             };
-            if (ssd) lowest = LogLayouts{*ssd, space_ratio, segment_bytes, faults};
+            if (ssd) {
+              uint64_t of_logs = host ? host : compute;
+              lowest = LogLayouts{*ssd, of_logs, space_ratio, segment_bytes, faults};
+            }
             return std::make_shared<Storage>(StorageBudgets{compute, host}, std::move(lowest));
           },
           "compute"_a, "host"_a, "ssd"_a.none(), "space_ratio"_a,

@@ -141,13 +141,11 @@ void bind_table(nb::module_& module) {
       .def(
           "hottest",
           [](const Table& t, int64_t count) {
-            std::vector<std::pair<int64_t, double>> all;
-            nb::gil_scoped_release unlocked;
-            if (!t.space()) return all;
-            for (auto [id, uses] : t.space()->hottest(t.number(), count)) all.push_back({id, uses});
+            std::vector<std::tuple<int64_t, uint64_t, uint64_t>> all;
+            for (auto [id, uses, excess] : t.uses.top(count)) all.emplace_back(id, uses, excess);
             return all;
           },
-          "count"_a, "(id, uses) of the most used rows in the tier that computes.")
+          "count"_a, "(id, uses, excess) of the most used ids of a tiered table; see top_uses.hpp.")
       .def(
           "id_of", [](const Table& t, int64_t slot) { return t.ids() ? t.ids()[slot] : slot; },
           "slot"_a)

@@ -105,7 +105,12 @@ void Claim::leave_out_new() {
 }
 
 void Claim::consume(bool ahead) {
-  for (Share& share : shares_) share.space->consume(share.batch, ahead);
+  for (Share& share : shares_) {
+    share.space->consume(share.batch, ahead);
+    for (const TableBatch* part : share.parts) {
+      part->table->uses.add(part->unique_ids.data(), part->counts.data(), part->unique);
+    }
+  }
 }
 
 void Claim::mark_dirty() {

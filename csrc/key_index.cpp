@@ -453,7 +453,7 @@ uint64_t KeyIndex::bytes_for(int64_t keys) {
   while (buckets < kSegmentBuckets && keys > keys_of(buckets)) buckets *= 2;
   if (keys <= keys_of(buckets))
     return buckets * sizeof(Bucket) + sizeof(Segment) + sizeof(uint32_t);
-  return product(static_cast<uint64_t>(keys), kMostKeyBytes) + 2 * kSegmentBytes;
+  return sum(product(static_cast<uint64_t>(keys), kMostKeyBytes), 2 * kSegmentBytes);
 }
 
 uint64_t KeyIndex::memory_bytes() const {

@@ -521,24 +521,17 @@ void Residency::find(int32_t table, const int64_t* ids, int64_t n, int64_t* slot
   for (int64_t i = 0; i < n; ++i) slots[i] = slots[i] < capacity_ ? slots[i] : -1;
 }
 
-std::vector<Residency::Used> Residency::hottest(int32_t table, int64_t count) const {
-  std::vector<Used> all;
-  for_each([&](int64_t slot, RowKey key, bool) {
-    if (key.table == table && !is_new(slot))
-      all.push_back({key.id, clock_.uses(rows_[slot].score)});
-  });
-  auto before = [](const Used& a, const Used& b) {
-    return a.uses != b.uses ? a.uses > b.uses : a.id < b.id;
-  };
-  auto kept = std::min(static_cast<size_t>(std::max<int64_t>(0, count)), all.size());
-  std::partial_sort(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(kept), all.end(),
-                    before);
-  all.resize(kept);
-  return all;
+uint64_t Residency::memory_bytes() const { return memory_.bytes() - released_ + beside_slots(); }
+
+uint64_t Residency::used_bytes() const {
+  constexpr uint64_t kPage = 4096;
+  auto slots = static_cast<uint64_t>(used());
+  return slots * (sizeof(Row) + sizeof(int64_t)) + std::min(ghosts_.bytes(), slots * kPage) +
+         std::min(map_.array_bytes(), slots * kPage) + beside_slots();
 }
 
-uint64_t Residency::memory_bytes() const {
-  uint64_t bytes = memory_.bytes() - released_ + map_.index_bytes();
+uint64_t Residency::beside_slots() const {
+  uint64_t bytes = map_.index_bytes();
   auto of = [](const auto& array) { return array.capacity() * sizeof(array[0]); };
   bytes += of(next_) + of(awaited_) + of(idle_) + of(known_) + of(unknown_) + of(leaving_);
   bytes += of(table_begin_);

@@ -2,6 +2,7 @@
 // back and loads them as it is told.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <map>
@@ -127,14 +128,6 @@ class Residency {
   // slots[i] becomes the slot of ids[i], or -1. No row becomes more recent or frequent.
   void find(int32_t table, const int64_t* ids, int64_t n, int64_t* slots) const;
 
-  struct Used {
-    int64_t id;
-    double uses;  // each worth half as much with every half-life that has passed since
-  };
-  // The most used resident rows of a table that exist, at most `count`, most used first; of equally
-  // used ones the lower id.
-  std::vector<Used> hottest(int32_t table, int64_t count) const;
-
   // Calls f(int64_t slot, RowKey, bool dirty) for every resident row, slots rising. f may mark
   // rows.
   template <class F>
@@ -156,8 +149,13 @@ class Residency {
   // The number that the next call of announce() returns.
   int64_t next_batch() const { return next_batch_; }
 
-  // All memory in use, scratch space included.
+  // Slots that a row was ever in, without those that were given back.
+  int64_t used() const { return std::min(used_, limit_); }
+
+  // All memory, scratch space included.
   uint64_t memory_bytes() const;
+  // Without that of slots that were never used, which has no pages.
+  uint64_t used_bytes() const;
 
   // Forgets all rows, batches and frequencies. Numbers of batches go on.
   void clear();
@@ -204,6 +202,7 @@ class Residency {
   static Layout layout(const std::vector<int64_t>& table_rows, int64_t capacity,
                        const ResidencyPolicy& policy);
 
+  uint64_t beside_slots() const;
   void check_parts(std::span<const TableIds> parts) const;
   Admitted& admitted(int64_t batch, const char* what);
   const Admitted& admitted(int64_t batch, const char* what) const;

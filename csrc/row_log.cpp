@@ -16,7 +16,6 @@ namespace hotbed {
 
 namespace {
 
-constexpr uint64_t kBufferBytes = 512 << 10;
 constexpr const char* kManifest = "manifest";
 constexpr const char* kLock = "lock";
 constexpr const char* kUnfinished = ".new";  // behind the manifest's name while it is written
@@ -64,8 +63,7 @@ void remove_files(const std::string& folder) {
   remove(manifest);
 }
 
-uint64_t buffer_bytes_of(const Manifest& manifest) {
-  uint64_t bytes = kBufferBytes;
+uint64_t buffer_bytes_of(const Manifest& manifest, uint64_t bytes) {
   for (const LogStore& store : manifest.stores) {
     bytes = std::max<uint64_t>(bytes, BlockLayout(store.record_bytes).block_bytes);
   }
@@ -100,7 +98,7 @@ RowLogCore::RowLogCore(std::string path, std::unique_ptr<FolderLock> lock, Manif
       manifest_(std::move(manifest)),
       options_(std::move(options)),
       engine_(options_.io) {
-  uint64_t buffer_bytes = buffer_bytes_of(manifest_);
+  uint64_t buffer_bytes = buffer_bytes_of(manifest_, options_.buffer_bytes);
   // Each store may be filling two.
   uint64_t buffers =
       std::max<uint64_t>(2, options_.append_bytes / buffer_bytes) + 2 * manifest_.stores.size();

@@ -18,8 +18,10 @@ struct LogOptions {
   // Files hold at most this many bytes for each byte of live blocks, and kSlackSegments segments
   // (and what one write brings) on top. Lower costs more moving.
   double space_ratio = 1.5;
-  // Memory for blocks that are being filled or written.
+  // Memory for blocks that are being filled or written, and how much of it goes to the disk at
+  // once; a block at least.
   uint64_t append_bytes = 8ull << 20;
+  uint64_t buffer_bytes = 512ull << 10;
   // Compaction runs in a thread of the log; otherwise only when compact_step() is called.
   bool background = true;
   // Segments are preallocated where the file system can, so that a full disk shows before a write

@@ -132,9 +132,6 @@ class RowSpace {
   int64_t rows(int32_t table);
   std::vector<int64_t> stored_ids(int32_t table, bool resident = false);
 
-  // The most used rows that lie here; see Residency.
-  std::vector<Residency::Used> hottest(int32_t table, int64_t count);
-
   // Writes every dirty row to the tier below.
   void flush();
 
@@ -170,10 +167,14 @@ class RowSpace {
   // Rows that are moved between planes and records at once, where one by one would do.
   int64_t rows_at_once() const { return planes_ ? records_at_once() : 16; }
 
-  // Records that are under way at once: enough to keep a disk busy, few enough to stay small.
+  // Records that are under way at once: enough to keep a disk busy, few enough to stay small, three
+  // times as many being a sixteenth of the slots at most.
+  static constexpr int64_t kStagingShare = 48;
   static constexpr int64_t kRecordsAtOnce = 8192;
   int64_t records_at_once() const { return hotbed::rows_at_once(kRecordsAtOnce, record_bytes_); }
-  int64_t at_once() const { return std::min(records_at_once(), capacity()); }
+  int64_t at_once() const {
+    return std::clamp<int64_t>(capacity() / kStagingShare, 1, records_at_once());
+  }
 
   RecordLayout layout_;
   int64_t record_bytes_;

@@ -223,12 +223,6 @@ void RowSpace::flush() {
   if (!keys.empty()) write();
 }
 
-std::vector<Residency::Used> RowSpace::hottest(int32_t table, int64_t count) {
-  std::lock_guard lock(mutex_);
-  drain();
-  return residency_.hottest(table, count);
-}
-
 TierCounters RowSpace::counters() {
   std::lock_guard lock(mutex_);
   drain();
@@ -236,9 +230,11 @@ TierCounters RowSpace::counters() {
 }
 
 uint64_t RowSpace::memory_bytes() {
+  uint64_t of_uses = 0;
+  for (const Table* table : tables_) of_uses += table->uses.memory_bytes();
   std::lock_guard lock(mutex_);
-  return residency_.memory_bytes() + below_->memory_bytes() +
-         static_cast<uint64_t>(residency_.limit()) * slot_bytes(layout_) + held_back_bytes_;
+  return residency_.used_bytes() + below_->memory_bytes() + staging_.size() + held_back_bytes_ +
+         static_cast<uint64_t>(residency_.used()) * slot_bytes(layout_) + of_uses;
 }
 
 }  // namespace hotbed

@@ -183,6 +183,7 @@ void Table::write_first_values() {
   if (released_) return;
   if (tiered_) {
     padding_row_.clear();
+    uses.clear();
     if (!space_) return;
     if (states_.empty() && !catch_up) return space_->erase_all(number_);
     // A row that is nowhere is its first values, unless it has to count as of a later step.
@@ -410,6 +411,7 @@ void Table::clear() {
   if (!dynamic_) return;
   if (tiered_) {
     padding_row_.clear();
+    uses.clear();
     if (space_) space_->erase_all(number_);
     return;
   }

@@ -12,6 +12,7 @@
 #include "memory.hpp"
 #include "memory_budget.hpp"
 #include "row_lock.hpp"
+#include "top_uses.hpp"
 
 namespace hotbed {
 
@@ -196,6 +197,9 @@ class Table {
   std::shared_ptr<CatchUp> catch_up;
 
   RowLock lock;
+
+  // Of its ids in training batches, if it is tiered; what was forgotten counts no more.
+  TopUses uses;
 
   // Which optimizer rule the states belong to; a rule whose number differs has lost the table.
   uint64_t rule_token = 0;

@@ -405,6 +405,24 @@ TEST(keys_that_no_split_separates_are_refused) {
   check_same(index, oracle, keys);
 }
 
+TEST(bytes_for_is_what_a_grown_index_takes_at_most) {
+  KeyIndex index;
+  CHECK_EQ(KeyIndex::bytes_for(0), 0u);
+  std::vector<int64_t> slots;
+  for (int64_t size = 0; size < 300'000;) {
+    int64_t more = std::max<int64_t>(1, size / 50);
+    Numbers keys(static_cast<size_t>(more));
+    for (int64_t i = 0; i < more; ++i) keys[i] = static_cast<int64_t>(hotbed::mix(size + i));
+    slots.resize(keys.size());
+    index.find_or_insert(keys.data(), more, slots.data(), size);
+    size += more;
+    CHECK(index.memory_bytes() <= KeyIndex::bytes_for(size));
+    CHECK(KeyIndex::bytes_for(size - 1) <= KeyIndex::bytes_for(size));
+    CHECK(KeyIndex::bytes_for(size) <= static_cast<uint64_t>(size) * 63 + 1100 || size < 40'000);
+  }
+  CHECK_EQ(KeyIndex::bytes_for(INT64_MAX), UINT64_MAX);
+}
+
 TEST(readers_run_together) {
   KeyIndex index;
   Numbers keys(100000), slots(keys.size());

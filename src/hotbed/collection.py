@@ -280,7 +280,8 @@ class EmbeddingCollection(TableOwner):
         brought up and ``rows_created`` were new; ``hit_rate``; ``rows_written_back``,
         ``rows_evicted``; ``rows_read_past`` by evaluation and lookups, stored or not; ``batches``, of
         which ``batches_ahead`` were resident before they were asked for; ``move_ms`` moving rows, of
-        which ``wait_ms`` while a forward waited; ``memory_bytes``.
+        which ``wait_ms`` while a forward waited; ``memory_bytes`` that rows, states, indices and
+        buffers take by now, in RAM and on a device together.
 
         ``rows_from_host`` were found in RAM below a device and ``rows_from_ssd`` on the SSD, by
         training, evaluation, lookups and `assign`; ``rows_to_host`` and ``rows_to_ssd`` went there.
@@ -297,15 +298,15 @@ class EmbeddingCollection(TableOwner):
             self.tiers.note_hottest()
 
     def hottest(self, name: str, count: int = hottest.COUNT) -> list[hottest.Used]:
-        """The most used rows of a table as (id, uses), of those that lie in the tier that computes.
+        """The most used ids of a table as (id, uses, excess), wherever their rows lie.
 
-        A use is a training batch with the row; while as many rows are used as 16 times that tier
-        holds, the weight of a use halves. Counts are kept to about a tenth. Empty without
-        `Storage`, where no uses are counted.
+        A use is an occurrence in a batch of training, padding aside. An id was used at most ``uses``
+        times and at least ``uses - excess`` times; one that is missing was used no more often than
+        the last one that is there. ``excess`` is 0 while a table has met no more than 256 ids, and
+        then about a 2048th of what rarer ids were used together. Empty without `Storage`, where no
+        uses are counted.
         """
-        table = self.table(name)
-        table.settle()
-        return table.core.hottest(count)
+        return [hottest.Used(*used) for used in self.table(name).core.hottest(count)]
 
     # -- looking in from outside -----------------------------------------------------------------
 

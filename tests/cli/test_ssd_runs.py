@@ -122,7 +122,7 @@ def test_inspect_shows_ids_as_the_log_has_them(wide_log: Path, tmp_path: Path) -
     assert used and used.keys() <= set(CATEGORIES)
     written = {field for line in wide_log.read_text().splitlines() for field in line.split("\t")}
     for rows in used.values():
-        for row, _ in rows[:5]:
+        for row, *_ in rows[:5]:
             shown = "missing" if row < 0 else f"{row:08x}"
             assert shown in result.stdout and (row < 0 or shown in written)
 

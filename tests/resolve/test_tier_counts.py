@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -211,3 +212,29 @@ def test_rows_brought_up_in_vain_and_rows_assigned_count_where_they_were() -> No
         found = assigned["rows_from_host"] - after["rows_from_host"]
         assert 0 < found == assigned["rows_to_host"] - after["rows_to_host"]
         assert assigned["rows_read_past"] == after["rows_read_past"]
+
+
+@pytest.mark.parametrize("rows", [None, 50_000])
+@pytest.mark.parametrize("budgets", [{"host": "20MB"}, {"device": "20MB", "host": "20MB"}])
+def test_memory_counts_what_is_used(tmp_path: Path, rows: int | None, budgets: Any) -> None:
+    """However large the budgets are; up to a small one once it is full."""
+    ids = torch.randperm(50_000, generator=torch.Generator().manual_seed(1))[:1000]
+    taken = []
+    for large in (False, True):
+        sizes = {name: "8GB" for name in budgets} if large else budgets
+        storage = hb.Storage(**sizes, ssd=tmp_path / str(large))
+        embeddings = hb.EmbeddingCollection([hb.Table("a", 16, rows=rows)], storage=storage)
+        optimizer = hb.optim.Adagrad(embeddings.parameters())
+        embeddings({"a": ids.view(-1, 1)})["a"].sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        taken.append(embeddings.stats()["memory_bytes"])
+        if large:
+            continue
+        for some in torch.arange(50_000).split(2000):
+            embeddings({"a": some.view(-1, 1)})["a"].sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        full = embeddings.stats()["memory_bytes"]
+        assert 50_000 * 128 < full < 20_000_000 * len(budgets)
+    assert taken[0] < 10_000_000 and taken[1] < 20_000_000

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from hotbed.cli.errors import told_in_one_sentence
+
+if TYPE_CHECKING:
+    from hotbed.resolve.hottest import Used
 
 _SHOWN = 5
 """Hottest ids of a table; all that were noted are in the JSON."""
@@ -131,20 +134,18 @@ def _hexadecimal(row: int) -> str:
 
 
 def _show_hottest(
-    used: dict[str, list[tuple[int, float]]], written: Callable[[int], str], console: Any
+    used: dict[str, list[Used]], written: Callable[[int], str], console: Any
 ) -> None:
     from rich.table import Table
 
     if not any(used.values()):
         console.print("Hottest ids: none were noted; a run notes them when it ends or is flushed.")
         return
-    table = Table(
-        title="Hottest ids (about how many uses, older ones counting less)", title_justify="left"
-    )
+    table = Table(title="Hottest ids (how often they were used, at most)", title_justify="left")
     for heading in ("table", "ids"):
         table.add_column(heading)
     for name, rows in used.items():
         if rows:
-            shown = ", ".join(f"{written(row)} ({uses:,.0f})" for row, uses in rows[:_SHOWN])
+            shown = ", ".join(f"{written(row)} ({uses:,})" for row, uses, _ in rows[:_SHOWN])
             table.add_row(name, shown)
     console.print(table)

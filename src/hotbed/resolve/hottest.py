@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from hotbed.errors import StorageError
 from hotbed.files import appearing
@@ -14,13 +15,19 @@ __all__ = ["COUNT", "Used", "forget", "note", "noted"]
 COUNT = 10
 """Rows of a table that are noted."""
 
-Used = tuple[int, float]
-"""(id, uses); a use counts half after each half-life."""
+
+class Used(NamedTuple):
+    """An id, and how often batches of training had it: ``uses - excess`` to ``uses`` times."""
+
+    id: int
+    uses: int
+    excess: int
+
 
 _NAME = "hottest.json"
 
 
-def note(folder: Path, tables: Mapping[str, Sequence[Used]]) -> None:
+def note(folder: Path, tables: Mapping[str, Sequence[tuple[int, int, int]]]) -> None:
     """Writes what `noted` reads, in place of what was noted before.
 
     Raises:
@@ -44,7 +51,8 @@ def noted(folder: Path) -> dict[str, list[Used]]:
     try:
         tables = json.loads(path.read_text(encoding="utf-8"))
         return {
-            name: [(int(row), float(uses)) for row, uses in rows] for name, rows in tables.items()
+            name: [Used(int(row), int(uses), int(excess)) for row, uses, excess in rows]
+            for name, rows in tables.items()
         }
     except FileNotFoundError:
         return {}
