@@ -133,9 +133,7 @@ def _hexadecimal(row: int) -> str:
     return f"{row:08x}" if row >= 0 else "missing"
 
 
-def _show_hottest(
-    used: dict[str, list[Used]], written: Callable[[int], str], console: Any
-) -> None:
+def _show_hottest(used: dict[str, list[Used]], written: Callable[[int], str], console: Any) -> None:
     from rich.table import Table
 
     if not any(used.values()):
