@@ -333,6 +333,11 @@ bool Batch::grows(const TableBatch& part) const {
 }
 
 void Batch::resolve(bool insert, bool transpose) {
+  for (const TableBatch& part : parts) {
+    if (part.table->released()) {
+      throw std::logic_error("the rows of table '" + part.table->name() + "' lie elsewhere");
+    }
+  }
   unpool_unpooled();
   bool brings_up = false;
   for (const TableBatch& part : parts) brings_up = brings_up || (insert && grows(part));

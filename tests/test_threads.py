@@ -30,7 +30,9 @@ PLACES = ["static", "dynamic", "both", "exact", "fused", "tiers", "exact tiers",
 def _model(place: str) -> tuple[hb.EmbeddingCollection, Any]:
     """Tables of zeros. A step with the gradient of the sum of all rows adds 1 to each of them."""
     rows = {"static": [IDS, IDS], "dynamic": [None, None]}.get(place, [IDS, None])
-    storage = hb.Storage(device="20MB", host="40MB") if "tiers" in place or "look" in place else None
+    storage = (
+        hb.Storage(device="20MB", host="40MB") if "tiers" in place or "look" in place else None
+    )
     tables = [
         hb.Table(name, dim=8, rows=count, combiner="sum", init=hb.init.Constant(0.0))
         for name, count in zip("ab", rows, strict=True)

@@ -124,7 +124,7 @@ def lookup(
             complaint, table.complaint = table.complaint, None
             raise complaint
         if table.place is not first.place and table.place != first.place:
-            refuse_mixed_places(live)
+            refuse_mixed_places({t.name: t for t in live})
     with _core.Hold.of_forward([table.core for table in live], training) as hold:
         if first.device_rows is None:
             batch, wanted, _ahead = _resolve(live, table_of, names, bags, training)
