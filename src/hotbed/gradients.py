@@ -89,10 +89,21 @@ class TableGradient(Tensor):
             return result
 
 
-def _coo(slots: Tensor, rows: Tensor, shape: torch.Size) -> Tensor:
-    return torch.sparse_coo_tensor(
-        slots[None], rows, shape, device=rows.device, check_invariants=False
-    )
+if "2.11" <= torch.__version__ < "2.13":  # which compares as versions
+    # There sparse_coo_tensor warns that it checks nothing, also where it is told not to.
+    _unchecked = torch.ops.aten._sparse_coo_tensor_with_dims_and_tensors.default
+
+    def _coo(slots: Tensor, rows: Tensor, shape: torch.Size) -> Tensor:
+        kind = {"dtype": rows.dtype, "layout": torch.sparse_coo, "device": rows.device}
+        made: Tensor = _unchecked(1, 1, shape, slots[None], rows, **kind)
+        return made
+
+else:
+
+    def _coo(slots: Tensor, rows: Tensor, shape: torch.Size) -> Tensor:
+        return torch.sparse_coo_tensor(
+            slots[None], rows, shape, device=rows.device, check_invariants=False
+        )
 
 
 def _each_once(grad: Tensor) -> Tensor:
