@@ -212,14 +212,19 @@ void bind_storage(nb::module_& module) {
       .def("counters", &counters_of)
       .def(
           "compute_budget_for",
-          [](const Storage& storage, const std::vector<std::pair<Address, int64_t>>& needs) {
+          [](const Storage& storage, const std::vector<std::pair<Address, int64_t>>& needs,
+             std::optional<int64_t> ahead) {
             std::vector<OverBudget::Need> all;
             for (auto [space, slots] : needs) {
               all.push_back({pointer<const RowSpace>(space), slots});
             }
-            return storage.compute_budget_for(all);
+            nb::gil_scoped_release unlocked;
+            return ahead ? storage.compute_budget_for_stream(all, *ahead)
+                         : storage.compute_budget_for(all);
           },
-          "needs"_a, "The least budget that meets StorageError.needs.")
+          "needs"_a, "ahead"_a.none() = nb::none(),
+          "The least budget that meets StorageError.needs; with `ahead` one for a stream like that "
+          "of so far, of which so many batches are brought up ahead.")
       .def(
           "pinned",
           [](const Storage& storage) {

@@ -104,6 +104,8 @@ class Residency {
   // to `born`.
   void consume(int64_t batch, std::vector<RowKey>* born = nullptr);
   bool consumed(int64_t batch) const;
+  // Consumed batches that were not released.
+  int64_t held() const;
   // The row in this slot exists from now on, and is dirty. Whether it was new.
   bool make_exist(int64_t slot);
   // The rows of an admitted batch, or of slots, differ from what lies below.

@@ -258,6 +258,11 @@ void Residency::for_rows(const Buffer<uint32_t>& slots, F f) {
 
 bool Residency::consumed(int64_t batch) const { return admitted(batch, "asked for").consumed; }
 
+int64_t Residency::held() const {
+  return std::count_if(admitted_.begin(), admitted_.end(),
+                       [](const auto& entry) { return entry.second.consumed; });
+}
+
 bool Residency::make_exist(int64_t slot) {
   check_slots(&slot, 1, "made to exist");
   bool fresh = (rows_[slot].flags & kNew) != 0;

@@ -285,8 +285,15 @@ int64_t RowSpace::limit() const {
 // -- the way of a batch
 // -----------------------------------------------------------------------------
 
+void RowSpace::note_size(std::span<const TableIds> parts) {
+  int64_t rows = 0;
+  for (const TableIds& part : parts) rows += part.count;
+  largest_ = std::max(largest_, rows);
+}
+
 int64_t RowSpace::announce(std::span<const TableIds> parts) {
   std::lock_guard lock(mutex_);
+  note_size(parts);
   return residency_.announce(parts);
 }
 
@@ -340,7 +347,15 @@ int64_t RowSpace::pinned() {
 int64_t RowSpace::slots_needed(std::span<const TableIds> parts) {
   std::lock_guard lock(mutex_);
   drain();
+  note_size(parts);
   return residency_.slots_needed(parts);
+}
+
+int64_t RowSpace::slots_for_stream(int64_t ahead) {
+  std::lock_guard lock(mutex_);
+  drain();
+  constexpr int64_t kMost = 1 << 20;  // batches
+  return (std::min(ahead, kMost) + std::max<int64_t>(1, 2 * residency_.held()) + 1) * largest_;
 }
 
 int64_t RowSpace::admit_now(std::span<const TableIds> parts, int64_t* slots) {
@@ -352,6 +367,7 @@ int64_t RowSpace::admit_now(std::span<const TableIds> parts, int64_t* slots) {
   {
     std::lock_guard lock(mutex_);
     drain();
+    note_size(parts);
     batch = residency_.admit_now(parts, moves);
     if (!batch) return 0;
   }

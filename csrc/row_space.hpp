@@ -105,6 +105,10 @@ class RowSpace {
   int64_t admit_now(std::span<const TableIds> parts, int64_t* slots);
   // With how many slots it would fit.
   int64_t slots_needed(std::span<const TableIds> parts);
+  // With how many slots a stream like that of so far gets along that looks `ahead` batches ahead: the
+  // largest batch so often as batches may hold rows at once. Gradients that wait for a step hold
+  // those of theirs, and twice as many as now may: accumulating has perhaps only begun.
+  int64_t slots_for_stream(int64_t ahead);
   // Slots that batches hold.
   int64_t pinned();
   // Of pinned slots, those of rows that exist nowhere yet become -1.
@@ -149,6 +153,7 @@ class RowSpace {
 
   class Moving;
 
+  void note_size(std::span<const TableIds> parts);
   void post(Message message);
   void drain();
   void carry_out(const Message& message);
@@ -206,6 +211,7 @@ class RowSpace {
   std::map<int64_t, Brought> brought_;  // for batches that are not consumed yet
   std::set<int64_t> forgotten_;  // announced batches that are to be retracted when they are first
   std::vector<int64_t> born_;    // by table: rows of dynamic tables that exist
+  int64_t largest_ = 0;          // rows of the largest batch so far, whether it found room or not
 
   std::mutex inbox_mutex_;
   std::vector<Message> inbox_;

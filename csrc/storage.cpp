@@ -215,6 +215,21 @@ uint64_t Allowance::least_budget(const std::vector<int64_t>& wanted) const {
   return hotbed::least_budget(groups_, row_bytes_, beside_index_ + index_bytes(), wanted);
 }
 
+uint64_t Allowance::roomy_budget(const std::vector<int64_t>& wanted) const {
+  uint64_t least = least_budget(wanted), index = index_bytes(), fixed = 0;
+  bool grows = false;
+  for (const TableGroup& group : groups_) {
+    for (int64_t rows : group.rows) {
+      if (rows < 0) grows = true;
+      if (rows > 0) fixed += static_cast<uint64_t>(rows) * sizeof(uint32_t);
+    }
+  }
+  if (lowest_.empty() || !grows) return least;
+  fixed = std::min(fixed, index);
+  uint64_t room = std::max(2 * (index - fixed), least - index);
+  return hotbed::least_budget(groups_, row_bytes_, beside_index_ + fixed + room, wanted);
+}
+
 Storage::Storage(StorageBudgets budgets, MakeLowest make_lowest)
     : budgets_(budgets), make_lowest_(std::move(make_lowest)) {}
 
@@ -278,14 +293,32 @@ void Storage::lay_out(const std::vector<std::shared_ptr<Table>>& tables, bool ag
   lowest_ = lowest;
 }
 
-uint64_t Storage::compute_budget_for(const std::vector<OverBudget::Need>& needs) const {
+// By group.
+std::vector<int64_t> Storage::wanted_by(const std::vector<OverBudget::Need>& needs) const {
   std::vector<int64_t> wanted(groups_.size(), 1);
   for (const OverBudget::Need& need : needs) {
     for (size_t s = 0; s < spaces_.size(); ++s) {
-      if (spaces_[s].get() == need.space) wanted[s] = need.slots;
+      if (spaces_[s].get() == need.space) wanted[s] = std::max<int64_t>(1, need.slots);
     }
   }
-  return std::max(budgets_.compute + 1, allowance_->least_budget(wanted));
+  return wanted;
+}
+
+uint64_t Storage::compute_budget_for(const std::vector<OverBudget::Need>& needs) const {
+  return std::max(budgets_.compute + 1, allowance_->least_budget(wanted_by(needs)));
+}
+
+uint64_t Storage::compute_budget_for_stream(std::vector<OverBudget::Need> needs,
+                                            int64_t ahead) const {
+  for (const auto& space : spaces_) {
+    int64_t slots = space->slots_for_stream(ahead);
+    auto need = std::find_if(needs.begin(), needs.end(), [&](const OverBudget::Need& one) {
+      return one.space == space.get();
+    });
+    if (need == needs.end()) need = needs.insert(need, {space.get(), 1});
+    need->slots = std::max(need->slots, slots);
+  }
+  return std::max(budgets_.compute + 1, allowance_->roomy_budget(wanted_by(needs)));
 }
 
 // Lets the tiers of the last layout go if no row is in them.

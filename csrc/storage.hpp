@@ -55,6 +55,9 @@ class Allowance {
   int64_t rows(size_t group);
   // The least budget with which every group would get the rows that it wants, or all it may have.
   uint64_t least_budget(const std::vector<int64_t>& wanted) const;
+  // The same where what the lowest tiers find rows by may grow to as much as all the rest, or to
+  // twice what it is.
+  uint64_t roomy_budget(const std::vector<int64_t>& wanted) const;
 
  private:
   uint64_t index_bytes() const;
@@ -84,6 +87,9 @@ class Storage {
 
   // The least budget for the tier that computes with which every need is met.
   uint64_t compute_budget_for(const std::vector<OverBudget::Need>& needs) const;
+  // The same with room for a stream of batches like those of so far that looks `ahead` batches
+  // ahead; see RowSpace::slots_for_stream and Allowance::roomy_budget.
+  uint64_t compute_budget_for_stream(std::vector<OverBudget::Need> needs, int64_t ahead) const;
 
   const std::vector<std::shared_ptr<RowSpace>>& spaces() const { return spaces_; }
 
@@ -95,6 +101,7 @@ class Storage {
   TierTraffic lowest_traffic() const;
 
  private:
+  std::vector<int64_t> wanted_by(const std::vector<OverBudget::Need>& needs) const;
   void release_empty(const std::vector<std::shared_ptr<Table>>& tables);
 
   StorageBudgets budgets_;

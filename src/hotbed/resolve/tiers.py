@@ -40,6 +40,8 @@ class Tiers:
         self.prepared: list[Prepared] = []
         """Batches that look-ahead has yielded and no forward has used."""
         self._window: weakref.ref[Any] | None = None
+        self.depth = 0
+        """Batches that the last window brings up ahead."""
         self._planes: Any = None
         self.device: torch.device | None = None
         """Where rows that compute lie; None: in the core's memory."""
@@ -137,6 +139,7 @@ class Tiers:
         """`window` is the one that looks ahead from now on; an earlier one is closed."""
         self.close_window()
         self._window = weakref.ref(window)
+        self.depth = window.depth
 
     def close_window(self) -> bool:
         """Takes back what look-ahead has reserved; with the next batch it begins anew. Whether there
@@ -187,15 +190,17 @@ class Tiers:
 
 
 def over_budget(error: StorageError, tiers: Tiers) -> StorageError:
-    """The same error with what the budget must be, where a batch did not fit."""
+    """The same error with what the budget must be, where a batch did not fit: room for the largest
+    batch so far as often as look-ahead and gradients that wait for a step hold one. Its ``needed`` are
+    the bytes with which this one batch would have fitted."""
     if not error.needs:
         return error
-    needed = tiers.core.compute_budget_for(error.needs)
     return _with_budget(
         error,
         tiers.storage,
         of_host=tiers.storage.device is None,
-        needed=needed,
+        needed=tiers.core.compute_budget_for(error.needs),
+        advised=tiers.core.compute_budget_for(error.needs, tiers.depth),
         remedy=", or use smaller batches; gradients that wait for a step keep their batches' rows too",
     )
 
@@ -205,14 +210,22 @@ def too_small(error: StorageError, storage: Storage) -> StorageError:
     if error.budget is None:
         return error
     of_host = storage.device is None or error.budget == "host"
-    return _with_budget(error, storage, of_host=of_host, needed=error.needed)
+    return _with_budget(error, storage, of_host=of_host, needed=error.needed, advised=error.needed)
 
 
 def _with_budget(
-    error: StorageError, storage: Storage, *, of_host: bool, needed: int, remedy: str = ""
+    error: StorageError,
+    storage: Storage,
+    *,
+    of_host: bool,
+    needed: int,
+    advised: int,
+    remedy: str = "",
 ) -> StorageError:
     name = "host" if of_host else "device"
-    return StorageError(
+    made = StorageError(
         f"{str(error).rstrip('.')}. Raise Storage({name}={getattr(storage, name):,}) to at least "
-        f"{needed:,} bytes{remedy}."
+        f"{advised:,} bytes{remedy}."
     )
+    made.needed = needed
+    return made

@@ -152,6 +152,11 @@ class Window:
         for tiers in self._tiers.values():
             tiers.open_window(self)
 
+    @property
+    def depth(self) -> int:
+        """Batches whose rows are brought up."""
+        return self._settings.depth
+
     # -- the training thread ---------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Any]:

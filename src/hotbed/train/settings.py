@@ -87,7 +87,8 @@ class TrainSettings:
             try:
                 parse_bytes(0 if size is None else size)
             except StorageError:
-                _require(False, name, size, "a size such as 8GB or 512MiB, or a number of bytes")
+                wanted = "a size such as 8GB or 512MiB, or a number of bytes, up to 2**60"
+                _require(False, name, size, wanted)
         for name in ("data", "json", "save", "ssd", "trace"):
             value = getattr(self, name) or ""
             _require("\0" not in "".join(value), name, repr(value), "a path, without a zero byte")

@@ -1,0 +1,89 @@
+"""What an error says that a budget must be: whoever follows it trains, after two rounds at most."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from effort import examples
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_logs import in_memory, small_logs
+from tiered_training import budget_named_by
+from torch import Tensor
+
+import hotbed as hb
+
+IDS = 2000
+STEPS = 40
+
+
+@dataclasses.dataclass(frozen=True)
+class Stream:
+    dims: tuple[int, ...]
+    static: bool
+    zipf: bool
+    size: int
+    depth: int
+    accumulate: int
+    ssd: bool
+    seed: int
+
+    def batches(self) -> Iterator[dict[str, Tensor]]:
+        generator = torch.Generator().manual_seed(self.seed)
+        for _ in range(STEPS):
+            drawn = torch.rand((len(self.dims), self.size), generator=generator).double()
+            ids = (IDS**drawn if self.zipf else IDS * drawn).long()
+            yield {f"t{k}": ids[k] for k in range(len(self.dims))}
+
+    def train(self, storage: hb.Storage) -> None:
+        rows = IDS + 1 if self.static else None
+        tables = [hb.Table(f"t{k}", dim, rows=rows) for k, dim in enumerate(self.dims)]
+        model = hb.EmbeddingCollection(tables, seed=0, storage=storage)
+        optimizer = hb.optim.Adagrad(model.parameters(), lr=0.1)
+        loader = hb.lookahead(self.batches(), model, depth=self.depth)
+        for at, batch in enumerate(loader, 1):
+            sum(vectors.sum() for vectors in model(batch).values()).backward()
+            if at % self.accumulate == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+
+
+streams = st.builds(
+    Stream,
+    dims=st.lists(st.sampled_from([1, 4, 16, 33]), min_size=1, max_size=4).map(tuple),
+    static=st.booleans(),
+    zipf=st.booleans(),
+    size=st.sampled_from([50, 200, 400]),
+    depth=st.sampled_from([0, 2]),
+    accumulate=st.sampled_from([1, 4]),
+    ssd=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+
+
+@pytest.mark.filterwarnings("ignore:The budget holds")
+@settings(max_examples=examples(12, 600))
+@given(stream=streams)
+def test_two_rounds_suffice(stream: Stream) -> None:
+    with tempfile.TemporaryDirectory(dir=in_memory()) as folder, small_logs():
+        budget, errors, rounds = 1, 0, 0
+        while True:
+            ssd = Path(folder, str(errors))
+            storage = hb.Storage(host=budget, ssd=ssd) if stream.ssd else None
+            try:
+                stream.train(storage or hb.Storage(device=budget, host="64MB"))
+                break
+            except hb.StorageError as error:
+                advised = int(str(error).split("at least ")[1].split()[0].replace(",", ""))
+                assert advised > budget
+                # Before any batch is there, room for a row of each table is asked for.
+                if "a batch needs room" in str(error):
+                    assert advised >= budget_named_by(error)[1] > budget
+                    rounds += 1
+                budget, errors = advised, errors + 1
+    assert rounds <= 2 and errors - rounds <= 2
