@@ -71,18 +71,21 @@ class TableOwner(nn.Module):
             return lookup(live, table_of, features, bags, self.training)
 
     @contextlib.contextmanager
-    def _without_handles(self) -> Iterator[None]:
-        """Leaves nn.Module's own methods the parameters that are not tables."""
-        parameters = self._parameters
-        self._parameters = {k: p for k, p in parameters.items() if k not in self._owned}
-        try:
-            yield
-        finally:
-            self._parameters = parameters
+    def _without_handles(self) -> Iterator[nn.Module]:
+        """A module with all that this one has but its tables, for what nn.Module does itself. Other
+        threads see this one as it is."""
+        plain = type(self).__new__(type(self))
+        plain.__dict__.update(self.__dict__)
+        others = {k: p for k, p in self._parameters.items() if k not in self._owned}
+        plain.__dict__["_parameters"] = others.copy()
+        yield plain
+        for name, parameter in plain._parameters.items():
+            if parameter is not others.get(name):
+                self._parameters[name] = parameter
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        with self._without_handles():
-            super()._save_to_state_dict(destination, prefix, keep_vars)
+        with self._without_handles() as plain:
+            nn.Module._save_to_state_dict(plain, destination, prefix, keep_vars)
         for table in self._owned.values():
             table.ready()
         with together(self._owned.values()):
@@ -107,8 +110,9 @@ class TableOwner(nn.Module):
         error_msgs: list[str],
     ) -> None:
         own = {prefix + name + ending for name in self._owned for ending in ENDINGS}
-        with self._without_handles():
-            super()._load_from_state_dict(
+        with self._without_handles() as plain:
+            nn.Module._load_from_state_dict(
+                plain,
                 {k: v for k, v in state_dict.items() if k not in own},
                 prefix,
                 local_metadata,
@@ -130,8 +134,8 @@ class TableOwner(nn.Module):
             for name, table in self._owned.items():
                 if wanted[name] != table.device:
                     table.move_to(wanted[name])
-        with self._without_handles():
-            super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        with self._without_handles() as plain:
+            nn.Module._apply(plain, fn, recurse)  # type: ignore[no-untyped-call]
         return self
 
 
