@@ -70,22 +70,28 @@ class TableOwner(nn.Module):
         with plain_access():
             return lookup(live, table_of, features, bags, self.training)
 
+    def _without_handles(self) -> Any:
+        """Stands in for this module where nn.Module's own methods are to see no table. The module stays
+        as it is, as others may look a batch up meanwhile."""
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        kept = {k: p for k, p in self._parameters.items() if k not in self._owned}
+        other.__dict__["_parameters"] = kept
+        return other
+
     @contextlib.contextmanager
-    def _without_handles(self) -> Iterator[nn.Module]:
-        """A module with all that this one has but its tables, for what nn.Module does itself. Other
-        threads see this one as it is."""
-        plain = type(self).__new__(type(self))
-        plain.__dict__.update(self.__dict__)
-        others = {k: p for k, p in self._parameters.items() if k not in self._owned}
-        plain.__dict__["_parameters"] = others.copy()
-        yield plain
-        for name, parameter in plain._parameters.items():
-            if parameter is not others.get(name):
-                self._parameters[name] = parameter
+    def _changed_without_handles(self) -> Iterator[Any]:
+        """The same, and takes over what was changed in it."""
+        other = self._without_handles()
+        yield other
+        for name, value in other.__dict__.items():
+            if name == "_parameters":
+                self._parameters.update(value)
+            elif self.__dict__.get(name, self) is not value:
+                self.__dict__[name] = value
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        with self._without_handles() as plain:
-            nn.Module._save_to_state_dict(plain, destination, prefix, keep_vars)
+        nn.Module._save_to_state_dict(self._without_handles(), destination, prefix, keep_vars)
         for table in self._owned.values():
             table.ready()
         with together(self._owned.values()):
@@ -110,9 +116,9 @@ class TableOwner(nn.Module):
         error_msgs: list[str],
     ) -> None:
         own = {prefix + name + ending for name in self._owned for ending in ENDINGS}
-        with self._without_handles() as plain:
+        with self._changed_without_handles() as other:
             nn.Module._load_from_state_dict(
-                plain,
+                other,
                 {k: v for k, v in state_dict.items() if k not in own},
                 prefix,
                 local_metadata,
@@ -134,8 +140,8 @@ class TableOwner(nn.Module):
             for name, table in self._owned.items():
                 if wanted[name] != table.device:
                     table.move_to(wanted[name])
-        with self._without_handles() as plain:
-            nn.Module._apply(plain, fn, recurse)  # type: ignore[no-untyped-call]
+        with self._changed_without_handles() as other:
+            nn.Module._apply(other, fn, recurse)  # type: ignore[no-untyped-call]
         return self
 
 
