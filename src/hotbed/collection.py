@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from hotbed.errors import InputError, StorageError, TableError
-from hotbed.handles import LiveTable, derive_key
-from hotbed.holds import together
+from hotbed.handles import LiveTable
+from hotbed.holds import reading
+from hotbed.init import derive_key
 from hotbed.inputs import Bags, read_bags, split_keyed
 from hotbed.jagged import Jagged
 from hotbed.placement import named_device, refuse_mixed_places
@@ -201,7 +202,6 @@ class EmbeddingCollection(TableOwner):
     def forward(self, inputs: Any) -> Any:
         tiers = self.tiers
         if tiers is not None:
-            tiers.settle()
             tiers.release_spent()
         bags = self._read(inputs)
         outputs: list[Any] = self._look_up(self._live, self._table_of, list(self.features), bags)
@@ -337,8 +337,7 @@ class EmbeddingCollection(TableOwner):
         """
         table = self.table(name)
         table.refuse_copy_beyond_memory("rows")
-        table.ready()
-        with together([table]):
+        with reading([table]):
             ids = table.ids().sort().values if table.spec.rows is None else table.ids()
             return Rows(ids, table.lookup(ids))
 

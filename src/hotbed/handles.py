@@ -8,13 +8,10 @@ table's dim and more rows than can be, without memory of its own; reading or wri
 
 from __future__ import annotations
 
-import copy
 import dataclasses
-import operator
 import threading
 import weakref
 from collections.abc import Iterable
-from multiprocessing.context import get_spawning_popen
 from typing import Any
 
 import torch
@@ -22,16 +19,16 @@ from torch import Tensor
 
 from hotbed import _core
 from hotbed.arrays import id_tensor, real_tensor
+from hotbed.copies import copied, pickled
 from hotbed.errors import HotbedError, IdError, InputError, TableError
 from hotbed.gradients import plain_access
-from hotbed.holds import alone, together
-from hotbed.init import table_key
+from hotbed.holds import alone, reading
 from hotbed.parameters import Handle
 from hotbed.placement import Placed
 from hotbed.resolve.tiers import Tiers
 from hotbed.tables import COMBINERS, Table
 
-__all__ = ["CORE_DTYPES", "LiveTable", "derive_key", "live_table", "live_tables"]
+__all__ = ["CORE_DTYPES", "LiveTable", "live_table", "live_tables"]
 
 CORE_DTYPES = {
     torch.float32: _core.DType.f32,
@@ -218,8 +215,7 @@ class LiveTable(Placed):
     def stored_ids(self) -> Tensor:
         """(n,) int64, rising: ids whose rows are stored. A tiered static table stores those that a
         batch or an assignment has touched; the others are their first values."""
-        self.settle()
-        with together([self]):
+        with reading([self]):
             return self.core.stored_ids()
 
     @property
@@ -242,8 +238,7 @@ class LiveTable(Placed):
 
     def current_weights(self) -> Tensor:
         """(rows, dim) weights by slot: the plane, or a copy where rows may be behind."""
-        self.ready()
-        with together([self]):
+        with reading([self]):
             if self.follows or self.tiers is not None:
                 return self.lookup(self.ids())
             self.wait_for_device()
@@ -254,7 +249,7 @@ class LiveTable(Placed):
         self.ready()
         wanted = ids.device if isinstance(ids, Tensor) else _CPU
         ids = self._check_ids(ids)
-        with together([self]):
+        with reading([self]):
             self.wait_for_device()
             if self.device_rows is not None and self.tiers is None:
                 return self.device_rows.read(ids).to(wanted)  # type: ignore[no-any-return]
@@ -348,59 +343,12 @@ class LiveTable(Placed):
                 "it is meant for tables that fit twice in memory. Read a part of the rows with lookup(ids)."
             )
 
-    def _refuse_copy_of_tiers(self) -> None:
-        if self.tiers is not None:
-            raise TableError(
-                f"Table {self.name!r}: a table with Storage(...) cannot be copied or pickled: its tiers "
-                "are its own. Make a new collection and load the state_dict."
-            )
-
     def __deepcopy__(self, memo: dict[int, Any]) -> LiveTable:
         """A second table with the same rows and key, without optimizer or gradient."""
-        self._refuse_copy_of_tiers()
-        self.refuse_copy_beyond_memory("deepcopy")
-        self.ready()
-        budget = copy.deepcopy(self.budget, memo)
-        requires_grad = self.parameter.requires_grad
-        with together([self]):
-            state = (self.ids(), self.current_weights().cpu()) if len(self) else None
-            return _restore(self.spec, self.key, requires_grad, state, self._away, budget)
+        return copied(self, memo)
 
     def __reduce__(self) -> Any:
-        self._refuse_copy_of_tiers()
-        self.refuse_copy_beyond_memory("pickle")
-        self.ready()
-        with together([self]):
-            state: Any = (self.ids(), self.current_weights().cpu()) if len(self) else None
-        if state is not None and get_spawning_popen() is not None:
-            # A process that is being spawned would be sent tensors by the numbers of their files,
-            # which are closed with these copies before it has started.
-            state = tuple(part.contiguous().view(torch.uint8).numpy() for part in state)
-        requires_grad = self.parameter.requires_grad
-        return _restore, (self.spec, self.key, requires_grad, state, self._away, self.budget)
-
-    @property
-    def _away(self) -> torch.device | None:
-        return None if self.device_rows is None else self.device
-
-
-def _restore(
-    spec: Table,
-    key: int,
-    requires_grad: bool,
-    state: Any,
-    device: torch.device | None,
-    budget: _core.MemoryBudget | None,
-) -> LiveTable:
-    table = LiveTable(spec, key, requires_grad=requires_grad, budget=budget)
-    if state is not None:
-        if not isinstance(state[0], Tensor):
-            dtypes = torch.int64, spec.dtype
-            state = [torch.from_numpy(s).view(d) for s, d in zip(state, dtypes, strict=True)]
-        table.assign(*state)
-    if device is not None:
-        table.move_to(device)
-    return table
+        return pickled(self)
 
 
 def live_tables() -> Iterable[LiveTable]:
@@ -412,16 +360,6 @@ def live_tables() -> Iterable[LiveTable]:
 def live_table(parameter: Any) -> LiveTable | None:
     """The table behind a handle, or None for an ordinary parameter."""
     return getattr(parameter, "hotbed_table", None)
-
-
-def derive_key(seed: int | None, name: str) -> int:
-    """The key of a table: from (seed, name), or from torch's default generator if seed is None."""
-    if seed is None:
-        seed = int(torch.randint(-(2**63), 2**63 - 1, (), dtype=torch.int64, device="cpu"))
-    if isinstance(seed, bool) or not hasattr(seed, "__index__"):
-        raise TableError(f"seed must be an integer, or None to draw one, got {seed!r}.")
-    seed = operator.index(seed)
-    return table_key(seed, name)
 
 
 def _name(dtype: torch.dtype) -> str:

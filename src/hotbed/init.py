@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import math
+import operator
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple, Protocol, runtime_checkable
 
-import torch  # noqa: F401  (before the core, which shares torch's OpenMP runtime)
+import torch  # before the core, which shares torch's OpenMP runtime
 
 from hotbed import _core
 from hotbed.errors import TableError
@@ -250,3 +251,13 @@ def table_key(seed: int, name: str) -> int:
     """
     text = f"{seed:d}\0{name}".encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
+
+
+def derive_key(seed: int | None, name: str) -> int:
+    """The key of a table: from (seed, name), or from torch's default generator if seed is None."""
+    if seed is None:
+        seed = int(torch.randint(-(2**63), 2**63 - 1, (), dtype=torch.int64, device="cpu"))
+    if isinstance(seed, bool) or not hasattr(seed, "__index__"):
+        raise TableError(f"seed must be an integer, or None to draw one, got {seed!r}.")
+    seed = operator.index(seed)
+    return table_key(seed, name)

@@ -9,7 +9,8 @@ from hotbed import init as initializers
 from hotbed.embedding import Embedding
 from hotbed.embedding_bag import EmbeddingBag
 from hotbed.errors import TableError
-from hotbed.handles import LiveTable, derive_key
+from hotbed.handles import LiveTable
+from hotbed.init import derive_key
 from hotbed.one_table import OneTable, refuse_options
 from hotbed.tables import Table
 

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from hotbed import init as initializers
 from hotbed.arrays import real_tensor
 from hotbed.errors import TableError
-from hotbed.handles import LiveTable, derive_key
+from hotbed.handles import LiveTable
+from hotbed.init import derive_key
 from hotbed.inputs import Bags
 from hotbed.placement import named_device
 from hotbed.table_owner import TableOwner

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from hotbed.errors import OptimizerError, TableError
 from hotbed.gradients import plain_access
 from hotbed.handles import LiveTable, live_table
-from hotbed.holds import alone, together
+from hotbed.holds import alone, reading
 from hotbed.inputs import Bags
 from hotbed.resolve.lookup import lookup
 from hotbed.state_dict import ENDINGS, load_table, save_table, signed_key
@@ -92,9 +92,7 @@ class TableOwner(nn.Module):
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         nn.Module._save_to_state_dict(self._without_handles(), destination, prefix, keep_vars)
-        for table in self._owned.values():
-            table.ready()
-        with together(self._owned.values()):
+        with reading(self._owned.values()):
             self._save_tables(destination, prefix, keep_vars)
 
     def _save_tables(self, destination: Any, prefix: str, keep_vars: bool) -> None:
@@ -127,9 +125,12 @@ class TableOwner(nn.Module):
                 unexpected_keys,
                 error_msgs,
             )
-        for name, table in self._owned.items():
-            key = local_metadata.get(f"{name}.key")
-            load_table(table, state_dict, prefix + name, key, missing_keys, error_msgs)
+        for table in self._owned.values():
+            table.settle()
+        with alone(self._owned.values()):
+            for name, table in self._owned.items():
+                key = local_metadata.get(f"{name}.key")
+                load_table(table, state_dict, prefix + name, key, missing_keys, error_msgs)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         wanted = {name: _device_after(table, fn) for name, table in self._owned.items()}

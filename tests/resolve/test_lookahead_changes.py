@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -154,14 +155,14 @@ def test_a_frozen_table_is_read_as_the_forward_asks() -> None:
     for model in models:
         hb.optim.SGD(model.parameters(), lr=0.0)
         model.parameter("b").requires_grad_(False)
-    data = [{"a": _ids(seed, BATCH), "b": _ids(seed, BATCH)} for seed in range(3)]
+    data = [{"a": _ids(seed, BATCH), "b": _ids(seed, BATCH)} for seed in range(4)]
     for at, batch in enumerate(hb.lookahead(data, models[0])):
-        given = {"a": batch["a"], "b": _ids(at + 20, BATCH)}
+        given = {"a": batch["a"], "b": _ids(at + 20, BATCH) if at % 2 else batch["b"].clone()}
         found = [model(given) for model in models]
         assert all(torch.equal(found[0][name], found[1][name]) for name in "ab")
         with pytest.raises(hb.IdError, match="outside"):
             models[0]({"a": batch["a"], "b": torch.full((BATCH,), ROWS)})
-    assert models[0].stats()["batches_ahead"] == 3
+    assert models[0].stats()["batches_ahead"] == 2
 
 
 # -- loaders that fill their tensors again -------------------------------------------------------------
@@ -196,7 +197,7 @@ def test_a_loader_that_fills_its_tensors_again_is_refused(
     fill: Callable[[Tensor, Tensor], None], shared: bool
 ) -> None:
     model = Model(storage())
-    with pytest.raises(InputError, match=r"feature '(item|user)'.*new tensors for each batch"):
+    with pytest.raises(InputError, match=r"feature '(item|user)'.*new ones for each batch"):
         for batch in hb.lookahead(_refilling(6, fill, shared), model, depth=2):
             step(model, adagrad(model), batch)
     assert pinned(model) == 0
@@ -235,6 +236,89 @@ def test_a_batch_that_is_filled_while_the_loop_has_it_is_told_of() -> None:
     for at, batch in enumerate(changed):
         batch["item"] = batches(3)[(at + 1) % 3]["item"]
     assert losses == expected(changed)
+
+
+class Renewing:
+    """Gives the same container again and again, with other tensors in it."""
+
+    def __init__(self, kind: str, count: int) -> None:
+        self.kind, self.count = kind, count
+
+    def __iter__(self) -> Iterator[Any]:
+        whole: Any = {} if self.kind == "dict" else [None]
+        for batch in batches(self.count):
+            if self.kind == "dict":
+                whole.clear()
+                whole.update(batch)
+            else:
+                whole[0] = batch
+            yield whole
+
+
+@pytest.mark.parametrize("kind", ["dict", "list"])
+def test_a_loader_that_fills_its_containers_again_is_refused(kind: str) -> None:
+    model = Model(storage())
+    optimizer = adagrad(model)
+    with pytest.raises(InputError, match="changed after look-ahead had read it"):
+        for batch in hb.lookahead(Renewing(kind, 6), model):
+            step(model, optimizer, batch if kind == "dict" else batch[0])
+
+
+def test_what_a_function_makes_of_tensors_that_are_filled_again_is_refused() -> None:
+    model = Model(storage())
+
+    def inputs(batch: Any) -> Any:
+        return {name: batch[name] % 100 for name in ("item", "user")}
+
+    with pytest.raises(InputError, match="changed after look-ahead had read it"):
+        for batch in hb.lookahead(_refilling(6, _by_torch, False), model, inputs=inputs):
+            model.embeddings(inputs(batch))
+
+
+def test_ids_of_a_frozen_table_that_are_filled_again_are_refused() -> None:
+    model = Model(storage())
+    for name in ("item", "user"):
+        model.embeddings.parameter(name).requires_grad_(False)
+    with pytest.raises(InputError, match="changed after look-ahead had read it"):
+        for batch in hb.lookahead(_refilling(6, _by_torch, False), model):
+            model(batch)
+
+
+@pytest.mark.parametrize("why", ["evaluation", "unknown inputs"])
+def test_where_nothing_can_be_announced_nothing_is_read_ahead(why: str) -> None:
+    """And so a loader may fill its tensors again."""
+    model = Model(storage())
+    names = {"item": "item", "user": "user"} if why == "evaluation" else {"item": "i", "user": "u"}
+    if why == "evaluation":
+        model.eval()
+
+    def loader() -> Iterator[Any]:
+        for batch in _refilling(9, _by_torch, False):
+            yield {new: batch[name] for name, new in names.items()}
+
+    seen = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for batch in hb.lookahead(loader(), model):
+            seen.append([batch[new].clone() for new in names.values()])
+    expected_ids = [[batch["item"], batch["user"]] for batch in batches(9)]
+    assert all(
+        torch.equal(a, b) for x, y in zip(seen, expected_ids, strict=True) for a, b in zip(x, y)
+    )
+
+
+def test_a_function_that_looks_rows_up_while_a_window_is_closed() -> None:
+    tiered, _ = _models()
+
+    def inputs(batch: Any) -> Any:
+        tiered.lookup("a", [1, 2, 3])
+        return {"a": batch}
+
+    data = [_ids(seed, BATCH) for seed in range(30)]
+    for at, batch in enumerate(hb.lookahead(data, tiered, inputs=inputs)):
+        if at % 7 == 3:
+            tiered.load_state_dict(tiered.state_dict())
+        tiered({"a": batch})
 
 
 # -- ends of threads -----------------------------------------------------------------------------------

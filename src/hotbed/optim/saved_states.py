@@ -9,7 +9,7 @@ from torch import Tensor
 from hotbed import _core
 from hotbed.errors import OptimizerError
 from hotbed.handles import LiveTable
-from hotbed.holds import alone, together
+from hotbed.holds import alone, reading
 from hotbed.optim.options import loadable, numbers_of, strangers
 from hotbed.states import check_states, copy_states, reset_states, write_states
 
@@ -29,9 +29,7 @@ def add_states(optimizer: TableOptimizer, packed: dict[str, Any]) -> None:
     Raises:
         OptimizerError: the states do not fit in memory twice.
     """
-    for live in optimizer._live.values():
-        live.ready()
-    with together(optimizer._live.values()):
+    with reading(optimizer._live.values()):
         for index, parameter in enumerate(_parameters(optimizer.param_groups)):
             live = optimizer._live.get(parameter)
             if live is None:

@@ -11,7 +11,8 @@ from torch import nn
 
 from hotbed.collection import EmbeddingCollection
 from hotbed.errors import TableError
-from hotbed.resolve.window import Inputs, Source, Window
+from hotbed.resolve.source import Source
+from hotbed.resolve.window import Inputs, Window
 
 __all__ = ["lookahead"]
 

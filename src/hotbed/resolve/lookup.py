@@ -130,20 +130,26 @@ def lookup(
             raise complaint
         if table.place is not first.place and table.place != first.place:
             refuse_mixed_places({t.name: t for t in live})
-    with _core.Hold.of_forward([table.core for table in live], training) as hold:
-        if first.device_rows is None:
-            batch, wanted, _ahead = _resolve(live, table_of, names, bags, training)
-            hold.share()
-            with span("pool"):
-                return pool(batch, live, table_of, bags, wanted)
-        from hotbed.device.lookup import look_up, pool_resolved, raise_what_is_known
+    tiers = first.tiers
+    while True:
+        if tiers is not None:
+            tiers.settle()
+        with _core.Hold.of_forward([table.core for table in live], training) as hold:
+            if tiers is not None and any(table.core.homeless for table in live):
+                continue  # an optimizer was made just now
+            if first.device_rows is None:
+                batch, wanted, _ahead = _resolve(live, table_of, names, bags, training)
+                hold.share()
+                with span("pool"):
+                    return pool(batch, live, table_of, bags, wanted)
+            from hotbed.device.lookup import look_up, pool_resolved, raise_what_is_known
 
-        raise_what_is_known(live, training=training)
-        if first.tiers is None:
-            return look_up(live, table_of, names, bags)
-        batch, _, _ahead = _resolve(live, table_of, names, bags, training)
-        hold.share()
-        return pool_resolved(batch, live, bags)
+            raise_what_is_known(live, training=training)
+            if tiers is None:
+                return look_up(live, table_of, names, bags)
+            batch, _, _ahead = _resolve(live, table_of, names, bags, training)
+            hold.share()
+            return pool_resolved(batch, live, bags)
 
 
 def _resolve(

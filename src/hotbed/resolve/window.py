@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import atexit
-import dataclasses
 import os
 import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from hotbed import _core
 from hotbed.errors import HotbedError, InputError
-from hotbed.resolve.lookup import Prepared
+from hotbed.resolve.source import Entry, Source, find_features
 from hotbed.resolve.tiers import Tiers
 from hotbed.trace import span
 
@@ -24,88 +23,10 @@ if TYPE_CHECKING:
     from hotbed.collection import EmbeddingCollection
     from hotbed.resolve.lookahead import Lookahead
 
-__all__ = ["Inputs", "Source", "Window"]
+__all__ = ["Inputs", "Window"]
 
-T = TypeVar("T")
 Inputs = Callable[[Any], Any]
 READING, BRINGING_UP = "reading", "bringing rows up"
-
-
-@dataclasses.dataclass(slots=True, eq=False)
-class Entry:
-    batch: Any
-    error: BaseException | None = None
-    """What the loader raised in its place, or a function of the user over it."""
-    inputs: dict[str, Any] = dataclasses.field(default_factory=dict)
-    """What goes into the collections, by their names, where that is known."""
-    prepared: dict[str, Prepared] = dataclasses.field(default_factory=dict)
-    admitted: bool = False
-    failed: bool = False
-    tried: int = -1
-
-    def given(self) -> Any:
-        """The batch, or raises what the loader raised."""
-        if self.error is not None:
-            raise self.error
-        return self.batch
-
-
-class Source(Generic[T]):
-    """A loader that is being read; what was read and not taken comes first.
-
-    Threading: whoever reads has its turn alone. A window that ends does not wait for a loader that
-    blocks; what the loader gives then is left for the next reader.
-    """
-
-    def __init__(self, iterator: Iterator[T]) -> None:
-        self.iterator = iterator
-        self.left: deque[Entry] = deque()
-        self._turn = threading.Lock()
-        self._ended = False
-
-    @property
-    def being_read(self) -> bool:
-        return self._turn.locked()
-
-    def wait(self) -> None:
-        """Returns when nobody reads."""
-        with self._turn:
-            pass
-
-    @property
-    def more(self) -> bool:
-        """Whether `read` may give something."""
-        return bool(self.left) or not self._ended
-
-    def read(
-        self,
-        wanted: Callable[[], bool] = lambda: True,
-        look: Callable[[Entry], None] = lambda entry: None,
-    ) -> Entry | None:
-        """The next batch, or what the loader raised in its place; None: there is none, or it was not
-        `wanted` any more when it had come and `look` had seen it, and was left."""
-        with self._turn:
-            if self.left:
-                entry = self.left[0]
-                look(entry)
-                return self.left.popleft() if wanted() else None
-            try:
-                entry = Entry(next(self.iterator))
-            except StopIteration:
-                self._ended = True
-                return None
-            except BaseException as error:
-                self._ended = True
-                entry = Entry(None, error)
-            look(entry)
-            if wanted():
-                return entry
-            self.left.append(Entry(entry.batch, entry.error))
-            return None
-
-    def __iter__(self) -> Iterator[T]:
-        while (entry := self.read()) is not None:
-            yield entry.given()
 
 
 class Window:
@@ -371,7 +292,7 @@ class Window:
             return given[name] if len(self._collections) > 1 else given
         if name in self._given_by:
             return self._given_by[name](batch)
-        found = _find(batch, list(collection.features), 3)
+        found = find_features(batch, list(collection.features), 3)
         if found is not None:
             return {feature: found[feature] for feature in collection.features}
         with self._moved:
@@ -427,24 +348,3 @@ def _close_windows() -> None:
         windows = list(_windows)
     for window in windows:
         window.close(patience=0.0)
-
-
-def _find(batch: Any, features: list[str], deep: int) -> Any:
-    """The mapping in `batch` that has all the features."""
-    parts: Iterable[Any]
-    if isinstance(batch, Mapping):
-        if all(feature in batch for feature in features):
-            return batch
-        parts = batch.values()
-    elif isinstance(batch, (list, tuple)):
-        parts = batch
-    elif dataclasses.is_dataclass(batch):
-        parts = [getattr(batch, field.name) for field in dataclasses.fields(batch)]
-    else:
-        return None
-    if deep:
-        for part in parts:
-            found = _find(part, features, deep - 1)
-            if found is not None:
-                return found
-    return None

@@ -131,9 +131,6 @@ def test_a_server_beside_a_training_sees_the_rows_of_one_step(
             readers.rows()
 
 
-@pytest.mark.xfail(
-    strict=True, raises=RuntimeError, reason="rows are given their place while they are read"
-)
 @pytest.mark.parametrize("read", ["rows", "state_dict"])
 def test_an_optimizer_that_is_made_while_rows_are_read(
     monkeypatch: pytest.MonkeyPatch, read: str
