@@ -303,7 +303,9 @@ def test_where_nothing_can_be_announced_nothing_is_read_ahead(why: str) -> None:
             seen.append([batch[new].clone() for new in names.values()])
     expected_ids = [[batch["item"], batch["user"]] for batch in batches(9)]
     assert all(
-        torch.equal(a, b) for x, y in zip(seen, expected_ids, strict=True) for a, b in zip(x, y)
+        torch.equal(a, b)
+        for x, y in zip(seen, expected_ids, strict=True)
+        for a, b in zip(x, y, strict=True)
     )
 
 
