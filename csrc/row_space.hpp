@@ -105,9 +105,9 @@ class RowSpace {
   int64_t admit_now(std::span<const TableIds> parts, int64_t* slots);
   // With how many slots it would fit.
   int64_t slots_needed(std::span<const TableIds> parts);
-  // With how many slots a stream like that of so far gets along that looks `ahead` batches ahead: the
-  // largest batch so often as batches may hold rows at once. Gradients that wait for a step hold
-  // those of theirs, and twice as many as now may: accumulating has perhaps only begun.
+  // With how many slots a stream like that of so far gets along that looks `ahead` batches ahead:
+  // the largest batch so often as batches may hold rows at once. Gradients that wait for a step
+  // hold those of theirs, and twice as many as now may: accumulating has perhaps only begun.
   int64_t slots_for_stream(int64_t ahead);
   // Slots that batches hold.
   int64_t pinned();

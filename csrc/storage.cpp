@@ -312,9 +312,8 @@ uint64_t Storage::compute_budget_for_stream(std::vector<OverBudget::Need> needs,
                                             int64_t ahead) const {
   for (const auto& space : spaces_) {
     int64_t slots = space->slots_for_stream(ahead);
-    auto need = std::find_if(needs.begin(), needs.end(), [&](const OverBudget::Need& one) {
-      return one.space == space.get();
-    });
+    auto need = std::find_if(needs.begin(), needs.end(),
+                             [&](const OverBudget::Need& one) { return one.space == space.get(); });
     if (need == needs.end()) need = needs.insert(need, {space.get(), 1});
     need->slots = std::max(need->slots, slots);
   }

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -189,3 +193,123 @@ print(layer.weight.grad._nnz())
         [sys.executable, "-c", script], capture_output=True, text=True, check=False
     )
     assert (ran.stdout, ran.stderr) == ("2\n", "")
+
+
+# -- what people do with a gradient ------------------------------------------------------------------
+
+
+def _one() -> tuple[hb.EmbeddingCollection, nn.Parameter]:
+    collection = hb.EmbeddingCollection([hb.Table("a", dim=2, rows=10)], seed=1)
+    return collection, collection.parameter("a")
+
+
+def _backward(collection: hb.EmbeddingCollection, ids: list[int]) -> None:
+    collection({"a": torch.tensor(ids)})["a"].sum().backward()
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+def test_a_gradient_of_single_elements_is_one_of_rows() -> None:
+    collection, handle = _one()
+    optimizer = hb.optim.SGD([handle], lr=1.0)
+    before = collection.rows("a").values
+    handle.grad = torch.sparse_coo_tensor([[3, 3, 5], [1, 1, 0]], [5.0, 1.0, 2.0], (10, 2))
+    _backward(collection, [3])
+    optimizer.step()
+    moved = torch.zeros(10, 2)
+    moved[3], moved[5] = torch.tensor([1.0, 7.0]), torch.tensor([2.0, 0.0])
+    torch.testing.assert_close(before - collection.rows("a").values, moved)
+
+
+def test_a_gradient_copies_and_saves_as_a_tensor(tmp_path: Path) -> None:
+    collection, handle = _one()
+    _backward(collection, [1, 2, 1])
+    expected = handle.grad.to_dense()
+    torch.save(handle.grad, tmp_path / "gradient.pt")
+    for again in (
+        copy.deepcopy(handle.grad),
+        pickle.loads(pickle.dumps(handle.grad)),
+        torch.load(tmp_path / "gradient.pt"),
+    ):
+        assert torch.equal(again.to_dense(), expected)
+
+
+@pytest.mark.parametrize("wrong", [torch.zeros(3), 3, "itself"])
+def test_an_assignment_that_is_refused_leaves_the_gradient(wrong: Any) -> None:
+    collection, handle = _one()
+    _backward(collection, [1, 2])
+    with pytest.raises((RuntimeError, TypeError)):
+        handle.grad = handle if wrong == "itself" else wrong
+    assert handle.grad is not None and handle.grad._nnz() == 2
+
+
+def test_a_table_that_was_frozen_before_backward_gets_no_gradient() -> None:
+    collection, handle = _one()
+    loss = collection({"a": torch.tensor([1])})["a"].sum()
+    handle.requires_grad_(False)
+    loss.backward()
+    assert handle.grad is None
+
+
+def test_a_gradient_times_a_matrix_is_torch_s() -> None:
+    collection, handle = _one()
+    twin = nn.Embedding(10, 2, sparse=True)
+    factor = torch.arange(20.0).view(10, 2)
+    _backward(collection, [2, 0, 1])
+    twin(torch.tensor([2, 0, 1])).sum().backward()
+    for grad in (handle.grad, twin.weight.grad):
+        grad.mul_(factor)
+    assert torch.equal(handle.grad.to_dense(), twin.weight.grad.to_dense())
+
+
+def test_a_norm_counts_what_torch_has_added_in_place() -> None:
+    collection, handle = _one()
+    handle.register_hook(lambda grad: grad)
+    norms = []
+    for ids in ([2, 1], [1, 2]):
+        _backward(collection, ids)
+        norms.append(float(hb.nn.clip_grad_norm_([handle], 1e9)))
+    assert norms == [2.0, 4.0]
+
+
+@pytest.mark.parametrize("how", ["zero_grad", "zero_", "zeros_like"])
+def test_a_gradient_that_was_zeroed_beside_a_hook_holds_no_rows(how: str) -> None:
+    model = hb.EmbeddingCollection(
+        [hb.Table("a", dim=64)], seed=0, storage=hb.Storage(device="600KB", host="20MB")
+    )
+    handle = model.parameter("a")
+    handle.register_hook(lambda grad: None)
+    optimizer = hb.optim.SGD([handle], lr=0.1)
+    for at in range(60):  # all batches together need five times the budget
+        _backward(model, list(range(100 * at, 100 * at + 100)))
+        optimizer.step()
+        if how == "zero_grad":
+            model.zero_grad(set_to_none=False)
+        elif how == "zero_":
+            handle.grad.zero_()
+        else:
+            handle.grad = torch.zeros_like(handle.grad)
+    assert model.count("a") == 6000
+
+
+def test_tables_may_be_made_while_another_thread_steps() -> None:
+    collection, handle = _one()
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    made, ended = [], threading.Event()
+
+    def make() -> None:
+        while not ended.is_set():
+            made.append(_one())
+            del made[:-5]
+
+    thread = threading.Thread(target=make)
+    thread.start()
+    try:
+        for _ in range(300):
+            optimizer.step()
+    finally:
+        ended.set()
+        thread.join()
+        sys.setswitchinterval(before)
+    assert handle.grad is None and collection.count("a") == 10

@@ -76,7 +76,7 @@ class TableGradient(Tensor):
     def __reduce_ex__(self, protocol: Any) -> Any:
         with plain_access():  # as the tensor that it is for others
             alias = _coo(self._indices()[0], self._values(), self.shape)
-            return alias.__reduce_ex__(protocol)
+            return alias.__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
 
     @classmethod
     def __torch_function__(
@@ -303,12 +303,10 @@ class WaitingGradient:
                 TableGradient.adopt(stored, self.origins)  # of torch, or of the user
             if not self.shares and not (each_once and self._may_repeat(stored)):
                 return stored
-            shares, self.shares = self.shares, []
-            try:
-                total = self._total(handle, stored, shares)
-            except BaseException:
-                self.shares = shares + self.shares
-                raise
+            shares = self.shares
+            total = self._total(handle, stored, shares)
+            if self.shares is shares:  # no handler of a signal has looked meanwhile
+                self.shares = []
             self.origins += [share.origin for share in shares]
             set_gradient(handle, total)
             self._summed = total, total._nnz() if total.is_sparse else 0

@@ -126,7 +126,7 @@ class DeviceGradient(WaitingGradient):
         self.notices: deque[Notice] = deque()
         """On their way from the device, in their order."""
 
-    def _total(self, handle: Any, stored: Tensor | None) -> Tensor:
+    def _total(self, handle: Any, stored: Tensor | None, shares: list[Any]) -> Tensor:
         live = handle.hotbed_table
         share = share_of(live)
         if share is not None:
