@@ -224,6 +224,7 @@ class Window:
             return
         if entry.inputs and not self.closed:
             self._announce(entry)
+        entry.inputs = {}
         entry.failed = entry.failed or entry.error is not None
         with self._moved:
             self._only_when_asked = not entry.prepared
