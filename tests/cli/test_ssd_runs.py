@@ -41,6 +41,7 @@ def test_a_run_that_saved_its_rows_is_followed_by_the_same(wide_log: Path, tmp_p
     # What the last one has left is saved nowhere.
     before = contents(tmp_path / "rows")
     for options in (saving, ()):
+        gc.collect()  # a model that is garbage holds the folder until then
         result = train(wide_log, tmp_path, *options)
         assert result.exit_code == 2 and "and pass --reset-ssd to delete them." in result.stderr
         assert f"Error: --ssd {tmp_path / 'rows'} holds rows of an earlier run" in result.stderr
@@ -66,12 +67,13 @@ def test_a_run_that_could_not_save_keeps_its_rows(
 
 
 def test_a_run_that_took_no_step_leaves_nothing_to_lose(wide_log: Path, tmp_path: Path) -> None:
-    result = train(wide_log, tmp_path, host="1MB")
-    assert result.exit_code == 2 and "Raise --host 1MB to at least" in result.stderr
+    result = train(wide_log, tmp_path, host="100KB")
+    assert result.exit_code == 2 and "Raise --host 100KB to at least" in result.stderr
     del result  # its traceback holds the model, which holds the folder
     gc.collect()
     result = train(wide_log, tmp_path)
-    assert result.exit_code == 0 and "or trained nothing." in words(result)
+    assert result.exit_code == 0, result.output
+    assert "or trained nothing." in words(result)
 
 
 @pytest.mark.parametrize(("free", "rows"), [(10**9, None), (8_500_000, 5_000), (8_500_000, 10**5)])
