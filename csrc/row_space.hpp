@@ -81,9 +81,9 @@ class RowSpace {
   int64_t capacity() const { return residency_.capacity(); }
   // Slots that may be used: the capacity, or what `allowed` has left of it.
   int64_t limit() const;
-  // Asked before rows move, and told what is taken beside rows: how many slots there may be from now
-  // on, never more than before. What others take of the budget grows, and then memory of slots is
-  // given back.
+  // Asked before rows move, and told what is taken beside rows: how many slots there may be from
+  // now on, never more than before. What others take of the budget grows, and then memory of slots
+  // is given back.
   void allow(std::function<int64_t(uint64_t)> allowed) { allowed_ = std::move(allowed); }
   const std::vector<Table*>& tables() const { return tables_; }
   Tier& below() const { return *below_; }
@@ -106,9 +106,9 @@ class RowSpace {
   int64_t admit_now(std::span<const TableIds> parts, int64_t* slots);
   // With how many slots it would fit.
   int64_t slots_needed(std::span<const TableIds> parts);
-  // With how many slots a stream like that of so far gets along that looks `ahead` batches ahead: the
-  // largest batch so often as batches may hold rows at once. Gradients that wait for a step hold
-  // those of theirs, and twice as many as now may: accumulating has perhaps only begun.
+  // With how many slots a stream like that of so far gets along that looks `ahead` batches ahead:
+  // the largest batch so often as batches may hold rows at once. Gradients that wait for a step
+  // hold those of theirs, and twice as many as now may: accumulating has perhaps only begun.
   int64_t slots_for_stream(int64_t ahead);
   // Slots that batches hold.
   int64_t pinned();
