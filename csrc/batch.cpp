@@ -333,6 +333,11 @@ bool Batch::grows(const TableBatch& part) const {
 }
 
 void Batch::resolve(bool insert, bool transpose) {
+  for (const TableBatch& part : parts) {
+    if (part.table->released()) {
+      throw std::logic_error("the rows of table '" + part.table->name() + "' lie elsewhere");
+    }
+  }
   unpool_unpooled();
   bool brings_up = false;
   for (const TableBatch& part : parts) brings_up = brings_up || (insert && grows(part));
@@ -392,14 +397,30 @@ void Batch::place_positions(TableBatch& part) {
 
 namespace {
 
+int64_t id_at(const FeatureInput& input, int64_t p) {
+  return input.id_bytes == 4 ? static_cast<const int32_t*>(input.ids)[p]
+                             : static_cast<const int64_t*>(input.ids)[p];
+}
+
 // Whether a feature of a grouped table has the ids at its positions that were grouped.
 template <class Id>
-bool same_ids(const TableBatch& part, const FeatureBatch& feature, const Id* ids) {
+bool as_grouped(const TableBatch& part, const FeatureBatch& feature, const Id* ids) {
   const InitialSpec& initial = part.table->initial();
   const int32_t* groups = part.groups.data() + feature.base;
   for (int64_t p = 0; p < feature.input.count; ++p) {
     int64_t then = groups[p] < 0 ? initial.padding_id : part.unique_ids[groups[p]];
     if (then != static_cast<int64_t>(ids[p])) return false;
+  }
+  return true;
+}
+
+bool same_ids(const TableBatch& part, const FeatureBatch& feature, const FeatureInput& given) {
+  if (part.grouped) {
+    return given.id_bytes == 4 ? as_grouped(part, feature, static_cast<const int32_t*>(given.ids))
+                               : as_grouped(part, feature, static_cast<const int64_t*>(given.ids));
+  }
+  for (int64_t p = 0; p < given.count; ++p) {
+    if (id_at(given, p) != id_at(feature.input, p)) return false;
   }
   return true;
 }
@@ -440,23 +461,20 @@ int64_t Batch::first_difference(const Batch& now) const {
     if (same && unpooled && given.offsets) {
       same = rise_from_0_to(given.count, given.offsets, given.bags);
     }
-    if (same && part.grouped) {
-      same = given.id_bytes == 4 ? same_ids(part, feature, static_cast<const int32_t*>(given.ids))
-                                 : same_ids(part, feature, static_cast<const int64_t*>(given.ids));
-      if (same && then.offsets) same = same_bags(part, feature, given.offsets);
+    if (same && then.offsets) {
+      same = part.grouped ? same_bags(part, feature, given.offsets)
+                          : std::equal(given.offsets, given.offsets + given.bags + 1, then.offsets);
     }
+    if (same) same = same_ids(part, feature, given);
     if (!same) first = std::min(first, f);
   }
   return first < count ? first : -1;
 }
 
-void Batch::take_inputs(const Batch& now) {
+void Batch::take_weights(const Batch& now) {
   for (size_t f = 0; f < features.size(); ++f) {
-    FeatureInput taken = now.features[f].input;
-    if (parts[taken.table].grouped) taken.offsets = features[f].input.offsets;
-    features[f].input = taken;
+    features[f].input.weights = now.features[f].input.weights;
   }
-  unpool_unpooled();
 }
 
 void Batch::announce() { claim_->announce(); }

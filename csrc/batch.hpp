@@ -107,11 +107,11 @@ class Batch {
   bool admitted() const { return claim_ && claim_->admitted(); }
 
   // The first feature of `now`, a batch over the same tables that nobody has checked, which asks
-  // for something else than group() has read here; -1: none does. (Ids of frozen tables are not
-  // read.)
+  // for something else than group() has read here; -1: none does. (Ids of frozen tables are read
+  // again where they were.)
   int64_t first_difference(const Batch& now) const;
-  // Weights, and all of what is yet to be read, come from where that batch has them.
-  void take_inputs(const Batch& now);
+  // Weights come from where that batch has them.
+  void take_weights(const Batch& now);
 
   // Before a gradient of a batch that was only read: finds the slots of its rows, which those of
   // tiered tables keep while the claim lives, without storing any. False where some ids have no

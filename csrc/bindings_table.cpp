@@ -273,8 +273,8 @@ void bind_table(nb::module_& module) {
       .def("first_difference", &Batch::first_difference, "now"_a, Unlocked(),
            "The first feature of another batch that asks for something else than group() has read "
            "here; -1: none does.")
-      .def("take_inputs", &Batch::take_inputs, "now"_a,
-           "Weights, and all of what is yet to be read, come from where that batch has them.")
+      .def("take_weights", &Batch::take_weights, "now"_a,
+           "Weights come from where that batch has them.")
       .def("announce", &Batch::announce, Unlocked())
       .def("admit", &Batch::admit, Unlocked())
       .def("seat", &Batch::seat, Unlocked())

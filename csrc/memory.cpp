@@ -1,5 +1,6 @@
 #include "memory.hpp"
 
+#include <pthread.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -135,7 +136,12 @@ void Mapping::release(uint64_t begin, uint64_t end) {
 }
 
 BlockPool& BlockPool::instance() {
-  static BlockPool* pool = new BlockPool;  // never destroyed: tensors may outlive static objects
+  static BlockPool* pool = [] {
+    // A child may take blocks though another thread was about to when it was forked.
+    pthread_atfork([] { instance().mutex_.lock(); }, [] { instance().mutex_.unlock(); },
+                   [] { instance().mutex_.unlock(); });
+    return new BlockPool;  // never destroyed: tensors may outlive static objects
+  }();
   return *pool;
 }
 

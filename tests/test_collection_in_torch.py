@@ -114,14 +114,12 @@ def test_two_collections_in_one_model() -> None:
     model(batch()).backward()
     assert len(list(model.parameters())) == 8
     assert all(p.grad is not None for p in model.parameters())
-    assert sum(p.numel() for p in model.parameters()) > 2**40
+    tables = [c.table(name) for c in (model.one, model.two) for name in c.tables]
+    stored = sum(len(table) * table.spec.dim for table in tables)
+    assert sum(p.numel() for p in model.parameters()) == stored < 2**20
 
 
-def test_elements_beyond_63_bits_are_counted() -> None:
-    tables = [hb.Table(f"t{t}", 2**22) for t in range(36)]
-    collection = hb.EmbeddingCollection(tables)
-    total = sum(p.numel() for p in collection.parameters())
-    assert total == 36 * 2**59 > 2**63 and collection.parameter("t0").nbytes == 2**61
+def test_the_widest_tables_have_handles_whose_bytes_can_be_counted() -> None:
     collection = hb.EmbeddingCollection([hb.Table("wide", 2**22), hb.Table("slim", 1)], seed=0)
     out = collection({"wide": ids([-(2**63)]), "slim": ids([2**63 - 1])})
     (out["wide"].sum() + out["slim"].sum()).backward()

@@ -51,21 +51,26 @@ def assert_agree(
         torch.testing.assert_close(mine.grad, yours.grad, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.skipif(
-    torch.__version__ < (2, 6), reason="torch's own EmbeddingBag crashes on some of these calls"
-)
+def loses_a_bag() -> bool:
+    """Whether torch leaves the last row of a matrix out where include_last_offset is set, as 2.5.1 does
+    (which crashes if it is the only one, and mode "max")."""
+    bag = nn.EmbeddingBag(1, 1, mode="sum", include_last_offset=True)
+    return len(bag(torch.zeros((1, 1), dtype=torch.int64))) == 0
+
+
 @settings(max_examples=examples(150))
 @given(st.data())
 def test_random_calls_agree(data: st.DataObject) -> None:
     mode = data.draw(st.sampled_from(MODES))
     dtype = data.draw(st.sampled_from((torch.float32, torch.float64)))
-    last = data.draw(st.booleans())
+    matrix = data.draw(st.booleans())
+    last = data.draw(st.booleans()) and not (matrix and loses_a_bag())
     padding = data.draw(st.sampled_from((None, 0, 4, -1)))
     theirs, ours = twins(mode=mode, dtype=dtype, include_last_offset=last, padding_idx=padding)
     assert ours.padding_idx == theirs.padding_idx
     kind = data.draw(st.sampled_from((torch.int64, torch.int32)))
     batch = data.draw(st.integers(1, 5))
-    if data.draw(st.booleans()):
+    if matrix:
         input = torch.randint(0, ROWS, (batch, data.draw(st.integers(1, 4))), dtype=kind)
         offsets = None
     else:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 
@@ -169,3 +171,21 @@ def test_backwards_at_once_lose_nothing() -> None:
             thread.join()
         assert torch.equal(ours.weight.grad._values(), torch.full((2, DIM), float(threads)))
         optimizer.zero_grad()
+
+
+@pytest.mark.process
+def test_looking_at_a_gradient_warns_of_nothing() -> None:
+    """In a process of its own, as torch says some things once."""
+    script = """
+import warnings, torch, hotbed as hb
+warnings.simplefilter("error")
+layer = hb.Embedding(6, 2)
+for _ in range(2):
+    layer(torch.tensor([1, 4])).sum().backward()
+torch.nn.utils.clip_grad_norm_(layer.parameters(), 1.0, foreach=False)
+print(layer.weight.grad._nnz())
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+    assert (ran.stdout, ran.stderr) == ("2\n", "")

@@ -296,6 +296,43 @@ def test_copies_beyond_memory_are_refused(
         tiered.lookup("item", wanted)
 
 
+def test_a_module_that_is_saved_loaded_or_moved_can_be_used_meanwhile() -> None:
+    """By other threads; here by what torch calls in the middle."""
+
+    class Extra(hb.EmbeddingCollection):
+        loaded: Any = None
+
+        def get_extra_state(self) -> Any:
+            use()
+            return {"kept": 7}
+
+        def set_extra_state(self, state: Any) -> None:
+            use()
+            self.loaded = state
+
+    def use() -> None:
+        assert len(list(model.parameters())) == 2
+        model({"item": ids([1])})
+
+    model = Extra([hb.Table("item", 4, 10)], seed=0)
+    model.register_parameter("scale", nn.Parameter(torch.ones(2)))
+    state = model.state_dict()
+    assert set(state) == {"item", "item.key", "scale", "_extra_state"}
+    state["scale"] = torch.zeros(2)
+    model.load_state_dict(state)
+    assert model.loaded == {"kept": 7} and not model.scale.any()
+    replaced = nn.Parameter(torch.full((2,), 3.0))
+    model.load_state_dict({**state, "scale": replaced}, assign=True)
+    assert model.scale is replaced
+
+    def move(tensor: torch.Tensor) -> torch.Tensor:
+        use()
+        return tensor.clone()
+
+    model._apply(move)
+    assert model.scale.tolist() == [3, 3]
+
+
 @pytest.fixture
 def process_group() -> Iterator[None]:
     """A world of one process, in memory."""

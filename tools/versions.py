@@ -1,9 +1,10 @@
 """The short tests on other versions: python -m tools.versions PYTHON:TORCH ...
 
 For each pair: a virtual environment in build/versions, torch's own wheel, the wheel of Hotbed as `make
-wheel` ships it but for that Python, and the tests. Kernels are interpreted where torch brings a Triton
-that they support. Wheels of torch for CUDA come without the CUDA libraries, which are gigabytes and of
-which no test here calls a function: stand-ins with the same names let torch be loaded.
+wheel` ships it but for that Python, and the tests, without the command line's, the kernels' and some that
+take long and meet nothing of torch's that others do not. Wheels of torch for CUDA come without the CUDA
+libraries, which are gigabytes and of which no test here calls a function: stand-ins with the same names
+let torch be loaded.
 """
 
 from __future__ import annotations
@@ -21,8 +22,20 @@ from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parents[1]
 WORK = ROOT / "build" / "versions"
-TESTS = ["tests", "--ignore=tests/benchmarks", "--ignore=tests/cli"]
-KERNELS = ["tests/ops/gpu", "tests/device"]
+LEFT_OUT = [
+    "benchmarks",
+    "cli",
+    "data",
+    "device",
+    "hotbed_command",
+    "ops/gpu",
+    "test_api_reference.py",  # of the Python that is developed with, as the next one
+    "test_packaging.py",
+    "test_random_batches.py",
+    "test_row_log.py",
+    "train/test_saved_folder.py",
+]
+TESTS = ["tests", *(f"--ignore=tests/{name}" for name in LEFT_OUT)]
 # What of CUDA torch calls when it is loaded.
 LOADED = "cudart"
 
@@ -68,13 +81,12 @@ class Version:
         except subprocess.CalledProcessError as error:
             return f"{' '.join(map(str, error.cmd))[:200]}\n{error.stdout}"
         chosen = shlex.split(os.environ.get("PYTEST_ARGS", "")) or TESTS
-        ignored = [] if triton else [f"--ignore={folder}" for folder in KERNELS]
-        tests = run(self._bin / "python", "-m", "pytest", *chosen, *ignored, cwd=ROOT, check=False)
+        tests = run(self._bin / "python", "-m", "pytest", *chosen, cwd=ROOT, check=False)
         (self._folder / "tests.log").write_text(tests)
         failed = [line for line in tests.splitlines() if line.startswith(("FAILED", "ERROR"))]
         print("\n".join(failed), flush=True)
         last = tests.strip().splitlines()[-1:]
-        return f"{last[0] if last else 'nothing'}{' (kernels interpreted)' if triton else ''}"
+        return last[0] if last else "nothing"
 
     def _pip(self, *arguments: object) -> None:
         run(self._bin / "python", "-m", "pip", "-q", *arguments)

@@ -13,7 +13,7 @@ from hotbed.handles import LiveTable, derive_key
 from hotbed.holds import together
 from hotbed.inputs import Bags, read_bags, split_keyed
 from hotbed.jagged import Jagged
-from hotbed.placement import named_device
+from hotbed.placement import named_device, refuse_mixed_places
 from hotbed.resolve import hottest
 from hotbed.resolve.lookup import Prepared
 from hotbed.resolve.outside_graphs import outside_graphs
@@ -182,6 +182,7 @@ class EmbeddingCollection(TableOwner):
                 served[id(source)] = label
                 live[label] = live_of(layer, label)
             features[label] = served[id(source)]
+        refuse_mixed_places(live)
         for label, table in live.items():  # only now that nothing can be refused any more
             if table.name != label:
                 table.rename(label)

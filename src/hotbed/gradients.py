@@ -21,6 +21,7 @@ __all__ = [
     "LeftRows",
     "TableGradient",
     "WaitingGradient",
+    "by_rows",
     "norm_of_rows",
     "plain_access",
     "set_gradient",
@@ -68,6 +69,15 @@ class TableGradient(Tensor):
         made.origins = list(origins)
         return made  # type: ignore[no-any-return]
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        with plain_access():
+            return self.adopt(self.clone(), self.origins)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        with plain_access():  # as the tensor that it is for others
+            alias = _coo(self._indices()[0], self._values(), self.shape)
+            return alias.__reduce_ex__(protocol)
+
     @classmethod
     def __torch_function__(
         cls, func: Any, types: Any, args: Iterable[Any] = (), kwargs: Any = None
@@ -84,15 +94,36 @@ class TableGradient(Tensor):
                 )
             result = func(*args, **kwargs)
             if isinstance(result, Tensor) and result.is_sparse and type(result) is Tensor:
-                found = [part.origins for part in args if isinstance(part, cls)]
+                used = result._nnz() > 0
+                found = [part.origins for part in args if isinstance(part, cls) and used]
                 return cls.adopt(result, [origin for origins in found for origin in origins])
             return result
 
 
-def _coo(slots: Tensor, rows: Tensor, shape: torch.Size) -> Tensor:
-    return torch.sparse_coo_tensor(
-        slots[None], rows, shape, device=rows.device, check_invariants=False
-    )
+if "2.11" <= torch.__version__ < "2.13":  # which compares as versions
+    # There sparse_coo_tensor warns that it checks nothing, also where it is told not to.
+    _unchecked = torch.ops.aten._sparse_coo_tensor_with_dims_and_tensors.default
+
+    def _coo(slots: Tensor, rows: Tensor, shape: torch.Size) -> Tensor:
+        kind = {"dtype": rows.dtype, "layout": torch.sparse_coo, "device": rows.device}
+        made: Tensor = _unchecked(1, 1, shape, slots[None], rows, **kind)
+        return made
+
+else:
+
+    def _coo(slots: Tensor, rows: Tensor, shape: torch.Size) -> Tensor:
+        return torch.sparse_coo_tensor(
+            slots[None], rows, shape, device=rows.device, check_invariants=False
+        )
+
+
+def by_rows(grad: Tensor) -> Tensor:
+    """A sparse gradient of single elements as one of rows."""
+    places, elements = grad._indices(), grad._values()
+    slots, at = torch.unique(places[0], return_inverse=True)
+    rows = elements.new_zeros((len(slots), grad.shape[1]))
+    rows.view(-1).index_add_(0, at * grad.shape[1] + places[1], elements)
+    return _coo(slots, rows, grad.shape)
 
 
 def _each_once(grad: Tensor) -> Tensor:
@@ -120,6 +151,8 @@ def _norm(grad: Tensor, ord: Any = 2, dim: Any = None, **options: Any) -> Tensor
 
 
 def _scale(grad: Tensor, factor: Any) -> Tensor:
+    if isinstance(factor, Tensor) and factor.dim():
+        return Tensor.mul_(grad, factor)
     grad._values().mul_(factor)
     return grad
 
@@ -193,9 +226,10 @@ class WaitingGradient:
         """What backwards left since somebody looked, in their order."""
         self.origins: list[Any] = []
         """Of what was looked at: where it comes from, which keeps its rows in their slots."""
-        self.summed: Tensor | None = None
-        """What was made of shares, as long as it is the handle's."""
-        self._lock = threading.Lock()
+        self._summed: tuple[Tensor, int] | None = None
+        """What was made of shares, as long as it is the handle's, and how many rows it had."""
+        # A handler of a signal may look in the middle of it.
+        self._lock = threading.RLock()
 
     def take(self, handle: Tensor, share: Any, accumulate: Any) -> TableGradient | None:
         """Keeps what a backward left; or gives what backward is to return, where torch has use for it.
@@ -209,16 +243,23 @@ class WaitingGradient:
             executed = False
         if not executed:
             return share.coo(handle)  # type: ignore[no-any-return]
+        if not handle.requires_grad:
+            return None  # any more: torch would not keep it either
         if handle._backward_hooks or handle._post_accumulate_grad_hooks:
             self.look(handle)  # torch adds behind all that was there before
-            self.origins.append(share.origin)
+            with self._lock:
+                self._forget_spent_origins(handle)
+                self.origins.append(share.origin)
             return share.coo(handle)  # type: ignore[no-any-return]
         with self._lock:
             self.shares.append(share)
-            stored = stored_gradient(handle)
-            if stored is not None and stored.is_sparse and not stored._nnz():
-                self.origins = []  # zero_grad(set_to_none=False)
+            self._forget_spent_origins(handle)
         return None
+
+    def _forget_spent_origins(self, handle: Tensor) -> None:
+        stored = stored_gradient(handle)
+        if stored is None or (stored.is_sparse and not stored._nnz()):
+            self.origins = []  # zero_grad(set_to_none=False), or torch's None
 
     def origins_of(self, handle: Tensor) -> list[Any]:
         """All that the gradient comes from, as far as that is known."""
@@ -230,13 +271,13 @@ class WaitingGradient:
         if grad is None:
             return self.drop(handle)
         with self._lock:
-            self.shares, self.summed = [], None
-            set_gradient(handle, grad)
+            set_gradient(handle, grad)  # which may refuse it
+            self.shares, self._summed = [], None
 
     def drop(self, handle: Tensor) -> None:
         """There is none any more; nothing is summed."""
         with self._lock:
-            self.shares, self.origins, self.summed = [], [], None
+            self.shares, self.origins, self._summed = [], [], None
             set_gradient(handle, None)
 
     def zero(self, handle: Tensor) -> None:
@@ -256,25 +297,38 @@ class WaitingGradient:
         with self._lock:
             stored = stored_gradient(handle)
             if stored is not None and stored.is_sparse and type(stored) is Tensor:
+                if stored.sparse_dim() == 2:
+                    stored = by_rows(stored)
+                    set_gradient(handle, stored)
                 TableGradient.adopt(stored, self.origins)  # of torch, or of the user
-            whole = stored is None or not stored.is_sparse or stored is self.summed
-            if not self.shares and (whole or not each_once):
+            if not self.shares and not (each_once and self._may_repeat(stored)):
                 return stored
-            total = self._total(handle, stored)
-            self.origins += [share.origin for share in self.shares]
-            self.shares = []
+            shares, self.shares = self.shares, []
+            try:
+                total = self._total(handle, stored, shares)
+            except BaseException:
+                self.shares = shares + self.shares
+                raise
+            self.origins += [share.origin for share in shares]
             set_gradient(handle, total)
-            self.summed = total
+            self._summed = total, total._nnz() if total.is_sparse else 0
             return total
 
-    def _total(self, handle: Any, stored: Tensor | None) -> Tensor:
-        parts = [(share.slots, share.rows) for share in self.shares]
-        origins = [share.origin for share in self.shares]
+    def _may_repeat(self, stored: Tensor | None) -> bool:
+        """Whether a slot may come twice in what torch holds; it adds to what was summed in place."""
+        if stored is None or not stored.is_sparse:
+            return False
+        summed = self._summed
+        return summed is None or stored is not summed[0] or stored._nnz() != summed[1]
+
+    def _total(self, handle: Any, stored: Tensor | None, shares: list[Any]) -> Tensor:
+        parts = [(share.slots, share.rows) for share in shares]
+        origins = [share.origin for share in shares]
         if stored is not None and stored.is_sparse:
             own = handle.hotbed_table.compute_dtype
             parts.insert(0, (stored._indices()[0], stored._values().to(own)))
             origins += getattr(stored, "origins", ())
-        if len(parts) > 1 or not self.shares:
+        if len(parts) > 1 or not shares:
             parts = [sum_duplicates(*(torch.cat(part) for part in zip(*parts, strict=True)))]
         total: Tensor = TableGradient.over(*parts[0], handle.shape, origins)
         if stored is None or stored.is_sparse:

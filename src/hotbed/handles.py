@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import operator
+import threading
 import weakref
 from collections.abc import Iterable
 from multiprocessing.context import get_spawning_popen
@@ -48,6 +49,7 @@ GRADIENTS_OF_OTHER_DTYPE = hasattr(torch.Tensor, "grad_dtype")
 
 
 _live_tables: weakref.WeakSet[LiveTable] = weakref.WeakSet()
+_of_live_tables = threading.Lock()
 
 
 class LiveTable(Placed):
@@ -123,7 +125,8 @@ class LiveTable(Placed):
         self._optimizer: weakref.ref[Any] | None = None
         self.complaint: HotbedError | None = None
         self.fused_update: Any = None
-        _live_tables.add(self)
+        with _of_live_tables:
+            _live_tables.add(self)
 
     @property
     def parameter(self) -> Handle:
@@ -402,7 +405,8 @@ def _restore(
 
 def live_tables() -> Iterable[LiveTable]:
     """All tables there are."""
-    return _live_tables
+    with _of_live_tables:
+        return list(_live_tables)
 
 
 def live_table(parameter: Any) -> LiveTable | None:

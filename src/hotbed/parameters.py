@@ -117,7 +117,17 @@ class FollowingHandle(Handle):
 class _Rowless:
     """Refuses whatever needs rows, at once: torch would compute on nothing, or for ever."""
 
-    table_name: str
+    of_table: LiveTable
+
+    def numel(self) -> int:
+        """Elements of the rows that are stored by now; the shape says how many there could be."""
+        return len(self.of_table) * self.of_table.spec.dim
+
+    nelement = numel
+
+    @property
+    def nbytes(self) -> int:
+        return self.numel() * self.of_table.compute_dtype.itemsize
 
     @classmethod
     def __torch_function__(
@@ -126,47 +136,49 @@ class _Rowless:
         kwargs = kwargs or {}
         if func is torch.autograd.grad and kwargs.get("materialize_grads"):
             return _all_gradients(*args, **kwargs)
+        if func is torch.numel:
+            return next(_instances((args, kwargs), _Rowless)).numel()
         if not _touches_rows(func):
             with plain_access():
                 return func(*args, **kwargs)
-        name = next(_instances((args, kwargs), _Rowless)).table_name
+        table = next(_instances((args, kwargs), _Rowless)).of_table
         wanted = func.__name__
         if wanted in ("__get__", "__set__"):
             wanted = {"__get__": "", "__set__": "setting "}[wanted] + func.__self__.__name__
         if wanted in ("data", "detach"):
             with plain_access():
-                return _OpenRows.over(func(*args, **kwargs), name)
+                return _OpenRows.over(func(*args, **kwargs), table)
         raise TableError(
-            f"Table {name!r}: its parameter holds no rows, as they are kept by id, so "
+            f"Table {table.name!r}: its parameter holds no rows, as they are kept by id, so "
             f"{wanted.strip('_')!r} has nothing to work on. Read rows with rows() or lookup(ids), write "
             "them with assign(ids, values) or a state_dict, and choose first values with "
             "Table(init=...)."
         )
 
 
-class OpenHandle(_Rowless, Handle):
+class OpenHandle(_Rowless, Handle):  # type: ignore[override]
     """The handle of a dynamic table: of its dim, with more rows than can be, and none in memory."""
 
     @property
-    def table_name(self) -> str:  # type: ignore[override]
-        return self.hotbed_table.name
+    def of_table(self) -> LiveTable:  # type: ignore[override]
+        return self.hotbed_table
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         table = self.hotbed_table
         return f"Handle of table {table.name!r} ({len(table):,} rows × {table.spec.dim})"
 
 
-class _OpenRows(_Rowless, Tensor):
+class _OpenRows(_Rowless, Tensor):  # type: ignore[override]
     """What ``data`` and ``detach()`` of an `OpenHandle` are: as little."""
 
     @classmethod
-    def over(cls, rows: Tensor, name: str) -> Tensor:
+    def over(cls, rows: Tensor, table: LiveTable) -> Tensor:
         made: Any = Tensor._make_subclass(cls, rows)
-        made.table_name = name
+        made.of_table = table
         return made  # type: ignore[no-any-return]
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        return f"Rows of table {self.table_name!r}, which are not kept in its parameter"
+        return f"Rows of table {self.of_table.name!r}, which are not kept in its parameter"
 
 
 def _all_gradients(outputs: Any, inputs: Any, **options: Any) -> tuple[Tensor, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -86,7 +86,9 @@ class Placed:
         def name(self) -> str: ...
 
     def _place(self) -> Any:
-        return str(self.device) if self.tiers is None else self.tiers
+        if self.tiers is not None:
+            return self.tiers
+        return "memory" if self.device_rows is None else str(self.device)
 
     def _handle_kind(self) -> type[Handle]:
         if not self.aliased:
@@ -250,18 +252,18 @@ class Placed:
         }
 
 
-def refuse_mixed_places(tables: Iterable[Placed]) -> None:
-    """Raises TableError unless tables can serve one call together."""
-    first, *others = tables
-    for other in others:
+def refuse_mixed_places(tables: Mapping[str, Placed]) -> None:
+    """Raises TableError unless tables, by the names that errors are to use, can serve one call."""
+    (name, first), *others = tables.items()
+    for other_name, other in others:
         if other.place == first.place:
             continue
         if first.tiers is not None and other.tiers is not None:
             raise TableError(
-                f"Tables {first.name!r} and {other.name!r} have Storage of their own each, and one call "
+                f"Tables {name!r} and {other_name!r} have Storage of their own each, and one call "
                 "cannot serve both. Make one EmbeddingCollection of them with one Storage."
             )
         raise TableError(
-            f"Tables {first.name!r} and {other.name!r} of one module lie in different places: "
+            f"Tables {name!r} and {other_name!r} of one module lie in different places: "
             f"{first.where} and {other.where}. Move the whole module, or leave one out of it."
         )

@@ -70,19 +70,28 @@ class TableOwner(nn.Module):
         with plain_access():
             return lookup(live, table_of, features, bags, self.training)
 
+    def _without_handles(self) -> Any:
+        """Stands in for this module where nn.Module's own methods are to see no table. The module stays
+        as it is, as others may look a batch up meanwhile."""
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        kept = {k: p for k, p in self._parameters.items() if k not in self._owned}
+        other.__dict__["_parameters"] = kept
+        return other
+
     @contextlib.contextmanager
-    def _without_handles(self) -> Iterator[None]:
-        """Leaves nn.Module's own methods the parameters that are not tables."""
-        parameters = self._parameters
-        self._parameters = {k: p for k, p in parameters.items() if k not in self._owned}
-        try:
-            yield
-        finally:
-            self._parameters = parameters
+    def _changed_without_handles(self) -> Iterator[Any]:
+        """The same, and takes over what was changed in it."""
+        other = self._without_handles()
+        yield other
+        for name, value in other.__dict__.items():
+            if name == "_parameters":
+                self._parameters.update(value)
+            elif self.__dict__.get(name, self) is not value:
+                self.__dict__[name] = value
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        with self._without_handles():
-            super()._save_to_state_dict(destination, prefix, keep_vars)
+        nn.Module._save_to_state_dict(self._without_handles(), destination, prefix, keep_vars)
         for table in self._owned.values():
             table.ready()
         with together(self._owned.values()):
@@ -107,8 +116,9 @@ class TableOwner(nn.Module):
         error_msgs: list[str],
     ) -> None:
         own = {prefix + name + ending for name in self._owned for ending in ENDINGS}
-        with self._without_handles():
-            super()._load_from_state_dict(
+        with self._changed_without_handles() as other:
+            nn.Module._load_from_state_dict(
+                other,
                 {k: v for k, v in state_dict.items() if k not in own},
                 prefix,
                 local_metadata,
@@ -130,8 +140,8 @@ class TableOwner(nn.Module):
             for name, table in self._owned.items():
                 if wanted[name] != table.device:
                     table.move_to(wanted[name])
-        with self._without_handles():
-            super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        with self._changed_without_handles() as other:
+            nn.Module._apply(other, fn, recurse)  # type: ignore[no-untyped-call]
         return self
 
 

@@ -47,13 +47,15 @@ def test_clipping_odd_cases() -> None:
     assert torch.equal(model.embeddings.parameter("item").grad._values(), before)
 
 
-def test_clipping_values_by_torch() -> None:
+@pytest.mark.parametrize("clip", [hb.nn.clip_grad_value_, nn.utils.clip_grad_value_])
+def test_clipping_values_counts_tables_and_dense_alike(clip: Callable[..., None]) -> None:
     model = Model()
     twin = Twin(model)
     for m in (model, twin):
         backward(m, 0)
         backward(m, 1)
-        nn.utils.clip_grad_value_(m.parameters(), 0.01)
+    clip(parameters=model.parameters(), clip_value=0.01)
+    nn.utils.clip_grad_value_(twin.parameters(), 0.01)
     for name in ("item", "user"):
         grad = model.embeddings.parameter(name).grad.to_dense()
         torch.testing.assert_close(grad, getattr(twin, name).weight.grad, rtol=1e-12, atol=1e-15)

@@ -230,6 +230,20 @@ def test_a_step_after_one_that_was_refused_takes_the_numbers_of_before() -> None
     assert torch.equal(step(pair, optimizer, 2), step(other, unchanged, 2))
 
 
+def test_what_was_refused_is_refused_again() -> None:
+    pair, optimizer = made("SGD", nesterov=True)
+    before = step(pair, optimizer)
+    optimizer.param_groups[0]["dampening"] = 0.5  # right by itself
+    for _ in range(2):
+        with pytest.raises(hb.OptimizerError, match="nesterov=True needs"):
+            step(pair, optimizer)
+    optimizer.param_groups[0].update(dampening=0, differentiable=True)
+    for _ in range(2):
+        with pytest.raises(hb.OptimizerError, match="differentiable=True cannot be honoured"):
+            step(pair, optimizer)
+    assert torch.equal(pair.values(), before)
+
+
 @pytest.mark.parametrize("option", ["capturable", "differentiable"])
 @pytest.mark.parametrize("change", [by_group, by_loading])
 def test_what_only_torch_can_do_is_refused_later_too(

@@ -19,10 +19,10 @@ BACKEND = "eager"
 
 
 class Model(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, storage: hb.Storage | None = None) -> None:
         super().__init__()
         self.embeddings = hb.EmbeddingCollection(
-            [hb.Table("item", 4, 20, "mean"), hb.Table("user", 4)], seed=0
+            [hb.Table("item", 4, 20, "mean"), hb.Table("user", 4)], seed=0, storage=storage
         )
         self.dense = nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 1))
 
@@ -106,3 +106,41 @@ def test_the_compiler_is_not_imported_for_nothing() -> None:
         "sys.exit(0 if before or 'torch._dynamo' not in sys.modules else 1)"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+@pytest.mark.parametrize("kind", ["plain", "fused", "tiers", "exact"])
+def test_a_whole_step_with_its_backward(kind: str) -> None:
+    """Dynamo looks into Python that the autograd engine calls; ours is not for it."""
+    models, losses = [], []
+    for compiled in (False, True):
+        torch.manual_seed(1)
+        model = Model(hb.Storage(device="1MB", host="4MB") if kind == "tiers" else None)
+        optimizer = hb.optim.Adam(
+            model.parameters(),
+            lr=0.1,
+            fused=kind == "fused",
+            untouched="exact" if kind == "exact" else "lazy",
+        )
+
+        def step(
+            x: dict[str, Any], scale: Tensor, model: Any = model, of: Any = optimizer
+        ) -> Tensor:
+            of.zero_grad()
+            loss: Tensor = model(x, scale).pow(2)
+            loss.backward()
+            hb.nn.clip_grad_norm_(model.parameters(), 1e6) if kind == "plain" else None
+            of.step()
+            return loss
+
+        run: Any = torch.compile(step, backend=BACKEND) if compiled else step
+        found = []
+        for seed in range(4):
+            torch.manual_seed(seed)
+            x = {"item": torch.randint(0, 20, (6, 3)), "user": torch.randint(-9, 9, (6,))}
+            found.append(run(x, torch.rand(())).item())
+        losses.append(found)
+        models.append(model)
+    assert losses[0] == losses[1]
+    for name in ("item", "user"):
+        rows = [model.embeddings.rows(name).values for model in models]
+        assert torch.equal(*rows)

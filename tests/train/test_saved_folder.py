@@ -168,6 +168,18 @@ def test_what_is_not_ours_is_not_replaced(tmp_path: Path, what: str) -> None:
         assert contents_of(tmp_path) == before and names_in(path) == names
 
 
+def test_a_folder_in_place_of_an_old_file_stays(tmp_path: Path) -> None:
+    path = tmp_path / "m"
+    save_model(with_bias(1), str(path))
+    (path / "tables.1.safetensors").unlink()
+    (path / "tables.1.safetensors").mkdir()
+    (path / "tables.1.safetensors" / "notes.txt").write_text("mine")
+    save_model(with_bias(2), str(path))
+    assert bias_of(path) == 2
+    assert (path / "tables.1.safetensors" / "notes.txt").read_text() == "mine"
+    assert names_in(path) == sorted([*names_of_model(2), "tables.1.safetensors"])
+
+
 def test_a_folder_of_other_files_is_not_saved_to(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     check_writable_folder(str(tmp_path / "empty"))

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from hotbed import _core
 from hotbed.errors import OptimizerError
-from hotbed.gradients import TableGradient, WaitingGradient, stored_gradient
+from hotbed.gradients import TableGradient, WaitingGradient, by_rows, stored_gradient
 from hotbed.ops.gpu.ids import Array, check_arrays
 from hotbed.ops.gpu.lookup import Lookup
 from hotbed.ops.gpu.pool import FeatureSlots
@@ -204,6 +204,8 @@ def _rows_of_stored(grad: Tensor, live: LiveTable, flags: list[Tensor]) -> tuple
                 "parameter directly. Use the vectors that forward returns."
             )
         return torch.arange(len(grad), device=grad.device), grad.float().contiguous()
+    if grad.sparse_dim() == 2:
+        grad = by_rows(grad)
     slots, values = grad._indices()[0].contiguous(), grad._values().float().contiguous()
     if not len(slots):
         return slots, values

@@ -25,6 +25,7 @@ from hotbed.ops.gpu.lookup import DeviceBatch, Lookup
 from hotbed.ops.gpu.pool import FeatureSlots
 from hotbed.ops.gpu.recording import use
 from hotbed.ops.pool import keeps_graph
+from hotbed.resolve.outside_graphs import outside_graphs
 from hotbed.trace import span
 
 if TYPE_CHECKING:
@@ -275,6 +276,7 @@ class _Pool(torch.autograd.Function):
         return tuple(batch.outputs)
 
     @staticmethod
+    @outside_graphs
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
         *saved, _ = ctx.saved_tensors  # raises where one was changed in place

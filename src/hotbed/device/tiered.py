@@ -113,12 +113,8 @@ class TieredBatch:
         ]
         return int(self._core.first_difference(now._core))
 
-    def take_inputs(self, now: TieredBatch) -> None:
-        self._core.take_inputs(now._core)
-        self._bags = [
-            given if t in self._frozen else mine
-            for t, mine, given in zip(self._table_of, self._bags, now._bags, strict=True)
-        ]
+    def take_weights(self, now: TieredBatch) -> None:
+        """They are read where the forward has them."""
 
     def group(self, frozen: Sequence[int]) -> None:
         self._frozen = frozenset(frozen)

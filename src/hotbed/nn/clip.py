@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
 from hotbed.gradients import norm_of_rows
 from hotbed.handles import live_table
+from hotbed.resolve.outside_graphs import outside_graphs
 
-__all__ = ["clip_grad_norm_"]
+__all__ = ["clip_grad_norm_", "clip_grad_value_"]
 
 
+@outside_graphs
 @torch.no_grad()
 def clip_grad_norm_(
     parameters: Tensor | Iterable[Tensor],
@@ -37,31 +39,15 @@ def clip_grad_norm_(
     Raises:
         RuntimeError: the norm is NaN or infinite and error_if_nonfinite is set; nothing has changed.
     """
-    if isinstance(parameters, Tensor):
-        parameters = [parameters]
-    norm_type = float(norm_type)
-    values: list[Tensor] = []
-    kinds: list[Callable[[Tensor, float], Tensor]] = []
-    for parameter in parameters:
-        grad = parameter.grad
-        if grad is None:
-            continue
-        if grad.is_sparse:
-            if (live := live_table(parameter)) is None:
-                parameter.grad = grad = grad.coalesce()
-            else:
-                grad = live.waiting.look(parameter, each_once=True)
-                assert grad is not None
-            grad = grad._values()
-            kinds.append(norm_of_rows)
-        else:
-            kinds.append(torch.linalg.vector_norm)
-        values.append(grad)
-    if not values:
+    gradients = _gradients(parameters)
+    if not gradients:
         return torch.tensor(0.0)
-    device = values[0].device
+    norm_type = float(norm_type)
+    device = gradients[0][0].device
     norms = [
-        norm(v, norm_type).to(device) for v, norm in zip(values, kinds, strict=True) if v.numel()
+        (norm_of_rows if of_rows else torch.linalg.vector_norm)(values, norm_type).to(device)
+        for values, of_rows in gradients
+        if values.numel()
     ]
     if not norms:
         return torch.tensor(0.0, device=device)
@@ -73,6 +59,36 @@ def clip_grad_norm_(
             "error_if_nonfinite=False to scale them by it anyway."
         )
     factor = (max_norm / (total + 1e-6)).clamp(max=1.0)
-    for value in values:
-        value.mul_(factor.to(device=value.device, dtype=value.dtype))
+    for values, _ in gradients:
+        values.mul_(factor.to(device=values.device, dtype=values.dtype))
     return total
+
+
+@outside_graphs
+@torch.no_grad()
+def clip_grad_value_(parameters: Tensor | Iterable[Tensor], clip_value: float) -> None:
+    """Brings every element of all gradients into [-clip_value, clip_value].
+
+    As ``torch.nn.utils.clip_grad_value_``. Of a table, the elements are those of the gradient that a
+    dense table would have: rows that several backwards added are summed first.
+
+    Args:
+        parameters: tables (their handles) and dense parameters; those without a gradient are skipped.
+        clip_value: the largest magnitude to leave.
+    """
+    for values, _ in _gradients(parameters):
+        values.clamp_(-float(clip_value), float(clip_value))
+
+
+def _gradients(parameters: Tensor | Iterable[Tensor]) -> list[tuple[Tensor, bool]]:
+    """What holds the elements of each gradient, and whether these are the rows of a sparse one."""
+    found: list[tuple[Tensor, bool]] = []
+    for parameter in [parameters] if isinstance(parameters, Tensor) else parameters:
+        live = live_table(parameter)
+        grad = parameter.grad if live is None else live.waiting.look(parameter, each_once=True)
+        if grad is None:
+            continue
+        if grad.is_sparse and live is None:
+            parameter.grad = grad = grad.coalesce()
+        found.append((grad._values(), True) if grad.is_sparse else (grad, False))
+    return found

@@ -22,6 +22,7 @@ from hotbed.gradients import LeftRows
 from hotbed.handles import CORE_DTYPES, LiveTable
 from hotbed.holds import alone, together
 from hotbed.inputs import Bags
+from hotbed.resolve.outside_graphs import outside_graphs
 from hotbed.resolve.tiers import over_budget
 
 __all__ = ["keeps_graph", "pool"]
@@ -129,6 +130,7 @@ class _Pool(torch.autograd.Function):
         return outputs
 
     @staticmethod
+    @outside_graphs
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
         tables, table_of, bags, weighted = ctx.call

@@ -14,7 +14,7 @@ from hotbed import _core
 from hotbed.errors import NotFiniteError, OptimizerError
 from hotbed.gradients import LeftRows, plain_access
 from hotbed.handles import LiveTable, live_table
-from hotbed.holds import alone, together
+from hotbed.holds import alone
 from hotbed.optim.dense import DenseFactory, DenseHalf, name_of
 from hotbed.optim.fused import FusedUpdates
 from hotbed.optim.gradients import not_finite, rows_of
@@ -344,10 +344,7 @@ class TableOptimizer(Optimizer):
             lambda _, made: add_states(self, made), prepend=True
         )
         try:
-            for live in self._live.values():
-                live.ready()
-            with together(self._live.values()):
-                return super().state_dict()
+            return super().state_dict()
         finally:
             hook.remove()
 
@@ -364,8 +361,7 @@ class TableOptimizer(Optimizer):
             self.register_load_state_dict_post_hook(loading.finish, prepend=True),
         ]
         try:
-            with alone(self._live.values()):
-                super().load_state_dict(state_dict)
+            super().load_state_dict(state_dict)
         finally:
             for hook in hooks:
                 hook.remove()

@@ -10,6 +10,8 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping
+from itertools import compress
+from operator import is_not, itemgetter
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -180,16 +182,19 @@ class GroupOptions:
     def __init__(self, optimizer: TableOptimizer, index: int, group: Mapping[str, Any]) -> None:
         """Raises OptimizerError where one cannot be honoured."""
         self._declared, self._kind, self._index = optimizer._rule, type(optimizer).__name__, index
-        self._numbers = [o for o in self._declared.options if isinstance(o, Number)]
-        self._made: list[tuple[Fixed, Any, Any]] = []
-        self._seen: dict[str, Any] = {}  # numbers that need no second look, as `hyper` has them
+        self._options = [o for o in self._declared.options if not isinstance(o, DenseOnly)]
+        self._values_of = itemgetter(*(option.name for option in self._options))
+        self._positions = range(len(self._options))
+        self._made: dict[str, tuple[Any, Any]] = {}
+        # The values that were right at the last step and need no second look.
+        self._seen = self._unread = [object()] * len(self._options)
         self.hyper = _core.Hyperparameters()
         self.read(group)
         self.rule = _core.RuleOptions()
         self.rule.rule = getattr(_core.Rule, self._declared.core)
         if self._declared.lazy:
             setattr(self.rule, self._declared.lazy, optimizer.untouched == "lazy")
-        for option in self._declared.options:
+        for option in self._options:
             if not isinstance(option, Fixed) or option.untouched not in (None, optimizer.untouched):
                 continue
             given = group[option.name]
@@ -199,7 +204,7 @@ class GroupOptions:
                     option.name,
                     f"is {given!r}, and this class is for {option.only}. Use another class",
                 )
-            self._made.append((option, given, value))
+            self._made[option.name] = given, value
             if option.of is bool:
                 setattr(self.rule, option.name, value)
         self.initial = float(group.get("initial_accumulator_value", 0.0))
@@ -213,26 +218,35 @@ class GroupOptions:
         Raises:
             OptimizerError: tables cannot follow it, or not as dense parameters would.
         """
-        hyper, seen = (_core.Hyperparameters(), {}) if loaded else (self.hyper, self._seen)
         try:
-            for number in self._numbers:
-                name, value = number.name, group[number.name]
-                if value is seen.get(name, self):
-                    continue
-                seen.pop(name, None)
-                if fault := number.read(value, hyper):
-                    raise self._error(name, fault)
-                if _stays_as_it_is(value):
-                    seen[name] = value
-            for option, given, made in self._made:
-                value = group[option.name]
-                if value is not given and option.of(value) != made:
-                    raise self._changed(option.name, given, value, loaded)
+            values = self._values_of(group)
         except KeyError as error:
             raise self._error(error.args[0], "is missing") from None
-        refuse_dense_only(self._kind, group)
+        hyper, seen = (
+            (_core.Hyperparameters(), self._unread) if loaded else (self.hyper, self._seen)
+        )
+        changed = list(compress(self._positions, map(is_not, values, seen)))
+        if not group.keys().isdisjoint(NOT_FOR_TABLES):
+            refuse_dense_only(self._kind, group)
+        if not changed:
+            return hyper
+        if not loaded:
+            self._seen = self._unread
+        right = list(seen)
+        for at in changed:
+            option, value = self._options[at], values[at]
+            if isinstance(option, Number):
+                if fault := option.read(value, hyper):
+                    raise self._error(option.name, fault)
+            elif option.name in self._made:
+                given, made = self._made[option.name]
+                if value is not given and option.of(value) != made:
+                    raise self._changed(option.name, given, value, loaded)
+            right[at] = value if _stays_as_it_is(value) else self._unread[at]
         if fault := self._declared.relation(group):
             raise OptimizerError(f"{self._kind}, group {self._index}: {fault}.")
+        if not loaded:
+            self._seen = right
         return hyper
 
     def _error(self, name: str, fault: str) -> OptimizerError:
@@ -254,7 +268,7 @@ class GroupOptions:
 
 def _stays_as_it_is(value: Any) -> bool:
     """Unlike a tensor, which is the same one when its number is another."""
-    return type(value) in (float, int) or (
+    return type(value) in (float, int, bool) or (
         type(value) is tuple and all(map(_stays_as_it_is, value))
     )
 

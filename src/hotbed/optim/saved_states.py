@@ -9,6 +9,7 @@ from torch import Tensor
 from hotbed import _core
 from hotbed.errors import OptimizerError
 from hotbed.handles import LiveTable
+from hotbed.holds import alone, together
 from hotbed.optim.options import loadable, numbers_of, strangers
 from hotbed.states import check_states, copy_states, reset_states, write_states
 
@@ -28,17 +29,20 @@ def add_states(optimizer: TableOptimizer, packed: dict[str, Any]) -> None:
     Raises:
         OptimizerError: the states do not fit in memory twice.
     """
-    for index, parameter in enumerate(_parameters(optimizer.param_groups)):
-        live = optimizer._live.get(parameter)
-        if live is None:
-            continue
-        rule = optimizer._rules[parameter]
-        optimizer.check_hold(live, rule)
-        copies = copy_states(live)
-        entry: dict[str, Any] = {"step": rule.steps, **copies}
-        if rule.exact:
-            entry["untouched"] = {"base": list(rule.base), "last": numbers_of(rule.last)}
-        packed["state"][index] = entry
+    for live in optimizer._live.values():
+        live.ready()
+    with together(optimizer._live.values()):
+        for index, parameter in enumerate(_parameters(optimizer.param_groups)):
+            live = optimizer._live.get(parameter)
+            if live is None:
+                continue
+            rule = optimizer._rules[parameter]
+            optimizer.check_hold(live, rule)
+            copies = copy_states(live)
+            entry: dict[str, Any] = {"step": rule.steps, **copies}
+            if rule.exact:
+                entry["untouched"] = {"base": list(rule.base), "last": numbers_of(rule.last)}
+            packed["state"][index] = entry
 
 
 class _Entry(NamedTuple):
@@ -120,6 +124,10 @@ class Loading:
     def finish(self, _: Any) -> None:
         """Gives tables their states; those that have none there begin anew."""
         self._optimizer._half.rejoin()
+        with alone(live for live, _, _ in self._tables):
+            self._put_back()
+
+    def _put_back(self) -> None:
         for live, rule, entry in self._tables:
             rule.restart(entry.steps, entry.base, entry.last or _core.Hyperparameters())
             reset_states(live)

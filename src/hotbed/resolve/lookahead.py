@@ -42,7 +42,8 @@ def lookahead(
         depth: batches whose rows are resident; 0 leaves everything to the forward. The budget holds
             them beside the batch that is trained on; where it does not, look-ahead shortens itself.
         horizon: batches whose ids are known.
-        inputs: what of a batch goes into the collection, ``batch -> dict`` of features; with several
+        inputs: what of a batch goes into the collection, ``batch -> dict`` of features, asked twice a
+            batch; with several
             collections ``batch -> {module name: dict}``. Default: what the module that holds the
             collection says by a method ``embedding_inputs(batch)``; else a mapping with all features
             of the collection, in the batch or up to three containers deep in it.

@@ -42,17 +42,15 @@ class Prepared:
     """Makes bags of inputs, once now and again to see whether the loader has changed them."""
     frozen: list[int] = dataclasses.field(init=False)
     bags: list[Bags] = dataclasses.field(init=False)
-    """Keeps the offsets that the core reads, which are copies: nobody else changes them."""
+    """What the core reads after it has grouped: copies, which nobody else changes."""
     batch: Any = dataclasses.field(init=False)
     """The core's."""
 
     def __post_init__(self) -> None:
         self.frozen = frozen_tables(self.live)
         self.bags = [
-            bag._replace(offsets=bag.offsets.clone())
-            if bag.offsets is not None and bag.offsets.device.type == "cpu"
-            else bag
-            for bag in self.read(self.inputs)
+            _copied(bag, t in self.frozen)
+            for t, bag in zip(self.table_of, self.read(self.inputs), strict=True)
         ]
         self.batch = make_batch(self.live, self.table_of, self.bags)
 
@@ -61,10 +59,10 @@ class Prepared:
         same = self.live is live and self.frozen == frozen
         return same and bool(self.batch.first_difference(batch) < 0)
 
-    def change(self) -> str | None:
-        """What to say where the inputs are not any more what was read."""
+    def change(self, inputs: Any) -> str | None:
+        """What to say where the inputs of the same batch are not any more what was read."""
         try:
-            bags = self.read(self.inputs)
+            bags = self.read(inputs)
             at = self.batch.first_difference(make_batch(self.live, self.table_of, bags))
             if at < 0:
                 return None
@@ -73,9 +71,16 @@ class Prepared:
             what = str(error).rstrip(".")
         return (
             f"A batch was changed after look-ahead had read it ({what}). A loader that fills the same "
-            "tensors again would train other batches than it gives: let it make new tensors for each "
-            "batch, or use lookahead(..., depth=0)."
+            "tensors or containers again would train other batches than it gives: let it make new ones "
+            "for each batch, or use lookahead(..., depth=0)."
         )
+
+
+def _copied(bag: Bags, ids_too: bool) -> Bags:
+    """With offsets of its own where they lie on the host, and ids if wanted."""
+    if bag.offsets is not None and bag.offsets.device.type == "cpu":
+        bag = bag._replace(offsets=bag.offsets.clone())
+    return bag._replace(ids=bag.ids.clone()) if ids_too else bag
 
 
 def frozen_tables(live: Sequence[LiveTable]) -> list[int]:
@@ -124,7 +129,7 @@ def lookup(
             complaint, table.complaint = table.complaint, None
             raise complaint
         if table.place is not first.place and table.place != first.place:
-            refuse_mixed_places(live)
+            refuse_mixed_places({t.name: t for t in live})
     with _core.Hold.of_forward([table.core for table in live], training) as hold:
         if first.device_rows is None:
             batch, wanted, _ahead = _resolve(live, table_of, names, bags, training)
@@ -155,13 +160,13 @@ def _resolve(
     prepared = None
     if training and tiers is not None and tiers.prepared:
         prepared = tiers.take_prepared(live, batch, frozen)
-    if prepared is None or frozen:  # whose ids look-ahead does not read
+    if prepared is None:
         kind, feature, bag_at, value, bound = batch.check()
         if kind:
             name = live[table_of[feature]].name
             raise input_fault(kind, name, names[feature], bags[feature], bag_at, value, bound)
-    if prepared is not None:
-        prepared.batch.take_inputs(batch)
+    else:
+        prepared.batch.take_weights(batch)
         batch = prepared.batch
     wanted = torch.is_grad_enabled() and len(frozen) < len(live)
     with span("resolve"):

@@ -19,21 +19,21 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def outside_graphs(method: F) -> F:
-    """`method`, run eagerly with all it calls, at the price of one graph break."""
+    """A method or function, run eagerly with all it calls, at the price of one graph break."""
 
     disabled: Any = None
 
     @functools.wraps(method)
-    def eager(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def eager(*args: Any, **kwargs: Any) -> Any:
         nonlocal disabled
         if "torch._dynamo" not in sys.modules:
-            return method(self, *args, **kwargs)
+            return method(*args, **kwargs)
         if disabled is None:
             disabled = torch.compiler.disable(method)  # type: ignore[no-untyped-call]
-        for owner in type(self).__mro__:
+        for owner in type(args[0]).__mro__ if args else ():
             if vars(owner).get(method.__name__) is eager:
                 setattr(owner, method.__name__, disabled)
-        return disabled(self, *args, **kwargs)
+        return disabled(*args, **kwargs)
 
     eager._torchdynamo_disable = True  # type: ignore[attr-defined]
     return eager  # type: ignore[return-value]

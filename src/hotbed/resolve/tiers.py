@@ -161,7 +161,7 @@ class Tiers:
                 del self.prepared[at]
                 return prepared
         for prepared in self.prepared:
-            if not self._said_changed and (change := prepared.change()):
+            if not self._said_changed and (change := prepared.change(prepared.inputs)):
                 self._said_changed = True
                 warnings.warn(f"{change} This forward uses what it was given.", stacklevel=2)
         return None

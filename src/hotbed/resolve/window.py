@@ -35,7 +35,9 @@ READING, BRINGING_UP = "reading", "bringing rows up"
 class Entry:
     batch: Any
     error: BaseException | None = None
-    """What the loader raised in its place."""
+    """What the loader raised in its place, or a function of the user over it."""
+    inputs: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """What goes into the collections, by their names, where that is known."""
     prepared: dict[str, Prepared] = dataclasses.field(default_factory=dict)
     admitted: bool = False
     failed: bool = False
@@ -75,11 +77,17 @@ class Source(Generic[T]):
         """Whether `read` may give something."""
         return bool(self.left) or not self._ended
 
-    def read(self, wanted: Callable[[], bool] = lambda: True) -> Entry | None:
+    def read(
+        self,
+        wanted: Callable[[], bool] = lambda: True,
+        look: Callable[[Entry], None] = lambda entry: None,
+    ) -> Entry | None:
         """The next batch, or what the loader raised in its place; None: there is none, or it was not
-        `wanted` any more by the time that it came, and was left."""
+        `wanted` any more when it had come and `look` had seen it, and was left."""
         with self._turn:
             if self.left:
+                entry = self.left[0]
+                look(entry)
                 return self.left.popleft() if wanted() else None
             try:
                 entry = Entry(next(self.iterator))
@@ -89,9 +97,10 @@ class Source(Generic[T]):
             except BaseException as error:
                 self._ended = True
                 entry = Entry(None, error)
+            look(entry)
             if wanted():
                 return entry
-            self.left.append(entry)
+            self.left.append(Entry(entry.batch, entry.error))
             return None
 
     def __iter__(self) -> Iterator[T]:
@@ -129,7 +138,10 @@ class Window:
         self._entries: deque[Entry] = deque()
         self.closed = False
         self.at_work: set[str] = set()  # what threads are doing
-        self._in_loader = False  # only while READING is at work
+        self._in_code_of_user = False  # only while READING is at work
+        self._asked = False  # whether the loop waits for a batch
+        # What was not announced could not be told from what a loader has filled again.
+        self._only_when_asked = False
         self.failure: BaseException | None = None  # what a thread died of
         self._taken = False  # any batch
         self._round = 0  # of releases: what did not fit is tried once a round
@@ -175,9 +187,11 @@ class Window:
         began = time.perf_counter()
         with self._moved:
             self._round += 1
+            self._asked = True
             self._moved.notify_all()
             while not (self.closed or self.failure or self._ready()):
                 self._moved.wait()
+            self._asked = False
             message, self._message = self._message, None
         if message is not None:
             self._settings.say(*message)
@@ -191,10 +205,14 @@ class Window:
             self._taken = True
             self._moved.notify_all()
         waited = time.perf_counter() - began
-        changes = [change for prepared in entry.prepared.values() if (change := prepared.change())]
-        if changes:
+        try:
+            change = self._change(entry)
+        except BaseException:
             entry.prepared = {}
-            raise InputError(changes[0])
+            raise
+        if change is not None:
+            entry.prepared = {}
+            raise InputError(change)
         for name, prepared in entry.prepared.items():
             tiers = self._tiers[name]
             tiers.prepared.append(prepared)
@@ -202,6 +220,14 @@ class Window:
             tiers.queue_depth = admitted
         entry.prepared = {}
         return entry
+
+    def _change(self, entry: Entry) -> str | None:
+        """What to say where a batch is not any more what was announced."""
+        for name, prepared in entry.prepared.items():
+            inputs = self._inputs_of(entry.batch, name, self._collections[name])
+            if (change := prepared.change(inputs)) is not None:
+                return change
+        return None
 
     def _ready(self) -> bool:
         if not self._entries:
@@ -212,8 +238,9 @@ class Window:
     def close(self, *, patience: float = 1.0) -> None:
         """Ends the threads, takes back what was reserved, and gives the source what was read.
 
-        It waits for what they are at, but for a loader that blocks no longer than `patience`
-        seconds: its thread ends when the loader lets it, and what comes is left in the source.
+        It waits for what they are at, but for a loader, or a function over its batches, that blocks
+        no longer than `patience` seconds: the thread ends when it is let go, and what comes is left in
+        the source.
         """
         if os.getpid() != self._process:
             # A forked child has neither the threads nor, for sure, the locks that they held.
@@ -241,8 +268,8 @@ class Window:
 
     @property
     def _blocked(self) -> bool:
-        """Whether nothing goes on but that a loader is waited for."""
-        return self._in_loader and self.at_work == {READING}
+        """Whether nothing goes on but code of the user."""
+        return self._in_code_of_user and self.at_work == {READING}
 
     # -- the threads -----------------------------------------------------------------------------
 
@@ -250,6 +277,8 @@ class Window:
         """What to do next; under `_moved`."""
         if work == READING:
             if len(self._entries) >= self._settings.horizon or not self._source.more:
+                return None
+            if self._only_when_asked and (self._entries or not self._asked):
                 return None
             return self._fetch
         for entry in list(self._entries)[: self._settings.depth]:
@@ -263,37 +292,48 @@ class Window:
 
     def _fetch(self) -> None:
         with self._moved:
-            self._in_loader = True
+            self._in_code_of_user = True
             self._moved.notify_all()
         try:
             with span("read a batch"):
-                entry = self._source.read(self._is_open)
+                entry = self._source.read(self._is_open, self._look)
         finally:
             self._is_open()
         if entry is None:
             return
-        if entry.error is None and not self.closed:
+        if entry.inputs and not self.closed:
             self._announce(entry)
         entry.failed = entry.failed or entry.error is not None
         with self._moved:
+            self._only_when_asked = not entry.prepared
             self._entries.append(entry)
 
     def _is_open(self) -> bool:
         """Whether a batch is still wanted; whoever closes the window waits from now on."""
         with self._moved:
-            self._in_loader = False
+            self._in_code_of_user = False
             return not self.closed
+
+    def _look(self, entry: Entry) -> None:
+        """Finds what goes into collections that are trained; evaluation brings nothing up."""
+        if entry.error is not None or self.closed:
+            return
+        try:
+            for name, collection in self._collections.items():
+                if collection.training:
+                    inputs = self._inputs_of(entry.batch, name, collection)
+                    if inputs is not None:
+                        entry.inputs[name] = inputs
+        except HotbedError:
+            entry.inputs, entry.failed = {}, True  # an error of its forward, when its turn comes
+        except BaseException as error:
+            entry.inputs, entry.error = {}, error
 
     def _announce(self, entry: Entry) -> None:
         try:
-            for name, collection in self._collections.items():
-                if not collection.training:  # evaluation brings nothing up
-                    continue
+            for name, inputs in entry.inputs.items():
                 with span("announce ids"):
-                    inputs = self._inputs_of(entry.batch, name, collection)
-                    if inputs is None:
-                        continue
-                    prepared = collection.prepare(inputs)
+                    prepared = self._collections[name].prepare(inputs)
                     if prepared.batch.check()[0]:
                         entry.failed = True
                         return
@@ -303,7 +343,7 @@ class Window:
         except HotbedError:
             # A batch that cannot be looked up is an error of its forward, when its turn comes.
             entry.failed = True
-        except BaseException as error:  # of a function of the user
+        except BaseException as error:  # of what reads a batch of a kind of its own
             entry.error = error
 
     def _admit(self, entry: Entry, number: int) -> None:

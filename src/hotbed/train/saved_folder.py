@@ -144,7 +144,8 @@ def _replace(
 def _sweep(path: str) -> None:
     """Removes what is left of a save: files that it noted and the manifest does not name."""
     for name in {*_unfinished(path)} - {*_files_of(path)}:
-        with contextlib.suppress(FileNotFoundError):
+        # A folder of that name is somebody else's.
+        with contextlib.suppress(FileNotFoundError, IsADirectoryError):
             os.unlink(os.path.join(path, name))
     sync_folder(path)  # or after a failure of power the note could be gone and files not
     with contextlib.suppress(FileNotFoundError):
