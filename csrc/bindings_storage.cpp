@@ -118,9 +118,9 @@ struct LogLayouts {
     options.space_ratio = space_ratio;
     options.segment_bytes = segment_bytes;
     options.io.faults = faults;
-    // Queues, of which there are a few, take a sixth of a small budget, or what one block takes.
+    // Queues, of which there are five, take a sixth of a small budget, or what one block takes.
     options.io.arena_bytes =
-        std::clamp(host / 32 / kBlockUnit * kBlockUnit, kLeastArena, options.io.arena_bytes);
+        std::clamp(host / 30 / kBlockUnit * kBlockUnit, kLeastArena, options.io.arena_bytes);
     for (const LogStore& store : stores) {
       options.io.arena_bytes =
           std::max<uint64_t>(options.io.arena_bytes, BlockLayout(store.record_bytes).block_bytes);

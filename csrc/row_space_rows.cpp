@@ -231,14 +231,14 @@ TierCounters RowSpace::counters() {
 
 // Under mutex_.
 uint64_t RowSpace::bookkeeping_bytes() const {
-  uint64_t bytes = residency_.used_bytes() + held_back_bytes_;
+  uint64_t bytes = residency_.used_bytes();
   for (const Table* table : tables_) bytes += table->uses.memory_bytes();
   return bytes;
 }
 
 uint64_t RowSpace::memory_bytes() {
   std::lock_guard lock(mutex_);
-  return bookkeeping_bytes() + below_->memory_bytes() + staging_.size() +
+  return bookkeeping_bytes() + below_->memory_bytes() + staging_.size() + held_back_bytes_ +
          static_cast<uint64_t>(residency_.used()) * slot_bytes(layout_);
 }
 

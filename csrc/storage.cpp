@@ -49,6 +49,9 @@ int64_t rows_within(const TableGroup& group, uint64_t row_bytes, uint64_t bytes)
   return low;
 }
 
+constexpr uint64_t kMostOfABatch = 2u << 20;  // by which a batch lets bookkeeping grow
+constexpr uint64_t kWorthwhile = 256;         // growth by such a part of the budget narrows slots
+
 uint64_t staging(uint64_t budget) {
   return std::clamp(budget / kStagingShare, kLeastStaging, kMostStaging);
 }
@@ -189,8 +192,10 @@ Allowance::Allowance(std::vector<TableGroup> groups, uint64_t (*row_bytes)(const
     lowest_.push_back(tier);
     beside_index_ += tier->most_bytes_beside_index();
   }
-  // What grows is seen a batch late.
-  if (!lowest_.empty()) beside_index_ += budget_ / 32;
+  // What grows is seen a batch late, and where it is worth the while.
+  if (!lowest_.empty()) {
+    beside_index_ += std::max(std::min(budget_ / 32, kMostOfABatch), budget_ / kWorthwhile);
+  }
   more_.resize(groups_.size());
   seen_ = index_bytes();
   rows_ = divide(groups_, row_bytes_, budget_, beside_index_ + seen_);
@@ -209,7 +214,7 @@ int64_t Allowance::rows(size_t group, uint64_t bookkeeping) {
   more_[group] = std::max(more_[group], bookkeeping - std::min(bookkeeping, reckoned));
   uint64_t bytes = index + more();
   // Not for every page that an index grows by.
-  if (bytes > seen_ + budget_ / 256) {
+  if (bytes > seen_ + budget_ / kWorthwhile) {
     seen_ = bytes;
     std::vector<int64_t> now = divide(groups_, row_bytes_, budget_, beside_index_ + bytes);
     for (size_t g = 0; g < now.size(); ++g) rows_[g] = std::min(rows_[g], now[g]);
