@@ -22,6 +22,8 @@ using namespace hotbed;
 
 namespace {
 
+constexpr uint64_t kLeastArena = 64 << 10;
+
 nb::typed<nb::dict, nb::str, double> counters_of(const Storage& storage) {
   TierCounters total;
   TierTraffic host, lowest;
@@ -116,10 +118,19 @@ struct LogLayouts {
     options.space_ratio = space_ratio;
     options.segment_bytes = segment_bytes;
     options.io.faults = faults;
+    // Queues, of which there are five, take a sixth of a small budget, or what one block takes.
+    options.io.arena_bytes =
+        std::clamp(host / 30 / kBlockUnit * kBlockUnit, kLeastArena, options.io.arena_bytes);
+    for (const LogStore& store : stores) {
+      options.io.arena_bytes =
+          std::max<uint64_t>(options.io.arena_bytes, BlockLayout(store.record_bytes).block_bytes);
+    }
     // A sixteenth of a small budget.
     options.append_bytes = std::min(options.append_bytes, host / 16);
+    // Each store may be filling two.
+    uint64_t buffers = std::max<uint64_t>(16, 2 * stores.size());
     options.buffer_bytes =
-        std::min(options.buffer_bytes, round_up(options.append_bytes / 16, kBlockUnit));
+        std::min(options.buffer_bytes, round_up(options.append_bytes / buffers, kBlockUnit));
     std::shared_ptr<RowLog> log = kept(RowLog::create(folder, std::move(stores), options));
     std::vector<std::shared_ptr<Tier>> tiers;
     for (size_t g = 0; g < groups.size(); ++g) {
@@ -237,7 +248,7 @@ void bind_storage(nb::module_& module) {
       .def("capacities",
            [](const Storage& storage) {
              std::vector<int64_t> all;
-             for (const auto& space : storage.spaces()) all.push_back(space->capacity());
+             for (const auto& space : storage.spaces()) all.push_back(space->limit());
              return all;
            })
       .def_prop_ro("memory_bytes", &Storage::memory_bytes, Unlocked());

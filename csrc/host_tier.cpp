@@ -68,7 +68,7 @@ void HostTier::write(std::span<const RowKey> keys, const uint8_t* records) {
 
 // Gives memory back that the budget holds no more; the rows in it go below.
 void HostTier::narrow() {
-  int64_t limit = allowed_ ? allowed_() : residency_.limit();
+  int64_t limit = allowed_ ? allowed_(residency_.used_bytes()) : residency_.limit();
   if (limit >= residency_.limit()) return;
   // Written first, so that they are still here if that fails.
   write_below([&](int64_t slot) { return slot >= limit; });

@@ -39,7 +39,7 @@ class HostTier : public Tier {
   TierTraffic own_traffic() const { return {rows_read_, rows_written_}; }
 
   // Asked before rows are taken over: how many there may be from now on; as RowSpace::allow().
-  void allow(std::function<int64_t()> allowed) { allowed_ = std::move(allowed); }
+  void allow(std::function<int64_t(uint64_t)> allowed) { allowed_ = std::move(allowed); }
 
  private:
   std::vector<int64_t> find(std::span<const RowKey> keys) const;
@@ -54,7 +54,7 @@ class HostTier : public Tier {
 
   int64_t record_bytes_;
   std::shared_ptr<Tier> below_;
-  std::function<int64_t()> allowed_;
+  std::function<int64_t(uint64_t)> allowed_;
   mutable std::mutex mutex_;
   Mapping records_;
   Residency residency_;

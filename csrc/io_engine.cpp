@@ -16,8 +16,7 @@ namespace {
 
 constexpr uint32_t kAlignment = 4096;
 constexpr uint32_t kMostTries = 100;  // of one transfer that gets nowhere
-constexpr size_t kIdleQueues = 4;
-constexpr uint64_t kArenaBytes = 2u << 20;
+constexpr uint64_t kQueues = 5;  // of threads that write, compact, train, look ahead and evaluate
 
 // A number that no other thread of this process has or had.
 uint64_t this_thread() {
@@ -41,11 +40,14 @@ IoBackend io_backend_named(std::string_view name) {
 IoQueue::IoQueue(IoEngine& engine, unsigned depth)
     : engine_(engine), depth_(depth), pending_(depth), owner_(this_thread()) {
   for (uint32_t place = depth; place > 0; --place) free_places_.push_back(place - 1);
-  arena_.reserve(kArenaBytes, "a queue of transfers");
+  arena_.reserve(arena_bytes(), "a queue of transfers");
+  if (arena_bytes() < arena_.bytes()) madvise(arena_.data(), arena_.bytes(), MADV_NOHUGEPAGE);
   // The kernel may move bytes into it at any time, so it must not be copied on write.
   madvise(arena_.data(), arena_.bytes(), MADV_DONTFORK);
-  engine_.counters_.arenas += arena_.bytes();
+  engine_.counters_.arenas += arena_bytes();
 }
+
+uint64_t IoQueue::arena_bytes() const { return engine_.options_.arena_bytes; }
 
 void IoQueue::submit(const Transfer& transfer) {
   uint32_t place = free_places_.back();
@@ -289,7 +291,17 @@ IoEngine::IoEngine(IoOptions options) : options_(std::move(options)) {
 
 IoEngine::~IoEngine() = default;
 
+// Of more queues than so many, the one that was idle longest; its thread may be gone. Under mutex_.
+std::unique_ptr<IoQueue> IoEngine::surplus(uint64_t queues) {
+  if (idle_.empty() || counters_.arenas <= queues * options_.arena_bytes) return nullptr;
+  auto queue = std::move(idle_.front());
+  idle_.erase(idle_.begin());
+  counters_.arenas -= queue->arena_bytes();
+  return queue;
+}
+
 IoEngine::Lease IoEngine::lease() {
+  std::unique_ptr<IoQueue> goes;
   {
     std::lock_guard lock(mutex_);
     for (size_t i = idle_.size(); i-- > 0;) {
@@ -298,7 +310,9 @@ IoEngine::Lease IoEngine::lease() {
       idle_.erase(idle_.begin() + static_cast<std::ptrdiff_t>(i));
       return Lease(*this, std::move(queue));
     }
+    goes = surplus(kQueues - 1);
   }
+  goes.reset();
   if (options_.backend == IoBackend::ring) {
     try {
       return Lease(*this, make_ring_queue(*this, options_.depth));
@@ -318,15 +332,10 @@ IoEngine::Lease IoEngine::lease() {
 void IoEngine::give_back(std::unique_ptr<IoQueue> queue) {
   std::vector<Completion> done;
   queue->collect(queue->in_flight(), done);
-  std::unique_ptr<IoQueue> surplus;
+  std::unique_ptr<IoQueue> goes;
   std::lock_guard lock(mutex_);
   idle_.push_back(std::move(queue));
-  if (idle_.size() > kIdleQueues) {
-    // The one that was idle longest; its thread may be gone.
-    surplus = std::move(idle_.front());
-    idle_.erase(idle_.begin());
-    counters_.arenas -= surplus->arena_bytes();
-  }
+  goes = surplus(kQueues);
 }
 
 IoStatistics IoEngine::statistics() const {
@@ -352,5 +361,7 @@ IoStatistics IoEngine::statistics() const {
 }
 
 uint64_t IoEngine::memory_bytes() const { return counters_.arenas; }
+
+uint64_t IoEngine::most_bytes() const { return kQueues * options_.arena_bytes; }
 
 }  // namespace hotbed

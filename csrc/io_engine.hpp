@@ -30,6 +30,8 @@ struct IoOptions {
   unsigned depth = 128;   // transfers of one queue in flight
   unsigned threads = 32;  // of the pool, where threads do the work
   bool direct = true;     // O_DIRECT, where the file system allows it
+  // Memory of one queue; a multiple of 4096, at most 2 MiB.
+  uint64_t arena_bytes = 2u << 20;
   std::shared_ptr<IoFaults> faults;
 };
 
@@ -102,7 +104,7 @@ class IoQueue {
 
   // Memory for transfers, aligned to huge pages, that costs the kernel less than other memory.
   uint8_t* arena() const { return arena_.data(); }
-  uint64_t arena_bytes() const { return arena_.bytes(); }
+  uint64_t arena_bytes() const;
 
   // Only with in_flight() < depth(). The memory belongs to the transfer until it is collected. It
   // may start no earlier than the next collect.
@@ -190,6 +192,8 @@ class IoEngine {
 
   IoStatistics statistics() const;
   uint64_t memory_bytes() const;
+  // With as many queues as are kept; more threads that transfer at the same moment have more.
+  uint64_t most_bytes() const;
 
  private:
   friend class IoQueue;
@@ -201,6 +205,7 @@ class IoEngine {
   };
 
   void give_back(std::unique_ptr<IoQueue> queue);
+  std::unique_ptr<IoQueue> surplus(uint64_t queues);
   std::shared_ptr<IoFile> opened(const std::string& path, int flags);
   size_t note(IoEvent::Kind kind, const std::string& path, size_t pair = 0, uint64_t offset = 0,
               const std::string& target = {});

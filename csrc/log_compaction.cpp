@@ -99,7 +99,8 @@ bool LogTier::empty_segment(LogSegment& victim) {
   make_room(moved_, live);
 
   auto queue = core_.engine().lease();
-  uint32_t piece_blocks = std::max(1u, kPieceBytes / layout_.block_bytes);
+  auto most_bytes = static_cast<uint32_t>(std::min<uint64_t>(kPieceBytes, queue->arena_bytes()));
+  uint32_t piece_blocks = std::max(1u, most_bytes / layout_.block_bytes);
   uint64_t piece_bytes = uint64_t{piece_blocks} * layout_.block_bytes;
   uint64_t places = std::min<uint64_t>(queue->depth(), queue->arena_bytes() / piece_bytes);
   std::vector<uint32_t> first_blocks(places);

@@ -348,14 +348,14 @@ void LogTier::ids(int32_t table, int64_t* out) const {
 
 uint64_t LogTier::memory_bytes() const {
   // What all stores share is counted with the first.
-  uint64_t bytes = store_ == 0 ? core_.memory_bytes() : 0;
-  std::shared_lock state(state_);
-  return bytes + index_.memory_bytes() + segments_->size() * (sizeof(LogSegment) + 64);
+  return (store_ == 0 ? core_.memory_bytes() : 0) + index_bytes();
 }
+
+uint64_t LogTier::most_bytes_beside_index() const { return store_ == 0 ? core_.most_bytes() : 0; }
 
 uint64_t LogTier::index_bytes() const {
   std::shared_lock state(state_);
-  return index_.memory_bytes();
+  return index_.memory_bytes() + segments_->size() * (sizeof(LogSegment) + 64);
 }
 
 TierTraffic LogTier::traffic() const {

@@ -88,6 +88,7 @@ class LogTier : public Tier {
   void ids(int32_t table, int64_t* out) const override;
   uint64_t memory_bytes() const override;
   uint64_t index_bytes() const override;
+  uint64_t most_bytes_beside_index() const override;
   TierTraffic traffic() const override;
 
   const LogStore& described() const { return described_; }

@@ -85,6 +85,7 @@ class LogWriter {
 
   LogWriterStatistics statistics() const;
   uint64_t memory_bytes() const;
+  uint64_t most_bytes() const { return limit_ * buffer_bytes_; }  // while writes succeed
 
  private:
   void work();

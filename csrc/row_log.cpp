@@ -217,6 +217,10 @@ uint64_t RowLogCore::memory_bytes() const {
   return (writer_ ? writer_->memory_bytes() : 0) + engine_.memory_bytes();
 }
 
+uint64_t RowLogCore::most_bytes() const {
+  return (writer_ ? writer_->most_bytes() : 0) + engine_.most_bytes();
+}
+
 void RowLogCore::want_compaction() {
   {
     std::lock_guard lock(compaction_mutex_);

@@ -81,9 +81,10 @@ class RowSpace {
   int64_t capacity() const { return residency_.capacity(); }
   // Slots that may be used: the capacity, or what `allowed` has left of it.
   int64_t limit() const;
-  // Asked before rows move: how many slots there may be from now on, never more than before. What
-  // others take of the budget grows, and then memory of slots is given back.
-  void allow(std::function<int64_t()> allowed) { allowed_ = std::move(allowed); }
+  // Asked before rows move, and told what is taken beside rows: how many slots there may be from
+  // now on, never more than before. What others take of the budget grows, and then memory of slots
+  // is given back.
+  void allow(std::function<int64_t(uint64_t)> allowed) { allowed_ = std::move(allowed); }
   const std::vector<Table*>& tables() const { return tables_; }
   Tier& below() const { return *below_; }
   RowPlanes* planes() const { return planes_.get(); }
@@ -160,6 +161,7 @@ class RowSpace {
   void retract_forgotten();
   void write_held_back();
   void narrow();
+  uint64_t bookkeeping_bytes() const;
   void write_back(const Moves& moves, int64_t& written);
   void move(int64_t batch, Moves& moves);
   void gather(const int64_t* slots, int64_t n, uint8_t* records) const;
@@ -192,7 +194,7 @@ class RowSpace {
   // Who holds moving_ moves rows: between slots and the tier below, decisions of residency_ being
   // carried out. Taken before mutex_, so that ids can be announced while rows are on their way.
   std::mutex moving_;
-  std::function<int64_t()> allowed_;
+  std::function<int64_t(uint64_t)> allowed_;
   // Records on their way: of two parts that come, and one that leaves. Made beforehand, as rows
   // that leave must have it.
   Buffer<uint8_t> staging_;

@@ -97,7 +97,13 @@ void RowSpace::write_back(const Moves& moves, int64_t& written) {
 // safe.
 void RowSpace::narrow() {
   if (!allowed_) return;
-  int64_t limit = allowed_();
+  uint64_t bookkeeping;
+  {
+    std::lock_guard lock(mutex_);
+    drain();
+    bookkeeping = bookkeeping_bytes();
+  }
+  int64_t limit = allowed_(bookkeeping);
   Moves moves;
   {
     std::lock_guard lock(mutex_);

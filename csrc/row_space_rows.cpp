@@ -229,12 +229,17 @@ TierCounters RowSpace::counters() {
   return counters_;
 }
 
+// Under mutex_.
+uint64_t RowSpace::bookkeeping_bytes() const {
+  uint64_t bytes = residency_.used_bytes();
+  for (const Table* table : tables_) bytes += table->uses.memory_bytes();
+  return bytes;
+}
+
 uint64_t RowSpace::memory_bytes() {
-  uint64_t of_uses = 0;
-  for (const Table* table : tables_) of_uses += table->uses.memory_bytes();
   std::lock_guard lock(mutex_);
-  return residency_.used_bytes() + below_->memory_bytes() + staging_.size() + held_back_bytes_ +
-         static_cast<uint64_t>(residency_.used()) * slot_bytes(layout_) + of_uses;
+  return bookkeeping_bytes() + below_->memory_bytes() + staging_.size() + held_back_bytes_ +
+         static_cast<uint64_t>(residency_.used()) * slot_bytes(layout_);
 }
 
 }  // namespace hotbed

@@ -49,6 +49,9 @@ int64_t rows_within(const TableGroup& group, uint64_t row_bytes, uint64_t bytes)
   return low;
 }
 
+constexpr uint64_t kMostOfABatch = 2u << 20;  // by which a batch lets bookkeeping grow
+constexpr uint64_t kWorthwhile = 256;         // growth by such a part of the budget narrows slots
+
 uint64_t staging(uint64_t budget) {
   return std::clamp(budget / kStagingShare, kLeastStaging, kMostStaging);
 }
@@ -187,10 +190,15 @@ Allowance::Allowance(std::vector<TableGroup> groups, uint64_t (*row_bytes)(const
   for (const auto& tier : lowest) {
     if (!tier) continue;
     lowest_.push_back(tier);
-    beside_index_ += tier->memory_bytes() - tier->index_bytes();
+    beside_index_ += tier->most_bytes_beside_index();
   }
-  seen_index_ = index_bytes();
-  rows_ = divide(groups_, row_bytes_, budget_, beside_index_ + seen_index_);
+  // What grows is seen a batch late, and where it is worth the while.
+  if (!lowest_.empty()) {
+    beside_index_ += std::max(std::min(budget_ / 32, kMostOfABatch), budget_ / kWorthwhile);
+  }
+  more_.resize(groups_.size());
+  seen_ = index_bytes();
+  rows_ = divide(groups_, row_bytes_, budget_, beside_index_ + seen_);
 }
 
 uint64_t Allowance::index_bytes() const {
@@ -199,20 +207,39 @@ uint64_t Allowance::index_bytes() const {
   return bytes;
 }
 
-int64_t Allowance::rows(size_t group) {
-  uint64_t bytes = index_bytes();
+int64_t Allowance::rows(size_t group, uint64_t bookkeeping) {
+  uint64_t index = index_bytes();
   std::lock_guard lock(mutex_);
+  uint64_t reckoned = bookkeeping_bytes(groups_[group].rows, rows_[group]);
+  more_[group] = std::max(more_[group], bookkeeping - std::min(bookkeeping, reckoned));
+  uint64_t bytes = index + more();
   // Not for every page that an index grows by.
-  if (bytes > seen_index_ + budget_ / 256) {
-    seen_index_ = bytes;
+  if (bytes > seen_ + budget_ / kWorthwhile) {
+    seen_ = bytes;
     std::vector<int64_t> now = divide(groups_, row_bytes_, budget_, beside_index_ + bytes);
     for (size_t g = 0; g < now.size(); ++g) rows_[g] = std::min(rows_[g], now[g]);
   }
   return rows_[group];
 }
 
+// With such an index.
+uint64_t Allowance::taken(uint64_t index) const {
+  std::lock_guard lock(mutex_);
+  return beside_index_ + index + more();
+}
+
+// Ids that look-ahead has announced are part of it, and shall not take the rows' place.
+uint64_t Allowance::more() const {
+  return std::min(std::accumulate(more_.begin(), more_.end(), uint64_t{0}), budget_ / 2);
+}
+
+// With what the buffers of an SSD take more where the budget is larger: up to 9/32 of it.
+uint64_t Allowance::with_buffers(uint64_t budget) const {
+  return lowest_.empty() || budget < budget_ ? budget : budget + (budget - budget_) * 2 / 5;
+}
+
 uint64_t Allowance::least_budget(const std::vector<int64_t>& wanted) const {
-  return hotbed::least_budget(groups_, row_bytes_, beside_index_ + index_bytes(), wanted);
+  return with_buffers(hotbed::least_budget(groups_, row_bytes_, taken(index_bytes()), wanted));
 }
 
 uint64_t Allowance::roomy_budget(const std::vector<int64_t>& wanted) const {
@@ -227,7 +254,7 @@ uint64_t Allowance::roomy_budget(const std::vector<int64_t>& wanted) const {
   if (lowest_.empty() || !grows) return least;
   fixed = std::min(fixed, index);
   uint64_t room = std::max(2 * (index - fixed), least - index);
-  return hotbed::least_budget(groups_, row_bytes_, beside_index_ + fixed + room, wanted);
+  return with_buffers(hotbed::least_budget(groups_, row_bytes_, taken(fixed + room), wanted));
 }
 
 Storage::Storage(StorageBudgets budgets, MakeLowest make_lowest)
@@ -259,7 +286,7 @@ void Storage::lay_out(const std::vector<std::shared_ptr<Table>>& tables, bool ag
     for (size_t g = 0; g < groups.size(); ++g) {
       hosts.push_back(std::make_shared<HostTier>(groups[g].layout.bytes(), groups[g].rows,
                                                  of_host->rows(g), below[g]));
-      if (below[g]) hosts.back()->allow([of_host, g] { return of_host->rows(g); });
+      if (below[g]) hosts.back()->allow([of_host, g](uint64_t b) { return of_host->rows(g, b); });
       below[g] = hosts.back();
     }
   }
@@ -269,7 +296,9 @@ void Storage::lay_out(const std::vector<std::shared_ptr<Table>>& tables, bool ag
     if (make_planes_) planes = make_planes_(groups[g].layout, of_compute->rows(g));
     spaces.push_back(std::make_shared<RowSpace>(groups[g].layout, groups[g].tables,
                                                 of_compute->rows(g), below[g], std::move(planes)));
-    if (!budgets_.host) spaces.back()->allow([of_compute, g] { return of_compute->rows(g); });
+    if (!budgets_.host) {
+      spaces.back()->allow([of_compute, g](uint64_t b) { return of_compute->rows(g, b); });
+    }
   }
   // Rows first: if one of them finds no room, tables stay where they are.
   auto for_tables = [&](auto call) {

@@ -51,8 +51,9 @@ class Allowance {
   Allowance(std::vector<TableGroup> groups, uint64_t (*row_bytes)(const TableGroup&),
             uint64_t budget, const std::vector<std::shared_ptr<Tier>>& lowest);
 
-  // As of now, and never more than before; 0: not one row of each group fits.
-  int64_t rows(size_t group);
+  // As of now, and never more than before; 0: not one row of each group fits. `bookkeeping`: what
+  // the group's residency and what comes with it take by now, of which rows in slots are no part.
+  int64_t rows(size_t group, uint64_t bookkeeping = 0);
   // The least budget with which every group would get the rows that it wants, or all it may have.
   uint64_t least_budget(const std::vector<int64_t>& wanted) const;
   // The same where what the lowest tiers find rows by may grow to as much as all the rest, or to
@@ -61,6 +62,9 @@ class Allowance {
 
  private:
   uint64_t index_bytes() const;
+  uint64_t taken(uint64_t index) const;
+  uint64_t more() const;
+  uint64_t with_buffers(uint64_t budget) const;
 
   std::vector<TableGroup> groups_;
   uint64_t (*row_bytes_)(const TableGroup&);
@@ -68,7 +72,8 @@ class Allowance {
   std::vector<std::shared_ptr<Tier>> lowest_;
   uint64_t beside_index_ = 0;  // of the lowest tiers: what does not grow
   mutable std::mutex mutex_;
-  uint64_t seen_index_ = 0;  // for which rows_ holds
+  std::vector<uint64_t> more_;  // by group: bookkeeping beyond what was reckoned
+  uint64_t seen_ = 0;           // of indices and more_, for which rows_ holds
   std::vector<int64_t> rows_;
 };
 

@@ -65,6 +65,9 @@ class Tier {
   // Of these, what the rows of the lowest tier are found by: it grows with them.
   virtual uint64_t index_bytes() const { return 0; }
 
+  // What the lowest tier may come to take beside its index.
+  virtual uint64_t most_bytes_beside_index() const { return memory_bytes() - index_bytes(); }
+
   // Of the lowest tier.
   virtual TierTraffic traffic() const { return {}; }
 };

@@ -20,7 +20,7 @@ TEST(no_row_is_lost) {
     bool failing = seed % 2, narrowing = seed % 4 >= 2;
     Pair pair(static_cast<int64_t>(40 + random() % 40), false, seed / 4 % 2);
     int64_t allowed = pair.space->capacity();
-    if (narrowing) pair.space->allow([&] { return allowed; });
+    if (narrowing) pair.space->allow([&](uint64_t) { return allowed; });
     Truth truth;
     std::deque<std::pair<int64_t, Ids>> announced;
     struct Admitted {

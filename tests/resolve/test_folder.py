@@ -238,6 +238,16 @@ def test_reset_deletes_logs_and_nothing_else(tmp_path: Path) -> None:
     assert again.count() == 1 and [log.name for log in logs_in(tmp_path)] == ["rows-1"]
 
 
+def test_a_refusal_that_is_kept_keeps_not_the_folder(tmp_path: Path) -> None:
+    run(tmp_path)
+    kept = []
+    for _ in range(2):
+        with pytest.raises(hb.StorageError, match="holds rows of an earlier run") as raised:
+            collection(tmp_path)
+        kept.append(raised)  # and its traceback, as a notebook does
+    assert collection(tmp_path, reset=True).count() == 1 and len(kept) == 2
+
+
 def test_what_lies_in_a_log_s_folder_stays_and_is_named(tmp_path: Path) -> None:
     run(tmp_path)
     mine = tmp_path / "rows-1" / "figures" / "loss.csv"

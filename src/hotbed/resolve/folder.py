@@ -41,6 +41,15 @@ def take(folder: Path, reset: bool) -> _core.FolderLock:
     lock = _core.FolderLock(
         str(folder), "in-use", False, named, "Give each collection a folder of its own."
     )
+    try:
+        _empty(folder, named, reset)
+    except BaseException:
+        del lock  # the traceback, which may be kept, shall not keep the folder
+        raise
+    return lock
+
+
+def _empty(folder: Path, named: str, reset: bool) -> None:
     logs = logs_in(folder)
     if logs and not reset:
         raise StorageError(
@@ -52,7 +61,6 @@ def take(folder: Path, reset: bool) -> _core.FolderLock:
         if left := _core.discard_log(str(log)):
             warnings.warn(
                 f"{named}: {log.name} stays, as it holds what is not Hotbed's: {', '.join(left)}.",
-                stacklevel=2,
+                stacklevel=3,
             )
     hottest.forget(folder)
-    return lock

@@ -32,9 +32,9 @@ class Tiers:
     def __init__(self, storage: Storage) -> None:
         self.storage = storage
         ssd = None if storage.ssd is None else str(storage.ssd)
-        lock = None if ssd is None else folder.take(Path(ssd), storage.reset)
+        # It writes nothing before there are tables, and goes before the lock does.
         self.core = _core.Storage.make(*storage.budgets, ssd, storage.space_ratio)
-        self._lock = lock  # goes after the core, which still writes
+        self._lock = None if ssd is None else folder.take(Path(ssd), storage.reset)
         # Weakly: tables keep their tiers, and go when the model does.
         self._tables: list[weakref.ref[LiveTable]] = []
         self.prepared: list[Prepared] = []
