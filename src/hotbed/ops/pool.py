@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 
 from hotbed import _core
 from hotbed.errors import StorageError, TableError
-from hotbed.gradients import LeftRows
+from hotbed.gradients import LeftRows, plain_access
 from hotbed.handles import CORE_DTYPES, LiveTable
 from hotbed.holds import alone, together
 from hotbed.inputs import Bags
@@ -246,7 +246,8 @@ def _reduce(
             tables[t].fused_update.keep(left)
         else:
             handle = tables[t].parameter
-            grads[t] = handle.waiting.take(handle, left, accumulate(t))
+            with plain_access():
+                grads[t] = handle.waiting.take(handle, left, accumulate(t))
     return grads
 
 

@@ -301,13 +301,13 @@ class TableOptimizer(Optimizer):
     @outside_graphs
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As in torch. With ``fused=True`` a batch that got no ``step`` is given up."""
-        for parameter, live in self._live.items():
-            if set_to_none or (live.device_rows is not None and live.waiting.shares):
-                live.drop_gradient()  # without summing it
-            else:
-                live.waiting.zero(parameter)
         with plain_access():
-            super().zero_grad(set_to_none)
+            for parameter, live in self._live.items():
+                if set_to_none or (live.device_rows is not None and live.waiting.shares):
+                    live.waiting.drop(parameter)  # without summing it
+                else:
+                    live.waiting.zero(parameter)
+            self._half.zero_grad(set_to_none)
         if self._in_backward is not None:
             self._in_backward.give_up()
 

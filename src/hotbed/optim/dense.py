@@ -53,6 +53,10 @@ class DenseHalf:
         assert outer is not None
         return outer
 
+    def zero_grad(self, set_to_none: bool) -> None:
+        for _, inner in self.inners:
+            inner.zero_grad(set_to_none)
+
     def add_group(self, index: int) -> None:
         """Takes the dense parameters of the outer group `index` in."""
         group = self.outer.param_groups[index]
