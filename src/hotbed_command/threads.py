@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, MutableMapping
 from pathlib import Path
 
-SPINS = "10000"
+SPINS = "1000"
 """Looks at the work of the others before a thread sleeps, each of some nanoseconds.
 
 libgomp's own 300,000 take milliseconds of a core. On a busy machine it is that core which the others
