@@ -284,7 +284,7 @@ class WaitingGradient:
         """No row has one any more, as ``zero_grad(set_to_none=False)`` leaves it."""
         stored = self.look(handle)
         if stored is not None:
-            stored.zero_()
+            (_zero if stored.is_sparse else Tensor.zero_)(stored)
         self.origins = []
 
     def waits(self, handle: Tensor) -> bool:
