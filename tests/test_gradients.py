@@ -229,7 +229,7 @@ def test_a_gradient_copies_and_saves_as_a_tensor(tmp_path: Path) -> None:
     for again in (
         copy.deepcopy(handle.grad),
         pickle.loads(pickle.dumps(handle.grad)),
-        torch.load(tmp_path / "gradient.pt"),
+        torch.load(tmp_path / "gradient.pt", weights_only=True),
     ):
         assert torch.equal(again.to_dense(), expected)
 
