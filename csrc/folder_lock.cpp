@@ -11,6 +11,7 @@
 #include <mutex>
 #include <set>
 
+#include "forks.hpp"
 #include "tier.hpp"
 
 namespace hotbed {
@@ -20,7 +21,7 @@ namespace {
 constexpr size_t kMostDigits = 20;
 
 // Files that this process has locked, or that the one from which it was forked had.
-std::mutex mutex;
+std::mutex& mutex = *new ForkMutex;
 std::multiset<std::pair<uint64_t, uint64_t>>& locked_ones() {
   static auto* files = new std::multiset<std::pair<uint64_t, uint64_t>>;
   return *files;

@@ -1,6 +1,5 @@
 #include "memory.hpp"
 
-#include <pthread.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -136,12 +135,7 @@ void Mapping::release(uint64_t begin, uint64_t end) {
 }
 
 BlockPool& BlockPool::instance() {
-  static BlockPool* pool = [] {
-    // A child may take blocks though another thread was about to when it was forked.
-    pthread_atfork([] { instance().mutex_.lock(); }, [] { instance().mutex_.unlock(); },
-                   [] { instance().mutex_.unlock(); });
-    return new BlockPool;  // never destroyed: tensors may outlive static objects
-  }();
+  static BlockPool* pool = new BlockPool;  // never destroyed: tensors may outlive static objects
   return *pool;
 }
 
@@ -151,7 +145,7 @@ void* BlockPool::take(uint64_t bytes) {
     if (!block) throw OutOfMemory(kBuffer, bytes, available_memory(), kSmallerBatch);
     return block;
   }
-  std::lock_guard lock(mutex_);
+  std::lock_guard<std::mutex> lock(mutex_);
   auto found = idle_.lower_bound(bytes);
   if (found != idle_.end() && found->first <= kWaste * bytes) {
     void* block = found->second;
@@ -179,7 +173,7 @@ void* BlockPool::take(uint64_t bytes) {
 }
 
 void BlockPool::give(void* block) {
-  std::lock_guard lock(mutex_);
+  std::lock_guard<std::mutex> lock(mutex_);
   auto known = size_.find(block);
   if (known == size_.end()) {
     std::free(block);
@@ -199,12 +193,12 @@ void BlockPool::give(void* block) {
 }
 
 uint64_t BlockPool::idle_bytes() const {
-  std::lock_guard lock(mutex_);
+  std::lock_guard<std::mutex> lock(mutex_);
   return idle_bytes_;
 }
 
 void BlockPool::trim() {
-  std::lock_guard lock(mutex_);
+  std::lock_guard<std::mutex> lock(mutex_);
   return_idle();
 }
 

@@ -4,11 +4,11 @@
 
 #include <cstdint>
 #include <map>
-#include <mutex>
 #include <string>
 #include <vector>
 
 #include "common.hpp"
+#include "forks.hpp"
 
 namespace hotbed {
 
@@ -72,7 +72,7 @@ class BlockPool {
  private:
   void return_idle();
 
-  mutable std::mutex mutex_;
+  ForkMutex& mutex_ = *new ForkMutex;
   std::multimap<uint64_t, void*> idle_;
   std::map<void*, uint64_t> size_;
   uint64_t idle_bytes_ = 0;

@@ -4,11 +4,15 @@
 #include <map>
 
 #include "common.hpp"
+#include "forks.hpp"
 #include "tier.hpp"
 
 namespace hotbed {
 
 namespace {
+
+// One for all budgets: what they guard takes nanoseconds.
+std::mutex& mutex = *new ForkMutex;
 
 std::string with_commas(uint64_t number) {
   std::string text = std::to_string(number);
@@ -30,13 +34,13 @@ TierError refusal(uint64_t limit, const BudgetShare::Growth& growth, uint64_t to
 }  // namespace
 
 uint64_t MemoryBudget::used() const {
-  std::lock_guard lock(mutex_);
+  std::lock_guard lock(mutex);
   return used_;
 }
 
 BudgetShare::~BudgetShare() {
   if (!budget_) return;
-  std::lock_guard lock(budget_->mutex_);
+  std::lock_guard lock(mutex);
   budget_->used_ -= bytes_;
 }
 
@@ -61,7 +65,7 @@ void BudgetShare::check(std::span<const Growth> growths) {
 
 void BudgetShare::become(uint64_t bytes, const std::string& table, int64_t rows) {
   if (!budget_) return;
-  std::lock_guard lock(budget_->mutex_);
+  std::lock_guard lock(mutex);
   uint64_t total = sum(budget_->used_ - bytes_, bytes);
   if (bytes > bytes_ && total > budget_->limit_) {
     throw refusal(budget_->limit_, {this, table, rows, bytes}, total);
@@ -72,7 +76,7 @@ void BudgetShare::become(uint64_t bytes, const std::string& table, int64_t rows)
 
 void BudgetShare::shrink(uint64_t bytes) {
   if (!budget_ || bytes >= bytes_) return;
-  std::lock_guard lock(budget_->mutex_);
+  std::lock_guard lock(mutex);
   budget_->used_ -= bytes_ - bytes;
   bytes_ = bytes;
 }

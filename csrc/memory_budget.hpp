@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <string>
 
@@ -21,7 +20,6 @@ class MemoryBudget {
   friend class BudgetShare;
 
   const uint64_t limit_;
-  mutable std::mutex mutex_;
   uint64_t used_ = 0;
 };
 

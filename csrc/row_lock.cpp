@@ -1,39 +1,21 @@
 #include "row_lock.hpp"
 
-#include <pthread.h>
-
 #include <algorithm>
 #include <condition_variable>
 #include <mutex>
 #include <stdexcept>
 
+#include "forks.hpp"
 #include "table.hpp"
 
 namespace hotbed {
 
 namespace {
 
-// One mutex for all locks: they are taken and left twice a step, for nanoseconds.
-struct Gate {
-  std::mutex mutex;
-  std::condition_variable moved;
-  uint64_t process = 0;  // forks between the first process and this one
-};
-
-Gate& gate() {
-  static Gate* made = [] {
-    auto* gate = new Gate;  // for threads that outlive everything
-    pthread_atfork([] { hotbed::gate().mutex.lock(); }, [] { hotbed::gate().mutex.unlock(); },
-                   [] {
-                     Gate& here = hotbed::gate();
-                     ++here.process;  // whoever held rows is not in the child
-                     new (&here.moved) std::condition_variable;
-                     here.mutex.unlock();
-                   });
-    return gate;
-  }();
-  return *made;
-}
+// One mutex for all locks: they are taken and left twice a step, for nanoseconds. Both for threads
+// that outlive everything; who waited is not in a child.
+std::condition_variable& moved = *new std::condition_variable;
+std::mutex& gate = *new ForkMutex([] { new (&moved) std::condition_variable; });
 
 // What the thread holds by now: each lock, and whether alone.
 thread_local std::vector<std::pair<RowLock*, bool>> held;
@@ -63,15 +45,14 @@ bool Hold::ready(bool nested) const {
 
 void Hold::refuse_unless_possible() {
   if (taken_) throw std::logic_error("a hold on rows is taken twice");
-  Gate& here = gate();
-  if (held_in != here.process) {
+  if (held_in != forks()) {
     held.clear();
-    held_in = here.process;
+    held_in = forks();
   }
   mine_.clear();
   for (const std::shared_ptr<Table>& table : tables_) {
     RowLock* lock = &table->lock;
-    if (lock->process != here.process) *lock = RowLock{.process = here.process};
+    if (lock->process != forks()) *lock = RowLock{.process = forks()};
     auto at = std::find_if(held.begin(), held.end(),
                            [&](const auto& entry) { return entry.first == lock; });
     if (at == held.end()) {
@@ -93,24 +74,24 @@ bool Hold::take_now() {
     }
     held.push_back({lock, alone_});
   }
-  process_ = gate().process;
+  process_ = forks();
   return taken_ = true;
 }
 
 bool Hold::try_take() {
-  std::lock_guard guard(gate().mutex);
+  std::lock_guard guard(gate);
   refuse_unless_possible();
   return take_now();
 }
 
 void Hold::take() {
-  std::unique_lock guard(gate().mutex);
+  std::unique_lock guard(gate);
   refuse_unless_possible();
   if (take_now()) return;
   if (alone_) {
     for (RowLock* lock : mine_) ++lock->waiting;
   }
-  gate().moved.wait(guard, [&] { return ready(!held.empty()); });
+  moved.wait(guard, [&] { return ready(!held.empty()); });
   if (alone_) {
     for (RowLock* lock : mine_) --lock->waiting;
   }
@@ -118,22 +99,22 @@ void Hold::take() {
 }
 
 void Hold::share() {
-  std::lock_guard guard(gate().mutex);
-  if (!taken_ || !alone_ || process_ != gate().process) return;
+  std::lock_guard guard(gate);
+  if (!taken_ || !alone_ || process_ != forks()) return;
   alone_ = false;
   for (RowLock* lock : mine_) {
     lock->writing = false;
     lock->readers = 1;
   }
   for (auto entry = held.end() - mine_.size(); entry != held.end(); ++entry) entry->second = false;
-  gate().moved.notify_all();
+  moved.notify_all();
 }
 
 void Hold::release() {
-  std::lock_guard guard(gate().mutex);
+  std::lock_guard guard(gate);
   if (!taken_) return;
   taken_ = false;
-  if (process_ != gate().process) return;
+  if (process_ != forks()) return;
   for (RowLock* lock : mine_) {
     if (alone_) {
       lock->writing = false;
@@ -142,7 +123,7 @@ void Hold::release() {
     }
   }
   held.resize(held.size() - mine_.size());  // what was taken last is left first
-  gate().moved.notify_all();
+  moved.notify_all();
 }
 
 }  // namespace hotbed

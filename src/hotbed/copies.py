@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from multiprocessing.context import get_spawning_popen
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,14 +12,11 @@ from torch import Tensor
 from hotbed.errors import TableError
 from hotbed.holds import reading
 
-if TYPE_CHECKING:
-    from hotbed.handles import LiveTable
-
 __all__ = ["copied", "pickled"]
 
 
-def copied(table: LiveTable, memo: dict[int, Any]) -> LiveTable:
-    """A second table.
+def copied(table: Any, memo: dict[int, Any]) -> Any:
+    """A second live table.
 
     Raises:
         TableError: it lies in tiers, or would not fit in memory.
@@ -34,7 +31,7 @@ def copied(table: LiveTable, memo: dict[int, Any]) -> LiveTable:
         )
 
 
-def pickled(table: LiveTable) -> Any:
+def pickled(table: Any) -> Any:
     """What ``__reduce__`` returns.
 
     Raises:
@@ -51,7 +48,7 @@ def pickled(table: LiveTable) -> Any:
     return _restore, (type(table), *given)
 
 
-def _refuse(table: LiveTable, purpose: str) -> None:
+def _refuse(table: Any, purpose: str) -> None:
     if table.tiers is not None:
         raise TableError(
             f"Table {table.name!r}: a table with Storage(...) cannot be copied or pickled: its tiers are "
@@ -60,23 +57,23 @@ def _refuse(table: LiveTable, purpose: str) -> None:
     table.refuse_copy_beyond_memory(purpose)
 
 
-def _rows_of(table: LiveTable) -> Any:
+def _rows_of(table: Any) -> Any:
     return (table.ids(), table.current_weights().cpu()) if len(table) else None
 
 
-def _away(table: LiveTable) -> torch.device | None:
+def _away(table: Any) -> torch.device | None:
     return None if table.device_rows is None else table.device
 
 
 def _restore(
-    kind: type[LiveTable],
+    kind: type,
     spec: Any,
     key: int,
     requires_grad: bool,
     rows: Any,
     device: torch.device | None,
     budget: Any,
-) -> LiveTable:
+) -> Any:
     table = kind(spec, key, requires_grad=requires_grad, budget=budget)
     if rows is not None:
         if not isinstance(rows[0], Tensor):

@@ -345,7 +345,8 @@ class LiveTable(Placed):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LiveTable:
         """A second table with the same rows and key, without optimizer or gradient."""
-        return copied(self, memo)
+        second: LiveTable = copied(self, memo)
+        return second
 
     def __reduce__(self) -> Any:
         return pickled(self)

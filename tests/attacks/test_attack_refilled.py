@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from attacks import Together, attack, seeds
+from refills import FILLS
 from torch import Tensor
 
 import hotbed as hb
@@ -18,30 +19,17 @@ from hotbed.errors import InputError
 ROWS, BATCH = 300, 16
 
 
-def by_torch(tensor: Tensor, values: Tensor) -> None:
-    tensor.copy_(values)
-
-
-def by_numpy(tensor: Tensor, values: Tensor) -> None:
-    tensor.numpy()[:] = values.numpy()
-
-
-def by_data(tensor: Tensor, values: Tensor) -> None:
-    tensor.data.copy_(values)
-
-
-FILLS: list[Callable[[Tensor, Tensor], None]] = [by_torch, by_numpy, by_data]
 Batch = dict[str, Any]
 
 
 def collections(budget: str) -> tuple[hb.EmbeddingCollection, hb.EmbeddingCollection]:
-    """With tiers and without, of rows that tell their id: (3 id, 3 id, ...), and a rule that leaves
-    them."""
+    """With tiers and without, of rows that tell their id: (3 id, 3 id, ...), rows that nobody assigned
+    zero, and a rule that leaves them."""
     made = []
     for storage in (hb.Storage(device=budget, host="16MB"), None):
         tables = [
             hb.Table("one", 4, ROWS, combiner="none"),
-            hb.Table("many", 4, combiner="sum"),
+            hb.Table("many", 4, combiner="sum", init=hb.init.Zeros()),
             hb.Table("bags", 4, ROWS, combiner="none"),
         ]
         model = hb.EmbeddingCollection(tables, seed=0, storage=storage)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from refills import FILLS, by_numpy, by_torch
 from tiered_models import Model, Once, adagrad, batches, expected, pinned, step, storage
 from torch import Tensor
 
@@ -168,18 +169,6 @@ def test_a_frozen_table_is_read_as_the_forward_asks() -> None:
 # -- loaders that fill their tensors again -------------------------------------------------------------
 
 
-def _by_torch(tensor: Tensor, values: Tensor) -> None:
-    tensor.copy_(values)
-
-
-def _by_numpy(tensor: Tensor, values: Tensor) -> None:
-    tensor.numpy()[:] = values.numpy()
-
-
-def _by_data(tensor: Tensor, values: Tensor) -> None:
-    tensor.data.copy_(values)
-
-
 def _refilling(count: int, fill: Callable[[Tensor, Tensor], None], shared: bool) -> Iterator[Any]:
     buffer = {name: values.clone() for name, values in batches(1)[0].items()}
     if shared:
@@ -192,7 +181,7 @@ def _refilling(count: int, fill: Callable[[Tensor, Tensor], None], shared: bool)
 
 
 @pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize("fill", [_by_torch, _by_numpy, _by_data])
+@pytest.mark.parametrize("fill", FILLS)
 def test_a_loader_that_fills_its_tensors_again_is_refused(
     fill: Callable[[Tensor, Tensor], None], shared: bool
 ) -> None:
@@ -230,7 +219,7 @@ def test_a_batch_that_is_filled_while_the_loop_has_it_is_told_of() -> None:
     with pytest.warns(UserWarning, match=r"feature 'item'.*uses what it was given"):
         losses = []
         for at, batch in enumerate(hb.lookahead(data, model, depth=1, horizon=1)):
-            _by_numpy(batch["item"], copies[(at + 1) % 3]["item"])
+            by_numpy(batch["item"], copies[(at + 1) % 3]["item"])
             losses.append(step(model, optimizer, batch))
     changed = [dict(batch) for batch in batches(3)]
     for at, batch in enumerate(changed):
@@ -271,7 +260,7 @@ def test_what_a_function_makes_of_tensors_that_are_filled_again_is_refused() -> 
         return {name: batch[name] % 100 for name in ("item", "user")}
 
     with pytest.raises(InputError, match="changed after look-ahead had read it"):
-        for batch in hb.lookahead(_refilling(6, _by_torch, False), model, inputs=inputs):
+        for batch in hb.lookahead(_refilling(6, by_torch, False), model, inputs=inputs):
             model.embeddings(inputs(batch))
 
 
@@ -280,7 +269,7 @@ def test_ids_of_a_frozen_table_that_are_filled_again_are_refused() -> None:
     for name in ("item", "user"):
         model.embeddings.parameter(name).requires_grad_(False)
     with pytest.raises(InputError, match="changed after look-ahead had read it"):
-        for batch in hb.lookahead(_refilling(6, _by_torch, False), model):
+        for batch in hb.lookahead(_refilling(6, by_torch, False), model):
             model(batch)
 
 
@@ -293,7 +282,7 @@ def test_where_nothing_can_be_announced_nothing_is_read_ahead(why: str) -> None:
         model.eval()
 
     def loader() -> Iterator[Any]:
-        for batch in _refilling(9, _by_torch, False):
+        for batch in _refilling(9, by_torch, False):
             yield {new: batch[name] for name, new in names.items()}
 
     seen = []

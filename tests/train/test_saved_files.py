@@ -13,8 +13,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors import SafetensorError
-from safetensors.torch import load, load_file
+from safetensors.torch import load_file
 from saved_models import crc32c
 
 from hotbed import _core
@@ -149,28 +148,8 @@ def test_a_hostile_file_is_an_error_that_names_it(tmp_path: Path, what: str) -> 
     path = tmp_path / "x"
     path.write_bytes(HOSTILE[what])
     expected = {"bytes": len(HOSTILE[what]), "crc32c": [f"{crc32c(HOSTILE[what]):08x}"]}
-    with pytest.raises(SavedModelError, match=rf"{path}( is no safetensors file|: the tensor 'x')"):
+    with pytest.raises(SavedModelError, match=f"{path} is no safetensors file"):
         read_tensors(str(path), expected)
-
-
-@given(st.data())
-def test_a_header_that_is_read_is_read_alike_by_safetensors(data: Any) -> None:
-    """Whatever its numbers are, a header is refused or means what it means to the inventors."""
-    shape = data.draw(st.lists(st.integers(0, 4), max_size=3))
-    offsets = [data.draw(st.integers(0, 40)) for _ in range(2)]
-    kind = data.draw(st.sampled_from(["F32", "F64", "U8", "I64", "BF16", "BOOL"]))
-    whole = file_of(entry(kind, shape, offsets), bytes(data.draw(st.integers(0, 40))))
-    contents = np.frombuffer(bytearray(whole), np.uint8)
-    try:
-        ours = saved_files._tensors_in("x", contents)
-    except SavedModelError:
-        ours = None
-    try:
-        theirs = load(whole)
-    except SafetensorError:
-        theirs = None
-    # They also refuse bytes that belong to no tensor, which do no harm.
-    assert theirs is None or (ours is not None and same(ours, theirs))
 
 
 @pytest.mark.parametrize(

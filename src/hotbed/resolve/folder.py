@@ -14,12 +14,20 @@ from hotbed import _core
 from hotbed.errors import StorageError
 from hotbed.resolve import hottest
 
-__all__ = ["logs_in", "take"]
+__all__ = ["is_own", "logs_in", "take"]
+
+_LOCK = "in-use"
+_LOG = re.compile(r"rows-\d+")
+
+
+def is_own(name: str) -> bool:
+    """Whether a file or folder of that name may be Hotbed's."""
+    return name in (_LOCK, hottest.NAME) or _LOG.fullmatch(name) is not None
 
 
 def logs_in(folder: Path) -> list[Path]:
     """Folders of row logs, the oldest first."""
-    named = [p for p in folder.glob("rows-*") if re.fullmatch(r"rows-\d+", p.name)]
+    named = [p for p in folder.glob("rows-*") if _LOG.fullmatch(p.name)]
     return sorted(
         (p for p in named if not p.is_symlink() and _core.holds_log(str(p))),
         key=lambda p: int(p.name.removeprefix("rows-")),
@@ -39,7 +47,7 @@ def take(folder: Path, reset: bool) -> _core.FolderLock:
     except OSError as error:
         raise StorageError(f"{named} cannot be used: {error}.") from None
     lock = _core.FolderLock(
-        str(folder), "in-use", False, named, "Give each collection a folder of its own."
+        str(folder), _LOCK, False, named, "Give each collection a folder of its own."
     )
     try:
         _empty(folder, named, reset)

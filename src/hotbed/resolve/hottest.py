@@ -10,7 +10,7 @@ from typing import NamedTuple
 from hotbed.errors import StorageError
 from hotbed.files import appearing
 
-__all__ = ["COUNT", "Used", "forget", "note", "noted"]
+__all__ = ["COUNT", "NAME", "Used", "forget", "note", "noted"]
 
 COUNT = 10
 """Rows of a table that are noted."""
@@ -24,7 +24,7 @@ class Used(NamedTuple):
     excess: int
 
 
-_NAME = "hottest.json"
+NAME = "hottest.json"
 
 
 def note(folder: Path, tables: Mapping[str, Sequence[tuple[int, int, int]]]) -> None:
@@ -33,7 +33,7 @@ def note(folder: Path, tables: Mapping[str, Sequence[tuple[int, int, int]]]) -> 
     Raises:
         StorageError: it cannot be written.
     """
-    path = folder / _NAME
+    path = folder / NAME
     try:
         with appearing(path) as part:
             Path(part).write_text(json.dumps(tables), encoding="utf-8")
@@ -47,7 +47,7 @@ def noted(folder: Path) -> dict[str, list[Used]]:
     Raises:
         StorageError: the note is damaged.
     """
-    path = folder / _NAME
+    path = folder / NAME
     try:
         tables = json.loads(path.read_text(encoding="utf-8"))
         return {
@@ -62,4 +62,4 @@ def noted(folder: Path) -> dict[str, list[Used]]:
 
 def forget(folder: Path) -> None:
     """What an earlier run has noted is gone."""
-    (folder / _NAME).unlink(missing_ok=True)
+    (folder / NAME).unlink(missing_ok=True)

@@ -9,9 +9,10 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+from torch import nn
 
 from hotbed import _core
 from hotbed.errors import HotbedError, InputError
@@ -21,12 +22,22 @@ from hotbed.trace import span
 
 if TYPE_CHECKING:
     from hotbed.collection import EmbeddingCollection
-    from hotbed.resolve.lookahead import Lookahead
 
 __all__ = ["Inputs", "Window"]
 
 Inputs = Callable[[Any], Any]
 READING, BRINGING_UP = "reading", "bringing rows up"
+
+
+class Settings(Protocol):
+    """What a window is told; see `hotbed.resolve.lookahead.lookahead`."""
+
+    model: nn.Module
+    depth: int
+    horizon: int
+    inputs: Inputs | None
+
+    def say(self, about: str, message: str) -> None: ...
 
 
 class Window:
@@ -41,7 +52,7 @@ class Window:
         self,
         source: Source[Any],
         collections: Mapping[str, EmbeddingCollection],
-        settings: Lookahead[Any],
+        settings: Settings,
     ) -> None:
         self._source, self._settings = source, settings
         self._collections = dict(collections)

@@ -8,13 +8,13 @@ writes there have another log, so they never pass for what was noted.
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from hotbed import _core
+from hotbed.resolve.folder import is_own, logs_in
 from hotbed.train.saved_files import SavedModelError, read_json_sealed, write_json_sealed
 
 __all__ = [
@@ -32,13 +32,12 @@ _NAME = "hotbed-run.json"
 def is_of_a_run(name: str) -> bool:
     """Whether a file of this name, relative to the folder of --ssd, is of a run's."""
     first = Path(name).parts[:1]
-    own = rf"rows-\d+|in-use|hottest\.json|{re.escape(_NAME)}"
-    return bool(first) and re.fullmatch(own, first[0]) is not None
+    return bool(first) and (first[0] == _NAME or is_own(first[0]))
 
 
 def holds_file(folder: str, name: str) -> bool:
     """Whether a file of this name, relative to `folder`, is of a run that has left rows there."""
-    return is_of_a_run(name) and any(_logs_in(folder).values())
+    return is_of_a_run(name) and bool(logs_in(Path(folder)))
 
 
 def write_note(folder: str, *, may_go: bool) -> None:
@@ -51,7 +50,7 @@ def write_note(folder: str, *, may_go: bool) -> None:
         OSError: it cannot be written.
     """
     forget_note(folder)
-    note = {"logs": _logs_in(folder), "ids": "hexadecimal", "may_go": may_go}
+    note = {"logs": _sums_of_logs(folder), "ids": "hexadecimal", "may_go": may_go}
     write_json_sealed(os.path.join(folder, _NAME), note)
 
 
@@ -73,7 +72,7 @@ def ids_are_hexadecimal(folder: str) -> bool:
 
 def _of_these_logs(folder: str) -> dict[str, Any] | None:
     note = _noted(folder)
-    logs = _logs_in(folder)
+    logs = _sums_of_logs(folder)
     return note if note is not None and logs and note.get("logs") == logs else None
 
 
@@ -85,11 +84,7 @@ def _noted(folder: str) -> dict[str, Any] | None:
     return note if sealed and isinstance(note, dict) else None
 
 
-def _logs_in(folder: str) -> dict[str, int]:
-    """Name → checksum of the manifest, which has the log's own number; 0 where there is none."""
-    found = {}
-    for log in Path(folder).glob("rows-*"):
-        manifest = log / "manifest"
-        there = np.fromfile(manifest, np.uint8) if manifest.is_file() else np.empty(0, np.uint8)
-        found[log.name] = _core.crc32c(there)
-    return found
+def _sums_of_logs(folder: str) -> dict[str, int]:
+    """Name → checksum of the manifest, which has the log's own number."""
+    logs = logs_in(Path(folder))
+    return {log.name: _core.crc32c(np.fromfile(log / "manifest", np.uint8)) for log in logs}

@@ -8,34 +8,20 @@ from __future__ import annotations
 
 import errno
 import json
-import math
 import os
 import stat
 from collections.abc import Mapping
 from typing import Any, BinaryIO
 
 import numpy as np
-import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 from torch import Tensor
 
 from hotbed import _core
 from hotbed.errors import HotbedError
 
 CHUNK_BYTES = 16 << 20
-
-_DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
-_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
-
-Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 class SavedModelError(HotbedError, ValueError):
@@ -95,60 +81,40 @@ def write_tensors(path: str, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     Raises:
         OSError: a part of it may be there.
     """
-    # Wider elements first, so that all are aligned.
-    names = sorted(tensors, key=lambda name: -tensors[name].element_size())
-    header: dict[str, Any] = {}
-    end = 0
-    for name in names:
-        tensor = tensors[name]
-        begin, end = end, end + tensor.nbytes
-        header[name] = {
-            "dtype": _NAMES[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [begin, end],
-        }
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    head = np.frombuffer(len(text).to_bytes(8, "little") + text, np.uint8)
-    sums = [0]
-    room = CHUNK_BYTES
+    contents = save({name: t.detach().cpu().contiguous() for name, t in tensors.items()})
     with open(path, "xb") as file:
-        for piece in (head, *(_bytes_of(tensors[name]) for name in names)):
-            at = 0
-            while at < len(piece):
-                if not room:
-                    sums.append(0)
-                    room = CHUNK_BYTES
-                chunk = piece[at : at + room]
-                file.write(chunk.data)
-                sums[-1] = _core.crc32c(chunk, sums[-1])
-                at += len(chunk)
-                room -= len(chunk)
+        file.write(contents)
         file.flush()
         os.fsync(file.fileno())
-        size = file.tell()
-    return {"bytes": size, "crc32c": [f"{value:08x}" for value in sums]}
-
-
-def _bytes_of(tensor: Tensor) -> Bytes:
-    flat: Bytes = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-    return flat
+    return {"bytes": len(contents), "crc32c": _checksums(contents)}
 
 
 def read_tensors(path: str, expected: Any) -> dict[str, Tensor]:
-    """The tensors of a file, which share its bytes in memory.
+    """The tensors of a file.
 
     Args:
         expected: what `write_tensors` returned, or what a manifest claims that to be.
 
     Raises:
         SavedModelError: the file is missing, no plain file, not what was written, or no safetensors
-            file; no more memory was taken than it has bytes.
+            file; no more memory was taken than twice its bytes.
     """
-    return _tensors_in(path, _checked_bytes(path, expected))
+    contents = _checked_bytes(path, expected)
+    try:
+        return load(contents)
+    # Beside its own errors, those of torch and Python at what the format allows and they do not.
+    except (SafetensorError, KeyError, OverflowError, RuntimeError, TypeError, ValueError) as error:
+        text = " ".join(str(error).split())[:300].rstrip(".")
+        raise SavedModelError(f"{path} is no safetensors file that can be read: {text}.") from None
 
 
-def _checked_bytes(path: str, expected: Any) -> Bytes:
+def _checksums(contents: bytes) -> list[str]:
+    whole = np.frombuffer(contents, np.uint8)
+    chunks = (whole[at : at + CHUNK_BYTES] for at in range(0, max(len(whole), 1), CHUNK_BYTES))
+    return [f"{_core.crc32c(chunk):08x}" for chunk in chunks]
+
+
+def _checked_bytes(path: str, expected: Any) -> bytes:
     match expected:
         case {"bytes": int(size), "crc32c": list(sums)}:
             pass
@@ -160,70 +126,18 @@ def _checked_bytes(path: str, expected: Any) -> Bytes:
             raise SavedModelError(
                 f"{path} has {there:,} bytes and was saved with {size:,}. Copy or save it again."
             )
-        if len(sums) != max(1, math.ceil(size / CHUNK_BYTES)):
-            raise SavedModelError(f"{path} has {len(sums)} checksums for {size:,} bytes.")
-        contents = np.empty(size, np.uint8)
-        for number, at in enumerate(range(0, max(size, 1), CHUNK_BYTES)):
-            chunk = contents[at : at + CHUNK_BYTES]
-            if not _filled(file, chunk) or f"{_core.crc32c(chunk):08x}" != sums[number]:
-                raise SavedModelError(
-                    f"{path} is damaged: bytes {at:,} to {at + len(chunk):,} are not those that "
-                    "were saved. Copy or save it again."
-                )
+        contents = file.read()
+    found = _checksums(contents)
+    if len(sums) != len(found):
+        raise SavedModelError(f"{path} has {len(sums)} checksums for {size:,} bytes.")
+    for number, (own, saved) in enumerate(zip(found, sums, strict=True)):
+        if own != saved:
+            begin, end = number * CHUNK_BYTES, min((number + 1) * CHUNK_BYTES, size)
+            raise SavedModelError(
+                f"{path} is damaged: bytes {begin:,} to {end:,} are not those that were saved. Copy or "
+                "save it again."
+            )
     return contents
-
-
-def _filled(file: BinaryIO, chunk: Bytes) -> bool:
-    at = 0
-    while at < len(chunk):
-        read = file.readinto(chunk.data[at:])  # type: ignore[attr-defined]
-        if not read:
-            return False
-        at += read
-    return True
-
-
-def _tensors_in(path: str, contents: Bytes) -> dict[str, Tensor]:
-    """As the safetensors project describes its format; metadata are passed over."""
-    fault = SavedModelError(f"{path} is no safetensors file: its header does not fit its bytes.")
-    begin = 8 + int.from_bytes(contents[:8].tobytes(), "little")
-    if begin > len(contents):
-        raise fault
-    try:
-        header = json.loads(contents[8:begin].tobytes())
-    except (ValueError, RecursionError):
-        raise fault from None
-    if not isinstance(header, dict):
-        raise fault
-    header.pop("__metadata__", None)
-    tensors = {}
-    for name, entry in header.items():
-        tensor = _tensor(entry, contents, begin)
-        if tensor is None:
-            raise SavedModelError(f"{path}: the tensor {name!r} does not fit the file's bytes.")
-        tensors[name] = tensor
-    return tensors
-
-
-def _tensor(entry: Any, contents: Bytes, start: int) -> Tensor | None:
-    match entry:
-        case {"dtype": str(name), "shape": list(shape), "data_offsets": [int(begin), int(end)]}:
-            pass
-        case _:
-            return None
-    dtype = _DTYPES.get(name)
-    if dtype is None or not all(type(n) is int and 0 <= n < 2**48 for n in shape):
-        return None
-    if len(shape) > 4 or not 0 <= begin <= end <= len(contents) - start:
-        return None
-    count = math.prod(shape)
-    if end - begin != count * dtype.itemsize:
-        return None
-    if count == 0:
-        # The strides of such a tensor have no bytes that would bound them.
-        fits = math.prod(n or 1 for n in shape) < 2**62
-        return torch.empty(shape, dtype=dtype) if fits else None
-    return torch.frombuffer(contents, dtype=dtype, count=count, offset=start + begin).reshape(shape)
 
 
 # -- the file system ---------------------------------------------------------------------------------
