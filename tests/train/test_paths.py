@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+from row_log_records import Log
 from saved_models import with_bias
 
 from hotbed.train.paths import Folder, Named, refuse_clashes
@@ -95,7 +96,8 @@ def test_files_of_any_run_are_kept(tmp_path: Path) -> None:
     (tmp_path / "rows-1").mkdir()
     names = ["rows-1/manifest", "rows-1/new", "hottest.json", "in-use", "hotbed-run.json"]
     refuse_clashes([], [Named("--json", str(tmp_path / name)) for name in names])
-    (tmp_path / "rows-1" / "manifest").write_text("a log")
+    (tmp_path / "rows-1").rmdir()
+    Log.create(tmp_path / "rows-1", [(0, "item", None)])
     for name in names:
         with pytest.raises(OutputError, match=f"{name} is a file of the rows of a run"):
             refuse_clashes([], [Named("--json", str(tmp_path / name))])

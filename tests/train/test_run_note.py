@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
+from row_log_records import Log
 
 from hotbed.train.run_note import forget_note, ids_are_hexadecimal, rows_may_go, write_note
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    (tmp_path / "rows-1").mkdir()
-    (tmp_path / "rows-1" / "manifest").write_bytes(b"a log")
+    Log.create(tmp_path / "rows-1", [(0, "item", None)])
     return tmp_path
 
 
@@ -29,7 +30,8 @@ def test_what_is_noted_is_known_until_it_is_forgotten(folder: Path, may_go: bool
 
 
 def other_manifest(folder: Path) -> None:
-    (folder / "rows-1" / "manifest").write_bytes(b"another log")
+    shutil.rmtree(folder / "rows-1")
+    Log.create(folder / "rows-1", [(0, "item", None)])  # which differs in its number
 
 
 def no_manifest(folder: Path) -> None:
@@ -37,13 +39,11 @@ def no_manifest(folder: Path) -> None:
 
 
 def one_more(folder: Path) -> None:
-    (folder / "rows-2").mkdir()
-    (folder / "rows-2" / "manifest").write_bytes(b"a log")
+    Log.create(folder / "rows-2", [(0, "item", None)])
 
 
 def no_log(folder: Path) -> None:
-    no_manifest(folder)
-    (folder / "rows-1").rmdir()
+    shutil.rmtree(folder / "rows-1")
 
 
 def edited(folder: Path) -> None:

@@ -7,13 +7,11 @@ writes there have another log, so they never pass for what was noted.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from hotbed import _core
 from hotbed.resolve.folder import is_own, logs_in
 from hotbed.train.saved_files import SavedModelError, read_json_sealed, write_json_sealed
 
@@ -84,7 +82,12 @@ def _noted(folder: str) -> dict[str, Any] | None:
     return note if sealed and isinstance(note, dict) else None
 
 
-def _sums_of_logs(folder: str) -> dict[str, int]:
-    """Name → checksum of the manifest, which has the log's own number."""
+def _sums_of_logs(folder: str) -> dict[str, str]:
+    """Name → digest of the manifest, which has the log's own number. (Its CRC32C would be the same for
+    every manifest, as they end with their own.)"""
     logs = logs_in(Path(folder))
-    return {log.name: _core.crc32c(np.fromfile(log / "manifest", np.uint8)) for log in logs}
+    return {log.name: _digest((log / "manifest").read_bytes()) for log in logs}
+
+
+def _digest(contents: bytes) -> str:
+    return hashlib.blake2b(contents, digest_size=16).hexdigest()
