@@ -20,6 +20,7 @@ SCENARIOS = (
     "capacity",
     "synthetic",
     "train",
+    "busy",
     "import",
 )
 BEFORE_TABLES = "The JSON of each run that is quoted lies"
