@@ -8,8 +8,8 @@ as long as the gradient is there.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -18,10 +18,12 @@ from hotbed.errors import TableError
 from hotbed.ops.duplicates import sum_duplicates
 
 __all__ = [
+    "Left",
     "LeftRows",
     "TableGradient",
     "WaitingGradient",
     "by_rows",
+    "leave",
     "norm_of_rows",
     "plain_access",
     "set_gradient",
@@ -213,6 +215,52 @@ class LeftRows(NamedTuple):
     def coo(self, handle: Tensor) -> TableGradient:
         """The same as the gradient of the handle."""
         return TableGradient.over(self.slots, self.rows, handle.shape, [self.claim])
+
+
+class Left(Protocol):
+    """What one backward left of the tables of a batch: all that it takes to sum it by row."""
+
+    def step(self, updates: Sequence[tuple[int, Any, Any, Any]]) -> None:
+        """Updates tables at once: (position, its ``fused_update``, rule, numbers) each."""
+
+    def shares(self, tables: Sequence[int]) -> list[Any]:
+        """Of the tables at these positions, for `WaitingGradient.take`."""
+
+
+def leave(left: Left, live: Sequence[Any], nodes: Mapping[int, Any]) -> list[Tensor | None]:
+    """Gives handles what a backward left of their tables, and updates those whose optimizers want it
+    now (``fused=True``).
+
+    Args:
+        live: the tables.
+        nodes: of the tables that want a gradient, by position, the node by which torch would add it
+            to the handle's ``grad``.
+
+    Returns:
+        For each table what backward is to return: None where the handle, or an update, has taken it.
+    """
+    updates, later = [], []
+    for t in nodes:
+        update = live[t].fused_update
+        start = None if update is None else update.start()
+        if start is None:
+            later.append(t)
+        else:
+            updates.append((t, update, *start))
+    if updates:
+        left.step(updates)
+        for _, update, _, _ in updates:
+            update.done()
+    grads: list[Tensor | None] = [None] * len(live)
+    for t, share in zip(later, left.shares(later) if later else (), strict=True):
+        table = live[t]
+        if table.fused_update is not None:
+            table.fused_update.keep(share)
+            continue
+        handle = table.parameter
+        with plain_access():
+            grads[t] = handle.waiting.take(handle, share, nodes[t])
+    return grads
 
 
 class WaitingGradient:

@@ -173,3 +173,28 @@ def test_fused_gives_the_same_bits(name: str, tables: int, dtype: torch.dtype) -
     for plain, at_once in zip(*results, strict=True):
         assert torch.equal(plain.ids, at_once.ids)
         assert torch.equal(plain.values, at_once.values)
+
+
+@pytest.mark.parametrize("storage", [None, hb.Storage(device="100KB", host="1MB")])
+@pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
+def test_gradients_of_weights_are_those_of_the_rows_that_were_pooled(
+    combiner: str, storage: hb.Storage | None
+) -> None:
+    """Not of the rows that the update leaves."""
+    found = []
+    for fused in (False, True):
+        model = hb.EmbeddingCollection([hb.Table("a", 4, 30, combiner)], seed=1, storage=storage)
+        optimizer = hb.optim.SGD(model.parameters(), lr=0.5, fused=fused)
+        grads = []
+        for step in range(3):
+            ids = torch.arange(9) * (step + 1) % 7
+            weights = (torch.arange(9.0) + 1).requires_grad_()
+            vectors = model({"a": hb.Jagged(ids, lengths=[4, 0, 5], weights=weights)})["a"]
+            (vectors * torch.arange(12.0).view(3, 4)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            assert weights.grad is not None
+            grads.append(weights.grad)
+        found.append(grads)
+    for plain, fused_grad in zip(*found, strict=True):
+        assert torch.equal(plain, fused_grad)

@@ -1,89 +1,65 @@
-"""The lookup path of tables on a device: check, slots, pool, and what backward leaves."""
+"""Batches of tables on a device: checked, pooled and summed there."""
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
+import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from hotbed import _core
 from hotbed.device.gradients import BatchGradient, Origin, Share
 from hotbed.device.inputs import bring, bring_weights
 from hotbed.device.notices import Notice, raise_what_is_known
 from hotbed.device.step import step_in_backward
-from hotbed.errors import HotbedError, TableError
+from hotbed.errors import HotbedError
 from hotbed.handles import LiveTable
-from hotbed.holds import alone, together
 from hotbed.inputs import Bags, core_input, input_fault
 from hotbed.ops.gpu.ids import GOOD, Array, check_arrays
 from hotbed.ops.gpu.lookup import DeviceBatch, Lookup
 from hotbed.ops.gpu.pool import FeatureSlots
 from hotbed.ops.gpu.recording import use
-from hotbed.ops.pool import keeps_graph
-from hotbed.resolve.outside_graphs import outside_graphs
+from hotbed.ops.pool import Columns
 from hotbed.trace import span
 
 if TYPE_CHECKING:
     from hotbed.device.tiered import TieredBatch
 
-__all__ = ["look_up", "pool_resolved", "raise_what_is_known"]
-
-# As in hotbed.ops.pool: columns of a buffer that are no views of one another for autograd.
-_VIEW_TRACKING = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
+__all__ = ["arrived", "raise_what_is_known", "resolve_whole"]
 
 
-def look_up(
+def resolve_whole(
     live: Sequence[LiveTable],
     table_of: Sequence[int],
     names: Sequence[str],
     bags: Sequence[Bags],
-) -> list[Tensor]:
-    """As `hotbed.resolve.lookup.lookup`, of tables that lie on one device whole.
+) -> DeviceResolved:
+    """A batch of tables that lie on one device whole: an id is its slot.
 
     Raises:
         IdError, InputError: of this batch, where its ids are on the host.
     """
-    device = live[0].device_rows.device
     use(live)
     with span("resolve"):
-        features, weights, origin = _resolve(live, table_of, names, bags, device)
-    return _pool(live, features, weights, bags, _Source(origin))
+        features, weights, origin = _resolve(
+            live, table_of, names, bags, live[0].device_rows.device
+        )
+    return DeviceResolved(live, table_of, bags, weights, features, _Whole(origin))
 
 
-def pool_resolved(
-    batch: TieredBatch, live: Sequence[LiveTable], bags: Sequence[Bags]
-) -> list[Tensor]:
-    """Pools a batch of tables in tiers, which has its slots."""
+def arrived(
+    batch: TieredBatch, live: Sequence[LiveTable], table_of: Sequence[int], bags: Sequence[Bags]
+) -> DeviceResolved:
+    """A batch of tables in tiers, which has its slots, when it has come to the device."""
     use(live)
     device = live[0].device_rows.device
     weights = [bring_weights(bag.weights, device) for bag in bags]
     with span("bring the batch"):
         features = batch.features(weights)
-    return _pool(live, features, weights, bags, batch)
-
-
-def _pool(
-    live: Sequence[LiveTable],
-    features: list[FeatureSlots],
-    weights: Sequence[Tensor | None],
-    bags: Sequence[Bags],
-    source: _Source | TieredBatch,
-) -> list[Tensor]:
-    device = live[0].device_rows.device
-    lookup = Lookup([table.device_rows.planes(table) for table in live])
-    call = _Call(tuple(live), lookup, features, source, list(bags), _out_dtype(device))
-    with span("pool"):
-        if torch.is_grad_enabled():
-            handles = [p if (p := t.parameter).requires_grad else None for t in live]
-            given = [w for w in weights if w is not None]
-            if any(h is not None for h in handles) or any(w.requires_grad for w in given):
-                return list(_Pool.apply(call, *handles, *weights))  # type: ignore[no-untyped-call]
-        return call.pool().outputs
+    return DeviceResolved(live, table_of, bags, weights, features, batch)
 
 
 def _out_dtype(device: torch.device) -> torch.dtype:
@@ -211,8 +187,8 @@ class _Faults:
 
 
 @dataclasses.dataclass(eq=False)
-class _Source:
-    """A batch of whole tables, as backward asks for it."""
+class _Whole:
+    """Where a batch of whole tables comes from."""
 
     origin: Origin
 
@@ -220,146 +196,104 @@ class _Source:
         """None: the transposed index is built on the device."""
 
 
-@dataclasses.dataclass(eq=False)
-class _Call:
-    """One forward."""
+class DeviceResolved:
+    """`hotbed.ops.pool.Resolved`, by kernels."""
 
-    live: tuple[LiveTable, ...]
-    lookup: Lookup
-    features: list[FeatureSlots]
-    source: _Source | TieredBatch
-    bags: list[Bags]
-    dtype: torch.dtype
+    wants_gradient = True
 
-    def pool(self) -> DeviceBatch:
-        """Looks up; the outputs are shaped as the inputs were."""
-        outputs: list[Any] = [None] * len(self.bags)
-        columns: dict[int, list[int]] = {}  # features that share a buffer
-        device = self.live[0].device_rows.device
-        for f, (bag, feature) in enumerate(zip(self.bags, self.features, strict=True)):
-            if bag.shape is None and not (bag.jagged and feature.combiner == "none"):
-                columns.setdefault(bag.batch, []).append(f)
-            else:
-                dim = self.lookup.dims[feature.table]
-                outputs[f] = torch.empty((feature.bags, dim), dtype=self.dtype, device=device)
-        for rows, members in columns.items():
-            dims = [self.lookup.dims[self.features[f].table] for f in members]
-            buffer = torch.empty((rows, sum(dims)), dtype=self.dtype, device=device)
-            with torch._C._ExcludeDispatchKeyGuard(_VIEW_TRACKING):
-                parts = torch.split(buffer, dims, 1) if len(dims) > 1 else (buffer,)
-            for f, part in zip(members, parts, strict=True):
+    def __init__(
+        self,
+        live: Sequence[LiveTable],
+        table_of: Sequence[int],
+        bags: Sequence[Bags],
+        weights: Sequence[Tensor | None],
+        features: list[FeatureSlots],
+        source: _Whole | TieredBatch,
+    ) -> None:
+        """`weights`: on the device, as autograd knows them. `source`: what backward asks for the index."""
+        self.live, self.table_of, self.bags, self.weights = live, table_of, bags, weights
+        self.features, self.source = tuple(features), source
+        self.device = live[0].device_rows.device
+        self.lookup = Lookup([table.device_rows.planes(table) for table in live])
+        self.inverses: Sequence[Tensor | None] = ()
+        self._dtype = _out_dtype(self.device)
+
+    def dtype_of(self, table: LiveTable) -> torch.dtype:
+        return self._dtype
+
+    def empty(self, vectors: int, dim: int, dtype: torch.dtype) -> Tensor:
+        return torch.empty((vectors, dim), dtype=dtype, device=self.device)
+
+    def pool(self, columns: Sequence[Columns]) -> None:
+        outputs: list[Any] = [None] * len(self.features)
+        for _, features, parts in columns:
+            for f, part in zip(features, parts, strict=True):
                 outputs[f] = part
-        batch = self.lookup.forward(self.features, self.dtype, outputs)
-        shaped = [
-            out if bag.shape is None else out.view(*bag.shape, out.shape[1])
-            for bag, out in zip(self.bags, outputs, strict=True)
-        ]
-        return dataclasses.replace(batch, outputs=shaped)
+        self.inverses = self.lookup.forward(self.features, self._dtype, outputs).inverses
+
+    def keep_inputs(self) -> None:
+        """They are kept."""
+
+    def backward(self, grads: Sequence[Tensor | None]) -> DeviceLeft:
+        """Gradients become (bags, dim), all of one dtype, columns side by side."""
+        dtypes = {grad.dtype for grad in grads if grad is not None}
+        dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32
+        if dtype not in (torch.float32, torch.float16, torch.bfloat16):
+            dtype = torch.float32
+        flat: list[Tensor | None] = []
+        for feature, grad in zip(self.features, grads, strict=True):
+            if grad is not None:
+                dim = self.lookup.dims[feature.table]
+                grad = grad.reshape(-1, dim) if grad.dim() != 2 else grad
+                grad = grad.to(dtype)
+                if dim > 1 and grad.stride(1) != 1:
+                    grad = grad.contiguous()
+            flat.append(grad)
+        return DeviceLeft(self, flat)
+
+    def weight_gradients(
+        self, left: DeviceLeft, outputs: dict[int, Tensor], wanted: Sequence[int]
+    ) -> list[Tensor]:
+        grads = [left.grads[f] for f in wanted]
+        # Of bags that were not divided none is read.
+        pooled = [outputs.get(f, left.grads[f]) for f in wanted]
+        flat: list[Any] = [None if v is None else v.reshape(-1, v.shape[-1]) for v in pooled]
+        batch = DeviceBatch(
+            features=tuple(self.features[f] for f in wanted),
+            outputs=flat,
+            inverses=[self.inverses[f] for f in wanted],
+        )
+        found = self.lookup.weight_gradients(batch, grads)
+        results = []
+        for f, gradient in zip(wanted, found, strict=True):
+            weights = self.features[f].weights
+            assert weights is not None
+            results.append(torch.zeros_like(weights) if gradient is None else gradient)
+        return results
 
 
-class _Pool(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, call: _Call, *tensors: Tensor | None) -> tuple[Tensor, ...]:
-        """`tensors`: a handle a table (None: not wanted), then weights a feature, or None."""
-        batch = call.pool()
-        ctx.set_materialize_grads(False)
-        anchor = torch.empty(0)  # so that a second backward raises as it does in torch
-        ctx.call, ctx.inverses = call, batch.inverses
-        ctx.generations = [table.generation for table in call.live]
-        handles, weights = tensors[: len(call.live)], tensors[len(call.live) :]
-        # Autograd numbers edges by the inputs that are tensors.
-        ctx.edges = list(itertools.accumulate((h is not None for h in handles), initial=0))
-        ctx.weighted = [f for f, w in enumerate(weights) if w is not None and w.requires_grad]
-        # What backward reads again: autograd raises where it was changed in place by then.
-        kept = [w for w in weights if w is not None]
-        ctx.save_for_backward(*kept, *(batch.outputs[f] for f in ctx.weighted), anchor)
-        return tuple(batch.outputs)
+class DeviceLeft:
+    """`hotbed.gradients.Left`: what kernels sum by row while they update, or when somebody looks."""
 
-    @staticmethod
-    @outside_graphs
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-        *saved, _ = ctx.saved_tensors  # raises where one was changed in place
-        call: _Call = ctx.call
-        for table, generation in zip(call.live, ctx.generations, strict=True):
-            if table.generation != generation:
-                raise TableError(
-                    f"Table {table.name!r} was loaded or reset between this forward and its backward; "
-                    "its gradient would reach other ids. Look the batch up again."
-                )
-        count = len(call.live)
-        flat = _as_rows(call, grads)
-        took_part = {f.table for f, g in zip(call.features, flat, strict=True) if g is not None}
-        needed = ctx.needs_input_grad
-        weight_grads: list[Tensor | None] = [None] * len(grads)
-        pooled = dict(zip(ctx.weighted, saved[len(saved) - len(ctx.weighted) :], strict=True))
-        wanted = [needed[1 + count + f] for f in range(len(grads))]
-        fused = any(table.fused_update is not None for table in call.live)
-        with alone(call.live) if fused else together(call.live):
-            if any(wanted):  # before a step changes the rows
-                outputs = [pooled.get(f) for f in range(len(grads))]
-                weight_grads = _weight_gradients(call, ctx.inverses, flat, outputs, wanted)
-            chosen = [t for t in range(count) if needed[1 + t] and t in took_part]
-            handle_grads: list[Tensor | None] = [None] * count
-            if chosen:
-                batch = DeviceBatch(
-                    features=tuple(call.features), outputs=[], inverses=ctx.inverses
-                )
-                terms = call.lookup.backward(batch, flat, call.source.index())
-                origin = call.source.origin
-                weights = tuple(
-                    (f.table, f.weights)
-                    for f, g in zip(call.features, flat, strict=True)
-                    if g is not None and f.weights is not None
-                )
-                gradient = BatchGradient(call.live, terms, origin, weights)
-                later = step_in_backward(gradient, chosen)
-                for t in later:
-                    handle = call.live[t].parameter
-                    accumulate = ctx.next_functions[ctx.edges[t]][0]
-                    handle_grads[t] = handle.waiting.take(handle, Share(gradient, t), accumulate)
-        if not keeps_graph():
-            ctx.call = None  # a loss that is kept would keep rows in their slots
-        return None, *handle_grads, *weight_grads
+    def __init__(self, resolved: DeviceResolved, grads: list[Tensor | None]) -> None:
+        """`grads`: (bags, dim) of each feature, of one dtype."""
+        self._resolved, self.grads = resolved, grads
 
+    @functools.cached_property
+    def _gradient(self) -> BatchGradient:
+        resolved = self._resolved
+        features, source = resolved.features, resolved.source
+        batch = DeviceBatch(features=features, outputs=[], inverses=list(resolved.inverses))
+        terms = resolved.lookup.backward(batch, self.grads, source.index())
+        weights = tuple(
+            (feature.table, feature.weights)
+            for feature, grad in zip(features, self.grads, strict=True)
+            if grad is not None and feature.weights is not None
+        )
+        return BatchGradient(tuple(resolved.live), terms, source.origin, weights)
 
-def _as_rows(call: _Call, grads: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """(bags, dim) of each gradient that there is, all of one dtype, columns side by side."""
-    dtypes = {grad.dtype for grad in grads if grad is not None}
-    dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32
-    if dtype not in (torch.float32, torch.float16, torch.bfloat16):
-        dtype = torch.float32
-    flat: list[Tensor | None] = []
-    for feature, grad in zip(call.features, grads, strict=True):
-        if grad is not None:
-            dim = call.lookup.dims[feature.table]
-            grad = grad.reshape(-1, dim) if grad.dim() != 2 else grad
-            grad = grad.to(dtype)
-            if dim > 1 and grad.stride(1) != 1:
-                grad = grad.contiguous()
-        flat.append(grad)
-    return flat
+    def step(self, updates: Sequence[tuple[int, Any, Any, Any]]) -> None:
+        step_in_backward(self._gradient, updates)
 
-
-def _weight_gradients(
-    call: _Call,
-    inverses: Sequence[Tensor | None],
-    grads: Sequence[Tensor | None],
-    outputs: Sequence[Tensor | None],
-    wanted: Sequence[bool],
-) -> list[Tensor | None]:
-    features = tuple(call.features)
-    found: list[Tensor | None] = [None] * len(features)
-    chosen = [f for f, want in enumerate(wanted) if want]
-    flat = [o.reshape(-1, o.shape[-1]) for f in chosen if (o := outputs[f]) is not None]
-    batch = DeviceBatch(
-        features=tuple(features[f] for f in chosen),
-        outputs=flat,
-        inverses=[inverses[f] for f in chosen],
-    )
-    results = call.lookup.weight_gradients(batch, [grads[f] for f in chosen])
-    for f, result in zip(chosen, results, strict=True):
-        weights = features[f].weights
-        assert weights is not None
-        found[f] = torch.zeros_like(weights) if result is None else result
-    return found
+    def shares(self, tables: Sequence[int]) -> list[Share]:
+        return [Share(self._gradient, t) for t in tables]

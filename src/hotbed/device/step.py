@@ -28,7 +28,7 @@ from hotbed.ops.gpu.update import Launched, RowsToUpdate, renumber, update
 
 if TYPE_CHECKING:
     from hotbed.handles import LiveTable
-    from hotbed.optim.fused import FusedUpdates
+    from hotbed.optim.fused import FusedUpdate, FusedUpdates
 
 __all__ = ["DenseGradient", "DeviceStep", "Entry", "step_in_backward"]
 
@@ -272,31 +272,17 @@ def _note(updates: FusedUpdates, step: DeviceStep) -> None:
     updates.notice = step.tell()
 
 
-def step_in_backward(gradient: BatchGradient, chosen: Sequence[int]) -> list[int]:
-    """Steps the tables whose optimizers want it now (``fused=True``); the others of `chosen`.
-
-    Those that want their first gradient kept until the step get it.
-    """
-    later: list[int] = []
-    steps: dict[int, tuple[Any, list[Entry]]] = {}
-    for t in chosen:
-        live = gradient.tables[t]
-        if live.fused_update is None:
-            later.append(t)
-            continue
-        start = live.fused_update.start()
-        if start is None:
-            live.fused_update.keep(Share(gradient, t))
-            continue
-        updates = live.fused_update.updates
-        rule, hyper = start
-        entry = Entry(live, rule, hyper, Share(gradient, t))
+def step_in_backward(
+    gradient: BatchGradient, wanted: Sequence[tuple[int, FusedUpdate, Any, Any]]
+) -> None:
+    """Steps tables at once (``fused=True``): (position, its update, rule, numbers) each."""
+    steps: dict[int, tuple[FusedUpdates, list[Entry]]] = {}
+    for t, of_table, rule, hyper in wanted:
+        entry = Entry(gradient.tables[t], rule, hyper, Share(gradient, t))
+        updates = of_table.updates
         steps.setdefault(id(updates), (updates, []))[1].append(entry)
     for updates, entries in steps.values():
         step = DeviceStep(entries[0].live, entries)
         step.decide()
         step.apply()
         now_or_after(partial(_note, updates, step))
-        for entry in entries:
-            entry.live.fused_update.done()
-    return later

@@ -13,8 +13,9 @@ from hotbed import _core
 from hotbed.errors import InputError, StorageError
 from hotbed.handles import LiveTable
 from hotbed.inputs import Bags, core_input, input_fault
-from hotbed.ops.pool import pool
+from hotbed.ops.pool import Resolved, pool
 from hotbed.placement import refuse_mixed_places
+from hotbed.resolve.on_host import HostBatch
 from hotbed.resolve.tiers import over_budget
 from hotbed.trace import span
 
@@ -139,17 +140,19 @@ def lookup(
                 continue  # an optimizer was made just now
             if first.device_rows is None:
                 batch, wanted, _ahead = _resolve(live, table_of, names, bags, training)
-                hold.share()
-                with span("pool"):
-                    return pool(batch, live, table_of, bags, wanted)
-            from hotbed.device.lookup import look_up, pool_resolved, raise_what_is_known
+                resolved: Resolved = HostBatch(batch, live, table_of, bags, wanted)
+            else:
+                from hotbed.device.lookup import arrived, raise_what_is_known, resolve_whole
 
-            raise_what_is_known(live, training=training)
-            if tiers is None:
-                return look_up(live, table_of, names, bags)
-            batch, _, _ahead = _resolve(live, table_of, names, bags, training)
+                raise_what_is_known(live, training=training)
+                if tiers is None:
+                    resolved = resolve_whole(live, table_of, names, bags)
+                else:
+                    batch, _, _ahead = _resolve(live, table_of, names, bags, training)
+                    resolved = arrived(batch, live, table_of, bags)
             hold.share()
-            return pool_resolved(batch, live, bags)
+            with span("pool"):
+                return pool(resolved)
 
 
 def _resolve(

@@ -1,0 +1,150 @@
+"""A batch whose rows lie in the core's memory: pooled, and its gradients summed, by the core."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hotbed import _core
+from hotbed.errors import StorageError
+from hotbed.gradients import LeftRows
+from hotbed.handles import CORE_DTYPES, LiveTable
+from hotbed.inputs import Bags
+from hotbed.ops.pool import Columns
+from hotbed.resolve.tiers import over_budget
+
+__all__ = ["HostBatch"]
+
+_Addresses = list[tuple[int, int]]
+"""Of (n, dim) vectors of each feature: address, and elements from one to the next. 0: there are none."""
+
+
+class HostBatch:
+    """`hotbed.ops.pool.Resolved`, by the core's batch."""
+
+    def __init__(
+        self,
+        core: Any,
+        live: Sequence[LiveTable],
+        table_of: Sequence[int],
+        bags: Sequence[Bags],
+        wants_gradient: bool,
+    ) -> None:
+        """`core`: resolved, and transposed if `wants_gradient`."""
+        self.core, self.live, self.table_of, self.bags = core, live, table_of, bags
+        self.weights = [bag.weights for bag in bags]
+        self.wants_gradient = wants_gradient
+
+    def dtype_of(self, table: LiveTable) -> torch.dtype:
+        return table.compute_dtype
+
+    def empty(self, vectors: int, dim: int, dtype: torch.dtype) -> Tensor:
+        made: Tensor = _core.empty([vectors, dim], CORE_DTYPES[dtype])
+        return made
+
+    def pool(self, columns: Sequence[Columns]) -> None:
+        places: _Addresses = [(0, 0)] * len(self.bags)
+        for buffer, features, _ in columns:
+            at, width, size = buffer.data_ptr(), buffer.shape[1], buffer.itemsize
+            for f in features:
+                places[f] = at, width
+                at += self.live[self.table_of[f]].spec.dim * size
+        self.core.pool(places)
+
+    def keep_inputs(self) -> None:
+        self.core.keep_inputs()
+
+    def backward(self, grads: Sequence[Tensor | None]) -> HostLeft:
+        held: list[Tensor] = []
+        places: _Addresses = [(0, 0)] * len(grads)
+        for f, grad in enumerate(grads):
+            if grad is None or grad.numel() == 0:
+                continue
+            table = self.live[self.table_of[f]]
+            dim = table.spec.dim
+            if grad.dim() != 2:
+                grad = grad.reshape(-1, dim)
+            if grad.dtype != table.compute_dtype:
+                grad = grad.to(table.compute_dtype)
+            if grad.is_neg():  # kept as the opposite, with a mark that addresses lack
+                grad = grad.resolve_neg()
+            stride, step = grad.stride()
+            if step != 1 and dim > 1:
+                grad = grad.contiguous()
+                stride = dim
+            held.append(grad)
+            places[f] = grad.data_ptr(), stride
+        try:
+            all_seated = bool(self.core.seat())
+        except StorageError as error:
+            tiers = self.live[0].tiers
+            raise error if tiers is None else over_budget(error, tiers) from None
+        return HostLeft(self.core, self.live, places, held, all_seated)
+
+    def weight_gradients(
+        self, left: HostLeft, outputs: dict[int, Tensor], wanted: Sequence[int]
+    ) -> list[Tensor]:
+        results: list[Tensor] = []
+        pooled, addresses = [(0, 0)] * len(self.bags), [0] * len(self.bags)
+        for f in wanted:
+            weights = self.bags[f].weights
+            assert weights is not None
+            result = torch.zeros_like(weights)
+            if left.places[f][0]:
+                addresses[f] = result.data_ptr()
+            if f in outputs:
+                pooled[f] = outputs[f].data_ptr(), outputs[f].stride(0)
+            results.append(result)
+        self.core.weight_gradients(left.places, pooled, addresses)
+        return results
+
+
+class HostLeft(NamedTuple):
+    """`hotbed.gradients.Left`: gradients of vectors, and the core's batch, which sums them by row."""
+
+    core: Any
+    live: Sequence[LiveTable]
+    places: _Addresses
+    held: list[Tensor]
+    """What lies at these places."""
+    all_seated: bool
+    """Whether every id has a row; evaluation stores none."""
+
+    def step(self, updates: Sequence[tuple[int, Any, Any, Any]]) -> None:
+        steps = [(t, rule, numbers) for t, _, rule, numbers in updates]
+        at, element, slot = _core.step_fused(self.core, self.places, steps)
+        if at >= 0:
+            raise self.live[at].fused_update.refuse(slot, element)
+
+    def shares(self, tables: Sequence[int]) -> list[LeftRows]:
+        every = self.core.unique_counts()
+        counts = [every[t] for t in tables]
+        indices = torch.empty((1, sum(counts)), dtype=torch.int64, device="cpu")
+        index_parts = indices.split(counts, 1)  # type: ignore[no-untyped-call]
+        # One block of values for all tables of a dtype: memory is taken, and given back, once.
+        values: dict[int, Tensor] = {}
+        for dtype in {self.live[t].compute_dtype for t in tables}:
+            same = [t for t in tables if self.live[t].compute_dtype is dtype]
+            sizes = [every[t] * self.live[t].spec.dim for t in same]
+            block = _core.empty([sum(sizes)], CORE_DTYPES[dtype])
+            for t, part in zip(same, block.split(sizes), strict=True):
+                values[t] = part.view(every[t], self.live[t].spec.dim)
+        values_at, indices_at = [0] * len(self.live), [0] * len(self.live)
+        at = indices.data_ptr()
+        for t in tables:
+            values_at[t], indices_at[t] = values[t].data_ptr(), at
+            at += 8 * every[t]
+        all_finite = self.core.reduce(self.places, values_at, indices_at)
+        shares = []
+        for t, index in zip(tables, index_parts, strict=True):
+            slots, rows = index[0], values[t]
+            if not self.all_seated:
+                kept = slots >= 0
+                slots, rows = slots[kept], rows[kept]
+            if not len(rows):  # torch adds to it in place, which memory of the core would not allow
+                slots, rows = slots.clone(), torch.empty_like(rows)
+            shares.append(LeftRows(slots, rows, True, all_finite[t], self.core.claim))
+        return shares
