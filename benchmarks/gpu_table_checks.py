@@ -55,11 +55,11 @@ def _place(module: hb.EmbeddingCollection, device: str) -> None:
     if device != "cpu":
         module.to(device)
         return
-    from hotbed.ops.gpu import variants
+    from hotbed import devices
 
-    before, variants.DEVICES = variants.DEVICES, ("cpu",)
+    before, devices.KINDS = devices.KINDS, ("cpu",)
     try:
         for name in module.tables:
             module.table(name).move_to(torch.device("cpu"))
     finally:
-        variants.DEVICES = before
+        devices.KINDS = before

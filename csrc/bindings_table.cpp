@@ -185,6 +185,7 @@ void bind_table(nb::module_& module) {
       .def("clear", &Table::clear, Unlocked())
       .def("write_first_values", &Table::write_first_values, Unlocked())
       .def("set_key", &Table::set_key, "key"_a)
+      .def_prop_ro("key", [](const Table& t) { return t.initial().table_key; })
       .def("find",
            [](const Table& t, Address ids, int64_t n, Address slots) {
              nb::gil_scoped_release unlocked;

@@ -80,7 +80,7 @@ def test_code_runs(page: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> 
             if '"cuda"' in block and DEVICE.type == "cpu":  # which then stands in for a GPU
                 if not importlib.util.find_spec("triton"):
                     continue
-                patch.setattr("hotbed.ops.gpu.variants.DEVICES", ("cpu",))
+                patch.setattr("hotbed.devices.KINDS", ("cpu",))
             code = smaller(block, place / str(at))
             exec(compile(code, f"{page.name}, block {at}", "exec"), supposed(code))
 

@@ -1,6 +1,7 @@
 """`Storage(host=...)` without an SSD: what tables take stays within it."""
 
 import copy
+import functools
 import pickle
 import re
 from typing import Any
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 import hotbed as hb
 from hotbed import _core
+from hotbed.places.memory import in_memory
 from tests.effort import examples
 
 STATES = {"SGD": 0, "Adagrad": 1, "Adam": 2}
@@ -151,11 +153,11 @@ def test_a_copy_has_a_budget_of_its_own(copied: Any) -> None:
 def test_tables_that_go_give_it_back() -> None:
     budget = _core.MemoryBudget(10**6)
     embeddings = hb.EmbeddingCollection([hb.Table("a", dim=10, rows=10)])
-    live = type(embeddings.table("a"))
-    table = live(hb.Table("a", dim=100, rows=1000), 7, budget=budget)
+    live, home = type(embeddings.table("a")), functools.partial(in_memory, budget=budget)
+    table = live(hb.Table("a", dim=100, rows=1000), 7, home)
     assert (budget.used, budget.limit) == (400_000, 10**6)
     with pytest.raises(hb.StorageError):
-        live(hb.Table("b", dim=100, rows=2000), 7, budget=budget)
+        live(hb.Table("b", dim=100, rows=2000), 7, home)
     assert budget.used == 400_000
     del table
     assert budget.used == 0
@@ -169,7 +171,8 @@ def test_an_index_takes_no_more_than_was_reckoned(
     """A table alone, of which the index is all but eight bytes a row of what is counted."""
     budget = _core.MemoryBudget(10**9)
     live = type(hb.EmbeddingCollection([hb.Table("a", dim=1)]).table("a"))
-    table = live(hb.Table("a", dim=1, dtype=torch.float16), 7, budget=budget)
+    home = functools.partial(in_memory, budget=budget)
+    table = live(hb.Table("a", dim=1, dtype=torch.float16), 7, home)
     random = np.random.default_rng(seed)
     rows = 0
     for size in sizes:

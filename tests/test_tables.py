@@ -12,6 +12,7 @@ import torch
 
 import hotbed as hb
 from hotbed.handles import LiveTable
+from hotbed.places.memory import in_memory
 
 
 @pytest.mark.parametrize(
@@ -72,6 +73,6 @@ def test_planes_beyond_memory_are_refused_with_bytes(rows: int) -> None:
     with pytest.raises(
         hb.OutOfMemory, match=r"Table 'item'.* needs \d+ bytes .* \d+ bytes .*free"
     ) as e:
-        LiveTable(hb.Table("item", dim=64, rows=rows), 1)
+        LiveTable(hb.Table("item", dim=64, rows=rows), 1, in_memory)
     assert e.value.asked_bytes >= 10**12 and e.value.free_bytes > 0
     assert isinstance(e.value, hb.HotbedError) and isinstance(e.value, MemoryError)

@@ -8,16 +8,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from hotbed.devices import named_device
 from hotbed.errors import InputError, StorageError, TableError
 from hotbed.handles import LiveTable
 from hotbed.holds import reading
 from hotbed.init import derive_key
 from hotbed.inputs import Bags, read_bags, split_keyed
 from hotbed.jagged import Jagged
-from hotbed.placement import named_device, refuse_mixed_places
+from hotbed.places.homes import home_of
+from hotbed.places.place import refuse_mixed_places
 from hotbed.resolve import hottest
-from hotbed.resolve.lookup import Prepared
 from hotbed.resolve.outside_graphs import outside_graphs
+from hotbed.resolve.prepared import Prepared
 from hotbed.resolve.tiers import Tiers
 from hotbed.state_dict import ENDINGS
 from hotbed.storage import Storage
@@ -116,12 +118,10 @@ class EmbeddingCollection(TableOwner):
             storage.check_fit(tables)
             tiers = Tiers(storage) if storage.tiered else None
         budget = None if storage is None else storage.memory_budget()
-        live = {
-            table.name: LiveTable(
-                table, derive_key(seed, table.name), tiers=tiers, device=there, budget=budget
-            )
-            for table in tables
-        }
+        live: dict[str, LiveTable] = {}
+        for table in tables:
+            home = home_of(table, device=there, tiers=tiers, budget=budget)
+            live[table.name] = LiveTable(table, derive_key(seed, table.name), home)
         self._serve(live, features)
         if there is not None:
             _move_tiers(list(live.values()), there)
@@ -267,12 +267,14 @@ class EmbeddingCollection(TableOwner):
 
     def prepare(self, inputs: Any) -> Prepared:
         """Reads and groups a batch that a training forward will come with. Changes nothing."""
-        return Prepared(inputs, self._live, self._table_of, list(self.features), self._read)
+        place = self._live[0].place
+        return Prepared(place, inputs, self._live, self._table_of, list(self.features), self._read)
 
     @property
     def tiers(self) -> Tiers | None:
         """What the tables have below the memory that computes, or None."""
-        return self._live[0].tiers
+        tiers: Tiers | None = self._live[0].tiers
+        return tiers
 
     def stats(self) -> dict[str, float]:
         """What the tiers have done so far; empty without `Storage`.
@@ -391,7 +393,7 @@ def _check_endings(names: Set[str]) -> None:
 
 def _move_tiers(live: Sequence[LiveTable], device: torch.device) -> None:
     """Moves tables that were not made on the device: those in tiers, which have no rows yet."""
-    elsewhere = [table for table in live if table.device_rows is None]
+    elsewhere = [table for table in live if not table.place.by_kernels]
     for table in elsewhere:
         table.refuse_move(device)
     for table in elsewhere:

@@ -147,7 +147,7 @@ class _Graph(NamedTuple):
     def holds(self) -> bool:
         """Whether tables and dense parameters still lie where they lay."""
         return all(p.data_ptr() == address for p, address in self.dense) and all(
-            table.device_rows is rows
+            table.place is rows
             and table.generation == generation
             and list(map(id, _planes(rows))) == list(map(id, planes))
             for table, rows, planes, generation in self.rows
@@ -214,8 +214,8 @@ class StepGraphs:
     def _device(self) -> torch.device | None:
         """Where all tables lie, if that is one device that makes graphs."""
         tables = self._optimizer._live.values()
-        devices = {None if t.device_rows is None else t.device for t in tables}
-        if len(devices) != 1 or any(t.tiers is not None for t in tables):
+        devices = {t.device if t.place.by_kernels else None for t in tables}
+        if len(devices) != 1 or any(t.place.rows_move for t in tables):
             return None
         device: torch.device | None = devices.pop()
         cuda = device is not None and device.type == "cuda"
@@ -231,7 +231,7 @@ class StepGraphs:
         from hotbed.device.notices import raise_what_is_known
 
         # In steps that are not replayed, forward takes these.
-        raise_what_is_known([table for table in tables if table.device_rows is not None])
+        raise_what_is_known([table for table in tables if table.place.by_kernels])
 
     def _rehearse(self, layout: Any, count: int, graph: CudaGraph, batch: Any) -> Any:
         rehearsal = Rehearsal()
@@ -275,7 +275,7 @@ class StepGraphs:
         finally:
             torch.clear_autocast_cache()
         recording.fill()
-        rows = [(t, t.device_rows, _planes(t.device_rows), t.generation)
+        rows = [(t, t.place, _planes(t.place), t.generation)
                 for t in recording.tables.values()]  # fmt: skip
         del self._rehearsed[layout]
         dense = [
@@ -306,7 +306,7 @@ class StepGraphs:
 
 
 def _planes(rows: Any) -> tuple[Tensor, ...]:
-    return rows.weights, *rows.states
+    return rows.plane, *rows.states
 
 
 def _layout(part: Any, tensors: list[Tensor]) -> Any:

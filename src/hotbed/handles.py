@@ -1,9 +1,9 @@
-"""A live table: the core's planes, and the handle parameter through which torch sees them.
+"""A live table: its place, and the handle parameter through which torch sees it.
 
 The handle is what ``model.parameters()`` yields and what carries the gradient: a sparse COO tensor
-over slots, (slots (1, n), values (n, dim)). The handle of a static table aliases the weight plane,
-so it can be read, printed and initialised like any parameter. The handle of a dynamic table has the
-table's dim and more rows than can be, without memory of its own; reading or writing it raises.
+over slots, (slots (1, n), values (n, dim)). Where a place has a plane whose slots are ids, the handle
+aliases it, so it can be read, printed and initialised like any parameter. Else it has the table's dim
+and more rows than can be, without memory of its own; reading or writing it raises.
 """
 
 from __future__ import annotations
@@ -23,44 +23,29 @@ from hotbed.copies import copied, pickled
 from hotbed.errors import HotbedError, IdError, InputError, TableError
 from hotbed.gradients import plain_access
 from hotbed.holds import alone, reading
-from hotbed.parameters import Handle
-from hotbed.placement import Placed
-from hotbed.resolve.tiers import Tiers
+from hotbed.parameters import FollowingHandle, Handle, OpenHandle
+from hotbed.places.place import Home, Place
 from hotbed.tables import COMBINERS, Table
 
-__all__ = ["CORE_DTYPES", "LiveTable", "live_table", "live_tables"]
-
-CORE_DTYPES = {
-    torch.float32: _core.DType.f32,
-    torch.float64: _core.DType.f64,
-    torch.float16: _core.DType.f16,
-    torch.bfloat16: _core.DType.bf16,
-}
+__all__ = ["LiveTable", "live_table", "live_tables"]
 
 _ROWS_AT_ONCE = 1 << 20
 
 _CPU = torch.device("cpu")
 
-# A float32 gradient of a half-precision parameter.
-GRADIENTS_OF_OTHER_DTYPE = hasattr(torch.Tensor, "grad_dtype")
-
-
 _live_tables: weakref.WeakSet[LiveTable] = weakref.WeakSet()
 _of_live_tables = threading.Lock()
 
 
-class LiveTable(Placed):
+class LiveTable:
     """One table with its memory. Made by the modules; users meet it through them.
 
     Attributes:
         spec: the description it was made from.
         compute_dtype: of gradients and vectors.
         combiner: the core's number of spec.combiner.
-        key: 64-bit table key, the seed of first values and of stochastic rounding.
+        place: where its rows lie.
         core: the compiled table.
-        aliased: whether the handle aliases the weight plane.
-        tiers: where its rows lie, or None: all in the memory that computes.
-        budget: of the host's memory, where there are no tiers; None: all of it.
         address: of the handle's data, unless the user replaced them.
         shape: of the handle.
         generation: how often the rows were forgotten; slots of an earlier one mean nothing.
@@ -70,53 +55,26 @@ class LiveTable(Placed):
         rule: the core's hold of the optimizer whose states the table has, or None.
         fused_update: set by an optimizer with ``fused=True``: steps the table in backward, which then
             leaves no gradient.
-        device_rows: what keeps the rows where they lie on a device; None: the core does.
     """
 
     def __init__(
         self,
         spec: Table,
         key: int,
+        home: Home,
         *,
         requires_grad: bool = True,
-        tiers: Tiers | None = None,
-        device: torch.device | None = None,
-        budget: _core.MemoryBudget | None = None,
     ) -> None:
-        """`device`: where its rows are made, if it is static and in no tiers; None: the host.
-        `budget`: what a table in no tiers shares with others on the host; None: all memory."""
-        there = device is not None and tiers is None and spec.rows is not None
+        """`home`: as `hotbed.places.homes` has them."""
         self.spec = spec
-        self.key = key
         self.compute_dtype = spec.compute_dtype
         self.combiner = COMBINERS.index(spec.combiner or "none")
-        self.core = _core.Table.make(
-            spec.name,
-            -1 if spec.rows is None else spec.rows,
-            spec.dim,
-            CORE_DTYPES[spec.dtype],
-            *spec.distribution(),
-            key,
-            spec.padding_idx,
-            tiers is not None,
-            there,
-            budget,
-        )
-        self.tiers = tiers
-        self.budget = budget
-        if tiers is not None:
-            tiers.add(self)
-        self.aliased = (tiers is None and spec.rows is not None) and (
-            spec.dtype == spec.compute_dtype or GRADIENTS_OF_OTHER_DTYPE
-        )
+        self.place = home(spec, key)
+        self.core = self.place.core
         self._requires_grad = requires_grad
         self._parameter: weakref.ref[Handle] | None = None
         self._rule: Any = None
-        self.device_rows: Any = None
-        if there:
-            self.device_rows = self._rows_on(device)
-        self.place = self._place()
-        self._data = self._handle_data()
+        self._data = self.place.handle_data()
         self.address, self.shape = self._data.data_ptr(), self._data.shape
         self.generation = 0
         self._optimizer: weakref.ref[Any] | None = None
@@ -124,6 +82,7 @@ class LiveTable(Placed):
         self.fused_update: Any = None
         with _of_live_tables:
             _live_tables.add(self)
+        self.place.join(self)
 
     @property
     def parameter(self) -> Handle:
@@ -134,9 +93,14 @@ class LiveTable(Placed):
             handle.hotbed_table = self
             if handle.dtype != self.compute_dtype:
                 handle.grad_dtype = self.compute_dtype
-            handle.waiting = self.nothing_waiting()
+            handle.waiting = self.place.nothing_waiting()
             self._parameter = weakref.ref(handle)
         return handle
+
+    def _handle_kind(self) -> type[Handle]:
+        if not self.place.aliased:
+            return OpenHandle
+        return FollowingHandle if self.follows else Handle
 
     @property
     def rule(self) -> Any:
@@ -146,12 +110,26 @@ class LiveTable(Placed):
     def rule(self, rule: Any) -> None:
         self._rule = rule
         self.parameter.__class__ = self._handle_kind()
-        if self.device_rows is not None:
-            self.device_rows.make_states(self)
+        self.place.make_states(rule)
 
     @property
     def name(self) -> str:
         return self.spec.name
+
+    @property
+    def key(self) -> int:
+        """64-bit table key, the seed of first values and of stochastic rounding."""
+        return int(self.core.key)
+
+    @property
+    def device(self) -> torch.device:
+        """Where its vectors come out."""
+        return self.place.device
+
+    @property
+    def tiers(self) -> Any:
+        """`hotbed.resolve.tiers.Tiers` that its rows lie in, or None."""
+        return self.place.tiers
 
     @property
     def optimizer(self) -> Any:
@@ -191,26 +169,40 @@ class LiveTable(Placed):
         self.settle()
 
     def settle(self) -> None:
-        """Gives the table its place in the tiers, where it has none yet."""
-        if self.tiers is not None:
-            self.tiers.settle()
+        """Gives the rows their place, where they have none yet."""
+        self.place.settle()
+
+    # -- the gradient ----------------------------------------------------------------------------
+
+    @property
+    def waiting(self) -> Any:
+        """The gradient that waits for a step. The handle keeps it, as it keeps tables."""
+        return self.parameter.waiting
+
+    @property
+    def has_gradient(self) -> bool:
+        """Whether a gradient waits for a step, without summing it."""
+        parameter = self.parameter
+        return parameter.waiting.waits(parameter)
+
+    def drop_gradient(self) -> None:
+        """Forgets it, without summing it."""
+        parameter = self.parameter
+        parameter.waiting.drop(parameter)
+
+    # -- rows ------------------------------------------------------------------------------------
 
     def weights(self) -> Tensor:
         """(rows, dim) the weight plane itself, by slot; valid until the table grows."""
-        assert self.tiers is None
-        if self.device_rows is not None:
-            plane: Tensor = self.device_rows.weights
-            return plane
-        return _core.weights(self.core)
+        return self.place.weights()
 
     def ids(self) -> Tensor:
-        """(rows,) int64 the id of each slot; of a dynamic table valid until it grows."""
+        """(rows,) int64 the ids of the rows, those of a plane by slot; of a dynamic table valid until
+        it grows."""
         if self.spec.rows is not None:
-            return torch.arange(self.spec.rows, device="cpu")
-        if self.tiers is not None:
-            return self.stored_ids()
-        ids: Tensor = _core.ids(self.core)
-        return ids
+            return self.place.ids()
+        with reading([self]):
+            return self.place.ids()
 
     def stored_ids(self) -> Tensor:
         """(n,) int64, rising: ids whose rows are stored. A tiered static table stores those that a
@@ -239,9 +231,9 @@ class LiveTable(Placed):
     def current_weights(self) -> Tensor:
         """(rows, dim) weights by slot: the plane, or a copy where rows may be behind."""
         with reading([self]):
-            if self.follows or self.tiers is not None:
+            if self.follows or self.place.rows_move:
                 return self.lookup(self.ids())
-            self.wait_for_device()
+            self.hear()
             return self.weights()
 
     def lookup(self, ids: Tensor) -> Tensor:
@@ -250,11 +242,12 @@ class LiveTable(Placed):
         wanted = ids.device if isinstance(ids, Tensor) else _CPU
         ids = self._check_ids(ids)
         with reading([self]):
-            self.wait_for_device()
-            if self.device_rows is not None and self.tiers is None:
-                return self.device_rows.read(ids).to(wanted)  # type: ignore[no-any-return]
-            rows: Tensor = _core.lookup(self.core, ids.data_ptr(), len(ids))
-            return rows if self.device_rows is None else rows.to(wanted)
+            self.hear()
+            return self.place.read(ids).to(wanted)
+
+    def hear(self) -> None:
+        """Raises what an earlier step was refused for, before somebody looks at rows."""
+        self.place.hear([self], wait=True)
 
     def assign(self, ids: Tensor, values: Tensor) -> None:
         """Writes rows; ids of a dynamic table that have none get one. Of duplicates the last wins.
@@ -271,12 +264,8 @@ class LiveTable(Placed):
                 f"({len(ids)}, {self.spec.dim}), got {tuple(values.shape)}."
             )
         with alone([self]):
-            self.wait_for_device()
-            if self.device_rows is not None and self.tiers is None:
-                self.device_rows.write(ids, values.to(self.spec.dtype))
-                return
-            values = values.to(dtype=self.spec.dtype, device="cpu").contiguous()
-            _core.assign(self.core, ids.data_ptr(), len(ids), values.data_ptr())
+            self.hear()
+            self.place.write(ids, values)
 
     def _check_ids(self, given: Any) -> Tensor:
         ids = id_tensor(f"Table {self.name!r}", given)
@@ -313,25 +302,49 @@ class LiveTable(Placed):
         if self.spec.rows is None:
             self.generation += 1
             self.drop_gradient()
-        if self.device_rows is not None and self.tiers is None:
-            self.wait_for_device()
-            self.device_rows.write_first_values(self)
-            return
-        if self.tiers is not None:
-            self.tiers.close_window()
-            self.tiers.release_spent()
-        if self.spec.rows is None:
-            self.core.clear()
-        else:
-            self.core.write_first_values()
+        self.hear()
+        self.place.forget()
 
     def set_key(self, key: int) -> None:
         """Rows that are stored stay as they are."""
         with alone([self]):
             if self.tiers is not None:
                 self.tiers.close_window()  # it draws first values
-            self.key = key
             self.core.set_key(key)
+
+    def memory(self) -> dict[str, int]:
+        """Bytes of this table by what they hold; in tiers, of its rows wherever they lie."""
+        self.settle()
+        return self.place.memory()
+
+    # -- moving and copying ----------------------------------------------------------------------
+
+    def refuse_move(self, device: torch.device) -> None:
+        """Raises TableError where the table cannot lie on a device, whatever its memory."""
+        self.place.refuse_move(device)
+
+    def move_to(self, device: torch.device) -> None:
+        """Brings rows and states to a device, or to the host; a gradient that waits is dropped.
+
+        Raises:
+            TableError, OutOfMemory: they cannot lie there; the table is as it was.
+        """
+        self.check_handle()
+        with alone([self]):
+            self.hear()
+            self.place.move(self, device)
+
+    def adopt(self, place: Place) -> None:
+        """Rows lie elsewhere from now on; a gradient that waits is dropped."""
+        self.drop_gradient()
+        self.place = place
+        parameter = self.parameter
+        parameter.waiting = place.nothing_waiting()
+        self._data = place.handle_data()
+        self.address, self.shape = self._data.data_ptr(), self._data.shape
+        with plain_access():
+            parameter.data = self._data
+        parameter.__class__ = self._handle_kind()
 
     def refuse_copy_beyond_memory(self, purpose: str) -> None:
         """Raises TableError where a copy of all rows and ids does not fit in memory."""

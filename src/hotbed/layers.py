@@ -12,6 +12,7 @@ from hotbed.errors import TableError
 from hotbed.handles import LiveTable
 from hotbed.init import derive_key
 from hotbed.one_table import OneTable, refuse_options
+from hotbed.places.homes import home_of
 from hotbed.tables import Table
 
 __all__ = ["check_twin", "live_of", "weights_of"]
@@ -61,7 +62,9 @@ def live_of(layer: nn.Module, name: str) -> LiveTable:
     spec = _describe(layer, name)
     if layer.weight.is_meta:
         raise TableError(f"from_layers: layer {name!r} is on the meta device and has no weights.")
-    live = LiveTable(spec, derive_key(None, name), requires_grad=layer.weight.requires_grad)
+    live = LiveTable(
+        spec, derive_key(None, name), home_of(spec), requires_grad=layer.weight.requires_grad
+    )
     with torch.no_grad():
         live.weights().copy_(layer.weight)
     return live

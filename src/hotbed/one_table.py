@@ -9,11 +9,12 @@ from torch import Tensor, nn
 
 from hotbed import init as initializers
 from hotbed.arrays import real_tensor
+from hotbed.devices import named_device
 from hotbed.errors import TableError
 from hotbed.handles import LiveTable
 from hotbed.init import derive_key
 from hotbed.inputs import Bags
-from hotbed.placement import named_device
+from hotbed.places.homes import home_of
 from hotbed.table_owner import TableOwner
 from hotbed.tables import Table
 
@@ -73,11 +74,12 @@ class OneTable(TableOwner):
             padding_idx,
         )
         key = derive_key(None, spec.name)
-        self._live = LiveTable(spec, key, requires_grad=not freeze, device=there)
+        home = home_of(spec, device=there)
+        self._live = LiveTable(spec, key, home, requires_grad=not freeze)
         self._own({"weight": self._live})
         if weight is not None:
             self._assign_weight(weight.detach())
-        if there is not None and self._live.device_rows is None:
+        if there is not None and not self._live.place.by_kernels:
             self._live.refuse_move(there)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -142,11 +144,8 @@ class OneTable(TableOwner):
         self._live.draw_again(derive_key(None, self._live.name))
 
     def _vectors(self, bags: Bags) -> Tensor:
-        if self._live.device_rows is None:
+        with self._live.place.without_autocast():
             out = self._look_up([self._live], [0], ["input"], [bags])[0]
-        else:  # torch's layers do not heed autocast
-            with torch.autocast(self._live.device.type, enabled=False):
-                out = self._look_up([self._live], [0], ["input"], [bags])[0]
         return out if out.dtype == self._live.spec.dtype else out.to(self._live.spec.dtype)
 
 

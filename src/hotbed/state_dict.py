@@ -31,13 +31,13 @@ def save_table(
     Raises:
         TableError: a copy would not fit in memory.
     """
-    if table.spec.rows is None or table.follows or table.tiers is not None:
+    if table.spec.rows is None or table.follows or table.place.rows_move:
         table.refuse_copy_beyond_memory("a state_dict")
     if table.spec.rows is None:
         ids = table.ids().sort().values
         destination[stem] = table.lookup(ids)
         destination[f"{stem}.ids"] = ids
-    elif table.aliased and keep_vars and not table.follows:
+    elif table.place.aliased and keep_vars and not table.follows:
         table.check_handle()
         destination[stem] = table.parameter
     else:

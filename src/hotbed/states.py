@@ -17,19 +17,10 @@ if TYPE_CHECKING:
 
 __all__ = ["check_states", "copy_states", "reset_states", "write_states"]
 
-_AT_ONCE = 1 << 16
-
 
 def _bytes_of_states(live: LiveTable, rows: int) -> int:
     widths: list[int] = live.core.state_widths()
     return rows * sum(widths) * live.spec.compute_dtype.itemsize
-
-
-def _empty_states(live: LiveTable, rows: int) -> list[Tensor]:
-    return [
-        torch.empty((rows, width), dtype=live.spec.compute_dtype, device="cpu")
-        for width in live.core.state_widths()
-    ]
 
 
 def copy_states(live: LiveTable) -> dict[str, Tensor]:
@@ -40,7 +31,7 @@ def copy_states(live: LiveTable) -> dict[str, Tensor]:
         OptimizerError: the copy would not fit in memory.
     """
     ids = live.stored_ids()
-    live.wait_for_device()
+    live.hear()
     needed = _bytes_of_states(live, len(ids)) + 16 * len(ids)
     free = _core.available_memory()
     if needed > free:
@@ -48,30 +39,16 @@ def copy_states(live: LiveTable) -> dict[str, Tensor]:
             f"Table {live.name!r}: a state_dict would copy {needed} bytes of optimizer state and "
             f"{free} are free; it is meant for tables that fit twice in memory."
         )
-    if live.device_rows is not None and live.tiers is None:
-        states = live.device_rows.read_states(ids)
-        return {"ids": ids.clone(), **dict(zip(live.core.state_names, states, strict=True))}
-    copies = _empty_states(live, len(ids))
-    live.rule.read(ids.data_ptr(), len(ids), 0, [c.data_ptr() for c in copies])
-    return {"ids": ids.clone(), **dict(zip(live.core.state_names, copies, strict=True))}
+    states = live.place.read_states(live.rule, ids)
+    return {"ids": ids.clone(), **dict(zip(live.core.state_names, states, strict=True))}
 
 
 def reset_states(live: LiveTable) -> None:
     """Gives all rows the first values of their states."""
     options, initial = live.rule.options, live.rule.initial_accumulator_value
     firsts = [first for _, _, first in _core.state_planes(options, initial)]
-    if live.device_rows is not None and live.tiers is None:
-        live.device_rows.reset_states(firsts)
-        return
-    if live.tiers is None:
-        for k, first in enumerate(firsts):
-            _core.state(live.core, k).fill_(first)
-        return
-    for ids in live.stored_ids().split(_AT_ONCE):  # type: ignore[no-untyped-call]
-        states = _empty_states(live, len(ids))
-        for state, first in zip(states, firsts, strict=True):
-            state.fill_(first)
-        live.rule.write_states(ids.data_ptr(), len(ids), [state.data_ptr() for state in states])
+    live.settle()
+    live.place.reset_states(live.rule, firsts)
 
 
 def check_states(live: LiveTable, states: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -133,14 +110,8 @@ def write_states(live: LiveTable, states: Mapping[str, Tensor], *, insert: bool)
         states[name].detach().to(live.spec.compute_dtype).contiguous()
         for name in live.core.state_names
     ]
-    if live.device_rows is not None and live.tiers is None:
-        live.device_rows.write_states(ids, values)
-        return
     ids, values = ids.cpu(), [value.cpu() for value in values]
-    if insert and live.spec.rows is None and live.tiers is None:
-        slots = torch.empty_like(ids)
-        live.core.find_or_insert(ids.data_ptr(), len(ids), slots.data_ptr())
-    elif not insert and live.tiers is not None and live.spec.rows is None:
-        kept = torch.isin(ids, live.stored_ids())
+    kept = live.place.with_rows(ids, insert=insert)
+    if kept is not None:
         ids, values = ids[kept], [value[kept] for value in values]
-    live.rule.write_states(ids.data_ptr(), len(ids), [v.data_ptr() for v in values])
+    live.place.write_states(live.rule, ids, values)

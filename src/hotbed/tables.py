@@ -8,13 +8,20 @@ from typing import Any
 
 import torch
 
+from hotbed import _core
 from hotbed import init as initializers
 from hotbed.errors import TableError
 
-__all__ = ["Table", "COMBINERS", "DTYPES", "MAX_DIM"]
+__all__ = ["COMBINERS", "CORE_DTYPES", "DTYPES", "MAX_DIM", "Table"]
 
 COMBINERS = ("none", "sum", "mean", "sqrtn", "max")
-DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+CORE_DTYPES = {
+    torch.float32: _core.DType.f32,
+    torch.float64: _core.DType.f64,
+    torch.float16: _core.DType.f16,
+    torch.bfloat16: _core.DType.bf16,
+}
+DTYPES = tuple(CORE_DTYPES)
 MAX_DIM = 1 << 22
 
 

@@ -28,7 +28,7 @@ def only_listed_variants() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a CUDA device, the CPU is taken for one."""
-    from hotbed.ops.gpu import variants
+    from hotbed import devices
 
     if DEVICE.type == "cpu":
-        monkeypatch.setattr(variants, "DEVICES", ("cpu",))
+        monkeypatch.setattr(devices, "KINDS", ("cpu",))

@@ -9,8 +9,8 @@ import torch
 from devices import DEVICE
 from torch import Tensor, nn
 
+from hotbed import devices
 from hotbed.handles import LiveTable, live_table
-from hotbed.ops.gpu import variants
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -35,12 +35,12 @@ def to_host(model: M) -> M:
     """The way back."""
     if DEVICE.type == "cuda":
         return model.cpu()
-    before, variants.DEVICES = variants.DEVICES, ("cuda",)
+    before, devices.KINDS = devices.KINDS, ("cuda",)
     try:
         for table in tables_of(model):
             table.move_to(torch.device("cpu"))
     finally:
-        variants.DEVICES = before
+        devices.KINDS = before
     return model
 
 

@@ -25,7 +25,7 @@ def test_autocast_chooses_the_dtype_of_vectors(dtype):
     sum(v.float().sum() for v in vectors.values()).backward()
     assert module.parameter("item").grad.dtype == torch.float32
     optimizer.step()
-    assert {t.device_rows.weights.dtype for t in tables_of(module)} == {torch.float32}
+    assert {t.place.weights().dtype for t in tables_of(module)} == {torch.float32}
     with torch.autocast(DEVICE.type, dtype=dtype):
         layer = to_device(hb.Embedding(5, 4))
         assert layer(torch.tensor([1]).to(DEVICE)).dtype == torch.float32
@@ -186,7 +186,7 @@ def test_a_model_that_goes_takes_its_tables_along():
     loss_of(module, moved(batch_of(1))).backward()
     optimizer.step()
     loss_of(module, moved(batch_of(2))).backward()
-    gone = [weakref.ref(t.device_rows) for t in tables_of(module)]
+    gone = [weakref.ref(t.place) for t in tables_of(module)]
     gc.collect()
     gc.disable()
     try:

@@ -11,23 +11,22 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from hotbed import _core
+from hotbed.device.notices import Notice
+from hotbed.device.place import there
 from hotbed.errors import OptimizerError
 from hotbed.gradients import TableGradient, WaitingGradient, by_rows, stored_gradient
+from hotbed.handles import LiveTable
 from hotbed.ops.gpu.ids import Array, check_arrays
 from hotbed.ops.gpu.lookup import Lookup
 from hotbed.ops.gpu.pool import FeatureSlots
 from hotbed.ops.gpu.reduce import reduce
 from hotbed.ops.gpu.terms import Terms
-
-if TYPE_CHECKING:
-    from hotbed.device.notices import Notice
-    from hotbed.handles import LiveTable
 
 __all__ = ["BatchGradient", "DeviceGradient", "Origin", "Share", "gather", "share_of"]
 
@@ -149,7 +148,7 @@ def gather(tables: Sequence[LiveTable]) -> tuple[Terms, list[Tensor]]:
         parts = [share.rows() for share in live.waiting.shares]
         stored = stored_gradient(live.parameter)
         if stored is not None:
-            if live.tiers is not None and not live.waiting.origins_of(live.parameter):
+            if live.place.rows_move and not live.waiting.origins_of(live.parameter):
                 raise OptimizerError(
                     f"Table {live.name!r} lies in tiers and its gradient comes from no batch of it, so "
                     "its rows may be anywhere. Use the vectors that forward returns."
@@ -160,11 +159,11 @@ def gather(tables: Sequence[LiveTable]) -> tuple[Terms, list[Tensor]]:
             table=t,
             slots=torch.cat([slots for slots, _ in parts]),
             combiner="none",
-            padding_slot=live.device_rows.padding_slot,
+            padding_slot=there(live).padding_slot,
         )
         features.append(feature)
         grads.append(torch.cat([rows for _, rows in parts]))
-    lookup = Lookup([live.device_rows.planes(live) for live in tables])
+    lookup = Lookup([there(live).planes() for live in tables])
     return lookup.terms(lookup.transpose(features), features, grads), flags
 
 
@@ -191,14 +190,14 @@ def _coo(handle: Tensor, slots: Tensor, rows: Tensor, origins: list[Origin]) -> 
 
 def _rows_of_stored(grad: Tensor, live: LiveTable, flags: list[Tensor]) -> tuple[Tensor, Tensor]:
     """(slots, rows) of a gradient that autograd or the user has put there; a flag of its slots."""
-    rows = live.device_rows
+    rows = there(live)
     if grad.device.type != rows.device.type:
         raise OptimizerError(
             f"Table {live.name!r} lies on {rows.device} and its gradient on {grad.device}: it was moved "
             "in between. Call zero_grad() after moving a model."
         )
     if not grad.is_sparse:
-        if live.tiers is not None:
+        if rows.rows_move:
             raise OptimizerError(
                 f"Table {live.name!r} lies in tiers and has a dense gradient: the loss used its "
                 "parameter directly. Use the vectors that forward returns."
@@ -209,6 +208,6 @@ def _rows_of_stored(grad: Tensor, live: LiveTable, flags: list[Tensor]) -> tuple
     slots, values = grad._indices()[0].contiguous(), grad._values().float().contiguous()
     if not len(slots):
         return slots, values
-    (checked,), _, good = check_arrays([(Array.SLOTS, slots, rows.slots(live))])
+    (checked,), _, good = check_arrays([(Array.SLOTS, slots, rows.slots)])
     flags.append(good)
     return checked, values

@@ -5,61 +5,50 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from hotbed import _core
 from hotbed.device.gradients import BatchGradient, Origin, Share
 from hotbed.device.inputs import bring, bring_weights
-from hotbed.device.notices import Notice, raise_what_is_known
+from hotbed.device.notices import Notice
 from hotbed.device.step import step_in_backward
+from hotbed.device.tiered import TieredBatch
 from hotbed.errors import HotbedError
-from hotbed.handles import LiveTable
-from hotbed.inputs import Bags, core_input, input_fault
+from hotbed.inputs import Bags, input_fault
 from hotbed.ops.gpu.ids import GOOD, Array, check_arrays
 from hotbed.ops.gpu.lookup import DeviceBatch, Lookup
 from hotbed.ops.gpu.pool import FeatureSlots
 from hotbed.ops.gpu.recording import use
-from hotbed.ops.pool import Columns
+from hotbed.ops.resolved import Columns
+from hotbed.places.place import Call
+from hotbed.resolve.on_host import check, core_batch
 from hotbed.trace import span
 
-if TYPE_CHECKING:
-    from hotbed.device.tiered import TieredBatch
-
-__all__ = ["arrived", "raise_what_is_known", "resolve_whole"]
+__all__ = ["DeviceResolved", "arrived", "resolve_whole"]
 
 
-def resolve_whole(
-    live: Sequence[LiveTable],
-    table_of: Sequence[int],
-    names: Sequence[str],
-    bags: Sequence[Bags],
-) -> DeviceResolved:
+def resolve_whole(call: Call) -> DeviceResolved:
     """A batch of tables that lie on one device whole: an id is its slot.
 
     Raises:
         IdError, InputError: of this batch, where its ids are on the host.
     """
-    use(live)
+    use(call.live)
     with span("resolve"):
-        features, weights, origin = _resolve(
-            live, table_of, names, bags, live[0].device_rows.device
-        )
-    return DeviceResolved(live, table_of, bags, weights, features, _Whole(origin))
+        features, weights, origin = _resolve(call)
+    return DeviceResolved(call, weights, features, _Whole(origin))
 
 
-def arrived(
-    batch: TieredBatch, live: Sequence[LiveTable], table_of: Sequence[int], bags: Sequence[Bags]
-) -> DeviceResolved:
+def arrived(batch: TieredBatch, call: Call) -> DeviceResolved:
     """A batch of tables in tiers, which has its slots, when it has come to the device."""
-    use(live)
-    device = live[0].device_rows.device
-    weights = [bring_weights(bag.weights, device) for bag in bags]
+    use(call.live)
+    device = call.live[0].place.device
+    weights = [bring_weights(bag.weights, device) for bag in call.bags]
     with span("bring the batch"):
         features = batch.features(weights)
-    return DeviceResolved(live, table_of, bags, weights, features, batch)
+    return DeviceResolved(call, weights, features, batch)
 
 
 def _out_dtype(device: torch.device) -> torch.dtype:
@@ -72,18 +61,15 @@ def _out_dtype(device: torch.device) -> torch.dtype:
 # -- resolve -------------------------------------------------------------------------------------
 
 
-def _resolve(
-    live: Sequence[LiveTable],
-    table_of: Sequence[int],
-    names: Sequence[str],
-    bags: Sequence[Bags],
-    device: torch.device,
-) -> tuple[list[FeatureSlots], list[Tensor | None], Origin]:
+def _resolve(call: Call) -> tuple[list[FeatureSlots], list[Tensor | None], Origin]:
     """The batch over slots, its weights as autograd knows them, and where it comes from."""
-    on_host = [f for f, bag in enumerate(bags) if not live[0].device_rows.is_here(bag.ids)]
+    live, table_of, names, bags, _ = call
+    place = live[0].place
+    device = place.device
+    on_host = [f for f, bag in enumerate(bags) if not place.is_here(bag.ids)]
     if on_host:
         bags = [_offsets_by_ids(bag) if f in on_host else bag for f, bag in enumerate(bags)]
-        _check_on_host(live, table_of, names, bags, on_host)
+        _check_on_host(call._replace(bags=bags), on_host)
     moved = bring([(bag.ids, bag.offsets) for bag in bags], device)
     arrays: list[tuple[Array, Tensor, int]] = []
     of: list[tuple[int, Array]] = []
@@ -122,7 +108,7 @@ def _resolve(
             offsets=None if unpooled else offsets,
             fixed=1 if unpooled else max(bag.fixed, 1),
             weights=None if weight is None else weight.detach(),
-            padding_slot=live[t].device_rows.padding_slot,
+            padding_slot=live[t].place.padding_slot,
         )
         features.append(feature)
     return features, weights, origin
@@ -133,26 +119,24 @@ def _offsets_by_ids(bag: Bags) -> Bags:
     return bag if offsets is None else bag._replace(offsets=offsets.to(bag.ids.device))
 
 
-def _check_on_host(
-    live: Sequence[LiveTable],
-    table_of: Sequence[int],
-    names: Sequence[str],
-    bags: Sequence[Bags],
-    wanted: Sequence[int],
-) -> None:
-    inputs = [core_input(table_of[f], live[table_of[f]].combiner, bags[f]) for f in wanted]
-    batch = _core.Batch.make([table.core for table in live], inputs)
-    kind, at, bag, value, bound = batch.check()
-    if kind:
-        f = wanted[at]
-        raise input_fault(kind, live[table_of[f]].name, names[f], bags[f], bag, value, bound)
+def _check_on_host(call: Call, wanted: Sequence[int]) -> None:
+    """Raises where ids or offsets of the features `wanted` are bad."""
+    live, table_of, names, bags, training = call
+    part = Call(
+        live,
+        [table_of[f] for f in wanted],
+        [names[f] for f in wanted],
+        [bags[f] for f in wanted],
+        training,
+    )
+    check(core_batch(live, part.table_of, part.bags), part)
 
 
 @dataclasses.dataclass
 class _Faults:
     """Finds words for what the device found bad in a batch."""
 
-    live: list[LiveTable]
+    live: list[Any]
     table_of: list[int]
     names: list[str]
     bags: list[Bags]
@@ -197,28 +181,27 @@ class _Whole:
 
 
 class DeviceResolved:
-    """`hotbed.ops.pool.Resolved`, by kernels."""
+    """`hotbed.ops.resolved.Resolved`, by kernels."""
 
     wants_gradient = True
 
     def __init__(
         self,
-        live: Sequence[LiveTable],
-        table_of: Sequence[int],
-        bags: Sequence[Bags],
+        call: Call,
         weights: Sequence[Tensor | None],
         features: list[FeatureSlots],
         source: _Whole | TieredBatch,
     ) -> None:
         """`weights`: on the device, as autograd knows them. `source`: what backward asks for the index."""
-        self.live, self.table_of, self.bags, self.weights = live, table_of, bags, weights
+        self.live, self.table_of, self.bags = call.live, call.table_of, call.bags
+        self.weights = weights
         self.features, self.source = tuple(features), source
-        self.device = live[0].device_rows.device
-        self.lookup = Lookup([table.device_rows.planes(table) for table in live])
+        self.device = call.live[0].place.device
+        self.lookup = Lookup([table.place.planes() for table in call.live])
         self.inverses: Sequence[Tensor | None] = ()
         self._dtype = _out_dtype(self.device)
 
-    def dtype_of(self, table: LiveTable) -> torch.dtype:
+    def dtype_of(self, table: Any) -> torch.dtype:
         return self._dtype
 
     def empty(self, vectors: int, dim: int, dtype: torch.dtype) -> Tensor:

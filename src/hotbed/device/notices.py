@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from hotbed.errors import HotbedError
+from hotbed.handles import LiveTable
 from hotbed.ops.gpu.recording import now_or_after, recording
-
-if TYPE_CHECKING:
-    from hotbed.handles import LiveTable
 
 __all__ = ["Notice", "raise_what_is_known"]
 

@@ -18,7 +18,9 @@ from torch import Tensor
 
 from hotbed.device.gradients import BatchGradient, Share, gather, share_of
 from hotbed.device.notices import Notice
+from hotbed.device.place import there
 from hotbed.errors import HotbedError, NotFiniteError, OptimizerError
+from hotbed.handles import LiveTable
 from hotbed.ops.gpu.finite import check_finite
 from hotbed.ops.gpu.lookup import Lookup, Step
 from hotbed.ops.gpu.recording import now_or_after, recording
@@ -27,7 +29,6 @@ from hotbed.ops.gpu.terms import Terms
 from hotbed.ops.gpu.update import Launched, RowsToUpdate, renumber, update
 
 if TYPE_CHECKING:
-    from hotbed.handles import LiveTable
     from hotbed.optim.fused import FusedUpdate, FusedUpdates
 
 __all__ = ["DenseGradient", "DeviceStep", "Entry", "step_in_backward"]
@@ -76,7 +77,7 @@ class DeviceStep:
 
     def decide(self) -> Tensor:
         """Checks everything; (1,) int32 on the device: whether the step is taken. Changes nothing."""
-        device = self.table.device_rows.device
+        device = self.table.device
         count = len(self.entries) + len(self.dense)
         flags = torch.ones(count, dtype=torch.int32, device=device)
         own = {id(entry): flags[k : k + 1] for k, entry in enumerate(self.entries)}
@@ -129,7 +130,7 @@ class DeviceStep:
         own = [next(iter(flags.values()))] * len(tables)  # of tables without a step none is read
         for t, entry in members:
             steps[t], own[t] = entry.step, flags[id(entry)]
-        lookup = Lookup([table.device_rows.planes(table) for table in tables])
+        lookup = Lookup([there(table).planes() for table in tables])
         part = _Part(terms, lookup.shares(terms, steps, own), dict(members))
         self._parts.append(part)
 

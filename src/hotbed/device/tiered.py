@@ -1,66 +1,24 @@
-"""Tables in tiers of which the uppermost is a device, and their batches on the way there."""
+"""Batches of tables in tiers, on their way to the device that is the uppermost of these."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from hotbed import _core
-from hotbed.device.gradients import DeviceGradient, Origin
-from hotbed.device.spaces import SpaceOnDevice, SpacesOnDevice, host_memory
+from hotbed.device.gradients import Origin
+from hotbed.device.spaces import host_memory
 from hotbed.errors import StorageError
-from hotbed.inputs import Bags, core_input
+from hotbed.inputs import Bags
 from hotbed.ops.gpu.pool import FeatureSlots
-from hotbed.ops.gpu.rows import NO_SLOT
 from hotbed.ops.gpu.transpose import TransposedIndex, with_chunks
-from hotbed.ops.gpu.update import DevicePlanes
+from hotbed.resolve.on_host import core_batch
 
-if TYPE_CHECKING:
-    from hotbed.handles import LiveTable
-
-__all__ = ["TieredBatch", "TieredRows"]
-
-
-class TieredRows:
-    """What tables of one storage know of their rows on a device.
-
-    Threading: for the training thread.
-    """
-
-    padding_slot = NO_SLOT
-    """Padding has none."""
-
-    def __init__(self, spaces: SpacesOnDevice) -> None:
-        self.side, self.device = spaces.side, spaces.device
-
-    def space(self, live: LiveTable) -> SpaceOnDevice:
-        space = _core.planes_of(live.core)
-        assert isinstance(space, SpaceOnDevice)
-        return space
-
-    def planes(self, live: LiveTable) -> DevicePlanes:
-        """What kernels take; tables of equal records have planes in common."""
-        space = self.space(live)
-        return DevicePlanes(weights=space.weights, states=space.states, ids=space.ids, key=live.key)
-
-    def slots(self, live: LiveTable) -> int:
-        """Slots lie below it."""
-        return len(self.space(live).weights)
-
-    def nothing_waiting(self) -> DeviceGradient:
-        """What keeps gradients of a table here."""
-        return DeviceGradient()
-
-    def make_states(self, live: LiveTable) -> None:
-        """They come with the next layout."""
-
-    @property
-    def state_bytes(self) -> int:
-        return 0  # the storage counts them
+__all__ = ["TieredBatch"]
 
 
 class TieredBatch:
@@ -70,13 +28,11 @@ class TieredBatch:
     `admit` on its thread; `resolve` and what follows are for the training thread.
     """
 
-    def __init__(
-        self, live: Sequence[LiveTable], table_of: Sequence[int], bags: Sequence[Bags]
-    ) -> None:
+    def __init__(self, live: Sequence[Any], table_of: Sequence[int], bags: Sequence[Bags]) -> None:
         self._live, self._table_of = list(live), list(table_of)
         self._given = list(bags)
         self._known = [_memory_on_device(bag) for bag in bags]
-        self._side = live[0].device_rows.side
+        self._side = live[0].place.side
         self._rounds = any(table.spec.dtype.itemsize == 2 for table in live)
         self._frozen: frozenset[int] = frozenset()
         self._written: tuple[tuple[Any, Tensor], ...] | None = None
@@ -91,11 +47,7 @@ class TieredBatch:
 
     @functools.cached_property
     def _core(self) -> Any:
-        inputs = [
-            core_input(t, self._live[t].combiner, bag)
-            for t, bag in zip(self._table_of, self._bags, strict=True)
-        ]
-        return _core.Batch.make([table.core for table in self._live], inputs)
+        return core_batch(self._live, self._table_of, self._bags)
 
     def check(self) -> tuple[int, int, int, int, int]:
         fault: tuple[int, int, int, int, int] = self._core.check()
@@ -173,15 +125,11 @@ class TieredBatch:
             StorageError: it does not fit beside what is pinned.
         """
         if self._index is None:
-            from hotbed.resolve.tiers import over_budget
-
             self._side.compute_here()
-            tiers = self._live[0].tiers
-            assert tiers is not None
             try:
                 self._core.seat()
             except StorageError as error:
-                raise over_budget(error, tiers) from None
+                raise self._live[0].place.tiers.over_budget(error) from None
             sent = _Sent(self._core, self._bags, self._side, True)
             sent.arrive(self._side)
             self._take_index(sent)
@@ -205,7 +153,7 @@ class TieredBatch:
         if not self._rounds:
             return
         for t, table in enumerate(self._live):
-            plane = table.device_rows.space(table).ids
+            plane = table.place.space.ids
             first, last = sent.table_starts[t], sent.table_starts[t + 1]
             if plane is not None and last > first:
                 plane.index_copy_(0, slots[first:last], ids[first:last])

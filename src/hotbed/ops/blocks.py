@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from hotbed import _core
-from hotbed.handles import CORE_DTYPES
+from hotbed.tables import CORE_DTYPES
 
 __all__ = ["empty"]
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hotbed import _core
 from hotbed.errors import InputError
-from hotbed.handles import CORE_DTYPES
+from hotbed.tables import CORE_DTYPES
 
 __all__ = ["decode", "encode"]
 

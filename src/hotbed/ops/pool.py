@@ -8,21 +8,19 @@ the handles of the tables (`hotbed.gradients`).
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from hotbed.errors import TableError
-from hotbed.gradients import Left, leave
-from hotbed.handles import LiveTable
+from hotbed.gradients import leave
 from hotbed.holds import alone, together
-from hotbed.inputs import Bags
+from hotbed.ops.resolved import Columns, Resolved
 from hotbed.resolve.outside_graphs import outside_graphs
 
-__all__ = ["Columns", "Resolved", "pool"]
+__all__ = ["pool"]
 
 # Whether a backward that is under way was called with retain_graph=True.
 _keeps_graph = getattr(
@@ -32,63 +30,6 @@ _keeps_graph = getattr(
 # Without it, the columns of a buffer are tensors of their own. Views of one another they are not:
 # autograd would not let them be changed in place.
 _VIEW_TRACKING = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
-
-
-class Columns(NamedTuple):
-    """Where the vectors of some features are written: side by side in one buffer."""
-
-    buffer: Tensor
-    """(vectors, sum of dims), contiguous."""
-    features: Sequence[int]
-    parts: Sequence[Tensor]
-    """(vectors, dim) of each."""
-
-
-class Resolved(Protocol):
-    """A batch whose positions have slots: what a place of rows makes, and pool works on.
-
-    Attributes:
-        live: the tables.
-        table_of: for each feature, the position of its table in `live`.
-        bags: the features' inputs.
-        weights: of each feature, as autograd knows them; or None.
-        wants_gradient: whether it was resolved for a backward.
-    """
-
-    @property
-    def live(self) -> Sequence[LiveTable]: ...
-    @property
-    def table_of(self) -> Sequence[int]: ...
-    @property
-    def bags(self) -> Sequence[Bags]: ...
-    @property
-    def weights(self) -> Sequence[Tensor | None]: ...
-    @property
-    def wants_gradient(self) -> bool: ...
-
-    def dtype_of(self, table: LiveTable) -> torch.dtype:
-        """Of its vectors."""
-
-    def empty(self, vectors: int, dim: int, dtype: torch.dtype) -> Tensor:
-        """A buffer to write to."""
-
-    def pool(self, columns: Sequence[Columns]) -> None:
-        """Writes the vectors of all features."""
-
-    def keep_inputs(self) -> None:
-        """A backward will ask for gradients of weights: inputs may change until then."""
-
-    def backward(self, grads: Sequence[Tensor | None]) -> Left:
-        """What gradients of vectors, None where there is none, leave of the tables. They keep it alive."""
-
-    def weight_gradients(
-        self, left: Any, outputs: dict[int, Tensor], wanted: Sequence[int]
-    ) -> list[Tensor]:
-        """Of the weights of the features `wanted`, by what `backward` has returned.
-
-        Args:
-            outputs: vectors of the features whose bags were divided.
-        """
 
 
 def pool(resolved: Resolved) -> list[Tensor]:

@@ -142,12 +142,8 @@ class TableOptimizer(Optimizer):
             )
         exact = exact and not _core.untouched_rows_stay(options.rule, options.hyper)
         for live in tables:
-            if exact and live.device_rows is not None:
-                raise OptimizerError(
-                    f'{type(self).__name__} with untouched="exact": table {live.name!r} lies on '
-                    f'{live.device}, where rows are not brought up to date. Use untouched="lazy", or '
-                    "leave the table on the CPU."
-                )
+            if exact:
+                live.place.refuse_exact(type(self).__name__)
             if live.rule is None or self._replace_state or _same(live.rule, options, exact):
                 continue
             other = live.optimizer
@@ -271,7 +267,7 @@ class TableOptimizer(Optimizer):
                         enter(live, self._rules[parameter], rows, hyper)
         waiting = None if self._in_backward is None else self._in_backward.first
         for live, rule, index, share in waiting or ():
-            if live.device_rows is None:
+            if not live.place.by_kernels:
                 enter(live, rule, share, numbers[index])
             else:
                 assert away is not None
@@ -303,7 +299,7 @@ class TableOptimizer(Optimizer):
         """As in torch. With ``fused=True`` a batch that got no ``step`` is given up."""
         with plain_access():
             for parameter, live in self._live.items():
-                if set_to_none or (live.device_rows is not None and live.waiting.shares):
+                if set_to_none or (live.place.by_kernels and live.waiting.shares):
                     live.waiting.drop(parameter)  # without summing it
                 else:
                     live.waiting.zero(parameter)
@@ -321,7 +317,7 @@ class TableOptimizer(Optimizer):
                 "needs none)."
             )
         # With tables on a device the step takes what the scaler has found along, unseen by the host.
-        return any(live.device_rows is not None for live in self._live.values())
+        return any(live.place.by_kernels for live in self._live.values())
 
     def check_hold(self, live: LiveTable, rule: Any) -> None:
         if not rule.holds_table:

@@ -26,7 +26,7 @@ def rows_of(live: LiveTable) -> LeftRows | None:
     grad = handle.grad
     if grad is None:
         return None
-    if grad.is_sparse and live.tiers is not None and grad._nnz():
+    if grad.is_sparse and live.place.rows_move and grad._nnz():
         if not handle.waiting.origins_of(handle):
             raise OptimizerError(
                 f"Table {live.name!r} lies in tiers and its gradient comes from no batch of it, so its "
@@ -34,7 +34,9 @@ def rows_of(live: LiveTable) -> LeftRows | None:
             )
     if grad.is_sparse:
         slots, values = grad._indices()[0], grad._values()
-    elif live.spec.rows is not None and live.tiers is None:  # the loss used the parameter itself
+    elif (
+        live.spec.rows is not None and not live.place.rows_move
+    ):  # the loss used the parameter itself
         slots, values = torch.arange(live.spec.rows), grad
     else:
         kind = "is dynamic" if live.spec.rows is None else "lies in tiers"

@@ -29,7 +29,7 @@ def device_part(optimizer: TableOptimizer) -> DevicePart | None:
     Raises:
         NotFiniteError, IdError: the step before was not taken.
     """
-    devices = {t.device for t in optimizer._live.values() if t.device_rows is not None}
+    devices = {t.device for t in optimizer._live.values() if t.place.by_kernels}
     if not devices:
         return None
     if len(devices) > 1:
@@ -40,7 +40,7 @@ def device_part(optimizer: TableOptimizer) -> DevicePart | None:
     raise_of_last_step(optimizer)
     from hotbed.device.notices import raise_what_is_known
 
-    raise_what_is_known([t for t in optimizer._live.values() if t.device_rows is not None])
+    raise_what_is_known([t for t in optimizer._live.values() if t.place.by_kernels])
     return DevicePart(optimizer, devices.pop())
 
 
@@ -91,7 +91,7 @@ class DevicePart:
         """Takes a parameter in, if it is one for here; `hyper`: the numbers of its group."""
         live = self._optimizer._live.get(parameter)
         if live is not None:
-            if live.device_rows is None:
+            if not live.place.by_kernels:
                 return False
             if live.has_gradient:
                 self._entries.append(self._entry(live, self._rule_of(live), hyper))
@@ -125,7 +125,7 @@ class DevicePart:
 
         if not self._entries and not self._dense:
             return self._found_inf is None or not bool(self._found_inf)
-        table = next(t for t in self._optimizer._live.values() if t.device_rows is not None)
+        table = next(t for t in self._optimizer._live.values() if t.place.by_kernels)
         self._step = DeviceStep(table, self._entries, self._dense, self._found_inf)
         self._take = self._step.decide()
         if beside and not bool(self._take):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -11,35 +11,70 @@ from torch import Tensor
 from hotbed import _core
 from hotbed.errors import StorageError
 from hotbed.gradients import LeftRows
-from hotbed.handles import CORE_DTYPES, LiveTable
-from hotbed.inputs import Bags
-from hotbed.ops.pool import Columns
-from hotbed.resolve.tiers import over_budget
+from hotbed.inputs import Bags, core_input, input_fault
+from hotbed.ops.resolved import Columns
+from hotbed.places.place import Call
+from hotbed.tables import CORE_DTYPES
+from hotbed.trace import span
 
-__all__ = ["HostBatch"]
+__all__ = ["HostBatch", "check", "core_batch", "frozen_tables", "resolve_in_core"]
 
 _Addresses = list[tuple[int, int]]
 """Of (n, dim) vectors of each feature: address, and elements from one to the next. 0: there are none."""
 
 
+def core_batch(live: Sequence[Any], table_of: Sequence[int], bags: Sequence[Bags]) -> Any:
+    """The core's batch over inputs that are read."""
+    inputs = [core_input(t, live[t].combiner, bag) for t, bag in zip(table_of, bags, strict=True)]
+    return _core.Batch.make([table.core for table in live], inputs)
+
+
+def check(batch: Any, call: Call) -> None:
+    """Raises IdError or InputError where ids or offsets are bad."""
+    kind, feature, bag_at, value, bound = batch.check()
+    if kind:
+        name = call.live[call.table_of[feature]].name
+        bag = call.bags[feature]
+        raise input_fault(kind, name, call.names[feature], bag, bag_at, value, bound)
+
+
+def frozen_tables(live: Sequence[Any]) -> list[int]:
+    """Positions of tables whose parameter requires no gradient; they take no new rows."""
+    return [t for t, table in enumerate(live) if not table.parameter.requires_grad]
+
+
+def resolve_in_core(call: Call) -> HostBatch:
+    """A batch of tables that lie in the core's memory."""
+    batch = core_batch(call.live, call.table_of, call.bags)
+    check(batch, call)
+    frozen = frozen_tables(call.live)
+    wanted = torch.is_grad_enabled() and len(frozen) < len(call.live)
+    with span("resolve"):
+        batch.resolve(call.training, wanted, frozen)
+    return HostBatch(batch, call, wanted)
+
+
 class HostBatch:
-    """`hotbed.ops.pool.Resolved`, by the core's batch."""
+    """`hotbed.ops.resolved.Resolved`, by the core's batch."""
 
     def __init__(
         self,
         core: Any,
-        live: Sequence[LiveTable],
-        table_of: Sequence[int],
-        bags: Sequence[Bags],
+        call: Call,
         wants_gradient: bool,
+        over_budget: Callable[[StorageError], StorageError] = lambda error: error,
+        kept: Any = None,
     ) -> None:
-        """`core`: resolved, and transposed if `wants_gradient`."""
-        self.core, self.live, self.table_of, self.bags = core, live, table_of, bags
-        self.weights = [bag.weights for bag in bags]
+        """`core`: resolved, and transposed if `wants_gradient`. `over_budget`: what to raise where there
+        is no room for rows that backward needs. `kept`: what the core's batch reads."""
+        self.core, self.live, self.table_of, self.bags = core, call.live, call.table_of, call.bags
+        self.weights = [bag.weights for bag in call.bags]
         self.wants_gradient = wants_gradient
+        self._over_budget, self._kept = over_budget, kept
 
-    def dtype_of(self, table: LiveTable) -> torch.dtype:
-        return table.compute_dtype
+    def dtype_of(self, table: Any) -> torch.dtype:
+        dtype: torch.dtype = table.compute_dtype
+        return dtype
 
     def empty(self, vectors: int, dim: int, dtype: torch.dtype) -> Tensor:
         made: Tensor = _core.empty([vectors, dim], CORE_DTYPES[dtype])
@@ -80,8 +115,7 @@ class HostBatch:
         try:
             all_seated = bool(self.core.seat())
         except StorageError as error:
-            tiers = self.live[0].tiers
-            raise error if tiers is None else over_budget(error, tiers) from None
+            raise self._over_budget(error) from None
         return HostLeft(self.core, self.live, places, held, all_seated)
 
     def weight_gradients(
@@ -106,7 +140,7 @@ class HostLeft(NamedTuple):
     """`hotbed.gradients.Left`: gradients of vectors, and the core's batch, which sums them by row."""
 
     core: Any
-    live: Sequence[LiveTable]
+    live: Sequence[Any]
     places: _Addresses
     held: list[Tensor]
     """What lies at these places."""

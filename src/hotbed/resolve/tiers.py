@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import torch
+from typing import Any
 
 from hotbed import _core
 from hotbed.errors import StorageError, TableError
+from hotbed.handles import LiveTable
 from hotbed.holds import alone
 from hotbed.resolve import folder, hottest
+from hotbed.resolve.prepared import Prepared
 from hotbed.storage import Storage
-
-if TYPE_CHECKING:
-    from hotbed.handles import LiveTable
-    from hotbed.resolve.lookup import Prepared
 
 __all__ = ["Tiers"]
 
@@ -43,7 +39,6 @@ class Tiers:
         self.depth = 0
         """Batches that the last window brings up ahead."""
         self._planes: Any = None
-        self.device: torch.device | None = None
         """Where rows that compute lie; None: in the core's memory."""
         self._said_changed = False
         self.stall_ms = 0.0
@@ -93,29 +88,24 @@ class Tiers:
         for table in tables:
             table.generation += 1  # slots of before mean nothing
 
-    def move_to(self, device: torch.device | None) -> None:
-        """Lets rows compute in the memory of a device; None: in the core's. They come along.
+    def move_to(self, planes: Any, place_of: Callable[[Any, Any], Any]) -> None:
+        """Lets rows compute in planes that are made elsewhere; None: in the core's. They come along.
+
+        Args:
+            place_of: makes the new place of a table's core and description.
 
         Raises:
             StorageError, TableError: as `settle`; rows stay where they were.
         """
-        if device == self.device:
+        if planes is self._planes:
             return
         with alone(self.tables):
-            self._move_to(device)
+            self._move_to(planes, place_of)
 
-    def _move_to(self, device: torch.device | None) -> None:
+    def _move_to(self, planes: Any, place_of: Callable[[Any, Any], Any]) -> None:
         tables = self.tables
-        before, rows = self._planes, None
-        if device is None:
-            self._planes = None
-        else:
-            from hotbed.device.spaces import SpacesOnDevice
-            from hotbed.device.tiered import TieredRows
-
-            self._planes = SpacesOnDevice(device)
-            rows = TieredRows(self._planes)
-        _core.set_planes(self.core, self._planes)
+        before, self._planes = self._planes, planes
+        _core.set_planes(self.core, planes)
         try:
             if any(not table.core.homeless for table in tables):
                 self._lay_out(tables, "a module was moved", again=True)
@@ -123,9 +113,8 @@ class Tiers:
             self._planes = before
             _core.set_planes(self.core, before)
             raise
-        self.device = device
         for table in tables:
-            table.adopt(rows)
+            table.adopt(place_of(table.core, table.spec))
 
     def release_spent(self) -> None:
         """Lets go of what a window left that is gone."""
@@ -166,6 +155,21 @@ class Tiers:
                 warnings.warn(f"{change} This forward uses what it was given.", stacklevel=2)
         return None
 
+    def over_budget(self, error: StorageError) -> StorageError:
+        """The same error with what the budget must be, where a batch did not fit: room for the largest
+        batch so far as often as look-ahead and gradients that wait for a step hold one. Its ``needed``
+        are the bytes with which this one batch would have fitted."""
+        if not error.needs:
+            return error
+        return _with_budget(
+            error,
+            self.storage,
+            of_host=self.storage.device is None,
+            needed=self.core.compute_budget_for(error.needs),
+            advised=self.core.compute_budget_for(error.needs, self.depth),
+            remedy=", or use smaller batches; gradients that wait for a step keep their batches' rows too",
+        )
+
     def note_hottest(self) -> None:
         """Leaves the most used rows beside the log, for ``hotbed inspect``.
 
@@ -187,22 +191,6 @@ class Tiers:
         counted["queue_depth"] = self.queue_depth
         counted["memory_bytes"] = float(self.core.memory_bytes)
         return counted
-
-
-def over_budget(error: StorageError, tiers: Tiers) -> StorageError:
-    """The same error with what the budget must be, where a batch did not fit: room for the largest
-    batch so far as often as look-ahead and gradients that wait for a step hold one. Its ``needed`` are
-    the bytes with which this one batch would have fitted."""
-    if not error.needs:
-        return error
-    return _with_budget(
-        error,
-        tiers.storage,
-        of_host=tiers.storage.device is None,
-        needed=tiers.core.compute_budget_for(error.needs),
-        advised=tiers.core.compute_budget_for(error.needs, tiers.depth),
-        remedy=", or use smaller batches; gradients that wait for a step keep their batches' rows too",
-    )
 
 
 def too_small(error: StorageError, storage: Storage) -> StorageError:

@@ -38,7 +38,7 @@ def only_listed_variants() -> Iterator[None]:
 @pytest.fixture
 def kernels_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets modules choose kernels for CPU tensors too, where there is no CUDA device."""
-    from hotbed.ops.gpu import variants
+    from hotbed import devices
 
     if DEVICE.type == "cpu":
-        monkeypatch.setattr(variants, "DEVICES", ("cpu",))
+        monkeypatch.setattr(devices, "KINDS", ("cpu",))

@@ -27,6 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hotbed import devices
 from hotbed.errors import InputError
 
 __all__ = [
@@ -173,15 +174,12 @@ def require_gpu(what: str, *tensors: Tensor) -> None:
 
 _NAMES_PRECISIONS = hasattr(torch.backends.cuda.matmul, "fp32_precision")
 
-DEVICES: tuple[str, ...] = ("cuda",)
-"""Types of devices on which operations choose kernels by themselves."""
-
 _INSTALLED = importlib.util.find_spec("triton") is not None
 
 
 def on_gpu(tensor: Tensor) -> bool:
     """Whether a kernel may take `tensor`, as far as a compiler can know: its device and dtype."""
-    return _INSTALLED and tensor.device.type in DEVICES and tensor.dtype in FLOATS
+    return _INSTALLED and tensor.device.type in devices.KINDS and tensor.dtype in FLOATS
 
 
 def runs_on(tensor: Tensor, since: tuple[int, int] = (8, 0)) -> bool:

@@ -1,0 +1,37 @@
+"""What kernels ask of a place."""
+
+from __future__ import annotations
+
+from typing import Protocol, cast
+
+import torch
+
+from hotbed.handles import LiveTable
+from hotbed.ops.gpu.update import DevicePlanes
+
+__all__ = ["PlanesOnDevice", "there"]
+
+
+class PlanesOnDevice(Protocol):
+    """A place on a device.
+
+    Attributes:
+        padding_slot: whose row is padding.
+        slots: slots lie below it.
+    """
+
+    device: torch.device
+    rows_move: bool
+
+    @property
+    def padding_slot(self) -> int: ...
+    @property
+    def slots(self) -> int: ...
+
+    def planes(self) -> DevicePlanes:
+        """What kernels take."""
+
+
+def there(live: LiveTable) -> PlanesOnDevice:
+    """The place of a table that lies on a device."""
+    return cast(PlanesOnDevice, live.place)

@@ -1,0 +1,1 @@
+"""Where rows lie: the places, behind one type that nothing else looks through."""

@@ -1,0 +1,124 @@
+"""Rows in the core's memory, all of them."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hotbed import _core, devices
+from hotbed.places.place import Call, Home, Place, make_core
+from hotbed.resolve.on_host import HostBatch, resolve_in_core
+from hotbed.tables import Table
+
+__all__ = ["Memory", "in_memory", "read_states_of_core"]
+
+# A float32 gradient of a half-precision parameter.
+_GRADIENTS_OF_OTHER_DTYPE = hasattr(torch.Tensor, "grad_dtype")
+
+
+def in_memory(spec: Table, key: int, budget: _core.MemoryBudget | None = None) -> Memory:
+    """A `Home`."""
+    return Memory(make_core(spec, key, budget=budget), spec, budget)
+
+
+class Memory(Place):
+    """The slot of a static table's row is its id; a dynamic table has an index."""
+
+    def resolve(self, call: Call) -> HostBatch:
+        return resolve_in_core(call)
+
+    @property
+    def aliased(self) -> bool:
+        dtypes_agree = self.spec.dtype == self.spec.compute_dtype
+        return self.spec.rows is not None and (dtypes_agree or _GRADIENTS_OF_OTHER_DTYPE)
+
+    def handle_data(self) -> Tensor:
+        return self.weights() if self.aliased else super().handle_data()
+
+    def weights(self) -> Tensor:
+        return _core.weights(self.core)
+
+    def ids(self) -> Tensor:
+        """Of a dynamic table by slot; valid until it grows."""
+        return _core.ids(self.core) if self.spec.rows is None else super().ids()
+
+    def read(self, ids: Tensor) -> Tensor:
+        return _core.lookup(self.core, ids.data_ptr(), len(ids))
+
+    def write(self, ids: Tensor, values: Tensor) -> None:
+        values = values.to(dtype=self.spec.dtype, device="cpu").contiguous()
+        _core.assign(self.core, ids.data_ptr(), len(ids), values.data_ptr())
+
+    def forget(self) -> None:
+        if self.spec.rows is None:
+            self.core.clear()
+        else:
+            self.core.write_first_values()
+
+    def memory(self) -> dict[str, int]:
+        rows = int(self.core.size)
+        planes, index = int(self.core.plane_bytes), int(self.core.index_bytes)
+        weights = rows * self.spec.dim * self.spec.dtype.itemsize
+        return {
+            "rows": rows,
+            "weights": weights,
+            "states": planes - weights,
+            "index": index,
+            "total": planes + index,
+        }
+
+    # -- states ----------------------------------------------------------------------------------
+
+    def read_states(self, rule: Any, ids: Tensor) -> list[Tensor]:
+        return read_states_of_core(self.core, self.spec, rule, ids)
+
+    def write_states(self, rule: Any, ids: Tensor, values: Sequence[Tensor]) -> None:
+        rule.write_states(ids.data_ptr(), len(ids), [value.data_ptr() for value in values])
+
+    def reset_states(self, rule: Any, firsts: Sequence[float]) -> None:
+        for k, first in enumerate(firsts):
+            _core.state(self.core, k).fill_(first)
+
+    def with_rows(self, ids: Tensor, *, insert: bool) -> Tensor | None:
+        if insert and self.spec.rows is None:
+            slots = torch.empty_like(ids)
+            self.core.find_or_insert(ids.data_ptr(), len(ids), slots.data_ptr())
+        return None
+
+    # -- moving ----------------------------------------------------------------------------------
+
+    def home(self, memo: dict[int, Any] | None) -> Home:
+        budget = self.budget if memo is None else copy.deepcopy(self.budget, memo)
+        return functools.partial(in_memory, budget=budget)
+
+    def refuse_move(self, device: torch.device) -> None:
+        if devices.has_kernels(device):
+            devices.refuse_without_kernels(self.core.name, device)
+            from hotbed.places.whole import refuse_unless_fit
+
+            refuse_unless_fit(self.core, self.spec, device)
+
+    def move(self, live: Any, device: torch.device) -> None:
+        if not devices.has_kernels(device):
+            return
+        self.refuse_move(device)
+        from hotbed.places.whole import WholeOnDevice
+
+        there = WholeOnDevice.copied(self, device)
+        self.core.release_rows()
+        live.adopt(there)
+
+
+def read_states_of_core(core: _core.Table, spec: Table, rule: Any, ids: Tensor) -> list[Tensor]:
+    """(n, width) of each state."""
+    states = [
+        torch.empty((len(ids), width), dtype=spec.compute_dtype, device="cpu")
+        for width in core.state_widths()
+    ]
+    rule.read(ids.data_ptr(), len(ids), 0, [state.data_ptr() for state in states])
+    return states

@@ -1,0 +1,56 @@
+"""What places on a device have in common."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from hotbed import _core
+from hotbed.device.gradients import DeviceGradient
+from hotbed.device.notices import raise_what_is_known
+from hotbed.errors import OptimizerError
+from hotbed.ops.gpu.rows import KINDS, WIDEST
+from hotbed.places.place import Place
+from hotbed.tables import Table
+
+__all__ = ["OnDevice", "remedy_on_device"]
+
+
+def remedy_on_device(core: _core.Table, spec: Table) -> str:
+    """What keeps a table from lying on a device, and what to do; "" where nothing does."""
+    if spec.dtype not in KINDS:
+        return "its rows are float64. Use Table(dtype=torch.float32), or leave it on the CPU"
+    if spec.combiner == "max":
+        return "its combiner is max. Use sum, mean or sqrtn, or leave it on the CPU"
+    if spec.dim > WIDEST:
+        return f"its dim is above {WIDEST}. Split it by columns"
+    if core.catches_up:
+        return (
+            'its optimizer brings untouched rows up to date (untouched="exact"). Make the optimizer with '
+            'untouched="lazy"'
+        )
+    return ""
+
+
+class OnDevice(Place):
+    """Kernels compute on its rows; what they find out comes to the host later."""
+
+    by_kernels = True
+
+    def hear(self, live: Sequence[Any], *, training: bool = True, wait: bool = False) -> None:
+        raise_what_is_known(live, training=training, wait=wait)
+
+    def without_autocast(self) -> contextlib.AbstractContextManager[Any]:
+        return torch.autocast(self.device.type, enabled=False)
+
+    def nothing_waiting(self) -> DeviceGradient:
+        return DeviceGradient()
+
+    def refuse_exact(self, optimizer: str) -> None:
+        raise OptimizerError(
+            f'{optimizer} with untouched="exact": table {self.core.name!r} lies on {self.device}, where '
+            'rows are not brought up to date. Use untouched="lazy", or leave the table on the CPU.'
+        )

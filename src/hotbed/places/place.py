@@ -1,0 +1,248 @@
+"""What every place of rows does."""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hotbed import _core
+from hotbed.errors import TableError
+from hotbed.gradients import WaitingGradient
+from hotbed.inputs import Bags
+from hotbed.ops.resolved import Resolved
+from hotbed.tables import CORE_DTYPES, MAX_DIM, Table
+
+__all__ = ["OPEN_ROWS", "Call", "Home", "Place", "make_core", "refuse_mixed_places"]
+
+# Rows that the handle of a table without a plane of its own claims to have: more than can be, and few
+# enough that the count of bytes stays below 2**63 for any dim.
+OPEN_ROWS = 2**59 // MAX_DIM
+
+CPU = torch.device("cpu")
+
+
+class Call(NamedTuple):
+    """A batch that is to be looked up."""
+
+    live: Sequence[Any]
+    """The tables."""
+    table_of: Sequence[int]
+    """For each feature, the position of its table."""
+    names: Sequence[str]
+    """Of the features, for errors."""
+    bags: Sequence[Bags]
+    """The features' inputs."""
+    training: bool
+    """Whether ids that a dynamic table has not met get rows, where its parameter requires a gradient."""
+
+
+class Place(abc.ABC):
+    """Where the rows of one table lie, and all that depends on it.
+
+    Ids that it is given are (n,) int64 on the host, and were checked.
+
+    Attributes:
+        core: the compiled table: its name, its rule, first values; in some places the rows.
+        spec: what the table was made from.
+        budget: what rows in the core's memory share with others; None: all that there is.
+        device: where vectors come out.
+        group: tables in places of equal groups can serve one call.
+        tiers: what the tables of its storage share (`hotbed.resolve.tiers.Tiers`); None: it has none.
+        aliased: whether the data of the handle are the rows.
+        rows_move: whether a row may have another slot with the next batch.
+        by_kernels: whether kernels of a device compute on the rows.
+    """
+
+    tiers: Any = None
+    rows_move = False
+    by_kernels = False
+    device = CPU
+
+    def __init__(
+        self, core: _core.Table, spec: Table, budget: _core.MemoryBudget | None = None
+    ) -> None:
+        self.core, self.spec, self.budget = core, spec, budget
+        self.group: Any = "memory"
+
+    def join(self, live: Any) -> None:
+        """Told once of the table that is here."""
+
+    # -- which tables go together ----------------------------------------------------------------
+
+    @property
+    def where(self) -> str:
+        """For errors."""
+        return str(self.device)
+
+    # -- lookups ---------------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """Gives the rows their place, where that waits for the optimizer that decides of what they are
+        made."""
+
+    def settled(self, live: Sequence[Any]) -> bool:
+        """Whether tables of its group have one. Asked while they are held."""
+        return True
+
+    def without_autocast(self) -> contextlib.AbstractContextManager[Any]:
+        """Lookups inside give vectors of the compute dtype."""
+        return contextlib.nullcontext()
+
+    def hear(self, live: Sequence[Any], *, training: bool = True, wait: bool = False) -> None:
+        """Raises what an earlier batch or step of these tables was refused for, as far as that is known;
+        or all there is to know if `wait`."""
+
+    @abc.abstractmethod
+    def resolve(self, call: Call) -> Resolved:
+        """Checks a batch of tables of its group and finds the slots of their rows.
+
+        Raises:
+            IdError, InputError, OutOfMemory, StorageError: before anything has changed.
+        """
+
+    # -- the handle ------------------------------------------------------------------------------
+
+    @property
+    def aliased(self) -> bool:
+        return False
+
+    def handle_data(self) -> Tensor:
+        """What the handle has as its data."""
+        rows = OPEN_ROWS if self.spec.rows is None or self.rows_move else self.spec.rows
+        nothing = torch.full((), float("nan"), dtype=self.spec.compute_dtype, device=self.device)
+        return nothing.expand(rows, self.spec.dim)
+
+    def nothing_waiting(self) -> WaitingGradient:
+        """What is to keep gradients."""
+        return WaitingGradient()
+
+    # -- rows as they are seen from outside ------------------------------------------------------
+
+    def weights(self) -> Tensor:
+        """(rows, dim) the plane itself, by slot; where all rows have slots that stay."""
+        raise TableError(f"Table {self.core.name!r} has no plane of its own.")
+
+    def ids(self) -> Tensor:
+        """(rows,) int64, on the host: of a static table all, else those that are stored."""
+        if self.spec.rows is not None:
+            return torch.arange(self.spec.rows, device="cpu")
+        return self.core.stored_ids()
+
+    @abc.abstractmethod
+    def read(self, ids: Tensor) -> Tensor:
+        """(n, dim) rows, on its device; an id without a row reads its first value."""
+
+    @abc.abstractmethod
+    def write(self, ids: Tensor, values: Tensor) -> None:
+        """Overwrites rows with (n, dim) values, and gives ids that have none one. Of duplicates the last
+        wins."""
+
+    @abc.abstractmethod
+    def forget(self) -> None:
+        """Every row is its first value again; a dynamic table is empty."""
+
+    @abc.abstractmethod
+    def memory(self) -> dict[str, int]:
+        """Bytes by what they hold, wherever that lies."""
+
+    # -- states ----------------------------------------------------------------------------------
+
+    def refuse_exact(self, optimizer: str) -> None:
+        """Raises OptimizerError where rows that no batch touches cannot be brought up to date."""
+
+    def make_states(self, rule: Any) -> None:
+        """Makes the states of a rule that the core has taken, at their first values; None: there are
+        none."""
+
+    @abc.abstractmethod
+    def read_states(self, rule: Any, ids: Tensor) -> list[Tensor]:
+        """(n, width) of each state, on the host."""
+
+    @abc.abstractmethod
+    def write_states(self, rule: Any, ids: Tensor, values: Sequence[Tensor]) -> None:
+        """Overwrites states; of duplicates the last wins."""
+
+    @abc.abstractmethod
+    def reset_states(self, rule: Any, firsts: Sequence[float]) -> None:
+        """Gives all rows the first values of their states."""
+
+    def with_rows(self, ids: Tensor, *, insert: bool) -> Tensor | None:
+        """Which ids may be given states: None: all, as those without a row have one now (`insert`), or
+        need none; else (n,) bool."""
+        return None
+
+    # -- moving ----------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def home(self, memo: dict[int, Any] | None) -> Home:
+        """What makes a place for a copy of the table. `memo`: of deepcopy; None: it is to be pickled.
+
+        Raises:
+            TableError: there cannot be one.
+        """
+
+    @abc.abstractmethod
+    def refuse_move(self, device: torch.device) -> None:
+        """Raises TableError where its rows cannot lie on a device, whatever its memory."""
+
+    @abc.abstractmethod
+    def move(self, live: Any, device: torch.device) -> None:
+        """Brings rows and states to a device, or to the host, and has the table adopt its new place.
+
+        Raises:
+            TableError, OutOfMemory: they cannot lie there; all is as it was.
+        """
+
+
+Home = Callable[[Table, int], Place]
+"""Makes the place of a table with a key."""
+
+
+def make_core(
+    spec: Table,
+    key: int,
+    *,
+    tiered: bool = False,
+    elsewhere: bool = False,
+    budget: _core.MemoryBudget | None = None,
+) -> _core.Table:
+    """The compiled table.
+
+    Args:
+        tiered: whether rows lie in tiers.
+        elsewhere: whether they lie where the core has no part in it.
+    """
+    return _core.Table.make(
+        spec.name,
+        -1 if spec.rows is None else spec.rows,
+        spec.dim,
+        CORE_DTYPES[spec.dtype],
+        *spec.distribution(),
+        key,
+        spec.padding_idx,
+        tiered,
+        elsewhere,
+        budget,
+    )
+
+
+def refuse_mixed_places(tables: Mapping[str, Any]) -> None:
+    """Raises TableError unless tables, by the names that errors are to use, can serve one call."""
+    (name, first), *others = ((name, table.place) for name, table in tables.items())
+    for other_name, other in others:
+        if other.group == first.group:
+            continue
+        if first.rows_move and other.rows_move:
+            raise TableError(
+                f"Tables {name!r} and {other_name!r} have Storage of their own each, and one call "
+                "cannot serve both. Make one EmbeddingCollection of them with one Storage."
+            )
+        raise TableError(
+            f"Tables {name!r} and {other_name!r} of one module lie in different places: "
+            f"{first.where} and {other.where}. Move the whole module, or leave one out of it."
+        )

@@ -1,0 +1,137 @@
+"""Rows in tiers: those in use in slots of the core's memory, the others below."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hotbed import _core, devices
+from hotbed.errors import TableError
+from hotbed.inputs import Bags
+from hotbed.places.memory import read_states_of_core
+from hotbed.places.place import Call, Home, Place, make_core
+from hotbed.resolve.in_tiers import resolve_in_tiers
+from hotbed.resolve.on_host import HostBatch, core_batch
+from hotbed.resolve.tiers import Tiers
+from hotbed.tables import Table
+
+__all__ = ["Tiered", "in_tiers"]
+
+_AT_ONCE = 1 << 16
+
+
+def in_tiers(spec: Table, key: int, tiers: Tiers) -> Tiered:
+    """A `Home`."""
+    return Tiered(make_core(spec, key, tiered=True), spec, tiers)
+
+
+class Tiered(Place):
+    """Tables of one storage share slots."""
+
+    rows_move = True
+    tiers: Tiers
+
+    def __init__(self, core: _core.Table, spec: Table, tiers: Tiers) -> None:
+        super().__init__(core, spec)
+        self.tiers = self.group = tiers
+
+    def join(self, live: Any) -> None:
+        self.tiers.add(live)
+
+    @property
+    def where(self) -> str:
+        return f"the tiers of a Storage on {self.device}"
+
+    def settle(self) -> None:
+        self.tiers.settle()
+
+    def settled(self, live: Sequence[Any]) -> bool:
+        return not any(table.core.homeless for table in live)
+
+    # -- lookups ---------------------------------------------------------------------------------
+
+    def make_batch(self, live: Sequence[Any], table_of: Sequence[int], bags: Sequence[Bags]) -> Any:
+        """The core's batch of tables of its group, or what goes by its methods."""
+        return core_batch(live, table_of, bags)
+
+    def resolve(self, call: Call) -> Any:
+        batch, wanted, prepared = resolve_in_tiers(self, call)
+        return HostBatch(batch, call, wanted, self.tiers.over_budget, prepared)
+
+    # -- rows ------------------------------------------------------------------------------------
+
+    def read(self, ids: Tensor) -> Tensor:
+        return _core.lookup(self.core, ids.data_ptr(), len(ids)).to(self.device)
+
+    def write(self, ids: Tensor, values: Tensor) -> None:
+        values = values.to(dtype=self.spec.dtype, device="cpu").contiguous()
+        _core.assign(self.core, ids.data_ptr(), len(ids), values.data_ptr())
+
+    def forget(self) -> None:
+        self.tiers.close_window()
+        self.tiers.release_spent()
+        if self.spec.rows is None:
+            self.core.clear()
+        else:
+            self.core.write_first_values()
+
+    def memory(self) -> dict[str, int]:
+        rows = int(self.core.size)
+        weights = rows * self.spec.dim * self.spec.dtype.itemsize
+        states = rows * sum(self.core.state_widths()) * self.spec.compute_dtype.itemsize
+        return {
+            "rows": rows,
+            "weights": weights,
+            "states": states,
+            "index": 0,
+            "total": weights + states,
+        }
+
+    # -- states ----------------------------------------------------------------------------------
+
+    def read_states(self, rule: Any, ids: Tensor) -> list[Tensor]:
+        return read_states_of_core(self.core, self.spec, rule, ids)
+
+    def write_states(self, rule: Any, ids: Tensor, values: Sequence[Tensor]) -> None:
+        rule.write_states(ids.data_ptr(), len(ids), [value.data_ptr() for value in values])
+
+    def reset_states(self, rule: Any, firsts: Sequence[float]) -> None:
+        for ids in self.core.stored_ids().split(_AT_ONCE):  # type: ignore[no-untyped-call]
+            dtype, widths = self.spec.compute_dtype, self.core.state_widths()
+            states = [
+                torch.full((len(ids), width), first, dtype=dtype, device="cpu")
+                for width, first in zip(widths, firsts, strict=True)
+            ]
+            self.write_states(rule, ids, states)
+
+    def with_rows(self, ids: Tensor, *, insert: bool) -> Tensor | None:
+        if insert or self.spec.rows is not None:
+            return None
+        return torch.isin(ids, self.core.stored_ids())
+
+    # -- moving ----------------------------------------------------------------------------------
+
+    def home(self, memo: dict[int, Any] | None) -> Home:
+        raise TableError(
+            f"Table {self.core.name!r}: a table with Storage(...) cannot be copied or pickled: its tiers "
+            "are its own. Make a new collection and load the state_dict."
+        )
+
+    def refuse_move(self, device: torch.device) -> None:
+        if devices.has_kernels(device):
+            devices.refuse_without_kernels(self.core.name, device)
+            from hotbed.places.tiered_on_device import refuse_unless_fit
+
+            refuse_unless_fit(self.core, self.spec, self.tiers.storage, device)
+
+    def move(self, live: Any, device: torch.device) -> None:
+        """All tables of the storage go along."""
+        if not devices.has_kernels(device):
+            return
+        self.refuse_move(device)
+        from hotbed.places.tiered_on_device import place_on
+
+        self.tiers.move_to(*place_on(self.tiers, device))

@@ -1,0 +1,99 @@
+"""Rows in tiers of which the uppermost is the memory of a device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from hotbed import _core, devices
+from hotbed.device.lookup import DeviceResolved, arrived
+from hotbed.device.spaces import Side, SpaceOnDevice, SpacesOnDevice
+from hotbed.device.tiered import TieredBatch
+from hotbed.errors import TableError
+from hotbed.inputs import Bags
+from hotbed.ops.gpu.rows import NO_SLOT
+from hotbed.ops.gpu.update import DevicePlanes
+from hotbed.places.on_device import OnDevice, remedy_on_device
+from hotbed.places.place import Call, Place
+from hotbed.places.tiered import Tiered
+from hotbed.resolve.in_tiers import resolve_in_tiers
+from hotbed.resolve.tiers import Tiers
+from hotbed.storage import Storage
+from hotbed.tables import Table
+
+__all__ = ["TieredOnDevice", "place_on", "refuse_unless_fit"]
+
+
+def refuse_unless_fit(
+    core: _core.Table, spec: Table, storage: Storage, device: torch.device
+) -> None:
+    """Raises TableError where a table in tiers cannot lie on a device, whatever the memory."""
+    remedy = remedy_on_device(core, spec)
+    if storage.device is None:
+        remedy = "its Storage has no device=, the memory that rows may take there, such as '8GB'"
+    if remedy:
+        raise TableError(f"Table {core.name!r} cannot be moved to {device}: {remedy}.")
+
+
+def place_on(
+    tiers: Tiers, device: torch.device
+) -> tuple[SpacesOnDevice, Callable[[_core.Table, Table], Place]]:
+    """Planes on a device, and what makes places of them; for `Tiers.move_to`."""
+    spaces = SpacesOnDevice(device)
+    return spaces, lambda core, spec: TieredOnDevice(core, spec, tiers, spaces.side)
+
+
+class TieredOnDevice(OnDevice, Tiered):
+    """Tables of one storage share slots.
+
+    Threading: for the training thread.
+    """
+
+    padding_slot = NO_SLOT
+    """Padding has none."""
+
+    def __init__(self, core: _core.Table, spec: Table, tiers: Tiers, side: Side) -> None:
+        super().__init__(core, spec, tiers)
+        self.side, self.device = side, side.device
+
+    # -- lookups ---------------------------------------------------------------------------------
+
+    def make_batch(self, live: Sequence[Any], table_of: Sequence[int], bags: Sequence[Bags]) -> Any:
+        return TieredBatch(live, table_of, bags)
+
+    def resolve(self, call: Call) -> DeviceResolved:
+        batch, _, _ = resolve_in_tiers(self, call)
+        return arrived(batch, call)
+
+    @property
+    def space(self) -> SpaceOnDevice:
+        """Of its row space."""
+        space = _core.planes_of(self.core)
+        assert isinstance(space, SpaceOnDevice)
+        return space
+
+    def planes(self) -> DevicePlanes:
+        """What kernels take; tables of equal records have planes in common."""
+        space = self.space
+        return DevicePlanes(
+            weights=space.weights, states=space.states, ids=space.ids, key=self.core.key
+        )
+
+    @property
+    def slots(self) -> int:
+        """Slots lie below it."""
+        return len(self.space.weights)
+
+    # -- moving ----------------------------------------------------------------------------------
+
+    def move(self, live: Any, device: torch.device) -> None:
+        """All tables of the storage go along."""
+        if device == self.device and devices.has_kernels(device):
+            return
+        if devices.has_kernels(device):
+            self.refuse_move(device)
+            self.tiers.move_to(*place_on(self.tiers, device))
+        else:
+            self.tiers.move_to(None, lambda core, spec: Tiered(core, spec, self.tiers))

@@ -1,0 +1,248 @@
+"""A whole static table in the memory of a device: an id is its slot."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hotbed import _core, devices
+from hotbed.device.lookup import DeviceResolved, resolve_whole
+from hotbed.errors import OutOfMemory, TableError
+from hotbed.init import Kind
+from hotbed.ops.gpu.rows import NO_SLOT
+from hotbed.ops.gpu.update import DevicePlanes
+from hotbed.places.memory import Memory
+from hotbed.places.on_device import OnDevice, remedy_on_device
+from hotbed.places.place import Call, Home, make_core
+from hotbed.tables import Table
+
+__all__ = [
+    "WholeOnDevice",
+    "on_device",
+    "refuse_unless_fit",
+]
+
+_ROWS_AT_ONCE = 1 << 20
+
+
+def refuse_unless_fit(core: _core.Table, spec: Table, device: torch.device) -> None:
+    """Raises TableError where a table cannot lie on a device whole, whatever the memory."""
+    remedy = remedy_on_device(core, spec)
+    if spec.rows is None:
+        remedy = (
+            "it is dynamic, and grows. Give its collection storage=hotbed.Storage(device=..., "
+            "host=...), which bounds what lies there"
+        )
+    if remedy:
+        raise TableError(f"Table {core.name!r} cannot be moved to {device}: {remedy}.")
+
+
+def on_device(
+    spec: Table, key: int, device: torch.device, budget: _core.MemoryBudget | None = None
+) -> WholeOnDevice:
+    """A `Home`: rows are made there.
+
+    Raises:
+        TableError, OutOfMemory: they cannot lie there.
+    """
+    made = WholeOnDevice(make_core(spec, key, elsewhere=True, budget=budget), spec, device, budget)
+    made.forget()
+    return made
+
+
+class WholeOnDevice(OnDevice):
+    """All rows, by slot.
+
+    Threading: for the training thread. Kernels run on the current stream of the device; reading and
+    writing by id waits for it, as it is meant for looking in from outside.
+
+    Attributes:
+        plane: (rows, dim) of the table's dtype.
+        states: float32 (rows, dim or 1) each, in the order of the rule.
+    """
+
+    host_inputs = False
+    """Of tests: that ids on the CPU, which stands in for a device, are taken for the host's."""
+
+    def __init__(
+        self,
+        core: _core.Table,
+        spec: Table,
+        device: torch.device,
+        budget: _core.MemoryBudget | None = None,
+    ) -> None:
+        """Room for the weights.
+
+        Raises:
+            TableError, OutOfMemory: they cannot lie there.
+        """
+        super().__init__(core, spec, budget)
+        refuse_unless_fit(core, spec, device)
+        self.device, self.group = device, f"whole on {device}"
+        self.padding_slot = NO_SLOT if spec.padding_idx is None else spec.padding_idx
+        self.states: list[Tensor] = []
+        assert spec.rows is not None
+        self.plane = self._room((spec.rows, spec.dim), spec.dtype, "weights")
+
+    @classmethod
+    def copied(cls, rows: Memory, device: torch.device) -> WholeOnDevice:
+        """A copy of rows and states that lie in the core's memory."""
+        core = rows.core
+        made = cls(core, rows.spec, device, rows.budget)
+        _copy_by_parts(_core.weights(core), made.plane)
+        for k, (name, width) in enumerate(zip(core.state_names, core.state_widths(), strict=True)):
+            plane = made._room((len(made.plane), width), torch.float32, f"state {name}")
+            _copy_by_parts(_core.state(core, k), plane)
+            made.states.append(plane)
+        return made
+
+    # -- lookups ---------------------------------------------------------------------------------
+
+    def resolve(self, call: Call) -> DeviceResolved:
+        return resolve_whole(call)
+
+    def planes(self) -> DevicePlanes:
+        """What kernels take."""
+        return DevicePlanes(weights=self.plane, states=self.states, key=self.core.key)
+
+    @property
+    def slots(self) -> int:
+        """Slots lie below it."""
+        return len(self.plane)
+
+    def is_here(self, ids: Tensor) -> bool:
+        """Whether ids need not be brought, and are checked, on the device."""
+        return ids.device == self.device and not self.host_inputs
+
+    # -- the handle ------------------------------------------------------------------------------
+
+    @property
+    def aliased(self) -> bool:
+        return True
+
+    def handle_data(self) -> Tensor:
+        return self.plane
+
+    # -- rows ------------------------------------------------------------------------------------
+
+    def weights(self) -> Tensor:
+        return self.plane
+
+    def read(self, ids: Tensor) -> Tensor:
+        return self.plane[ids.to(self.device)]
+
+    def write(self, ids: Tensor, values: Tensor) -> None:
+        ids, last = _last_of_each(ids)
+        values = values.to(self.spec.dtype)
+        values = (values if last is None else values[last.to(values.device)]).to(self.device)
+        self.plane.index_copy_(0, ids.to(self.device), values)
+
+    def forget(self) -> None:
+        """States stay."""
+        kind, value = self.spec.distribution()[:2]
+        if kind == Kind.constant:
+            self.plane.fill_(value)
+            if self.spec.padding_idx is not None:
+                self.plane[self.spec.padding_idx] = 0
+            return
+        for begin in range(0, len(self.plane), _ROWS_AT_ONCE):
+            end = min(begin + _ROWS_AT_ONCE, len(self.plane))
+            ids = torch.arange(begin, end, device="cpu")
+            # The core has no rows any more, so what it tells are first values.
+            self.plane[begin:end] = _core.lookup(self.core, ids.data_ptr(), len(ids))
+
+    def memory(self) -> dict[str, int]:
+        states = sum(state.nbytes for state in self.states)
+        index = int(self.core.index_bytes)
+        return {
+            "rows": len(self.plane),
+            "weights": self.plane.nbytes,
+            "states": states,
+            "index": index,
+            "total": self.plane.nbytes + states + index,
+        }
+
+    # -- states ----------------------------------------------------------------------------------
+
+    def make_states(self, rule: Any) -> None:
+        self.states = []
+        if rule is None:
+            return
+        rows, dim = self.plane.shape
+        made = []
+        for name, one, first in _core.state_planes(rule.options, rule.initial_accumulator_value):
+            plane = self._room((rows, 1 if one else dim), torch.float32, f"state {name}")
+            made.append(plane.fill_(first))
+        self.states = made
+
+    def read_states(self, rule: Any, ids: Tensor) -> list[Tensor]:
+        at = ids.to(self.device)
+        return [state[at].cpu() for state in self.states]
+
+    def write_states(self, rule: Any, ids: Tensor, values: Sequence[Tensor]) -> None:
+        ids, last = _last_of_each(ids)
+        at = ids.to(self.device)
+        for state, value in zip(self.states, values, strict=True):
+            value = value if last is None else value[last.to(value.device)]
+            state.index_copy_(0, at, value.to(self.device))
+
+    def reset_states(self, rule: Any, firsts: Sequence[float]) -> None:
+        for state, first in zip(self.states, firsts, strict=True):
+            state.fill_(first)
+
+    # -- moving ----------------------------------------------------------------------------------
+
+    def home(self, memo: dict[int, Any] | None) -> Home:
+        budget = self.budget if memo is None else copy.deepcopy(self.budget, memo)
+        return functools.partial(on_device, device=self.device, budget=budget)
+
+    def refuse_move(self, device: torch.device) -> None:
+        if devices.has_kernels(device):
+            refuse_unless_fit(self.core, self.spec, device)
+
+    def move(self, live: Any, device: torch.device) -> None:
+        if devices.has_kernels(device):
+            there = copy.copy(self)
+            there.device, there.group = device, f"whole on {device}"
+            there.plane = self.plane.to(device)
+            there.states = [state.to(device) for state in self.states]
+            live.adopt(there)
+            return
+        self.core.take_rows_back()
+        _copy_by_parts(self.plane, _core.weights(self.core))
+        for k, plane in enumerate(self.states):
+            _copy_by_parts(plane, _core.state(self.core, k))
+        live.adopt(Memory(self.core, self.spec, self.budget))
+
+    def _room(self, shape: tuple[int, int], dtype: torch.dtype, part: str) -> Tensor:
+        try:
+            return torch.empty(shape, dtype=dtype, device=self.device)
+        except RuntimeError as error:  # torch.OutOfMemoryError is one
+            needed = shape[0] * shape[1] * dtype.itemsize
+            raise OutOfMemory(
+                f"Table {self.core.name!r}, {part}: {self.device} has no room for {needed:,} bytes. Give "
+                "its collection storage=hotbed.Storage(device=..., host=...), which keeps there what "
+                f"fits, or use a smaller dtype or dim. ({str(error).splitlines()[0]})"
+            ) from None
+
+
+def _copy_by_parts(source: Any, target: Any) -> None:
+    """A copy between devices without another one of all of it on the way."""
+    for begin in range(0, len(source), _ROWS_AT_ONCE):
+        target[begin : begin + _ROWS_AT_ONCE].copy_(source[begin : begin + _ROWS_AT_ONCE])
+
+
+def _last_of_each(ids: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Distinct ids, and the position of the last of each; None: all of them, as they are."""
+    host = ids.cpu()
+    found, inverse = torch.unique(host, return_inverse=True)
+    if len(found) == len(host):
+        return ids, None
+    last = torch.zeros_like(found)
+    last.scatter_reduce_(0, inverse, torch.arange(len(host)), "amax")
+    return found, last.to(ids.device)

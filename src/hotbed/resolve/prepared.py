@@ -1,0 +1,72 @@
+"""A batch that look-ahead has read."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from hotbed.errors import InputError
+from hotbed.handles import LiveTable
+from hotbed.inputs import Bags
+from hotbed.resolve.on_host import frozen_tables
+
+__all__ = ["Prepared"]
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Prepared:
+    """A batch that was read and grouped before its forward.
+
+    A forward knows it by its ids: the core compares what it gets with what was grouped, so it does
+    not matter what they lie in.
+    """
+
+    place: Any
+    inputs: Any
+    live: Sequence[LiveTable]
+    table_of: Sequence[int]
+    names: Sequence[str]
+    read: Callable[[Any], list[Bags]]
+    """Makes bags of inputs, once now and again to see whether the loader has changed them."""
+    frozen: list[int] = dataclasses.field(init=False)
+    bags: list[Bags] = dataclasses.field(init=False)
+    """What the core reads after it has grouped: copies, which nobody else changes."""
+    batch: Any = dataclasses.field(init=False)
+    """The core's."""
+
+    def __post_init__(self) -> None:
+        self.frozen = frozen_tables(self.live)
+        self.bags = [
+            _copied(bag, t in self.frozen)
+            for t, bag in zip(self.table_of, self.read(self.inputs), strict=True)
+        ]
+        self.batch = self.place.make_batch(self.live, self.table_of, self.bags)
+
+    def serves(self, live: Sequence[LiveTable], batch: Any, frozen: list[int]) -> bool:
+        """Whether it is what a forward asks for by `batch`, which need not have been checked."""
+        same = self.live is live and self.frozen == frozen
+        return same and bool(self.batch.first_difference(batch) < 0)
+
+    def change(self, inputs: Any) -> str | None:
+        """What to say where the inputs of the same batch are not any more what was read."""
+        try:
+            bags = self.read(inputs)
+            at = self.batch.first_difference(self.place.make_batch(self.live, self.table_of, bags))
+            if at < 0:
+                return None
+            what = f"feature {self.names[at]!r}"
+        except InputError as error:
+            what = str(error).rstrip(".")
+        return (
+            f"A batch was changed after look-ahead had read it ({what}). A loader that fills the same "
+            "tensors or containers again would train other batches than it gives: let it make new ones "
+            "for each batch, or use lookahead(..., depth=0)."
+        )
+
+
+def _copied(bag: Bags, ids_too: bool) -> Bags:
+    """With offsets of its own where they lie on the host, and ids if wanted."""
+    if bag.offsets is not None and bag.offsets.device.type == "cpu":
+        bag = bag._replace(offsets=bag.offsets.clone())
+    return bag._replace(ids=bag.ids.clone()) if ids_too else bag
