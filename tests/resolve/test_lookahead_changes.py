@@ -199,14 +199,21 @@ def test_a_loader_that_fills_its_tensors_again_is_refused(
 def test_offsets_that_are_filled_again_lead_nowhere() -> None:
     tiered, _ = _models()
     ids, offsets = _ids(0, 12), _offsets(0)
+    filled = threading.Event()
 
     def loader() -> Iterator[Any]:
         yield hb.Jagged(ids, offsets)
         offsets.fill_(2**40)
+        filled.set()
         yield hb.Jagged(ids, _offsets(0))
 
+    def inputs(batch: hb.Jagged) -> Any:
+        if threading.current_thread() is threading.main_thread():  # which compares what it takes
+            assert filled.wait(60)
+        return {"a": batch}
+
     with pytest.raises(InputError, match="changed after look-ahead had read it"):
-        for batch in hb.lookahead(loader(), tiered, inputs=lambda batch: {"a": batch}):
+        for batch in hb.lookahead(loader(), tiered, inputs=inputs):
             tiered({"a": batch})
 
 
