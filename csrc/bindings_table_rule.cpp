@@ -75,33 +75,40 @@ void bind_table_rule(nb::module_& module) {
         return std::array<double, 5>{t.ww, t.wb, t.bw, t.bb, t.second};
       });
 
-  module.def(
-      "step",
-      [](const std::vector<StepTuple>& tuples,
-         const std::vector<std::tuple<Address, int64_t, bool>>& dense) {
-        std::vector<TableStep> tables;
-        tables.reserve(tuples.size());
-        for (const auto& [rule, slots, grads, count, hyper, distinct, finite] : tuples) {
-          tables.push_back({rule, pointer<int64_t>(slots), pointer<const void>(grads), count,
-                            *hyper, distinct, finite});
-        }
-        std::vector<GradientView> views;
-        views.reserve(dense.size());
-        for (auto [values, count, is_double] : dense) {
-          views.push_back({pointer<const void>(values), count, is_double});
-        }
-        StepFault fault;
-        {
-          nb::gil_scoped_release unlocked;
-          fault = step(tables, views);
-        }
-        return std::make_tuple(fault.array, fault.element, fault.slot);
-      },
-      "tables"_a, "dense"_a,
-      "One step over all tables, given as (rule, slots, gradient rows, count, hyperparameters, "
-      "whether no slot repeats, whether all rows are known to be finite). "
-      "Checks first that all gradients, and the arrays (address, elements, is double) of `dense`, "
-      "are finite: returns (-1, -1, -1), or what is not and leaves everything as it was.");
+  nb::class_<Step>(module, "Step",
+                   "One step over tables, given as (rule, slots, gradient rows, count, "
+                   "hyperparameters, whether no slot repeats, whether all rows are known to be "
+                   "finite), beside arrays (address, elements, is double) of other gradients.")
+      .def(
+          "__init__",
+          [](Step* step, const std::vector<StepTuple>& tuples,
+             const std::vector<std::tuple<Address, int64_t, bool>>& dense) {
+            std::vector<TableStep> tables;
+            tables.reserve(tuples.size());
+            for (const auto& [rule, slots, grads, count, hyper, distinct, finite] : tuples) {
+              tables.push_back({rule, pointer<int64_t>(slots), pointer<const void>(grads), count,
+                                *hyper, distinct, finite});
+            }
+            std::vector<GradientView> views;
+            views.reserve(dense.size());
+            for (auto [values, count, is_double] : dense) {
+              views.push_back({pointer<const void>(values), count, is_double});
+            }
+            new (step) Step(std::move(tables), std::move(views));
+          },
+          "tables"_a, "dense"_a)
+      .def(
+          "decide",
+          [](Step& step) {
+            StepFault fault;
+            {
+              nb::gil_scoped_release unlocked;
+              fault = step.decide();
+            }
+            return std::make_tuple(fault.array, fault.element, fault.slot);
+          },
+          "Checks that all gradients are finite: (-1, -1, -1), or what is not. Nothing changes.")
+      .def("apply", &Step::apply, Unlocked());
 
   module.def(
       "step_fused",

@@ -223,13 +223,9 @@ void TableRule::finish_step(const Hyperparameters& hyper) {
   history.forget(steps_);
 }
 
-StepFault step(std::span<TableStep> tables, std::span<const GradientView> dense) {
-  std::vector<SummedRows<float>> summed;
-  std::vector<SummedRows<double>> summed_wide;
-  std::vector<RowUpdate> updates;
+StepFault Step::decide() {
   std::vector<GradientView> views;
-  updates.reserve(tables.size());
-  for (TableStep& t : tables) {
+  for (TableStep& t : tables_) {
     Table& table = t.rule->table();
     if (!t.rule->holds_table()) throw std::logic_error("the table has another rule's states");
     for (int64_t i = 0; i < t.count; ++i) {
@@ -239,33 +235,36 @@ StepFault step(std::span<TableStep> tables, std::span<const GradientView> dense)
     }
     bool wide = table.dtype() == DType::f64;
     if (!t.distinct && has_duplicates(t.slots, t.count)) {
+      auto summed = [&](auto& all, const auto* grads) {
+        auto& rows = all.emplace_back(sum_duplicates(t.slots, grads, t.count, table.dim()));
+        t.slots = rows.slots.data();
+        t.grads = rows.values.data();
+        t.count = static_cast<int64_t>(rows.slots.size());
+      };
       if (wide) {
-        auto& rows = summed_wide.emplace_back(
-            sum_duplicates(t.slots, static_cast<const double*>(t.grads), t.count, table.dim()));
-        t.slots = rows.slots.data();
-        t.grads = rows.values.data();
-        t.count = static_cast<int64_t>(rows.slots.size());
+        summed(summed_wide_, static_cast<const double*>(t.grads));
       } else {
-        auto& rows = summed.emplace_back(
-            sum_duplicates(t.slots, static_cast<const float*>(t.grads), t.count, table.dim()));
-        t.slots = rows.slots.data();
-        t.grads = rows.values.data();
-        t.count = static_cast<int64_t>(rows.slots.size());
+        summed(summed_, static_cast<const float*>(t.grads));
       }
     }
+    t.distinct = true;
     views.push_back({t.grads, t.finite ? 0 : t.count * table.dim(), wide});
   }
-  views.insert(views.end(), dense.begin(), dense.end());
+  views.insert(views.end(), dense_.begin(), dense_.end());
   NonFinite bad = find_non_finite(views);
-  if (bad.array >= 0) {
-    StepFault fault{bad.array, bad.element, -1};
-    if (static_cast<size_t>(bad.array) < tables.size()) {
-      const TableStep& t = tables[static_cast<size_t>(bad.array)];
-      fault.slot = t.slots[bad.element / t.rule->table().dim()];
-    }
-    return fault;
+  if (bad.array < 0) return {};
+  StepFault fault{bad.array, bad.element, -1};
+  if (static_cast<size_t>(bad.array) < tables_.size()) {
+    const TableStep& t = tables_[static_cast<size_t>(bad.array)];
+    fault.slot = t.slots[bad.element / t.rule->table().dim()];
   }
-  for (const TableStep& t : tables) {
+  return fault;
+}
+
+void Step::apply() {
+  std::vector<RowUpdate> updates;
+  updates.reserve(tables_.size());
+  for (const TableStep& t : tables_) {
     t.rule->catch_up_rows(t.slots, t.count);
     RowUpdate u = t.rule->planes();
     u.hyper = t.hyper;
@@ -276,11 +275,10 @@ StepFault step(std::span<TableStep> tables, std::span<const GradientView> dense)
     updates.push_back(u);
   }
   update(updates);
-  for (const TableStep& t : tables) {
+  for (const TableStep& t : tables_) {
     if (t.rule->table().tiered()) t.rule->table().space()->mark_dirty(t.slots, t.count);
     t.rule->finish_step(t.hyper);
   }
-  return {};
 }
 
 StepFault step_fused(Batch& batch, const std::vector<Vectors>& grads,

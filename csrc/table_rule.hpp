@@ -3,8 +3,10 @@
 #pragma once
 
 #include <cstdint>
+#include <list>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "batch.hpp"
@@ -17,6 +19,7 @@
 
 namespace hotbed {
 
+class Step;
 struct StepFault;
 struct TableStep;
 struct FusedStep;
@@ -63,7 +66,7 @@ class TableRule {
                            const RuleOptions& options, bool exact);
 
  private:
-  friend StepFault step(std::span<TableStep> tables, std::span<const GradientView> dense);
+  friend class Step;
   friend StepFault step_fused(Batch& batch, const std::vector<Vectors>& grads,
                               std::span<const FusedStep> tables);
   class Follower;
@@ -98,12 +101,28 @@ struct StepFault {
   int64_t slot = -1;
 };
 
-// One step over all tables: duplicates are summed, then everything (the arrays of `dense` too) is
-// checked to be finite, then rows are updated. If something is not finite nothing has changed, and
-// the answer says what: array t is table t for t < tables.size(), whose element counts within the
-// summed rows, and dense array t - tables.size() otherwise; for a table `slot` says which row.
-// Throws std::out_of_range, with nothing changed, if a slot is outside its table.
-StepFault step(std::span<TableStep> tables, std::span<const GradientView> dense);
+// One step over some tables, beside arrays of other gradients, which must live as long. For the
+// thread that has the tables alone.
+class Step {
+ public:
+  Step(std::vector<TableStep> tables, std::vector<GradientView> dense)
+      : tables_(std::move(tables)), dense_(std::move(dense)) {}
+  Step(const Step&) = delete;
+
+  // Sums duplicates and checks that everything is finite; nothing changes. If something is not, the
+  // answer says what: array t is table t for t < tables.size(), whose element counts within the
+  // summed rows, and dense array t - tables.size() otherwise; for a table `slot` says which row.
+  // Throws std::out_of_range if a slot is outside its table.
+  StepFault decide();
+  // Updates the rows. Once, where decide() found no fault.
+  void apply();
+
+ private:
+  std::vector<TableStep> tables_;
+  std::vector<GradientView> dense_;
+  std::list<SummedRows<float>> summed_;  // whose places stay
+  std::list<SummedRows<double>> summed_wide_;
+};
 
 // What to do with one table of a batch; no rule: nothing.
 struct FusedStep {

@@ -45,7 +45,9 @@ TEST(sgd_sums_duplicates_and_leaves_other_rows) {
   Hyperparameters hyper;
   hyper.lr = 0.5;
   std::vector<TableStep> steps = {{&rule, slots.data(), grads.data(), 3, hyper, false}};
-  CHECK(step(steps, {}).array < 0);
+  Step step(steps, {});
+  CHECK(step.decide().array < 0 && rule.steps() == 0);
+  step.apply();
   for (int64_t slot = 0; slot < 10; ++slot) {
     for (int j = 0; j < 3; ++j) {
       float sum = slot == 4 ? grads[j] + 1 : slot == 7 ? grads[3 + j] : 0;
@@ -65,18 +67,18 @@ TEST(a_fault_is_found_before_anything_is_written) {
   hyper.lr = 0.1;
   std::vector<TableStep> steps = {{&a, slots.data(), good.data(), 2, hyper, false},
                                   {&b, slots.data(), bad.data(), 2, hyper, false}};
-  StepFault fault = step(steps, {});
+  StepFault fault = Step(steps, {}).decide();
   CHECK(fault.array == 1 && fault.element == 3 && fault.slot == 1);
   std::vector<double> dense = {0, std::numeric_limits<double>::infinity()};
   std::vector<GradientView> views = {{dense.data(), 2, true}};
   steps.pop_back();
-  fault = step(steps, views);
+  fault = Step(steps, views).decide();
   CHECK(fault.array == 1 && fault.element == 1 && fault.slot == -1);
   CHECK(row(*first, 3)[0] == 0.5f && a.steps() == 0);
   slots[1] = 5;
   bool thrown = false;
   try {
-    step(steps, {});
+    Step(steps, {}).decide();
   } catch (const std::out_of_range&) {
     thrown = true;
   }
@@ -106,7 +108,9 @@ TEST(reading_from_several_threads_equals_writing) {
     for (int64_t slot = s % 3; slot < 32; slot += 3 + s % 5) slots.push_back(slot);
     std::vector<TableStep> steps = {
         {&rule, slots.data(), grads.data(), static_cast<int64_t>(slots.size()), hyper, false}};
-    CHECK(step(steps, {}).array < 0);
+    Step step(steps, {});
+    CHECK(step.decide().array < 0 && rule.steps() == 0);
+    step.apply();
   }
   std::vector<int64_t> all(64);
   for (int64_t slot = 0; slot < 64; ++slot) all[static_cast<size_t>(slot)] = slot;

@@ -270,10 +270,15 @@ class TableRule:
     @property
     def base(self) -> list[float]: ...
 
-def step(
-    tables: Sequence[tuple[TableRule, int, int, int, Hyperparameters, bool, bool]],
-    dense: Sequence[tuple[int, int, bool]],
-) -> tuple[int, int, int]: ...
+class Step:
+    def __init__(
+        self,
+        tables: Sequence[tuple[TableRule, int, int, int, Hyperparameters, bool, bool]],
+        dense: Sequence[tuple[int, int, bool]],
+    ) -> None: ...
+    def decide(self) -> tuple[int, int, int]: ...
+    def apply(self) -> None: ...
+
 def step_fused(
     batch: Batch,
     grads: Sequence[tuple[int, int]],

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from hotbed.devices import named_device
@@ -124,7 +123,10 @@ class EmbeddingCollection(TableOwner):
             live[table.name] = LiveTable(table, derive_key(seed, table.name), home)
         self._serve(live, features)
         if there is not None:
-            _move_tiers(list(live.values()), there)
+            for made in live.values():
+                made.refuse_move(there)
+            for made in live.values():
+                made.move_to(there)
 
     def _serve(self, live: dict[str, LiveTable], features: Mapping[str, str]) -> None:
         self._features = dict(features)
@@ -389,12 +391,3 @@ def _check_endings(names: Set[str]) -> None:
                     f"Table {name + ending!r} is named as a part of table {name!r} in a "
                     "state_dict; rename one."
                 )
-
-
-def _move_tiers(live: Sequence[LiveTable], device: torch.device) -> None:
-    """Moves tables that were not made on the device: those in tiers, which have no rows yet."""
-    elsewhere = [table for table in live if not table.place.by_kernels]
-    for table in elsewhere:
-        table.refuse_move(device)
-    for table in elsewhere:
-        table.move_to(device)

@@ -6,18 +6,16 @@ import contextlib
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from hotbed.handles import LiveTable
 from hotbed.jagged import Jagged
 from hotbed.ops.gpu.recording import Recording, Rehearsal, staged
-from hotbed.optim.on_device import raise_of_last_step
-
-if TYPE_CHECKING:
-    from hotbed.handles import LiveTable
-    from hotbed.optim.base import TableOptimizer
+from hotbed.optim.base import TableOptimizer
+from hotbed.step.part import raise_of_last_step
 
 __all__ = ["CudaGraph", "StepGraphs", "graphed"]
 
@@ -61,8 +59,6 @@ def graphed(step: Callable[..., Any], optimizer: TableOptimizer) -> StepGraphs:
     Raises:
         TypeError: it is another optimizer.
     """
-    from hotbed.optim.base import TableOptimizer
-
     if not isinstance(optimizer, TableOptimizer):
         raise TypeError(
             f"hotbed.graphed: {type(optimizer).__name__} is no optimizer of tables. Pass the one of "
@@ -214,8 +210,8 @@ class StepGraphs:
     def _device(self) -> torch.device | None:
         """Where all tables lie, if that is one device that makes graphs."""
         tables = self._optimizer._live.values()
-        devices = {t.device if t.place.by_kernels else None for t in tables}
-        if len(devices) != 1 or any(t.place.rows_move for t in tables):
+        devices = {t.place.recorded_on for t in tables}
+        if len(devices) != 1:
             return None
         device: torch.device | None = devices.pop()
         cuda = device is not None and device.type == "cuda"
@@ -228,10 +224,8 @@ class StepGraphs:
             notice, updates.notice = updates.notice, None
             if notice is not None and (error := notice.take()) is not None:
                 raise error
-        from hotbed.device.notices import raise_what_is_known
-
-        # In steps that are not replayed, forward takes these.
-        raise_what_is_known([table for table in tables if table.place.by_kernels])
+        for table in tables:  # in steps that are not replayed, forward takes these
+            table.place.hear([table])
 
     def _rehearse(self, layout: Any, count: int, graph: CudaGraph, batch: Any) -> Any:
         rehearsal = Rehearsal()

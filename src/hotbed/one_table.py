@@ -79,7 +79,7 @@ class OneTable(TableOwner):
         self._own({"weight": self._live})
         if weight is not None:
             self._assign_weight(weight.detach())
-        if there is not None and not self._live.place.by_kernels:
+        if there is not None:
             self._live.refuse_move(there)
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hotbed.errors import TableError
 from hotbed.gradients import WaitingGradient, plain_access
-
-if TYPE_CHECKING:
-    from hotbed.handles import LiveTable
 
 __all__ = ["FollowingHandle", "Handle", "OpenHandle"]
 
@@ -66,7 +63,7 @@ def _touches_rows(func: Any) -> bool:
 class Handle(nn.Parameter):
     """The parameter of a table. Copies and pickles as the table does, rows and all."""
 
-    hotbed_table: LiveTable
+    hotbed_table: Any
     waiting: WaitingGradient
 
     @property
@@ -83,7 +80,8 @@ class Handle(nn.Parameter):
         self.waiting.drop(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Handle:
-        return copy.deepcopy(self.hotbed_table, memo).parameter
+        twin: Handle = copy.deepcopy(self.hotbed_table, memo).parameter
+        return twin
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return _handle_of, (self.hotbed_table,)
@@ -92,8 +90,9 @@ class Handle(nn.Parameter):
         return repr(nn.Parameter(self.data, requires_grad=self.requires_grad))
 
 
-def _handle_of(table: LiveTable) -> Handle:
-    return table.parameter
+def _handle_of(table: Any) -> Handle:
+    handle: Handle = table.parameter
+    return handle
 
 
 class FollowingHandle(Handle):
@@ -117,17 +116,17 @@ class FollowingHandle(Handle):
 class _Rowless:
     """Refuses whatever needs rows, at once: torch would compute on nothing, or for ever."""
 
-    of_table: LiveTable
+    of_table: Any
 
     def numel(self) -> int:
         """Elements of the rows that are stored by now; the shape says how many there could be."""
-        return len(self.of_table) * self.of_table.spec.dim
+        return len(self.of_table) * int(self.of_table.spec.dim)
 
     nelement = numel
 
     @property
     def nbytes(self) -> int:
-        return self.numel() * self.of_table.compute_dtype.itemsize
+        return self.numel() * int(self.of_table.compute_dtype.itemsize)
 
     @classmethod
     def __torch_function__(
@@ -160,7 +159,7 @@ class OpenHandle(_Rowless, Handle):  # type: ignore[override]
     """The handle of a dynamic table: of its dim, with more rows than can be, and none in memory."""
 
     @property
-    def of_table(self) -> LiveTable:  # type: ignore[override]
+    def of_table(self) -> Any:
         return self.hotbed_table
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
@@ -172,7 +171,7 @@ class _OpenRows(_Rowless, Tensor):  # type: ignore[override]
     """What ``data`` and ``detach()`` of an `OpenHandle` are: as little."""
 
     @classmethod
-    def over(cls, rows: Tensor, table: LiveTable) -> Tensor:
+    def over(cls, rows: Tensor, table: Any) -> Tensor:
         made: Any = Tensor._make_subclass(cls, rows)
         made.of_table = table
         return made  # type: ignore[no-any-return]

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from hotbed import _core
 from hotbed.errors import OptimizerError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from hotbed.handles import LiveTable
+from hotbed.handles import LiveTable
 
 __all__ = ["check_states", "copy_states", "reset_states", "write_states"]
 

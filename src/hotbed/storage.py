@@ -7,13 +7,11 @@ import os
 import re
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hotbed import _core
 from hotbed.errors import StorageError
-
-if TYPE_CHECKING:
-    from hotbed.tables import Table
+from hotbed.tables import Table
 
 __all__ = ["Storage", "parse_bytes"]
 

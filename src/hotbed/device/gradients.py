@@ -125,6 +125,13 @@ class DeviceGradient(WaitingGradient):
         self.notices: deque[Notice] = deque()
         """On their way from the device, in their order."""
 
+    def zero(self, handle: Tensor) -> None:
+        """Without summing it."""
+        if self.shares:
+            self.drop(handle)
+        else:
+            super().zero(handle)
+
     def _total(self, handle: Any, stored: Tensor | None, shares: list[Any]) -> Tensor:
         live = handle.hotbed_table
         share = share_of(live)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,9 +27,6 @@ from hotbed.ops.gpu.recording import now_or_after, recording
 from hotbed.ops.gpu.rows import KINDS
 from hotbed.ops.gpu.terms import Terms
 from hotbed.ops.gpu.update import Launched, RowsToUpdate, renumber, update
-
-if TYPE_CHECKING:
-    from hotbed.optim.fused import FusedUpdate, FusedUpdates
 
 __all__ = ["DenseGradient", "DeviceStep", "Entry", "step_in_backward"]
 
@@ -269,15 +266,13 @@ class Predicated:
                 self._state[parameter]["step"] = step - 1
 
 
-def _note(updates: FusedUpdates, step: DeviceStep) -> None:
+def _note(updates: Any, step: DeviceStep) -> None:
     updates.notice = step.tell()
 
 
-def step_in_backward(
-    gradient: BatchGradient, wanted: Sequence[tuple[int, FusedUpdate, Any, Any]]
-) -> None:
+def step_in_backward(gradient: BatchGradient, wanted: Sequence[tuple[int, Any, Any, Any]]) -> None:
     """Steps tables at once (``fused=True``): (position, its update, rule, numbers) each."""
-    steps: dict[int, tuple[FusedUpdates, list[Entry]]] = {}
+    steps: dict[int, tuple[Any, list[Entry]]] = {}
     for t, of_table, rule, hyper in wanted:
         entry = Entry(gradient.tables[t], rule, hyper, Share(gradient, t))
         updates = of_table.updates

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import weakref
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -11,15 +12,13 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from hotbed import _core
-from hotbed.errors import NotFiniteError, OptimizerError
-from hotbed.gradients import LeftRows, plain_access
+from hotbed.errors import OptimizerError
+from hotbed.gradients import plain_access
 from hotbed.handles import LiveTable, live_table
 from hotbed.holds import alone
 from hotbed.optim.dense import DenseFactory, DenseHalf, name_of
 from hotbed.optim.fused import FusedUpdates
-from hotbed.optim.gradients import not_finite, rows_of
 from hotbed.optim.guards import mark_table_optimizer
-from hotbed.optim.on_device import device_part
 from hotbed.optim.options import (
     NOT_FOR_TABLES,
     GroupOptions,
@@ -30,7 +29,10 @@ from hotbed.optim.options import (
     refuse_tables_twice,
 )
 from hotbed.optim.saved_states import Loading, add_states
+from hotbed.places.place import ON_HOST
 from hotbed.resolve.outside_graphs import outside_graphs
+from hotbed.step.on_host import HostPart
+from hotbed.step.part import Part
 
 __all__ = ["TableOptimizer"]
 
@@ -230,7 +232,7 @@ class TableOptimizer(Optimizer):
         return loss
 
     def _step(self) -> None:
-        away = device_part(self)
+        parts = self._parts()
         if len(self._groups) != len(self.param_groups):
             raise OptimizerError(
                 f"{type(self).__name__}: {len(self._groups)} groups were added and param_groups has "
@@ -238,68 +240,54 @@ class TableOptimizer(Optimizer):
                 "optimizer."
             )
         numbers = [self.numbers_of_step(index) for index in range(len(self.param_groups))]
-        entries: list[tuple[Any, int, int, int, Any, bool, bool]] = []
-        entered: list[LiveTable] = []
-        held: list[LeftRows] = []  # alive until the core has read them
-
-        def enter(live: LiveTable, rule: Any, rows: LeftRows, hyper: Any) -> None:
-            self.check_hold(live, rule)
-            slots, values = rows.slots, rows.rows
-            at = slots.data_ptr(), values.data_ptr(), len(slots)
-            entries.append((rule, *at, hyper, rows.distinct, rows.finite))
-            entered.append(live)
-            held.append(rows)
-
-        dense: list[tuple[Tensor, int, int]] = []
-        views: list[tuple[int, int, bool]] = []
         with plain_access():
             for index, group in enumerate(self.param_groups):
-                hyper = numbers[index]
                 for position, parameter in enumerate(group["params"]):
-                    if away is not None and away.takes(parameter, index, position, hyper):
-                        continue
                     live = self._live.get(parameter)
-                    if live is None:
-                        self._half.view(parameter, index, position, dense, views)
-                        continue
-                    rows = rows_of(live)
-                    if rows is not None:
-                        enter(live, self._rules[parameter], rows, hyper)
+                    if live is not None:
+                        rule = self._rules[parameter]
+                        self.check_hold(live, rule)
+                        parts[live.place.stepped].take_table(live, rule, numbers[index])
+                    elif (grad := parameter.grad) is not None:
+                        part = parts.get(grad.device) or parts[ON_HOST]
+                        part.take_dense(parameter, grad, _namer(self, parameter, index, position))
         waiting = None if self._in_backward is None else self._in_backward.first
         for live, rule, index, share in waiting or ():
-            if not live.place.by_kernels:
-                enter(live, rule, share, numbers[index])
-            else:
-                assert away is not None
-                away.take_share(live, numbers[index], share)
-        if away is not None and not away.decide(beside=bool(entries or views)):
+            self.check_hold(live, rule)
+            parts[live.place.stepped].take_table(live, rule, numbers[index], share)
+        every = list(parts.values())
+        beside = sum(not part.idle for part in every) > 1
+        if not all(part.decide(beside=beside) for part in every):
             return
-        try:
-            array, element, slot = _core.step(entries, views)
-        except IndexError as error:
-            raise OptimizerError(
-                f"A gradient names slot {error}, which no table has: a table was loaded or cleared "
-                "between backward and step. Call zero_grad() after loading."
-            ) from None
-        if array >= 0:
-            if array < len(entered):
-                raise not_finite(entered[array], slot, element)
-            parameter, index, position = dense[array - len(entered)]
-            name = name_of(parameter, self.param_groups[index], position)
-            raise NotFiniteError(
-                f"{name} has a NaN or an infinity in its gradient (element {element}); no row and no "
-                "parameter was changed. Skip the batch, or look for the division or logarithm behind."
-            )
-        (self._half.step if away is None else away.step)()
+        finish = self._half.step
+        for part in every:
+            part.apply()
+            finish = part.finishing(finish)
+        finish()
         if self._in_backward is not None:
             self._in_backward.stepped()
+
+    def _parts(self) -> dict[Any, Part]:
+        """What each memory does in a step, that of the host last: what it finds bad, it says at once.
+
+        Raises:
+            OptimizerError: the tables lie on several devices.
+            NotFiniteError, IdError: the step before was not taken.
+        """
+        elsewhere = [live for live in self._live.values() if live.place.stepped is not ON_HOST]
+        parts: dict[Any, Part] = {}
+        if elsewhere:
+            place = elsewhere[0].place
+            parts[place.stepped] = place.make_part(self, elsewhere)
+        parts[ON_HOST] = HostPart()
+        return parts
 
     @outside_graphs
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As in torch. With ``fused=True`` a batch that got no ``step`` is given up."""
         with plain_access():
             for parameter, live in self._live.items():
-                if set_to_none or (live.place.by_kernels and live.waiting.shares):
+                if set_to_none:
                     live.waiting.drop(parameter)  # without summing it
                 else:
                     live.waiting.zero(parameter)
@@ -316,8 +304,8 @@ class TableOptimizer(Optimizer):
                 "GradScaler could unscale the gradients. Use fused=False, or no GradScaler (bfloat16 "
                 "needs none)."
             )
-        # With tables on a device the step takes what the scaler has found along, unseen by the host.
-        return any(live.place.by_kernels for live in self._live.values())
+        # On a device the step takes what the scaler has found along, unseen by the host.
+        return any(live.place.stepped is not ON_HOST for live in self._live.values())
 
     def check_hold(self, live: LiveTable, rule: Any) -> None:
         if not rule.holds_table:
@@ -368,6 +356,19 @@ class TableOptimizer(Optimizer):
             "what holds it, such as a learning rate schedule: the states live in the tables. Save its "
             "state_dict(), make a new one over the copied or loaded model, and load it there."
         )
+
+
+def _namer(
+    optimizer: TableOptimizer, parameter: Tensor, index: int, position: int
+) -> Callable[[], str]:
+    """What to call a dense parameter in an error, perhaps when it is gone."""
+    known, group = weakref.ref(parameter), optimizer.param_groups[index]
+
+    def name() -> str:
+        found = known()
+        return "A dense parameter" if found is None else name_of(found, group, position)
+
+    return name
 
 
 def _same(rule: Any, options: GroupOptions, exact: bool) -> bool:

@@ -6,19 +6,16 @@ import gc
 import inspect
 import weakref
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hotbed import _core
-from hotbed.errors import NotFiniteError, OptimizerError
+from hotbed.errors import OptimizerError
 from hotbed.handles import live_table
 from hotbed.optim.guards import mark_inner
-
-if TYPE_CHECKING:
-    from hotbed.optim.base import TableOptimizer
 
 __all__ = ["DenseFactory", "DenseHalf", "Ftrl", "name_of"]
 
@@ -38,9 +35,7 @@ class DenseHalf:
             learning rate keeps its ratio to the outer one, so schedules act on both.
     """
 
-    def __init__(
-        self, outer: TableOptimizer, kind: type[Optimizer], chosen: DenseFactory | None
-    ) -> None:
+    def __init__(self, outer: Any, kind: type[Optimizer], chosen: DenseFactory | None) -> None:
         self._outer = weakref.ref(outer)  # a cycle would keep tables until the next collection
         self.kind = kind
         self.chosen = chosen
@@ -48,7 +43,7 @@ class DenseHalf:
         self.inners: list[tuple[int, Optimizer]] = []
 
     @property
-    def outer(self) -> TableOptimizer:
+    def outer(self) -> Any:
         outer = self._outer()
         assert outer is not None
         return outer
@@ -117,36 +112,6 @@ class DenseHalf:
             lr = float(group["lr"])
             group.setdefault(_RATIO, [float(g["lr"]) / lr for g in inner.param_groups])
         return inner
-
-    def view(
-        self,
-        parameter: Tensor,
-        index: int,
-        position: int,
-        dense: list[tuple[Tensor, int, int]],
-        views: list[tuple[int, int, bool]],
-    ) -> None:
-        """Adds the gradient of a parameter to those that the core checks, or checks it here."""
-        grad = parameter.grad
-        if grad is None:
-            return
-        if grad.is_sparse:
-            grad = grad._values()
-        kind = grad.dtype
-        if (
-            kind not in (torch.float32, torch.float64)
-            or not grad.is_contiguous()
-            or not grad.is_cpu
-        ):
-            if bool(torch.isfinite(grad).all()):
-                return
-            name = name_of(parameter, self.outer.param_groups[index], position)
-            raise NotFiniteError(
-                f"{name} has a NaN or an infinity in its gradient; no row and no parameter was "
-                "changed. Skip the batch, or look for the division or logarithm behind."
-            )
-        dense.append((parameter, index, position))
-        views.append((grad.data_ptr(), grad.numel(), kind == torch.float64))
 
     def step(self) -> None:
         for index, inner in self.inners:

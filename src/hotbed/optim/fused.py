@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from hotbed.errors import NotFiniteError, OptimizerError
 from hotbed.handles import LiveTable
-from hotbed.optim.gradients import not_finite
-
-if TYPE_CHECKING:
-    from hotbed.optim.base import TableOptimizer
+from hotbed.step.on_host import not_finite
 
 __all__ = ["FusedUpdates"]
 
@@ -34,7 +31,7 @@ class FusedUpdates:
             ones wait for it.
     """
 
-    def __init__(self, optimizer: TableOptimizer) -> None:
+    def __init__(self, optimizer: Any) -> None:
         self.optimizer = weakref.ref(optimizer)
         self.notice: Any = None  # of the last update on a device
         self._tables: list[LiveTable] = []

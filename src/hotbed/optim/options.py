@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from itertools import compress
 from operator import is_not, itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -20,9 +20,6 @@ from torch.optim import Optimizer
 from hotbed import _core
 from hotbed.errors import OptimizerError
 from hotbed.handles import live_table
-
-if TYPE_CHECKING:
-    from hotbed.optim.base import TableOptimizer
 
 __all__ = [
     "DECAY",
@@ -179,7 +176,7 @@ class GroupOptions:
         initial: first value of the states that have one.
     """
 
-    def __init__(self, optimizer: TableOptimizer, index: int, group: Mapping[str, Any]) -> None:
+    def __init__(self, optimizer: Any, index: int, group: Mapping[str, Any]) -> None:
         """Raises OptimizerError where one cannot be honoured."""
         self._declared, self._kind, self._index = optimizer._rule, type(optimizer).__name__, index
         self._options = [o for o in self._declared.options if not isinstance(o, DenseOnly)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -13,9 +13,6 @@ from hotbed.holds import alone, reading
 from hotbed.optim.options import loadable, numbers_of, strangers
 from hotbed.states import check_states, copy_states, reset_states, write_states
 
-if TYPE_CHECKING:
-    from hotbed.optim.base import TableOptimizer
-
 __all__ = ["Loading", "add_states"]
 
 
@@ -23,7 +20,7 @@ def _parameters(groups: list[dict[str, Any]]) -> list[Any]:
     return [p for group in groups for p in group["params"]]
 
 
-def add_states(optimizer: TableOptimizer, packed: dict[str, Any]) -> None:
+def add_states(optimizer: Any, packed: dict[str, Any]) -> None:
     """Adds an entry for each table, by the number of its parameter.
 
     Raises:
@@ -57,7 +54,7 @@ class Loading:
     """A state_dict on its way into an optimizer: all of it is checked, then torch takes the dense part,
     then the tables get theirs."""
 
-    def __init__(self, optimizer: TableOptimizer) -> None:
+    def __init__(self, optimizer: Any) -> None:
         self._optimizer = optimizer
         self._tables: list[tuple[LiveTable, Any, _Entry]] = []
 

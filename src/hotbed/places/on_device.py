@@ -14,6 +14,7 @@ from hotbed.device.notices import raise_what_is_known
 from hotbed.errors import OptimizerError
 from hotbed.ops.gpu.rows import KINDS, WIDEST
 from hotbed.places.place import Place
+from hotbed.step.on_device import DevicePart
 from hotbed.tables import Table
 
 __all__ = ["OnDevice", "remedy_on_device"]
@@ -38,7 +39,12 @@ def remedy_on_device(core: _core.Table, spec: Table) -> str:
 class OnDevice(Place):
     """Kernels compute on its rows; what they find out comes to the host later."""
 
-    by_kernels = True
+    @property
+    def stepped(self) -> Any:
+        return self.device
+
+    def make_part(self, optimizer: Any, tables: Sequence[Any]) -> DevicePart:
+        return DevicePart(optimizer, tables)
 
     def hear(self, live: Sequence[Any], *, training: bool = True, wait: bool = False) -> None:
         raise_what_is_known(live, training=training, wait=wait)

@@ -15,15 +15,19 @@ from hotbed.errors import TableError
 from hotbed.gradients import WaitingGradient
 from hotbed.inputs import Bags
 from hotbed.ops.resolved import Resolved
+from hotbed.step.part import Part
 from hotbed.tables import CORE_DTYPES, MAX_DIM, Table
 
-__all__ = ["OPEN_ROWS", "Call", "Home", "Place", "make_core", "refuse_mixed_places"]
+__all__ = ["ON_HOST", "OPEN_ROWS", "Call", "Home", "Place", "make_core", "refuse_mixed_places"]
 
 # Rows that the handle of a table without a plane of its own claims to have: more than can be, and few
 # enough that the count of bytes stays below 2**63 for any dim.
 OPEN_ROWS = 2**59 // MAX_DIM
 
 CPU = torch.device("cpu")
+
+ON_HOST = "host"
+"""Rows that the core computes on take their step together."""
 
 
 class Call(NamedTuple):
@@ -55,12 +59,14 @@ class Place(abc.ABC):
         tiers: what the tables of its storage share (`hotbed.resolve.tiers.Tiers`); None: it has none.
         aliased: whether the data of the handle are the rows.
         rows_move: whether a row may have another slot with the next batch.
-        by_kernels: whether kernels of a device compute on the rows.
+        stepped: tables of equal ones take their step together.
+        recorded_on: the device on which a step over its rows can become a graph; None: it cannot.
     """
 
     tiers: Any = None
     rows_move = False
-    by_kernels = False
+    stepped: Any = ON_HOST
+    recorded_on: torch.device | None = None
     device = CPU
 
     def __init__(
@@ -175,6 +181,11 @@ class Place(abc.ABC):
         """Which ids may be given states: None: all, as those without a row have one now (`insert`), or
         need none; else (n,) bool."""
         return None
+
+    def make_part(self, optimizer: Any, tables: Sequence[Any]) -> Part:
+        """What an optimizer's tables in places of an equal ``stepped`` do in a step; where that is not
+        `ON_HOST`."""
+        raise NotImplementedError
 
     # -- moving ----------------------------------------------------------------------------------
 

@@ -119,6 +119,10 @@ class WholeOnDevice(OnDevice):
         """Whether ids need not be brought, and are checked, on the device."""
         return ids.device == self.device and not self.host_inputs
 
+    @property
+    def recorded_on(self) -> torch.device:  # type: ignore[override]
+        return self.device
+
     # -- the handle ------------------------------------------------------------------------------
 
     @property
@@ -207,6 +211,8 @@ class WholeOnDevice(OnDevice):
 
     def move(self, live: Any, device: torch.device) -> None:
         if devices.has_kernels(device):
+            if device == self.device:
+                return
             there = copy.copy(self)
             there.device, there.group = device, f"whole on {device}"
             there.plane = self.plane.to(device)

@@ -1,0 +1,111 @@
+"""A device's part of a step: nothing in it waits for the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hotbed.device.step import DenseGradient, DeviceStep, Entry, Predicated
+from hotbed.errors import OptimizerError
+from hotbed.handles import LiveTable
+from hotbed.ops.gpu.recording import now_or_after
+from hotbed.step.part import NOTICE, raise_of_last_step
+
+__all__ = ["DevicePart"]
+
+
+class DevicePart:
+    """`hotbed.step.part.Part`: what is decided is a number on the device, which every update reads.
+
+    Threading: for the training thread.
+    """
+
+    def __init__(self, optimizer: Any, tables: Sequence[LiveTable]) -> None:
+        """`tables`: those that lie there.
+
+        Raises:
+            OptimizerError: that is no one device.
+            NotFiniteError, IdError: the step before was not taken.
+        """
+        devices = sorted({str(table.device) for table in tables})
+        if len(devices) > 1:
+            raise OptimizerError(
+                f"{type(optimizer).__name__}: its tables lie on {', '.join(devices)}. Make an optimizer a "
+                "device."
+            )
+        raise_of_last_step(optimizer)
+        self._table = tables[0]
+        """Its next forward tells what was found out."""
+        self._table.place.hear(tables)
+        self._optimizer = optimizer
+        self._found_inf: Tensor | None = getattr(optimizer, "found_inf", None)
+        scale: Tensor | None = getattr(optimizer, "grad_scale", None)
+        if scale is not None:
+            _unscale(optimizer, scale)
+        self._entries: list[Entry] = []
+        self._dense: list[DenseGradient] = []
+        self._step: DeviceStep | None = None
+        self._take: Tensor | None = None
+
+    def take_table(self, live: LiveTable, rule: Any, hyper: Any, share: Any = None) -> None:
+        if share is not None or live.has_gradient:
+            self._entries.append(Entry(live, rule, hyper, share))
+
+    def take_dense(self, parameter: Tensor, grad: Tensor, name: Callable[[], str]) -> None:
+        self._dense.append(DenseGradient(parameter, grad, name))
+
+    @property
+    def idle(self) -> bool:
+        return not self._entries and not self._dense
+
+    def decide(self, *, beside: bool) -> bool:
+        if self.idle:
+            return self._found_inf is None or not bool(self._found_inf)
+        self._step = DeviceStep(self._table, self._entries, self._dense, self._found_inf)
+        self._take = self._step.decide()
+        if beside and not bool(self._take):
+            error = self._step.tell(counted=False).take()
+            if error is not None:
+                raise error
+            return False
+        return True
+
+    def apply(self) -> None:
+        if self._step is not None:
+            self._step.apply()
+
+    def finishing(self, step: Callable[[], None]) -> Callable[[], None]:
+        return lambda: now_or_after(lambda: self._finish(step))
+
+    def _finish(self, step: Callable[[], None]) -> None:
+        """Steps the dense parameters, whose gradients may be out of their owners' hands by now, and
+        sends what was decided to the host."""
+        if self._step is None:
+            step()
+            return
+        assert self._take is not None
+        given = [one.parameter.grad for one in self._dense]
+        for one in self._dense:
+            one.parameter.grad = one.grad
+        predicated = Predicated(self._optimizer.state, [one.parameter for one in self._dense])
+        step()
+        predicated.settle(self._take)
+        for one, grad in zip(self._dense, given, strict=True):
+            one.parameter.grad = grad
+        self._optimizer.__dict__[NOTICE] = self._step.tell(predicated.take_back)
+
+
+def _unscale(optimizer: Any, scale: Tensor) -> None:
+    grads: dict[torch.device, list[Tensor]] = {}
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            grad = parameter.grad
+            if grad is not None:
+                grad = grad._values() if grad.is_sparse else grad
+                grads.setdefault(grad.device, []).append(grad)
+    for device, found in grads.items():
+        inverse = scale.double().reciprocal().float().to(device, non_blocking=True)
+        torch._foreach_mul_(found, inverse.reshape(()))

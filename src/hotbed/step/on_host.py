@@ -1,0 +1,129 @@
+"""The host's part of a step: the core's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hotbed import _core
+from hotbed.errors import NotFiniteError, OptimizerError
+from hotbed.gradients import LeftRows, stored_gradient
+from hotbed.handles import LiveTable
+
+__all__ = ["HostPart", "not_finite"]
+
+
+class HostPart:
+    """`hotbed.step.part.Part`, of tables of which the core computes on rows, in one call."""
+
+    def __init__(self) -> None:
+        self._entries: list[tuple[Any, int, int, int, Any, bool, bool]] = []
+        self._tables: list[LiveTable] = []
+        self._held: list[LeftRows] = []  # alive until the core has read them
+        self._views: list[tuple[int, int, bool]] = []
+        self._names: list[Callable[[], str]] = []
+        self._core: Any = None
+
+    def take_table(self, live: LiveTable, rule: Any, hyper: Any, share: Any = None) -> None:
+        rows = rows_of(live) if share is None else share
+        if rows is None:
+            return
+        slots, values = rows.slots, rows.rows
+        at = slots.data_ptr(), values.data_ptr(), len(slots)
+        self._entries.append((rule, *at, hyper, rows.distinct, rows.finite))
+        self._tables.append(live)
+        self._held.append(rows)
+
+    def take_dense(self, parameter: Tensor, grad: Tensor, name: Callable[[], str]) -> None:
+        if grad.is_sparse:
+            grad = grad._values()
+        kind = grad.dtype
+        if kind in (torch.float32, torch.float64) and grad.is_contiguous() and grad.is_cpu:
+            self._views.append((grad.data_ptr(), grad.numel(), kind == torch.float64))
+            self._names.append(name)
+        elif not bool(torch.isfinite(grad).all()):
+            raise NotFiniteError(
+                f"{name()} has a NaN or an infinity in its gradient; no row and no parameter was "
+                "changed. Skip the batch, or look for the division or logarithm behind."
+            )
+
+    @property
+    def idle(self) -> bool:
+        return not self._entries and not self._views
+
+    def decide(self, *, beside: bool) -> bool:
+        self._core = _core.Step(self._entries, self._views)
+        try:
+            array, element, slot = self._core.decide()
+        except IndexError as error:
+            raise OptimizerError(
+                f"A gradient names slot {error}, which no table has: a table was loaded or cleared "
+                "between backward and step. Call zero_grad() after loading."
+            ) from None
+        if array < 0:
+            return True
+        if array < len(self._tables):
+            raise not_finite(self._tables[array], slot, element)
+        raise NotFiniteError(
+            f"{self._names[array - len(self._tables)]()} has a NaN or an infinity in its gradient (element "
+            f"{element}); no row and no parameter was changed. Skip the batch, or look for the division "
+            "or logarithm behind."
+        )
+
+    def apply(self) -> None:
+        self._core.apply()
+
+    def finishing(self, step: Callable[[], None]) -> Callable[[], None]:
+        return step
+
+
+def rows_of(live: LiveTable) -> LeftRows | None:
+    """The gradient of a table in the core's memory, as it is to be stepped; None where it has none.
+
+    Raises:
+        OptimizerError: it is none of a lookup, and the table needs one that is.
+    """
+    handle = live.parameter
+    if len(handle.waiting.shares) == 1 and stored_gradient(handle) is None:
+        share: LeftRows = handle.waiting.shares[0]
+        return share
+    grad = handle.grad
+    if grad is None:
+        return None
+    if grad.is_sparse and live.place.rows_move and grad._nnz():
+        if not handle.waiting.origins_of(handle):
+            raise OptimizerError(
+                f"Table {live.name!r} lies in tiers and its gradient comes from no batch of it, so its "
+                "rows may be anywhere. Use the vectors that forward returns."
+            )
+    if grad.is_sparse:
+        slots, values = grad._indices()[0], grad._values()
+    elif (
+        live.spec.rows is not None and not live.place.rows_move
+    ):  # the loss used the parameter itself
+        slots, values = torch.arange(live.spec.rows), grad
+    else:
+        kind = "is dynamic" if live.spec.rows is None else "lies in tiers"
+        raise OptimizerError(
+            f"Table {live.name!r} {kind} and has a dense gradient: the loss used its parameter "
+            "directly. Use the vectors that forward returns."
+        )
+    if values.dtype != live.spec.compute_dtype:
+        values = values.to(live.spec.compute_dtype)
+    return LeftRows(slots.contiguous(), values.contiguous())
+
+
+def not_finite(live: LiveTable, slot: int, element: int, *, fused: bool = False) -> NotFiniteError:
+    """The error for element `element` of a table's gradient rows, which is in the row of `slot`."""
+    unchanged = (
+        "the table was not changed, other tables may have been (fused=True)"
+        if fused
+        else "no row and no parameter was changed"
+    )
+    return NotFiniteError(
+        f"Table {live.name!r}, id {live.id_of(slot)}, column {element % live.spec.dim}: the gradient is "
+        f"NaN or infinite; {unchanged}. Skip the batch, or look for the division or logarithm behind."
+    )

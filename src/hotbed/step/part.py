@@ -1,0 +1,57 @@
+"""What the memory of the host, or of a device, does in a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from torch import Tensor
+
+__all__ = ["NOTICE", "Part", "raise_of_last_step"]
+
+NOTICE = "_hotbed_notice"
+"""Where an optimizer has what a device will tell of its last step."""
+
+
+class Part(Protocol):
+    """The tables of an optimizer whose rows lie in one memory, and dense parameters there. First it takes
+    them in, then it decides, applies and lets the dense parameters step; all parts do, or none."""
+
+    def take_table(self, live: Any, rule: Any, hyper: Any, share: Any = None) -> None:
+        """A table, if it has a gradient, with the numbers of its group. `share`: its gradient, where that
+        is not the handle's."""
+
+    def take_dense(self, parameter: Tensor, grad: Tensor, name: Callable[[], str]) -> None:
+        """A parameter, and what to call it in an error."""
+
+    @property
+    def idle(self) -> bool:
+        """Whether it took nothing in."""
+
+    def decide(self, *, beside: bool) -> bool:
+        """Checks everything, and changes nothing. False: the step is known not to be taken, and that is
+        no error.
+
+        Args:
+            beside: whether another part has something to do; then whoever can only guess waits.
+
+        Raises:
+            NotFiniteError, IdError, OptimizerError: as far as that is known.
+        """
+
+    def apply(self) -> None:
+        """Updates tables."""
+
+    def finishing(self, step: Callable[[], None]) -> Callable[[], None]:
+        """`step`, of the dense parameters, and what must be done around it; telling, too."""
+
+
+def raise_of_last_step(optimizer: Any) -> None:
+    """Waits for what a device has found out about the step before.
+
+    Raises:
+        NotFiniteError, IdError: it was not taken.
+    """
+    notice = optimizer.__dict__.pop(NOTICE, None)
+    if notice is not None and (error := notice.take()) is not None:
+        raise error
