@@ -56,10 +56,11 @@ def _place(module: hb.EmbeddingCollection, device: str) -> None:
         module.to(device)
         return
     from hotbed import devices
+    from hotbed.places import moves
 
     before, devices.KINDS = devices.KINDS, ("cpu",)
     try:
         for name in module.tables:
-            module.table(name).move_to(torch.device("cpu"))
+            moves.move(module.table(name), torch.device("cpu"))
     finally:
         devices.KINDS = before

@@ -14,7 +14,7 @@ from hotbed.holds import reading
 from hotbed.init import derive_key
 from hotbed.inputs import Bags, read_bags, split_keyed
 from hotbed.jagged import Jagged
-from hotbed.places.homes import home_of
+from hotbed.places.moves import home_of, move, refuse_move
 from hotbed.places.place import refuse_mixed_places
 from hotbed.resolve import hottest
 from hotbed.resolve.outside_graphs import outside_graphs
@@ -124,9 +124,9 @@ class EmbeddingCollection(TableOwner):
         self._serve(live, features)
         if there is not None:
             for made in live.values():
-                made.refuse_move(there)
+                refuse_move(made, there)
             for made in live.values():
-                made.move_to(there)
+                move(made, there)
 
     def _serve(self, live: dict[str, LiveTable], features: Mapping[str, str]) -> None:
         self._features = dict(features)

@@ -231,10 +231,10 @@ class LiveTable:
     def current_weights(self) -> Tensor:
         """(rows, dim) weights by slot: the plane, or a copy where rows may be behind."""
         with reading([self]):
-            if self.follows or self.place.rows_move:
+            if self.follows:
                 return self.lookup(self.ids())
             self.hear()
-            return self.weights()
+            return self.place.all_rows()
 
     def lookup(self, ids: Tensor) -> Tensor:
         """(n, dim) rows of the ids as they are; an id without a row reads its first value."""
@@ -308,9 +308,7 @@ class LiveTable:
     def set_key(self, key: int) -> None:
         """Rows that are stored stay as they are."""
         with alone([self]):
-            if self.tiers is not None:
-                self.tiers.close_window()  # it draws first values
-            self.core.set_key(key)
+            self.place.set_key(key)
 
     def memory(self) -> dict[str, int]:
         """Bytes of this table by what they hold; in tiers, of its rows wherever they lie."""
@@ -318,21 +316,6 @@ class LiveTable:
         return self.place.memory()
 
     # -- moving and copying ----------------------------------------------------------------------
-
-    def refuse_move(self, device: torch.device) -> None:
-        """Raises TableError where the table cannot lie on a device, whatever its memory."""
-        self.place.refuse_move(device)
-
-    def move_to(self, device: torch.device) -> None:
-        """Brings rows and states to a device, or to the host; a gradient that waits is dropped.
-
-        Raises:
-            TableError, OutOfMemory: they cannot lie there; the table is as it was.
-        """
-        self.check_handle()
-        with alone([self]):
-            self.hear()
-            self.place.move(self, device)
 
     def adopt(self, place: Place) -> None:
         """Rows lie elsewhere from now on; a gradient that waits is dropped."""

@@ -12,7 +12,7 @@ from hotbed.errors import TableError
 from hotbed.handles import LiveTable
 from hotbed.init import derive_key
 from hotbed.one_table import OneTable, refuse_options
-from hotbed.places.homes import home_of
+from hotbed.places.moves import home_of
 from hotbed.tables import Table
 
 __all__ = ["check_twin", "live_of", "weights_of"]

@@ -14,7 +14,7 @@ from hotbed.errors import TableError
 from hotbed.handles import LiveTable
 from hotbed.init import derive_key
 from hotbed.inputs import Bags
-from hotbed.places.homes import home_of
+from hotbed.places.moves import home_of, refuse_move
 from hotbed.table_owner import TableOwner
 from hotbed.tables import Table
 
@@ -80,7 +80,7 @@ class OneTable(TableOwner):
         if weight is not None:
             self._assign_weight(weight.detach())
         if there is not None:
-            self._live.refuse_move(there)
+            refuse_move(self._live, there)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "weight" and "_live" in self.__dict__:

@@ -31,7 +31,7 @@ def save_table(
     Raises:
         TableError: a copy would not fit in memory.
     """
-    if table.spec.rows is None or table.follows or table.place.rows_move:
+    if table.follows or not table.place.aliased:
         table.refuse_copy_beyond_memory("a state_dict")
     if table.spec.rows is None:
         ids = table.ids().sort().values

@@ -16,6 +16,7 @@ from hotbed.gradients import plain_access
 from hotbed.handles import LiveTable, live_table
 from hotbed.holds import alone, reading
 from hotbed.inputs import Bags
+from hotbed.places.moves import move, refuse_move
 from hotbed.resolve.lookup import lookup
 from hotbed.state_dict import ENDINGS, load_table, save_table, signed_key
 
@@ -136,11 +137,11 @@ class TableOwner(nn.Module):
         wanted = {name: _device_after(table, fn) for name, table in self._owned.items()}
         for name, table in self._owned.items():
             if wanted[name] != table.device:
-                table.refuse_move(wanted[name])
+                refuse_move(table, wanted[name])
         with alone(self._owned.values()):
             for name, table in self._owned.items():
                 if wanted[name] != table.device:
-                    table.move_to(wanted[name])
+                    move(table, wanted[name])
         with self._changed_without_handles() as other:
             nn.Module._apply(other, fn, recurse)  # type: ignore[no-untyped-call]
         return self

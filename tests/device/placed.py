@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from hotbed import devices
 from hotbed.handles import LiveTable, live_table
+from hotbed.places import moves
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -26,8 +27,8 @@ def to_device(model: M) -> M:
     if DEVICE.type == "cuda":
         return model.to(DEVICE)
     for table in tables_of(model):
-        table.refuse_move(DEVICE)
-        table.move_to(DEVICE)
+        moves.refuse_move(table, DEVICE)
+        moves.move(table, DEVICE)
     return model
 
 
@@ -38,7 +39,7 @@ def to_host(model: M) -> M:
     before, devices.KINDS = devices.KINDS, ("cuda",)
     try:
         for table in tables_of(model):
-            table.move_to(torch.device("cpu"))
+            moves.move(table, torch.device("cpu"))
     finally:
         devices.KINDS = before
     return model

@@ -155,11 +155,6 @@ def gather(tables: Sequence[LiveTable]) -> tuple[Terms, list[Tensor]]:
         parts = [share.rows() for share in live.waiting.shares]
         stored = stored_gradient(live.parameter)
         if stored is not None:
-            if live.place.rows_move and not live.waiting.origins_of(live.parameter):
-                raise OptimizerError(
-                    f"Table {live.name!r} lies in tiers and its gradient comes from no batch of it, so "
-                    "its rows may be anywhere. Use the vectors that forward returns."
-                )
             slots, rows = _rows_of_stored(stored, live, flags)
             parts.insert(0, (slots, rows))
         feature = FeatureSlots(
@@ -203,17 +198,12 @@ def _rows_of_stored(grad: Tensor, live: LiveTable, flags: list[Tensor]) -> tuple
             f"Table {live.name!r} lies on {rows.device} and its gradient on {grad.device}: it was moved "
             "in between. Call zero_grad() after moving a model."
         )
-    if not grad.is_sparse:
-        if rows.rows_move:
-            raise OptimizerError(
-                f"Table {live.name!r} lies in tiers and has a dense gradient: the loss used its "
-                "parameter directly. Use the vectors that forward returns."
-            )
-        return torch.arange(len(grad), device=grad.device), grad.float().contiguous()
-    if grad.sparse_dim() == 2:
+    if grad.is_sparse and grad.sparse_dim() == 2:
         grad = by_rows(grad)
-    slots, values = grad._indices()[0].contiguous(), grad._values().float().contiguous()
-    if not len(slots):
+    origins = live.waiting.origins_of(live.parameter)
+    slots = live.place.slots_of(grad, origins).contiguous()
+    values = (grad._values() if grad.is_sparse else grad).float().contiguous()
+    if not len(slots) or not grad.is_sparse:
         return slots, values
     (checked,), _, good = check_arrays([(Array.SLOTS, slots, rows.slots)])
     flags.append(good)

@@ -21,7 +21,6 @@ class PlanesOnDevice(Protocol):
     """
 
     device: torch.device
-    rows_move: bool
 
     @property
     def padding_slot(self) -> int: ...

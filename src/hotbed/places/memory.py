@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hotbed import _core, devices
+from hotbed import _core
 from hotbed.places.place import Call, Home, Place, make_core
 from hotbed.resolve.on_host import HostBatch, resolve_in_core
 from hotbed.tables import Table
@@ -46,6 +46,9 @@ class Memory(Place):
     def ids(self) -> Tensor:
         """Of a dynamic table by slot; valid until it grows."""
         return _core.ids(self.core) if self.spec.rows is None else super().ids()
+
+    def all_rows(self) -> Tensor:
+        return self.weights()
 
     def read(self, ids: Tensor) -> Tensor:
         return _core.lookup(self.core, ids.data_ptr(), len(ids))
@@ -96,20 +99,11 @@ class Memory(Place):
         budget = self.budget if memo is None else copy.deepcopy(self.budget, memo)
         return functools.partial(in_memory, budget=budget)
 
-    def refuse_move(self, device: torch.device) -> None:
-        if devices.has_kernels(device):
-            devices.refuse_without_kernels(self.core.name, device)
-            from hotbed.places.whole import refuse_unless_fit
+    def refuse_device(self, device: torch.device, by_kernels: Any) -> None:
+        by_kernels.refuse_whole(self.core, self.spec, device)
 
-            refuse_unless_fit(self.core, self.spec, device)
-
-    def move(self, live: Any, device: torch.device) -> None:
-        if not devices.has_kernels(device):
-            return
-        self.refuse_move(device)
-        from hotbed.places.whole import WholeOnDevice
-
-        there = WholeOnDevice.copied(self, device)
+    def move_to_device(self, live: Any, device: torch.device, by_kernels: Any) -> None:
+        there = by_kernels.WholeOnDevice.copied(self, device)
         self.core.release_rows()
         live.adopt(there)
 

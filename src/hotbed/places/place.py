@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hotbed import _core
-from hotbed.errors import TableError
+from hotbed.errors import OptimizerError, TableError
 from hotbed.gradients import WaitingGradient
 from hotbed.inputs import Bags
 from hotbed.ops.resolved import Resolved
@@ -127,7 +127,30 @@ class Place(abc.ABC):
         """What is to keep gradients."""
         return WaitingGradient()
 
+    def slots_of(self, grad: Tensor, origins: Sequence[Any]) -> Tensor:
+        """(n,) int64 slots of the rows of a gradient that autograd or the user has made.
+
+        Args:
+            origins: the batches that it comes from, as far as that is known.
+
+        Raises:
+            OptimizerError: its rows could be anywhere.
+        """
+        if grad.is_sparse:
+            return grad._indices()[0]
+        if self.spec.rows is None or self.rows_move:
+            kind = "is dynamic" if self.spec.rows is None else "lies in tiers"
+            raise OptimizerError(
+                f"Table {self.core.name!r} {kind} and has a dense gradient: the loss used its parameter "
+                "directly. Use the vectors that forward returns."
+            )
+        return torch.arange(self.spec.rows, device=self.device)
+
     # -- rows as they are seen from outside ------------------------------------------------------
+
+    def set_key(self, key: int) -> None:
+        """First values come from another key; rows that are stored stay as they are."""
+        self.core.set_key(key)
 
     def weights(self) -> Tensor:
         """(rows, dim) the plane itself, by slot; where all rows have slots that stay."""
@@ -138,6 +161,10 @@ class Place(abc.ABC):
         if self.spec.rows is not None:
             return torch.arange(self.spec.rows, device="cpu")
         return self.core.stored_ids()
+
+    def all_rows(self) -> Tensor:
+        """(rows, dim) in the order of `ids`: the plane itself, where there is one."""
+        return self.read(self.ids())
 
     @abc.abstractmethod
     def read(self, ids: Tensor) -> Tensor:
@@ -198,16 +225,20 @@ class Place(abc.ABC):
         """
 
     @abc.abstractmethod
-    def refuse_move(self, device: torch.device) -> None:
-        """Raises TableError where its rows cannot lie on a device, whatever its memory."""
+    def refuse_device(self, device: torch.device, by_kernels: Any) -> None:
+        """Raises TableError where its rows cannot lie on a device, whatever its memory. `by_kernels`: the
+        places there."""
 
     @abc.abstractmethod
-    def move(self, live: Any, device: torch.device) -> None:
-        """Brings rows and states to a device, or to the host, and has the table adopt its new place.
+    def move_to_device(self, live: Any, device: torch.device, by_kernels: Any) -> None:
+        """Brings rows and states to a device, and has the table adopt its new place.
 
         Raises:
             TableError, OutOfMemory: they cannot lie there; all is as it was.
         """
+
+    def move_to_host(self, live: Any) -> None:
+        """The way back, if they lie elsewhere."""
 
 
 Home = Callable[[Table, int], Place]

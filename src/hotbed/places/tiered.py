@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hotbed import _core, devices
-from hotbed.errors import TableError
+from hotbed import _core
+from hotbed.errors import OptimizerError, TableError
 from hotbed.inputs import Bags
 from hotbed.places.memory import read_states_of_core
 from hotbed.places.place import Call, Home, Place, make_core
@@ -61,7 +61,19 @@ class Tiered(Place):
         batch, wanted, prepared = resolve_in_tiers(self, call)
         return HostBatch(batch, call, wanted, self.tiers.over_budget, prepared)
 
+    def slots_of(self, grad: Tensor, origins: Sequence[Any]) -> Tensor:
+        if grad.is_sparse and grad._nnz() and not origins:
+            raise OptimizerError(
+                f"Table {self.core.name!r} lies in tiers and its gradient comes from no batch of it, so "
+                "its rows may be anywhere. Use the vectors that forward returns."
+            )
+        return super().slots_of(grad, origins)
+
     # -- rows ------------------------------------------------------------------------------------
+
+    def set_key(self, key: int) -> None:
+        self.tiers.close_window()  # it draws first values
+        super().set_key(key)
 
     def read(self, ids: Tensor) -> Tensor:
         return _core.lookup(self.core, ids.data_ptr(), len(ids)).to(self.device)
@@ -120,18 +132,9 @@ class Tiered(Place):
             "are its own. Make a new collection and load the state_dict."
         )
 
-    def refuse_move(self, device: torch.device) -> None:
-        if devices.has_kernels(device):
-            devices.refuse_without_kernels(self.core.name, device)
-            from hotbed.places.tiered_on_device import refuse_unless_fit
+    def refuse_device(self, device: torch.device, by_kernels: Any) -> None:
+        by_kernels.refuse_tiered(self.core, self.spec, self.tiers.storage, device)
 
-            refuse_unless_fit(self.core, self.spec, self.tiers.storage, device)
-
-    def move(self, live: Any, device: torch.device) -> None:
+    def move_to_device(self, live: Any, device: torch.device, by_kernels: Any) -> None:
         """All tables of the storage go along."""
-        if not devices.has_kernels(device):
-            return
-        self.refuse_move(device)
-        from hotbed.places.tiered_on_device import place_on
-
-        self.tiers.move_to(*place_on(self.tiers, device))
+        self.tiers.move_to(*by_kernels.place_on(self.tiers, device))

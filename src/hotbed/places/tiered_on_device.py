@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from hotbed import _core, devices
+from hotbed import _core
 from hotbed.device.lookup import DeviceResolved, arrived
 from hotbed.device.spaces import Side, SpaceOnDevice, SpacesOnDevice
 from hotbed.device.tiered import TieredBatch
@@ -23,12 +23,10 @@ from hotbed.resolve.tiers import Tiers
 from hotbed.storage import Storage
 from hotbed.tables import Table
 
-__all__ = ["TieredOnDevice", "place_on", "refuse_unless_fit"]
+__all__ = ["TieredOnDevice", "place_on", "refuse_tiered"]
 
 
-def refuse_unless_fit(
-    core: _core.Table, spec: Table, storage: Storage, device: torch.device
-) -> None:
+def refuse_tiered(core: _core.Table, spec: Table, storage: Storage, device: torch.device) -> None:
     """Raises TableError where a table in tiers cannot lie on a device, whatever the memory."""
     remedy = remedy_on_device(core, spec)
     if storage.device is None:
@@ -88,12 +86,10 @@ class TieredOnDevice(OnDevice, Tiered):
 
     # -- moving ----------------------------------------------------------------------------------
 
-    def move(self, live: Any, device: torch.device) -> None:
+    def move_to_device(self, live: Any, device: torch.device, by_kernels: Any) -> None:
+        if device != self.device:
+            super().move_to_device(live, device, by_kernels)
+
+    def move_to_host(self, live: Any) -> None:
         """All tables of the storage go along."""
-        if device == self.device and devices.has_kernels(device):
-            return
-        if devices.has_kernels(device):
-            self.refuse_move(device)
-            self.tiers.move_to(*place_on(self.tiers, device))
-        else:
-            self.tiers.move_to(None, lambda core, spec: Tiered(core, spec, self.tiers))
+        self.tiers.move_to(None, lambda core, spec: Tiered(core, spec, self.tiers))

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hotbed import _core, devices
+from hotbed import _core
 from hotbed.device.lookup import DeviceResolved, resolve_whole
 from hotbed.errors import OutOfMemory, TableError
 from hotbed.init import Kind
@@ -24,13 +24,13 @@ from hotbed.tables import Table
 __all__ = [
     "WholeOnDevice",
     "on_device",
-    "refuse_unless_fit",
+    "refuse_whole",
 ]
 
 _ROWS_AT_ONCE = 1 << 20
 
 
-def refuse_unless_fit(core: _core.Table, spec: Table, device: torch.device) -> None:
+def refuse_whole(core: _core.Table, spec: Table, device: torch.device) -> None:
     """Raises TableError where a table cannot lie on a device whole, whatever the memory."""
     remedy = remedy_on_device(core, spec)
     if spec.rows is None:
@@ -82,7 +82,7 @@ class WholeOnDevice(OnDevice):
             TableError, OutOfMemory: they cannot lie there.
         """
         super().__init__(core, spec, budget)
-        refuse_unless_fit(core, spec, device)
+        refuse_whole(core, spec, device)
         self.device, self.group = device, f"whole on {device}"
         self.padding_slot = NO_SLOT if spec.padding_idx is None else spec.padding_idx
         self.states: list[Tensor] = []
@@ -136,6 +136,9 @@ class WholeOnDevice(OnDevice):
 
     def weights(self) -> Tensor:
         return self.plane
+
+    def all_rows(self) -> Tensor:
+        return self.weights()
 
     def read(self, ids: Tensor) -> Tensor:
         return self.plane[ids.to(self.device)]
@@ -205,20 +208,19 @@ class WholeOnDevice(OnDevice):
         budget = self.budget if memo is None else copy.deepcopy(self.budget, memo)
         return functools.partial(on_device, device=self.device, budget=budget)
 
-    def refuse_move(self, device: torch.device) -> None:
-        if devices.has_kernels(device):
-            refuse_unless_fit(self.core, self.spec, device)
+    def refuse_device(self, device: torch.device, by_kernels: Any) -> None:
+        refuse_whole(self.core, self.spec, device)
 
-    def move(self, live: Any, device: torch.device) -> None:
-        if devices.has_kernels(device):
-            if device == self.device:
-                return
-            there = copy.copy(self)
-            there.device, there.group = device, f"whole on {device}"
-            there.plane = self.plane.to(device)
-            there.states = [state.to(device) for state in self.states]
-            live.adopt(there)
+    def move_to_device(self, live: Any, device: torch.device, by_kernels: Any) -> None:
+        if device == self.device:
             return
+        there = copy.copy(self)
+        there.device, there.group = device, f"whole on {device}"
+        there.plane = self.plane.to(device)
+        there.states = [state.to(device) for state in self.states]
+        live.adopt(there)
+
+    def move_to_host(self, live: Any) -> None:
         self.core.take_rows_back()
         _copy_by_parts(self.plane, _core.weights(self.core))
         for k, plane in enumerate(self.states):

@@ -93,24 +93,8 @@ def rows_of(live: LiveTable) -> LeftRows | None:
     grad = handle.grad
     if grad is None:
         return None
-    if grad.is_sparse and live.place.rows_move and grad._nnz():
-        if not handle.waiting.origins_of(handle):
-            raise OptimizerError(
-                f"Table {live.name!r} lies in tiers and its gradient comes from no batch of it, so its "
-                "rows may be anywhere. Use the vectors that forward returns."
-            )
-    if grad.is_sparse:
-        slots, values = grad._indices()[0], grad._values()
-    elif (
-        live.spec.rows is not None and not live.place.rows_move
-    ):  # the loss used the parameter itself
-        slots, values = torch.arange(live.spec.rows), grad
-    else:
-        kind = "is dynamic" if live.spec.rows is None else "lies in tiers"
-        raise OptimizerError(
-            f"Table {live.name!r} {kind} and has a dense gradient: the loss used its parameter "
-            "directly. Use the vectors that forward returns."
-        )
+    slots = live.place.slots_of(grad, handle.waiting.origins_of(handle))
+    values = grad._values() if grad.is_sparse else grad
     if values.dtype != live.spec.compute_dtype:
         values = values.to(live.spec.compute_dtype)
     return LeftRows(slots.contiguous(), values.contiguous())

@@ -1,0 +1,75 @@
+"""Where the rows of a table come to lie: when it is made, and when a module is moved."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+from hotbed import _core, devices
+from hotbed.handles import LiveTable
+from hotbed.holds import alone
+from hotbed.places.memory import in_memory
+from hotbed.places.place import Home
+from hotbed.places.tiered import in_tiers
+from hotbed.resolve.tiers import Tiers
+from hotbed.tables import Table
+
+__all__ = ["home_of", "move", "refuse_move"]
+
+
+def _by_kernels() -> Any:
+    """The places on a device. Only where one is wanted: Triton, which compiles kernels, is an extra."""
+    from hotbed.places import by_kernels
+
+    return by_kernels
+
+
+def home_of(
+    spec: Table,
+    *,
+    device: torch.device | None = None,
+    tiers: Tiers | None = None,
+    budget: _core.MemoryBudget | None = None,
+) -> Home:
+    """What makes the place of a new table.
+
+    Args:
+        device: where static tables are made whole; None: the host. What cannot be made there is moved
+            later, or refused then.
+        tiers: of its storage, if that has some.
+        budget: of the host's memory, where there are no tiers; None: all of it.
+
+    Raises:
+        TableError: there are no kernels.
+    """
+    if tiers is not None:
+        return functools.partial(in_tiers, tiers=tiers)
+    if device is None or spec.rows is None:
+        return functools.partial(in_memory, budget=budget)
+    devices.refuse_without_kernels(spec.name, device)
+    return functools.partial(_by_kernels().on_device, device=device, budget=budget)
+
+
+def refuse_move(live: LiveTable, device: torch.device) -> None:
+    """Raises TableError where a table cannot lie on a device, whatever its memory."""
+    if devices.has_kernels(device):
+        devices.refuse_without_kernels(live.name, device)
+        live.place.refuse_device(device, _by_kernels())
+
+
+def move(live: LiveTable, device: torch.device) -> None:
+    """Brings rows and states to a device, or to the host; a gradient that waits is dropped.
+
+    Raises:
+        TableError, OutOfMemory: they cannot lie there; the table is as it was.
+    """
+    live.check_handle()
+    with alone([live]):
+        live.hear()
+        if not devices.has_kernels(device):
+            live.place.move_to_host(live)
+            return
+        refuse_move(live, device)
+        live.place.move_to_device(live, device, _by_kernels())
