@@ -278,6 +278,11 @@ class TableOptimizer(Optimizer):
         parts: dict[Any, Part] = {}
         if elsewhere:
             place = elsewhere[0].place
+            if any(live.place.stepped != place.stepped for live in elsewhere):
+                where = ", ".join(sorted({str(live.place.stepped) for live in elsewhere}))
+                raise OptimizerError(
+                    f"{type(self).__name__}: its tables lie on {where}. Make an optimizer a device."
+                )
             parts[place.stepped] = place.make_part(self, elsewhere)
         parts[ON_HOST] = HostPart()
         return parts

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from hotbed.device.step import DenseGradient, DeviceStep, Entry, Predicated
-from hotbed.errors import OptimizerError
 from hotbed.handles import LiveTable
 from hotbed.ops.gpu.recording import now_or_after
 from hotbed.step.part import NOTICE, raise_of_last_step
@@ -27,15 +26,8 @@ class DevicePart:
         """`tables`: those that lie there.
 
         Raises:
-            OptimizerError: that is no one device.
             NotFiniteError, IdError: the step before was not taken.
         """
-        devices = sorted({str(table.device) for table in tables})
-        if len(devices) > 1:
-            raise OptimizerError(
-                f"{type(optimizer).__name__}: its tables lie on {', '.join(devices)}. Make an optimizer a "
-                "device."
-            )
         raise_of_last_step(optimizer)
         self._table = tables[0]
         """Its next forward tells what was found out."""
