@@ -63,7 +63,7 @@ def _out_dtype(device: torch.device) -> torch.dtype:
 
 def _resolve(call: Call) -> tuple[list[FeatureSlots], list[Tensor | None], Origin]:
     """The batch over slots, its weights as autograd knows them, and where it comes from."""
-    live, table_of, names, bags, _ = call
+    live, table_of, names, bags, _, _ = call
     place = live[0].place
     device = place.device
     on_host = [f for f, bag in enumerate(bags) if not place.is_here(bag.ids)]
@@ -121,15 +121,12 @@ def _offsets_by_ids(bag: Bags) -> Bags:
 
 def _check_on_host(call: Call, wanted: Sequence[int]) -> None:
     """Raises where ids or offsets of the features `wanted` are bad."""
-    live, table_of, names, bags, training = call
-    part = Call(
-        live,
-        [table_of[f] for f in wanted],
-        [names[f] for f in wanted],
-        [bags[f] for f in wanted],
-        training,
+    part = call._replace(
+        table_of=[call.table_of[f] for f in wanted],
+        names=[call.names[f] for f in wanted],
+        bags=[call.bags[f] for f in wanted],
     )
-    check(core_batch(live, part.table_of, part.bags), part)
+    check(core_batch(call.live, part.table_of, part.bags), part)
 
 
 @dataclasses.dataclass

@@ -8,6 +8,7 @@ the handles of the tables (`hotbed.gradients`).
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -32,8 +33,11 @@ _keeps_graph = getattr(
 _VIEW_TRACKING = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
 
 
-def pool(resolved: Resolved) -> list[Tensor]:
+def pool(resolved: Resolved, handles: Sequence[Tensor]) -> list[Tensor]:
     """Looks a resolved batch up.
+
+    Args:
+        handles: of its tables.
 
     Returns:
         For each feature (bags, dim), bags of an unpooled feature being its ids; shaped (B, ..., dim)
@@ -41,10 +45,10 @@ def pool(resolved: Resolved) -> list[Tensor]:
     """
     if torch.is_grad_enabled():
         grad = resolved.wants_gradient
-        handles = [p if grad and (p := t.parameter).requires_grad else None for t in resolved.live]
+        wanted = [h if grad and h.requires_grad else None for h in handles]
         weights = [w for w in resolved.weights if w is not None]
-        if any(h is not None for h in handles) or any(w.requires_grad for w in weights):
-            return list(_Pool.apply(resolved, *handles, *weights))  # type: ignore[no-untyped-call]
+        if any(h is not None for h in wanted) or any(w.requires_grad for w in weights):
+            return list(_Pool.apply(resolved, *wanted, *weights))  # type: ignore[no-untyped-call]
     return _forward(resolved)
 
 
@@ -55,12 +59,12 @@ def _forward(resolved: Resolved) -> list[Tensor]:
     shared: dict[tuple[int, torch.dtype], list[int]] = {}  # features of one buffer
     for f, (bag, t) in enumerate(zip(resolved.bags, table_of, strict=True)):
         table = live[t]
-        unpooled = table.spec.combiner == "none"
+        unpooled, dtype = table.spec.combiner == "none", resolved.dtype_of(table)
         if bag.shape is None and not (bag.jagged and unpooled):
-            shared.setdefault((bag.batch, resolved.dtype_of(table)), []).append(f)
+            shared.setdefault((bag.batch, dtype), []).append(f)
             continue
         vectors, dim = bag.ids.shape[0] if unpooled else bag.bags, table.spec.dim
-        out = resolved.empty(vectors, dim, resolved.dtype_of(table))
+        out = resolved.empty(vectors, dim, dtype)
         columns.append(Columns(out, (f,), (out,)))
         outputs[f] = out if bag.shape is None else out.view(*bag.shape, dim)
     for (rows, dtype), members in shared.items():

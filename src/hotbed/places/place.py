@@ -41,8 +41,10 @@ class Call(NamedTuple):
     """Of the features, for errors."""
     bags: Sequence[Bags]
     """The features' inputs."""
+    frozen: Sequence[int]
+    """Positions of tables whose parameter requires no gradient; they take no new rows."""
     training: bool
-    """Whether ids that a dynamic table has not met get rows, where its parameter requires a gradient."""
+    """Whether ids that a dynamic table has not met get rows."""
 
 
 class Place(abc.ABC):

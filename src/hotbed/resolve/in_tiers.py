@@ -8,7 +8,7 @@ import torch
 
 from hotbed.errors import StorageError
 from hotbed.places.place import Call
-from hotbed.resolve.on_host import check, frozen_tables
+from hotbed.resolve.on_host import check
 from hotbed.trace import span
 
 __all__ = ["resolve_in_tiers"]
@@ -18,25 +18,24 @@ def resolve_in_tiers(place: Any, call: Call) -> tuple[Any, bool, Any]:
     """The batch with its slots, whether a gradient will come, and what it reads, beside the inputs."""
     tiers = place.tiers
     batch = place.make_batch(call.live, call.table_of, call.bags)
-    frozen = frozen_tables(call.live)
     prepared = None
     if call.training and tiers.prepared:
-        prepared = tiers.take_prepared(call.live, batch, frozen)
+        prepared = tiers.take_prepared(call.live, batch, call.frozen)
     if prepared is None:
         check(batch, call)
     else:
         prepared.batch.take_weights(batch)
         batch = prepared.batch
-    wanted = torch.is_grad_enabled() and len(frozen) < len(call.live)
+    wanted = torch.is_grad_enabled() and len(call.frozen) < len(call.live)
     with span("resolve"):
         try:
-            batch.resolve(call.training, wanted, frozen)
+            batch.resolve(call.training, wanted, call.frozen)
         except StorageError as error:
             # Look-ahead gives way to the batch that is there.
             if not error.needs or not tiers.close_window():
                 raise tiers.over_budget(error) from None
             try:
-                batch.resolve(call.training, wanted, frozen)
+                batch.resolve(call.training, wanted, call.frozen)
             except StorageError as again:
                 raise tiers.over_budget(again) from None
     return batch, wanted, prepared

@@ -40,15 +40,20 @@ def lookup(
     """
     training = training and torch.is_grad_enabled()
     place = live[0].place
-    for table in live:
-        if table.parameter.data_ptr() != table.address:
+    handles, frozen = [], []
+    for t, table in enumerate(live):
+        handle = table.parameter
+        handles.append(handle)
+        if not handle.requires_grad:
+            frozen.append(t)
+        if handle.data_ptr() != table.address:
             table.check_handle()
         if table.complaint is not None and training:
             complaint, table.complaint = table.complaint, None
             raise complaint
         if table.place.group != place.group:
             refuse_mixed_places({t.name: t for t in live})
-    call = Call(live, table_of, names, bags, training)
+    call = Call(live, table_of, names, bags, frozen, training)
     while True:
         place.settle()
         with _core.Hold.of_forward([table.core for table in live], training) as hold:
@@ -58,4 +63,4 @@ def lookup(
             resolved = place.resolve(call)
             hold.share()
             with span("pool"):
-                return pool(resolved)
+                return pool(resolved, handles)

@@ -17,7 +17,7 @@ from hotbed.places.place import Call
 from hotbed.tables import CORE_DTYPES
 from hotbed.trace import span
 
-__all__ = ["HostBatch", "check", "core_batch", "frozen_tables", "resolve_in_core"]
+__all__ = ["HostBatch", "check", "core_batch", "resolve_in_core"]
 
 _Addresses = list[tuple[int, int]]
 """Of (n, dim) vectors of each feature: address, and elements from one to the next. 0: there are none."""
@@ -38,19 +38,13 @@ def check(batch: Any, call: Call) -> None:
         raise input_fault(kind, name, call.names[feature], bag, bag_at, value, bound)
 
 
-def frozen_tables(live: Sequence[Any]) -> list[int]:
-    """Positions of tables whose parameter requires no gradient; they take no new rows."""
-    return [t for t, table in enumerate(live) if not table.parameter.requires_grad]
-
-
 def resolve_in_core(call: Call) -> HostBatch:
     """A batch of tables that lie in the core's memory."""
     batch = core_batch(call.live, call.table_of, call.bags)
     check(batch, call)
-    frozen = frozen_tables(call.live)
-    wanted = torch.is_grad_enabled() and len(frozen) < len(call.live)
+    wanted = torch.is_grad_enabled() and len(call.frozen) < len(call.live)
     with span("resolve"):
-        batch.resolve(call.training, wanted, frozen)
+        batch.resolve(call.training, wanted, call.frozen)
     return HostBatch(batch, call, wanted)
 
 

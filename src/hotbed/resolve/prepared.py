@@ -9,7 +9,6 @@ from typing import Any
 from hotbed.errors import InputError
 from hotbed.handles import LiveTable
 from hotbed.inputs import Bags
-from hotbed.resolve.on_host import frozen_tables
 
 __all__ = ["Prepared"]
 
@@ -36,7 +35,7 @@ class Prepared:
     """The core's."""
 
     def __post_init__(self) -> None:
-        self.frozen = frozen_tables(self.live)
+        self.frozen = [t for t, table in enumerate(self.live) if not table.parameter.requires_grad]
         self.bags = [
             _copied(bag, t in self.frozen)
             for t, bag in zip(self.table_of, self.read(self.inputs), strict=True)
