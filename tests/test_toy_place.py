@@ -59,7 +59,7 @@ class DictPlace(Place):
     def make_part(self, optimizer: Any, tables: Sequence[Any]) -> DictPart:
         return DictPart()
 
-    def home(self, memo: Any) -> Home:
+    def for_copy(self, memo: Any) -> tuple[Home, Any]:
         raise TableError("no copies")
 
     def refuse_device(self, device: torch.device, by_kernels: Any) -> None:

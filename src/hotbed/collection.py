@@ -269,8 +269,7 @@ class EmbeddingCollection(TableOwner):
 
     def prepare(self, inputs: Any) -> Prepared:
         """Reads and groups a batch that a training forward will come with. Changes nothing."""
-        place = self._live[0].place
-        return Prepared(place, inputs, self._live, self._table_of, list(self.features), self._read)
+        return Prepared(inputs, self._live, self._table_of, list(self.features), self._read)
 
     @property
     def tiers(self) -> Tiers | None:

@@ -19,10 +19,11 @@ def copied(table: Any, memo: dict[int, Any]) -> Any:
     Raises:
         TableError: it lies in tiers, or would not fit in memory.
     """
-    home = table.place.home(memo)
+    made_by = table.place.for_copy(memo)
     table.refuse_copy_beyond_memory("deepcopy")
     with reading([table]):
-        return _restore(*_made_of(table, home), _rows_of(table))
+        made: tuple[Any, ...] = *_made_of(table), *made_by, _rows_of(table)
+        return _restore(*made)
 
 
 def pickled(table: Any) -> Any:
@@ -31,7 +32,7 @@ def pickled(table: Any) -> Any:
     Raises:
         TableError: it lies in tiers, or would not fit in memory.
     """
-    home = table.place.home(None)
+    made_by = table.place.for_copy(None)
     table.refuse_copy_beyond_memory("pickle")
     with reading([table]):
         rows = _rows_of(table)
@@ -39,22 +40,26 @@ def pickled(table: Any) -> Any:
         # A process that is being spawned would be sent tensors by the numbers of their files, which
         # are closed with these copies before it has started.
         rows = tuple(part.contiguous().view(torch.uint8).numpy() for part in rows)
-    return _restore, (*_made_of(table, home), rows)
+    return _restore, (*_made_of(table), *made_by, rows)
 
 
-def _made_of(table: Any, home: Any) -> tuple[type, Any, int, Any, bool]:
-    return type(table), table.spec, table.key, home, table.parameter.requires_grad
+def _made_of(table: Any) -> tuple[type, Any, int, bool]:
+    return type(table), table.spec, table.key, table.parameter.requires_grad
 
 
 def _rows_of(table: Any) -> Any:
     return (table.ids(), table.current_weights().cpu()) if len(table) else None
 
 
-def _restore(kind: type, spec: Any, key: int, home: Any, requires_grad: bool, rows: Any) -> Any:
+def _restore(
+    kind: type, spec: Any, key: int, requires_grad: bool, home: Any, bring: Any, rows: Any
+) -> Any:
     table = kind(spec, key, home, requires_grad=requires_grad)
     if rows is not None:
         if not isinstance(rows[0], Tensor):
             dtypes = torch.int64, spec.dtype
             rows = [torch.from_numpy(s).view(d) for s, d in zip(rows, dtypes, strict=True)]
         table.assign(*rows)
+    if bring is not None:
+        bring(table)
     return table

@@ -65,7 +65,7 @@ class LiveTable:
         *,
         requires_grad: bool = True,
     ) -> None:
-        """`home`: as `hotbed.places.homes` has them."""
+        """`home`: as `hotbed.places.moves.home_of` gives it."""
         self.spec = spec
         self.compute_dtype = spec.compute_dtype
         self.combiner = COMBINERS.index(spec.combiner or "none")
@@ -299,10 +299,10 @@ class LiveTable:
             self._forget_rows()
 
     def _forget_rows(self) -> None:
+        self.hear()
         if self.spec.rows is None:
             self.generation += 1
             self.drop_gradient()
-        self.hear()
         self.place.forget()
 
     def set_key(self, key: int) -> None:

@@ -295,3 +295,29 @@ def test_a_frozen_table_beside_others_under_look_ahead():
         train(module, OPTIMIZERS["SGD"](module.parameters()), batches(5), look_ahead=True)
     assert_equal_rows(*modules, exact=False)
     assert len(modules[1].table("tag").stored_ids()) == 0
+
+
+def test_rows_are_read_where_they_lie(monkeypatch):
+    """Not by way of the device, which has no room for all."""
+    module = to_device(collection())
+    optimizer = OPTIMIZERS["Adam"](module.parameters())
+    train(module, optimizer, batches(3))
+    expected = {name: value.cpu() for name, value in module.state_dict().items()}
+    for name in module.tables:  # of which nothing can be read
+        monkeypatch.setattr(module.table(name).place, "device", torch.device("meta"))
+    for name, value in module.state_dict().items():
+        assert torch.equal(value, expected[name]), name
+    assert module.lookup("user", torch.arange(5)).device.type == "cpu"
+
+
+def test_a_table_forgets_nothing_before_a_refused_step_is_told_of():
+    kept = hb.Storage(device=BUDGET, host="4MB")
+    module = to_device(hb.EmbeddingCollection([hb.Table("user", dim=6)], storage=kept))
+    optimizer = OPTIMIZERS["SGD"](module.parameters())
+    (module({"user": torch.arange(5)})["user"].sum() * float("nan")).backward()
+    optimizer.step()
+    live = module.table("user")
+    before = live.generation, len(live), live.has_gradient
+    with pytest.raises(NotFiniteError):
+        live.forget_rows()
+    assert (live.generation, len(live), live.has_gradient) == before

@@ -293,3 +293,17 @@ def test_a_gradient_spoiled_after_backward_is_refused(spoil: str) -> None:
         optimizer.step()
     for parameter, old in zip(model.parameters(), before, strict=True):
         torch.testing.assert_close(parameter.detach(), old, rtol=0, atol=0, equal_nan=True)
+
+
+def test_a_table_that_was_taken_over_is_no_error_until_it_is_to_be_stepped() -> None:
+    model = hb.EmbeddingCollection([hb.Table("a", 4, 9), hb.Table("b", 4, 9)], seed=0)
+    first = hb.optim.SGD(model.parameters(), lr=0.1)
+    hb.optim.Adagrad([model.parameter("b")], lr=0.1, replace_state=True)
+    ids = torch.arange(3)
+    model({"a": ids, "b": ids})["a"].sum().backward()
+    before = model.rows("a").values
+    first.step()
+    assert not torch.equal(model.rows("a").values, before)
+    model({"a": ids, "b": ids})["b"].sum().backward()
+    with pytest.raises(hb.OptimizerError, match="Table 'b' was taken over"):
+        first.step()

@@ -245,22 +245,20 @@ class TableOptimizer(Optimizer):
                 for position, parameter in enumerate(group["params"]):
                     live = self._live.get(parameter)
                     if live is not None:
-                        rule = self._rules[parameter]
-                        self.check_hold(live, rule)
-                        parts[live.place.stepped].take_table(live, rule, numbers[index])
+                        part = parts[live.place.stepped]
+                        part.take_table(live, self._rules[parameter], numbers[index])
                     elif (grad := parameter.grad) is not None:
                         part = parts.get(grad.device) or parts[ON_HOST]
                         part.take_dense(parameter, grad, _namer(self, parameter, index, position))
         waiting = None if self._in_backward is None else self._in_backward.first
         for live, rule, index, share in waiting or ():
-            self.check_hold(live, rule)
             parts[live.place.stepped].take_table(live, rule, numbers[index], share)
         every = list(parts.values())
         beside = sum(not part.idle for part in every) > 1
         if not all(part.decide(beside=beside) for part in every):
             return
         finish = self._half.step
-        for part in every:
+        for part in reversed(every):  # what may still fail comes first
             part.apply()
             finish = part.finishing(finish)
         finish()
@@ -284,7 +282,7 @@ class TableOptimizer(Optimizer):
                     f"{type(self).__name__}: its tables lie on {where}. Make an optimizer a device."
                 )
             parts[place.stepped] = place.make_part(self, elsewhere)
-        parts[ON_HOST] = HostPart()
+        parts[ON_HOST] = HostPart(self.check_hold)
         return parts
 
     @outside_graphs

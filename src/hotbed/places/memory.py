@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from hotbed.places.place import Call, Home, Place, make_core
 from hotbed.resolve.on_host import HostBatch, resolve_in_core
 from hotbed.tables import Table
 
-__all__ = ["Memory", "in_memory", "read_states_of_core"]
+__all__ = ["Memory", "in_memory", "in_memory_again", "read_states_of_core"]
 
 # A float32 gradient of a half-precision parameter.
 _GRADIENTS_OF_OTHER_DTYPE = hasattr(torch.Tensor, "grad_dtype")
@@ -24,6 +24,13 @@ _GRADIENTS_OF_OTHER_DTYPE = hasattr(torch.Tensor, "grad_dtype")
 def in_memory(spec: Table, key: int, budget: _core.MemoryBudget | None = None) -> Memory:
     """A `Home`."""
     return Memory(make_core(spec, key, budget=budget), spec, budget)
+
+
+def in_memory_again(budget: _core.MemoryBudget | None, memo: dict[int, Any] | None) -> Home:
+    """With a copy of the budget, where that is wanted."""
+    return functools.partial(
+        in_memory, budget=budget if memo is None else copy.deepcopy(budget, memo)
+    )
 
 
 class Memory(Place):
@@ -95,17 +102,14 @@ class Memory(Place):
 
     # -- moving ----------------------------------------------------------------------------------
 
-    def home(self, memo: dict[int, Any] | None) -> Home:
-        budget = self.budget if memo is None else copy.deepcopy(self.budget, memo)
-        return functools.partial(in_memory, budget=budget)
+    def for_copy(self, memo: dict[int, Any] | None) -> tuple[Home, Callable[[Any], None] | None]:
+        return in_memory_again(self.budget, memo), None
 
     def refuse_device(self, device: torch.device, by_kernels: Any) -> None:
         by_kernels.refuse_whole(self.core, self.spec, device)
 
     def move_to_device(self, live: Any, device: torch.device, by_kernels: Any) -> None:
-        there = by_kernels.WholeOnDevice.copied(self, device)
-        self.core.release_rows()
-        live.adopt(there)
+        by_kernels.bring(live, device)
 
 
 def read_states_of_core(core: _core.Table, spec: Table, rule: Any, ids: Tensor) -> list[Tensor]:

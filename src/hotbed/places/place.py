@@ -170,7 +170,7 @@ class Place(abc.ABC):
 
     @abc.abstractmethod
     def read(self, ids: Tensor) -> Tensor:
-        """(n, dim) rows, on its device; an id without a row reads its first value."""
+        """(n, dim) rows, wherever they are at hand; an id without a row reads its first value."""
 
     @abc.abstractmethod
     def write(self, ids: Tensor, values: Tensor) -> None:
@@ -219,8 +219,9 @@ class Place(abc.ABC):
     # -- moving ----------------------------------------------------------------------------------
 
     @abc.abstractmethod
-    def home(self, memo: dict[int, Any] | None) -> Home:
-        """What makes a place for a copy of the table. `memo`: of deepcopy; None: it is to be pickled.
+    def for_copy(self, memo: dict[int, Any] | None) -> tuple[Home, Callable[[Any], None] | None]:
+        """What makes the place of a copy of the table, and what brings it to where it belongs when it has
+        its rows. `memo`: of deepcopy; None: both are to be pickled.
 
         Raises:
             TableError: there cannot be one.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -76,7 +76,7 @@ class Tiered(Place):
         super().set_key(key)
 
     def read(self, ids: Tensor) -> Tensor:
-        return _core.lookup(self.core, ids.data_ptr(), len(ids)).to(self.device)
+        return _core.lookup(self.core, ids.data_ptr(), len(ids))
 
     def write(self, ids: Tensor, values: Tensor) -> None:
         values = values.to(dtype=self.spec.dtype, device="cpu").contiguous()
@@ -126,7 +126,7 @@ class Tiered(Place):
 
     # -- moving ----------------------------------------------------------------------------------
 
-    def home(self, memo: dict[int, Any] | None) -> Home:
+    def for_copy(self, memo: dict[int, Any] | None) -> tuple[Home, Callable[[Any], None] | None]:
         raise TableError(
             f"Table {self.core.name!r}: a table with Storage(...) cannot be copied or pickled: its tiers "
             "are its own. Make a new collection and load the state_dict."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,13 +16,14 @@ from hotbed.errors import OutOfMemory, TableError
 from hotbed.init import Kind
 from hotbed.ops.gpu.rows import NO_SLOT
 from hotbed.ops.gpu.update import DevicePlanes
-from hotbed.places.memory import Memory
+from hotbed.places.memory import Memory, in_memory_again
 from hotbed.places.on_device import OnDevice, remedy_on_device
 from hotbed.places.place import Call, Home, make_core
 from hotbed.tables import Table
 
 __all__ = [
     "WholeOnDevice",
+    "bring",
     "on_device",
     "refuse_whole",
 ]
@@ -53,6 +54,13 @@ def on_device(
     made = WholeOnDevice(make_core(spec, key, elsewhere=True, budget=budget), spec, device, budget)
     made.forget()
     return made
+
+
+def bring(live: Any, device: torch.device) -> None:
+    """Brings a table in the core's memory to a device."""
+    there = WholeOnDevice.copied(live.place, device)
+    live.core.release_rows()
+    live.adopt(there)
 
 
 class WholeOnDevice(OnDevice):
@@ -204,9 +212,9 @@ class WholeOnDevice(OnDevice):
 
     # -- moving ----------------------------------------------------------------------------------
 
-    def home(self, memo: dict[int, Any] | None) -> Home:
-        budget = self.budget if memo is None else copy.deepcopy(self.budget, memo)
-        return functools.partial(on_device, device=self.device, budget=budget)
+    def for_copy(self, memo: dict[int, Any] | None) -> tuple[Home, Callable[[Any], None] | None]:
+        """By way of the host: beside both tables nothing lies on the device."""
+        return in_memory_again(self.budget, memo), functools.partial(bring, device=self.device)
 
     def refuse_device(self, device: torch.device, by_kernels: Any) -> None:
         refuse_whole(self.core, self.spec, device)

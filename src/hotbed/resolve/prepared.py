@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hotbed.errors import InputError
-from hotbed.handles import LiveTable
 from hotbed.inputs import Bags
 
 __all__ = ["Prepared"]
@@ -21,9 +20,8 @@ class Prepared:
     not matter what they lie in.
     """
 
-    place: Any
     inputs: Any
-    live: Sequence[LiveTable]
+    live: Sequence[Any]
     table_of: Sequence[int]
     names: Sequence[str]
     read: Callable[[Any], list[Bags]]
@@ -40,9 +38,9 @@ class Prepared:
             _copied(bag, t in self.frozen)
             for t, bag in zip(self.table_of, self.read(self.inputs), strict=True)
         ]
-        self.batch = self.place.make_batch(self.live, self.table_of, self.bags)
+        self.batch = self.live[0].place.make_batch(self.live, self.table_of, self.bags)
 
-    def serves(self, live: Sequence[LiveTable], batch: Any, frozen: list[int]) -> bool:
+    def serves(self, live: Sequence[Any], batch: Any, frozen: list[int]) -> bool:
         """Whether it is what a forward asks for by `batch`, which need not have been checked."""
         same = self.live is live and self.frozen == frozen
         return same and bool(self.batch.first_difference(batch) < 0)
@@ -51,7 +49,8 @@ class Prepared:
         """What to say where the inputs of the same batch are not any more what was read."""
         try:
             bags = self.read(inputs)
-            at = self.batch.first_difference(self.place.make_batch(self.live, self.table_of, bags))
+            now = self.live[0].place.make_batch(self.live, self.table_of, bags)
+            at = self.batch.first_difference(now)
             if at < 0:
                 return None
             what = f"feature {self.names[at]!r}"

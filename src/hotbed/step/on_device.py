@@ -44,6 +44,7 @@ class DevicePart:
 
     def take_table(self, live: LiveTable, rule: Any, hyper: Any, share: Any = None) -> None:
         if share is not None or live.has_gradient:
+            self._optimizer.check_hold(live, rule)
             self._entries.append(Entry(live, rule, hyper, share))
 
     def take_dense(self, parameter: Tensor, grad: Tensor, name: Callable[[], str]) -> None:

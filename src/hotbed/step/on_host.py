@@ -19,7 +19,9 @@ __all__ = ["HostPart", "not_finite"]
 class HostPart:
     """`hotbed.step.part.Part`, of tables of which the core computes on rows, in one call."""
 
-    def __init__(self) -> None:
+    def __init__(self, check_hold: Callable[[LiveTable, Any], None]) -> None:
+        """`check_hold`: raises where the optimizer has lost a table that it would step."""
+        self._check_hold = check_hold
         self._entries: list[tuple[Any, int, int, int, Any, bool, bool]] = []
         self._tables: list[LiveTable] = []
         self._held: list[LeftRows] = []  # alive until the core has read them
@@ -31,6 +33,7 @@ class HostPart:
         rows = rows_of(live) if share is None else share
         if rows is None:
             return
+        self._check_hold(live, rule)
         slots, values = rows.slots, rows.rows
         at = slots.data_ptr(), values.data_ptr(), len(slots)
         self._entries.append((rule, *at, hyper, rows.distinct, rows.finite))
