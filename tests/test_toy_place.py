@@ -144,7 +144,7 @@ class DictPart:
         if grad is not None:
             self.steps.append((live.place.rows, rule, hyper.lr, grad))
 
-    def take_dense(self, parameter: Tensor, grad: Tensor, name: Any) -> None:
+    def take_dense(self, parameter: Tensor, grad: Tensor, index: int, position: int) -> None:
         raise NotImplementedError
 
     @property

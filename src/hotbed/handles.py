@@ -288,6 +288,7 @@ class LiveTable:
 
     def draw_again(self, key: int) -> None:
         """Gives every row its first value under a new key; a dynamic table forgets its rows."""
+        self.hear()
         self.set_key(key)
         self.forget_rows()
 

@@ -79,6 +79,7 @@ def load_table(
         return
     with alone([table]):
         try:
+            table.hear()
             # As in torch, loading weights leaves an optimizer's states as they are.
             dynamic = table.spec.rows is None
             held = copy_states(table) if dynamic and table.rule is not None else None

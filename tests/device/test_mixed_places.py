@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable
 
 import pytest
 import torch
 from devices import DEVICE
-from placed import to_device
+from placed import tables_of, to_device, to_host
 from torch import nn
 
 import hotbed as hb
 from hotbed.errors import TableError
+from hotbed.holds import alone
 
 
 def _layers() -> list[nn.Module]:
@@ -52,3 +55,32 @@ def test_layers_in_one_place_serve(move: Callable[[nn.Module], nn.Module]) -> No
     collection = hb.EmbeddingCollection.from_layers(layers)
     ids = [x.to(collection.table("0").device) for x in INPUTS]
     assert [tuple(v.shape) for v in collection(ids)] == [(3, 4), (3, 4)]
+
+
+@pytest.mark.parametrize("there_first", [False, True])
+def test_a_lookup_that_waits_for_a_move_finds_the_rows_where_they_are_then(
+    there_first: bool,
+) -> None:
+    module = hb.EmbeddingCollection([hb.Table("a", 4, 9), hb.Table("b", 4, 9)], seed=1)
+    batch = {"a": torch.arange(9), "b": torch.arange(9)}
+    expected = {name: module.rows(name).values.cpu() for name in batch}
+    if there_first:
+        to_device(module)
+    found: list[dict[str, torch.Tensor]] = []
+
+    def look_up() -> None:
+        with torch.no_grad():
+            found.append({name: v.cpu() for name, v in module(batch).items()})
+
+    with alone(tables_of(module)):
+        reader = threading.Thread(target=look_up)
+        reader.start()
+        time.sleep(0.3)  # it waits for its hold by now
+        (to_host if there_first else to_device)(module)
+        for name in batch:
+            module.assign(name, torch.tensor([3]), torch.full((1, 4), 7.0))
+            expected[name][3] = 7.0
+    reader.join(60)
+    assert not reader.is_alive() and len(found) == 1
+    for name, vectors in found[0].items():
+        assert torch.equal(vectors, expected[name])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import weakref
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -249,7 +248,7 @@ class TableOptimizer(Optimizer):
                         part.take_table(live, self._rules[parameter], numbers[index])
                     elif (grad := parameter.grad) is not None:
                         part = parts.get(grad.device) or parts[ON_HOST]
-                        part.take_dense(parameter, grad, _namer(self, parameter, index, position))
+                        part.take_dense(parameter, grad, index, position)
         waiting = None if self._in_backward is None else self._in_backward.first
         for live, rule, index, share in waiting or ():
             parts[live.place.stepped].take_table(live, rule, numbers[index], share)
@@ -282,7 +281,7 @@ class TableOptimizer(Optimizer):
                     f"{type(self).__name__}: its tables lie on {where}. Make an optimizer a device."
                 )
             parts[place.stepped] = place.make_part(self, elsewhere)
-        parts[ON_HOST] = HostPart(self.check_hold)
+        parts[ON_HOST] = HostPart(self)
         return parts
 
     @outside_graphs
@@ -317,6 +316,10 @@ class TableOptimizer(Optimizer):
                 f"({type(live.optimizer).__name__}, replace_state=True); this {type(self).__name__} "
                 "must not step it any more."
             )
+
+    def name_of(self, parameter: Tensor, index: int, position: int) -> str:
+        """What to call a dense parameter, by its group and its place there, in an error."""
+        return name_of(parameter, self.param_groups[index], position)
 
     # -- saving ----------------------------------------------------------------------------------
 
@@ -359,19 +362,6 @@ class TableOptimizer(Optimizer):
             "what holds it, such as a learning rate schedule: the states live in the tables. Save its "
             "state_dict(), make a new one over the copied or loaded model, and load it there."
         )
-
-
-def _namer(
-    optimizer: TableOptimizer, parameter: Tensor, index: int, position: int
-) -> Callable[[], str]:
-    """What to call a dense parameter in an error, perhaps when it is gone."""
-    known, group = weakref.ref(parameter), optimizer.param_groups[index]
-
-    def name() -> str:
-        found = known()
-        return "A dense parameter" if found is None else name_of(found, group, position)
-
-    return name
 
 
 def _same(rule: Any, options: GroupOptions, exact: bool) -> bool:

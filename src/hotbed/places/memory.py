@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from hotbed import _core
-from hotbed.places.place import Call, Home, Place, make_core
+from hotbed.places.of_core import OfCore
+from hotbed.places.place import Call, Home, make_core
 from hotbed.resolve.on_host import HostBatch, resolve_in_core
 from hotbed.tables import Table
 
-__all__ = ["Memory", "in_memory", "in_memory_again", "read_states_of_core"]
+__all__ = ["Memory", "in_memory", "in_memory_again"]
 
 # A float32 gradient of a half-precision parameter.
 _GRADIENTS_OF_OTHER_DTYPE = hasattr(torch.Tensor, "grad_dtype")
@@ -33,7 +34,7 @@ def in_memory_again(budget: _core.MemoryBudget | None, memo: dict[int, Any] | No
     )
 
 
-class Memory(Place):
+class Memory(OfCore):
     """The slot of a static table's row is its id; a dynamic table has an index."""
 
     def resolve(self, call: Call) -> HostBatch:
@@ -57,19 +58,6 @@ class Memory(Place):
     def all_rows(self) -> Tensor:
         return self.weights()
 
-    def read(self, ids: Tensor) -> Tensor:
-        return _core.lookup(self.core, ids.data_ptr(), len(ids))
-
-    def write(self, ids: Tensor, values: Tensor) -> None:
-        values = values.to(dtype=self.spec.dtype, device="cpu").contiguous()
-        _core.assign(self.core, ids.data_ptr(), len(ids), values.data_ptr())
-
-    def forget(self) -> None:
-        if self.spec.rows is None:
-            self.core.clear()
-        else:
-            self.core.write_first_values()
-
     def memory(self) -> dict[str, int]:
         rows = int(self.core.size)
         planes, index = int(self.core.plane_bytes), int(self.core.index_bytes)
@@ -83,12 +71,6 @@ class Memory(Place):
         }
 
     # -- states ----------------------------------------------------------------------------------
-
-    def read_states(self, rule: Any, ids: Tensor) -> list[Tensor]:
-        return read_states_of_core(self.core, self.spec, rule, ids)
-
-    def write_states(self, rule: Any, ids: Tensor, values: Sequence[Tensor]) -> None:
-        rule.write_states(ids.data_ptr(), len(ids), [value.data_ptr() for value in values])
 
     def reset_states(self, rule: Any, firsts: Sequence[float]) -> None:
         for k, first in enumerate(firsts):
@@ -110,13 +92,3 @@ class Memory(Place):
 
     def move_to_device(self, live: Any, device: torch.device, by_kernels: Any) -> None:
         by_kernels.bring(live, device)
-
-
-def read_states_of_core(core: _core.Table, spec: Table, rule: Any, ids: Tensor) -> list[Tensor]:
-    """(n, width) of each state."""
-    states = [
-        torch.empty((len(ids), width), dtype=spec.compute_dtype, device="cpu")
-        for width in core.state_widths()
-    ]
-    rule.read(ids.data_ptr(), len(ids), 0, [state.data_ptr() for state in states])
-    return states

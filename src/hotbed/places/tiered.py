@@ -11,8 +11,8 @@ from torch import Tensor
 from hotbed import _core
 from hotbed.errors import OptimizerError, TableError
 from hotbed.inputs import Bags
-from hotbed.places.memory import read_states_of_core
-from hotbed.places.place import Call, Home, Place, make_core
+from hotbed.places.of_core import OfCore
+from hotbed.places.place import Call, Home, make_core
 from hotbed.resolve.in_tiers import resolve_in_tiers
 from hotbed.resolve.on_host import HostBatch, core_batch
 from hotbed.resolve.tiers import Tiers
@@ -28,7 +28,7 @@ def in_tiers(spec: Table, key: int, tiers: Tiers) -> Tiered:
     return Tiered(make_core(spec, key, tiered=True), spec, tiers)
 
 
-class Tiered(Place):
+class Tiered(OfCore):
     """Tables of one storage share slots."""
 
     rows_move = True
@@ -58,8 +58,8 @@ class Tiered(Place):
         return core_batch(live, table_of, bags)
 
     def resolve(self, call: Call) -> Any:
-        batch, wanted, prepared = resolve_in_tiers(self, call)
-        return HostBatch(batch, call, wanted, self.tiers.over_budget, prepared)
+        batch, wanted, read = resolve_in_tiers(self, call)
+        return HostBatch(batch, call, wanted, self.tiers.over_budget, read)
 
     def slots_of(self, grad: Tensor, origins: Sequence[Any]) -> Tensor:
         if grad.is_sparse and grad._nnz() and not origins:
@@ -75,20 +75,10 @@ class Tiered(Place):
         self.tiers.close_window()  # it draws first values
         super().set_key(key)
 
-    def read(self, ids: Tensor) -> Tensor:
-        return _core.lookup(self.core, ids.data_ptr(), len(ids))
-
-    def write(self, ids: Tensor, values: Tensor) -> None:
-        values = values.to(dtype=self.spec.dtype, device="cpu").contiguous()
-        _core.assign(self.core, ids.data_ptr(), len(ids), values.data_ptr())
-
     def forget(self) -> None:
         self.tiers.close_window()
         self.tiers.release_spent()
-        if self.spec.rows is None:
-            self.core.clear()
-        else:
-            self.core.write_first_values()
+        super().forget()
 
     def memory(self) -> dict[str, int]:
         rows = int(self.core.size)
@@ -103,12 +93,6 @@ class Tiered(Place):
         }
 
     # -- states ----------------------------------------------------------------------------------
-
-    def read_states(self, rule: Any, ids: Tensor) -> list[Tensor]:
-        return read_states_of_core(self.core, self.spec, rule, ids)
-
-    def write_states(self, rule: Any, ids: Tensor, values: Sequence[Tensor]) -> None:
-        rule.write_states(ids.data_ptr(), len(ids), [value.data_ptr() for value in values])
 
     def reset_states(self, rule: Any, firsts: Sequence[float]) -> None:
         for ids in self.core.stored_ids().split(_AT_ONCE):  # type: ignore[no-untyped-call]

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from hotbed.errors import StorageError
+from hotbed.inputs import Bags
 from hotbed.places.place import Call
 from hotbed.resolve.on_host import check
 from hotbed.trace import span
@@ -14,8 +15,8 @@ from hotbed.trace import span
 __all__ = ["resolve_in_tiers"]
 
 
-def resolve_in_tiers(place: Any, call: Call) -> tuple[Any, bool, Any]:
-    """The batch with its slots, whether a gradient will come, and what it reads, beside the inputs."""
+def resolve_in_tiers(place: Any, call: Call) -> tuple[Any, bool, list[Bags] | None]:
+    """The batch with its slots, whether a gradient will come, and what it reads in place of the inputs."""
     tiers = place.tiers
     batch = place.make_batch(call.live, call.table_of, call.bags)
     prepared = None
@@ -38,4 +39,4 @@ def resolve_in_tiers(place: Any, call: Call) -> tuple[Any, bool, Any]:
                 batch.resolve(call.training, wanted, call.frozen)
             except StorageError as again:
                 raise tiers.over_budget(again) from None
-    return batch, wanted, prepared
+    return batch, wanted, None if prepared is None else prepared.bags

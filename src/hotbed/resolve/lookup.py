@@ -39,7 +39,6 @@ def lookup(
         OptimizerError: a gradient of a table was left behind by an earlier step.
     """
     training = training and torch.is_grad_enabled()
-    place = live[0].place
     handles, frozen = [], []
     for t, table in enumerate(live):
         handle = table.parameter
@@ -51,12 +50,13 @@ def lookup(
         if table.complaint is not None and training:
             complaint, table.complaint = table.complaint, None
             raise complaint
-        if table.place.group != place.group:
-            refuse_mixed_places({t.name: t for t in live})
     call = Call(live, table_of, names, bags, frozen, training)
     while True:
-        place.settle()
+        live[0].place.settle()
         with _core.Hold.of_forward([table.core for table in live], training) as hold:
+            place = live[0].place  # another thread may have moved the tables until now
+            if any(table.place.group != place.group for table in live):
+                refuse_mixed_places({t.name: t for t in live})
             if not place.settled(live):
                 continue  # an optimizer was made just now
             place.hear(live, training=training)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -47,7 +48,8 @@ class DevicePart:
             self._optimizer.check_hold(live, rule)
             self._entries.append(Entry(live, rule, hyper, share))
 
-    def take_dense(self, parameter: Tensor, grad: Tensor, name: Callable[[], str]) -> None:
+    def take_dense(self, parameter: Tensor, grad: Tensor, index: int, position: int) -> None:
+        name = _namer(self._optimizer, parameter, index, position)
         self._dense.append(DenseGradient(parameter, grad, name))
 
     @property
@@ -89,6 +91,20 @@ class DevicePart:
         for one, grad in zip(self._dense, given, strict=True):
             one.parameter.grad = grad
         self._optimizer.__dict__[NOTICE] = self._step.tell(predicated.take_back)
+
+
+def _namer(optimizer: Any, parameter: Tensor, index: int, position: int) -> Callable[[], str]:
+    """What to call a dense parameter in an error, perhaps when it is gone."""
+    owner, known = weakref.ref(optimizer), weakref.ref(parameter)
+
+    def name() -> str:
+        stepped, found = owner(), known()
+        if stepped is None or found is None:
+            return "A dense parameter"
+        text: str = stepped.name_of(found, index, position)
+        return text
+
+    return name
 
 
 def _unscale(optimizer: Any, scale: Tensor) -> None:

@@ -19,38 +19,38 @@ __all__ = ["HostPart", "not_finite"]
 class HostPart:
     """`hotbed.step.part.Part`, of tables of which the core computes on rows, in one call."""
 
-    def __init__(self, check_hold: Callable[[LiveTable, Any], None]) -> None:
-        """`check_hold`: raises where the optimizer has lost a table that it would step."""
-        self._check_hold = check_hold
+    def __init__(self, optimizer: Any) -> None:
+        self._optimizer = optimizer
         self._entries: list[tuple[Any, int, int, int, Any, bool, bool]] = []
         self._tables: list[LiveTable] = []
         self._held: list[LeftRows] = []  # alive until the core has read them
         self._views: list[tuple[int, int, bool]] = []
-        self._names: list[Callable[[], str]] = []
+        self._dense: list[tuple[Tensor, int, int]] = []
         self._core: Any = None
 
     def take_table(self, live: LiveTable, rule: Any, hyper: Any, share: Any = None) -> None:
         rows = rows_of(live) if share is None else share
         if rows is None:
             return
-        self._check_hold(live, rule)
+        self._optimizer.check_hold(live, rule)
         slots, values = rows.slots, rows.rows
         at = slots.data_ptr(), values.data_ptr(), len(slots)
         self._entries.append((rule, *at, hyper, rows.distinct, rows.finite))
         self._tables.append(live)
         self._held.append(rows)
 
-    def take_dense(self, parameter: Tensor, grad: Tensor, name: Callable[[], str]) -> None:
+    def take_dense(self, parameter: Tensor, grad: Tensor, index: int, position: int) -> None:
         if grad.is_sparse:
             grad = grad._values()
         kind = grad.dtype
         if kind in (torch.float32, torch.float64) and grad.is_contiguous() and grad.is_cpu:
             self._views.append((grad.data_ptr(), grad.numel(), kind == torch.float64))
-            self._names.append(name)
+            self._dense.append((parameter, index, position))
         elif not bool(torch.isfinite(grad).all()):
             raise NotFiniteError(
-                f"{name()} has a NaN or an infinity in its gradient; no row and no parameter was "
-                "changed. Skip the batch, or look for the division or logarithm behind."
+                f"{self._optimizer.name_of(parameter, index, position)} has a NaN or an infinity in its "
+                "gradient; no row and no parameter was changed. Skip the batch, or look for the division "
+                "or logarithm behind."
             )
 
     @property
@@ -70,8 +70,9 @@ class HostPart:
             return True
         if array < len(self._tables):
             raise not_finite(self._tables[array], slot, element)
+        name = self._optimizer.name_of(*self._dense[array - len(self._tables)])
         raise NotFiniteError(
-            f"{self._names[array - len(self._tables)]()} has a NaN or an infinity in its gradient (element "
+            f"{name} has a NaN or an infinity in its gradient (element "
             f"{element}); no row and no parameter was changed. Skip the batch, or look for the division "
             "or logarithm behind."
         )

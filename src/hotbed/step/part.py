@@ -21,8 +21,8 @@ class Part(Protocol):
         """A table, if it has a gradient, with the numbers of its group. `share`: its gradient, where that
         is not the handle's."""
 
-    def take_dense(self, parameter: Tensor, grad: Tensor, name: Callable[[], str]) -> None:
-        """A parameter, and what to call it in an error."""
+    def take_dense(self, parameter: Tensor, grad: Tensor, index: int, position: int) -> None:
+        """A parameter, by its group and its place there."""
 
     @property
     def idle(self) -> bool:
