@@ -10,6 +10,7 @@
 #include "batch.hpp"
 #include "bindings.hpp"
 #include "pool.hpp"
+#include "record_stream.hpp"
 #include "reduce.hpp"
 #include "table.hpp"
 
@@ -80,6 +81,48 @@ Tensor lookup(const std::shared_ptr<Table>& table, Address ids, int64_t n) {
     t.copy_rows(id, n, rows, nullptr, nullptr);
   }
   return out;
+}
+
+// (ids, weights, states, last steps) of the next rows.
+nb::object next_rows(RecordStream& stream, bool with_states) {
+  const Table& t = stream.table();
+  auto most = static_cast<size_t>(stream.most());
+  DType of_states = t.dtype() == DType::f64 ? DType::f64 : DType::f32;
+  struct Part {
+    void* block;
+    nb::capsule owner;
+    size_t width;
+    nb::dlpack::dtype element;
+  };
+  auto part = [&](size_t width, nb::dlpack::dtype element) {
+    void* block = BlockPool::instance().take(most * width * element.bits / 8);
+    nb::capsule owner(block, [](void* data) noexcept { BlockPool::instance().give(data); });
+    return Part{block, owner, width, element};
+  };
+  Part ids = part(1, nb::dtype<int64_t>()), last = part(1, nb::dtype<int64_t>());
+  Part weights = part(static_cast<size_t>(t.dim()), element(t.dtype()));
+  std::vector<Part> states;
+  std::vector<void*> at;
+  for (const State& state : t.states()) {
+    if (!with_states) break;
+    states.push_back(part(static_cast<size_t>(state.plane.width()), element(of_states)));
+    at.push_back(states.back().block);
+  }
+  int64_t n;
+  {
+    nb::gil_scoped_release unlocked;
+    n = stream.next(static_cast<int64_t*>(ids.block), weights.block,
+                    with_states ? at.data() : nullptr, static_cast<int64_t*>(last.block));
+  }
+  if (!n) return nb::none();
+  auto tensor = [&](const Part& from, size_t dims) {
+    size_t shape[2] = {static_cast<size_t>(n), from.width};
+    return Tensor(from.block, dims, shape, from.owner, nullptr, from.element);
+  };
+  nb::list of_state;
+  for (const Part& state : states) of_state.append(tensor(state, 2));
+  nb::object steps = t.tracks_steps() ? nb::cast(tensor(last, 1)) : nb::none();
+  return nb::make_tuple(tensor(ids, 1), tensor(weights, 2), of_state, steps);
 }
 
 }  // namespace
@@ -183,6 +226,13 @@ void bind_table(nb::module_& module) {
       .def_prop_ro("catches_up", [](const Table& t) { return t.catch_up != nullptr; })
       .def("reserve", &Table::reserve, "rows"_a)
       .def("clear", &Table::clear, Unlocked())
+      .def(
+          "erase",
+          [](Table& t, Address ids, int64_t n) {
+            nb::gil_scoped_release unlocked;
+            return t.erase(pointer<int64_t>(ids), n);
+          },
+          "ids"_a, "n"_a, "How many rows of a dynamic table went; others may get other slots.")
       .def("write_first_values", &Table::write_first_values, Unlocked())
       .def("set_key", &Table::set_key, "key"_a)
       .def_prop_ro("key", [](const Table& t) { return t.initial().table_key; })
@@ -234,12 +284,33 @@ void bind_table(nb::module_& module) {
   });
   module.def("lookup", &lookup, "table"_a, "ids"_a, "n"_a);
   module.def(
-      "assign",
-      [](const std::shared_ptr<Table>& table, Address ids, int64_t n, Address rows) {
+      "write",
+      [](const std::shared_ptr<Table>& table, Address ids, int64_t n, Address weights,
+         const std::optional<std::vector<Address>>& states, Address last) {
+        std::vector<const void*> at;
+        if (states) at = pointers<const void>(*states);
         nb::gil_scoped_release unlocked;
-        table->assign(pointer<int64_t>(ids), n, pointer<void>(rows));
+        table->write(pointer<int64_t>(ids), n, pointer<void>(weights), states ? at.data() : nullptr,
+                     pointer<int64_t>(last));
       },
-      "table"_a, "ids"_a, "n"_a, "rows"_a);
+      "table"_a, "ids"_a, "n"_a, "weights"_a, "states"_a.none() = nb::none(), "last"_a = 0,
+      "Overwrites of rows what is given (address 0, None: it stays); absent ids of a dynamic table "
+      "get one.");
+  nb::class_<RecordStream>(module, "RecordStream",
+                           "The stored rows of a table, each once, in the order in which they lie; "
+                           "until it is closed, rows of tiers stay where they are.")
+      .def_static(
+          "make",
+          [](std::shared_ptr<Table> table, int64_t most, bool current) {
+            nb::gil_scoped_release unlocked;
+            return std::make_unique<RecordStream>(std::move(table), most, current);
+          },
+          "table"_a, "most"_a, "current"_a)
+      .def("next", &next_rows, "states"_a,
+           nb::sig("def next(self, states: bool) -> tuple[torch.Tensor, torch.Tensor, "
+                   "list[torch.Tensor], torch.Tensor | None] | None"),
+           "(ids, weights, states, last steps) of up to `most` rows; None behind the last.")
+      .def("close", &RecordStream::close, Unlocked());
 
   nb::class_<Batch>(module, "Batch")
       .def_static("make", &make_batch, "tables"_a, "inputs"_a)

@@ -39,23 +39,6 @@ void bind_table_rule(nb::module_& module) {
       .def_prop_ro("holds_table", &TableRule::holds_table)
       .def_prop_ro("history_runs", &TableRule::history_runs)
       .def(
-          "read",
-          [](const TableRule& rule, Address ids, int64_t n, Address weights,
-             const std::vector<Address>& states) {
-            nb::gil_scoped_release unlocked;
-            rule.read(pointer<int64_t>(ids), n, pointer<void>(weights),
-                      pointers<void>(states).data());
-          },
-          "ids"_a, "n"_a, "weights"_a, "states"_a,
-          "Copies rows as of the last step; those that do not exist are as they would start.")
-      .def(
-          "write_states",
-          [](TableRule& rule, Address ids, int64_t n, const std::vector<Address>& states) {
-            nb::gil_scoped_release unlocked;
-            rule.write_states(pointer<int64_t>(ids), n, pointers<const void>(states).data());
-          },
-          "ids"_a, "n"_a, "states"_a)
-      .def(
           "catch_up",
           [](TableRule& rule, Address slots, int64_t n) {
             nb::gil_scoped_release unlocked;

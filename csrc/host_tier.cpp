@@ -54,6 +54,57 @@ void HostTier::read(std::span<const RowKey> keys, uint8_t* records, bool* found)
   rows_read_ += keys.size() - missing.size();
 }
 
+void HostTier::holds(std::span<const RowKey> keys, bool* found) const {
+  std::lock_guard lock(mutex_);
+  std::vector<int64_t> slots = find(keys);
+  std::fill_n(found, keys.size(), false);
+  if (below_) below_->holds(keys, found);
+  for (size_t i = 0; i < keys.size(); ++i) found[i] = found[i] || slots[i] >= 0;
+}
+
+// What is here by slot, then what is below and not here.
+class HostTier::Scan : public RecordScan {
+ public:
+  Scan(HostTier& tier, int32_t table)
+      : tier_(tier), table_(table), below_(tier.below_ ? tier.below_->scan(table) : nullptr) {}
+
+  int64_t next(int64_t most, int64_t* ids, uint8_t* records) override {
+    std::lock_guard lock(tier_.mutex_);
+    int64_t n = tier_.residency_.list(slot_, most, [&](int64_t slot, RowKey key, bool, int64_t i) {
+      if (key.table != table_) return false;
+      ids[i] = key.id;
+      std::memcpy(records + i * tier_.record_bytes_, tier_.record(slot), tier_.record_bytes_);
+      return true;
+    });
+    while (!n && below_) {
+      int64_t found = below_->next(most, ids, records);
+      if (!found) break;
+      std::vector<int64_t> slots(static_cast<size_t>(found));
+      tier_.residency_.find(table_, ids, found, slots.data());
+      for (int64_t i = 0; i < found; ++i) {
+        if (slots[i] >= 0) continue;
+        ids[n] = ids[i];
+        if (n < i) {
+          std::memcpy(records + n * tier_.record_bytes_, records + i * tier_.record_bytes_,
+                      tier_.record_bytes_);
+        }
+        ++n;
+      }
+    }
+    return n;
+  }
+
+ private:
+  HostTier& tier_;
+  int32_t table_;
+  int64_t slot_ = 0;
+  std::unique_ptr<RecordScan> below_;
+};
+
+std::unique_ptr<RecordScan> HostTier::scan(int32_t table) {
+  return std::make_unique<Scan>(*this, table);
+}
+
 void HostTier::write(std::span<const RowKey> keys, const uint8_t* records) {
   std::lock_guard lock(mutex_);
   if (!below_) check_room(keys);
@@ -175,7 +226,18 @@ std::vector<int64_t> HostTier::ids_of(int32_t table) const {
 
 int64_t HostTier::rows(int32_t table) const {
   std::lock_guard lock(mutex_);
-  return static_cast<int64_t>(ids_of(table).size());
+  constexpr int64_t kAtOnce = 4096;
+  int64_t total = below_ ? below_->rows(table) : 0, slot = 0;
+  std::vector<RowKey> keys(kAtOnce);
+  bool below[kAtOnce] = {};
+  while (int64_t n = residency_.list(slot, kAtOnce, [&](int64_t, RowKey key, bool, int64_t i) {
+    if (key.table == table) keys[i] = key;
+    return key.table == table;
+  })) {
+    if (below_) below_->holds(std::span(keys).first(n), below);
+    total += std::count(below, below + n, false);
+  }
+  return total;
 }
 
 void HostTier::ids(int32_t table, int64_t* out) const {

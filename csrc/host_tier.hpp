@@ -25,6 +25,8 @@ class HostTier : public Tier {
 
   int64_t record_bytes() const override { return record_bytes_; }
   void read(std::span<const RowKey> keys, uint8_t* records, bool* found) override;
+  void holds(std::span<const RowKey> keys, bool* found) const override;
+  std::unique_ptr<RecordScan> scan(int32_t table) override;
   void write(std::span<const RowKey> keys, const uint8_t* records) override;
   void erase(std::span<const RowKey> keys) override;
   int64_t rows(int32_t table) const override;
@@ -42,6 +44,8 @@ class HostTier : public Tier {
   void allow(std::function<int64_t(uint64_t)> allowed) { allowed_ = std::move(allowed); }
 
  private:
+  class Scan;
+
   std::vector<int64_t> find(std::span<const RowKey> keys) const;
   void check_room(std::span<const RowKey> keys) const;
   void narrow();

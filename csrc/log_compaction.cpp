@@ -60,6 +60,10 @@ bool LogTier::compact_step() {
     state.unlock();
     space_.notify_all();
   };
+  {
+    std::shared_lock state(state_);
+    if (scans_) return false;
+  }
   auto victim = choose_victim();
   if (!victim) {
     nothing_more("");

@@ -236,7 +236,7 @@ uint64_t LogTier::segment_limit() const {
 
 // Ahead of the limit, so that writes seldom wait.
 bool LogTier::wants_compaction() const {
-  return !nothing_to_gain_ && segment_count_ + 2 > segment_limit();
+  return !nothing_to_gain_ && !scans_ && segment_count_ + 2 > segment_limit();
 }
 
 bool LogTier::compaction_due() const {
@@ -250,7 +250,7 @@ void LogTier::await_space(std::unique_lock<std::mutex>& appending, uint64_t reco
   for (bool stalled = false; segments_for(fresh_, records) > 0; stalled = true) {
     std::unique_lock state(state_);
     auto may_grow = [&] {
-      return segment_count_ < segment_limit() || nothing_to_gain_ || core_.stopping();
+      return segment_count_ < segment_limit() || nothing_to_gain_ || scans_ || core_.stopping();
     };
     if (may_grow()) return;
     if (!stalled) ++counted_.stalls;
@@ -357,6 +357,8 @@ uint64_t LogTier::index_bytes() const {
   std::shared_lock state(state_);
   return index_.memory_bytes() + segments_->size() * (sizeof(LogSegment) + 64);
 }
+
+void LogTier::sync() { core_.sync(); }
 
 TierTraffic LogTier::traffic() const {
   std::shared_lock state(state_);

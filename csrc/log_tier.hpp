@@ -80,6 +80,10 @@ class LogTier : public Tier {
   // are undefined then.
   void read(std::span<const RowKey> keys, uint8_t* records, bool* found) override;
 
+  void holds(std::span<const RowKey> keys, bool* found) const override;
+  // By segment, the oldest first. Compaction rests while it lives.
+  std::unique_ptr<RecordScan> scan(int32_t table) override;
+
   // Throws TierError (a full disk, say) with the tier as it was, also OutOfMemory.
   void write(std::span<const RowKey> keys, const uint8_t* records) override;
 
@@ -89,6 +93,7 @@ class LogTier : public Tier {
   uint64_t memory_bytes() const override;
   uint64_t index_bytes() const override;
   uint64_t most_bytes_beside_index() const override;
+  void sync() override;
   TierTraffic traffic() const override;
 
   const LogStore& described() const { return described_; }
@@ -127,6 +132,7 @@ class LogTier : public Tier {
   };
   struct Reading;
   struct Moving;
+  class Scan;
   struct Recovering;
 
   // --- log_tier.cpp ---
@@ -194,6 +200,7 @@ class LogTier : public Tier {
   uint64_t sequence_ = 0;
   uint64_t live_ = 0;
   uint64_t segment_count_ = 0;
+  int scans_ = 0;                 // alive
   bool nothing_to_gain_ = false;  // compaction said so, since the last segment was created
   std::condition_variable_any space_;
   StoreStatistics counted_;

@@ -140,7 +140,21 @@ class Residency {
     }
   }
 
+  // The same from `slot` on, which it moves behind what it has seen, until f has taken `most`:
+  // calls bool f(int64_t slot, RowKey, bool dirty, int64_t taken). Returns how many it took.
+  template <class F>
+  int64_t list(int64_t& slot, int64_t most, F f) const {
+    int64_t taken = 0;
+    for (; slot < used_ && taken < most; ++slot) {
+      if (rows_[slot].pins == kFree) continue;
+      taken +=
+          f(slot, RowKey{ids_[slot], rows_[slot].table}, (rows_[slot].flags & kDirty) != 0, taken);
+    }
+    return taken;
+  }
+
   bool is_pinned(int64_t slot) const { return rows_[slot].pins && rows_[slot].pins != kFree; }
+  bool is_dirty(int64_t slot) const { return (rows_[slot].flags & kDirty) != 0; }
   bool is_new(int64_t slot) const { return (rows_[slot].flags & kNew) != 0; }
   int64_t capacity() const { return capacity_; }
   // Slots that may be used: the capacity, unless it was narrowed.

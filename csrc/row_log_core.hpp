@@ -31,6 +31,7 @@ class RowLogCore {
   IoEngine& engine() { return engine_; }
   LogWriter& writer() { return *writer_; }
   bool stopping() const { return stopping_; }
+  bool writes() const { return writer_ != nullptr; }  // or was opened to read
 
   // Throw TierError in a forked child, and when closed; the second also for a log opened to read.
   void check_readable() const;

@@ -93,7 +93,10 @@ uint64_t RowSpace::slot_bytes(const RecordLayout& layout) {
 class RowSpace::Moving {
  public:
   explicit Moving(RowSpace& space, bool forward_waits = false)
-      : space_(space), forward_waits_(forward_waits), asked_(Clock::now()), lock_(space.moving_) {}
+      : space_(space),
+        forward_waits_(forward_waits),
+        asked_(Clock::now()),
+        lock_(forward_waits ? space.may_move() : std::unique_lock(space.moving_)) {}
   ~Moving() {
     std::lock_guard lock(space_.mutex_);
     space_.counters_.move_ns += ns_since(began_);
@@ -104,9 +107,25 @@ class RowSpace::Moving {
   RowSpace& space_;
   bool forward_waits_;
   Clock::time_point asked_;
-  std::lock_guard<std::mutex> lock_;
+  std::unique_lock<std::mutex> lock_;
   Clock::time_point began_ = Clock::now();
 };
+
+// Takes moving_ when nobody scans.
+std::unique_lock<std::mutex> RowSpace::may_move() {
+  std::unique_lock lock(moving_);
+  auto mine = std::find(scanning_.begin(), scanning_.end(), std::this_thread::get_id());
+  if (mine != scanning_.end()) {
+    throw TierError(
+        "This thread is reading all rows of a table, one chunk after the other, and rows stay "
+        "where "
+        "they are until it has come to the end. Read on, or close what reads them, before you "
+        "train "
+        "or write.");
+  }
+  scanned_.wait(lock, [&] { return scanning_.empty(); });
+  return lock;
+}
 
 // -- messages from the training thread ------------------------------------------------------------
 
@@ -314,6 +333,7 @@ void RowSpace::retract_all() {
 
 bool RowSpace::admit(int64_t batch, int64_t* slots) {
   Moving moving(*this);
+  if (!scanning_.empty()) return false;
   write_held_back();
   narrow();
   Moves moves;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -12,6 +13,7 @@
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "memory.hpp"
@@ -125,17 +127,26 @@ class RowSpace {
   // may be null. A row that is nowhere leaves them alone, and found[i] says so.
   void read(int32_t table, const int64_t* ids, int64_t n, void* weights, void* const* states,
             int64_t* last, bool* found);
-  // Overwrites parts of rows; what is not given stays, or is as of a new row. Ids are distinct.
-  // Throws TierError; some of the rows may have been written then, each of them whole.
+  // All rows that are stored: those that differ from what lies below by slot, then as the tier
+  // below scans. While it lives rows stay where they are: look-ahead's admit() answers no, and
+  // others that would move or change some wait, or throw TierError in the thread that asked for it.
+  std::unique_ptr<RecordScan> scan(int32_t table);
+  // Overwrites parts of rows; what is not given stays, or is as of a new row. Ids are distinct. Of
+  // whole rows (weights, states and last steps) nothing is read. Throws TierError; some of the rows
+  // may have been written then, each of them whole.
   void write(int32_t table, const int64_t* ids, int64_t n, const void* weights,
              const void* const* states, const int64_t* last);
-  // Rows in slots that batches have pinned are first values again and stay there for as long.
+  // Rows are nowhere any more; ids without one are passed over. Those in slots that batches have
+  // pinned are first values again and stay there for as long. How many rows of a dynamic table
+  // went.
+  int64_t erase(int32_t table, const int64_t* ids, int64_t n);
   void erase_all(int32_t table);
 
   // Rows that exist, and their ids rising; with `resident` also of rows in slots that are first
   // values still.
   int64_t rows(int32_t table);
   std::vector<int64_t> stored_ids(int32_t table, bool resident = false);
+  bool stores_any(int32_t table);
 
   // Writes every dirty row to the tier below.
   void flush();
@@ -153,7 +164,10 @@ class RowSpace {
   };
 
   class Moving;
+  class Scan;
 
+  std::unique_lock<std::mutex> may_move();
+  void forget(int32_t table, std::span<const RowKey> rows, std::span<const int64_t> slots);
   void note_size(std::span<const TableIds> parts);
   void post(Message message);
   void drain();
@@ -194,6 +208,8 @@ class RowSpace {
   // Who holds moving_ moves rows: between slots and the tier below, decisions of residency_ being
   // carried out. Taken before mutex_, so that ids can be announced while rows are on their way.
   std::mutex moving_;
+  std::vector<std::thread::id> scanning_;  // a thread for each scan, under moving_
+  std::condition_variable scanned_;
   std::function<int64_t(uint64_t)> allowed_;
   // Records on their way: of two parts that come, and one that leaves. Made beforehand, as rows
   // that leave must have it.

@@ -63,10 +63,12 @@ void RowSpace::read(int32_t table, const int64_t* ids, int64_t n, void* weights,
 
 void RowSpace::write(int32_t table, const int64_t* ids, int64_t n, const void* weights,
                      const void* const* states, const int64_t* last) {
-  std::scoped_lock lock(moving_, mutex_);
+  auto moving = may_move();
+  std::lock_guard lock(mutex_);
   drain();
   write_held_back();
   const Table& owner = *tables_[table];
+  bool whole = weights && (states || states_.empty()) && (last || !layout_.steps);
   auto take = [&](int64_t i, uint8_t* record) {
     int64_t at = layout_.weight_bytes();
     if (weights) std::memcpy(record, static_cast<const uint8_t*>(weights) + i * at, at);
@@ -96,10 +98,14 @@ void RowSpace::write(int32_t table, const int64_t* ids, int64_t n, const void* w
       places.push_back(begin + i);
     }
     std::fill_n(there.get(), keys.size(), false);
-    below_->read(keys, records.data(), there.get());
+    if (!whole) {
+      below_->read(keys, records.data(), there.get());
+    } else if (owner.dynamic()) {
+      below_->holds(keys, there.get());
+    }
     for (size_t i = 0; i < keys.size(); ++i) {
       uint8_t* record = records.data() + static_cast<int64_t>(i) * record_bytes_;
-      if (!there[i]) new_record(owner, &keys[i].id, record);
+      if (!whole && !there[i]) new_record(owner, &keys[i].id, record);
       take(places[i], record);
     }
     try {
@@ -114,7 +120,7 @@ void RowSpace::write(int32_t table, const int64_t* ids, int64_t n, const void* w
     std::vector<int64_t> here, here_slots;
     auto write_here = [&] {
       auto count = static_cast<int64_t>(here.size());
-      gather(here_slots.data(), count, records.data());
+      if (!whole) gather(here_slots.data(), count, records.data());
       for (int64_t i = 0; i < count; ++i) take(here[i], records.data() + i * record_bytes_);
       scatter(records.data(), here_slots.data(), count);
       residency_.mark_dirty(here_slots.data(), count);
@@ -132,35 +138,33 @@ void RowSpace::write(int32_t table, const int64_t* ids, int64_t n, const void* w
   }
 }
 
-void RowSpace::erase_all(int32_t table) {
-  std::scoped_lock lock(moving_, mutex_);
-  drain();
+// Under moving_ and mutex_: rows, by rising id, and what slots hold are nowhere any more.
+void RowSpace::forget(int32_t table, std::span<const RowKey> rows, std::span<const int64_t> slots) {
+  auto lower = [](const RowKey& a, const RowKey& b) { return a.id < b.id; };
   size_t kept = 0;
   for (size_t i = 0; i < held_back_.size(); ++i) {
-    if (held_back_[i].table == table) continue;
+    RowKey key = held_back_[i];
+    if (key.table == table && std::binary_search(rows.begin(), rows.end(), key, lower)) continue;
     std::memmove(held_back_records_.data() + kept * record_bytes_,
                  held_back_records_.data() + i * record_bytes_, record_bytes_);
-    held_back_[kept++] = held_back_[i];
+    held_back_[kept++] = key;
   }
   held_back_.resize(kept);
   held_back_records_.resize(kept * record_bytes_);
   held_back_bytes_ = held_back_records_.size();
-
-  std::vector<int64_t> ids(static_cast<size_t>(below_->rows(table)));
-  below_->ids(table, ids.data());
-  std::vector<RowKey> keys;
-  for (int64_t id : ids) keys.push_back({id, table});
-  below_->erase(keys);
-  born_[table] = 0;
+  below_->erase(rows);
 
   std::vector<int64_t> free, pinned;
   std::vector<RowKey> pinned_rows;
-  residency_.for_each([&](int64_t slot, RowKey key, bool) {
-    if (key.table != table) return;
-    if (!residency_.is_pinned(slot)) return free.push_back(slot);
+  const auto* id_plane = reinterpret_cast<const int64_t*>(ids_.data());
+  for (int64_t slot : slots) {
+    if (!residency_.is_pinned(slot)) {
+      free.push_back(slot);
+      continue;
+    }
     pinned.push_back(slot);
-    pinned_rows.push_back(key);
-  });
+    pinned_rows.push_back({id_plane[slot], table});
+  }
   residency_.drop(free.data(), static_cast<int64_t>(free.size()));
   fill_new(pinned_rows, pinned);
   auto count = static_cast<int64_t>(pinned.size());
@@ -169,6 +173,120 @@ void RowSpace::erase_all(int32_t table) {
   } else {
     residency_.mark_clean(pinned.data(), count);
   }
+}
+
+int64_t RowSpace::erase(int32_t table, const int64_t* ids, int64_t n) {
+  auto moving = may_move();
+  std::lock_guard lock(mutex_);
+  drain();
+  std::vector<int64_t> sorted(ids, ids + n);
+  std::sort(sorted.begin(), sorted.end());
+  sorted.erase(std::unique(sorted.begin(), sorted.end()), sorted.end());
+  std::vector<RowKey> keys;
+  for (int64_t id : sorted) keys.push_back({id, table});
+  std::vector<int64_t> slots(keys.size());
+  residency_.find(table, sorted.data(), static_cast<int64_t>(sorted.size()), slots.data());
+  std::unique_ptr<bool[]> stored(new bool[keys.size() + 1]());
+  below_->holds(keys, stored.get());
+  int64_t gone = 0;
+  for (size_t i = 0; i < keys.size(); ++i) {
+    gone += stored[i] || (slots[i] >= 0 && residency_.is_dirty(slots[i])) ||
+            std::find(held_back_.begin(), held_back_.end(), keys[i]) != held_back_.end();
+  }
+  std::erase(slots, -1);
+  forget(table, keys, slots);
+  if (tables_[table]->dynamic()) born_[table] -= gone;
+  return gone;
+}
+
+void RowSpace::erase_all(int32_t table) {
+  auto moving = may_move();
+  std::lock_guard lock(mutex_);
+  drain();
+  std::vector<RowKey> keys;
+  for (int64_t id : stored(table)) keys.push_back({id, table});
+  std::vector<int64_t> slots;
+  residency_.for_each([&](int64_t slot, RowKey key, bool) {
+    if (key.table == table) slots.push_back(slot);
+  });
+  forget(table, keys, slots);
+  born_[table] = 0;
+}
+
+class RowSpace::Scan : public RecordScan {
+ public:
+  Scan(RowSpace& space, int32_t table)
+      : space_(space), table_(table), thread_(std::this_thread::get_id()) {
+    std::scoped_lock lock(space_.moving_, space_.mutex_);
+    space_.drain();
+    below_ = space_.below_->scan(table);
+    space_.scanning_.push_back(thread_);
+  }
+  ~Scan() override {
+    std::lock_guard lock(space_.moving_);
+    auto& threads = space_.scanning_;
+    threads.erase(std::find(threads.begin(), threads.end(), thread_));
+    space_.scanned_.notify_all();
+  }
+
+  int64_t next(int64_t most, int64_t* ids, uint8_t* records) override {
+    std::scoped_lock lock(space_.moving_, space_.mutex_);
+    space_.drain();
+    std::vector<int64_t> slots;
+    auto dirty = [&](int64_t slot, RowKey key, bool is_dirty, int64_t i) {
+      if (key.table != table_ || !is_dirty) return false;
+      ids[i] = key.id;
+      slots.push_back(slot);
+      return true;
+    };
+    int64_t n = space_.residency_.list(slot_, most, dirty);
+    space_.gather(slots.data(), n, records);
+    if (!n) n = held_back(most, ids, records);
+    while (!n) {
+      int64_t found = below_->next(most, ids, records);
+      if (!found) break;
+      n = without_those_above(found, ids, records);
+    }
+    return n;
+  }
+
+ private:
+  int64_t held_back(int64_t most, int64_t* ids, uint8_t* records) {
+    int64_t n = 0, bytes = space_.record_bytes_;
+    for (; at_ < space_.held_back_.size() && n < most; ++at_) {
+      if (space_.held_back_[at_].table != table_) continue;
+      ids[n] = space_.held_back_[at_].id;
+      const uint8_t* from = space_.held_back_records_.data() + static_cast<int64_t>(at_) * bytes;
+      std::memcpy(records + n++ * bytes, from, bytes);
+    }
+    return n;
+  }
+
+  int64_t without_those_above(int64_t found, int64_t* ids, uint8_t* records) {
+    std::vector<int64_t> slots(static_cast<size_t>(found));
+    space_.residency_.find(table_, ids, found, slots.data());
+    const auto& held = space_.held_back_;
+    int64_t n = 0, bytes = space_.record_bytes_;
+    for (int64_t i = 0; i < found; ++i) {
+      if (slots[i] >= 0 && space_.residency_.is_dirty(slots[i])) continue;
+      if (std::find(held.begin(), held.end(), RowKey{ids[i], table_}) != held.end()) continue;
+      ids[n] = ids[i];
+      if (n < i) std::memcpy(records + n * bytes, records + i * bytes, bytes);
+      ++n;
+    }
+    return n;
+  }
+
+  RowSpace& space_;
+  int32_t table_;
+  std::thread::id thread_;
+  std::unique_ptr<RecordScan> below_;
+  int64_t slot_ = 0;
+  size_t at_ = 0;  // among those that were held back
+};
+
+std::unique_ptr<RecordScan> RowSpace::scan(int32_t table) {
+  return std::make_unique<Scan>(*this, table);
 }
 
 int64_t RowSpace::rows(int32_t table) {
@@ -182,6 +300,16 @@ std::vector<int64_t> RowSpace::stored_ids(int32_t table, bool resident) {
   std::scoped_lock lock(moving_, mutex_);
   drain();
   return stored(table, resident);
+}
+
+bool RowSpace::stores_any(int32_t table) {
+  std::scoped_lock lock(moving_, mutex_);
+  drain();
+  if (below_->rows(table) || !held_back_.empty()) return true;
+  int64_t slot = 0;
+  return residency_.list(slot, 1, [&](int64_t, RowKey key, bool dirty, int64_t) {
+    return key.table == table && dirty;
+  });
 }
 
 std::vector<int64_t> RowSpace::stored(int32_t table, bool resident) const {
@@ -199,7 +327,8 @@ std::vector<int64_t> RowSpace::stored(int32_t table, bool resident) const {
 }
 
 void RowSpace::flush() {
-  std::scoped_lock lock(moving_, mutex_);
+  auto moving = may_move();
+  std::lock_guard lock(mutex_);
   drain();
   write_held_back();
   std::vector<RowKey> keys;

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "record_stream.hpp"
+
 namespace hotbed {
 
 namespace {
@@ -141,23 +143,11 @@ std::vector<TableGroup> group_by_layout(const std::vector<std::shared_ptr<Table>
 // Weights stay; so does the rest if it means the same (`whole`), else it is as it would start.
 void move_rows(RowSpace& from, int32_t old_number, RowSpace& to, int32_t number, bool whole) {
   const RecordLayout& layout = from.layout();
-  auto at_once = static_cast<size_t>(rows_at_once(8192, layout.bytes()));
-  std::vector<int64_t> ids = from.stored_ids(old_number);
-  Buffer<uint8_t> weights(at_once * layout.weight_bytes());
-  std::vector<Buffer<uint8_t>> states(layout.state_widths.size());
-  std::vector<void*> at;
-  for (size_t k = 0; k < states.size(); ++k) {
-    states[k].resize(at_once * layout.state_bytes(k));
-    at.push_back(states[k].data());
-  }
-  std::vector<int64_t> last(at_once);
-  std::unique_ptr<bool[]> found(new bool[at_once]);
-  for (size_t begin = 0; begin < ids.size(); begin += at_once) {
-    auto n = static_cast<int64_t>(std::min(at_once, ids.size() - begin));
-    const int64_t* some = ids.data() + begin;
-    from.read(old_number, some, n, weights.data(), at.data(), last.data(), found.get());
-    to.write(number, some, n, weights.data(), whole ? at.data() : nullptr,
-             whole ? last.data() : nullptr);
+  RecordParts parts(layout, rows_at_once(8192, layout.bytes()));
+  std::unique_ptr<RecordScan> scan = from.scan(old_number);
+  while (int64_t n = parts.take_next(*scan)) {
+    to.write(number, parts.ids.data(), n, parts.weights.data(),
+             whole ? parts.states_at.data() : nullptr, whole ? parts.last.data() : nullptr);
   }
 }
 
@@ -352,7 +342,7 @@ uint64_t Storage::compute_budget_for_stream(std::vector<OverBudget::Need> needs,
 // Lets the tiers of the last layout go if no row is in them.
 void Storage::release_empty(const std::vector<std::shared_ptr<Table>>& tables) {
   for (const auto& table : tables) {
-    if (!table->stored_ids().empty()) return;
+    if (table->space() && table->space()->stores_any(table->number())) return;
   }
   for (const auto& table : tables) table->leave();
   spaces_.clear();
@@ -364,6 +354,9 @@ void Storage::release_empty(const std::vector<std::shared_ptr<Table>>& tables) {
 void Storage::flush() {
   for (const auto& space : spaces_) space->flush();
   for (const auto& host : hosts_) host->flush();
+  for (const auto& tier : lowest_) {
+    if (tier) tier->sync();
+  }
 }
 
 TierTraffic Storage::host_traffic() const {

@@ -98,7 +98,7 @@ class Storage {
 
   const std::vector<std::shared_ptr<RowSpace>>& spaces() const { return spaces_; }
 
-  // Writes every row that the lowest tier lacks.
+  // Writes every row that the lowest tier lacks, and to the disk.
   void flush();
   uint64_t memory_bytes() const;
   // Since the last layout.

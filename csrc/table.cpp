@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <numeric>
 
 #include "row_space.hpp"
@@ -160,25 +161,6 @@ void Table::copy_rows(const int64_t* ids, int64_t n, void* weights, void* const*
   }
 }
 
-void Table::write_states(const int64_t* ids, int64_t n, const void* const* states,
-                         const int64_t* last) {
-  if (tiered_ && !n) return;
-  if (tiered_) return space_->write(number_, ids, n, nullptr, states, last);
-  if (released_) return;
-  std::vector<int64_t> slots(n);
-  find(ids, n, slots.data());
-  for (int64_t i = 0; i < n; ++i) {
-    if (slots[i] < 0) continue;
-    for (size_t k = 0; states && k < states_.size(); ++k) {
-      const Plane& plane = states_[k].plane;
-      std::memcpy(plane.row(slots[i]),
-                  static_cast<const uint8_t*>(states[k]) + i * plane.row_bytes(),
-                  plane.row_bytes());
-    }
-    if (last && steps_) last_step()[slots[i]] = last[i];
-  }
-}
-
 void Table::write_first_values() {
   if (released_) return;
   if (tiered_) {
@@ -200,8 +182,9 @@ void Table::write_first_values() {
       } else {
         std::copy_n(ids.begin() + begin, some.size(), some.begin());
       }
-      first_values(some.data(), static_cast<int64_t>(some.size()), rows.data());
-      assign(some.data(), static_cast<int64_t>(some.size()), rows.data());
+      auto n = static_cast<int64_t>(some.size());
+      first_values(some.data(), n, rows.data());
+      write(some.data(), n, rows.data(), nullptr, nullptr);
     }
     return;
   }
@@ -284,7 +267,7 @@ void Table::track_steps(int64_t step) {
     // The plane stays; every row starts again at `step`.
     std::vector<int64_t> ids = stored_ids(), last(ids.size(), step);
     first_step_ = step;
-    return write_states(ids.data(), static_cast<int64_t>(ids.size()), nullptr, last.data());
+    return write(ids.data(), static_cast<int64_t>(ids.size()), nullptr, nullptr, last.data());
   }
   at_home_ = false;
   if (!tiered_) {
@@ -340,47 +323,120 @@ int64_t Table::find_or_insert(const int64_t* ids, int64_t n, int64_t* slots) {
   return added;
 }
 
-void Table::assign(const int64_t* ids, int64_t n, const void* rows) {
-  if (released_) return;
-  if (tiered_) return assign_tiered(ids, n, static_cast<const uint8_t*>(rows));
+void Table::write(const int64_t* ids, int64_t n, const void* weights, const void* const* states,
+                  const int64_t* last) {
+  if (released_ || !n) return;
+  if (tiered_) return write_tiered(ids, n, static_cast<const uint8_t*>(weights), states, last);
   std::vector<int64_t> slots(n);
   find_or_insert(ids, n, slots.data());
-  if (catch_up) {
+  if (catch_up && !last) {
     // So that what is written counts as of the last step.
     std::vector<int64_t> unique = slots;
     std::sort(unique.begin(), unique.end());
     unique.erase(std::unique(unique.begin(), unique.end()), unique.end());
     catch_up->write(*this, unique.data(), static_cast<int64_t>(unique.size()));
   }
-  int64_t bytes = weights_.row_bytes();
+  auto copy = [&](const Plane& plane, const void* rows, int64_t i) {
+    int64_t bytes = plane.row_bytes();
+    std::memcpy(plane.row(slots[i]), static_cast<const uint8_t*>(rows) + i * bytes, bytes);
+  };
   for (int64_t i = 0; i < n; ++i) {
-    std::memcpy(weights_.row(slots[i]), static_cast<const uint8_t*>(rows) + i * bytes, bytes);
+    if (slots[i] < 0) continue;
+    if (weights) copy(weights_, weights, i);
+    for (size_t k = 0; states && k < states_.size(); ++k) copy(states_[k].plane, states[k], i);
+    if (last && steps_) last_step()[slots[i]] = last[i];
   }
 }
 
-void Table::assign_tiered(const int64_t* ids, int64_t n, const uint8_t* rows) {
-  if (!n) return;
+void Table::write_tiered(const int64_t* ids, int64_t n, const uint8_t* weights,
+                         const void* const* states, const int64_t* last) {
   // Of duplicates the last one.
   std::vector<int64_t> order(n);
   std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(),
-                   [&](int64_t a, int64_t b) { return ids[a] < ids[b]; });
-  std::vector<int64_t> unique;
-  Buffer<uint8_t> values(n * weights_.row_bytes());
-  for (int64_t i = 0; i < n; ++i) {
-    if (i + 1 < n && ids[order[i + 1]] == ids[order[i]]) continue;
-    std::memcpy(values.data() + static_cast<int64_t>(unique.size()) * weights_.row_bytes(),
-                rows + order[i] * weights_.row_bytes(), weights_.row_bytes());
-    unique.push_back(ids[order[i]]);
+  bool rising = std::adjacent_find(ids, ids + n, std::greater_equal<>()) == ids + n;
+  if (!rising) {
+    std::stable_sort(order.begin(), order.end(),
+                     [&](int64_t a, int64_t b) { return ids[a] < ids[b]; });
+    size_t kept = 0;
+    for (int64_t i = 0; i < n; ++i) {
+      if (i + 1 < n && ids[order[i + 1]] == ids[order[i]]) continue;
+      order[kept++] = order[i];
+    }
+    order.resize(kept);
   }
-  auto count = static_cast<int64_t>(unique.size());
-  if (catch_up) catch_up->settle(*this, unique.data(), count);
-  space_->write(number_, unique.data(), count, values.data(), nullptr, nullptr);
-  if (!initial_.has_padding) return;
+  auto count = static_cast<int64_t>(order.size());
+  std::vector<int64_t> unique(count);
+  for (int64_t i = 0; i < count; ++i) unique[i] = ids[order[i]];
+  std::vector<Buffer<uint8_t>> kept;
+  auto chosen = [&](const void* rows, int64_t bytes) -> const void* {
+    if (rising || !rows) return rows;
+    Buffer<uint8_t> values(count * bytes);
+    for (int64_t i = 0; i < count; ++i) {
+      std::memcpy(values.data() + i * bytes, static_cast<const uint8_t*>(rows) + order[i] * bytes,
+                  bytes);
+    }
+    kept.push_back(std::move(values));
+    return kept.back().data();
+  };
+  const void* rows = chosen(weights, weights_.row_bytes());
+  std::vector<const void*> of_states;
+  for (size_t k = 0; states && k < states_.size(); ++k) {
+    of_states.push_back(chosen(states[k], states_[k].plane.row_bytes()));
+  }
+  const void* steps = chosen(steps_ ? last : nullptr, sizeof(int64_t));
+  if (catch_up && !last) catch_up->settle(*this, unique.data(), count);
+  space_->write(number_, unique.data(), count, rows, states ? of_states.data() : nullptr,
+                static_cast<const int64_t*>(steps));
+  if (!initial_.has_padding || !rows) return;
   auto padding = std::find(unique.begin(), unique.end(), initial_.padding_id) - unique.begin();
   if (padding == count) return;
-  const uint8_t* row = values.data() + padding * weights_.row_bytes();
+  const uint8_t* row = static_cast<const uint8_t*>(rows) + padding * weights_.row_bytes();
   padding_row_.assign(row, row + weights_.row_bytes());
+}
+
+int64_t Table::erase(const int64_t* ids, int64_t n) {
+  if (!dynamic_ || !n) return 0;
+  uses.forget(ids, n);
+  if (tiered_) {
+    if (initial_.has_padding && std::find(ids, ids + n, initial_.padding_id) != ids + n) {
+      padding_row_.clear();
+    }
+    return space_ ? space_->erase(number_, ids, n) : 0;
+  }
+  // The newest rows take the places of those that go, so that rows lie without gaps.
+  Buffer<int64_t> slots(n);
+  int64_t gone = index_->erase(ids, n, slots.data());
+  std::vector<int64_t> free;
+  for (int64_t i = 0; i < n; ++i) {
+    if (slots[i] >= 0) free.push_back(slots[i]);
+  }
+  std::sort(free.begin(), free.end());
+  int64_t end = size_ - gone, from = size_;
+  auto last = free.rbegin();
+  std::vector<int64_t> moved, places;
+  for (int64_t to : free) {
+    if (to >= end) break;
+    do {
+      --from;
+    } while (last != free.rend() && *last == from && (++last, true));
+    move_row(from, to);
+    moved.push_back(this->ids()[to]);
+    places.push_back(to);
+  }
+  index_->update(moved.data(), static_cast<int64_t>(moved.size()), places.data());
+  size_ = end;
+  settle_share();
+  return gone;
+}
+
+void Table::move_row(int64_t from, int64_t to) {
+  auto move = [&](const Plane& plane) {
+    std::memcpy(plane.row(to), plane.row(from), plane.row_bytes());
+  };
+  move(weights_);
+  move(ids_);
+  for (const State& state : states_) move(state.plane);
+  if (steps_) move(*steps_);
 }
 
 void Table::copy_padding(void* row) const {

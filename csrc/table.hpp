@@ -84,6 +84,9 @@ class CatchUp {
   // What settle() would make of the weights, into n x dim rows of the table's dtype; ids may name
   // rows that do not exist yet. Changes nothing.
   virtual void read(const Table& table, const int64_t* ids, int64_t n, void* rows) const = 0;
+  // In place, copies of rows by id: what settle() would make of them, last steps included.
+  virtual void advance(const Table& table, const int64_t* ids, int64_t n, void* weights,
+                       void* const* states, int64_t* last) const = 0;
 };
 
 // Threading: reading (find, read) is safe among readers; everything else wants the table alone. Who
@@ -160,12 +163,17 @@ class Table {
   // dtype()), `states` (one array each) and `last` may be null.
   void copy_rows(const int64_t* ids, int64_t n, void* weights, void* const* states,
                  int64_t* last) const;
-  // Overwrites states and last steps (either may be null) of rows; absent ids are passed over.
-  void write_states(const int64_t* ids, int64_t n, const void* const* states, const int64_t* last);
+  // Overwrites of rows what is given: weights (n x dim of dtype()), states (one array each), last
+  // steps; each may be null, and stays then. Absent ids of a dynamic table get a row. Of duplicates
+  // the last wins. Weights alone count as of the last step, as do rows that are written without
+  // last steps. On OutOfMemory nothing has changed; of a tiered table, on TierError, some rows may
+  // be written, each of them whole.
+  void write(const int64_t* ids, int64_t n, const void* weights, const void* const* states,
+             const int64_t* last);
 
-  // Writes rows of dtype(); absent ids of a dynamic table get one, and of duplicates the last wins.
-  // On OutOfMemory nothing has changed.
-  void assign(const int64_t* ids, int64_t n, const void* rows);
+  // Rows of a dynamic table are no more; absent ids are passed over. Others may get other slots.
+  // Returns how many went.
+  int64_t erase(const int64_t* ids, int64_t n);
 
   // Static tables in one tier: gives the memory of all planes back, as their rows are kept
   // elsewhere from now on. What the table hands out until take_rows_back() are first values, and
@@ -218,7 +226,9 @@ class Table {
  private:
   std::string what_for(const std::string& part) const;
   void fill_state(State& state, int64_t first, int64_t count);
-  void assign_tiered(const int64_t* ids, int64_t n, const uint8_t* rows);
+  void write_tiered(const int64_t* ids, int64_t n, const uint8_t* weights,
+                    const void* const* states, const int64_t* last);
+  void move_row(int64_t from, int64_t to);
   void ensure(int64_t rows);
   int64_t state_bytes() const;  // of a row, last step included
   uint64_t bytes_with(int64_t rows, int64_t state_bytes) const;

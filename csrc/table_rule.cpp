@@ -85,29 +85,26 @@ class TableRule::Follower : public CatchUp {
   // The same with the states, where wanted.
   void read_states(const Table& table, const int64_t* ids, int64_t n, void* weights,
                    void* const* out) const {
-    size_t states = table.states().size();
-    Buffer<uint8_t> own_weights;
-    if (!weights) {
-      own_weights.resize(static_cast<uint64_t>(n * table.weight_plane().row_bytes()));
-      weights = own_weights.data();
-    }
     Buffer<uint8_t> own_states[kMaxStates];
-    RowUpdate copies = planes(table, options);
-    copies.weights = weights;
-    for (size_t k = 0; k < states; ++k) {
-      if (out) {
-        copies.states[k] = out[k];
-      } else {
-        own_states[k].resize(static_cast<uint64_t>(n * state_row_bytes(table, k)));
-        copies.states[k] = own_states[k].data();
-      }
+    void* states[kMaxStates] = {};
+    for (size_t k = 0; k < table.states().size(); ++k) {
+      if (!out) own_states[k].resize(static_cast<uint64_t>(n * state_row_bytes(table, k)));
+      states[k] = out ? out[k] : own_states[k].data();
     }
     Buffer<int64_t> last(static_cast<uint64_t>(n));
-    table.copy_rows(ids, n, weights, copies.states, last.data());
+    table.copy_rows(ids, n, weights, states, last.data());
+    advance(table, ids, n, weights, states, last.data());
+  }
+
+  void advance(const Table& table, const int64_t* ids, int64_t n, void* weights,
+               void* const* states, int64_t* last) const override {
+    RowUpdate copies = planes(table, options);
+    copies.weights = weights;
+    for (size_t k = 0; k < table.states().size(); ++k) copies.states[k] = states[k];
     copies.slots = nullptr;
     copies.count = n;
     copies.ids = ids;
-    copies.last_step = last.data();
+    copies.last_step = last;
     hotbed::catch_up(copies, history);
   }
 
@@ -171,16 +168,6 @@ TableRule::TableRule(std::shared_ptr<Table> table, const RuleOptions& options,
 
 RowUpdate TableRule::planes() const { return Follower::planes(*table_, options_); }
 
-void TableRule::read(const int64_t* ids, int64_t n, void* weights, void* const* states) const {
-  if (!follower_) return table_->copy_rows(ids, n, weights, states, nullptr);
-  follower_->read_states(*table_, ids, n, weights, states);
-}
-
-void TableRule::write_states(const int64_t* ids, int64_t n, const void* const* states) {
-  std::vector<int64_t> last(static_cast<size_t>(n), steps_);
-  table_->write_states(ids, n, states, table_->tracks_steps() ? last.data() : nullptr);
-}
-
 void TableRule::catch_up_rows(const int64_t* slots, int64_t n) {
   if (follower_) follower_->write(*table_, slots, n);
 }
@@ -190,8 +177,8 @@ void TableRule::restart(int64_t steps, const Transition& base, const Hyperparame
   if (!follower_) return;
   follower_->history.restart(steps, base, last);
   table_->track_steps(0);
-  // Rows that are there were loaded with the states, or will be. (Of tiered tables the states tell
-  // which: write_states().)
+  // Rows that are there were loaded with the states, or will be. (Of tiered tables what is written
+  // tells which.)
   if (!table_->tiered()) std::fill_n(table_->last_step(), table_->size(), steps);
 }
 

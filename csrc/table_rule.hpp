@@ -24,7 +24,7 @@ struct StepFault;
 struct TableStep;
 struct FusedStep;
 
-// Reading is safe among readers; step(), restart() and write_states() want the table alone.
+// Reading is safe among readers; step() and restart() want the table alone.
 class TableRule {
  public:
   // Replaces whatever states the table has by those of the rule, at their first values; weights are
@@ -42,12 +42,6 @@ class TableRule {
 
   // False once another rule has taken the table over.
   bool holds_table() const { return table_->rule_token == token_; }
-
-  // Rows as of the last step, into `weights` (n x dim of the table's dtype, or nullptr) and one
-  // array a state; those that do not exist are as they would start. Changes nothing.
-  void read(const int64_t* ids, int64_t n, void* weights, void* const* states) const;
-  // Gives the rows of these ids, where they exist, their states as of the last step.
-  void write_states(const int64_t* ids, int64_t n, const void* const* states);
 
   // Brings rows to the last step (exact only).
   void catch_up_rows(const int64_t* slots, int64_t n);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -31,6 +32,14 @@ struct TierTraffic {
   uint64_t rows_read = 0, rows_written = 0;
 };
 
+// Records of one table in the order in which they lie, each row once.
+class RecordScan {
+ public:
+  virtual ~RecordScan() = default;
+  // At most `most` of those that follow: how many they are, 0 behind the last. Throws TierError.
+  virtual int64_t next(int64_t most, int64_t* ids, uint8_t* records) = 0;
+};
+
 // Rows of equal record size: weights, states and metadata one after the other, as the tier above
 // laid them out. A tier knows nothing of what is in a record.
 //
@@ -45,6 +54,12 @@ class Tier {
   // records + i * record_bytes() becomes the record of keys[i] where the tier holds one, and is
   // left alone otherwise; found[i] says which. Keys may repeat. Throws TierError.
   virtual void read(std::span<const RowKey> keys, uint8_t* records, bool* found) = 0;
+
+  // found[i] says whether there is a record of keys[i]; none is read.
+  virtual void holds(std::span<const RowKey> keys, bool* found) const = 0;
+
+  // While it lives rows may be read, and not written or erased. Throws TierError.
+  virtual std::unique_ptr<RecordScan> scan(int32_t table) = 0;
 
   // Takes rows over, replacing what it held of them. Keys are distinct. Throws TierError with the
   // tier as it was.
@@ -67,6 +82,10 @@ class Tier {
 
   // What the lowest tier may come to take beside its index.
   virtual uint64_t most_bytes_beside_index() const { return memory_bytes() - index_bytes(); }
+
+  // What was written survives a crash of the machine, if the tier can promise that. Throws
+  // TierError.
+  virtual void sync() {}
 
   // Of the lowest tier.
   virtual TierTraffic traffic() const { return {}; }

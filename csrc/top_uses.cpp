@@ -77,7 +77,8 @@ void TopUses::add(const int64_t* ids, const int32_t* counts, int64_t n) {
     }
     if (used_.size() < kIds) {
       numbers_[place] = static_cast<uint16_t>(used_.size());
-      used_.push_back({ids[i], count, 0});
+      uint64_t before = cell_of(cells_, ids[i]);
+      used_.push_back({ids[i], before + count, before});
       if (used_.size() == kIds) make_heap();
       continue;
     }
@@ -96,6 +97,27 @@ void TopUses::add(const int64_t* ids, const int32_t* counts, int64_t n) {
     numbers_[place_of(ids[i])] = number;
     sink(0);
   }
+}
+
+void TopUses::forget(const int64_t* ids, int64_t n) {
+  std::lock_guard lock(mutex_);
+  if (cells_.empty()) return;
+  std::vector<bool> goes(used_.size());
+  for (int64_t i = 0; i < n; ++i) {
+    uint16_t number = numbers_[place_of(ids[i])];
+    if (number != kNone) goes[number] = true;
+  }
+  size_t kept = 0;
+  for (size_t k = 0; k < used_.size(); ++k) {
+    if (!goes[k]) used_[kept++] = used_[k];
+  }
+  if (kept == used_.size()) return;
+  used_.resize(kept);
+  numbers_.assign(kPlaces, kNone);
+  for (size_t k = 0; k < used_.size(); ++k) {
+    numbers_[place_of(used_[k].id)] = static_cast<uint16_t>(k);
+  }
+  heap_.clear();
 }
 
 void TopUses::clear() {

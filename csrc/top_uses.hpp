@@ -21,6 +21,8 @@ class TopUses {
 
   // ids[i], distinct, was used counts[i] times.
   void add(const int64_t* ids, const int32_t* counts, int64_t n);
+  // These ids begin anew.
+  void forget(const int64_t* ids, int64_t n);
   void clear();
 
   struct Used {

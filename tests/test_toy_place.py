@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import pytest
@@ -14,6 +14,7 @@ from hotbed.errors import NotFiniteError, TableError
 from hotbed.gradients import LeftRows
 from hotbed.ops.resolved import Columns
 from hotbed.places.place import Call, Home, Place
+from hotbed.places.records import Records
 from hotbed.resolve.on_host import check, core_batch
 
 Gradients = Sequence[Tensor | None]
@@ -37,21 +38,19 @@ class DictPlace(Place):
         rows = [self.rows[id] for id in ids.tolist()]
         return torch.stack(rows) if rows else torch.empty(0, self.spec.dim)
 
-    def write(self, ids: Tensor, values: Tensor) -> None:
-        for id, row in zip(ids.tolist(), values.to(self.spec.dtype), strict=True):
-            self.rows[id] = row.clone()
+    def records(self, *, states: bool = True, current: bool = True) -> Iterator[Records]:
+        yield Records(torch.tensor(list(self.rows)), torch.stack(list(self.rows.values())), [])
+
+    def write(self, records: Records) -> None:
+        if records.weights is not None:
+            for id, row in zip(records.ids.tolist(), records.weights.float(), strict=True):
+                self.rows[id] = row.clone()
 
     def forget(self) -> None:
         raise NotImplementedError
 
     def memory(self) -> dict[str, int]:
         return {"rows": len(self.rows), "total": 4 * self.spec.dim * len(self.rows)}
-
-    def read_states(self, rule: Any, ids: Tensor) -> list[Tensor]:
-        return []
-
-    def write_states(self, rule: Any, ids: Tensor, values: Sequence[Tensor]) -> None:
-        pass
 
     def reset_states(self, rule: Any, firsts: Sequence[float]) -> None:
         pass

@@ -52,6 +52,19 @@ class MapTier : public Tier {
       if (found[i]) std::memcpy(records + i * record_bytes_, at->second.data(), record_bytes_);
     }
   }
+  void holds(std::span<const RowKey> keys, bool* found) const override {
+    std::lock_guard lock(mutex_);
+    for (size_t i = 0; i < keys.size(); ++i) found[i] = records_.count({keys[i].table, keys[i].id});
+  }
+  std::unique_ptr<RecordScan> scan(int32_t table) override {
+    std::lock_guard lock(mutex_);
+    auto made = std::make_unique<Copies>();
+    made->record_bytes = record_bytes_;
+    for (const auto& [key, record] : records_) {
+      if (key.first == table) made->rows.emplace_back(key.second, record);
+    }
+    return made;
+  }
   void write(std::span<const RowKey> keys, const uint8_t* records) override {
     std::lock_guard lock(mutex_);
     // Some of the rows are taken over before it fails.
@@ -82,6 +95,20 @@ class MapTier : public Tier {
   uint64_t memory_bytes() const override { return 0; }
 
  private:
+  struct Copies : RecordScan {
+    std::vector<std::pair<int64_t, std::vector<uint8_t>>> rows;
+    size_t at = 0;
+    int64_t record_bytes;
+    int64_t next(int64_t most, int64_t* ids, uint8_t* records) override {
+      int64_t n = 0;
+      for (; n < most && at < rows.size(); ++n, ++at) {
+        ids[n] = rows[at].first;
+        std::memcpy(records + n * record_bytes, rows[at].second.data(), record_bytes);
+      }
+      return n;
+    }
+  };
+
   int64_t record_bytes_;
   mutable std::mutex mutex_;
   std::map<Key, std::vector<uint8_t>> records_;

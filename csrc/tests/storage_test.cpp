@@ -16,7 +16,7 @@ TEST(a_layout_that_does_not_fit_leaves_rows_where_they_are) {
   storage.lay_out(tables);
   CHECK(!item->homeless() && item->space() == user->space());
   std::vector<float> rows(300 * 3, 8);
-  for (int64_t id = 0; id < 300; ++id) user->assign(&id, 1, rows.data());
+  for (int64_t id = 0; id < 300; ++id) user->write(&id, 1, rows.data(), nullptr, nullptr);
   user->add_state("wide", 1000, 0);  // 300 of its records take 1.2 MB
   CHECK_THROWS(storage.lay_out(tables), TierError);
   CHECK(user->homeless() && user->size() == 300);
@@ -43,7 +43,7 @@ TEST(more_tables_than_a_space_numbers_get_two) {
   CHECK(tables.back()->space() != tables.front()->space() && tables.back()->number() == 0);
   std::vector<float> row(3, 8), read(3);
   int64_t id = 4;
-  tables.back()->assign(&id, 1, row.data());
+  tables.back()->write(&id, 1, row.data(), nullptr, nullptr);
   tables.back()->copy_rows(&id, 1, read.data(), nullptr, nullptr);
   CHECK(read == row);
 }
@@ -150,8 +150,8 @@ TEST(hosts_count_rows_since_the_last_layout) {
   std::vector<int64_t> ids(20);
   for (int64_t i = 0; i < 20; ++i) ids[i] = i;
   std::vector<float> rows(20 * 3, 8);
-  item->assign(ids.data(), 20, rows.data());
-  user->assign(ids.data(), 10, rows.data());
+  item->write(ids.data(), 20, rows.data(), nullptr, nullptr);
+  user->write(ids.data(), 10, rows.data(), nullptr, nullptr);
   CHECK_EQ(storage.host_traffic().rows_written, 30u);
   CHECK_EQ(storage.host_traffic().rows_read, 0u);
   for (const auto& table : tables) table->copy_rows(ids.data(), 20, rows.data(), nullptr, nullptr);

@@ -139,9 +139,9 @@ TEST(states_round_trip) {
   std::vector<int64_t> slots = {6, 2};
   std::vector<double> mean = {1, 2, 3, 4, 5, 6}, square = {7, 8};
   const void* in[] = {mean.data(), square.data()};
-  rule.write_states(slots.data(), 2, in);
+  table->write(slots.data(), 2, nullptr, in, nullptr);
   std::vector<double> mean_out(6), square_out(2);
   void* out[] = {mean_out.data(), square_out.data()};
-  rule.read(slots.data(), 2, nullptr, out);
+  table->copy_rows(slots.data(), 2, nullptr, out, nullptr);
   CHECK(mean_out == mean && square_out == square);
 }

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from hotbed.devices import named_device
 from hotbed.errors import InputError, StorageError, TableError
 from hotbed.handles import LiveTable
-from hotbed.holds import reading
 from hotbed.init import derive_key
 from hotbed.inputs import Bags, read_bags, split_keyed
 from hotbed.jagged import Jagged
@@ -295,7 +294,8 @@ class EmbeddingCollection(TableOwner):
         return {} if self.tiers is None else self.tiers.stats()
 
     def flush(self) -> None:
-        """Writes every row that the lowest tier lacks, for looking at it with ``hotbed inspect``."""
+        """Writes every row that the lowest tier lacks, and to the disk, for looking at it with
+        ``hotbed inspect``."""
         if self.tiers is not None:
             self.tiers.settle()
             self.tiers.core.flush()
@@ -338,11 +338,7 @@ class EmbeddingCollection(TableOwner):
         Raises:
             TableError: the copy would not fit in memory.
         """
-        table = self.table(name)
-        table.refuse_copy_beyond_memory("rows")
-        with reading([table]):
-            ids = table.ids().sort().values if table.spec.rows is None else table.ids()
-            return Rows(ids, table.lookup(ids))
+        return Rows(*self.table(name).all_rows())
 
     def count(self, name: str | None = None) -> int:
         """Rows that a table holds, or all tables together."""
@@ -363,8 +359,25 @@ class EmbeddingCollection(TableOwner):
 
         Raises:
             IdError, InputError, TableError, OutOfMemory: with the table as it was.
+            StorageError: a tier below could not be read or written; some rows may be written, each of
+                them whole.
         """
         self.table(name).assign(ids, values)
+
+    def erase(self, name: str, ids: Any) -> int:
+        """Forgets the rows of (n,) ids (a tensor, an array, a list) of a dynamic table, optimizer states
+        included; ids without a row are passed over. An id that comes again is a new row. Between steps:
+        after ``step()`` or ``zero_grad()``, before the next forward.
+
+        Returns:
+            How many rows went.
+
+        Raises:
+            IdError, InputError: ids that cannot be looked up.
+            TableError: the table is static, or a gradient waits for its step.
+            StorageError: a tier could not be written.
+        """
+        return self.table(name).erase(ids)
 
     def memory(self) -> dict[str, dict[str, int]]:
         """Per table: rows, and bytes of weights, states, index and in total."""

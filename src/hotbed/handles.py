@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from hotbed.gradients import plain_access
 from hotbed.holds import alone, reading
 from hotbed.parameters import FollowingHandle, Handle, OpenHandle
 from hotbed.places.place import Home, Place
+from hotbed.places.records import Records, gather_weights
 from hotbed.tables import COMBINERS, Table
 
 __all__ = ["LiveTable", "live_table", "live_tables"]
@@ -48,7 +49,7 @@ class LiveTable:
         core: the compiled table.
         address: of the handle's data, unless the user replaced them.
         shape: of the handle.
-        generation: how often the rows were forgotten; slots of an earlier one mean nothing.
+        generation: how often rows were forgotten or erased; slots of an earlier one mean nothing.
         optimizer: the Hotbed optimizer that drives the table, or None (a weak reference call).
         complaint: set where another optimizer stepped past a gradient of this table; the next
             training forward raises it.
@@ -193,12 +194,12 @@ class LiveTable:
     # -- rows ------------------------------------------------------------------------------------
 
     def weights(self) -> Tensor:
-        """(rows, dim) the weight plane itself, by slot; valid until the table grows."""
+        """(rows, dim) the weight plane itself, by slot; valid until rows come or go."""
         return self.place.weights()
 
     def ids(self) -> Tensor:
         """(rows,) int64 the ids of the rows, those of a plane by slot; of a dynamic table valid until
-        it grows."""
+        rows come or go."""
         if self.spec.rows is not None:
             return self.place.ids()
         with reading([self]):
@@ -229,12 +230,13 @@ class LiveTable:
                 self.rule.catch_up(slots.data_ptr(), len(slots))
 
     def current_weights(self) -> Tensor:
-        """(rows, dim) weights by slot: the plane, or a copy where rows may be behind."""
+        """(rows, dim) weights of a static table: the plane, or a copy where there is none that is up to
+        date."""
         with reading([self]):
-            if self.follows:
-                return self.lookup(self.ids())
             self.hear()
-            return self.place.all_rows()
+            if self.place.aliased and not self.follows:
+                return self.place.weights()
+            return gather_weights(self.place, self.ids())
 
     def lookup(self, ids: Tensor) -> Tensor:
         """(n, dim) rows of the ids as they are; an id without a row reads its first value."""
@@ -254,6 +256,8 @@ class LiveTable:
 
         Raises:
             IdError, InputError, TableError, OutOfMemory: with the table as it was.
+            StorageError: a tier below could not be read or written; some rows may be written, each of
+                them whole.
         """
         self.ready()
         ids = self._check_ids(ids)
@@ -265,7 +269,55 @@ class LiveTable:
             )
         with alone([self]):
             self.hear()
-            self.place.write(ids, values)
+            self.place.write(Records(ids, values))
+
+    def all_rows(self) -> tuple[Tensor, Tensor]:
+        """A copy of all rows as the last step has left them: ids (n,), rising, and weights (n, dim).
+
+        Raises:
+            TableError: it would not fit in memory.
+        """
+        self.refuse_copy_beyond_memory("rows")
+        with reading([self]):
+            self.hear()
+            ids = self.place.ids()
+            ids = ids.sort().values if self.spec.rows is None else ids
+            return ids, gather_weights(self.place, ids)
+
+    def records(self, *, states: bool = True, current: bool = True) -> Iterator[Records]:
+        """All stored rows, chunk by chunk, as of one step; see `hotbed.places.place.Place.records`. Until
+        it is exhausted or closed, what would change rows waits, or is refused in this thread."""
+        with reading([self]):
+            self.hear()
+            yield from self.place.records(states=states, current=current)
+
+    def erase(self, ids: Tensor) -> int:
+        """Forgets rows of a dynamic table, those of the ids that have one. An id that comes again is a new
+        row.
+
+        Returns:
+            How many rows went.
+
+        Raises:
+            IdError, InputError: of the ids.
+            TableError: the table is static, or a gradient waits.
+        """
+        if self.spec.rows is not None:
+            raise TableError(
+                f"Table {self.name!r} is static and has the rows 0 to {self.spec.rows - 1}; rows=None makes "
+                "a table whose rows come and go."
+            )
+        self.ready()
+        ids = self._check_ids(ids)
+        with alone([self]):
+            self.hear()
+            if self.has_gradient:
+                raise TableError(
+                    f"Table {self.name!r}: rows cannot be erased while a gradient waits for them. Call "
+                    "step() or zero_grad() first."
+                )
+            self.generation += 1
+            return self.place.erase(ids)
 
     def _check_ids(self, given: Any) -> Tensor:
         ids = id_tensor(f"Table {self.name!r}", given)

@@ -15,7 +15,6 @@ from torch import Tensor
 from hotbed.errors import HotbedError
 from hotbed.handles import LiveTable
 from hotbed.holds import alone
-from hotbed.states import copy_states, write_states
 
 __all__ = ["ENDINGS", "load_table", "save_table", "signed_key"]
 
@@ -34,9 +33,7 @@ def save_table(
     if table.follows or not table.place.aliased:
         table.refuse_copy_beyond_memory("a state_dict")
     if table.spec.rows is None:
-        ids = table.ids().sort().values
-        destination[stem] = table.lookup(ids)
-        destination[f"{stem}.ids"] = ids
+        destination[f"{stem}.ids"], destination[stem] = table.all_rows()
     elif table.place.aliased and keep_vars and not table.follows:
         table.check_handle()
         destination[stem] = table.parameter
@@ -80,20 +77,20 @@ def load_table(
     with alone([table]):
         try:
             table.hear()
-            # As in torch, loading weights leaves an optimizer's states as they are.
-            dynamic = table.spec.rows is None
-            held = copy_states(table) if dynamic and table.rule is not None else None
             table.core.reserve(len(ids))
         except HotbedError as error:
             errors.append(str(error))
             return
         if key is not None:
             table.set_key(key & 0xFFFFFFFFFFFFFFFF)
-        if table.spec.rows is None or len(ids) < table.spec.rows:
+        # As in torch, loading weights leaves an optimizer's states as they are.
+        if table.spec.rows is None:
+            table.drop_gradient()
+            stored = table.stored_ids()
+            table.erase(stored[~torch.isin(stored, ids)])
+        elif len(ids) < table.spec.rows:
             table.forget_rows()
         table.assign(ids, rows)
-        if held is not None:
-            write_states(table, held, insert=False)
 
 
 def _fault(table: LiveTable, rows: Any, ids: Any) -> str | None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from hotbed import _core
 from hotbed.errors import OptimizerError
 from hotbed.handles import LiveTable
+from hotbed.places.records import Records, gather_states
 
 __all__ = ["check_states", "copy_states", "reset_states", "write_states"]
 
@@ -36,7 +37,7 @@ def copy_states(live: LiveTable) -> dict[str, Tensor]:
             f"Table {live.name!r}: a state_dict would copy {needed} bytes of optimizer state and "
             f"{free} are free; it is meant for tables that fit twice in memory."
         )
-    states = live.place.read_states(live.rule, ids)
+    states = gather_states(live.place, ids)
     return {"ids": ids.clone(), **dict(zip(live.core.state_names, states, strict=True))}
 
 
@@ -99,16 +100,10 @@ def _is_dense(value: Any) -> bool:
     return isinstance(value, Tensor) and value.layout is torch.strided
 
 
-def write_states(live: LiveTable, states: Mapping[str, Tensor], *, insert: bool) -> None:
-    """Puts states back by id. Ids without a row get one if `insert`, else they are left out."""
+def write_states(live: LiveTable, states: Mapping[str, Tensor]) -> None:
+    """Puts states back by id, as of the last step. Ids without a row get one."""
     live.settle()
-    ids = states["ids"].to(torch.int64).contiguous()
-    values = [
-        states[name].detach().to(live.spec.compute_dtype).contiguous()
-        for name in live.core.state_names
-    ]
-    ids, values = ids.cpu(), [value.cpu() for value in values]
-    kept = live.place.with_rows(ids, insert=insert)
-    if kept is not None:
-        ids, values = ids[kept], [value[kept] for value in values]
-    live.place.write_states(live.rule, ids, values)
+    ids = states["ids"].to(dtype=torch.int64, device="cpu")
+    values = [states[name].detach() for name in live.core.state_names]
+    steps = torch.full_like(ids, live.rule.steps) if live.follows else None
+    live.place.write(Records(ids, states=values, steps=steps))

@@ -127,7 +127,7 @@ class Loading:
             rule.restart(entry.steps, entry.base, entry.last or _core.Hyperparameters())
             reset_states(live)
             if entry.states is not None:
-                write_states(live, entry.states, insert=True)
+                write_states(live, entry.states)
 
     def _error(self, fault: str) -> OptimizerError:
         return OptimizerError(f"{type(self._optimizer).__name__}: the loaded state {fault}.")

@@ -52,11 +52,8 @@ class Memory(OfCore):
         return _core.weights(self.core)
 
     def ids(self) -> Tensor:
-        """Of a dynamic table by slot; valid until it grows."""
+        """Of a dynamic table by slot; valid until rows come or go."""
         return _core.ids(self.core) if self.spec.rows is None else super().ids()
-
-    def all_rows(self) -> Tensor:
-        return self.weights()
 
     def memory(self) -> dict[str, int]:
         rows = int(self.core.size)
@@ -75,12 +72,6 @@ class Memory(OfCore):
     def reset_states(self, rule: Any, firsts: Sequence[float]) -> None:
         for k, first in enumerate(firsts):
             _core.state(self.core, k).fill_(first)
-
-    def with_rows(self, ids: Tensor, *, insert: bool) -> Tensor | None:
-        if insert and self.spec.rows is None:
-            slots = torch.empty_like(ids)
-            self.core.find_or_insert(ids.data_ptr(), len(ids), slots.data_ptr())
-        return None
 
     # -- moving ----------------------------------------------------------------------------------
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator
 
-import torch
 from torch import Tensor
 
 from hotbed import _core
 from hotbed.places.place import Place
+from hotbed.places.records import Records, rows_at_once
 
 __all__ = ["OfCore"]
 
@@ -20,23 +19,34 @@ class OfCore(Place):
     def read(self, ids: Tensor) -> Tensor:
         return _core.lookup(self.core, ids.data_ptr(), len(ids))
 
-    def write(self, ids: Tensor, values: Tensor) -> None:
-        values = values.to(dtype=self.spec.dtype, device="cpu").contiguous()
-        _core.assign(self.core, ids.data_ptr(), len(ids), values.data_ptr())
+    def records(self, *, states: bool = True, current: bool = True) -> Iterator[Records]:
+        stream = _core.RecordStream.make(self.core, rows_at_once(self.core), current)
+        try:
+            while (rows := stream.next(states)) is not None:
+                ids, weights, of_states, steps = rows
+                yield Records(ids, weights, of_states if states else None, steps)
+        finally:
+            stream.close()
+
+    def write(self, records: Records) -> None:
+        ids, weights, states, steps = records
+        spec = self.spec
+        ids = ids.contiguous()
+        if weights is not None:
+            weights = weights.to(dtype=spec.dtype, device="cpu").contiguous()
+        if states is not None:
+            states = [s.to(dtype=spec.compute_dtype, device="cpu").contiguous() for s in states]
+        _core.write(
+            self.core,
+            ids.data_ptr(),
+            len(ids),
+            0 if weights is None else weights.data_ptr(),
+            None if states is None else [state.data_ptr() for state in states],
+            0 if steps is None else steps.data_ptr(),
+        )
 
     def forget(self) -> None:
         if self.spec.rows is None:
             self.core.clear()
         else:
             self.core.write_first_values()
-
-    def read_states(self, rule: Any, ids: Tensor) -> list[Tensor]:
-        states = [
-            torch.empty((len(ids), width), dtype=self.spec.compute_dtype, device="cpu")
-            for width in self.core.state_widths()
-        ]
-        rule.read(ids.data_ptr(), len(ids), 0, [state.data_ptr() for state in states])
-        return states
-
-    def write_states(self, rule: Any, ids: Tensor, values: Sequence[Tensor]) -> None:
-        rule.write_states(ids.data_ptr(), len(ids), [value.data_ptr() for value in values])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +15,7 @@ from hotbed.errors import OptimizerError, TableError
 from hotbed.gradients import WaitingGradient
 from hotbed.inputs import Bags
 from hotbed.ops.resolved import Resolved
+from hotbed.places.records import Records
 from hotbed.step.part import Part
 from hotbed.tables import CORE_DTYPES, MAX_DIM, Table
 
@@ -164,18 +165,42 @@ class Place(abc.ABC):
             return torch.arange(self.spec.rows, device="cpu")
         return self.core.stored_ids()
 
-    def all_rows(self) -> Tensor:
-        """(rows, dim) in the order of `ids`: the plane itself, where there is one."""
-        return self.read(self.ids())
-
     @abc.abstractmethod
     def read(self, ids: Tensor) -> Tensor:
         """(n, dim) rows, wherever they are at hand; an id without a row reads its first value."""
 
     @abc.abstractmethod
-    def write(self, ids: Tensor, values: Tensor) -> None:
-        """Overwrites rows with (n, dim) values, and gives ids that have none one. Of duplicates the last
-        wins."""
+    def records(self, *, states: bool = True, current: bool = True) -> Iterator[Records]:
+        """All rows that are stored, each once, in the order in which they lie, some megabytes at a time.
+        A static table in tiers stores those that a batch or an assignment has touched.
+
+        Rows must not change until it is exhausted or closed, and rows of tiers do not move: who calls
+        holds the tables.
+
+        Args:
+            states: whether states come along.
+            current: as the last step has left them; else as they are stored, with the steps up to which
+                they are current (``untouched="exact"``).
+
+        Raises:
+            StorageError: rows cannot be read.
+        """
+
+    @abc.abstractmethod
+    def write(self, records: Records) -> None:
+        """Overwrites rows, and gives ids of a dynamic table that have none one. Of duplicates the last
+        wins. Whole records (weights, and states if the table has some) are written without reading what
+        they overwrite.
+
+        Raises:
+            OutOfMemory: nothing has changed.
+            StorageError: of rows in tiers some may be written, each of them whole.
+        """
+
+    def erase(self, ids: Tensor) -> int:
+        """Forgets rows of a dynamic table, those of the ids that have one: how many. Others may get other
+        slots."""
+        return int(self.core.erase(ids.data_ptr(), len(ids)))
 
     @abc.abstractmethod
     def forget(self) -> None:
@@ -195,21 +220,8 @@ class Place(abc.ABC):
         none."""
 
     @abc.abstractmethod
-    def read_states(self, rule: Any, ids: Tensor) -> list[Tensor]:
-        """(n, width) of each state, on the host."""
-
-    @abc.abstractmethod
-    def write_states(self, rule: Any, ids: Tensor, values: Sequence[Tensor]) -> None:
-        """Overwrites states; of duplicates the last wins."""
-
-    @abc.abstractmethod
     def reset_states(self, rule: Any, firsts: Sequence[float]) -> None:
         """Gives all rows the first values of their states."""
-
-    def with_rows(self, ids: Tensor, *, insert: bool) -> Tensor | None:
-        """Which ids may be given states: None: all, as those without a row have one now (`insert`), or
-        need none; else (n,) bool."""
-        return None
 
     def make_part(self, optimizer: Any, tables: Sequence[Any]) -> Part:
         """What an optimizer's tables in places of an equal ``stepped`` do in a step; where that is not

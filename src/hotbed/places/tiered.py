@@ -13,14 +13,13 @@ from hotbed.errors import OptimizerError, TableError
 from hotbed.inputs import Bags
 from hotbed.places.of_core import OfCore
 from hotbed.places.place import Call, Home, make_core
+from hotbed.places.records import Records, rows_at_once
 from hotbed.resolve.in_tiers import resolve_in_tiers
 from hotbed.resolve.on_host import HostBatch, core_batch
 from hotbed.resolve.tiers import Tiers
 from hotbed.tables import Table
 
 __all__ = ["Tiered", "in_tiers"]
-
-_AT_ONCE = 1 << 16
 
 
 def in_tiers(spec: Table, key: int, tiers: Tiers) -> Tiered:
@@ -75,6 +74,11 @@ class Tiered(OfCore):
         self.tiers.close_window()  # it draws first values
         super().set_key(key)
 
+    def erase(self, ids: Tensor) -> int:
+        self.tiers.close_window()
+        self.tiers.release_spent()
+        return super().erase(ids)
+
     def forget(self) -> None:
         self.tiers.close_window()
         self.tiers.release_spent()
@@ -95,18 +99,14 @@ class Tiered(OfCore):
     # -- states ----------------------------------------------------------------------------------
 
     def reset_states(self, rule: Any, firsts: Sequence[float]) -> None:
-        for ids in self.core.stored_ids().split(_AT_ONCE):  # type: ignore[no-untyped-call]
-            dtype, widths = self.spec.compute_dtype, self.core.state_widths()
+        widths, dtype = self.core.state_widths(), self.spec.compute_dtype
+        for ids in self.core.stored_ids().split(rows_at_once(self.core)):  # type: ignore[no-untyped-call]
             states = [
                 torch.full((len(ids), width), first, dtype=dtype, device="cpu")
                 for width, first in zip(widths, firsts, strict=True)
             ]
-            self.write_states(rule, ids, states)
-
-    def with_rows(self, ids: Tensor, *, insert: bool) -> Tensor | None:
-        if insert or self.spec.rows is not None:
-            return None
-        return torch.isin(ids, self.core.stored_ids())
+            steps = torch.full_like(ids, rule.steps) if self.core.catches_up else None
+            self.write(Records(ids, states=states, steps=steps))
 
     # -- moving ----------------------------------------------------------------------------------
 

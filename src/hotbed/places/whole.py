@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from hotbed.ops.gpu.update import DevicePlanes
 from hotbed.places.memory import Memory, in_memory_again
 from hotbed.places.on_device import OnDevice, remedy_on_device
 from hotbed.places.place import Call, Home, make_core
+from hotbed.places.records import Records, rows_at_once
 from hotbed.tables import Table
 
 __all__ = [
@@ -145,17 +146,25 @@ class WholeOnDevice(OnDevice):
     def weights(self) -> Tensor:
         return self.plane
 
-    def all_rows(self) -> Tensor:
-        return self.weights()
-
     def read(self, ids: Tensor) -> Tensor:
         return self.plane[ids.to(self.device)]
 
-    def write(self, ids: Tensor, values: Tensor) -> None:
-        ids, last = _last_of_each(ids)
-        values = values.to(self.spec.dtype)
-        values = (values if last is None else values[last.to(values.device)]).to(self.device)
-        self.plane.index_copy_(0, ids.to(self.device), values)
+    def records(self, *, states: bool = True, current: bool = True) -> Iterator[Records]:
+        at_once = rows_at_once(self.core)
+        for begin in range(0, len(self.plane), at_once):
+            end = min(begin + at_once, len(self.plane))
+            of_states = [state[begin:end].cpu() for state in self.states] if states else None
+            ids = torch.arange(begin, end, device="cpu")
+            yield Records(ids, self.plane[begin:end].cpu(), of_states)
+
+    def write(self, records: Records) -> None:
+        ids, last = _last_of_each(records.ids)
+        at = ids.to(self.device)
+        given: list[Tensor | None] = [records.weights, *(records.states or ())]
+        for plane, values in zip([self.plane, *self.states], given, strict=False):
+            if values is not None:
+                chosen = values if last is None else values[last.to(values.device)]
+                plane.index_copy_(0, at, chosen.to(device=self.device, dtype=plane.dtype))
 
     def forget(self) -> None:
         """States stay."""
@@ -194,17 +203,6 @@ class WholeOnDevice(OnDevice):
             plane = self._room((rows, 1 if one else dim), torch.float32, f"state {name}")
             made.append(plane.fill_(first))
         self.states = made
-
-    def read_states(self, rule: Any, ids: Tensor) -> list[Tensor]:
-        at = ids.to(self.device)
-        return [state[at].cpu() for state in self.states]
-
-    def write_states(self, rule: Any, ids: Tensor, values: Sequence[Tensor]) -> None:
-        ids, last = _last_of_each(ids)
-        at = ids.to(self.device)
-        for state, value in zip(self.states, values, strict=True):
-            value = value if last is None else value[last.to(value.device)]
-            state.index_copy_(0, at, value.to(self.device))
 
     def reset_states(self, rule: Any, firsts: Sequence[float]) -> None:
         for state, first in zip(self.states, firsts, strict=True):

@@ -1,0 +1,66 @@
+"""Rows on their way: out of a place, into another, to and from files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hotbed import _core
+
+__all__ = ["Records", "gather_states", "gather_weights", "rows_at_once"]
+
+_BYTES_AT_ONCE = 8 << 20
+
+
+class Records(NamedTuple):
+    """Some rows of a table. What is None is not there, or stays as it is where they are written."""
+
+    ids: Tensor
+    """(n,) int64, on the host."""
+    weights: Tensor | None = None
+    """(n, dim) of the table's dtype."""
+    states: Sequence[Tensor] | None = None
+    """(n, dim) or (n, 1) each, of the compute dtype, in the order of the optimizer's rule."""
+    steps: Tensor | None = None
+    """(n,) int64: of a table with ``untouched="exact"``, the step up to which each row is current; None:
+    the last one."""
+
+
+def rows_at_once(core: _core.Table) -> int:
+    """So many rows that a chunk of them, with states, takes no more than some megabytes."""
+    record = 16 + 8 * (int(core.dim) + sum(core.state_widths()))
+    return max(1, _BYTES_AT_ONCE // record)
+
+
+def gather_weights(place: Any, ids: Tensor) -> Tensor:
+    """(n, dim) rows of a place as the last step has left them, by `ids`, which rise and are those of all
+    stored rows at least. A row that is not stored reads its first value."""
+    spec, rows = place.spec, rows_at_once(place.core)
+    weights = torch.empty((len(ids), spec.dim), dtype=spec.dtype, device="cpu")
+    stored = torch.zeros(len(ids), dtype=torch.bool, device="cpu")
+    for chunk in place.records(states=False):
+        at = torch.searchsorted(ids, chunk.ids)
+        stored[at] = True
+        weights[at] = chunk.weights
+    absent = torch.nonzero(~stored).flatten()
+    for begin in range(0, len(absent), rows):
+        some = absent[begin : begin + rows]
+        weights[some] = place.read(ids[some])
+    return weights
+
+
+def gather_states(place: Any, ids: Tensor) -> list[Tensor]:
+    """(n, width) of each state as of the last step, by `ids`, which are those of all stored rows, rising."""
+    dtype = place.spec.compute_dtype
+    states = [
+        torch.empty((len(ids), width), dtype=dtype, device="cpu")
+        for width in place.core.state_widths()
+    ]
+    for chunk in place.records():
+        at = torch.searchsorted(ids, chunk.ids)
+        for state, some in zip(states, chunk.states or (), strict=True):
+            state[at] = some
+    return states
