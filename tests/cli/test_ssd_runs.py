@@ -12,7 +12,7 @@ from command_line import run
 from typer.testing import Result
 
 from hotbed import _core
-from hotbed.data import CATEGORIES, CriteoLog
+from hotbed.data import CATEGORIES
 from hotbed.train import recipe
 
 pytestmark = pytest.mark.filterwarnings("default:The budget holds:UserWarning")
@@ -75,43 +75,51 @@ def test_a_run_that_took_no_step_leaves_nothing_to_lose(wide_log: Path, tmp_path
     assert "or trained nothing." in words(result)
 
 
-@pytest.mark.parametrize(("free", "rows"), [(10**9, None), (8_500_000, 5_000), (8_500_000, 10**5)])
-def test_a_model_that_memory_cannot_hold_is_refused_before_training(
-    wide_log: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    free: int,
-    rows: int | None,
+def test_a_model_that_memory_cannot_hold_is_saved_and_predicts(
+    wide_log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """900 samples of at most 26 rows of 32 bytes, beside 8 MB of --host."""
-    counted = []
+    expected = scores(wide_log, tmp_path, save(wide_log, tmp_path / "in memory"))
+    # From here on whoever copies all rows of a table is refused.
+    monkeypatch.setattr(_core, "available_memory", lambda: 10_000)
+    saved = tmp_path / "saved"
+    result = train(wide_log, tmp_path, "--save", saved, "--reset-ssd", host="2400KB")
+    assert result.exit_code == 0, result.output
+    tiers = ("--host", "2400KB", "--ssd", tmp_path / "for scores")
+    assert scores(wide_log, tmp_path, saved, *tiers) == expected
+    # What is there is the model's, which is elsewhere too.
+    assert scores(wide_log, tmp_path, saved, *tiers) == expected
+    # The rows of a run that are saved nowhere else are not touched.
+    train(wide_log, tmp_path, "--reset-ssd", host="2400KB")
+    refused = run(
+        "predict", saved, "--data", wide_log, "--out", tmp_path / "x.csv",
+        "--host", "2400KB", "--ssd", tmp_path / "rows",
+    )  # fmt: skip
+    assert refused.exit_code == 2 and "pass --reset-ssd to delete them" in words(refused)
+    assert run("inspect", tmp_path / "rows").exit_code == 0
+    assert "holds rows" in words(train(wide_log, tmp_path))
 
-    def distinct_ids(*arguments: object) -> int:
-        counted.append(rows)
-        return rows or 0
 
-    monkeypatch.setattr(_core, "available_memory", lambda: free)
-    monkeypatch.setattr(recipe, "_distinct_ids", distinct_ids)
-    result = train(wide_log, tmp_path, "--save", tmp_path / "m")
-    assert counted == ([] if rows is None else [rows])
-    if rows == 10**5:
-        assert result.exit_code == 2
-        assert "Error: --save cannot save this model: it copies all rows to" in words(result)
-        assert not (tmp_path / "rows").exists() and not (tmp_path / "m").exists()
-    else:
-        assert result.exit_code == 0, result.output
+def save(log: Path, path: Path) -> Path:
+    usual = ("--dim", 4, "--batch-size", 64)
+    assert run("train", "--data", log, *usual, "--save", path).exit_code == 0
+    return path
 
 
-def test_ids_are_counted_by_a_sample_of_them(wide_log: Path) -> None:
-    settings = recipe.TrainSettings(data=(str(wide_log),))
-    training, _ = CriteoLog(wide_log).split(0.1)
-    distinct: set[tuple[str, int]] = set()
-    for batch in training:
-        distinct.update((name, int(i)) for name in CATEGORIES for i in batch[name])
-    found = recipe._distinct_ids(settings, training)
-    # One in 1,024 is looked at: the standard deviation of the count is 32 times its root.
-    assert abs(found - len(distinct)) < 4 * 32 * len(distinct) ** 0.5
-    assert 3_000 < len(distinct)
+def scores(log: Path, tmp_path: Path, saved: Path, *options: object) -> str:
+    out = tmp_path / "scores.csv"
+    result = run("predict", saved, "--data", log, "--out", out, *options)
+    assert result.exit_code == 0, result.output
+    return out.read_text()
+
+
+def test_all_rows_of_a_run_are_on_the_ssd_when_it_ends(wide_log: Path, tmp_path: Path) -> None:
+    trained = tmp_path / "trained.json"
+    train(wide_log, tmp_path, "--json", trained)  # in a budget that holds them all
+    figures = tmp_path / "figures.json"
+    assert run("inspect", tmp_path / "rows", "--json", figures).exit_code == 0
+    shown = json.loads(figures.read_text())
+    rows = sum(table["rows"] for log in shown["logs"] for table in log["tables"])
+    assert rows == json.loads(trained.read_text())["stored_rows"] > 0
 
 
 def test_inspect_shows_ids_as_the_log_has_them(wide_log: Path, tmp_path: Path) -> None:

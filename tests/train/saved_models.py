@@ -39,9 +39,9 @@ def bias_of(path: Path) -> float:
 
 
 def data_files(path: Path) -> list[Path]:
-    """The two files of tensors: dense, tables."""
+    """The files of tensors: dense, tables."""
     files = json.loads((path / "model.json").read_text())["files"]
-    return [path / files[part]["name"] for part in ("dense", "tables")]
+    return [path / file["name"] for file in (files["dense"], *files["tables"])]
 
 
 def crc32c(data: bytes) -> int:
@@ -64,7 +64,8 @@ def seal(path: Path, contents: dict[str, Any]) -> None:
 def replace_file(path: Path, part: str, contents: bytes) -> None:
     """Other contents of a file of tensors, with a manifest that has the checksums of these."""
     manifest = json.loads((path / "model.json").read_text())
-    entry = manifest["files"][part]
+    files = manifest["files"]
+    entry = files["dense"] if part == "dense" else files["tables"][0]
     entry |= {"bytes": len(contents), "crc32c": [f"{crc32c(contents):08x}"]}
     (path / entry["name"]).write_bytes(contents)
     seal(path / "model.json", manifest)

@@ -80,7 +80,7 @@ def named(name: Any) -> Callable[[Path], None]:
     def change(path: Path) -> None:
         manifest = json.loads((path / "model.json").read_text())
         data_files(path)[1].rename(path.parent / "moved")
-        manifest["files"]["tables"]["name"] = name
+        manifest["files"]["tables"][0]["name"] = name
         seal(path / "model.json", manifest)
 
     return change
@@ -126,14 +126,26 @@ HOSTILE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "tables by a whole path": (named("/etc/passwd"), "model.json names the file '/etc/passwd'"),
     "the dense part for tables": (named("dense.1.safetensors"), "names the file 'dense.1.safe"),
     "tables of no name": (named(None), "names the file None"),
+    "a number for a file": (
+        edit(lambda m: m["files"]["tables"].append(7)),
+        "names the file 7, which",
+    ),
+    "a file missing in the middle": (
+        edit(lambda m: m["files"]["tables"].append({"name": "tables.1.3.safetensors"})),
+        "names the file 'tables.1.3.safe",
+    ),
+    "a file of another save": (
+        edit(lambda m: m["files"]["tables"].append({"name": "tables.2.2.safetensors"})),
+        "names the file 'tables.2.2.safe",
+    ),
     "no files": (edit(lambda m: m.pop("files")), "model.json is not what"),
     "files in a list": (edit(lambda m: m.update(files=[])), "model.json is not what"),
     "no checksums": (
-        edit(lambda m: m["files"]["tables"].pop("crc32c")),
+        edit(lambda m: m["files"]["tables"][0].pop("crc32c")),
         "m/tables.1.safetensors has no size and checksums",
     ),
     "100 GB of tables": (
-        edit(lambda m: m["files"]["tables"].update(bytes=10**11)),
+        edit(lambda m: m["files"]["tables"][0].update(bytes=10**11)),
         "m/tables.1.* was saved with 100,000,000,000",
     ),
     "a header of 100 GB": (
@@ -151,7 +163,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no JSON": (at_manifest(lambda file: file.write_bytes(b"\xff\xfe")), "model.json is damaged"),
     "deep JSON": (at_manifest(lambda file: file.write_text("[" * 10**5)), "model.json is damaged"),
     "a list": (at_manifest(lambda file: file.write_text("[]")), "model.json is damaged"),
-    "a later format": (edit(lambda m: m.update(format=3)), "model.json is of format 3; .* reads 2"),
+    "a later format": (edit(lambda m: m.update(format=4)), "model.json is of format 4; .* reads 3"),
     "a format that is none": (edit(lambda m: m.update(format="2")), "model.json is not what"),
 }
 

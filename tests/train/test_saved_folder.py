@@ -106,7 +106,7 @@ def test_a_model_of_the_first_format_is_told_and_replaced(tmp_path: Path) -> Non
     path = tmp_path / "m"
     make_model_of_format_1(path)
     (path / "notes").write_text("mine")
-    with pytest.raises(SavedModelError, match=r"m/model.json is of format 1; .* reads 2. Train"):
+    with pytest.raises(SavedModelError, match=r"m/model.json is of format 1; .* reads 3. Train"):
         load_model(str(path))
     check_writable_folder(str(path))
     save_model(with_bias(2), str(path))

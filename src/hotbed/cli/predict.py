@@ -16,6 +16,25 @@ def predict(
     ],
     out: Annotated[str, typer.Option("--out", metavar="FILE.csv", help="Where scores go.")],
     batch_size: Annotated[int, typer.Option(help="Samples scored at a time.", min=1)] = 4096,
+    host: Annotated[
+        str | None,
+        typer.Option(
+            "--host",
+            metavar="SIZE",
+            help="Memory that the model's tables may take, like 2GB; the rest goes to --ssd. Default: all "
+            "of them lie in memory.",
+        ),
+    ] = None,
+    ssd: Annotated[
+        str | None,
+        typer.Option("--ssd", metavar="FOLDER", help="Where rows go that do not fit into --host."),
+    ] = None,
+    reset_ssd: Annotated[
+        bool,
+        typer.Option(
+            "--reset-ssd", help="Delete the rows of an earlier run in --ssd, saved or not."
+        ),
+    ] = False,
 ) -> None:
     """Score the samples of click logs with a saved model.
 
@@ -26,22 +45,30 @@ def predict(
     [bold]Example[/bold]
 
       [cyan]hotbed predict model --data new.tsv.gz --out scores.csv[/cyan]
+
+      [cyan]hotbed predict model --data new.tsv.gz --out scores.csv --host 2GB --ssd /nvme/rows[/cyan]
     """
     from rich.console import Console
 
     console = Console(stderr=True)
-    with told_in_one_sentence(console=console):
+    with told_in_one_sentence({"host": host, "ssd": ssd}, console):
         from hotbed.train.paths import Folder, Named, refuse_clashes
+        from hotbed.train.run_note import is_of_a_run
         from hotbed.train.saved_folder import is_own_file
         from hotbed.train.scoring import write_scores
+        from hotbed.train.settings import storage_of
 
+        folders = [Folder(Named("DIR", folder), is_own_file)]
+        if ssd is not None:
+            folders.append(Folder(Named("--ssd", ssd), is_of_a_run))
         refuse_clashes(
             reads=[Named("--data", path) for path in data],
             writes=[Named("--out", out)],
-            folders=[Folder(Named("DIR", folder), is_own_file)],
+            folders=folders,
         )
+        storage = storage_of(host, ssd, reset_ssd)
         with console.status("Scoring ..."):
-            scores = write_scores(folder, data, out, batch_size)
+            scores = write_scores(folder, data, out, batch_size, storage)
     line = f"{scores.rows:,} samples scored in {scores.seconds:.1f} s, written to {out}."
     if scores.auc is not None:
         line += f" AUC {scores.auc:.4f}, log loss {scores.logloss:.4f}."

@@ -9,17 +9,16 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import torch
 from rich.console import Console
 from torch import nn
 
-from hotbed import _core
 from hotbed.collection import EmbeddingCollection
 from hotbed.data import CATEGORIES, DENSE, CriteoLog
+from hotbed.errors import StorageError
 from hotbed.models import MODELS
 from hotbed.resolve.lookahead import lookahead
-from hotbed.storage import Storage, parse_bytes
+from hotbed.storage import Storage
 from hotbed.trace import Trace
 from hotbed.train.loop import (
     Callback,
@@ -36,9 +35,6 @@ from hotbed.train.run_note import forget_note, write_note
 from hotbed.train.saved import save_model, stored_rows
 from hotbed.train.saved_folder import check_writable_folder
 from hotbed.train.settings import OPTIMIZERS, SettingsError, TrainSettings
-
-_SAMPLES_AT_ONCE = 8192
-"""Where a log is read without training."""
 
 
 class _Reached(Callback):
@@ -85,8 +81,6 @@ def train(settings: TrainSettings, progress: Console, results: Console) -> dict[
     if samples == 0:
         raise SettingsError(f"There are no samples to train on in {', '.join(settings.data)}.")
     storage = settings.storage()
-    if settings.save is not None and storage is not None and storage.ssd is not None:
-        _refuse_to_train_what_cannot_be_saved(settings, storage, training, progress)
     torch.manual_seed(settings.seed)
     model = MODELS[settings.model](
         CATEGORIES,
@@ -131,10 +125,8 @@ def train(settings: TrainSettings, progress: Console, results: Console) -> dict[
             raise
         report = _report(settings, model, result or reached.result, evaluation, interrupts())
         _leave_note(settings, progress, may_go=False)
-        tiers = _embeddings_of(model).tiers
-        if settings.ssd is not None and tiers is not None:
-            with _told_if_not_written(settings.ssd, progress):
-                tiers.note_hottest()
+        if settings.ssd is not None:
+            _write_rows(settings, model, progress)
         report["skipped_lines"] = training.skipped.lines + test.skipped.lines
         # The figures first: a disk that is too full for the model must not cost them too.
         if settings.json is not None:
@@ -174,49 +166,6 @@ def _notices(
         )
 
 
-def _refuse_to_train_what_cannot_be_saved(
-    settings: TrainSettings, storage: Storage, training: CriteoLog, progress: Console
-) -> None:
-    """Raises SettingsError where the copy of all rows that --save makes would not fit into memory.
-
-    Reads the log for that only where each of its ids having a row of its own would be too many.
-    """
-    with torch.device("meta"):  # shapes without memory
-        model = MODELS[settings.model](CATEGORIES, settings.dim, len(DENSE), seed=0)
-    tables = _embeddings_of(model).tables.values()
-    row_bytes = sum(t.dim * t.dtype.itemsize + 16 for t in tables) // len(CATEGORIES)
-    free = _core.available_memory() - parse_bytes(storage.host or 0)
-    if settings.on == "cpu":
-        free -= parse_bytes(storage.device or 0)
-    if _samples(training) * len(CATEGORIES) * row_bytes <= free:
-        return
-    with progress.status("Counting ids, as --save copies all rows to memory ..."):
-        rows = _distinct_ids(settings, training)
-    if rows * row_bytes > free:
-        raise SettingsError(
-            f"--save cannot save this model: it copies all rows to memory, about {rows:,} of "
-            f"{row_bytes:,} bytes, and beside --host {max(free, 0):,} bytes are free. Lower --dim or "
-            "--host, or leave --save out."
-        )
-
-
-def _distinct_ids(settings: TrainSettings, training: CriteoLog) -> int:
-    """About how many ids all columns have, by counting those of which a hash has ten zero bits."""
-    seen: list[set[int]] = [set() for _ in CATEGORIES]
-    log = CriteoLog(
-        settings.data,
-        _SAMPLES_AT_ONCE,
-        on_error=training.on_error,
-        rows=(training.start, training.stop),
-    )
-    for batch in log:
-        for ids, name in zip(seen, CATEGORIES, strict=True):
-            column = batch[name].numpy()
-            hashed = column.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-            ids.update(column[hashed >> np.uint64(54) == 0].tolist())
-    return sum(map(len, seen)) << 10
-
-
 @contextlib.contextmanager
 def _trace_into(path: str | None) -> Iterator[None]:
     if path is None:
@@ -244,6 +193,21 @@ def _leave_note(settings: TrainSettings, progress: Console, *, may_go: bool) -> 
     if settings.ssd is not None:
         with _told_if_not_written(settings.ssd, progress):
             write_note(settings.ssd, may_go=may_go)
+
+
+def _write_rows(settings: TrainSettings, model: nn.Module, progress: Console) -> None:
+    """Writes to --ssd what is not there yet: all rows, if they are saved nowhere else."""
+    embeddings = _embeddings_of(model)
+    assert settings.ssd is not None and embeddings.tiers is not None
+    if settings.save is not None:
+        with _told_if_not_written(settings.ssd, progress):
+            embeddings.tiers.note_hottest()
+        return
+    try:
+        with progress.status("Writing rows to the SSD ..."):
+            embeddings.flush()
+    except StorageError as error:
+        notice(progress, f"rows of this run are missing in --ssd {settings.ssd}: {error}")
 
 
 @contextlib.contextmanager

@@ -1,34 +1,41 @@
 """A trained model as a folder: what it is as JSON, its numbers as safetensors. No pickle.
 
 `hotbed.train.saved_folder` lists the files. One has the parameters and buffers of the dense layers, the
-other of each table its rows, their ids (dynamic tables) and its key. The key gives ids that training
-never met the first values they would have had.
+others rows of tables, with their ids. The key of a table gives ids that training never met the first
+values they would have had.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from hotbed import init
+from hotbed import _core, init
 from hotbed.collection import EmbeddingCollection
-from hotbed.errors import OutOfMemory
+from hotbed.errors import OutOfMemory, StorageError
+from hotbed.handles import LiveTable
+from hotbed.holds import reading
 from hotbed.models import MODELS
+from hotbed.storage import Storage
 from hotbed.tables import Table
 from hotbed.train.saved_files import SavedModelError
-from hotbed.train.saved_folder import SavedFolder, read_folder, write_folder
+from hotbed.train.saved_folder import SavedFolder, opened, write_folder
+
+_BYTES_OF_A_FILE = 24 << 20
+"""Of rows; twice as much is in memory while one is written."""
 
 _OF_A_RUN = {"seed", "storage", "device"}
 """Arguments of models that say how one is made, and not what it is."""
 
 
 def save_model(model: nn.Module, path: str) -> None:
-    """Write `model`, one of `hotbed.models`, to the folder `path`, replacing one saved there.
+    """Write `model`, one of `hotbed.models`, to the folder `path`, replacing one saved there. Rows are
+    copied some megabytes at a time, wherever they lie.
 
     Whatever ends the process, the model that was there or the new one can be loaded. Files that are
     not the model's stay.
@@ -37,31 +44,96 @@ def save_model(model: nn.Module, path: str) -> None:
         SavedModelError: the model is none of `hotbed.models`.
         OutputError: it cannot be written; what was there is there.
     """
-    manifest = {"model": _name_of(model), "arguments": _encoded(_config_of(model))}
-    write_folder(path, manifest, _parts_of(model))
+    tables = _tables_of(model)
+    with reading(tables.values()):
+        manifest = {
+            "model": _name_of(model),
+            "arguments": _encoded(_config_of(model)),
+            "tables": {
+                stem: {"key": table.key, "rows": len(table)} for stem, table in tables.items()
+            },
+        }
+        most_bytes = sum(len(t) * (t.spec.dim * t.spec.dtype.itemsize + 8) for t in tables.values())
+        most_files = most_bytes // _BYTES_OF_A_FILE + 1
+        write_folder(path, manifest, _dense_of(model), _files_of_rows(tables), most_files)
 
 
-def load_model(path: str) -> nn.Module:
+def _files_of_rows(tables: Mapping[str, LiveTable]) -> Iterator[dict[str, Tensor]]:
+    """All rows as tensors of one file after the other, each but the last of `_BYTES_OF_A_FILE` at least."""
+    chunks: dict[str, list[tuple[Tensor, Tensor]]] = {}
+    held = 0
+    for stem, table in tables.items():
+        for ids, weights, *_ in table.records(states=False):
+            assert weights is not None
+            chunks.setdefault(stem, []).append((ids, weights))
+            held += ids.nbytes + weights.nbytes
+            if held >= _BYTES_OF_A_FILE:
+                yield _joined(chunks)
+                chunks, held = {}, 0
+    yield _joined(chunks)
+
+
+def _joined(chunks: Mapping[str, list[tuple[Tensor, Tensor]]]) -> dict[str, Tensor]:
+    tensors: dict[str, Tensor] = {}
+    for stem, parts in chunks.items():
+        ids, weights = zip(*parts, strict=True)
+        tensors[f"{stem}.ids"], tensors[stem] = torch.cat(ids), torch.cat(weights)
+    return tensors
+
+
+def load_model(path: str, storage: Storage | None = None) -> nn.Module:
     """The model that `save_model` wrote, in evaluation mode.
+
+    Args:
+        storage: for the tiers that its rows are to lie in. Default: in memory.
 
     Raises:
         SavedModelError: the folder is not there, is incomplete, damaged or of another version; the
-            message names the file. No more memory was taken than its files have bytes.
+            message names the file.
+        StorageError: the tiers cannot hold the rows.
     """
-    saved = read_folder(path)
-    at_fault = saved.manifest_path
-    try:
-        kind, arguments = _described_by(saved)
-        _check_sizes(kind, arguments, saved)
-        model: nn.Module = kind(**arguments)
-        at_fault = saved.paths["tables"]
-        model.load_state_dict({**saved.parts["dense"], **saved.parts["tables"]})
-    except (SavedModelError, OutOfMemory):
-        raise
-    except Exception as error:  # whatever a manifest can make a model raise
-        raise SavedModelError(f"{at_fault} cannot be loaded: {_sentence(error)}.") from error
+    with opened(path) as saved:
+        at_fault = saved.manifest_path
+        try:
+            kind, arguments = _described_by(saved)
+            _check_sizes(kind, arguments, saved, storage)
+            model: nn.Module = kind(**arguments, storage=storage)
+            model.load_state_dict(saved.dense, strict=False)  # all of it, and no table
+            tables = _tables_of(model)
+            _take_keys(tables, saved)
+            for file, tensors in saved.tables:
+                at_fault = file
+                _take_rows(tables, tensors)
+        except (SavedModelError, OutOfMemory, StorageError):
+            raise
+        except Exception as error:  # whatever a manifest can make a model raise
+            raise SavedModelError(f"{at_fault} cannot be loaded: {_sentence(error)}.") from error
     model.eval()
     return model
+
+
+def _take_keys(tables: Mapping[str, LiveTable], saved: SavedFolder) -> None:
+    """Rows that are not saved are first values of the table's key."""
+    noted = saved.manifest["tables"]
+    for stem, table in tables.items():
+        match noted.get(stem):
+            case {"key": int(key), "rows": int(rows)} if 0 <= key < 1 << 64:
+                pass
+            case _:
+                raise ValueError(f"the table {stem!r} has no key")
+        if rows == table.spec.rows and table.tiers is None:
+            table.set_key(key)  # all rows are there
+        else:
+            table.draw_again(key)
+
+
+def _take_rows(tables: Mapping[str, LiveTable], tensors: Mapping[str, Tensor]) -> None:
+    for name in tensors:
+        stem = name.removesuffix(".ids")
+        if stem not in tables or not {stem, f"{stem}.ids"} <= {*tensors}:
+            raise ValueError(f"the tensor {name!r} is of no table")
+        if name == stem:
+            tables[stem].assign(tensors[f"{stem}.ids"], tensors[stem])
 
 
 def _described_by(saved: SavedFolder) -> tuple[Any, dict[str, Any]]:
@@ -80,27 +152,32 @@ def _described_by(saved: SavedFolder) -> tuple[Any, dict[str, Any]]:
     return MODELS[name], _decoded(arguments)
 
 
-def _check_sizes(kind: Any, arguments: Mapping[str, Any], saved: SavedFolder) -> None:
-    """Raises SavedModelError where the model would not be the size of its files."""
+def _check_sizes(
+    kind: Any, arguments: Mapping[str, Any], saved: SavedFolder, storage: Storage | None
+) -> None:
+    """Raises SavedModelError where dense layers are not the size of their file, or tables are to lie in
+    memory that is not there."""
     path = saved.manifest_path
     tables = arguments.get("tables")
     if not isinstance(tables, list) or not all(isinstance(table, Table) for table in tables):
         raise SavedModelError(f"{path}: the argument 'tables' is no list of tables.")
+    if not isinstance(saved.manifest.get("tables"), dict):
+        raise SavedModelError(f"{path} is not what `hotbed train --save` writes.")
     static = sum((t.rows or 0) * t.dim * t.dtype.itemsize for t in tables)
-    held = sum(tensor.nbytes for tensor in saved.parts["tables"].values())
-    if static > held:
+    if storage is None and static > (free := _core.available_memory()):
         raise SavedModelError(
-            f"{path}: its tables have {static:,} bytes, and {saved.paths['tables']} {held:,}."
+            f"{path}: its tables have {static:,} bytes, and {free:,} are free. Say how much memory they "
+            "may take, and where the rest goes: hotbed predict --host SIZE --ssd DIR."
         )
     with torch.device("meta"):  # shapes without memory
         empty = [Table(table.name, table.dim) for table in tables]
         model = kind(**{**arguments, "tables": empty}, seed=0)
-    wanted = _shapes(_parts_of(model)["dense"])
-    found = _shapes(saved.parts["dense"])
+    wanted = _shapes(_dense_of(model))
+    found = _shapes(saved.dense)
     for name in sorted({*wanted, *found}):
         if wanted.get(name) != found.get(name):
             raise SavedModelError(
-                f"{saved.paths['dense']}: the tensor {name!r} is {found.get(name, 'missing')}, and "
+                f"{saved.dense_path}: the tensor {name!r} is {found.get(name, 'missing')}, and "
                 f"in the model of {path} {wanted.get(name, 'there is none')}."
             )
 
@@ -119,7 +196,7 @@ def _sentence(error: BaseException) -> str:
 
 def stored_rows(model: nn.Module) -> int:
     """The rows that all tables of `model` hold."""
-    return sum(m.count() for m in model.modules() if isinstance(m, EmbeddingCollection))
+    return sum(m.count() for m in _collections_of(model).values())
 
 
 def _name_of(model: nn.Module) -> str:
@@ -137,15 +214,24 @@ def _config_of(model: nn.Module) -> dict[str, Any]:
     return dict(config)
 
 
-def _parts_of(model: nn.Module) -> dict[str, dict[str, Tensor]]:
-    """The state_dict in two: part → tensors."""
-    owners = [name for name, m in model.named_modules() if isinstance(m, EmbeddingCollection)]
-    dense: dict[str, Tensor] = {}
-    tables: dict[str, Tensor] = {}
-    for name, value in model.state_dict().items():
-        of_table = any(name.startswith(f"{owner}.") for owner in owners)
-        (tables if of_table else dense)[name] = value
-    return {"dense": dense, "tables": tables}
+def _collections_of(model: nn.Module) -> dict[str, EmbeddingCollection]:
+    return {n: m for n, m in model.named_modules() if isinstance(m, EmbeddingCollection)}
+
+
+def _tables_of(model: nn.Module) -> dict[str, LiveTable]:
+    """Name in the state_dict → table."""
+    return {
+        f"{prefix}.{name}": found.table(name)
+        for prefix, found in _collections_of(model).items()
+        for name in found.tables
+    }
+
+
+def _dense_of(model: nn.Module) -> dict[str, Tensor]:
+    """The state_dict without the tables."""
+    handles = {*_tables_of(model)}
+    parameters = {n: p for n, p in model.named_parameters() if n not in handles}
+    return {**parameters, **dict(model.named_buffers())}
 
 
 def _encoded(value: Any) -> Any:

@@ -2,9 +2,10 @@
 
 ::
 
-    model.json             what the model is, and of both files below their bytes and checksums
+    model.json             what the model is, and of the files below their bytes and checksums
     dense.N.safetensors    N is 1 or 2: a model is written beside the one that is there, whose files
     tables.N.safetensors   go when the new model.json has taken the place of the old one
+    tables.N.2.safetensors and so on: rows come in files of a bounded size
     model.next.json        what will take that place
     saving.json            while that goes on: the files that are new or to go
 
@@ -17,7 +18,7 @@ import contextlib
 import fcntl
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -35,17 +36,15 @@ from hotbed.train.saved_files import (
 )
 
 __all__ = [
-    "PARTS",
     "SavedFolder",
     "check_writable_folder",
     "holds_file",
     "is_own_file",
-    "read_folder",
+    "opened",
     "write_folder",
 ]
 
-PARTS = ("dense", "tables")
-_FORMAT = 2
+_FORMAT = 3
 _MANIFEST, _NEXT, _JOURNAL = "model.json", "model.next.json", "saving.json"
 _FILES_OF_FORMAT_1 = ("dense.safetensors", "tables.safetensors")
 
@@ -64,8 +63,17 @@ def holds_file(folder: str, name: str) -> bool:
 
 
 def _comes_and_goes(name: Any) -> bool:
-    known = rf"({'|'.join(PARTS)})(\.[12])?\.safetensors|{_NEXT}"
+    known = rf"(dense|tables)(\.[12])?\.safetensors|tables\.[12]\.[0-9]+\.safetensors|{_NEXT}"
     return isinstance(name, str) and re.fullmatch(known, name) is not None
+
+
+def _dense_file(number: int) -> str:
+    return f"dense.{number}.safetensors"
+
+
+def _tables_file(number: int, count: int) -> str:
+    """`count`: of such files, from 1."""
+    return f"tables.{number}{'' if count == 1 else f'.{count}'}.safetensors"
 
 
 # -- writing -----------------------------------------------------------------------------------------
@@ -87,7 +95,7 @@ def check_writable_folder(path: str) -> None:
                 raise OutputError(
                     f"Cannot save to {path!r}: the folder holds other files. Name a new folder."
                 )
-            _names_of_new(path)
+            _names_of_new(path, 1)
             os.unlink(new_beside(os.path.join(path, _MANIFEST)))
         else:
             os.makedirs(path)
@@ -97,12 +105,19 @@ def check_writable_folder(path: str) -> None:
 
 
 def write_folder(
-    path: str, manifest: Mapping[str, Any], parts: Mapping[str, Mapping[str, Tensor]]
+    path: str,
+    manifest: Mapping[str, Any],
+    dense: Mapping[str, Tensor],
+    tables: Iterable[Mapping[str, Tensor]],
+    most_files: int,
 ) -> None:
-    """Writes a model: what it is as JSON values, and part → tensors.
+    """Writes a model: what it is as JSON values, and its tensors.
 
     Whatever ends the process, the model that was there or the new one can be read. Waits while
     another process writes or reads there.
+
+    Args:
+        tables: of one file each; at most `most_files` of them.
 
     Raises:
         OutputError: it cannot be written; what was there is there.
@@ -111,7 +126,7 @@ def write_folder(
     try:
         os.makedirs(path, exist_ok=True)
         with _held(path, fcntl.LOCK_EX):
-            _replace(path, manifest, parts)
+            _replace(path, manifest, dense, tables, most_files)
     except OSError as error:
         if made:
             with contextlib.suppress(OSError):
@@ -120,17 +135,26 @@ def write_folder(
 
 
 def _replace(
-    path: str, manifest: Mapping[str, Any], parts: Mapping[str, Mapping[str, Tensor]]
+    path: str,
+    manifest: Mapping[str, Any],
+    dense: Mapping[str, Tensor],
+    tables: Iterable[Mapping[str, Tensor]],
+    most_files: int,
 ) -> None:
     _sweep(path)
-    names = _names_of_new(path)
-    journal = {"files": [*_files_of(path), *names.values(), _NEXT]}
+    first, *names = _names_of_new(path, most_files)
+    journal = {"files": [*_files_of(path), first, *names, _NEXT]}
+
+    def written(name: str, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+        return {"name": name, **write_tensors(os.path.join(path, name), tensors)}
+
     try:
         write_json_sealed(os.path.join(path, _JOURNAL), journal)
         sync_folder(path)
+        # There may be fewer files than there are names.
         files = {
-            part: {"name": names[part], **write_tensors(os.path.join(path, names[part]), tensors)}
-            for part, tensors in parts.items()
+            "dense": written(first, dense),
+            "tables": [written(*file) for file in zip(names, tables, strict=False)],
         }
         following = os.path.join(path, _NEXT)
         write_json_sealed(following, {"format": _FORMAT, **manifest, "files": files})
@@ -177,11 +201,13 @@ def _files_of(path: str) -> list[str]:
     if not os.path.lexists(manifest):
         return []
     match _read(path, manifest):
-        case {
-            "format": 2,
-            "files": {"dense": {"name": dense}, "tables": {"name": tables}},
-        }, True if _comes_and_goes(dense) and _comes_and_goes(tables):
-            return [dense, tables]
+        case {"format": 3, "files": {"dense": {"name": dense}, "tables": list(tables)}}, True:
+            names = [dense, *(file.get("name") for file in tables if isinstance(file, dict))]
+            if all(map(_comes_and_goes, names)):
+                return names
+        case {"format": 2, "files": {"dense": {"name": dense}, "tables": {"name": rows}}}, True:
+            if _comes_and_goes(dense) and _comes_and_goes(rows):
+                return [dense, rows]
         case {"format": 1, "model": str(), "arguments": dict()}, False:
             return list(_FILES_OF_FORMAT_1)
     raise OutputError(
@@ -196,17 +222,19 @@ def _read(path: str, file: str) -> tuple[Any, bool]:
         raise OutputError(f"Cannot save to {path!r}: {error}") from None
 
 
-def _names_of_new(path: str) -> dict[str, str]:
-    """Part → name of the file that it will be written to.
+def _names_of_new(path: str, most_files: int) -> list[str]:
+    """Names for the file of the dense layers, and for those of the tables.
 
     Raises:
         OutputError: such a file is there and of no model.
     """
-    number = 2 if f"{PARTS[0]}.1.safetensors" in _files_of(path) else 1
-    names = {part: f"{part}.{number}.safetensors" for part in PARTS}
+    number = 2 if _dense_file(1) in _files_of(path) else 1
+    tables = (_tables_file(number, count) for count in range(1, most_files + 1))
+    names = [_dense_file(number), *tables]
     left = _unfinished(path)
-    for name in (*names.values(), _NEXT):
-        if name not in left and os.path.lexists(os.path.join(path, name)):
+    there = {*os.listdir(path)}
+    for name in (*names, _NEXT):
+        if name not in left and name in there:
             raise OutputError(
                 f"Cannot save to {path!r}: {name} there is no part of the model. Move it away."
             )
@@ -235,19 +263,21 @@ def _cannot_save(path: str, error: OSError) -> OSError:
 
 
 class SavedFolder(NamedTuple):
-    """What was read of a folder."""
+    """What is read of a folder."""
 
     manifest_path: str
     manifest: dict[str, Any]
     """What the model is, as JSON values."""
-    paths: dict[str, str]
-    """Part → its file."""
-    parts: dict[str, dict[str, Tensor]]
-    """Part → tensors."""
+    dense_path: str
+    dense: dict[str, Tensor]
+    tables: Iterator[tuple[str, dict[str, Tensor]]]
+    """(path, tensors) of each file of rows, read when it is asked for."""
 
 
-def read_folder(path: str) -> SavedFolder:
-    """Reads every file once, and no more bytes than it has.
+@contextlib.contextmanager
+def opened(path: str) -> Iterator[SavedFolder]:
+    """For a ``with`` statement, in which nobody replaces the model. Reads every file once, and no more
+    bytes than it has.
 
     Raises:
         SavedModelError: the folder is not there, is incomplete, damaged or of another version; the
@@ -259,12 +289,16 @@ def read_folder(path: str) -> SavedFolder:
         with _held(path, fcntl.LOCK_SH):
             manifest_path = os.path.join(path, _MANIFEST)
             manifest = _manifest_in(manifest_path)
-            files = manifest["files"]
-            paths = {part: os.path.join(path, files[part]["name"]) for part in PARTS}
-            parts = {part: read_tensors(paths[part], files[part]) for part in PARTS}
+            dense, *tables = [
+                (os.path.join(path, file["name"]), file)
+                for file in (manifest["files"]["dense"], *manifest["files"]["tables"])
+            ]
+            rows = ((where, read_tensors(where, file)) for where, file in tables)
+            yield SavedFolder(manifest_path, manifest, dense[0], read_tensors(*dense), rows)
     except OSError as error:
+        if isinstance(error, HotbedError):
+            raise
         raise SavedModelError(f"{path!r} cannot be read: {error.strerror}.") from None
-    return SavedFolder(manifest_path, manifest, paths, parts)
 
 
 def _manifest_in(path: str) -> dict[str, Any]:
@@ -278,12 +312,15 @@ def _manifest_in(path: str) -> dict[str, Any]:
     if not sealed:
         raise SavedModelError(f"{path} is damaged, or was changed. Copy or save it again.")
     match manifest:
-        case {"format": 2, "files": {"dense": {"name": dense}, "tables": {"name": tables}}}:
+        case {"format": 3, "files": {"dense": {"name": dense}, "tables": list(tables)}}:
             pass
         case _:
             raise SavedModelError(f"{path} is not what `hotbed train --save` writes.")
-    for part, name in (("dense", dense), ("tables", tables)):
-        if name not in (f"{part}.1.safetensors", f"{part}.2.safetensors"):
+    names = [dense, *(file.get("name") if isinstance(file, dict) else file for file in tables)]
+    number = 2 if dense == _dense_file(2) else 1
+    wanted = [_dense_file(number), *(_tables_file(number, at) for at in range(1, len(names)))]
+    for name, other in zip(names, wanted, strict=True):
+        if name != other:
             raise SavedModelError(
                 f"{path} names the file {name!r}, which is none of a saved model."
             )

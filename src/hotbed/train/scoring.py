@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Sequence
@@ -10,9 +11,11 @@ from typing import NamedTuple
 import torch
 
 from hotbed.data import CriteoLog
+from hotbed.storage import Storage
 from hotbed.train.loop import scored
 from hotbed.train.metrics import auc, logloss
 from hotbed.train.report import check_writable_file, complete_file
+from hotbed.train.run_note import write_note
 from hotbed.train.saved import load_model
 
 
@@ -26,17 +29,29 @@ class Scores(NamedTuple):
     logloss: float | None
 
 
-def write_scores(folder: str, data: Sequence[str], out: str, batch_size: int = 4096) -> Scores:
+def write_scores(
+    folder: str,
+    data: Sequence[str],
+    out: str,
+    batch_size: int = 4096,
+    storage: Storage | None = None,
+) -> Scores:
     """Write the click probability of every row of the logs `data` to the CSV file `out`.
 
     The file, a header ``score`` and one number a row, appears when it is complete.
+
+    Args:
+        storage: for the tiers that the model's rows are to lie in. Default: in memory.
 
     Raises:
         HotbedError, OSError: no saved model, a malformed line, an output that cannot be written.
     """
     check_writable_file(out)
     log = CriteoLog(data, batch_size, labels="auto")
-    model = load_model(folder)
+    model = load_model(folder, storage)
+    if storage is not None and storage.ssd is not None:
+        with contextlib.suppress(OSError):
+            write_note(str(storage.ssd), may_go=True)  # the rows are in `folder`
     began = time.perf_counter()
     logits: list[torch.Tensor] = []
     labels: list[torch.Tensor] = []

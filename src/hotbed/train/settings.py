@@ -126,11 +126,19 @@ class TrainSettings:
         refuse_clashes(reads, writes, folders)
 
     def storage(self) -> Storage | None:
-        """The tiers that were asked for, if any. Rows with which nothing is lost need not stay."""
-        if self.device is None and self.host is None and self.ssd is None:
-            return None
-        reset = self.reset_ssd or (self.ssd is not None and rows_may_go(self.ssd))
-        return Storage(device=self.device, host=self.host, ssd=self.ssd, reset=reset)
+        """The tiers that were asked for, if any."""
+        return storage_of(self.host, self.ssd, self.reset_ssd, self.device)
+
+
+def storage_of(
+    host: str | None, ssd: str | None, reset_ssd: bool, device: str | None = None
+) -> Storage | None:
+    """The tiers that --host, --ssd and --device ask for, if any. Rows with which nothing is lost need not
+    stay."""
+    if device is None and host is None and ssd is None:
+        return None
+    reset = reset_ssd or (ssd is not None and rows_may_go(ssd))
+    return Storage(device=device, host=host, ssd=ssd, reset=reset)
 
 
 def _require(good: bool, name: str, value: object, wanted: str) -> None:
