@@ -13,7 +13,10 @@ from command_line import run, train
     [
         (("train", "--dimm", 4), "There is no option --dimm. Did you mean --dim?"),
         (("train", "--batchsize=4"), "There is no option --batchsize. Did you mean --batch-size?"),
-        (("predict", "m", "--dat", "x"), "There is no option --dat. Did you mean --data?"),
+        (
+            ("predict", "m", "--batchsize", "1"),
+            "There is no option --batchsize. Did you mean --batch-size?",
+        ),
         (("inspect", "r", "--jsn", "x"), "There is no option --jsn. Did you mean --json?"),
         (("trian",), "No such command 'trian'. Did you mean 'train'?"),
     ],
