@@ -83,46 +83,39 @@ Tensor lookup(const std::shared_ptr<Table>& table, Address ids, int64_t n) {
   return out;
 }
 
-// (ids, weights, states, last steps) of the next rows.
+// A copy of some rows of a part.
+Tensor part_tensor(const void* from, std::vector<size_t> shape, nb::dlpack::dtype element) {
+  size_t bytes = element.bits / 8;
+  for (size_t extent : shape) bytes *= extent;
+  void* block = BlockPool::instance().take(bytes);
+  nb::capsule owner(block, [](void* data) noexcept { BlockPool::instance().give(data); });
+  std::memcpy(block, from, bytes);
+  return Tensor(block, shape.size(), shape.data(), owner, nullptr, element);
+}
+
+// (place of the table, ids, weights, states, last steps) of the next rows.
 nb::object next_rows(RecordStream& stream, bool with_states) {
-  const Table& t = stream.table();
-  auto most = static_cast<size_t>(stream.most());
-  DType of_states = t.dtype() == DType::f64 ? DType::f64 : DType::f32;
-  struct Part {
-    void* block;
-    nb::capsule owner;
-    size_t width;
-    nb::dlpack::dtype element;
-  };
-  auto part = [&](size_t width, nb::dlpack::dtype element) {
-    void* block = BlockPool::instance().take(most * width * element.bits / 8);
-    nb::capsule owner(block, [](void* data) noexcept { BlockPool::instance().give(data); });
-    return Part{block, owner, width, element};
-  };
-  Part ids = part(1, nb::dtype<int64_t>()), last = part(1, nb::dtype<int64_t>());
-  Part weights = part(static_cast<size_t>(t.dim()), element(t.dtype()));
-  std::vector<Part> states;
-  std::vector<void*> at;
-  for (const State& state : t.states()) {
-    if (!with_states) break;
-    states.push_back(part(static_cast<size_t>(state.plane.width()), element(of_states)));
-    at.push_back(states.back().block);
-  }
-  int64_t n;
+  size_t at;
+  const RecordParts* rows;
   {
     nb::gil_scoped_release unlocked;
-    n = stream.next(static_cast<int64_t*>(ids.block), weights.block,
-                    with_states ? at.data() : nullptr, static_cast<int64_t*>(last.block));
+    rows = stream.next(at);
   }
-  if (!n) return nb::none();
-  auto tensor = [&](const Part& from, size_t dims) {
-    size_t shape[2] = {static_cast<size_t>(n), from.width};
-    return Tensor(from.block, dims, shape, from.owner, nullptr, from.element);
-  };
-  nb::list of_state;
-  for (const Part& state : states) of_state.append(tensor(state, 2));
-  nb::object steps = t.tracks_steps() ? nb::cast(tensor(last, 1)) : nb::none();
-  return nb::make_tuple(tensor(ids, 1), tensor(weights, 2), of_state, steps);
+  if (!rows) return nb::none();
+  const RecordLayout& layout = rows->layout;
+  auto n = static_cast<size_t>(rows->count);
+  DType of_states = layout.dtype == DType::f64 ? DType::f64 : DType::f32;
+  nb::list states;
+  for (size_t k = 0; with_states && k < rows->states.size(); ++k) {
+    auto width = static_cast<size_t>(layout.state_widths[k]);
+    states.append(part_tensor(rows->states[k].data(), {n, width}, element(of_states)));
+  }
+  nb::object last = nb::none();
+  if (layout.steps) last = nb::cast(part_tensor(rows->last.data(), {n}, nb::dtype<int64_t>()));
+  return nb::make_tuple(at, part_tensor(rows->ids.data(), {n}, nb::dtype<int64_t>()),
+                        part_tensor(rows->weights.data(), {n, static_cast<size_t>(layout.dim)},
+                                    element(layout.dtype)),
+                        states, last);
 }
 
 }  // namespace
@@ -297,19 +290,20 @@ void bind_table(nb::module_& module) {
       "Overwrites of rows what is given (address 0, None: it stays); absent ids of a dynamic table "
       "get one.");
   nb::class_<RecordStream>(module, "RecordStream",
-                           "The stored rows of a table, each once, in the order in which they lie; "
+                           "The stored rows of tables, each once, in the order in which they lie; "
                            "until it is closed, rows of tiers stay where they are.")
       .def_static(
           "make",
-          [](std::shared_ptr<Table> table, int64_t most, bool current) {
-            nb::gil_scoped_release unlocked;
-            return std::make_unique<RecordStream>(std::move(table), most, current);
+          [](std::vector<std::shared_ptr<Table>> tables, int64_t most, bool current) {
+            return std::make_unique<RecordStream>(std::move(tables), most, current);
           },
-          "table"_a, "most"_a, "current"_a)
-      .def("next", &next_rows, "states"_a,
-           nb::sig("def next(self, states: bool) -> tuple[torch.Tensor, torch.Tensor, "
-                   "list[torch.Tensor], torch.Tensor | None] | None"),
-           "(ids, weights, states, last steps) of up to `most` rows; None behind the last.")
+          "tables"_a, "most"_a, "current"_a)
+      .def(
+          "next", &next_rows, "states"_a,
+          nb::sig("def next(self, states: bool) -> tuple[int, torch.Tensor, torch.Tensor, "
+                  "list[torch.Tensor], torch.Tensor | None] | None"),
+          "(place of the table, ids, weights, states, last steps) of up to `most` rows of it; None "
+          "behind the last.")
       .def("close", &RecordStream::close, Unlocked());
 
   nb::class_<Batch>(module, "Batch")

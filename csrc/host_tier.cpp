@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
+#include <set>
 
 namespace hotbed {
 
@@ -65,28 +66,29 @@ void HostTier::holds(std::span<const RowKey> keys, bool* found) const {
 // What is here by slot, then what is below and not here.
 class HostTier::Scan : public RecordScan {
  public:
-  Scan(HostTier& tier, int32_t table)
-      : tier_(tier), table_(table), below_(tier.below_ ? tier.below_->scan(table) : nullptr) {}
+  Scan(HostTier& tier, std::span<const int32_t> tables)
+      : tier_(tier),
+        tables_(tables.begin(), tables.end()),
+        below_(tier.below_ ? tier.below_->scan(tables) : nullptr) {}
 
-  int64_t next(int64_t most, int64_t* ids, uint8_t* records) override {
+  int64_t next(int64_t most, RowKey* keys, uint8_t* records) override {
     std::lock_guard lock(tier_.mutex_);
+    int64_t bytes = tier_.record_bytes_;
     int64_t n = tier_.residency_.list(slot_, most, [&](int64_t slot, RowKey key, bool, int64_t i) {
-      if (key.table != table_) return false;
-      ids[i] = key.id;
-      std::memcpy(records + i * tier_.record_bytes_, tier_.record(slot), tier_.record_bytes_);
+      if (!tables_.count(key.table)) return false;
+      keys[i] = key;
+      std::memcpy(records + i * bytes, tier_.record(slot), static_cast<size_t>(bytes));
       return true;
     });
     while (!n && below_) {
-      int64_t found = below_->next(most, ids, records);
+      int64_t found = below_->next(most, keys, records);
       if (!found) break;
-      std::vector<int64_t> slots(static_cast<size_t>(found));
-      tier_.residency_.find(table_, ids, found, slots.data());
+      std::vector<int64_t> slots = tier_.find({keys, static_cast<size_t>(found)});
       for (int64_t i = 0; i < found; ++i) {
-        if (slots[i] >= 0) continue;
-        ids[n] = ids[i];
+        if (slots[static_cast<size_t>(i)] >= 0) continue;
+        keys[n] = keys[i];
         if (n < i) {
-          std::memcpy(records + n * tier_.record_bytes_, records + i * tier_.record_bytes_,
-                      tier_.record_bytes_);
+          std::memcpy(records + n * bytes, records + i * bytes, static_cast<size_t>(bytes));
         }
         ++n;
       }
@@ -96,13 +98,13 @@ class HostTier::Scan : public RecordScan {
 
  private:
   HostTier& tier_;
-  int32_t table_;
+  const std::set<int32_t> tables_;
   int64_t slot_ = 0;
   std::unique_ptr<RecordScan> below_;
 };
 
-std::unique_ptr<RecordScan> HostTier::scan(int32_t table) {
-  return std::make_unique<Scan>(*this, table);
+std::unique_ptr<RecordScan> HostTier::scan(std::span<const int32_t> tables) {
+  return std::make_unique<Scan>(*this, tables);
 }
 
 void HostTier::write(std::span<const RowKey> keys, const uint8_t* records) {

@@ -26,7 +26,7 @@ class HostTier : public Tier {
   int64_t record_bytes() const override { return record_bytes_; }
   void read(std::span<const RowKey> keys, uint8_t* records, bool* found) override;
   void holds(std::span<const RowKey> keys, bool* found) const override;
-  std::unique_ptr<RecordScan> scan(int32_t table) override;
+  std::unique_ptr<RecordScan> scan(std::span<const int32_t> tables) override;
   void write(std::span<const RowKey> keys, const uint8_t* records) override;
   void erase(std::span<const RowKey> keys) override;
   int64_t rows(int32_t table) const override;

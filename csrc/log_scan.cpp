@@ -1,5 +1,6 @@
-// All rows of a table, segment after segment.
+// All rows of some tables, segment after segment.
 #include <algorithm>
+#include <set>
 
 #include "log_tier.hpp"
 #include "row_log_core.hpp"
@@ -16,7 +17,8 @@ void LogTier::holds(std::span<const RowKey> keys, bool* found) const {
 // A record is its row's newest where the index names its place.
 class LogTier::Scan : public RecordScan {
  public:
-  Scan(LogTier& tier, int32_t table) : tier_(tier), table_(table) {
+  Scan(LogTier& tier, std::span<const int32_t> tables)
+      : tier_(tier), tables_(tables.begin(), tables.end()) {
     // A compaction that is under way ends first.
     std::lock_guard compacting(tier_.compact_mutex_);
     if (tier_.core_.writes()) tier_.seal(tier_.moved_);
@@ -46,7 +48,7 @@ class LogTier::Scan : public RecordScan {
               [](const auto& a, const auto& b) { return a->number < b->number; });
   }
 
-  int64_t next(int64_t most, int64_t* ids, uint8_t* records) override {
+  int64_t next(int64_t most, RowKey* keys, uint8_t* records) override {
     int64_t count = 0;
     while (count < most) {
       if (given_ == ready_.size()) {
@@ -56,7 +58,7 @@ class LogTier::Scan : public RecordScan {
       }
       size_t n = std::min(ready_.size() - given_, static_cast<size_t>(most - count));
       uint64_t bytes = tier_.layout_.record_bytes;
-      std::copy_n(ready_.begin() + static_cast<int64_t>(given_), n, ids + count);
+      std::copy_n(ready_.begin() + static_cast<int64_t>(given_), n, keys + count);
       std::memcpy(records + static_cast<uint64_t>(count) * bytes, records_.data() + given_ * bytes,
                   n * bytes);
       given_ += n;
@@ -153,7 +155,7 @@ class LogTier::Scan : public RecordScan {
     places_.clear();
     for (uint32_t i = 0; i < header.count; ++i) {
       RowKey key = read_as<RecordHeader>(block + layout.record_offset(i)).key();
-      if (key.table != table_) continue;
+      if (!tables_.count(key.table)) continue;
       keys_.push_back(key);
       places_.push_back(i);
     }
@@ -166,7 +168,7 @@ class LogTier::Scan : public RecordScan {
     for (size_t k = 0; k < keys_.size(); ++k) {
       if (locations_[k] != first + places_[k]) continue;
       const uint8_t* at = block + layout.record_offset(places_[k]) + sizeof(RecordHeader);
-      ready_.push_back(keys_[k].id);
+      ready_.push_back(keys_[k]);
       records_.insert(records_.end(), at, at + layout.record_bytes);
     }
   }
@@ -191,8 +193,8 @@ class LogTier::Scan : public RecordScan {
     {
       std::shared_lock state(tier_.state_);
       tier_.index_.for_each([&](RowKey key, uint32_t location) {
-        lost +=
-            key.table == table_ && location >= first && location < first + tier_.layout_.records;
+        lost += tables_.count(key.table) && location >= first &&
+                location < first + tier_.layout_.records;
       });
     }
     if (!lost) return;
@@ -202,21 +204,21 @@ class LogTier::Scan : public RecordScan {
   }
 
   LogTier& tier_;
-  const int32_t table_;
+  const std::set<int32_t> tables_;
   std::vector<std::shared_ptr<LogSegment>> segments_;
   std::vector<std::shared_ptr<LogBuffer>> buffers_;  // not written
   size_t at_ = 0;                                    // the segment
   uint32_t block_ = 0;                               // in it
-  std::vector<int64_t> ready_;
+  std::vector<RowKey> ready_;
   std::vector<uint8_t> records_;
   size_t given_ = 0;
   std::vector<RowKey> keys_;
   std::vector<uint32_t> places_, locations_;
 };
 
-std::unique_ptr<RecordScan> LogTier::scan(int32_t table) {
+std::unique_ptr<RecordScan> LogTier::scan(std::span<const int32_t> tables) {
   core_.check_readable();
-  auto made = std::make_unique<Scan>(*this, table);
+  auto made = std::make_unique<Scan>(*this, tables);
   made->begin();
   return made;
 }

@@ -130,7 +130,7 @@ class RowSpace {
   // All rows that are stored: those that differ from what lies below by slot, then as the tier
   // below scans. While it lives rows stay where they are: look-ahead's admit() answers no, and
   // others that would move or change some wait, or throw TierError in the thread that asked for it.
-  std::unique_ptr<RecordScan> scan(int32_t table);
+  std::unique_ptr<RecordScan> scan(std::span<const int32_t> tables);
   // Overwrites parts of rows; what is not given stays, or is as of a new row. Ids are distinct. Of
   // whole rows (weights, states and last steps) nothing is read. Throws TierError; some of the rows
   // may have been written then, each of them whole.
@@ -147,6 +147,7 @@ class RowSpace {
   int64_t rows(int32_t table);
   std::vector<int64_t> stored_ids(int32_t table, bool resident = false);
   bool stores_any(int32_t table);
+  void stores(int32_t table, const int64_t* ids, int64_t n, bool* found);
 
   // Writes every dirty row to the tier below.
   void flush();
@@ -168,6 +169,8 @@ class RowSpace {
 
   std::unique_lock<std::mutex> may_move();
   void forget(int32_t table, std::span<const RowKey> rows, std::span<const int64_t> slots);
+  bool is_dirty(const RowKey& key) const;
+  void find_stored(int32_t table, const int64_t* ids, int64_t n, bool* found) const;
   void note_size(std::span<const TableIds> parts);
   void post(Message message);
   void drain();

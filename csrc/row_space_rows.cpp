@@ -184,15 +184,12 @@ int64_t RowSpace::erase(int32_t table, const int64_t* ids, int64_t n) {
   sorted.erase(std::unique(sorted.begin(), sorted.end()), sorted.end());
   std::vector<RowKey> keys;
   for (int64_t id : sorted) keys.push_back({id, table});
+  auto count = static_cast<int64_t>(keys.size());
   std::vector<int64_t> slots(keys.size());
-  residency_.find(table, sorted.data(), static_cast<int64_t>(sorted.size()), slots.data());
-  std::unique_ptr<bool[]> stored(new bool[keys.size() + 1]());
-  below_->holds(keys, stored.get());
-  int64_t gone = 0;
-  for (size_t i = 0; i < keys.size(); ++i) {
-    gone += stored[i] || (slots[i] >= 0 && residency_.is_dirty(slots[i])) ||
-            std::find(held_back_.begin(), held_back_.end(), keys[i]) != held_back_.end();
-  }
+  residency_.find(table, sorted.data(), count, slots.data());
+  std::unique_ptr<bool[]> found(new bool[keys.size() + 1]);
+  find_stored(table, sorted.data(), count, found.get());
+  int64_t gone = std::count(found.get(), found.get() + count, true);
   std::erase(slots, -1);
   forget(table, keys, slots);
   if (tables_[table]->dynamic()) born_[table] -= gone;
@@ -215,11 +212,11 @@ void RowSpace::erase_all(int32_t table) {
 
 class RowSpace::Scan : public RecordScan {
  public:
-  Scan(RowSpace& space, int32_t table)
-      : space_(space), table_(table), thread_(std::this_thread::get_id()) {
+  Scan(RowSpace& space, std::span<const int32_t> tables)
+      : space_(space), tables_(tables.begin(), tables.end()), thread_(std::this_thread::get_id()) {
     std::scoped_lock lock(space_.moving_, space_.mutex_);
     space_.drain();
-    below_ = space_.below_->scan(table);
+    below_ = space_.below_->scan(tables);
     space_.scanning_.push_back(thread_);
   }
   ~Scan() override {
@@ -229,64 +226,70 @@ class RowSpace::Scan : public RecordScan {
     space_.scanned_.notify_all();
   }
 
-  int64_t next(int64_t most, int64_t* ids, uint8_t* records) override {
+  int64_t next(int64_t most, RowKey* keys, uint8_t* records) override {
     std::scoped_lock lock(space_.moving_, space_.mutex_);
     space_.drain();
     std::vector<int64_t> slots;
     auto dirty = [&](int64_t slot, RowKey key, bool is_dirty, int64_t i) {
-      if (key.table != table_ || !is_dirty) return false;
-      ids[i] = key.id;
+      if (!is_dirty || !tables_.count(key.table)) return false;
+      keys[i] = key;
       slots.push_back(slot);
       return true;
     };
     int64_t n = space_.residency_.list(slot_, most, dirty);
     space_.gather(slots.data(), n, records);
-    if (!n) n = held_back(most, ids, records);
+    if (!n) n = held_back(most, keys, records);
     while (!n) {
-      int64_t found = below_->next(most, ids, records);
+      int64_t found = below_->next(most, keys, records);
       if (!found) break;
-      n = without_those_above(found, ids, records);
+      n = without_those_above(found, keys, records);
     }
     return n;
   }
 
  private:
-  int64_t held_back(int64_t most, int64_t* ids, uint8_t* records) {
+  int64_t held_back(int64_t most, RowKey* keys, uint8_t* records) {
     int64_t n = 0, bytes = space_.record_bytes_;
     for (; at_ < space_.held_back_.size() && n < most; ++at_) {
-      if (space_.held_back_[at_].table != table_) continue;
-      ids[n] = space_.held_back_[at_].id;
+      if (!tables_.count(space_.held_back_[at_].table)) continue;
+      keys[n] = space_.held_back_[at_];
       const uint8_t* from = space_.held_back_records_.data() + static_cast<int64_t>(at_) * bytes;
-      std::memcpy(records + n++ * bytes, from, bytes);
+      std::memcpy(records + n++ * bytes, from, static_cast<size_t>(bytes));
     }
     return n;
   }
 
-  int64_t without_those_above(int64_t found, int64_t* ids, uint8_t* records) {
-    std::vector<int64_t> slots(static_cast<size_t>(found));
-    space_.residency_.find(table_, ids, found, slots.data());
+  int64_t without_those_above(int64_t found, RowKey* keys, uint8_t* records) {
     const auto& held = space_.held_back_;
     int64_t n = 0, bytes = space_.record_bytes_;
     for (int64_t i = 0; i < found; ++i) {
-      if (slots[i] >= 0 && space_.residency_.is_dirty(slots[i])) continue;
-      if (std::find(held.begin(), held.end(), RowKey{ids[i], table_}) != held.end()) continue;
-      ids[n] = ids[i];
-      if (n < i) std::memcpy(records + n * bytes, records + i * bytes, bytes);
+      if (space_.is_dirty(keys[i])) continue;
+      if (std::find(held.begin(), held.end(), keys[i]) != held.end()) continue;
+      keys[n] = keys[i];
+      if (n < i) {
+        std::memcpy(records + n * bytes, records + i * bytes, static_cast<size_t>(bytes));
+      }
       ++n;
     }
     return n;
   }
 
   RowSpace& space_;
-  int32_t table_;
+  const std::set<int32_t> tables_;
   std::thread::id thread_;
   std::unique_ptr<RecordScan> below_;
   int64_t slot_ = 0;
   size_t at_ = 0;  // among those that were held back
 };
 
-std::unique_ptr<RecordScan> RowSpace::scan(int32_t table) {
-  return std::make_unique<Scan>(*this, table);
+std::unique_ptr<RecordScan> RowSpace::scan(std::span<const int32_t> tables) {
+  return std::make_unique<Scan>(*this, tables);
+}
+
+bool RowSpace::is_dirty(const RowKey& key) const {
+  int64_t slot;
+  residency_.find(key.table, &key.id, 1, &slot);
+  return slot >= 0 && residency_.is_dirty(slot);
 }
 
 int64_t RowSpace::rows(int32_t table) {
@@ -300,6 +303,25 @@ std::vector<int64_t> RowSpace::stored_ids(int32_t table, bool resident) {
   std::scoped_lock lock(moving_, mutex_);
   drain();
   return stored(table, resident);
+}
+
+void RowSpace::stores(int32_t table, const int64_t* ids, int64_t n, bool* found) {
+  std::scoped_lock lock(moving_, mutex_);
+  drain();
+  find_stored(table, ids, n, found);
+}
+
+// Under moving_ and mutex_.
+void RowSpace::find_stored(int32_t table, const int64_t* ids, int64_t n, bool* found) const {
+  std::vector<RowKey> keys;
+  for (int64_t i = 0; i < n; ++i) keys.push_back({ids[i], table});
+  std::vector<int64_t> slots(keys.size());
+  residency_.find(table, ids, n, slots.data());
+  below_->holds(keys, found);
+  for (int64_t i = 0; i < n; ++i) {
+    found[i] = found[i] || (slots[i] >= 0 && residency_.is_dirty(slots[i])) ||
+               std::find(held_back_.begin(), held_back_.end(), keys[i]) != held_back_.end();
+  }
 }
 
 bool RowSpace::stores_any(int32_t table) {

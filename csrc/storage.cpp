@@ -141,13 +141,14 @@ std::vector<TableGroup> group_by_layout(const std::vector<std::shared_ptr<Table>
 }
 
 // Weights stay; so does the rest if it means the same (`whole`), else it is as it would start.
-void move_rows(RowSpace& from, int32_t old_number, RowSpace& to, int32_t number, bool whole) {
-  const RecordLayout& layout = from.layout();
-  RecordParts parts(layout, rows_at_once(8192, layout.bytes()));
-  std::unique_ptr<RecordScan> scan = from.scan(old_number);
-  while (int64_t n = parts.take_next(*scan)) {
-    to.write(number, parts.ids.data(), n, parts.weights.data(),
-             whole ? parts.states_at.data() : nullptr, whole ? parts.last.data() : nullptr);
+void move_rows(const std::shared_ptr<RowSpace>& from, int32_t old_number, RowSpace& to,
+               int32_t number, bool whole) {
+  const RecordLayout& layout = from->layout();
+  SpaceStream stream(from, {old_number}, rows_at_once(8192, layout.bytes()));
+  while (RecordParts* rows = stream.next(old_number)) {
+    std::vector<void*> states = rows->states_at();
+    to.write(number, rows->ids.data(), rows->count, rows->weights.data(),
+             whole ? states.data() : nullptr, whole ? rows->last.data() : nullptr);
   }
 }
 
@@ -300,7 +301,7 @@ void Storage::lay_out(const std::vector<std::shared_ptr<Table>>& tables, bool ag
   };
   for_tables([](Table& table, const std::shared_ptr<RowSpace>& space, int32_t number) {
     if (!table.space()) return;
-    move_rows(*table.space(), table.number(), *space, number, !table.homeless());
+    move_rows(table.space(), table.number(), *space, number, !table.homeless());
   });
   for_tables([](Table& table, const std::shared_ptr<RowSpace>& space, int32_t number) {
     table.live_in(space, number);

@@ -84,6 +84,8 @@ class CatchUp {
   // What settle() would make of the weights, into n x dim rows of the table's dtype; ids may name
   // rows that do not exist yet. Changes nothing.
   virtual void read(const Table& table, const int64_t* ids, int64_t n, void* rows) const = 0;
+  // Whether steps have moved rows that no batch ever touched.
+  virtual bool moves_untouched() const = 0;
   // In place, copies of rows by id: what settle() would make of them, last steps included.
   virtual void advance(const Table& table, const int64_t* ids, int64_t n, void* weights,
                        void* const* states, int64_t* last) const = 0;

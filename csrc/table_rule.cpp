@@ -58,7 +58,7 @@ class TableRule::Follower : public CatchUp {
     int64_t at_once = rows_at_once(1 << 16, row_bytes);
     std::vector<int64_t> stored;
     // Rows that are stored nowhere have moved too, if steps move rows without states.
-    bool all = !table.tiered() || (!table.dynamic() && history.since(0).ww != 1);
+    bool all = !table.tiered() || (!table.dynamic() && moves_untouched());
     if (!all) stored = table.stored_ids();
     int64_t count = all ? table.size() : static_cast<int64_t>(stored.size());
     std::vector<int64_t> some;
@@ -81,6 +81,8 @@ class TableRule::Follower : public CatchUp {
   void read(const Table& table, const int64_t* ids, int64_t n, void* rows) const override {
     read_states(table, ids, n, rows, nullptr);
   }
+
+  bool moves_untouched() const override { return history.since(0).ww != 1; }
 
   // The same with the states, where wanted.
   void read_states(const Table& table, const int64_t* ids, int64_t n, void* weights,

@@ -27,17 +27,17 @@ struct RowKey {
   bool operator==(const RowKey&) const = default;
 };
 
-// Rows that a tier has found for others, and taken over, since it was made.
-struct TierTraffic {
-  uint64_t rows_read = 0, rows_written = 0;
-};
-
-// Records of one table in the order in which they lie, each row once.
+// Records of some tables in the order in which they lie, each row once.
 class RecordScan {
  public:
   virtual ~RecordScan() = default;
   // At most `most` of those that follow: how many they are, 0 behind the last. Throws TierError.
-  virtual int64_t next(int64_t most, int64_t* ids, uint8_t* records) = 0;
+  virtual int64_t next(int64_t most, RowKey* keys, uint8_t* records) = 0;
+};
+
+// Rows that a tier has found for others, and taken over, since it was made.
+struct TierTraffic {
+  uint64_t rows_read = 0, rows_written = 0;
 };
 
 // Rows of equal record size: weights, states and metadata one after the other, as the tier above
@@ -59,7 +59,7 @@ class Tier {
   virtual void holds(std::span<const RowKey> keys, bool* found) const = 0;
 
   // While it lives rows may be read, and not written or erased. Throws TierError.
-  virtual std::unique_ptr<RecordScan> scan(int32_t table) = 0;
+  virtual std::unique_ptr<RecordScan> scan(std::span<const int32_t> tables) = 0;
 
   // Takes rows over, replacing what it held of them. Keys are distinct. Throws TierError with the
   // tier as it was.

@@ -84,6 +84,18 @@ TEST(the_host_tier_holds_what_it_is_given) {
       std::vector<int64_t> ids(static_cast<size_t>(host.rows(table)));
       host.ids(table, ids.data());
       CHECK(ids == wanted && !wanted.empty());
+      std::vector<RowKey> scanned(7);
+      std::vector<int64_t> all;
+      auto scan = host.scan({&table, 1});
+      while (int64_t n = scan->next(7, scanned.data(), records.data())) {
+        for (int64_t i = 0; i < n; ++i) {
+          all.push_back(scanned[i].id);
+          CHECK_EQ(scanned[i].table, table);
+          CHECK(!std::memcmp(records.data() + i * 16, truth[{table, all.back()}].data(), 16));
+        }
+      }
+      std::sort(all.begin(), all.end());
+      CHECK(all == wanted);
       if (!below) continue;
       host.flush();
       CHECK_EQ(lower->rows(table), host.rows(table));

@@ -66,9 +66,32 @@ inline void check_rows(hotbed::Tier& tier, const std::vector<RowKey>& keys,
   }
 }
 
+// Scans tables, a few rows at a time, and compares with the versions.
+inline void check_scan(hotbed::Tier& tier, const std::vector<int32_t>& tables,
+                       const Versions& versions) {
+  constexpr int64_t kMost = 37;
+  auto bytes = static_cast<size_t>(tier.record_bytes());
+  std::vector<RowKey> keys(kMost);
+  std::vector<uint8_t> records(kMost * bytes);
+  Versions found;
+  auto scan = tier.scan(tables);
+  while (int64_t n = scan->next(kMost, keys.data(), records.data())) {
+    for (size_t i = 0; i < static_cast<size_t>(n); ++i) {
+      auto known = versions.find(keys[i]);
+      CHECK(known != versions.end());
+      CHECK(is(&records[i * bytes], bytes, keys[i], known->second));
+      CHECK(found.emplace(keys[i], known->second).second);
+    }
+  }
+  int64_t wanted = 0;
+  for (int32_t table : tables) wanted += tier.rows(table);
+  CHECK_EQ(static_cast<int64_t>(found.size()), wanted);
+}
+
 // Compares everything there is to see of a tier.
-inline void check_all(hotbed::LogTier& tier, const Versions& versions) {
+inline void check_all(hotbed::LogTier& tier, const Versions& versions, bool scan = true) {
   std::vector<RowKey> keys;
+  std::vector<int32_t> tables;
   for (const auto& table : tier.described().tables) {
     std::vector<int64_t> expected;
     for (const auto& [key, version] : versions) {
@@ -79,8 +102,11 @@ inline void check_all(hotbed::LogTier& tier, const Versions& versions) {
     tier.ids(table.table, ids.data());
     CHECK(ids == expected);
     for (int64_t id : ids) keys.push_back({id, table.table});
+    tables.push_back(table.table);
+    if (scan) check_scan(tier, {table.table}, versions);
   }
   CHECK_EQ(keys.size(), versions.size());
+  if (scan) check_scan(tier, tables, versions);
   check_rows(tier, keys, versions);
   CHECK_EQ(tier.statistics().live_records, versions.size());
 }

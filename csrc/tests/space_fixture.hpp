@@ -56,12 +56,13 @@ class MapTier : public Tier {
     std::lock_guard lock(mutex_);
     for (size_t i = 0; i < keys.size(); ++i) found[i] = records_.count({keys[i].table, keys[i].id});
   }
-  std::unique_ptr<RecordScan> scan(int32_t table) override {
+  std::unique_ptr<RecordScan> scan(std::span<const int32_t> tables) override {
     std::lock_guard lock(mutex_);
     auto made = std::make_unique<Copies>();
     made->record_bytes = record_bytes_;
     for (const auto& [key, record] : records_) {
-      if (key.first == table) made->rows.emplace_back(key.second, record);
+      if (std::find(tables.begin(), tables.end(), key.first) == tables.end()) continue;
+      made->rows.emplace_back(RowKey{key.second, key.first}, record);
     }
     return made;
   }
@@ -96,13 +97,13 @@ class MapTier : public Tier {
 
  private:
   struct Copies : RecordScan {
-    std::vector<std::pair<int64_t, std::vector<uint8_t>>> rows;
+    std::vector<std::pair<RowKey, std::vector<uint8_t>>> rows;
     size_t at = 0;
     int64_t record_bytes;
-    int64_t next(int64_t most, int64_t* ids, uint8_t* records) override {
+    int64_t next(int64_t most, RowKey* keys, uint8_t* records) override {
       int64_t n = 0;
       for (; n < most && at < rows.size(); ++n, ++at) {
-        ids[n] = rows[at].first;
+        keys[n] = rows[at].first;
         std::memcpy(records + n * record_bytes, rows[at].second.data(), record_bytes);
       }
       return n;
@@ -250,6 +251,29 @@ struct Truth {
       std::vector<int64_t> stored = pair.space->stored_ids(0);
       CHECK(std::binary_search(stored.begin(), stored.end(), key.second));
     }
+    check_scan(pair, {0});
+    check_scan(pair, {1});
+    check_scan(pair, {0, 1});
+  }
+
+  // Each stored row comes once, as it is.
+  void check_scan(const Pair& pair, const std::vector<int32_t>& tables) const {
+    constexpr int64_t kMost = 7;
+    RowKey keys[kMost];
+    float records[kMost][4];
+    std::map<int32_t, std::vector<int64_t>> found;
+    auto scan = pair.space->scan(tables);
+    while (int64_t n = scan->next(kMost, keys, reinterpret_cast<uint8_t*>(records))) {
+      for (int64_t i = 0; i < n; ++i) {
+        found[keys[i].table].push_back(keys[i].id);
+        CHECK((std::pair{records[i][0], records[i][3]}) == of({keys[i].table, keys[i].id}));
+      }
+    }
+    for (auto& [table, ids] : found) {
+      CHECK(std::find(tables.begin(), tables.end(), table) != tables.end());
+      std::sort(ids.begin(), ids.end());
+    }
+    for (int32_t table : tables) CHECK(found[table] == pair.space->stored_ids(table));
   }
 };
 

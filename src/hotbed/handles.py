@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -28,7 +28,7 @@ from hotbed.places.place import Home, Place
 from hotbed.places.records import Records, gather_weights
 from hotbed.tables import COMBINERS, Table
 
-__all__ = ["LiveTable", "live_table", "live_tables"]
+__all__ = ["LiveTable", "live_table", "live_tables", "records_of"]
 
 _ROWS_AT_ONCE = 1 << 20
 
@@ -287,9 +287,7 @@ class LiveTable:
     def records(self, *, states: bool = True, current: bool = True) -> Iterator[Records]:
         """All stored rows, chunk by chunk, as of one step; see `hotbed.places.place.Place.records`. Until
         it is exhausted or closed, what would change rows waits, or is refused in this thread."""
-        with reading([self]):
-            self.hear()
-            yield from self.place.records(states=states, current=current)
+        return (rows for _, rows in records_of([self], states=states, current=current))
 
     def erase(self, ids: Tensor) -> int:
         """Forgets rows of a dynamic table, those of the ids that have one. An id that comes again is a new
@@ -399,6 +397,21 @@ class LiveTable:
 
     def __reduce__(self) -> Any:
         return pickled(self)
+
+
+def records_of(
+    tables: Sequence[LiveTable], *, states: bool = True, current: bool = True
+) -> Iterator[tuple[LiveTable, Records]]:
+    """`LiveTable.records` of several tables as of one step, those that lie together in one pass."""
+    groups: dict[Any, list[LiveTable]] = {}
+    with reading(tables):
+        for table in tables:
+            table.hear()
+            groups.setdefault(table.place.group, []).append(table)
+        for group in groups.values():
+            places = [table.place for table in group]
+            for at, rows in places[0].records_of(places, states=states, current=current):
+                yield group[at], rows
 
 
 def live_tables() -> Iterable[LiveTable]:

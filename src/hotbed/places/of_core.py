@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from torch import Tensor
 
@@ -20,11 +20,18 @@ class OfCore(Place):
         return _core.lookup(self.core, ids.data_ptr(), len(ids))
 
     def records(self, *, states: bool = True, current: bool = True) -> Iterator[Records]:
-        stream = _core.RecordStream.make(self.core, rows_at_once(self.core), current)
+        return (rows for _, rows in self.records_of([self], states=states, current=current))
+
+    def records_of(
+        self, places: Sequence[Place], *, states: bool = True, current: bool = True
+    ) -> Iterator[tuple[int, Records]]:
+        cores = [place.core for place in places]
+        most = min(map(rows_at_once, cores)) // len(cores)
+        stream = _core.RecordStream.make(cores, most, current)
         try:
             while (rows := stream.next(states)) is not None:
-                ids, weights, of_states, steps = rows
-                yield Records(ids, weights, of_states if states else None, steps)
+                at, ids, weights, of_states, steps = rows
+                yield at, Records(ids, weights, of_states if states else None, steps)
         finally:
             stream.close()
 

@@ -172,7 +172,8 @@ class Place(abc.ABC):
     @abc.abstractmethod
     def records(self, *, states: bool = True, current: bool = True) -> Iterator[Records]:
         """All rows that are stored, each once, in the order in which they lie, some megabytes at a time.
-        A static table in tiers stores those that a batch or an assignment has touched.
+        A static table in tiers stores those that a batch or an assignment has touched; if steps have
+        moved others too (``untouched="exact"``), they come last, where `current`.
 
         Rows must not change until it is exhausted or closed, and rows of tiers do not move: who calls
         holds the tables.
@@ -185,6 +186,15 @@ class Place(abc.ABC):
         Raises:
             StorageError: rows cannot be read.
         """
+
+    def records_of(
+        self, places: Sequence[Place], *, states: bool = True, current: bool = True
+    ) -> Iterator[tuple[int, Records]]:
+        """The same of several places of its group, itself among them, and whose each chunk is. What lies
+        together is read in one pass."""
+        for at, place in enumerate(places):
+            for rows in place.records(states=states, current=current):
+                yield at, rows
 
     @abc.abstractmethod
     def write(self, records: Records) -> None:

@@ -53,7 +53,8 @@ def gather_weights(place: Any, ids: Tensor) -> Tensor:
 
 
 def gather_states(place: Any, ids: Tensor) -> list[Tensor]:
-    """(n, width) of each state as of the last step, by `ids`, which are those of all stored rows, rising."""
+    """(n, width) of each state as of the last step, by `ids`, which are those of all stored rows, rising.
+    (The states of others are their first values.)"""
     dtype = place.spec.compute_dtype
     states = [
         torch.empty((len(ids), width), dtype=dtype, device="cpu")
@@ -61,6 +62,7 @@ def gather_states(place: Any, ids: Tensor) -> list[Tensor]:
     ]
     for chunk in place.records():
         at = torch.searchsorted(ids, chunk.ids)
+        stored = ids[at.clamp_(max=len(ids) - 1)] == chunk.ids if len(ids) else at < 0
         for state, some in zip(states, chunk.states or (), strict=True):
-            state[at] = some
+            state[at[stored]] = some[stored]
     return states

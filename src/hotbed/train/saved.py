@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from hotbed import _core, init
 from hotbed.collection import EmbeddingCollection
 from hotbed.errors import OutOfMemory, StorageError
-from hotbed.handles import LiveTable
+from hotbed.handles import LiveTable, records_of
 from hotbed.holds import reading
 from hotbed.models import MODELS
 from hotbed.storage import Storage
@@ -60,16 +60,16 @@ def save_model(model: nn.Module, path: str) -> None:
 
 def _files_of_rows(tables: Mapping[str, LiveTable]) -> Iterator[dict[str, Tensor]]:
     """All rows as tensors of one file after the other, each but the last of `_BYTES_OF_A_FILE` at least."""
+    stems = {table: stem for stem, table in tables.items()}
     chunks: dict[str, list[tuple[Tensor, Tensor]]] = {}
     held = 0
-    for stem, table in tables.items():
-        for ids, weights, *_ in table.records(states=False):
-            assert weights is not None
-            chunks.setdefault(stem, []).append((ids, weights))
-            held += ids.nbytes + weights.nbytes
-            if held >= _BYTES_OF_A_FILE:
-                yield _joined(chunks)
-                chunks, held = {}, 0
+    for table, (ids, weights, *_) in records_of([*stems], states=False):
+        assert weights is not None
+        chunks.setdefault(stems[table], []).append((ids, weights))
+        held += ids.nbytes + weights.nbytes
+        if held >= _BYTES_OF_A_FILE:
+            yield _joined(chunks)
+            chunks, held = {}, 0
     yield _joined(chunks)
 
 
