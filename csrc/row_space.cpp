@@ -14,6 +14,9 @@ constexpr int64_t kAhead = 8;
 
 using Clock = std::chrono::steady_clock;
 
+// Of look-ahead with somebody who reads all rows of a table.
+constexpr std::chrono::milliseconds kPatience(50);
+
 int64_t ns_since(Clock::time_point start) {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count();
 }
@@ -96,7 +99,7 @@ class RowSpace::Moving {
       : space_(space),
         forward_waits_(forward_waits),
         asked_(Clock::now()),
-        lock_(forward_waits ? space.may_move() : std::unique_lock(space.moving_)) {}
+        lock_(space.may_move(!forward_waits)) {}
   ~Moving() {
     std::lock_guard lock(space_.mutex_);
     space_.counters_.move_ns += ns_since(began_);
@@ -111,8 +114,8 @@ class RowSpace::Moving {
   Clock::time_point began_ = Clock::now();
 };
 
-// Takes moving_ when nobody scans.
-std::unique_lock<std::mutex> RowSpace::may_move() {
+// Takes moving_ when nobody scans. `ahead`: for rows that nobody waits for yet.
+std::unique_lock<std::mutex> RowSpace::may_move(bool ahead) {
   std::unique_lock lock(moving_);
   auto mine = std::find(scanning_.begin(), scanning_.end(), std::this_thread::get_id());
   if (mine != scanning_.end()) {
@@ -123,7 +126,12 @@ std::unique_lock<std::mutex> RowSpace::may_move() {
         "train "
         "or write.");
   }
-  scanned_.wait(lock, [&] { return scanning_.empty(); });
+  auto nobody = [&] { return scanning_.empty(); };
+  if (!ahead) {
+    scanned_.wait(lock, nobody);
+  } else if (!scanned_.wait_for(lock, kPatience, nobody)) {  // who scans may be asking for it
+    throw TierError("All rows of a table are being read, so no batch is brought up ahead.");
+  }
   return lock;
 }
 
@@ -333,7 +341,6 @@ void RowSpace::retract_all() {
 
 bool RowSpace::admit(int64_t batch, int64_t* slots) {
   Moving moving(*this);
-  if (!scanning_.empty()) return false;
   write_held_back();
   narrow();
   Moves moves;

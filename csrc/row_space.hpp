@@ -128,8 +128,8 @@ class RowSpace {
   void read(int32_t table, const int64_t* ids, int64_t n, void* weights, void* const* states,
             int64_t* last, bool* found);
   // All rows that are stored: those that differ from what lies below by slot, then as the tier
-  // below scans. While it lives rows stay where they are: look-ahead's admit() answers no, and
-  // others that would move or change some wait, or throw TierError in the thread that asked for it.
+  // below scans. While it lives rows stay where they are: who would move or change some waits,
+  // look-ahead not for long, and throws TierError in the thread that asked for the scan.
   std::unique_ptr<RecordScan> scan(std::span<const int32_t> tables);
   // Overwrites parts of rows; what is not given stays, or is as of a new row. Ids are distinct. Of
   // whole rows (weights, states and last steps) nothing is read. Throws TierError; some of the rows
@@ -167,7 +167,7 @@ class RowSpace {
   class Moving;
   class Scan;
 
-  std::unique_lock<std::mutex> may_move();
+  std::unique_lock<std::mutex> may_move(bool ahead = false);
   void forget(int32_t table, std::span<const RowKey> rows, std::span<const int64_t> slots);
   bool is_dirty(const RowKey& key) const;
   void find_stored(int32_t table, const int64_t* ids, int64_t n, bool* found) const;
