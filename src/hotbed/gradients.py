@@ -248,6 +248,8 @@ def leave(left: Left, live: Sequence[Any], nodes: Mapping[int, Any]) -> list[Ten
         else:
             updates.append((t, update, *start))
     if updates:
+        for t, *_ in updates:
+            live[t].place.changing("fused")
         left.step(updates)
         for _, update, _, _ in updates:
             update.done()

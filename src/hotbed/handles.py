@@ -54,6 +54,7 @@ class LiveTable:
         complaint: set where another optimizer stepped past a gradient of this table; the next
             training forward raises it.
         rule: the core's hold of the optimizer whose states the table has, or None.
+        follows: whether rows that no batch touches follow a dense optimizer, and so may be behind it.
         fused_update: set by an optimizer with ``fused=True``: steps the table in backward, which then
             leaves no gradient.
     """
@@ -75,10 +76,12 @@ class LiveTable:
         self._requires_grad = requires_grad
         self._parameter: weakref.ref[Handle] | None = None
         self._rule: Any = None
+        self.follows = False
         self._data = self.place.handle_data()
         self.address, self.shape = self._data.data_ptr(), self._data.shape
         self.generation = 0
         self._optimizer: weakref.ref[Any] | None = None
+        self._seen = 0  # of torch's count of changes to the handle
         self.complaint: HotbedError | None = None
         self.fused_update: Any = None
         with _of_live_tables:
@@ -110,6 +113,7 @@ class LiveTable:
     @rule.setter
     def rule(self, rule: Any) -> None:
         self._rule = rule
+        self.follows = bool(self.core.catches_up)
         self.parameter.__class__ = self._handle_kind()
         self.place.make_states(rule)
 
@@ -144,13 +148,17 @@ class LiveTable:
         return int(self.core.size)
 
     def check_handle(self) -> None:
-        """Adopts weights that were put in place of the handle's (``p.data = ...``).
+        """Adopts weights that were put in place of the handle's (``p.data = ...``), and tells the place of
+        what was written into it as far as torch counts that.
 
         Raises:
             TableError: they do not fit; the table is as it was.
         """
         with plain_access():
             if self.parameter.data_ptr() == self.address:
+                if self.place.aliased and self.parameter._version != self._seen:
+                    self._seen = self.parameter._version
+                    self.place.changing("handle")
                 return
             data = self.parameter.data
             self.parameter.data = self._data
@@ -211,11 +219,6 @@ class LiveTable:
         with reading([self]):
             return self.core.stored_ids()
 
-    @property
-    def follows(self) -> bool:
-        """Whether rows that no batch touches follow a dense optimizer, and so may be behind it."""
-        return bool(self.core.catches_up)
-
     def id_of(self, slot: int) -> int:
         """The id of the row in a slot."""
         return int(self.core.id_of(slot))
@@ -225,6 +228,7 @@ class LiveTable:
         if not self.follows:
             return
         with alone([self]):
+            self.place.changing("catch up")
             for begin in range(0, len(self), _ROWS_AT_ONCE):
                 slots = torch.arange(begin, min(begin + _ROWS_AT_ONCE, len(self)), device="cpu")
                 self.rule.catch_up(slots.data_ptr(), len(slots))
@@ -269,7 +273,12 @@ class LiveTable:
             )
         with alone([self]):
             self.hear()
-            self.place.write(Records(ids, values))
+            self.write(Records(ids, values))
+
+    def write(self, records: Records) -> None:
+        """As `hotbed.places.place.Place.write`, while the table is held alone."""
+        self.place.changing("write", ids=records.ids)
+        self.place.write(records)
 
     def all_rows(self) -> tuple[Tensor, Tensor]:
         """A copy of all rows as the last step has left them: ids (n,), rising, and weights (n, dim).
@@ -315,6 +324,7 @@ class LiveTable:
                     "step() or zero_grad() first."
                 )
             self.generation += 1
+            self.place.changing("erase", ids=ids)
             return self.place.erase(ids)
 
     def _check_ids(self, given: Any) -> Tensor:
@@ -354,6 +364,7 @@ class LiveTable:
         if self.spec.rows is None:
             self.generation += 1
             self.drop_gradient()
+        self.place.changing("forget")
         self.place.forget()
 
     def set_key(self, key: int) -> None:
@@ -371,6 +382,7 @@ class LiveTable:
     def adopt(self, place: Place) -> None:
         """Rows lie elsewhere from now on; a gradient that waits is dropped."""
         self.drop_gradient()
+        self.place.changing("move")
         self.place = place
         parameter = self.parameter
         parameter.waiting = place.nothing_waiting()
@@ -378,6 +390,7 @@ class LiveTable:
         self.address, self.shape = self._data.data_ptr(), self._data.shape
         with plain_access():
             parameter.data = self._data
+            self._seen = parameter._version
         parameter.__class__ = self._handle_kind()
 
     def refuse_copy_beyond_memory(self, purpose: str) -> None:

@@ -46,6 +46,7 @@ def reset_states(live: LiveTable) -> None:
     options, initial = live.rule.options, live.rule.initial_accumulator_value
     firsts = [first for _, _, first in _core.state_planes(options, initial)]
     live.settle()
+    live.place.changing("write")
     live.place.reset_states(live.rule, firsts)
 
 
@@ -106,4 +107,4 @@ def write_states(live: LiveTable, states: Mapping[str, Tensor]) -> None:
     ids = states["ids"].to(dtype=torch.int64, device="cpu")
     values = [states[name].detach() for name in live.core.state_names]
     steps = torch.full_like(ids, live.rule.steps) if live.follows else None
-    live.place.write(Records(ids, states=values, steps=steps))
+    live.write(Records(ids, states=values, steps=steps))

@@ -124,6 +124,7 @@ class Loading:
 
     def _put_back(self) -> None:
         for live, rule, entry in self._tables:
+            live.place.changing("write")
             rule.restart(entry.steps, entry.base, entry.last or _core.Hyperparameters())
             reset_states(live)
             if entry.states is not None:

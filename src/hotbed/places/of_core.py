@@ -7,10 +7,18 @@ from collections.abc import Iterator, Sequence
 from torch import Tensor
 
 from hotbed import _core
-from hotbed.places.place import Place
+from hotbed.places.place import Call, Place
 from hotbed.places.records import Records, rows_at_once
 
-__all__ = ["OfCore"]
+__all__ = ["OfCore", "tell_of_catching_up"]
+
+
+def tell_of_catching_up(call: Call) -> None:
+    """A forward in training brings the rows that it reads up to date (``untouched="exact"``)."""
+    if call.training:
+        for table in call.live:
+            if table.follows:
+                table.place.changing("catch up")
 
 
 class OfCore(Place):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,6 +26,8 @@ __all__ = ["ON_HOST", "OPEN_ROWS", "Call", "Home", "Place", "make_core", "refuse
 OPEN_ROWS = 2**59 // MAX_DIM
 
 CPU = torch.device("cpu")
+
+Changes = Literal["step", "fused", "catch up", "write", "erase", "forget", "move", "handle"]
 
 ON_HOST = "host"
 """Rows that the core computes on take their step together."""
@@ -148,6 +150,21 @@ class Place(abc.ABC):
                 "directly. Use the vectors that forward returns."
             )
         return torch.arange(self.spec.rows, device=self.device)
+
+    # -- the barrier -----------------------------------------------------------------------------
+
+    def changing(
+        self, kind: Changes, *, ids: Tensor | None = None, slots: Tensor | None = None
+    ) -> None:
+        """Told before rows change, by whoever has the table alone: for a place that keeps something of
+        them elsewhere. (A step may still be refused by a device, and leave them as they were.)
+
+        Args:
+            kind: what changes them; "handle": somebody has written through the parameter, and it is
+                told as soon as it shows.
+            ids: (n,) int64, on the host, of the rows;
+            slots: or their slots; neither: any row may change.
+        """
 
     # -- rows as they are seen from outside ------------------------------------------------------
 

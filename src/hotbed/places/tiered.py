@@ -11,7 +11,7 @@ from torch import Tensor
 from hotbed import _core
 from hotbed.errors import OptimizerError, TableError
 from hotbed.inputs import Bags
-from hotbed.places.of_core import OfCore
+from hotbed.places.of_core import OfCore, tell_of_catching_up
 from hotbed.places.place import Call, Home, make_core
 from hotbed.places.records import Records, rows_at_once
 from hotbed.resolve.in_tiers import resolve_in_tiers
@@ -57,6 +57,7 @@ class Tiered(OfCore):
         return core_batch(live, table_of, bags)
 
     def resolve(self, call: Call) -> Any:
+        tell_of_catching_up(call)
         batch, wanted, read = resolve_in_tiers(self, call)
         return HostBatch(batch, call, wanted, self.tiers.over_budget, read)
 

@@ -70,6 +70,8 @@ class DevicePart:
 
     def apply(self) -> None:
         if self._step is not None:
+            for entry in self._entries:
+                entry.live.place.changing("step")
             self._step.apply()
 
     def finishing(self, step: Callable[[], None]) -> Callable[[], None]:

@@ -78,6 +78,8 @@ class HostPart:
         )
 
     def apply(self) -> None:
+        for live, rows in zip(self._tables, self._held, strict=True):
+            live.place.changing("step", slots=rows.slots)
         self._core.apply()
 
     def finishing(self, step: Callable[[], None]) -> Callable[[], None]:
