@@ -147,16 +147,20 @@ void bind_table(nb::module_& module) {
           "make",
           [](const std::string& name, int64_t rows, int64_t dim, DType dtype, int kind, double a,
              double b, double c, double d, uint64_t key, std::optional<int64_t> padding,
-             bool tiered, bool released, std::shared_ptr<MemoryBudget> budget) {
+             bool tiered, bool released, std::shared_ptr<MemoryBudget> budget,
+             std::tuple<int64_t, int64_t, int64_t> origin) {
             InitialSpec initial = initial_spec(static_cast<Initial>(kind), a, b, c, d, key);
             initial.has_padding = padding.has_value();
             initial.padding_id = padding.value_or(0);
+            std::tie(initial.origin.first, initial.origin.stride, initial.origin.column) = origin;
             nb::gil_scoped_release unlocked;
             return std::make_shared<Table>(name, rows, dim, dtype, initial, tiered, released,
                                            std::move(budget));
           },
           "name"_a, "rows"_a, "dim"_a, "dtype"_a, "kind"_a, "a"_a, "b"_a, "c"_a, "d"_a, "key"_a,
           "padding"_a.none(), "tiered"_a = false, "released"_a = false, "budget"_a.none() = nullptr,
+          "origin"_a = std::make_tuple(int64_t{0}, int64_t{1}, int64_t{0}),
+          "`origin`: (first id, stride, first column) in the table of which it is a part. "
           "`released`: of a static table, as after `release_rows`.")
       .def_prop_ro("tiered", &Table::tiered)
       .def_prop_ro("homeless", &Table::homeless)

@@ -172,7 +172,7 @@ void catch_up(const RowUpdate& u, const History& history) {
         int64_t id = u.ids ? u.ids[slot] : slot;
         run(u.options, missed, u.dtype, u.dim,
             static_cast<char*>(u.weights) + slot * u.dim * element, states,
-            row_stream(u.table_key, id, static_cast<uint64_t>(now) + 1), scratch.data());
+            row_stream(u.table_key, u.origin, id, static_cast<uint64_t>(now) + 1), scratch.data());
         u.last_step[slot] = now;
       }
     }

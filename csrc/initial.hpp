@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "common.hpp"
+#include "random.hpp"
 
 namespace hotbed {
 
@@ -21,6 +22,7 @@ struct InitialSpec {
   // The row of this id is zeros.
   int64_t padding_id = 0;
   bool has_padding = false;
+  Origin origin;  // of the table; padding and ids are its own
 
   // Truncated normal only: the interval of probabilities that is drawn from. An interval above
   // the mean is drawn as its mirror image below, where probabilities keep their precision.

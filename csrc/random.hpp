@@ -26,6 +26,25 @@ static inline uint64_t row_stream(uint64_t table_key, int64_t id, uint64_t purpo
   return mix(x ^ mix(purpose + kGolden));
 }
 
+// Where the rows of a part lie in the table that was cut: row `id` is its row first + stride x id,
+// and column j its column `column` + j. What is drawn for a row is drawn for that one.
+struct Origin {
+  int64_t first = 0, stride = 1, column = 0;
+
+  // Unsigned, since ids may count past the largest one.
+  int64_t id(int64_t own) const {
+    return static_cast<int64_t>(static_cast<uint64_t>(first) +
+                                static_cast<uint64_t>(stride) * static_cast<uint64_t>(own));
+  }
+};
+
+// The stream of a row of a part; its columns count from the part's first.
+static inline uint64_t row_stream(uint64_t table_key, const Origin& origin, int64_t id,
+                                  uint64_t purpose) {
+  return row_stream(table_key, origin.id(id), purpose) +
+         kGolden * static_cast<uint64_t>(origin.column);
+}
+
 // The 64 bits of one column of a stream.
 static inline uint64_t column_bits(uint64_t stream, uint64_t column) {
   return mix(stream + kGolden * (column + 1));

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "common.hpp"
+#include "random.hpp"
 
 namespace hotbed {
 
@@ -85,6 +86,7 @@ struct RowUpdate {
   int64_t count = 0;
   const int64_t* ids = nullptr;  // id of each slot of the table; nullptr: the slot is the id
   uint64_t table_key = 0;        // with id, column and step: the bits of stochastic rounding
+  Origin origin;                 // of the table
   int64_t step = 0;              // of this update, from 1
   int64_t* last_step =
       nullptr;  // per slot, the step up to which the row is current; may be nullptr

@@ -121,6 +121,7 @@ class TableRule::Follower : public CatchUp {
     }
     rows.ids = table.ids();
     rows.table_key = table.initial().table_key;
+    rows.origin = table.initial().origin;
     rows.last_step = table.last_step();
     return rows;
   }

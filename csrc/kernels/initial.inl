@@ -162,7 +162,7 @@ static void word_block(const InitialSpec& spec, const int64_t* ids, int64_t firs
     int64_t id = ids ? ids[first_row + r]
                      : static_cast<int64_t>(static_cast<uint64_t>(first_id) +
                                             static_cast<uint64_t>(first_row + r));
-    streams[r] = row_stream(spec.table_key, id, 0);
+    streams[r] = row_stream(spec.table_key, spec.origin, id, 0);
   }
   int64_t column = begin - first_row * dim;
   int64_t at = 0;

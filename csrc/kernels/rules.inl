@@ -383,7 +383,7 @@ static void update_half(const RowUpdate& u, int64_t begin, int64_t end, float* s
     row(scratch, states, grads + i * dim, dim);
     int64_t id = u.ids ? u.ids[slot] : slot;
     uint64_t purpose = static_cast<uint64_t>(u.step) + 1;
-    round_row(scratch, row_stream(u.table_key, id, purpose), at, dim);
+    round_row(scratch, row_stream(u.table_key, u.origin, id, purpose), at, dim);
     if (u.last_step) u.last_step[slot] = u.step;
   }
 }

@@ -425,6 +425,7 @@ class Table:
         tiered: bool = False,
         released: bool = False,
         budget: MemoryBudget | None = None,
+        origin: tuple[int, int, int] = (0, 1, 0),
     ) -> Table: ...
     @property
     def tiered(self) -> bool: ...

@@ -220,8 +220,8 @@ class LiveTable:
             return self.core.stored_ids()
 
     def id_of(self, slot: int) -> int:
-        """The id of the row in a slot."""
-        return int(self.core.id_of(slot))
+        """The id of the row in a slot; of a part, that in the whole table."""
+        return int(self.spec.origin.ids_in_table(self.core.id_of(slot)))
 
     def bring_up_to_date(self) -> None:
         """Writes what the rows of a static table missed while no batch touched them."""
@@ -335,10 +335,15 @@ class LiveTable:
         if self.spec.rows is not None and len(ids):
             low, high = int(ids.min()), int(ids.max())
             if low < 0 or high >= self.spec.rows:
+                wrong, origin = low if low < 0 else high, self.spec.origin
                 raise IdError(
-                    f"Table {self.name!r}: id {low if low < 0 else high} is outside "
-                    f"[0, {self.spec.rows}). Pass rows=None for open-ended ids."
+                    f"Table {self.name!r}: id {origin.ids_in_table(wrong)} is outside "
+                    f"[0, {origin.rows}). Pass rows=None for open-ended ids."
                 )
+        elif (owns := self.spec.origin.owns) is not None and not bool((own := owns(ids)).all()):
+            raise IdError(
+                f"Table {self.name!r}: id {int(ids[~own][0])} belongs to another part of the table."
+            )
         return ids
 
     def rename(self, name: str) -> None:

@@ -4,15 +4,28 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple
 
 import torch
+from torch import Tensor
 
 from hotbed import _core
 from hotbed import init as initializers
 from hotbed.errors import TableError
 
-__all__ = ["COMBINERS", "CORE_DTYPES", "DTYPES", "MAX_DIM", "Table"]
+__all__ = [
+    "COMBINERS",
+    "CORE_DTYPES",
+    "DTYPES",
+    "MAX_DIM",
+    "Origin",
+    "Table",
+    "TablePart",
+    "columns_of",
+    "ids_of",
+    "rows_of",
+]
 
 COMBINERS = ("none", "sum", "mean", "sqrtn", "max")
 CORE_DTYPES = {
@@ -23,6 +36,31 @@ CORE_DTYPES = {
 }
 DTYPES = tuple(CORE_DTYPES)
 MAX_DIM = 1 << 22
+
+
+class Origin(NamedTuple):
+    """Where the rows of a part lie in the table that was cut. Ids of a static part count from 0: its id i
+    is the table's ``first + stride * i``; a dynamic part has the table's own ids."""
+
+    rows: int | None
+    """Of the whole table; None: dynamic."""
+    dim: int
+    """Of the whole table."""
+    first: int = 0
+    stride: int = 1
+    column: int = 0
+    """The part's first column."""
+    owns: Callable[[Tensor], Tensor] | None = None
+    """Of a dynamic part: (n,) bool for (n,) int64 ids, whether they belong to it. None: all do."""
+
+    def ids_in_table(self, ids: Any) -> Any:
+        """The table's ids of ids of the part: ints, or (n,) int64."""
+        return self.first + self.stride * ids
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether a row has another id, or a column another place, than in the table."""
+        return (self.first, self.stride, self.column) != (0, 1, 0)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -65,6 +103,13 @@ class Table:
     which is what an unpooled lookup returns for it. In a static table -1 is the last row, as in
     torch's layers; in a dynamic one it is the id -1."""
 
+    _least_rows: ClassVar[int] = 1
+
+    @property
+    def origin(self) -> Origin:
+        """Of a whole table: its own ids and columns."""
+        return Origin(self.rows, self.dim)
+
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
             raise TableError(f"A table's name must be a non-empty string, not {self.name!r}.")
@@ -73,7 +118,7 @@ class Table:
             raise TableError(
                 f"Table {self.name!r}: dim must be an integer from 1 to {MAX_DIM}, got {self.dim!r}."
             )
-        if self.rows is not None and (rows is None or not 0 < rows < 2**63):
+        if self.rows is not None and (rows is None or not self._least_rows <= rows < 2**63):
             raise TableError(
                 f"Table {self.name!r}: rows must be a positive integer below 2**63, or None for "
                 f"open-ended ids, got {self.rows!r}."
@@ -120,7 +165,7 @@ class Table:
                 f"hotbed.init.Normal(0.0, 0.01), got {self.init!r}."
             )
         try:
-            return self.init.resolve(self.rows, self.dim)
+            return self.init.resolve(self.origin.rows, self.origin.dim)
         except (TypeError, ValueError) as error:
             raise TableError(f"Table {self.name!r}: {error}") from error
 
@@ -128,6 +173,50 @@ class Table:
     def compute_dtype(self) -> torch.dtype:
         """dtype of gradients, optimizer states and pooled vectors."""
         return torch.float64 if self.dtype == torch.float64 else torch.float32
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TablePart(Table):
+    """Some rows or columns of a table, of the same name. First values, stochastic rounding and errors are
+    those of the whole."""
+
+    origin: Origin = Origin(None, 1)
+
+    _least_rows: ClassVar[int] = 0
+
+
+def rows_of(table: Table, first: int, stride: int) -> TablePart:
+    """Every `stride`-th row of a static table, from row `first` on: none, if it has no such row."""
+    assert table.rows is not None
+    fields = _fields_of(table)
+    fields["rows"] = len(range(first, table.rows, stride))
+    padding = table.padding_idx
+    if padding is not None:
+        here = padding >= first and (padding - first) % stride == 0
+        fields["padding_idx"] = (padding - first) // stride if here else None
+    origin = table.origin
+    return TablePart(
+        **fields,
+        origin=origin._replace(first=origin.ids_in_table(first), stride=origin.stride * stride),
+    )
+
+
+def ids_of(table: Table, owns: Callable[[Tensor], Tensor]) -> TablePart:
+    """The rows of a dynamic table whose ids are such; see `Origin.owns`."""
+    assert table.rows is None
+    return TablePart(**_fields_of(table), origin=table.origin._replace(owns=owns))
+
+
+def columns_of(table: Table, begin: int, end: int) -> TablePart:
+    """The columns from `begin` to before `end`."""
+    fields = _fields_of(table)
+    fields["dim"] = end - begin
+    origin = table.origin
+    return TablePart(**fields, origin=origin._replace(column=origin.column + begin))
+
+
+def _fields_of(table: Table) -> dict[str, Any]:
+    return {field.name: getattr(table, field.name) for field in dataclasses.fields(Table)}
 
 
 def _integer(value: Any) -> int | None:

@@ -28,6 +28,8 @@ def remedy_on_device(core: _core.Table, spec: Table) -> str:
         return "its combiner is max. Use sum, mean or sqrtn, or leave it on the CPU"
     if spec.dim > WIDEST:
         return f"its dim is above {WIDEST}. Split it by columns"
+    if spec.origin.is_cut and spec.dtype in (torch.float16, torch.bfloat16):
+        return "it is a part of a table, and rounds its 16-bit rows on the CPU only"
     if core.catches_up:
         return (
             'its optimizer brings untouched rows up to date (untouched="exact"). Make the optimizer with '

@@ -312,6 +312,7 @@ def make_core(
         tiered,
         elsewhere,
         budget,
+        (spec.origin.first, spec.origin.stride, spec.origin.column),
     )
 
 

@@ -113,7 +113,8 @@ def not_finite(live: LiveTable, slot: int, element: int, *, fused: bool = False)
         if fused
         else "no row and no parameter was changed"
     )
+    column = live.spec.origin.column + element % live.spec.dim
     return NotFiniteError(
-        f"Table {live.name!r}, id {live.id_of(slot)}, column {element % live.spec.dim}: the gradient is "
+        f"Table {live.name!r}, id {live.id_of(slot)}, column {column}: the gradient is "
         f"NaN or infinite; {unchanged}. Skip the batch, or look for the division or logarithm behind."
     )
