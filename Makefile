@@ -118,6 +118,7 @@ sanitize: $(VENV)/stamp-build
 lint: $(VENV)/stamp-tools
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
+	@PYTHONPATH=src $(BIN)/lint-imports --no-cache >build/imports.log || (tail -n 40 build/imports.log; exit 1)
 	@find csrc \( -name '*.[ch]pp' -o -name '*.inl' \) -print0 | \
 	  xargs -0 $(BIN)/clang-format --dry-run -Werror
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import hotbed as hb
-from hotbed.gradients import TableGradient
+from hotbed.table.gradients import TableGradient
 
 ids = torch.tensor
 ROWS, DIM = 6, 2

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 import hotbed as hb
-from hotbed.inputs import read_bags, split_keyed
+from hotbed.inputs.bags import read_bags, split_keyed
 
 ids = torch.tensor
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import hotbed as hb
 from hotbed import _core
-from hotbed.parameters import FollowingHandle, Handle, OpenHandle
+from hotbed.table.handles import FollowingHandle, Handle, OpenHandle
 
 ids = torch.tensor
 ROWS, DIM = 12, 3

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 import hotbed as hb
 from hotbed import _core
 from hotbed.errors import NotFiniteError, TableError
-from hotbed.gradients import LeftRows
-from hotbed.handles import LiveTable
 from hotbed.places.moves import home_of
-from hotbed.places.place import Call, Home, Place
-from hotbed.places.records import Records
 from hotbed.resolve.on_host import HostBatch, HostLeft, check, core_batch
 from hotbed.step.on_host import HostPart, rows_of
+from hotbed.table.gradients import LeftRows
+from hotbed.table.live import LiveTable
+from hotbed.table.place import Call, Home, Place
+from hotbed.table.records import Records
 from hotbed.tables import CORE_DTYPES, Table, TablePart, columns_of, ids_of
 from hotbed.tables import rows_of as every
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import hotbed as hb
-from hotbed.handles import LiveTable
 from hotbed.places.memory import in_memory
+from hotbed.table.live import LiveTable
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 import hotbed as hb
 from hotbed.errors import NotFiniteError, TableError
-from hotbed.gradients import LeftRows
-from hotbed.ops.resolved import Columns
-from hotbed.places.place import Call, Home, Place
-from hotbed.places.records import Records
 from hotbed.resolve.on_host import check, core_batch
+from hotbed.table.gradients import LeftRows
+from hotbed.table.place import Call, Home, Place
+from hotbed.table.records import Records
+from hotbed.table.resolved import Columns
 
 Gradients = Sequence[Tensor | None]
 
@@ -69,7 +69,7 @@ class DictPlace(Place):
 
 
 class DictBatch:
-    """What `hotbed.ops.pool` works on."""
+    """What `hotbed.resolve.pool` works on."""
 
     wants_gradient = True
 

@@ -52,7 +52,7 @@ def contents(modules: list[ModuleType]) -> str:
 
 def inputs() -> str:
     """What a feature's input may be, which the module that reads them says."""
-    module = importlib.import_module("hotbed.inputs")
+    module = importlib.import_module("hotbed.inputs.bags")
     _, _, kinds = (inspect.getdoc(module) or "").partition("A feature's input is")
     return "## Inputs\n\n" + markdown("A feature's input is" + kinds) + "\n"
 

@@ -3,6 +3,7 @@
 import torch  # noqa: F401  (first: the core shares the OpenMP runtime that torch brings)
 
 from hotbed import data, init, models, nn, optim, train
+from hotbed.ahead.lookahead import lookahead
 from hotbed.collection import EmbeddingCollection, Rows
 from hotbed.embedding import Embedding
 from hotbed.embedding_bag import EmbeddingBag
@@ -19,7 +20,6 @@ from hotbed.errors import (
 from hotbed.graphs import graphed
 from hotbed.jagged import Jagged
 from hotbed.optim import split_parameters
-from hotbed.resolve.lookahead import lookahead
 from hotbed.storage import Storage
 from hotbed.tables import Table
 

@@ -9,20 +9,20 @@ from torch import Tensor, nn
 
 from hotbed.devices import named_device
 from hotbed.errors import InputError, StorageError, TableError
-from hotbed.handles import LiveTable
 from hotbed.init import derive_key
-from hotbed.inputs import Bags, read_bags, split_keyed
+from hotbed.inputs.bags import Bags, read_bags, split_keyed
 from hotbed.jagged import Jagged
+from hotbed.modules.owner import TableOwner
+from hotbed.ops.outside_graphs import outside_graphs
 from hotbed.places.moves import home_of, move, refuse_move
-from hotbed.places.place import refuse_mixed_places
-from hotbed.resolve import hottest
-from hotbed.resolve.outside_graphs import outside_graphs
-from hotbed.resolve.prepared import Prepared
-from hotbed.resolve.tiers import Tiers
-from hotbed.state_dict import ENDINGS
 from hotbed.storage import Storage
-from hotbed.table_owner import TableOwner
+from hotbed.table.live import LiveTable
+from hotbed.table.place import refuse_mixed_places
+from hotbed.table.state_dict import ENDINGS
 from hotbed.tables import Table
+from hotbed.tiers import hottest
+from hotbed.tiers.prepared import Prepared
+from hotbed.tiers.tiers import Tiers
 
 __all__ = ["EmbeddingCollection", "Rows"]
 
@@ -155,7 +155,7 @@ class EmbeddingCollection(TableOwner):
             TableError: a layer of another kind, or with an option that has no counterpart, or two
                 that share a weight and differ in mode or padding_idx.
         """
-        from hotbed.layers import check_twin, live_of, weights_of
+        from hotbed.stock_layers import check_twin, live_of, weights_of
 
         if isinstance(layers, (Mapping, nn.ModuleDict)):
             raise TableError("from_layers takes a list of layers; pass their names as names=[...].")

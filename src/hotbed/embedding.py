@@ -9,10 +9,10 @@ from torch import Tensor
 
 from hotbed import init as initializers
 from hotbed.arrays import id_tensor, is_array
-from hotbed.inputs import read_bags
+from hotbed.inputs.bags import read_bags
 from hotbed.jagged import Jagged
-from hotbed.one_table import OneTable, refuse_options, weights_of
-from hotbed.resolve.outside_graphs import outside_graphs
+from hotbed.modules.one_table import OneTable, refuse_options, weights_of
+from hotbed.ops.outside_graphs import outside_graphs
 
 __all__ = ["Embedding"]
 

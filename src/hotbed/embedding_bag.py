@@ -10,10 +10,10 @@ from torch import Tensor
 from hotbed import init as initializers
 from hotbed.arrays import ID_DTYPES, describe, id_tensor, is_array, real_tensor
 from hotbed.errors import InputError, TableError
-from hotbed.inputs import Bags, read_bags
+from hotbed.inputs.bags import Bags, read_bags
 from hotbed.jagged import Jagged
-from hotbed.one_table import OneTable, refuse_options, weights_of
-from hotbed.resolve.outside_graphs import outside_graphs
+from hotbed.modules.one_table import OneTable, refuse_options, weights_of
+from hotbed.ops.outside_graphs import outside_graphs
 
 __all__ = ["EmbeddingBag"]
 

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hotbed.handles import LiveTable
 from hotbed.jagged import Jagged
 from hotbed.ops.gpu.recording import Recording, Rehearsal, staged
 from hotbed.optim.base import TableOptimizer
-from hotbed.step.part import raise_of_last_step
+from hotbed.table.live import LiveTable
+from hotbed.table.part import raise_of_last_step
 
 __all__ = ["CudaGraph", "StepGraphs", "graphed"]
 
@@ -150,14 +150,15 @@ class _Graph(NamedTuple):
         )
 
 
+GRAPHS: dict[str, Any] = {"cuda": CudaGraph}
+"""Kind of device → its graphs."""
+
+
 class StepGraphs:
     """What `graphed` returns.
 
     Threading: for the training thread.
     """
-
-    make_graph = CudaGraph
-    """Of tests: what stands in for a graph of CUDA."""
 
     def __init__(self, function: Callable[..., Any], optimizer: TableOptimizer) -> None:
         self._function, self._optimizer = function, optimizer
@@ -199,7 +200,7 @@ class StepGraphs:
             if graph is None:
                 if len(self._rehearsed) >= 16 * MOST:
                     return self._function(*batch)  # every batch has another layout
-                graph = self.make_graph(device)
+                graph = GRAPHS[device.type](device)
             there = iter([tensor.to(device, non_blocking=True) for tensor in tensors])
             return self._rehearse(layout, count, graph, _rebuilt(batch, lambda _: next(there)))
         assert graph is not None
@@ -214,8 +215,7 @@ class StepGraphs:
         if len(devices) != 1:
             return None
         device: torch.device | None = devices.pop()
-        cuda = device is not None and device.type == "cuda"
-        return device if cuda or self.make_graph is not CudaGraph else None
+        return device if device is not None and device.type in GRAPHS else None
 
     def _raise_of_last_step(self, tables: Iterable[LiveTable] = ()) -> None:
         raise_of_last_step(self._optimizer)

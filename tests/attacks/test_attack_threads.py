@@ -14,7 +14,7 @@ from history import IDS, TABLES, History, batches, collection, ids_of, numbers
 from torch import Tensor
 
 import hotbed as hb
-from hotbed.handles import LiveTable
+from hotbed.table.live import LiveTable
 
 pytestmark = pytest.mark.filterwarnings("ignore:The budget holds .* look-ahead is shorter now")
 

@@ -10,8 +10,8 @@ from devices import DEVICE
 from torch import Tensor, nn
 
 from hotbed import devices
-from hotbed.handles import LiveTable, live_table
 from hotbed.places import moves
+from hotbed.table.live import LiveTable, live_table
 
 M = TypeVar("M", bound=nn.Module)
 

@@ -26,7 +26,7 @@ from hotbed.graphs import REHEARSALS
 @pytest.fixture(autouse=True)
 def recorded(monkeypatch):
     if DEVICE.type == "cpu":
-        monkeypatch.setattr(graphs.StepGraphs, "make_graph", RecordedGraph)
+        monkeypatch.setitem(graphs.GRAPHS, "cpu", RecordedGraph)
 
 
 class Model(nn.Module):
@@ -237,7 +237,7 @@ def test_a_step_that_asks_the_device_runs_as_ever(monkeypatch):
     def refuse(self, function):
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    monkeypatch.setattr(graphs.StepGraphs.make_graph, "record", refuse)
+    monkeypatch.setattr(graphs.GRAPHS[DEVICE.type], "record", refuse)
     for seed in range(REHEARSALS):
         plain(seed), recorded(seed)
     with pytest.warns(UserWarning, match="runs as ever. RuntimeError: operation not permitted"):

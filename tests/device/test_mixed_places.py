@@ -14,7 +14,7 @@ from torch import nn
 
 import hotbed as hb
 from hotbed.errors import TableError
-from hotbed.holds import alone
+from hotbed.table.holds import alone
 
 
 def _layers() -> list[nn.Module]:

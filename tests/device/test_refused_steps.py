@@ -180,7 +180,7 @@ def test_a_fused_step_is_refused_in_the_next_backward(monkeypatch):
 def test_ids_on_the_host_are_checked_at_once(monkeypatch):
     from hotbed.places.whole import WholeOnDevice
 
-    monkeypatch.setattr(WholeOnDevice, "host_inputs", True)
+    monkeypatch.setattr(WholeOnDevice, "is_here", lambda self, ids: False)
     module = to_device(hb.EmbeddingCollection([hb.Table("t", dim=4, rows=ROWS)], seed=1))
     with pytest.raises(IdError, match=r"Table 't', feature 't', sample 1: id 20"):
         module({"t": hb.Jagged.from_lists([[1], [2, 20]])})

@@ -15,9 +15,9 @@ from kept_in import PLACES, collection, step
 from torch import Tensor
 
 import hotbed as hb
-from hotbed.handles import records_of
 from hotbed.places import of_core
-from hotbed.places.records import Records
+from hotbed.table.live import records_of
+from hotbed.table.records import Records
 
 pytestmark = pytest.mark.filterwarnings("default:The budget holds:UserWarning")
 

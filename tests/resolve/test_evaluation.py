@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 import hotbed as hb
 from hotbed import _core
-from hotbed.resolve.window import BRINGING_UP, READING, Window
+from hotbed.ahead.window import BRINGING_UP, READING, Window
 
 DIM = 64
 ROWS = 400

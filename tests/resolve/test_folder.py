@@ -19,7 +19,7 @@ from small_logs import small_logs
 
 import hotbed as hb
 from hotbed import _core
-from hotbed.resolve.folder import logs_in
+from hotbed.tiers.folder import logs_in
 
 STORAGE: dict[str, Any] = {"host": "40MB"}
 

@@ -350,7 +350,7 @@ def test_any_end_of_a_thread_reaches_the_loop(error: type[BaseException], place:
 def test_a_thread_that_dies_of_itself_is_an_error_of_the_loop(
     task: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hotbed.resolve.window import Window
+    from hotbed.ahead.window import Window
 
     def die(*_: Any) -> None:
         raise MemoryError("none is left")

@@ -20,13 +20,13 @@ from hotbed import _core
 from hotbed.device.notices import Notice
 from hotbed.device.place import there
 from hotbed.errors import OptimizerError
-from hotbed.gradients import TableGradient, WaitingGradient, by_rows, stored_gradient
-from hotbed.handles import LiveTable
 from hotbed.ops.gpu.ids import Array, check_arrays
 from hotbed.ops.gpu.lookup import Lookup
 from hotbed.ops.gpu.pool import FeatureSlots
 from hotbed.ops.gpu.reduce import reduce
 from hotbed.ops.gpu.terms import Terms
+from hotbed.table.gradients import TableGradient, WaitingGradient, by_rows, stored_gradient
+from hotbed.table.live import LiveTable
 
 __all__ = ["BatchGradient", "DeviceGradient", "Origin", "Share", "gather", "share_of"]
 

@@ -16,14 +16,14 @@ from hotbed.device.notices import Notice
 from hotbed.device.step import step_in_backward
 from hotbed.device.tiered import TieredBatch
 from hotbed.errors import HotbedError
-from hotbed.inputs import Bags, input_fault
+from hotbed.inputs.bags import Bags, input_fault
 from hotbed.ops.gpu.ids import GOOD, Array, check_arrays
 from hotbed.ops.gpu.lookup import DeviceBatch, Lookup
 from hotbed.ops.gpu.pool import FeatureSlots
 from hotbed.ops.gpu.recording import use
-from hotbed.ops.resolved import Columns
-from hotbed.places.place import Call
 from hotbed.resolve.on_host import check, core_batch
+from hotbed.table.place import Call
+from hotbed.table.resolved import Columns
 from hotbed.trace import span
 
 __all__ = ["DeviceResolved", "arrived", "resolve_whole"]
@@ -178,7 +178,7 @@ class _Whole:
 
 
 class DeviceResolved:
-    """`hotbed.ops.resolved.Resolved`, by kernels."""
+    """`hotbed.table.resolved.Resolved`, by kernels."""
 
     wants_gradient = True
 
@@ -253,7 +253,7 @@ class DeviceResolved:
 
 
 class DeviceLeft:
-    """`hotbed.gradients.Left`: what kernels sum by row while they update, or when somebody looks."""
+    """`hotbed.table.gradients.Left`: what kernels sum by row while they update, or when somebody looks."""
 
     def __init__(self, resolved: DeviceResolved, grads: list[Tensor | None]) -> None:
         """`grads`: (bags, dim) of each feature, of one dtype."""

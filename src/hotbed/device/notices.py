@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from hotbed.errors import HotbedError
-from hotbed.handles import LiveTable
 from hotbed.ops.gpu.recording import now_or_after, recording
+from hotbed.table.live import LiveTable
 
 __all__ = ["Notice", "raise_what_is_known"]
 

@@ -6,8 +6,8 @@ from typing import Protocol, cast
 
 import torch
 
-from hotbed.handles import LiveTable
 from hotbed.ops.gpu.update import DevicePlanes
+from hotbed.table.live import LiveTable
 
 __all__ = ["PlanesOnDevice", "there"]
 

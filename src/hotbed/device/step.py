@@ -20,13 +20,13 @@ from hotbed.device.gradients import BatchGradient, Share, gather, share_of
 from hotbed.device.notices import Notice
 from hotbed.device.place import there
 from hotbed.errors import HotbedError, NotFiniteError, OptimizerError
-from hotbed.handles import LiveTable
 from hotbed.ops.gpu.finite import check_finite
 from hotbed.ops.gpu.lookup import Lookup, Step
 from hotbed.ops.gpu.recording import now_or_after, recording
 from hotbed.ops.gpu.rows import KINDS
 from hotbed.ops.gpu.terms import Terms
 from hotbed.ops.gpu.update import Launched, RowsToUpdate, renumber, update
+from hotbed.table.live import LiveTable
 
 __all__ = ["DenseGradient", "DeviceStep", "Entry", "step_in_backward"]
 

@@ -13,7 +13,7 @@ from hotbed import _core
 from hotbed.device.gradients import Origin
 from hotbed.device.spaces import host_memory
 from hotbed.errors import StorageError
-from hotbed.inputs import Bags
+from hotbed.inputs.bags import Bags
 from hotbed.ops.gpu.pool import FeatureSlots
 from hotbed.ops.gpu.transpose import TransposedIndex, with_chunks
 from hotbed.resolve.on_host import core_batch

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from hotbed.gradients import norm_of_rows
-from hotbed.handles import live_table
-from hotbed.resolve.outside_graphs import outside_graphs
+from hotbed.ops.outside_graphs import outside_graphs
+from hotbed.table.gradients import norm_of_rows
+from hotbed.table.live import live_table
 
 __all__ = ["clip_grad_norm_", "clip_grad_value_"]
 

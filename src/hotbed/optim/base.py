@@ -12,9 +12,7 @@ from torch.optim import Optimizer
 
 from hotbed import _core
 from hotbed.errors import OptimizerError
-from hotbed.gradients import plain_access
-from hotbed.handles import LiveTable, live_table
-from hotbed.holds import alone
+from hotbed.ops.outside_graphs import outside_graphs
 from hotbed.optim.dense import DenseFactory, DenseHalf, name_of
 from hotbed.optim.fused import FusedUpdates
 from hotbed.optim.guards import mark_table_optimizer
@@ -28,10 +26,12 @@ from hotbed.optim.options import (
     refuse_tables_twice,
 )
 from hotbed.optim.saved_states import Loading, add_states
-from hotbed.places.place import ON_HOST
-from hotbed.resolve.outside_graphs import outside_graphs
 from hotbed.step.on_host import HostPart
-from hotbed.step.part import Part
+from hotbed.table.gradients import plain_access
+from hotbed.table.holds import alone
+from hotbed.table.live import LiveTable, live_table
+from hotbed.table.part import Part
+from hotbed.table.place import ON_HOST
 
 __all__ = ["TableOptimizer"]
 

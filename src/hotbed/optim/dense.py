@@ -14,8 +14,8 @@ from torch.optim import Optimizer
 
 from hotbed import _core
 from hotbed.errors import OptimizerError
-from hotbed.handles import live_table
 from hotbed.optim.guards import mark_inner
+from hotbed.table.live import live_table
 
 __all__ = ["DenseFactory", "DenseHalf", "Ftrl", "name_of"]
 

@@ -6,8 +6,8 @@ import weakref
 from typing import Any, NamedTuple
 
 from hotbed.errors import NotFiniteError, OptimizerError
-from hotbed.handles import LiveTable
 from hotbed.step.on_host import not_finite
+from hotbed.table.live import LiveTable
 
 __all__ = ["FusedUpdates"]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from hotbed.handles import live_table
+from hotbed.table.live import live_table
 
 __all__ = ["split_parameters"]
 

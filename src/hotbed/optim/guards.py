@@ -8,8 +8,8 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from hotbed.errors import OptimizerError
-from hotbed.handles import live_table, live_tables
-from hotbed.resolve.outside_graphs import outside_graphs
+from hotbed.ops.outside_graphs import outside_graphs
+from hotbed.table.live import live_table, live_tables
 
 __all__ = ["mark_inner", "mark_table_optimizer"]
 

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from hotbed import _core
 from hotbed.errors import OptimizerError
-from hotbed.handles import live_table
+from hotbed.table.live import live_table
 
 __all__ = [
     "DECAY",

@@ -8,10 +8,10 @@ from torch import Tensor
 
 from hotbed import _core
 from hotbed.errors import OptimizerError
-from hotbed.handles import LiveTable
-from hotbed.holds import alone, reading
 from hotbed.optim.options import loadable, numbers_of, strangers
-from hotbed.states import check_states, copy_states, reset_states, write_states
+from hotbed.table.holds import alone, reading
+from hotbed.table.live import LiveTable
+from hotbed.table.states import check_states, copy_states, reset_states, write_states
 
 __all__ = ["Loading", "add_states"]
 

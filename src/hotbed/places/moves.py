@@ -8,13 +8,13 @@ from typing import Any
 import torch
 
 from hotbed import _core, devices
-from hotbed.handles import LiveTable
-from hotbed.holds import alone
 from hotbed.places.memory import in_memory
-from hotbed.places.place import Home
 from hotbed.places.tiered import in_tiers
-from hotbed.resolve.tiers import Tiers
+from hotbed.table.holds import alone
+from hotbed.table.live import LiveTable
+from hotbed.table.place import Home
 from hotbed.tables import Table
+from hotbed.tiers.tiers import Tiers
 
 __all__ = ["home_of", "move", "refuse_move"]
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from torch import Tensor
 
 from hotbed import _core
-from hotbed.places.place import Call, Place
-from hotbed.places.records import Records, rows_at_once
+from hotbed.table.place import Call, Place
+from hotbed.table.records import Records, rows_at_once
 
 __all__ = ["OfCore", "tell_of_catching_up"]
 

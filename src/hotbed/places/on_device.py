@@ -11,10 +11,10 @@ import torch
 from hotbed import _core
 from hotbed.device.gradients import DeviceGradient
 from hotbed.device.notices import raise_what_is_known
+from hotbed.device.part import DevicePart
 from hotbed.errors import OptimizerError
 from hotbed.ops.gpu.rows import KINDS, WIDEST
-from hotbed.places.place import Place
-from hotbed.step.on_device import DevicePart
+from hotbed.table.place import Place
 from hotbed.tables import Table
 
 __all__ = ["OnDevice", "remedy_on_device"]

@@ -10,14 +10,14 @@ from torch import Tensor
 
 from hotbed import _core
 from hotbed.errors import OptimizerError, TableError
-from hotbed.inputs import Bags
+from hotbed.inputs.bags import Bags
 from hotbed.places.of_core import OfCore, tell_of_catching_up
-from hotbed.places.place import Call, Home, make_core
-from hotbed.places.records import Records, rows_at_once
 from hotbed.resolve.in_tiers import resolve_in_tiers
 from hotbed.resolve.on_host import HostBatch, core_batch
-from hotbed.resolve.tiers import Tiers
+from hotbed.table.place import Call, Home, make_core
+from hotbed.table.records import Records, rows_at_once
 from hotbed.tables import Table
+from hotbed.tiers.tiers import Tiers
 
 __all__ = ["Tiered", "in_tiers"]
 

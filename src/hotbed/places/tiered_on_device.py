@@ -12,16 +12,16 @@ from hotbed.device.lookup import DeviceResolved, arrived
 from hotbed.device.spaces import Side, SpaceOnDevice, SpacesOnDevice
 from hotbed.device.tiered import TieredBatch
 from hotbed.errors import TableError
-from hotbed.inputs import Bags
+from hotbed.inputs.bags import Bags
 from hotbed.ops.gpu.rows import NO_SLOT
 from hotbed.ops.gpu.update import DevicePlanes
 from hotbed.places.on_device import OnDevice, remedy_on_device
-from hotbed.places.place import Call, Place
 from hotbed.places.tiered import Tiered
 from hotbed.resolve.in_tiers import resolve_in_tiers
-from hotbed.resolve.tiers import Tiers
 from hotbed.storage import Storage
+from hotbed.table.place import Call, Place
 from hotbed.tables import Table
+from hotbed.tiers.tiers import Tiers
 
 __all__ = ["TieredOnDevice", "place_on", "refuse_tiered"]
 

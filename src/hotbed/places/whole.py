@@ -18,8 +18,8 @@ from hotbed.ops.gpu.rows import NO_SLOT
 from hotbed.ops.gpu.update import DevicePlanes
 from hotbed.places.memory import Memory, in_memory_again
 from hotbed.places.on_device import OnDevice, remedy_on_device
-from hotbed.places.place import Call, Home, make_core
-from hotbed.places.records import Records, rows_at_once
+from hotbed.table.place import Call, Home, make_core
+from hotbed.table.records import Records, rows_at_once
 from hotbed.tables import Table
 
 __all__ = [
@@ -75,9 +75,6 @@ class WholeOnDevice(OnDevice):
         states: float32 (rows, dim or 1) each, in the order of the rule.
     """
 
-    host_inputs = False
-    """Of tests: that ids on the CPU, which stands in for a device, are taken for the host's."""
-
     def __init__(
         self,
         core: _core.Table,
@@ -126,7 +123,7 @@ class WholeOnDevice(OnDevice):
 
     def is_here(self, ids: Tensor) -> bool:
         """Whether ids need not be brought, and are checked, on the device."""
-        return ids.device == self.device and not self.host_inputs
+        return ids.device == self.device
 
     @property
     def recorded_on(self) -> torch.device:  # type: ignore[override]

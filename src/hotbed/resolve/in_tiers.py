@@ -7,9 +7,9 @@ from typing import Any
 import torch
 
 from hotbed.errors import StorageError
-from hotbed.inputs import Bags
-from hotbed.places.place import Call
+from hotbed.inputs.bags import Bags
 from hotbed.resolve.on_host import check
+from hotbed.table.place import Call
 from hotbed.trace import span
 
 __all__ = ["resolve_in_tiers"]

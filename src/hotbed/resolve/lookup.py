@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from hotbed import _core
-from hotbed.handles import LiveTable
-from hotbed.inputs import Bags
-from hotbed.ops.pool import pool
-from hotbed.places.place import Call, refuse_mixed_places
+from hotbed.inputs.bags import Bags
+from hotbed.resolve.pool import pool
+from hotbed.table.live import LiveTable
+from hotbed.table.place import Call, refuse_mixed_places
 from hotbed.trace import span
 
 __all__ = ["lookup"]

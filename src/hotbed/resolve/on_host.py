@@ -10,10 +10,10 @@ from torch import Tensor
 
 from hotbed import _core
 from hotbed.errors import StorageError
-from hotbed.gradients import LeftRows
-from hotbed.inputs import Bags, core_input, input_fault
-from hotbed.ops.resolved import Columns
-from hotbed.places.place import Call
+from hotbed.inputs.bags import Bags, core_input, input_fault
+from hotbed.table.gradients import LeftRows
+from hotbed.table.place import Call
+from hotbed.table.resolved import Columns
 from hotbed.tables import CORE_DTYPES
 from hotbed.trace import span
 
@@ -49,7 +49,7 @@ def resolve_in_core(call: Call) -> HostBatch:
 
 
 class HostBatch:
-    """`hotbed.ops.resolved.Resolved`, by the core's batch."""
+    """`hotbed.table.resolved.Resolved`, by the core's batch."""
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ class HostBatch:
 
 
 class HostLeft(NamedTuple):
-    """`hotbed.gradients.Left`: gradients of vectors, and the core's batch, which sums them by row."""
+    """`hotbed.table.gradients.Left`: gradients of vectors, and the core's batch, which sums them by row."""
 
     core: Any
     live: Sequence[Any]

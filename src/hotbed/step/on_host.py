@@ -10,14 +10,14 @@ from torch import Tensor
 
 from hotbed import _core
 from hotbed.errors import NotFiniteError, OptimizerError
-from hotbed.gradients import LeftRows, stored_gradient
-from hotbed.handles import LiveTable
+from hotbed.table.gradients import LeftRows, stored_gradient
+from hotbed.table.live import LiveTable
 
 __all__ = ["HostPart", "not_finite"]
 
 
 class HostPart:
-    """`hotbed.step.part.Part`, of tables of which the core computes on rows, in one call."""
+    """`hotbed.table.part.Part`, of tables of which the core computes on rows, in one call."""
 
     def __init__(self, optimizer: Any) -> None:
         self._optimizer = optimizer

@@ -13,11 +13,11 @@ import torch
 from rich.console import Console
 from torch import nn
 
+from hotbed.ahead.lookahead import lookahead
 from hotbed.collection import EmbeddingCollection
 from hotbed.data import CATEGORIES, DENSE, CriteoLog
 from hotbed.errors import StorageError
 from hotbed.models import MODELS
-from hotbed.resolve.lookahead import lookahead
 from hotbed.storage import Storage
 from hotbed.trace import Trace
 from hotbed.train.loop import (

@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from hotbed.resolve.folder import is_own, logs_in
+from hotbed.tiers.folder import is_own, logs_in
 from hotbed.train.saved_files import SavedModelError, read_json_sealed, write_json_sealed
 
 __all__ = [

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from hotbed import _core, init
 from hotbed.collection import EmbeddingCollection
 from hotbed.errors import OutOfMemory, StorageError
-from hotbed.handles import LiveTable, records_of
-from hotbed.holds import reading
 from hotbed.models import MODELS
 from hotbed.storage import Storage
+from hotbed.table.holds import reading
+from hotbed.table.live import LiveTable, records_of
 from hotbed.tables import Table
 from hotbed.train.saved_files import SavedModelError
 from hotbed.train.saved_folder import SavedFolder, opened, write_folder

@@ -10,11 +10,11 @@ from typing import Any
 
 from hotbed import _core
 from hotbed.errors import StorageError, TableError
-from hotbed.handles import LiveTable
-from hotbed.holds import alone
-from hotbed.resolve import folder, hottest
-from hotbed.resolve.prepared import Prepared
 from hotbed.storage import Storage
+from hotbed.table.holds import alone
+from hotbed.table.live import LiveTable
+from hotbed.tiers import folder, hottest
+from hotbed.tiers.prepared import Prepared
 
 __all__ = ["Tiers"]
 

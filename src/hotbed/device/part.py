@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 
 from hotbed.device.step import DenseGradient, DeviceStep, Entry, Predicated
-from hotbed.handles import LiveTable
 from hotbed.ops.gpu.recording import now_or_after
-from hotbed.step.part import NOTICE, raise_of_last_step
+from hotbed.table.live import LiveTable
+from hotbed.table.part import NOTICE, raise_of_last_step
 
 __all__ = ["DevicePart"]
 
 
 class DevicePart:
-    """`hotbed.step.part.Part`: what is decided is a number on the device, which every update reads.
+    """`hotbed.table.part.Part`: what is decided is a number on the device, which every update reads.
 
     Threading: for the training thread.
     """

@@ -19,13 +19,13 @@ from torch import Tensor
 
 from hotbed import _core
 from hotbed.arrays import id_tensor, real_tensor
-from hotbed.copies import copied, pickled
 from hotbed.errors import HotbedError, IdError, InputError, TableError
-from hotbed.gradients import plain_access
-from hotbed.holds import alone, reading
-from hotbed.parameters import FollowingHandle, Handle, OpenHandle
-from hotbed.places.place import Home, Place
-from hotbed.places.records import Records, gather_weights
+from hotbed.table.copies import copied, pickled
+from hotbed.table.gradients import plain_access
+from hotbed.table.handles import FollowingHandle, Handle, OpenHandle
+from hotbed.table.holds import alone, reading
+from hotbed.table.place import Home, Place
+from hotbed.table.records import Records, gather_weights
 from hotbed.tables import COMBINERS, Table
 
 __all__ = ["LiveTable", "live_table", "live_tables", "records_of"]
@@ -133,7 +133,7 @@ class LiveTable:
 
     @property
     def tiers(self) -> Any:
-        """`hotbed.resolve.tiers.Tiers` that its rows lie in, or None."""
+        """`hotbed.tiers.tiers.Tiers` that its rows lie in, or None."""
         return self.place.tiers
 
     @property
@@ -276,7 +276,7 @@ class LiveTable:
             self.write(Records(ids, values))
 
     def write(self, records: Records) -> None:
-        """As `hotbed.places.place.Place.write`, while the table is held alone."""
+        """As `hotbed.table.place.Place.write`, while the table is held alone."""
         self.place.changing("write", ids=records.ids)
         self.place.write(records)
 
@@ -294,7 +294,7 @@ class LiveTable:
             return ids, gather_weights(self.place, ids)
 
     def records(self, *, states: bool = True, current: bool = True) -> Iterator[Records]:
-        """All stored rows, chunk by chunk, as of one step; see `hotbed.places.place.Place.records`. Until
+        """All stored rows, chunk by chunk, as of one step; see `hotbed.table.place.Place.records`. Until
         it is exhausted or closed, what would change rows waits, or is refused in this thread."""
         return (rows for _, rows in records_of([self], states=states, current=current))
 

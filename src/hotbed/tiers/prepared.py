@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hotbed.errors import InputError
-from hotbed.inputs import Bags
+from hotbed.inputs.bags import Bags
 
 __all__ = ["Prepared"]
 

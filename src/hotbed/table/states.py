@@ -10,8 +10,8 @@ from torch import Tensor
 
 from hotbed import _core
 from hotbed.errors import OptimizerError
-from hotbed.handles import LiveTable
-from hotbed.places.records import Records, gather_states
+from hotbed.table.live import LiveTable
+from hotbed.table.records import Records, gather_states
 
 __all__ = ["check_states", "copy_states", "reset_states", "write_states"]
 

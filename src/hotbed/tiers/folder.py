@@ -1,6 +1,6 @@
 """The folder of a `Storage` on SSD: who uses it, and what in it is Hotbed's.
 
-Hotbed's are the file ``in-use``, the note of `hotbed.resolve.hottest`, and folders ``rows-<n>`` that hold
+Hotbed's are the file ``in-use``, the note of `hotbed.tiers.hottest`, and folders ``rows-<n>`` that hold
 the manifest of a row log. Everything else is the user's, also in these folders, and stays.
 """
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from hotbed import _core
 from hotbed.errors import StorageError
-from hotbed.resolve import hottest
+from hotbed.tiers import hottest
 
 __all__ = ["is_own", "logs_in", "take"]
 

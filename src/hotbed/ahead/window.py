@@ -15,9 +15,9 @@ import torch
 from torch import nn
 
 from hotbed import _core
+from hotbed.ahead.source import Entry, Source, find_features
 from hotbed.errors import HotbedError, InputError
-from hotbed.resolve.source import Entry, Source, find_features
-from hotbed.resolve.tiers import Tiers
+from hotbed.tiers.tiers import Tiers
 from hotbed.trace import span
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ READING, BRINGING_UP = "reading", "bringing rows up"
 
 
 class Settings(Protocol):
-    """What a window is told; see `hotbed.resolve.lookahead.lookahead`."""
+    """What a window is told; see `hotbed.ahead.lookahead.lookahead`."""
 
     model: nn.Module
     depth: int

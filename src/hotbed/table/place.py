@@ -12,11 +12,11 @@ from torch import Tensor
 
 from hotbed import _core
 from hotbed.errors import OptimizerError, TableError
-from hotbed.gradients import WaitingGradient
-from hotbed.inputs import Bags
-from hotbed.ops.resolved import Resolved
-from hotbed.places.records import Records
-from hotbed.step.part import Part
+from hotbed.inputs.bags import Bags
+from hotbed.table.gradients import WaitingGradient
+from hotbed.table.part import Part
+from hotbed.table.records import Records
+from hotbed.table.resolved import Resolved
 from hotbed.tables import CORE_DTYPES, MAX_DIM, Table
 
 __all__ = ["ON_HOST", "OPEN_ROWS", "Call", "Home", "Place", "make_core", "refuse_mixed_places"]
@@ -61,7 +61,7 @@ class Place(abc.ABC):
         budget: what rows in the core's memory share with others; None: all that there is.
         device: where vectors come out.
         group: tables in places of equal groups can serve one call.
-        tiers: what the tables of its storage share (`hotbed.resolve.tiers.Tiers`); None: it has none.
+        tiers: what the tables of its storage share (`hotbed.tiers.tiers.Tiers`); None: it has none.
         aliased: whether the data of the handle are the rows.
         rows_move: whether a row may have another slot with the next batch.
         stepped: tables of equal ones take their step together.

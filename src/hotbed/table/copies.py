@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hotbed.holds import reading
+from hotbed.table.holds import reading
 
 __all__ = ["copied", "pickled"]
 

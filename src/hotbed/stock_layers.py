@@ -9,10 +9,10 @@ from hotbed import init as initializers
 from hotbed.embedding import Embedding
 from hotbed.embedding_bag import EmbeddingBag
 from hotbed.errors import TableError
-from hotbed.handles import LiveTable
 from hotbed.init import derive_key
-from hotbed.one_table import OneTable, refuse_options
+from hotbed.modules.one_table import OneTable, refuse_options
 from hotbed.places.moves import home_of
+from hotbed.table.live import LiveTable
 from hotbed.tables import Table
 
 __all__ = ["check_twin", "live_of", "weights_of"]

@@ -9,10 +9,10 @@ from typing import Any, Generic, TypeVar
 
 from torch import nn
 
+from hotbed.ahead.source import Source
+from hotbed.ahead.window import Inputs, Window
 from hotbed.collection import EmbeddingCollection
 from hotbed.errors import TableError
-from hotbed.resolve.source import Source
-from hotbed.resolve.window import Inputs, Window
 
 __all__ = ["lookahead"]
 

@@ -1,4 +1,4 @@
-"""What a place of rows makes of a batch, and `hotbed.ops.pool` works on."""
+"""What a place of rows makes of a batch, and `hotbed.resolve.pool` works on."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from hotbed.gradients import Left
-from hotbed.inputs import Bags
+from hotbed.inputs.bags import Bags
+from hotbed.table.gradients import Left
 
 __all__ = ["Columns", "Resolved"]
 

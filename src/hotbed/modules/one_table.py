@@ -11,11 +11,11 @@ from hotbed import init as initializers
 from hotbed.arrays import real_tensor
 from hotbed.devices import named_device
 from hotbed.errors import TableError
-from hotbed.handles import LiveTable
 from hotbed.init import derive_key
-from hotbed.inputs import Bags
+from hotbed.inputs.bags import Bags
+from hotbed.modules.owner import TableOwner
 from hotbed.places.moves import home_of, refuse_move
-from hotbed.table_owner import TableOwner
+from hotbed.table.live import LiveTable
 from hotbed.tables import Table
 
 __all__ = ["OneTable", "refuse_options", "weights_of"]

@@ -12,13 +12,13 @@ from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from hotbed.errors import OptimizerError, TableError
-from hotbed.gradients import plain_access
-from hotbed.handles import LiveTable, live_table
-from hotbed.holds import alone, reading
-from hotbed.inputs import Bags
+from hotbed.inputs.bags import Bags
 from hotbed.places.moves import move, refuse_move
 from hotbed.resolve.lookup import lookup
-from hotbed.state_dict import ENDINGS, load_table, save_table, signed_key
+from hotbed.table.gradients import plain_access
+from hotbed.table.holds import alone, reading
+from hotbed.table.live import LiveTable, live_table
+from hotbed.table.state_dict import ENDINGS, load_table, save_table, signed_key
 
 __all__ = ["TableOwner"]
 

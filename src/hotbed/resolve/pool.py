@@ -2,7 +2,7 @@
 
 One call serves all features of a collection. The forward writes every feature's vectors; features
 with one vector a sample become columns of one (B, sum of dims) buffer. What a backward leaves goes to
-the handles of the tables (`hotbed.gradients`).
+the handles of the tables (`hotbed.table.gradients`).
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from hotbed.errors import TableError
-from hotbed.gradients import leave
-from hotbed.holds import alone, together
-from hotbed.ops.resolved import Columns, Resolved
-from hotbed.resolve.outside_graphs import outside_graphs
+from hotbed.ops.outside_graphs import outside_graphs
+from hotbed.table.gradients import leave
+from hotbed.table.holds import alone, together
+from hotbed.table.resolved import Columns, Resolved
 
 __all__ = ["pool"]
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from hotbed.errors import TableError
-from hotbed.gradients import WaitingGradient, plain_access
+from hotbed.table.gradients import WaitingGradient, plain_access
 
 __all__ = ["FollowingHandle", "Handle", "OpenHandle"]
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from hotbed.errors import HotbedError
-from hotbed.handles import LiveTable
-from hotbed.holds import alone
+from hotbed.table.holds import alone
+from hotbed.table.live import LiveTable
 
 __all__ = ["ENDINGS", "load_table", "save_table", "signed_key"]
 
