@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from hotbed.places.moves import home_of, move, refuse_move
 from hotbed.storage import Storage
 from hotbed.table.live import LiveTable
 from hotbed.table.place import refuse_mixed_places
-from hotbed.table.state_dict import ENDINGS
+from hotbed.table.state_dict import refuse_ambiguous_names
 from hotbed.tables import Table
 from hotbed.tiers import hottest
 from hotbed.tiers.prepared import Prepared
@@ -90,7 +90,7 @@ class EmbeddingCollection(TableOwner):
             if table.name in names:
                 raise TableError(f"Two tables are named {table.name!r}; names must be distinct.")
             names.add(table.name)
-        _check_endings(names)
+        refuse_ambiguous_names(names)
         if features is None:
             features = {table.name: table.name for table in tables}
         if not isinstance(features, Mapping):
@@ -393,13 +393,3 @@ class EmbeddingCollection(TableOwner):
             dtype = str(spec.dtype).removeprefix("torch.")
             lines.append(f"({name}): {size} × {spec.dim} {dtype}, {spec.combiner}{shared}")
         return "\n".join(lines)
-
-
-def _check_endings(names: Set[str]) -> None:
-    for name in names:
-        for ending in ENDINGS[1:]:
-            if name + ending in names:
-                raise TableError(
-                    f"Table {name + ending!r} is named as a part of table {name!r} in a "
-                    "state_dict; rename one."
-                )

@@ -16,8 +16,7 @@ from torch import Tensor
 
 import hotbed as hb
 from hotbed.places import of_core
-from hotbed.table.live import records_of
-from hotbed.table.records import Records
+from hotbed.table.records import Records, records_of
 
 pytestmark = pytest.mark.filterwarnings("default:The budget holds:UserWarning")
 

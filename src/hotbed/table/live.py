@@ -11,24 +11,24 @@ from __future__ import annotations
 import dataclasses
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from hotbed import _core
-from hotbed.arrays import id_tensor, real_tensor
-from hotbed.errors import HotbedError, IdError, InputError, TableError
+from hotbed.errors import HotbedError, TableError
+from hotbed.table.checks import checked_ids, checked_rows
 from hotbed.table.copies import copied, pickled
 from hotbed.table.gradients import plain_access
 from hotbed.table.handles import FollowingHandle, Handle, OpenHandle
 from hotbed.table.holds import alone, reading
 from hotbed.table.place import Home, Place
-from hotbed.table.records import Records, gather_weights
+from hotbed.table.records import Records, gather_weights, records_of
 from hotbed.tables import COMBINERS, Table
 
-__all__ = ["LiveTable", "live_table", "live_tables", "records_of"]
+__all__ = ["LiveTable", "live_table", "live_tables"]
 
 _ROWS_AT_ONCE = 1 << 20
 
@@ -246,7 +246,7 @@ class LiveTable:
         """(n, dim) rows of the ids as they are; an id without a row reads its first value."""
         self.ready()
         wanted = ids.device if isinstance(ids, Tensor) else _CPU
-        ids = self._check_ids(ids)
+        ids = checked_ids(self.spec, ids)
         with reading([self]):
             self.hear()
             return self.place.read(ids).to(wanted)
@@ -264,13 +264,8 @@ class LiveTable:
                 them whole.
         """
         self.ready()
-        ids = self._check_ids(ids)
-        values = real_tensor(f"Table {self.name!r}", "rows", values).detach()
-        if values.shape != (len(ids), self.spec.dim):
-            raise TableError(
-                f"Table {self.name!r}: {len(ids)} ids need values of shape "
-                f"({len(ids)}, {self.spec.dim}), got {tuple(values.shape)}."
-            )
+        ids = checked_ids(self.spec, ids)
+        values = checked_rows(self.spec, ids, values)
         with alone([self]):
             self.hear()
             self.write(Records(ids, values))
@@ -299,23 +294,14 @@ class LiveTable:
         return (rows for _, rows in records_of([self], states=states, current=current))
 
     def erase(self, ids: Tensor) -> int:
-        """Forgets rows of a dynamic table, those of the ids that have one. An id that comes again is a new
-        row.
-
-        Returns:
-            How many rows went.
-
-        Raises:
-            IdError, InputError: of the ids.
-            TableError: the table is static, or a gradient waits.
-        """
+        """Forgets rows of a dynamic table; see `EmbeddingCollection.erase`."""
         if self.spec.rows is not None:
             raise TableError(
                 f"Table {self.name!r} is static and has the rows 0 to {self.spec.rows - 1}; rows=None makes "
                 "a table whose rows come and go."
             )
         self.ready()
-        ids = self._check_ids(ids)
+        ids = checked_ids(self.spec, ids)
         with alone([self]):
             self.hear()
             if self.has_gradient:
@@ -326,25 +312,6 @@ class LiveTable:
             self.generation += 1
             self.place.changing("erase", ids=ids)
             return self.place.erase(ids)
-
-    def _check_ids(self, given: Any) -> Tensor:
-        ids = id_tensor(f"Table {self.name!r}", given)
-        if ids.dim() != 1:
-            raise InputError(f"Table {self.name!r}: ids must be 1-D, got shape {tuple(ids.shape)}.")
-        ids = ids.to(dtype=torch.int64, device="cpu").contiguous()
-        if self.spec.rows is not None and len(ids):
-            low, high = int(ids.min()), int(ids.max())
-            if low < 0 or high >= self.spec.rows:
-                wrong, origin = low if low < 0 else high, self.spec.origin
-                raise IdError(
-                    f"Table {self.name!r}: id {origin.ids_in_table(wrong)} is outside "
-                    f"[0, {origin.rows}). Pass rows=None for open-ended ids."
-                )
-        elif (owns := self.spec.origin.owns) is not None and not bool((own := owns(ids)).all()):
-            raise IdError(
-                f"Table {self.name!r}: id {int(ids[~own][0])} belongs to another part of the table."
-            )
-        return ids
 
     def rename(self, name: str) -> None:
         """What errors, and descriptions, call the table from now on. The key stays."""
@@ -415,21 +382,6 @@ class LiveTable:
 
     def __reduce__(self) -> Any:
         return pickled(self)
-
-
-def records_of(
-    tables: Sequence[LiveTable], *, states: bool = True, current: bool = True
-) -> Iterator[tuple[LiveTable, Records]]:
-    """`LiveTable.records` of several tables as of one step, those that lie together in one pass."""
-    groups: dict[Any, list[LiveTable]] = {}
-    with reading(tables):
-        for table in tables:
-            table.hear()
-            groups.setdefault(table.place.group, []).append(table)
-        for group in groups.values():
-            places = [table.place for table in group]
-            for at, rows in places[0].records_of(places, states=states, current=current):
-                yield group[at], rows
 
 
 def live_tables() -> Iterable[LiveTable]:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from hotbed import _core
+from hotbed.table.holds import reading
 
-__all__ = ["Records", "gather_states", "gather_weights", "rows_at_once"]
+__all__ = ["Records", "gather_states", "gather_weights", "records_of", "rows_at_once"]
 
 _BYTES_AT_ONCE = 8 << 20
 
@@ -33,6 +34,22 @@ def rows_at_once(core: _core.Table) -> int:
     """So many rows that a chunk of them, with states, takes no more than some megabytes."""
     record = 16 + 8 * (int(core.dim) + sum(core.state_widths()))
     return max(1, _BYTES_AT_ONCE // record)
+
+
+def records_of(
+    tables: Sequence[Any], *, states: bool = True, current: bool = True
+) -> Iterator[tuple[Any, Records]]:
+    """All stored rows of live tables, chunk by chunk, as of one step; see
+    `hotbed.table.place.Place.records`. Those that lie together are read in one pass."""
+    groups: dict[Any, list[Any]] = {}
+    with reading(tables):
+        for table in tables:
+            table.hear()
+            groups.setdefault(table.place.group, []).append(table)
+        for group in groups.values():
+            places = [table.place for table in group]
+            for at, rows in places[0].records_of(places, states=states, current=current):
+                yield group[at], rows
 
 
 def gather_weights(place: Any, ids: Tensor) -> Tensor:

@@ -6,17 +6,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hotbed.errors import HotbedError
+from hotbed.errors import HotbedError, TableError
+from hotbed.table.checks import checked_ids
 from hotbed.table.holds import alone
 from hotbed.table.live import LiveTable
 
-__all__ = ["ENDINGS", "load_table", "save_table", "signed_key"]
+__all__ = ["ENDINGS", "load_table", "refuse_ambiguous_names", "save_table", "signed_key"]
 
 ENDINGS = ("", ".ids", ".key")
 
@@ -69,7 +70,7 @@ def load_table(
     if ids is None:
         ids = torch.arange(rows.shape[0], device="cpu")
     try:
-        ids = table._check_ids(ids)
+        ids = checked_ids(table.spec, ids)
         table.ready()
     except HotbedError as error:
         errors.append(str(error))
@@ -112,3 +113,14 @@ def _fault(table: LiveTable, rows: Any, ids: Any) -> str | None:
 def signed_key(key: int) -> int:
     """The 64-bit key as int64, which is what torch can store."""
     return key - (1 << 64) if key >= 1 << 63 else key
+
+
+def refuse_ambiguous_names(names: Set[str]) -> None:
+    """Raises TableError where a table is named as a part of another in a state_dict."""
+    for name in names:
+        for ending in ENDINGS[1:]:
+            if name + ending in names:
+                raise TableError(
+                    f"Table {name + ending!r} is named as a part of table {name!r} in a "
+                    "state_dict; rename one."
+                )

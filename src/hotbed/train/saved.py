@@ -21,7 +21,8 @@ from hotbed.errors import OutOfMemory, StorageError
 from hotbed.models import MODELS
 from hotbed.storage import Storage
 from hotbed.table.holds import reading
-from hotbed.table.live import LiveTable, records_of
+from hotbed.table.live import LiveTable
+from hotbed.table.records import records_of
 from hotbed.tables import Table
 from hotbed.train.saved_files import SavedModelError
 from hotbed.train.saved_folder import SavedFolder, opened, write_folder
