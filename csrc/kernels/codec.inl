@@ -4,8 +4,8 @@
 
 #include <cstring>
 
-#include "../codec.hpp"
-#include "../common.hpp"
+#include "base/common.hpp"
+#include "kernels/codec.hpp"
 
 namespace hotbed::HOTBED_ISA {
 namespace codec {

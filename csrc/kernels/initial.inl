@@ -4,11 +4,11 @@
 
 #include <cstring>
 
-#include "../codec.hpp"
-#include "../initial.hpp"
-#include "../random.hpp"
-#include "codec.inl"
-#include "inverse_normal.inl"
+#include "base/random.hpp"
+#include "kernels/codec.hpp"
+#include "kernels/codec.inl"
+#include "kernels/inverse_normal.inl"
+#include "rules/initial.hpp"
 
 namespace hotbed::HOTBED_ISA {
 namespace initial {

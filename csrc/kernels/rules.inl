@@ -5,11 +5,11 @@
 
 #include <cmath>
 
-#include "codec.hpp"
+#include "base/random.hpp"
+#include "kernels/codec.hpp"
 #include "kernels/lanes.inl"
 #include "kernels/power.inl"
-#include "random.hpp"
-#include "rules.hpp"
+#include "rules/rules.hpp"
 
 #define HOTBED_INLINE inline __attribute__((always_inline))
 

@@ -1,5 +1,5 @@
 // The parser on heap copies of exact size, so that AddressSanitizer sees a read past either end.
-#include "criteo.hpp"
+#include "data/criteo.hpp"
 
 #include <cmath>
 #include <cstdio>

@@ -1,5 +1,5 @@
 // Descriptors and locks stay with the process that made them.
-#include "descriptor.hpp"
+#include "table/descriptor.hpp"
 
 #include <fcntl.h>
 #include <sys/wait.h>
@@ -11,10 +11,10 @@
 #include <thread>
 #include <vector>
 
+#include "base/folder_lock.hpp"
 #include "check.hpp"
 #include "folder.hpp"
-#include "folder_lock.hpp"
-#include "tier.hpp"
+#include "tiers/tier.hpp"
 
 using namespace hotbed;
 

@@ -1,4 +1,4 @@
-#include "hash_ids.hpp"
+#include "data/hash_ids.hpp"
 
 #include <string_view>
 

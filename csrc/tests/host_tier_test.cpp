@@ -1,5 +1,5 @@
 // HostTier against a map of what it should hold, over a tier that fails when told to.
-#include "host_tier.hpp"
+#include "tiers/host_tier.hpp"
 
 #include <algorithm>
 #include <atomic>

@@ -1,5 +1,5 @@
 // First values: the same whatever the instruction set, the batch and the dtype's neighbours.
-#include "initial.hpp"
+#include "rules/initial.hpp"
 
 #include <cmath>
 #include <cstdio>
@@ -8,7 +8,7 @@
 #include <stdexcept>
 #include <vector>
 
-#include "kernels.hpp"
+#include "kernels/kernels.hpp"
 
 using namespace hotbed;
 

@@ -1,4 +1,4 @@
-#include "io_engine.hpp"
+#include "log/io_engine.hpp"
 
 #include <sys/stat.h>
 

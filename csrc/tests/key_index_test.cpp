@@ -1,4 +1,4 @@
-#include "key_index.hpp"
+#include "index/key_index.hpp"
 
 #include <algorithm>
 #include <limits>
@@ -6,8 +6,8 @@
 #include <thread>
 #include <unordered_map>
 
+#include "base/random.hpp"
 #include "check.hpp"
-#include "random.hpp"
 
 using hotbed::KeyIndex;
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "row_log.hpp"
+#include "log/row_log.hpp"
 
 namespace hotbed {
 

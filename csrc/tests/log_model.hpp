@@ -6,9 +6,9 @@
 #include <random>
 #include <vector>
 
+#include "base/random.hpp"
 #include "check.hpp"
-#include "random.hpp"
-#include "row_log.hpp"
+#include "log/row_log.hpp"
 
 namespace model {
 

@@ -1,6 +1,6 @@
 // Growing keeps what was written; blocks from several threads never overlap; what is asked of the
 // system is given back the way it was taken.
-#include "memory.hpp"
+#include "base/memory.hpp"
 
 #include <cstdio>
 #include <cstdlib>

@@ -1,4 +1,4 @@
-#include "residency.hpp"
+#include "tiers/residency.hpp"
 
 #include <algorithm>
 #include <cmath>

@@ -1,4 +1,4 @@
-#include "row_lock.hpp"
+#include "table/row_lock.hpp"
 
 #include <sys/wait.h>
 #include <unistd.h>
@@ -8,7 +8,7 @@
 #include <thread>
 
 #include "check.hpp"
-#include "table.hpp"
+#include "table/table.hpp"
 
 using namespace hotbed;
 

@@ -6,10 +6,10 @@
 #include <map>
 #include <set>
 
-#include "crc32c.hpp"
+#include "base/crc32c.hpp"
 #include "folder.hpp"
+#include "log/row_log.hpp"
 #include "log_model.hpp"
-#include "row_log.hpp"
 
 using namespace hotbed;
 

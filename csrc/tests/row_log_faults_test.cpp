@@ -10,9 +10,9 @@
 #include <thread>
 
 #include "folder.hpp"
+#include "log/row_log.hpp"
 #include "log_fixture.hpp"
 #include "log_model.hpp"
-#include "row_log.hpp"
 
 using namespace hotbed;
 using model::Versions;

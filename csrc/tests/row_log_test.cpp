@@ -1,4 +1,4 @@
-#include "row_log.hpp"
+#include "log/row_log.hpp"
 
 #include <sys/stat.h>
 #include <sys/wait.h>

@@ -1,5 +1,5 @@
 // RowSpace against maps of what it should hold, over a tier that fails when told to.
-#include "row_space.hpp"
+#include "tiers/row_space.hpp"
 
 #include <pthread.h>
 

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "check.hpp"
-#include "row_space.hpp"
+#include "tiers/row_space.hpp"
 
 namespace hotbed {
 

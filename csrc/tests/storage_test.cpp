@@ -1,5 +1,5 @@
 // Storage: how budgets are divided, and what a layout that does not fit leaves.
-#include "storage.hpp"
+#include "tiers/storage.hpp"
 
 #include "check.hpp"
 #include "space_fixture.hpp"

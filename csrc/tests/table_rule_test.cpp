@@ -1,4 +1,4 @@
-#include "table_rule.hpp"
+#include "table/table_rule.hpp"
 
 #include <cmath>
 #include <limits>

@@ -1,5 +1,5 @@
 // TopUses: what its counts promise, for streams of every kind.
-#include "top_uses.hpp"
+#include "tiers/top_uses.hpp"
 
 #include <algorithm>
 #include <map>

@@ -170,7 +170,7 @@ class EmbeddingCollection(TableOwner):
         for label in labels:
             if not isinstance(label, str) or not label:
                 raise TableError(f"from_layers: a name must be a non-empty string, not {label!r}.")
-        _check_endings(set(labels))
+        refuse_ambiguous_names(set(labels))
         collection = cls.__new__(cls)
         nn.Module.__init__(collection)
         live: dict[str, LiveTable] = {}

@@ -123,7 +123,7 @@ class SpacesOnDevice:
 class SpaceOnDevice:
     """The planes of one row space: weights, states, and for stochastic rounding ids, by slot.
 
-    Threading: as csrc/row_planes.hpp; kernels of the training thread use the planes meanwhile, but not
+    Threading: as csrc/tiers/row_planes.hpp; kernels of the training thread use the planes meanwhile, but not
     the slots that move.
     """
 

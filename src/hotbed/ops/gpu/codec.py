@@ -1,6 +1,6 @@
 """Codecs of rows: float32 to float16, bfloat16 or int8 with a scale a row, and back.
 
-The bits are those of the CPU (csrc/codec.hpp, `hotbed.ops.codec`), NaN included, on every card.
+The bits are those of the CPU (csrc/kernels/codec.hpp, `hotbed.ops.codec`), NaN included, on every card.
 Shapes: R rows, d columns.
 """
 

@@ -1,4 +1,4 @@
-"""Stochastic rounding of rows, with the bits of the core (csrc/random.hpp, csrc/codec.hpp).
+"""Stochastic rounding of rows, with the bits of the core (csrc/base/random.hpp, csrc/kernels/codec.hpp).
 
 The random bits of a value are a pure function of table key, id, column and step, so the same row
 gets the same bits on every card and on the CPU. These are functions for kernels.

@@ -1,6 +1,6 @@
 """Optimizer steps over the slots of a batch: planes of weights and states in, the same planes out.
 
-Twin of csrc/update.cpp: every rule and option, with the bits of the core (of `ftrl` with a power
+Twin of csrc/rules/update.cpp: every rule and option, with the bits of the core (of `ftrl` with a power
 other than -1/2, whose logarithm is the card's, to a last bit). Weights are float32, or float16 and
 bfloat16 rounded stochastically; states are float32. The gradient rows come from memory, or are
 summed on the way from the batch's terms ("fused"), which saves writing and reading them.

@@ -1,0 +1,134 @@
+// Huge-page memory: growing arrays (Mapping) and short-lived blocks that are used again
+// (BlockPool).
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "base/common.hpp"
+#include "base/forks.hpp"
+
+namespace hotbed {
+
+// Bytes the machine (or the control group of this process) can still give.
+uint64_t available_memory();
+
+// Pretends that available_memory() returns `bytes`; 0 ends the pretence. For tests.
+void set_available_memory_for_test(uint64_t bytes);
+
+// A private anonymous mapping aligned to huge pages that reads as zero until written.
+// Growing moves page tables, never bytes: the address may change, the contents are not copied.
+// Not thread-safe: whoever grows it must be its only user at that moment.
+class Mapping {
+ public:
+  // Sizes are multiples of this, a huge page.
+  static constexpr uint64_t kGrain = 2u << 20;
+
+  Mapping() = default;
+  Mapping(Mapping&& other) noexcept { swap(other); }
+  Mapping& operator=(Mapping&& other) noexcept {
+    swap(other);
+    return *this;
+  }
+  ~Mapping();
+
+  // Makes at least `bytes` addressable. Throws OutOfMemory, with the mapping as it was, when the
+  // bytes that are new exceed what the machine can give. `what_for` names the user in the message,
+  // which ends with `remedy`.
+  void reserve(uint64_t bytes, const std::string& what_for,
+               const std::string& remedy = OutOfMemory::kRemedy);
+
+  // Gives the memory of [begin, end) back, as far as it makes whole pages; it reads as zero then.
+  void release(uint64_t begin, uint64_t end);
+
+  uint8_t* data() const { return data_; }
+  uint64_t bytes() const { return bytes_; }
+
+ private:
+  void swap(Mapping& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(bytes_, other.bytes_);
+  }
+  uint8_t* data_ = nullptr;
+  uint64_t bytes_ = 0;
+};
+
+// Blocks for outputs and gradients. A fresh 50 MB block costs as many page faults as the work done
+// on it, so freed blocks are kept and handed out again. Thread-safe.
+class BlockPool {
+ public:
+  static BlockPool& instance();
+
+  // A block of at least `bytes`, 64-byte aligned, contents undefined. Throws OutOfMemory.
+  void* take(uint64_t bytes);
+  void give(void* block);
+
+  // Bytes kept for reuse; they are returned to the system by trim().
+  uint64_t idle_bytes() const;
+  void trim();
+
+ private:
+  void return_idle();
+
+  ForkMutex& mutex_ = *new ForkMutex;
+  std::multimap<uint64_t, void*> idle_;
+  std::map<void*, uint64_t> size_;
+  uint64_t idle_bytes_ = 0;
+};
+
+// An untyped block that returns to the pool when it goes.
+template <class T>
+class Buffer {
+ public:
+  Buffer() = default;
+  explicit Buffer(uint64_t count) { resize(count); }
+  Buffer(Buffer&& other) noexcept : data_(other.data_), count_(other.count_), room_(other.room_) {
+    other.data_ = nullptr;
+    other.count_ = other.room_ = 0;
+  }
+  Buffer& operator=(Buffer&& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(count_, other.count_);
+    std::swap(room_, other.room_);
+    return *this;
+  }
+  ~Buffer() {
+    if (data_) BlockPool::instance().give(data_);
+  }
+
+  // Contents are undefined after a growing resize.
+  void resize(uint64_t count) {
+    if (count > room_) {
+      if (data_) BlockPool::instance().give(data_);
+      data_ = nullptr;
+      data_ = static_cast<T*>(BlockPool::instance().take(count * sizeof(T)));
+      room_ = count;
+    }
+    count_ = count;
+  }
+
+  T* data() { return data_; }
+  const T* data() const { return data_; }
+  uint64_t size() const { return count_; }
+  // Elements that fit without a new block.
+  uint64_t capacity() const { return room_; }
+  T& operator[](uint64_t i) { return data_[i]; }
+  const T& operator[](uint64_t i) const { return data_[i]; }
+
+  // Gives the block away; the receiver returns it with BlockPool::give.
+  T* release() {
+    T* data = data_;
+    data_ = nullptr;
+    count_ = room_ = 0;
+    return data;
+  }
+
+ private:
+  T* data_ = nullptr;
+  uint64_t count_ = 0;
+  uint64_t room_ = 0;
+};
+
+}  // namespace hotbed

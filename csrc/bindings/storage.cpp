@@ -1,0 +1,166 @@
+// Tiers for Python.
+#include "tiers/storage.hpp"
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+#include <omp.h>
+
+#include <atomic>
+#include <utility>
+
+#include "base/folder_lock.hpp"
+#include "bindings/bindings.hpp"
+#include "log/row_log.hpp"
+#include "table/claim.hpp"
+#include "tiers/log_layouts.hpp"
+
+using namespace hotbed;
+
+namespace {
+
+nb::typed<nb::dict, nb::str, double> counters_of(const Storage& storage) {
+  TierCounters total;
+  TierTraffic host, lowest;
+  {
+    nb::gil_scoped_release unlocked;
+    host = storage.host_traffic();
+    lowest = storage.lowest_traffic();
+    for (const auto& space : storage.spaces()) {
+      TierCounters one = space->counters();
+      total.used += one.used;
+      total.missed += one.missed;
+      total.created += one.created;
+      total.written_back += one.written_back;
+      total.evicted += one.evicted;
+      total.scratch_reads += one.scratch_reads;
+      total.move_ns += one.move_ns;
+      total.waited_ns += one.waited_ns;
+      total.batches = std::max(total.batches, one.batches);
+      total.batches_ahead = std::max(total.batches_ahead, one.batches_ahead);
+    }
+  }
+  nb::typed<nb::dict, nb::str, double> all;
+  all["rows_used"] = total.used;
+  all["rows_missed"] = total.missed;
+  all["rows_created"] = total.created;
+  all["rows_written_back"] = total.written_back;
+  all["rows_evicted"] = total.evicted;
+  all["rows_read_past"] = total.scratch_reads;
+  all["rows_from_host"] = host.rows_read;
+  all["rows_to_host"] = host.rows_written;
+  all["rows_from_ssd"] = lowest.rows_read;
+  all["rows_to_ssd"] = lowest.rows_written;
+  all["move_ms"] = static_cast<double>(total.move_ns) / 1e6;
+  all["wait_ms"] = static_cast<double>(total.waited_ns) / 1e6;
+  all["batches"] = total.batches;
+  all["batches_ahead"] = total.batches_ahead;
+  return all;
+}
+
+}  // namespace
+
+void bind_storage(nb::module_& module) {
+  module.def(
+      "use_one_thread", [] { omp_set_num_threads(1); },
+      "Regions that this thread opens from now on are not parallel.");
+  module.def(
+      "spin_less",
+      [](int threads) {
+        // libgomp's threads spin for up to milliseconds before they sleep, unless there are more of
+        // them than cores. A team that only waits makes them more; it goes with its thread.
+        int more = omp_get_num_procs() + 2 - threads;
+        if (more > 2) return false;  // cores are left
+        nb::gil_scoped_release unlocked;
+        std::atomic<int> there{0};
+#pragma omp parallel num_threads(2)
+        ++there;
+        return there > 1;
+      },
+      "threads"_a,
+      "While the calling thread lives, threads of parallel regions, of which there are `threads`, "
+      "give their core away early where others need it. Whether that was done.");
+
+  nb::class_<Storage>(module, "Storage", "The tiers of one collection.")
+      .def_static(
+          "make",
+          [](uint64_t compute, uint64_t host, std::optional<std::string> ssd, double space_ratio,
+             uint64_t segment_bytes, std::shared_ptr<IoFaults> faults) {
+            MakeLowest lowest = [](const std::vector<RecordGroup>& groups) {
+              return std::vector<std::shared_ptr<Tier>>(groups.size());
+            };
+            if (ssd) {
+              uint64_t of_logs = host ? host : compute;
+              lowest = LogLayouts{*ssd, of_logs, space_ratio, segment_bytes, faults};
+            }
+            return std::make_shared<Storage>(StorageBudgets{compute, host}, std::move(lowest));
+          },
+          "compute"_a, "host"_a, "ssd"_a.none(), "space_ratio"_a,
+          "segment_bytes"_a = LogOptions{}.segment_bytes, "faults"_a.none() = nullptr,
+          "The last two are for tests.")
+      .def(
+          "lay_out",
+          [](Storage& storage, const std::vector<std::shared_ptr<Table>>& tables, bool again) {
+            nb::gil_scoped_release unlocked;
+            storage.lay_out(tables, again);
+          },
+          "tables"_a, "again"_a = false, "Gives every table a place where rows of its layout lie.")
+      .def("retract",
+           [](Storage& storage) {
+             nb::gil_scoped_release unlocked;
+             for (const auto& space : storage.spaces()) space->retract_all();
+           })
+      .def("flush", &Storage::flush, Unlocked())
+      .def("counters", &counters_of)
+      .def(
+          "compute_budget_for",
+          [](const Storage& storage, const std::vector<std::pair<Address, int64_t>>& needs,
+             std::optional<int64_t> ahead) {
+            std::vector<OverBudget::Need> all;
+            for (auto [space, slots] : needs) {
+              all.push_back({pointer<const RowSpace>(space), slots});
+            }
+            nb::gil_scoped_release unlocked;
+            return ahead ? storage.compute_budget_for_stream(all, *ahead)
+                         : storage.compute_budget_for(all);
+          },
+          "needs"_a, "ahead"_a.none() = nb::none(),
+          "The least budget that meets StorageError.needs; with `ahead` one for a stream like that "
+          "of so far, of which so many batches are brought up ahead.")
+      .def(
+          "pinned",
+          [](const Storage& storage) {
+            nb::gil_scoped_release unlocked;
+            std::vector<int64_t> all;
+            for (const auto& space : storage.spaces()) all.push_back(space->pinned());
+            return all;
+          },
+          "Slots that batches hold, of each row space.")
+      .def("capacities",
+           [](const Storage& storage) {
+             std::vector<int64_t> all;
+             for (const auto& space : storage.spaces()) all.push_back(space->limit());
+             return all;
+           })
+      .def_prop_ro("memory_bytes", &Storage::memory_bytes, Unlocked());
+
+  nb::class_<FolderLock>(module, "FolderLock",
+                         "A folder locked by a file in it, until this goes or the process ends; "
+                         "forked children have no part in it.")
+      .def(nb::init<const std::string&, const std::string&, bool, const std::string&,
+                    const std::string&>(),
+           "folder"_a, "name"_a, "shared"_a, "what"_a, "remedy"_a)
+      .def_prop_ro("inherited", &FolderLock::inherited,
+                   "Whether the process that made it is the one from which this was forked.");
+  module.attr("MOST_RECORD_BYTES") = kMostRecordBytes;
+  module.attr("MOST_RECORD_SIZES") = kMostStores;
+  module.def("holds_log", &holds_log, "path"_a, "Whether a folder has the manifest of a log.");
+  module.def("discard_log", &discard_log, "path"_a,
+             "Removes the files of a log, and its folder unless something else is in it: the names "
+             "of that.");
+
+  nb::class_<Claim>(module, "Claim", "Keeps the rows of a batch in their slots while it lives.")
+      .def("mark_dirty", &Claim::mark_dirty, "All its rows were written.");
+}

@@ -1,0 +1,387 @@
+// Table and Batch for Python.
+#include "table/table.hpp"
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/unique_ptr.h>
+#include <nanobind/stl/vector.h>
+
+#include "bindings/bindings.hpp"
+#include "rules/pool.hpp"
+#include "rules/reduce.hpp"
+#include "table/batch.hpp"
+#include "table/record_stream.hpp"
+
+using namespace hotbed;
+
+namespace {
+
+nb::dlpack::dtype element(DType dtype) {
+  switch (dtype) {
+    case DType::f64: return nb::dtype<double>();
+    case DType::f32: return nb::dtype<float>();
+    case DType::f16: return {static_cast<uint8_t>(nb::dlpack::dtype_code::Float), 16, 1};
+    default: return {static_cast<uint8_t>(nb::dlpack::dtype_code::Bfloat), 16, 1};
+  }
+}
+
+using Tensor = nb::ndarray<nb::pytorch, nb::device::cpu>;
+
+// A tensor of `shape` over a block that returns to the pool with the tensor.
+Tensor block_tensor(std::vector<size_t> shape, DType dtype) {
+  uint64_t bytes = size_of(dtype);
+  for (size_t extent : shape) bytes *= extent;
+  void* block = BlockPool::instance().take(bytes);
+  nb::capsule owner(block, [](void* data) noexcept { BlockPool::instance().give(data); });
+  return Tensor(block, shape.size(), shape.data(), owner, nullptr, element(dtype));
+}
+
+// The tensor keeps the memory, also where its table lets go of it.
+Tensor plane_tensor(const Plane& plane, int64_t rows, DType dtype) {
+  using Hold = std::shared_ptr<const void>;
+  size_t shape[2] = {static_cast<size_t>(rows), static_cast<size_t>(plane.width())};
+  nb::capsule owner = owner_of(std::make_unique<Hold>(plane.hold()));
+  return Tensor(plane.data(), 2, shape, owner, nullptr, element(dtype));
+}
+
+// (table, combiner, ids, id bytes, count, offsets, fixed, bags, weights)
+using InputTuple = std::tuple<int, int, Address, int, int64_t, Address, int64_t, int64_t, Address>;
+
+std::shared_ptr<Batch> make_batch(std::vector<std::shared_ptr<Table>> tables,
+                                  const std::vector<InputTuple>& tuples) {
+  std::vector<FeatureInput> inputs;
+  inputs.reserve(tuples.size());
+  for (const auto& [table, combiner, ids, id_bytes, count, offsets, fixed, bags, weights] :
+       tuples) {
+    inputs.push_back({table, static_cast<Combiner>(combiner), pointer<void>(ids), id_bytes, count,
+                      pointer<int64_t>(offsets), fixed, bags, pointer<void>(weights)});
+  }
+  return std::make_shared<Batch>(std::move(tables), std::move(inputs));
+}
+
+std::vector<Vectors> vectors_of(const std::vector<std::pair<Address, int64_t>>& pairs) {
+  std::vector<Vectors> vectors;
+  vectors.reserve(pairs.size());
+  for (auto [data, stride] : pairs) vectors.push_back({pointer<void>(data), stride});
+  return vectors;
+}
+
+// Rows of `ids` as they are, absent ones with their first values; nothing is stored.
+Tensor lookup(const std::shared_ptr<Table>& table, Address ids, int64_t n) {
+  const Table& t = *table;
+  Tensor out = block_tensor({static_cast<size_t>(n), static_cast<size_t>(t.dim())}, t.dtype());
+  auto* rows = static_cast<uint8_t*>(out.data());
+  nb::gil_scoped_release unlocked;
+  const auto* id = pointer<int64_t>(ids);
+  if (t.catch_up) {
+    t.catch_up->read(t, id, n, rows);
+  } else {
+    t.copy_rows(id, n, rows, nullptr, nullptr);
+  }
+  return out;
+}
+
+// A copy of some rows of a part.
+Tensor part_tensor(const void* from, std::vector<size_t> shape, nb::dlpack::dtype element) {
+  size_t bytes = element.bits / 8;
+  for (size_t extent : shape) bytes *= extent;
+  void* block = BlockPool::instance().take(bytes);
+  nb::capsule owner(block, [](void* data) noexcept { BlockPool::instance().give(data); });
+  std::memcpy(block, from, bytes);
+  return Tensor(block, shape.size(), shape.data(), owner, nullptr, element);
+}
+
+// (place of the table, ids, weights, states, last steps) of the next rows.
+nb::object next_rows(RecordStream& stream, bool with_states) {
+  size_t at;
+  const RecordParts* rows;
+  {
+    nb::gil_scoped_release unlocked;
+    rows = stream.next(at);
+  }
+  if (!rows) return nb::none();
+  const RecordLayout& layout = rows->layout;
+  auto n = static_cast<size_t>(rows->count);
+  DType of_states = layout.dtype == DType::f64 ? DType::f64 : DType::f32;
+  nb::list states;
+  for (size_t k = 0; with_states && k < rows->states.size(); ++k) {
+    auto width = static_cast<size_t>(layout.state_widths[k]);
+    states.append(part_tensor(rows->states[k].data(), {n, width}, element(of_states)));
+  }
+  nb::object last = nb::none();
+  if (layout.steps) last = nb::cast(part_tensor(rows->last.data(), {n}, nb::dtype<int64_t>()));
+  return nb::make_tuple(at, part_tensor(rows->ids.data(), {n}, nb::dtype<int64_t>()),
+                        part_tensor(rows->weights.data(), {n, static_cast<size_t>(layout.dim)},
+                                    element(layout.dtype)),
+                        states, last);
+}
+
+}  // namespace
+
+void bind_table(nb::module_& module) {
+  // Any: most methods of a Tensor are untyped.
+  module.def("empty", &block_tensor, "shape"_a, "dtype"_a,
+             nb::sig("def empty(shape: collections.abc.Sequence[int], dtype: DType) -> typing.Any"),
+             "A tensor over a block of the core's memory pool.");
+
+  nb::enum_<DType>(module, "DType")
+      .value("f32", DType::f32)
+      .value("f64", DType::f64)
+      .value("f16", DType::f16)
+      .value("bf16", DType::bf16);
+
+  nb::class_<MemoryBudget>(module, "MemoryBudget", "Bytes that tables share; see `Table.make`.")
+      .def(nb::init<uint64_t>(), "bytes"_a)
+      .def_prop_ro("limit", &MemoryBudget::limit)
+      .def_prop_ro("used", &MemoryBudget::used)
+      .def("__reduce__",
+           [](nb::handle self) {  // a copy is one of its own, for the copies of tables
+             return nb::make_tuple(self.type(),
+                                   nb::make_tuple(nb::cast<const MemoryBudget&>(self).limit()));
+           });
+
+  nb::class_<Table>(module, "Table")
+      .def_static(
+          "make",
+          [](const std::string& name, int64_t rows, int64_t dim, DType dtype, int kind, double a,
+             double b, double c, double d, uint64_t key, std::optional<int64_t> padding,
+             bool tiered, bool released, std::shared_ptr<MemoryBudget> budget,
+             std::tuple<int64_t, int64_t, int64_t> origin) {
+            InitialSpec initial = initial_spec(static_cast<Initial>(kind), a, b, c, d, key);
+            initial.has_padding = padding.has_value();
+            initial.padding_id = padding.value_or(0);
+            std::tie(initial.origin.first, initial.origin.stride, initial.origin.column) = origin;
+            nb::gil_scoped_release unlocked;
+            return std::make_shared<Table>(name, rows, dim, dtype, initial, tiered, released,
+                                           std::move(budget));
+          },
+          "name"_a, "rows"_a, "dim"_a, "dtype"_a, "kind"_a, "a"_a, "b"_a, "c"_a, "d"_a, "key"_a,
+          "padding"_a.none(), "tiered"_a = false, "released"_a = false, "budget"_a.none() = nullptr,
+          "origin"_a = std::make_tuple(int64_t{0}, int64_t{1}, int64_t{0}),
+          "`origin`: (first id, stride, first column) in the table of which it is a part. "
+          "`released`: of a static table, as after `release_rows`.")
+      .def_prop_ro("tiered", &Table::tiered)
+      .def_prop_ro("homeless", &Table::homeless)
+      .def(
+          "stored_ids",
+          [](const Table& t) {
+            std::vector<int64_t> ids;
+            {
+              nb::gil_scoped_release unlocked;
+              ids = t.stored_ids();
+            }
+            size_t shape[1] = {ids.size()};
+            int64_t* data = ids.data();  // stays where it is
+            nb::capsule owner = owner_of(std::make_unique<std::vector<int64_t>>(std::move(ids)));
+            return Tensor(data, 1, shape, owner, nullptr, nb::dtype<int64_t>());
+          },
+          "(n,) int64, rising: the ids of rows that are stored.")
+      .def(
+          "hottest",
+          [](const Table& t, int64_t count) {
+            std::vector<std::tuple<int64_t, uint64_t, uint64_t>> all;
+            for (auto [id, uses, excess] : t.uses.top(count)) all.emplace_back(id, uses, excess);
+            return all;
+          },
+          "count"_a, "(id, uses, excess) of the most used ids of a tiered table; see top_uses.hpp.")
+      .def(
+          "id_of", [](const Table& t, int64_t slot) { return t.ids() ? t.ids()[slot] : slot; },
+          "slot"_a)
+      .def("state_widths",
+           [](const Table& t) {
+             std::vector<int64_t> widths;
+             for (const State& state : t.states()) widths.push_back(state.plane.width());
+             return widths;
+           })
+      .def("release_rows", &Table::release_rows,
+           "Gives the memory of a static table's planes back: rows are kept elsewhere from now on.")
+      .def("take_rows_back", &Table::take_rows_back, "Room for them again, contents undefined.")
+      .def_prop_ro("released", &Table::released)
+      .def_prop_ro("name", &Table::name)
+      .def("rename", &Table::rename, "name"_a)
+      .def_prop_ro("dynamic", &Table::dynamic)
+      .def_prop_ro("size",
+                   [](const Table& t) {
+                     if (!t.tiered()) return t.size();
+                     nb::gil_scoped_release unlocked;
+                     return t.size();
+                   })
+      .def_prop_ro("dim", &Table::dim)
+      .def_prop_ro("dtype", &Table::dtype)
+      .def_prop_ro("plane_bytes", &Table::plane_bytes)
+      .def_prop_ro("index_bytes", &Table::index_bytes)
+      .def_prop_ro("ids_address", [](const Table& t) { return address(t.ids()); })
+      .def_prop_ro("state_names",
+                   [](const Table& t) {
+                     std::vector<std::string> names;
+                     for (const State& state : t.states()) names.push_back(state.name);
+                     return names;
+                   })
+      .def("add_state", &Table::add_state, "name"_a, "width"_a, "initial"_a)
+      .def_prop_ro("catches_up", [](const Table& t) { return t.catch_up != nullptr; })
+      .def("reserve", &Table::reserve, "rows"_a)
+      .def("clear", &Table::clear, Unlocked())
+      .def(
+          "erase",
+          [](Table& t, Address ids, int64_t n) {
+            nb::gil_scoped_release unlocked;
+            return t.erase(pointer<int64_t>(ids), n);
+          },
+          "ids"_a, "n"_a, "How many rows of a dynamic table went; others may get other slots.")
+      .def("write_first_values", &Table::write_first_values, Unlocked())
+      .def("set_key", &Table::set_key, "key"_a)
+      .def_prop_ro("key", [](const Table& t) { return t.initial().table_key; })
+      .def("find",
+           [](const Table& t, Address ids, int64_t n, Address slots) {
+             nb::gil_scoped_release unlocked;
+             t.find(pointer<int64_t>(ids), n, pointer<int64_t>(slots));
+           })
+      .def("find_or_insert", [](Table& t, Address ids, int64_t n, Address slots) {
+        nb::gil_scoped_release unlocked;
+        return t.find_or_insert(pointer<int64_t>(ids), n, pointer<int64_t>(slots));
+      });
+
+  nb::class_<Hold>(
+      module, "Hold",
+      "A `with` statement's hold on the rows of tables: with others that read them, or "
+      "alone.")
+      .def(nb::init<std::vector<std::shared_ptr<Table>>, bool>(), "tables"_a, "alone"_a)
+      .def_static("of_forward", &Hold::of_forward, "tables"_a, "training"_a,
+                  "Alone where a forward may write.")
+      .def(
+          "__enter__",
+          [](nb::object self) {
+            Hold& hold = nb::cast<Hold&>(self);
+            if (!hold.try_take()) {
+              nb::gil_scoped_release unlocked;
+              hold.take();
+            }
+            return self;
+          },
+          nb::sig("def __enter__(self) -> Hold"))
+      .def(
+          "__exit__", [](Hold& hold, nb::args) { hold.release(); },
+          nb::sig("def __exit__(self, *args: object) -> None"))
+      .def("share", &Hold::share, "Lets others read what was written; nobody writes any more.");
+
+  // Tensors that alias planes: valid until the table grows.
+  module.def("weights", [](const std::shared_ptr<Table>& t) {
+    return plane_tensor(t->weight_plane(), t->size(), t->dtype());
+  });
+  module.def("ids", [](const std::shared_ptr<Table>& t) {
+    size_t shape[1] = {static_cast<size_t>(t->size())};
+    nb::capsule owner = owner_of(std::make_unique<std::shared_ptr<Table>>(t));
+    return Tensor(const_cast<int64_t*>(t->ids()), 1, shape, owner, nullptr, nb::dtype<int64_t>());
+  });
+  module.def("state", [](const std::shared_ptr<Table>& t, size_t i) {
+    const State& state = t->states().at(i);
+    return plane_tensor(state.plane, t->size(), t->dtype() == DType::f64 ? DType::f64 : DType::f32);
+  });
+  module.def("lookup", &lookup, "table"_a, "ids"_a, "n"_a);
+  module.def(
+      "write",
+      [](const std::shared_ptr<Table>& table, Address ids, int64_t n, Address weights,
+         const std::optional<std::vector<Address>>& states, Address last) {
+        std::vector<const void*> at;
+        if (states) at = pointers<const void>(*states);
+        nb::gil_scoped_release unlocked;
+        table->write(pointer<int64_t>(ids), n, pointer<void>(weights), states ? at.data() : nullptr,
+                     pointer<int64_t>(last));
+      },
+      "table"_a, "ids"_a, "n"_a, "weights"_a, "states"_a.none() = nb::none(), "last"_a = 0,
+      "Overwrites of rows what is given (address 0, None: it stays); absent ids of a dynamic table "
+      "get one.");
+  nb::class_<RecordStream>(module, "RecordStream",
+                           "The stored rows of tables, each once, in the order in which they lie; "
+                           "until it is closed, rows of tiers stay where they are.")
+      .def_static(
+          "make",
+          [](std::vector<std::shared_ptr<Table>> tables, int64_t most, bool current) {
+            return std::make_unique<RecordStream>(std::move(tables), most, current);
+          },
+          "tables"_a, "most"_a, "current"_a)
+      .def(
+          "next", &next_rows, "states"_a,
+          nb::sig("def next(self, states: bool) -> tuple[int, torch.Tensor, torch.Tensor, "
+                  "list[torch.Tensor], torch.Tensor | None] | None"),
+          "(place of the table, ids, weights, states, last steps) of up to `most` rows of it; None "
+          "behind the last.")
+      .def("close", &RecordStream::close, Unlocked());
+
+  nb::class_<Batch>(module, "Batch")
+      .def_static("make", &make_batch, "tables"_a, "inputs"_a)
+      .def(
+          "check",
+          [](const Batch& batch) {
+            InputFault fault;
+            {
+              nb::gil_scoped_release unlocked;
+              fault = batch.check();
+            }
+            return std::make_tuple(static_cast<int>(fault.kind), fault.feature, fault.bag,
+                                   fault.value, fault.bound);
+          },
+          "(kind, feature, bag, value, bound) of the first fault; kind 0: there is none.")
+      .def(
+          "resolve",
+          [](Batch& batch, bool insert, bool transpose, const std::vector<size_t>& frozen) {
+            for (size_t table : frozen) batch.parts.at(table).frozen = true;
+            nb::gil_scoped_release unlocked;
+            batch.resolve(insert, transpose);
+          },
+          "insert"_a, "transpose"_a, "frozen"_a,
+          "Positions get slots; tables at the positions `frozen` take no new rows.")
+      .def("keep_inputs", &Batch::keep_inputs)
+      .def("group",
+           [](Batch& batch, const std::vector<size_t>& frozen) {
+             for (size_t table : frozen) batch.parts.at(table).frozen = true;
+             nb::gil_scoped_release unlocked;
+             batch.group();
+           })
+      .def("first_difference", &Batch::first_difference, "now"_a, Unlocked(),
+           "The first feature of another batch that asks for something else than group() has read "
+           "here; -1: none does.")
+      .def("take_weights", &Batch::take_weights, "now"_a,
+           "Weights come from where that batch has them.")
+      .def("announce", &Batch::announce, Unlocked())
+      .def("admit", &Batch::admit, Unlocked())
+      .def("seat", &Batch::seat, Unlocked())
+      .def_prop_ro("claim", &Batch::claim)
+      .def("unique_counts",
+           [](const Batch& batch) {
+             std::vector<int64_t> counts;
+             for (const TableBatch& part : batch.parts) counts.push_back(part.unique);
+             return counts;
+           })
+      .def("pool",
+           [](Batch& batch, const std::vector<std::pair<Address, int64_t>>& out) {
+             nb::gil_scoped_release unlocked;
+             pool(batch, vectors_of(out));
+           })
+      .def(
+          "reduce",
+          // For each table the addresses of (unique, dim) values and (unique,) slots to write; 0
+          // leaves the table out.
+          [](Batch& batch, const std::vector<std::pair<Address, int64_t>>& grads,
+             const std::vector<Address>& values, const std::vector<Address>& indices) {
+            nb::gil_scoped_release unlocked;
+            for (size_t t = 0; t < values.size(); ++t) {
+              const TableBatch& part = batch.parts[t];
+              if (indices[t] && part.unique) {
+                std::memcpy(pointer<void>(indices[t]), part.unique_slots.data(), part.unique * 8);
+              }
+            }
+            return reduce(batch, vectors_of(grads), pointers<void>(values));
+          },
+          "Whether the values of each table are all finite.")
+      .def("weight_gradients", [](const Batch& batch,
+                                  const std::vector<std::pair<Address, int64_t>>& grads,
+                                  const std::vector<std::pair<Address, int64_t>>& outputs,
+                                  const std::vector<Address>& results) {
+        nb::gil_scoped_release unlocked;
+        weight_gradients(batch, vectors_of(grads), vectors_of(outputs), pointers<void>(results));
+      });
+}

@@ -1,0 +1,226 @@
+// All rows of some tables, segment after segment.
+#include <algorithm>
+#include <set>
+
+#include "log/log_tier.hpp"
+#include "log/row_log_core.hpp"
+
+namespace hotbed {
+
+void LogTier::holds(std::span<const RowKey> keys, bool* found) const {
+  std::vector<uint32_t> locations(keys.size());
+  std::shared_lock state(state_);
+  index_.find(keys, locations.data());
+  for (size_t i = 0; i < keys.size(); ++i) found[i] = locations[i] != LogIndex::kNone;
+}
+
+// A record is its row's newest where the index names its place.
+class LogTier::Scan : public RecordScan {
+ public:
+  Scan(LogTier& tier, std::span<const int32_t> tables)
+      : tier_(tier), tables_(tables.begin(), tables.end()) {
+    // A compaction that is under way ends first.
+    std::lock_guard compacting(tier_.compact_mutex_);
+    if (tier_.core_.writes()) tier_.seal(tier_.moved_);
+    std::unique_lock state(tier_.state_);
+    ++tier_.scans_;
+  }
+  ~Scan() override {
+    std::unique_lock state(tier_.state_);
+    --tier_.scans_;
+    bool wanted = tier_.wants_compaction();
+    state.unlock();
+    if (wanted) tier_.core_.want_compaction();
+  }
+
+  void begin() {
+    try {
+      if (tier_.core_.writes()) tier_.core_.flush();
+    } catch (const TierError&) {
+      // What cannot be written is read from memory.
+    }
+    std::shared_lock state(tier_.state_);
+    buffers_ = tier_.buffers_;
+    for (const auto& segment : *tier_.segments_) {
+      if (segment && segment->live) segments_.push_back(segment);
+    }
+    std::sort(segments_.begin(), segments_.end(),
+              [](const auto& a, const auto& b) { return a->number < b->number; });
+  }
+
+  int64_t next(int64_t most, RowKey* keys, uint8_t* records) override {
+    int64_t count = 0;
+    while (count < most) {
+      if (given_ == ready_.size()) {
+        if (at_ == segments_.size()) break;
+        read_more();
+        continue;
+      }
+      size_t n = std::min(ready_.size() - given_, static_cast<size_t>(most - count));
+      uint64_t bytes = tier_.layout_.record_bytes;
+      std::copy_n(ready_.begin() + static_cast<int64_t>(given_), n, keys + count);
+      std::memcpy(records + static_cast<uint64_t>(count) * bytes, records_.data() + given_ * bytes,
+                  n * bytes);
+      given_ += n;
+      count += static_cast<int64_t>(n);
+    }
+    return count;
+  }
+
+ private:
+  // The rows of the blocks that follow, as many as the disk can be asked for at once.
+  void read_more() {
+    tier_.core_.check_readable();
+    ready_.clear();
+    records_.clear();
+    given_ = 0;
+    const LogSegment& segment = *segments_[at_];
+    if (take_from_buffer(segment)) return;
+    auto queue = tier_.core_.engine().lease();
+    uint32_t bytes = tier_.layout_.block_bytes;
+    auto blocks = static_cast<uint32_t>(
+        std::min<uint64_t>(queue->arena_bytes() / bytes, end_of_written(segment) - block_));
+    constexpr uint32_t kPieceBytes = 256 << 10;
+    uint32_t piece = std::max(1u, kPieceBytes / bytes);
+    std::vector<Transfer> transfers;
+    for (uint32_t b = 0; b < blocks; b += piece) {
+      transfers.push_back({segment.file.get(), uint64_t{block_ + b} * bytes,
+                           queue->arena() + uint64_t{b} * bytes,
+                           std::min(piece, blocks - b) * bytes, false, 0});
+    }
+    std::vector<uint32_t> bad;
+    try {
+      queue->run(transfers);
+      for (uint32_t b = 0; b < blocks; ++b) {
+        if (!take(segment, block_ + b, queue->arena() + uint64_t{b} * bytes)) bad.push_back(b);
+      }
+    } catch (const IoError&) {
+      ready_.clear();
+      records_.clear();
+      for (uint32_t b = 0; b < blocks; ++b) bad.push_back(b);
+    }
+    for (uint32_t b : bad) read_again(segment, block_ + b, *queue);
+    go_on(blocks);
+  }
+
+  void go_on(uint32_t blocks) {
+    block_ += blocks;
+    if (block_ < tier_.segment_blocks_) return;
+    ++at_;
+    block_ = 0;
+  }
+
+  // Whether the blocks that follow are in memory.
+  bool take_from_buffer(const LogSegment& segment) {
+    for (const auto& buffer : buffers_) {
+      if (buffer->segment.get() != &segment || buffer->first_block != block_) continue;
+      for (uint32_t b = 0; b < buffer->blocks; ++b) {
+        const uint8_t* block = buffer->data + uint64_t{b} * tier_.layout_.block_bytes;
+        take_records(segment, block_ + b, block);
+      }
+      go_on(buffer->blocks);
+      return true;
+    }
+    return false;
+  }
+
+  // Behind the blocks from here on that are in the file.
+  uint32_t end_of_written(const LogSegment& segment) const {
+    uint32_t end = tier_.segment_blocks_;
+    for (const auto& buffer : buffers_) {
+      if (buffer->segment.get() == &segment && buffer->first_block >= block_) {
+        end = std::min(end, buffer->first_block);
+      }
+    }
+    return end;
+  }
+
+  // Notes the rows of a block. False if it is not what was written.
+  bool take(const LogSegment& segment, uint32_t number, const uint8_t* block) {
+    BlockHeader expected{};
+    expected.log = tier_.core_.manifest().log;
+    expected.segment = segment.number;
+    expected.store = tier_.store_;
+    expected.block = number;
+    BlockState found = check_block(block, tier_.layout_, expected);
+    if (found == BlockState::good) take_records(segment, number, block);
+    return found == BlockState::good || found == BlockState::empty;
+  }
+
+  void take_records(const LogSegment& segment, uint32_t number, const uint8_t* block) {
+    const BlockLayout& layout = tier_.layout_;
+    BlockHeader header = header_of(block);
+    if (header.kind != BlockKind::records) return;
+    keys_.clear();
+    places_.clear();
+    for (uint32_t i = 0; i < header.count; ++i) {
+      RowKey key = read_as<RecordHeader>(block + layout.record_offset(i)).key();
+      if (!tables_.count(key.table)) continue;
+      keys_.push_back(key);
+      places_.push_back(i);
+    }
+    locations_.resize(keys_.size());
+    {
+      std::shared_lock state(tier_.state_);
+      tier_.index_.find(keys_, locations_.data());
+    }
+    uint64_t first = segment.slot * tier_.segment_records_ + uint64_t{number} * layout.records;
+    for (size_t k = 0; k < keys_.size(); ++k) {
+      if (locations_[k] != first + places_[k]) continue;
+      const uint8_t* at = block + layout.record_offset(places_[k]) + sizeof(RecordHeader);
+      ready_.push_back(keys_[k]);
+      records_.insert(records_.end(), at, at + layout.record_bytes);
+    }
+  }
+
+  // Throws TierError where a block with rows of the table cannot be read.
+  void read_again(const LogSegment& segment, uint32_t number, IoQueue& queue) {
+    uint32_t bytes = tier_.layout_.block_bytes;
+    uint64_t offset = uint64_t{number} * bytes;
+    const std::string& path = segment.file->path();
+    std::string failure = path + ": the block at offset " + std::to_string(offset) +
+                          " does not hold what was written there, twice";
+    Transfer transfer{segment.file.get(), offset, queue.arena(), bytes, false, 0};
+    try {
+      queue.run({&transfer, 1});
+      if (take(segment, number, queue.arena())) return;
+    } catch (const IoError& error) {
+      failure = error.what();
+    }
+    uint64_t first =
+        segment.slot * tier_.segment_records_ + uint64_t{number} * tier_.layout_.records;
+    int64_t lost = 0;
+    {
+      std::shared_lock state(tier_.state_);
+      tier_.index_.for_each([&](RowKey key, uint32_t location) {
+        lost += tables_.count(key.table) && location >= first &&
+                location < first + tier_.layout_.records;
+      });
+    }
+    if (!lost) return;
+    throw TierError(
+        failure + ". " + std::to_string(lost) + " rows in it are lost: go back to a checkpoint.",
+        path, bytes);
+  }
+
+  LogTier& tier_;
+  const std::set<int32_t> tables_;
+  std::vector<std::shared_ptr<LogSegment>> segments_;
+  std::vector<std::shared_ptr<LogBuffer>> buffers_;  // not written
+  size_t at_ = 0;                                    // the segment
+  uint32_t block_ = 0;                               // in it
+  std::vector<RowKey> ready_;
+  std::vector<uint8_t> records_;
+  size_t given_ = 0;
+  std::vector<RowKey> keys_;
+  std::vector<uint32_t> places_, locations_;
+};
+
+std::unique_ptr<RecordScan> LogTier::scan(std::span<const int32_t> tables) {
+  core_.check_readable();
+  auto made = std::make_unique<Scan>(*this, tables);
+  made->begin();
+  return made;
+}
+
+}  // namespace hotbed

@@ -1,0 +1,204 @@
+#include "rules/history.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <stdexcept>
+
+namespace hotbed {
+
+namespace {
+
+double keep_of(const RuleOptions& options, const Hyperparameters& h) {
+  return options.decoupled_weight_decay ? 1 - h.lr * h.weight_decay : 1;
+}
+
+Transition one_step(const RuleOptions& options, const Hyperparameters& h, int64_t step) {
+  Transition t;
+  double keep = keep_of(options, h);
+  t.ww = keep;
+  switch (options.rule) {
+    case Rule::sgd: {
+      double l2 = options.decoupled_weight_decay ? 0 : h.weight_decay;
+      if (!options.momentum) {
+        t.ww = keep - h.lr * l2;
+        break;
+      }
+      // The buffer: b' = momentum b + share l2 w; torch's first step takes the whole gradient.
+      double share = step == 1 ? 1 : 1 - h.dampening;
+      t.bb = h.momentum;
+      t.bw = share * l2;
+      // The step is b', or l2 w + momentum b' with Nesterov.
+      double direct = options.nesterov ? l2 : 0, through = options.nesterov ? h.momentum : 1;
+      t.ww = keep - h.lr * (direct + through * t.bw);
+      t.wb = -h.lr * through * t.bb;
+      break;
+    }
+    case Rule::adagrad:
+    case Rule::rowwise_adagrad: break;
+    case Rule::adam:
+    case Rule::rowwise_adam:
+    case Rule::adamax:
+      t.bb = h.beta1;
+      t.second = h.beta2;
+      break;
+    case Rule::adadelta: t.second = h.alpha; break;
+    case Rule::rmsprop:
+      t.second = h.alpha;
+      if (options.momentum) {
+        t.bb = h.momentum;
+        t.wb = -h.lr * h.momentum;
+      }
+      break;
+    case Rule::ftrl: break;
+  }
+  return t;
+}
+
+Transition power(Transition base, int64_t n) {
+  Transition result;
+  for (; n > 0; n >>= 1) {
+    if (n & 1) result = compose(result, base);
+    base = compose(base, base);
+  }
+  return result;
+}
+
+bool replays(Rule rule) {
+  return rule == Rule::adam || rule == Rule::rowwise_adam || rule == Rule::adamax;
+}
+
+}  // namespace
+
+Transition compose(const Transition& a, const Transition& b) {
+  return {b.ww * a.ww + b.wb * a.bw, b.ww * a.wb + b.wb * a.bb, b.bw * a.ww + b.bb * a.bw,
+          b.bw * a.wb + b.bb * a.bb, b.second * a.second};
+}
+
+double decay_ratio(const RuleOptions& options, const Hyperparameters& h) {
+  if (options.rule == Rule::adamax) return h.beta1 / h.beta2;
+  if (options.amsgrad) return h.beta1;
+  return h.beta1 / std::sqrt(h.beta2);
+}
+
+double moment_bound(const RuleOptions& options, const Hyperparameters& h) {
+  // By Cauchy-Schwarz over the gradients that both moments are made of.
+  if (options.rule == Rule::adamax) return (1 - h.beta1) / (1 - h.beta1 / h.beta2);
+  double ratio = h.beta1 * h.beta1 / h.beta2;
+  return (1 - h.beta1) / std::sqrt((1 - h.beta2) * (1 - ratio));
+}
+
+std::string why_not_exact(const RuleOptions& options, const Hyperparameters& h) {
+  bool coupled = h.weight_decay != 0 && !options.decoupled_weight_decay;
+  if (coupled && options.rule != Rule::sgd) {
+    return "weight_decay that is added to the gradient makes every row's steps depend on the row "
+           "itself, so missed steps cannot be made up for at once; use decoupled_weight_decay=True";
+  }
+  if (options.rule == Rule::ftrl && h.l2_shrinkage != 0) {
+    return "l2_shrinkage makes every row's steps depend on the row itself, so missed steps cannot "
+           "be made up for at once; use l2";
+  }
+  if (!replays(options.rule)) return "";
+  if (options.rule == Rule::adamax) {
+    if (h.beta1 < h.beta2) return "";
+    return "with betas[0] >= betas[1] the steps of an untouched row do not fade, so replaying them "
+           "has no bound";
+  }
+  if (h.beta1 * h.beta1 < h.beta2) return "";
+  return "with betas[0]**2 >= betas[1] the steps of an untouched row do not fade, so replaying "
+         "them "
+         "has no bound";
+}
+
+bool untouched_rows_stay(const RuleOptions& options, const Hyperparameters& h) {
+  switch (options.rule) {
+    case Rule::sgd: return !options.momentum && h.weight_decay == 0;
+    case Rule::adagrad:
+    case Rule::rowwise_adagrad: return h.weight_decay == 0;
+    default: return false;
+  }
+}
+
+void History::restart(int64_t steps, const Transition& base, const Hyperparameters& last) {
+  steps_ = steps;
+  base_ = base;
+  last_ = last;
+  runs_.clear();
+  levels_.clear();
+  largest_ratio_ = largest_size_ = 0;
+}
+
+void History::record(const Hyperparameters& hyper) {
+  ++steps_;
+  last_ = hyper;
+  Transition one = one_step(options_, hyper, steps_);
+  if (!runs_.empty() && runs_.back().hyper == hyper && runs_.back().one == one) {
+    ++runs_.back().count;
+    return;
+  }
+  if (replays(options_.rule)) {
+    largest_ratio_ = std::max(largest_ratio_, decay_ratio(options_, hyper));
+    largest_size_ = std::max(largest_size_, moment_bound(options_, hyper));
+  }
+  if (!runs_.empty()) push_level(runs_.size() - 1);
+  runs_.push_back({steps_, 1, hyper, one});
+}
+
+void History::push_level(size_t index) {
+  if (levels_.empty()) levels_.emplace_back();
+  levels_[0].push_back(power(runs_[index].one, runs_[index].count));
+  for (size_t k = 0; levels_[k].size() % 2 == 0; ++k) {
+    const auto& fine = levels_[k];
+    Transition pair = compose(fine[fine.size() - 2], fine[fine.size() - 1]);
+    if (levels_.size() == k + 1) levels_.emplace_back();
+    levels_[k + 1].push_back(pair);
+  }
+}
+
+void History::forget(int64_t step) {
+  size_t gone = 0;
+  while (gone + 1 < runs_.size() && runs_[gone + 1].first_step <= step + 1) {
+    base_ = compose(base_, power(runs_[gone].one, runs_[gone].count));
+    ++gone;
+  }
+  if (!gone) return;
+  runs_.erase(runs_.begin(), runs_.begin() + static_cast<int64_t>(gone));
+  levels_.clear();
+  for (size_t r = 0; r + 1 < runs_.size(); ++r) push_level(r);
+}
+
+size_t History::run_of(int64_t step) const {
+  auto after = std::upper_bound(runs_.begin(), runs_.end(), step,
+                                [](int64_t s, const Run& run) { return s < run.first_step; });
+  if (after == runs_.begin()) {
+    throw std::logic_error("step " + std::to_string(step) + " of the history was forgotten");
+  }
+  return static_cast<size_t>(after - runs_.begin()) - 1;
+}
+
+Transition History::since(int64_t from) const {
+  if (from >= steps_) return {};
+  size_t at = 0;
+  Transition result;
+  if (from == 0) {
+    result = base_;
+    if (runs_.empty()) return result;
+  } else {
+    at = run_of(from + 1);
+    const Run& head = runs_[at];
+    result = power(head.one, head.first_step + head.count - 1 - from);
+    if (++at == runs_.size()) return result;
+  }
+  size_t closed = runs_.size() - 1;
+  while (at < closed) {
+    size_t k = 0;
+    while (k + 1 < levels_.size() && at % (size_t{2} << k) == 0 &&
+           at + (size_t{2} << k) <= closed) {
+      ++k;
+    }
+    result = compose(result, levels_[k][at >> k]);
+    at += size_t{1} << k;
+  }
+  return compose(result, power(runs_.back().one, runs_.back().count));
+}
+
+}  // namespace hotbed

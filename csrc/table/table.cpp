@@ -1,0 +1,510 @@
+#include "table/table.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <functional>
+#include <numeric>
+
+#include "tiers/row_space.hpp"
+
+namespace hotbed {
+
+namespace {
+
+template <class T>
+void fill(void* data, int64_t first, int64_t count, T value) {
+  T* begin = static_cast<T*>(data) + first;
+#pragma omp parallel for schedule(static) if (count > (1 << 20))
+  for (int64_t i = 0; i < count; ++i) begin[i] = value;
+}
+
+const char* const kSmallerRows = "Use a smaller dtype, such as torch.bfloat16, or a smaller dim.";
+const char* const kFewerRows =
+    "Use a smaller dtype, such as torch.bfloat16, a smaller dim or fewer rows; with rows=None only "
+    "ids that were met take memory; with Storage(ssd=...) they need not all be in memory.";
+const char* const kSmallerStates =
+    "Use a rule with smaller states, such as RowwiseAdagrad (one number a row) or SGD (none).";
+const char* const kNoLastSteps = "Use untouched=\"lazy\", which keeps no last steps.";
+
+}  // namespace
+
+void Plane::ensure(int64_t rows) {
+  uint64_t needed = bytes(rows);
+  if (needed <= mapping_->bytes()) return;
+  uint64_t generous = std::max<uint64_t>(needed, mapping_->bytes() + mapping_->bytes() / 2);
+  try {
+    mapping_->reserve(generous, what_for_, remedy_);
+  } catch (const OutOfMemory&) {
+    if (generous == needed) throw;
+    mapping_->reserve(needed, what_for_, remedy_);
+  }
+}
+
+Table::Table(std::string name, int64_t rows, int64_t dim, DType dtype, const InitialSpec& initial,
+             bool tiered, bool released, std::shared_ptr<MemoryBudget> budget)
+    : name_(std::move(name)),
+      dynamic_(rows < 0),
+      dim_(dim),
+      dtype_(dtype),
+      initial_(initial),
+      weights_(what_for("weights"), dim, size_of(dtype), dynamic_ ? kSmallerRows : kFewerRows),
+      ids_(what_for("ids"), 1, sizeof(int64_t), kSmallerRows),
+      share_(std::move(budget)),
+      tiered_(tiered),
+      released_(released) {
+  if (tiered_) {
+    size_ = std::max<int64_t>(rows, 0);
+    return;
+  }
+  if (dynamic_) {
+    index_ = std::make_unique<KeyIndex>(what_for("index"));
+    return;
+  }
+  size_ = rows;
+  if (released_) return;
+  take(rows, 0);
+  weights_.ensure(rows);
+  write_first_values();
+}
+
+std::string Table::what_for(const std::string& part) const {
+  return "Table '" + name_ + "', " + part;
+}
+
+void Table::rename(const std::string& name) {
+  name_ = name;
+  weights_.rename(what_for("weights"));
+  ids_.rename(what_for("ids"));
+  for (State& state : states_) state.plane.rename(what_for(state.name));
+  if (steps_) steps_->rename(what_for("last steps"));
+  if (index_) index_->rename(what_for("index"));
+}
+
+void Table::live_in(std::shared_ptr<RowSpace> space, int32_t number) {
+  space_ = std::move(space);
+  number_ = number;
+  weights_.share(space_->weights());
+  ids_.share(space_->ids());
+  for (size_t k = 0; k < states_.size(); ++k) states_[k].plane.share(space_->state(k));
+  if (steps_) steps_->share(*space_->steps());
+  at_home_ = true;
+}
+
+void Table::leave() {
+  space_.reset();
+  at_home_ = false;
+}
+
+int64_t Table::size() const {
+  if (!tiered_ || !dynamic_) return size_;
+  return space_ ? space_->rows(number_) : 0;
+}
+
+int64_t Table::slot_limit() const {
+  if (!tiered_) return size_;
+  return at_home_ ? space_->capacity() : 0;
+}
+
+std::vector<int64_t> Table::stored_ids() const {
+  if (tiered_) return space_ ? space_->stored_ids(number_) : std::vector<int64_t>{};
+  std::vector<int64_t> ids(size_);
+  if (dynamic_) {
+    std::copy_n(this->ids(), size_, ids.begin());
+    std::sort(ids.begin(), ids.end());
+  } else {
+    std::iota(ids.begin(), ids.end(), 0);
+  }
+  return ids;
+}
+
+void Table::copy_rows(const int64_t* ids, int64_t n, void* weights, void* const* states,
+                      int64_t* last) const {
+  auto copy_initial = [&](int64_t i) {
+    auto* row = static_cast<uint8_t*>(weights) + i * weights_.row_bytes();
+    if (weights) first_values(ids + i, 1, row);
+    for (size_t k = 0; states && k < states_.size(); ++k) {
+      int64_t width = states_[k].plane.width();
+      if (dtype_ == DType::f64) {
+        std::fill_n(static_cast<double*>(states[k]) + i * width, width, states_[k].initial);
+      } else {
+        std::fill_n(static_cast<float*>(states[k]) + i * width, width,
+                    static_cast<float>(states_[k].initial));
+      }
+    }
+    if (last) last[i] = first_step_;
+  };
+  if (tiered_) {
+    std::unique_ptr<bool[]> found(new bool[std::max<int64_t>(n, 1)]());
+    if (space_) space_->read(number_, ids, n, weights, states, last, found.get());
+    for (int64_t i = 0; i < n; ++i) {
+      if (!found[i]) copy_initial(i);
+    }
+    return;
+  }
+  std::vector<int64_t> slots(n);
+  find(ids, n, slots.data());
+  for (int64_t i = 0; i < n; ++i) {
+    if (slots[i] < 0 || released_) {
+      copy_initial(i);
+      continue;
+    }
+    if (weights) {
+      std::memcpy(static_cast<uint8_t*>(weights) + i * weights_.row_bytes(), weights_.row(slots[i]),
+                  weights_.row_bytes());
+    }
+    for (size_t k = 0; states && k < states_.size(); ++k) {
+      const Plane& plane = states_[k].plane;
+      std::memcpy(static_cast<uint8_t*>(states[k]) + i * plane.row_bytes(), plane.row(slots[i]),
+                  plane.row_bytes());
+    }
+    if (last && steps_) last[i] = last_step()[slots[i]];
+  }
+}
+
+void Table::write_first_values() {
+  if (released_) return;
+  if (tiered_) {
+    padding_row_.clear();
+    uses.clear();
+    if (!space_) return;
+    if (states_.empty() && !catch_up) return space_->erase_all(number_);
+    // A row that is nowhere is its first values, unless it has to count as of a later step.
+    std::vector<int64_t> ids;
+    if (!catch_up) ids = space_->stored_ids(number_, true);
+    int64_t count = catch_up ? size_ : static_cast<int64_t>(ids.size());
+    int64_t chunk = rows_at_once(65536, weights_.row_bytes());
+    std::vector<int64_t> some;
+    Buffer<uint8_t> rows(chunk * weights_.row_bytes());
+    for (int64_t begin = 0; begin < count; begin += chunk) {
+      some.resize(std::min(chunk, count - begin));
+      if (catch_up) {
+        std::iota(some.begin(), some.end(), begin);
+      } else {
+        std::copy_n(ids.begin() + begin, some.size(), some.begin());
+      }
+      auto n = static_cast<int64_t>(some.size());
+      first_values(some.data(), n, rows.data());
+      write(some.data(), n, rows.data(), nullptr, nullptr);
+    }
+    return;
+  }
+  if (catch_up) {
+    // So that what is written counts as of the last step.
+    std::vector<int64_t> slots(size_);
+    std::iota(slots.begin(), slots.end(), 0);
+    catch_up->write(*this, slots.data(), size_);
+  }
+  initial_rows(initial_, nullptr, 0, size_, dim_, dtype_, weights_.data());
+}
+
+void Table::ensure(int64_t rows) {
+  if (tiered_ || released_) return;
+  weights_.ensure(rows);
+  for (State& state : states_) state.plane.ensure(rows);
+  if (dynamic_) ids_.ensure(rows);
+  if (steps_) steps_->ensure(rows);
+}
+
+int64_t Table::state_bytes() const {
+  int64_t bytes = steps_ ? steps_->row_bytes() : 0;
+  for (const State& state : states_) bytes += state.plane.row_bytes();
+  return bytes;
+}
+
+uint64_t Table::bytes_with(int64_t rows, int64_t state_bytes) const {
+  if (tiered_ || released_) return 0;
+  int64_t row_bytes = weights_.row_bytes() + state_bytes + (dynamic_ ? ids_.row_bytes() : 0);
+  uint64_t index = index_ ? std::max(index_->memory_bytes(), KeyIndex::bytes_for(rows)) : 0;
+  return sum(product(static_cast<uint64_t>(rows), static_cast<uint64_t>(row_bytes)), index);
+}
+
+// Out of the budget, before rows or states come.
+void Table::take(int64_t rows, int64_t state_bytes) {
+  share_.become(bytes_with(rows, state_bytes), name_, rows);
+}
+
+// Gives back what rows or states that went, or did not come, would take.
+void Table::settle_share() { share_.shrink(bytes_with(size_, state_bytes())); }
+
+void Table::reserve(int64_t rows) {
+  BudgetShare::Growth growth{&share_, name_, rows, bytes_with(rows, state_bytes())};
+  BudgetShare::check({&growth, 1});
+  ensure(rows);
+}
+
+void Table::fill_state(State& state, int64_t first, int64_t count) {
+  int64_t width = state.plane.width();
+  if (dtype_ == DType::f64) {
+    fill<double>(state.plane.data(), first * width, count * width, state.initial);
+  } else {
+    fill<float>(state.plane.data(), first * width, count * width,
+                static_cast<float>(state.initial));
+  }
+}
+
+void Table::add_state(const std::string& name, int64_t width, double initial) {
+  State state{name, initial, Plane(what_for(name), width, compute_size(), kSmallerStates)};
+  at_home_ = false;
+  if (!tiered_ && !released_) {
+    take(size_, state_bytes() + state.plane.row_bytes());
+    state.plane.ensure(size_);
+    if (initial != 0.0) fill_state(state, 0, size_);  // fresh pages are zeros
+  }
+  states_.push_back(std::move(state));
+}
+
+void Table::clear_states() {
+  at_home_ = at_home_ && states_.empty() && !steps_;
+  states_.clear();
+  steps_.reset();
+  catch_up.reset();
+  settle_share();
+}
+
+void Table::track_steps(int64_t step) {
+  auto plane = std::make_unique<Plane>(what_for("last steps"), 1, sizeof(int64_t), kNoLastSteps);
+  if (tiered_ && steps_) {
+    // The plane stays; every row starts again at `step`.
+    std::vector<int64_t> ids = stored_ids(), last(ids.size(), step);
+    first_step_ = step;
+    return write(ids.data(), static_cast<int64_t>(ids.size()), nullptr, nullptr, last.data());
+  }
+  at_home_ = false;
+  if (!tiered_) {
+    if (!steps_) take(size_, state_bytes() + plane->row_bytes());
+    plane->ensure(size_);
+  }
+  steps_ = std::move(plane);
+  first_step_ = step;
+  if (step && !tiered_) fill<int64_t>(steps_->data(), 0, size_, step);
+}
+
+void Table::find(const int64_t* ids, int64_t n, int64_t* slots) const {
+  if (tiered_) {
+    std::fill_n(slots, n, -1);  // no slot is for long
+    return;
+  }
+  if (dynamic_) {
+    index_->find(ids, n, slots);
+    return;
+  }
+  for (int64_t i = 0; i < n; ++i) {
+    slots[i] = static_cast<uint64_t>(ids[i]) < static_cast<uint64_t>(size_) ? ids[i] : -1;
+  }
+}
+
+int64_t Table::find_or_insert(const int64_t* ids, int64_t n, int64_t* slots) {
+  if (!dynamic_) {
+    find(ids, n, slots);
+    return 0;
+  }
+  index_->find(ids, n, slots);
+  int64_t absent = 0;
+  for (int64_t i = 0; i < n; ++i) absent += slots[i] < 0;
+  if (!absent) return 0;
+  take(size_ + absent, state_bytes());
+  Buffer<int64_t> positions;
+  int64_t added;
+  try {
+    ensure(size_ + absent);
+    positions.resize(n);
+    added = index_->find_or_insert(ids, n, slots, size_, positions.data());
+  } catch (...) {
+    settle_share();
+    throw;
+  }
+  auto* id_plane = reinterpret_cast<int64_t*>(ids_.data());
+  for (int64_t i = 0; i < added; ++i) id_plane[size_ + i] = ids[positions[i]];
+  initial_rows(initial_, id_plane + size_, 0, added, dim_, dtype_, weights_.row(size_));
+  for (State& state : states_) fill_state(state, size_, added);
+  if (steps_) fill<int64_t>(steps_->data(), size_, added, first_step_);
+  size_ += added;
+  if (added < absent) settle_share();  // ids that came twice
+  return added;
+}
+
+void Table::write(const int64_t* ids, int64_t n, const void* weights, const void* const* states,
+                  const int64_t* last) {
+  if (released_ || !n) return;
+  if (tiered_) return write_tiered(ids, n, static_cast<const uint8_t*>(weights), states, last);
+  std::vector<int64_t> slots(n);
+  find_or_insert(ids, n, slots.data());
+  if (catch_up && !last) {
+    // So that what is written counts as of the last step.
+    std::vector<int64_t> unique = slots;
+    std::sort(unique.begin(), unique.end());
+    unique.erase(std::unique(unique.begin(), unique.end()), unique.end());
+    catch_up->write(*this, unique.data(), static_cast<int64_t>(unique.size()));
+  }
+  auto copy = [&](const Plane& plane, const void* rows, int64_t i) {
+    int64_t bytes = plane.row_bytes();
+    std::memcpy(plane.row(slots[i]), static_cast<const uint8_t*>(rows) + i * bytes, bytes);
+  };
+  for (int64_t i = 0; i < n; ++i) {
+    if (slots[i] < 0) continue;
+    if (weights) copy(weights_, weights, i);
+    for (size_t k = 0; states && k < states_.size(); ++k) copy(states_[k].plane, states[k], i);
+    if (last && steps_) last_step()[slots[i]] = last[i];
+  }
+}
+
+void Table::write_tiered(const int64_t* ids, int64_t n, const uint8_t* weights,
+                         const void* const* states, const int64_t* last) {
+  // Of duplicates the last one.
+  std::vector<int64_t> order(n);
+  std::iota(order.begin(), order.end(), 0);
+  bool rising = std::adjacent_find(ids, ids + n, std::greater_equal<>()) == ids + n;
+  if (!rising) {
+    std::stable_sort(order.begin(), order.end(),
+                     [&](int64_t a, int64_t b) { return ids[a] < ids[b]; });
+    size_t kept = 0;
+    for (int64_t i = 0; i < n; ++i) {
+      if (i + 1 < n && ids[order[i + 1]] == ids[order[i]]) continue;
+      order[kept++] = order[i];
+    }
+    order.resize(kept);
+  }
+  auto count = static_cast<int64_t>(order.size());
+  std::vector<int64_t> unique(count);
+  for (int64_t i = 0; i < count; ++i) unique[i] = ids[order[i]];
+  std::vector<Buffer<uint8_t>> kept;
+  auto chosen = [&](const void* rows, int64_t bytes) -> const void* {
+    if (rising || !rows) return rows;
+    Buffer<uint8_t> values(count * bytes);
+    for (int64_t i = 0; i < count; ++i) {
+      std::memcpy(values.data() + i * bytes, static_cast<const uint8_t*>(rows) + order[i] * bytes,
+                  bytes);
+    }
+    kept.push_back(std::move(values));
+    return kept.back().data();
+  };
+  const void* rows = chosen(weights, weights_.row_bytes());
+  std::vector<const void*> of_states;
+  for (size_t k = 0; states && k < states_.size(); ++k) {
+    of_states.push_back(chosen(states[k], states_[k].plane.row_bytes()));
+  }
+  const void* steps = chosen(steps_ ? last : nullptr, sizeof(int64_t));
+  if (catch_up && !last) catch_up->settle(*this, unique.data(), count);
+  space_->write(number_, unique.data(), count, rows, states ? of_states.data() : nullptr,
+                static_cast<const int64_t*>(steps));
+  if (!initial_.has_padding || !rows) return;
+  auto padding = std::find(unique.begin(), unique.end(), initial_.padding_id) - unique.begin();
+  if (padding == count) return;
+  const uint8_t* row = static_cast<const uint8_t*>(rows) + padding * weights_.row_bytes();
+  padding_row_.assign(row, row + weights_.row_bytes());
+}
+
+int64_t Table::erase(const int64_t* ids, int64_t n) {
+  if (!dynamic_ || !n) return 0;
+  uses.forget(ids, n);
+  if (tiered_) {
+    if (initial_.has_padding && std::find(ids, ids + n, initial_.padding_id) != ids + n) {
+      padding_row_.clear();
+    }
+    return space_ ? space_->erase(number_, ids, n) : 0;
+  }
+  // The newest rows take the places of those that go, so that rows lie without gaps.
+  Buffer<int64_t> slots(n);
+  int64_t gone = index_->erase(ids, n, slots.data());
+  std::vector<int64_t> free;
+  for (int64_t i = 0; i < n; ++i) {
+    if (slots[i] >= 0) free.push_back(slots[i]);
+  }
+  std::sort(free.begin(), free.end());
+  int64_t end = size_ - gone, from = size_;
+  auto last = free.rbegin();
+  std::vector<int64_t> moved, places;
+  for (int64_t to : free) {
+    if (to >= end) break;
+    do {
+      --from;
+    } while (last != free.rend() && *last == from && (++last, true));
+    move_row(from, to);
+    moved.push_back(this->ids()[to]);
+    places.push_back(to);
+  }
+  index_->update(moved.data(), static_cast<int64_t>(moved.size()), places.data());
+  size_ = end;
+  settle_share();
+  return gone;
+}
+
+void Table::move_row(int64_t from, int64_t to) {
+  auto move = [&](const Plane& plane) {
+    std::memcpy(plane.row(to), plane.row(from), plane.row_bytes());
+  };
+  move(weights_);
+  move(ids_);
+  for (const State& state : states_) move(state.plane);
+  if (steps_) move(*steps_);
+}
+
+void Table::copy_padding(void* row) const {
+  if (padding_row_.empty()) {
+    std::memset(row, 0, weights_.row_bytes());
+  } else {
+    std::memcpy(row, padding_row_.data(), padding_row_.size());
+  }
+}
+
+int64_t Table::padding_slot() const {
+  // Padding is never brought up.
+  if (!initial_.has_padding || tiered_) return INT64_MIN;
+  int64_t slot = initial_.padding_id;
+  if (dynamic_) index_->find(&initial_.padding_id, 1, &slot);
+  return slot < 0 ? INT64_MIN : slot;
+}
+
+void Table::forget_last(int64_t count) {
+  if (count == 0) return;
+  Buffer<int64_t> slots(count);
+  size_ -= count;
+  index_->erase(ids() + size_, count, slots.data());
+  settle_share();
+}
+
+void Table::clear() {
+  if (!dynamic_) return;
+  if (tiered_) {
+    padding_row_.clear();
+    uses.clear();
+    if (space_) space_->erase_all(number_);
+    return;
+  }
+  index_->clear();
+  size_ = 0;
+  settle_share();
+}
+
+void Table::first_values(const int64_t* ids, int64_t n, void* rows) const {
+  initial_rows(initial_, ids, 0, n, dim_, dtype_, rows);
+}
+
+void Table::release_rows() {
+  released_ = true;
+  weights_.release();
+  for (State& state : states_) state.plane.release();
+  settle_share();
+}
+
+void Table::take_rows_back() {
+  released_ = false;
+  try {
+    take(size_, state_bytes());
+    ensure(size_);
+  } catch (...) {
+    release_rows();
+    throw;
+  }
+}
+
+uint64_t Table::plane_bytes() const {
+  if (tiered_ || released_) return 0;  // the storage knows, or the device
+  uint64_t total = weights_.bytes(size_);
+  for (const State& state : states_) total += state.plane.bytes(size_);
+  if (dynamic_) total += ids_.bytes(size_);
+  if (steps_) total += steps_->bytes(size_);
+  return total;
+}
+
+}  // namespace hotbed

@@ -1,0 +1,261 @@
+// A table as the core sees it: planes over slots and, where ids are open-ended, an index.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/common.hpp"
+#include "base/memory.hpp"
+#include "index/key_index.hpp"
+#include "rules/initial.hpp"
+#include "table/memory_budget.hpp"
+#include "table/row_lock.hpp"
+#include "tiers/top_uses.hpp"
+
+namespace hotbed {
+
+// One array over slots: `width` elements of `element` bytes a row, rows without padding.
+class Plane {
+ public:
+  // `what_for` begins, and `remedy` ends, the message where there is no memory for it.
+  Plane(std::string what_for, int64_t width, size_t element,
+        std::string remedy = OutOfMemory::kRemedy)
+      : what_for_(std::move(what_for)),
+        remedy_(std::move(remedy)),
+        width_(width),
+        row_bytes_(width * element),
+        mapping_(std::make_shared<Mapping>()) {}
+
+  void rename(std::string what_for) { what_for_ = std::move(what_for); }
+
+  // Room for `rows` rows; grows by halves, and by just what is needed where memory is short.
+  void ensure(int64_t rows);
+
+  // Gives the memory of rows from `rows` on back.
+  void release(int64_t rows) { mapping_->release(bytes(rows), mapping_->bytes()); }
+
+  // Another view of the same memory; none of them may grow any more.
+  void share(const Plane& other) { mapping_ = other.mapping_; }
+
+  // Lets go of the memory, which stays as long as somebody holds it.
+  void release() { mapping_ = std::make_shared<Mapping>(); }
+  std::shared_ptr<const void> hold() const { return mapping_; }
+
+  uint8_t* data() const { return mapping_->data(); }
+  uint8_t* row(int64_t slot) const { return mapping_->data() + slot * row_bytes_; }
+  int64_t width() const { return width_; }
+  int64_t row_bytes() const { return row_bytes_; }
+  // Bytes that `rows` rows take; UINT64_MAX where that is beyond counting.
+  uint64_t bytes(int64_t rows) const {
+    return product(static_cast<uint64_t>(rows), static_cast<uint64_t>(row_bytes_));
+  }
+
+ private:
+  std::string what_for_;
+  std::string remedy_;
+  int64_t width_;
+  int64_t row_bytes_;
+  std::shared_ptr<Mapping> mapping_;
+};
+
+// An optimizer state: elements of the table's compute type (double for f64 rows, else float).
+struct State {
+  std::string name;
+  double initial;  // of a row that no step has touched
+  Plane plane;
+};
+
+class RowSpace;
+class Table;
+
+// Brings rows that an optimizer leaves alone while no batch touches them to where a dense optimizer
+// would have moved them (untouched="exact"). The optimizer owns one a table and keeps its history.
+class CatchUp {
+ public:
+  virtual ~CatchUp() = default;
+  // In place, weights and states, up to the current step. Slots are unique.
+  virtual void write(Table& table, const int64_t* slots, int64_t n) = 0;
+  // The same for rows by id, wherever they lie (tiered tables).
+  virtual void settle(Table& table, const int64_t* ids, int64_t n) = 0;
+  // Every row that exists. Throws TierError; rows that were not reached are as they were.
+  virtual void settle_all(Table& table) = 0;
+  // What settle() would make of the weights, into n x dim rows of the table's dtype; ids may name
+  // rows that do not exist yet. Changes nothing.
+  virtual void read(const Table& table, const int64_t* ids, int64_t n, void* rows) const = 0;
+  // Whether steps have moved rows that no batch ever touched.
+  virtual bool moves_untouched() const = 0;
+  // In place, copies of rows by id: what settle() would make of them, last steps included.
+  virtual void advance(const Table& table, const int64_t* ids, int64_t n, void* weights,
+                       void* const* states, int64_t* last) const = 0;
+};
+
+// Threading: reading (find, read) is safe among readers; everything else wants the table alone. Who
+// calls takes a Hold.
+class Table {
+ public:
+  // rows < 0 makes the table dynamic. A static table gets all its rows and their first values now.
+  // Throws OutOfMemory.
+  // `tiered`: its rows lie in tiers, see below. `released`: as after release_rows(). `budget`: what
+  // planes and index of a table that is neither are taken from; wherever OutOfMemory is named
+  // below, it is TierError where the budget has no more.
+  Table(std::string name, int64_t rows, int64_t dim, DType dtype, const InitialSpec& initial,
+        bool tiered = false, bool released = false, std::shared_ptr<MemoryBudget> budget = nullptr);
+
+  Table(const Table&) = delete;
+  Table& operator=(const Table&) = delete;
+
+  const std::string& name() const { return name_; }
+  void rename(const std::string& name);
+  bool dynamic() const { return dynamic_; }
+  int64_t size() const;  // rows that exist
+  // Slots lie below it.
+  int64_t slot_limit() const;
+  int64_t dim() const { return dim_; }
+  DType dtype() const { return dtype_; }
+  size_t compute_size() const { return dtype_ == DType::f64 ? 8 : 4; }
+  const InitialSpec& initial() const { return initial_; }
+
+  // The slot whose row stands for padding: never in a bag, never given a gradient. INT64_MIN: there
+  // is none. A lookup never stores padding in a dynamic table; only assigning it does.
+  int64_t padding_slot() const;
+
+  uint8_t* weights() const { return weights_.data(); }
+  const Plane& weight_plane() const { return weights_; }
+  std::vector<State>& states() { return states_; }
+  const std::vector<State>& states() const { return states_; }
+  // slot -> id; nullptr for a static table in one tier, where they are the same number.
+  const int64_t* ids() const {
+    return dynamic_ || tiered_ ? reinterpret_cast<const int64_t*>(ids_.data()) : nullptr;
+  }
+  // slot -> the step up to which the row is current; nullptr unless track_steps() was called.
+  int64_t* last_step() const {
+    return steps_ ? reinterpret_cast<int64_t*>(steps_->data()) : nullptr;
+  }
+  bool tracks_steps() const { return steps_ != nullptr; }
+  // The last step of rows that no step has touched.
+  int64_t first_step() const { return first_step_; }
+
+  // A tiered table has planes, and rows, once it lives in a row space: `number` is its number
+  // there. The records of the space must be laid out as this table's are; adding or removing
+  // states, or steps, makes it homeless again.
+  bool tiered() const { return tiered_; }
+  void live_in(std::shared_ptr<RowSpace> space, int32_t number);
+  void leave();
+  bool homeless() const { return tiered_ && !at_home_; }
+  // Where it lives, or lived before its layout changed; may be null.
+  const std::shared_ptr<RowSpace>& space() const { return space_; }
+  int32_t number() const { return number_; }
+
+  // Adds a state plane for all rows that exist and all to come. Throws OutOfMemory.
+  void add_state(const std::string& name, int64_t width, double initial);
+  void clear_states();
+  // Adds a plane of last steps; rows that exist, and rows to come, start at `step`.
+  void track_steps(int64_t step);
+
+  // slots[i] = slot of ids[i], or -1. A static table answers ids outside [0, rows) with -1.
+  void find(const int64_t* ids, int64_t n, int64_t* slots) const;
+
+  // Dynamic tables: the same, but absent ids get rows with their first values in every plane.
+  // Returns how many rows are new. On OutOfMemory nothing has changed.
+  int64_t find_or_insert(const int64_t* ids, int64_t n, int64_t* slots);
+
+  // Copies rows as they are stored; absent ones as they would start. `weights` (n x dim of
+  // dtype()), `states` (one array each) and `last` may be null.
+  void copy_rows(const int64_t* ids, int64_t n, void* weights, void* const* states,
+                 int64_t* last) const;
+  // Overwrites of rows what is given: weights (n x dim of dtype()), states (one array each), last
+  // steps; each may be null, and stays then. Absent ids of a dynamic table get a row. Of duplicates
+  // the last wins. Weights alone count as of the last step, as do rows that are written without
+  // last steps. On OutOfMemory nothing has changed; of a tiered table, on TierError, some rows may
+  // be written, each of them whole.
+  void write(const int64_t* ids, int64_t n, const void* weights, const void* const* states,
+             const int64_t* last);
+
+  // Rows of a dynamic table are no more; absent ids are passed over. Others may get other slots.
+  // Returns how many went.
+  int64_t erase(const int64_t* ids, int64_t n);
+
+  // Static tables in one tier: gives the memory of all planes back, as their rows are kept
+  // elsewhere from now on. What the table hands out until take_rows_back() are first values, and
+  // what it is given is lost.
+  void release_rows();
+  // Room for all rows again, with undefined contents. Throws OutOfMemory with the table as it was.
+  void take_rows_back();
+  bool released() const { return released_; }
+
+  // Takes the newest `count` rows of a dynamic table back.
+  void forget_last(int64_t count);
+  // Room for `rows` rows in every plane. Throws OutOfMemory with the table as it was.
+  void reserve(int64_t rows);
+  // Forgets every row of a dynamic table.
+  void clear();
+  // Static tables: every row back to its first value; states stay.
+  void write_first_values();
+  // Changes the key that first values come from; rows that exist keep theirs.
+  void set_key(uint64_t key) { initial_.table_key = key; }
+
+  // The row of padding as it was assigned, or zeros; of tiered tables, where batches never store
+  // it.
+  void copy_padding(void* row) const;
+
+  // First values, n x dim rows of dtype(), for ids that may or may not exist.
+  void first_values(const int64_t* ids, int64_t n, void* rows) const;
+
+  // Set by an optimizer with untouched="exact"; nullptr otherwise.
+  std::shared_ptr<CatchUp> catch_up;
+
+  RowLock lock;
+
+  // Of its ids in training batches, if it is tiered; what was forgotten counts no more.
+  TopUses uses;
+
+  // Which optimizer rule the states belong to; a rule whose number differs has lost the table.
+  uint64_t rule_token = 0;
+
+  // What it takes of its budget if its states take `state_bytes` a row, last steps included; for
+  // BudgetShare::check().
+  BudgetShare::Growth growth_with_states(int64_t state_bytes) {
+    return {&share_, name_, size_, bytes_with(size_, state_bytes)};
+  }
+
+  uint64_t plane_bytes() const;
+  uint64_t index_bytes() const { return index_ ? index_->memory_bytes() : 0; }
+  // Ids of rows that are stored, rising. A static table in one tier stores all.
+  std::vector<int64_t> stored_ids() const;
+
+ private:
+  std::string what_for(const std::string& part) const;
+  void fill_state(State& state, int64_t first, int64_t count);
+  void write_tiered(const int64_t* ids, int64_t n, const uint8_t* weights,
+                    const void* const* states, const int64_t* last);
+  void move_row(int64_t from, int64_t to);
+  void ensure(int64_t rows);
+  int64_t state_bytes() const;  // of a row, last step included
+  uint64_t bytes_with(int64_t rows, int64_t state_bytes) const;
+  void take(int64_t rows, int64_t state_bytes);
+  void settle_share();
+
+  std::string name_;
+  bool dynamic_;
+  int64_t size_ = 0;
+  int64_t dim_;
+  DType dtype_;
+  InitialSpec initial_;
+  Plane weights_;
+  Plane ids_;
+  std::vector<State> states_;
+  std::unique_ptr<Plane> steps_;
+  int64_t first_step_ = 0;
+  std::unique_ptr<KeyIndex> index_;
+  BudgetShare share_;
+  bool tiered_;
+  bool released_;
+  bool at_home_ = false;
+  std::shared_ptr<RowSpace> space_;
+  int32_t number_ = 0;
+  std::vector<uint8_t> padding_row_;  // tiered: what was assigned
+};
+
+}  // namespace hotbed

@@ -1,0 +1,241 @@
+// The compute tier of tables whose rows do not all fit there.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/memory.hpp"
+#include "table/table.hpp"
+#include "tiers/residency.hpp"
+#include "tiers/row_planes.hpp"
+#include "tiers/tier.hpp"
+
+namespace hotbed {
+
+// How a row with its states and metadata lies in a record: one part after the other, as planes have
+// them.
+struct RecordLayout {
+  DType dtype = DType::f32;
+  int64_t dim = 0;
+  std::vector<int64_t> state_widths;
+  bool steps = false;  // the step up to which the row is current
+
+  bool operator==(const RecordLayout&) const = default;
+  int64_t weight_bytes() const;
+  int64_t state_bytes(size_t k) const;
+  int64_t bytes() const;
+};
+
+RecordLayout layout_of(const Table& table);
+
+// What tiers have done so far; counts are rows unless they say otherwise.
+struct TierCounters {
+  int64_t used = 0;     // rows of consumed batches
+  int64_t missed = 0;   // of them, those that had to be brought up
+  int64_t created = 0;  // of those missed, those that were nowhere yet
+  int64_t written_back = 0;
+  int64_t evicted = 0;
+  int64_t scratch_reads = 0;  // read past the compute tier, by evaluation and from outside
+  int64_t move_ns = 0;        // time spent on bringing rows up and writing them back
+  int64_t waited_ns = 0;      // of that, while a forward waited
+  int64_t batches_ahead = 0;  // consumed batches that look-ahead had made resident
+  int64_t batches = 0;        // consumed batches
+};
+
+class RowSpace;
+
+// A batch that does not fit beside what is pinned; nothing has changed.
+struct OverBudget : std::runtime_error {
+  struct Need {
+    const RowSpace* space;
+    int64_t slots;
+  };
+  // The first of the needs is the one that is not met.
+  explicit OverBudget(std::vector<Need> needs);
+  std::vector<Need> needs;  // of every space that the batch has rows in
+};
+
+// Planes over a fixed number of slots, shared by tables of equal records; whatever is not there
+// lies in the tier below, or nowhere yet and is its first values.
+//
+// Threads: any number. Planes are not guarded: rows of a batch that was consumed and not released
+// belong to the training thread, all others to the call that moves rows, which is one at a time.
+class RowSpace {
+ public:
+  // Tables are numbered by their order. `below` has records of layout.bytes(). `planes`: where rows
+  // lie, of a layout without steps; null: in planes of its own.
+  RowSpace(const RecordLayout& layout, std::vector<Table*> tables, int64_t capacity,
+           std::shared_ptr<Tier> below, std::shared_ptr<RowPlanes> planes = nullptr);
+
+  const RecordLayout& layout() const { return layout_; }
+  int64_t capacity() const { return residency_.capacity(); }
+  // Slots that may be used: the capacity, or what `allowed` has left of it.
+  int64_t limit() const;
+  // Asked before rows move, and told what is taken beside rows: how many slots there may be from
+  // now on, never more than before. What others take of the budget grows, and then memory of slots
+  // is given back.
+  void allow(std::function<int64_t(uint64_t)> allowed) { allowed_ = std::move(allowed); }
+  const std::vector<Table*>& tables() const { return tables_; }
+  Tier& below() const { return *below_; }
+  RowPlanes* planes() const { return planes_.get(); }
+
+  const Plane& weights() const { return weights_; }
+  const Plane& ids() const { return ids_; }
+  const Plane& state(size_t k) const { return states_[k]; }
+  const Plane* steps() const { return layout_.steps ? &steps_ : nullptr; }
+
+  // The way of a batch; see Residency. Slots come in the order in which ids were given.
+  int64_t announce(std::span<const TableIds> parts);
+  void retract_all();
+  // Whether it was admitted: not where it does not fit beside what is pinned, nor while another
+  // that was announced before it is neither admitted nor forgotten; then nothing has changed.
+  // Throws TierError, every row being safe; the batch is to be retracted then.
+  bool admit(int64_t batch, int64_t* slots);
+  // Returns the number of a batch that was not announced, or 0 where it does not fit. Throws
+  // TierError, every row being safe.
+  int64_t admit_now(std::span<const TableIds> parts, int64_t* slots);
+  // With how many slots it would fit.
+  int64_t slots_needed(std::span<const TableIds> parts);
+  // With how many slots a stream like that of so far gets along that looks `ahead` batches ahead:
+  // the largest batch so often as batches may hold rows at once. Gradients that wait for a step
+  // hold those of theirs, and twice as many as now may: accumulating has perhaps only begun.
+  int64_t slots_for_stream(int64_t ahead);
+  // Slots that batches hold.
+  int64_t pinned();
+  // Of pinned slots, those of rows that exist nowhere yet become -1.
+  void leave_out_new(int64_t* slots, int64_t n);
+  // These only leave a message, so they never wait for rows that are on their way.
+  void retract(int64_t batch);  // one that was announced, unless it was admitted or forgotten
+  void consume(int64_t batch, bool ahead);
+  void mark_dirty(int64_t batch);
+  void mark_dirty(const int64_t* slots, int64_t n);
+  void end(int64_t batch);  // releases it, or takes it back if it was not consumed
+
+  // Rows wherever they lie, as they are stored. weights (n x dim), states (one array each) and last
+  // may be null. A row that is nowhere leaves them alone, and found[i] says so.
+  void read(int32_t table, const int64_t* ids, int64_t n, void* weights, void* const* states,
+            int64_t* last, bool* found);
+  // All rows that are stored: those that differ from what lies below by slot, then as the tier
+  // below scans. While it lives rows stay where they are: who would move or change some waits,
+  // look-ahead not for long, and throws TierError in the thread that asked for the scan.
+  std::unique_ptr<RecordScan> scan(std::span<const int32_t> tables);
+  // Overwrites parts of rows; what is not given stays, or is as of a new row. Ids are distinct. Of
+  // whole rows (weights, states and last steps) nothing is read. Throws TierError; some of the rows
+  // may have been written then, each of them whole.
+  void write(int32_t table, const int64_t* ids, int64_t n, const void* weights,
+             const void* const* states, const int64_t* last);
+  // Rows are nowhere any more; ids without one are passed over. Those in slots that batches have
+  // pinned are first values again and stay there for as long. How many rows of a dynamic table
+  // went.
+  int64_t erase(int32_t table, const int64_t* ids, int64_t n);
+  void erase_all(int32_t table);
+
+  // Rows that exist, and their ids rising; with `resident` also of rows in slots that are first
+  // values still.
+  int64_t rows(int32_t table);
+  std::vector<int64_t> stored_ids(int32_t table, bool resident = false);
+  bool stores_any(int32_t table);
+  void stores(int32_t table, const int64_t* ids, int64_t n, bool* found);
+
+  // Writes every dirty row to the tier below.
+  void flush();
+
+  TierCounters counters();
+  uint64_t memory_bytes();
+  static uint64_t slot_bytes(const RecordLayout& layout);
+
+ private:
+  struct Message {
+    enum Kind { retract, consume, dirty_batch, dirty_slots, end } kind;
+    int64_t batch = 0;
+    bool ahead = false;
+    std::vector<int64_t> slots;
+  };
+
+  class Moving;
+  class Scan;
+
+  std::unique_lock<std::mutex> may_move(bool ahead = false);
+  void forget(int32_t table, std::span<const RowKey> rows, std::span<const int64_t> slots);
+  bool is_dirty(const RowKey& key) const;
+  void find_stored(int32_t table, const int64_t* ids, int64_t n, bool* found) const;
+  void note_size(std::span<const TableIds> parts);
+  void post(Message message);
+  void drain();
+  void carry_out(const Message& message);
+  void retract_forgotten();
+  void write_held_back();
+  void narrow();
+  uint64_t bookkeeping_bytes() const;
+  void write_back(const Moves& moves, int64_t& written);
+  void move(int64_t batch, Moves& moves);
+  void gather(const int64_t* slots, int64_t n, uint8_t* records) const;
+  void scatter(const uint8_t* records, const int64_t* slots, int64_t n);
+  void fill_new(const std::vector<RowKey>& keys, const std::vector<int64_t>& slots);
+  void new_record(const Table& table, const int64_t* id, uint8_t* record) const;
+  void read_below(std::span<const RowKey> keys, uint8_t* records, bool* found);
+  std::vector<int64_t> stored(int32_t table, bool resident = false) const;
+
+  // Rows that are moved between planes and records at once, where one by one would do.
+  int64_t rows_at_once() const { return planes_ ? records_at_once() : 16; }
+
+  // Records that are under way at once: enough to keep a disk busy, few enough to stay small, three
+  // times as many being a sixteenth of the slots at most.
+  static constexpr int64_t kStagingShare = 48;
+  static constexpr int64_t kRecordsAtOnce = 8192;
+  int64_t records_at_once() const { return hotbed::rows_at_once(kRecordsAtOnce, record_bytes_); }
+  int64_t at_once() const {
+    return std::clamp<int64_t>(capacity() / kStagingShare, 1, records_at_once());
+  }
+
+  RecordLayout layout_;
+  int64_t record_bytes_;
+  std::vector<Table*> tables_;
+  std::shared_ptr<Tier> below_;
+  std::shared_ptr<RowPlanes> planes_;
+  Plane weights_, ids_, steps_;
+  std::vector<Plane> states_;
+
+  // Who holds moving_ moves rows: between slots and the tier below, decisions of residency_ being
+  // carried out. Taken before mutex_, so that ids can be announced while rows are on their way.
+  std::mutex moving_;
+  std::vector<std::thread::id> scanning_;  // a thread for each scan, under moving_
+  std::condition_variable scanned_;
+  std::function<int64_t(uint64_t)> allowed_;
+  // Records on their way: of two parts that come, and one that leaves. Made beforehand, as rows
+  // that leave must have it.
+  Buffer<uint8_t> staging_;
+  uint8_t* staging(int which) { return staging_.data() + which * at_once() * record_bytes_; }
+  // Rows that were evicted and could not be written: kept until they can.
+  std::vector<RowKey> held_back_;
+  std::vector<uint8_t> held_back_records_;
+  std::atomic<uint64_t> held_back_bytes_{0};
+
+  mutable std::mutex mutex_;  // of all that follows
+  Residency residency_;
+  TierCounters counters_;
+  struct Brought {
+    int64_t missed = 0, created = 0;
+  };
+  std::map<int64_t, Brought> brought_;  // for batches that are not consumed yet
+  std::set<int64_t> forgotten_;  // announced batches that are to be retracted when they are first
+  std::vector<int64_t> born_;    // by table: rows of dynamic tables that exist
+  int64_t largest_ = 0;          // rows of the largest batch so far, whether it found room or not
+
+  std::mutex inbox_mutex_;
+  std::vector<Message> inbox_;
+};
+
+}  // namespace hotbed

@@ -1,0 +1,198 @@
+// Rows on their way between slots and the tier below.
+#include <atomic>
+#include <cstring>
+#include <exception>
+#include <functional>
+#include <semaphore>
+#include <system_error>
+#include <thread>
+
+#include "tiers/row_space.hpp"
+
+namespace hotbed {
+
+namespace {
+
+// Rows for which a second thread is worth its start.
+constexpr int64_t kWorthAThread = 2048;
+
+// Reads parts here while another thread, after `first`, places those that were read; two may be on
+// their way. False, with nothing done: the system has no thread to give.
+bool beside(const std::function<void()>& first, const std::function<void(int64_t)>& read,
+            const std::function<void(int64_t)>& place, int64_t parts) {
+  std::counting_semaphore<> room(2), filled(0);
+  std::atomic<bool> ended{false};
+  std::exception_ptr placing_failure, reading_failure;
+  auto guarded = [&](auto&& work, std::exception_ptr& failure, std::counting_semaphore<>& wakes) {
+    try {
+      work();
+    } catch (...) {
+      failure = std::current_exception();
+      ended = true;
+      wakes.release();
+    }
+  };
+  auto place_all = [&] {
+    first();
+    for (int64_t k = 0; k < parts; ++k) {
+      filled.acquire();
+      if (ended) return;
+      place(k);
+      room.release();
+    }
+  };
+  auto read_all = [&] {
+    for (int64_t k = 0; k < parts; ++k) {
+      room.acquire();
+      if (ended) return;
+      read(k);
+      filled.release();
+    }
+  };
+  std::thread placing;
+  try {
+    placing = std::thread([&] { guarded(place_all, placing_failure, room); });
+  } catch (const std::system_error&) {
+    return false;
+  }
+  guarded(read_all, reading_failure, filled);
+  placing.join();
+  if (placing_failure) std::rethrow_exception(placing_failure);
+  if (reading_failure) std::rethrow_exception(reading_failure);
+  return true;
+}
+
+}  // namespace
+
+// Writes evicted rows to the tier below, under moving_. On TierError those that are not there are
+// held back.
+void RowSpace::write_back(const Moves& moves, int64_t& written) {
+  std::vector<RowKey> keys;
+  std::vector<int64_t> slots;
+  for (size_t i = 0; i < moves.evicted.size(); ++i) {
+    if (!moves.evicted_dirty[i]) continue;
+    keys.push_back(moves.evicted[i]);
+    slots.push_back(moves.evicted_slots[i]);
+  }
+  auto dirty = static_cast<int64_t>(keys.size());
+  int64_t part = at_once();
+  for (int64_t begin = 0; begin < dirty; begin += part) {
+    int64_t n = std::min(part, dirty - begin);
+    gather(slots.data() + begin, n, staging(2));
+    try {
+      below_->write(std::span(keys).subspan(begin, n), staging(2));
+    } catch (...) {
+      // These slots are given away: what is in them goes into memory of its own.
+      held_back_.assign(keys.begin() + begin, keys.end());
+      held_back_records_.resize(static_cast<size_t>((dirty - begin) * record_bytes_));
+      held_back_bytes_ = held_back_records_.size();
+      gather(slots.data() + begin, dirty - begin, held_back_records_.data());
+      throw;
+    }
+    written += n;
+  }
+}
+
+// Under moving_: gives slots back that the budget holds no more. Throws TierError, every row being
+// safe.
+void RowSpace::narrow() {
+  if (!allowed_) return;
+  uint64_t bookkeeping;
+  {
+    std::lock_guard lock(mutex_);
+    drain();
+    bookkeeping = bookkeeping_bytes();
+  }
+  int64_t limit = allowed_(bookkeeping);
+  Moves moves;
+  {
+    std::lock_guard lock(mutex_);
+    drain();
+    if (limit >= residency_.limit()) return;
+    residency_.narrow(limit, moves);
+    limit = residency_.limit();
+    counters_.evicted += static_cast<int64_t>(moves.evicted.size());
+  }
+  int64_t written = 0;
+  std::exception_ptr failure;
+  try {
+    write_back(moves, written);
+  } catch (...) {
+    failure = std::current_exception();  // what was in the slots is elsewhere all the same
+  }
+  weights_.release(limit);
+  ids_.release(limit);
+  for (Plane& state : states_) state.release(limit);
+  if (layout_.steps) steps_.release(limit);
+  {
+    std::lock_guard lock(mutex_);
+    counters_.written_back += written;
+  }
+  if (failure) std::rethrow_exception(failure);
+}
+
+// Carries out what residency has decided; under moving_. On TierError the batch is resident no
+// more, and no row is lost.
+//
+// A disk that waits is lost time: while one part of the rows is read here, a second thread puts the
+// part before into its slots, which it has emptied first.
+void RowSpace::move(int64_t batch, Moves& moves) {
+  auto count = static_cast<int64_t>(moves.loaded.size());
+  int64_t part = at_once(), parts = (count + part - 1) / part;
+  int64_t written = 0;
+  std::vector<RowKey> absent;
+  std::vector<int64_t> absent_slots;
+  std::unique_ptr<bool[]> found(new bool[2 * part]);
+  auto read = [&](int64_t k) {
+    int64_t begin = k * part, n = std::min(part, count - begin);
+    bool* there = found.get() + k % 2 * part;
+    std::fill_n(there, n, false);
+    below_->read(std::span(moves.loaded).subspan(begin, n), staging(static_cast<int>(k % 2)),
+                 there);
+  };
+  auto place = [&](int64_t k) {
+    int64_t begin = k * part, n = std::min(part, count - begin);
+    const bool* there = found.get() + k % 2 * part;
+    uint8_t* records = staging(static_cast<int>(k % 2));
+    const RowKey* keys = moves.loaded.data() + begin;
+    const int64_t* slots = moves.loaded_slots.data() + begin;
+    for (int64_t i = 0; i < n; ++i) {
+      if (there[i]) continue;
+      new_record(*tables_[keys[i].table], &keys[i].id, records + i * record_bytes_);
+      absent.push_back(keys[i]);
+      absent_slots.push_back(slots[i]);
+    }
+    scatter(records, slots, n);
+    auto* id_plane = reinterpret_cast<int64_t*>(ids_.data());
+    for (int64_t i = 0; i < n; ++i) id_plane[slots[i]] = keys[i].id;
+  };
+  try {
+    if (count < kWorthAThread || !beside([&] { write_back(moves, written); }, read, place, parts)) {
+      write_back(moves, written);
+      for (int64_t k = 0; k < parts; ++k) {
+        read(k);
+        place(k);
+      }
+    }
+  } catch (...) {
+    std::lock_guard lock(mutex_);
+    std::vector<int64_t> dropped;
+    residency_.take_back(batch, dropped);
+    residency_.drop(moves.loaded_slots.data(), count);
+    counters_.evicted += static_cast<int64_t>(moves.evicted.size());
+    counters_.written_back += written;
+    throw;
+  }
+  // A row of a static table exists always; it is its first values until something else is written.
+  std::vector<int64_t> reserved;
+  for (size_t i = 0; i < absent.size(); ++i) {
+    if (tables_[absent[i].table]->dynamic()) reserved.push_back(absent_slots[i]);
+  }
+  std::lock_guard lock(mutex_);
+  residency_.mark_new(reserved.data(), static_cast<int64_t>(reserved.size()));
+  if (count) brought_[batch] = {count, static_cast<int64_t>(absent.size())};
+  counters_.evicted += static_cast<int64_t>(moves.evicted.size());
+  counters_.written_back += written;
+}
+
+}  // namespace hotbed

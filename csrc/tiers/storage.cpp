@@ -1,0 +1,383 @@
+#include "tiers/storage.hpp"
+
+#include <algorithm>
+#include <numeric>
+
+#include "table/record_stream.hpp"
+
+namespace hotbed {
+
+namespace {
+
+// What moving rows takes beside them: records under way, ids of announced batches.
+constexpr uint64_t kStagingShare = 16;  // a sixteenth of the budget, within limits
+constexpr uint64_t kLeastStaging = 4096;
+constexpr uint64_t kMostStaging = 96 << 20;
+
+// What a residency's index takes for each row that it holds, beyond its fixed bytes.
+uint64_t index_bytes_a_slot(const std::vector<int64_t>& table_rows) {
+  constexpr uint64_t kKeyIndex = 24;
+  bool keyed = std::any_of(table_rows.begin(), table_rows.end(), [](int64_t n) { return n < 0; });
+  return keyed ? kKeyIndex : 0;
+}
+
+// Bookkeeping of a residency, without what only rounds its memory up to whole pages.
+uint64_t bookkeeping_bytes(const std::vector<int64_t>& table_rows, int64_t capacity) {
+  constexpr uint64_t kSlot = 28;  // metadata, id and ghost
+  uint64_t fixed = Residency::fixed_bytes(table_rows, capacity);
+  uint64_t page = Mapping::kGrain;
+  uint64_t exact = fixed > page ? fixed - page : 0;
+  auto slots = static_cast<uint64_t>(capacity);
+  return std::max(exact, slots * kSlot) + slots * index_bytes_a_slot(table_rows);
+}
+
+// Planes and bookkeeping of so many rows.
+uint64_t bytes_of(const TableGroup& group, uint64_t row_bytes, int64_t rows) {
+  return static_cast<uint64_t>(rows) * row_bytes + bookkeeping_bytes(group.rows, rows);
+}
+
+// The largest number of rows that take at most `bytes`.
+int64_t rows_within(const TableGroup& group, uint64_t row_bytes, uint64_t bytes) {
+  int64_t low = 0;
+  int64_t high = std::min<int64_t>(group.most_rows(), static_cast<int64_t>(bytes / row_bytes));
+  while (low < high) {
+    int64_t middle = low + (high - low + 1) / 2;
+    if (bytes_of(group, row_bytes, middle) <= bytes) {
+      low = middle;
+    } else {
+      high = middle - 1;
+    }
+  }
+  return low;
+}
+
+constexpr uint64_t kMostOfABatch = 2u << 20;  // by which a batch lets bookkeeping grow
+constexpr uint64_t kWorthwhile = 256;         // growth by such a part of the budget narrows slots
+
+uint64_t staging(uint64_t budget) {
+  return std::clamp(budget / kStagingShare, kLeastStaging, kMostStaging);
+}
+
+// How many rows each group gets of a budget of which `taken` bytes are gone: one at least, or none
+// gets any. Beyond that tables get equally many, as a batch has about as many of every table, and
+// what the small ones leave the others share.
+template <class RowBytes>
+std::vector<int64_t> divide(const std::vector<TableGroup>& groups, RowBytes row_bytes,
+                            uint64_t budget, uint64_t taken) {
+  std::vector<int64_t> rows(groups.size());
+  taken += staging(budget);
+  if (taken >= budget) return rows;
+  uint64_t left = budget - taken;
+  std::vector<uint64_t> least(groups.size());
+  for (size_t g = 0; g < groups.size(); ++g) {
+    least[g] = bytes_of(groups[g], row_bytes(groups[g]), 1);
+    if (least[g] > left) return rows;
+    left -= least[g];
+  }
+  std::vector<size_t> order(groups.size());
+  std::iota(order.begin(), order.end(), 0);
+  auto rows_a_table = [&](size_t g) {
+    return groups[g].most_rows() / static_cast<int64_t>(groups[g].tables.size());
+  };
+  std::sort(order.begin(), order.end(),
+            [&](size_t a, size_t b) { return rows_a_table(a) < rows_a_table(b); });
+  auto weight = [&](size_t g) {  // of a row in each of its tables
+    constexpr int64_t kMany = 1 << 20;
+    uint64_t many = bytes_of(groups[g], row_bytes(groups[g]), kMany) - least[g];
+    return static_cast<double>(many * groups[g].tables.size());
+  };
+  double weight_left = 0;
+  for (size_t g : order) weight_left += weight(g);
+  for (size_t g : order) {
+    auto share = std::min(left, static_cast<uint64_t>(static_cast<double>(left) *
+                                                      std::min(1.0, weight(g) / weight_left)));
+    rows[g] = rows_within(groups[g], row_bytes(groups[g]), least[g] + share);
+    left -= bytes_of(groups[g], row_bytes(groups[g]), rows[g]) - least[g];
+    weight_left -= weight(g);
+  }
+  return rows;
+}
+
+// The least budget of which every group gets the rows that it wants, or all it may have.
+template <class RowBytes>
+uint64_t least_budget(const std::vector<TableGroup>& groups, RowBytes row_bytes, uint64_t taken,
+                      const std::vector<int64_t>& wanted) {
+  auto suffices = [&](uint64_t budget) {
+    std::vector<int64_t> rows = divide(groups, row_bytes, budget, taken);
+    for (size_t g = 0; g < groups.size(); ++g) {
+      if (rows[g] < std::min(wanted[g], groups[g].most_rows())) return false;
+    }
+    return true;
+  };
+  uint64_t low = 0, high = kLeastStaging;  // the former does not suffice
+  while (!suffices(high)) {
+    low = high;
+    high *= 2;
+  }
+  while (low + 1 < high) {
+    uint64_t middle = low + (high - low) / 2;
+    (suffices(middle) ? high : low) = middle;
+  }
+  return high;
+}
+
+uint64_t slot_bytes(const TableGroup& group) { return RowSpace::slot_bytes(group.layout); }
+uint64_t record_bytes(const TableGroup& group) {
+  return static_cast<uint64_t>(group.layout.bytes());
+}
+
+std::vector<TableGroup> group_by_layout(const std::vector<std::shared_ptr<Table>>& tables) {
+  std::vector<TableGroup> groups;
+  for (const auto& table : tables) {
+    RecordLayout layout = layout_of(*table);
+    auto at = std::find_if(groups.begin(), groups.end(), [&](const TableGroup& group) {
+      return group.layout == layout && group.tables.size() < Residency::kMostTables;
+    });
+    if (at == groups.end()) at = groups.insert(at, TableGroup{layout, {}, {}});
+    at->tables.push_back(table.get());
+    at->rows.push_back(table->dynamic() ? -1 : table->size());
+  }
+  return groups;
+}
+
+// Weights stay; so does the rest if it means the same (`whole`), else it is as it would start.
+void move_rows(const std::shared_ptr<RowSpace>& from, int32_t old_number, RowSpace& to,
+               int32_t number, bool whole) {
+  const RecordLayout& layout = from->layout();
+  SpaceStream stream(from, {old_number}, rows_at_once(8192, layout.bytes()));
+  while (RecordParts* rows = stream.next(old_number)) {
+    std::vector<void*> states = rows->states_at();
+    to.write(number, rows->ids.data(), rows->count, rows->weights.data(),
+             whole ? states.data() : nullptr, whole ? rows->last.data() : nullptr);
+  }
+}
+
+void add(TierTraffic& all, TierTraffic one) {
+  all.rows_read += one.rows_read;
+  all.rows_written += one.rows_written;
+}
+
+}  // namespace
+
+int64_t TableGroup::most_rows() const {
+  constexpr int64_t kMost = KeyIndex::kSlotLimit / 2;
+  int64_t total = 0;
+  for (int64_t n : rows) {
+    if (n < 0 || n > kMost - total) return kMost;
+    total += n;
+  }
+  return total;
+}
+
+BudgetTooSmall::BudgetTooSmall(bool of_host, uint64_t needed_bytes, uint64_t budget_bytes)
+    : std::runtime_error("needs at least " + std::to_string(needed_bytes) +
+                         " bytes, and the budget is " + std::to_string(budget_bytes)),
+      host(of_host),
+      needed(needed_bytes) {}
+
+Allowance::Allowance(std::vector<TableGroup> groups, uint64_t (*row_bytes)(const TableGroup&),
+                     uint64_t budget, const std::vector<std::shared_ptr<Tier>>& lowest)
+    : groups_(std::move(groups)), row_bytes_(row_bytes), budget_(budget) {
+  for (const auto& tier : lowest) {
+    if (!tier) continue;
+    lowest_.push_back(tier);
+    beside_index_ += tier->most_bytes_beside_index();
+  }
+  // What grows is seen a batch late, and where it is worth the while.
+  if (!lowest_.empty()) {
+    beside_index_ += std::max(std::min(budget_ / 32, kMostOfABatch), budget_ / kWorthwhile);
+  }
+  more_.resize(groups_.size());
+  seen_ = index_bytes();
+  rows_ = divide(groups_, row_bytes_, budget_, beside_index_ + seen_);
+}
+
+uint64_t Allowance::index_bytes() const {
+  uint64_t bytes = 0;
+  for (const auto& tier : lowest_) bytes += tier->index_bytes();
+  return bytes;
+}
+
+int64_t Allowance::rows(size_t group, uint64_t bookkeeping) {
+  uint64_t index = index_bytes();
+  std::lock_guard lock(mutex_);
+  uint64_t reckoned = bookkeeping_bytes(groups_[group].rows, rows_[group]);
+  more_[group] = std::max(more_[group], bookkeeping - std::min(bookkeeping, reckoned));
+  uint64_t bytes = index + more();
+  // Not for every page that an index grows by.
+  if (bytes > seen_ + budget_ / kWorthwhile) {
+    seen_ = bytes;
+    std::vector<int64_t> now = divide(groups_, row_bytes_, budget_, beside_index_ + bytes);
+    for (size_t g = 0; g < now.size(); ++g) rows_[g] = std::min(rows_[g], now[g]);
+  }
+  return rows_[group];
+}
+
+// With such an index.
+uint64_t Allowance::taken(uint64_t index) const {
+  std::lock_guard lock(mutex_);
+  return beside_index_ + index + more();
+}
+
+// Ids that look-ahead has announced are part of it, and shall not take the rows' place.
+uint64_t Allowance::more() const {
+  return std::min(std::accumulate(more_.begin(), more_.end(), uint64_t{0}), budget_ / 2);
+}
+
+// With what the buffers of an SSD take more where the budget is larger: up to 9/32 of it.
+uint64_t Allowance::with_buffers(uint64_t budget) const {
+  return lowest_.empty() || budget < budget_ ? budget : budget + (budget - budget_) * 2 / 5;
+}
+
+uint64_t Allowance::least_budget(const std::vector<int64_t>& wanted) const {
+  return with_buffers(hotbed::least_budget(groups_, row_bytes_, taken(index_bytes()), wanted));
+}
+
+uint64_t Allowance::roomy_budget(const std::vector<int64_t>& wanted) const {
+  uint64_t least = least_budget(wanted), index = index_bytes(), fixed = 0;
+  bool grows = false;
+  for (const TableGroup& group : groups_) {
+    for (int64_t rows : group.rows) {
+      if (rows < 0) grows = true;
+      if (rows > 0) fixed += static_cast<uint64_t>(rows) * sizeof(uint32_t);
+    }
+  }
+  if (lowest_.empty() || !grows) return least;
+  fixed = std::min(fixed, index);
+  uint64_t room = std::max(2 * (index - fixed), least - index);
+  return with_buffers(hotbed::least_budget(groups_, row_bytes_, taken(fixed + room), wanted));
+}
+
+Storage::Storage(StorageBudgets budgets, MakeLowest make_lowest)
+    : budgets_(budgets), make_lowest_(std::move(make_lowest)) {}
+
+void Storage::lay_out(const std::vector<std::shared_ptr<Table>>& tables, bool again) {
+  bool settled = !again && std::none_of(tables.begin(), tables.end(),
+                                        [](const auto& table) { return table->homeless(); });
+  if (settled) return;
+  std::vector<TableGroup> groups = group_by_layout(tables);
+  // The lowest tiers first: their indices lie in memory, the host's where there is one.
+  release_empty(tables);
+  std::vector<RecordGroup> stores;
+  for (const TableGroup& group : groups) stores.push_back({group.layout.bytes(), group.tables});
+  std::vector<std::shared_ptr<Tier>> below = make_lowest_(stores);
+  const std::vector<std::shared_ptr<Tier>> lowest = below, none;
+  auto share = [&](auto row_bytes, uint64_t budget, const auto& tiers, bool of_host) {
+    auto allowance = std::make_shared<Allowance>(groups, row_bytes, budget, tiers);
+    if (!allowance->rows(0)) {
+      std::vector<int64_t> one_each(groups.size(), 1);
+      throw BudgetTooSmall(of_host, allowance->least_budget(one_each), budget);
+    }
+    return allowance;
+  };
+  auto of_compute = share(slot_bytes, budgets_.compute, budgets_.host ? none : lowest, false);
+  std::vector<std::shared_ptr<HostTier>> hosts;
+  if (budgets_.host) {
+    auto of_host = share(record_bytes, budgets_.host, lowest, true);
+    for (size_t g = 0; g < groups.size(); ++g) {
+      hosts.push_back(std::make_shared<HostTier>(groups[g].layout.bytes(), groups[g].rows,
+                                                 of_host->rows(g), below[g]));
+      if (below[g]) hosts.back()->allow([of_host, g](uint64_t b) { return of_host->rows(g, b); });
+      below[g] = hosts.back();
+    }
+  }
+  std::vector<std::shared_ptr<RowSpace>> spaces;
+  for (size_t g = 0; g < groups.size(); ++g) {
+    std::shared_ptr<RowPlanes> planes;
+    if (make_planes_) planes = make_planes_(groups[g].layout, of_compute->rows(g));
+    spaces.push_back(std::make_shared<RowSpace>(groups[g].layout, groups[g].tables,
+                                                of_compute->rows(g), below[g], std::move(planes)));
+    if (!budgets_.host) {
+      spaces.back()->allow([of_compute, g](uint64_t b) { return of_compute->rows(g, b); });
+    }
+  }
+  // Rows first: if one of them finds no room, tables stay where they are.
+  auto for_tables = [&](auto call) {
+    for (size_t g = 0; g < groups.size(); ++g) {
+      for (size_t t = 0; t < groups[g].tables.size(); ++t) {
+        call(*groups[g].tables[t], spaces[g], static_cast<int32_t>(t));
+      }
+    }
+  };
+  for_tables([](Table& table, const std::shared_ptr<RowSpace>& space, int32_t number) {
+    if (!table.space()) return;
+    move_rows(table.space(), table.number(), *space, number, !table.homeless());
+  });
+  for_tables([](Table& table, const std::shared_ptr<RowSpace>& space, int32_t number) {
+    table.live_in(space, number);
+  });
+  groups_ = std::move(groups);
+  allowance_ = std::move(of_compute);
+  spaces_ = std::move(spaces);
+  hosts_ = std::move(hosts);
+  lowest_ = lowest;
+}
+
+// By group.
+std::vector<int64_t> Storage::wanted_by(const std::vector<OverBudget::Need>& needs) const {
+  std::vector<int64_t> wanted(groups_.size(), 1);
+  for (const OverBudget::Need& need : needs) {
+    for (size_t s = 0; s < spaces_.size(); ++s) {
+      if (spaces_[s].get() == need.space) wanted[s] = std::max<int64_t>(1, need.slots);
+    }
+  }
+  return wanted;
+}
+
+uint64_t Storage::compute_budget_for(const std::vector<OverBudget::Need>& needs) const {
+  return std::max(budgets_.compute + 1, allowance_->least_budget(wanted_by(needs)));
+}
+
+uint64_t Storage::compute_budget_for_stream(std::vector<OverBudget::Need> needs,
+                                            int64_t ahead) const {
+  for (const auto& space : spaces_) {
+    int64_t slots = space->slots_for_stream(ahead);
+    auto need = std::find_if(needs.begin(), needs.end(),
+                             [&](const OverBudget::Need& one) { return one.space == space.get(); });
+    if (need == needs.end()) need = needs.insert(need, {space.get(), 1});
+    need->slots = std::max(need->slots, slots);
+  }
+  return std::max(budgets_.compute + 1, allowance_->roomy_budget(wanted_by(needs)));
+}
+
+// Lets the tiers of the last layout go if no row is in them.
+void Storage::release_empty(const std::vector<std::shared_ptr<Table>>& tables) {
+  for (const auto& table : tables) {
+    if (table->space() && table->space()->stores_any(table->number())) return;
+  }
+  for (const auto& table : tables) table->leave();
+  spaces_.clear();
+  hosts_.clear();
+  lowest_.clear();
+  allowance_.reset();
+}
+
+void Storage::flush() {
+  for (const auto& space : spaces_) space->flush();
+  for (const auto& host : hosts_) host->flush();
+  for (const auto& tier : lowest_) {
+    if (tier) tier->sync();
+  }
+}
+
+TierTraffic Storage::host_traffic() const {
+  TierTraffic all;
+  for (const auto& host : hosts_) add(all, host->own_traffic());
+  return all;
+}
+
+TierTraffic Storage::lowest_traffic() const {
+  TierTraffic all;
+  for (const auto& tier : lowest_) {
+    if (tier) add(all, tier->traffic());
+  }
+  return all;
+}
+
+uint64_t Storage::memory_bytes() const {
+  uint64_t total = 0;
+  for (const auto& space : spaces_) total += space->memory_bytes();
+  return total;
+}
+
+}  // namespace hotbed
