@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import inspect
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from rich.console import Console
@@ -12,6 +17,8 @@ from rich.console import Console
 SCENARIOS = {
     "step": "one training step over 26 tables of 1,000,000 x 64, one id a bag",
     "step-multihot": "the same with ten ids a bag",
+    "step-narrow": "the step over tables of 1,000,000 x 16, one id a bag",
+    "step-ragged": "the step over 8 tables of 400,000 x 128, 0 to 40 ids a bag",
     "dynamic": "the same step with static and with dynamic tables",
     "index": "finds and inserts in a key index of 40 M keys",
     "resolve": "ids to slots in a pool that holds part of the rows, on one core",
@@ -27,7 +34,36 @@ SCENARIOS = {
     "import": "what `import hotbed` adds to `import torch`",
 }
 # `import` is a keyword, so its module has another name.
-MODULES = {"step-multihot": "step_multihot", "import": "import_time"}
+MODULES = {
+    "step-multihot": "step_multihot",
+    "step-narrow": "step_narrow",
+    "step-ragged": "step_ragged",
+    "import": "import_time",
+}
+
+EVERY_S = 60.0
+"""A thread that sleeps in between takes nothing from what is measured."""
+
+
+@contextlib.contextmanager
+def alive(console: Console) -> Iterator[Callable[[str], None]]:
+    """What to call with what is going on. Where nobody watches, a line a minute says that it is."""
+    if console.is_terminal:
+        with console.status("measuring the machine") as status:
+            yield lambda text: status.update(f"{text} ...")
+        return
+    began, now, ended = time.monotonic(), ["measuring the machine"], threading.Event()
+
+    def tell() -> None:
+        while not ended.wait(EVERY_S):
+            minutes = (time.monotonic() - began) / 60
+            print(f"after {minutes:.0f} min: {now[0]} ...", file=sys.stderr, flush=True)
+
+    threading.Thread(target=tell, daemon=True).start()
+    try:
+        yield lambda text: now.__setitem__(0, text)
+    finally:
+        ended.set()
 
 
 def main() -> None:
@@ -51,12 +87,8 @@ def main() -> None:
         options["save"] = lambda report: report.write(arguments.json)
 
     console = Console()
-    with console.status("measuring the machine") as status:
-        report = module.run(
-            quick=arguments.quick,
-            progress=lambda text: status.update(f"{text} ..."),
-            **options,
-        )
+    with alive(console) as progress:
+        report = module.run(quick=arguments.quick, progress=progress, **options)
     report.show(console)
     if arguments.json:
         report.write(arguments.json)

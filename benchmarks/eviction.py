@@ -1,7 +1,7 @@
 """Rows loaded again after they were evicted: Hotbed's residency, LRU, LFU and Belady's rule.
 
 One cache holds a tenth of the distinct rows of all tables. First touches of a row, which no policy
-avoids, are not counted. docs/eviction.md discusses the results.
+avoids, are not counted. docs/internals/eviction.md discusses the results.
 
 LRU and LFU see no future and hold one batch. LFU counts, for each row in the cache, the batches that
 used it since it came in; ties leave by recency. "lfu, remembering" never forgets a count. Belady's

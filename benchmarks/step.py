@@ -31,18 +31,26 @@ def measure(
     batch: int,
     bag: int,
     progress: Callable[[str], None],
+    *,
+    tables: int = TABLES,
+    most_rows: int = ROWS,
+    dim: int = DIM,
+    ragged: bool = False,
 ) -> Report:
-    """Fills `report` with every optimizer and every contender that has it."""
+    """Fills `report` with every optimizer and every contender that has it. `bag`: ids of a bag; on
+    average, if `ragged`."""
     budget = int(available_bytes() * SHARE_OF_MEMORY)
     missing: list[str] = []
     for optimizer in optimizers:
-        rows = QUICK_ROWS if report.quick else fitting_rows(optimizer, budget)
-        if not report.quick and rows < ROWS:
+        rows = QUICK_ROWS
+        if not report.quick:
+            rows = min(most_rows, fitting_rows(optimizer, budget, tables, dim))
+        if not report.quick and rows < most_rows:
             report.remarks.append(
-                f"{optimizer}: {rows:,} rows a table instead of {ROWS:,}, because one contender's "
+                f"{optimizer}: {rows:,} rows a table instead of {most_rows:,}, because one contender's "
                 f"weights and states must fit into {budget / 1e9:.1f} GB."
             )
-        work = Workload(TABLES, rows, DIM, batch, bag)
+        work = Workload(tables, rows, dim, batch, bag, ragged=ragged)
         contenders = [
             HotbedTables(work, optimizer, LR[optimizer]),
             HotbedTables(work, optimizer, LR[optimizer], fused=True),
@@ -76,7 +84,7 @@ def measure(
     return report
 
 
-def fitting_rows(optimizer: str, budget: int) -> int:
-    """ROWS, or the multiple of 100,000 at which one contender's tables fit into `budget`."""
-    row = 4 * (DIM + STATE_FLOATS[optimizer](DIM))
-    return min(ROWS, budget // (TABLES * row) // 100_000 * 100_000)
+def fitting_rows(optimizer: str, budget: int, tables: int, dim: int) -> int:
+    """The multiple of 100,000 at which one contender's tables fit into `budget`."""
+    row = 4 * (dim + STATE_FLOATS[optimizer](dim))
+    return budget // (tables * row) // 100_000 * 100_000

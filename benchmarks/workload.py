@@ -24,7 +24,8 @@ STATE_FLOATS = {
 
 @dataclass(frozen=True)
 class Workload:
-    """T tables of `rows` x `dim` float32 and BATCHES batches of `batch` bags of `bag` ids each."""
+    """T tables of `rows` x `dim` float32 and BATCHES batches of `batch` bags of `bag` ids each; `ragged`:
+    of 0 to 2 `bag`, and that many on average."""
 
     tables: int
     rows: int
@@ -33,6 +34,9 @@ class Workload:
     bag: int
     alpha: float = 1.05
     seed: int = 0
+    ragged: bool = False
+    lengths: np.ndarray | None = field(init=False, repr=False, default=None)
+    """Of ragged bags: int64 (BATCHES, T, batch)."""
     ids: np.ndarray = field(init=False, repr=False)  # int64 (BATCHES, T, batch * bag)
     unique_rows: float = field(init=False)  # a batch, over all tables; mean over the batches
 
@@ -45,11 +49,23 @@ class Workload:
             ids[:, t] = rng.permutation(self.rows)[ranks].reshape(BATCHES, count)
         unique = sum(len(np.unique(ids[b, t])) for b in range(BATCHES) for t in range(self.tables))
         object.__setattr__(self, "ids", ids)
+        if self.ragged:
+            object.__setattr__(self, "lengths", self._lengths(rng))
         object.__setattr__(self, "unique_rows", unique / BATCHES)
+
+    def _lengths(self, rng: np.random.Generator) -> np.ndarray:
+        lengths = rng.integers(0, 2 * self.bag + 1, (BATCHES, self.tables, self.batch))
+        for of_table in lengths.reshape(-1, self.batch):  # so that all have as many ids
+            while (missing := self.batch * self.bag - int(of_table.sum())) != 0:
+                step = 1 if missing > 0 else -1
+                can = np.flatnonzero(of_table < 2 * self.bag if step > 0 else of_table > 0)
+                of_table[rng.choice(can, min(abs(missing), len(can)), replace=False)] += step
+        return lengths
 
     @property
     def shape(self) -> str:
-        return f"{self.tables} x {self.rows:,} x {self.dim}, batch {self.batch} x {self.bag}"
+        bag = f"0 to {2 * self.bag}" if self.ragged else self.bag
+        return f"{self.tables} x {self.rows:,} x {self.dim}, batch {self.batch} x {bag}"
 
     def initial_weights(self, table: int) -> torch.Tensor:
         """float32 (rows, dim): the same for every contender that asks.

@@ -14,7 +14,7 @@ import hotbed
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = sorted(Path(hotbed.__file__).parent.rglob("*.py"))
-PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
 # But kernels, whose modules import Triton.
 PUBLIC = re.compile(r"\b(?:hotbed|hb)\.(?!ops\.gpu\.)(\w+(?:\.\w+)*)")
 TWICE = re.compile(r"\b([a-z]+) \1\b", re.IGNORECASE)

@@ -61,7 +61,15 @@ class Fbgemm:
             weights.copy_(work.initial_weights(t))
         # One feature after another; made beforehand, though a real loop would pay for it.
         self.batches = [torch.from_numpy(batch.reshape(-1)) for batch in work.ids]
-        self.offsets = torch.arange(0, work.tables * work.batch * work.bag + 1, work.bag)
+        if work.lengths is None:
+            every = torch.arange(0, work.tables * work.batch * work.bag + 1, work.bag)
+            self.offsets = [every] * len(self.batches)
+        else:
+            none = torch.zeros(1, dtype=torch.int64)
+            self.offsets = [
+                torch.cat([none, torch.from_numpy(lengths.reshape(-1)).cumsum(0)])
+                for lengths in work.lengths
+            ]
         self.gradient = work.output_gradient()
 
     def phases(self) -> Mapping[str, Callable[[int], object]]:
@@ -69,10 +77,14 @@ class Fbgemm:
 
     @torch.no_grad()
     def forward(self, i: int) -> torch.Tensor:
-        return self.tables(self.batches[i % len(self.batches)], self.offsets)
+        return self._vectors(i)
 
     def step(self, i: int) -> None:
-        self.tables(self.batches[i % len(self.batches)], self.offsets).backward(self.gradient)
+        self._vectors(i).backward(self.gradient)
+
+    def _vectors(self, i: int) -> torch.Tensor:
+        at = i % len(self.batches)
+        return self.tables(self.batches[at], self.offsets[at])
 
     def weights(self, table: int) -> torch.Tensor:
         return self.tables.split_embedding_weights()[table].detach()

@@ -60,9 +60,15 @@ class HotbedTables:
         rule = getattr(hb.optim, OPTIMIZERS[self.optimizer])
         self.stepper = rule(self.embeddings.parameters(), lr=self.lr, fused=self.fused)
         shape = (work.batch, work.bag) if work.bag > 1 else (work.batch,)
+
+        def bags(b: int, t: int) -> object:
+            ids = torch.from_numpy(work.ids[b, t])
+            if work.lengths is None:
+                return ids.view(shape)
+            return hb.Jagged(ids, lengths=torch.from_numpy(work.lengths[b, t]))
+
         self.batches = [
-            {name: torch.from_numpy(batch[t]).view(shape) for t, name in enumerate(names)}
-            for batch in work.ids
+            {name: bags(b, t) for t, name in enumerate(names)} for b in range(len(work.ids))
         ]
         gradient = work.output_gradient().view(work.batch, work.tables, work.dim)
         self.gradients = [part.contiguous() for part in gradient.unbind(1)]

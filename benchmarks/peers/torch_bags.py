@@ -43,10 +43,15 @@ class TorchBags:
         ]
         weights = [bag.weight for bag in self.bags]
         self.stepper = OPTIMIZERS[self.optimizer](weights, lr=self.lr)
-        self.batches = [
-            [torch.from_numpy(ids).view(work.batch, work.bag) for ids in batch]
-            for batch in work.ids
-        ]
+
+        def bags(b: int, t: int) -> tuple[torch.Tensor, ...]:
+            ids = torch.from_numpy(work.ids[b, t])
+            if work.lengths is None:
+                return (ids.view(work.batch, work.bag),)
+            lengths = torch.from_numpy(work.lengths[b, t])
+            return ids, lengths.cumsum(0) - lengths
+
+        self.batches = [[bags(b, t) for t in range(work.tables)] for b in range(len(work.ids))]
         self.gradients = list(
             work.output_gradient().view(work.batch, work.tables, work.dim).unbind(1)
         )
@@ -58,11 +63,11 @@ class TorchBags:
     @torch.no_grad()
     def forward(self, i: int) -> list[torch.Tensor]:
         ids = self.batches[i % len(self.batches)]
-        return [bag(x) for bag, x in zip(self.bags, ids, strict=True)]
+        return [bag(*x) for bag, x in zip(self.bags, ids, strict=True)]
 
     def step(self, i: int) -> None:
         ids = self.batches[i % len(self.batches)]
-        outputs = [bag(x) for bag, x in zip(self.bags, ids, strict=True)]
+        outputs = [bag(*x) for bag, x in zip(self.bags, ids, strict=True)]
         torch.autograd.backward(outputs, self.gradients)
         self.stepper.step()
         self.stepper.zero_grad()

@@ -1,4 +1,4 @@
-// What lies in the files of a row log. docs/row-log.md describes it in words.
+// What lies in the files of a row log. docs/internals/row-log.md describes it in words.
 //
 // A log is a folder: `manifest` (stores and tables), `lock`, and segments "store-number.rows". A
 // segment is a sequence of blocks of equal size. A block is a header, then records or erasures from

@@ -101,7 +101,7 @@ def manifest(path: Path, _: Path, chance: random.Random) -> None:
     for _time in range(chance.randint(1, 3)):
         contents = spoil(contents, chance)
         if not isinstance(contents, dict):
-            contents = {"format": 2, "files": contents}
+            contents = {"format": 3, "files": contents}
     seal(path / "model.json", contents)
 
 
@@ -118,7 +118,8 @@ def name_outside(path: Path, _: Path, chance: random.Random) -> None:
             "/dev/zero",
         )
     )
-    contents["files"][part]["name"] = name
+    files = contents["files"]
+    (files["dense"] if part == "dense" else files["tables"][0])["name"] = name
     seal(path / "model.json", contents)
 
 

@@ -25,11 +25,14 @@ PAIRS = [
 ]
 
 
-@pytest.mark.parametrize("bag", [1, 4])
+@pytest.mark.parametrize(("bag", "ragged"), [(1, False), (4, False), (4, True)])
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize(("peer", "optimizer"), PAIRS)
-def test_peers_do_the_same_work(peer: type, optimizer: str, dynamic: bool, bag: int) -> None:
-    work = Workload(tables=3, rows=40, dim=8, batch=16, bag=bag)
+def test_peers_do_the_same_work(
+    peer: type, optimizer: str, dynamic: bool, bag: int, ragged: bool
+) -> None:
+    work = Workload(tables=3, rows=40, dim=8, batch=16, bag=bag, ragged=ragged)
+    assert not ragged or {0, 2 * bag} <= {*work.lengths.flatten().tolist()}  # type: ignore[union-attr]
     ours = HotbedTables(work, optimizer, LR, dynamic=dynamic)
     theirs = peer(work, optimizer, LR)
     for contender in (ours, theirs):

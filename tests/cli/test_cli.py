@@ -3,6 +3,7 @@ import io
 import json
 import math
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -17,6 +18,7 @@ import hotbed as hb
 from hotbed.data import CriteoLog
 from hotbed.train import auc, report, saved_folder
 from hotbed.train.progress import ProgressBar
+from hotbed.train.settings import OPTIMIZERS
 
 
 @pytest.mark.parametrize("model", ["dlrm", "wide-deep"])
@@ -69,14 +71,11 @@ def test_a_seed_repeats_a_run(log, tmp_path):
     assert runs[0]["logloss"] == runs[1]["logloss"] != runs[2]["logloss"]
 
 
-@pytest.mark.parametrize(
-    "optimizer",
-    ["sgd", "adagrad", "rowwise-adagrad", "adam", "adamw"]
-    + ["rowwise-adam", "adamax", "adadelta", "rmsprop", "ftrl"],
-)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_every_optimizer(log, tmp_path, optimizer):
     result, figures = train(log, tmp_path, "--optimizer", optimizer)
     assert result.exit_code == 0, result.output
+    assert re.search(rf"\b{optimizer}\b", " ".join(run("train", "--help").stdout.split()))
     assert figures["logloss"] < 0.75
 
 

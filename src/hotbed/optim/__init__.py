@@ -22,6 +22,20 @@ __all__ = [
     "split_parameters",
 ]
 
+RULES: tuple[type[TableOptimizer], ...] = (
+    SGD,
+    Adagrad,
+    RowwiseAdagrad,
+    Adam,
+    AdamW,
+    RowwiseAdam,
+    Adamax,
+    Adadelta,
+    RMSprop,
+    FTRL,
+)
+"""One class for each rule."""
+
 
 def __dir__() -> list[str]:
     """Only what is public, for completion."""

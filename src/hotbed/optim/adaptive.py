@@ -43,6 +43,7 @@ class Adagrad(TableOptimizer):
             MAXIMIZE,
             FOREACH,
         ),
+        command="adagrad",
     )
 
     def __init__(
@@ -75,7 +76,12 @@ class RowwiseAdagrad(Adagrad):
     Arguments as of `Adagrad`, whose torch class steps the dense parameters.
     """
 
-    _rule = dataclasses.replace(Adagrad._rule, core="rowwise_adagrad")
+    _rule = dataclasses.replace(
+        Adagrad._rule,
+        core="rowwise_adagrad",
+        command="rowwise-adagrad",
+        command_dense=torch.optim.Adagrad,
+    )
 
     def __init__(self, params: Any, lr: float = 1e-2, *, eps: float = 1e-8, **options: Any) -> None:
         super().__init__(params, lr, eps=eps, **options)
@@ -101,6 +107,7 @@ class Adadelta(TableOptimizer):
         "adadelta",
         torch.optim.Adadelta,
         (LR, Number("rho", "[0, 1]", core=("alpha",)), EPS, *DECAY, MAXIMIZE, FOREACH),
+        command="adadelta",
     )
 
     def __init__(
@@ -156,6 +163,7 @@ class RMSprop(TableOptimizer):
             MAXIMIZE,
             FOREACH,
         ),
+        command="rmsprop",
     )
 
     def __init__(

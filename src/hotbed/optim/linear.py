@@ -49,6 +49,7 @@ class SGD(TableOptimizer):
             FOREACH,
         ),
         _nesterov_fits,
+        command="sgd",
     )
 
     def __init__(
@@ -104,6 +105,8 @@ class FTRL(TableOptimizer):
             *(Number(name, "[0, inf)") for name in ("l1", "l2", "l2_shrinkage", "beta")),
             MAXIMIZE,
         ),
+        command="ftrl",
+        command_dense=torch.optim.Adagrad,
     )
 
     def __init__(

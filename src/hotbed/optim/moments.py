@@ -50,6 +50,7 @@ class Adam(TableOptimizer):
         (LR, BETAS, EPS, *DECAY, Fixed("amsgrad"), MAXIMIZE, FOREACH),
         _foreach_fits,
         lazy="plain_eps",
+        command="adam",
     )
 
     def __init__(
@@ -86,6 +87,7 @@ class AdamW(Adam):
             Fixed(option.name, only=True) if option == DECAY[1] else option
             for option in Adam._rule.options
         ),
+        command="adamw",
     )
 
     def __init__(
@@ -126,7 +128,12 @@ class RowwiseAdam(Adam):
     whose torch class steps the dense parameters.
     """
 
-    _rule = dataclasses.replace(Adam._rule, core="rowwise_adam")
+    _rule = dataclasses.replace(
+        Adam._rule,
+        core="rowwise_adam",
+        command="rowwise-adam",
+        command_dense=torch.optim.Adam,
+    )
 
 
 class Adamax(TableOptimizer):
@@ -149,6 +156,7 @@ class Adamax(TableOptimizer):
         "adamax",
         torch.optim.Adamax,
         (LR, BETAS, EPS, Fixed("eps", of=float, untouched="exact"), *DECAY, MAXIMIZE, FOREACH),
+        command="adamax",
     )
 
     def __init__(

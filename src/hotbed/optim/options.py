@@ -131,6 +131,9 @@ class Rule:
         options: all that a parameter group says about it.
         relation: says what is wrong with options that are right one by one.
         lazy: the core's flag that tells untouched="lazy" from "exact"; "": the steps are the same.
+        command: what `hotbed train` calls it; "": not at all.
+        command_dense: the class of torch.optim with which that steps the dense parameters, as it comes;
+            None: with `dense`, told all numbers of the rule.
     """
 
     core: str
@@ -138,6 +141,8 @@ class Rule:
     options: tuple[Number | Fixed | DenseOnly, ...]
     relation: Callable[[Mapping[str, Any]], str] = lambda group: ""
     lazy: str = ""
+    command: str = ""
+    command_dense: type[Optimizer] | None = None
     names: frozenset[str] = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hotbed import _core
-from hotbed.places.of_core import OfCore, tell_of_catching_up
+from hotbed.places.of_core import OfCore
 from hotbed.resolve.on_host import HostBatch, resolve_in_core
 from hotbed.table.place import Call, Home, make_core
 from hotbed.tables import Table
@@ -38,7 +38,6 @@ class Memory(OfCore):
     """The slot of a static table's row is its id; a dynamic table has an index."""
 
     def resolve(self, call: Call) -> HostBatch:
-        tell_of_catching_up(call)
         return resolve_in_core(call)
 
     @property

@@ -7,18 +7,10 @@ from collections.abc import Iterator, Sequence
 from torch import Tensor
 
 from hotbed import _core
-from hotbed.table.place import Call, Place
+from hotbed.table.place import Place
 from hotbed.table.records import Records, rows_at_once
 
-__all__ = ["OfCore", "tell_of_catching_up"]
-
-
-def tell_of_catching_up(call: Call) -> None:
-    """A forward in training brings the rows that it reads up to date (``untouched="exact"``)."""
-    if call.training:
-        for table in call.live:
-            if table.follows:
-                table.place.changing("catch up")
+__all__ = ["OfCore"]
 
 
 class OfCore(Place):

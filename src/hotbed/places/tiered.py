@@ -11,7 +11,7 @@ from torch import Tensor
 from hotbed import _core
 from hotbed.errors import OptimizerError, TableError
 from hotbed.inputs.bags import Bags
-from hotbed.places.of_core import OfCore, tell_of_catching_up
+from hotbed.places.of_core import OfCore
 from hotbed.resolve.in_tiers import resolve_in_tiers
 from hotbed.resolve.on_host import HostBatch, core_batch
 from hotbed.table.place import Call, Home, make_core
@@ -57,7 +57,6 @@ class Tiered(OfCore):
         return core_batch(live, table_of, bags)
 
     def resolve(self, call: Call) -> Any:
-        tell_of_catching_up(call)
         batch, wanted, read = resolve_in_tiers(self, call)
         return HostBatch(batch, call, wanted, self.tiers.over_budget, read)
 

@@ -39,7 +39,7 @@ def lookup(
         OptimizerError: a gradient of a table was left behind by an earlier step.
     """
     training = training and torch.is_grad_enabled()
-    handles, frozen = [], []
+    handles, frozen, behind = [], [], []
     for t, table in enumerate(live):
         handle = table.parameter
         handles.append(handle)
@@ -47,6 +47,8 @@ def lookup(
             frozen.append(t)
         if handle.data_ptr() != table.address:
             table.check_handle()
+        if training and table.follows:
+            behind.append(table)
         if table.complaint is not None and training:
             complaint, table.complaint = table.complaint, None
             raise complaint
@@ -60,6 +62,8 @@ def lookup(
             if not place.settled(live):
                 continue  # an optimizer was made just now
             place.hear(live, training=training)
+            for table in behind:
+                table.place.changing("catch up")
             resolved = place.resolve(call)
             hold.share()
             with span("pool"):

@@ -48,7 +48,12 @@ def _made_of(table: Any) -> tuple[type, Any, int, bool]:
 
 
 def _rows_of(table: Any) -> Any:
-    return (table.ids(), table.current_weights().cpu()) if len(table) else None
+    if not len(table):
+        return None
+    if table.spec.rows is not None:
+        return table.ids(), table.current_weights().cpu()
+    rows = list(table.records(states=False))  # by slot, as the copy will have them
+    return torch.cat([some.ids for some in rows]), torch.cat([some.weights for some in rows])
 
 
 def _restore(

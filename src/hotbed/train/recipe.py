@@ -180,11 +180,11 @@ def _trace_into(path: str | None) -> Iterator[None]:
 
 def make_optimizer(name: str, model: nn.Module, lr: float) -> torch.optim.Optimizer:
     """The optimizer of that command-line name over all parameters of `model`."""
-    from hotbed import optim
-
-    rule, dense = OPTIMIZERS[name]
-    options = {} if dense is None else {"dense": getattr(torch.optim, dense)}
-    made: torch.optim.Optimizer = getattr(optim, rule)(model.parameters(), lr=lr, **options)
+    kind: Any = OPTIMIZERS[name]
+    dense = kind._rule.command_dense
+    made: torch.optim.Optimizer = kind(
+        model.parameters(), lr=lr, **({} if dense is None else {"dense": dense})
+    )
     return made
 
 

@@ -8,25 +8,14 @@ import torch
 
 from hotbed.errors import HotbedError, StorageError
 from hotbed.models import MODELS
+from hotbed.optim import RULES
 from hotbed.storage import Storage, parse_bytes
 from hotbed.train.paths import Folder, Named, refuse_clashes
 from hotbed.train.run_note import is_of_a_run, rows_may_go
 from hotbed.train.saved_folder import is_own_file
 
-# Command-line name -> (hotbed.optim class, torch.optim class for dense parameters where torch
-# lacks the rule itself).
-OPTIMIZERS: dict[str, tuple[str, str | None]] = {
-    "sgd": ("SGD", None),
-    "adagrad": ("Adagrad", None),
-    "rowwise-adagrad": ("RowwiseAdagrad", "Adagrad"),
-    "adam": ("Adam", None),
-    "adamw": ("AdamW", None),
-    "rowwise-adam": ("RowwiseAdam", "Adam"),
-    "adamax": ("Adamax", None),
-    "adadelta": ("Adadelta", None),
-    "rmsprop": ("RMSprop", None),
-    "ftrl": ("FTRL", "Adagrad"),
-}
+OPTIMIZERS = {kind._rule.command: kind for kind in RULES}
+"""By the names of the command line."""
 
 
 class SettingsError(HotbedError, ValueError):

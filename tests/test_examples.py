@@ -1,0 +1,31 @@
+"""The examples train, and say how it goes."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+import hotbed as hb
+
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+ARGUMENTS = {"dlrm.py": ["clicks.tsv"], "larger_than_memory.py": ["clicks.tsv", "rows", "16MB"]}
+
+
+def test_each_is_run() -> None:
+    assert {path.name for path in EXAMPLES.glob("*.py")} == {*ARGUMENTS}
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_it_trains(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    hb.data.write_criteo_tsv("clicks.tsv", rows=102 * 512, seed=0)
+    monkeypatch.setattr(sys, "argv", [name, *ARGUMENTS[name]])
+    runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+    losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", capsys.readouterr().out)]
+    assert len(losses) == 2 and losses[1] < losses[0]
