@@ -7,7 +7,6 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -99,15 +98,24 @@ class Trace:
             Path(part).write_text(json.dumps(events))
 
 
-@contextlib.contextmanager
-def span(name: str) -> Iterator[None]:
-    """Names what runs inside, where a trace is being taken."""
-    trace = _active
-    if trace is None:
-        yield
-        return
-    start = time.perf_counter_ns()
-    try:
-        yield
-    finally:
-        trace.add(name, start, time.perf_counter_ns())
+class _Span:
+    """For one ``with`` statement."""
+
+    __slots__ = "_name", "_start", "_trace"
+
+    def __init__(self, trace: Trace, name: str) -> None:
+        self._trace, self._name = trace, name
+
+    def __enter__(self) -> None:
+        self._start = time.perf_counter_ns()
+
+    def __exit__(self, *_: object) -> None:
+        self._trace.add(self._name, self._start, time.perf_counter_ns())
+
+
+_UNTRACED = contextlib.nullcontext()
+
+
+def span(name: str) -> contextlib.AbstractContextManager[None]:
+    """Names what runs inside, where a trace is being taken. For a ``with`` statement."""
+    return _UNTRACED if _active is None else _Span(_active, name)

@@ -57,8 +57,9 @@ def lookup(
         live[0].place.settle()
         with _core.Hold.of_forward([table.core for table in live], training) as hold:
             place = live[0].place  # another thread may have moved the tables until now
-            if any(table.place.group != place.group for table in live):
-                refuse_mixed_places({t.name: t for t in live})
+            for table in live:
+                if table.place is not place and table.place.group != place.group:
+                    refuse_mixed_places({t.name: t for t in live})
             if not place.settled(live):
                 continue  # an optimizer was made just now
             place.hear(live, training=training)
