@@ -226,7 +226,7 @@ def test_loading_between_forward_and_backward() -> None:
     collection.load_state_dict(state)
     assert collection.parameter("user").grad is None, "its slots are gone"
     assert collection.parameter("item").grad is not None
-    with pytest.raises(hb.TableError, match="'user' was loaded or reset between"):
+    with pytest.raises(hb.TableError, match="'user' was loaded, reset or erased from between"):
         loss.backward()
     layer = hb.Embedding(None, 3)
     out = layer(ids([1])).sum()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor
 
 import hotbed as hb
 from hotbed.places import of_core
+from hotbed.resolve import pool
 
 pytestmark = pytest.mark.filterwarnings("default:The budget holds:UserWarning")
 
@@ -193,3 +195,25 @@ def test_a_state_dict_takes_rows_away_and_leaves_the_others_their_states(
         after = optimizer.state_dict()["state"][0]
         assert after["ids"].tolist() == list(range(10))
         assert torch.equal(after["sum"], states[:10])
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_rows_that_go_just_before_a_backward_are_not_mistaken(
+    tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread erases when backward has begun and does not hold the table yet."""
+    model = collection(place, tmp_path, USER)
+    hb.optim.SGD(model.parameters(), lr=0.5)
+    loss = model({"user": torch.tensor([1, 2, 3])})["user"].sum()
+
+    def late(tables: Any) -> Any:
+        thread = threading.Thread(target=model.erase, args=("user", [1]))
+        thread.start()
+        thread.join()
+        return together(tables)
+
+    together = pool.together
+    monkeypatch.setattr(pool, "together", late)
+    with pytest.raises(hb.TableError, match="erased from between this forward and its backward"):
+        loss.backward()
+    assert model.parameter("user").grad is None

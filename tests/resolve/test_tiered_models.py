@@ -199,7 +199,7 @@ def test_forgetting_rows_that_are_in_use() -> None:
         model.embeddings.table("item").draw_again(12345)
         assert model.embeddings.count("user") == 0
         assert len(model.embeddings.rows("user").ids) == 0
-        with pytest.raises(hb.TableError, match="'user' was loaded or reset"):
+        with pytest.raises(hb.TableError, match="'user' was loaded, reset or erased from"):
             vectors["item"].sum().backward()
     del vectors
     for model in models:

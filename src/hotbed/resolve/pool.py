@@ -108,12 +108,6 @@ class _Pool(torch.autograd.Function):
         *saved, _ = ctx.saved_tensors  # raises where one was changed in place
         resolved: Resolved = ctx.resolved
         live = resolved.live
-        for table, generation in zip(live, ctx.generations, strict=True):
-            if table.generation != generation:
-                raise TableError(
-                    f"Table {table.name!r} was loaded or reset between this forward and its backward; "
-                    "its gradient would reach other ids. Look the batch up again."
-                )
         needed = ctx.needs_input_grad[1 : 1 + len(live)]
         weights_needed = ctx.needs_input_grad[1 + len(live) :]
         took_part = {t for t, g in zip(resolved.table_of, grads, strict=True) if g is not None}
@@ -123,6 +117,7 @@ class _Pool(torch.autograd.Function):
         found: dict[int, Tensor] = {}
         fused = any(table.fused_update is not None for table in live)
         with alone(live) if fused else together(live):
+            _check_generations(live, ctx.generations)
             left = resolved.backward(grads)
             if wanted:  # before a step changes the rows
                 found = dict(
@@ -133,3 +128,13 @@ class _Pool(torch.autograd.Function):
         if not _keeps_graph():
             ctx.resolved = None  # a loss that is kept would keep rows in their slots
         return None, *handle_grads, *(found.get(f) for f in ctx.weighted)
+
+
+def _check_generations(live: Sequence[Any], generations: Sequence[int]) -> None:
+    """Raises TableError where slots of the forward mean nothing any more."""
+    for table, generation in zip(live, generations, strict=True):
+        if table.generation != generation:
+            raise TableError(
+                f"Table {table.name!r} was loaded, reset or erased from between this forward and its "
+                "backward; its gradient would reach other ids. Look the batch up again."
+            )
