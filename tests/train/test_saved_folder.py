@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import save
 from saved_models import bias_of, seal, with_bias
 
-from hotbed.train import saved_files
+from hotbed.train import saved, saved_files
 from hotbed.train.report import OutputError
 from hotbed.train.saved import load_model, save_model
 from hotbed.train.saved_files import SavedModelError
@@ -27,8 +27,18 @@ def names_in(path: Path) -> list[str]:
     return sorted(os.listdir(path))
 
 
-def names_of_model(number: int) -> list[str]:
-    return [f"dense.{number}.safetensors", "model.json", f"tables.{number}.safetensors"]
+def names_of_model(number: int, files: int = 1) -> list[str]:
+    more = [f"tables.{number}.{at}.safetensors" for at in range(2, files + 1)]
+    return [
+        f"dense.{number}.safetensors",
+        "model.json",
+        *more,
+        f"tables.{number}.safetensors",
+    ]
+
+
+# One file for all rows, or one for each table and an empty one.
+FILES = [1, 3]
 
 
 def contents_of(path: Path) -> dict[str, bytes]:
@@ -194,10 +204,13 @@ def test_a_folder_of_other_files_is_not_saved_to(tmp_path: Path) -> None:
 # -- a save that does not end ------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("files", FILES)
 @pytest.mark.parametrize("there", [False, True])
 def test_a_disk_that_is_full_at_any_write_costs_nothing_that_was_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool, files: int
 ) -> None:
+    if files > 1:
+        monkeypatch.setattr(saved, "_BYTES_OF_A_FILE", 1)
     calls = 0
 
     def counted(plain: Callable[..., Any]) -> Callable[..., Any]:
@@ -232,18 +245,21 @@ def test_a_disk_that_is_full_at_any_write_costs_nothing_that_was_there(
             left.add(bias_of(path))
             # Where the disk is full at the very end, the note stays until the next save.
             own = [name for name in names_in(path) if name not in ("notes", "saving.json")]
-            assert own in (names_of_model(1), names_of_model(2))
+            assert own in (names_of_model(1, files), names_of_model(2, files))
         save_model(with_bias(3), str(path))
         assert bias_of(path) == 3 and (path / "notes").exists() == there
-        assert len(names_in(path)) == 3 + there
-    assert at >= 8 and left == ({1, 2} if there else {0, 2})
+        assert len(names_in(path)) == 2 + files + there
+    assert at >= 7 + files and left == ({1, 2} if there else {0, 2})
 
 
 KILLED = """
 import os, pathlib, sys, torch
 sys.path.insert(0, sys.argv[2])
 from saved_models import with_bias
+from hotbed.train import saved
 from hotbed.train.saved import save_model
+if sys.argv[4] != "1":
+    saved._BYTES_OF_A_FILE = 1
 torch.set_num_threads(1)  # OpenMP's threads do not live on in a fork
 folder, there = pathlib.Path(sys.argv[1]), sys.argv[3] == "True"
 at = calls = 0
@@ -274,10 +290,16 @@ while not ended:
 
 
 @pytest.mark.process
+@pytest.mark.parametrize("files", FILES)
 @pytest.mark.parametrize("there", [False, True])
-def test_a_process_killed_at_any_call_leaves_one_of_the_two(tmp_path: Path, there: bool) -> None:
+def test_a_process_killed_at_any_call_leaves_one_of_the_two(
+    tmp_path: Path, there: bool, files: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Before each call of the system in turn; each time the next save removes what was left."""
-    code = [sys.executable, "-c", KILLED, str(tmp_path), str(Path(__file__).parent), str(there)]
+    if files > 1:
+        monkeypatch.setattr(saved, "_BYTES_OF_A_FILE", 1)
+    here = str(Path(__file__).parent)
+    code = [sys.executable, "-c", KILLED, str(tmp_path), here, str(there), str(files)]
     subprocess.run(code, check=True)
     left = set()
     folders = sorted(tmp_path.iterdir(), key=lambda path: int(path.name[1:]))
@@ -287,7 +309,7 @@ def test_a_process_killed_at_any_call_leaves_one_of_the_two(tmp_path: Path, ther
         save_model(with_bias(3), str(path))
         assert bias_of(path) == 3
         own = [name for name in names_in(path) if name != "notes"]
-        assert own in (names_of_model(1), names_of_model(2))
+        assert own in (names_of_model(1, files), names_of_model(2, files))
         assert (path / "notes").exists() == there
     assert len(folders) >= 15 and left == ({1, 2} if there else {0, 2})
 
