@@ -3,12 +3,14 @@ import os
 
 import pytest
 import torch
+from kept_in import PLACES, step, storage_of
 from safetensors.torch import load_file, save
 from saved_models import data_files, replace_file, seal, trained, with_bias
 
 import hotbed as hb
 from hotbed.data import synthetic_clicks
 from hotbed.models import DLRM, WideDeep
+from hotbed.train import saved
 from hotbed.train.saved import load_model, save_model, stored_rows
 from hotbed.train.saved_files import SavedModelError
 
@@ -159,3 +161,30 @@ def test_a_model_that_somebody_else_wrote_is_checked(tmp_path, what):
 def test_no_folder(tmp_path):
     with pytest.raises(SavedModelError, match="There is no folder '.*nowhere'"):
         load_model(str(tmp_path / "nowhere"))
+
+
+@pytest.mark.parametrize("untouched", ["lazy", "exact"])
+@pytest.mark.parametrize("into", PLACES)
+@pytest.mark.parametrize("of", PLACES)
+def test_rows_go_from_any_place_into_any(tmp_path, of, into, untouched, monkeypatch):
+    """Static tables in tiers save what was touched, and the key of the rest."""
+    monkeypatch.setattr(saved, "_BYTES_OF_A_FILE", 10_000)
+    tables = [hb.Table("a", dim=48, rows=400), hb.Table("b", dim=48)]
+    model = DLRM(tables, dim=48, num_dense=1, storage=storage_of(of, tmp_path / "of"), seed=3)
+    optimizer = hb.optim.AdamW(
+        model.embeddings.parameters(), lr=0.1, weight_decay=0.1, untouched=untouched
+    )
+    for number in range(9):
+        chance = torch.Generator().manual_seed(number)
+        ids = torch.randint(0, 300, (40,), generator=chance)
+        step(model.embeddings, optimizer, {"a": ids, "b": ids * 10**9})
+    save_model(model, str(tmp_path / "m"))
+    other = load_model(str(tmp_path / "m"), storage_of(into, tmp_path / "into"))
+    for name in ("a", "b"):
+        assert all(map(torch.equal, other.embeddings.rows(name), model.embeddings.rows(name)))
+    fresh = torch.tensor([123, -7])  # a row that there is not begins as it would have
+    if untouched == "lazy":
+        assert torch.equal(other.embeddings.lookup("b", fresh), model.embeddings.lookup("b", fresh))
+    save_model(other, str(tmp_path / "m"))
+    again = load_model(str(tmp_path / "m"))
+    assert torch.equal(again.embeddings.rows("a").values, model.embeddings.rows("a").values)

@@ -50,9 +50,7 @@ def save_model(model: nn.Module, path: str) -> None:
         manifest = {
             "model": _name_of(model),
             "arguments": _encoded(_config_of(model)),
-            "tables": {
-                stem: {"key": table.key, "rows": len(table)} for stem, table in tables.items()
-            },
+            "tables": {stem: {"key": table.key} for stem, table in tables.items()},
         }
         most_bytes = sum(len(t) * (t.spec.dim * t.spec.dtype.itemsize + 8) for t in tables.values())
         most_files = most_bytes // _BYTES_OF_A_FILE + 1
@@ -118,14 +116,10 @@ def _take_keys(tables: Mapping[str, LiveTable], saved: SavedFolder) -> None:
     noted = saved.manifest["tables"]
     for stem, table in tables.items():
         match noted.get(stem):
-            case {"key": int(key), "rows": int(rows)} if 0 <= key < 1 << 64:
-                pass
+            case {"key": int(key)} if 0 <= key < 1 << 64:
+                table.draw_again(key)
             case _:
                 raise ValueError(f"the table {stem!r} has no key")
-        if rows == table.spec.rows and table.tiers is None:
-            table.set_key(key)  # all rows are there
-        else:
-            table.draw_again(key)
 
 
 def _take_rows(tables: Mapping[str, LiveTable], tensors: Mapping[str, Tensor]) -> None:
