@@ -4,6 +4,11 @@ namespace hotbed::HOTBED_ISA {
 
 // Rows are fetched this many positions ahead: enough to cover a miss, few enough for the queues.
 constexpr int64_t kAhead = 16;
+// Narrow rows are copied before those that were asked for have come.
+constexpr int64_t kFarAhead = 48, kNarrowBytes = 128;
+static inline int64_t rows_ahead(int64_t row_bytes) {
+  return row_bytes <= kNarrowBytes ? kFarAhead : kAhead;
+}
 
 static inline void prefetch_row(const uint8_t* row, int64_t bytes) {
   // Long rows: the hardware follows after the first lines.
@@ -51,9 +56,9 @@ static void gather_stream(const GatherTask& task, int64_t begin, int64_t end) {
 // One id a bag and nothing to weigh: a copy.
 template <class T, class C>
 static void gather_copy(const GatherTask& task, int64_t begin, int64_t end) {
-  int64_t dim = task.dim;
+  int64_t dim = task.dim, early = rows_ahead(dim * static_cast<int64_t>(sizeof(T)));
   for (int64_t b = begin; b < end; ++b) {
-    if (b + kAhead < end) prefetch_slot<T>(task, task.slots[b + kAhead]);
+    if (b + early < end) prefetch_slot<T>(task, task.slots[b + early]);
     C* out = static_cast<C*>(task.out) + b * task.out_stride;
     int64_t slot = task.slots[b];
     if (slot == INT64_MIN) {

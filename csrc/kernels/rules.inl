@@ -19,6 +19,11 @@ namespace rules {
 // Rows whose planes are fetched ahead of use, and the bytes of a row that are: the processor's own
 // prefetcher follows a longer row by itself.
 constexpr int64_t kAhead = 8;
+// Narrow rows are done before those that were asked for have come.
+constexpr int64_t kFarAhead = 32, kNarrowBytes = 128;
+static inline int64_t rows_ahead(int64_t row_bytes) {
+  return row_bytes <= kNarrowBytes ? kFarAhead : kAhead;
+}
 constexpr int64_t kFetch = 512;
 
 static HOTBED_INLINE void fetch(const void* row, int64_t bytes) {
@@ -339,9 +344,10 @@ static void update_full(const RowUpdate& u, int64_t begin, int64_t end) {
     }
     if (u.last_step) __builtin_prefetch(u.last_step + slots[i], 1, 3);
   };
-  for (int64_t i = begin; i < begin + kAhead && i < end; ++i) ahead(i);
+  const int64_t early = rows_ahead(dim * static_cast<int64_t>(sizeof(C)));
+  for (int64_t i = begin; i < begin + early && i < end; ++i) ahead(i);
   for (int64_t i = begin; i < end; ++i) {
-    if (i + kAhead < end) ahead(i + kAhead);
+    if (i + early < end) ahead(i + early);
     C* at[kMaxStates] = {};
     for (int k = 0; k < Row::kStates; ++k) at[k] = states[k] + slots[i] * width[k];
     row(weights + slots[i] * dim, at, grads + i * dim, dim);
@@ -372,9 +378,10 @@ static void update_half(const RowUpdate& u, int64_t begin, int64_t end, float* s
     fetch(weights + u.slots[i] * dim, dim * 2);
     for (int k = 0; k < Row::kStates; ++k) fetch(state(k, i), Row::width(k, dim) * 4);
   };
-  for (int64_t i = begin; i < begin + kAhead && i < end; ++i) ahead(i);
+  const int64_t early = rows_ahead(dim * 2);
+  for (int64_t i = begin; i < begin + early && i < end; ++i) ahead(i);
   for (int64_t i = begin; i < end; ++i) {
-    if (i + kAhead < end) ahead(i + kAhead);
+    if (i + early < end) ahead(i + early);
     int64_t slot = u.slots[i];
     H* at = weights + slot * dim;
     for (int64_t j = 0; j < dim; ++j) scratch[j] = decode(at[j]);
