@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from device.placed import tables_of, to_device
@@ -9,6 +11,7 @@ from devices import DEVICE
 from torch import nn
 
 import hotbed as hb
+from hotbed.device import part as device_step
 from hotbed.errors import IdError, InputError, NotFiniteError, OptimizerError
 
 ROWS = 20
@@ -225,3 +228,37 @@ def test_vectors_whose_gradient_is_overwritten():
     grad.zero_()
     with pytest.raises(OptimizerError, match="changed in place between backward and step"):
         model.optimizer.step()
+
+
+@pytest.mark.parametrize("kind", ["Adam", "AdamW"])
+def test_torchs_fused_adam_is_told_and_nothing_is_copied(kind, monkeypatch):
+    copied = []
+    plain = device_step.Predicated.__init__
+
+    def counted(self, state, dense):
+        copied.extend(dense)
+        plain(self, state, dense)
+
+    monkeypatch.setattr(device_step.Predicated, "__init__", counted)
+    late(monkeypatch)
+    fused = partial(getattr(torch.optim, kind), lr=0.1, fused=True)
+    model, twin = (Model("Adagrad", dense=fused) for _ in range(2))
+    for number in range(6):
+        if number in (0, 3):  # before there are states, and after
+            before = model.all()
+            (model([1, 2], [3, 4]) * float("nan")).backward()
+            model.optimizer.step()
+            with pytest.raises(NotFiniteError):
+                model.optimizer.step()
+            model.optimizer.zero_grad()
+            assert unchanged(before, model.all())
+        for one in (model, twin):
+            one([1, number], [3, 4]).backward()
+            one.optimizer.step()
+            one.optimizer.zero_grad()
+        assert unchanged(twin.all(), model.all())
+    states = [one.optimizer.state_dict()["state"] for one in (model, twin)]
+    assert all(
+        float(a["step"]) == float(b["step"]) for a, b in zip(*map(dict.values, states), strict=True)
+    )
+    assert not copied

@@ -79,7 +79,7 @@ def test_fit_does_what_a_plain_loop_does():
         with torch.no_grad():
             for parameter, grad in zip(twin.parameters(), grads, strict=True):
                 parameter -= 0.5 * 0.5 ** (number // 4) * grad
-    assert [step.loss for step in recorder.steps] == pytest.approx(losses, rel=1e-6)
+    assert [float(step.loss) for step in recorder.steps] == pytest.approx(losses, rel=1e-6)
     for a, b in zip(model.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(a, b)
     assert (result.rows, result.steps, result.epochs, result.interrupted) == (96, 12, 2, False)

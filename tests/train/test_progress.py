@@ -42,6 +42,6 @@ def test_what_tiers_did_is_in_the_bar(ssd: bool, shown: str) -> None:
     console = Console(file=written, width=200, force_terminal=True)
     bar = ProgressBar(100, 1, console, None, lambda: counted)
     bar.on_start(torch.nn.Identity())
-    bar.on_step(Step(1, 1, 50, 0.5, torch.zeros(2), torch.tensor([0.0, 1.0])))
+    bar.on_step(Step(1, 1, 50, torch.tensor(0.5), torch.zeros(2), torch.tensor([0.0, 1.0])))
     bar.on_end()
     assert f"75% hits, 1.5 s waited, {shown}, 2 batches ahead\n" in written.getvalue()

@@ -87,12 +87,30 @@ class DevicePart:
         given = [one.parameter.grad for one in self._dense]
         for one in self._dense:
             one.parameter.grad = one.grad
-        predicated = Predicated(self._optimizer.state, [one.parameter for one in self._dense])
-        step()
+        asking = [inner for _, inner in self._optimizer._half.inners if _asks_found_inf(inner)]
+        asked = {p for inner in asking for group in inner.param_groups for p in group["params"]}
+        others = [one.parameter for one in self._dense if one.parameter not in asked]
+        predicated = Predicated(self._optimizer.state, others)
+        not_taken = (self._take.reshape(()) == 0).float()
+        for inner in asking:
+            inner.found_inf = not_taken
+        try:
+            step()
+        finally:
+            for inner in asking:
+                del inner.found_inf
         predicated.settle(self._take)
         for one, grad in zip(self._dense, given, strict=True):
             one.parameter.grad = grad
         self._optimizer.__dict__[NOTICE] = self._step.tell(predicated.take_back)
+
+
+def _asks_found_inf(inner: Any) -> bool:
+    """Whether a torch optimizer leaves out, on the device, a step of which ``found_inf`` says so, its
+    counts included: Adam and AdamW with ``fused=True``. (torch's fused SGD leaves a first momentum
+    behind that nobody has written.) Others have what they step copied, and put back."""
+    kinds = torch.optim.Adam, torch.optim.AdamW
+    return type(inner) in kinds and all(group.get("fused") for group in inner.param_groups)
 
 
 def _namer(optimizer: Any, parameter: Tensor, index: int, position: int) -> Callable[[], str]:

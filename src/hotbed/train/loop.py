@@ -37,8 +37,9 @@ class Step(NamedTuple):
     """From 1."""
     rows: int
     """Trained on so far, over all epochs."""
-    loss: float
-    """Of this batch, before the step."""
+    loss: Tensor
+    """Of this batch, before the step: a number without gradient, where the model computes. Reading it
+    (``float(step.loss)``) waits for a device, so read it as seldom as you show it."""
     logits: Tensor
     """(B,), detached."""
     labels: Tensor
@@ -117,7 +118,10 @@ def fit(
         should_stop: asked after each step; True ends the run (see `stop_on_interrupt`).
 
     Raises:
-        TrainingError: the loss of a batch is NaN or infinite; that step is not taken.
+        TrainingError: the loss of a batch is NaN or infinite; that step is not taken. On a device nothing
+            waits for the loss: there a gradient that is not finite is found by the step, which is not
+            taken either, and told one step later.
+        NotFiniteError: of such a gradient.
     """
     result = FitResult()
     staying = _ids_of_tiers(model)
@@ -135,10 +139,9 @@ def fit(
                 with span("forward"):
                     logits = model(batch)
                     value = loss(logits, labels)
-                number = value.item()
-                if not math.isfinite(number):
+                if value.device.type == "cpu" and not math.isfinite(value.item()):
                     raise TrainingError(
-                        f"Step {result.steps + 1}, epoch {epoch}: the loss is {number}, so the "
+                        f"Step {result.steps + 1}, epoch {epoch}: the loss is {value.item()}, so the "
                         "step was not taken. Lower the learning rate, or look for extreme inputs."
                     )
                 with span("backward"):
@@ -151,7 +154,9 @@ def fit(
                 result.steps += 1
                 result.rows += len(labels)
                 result.seconds = time.perf_counter() - began
-                step = Step(result.steps, epoch, result.rows, number, logits.detach(), labels)
+                step = Step(
+                    result.steps, epoch, result.rows, value.detach(), logits.detach(), labels
+                )
                 for callback in callbacks:
                     callback.on_step(step)
                 if should_stop is not None and should_stop():

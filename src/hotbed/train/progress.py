@@ -50,7 +50,7 @@ class ProgressBar(Callback):
         self._tiers = tiers
         self._auc = RunningAuc()
         self._waiting: list[tuple[Tensor, Tensor]] = []
-        self._loss: float | None = None
+        self._loss: torch.Tensor | None = None
         self._began = self._drawn = 0.0
         self._last: Step | None = None
         # A narrow terminal has its place for figures.
@@ -106,8 +106,8 @@ class ProgressBar(Callback):
 
     def _figures(self) -> Iterator[str]:
         """The most telling first."""
-        assert self._last is not None
-        yield f"loss {self._loss:.4f}"
+        assert self._last is not None and self._loss is not None
+        yield f"loss {float(self._loss):.4f}"
         if not math.isnan(area := self._auc.value()):
             yield f"AUC {area:.4f}"
         yield f"{short(self._last.rows / (self._drawn - self._began))} samples/s"
