@@ -70,8 +70,10 @@ demo: $(DEMO_LOG)
 
 # --- Testing it. ---
 
+# Two cores are enough for it; tests of one file share their worker.
+WORKERS ?= 2
 test: test-core
-	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
 
 test-core: $(VENV)/stamp-hotbed
 	@$(BIN)/cmake -S . -B build/tests $(CMAKE_NINJA) -DHOTBED_TESTS=ON >build/tests.log 2>&1 && \
@@ -118,6 +120,7 @@ sanitize: $(VENV)/stamp-build
 lint: $(VENV)/stamp-tools
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
+	@mkdir -p build
 	@PYTHONPATH=src $(BIN)/lint-imports --no-cache >build/imports.log || (tail -n 40 build/imports.log; exit 1)
 	@find csrc \( -name '*.[ch]pp' -o -name '*.inl' \) -print0 | \
 	  xargs -0 $(BIN)/clang-format --dry-run -Werror

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import hotbed as hb
-from tools.api_reference import MODULES, PAGE, markdown, public, text
+from tools.api_reference import MODULES, OPTIMIZERS, PAGE, markdown, public, text, with_rules
 
 
 def test_the_page_is_up_to_date() -> None:
     stale = "docs/api.md is not what the docstrings say: run `make docs`"
     assert PAGE.read_text(encoding="utf-8") == text(), stale
+
+
+def test_the_table_of_rules_is_what_they_declare() -> None:
+    page = OPTIMIZERS.read_text(encoding="utf-8")
+    assert page == with_rules(page), (
+        "docs/optimizers.md is not what the rules declare: run `make docs`"
+    )
+    for rule in hb.optim.RULES:
+        assert f"| `{rule.__name__}` | {rule._rule.states} |" in page
 
 
 def test_the_page_has_what_is_public() -> None:

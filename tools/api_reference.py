@@ -1,4 +1,5 @@
-"""Writes docs/api.md from signatures and docstrings: python -m tools.api_reference"""
+"""Writes docs/api.md from signatures and docstrings, and the rules of docs/optimizers.md from their
+declarations: python -m tools.api_reference"""
 
 from __future__ import annotations
 
@@ -22,8 +23,24 @@ Written by `make docs` from the signatures and docstrings of what is public; `im
 """
 
 
+OPTIMIZERS = PAGE.with_name("optimizers.md")
+BEGIN, END = "<!-- rules: begin -->\n", "<!-- rules: end -->"
+
+
 def main() -> None:
     PAGE.write_text(text(), encoding="utf-8")
+    OPTIMIZERS.write_text(with_rules(OPTIMIZERS.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def with_rules(page: str) -> str:
+    """A page with the table of all rules between its markers."""
+    rules = importlib.import_module("hotbed.optim").RULES
+    lines = ["| class | states a row | update | source |", "|---|---|---|---|"]
+    for rule in rules:
+        cells = (f"`{rule.__name__}`", rule._rule.states, rule._rule.update, rule._rule.source)
+        lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
+    head, rest = page.split(BEGIN, 1)
+    return head + BEGIN + "\n".join(lines) + "\n" + END + rest.split(END, 1)[1]
 
 
 def text() -> str:

@@ -2,7 +2,7 @@
 
 `python -m tools.gpu_variants [--arch 80 90] [--kernel NAME] [--first] [--json] [--write] [-j N]`
 
-`--write` puts the table into docs/gpu.md, between its markers.
+`--write` writes registers and spilled bytes of all to src/hotbed/ops/gpu/compiled.tsv.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "gpu.md"
-BEGIN, END = "<!-- variants: begin -->", "<!-- variants: end -->"
+TABLE = ROOT / "src" / "hotbed" / "ops" / "gpu" / "compiled.tsv"
 ARCHITECTURES = (75, 80, 90)
 _RESOURCES = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
 _WIDTHS = re.compile(r"\b(LDG|LDGSTS|STG)\.E(?:\.[A-Z0-9]+)*")
@@ -156,42 +155,27 @@ def compile_all(
         return list(pool.map(compile_one, *zip(*work, strict=True)))
 
 
-def table(results: Sequence[Compiled]) -> str:
-    """The results as Markdown: one line a variant, registers and spills for each architecture."""
+def write_table(results: Sequence[Compiled]) -> None:
+    """One line a variant: registers/bytes spilled for each architecture that it is meant for."""
     architectures = sorted({r.arch for r in results})
-    heads = [f"sm_{arch}" for arch in architectures]
-    lines = [
-        "| kernel | types | constants | warps | stages | " + " | ".join(heads) + " |",
-        "|---|---|---|---|---|" + "---|" * len(heads),
-    ]
+    heads = ["kernel", "types", "constants", "warps", "stages"]
+    lines = [heads + [f"sm_{arch}" for arch in architectures]]
     for position in dict.fromkeys(r.position for r in results):
         mine = {r.arch: r for r in results if r.position == position}
         any_ = next(iter(mine.values()))
         types = " ".join(dict.fromkeys(v.lstrip("*") for v in any_.types.values() if "*" in v))
         constants = ", ".join(f"{k}={v}" for k, v in any_.constants.items() if v != "None")
         cells = [
-            "—"
+            ""
             if a not in mine
             else "fails"
             if mine[a].error
-            else f"{mine[a].registers} / {mine[a].spills}"
+            else f"{mine[a].registers}/{mine[a].spills}"
             for a in architectures
         ]
-        lines.append(
-            f"| {any_.kernel} | {types} | {constants} | {any_.num_warps} | {any_.num_stages} | "
-            + " | ".join(cells)
-            + " |"
-        )
-    return "\n".join(lines)
-
-
-def write_page(results: Sequence[Compiled]) -> None:
-    """Puts the table between the markers of docs/gpu.md."""
-    text = PAGE.read_text()
-    if BEGIN not in text or END not in text:
-        raise SystemExit(f"{PAGE} has no markers {BEGIN} and {END}.")
-    head, rest = text.split(BEGIN, 1)
-    PAGE.write_text(f"{head}{BEGIN}\n{table(results)}\n{END}{rest.split(END, 1)[1]}")
+        about = [any_.kernel, types, constants, str(any_.num_warps), str(any_.num_stages)]
+        lines.append(about + cells)
+    TABLE.write_text("".join("\t".join(line) + "\n" for line in lines))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -200,7 +184,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--kernel", help="only variants of this kernel")
     parser.add_argument("--first", action="store_true", help="only the first variant of a kernel")
     parser.add_argument("--json", action="store_true", help="print everything that is known")
-    parser.add_argument("--write", action="store_true", help="put the table into docs/gpu.md")
+    parser.add_argument("--write", action="store_true", help=f"write {TABLE.relative_to(ROOT)}")
     parser.add_argument("-j", type=int, default=os.cpu_count() or 1, help="processes")
     chosen = parser.parse_args(arguments)
     os.environ.pop("TRITON_INTERPRET", None)  # interpreted kernels cannot be compiled
@@ -216,7 +200,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         positions.append(position)
     results = compile_all(positions, chosen.arch, chosen.j) if positions else []
     if chosen.write:
-        write_page(results)
+        write_table(results)
     if chosen.json:
         print(json.dumps([asdict(result) for result in results]))
     else:

@@ -31,12 +31,12 @@ nb::dlpack::dtype element(DType dtype) {
 using Tensor = nb::ndarray<nb::pytorch, nb::device::cpu>;
 
 // A tensor of `shape` over a block that returns to the pool with the tensor.
-Tensor block_tensor(std::vector<size_t> shape, DType dtype) {
-  uint64_t bytes = size_of(dtype);
+Tensor block_tensor(std::vector<size_t> shape, nb::dlpack::dtype element) {
+  uint64_t bytes = element.bits / 8;
   for (size_t extent : shape) bytes *= extent;
   void* block = BlockPool::instance().take(bytes);
   nb::capsule owner(block, [](void* data) noexcept { BlockPool::instance().give(data); });
-  return Tensor(block, shape.size(), shape.data(), owner, nullptr, element(dtype));
+  return Tensor(block, shape.size(), shape.data(), owner, nullptr, element);
 }
 
 // The tensor keeps the memory, also where its table lets go of it.
@@ -72,7 +72,8 @@ std::vector<Vectors> vectors_of(const std::vector<std::pair<Address, int64_t>>& 
 // Rows of `ids` as they are, absent ones with their first values; nothing is stored.
 Tensor lookup(const std::shared_ptr<Table>& table, Address ids, int64_t n) {
   const Table& t = *table;
-  Tensor out = block_tensor({static_cast<size_t>(n), static_cast<size_t>(t.dim())}, t.dtype());
+  Tensor out =
+      block_tensor({static_cast<size_t>(n), static_cast<size_t>(t.dim())}, element(t.dtype()));
   auto* rows = static_cast<uint8_t*>(out.data());
   nb::gil_scoped_release unlocked;
   const auto* id = pointer<int64_t>(ids);
@@ -84,14 +85,10 @@ Tensor lookup(const std::shared_ptr<Table>& table, Address ids, int64_t n) {
   return out;
 }
 
-// A copy of some rows of a part.
-Tensor part_tensor(const void* from, std::vector<size_t> shape, nb::dlpack::dtype element) {
-  size_t bytes = element.bits / 8;
-  for (size_t extent : shape) bytes *= extent;
-  void* block = BlockPool::instance().take(bytes);
-  nb::capsule owner(block, [](void* data) noexcept { BlockPool::instance().give(data); });
-  std::memcpy(block, from, bytes);
-  return Tensor(block, shape.size(), shape.data(), owner, nullptr, element);
+Tensor copy_of(const void* from, std::vector<size_t> shape, nb::dlpack::dtype element) {
+  Tensor made = block_tensor(std::move(shape), element);
+  std::memcpy(made.data(), from, made.nbytes());
+  return made;
 }
 
 // (place of the table, ids, weights, states, last steps) of the next rows.
@@ -109,23 +106,28 @@ nb::object next_rows(RecordStream& stream, bool with_states) {
   nb::list states;
   for (size_t k = 0; with_states && k < rows->states.size(); ++k) {
     auto width = static_cast<size_t>(layout.state_widths[k]);
-    states.append(part_tensor(rows->states[k].data(), {n, width}, element(of_states)));
+    states.append(copy_of(rows->states[k].data(), {n, width}, element(of_states)));
   }
   nb::object last = nb::none();
-  if (layout.steps) last = nb::cast(part_tensor(rows->last.data(), {n}, nb::dtype<int64_t>()));
-  return nb::make_tuple(at, part_tensor(rows->ids.data(), {n}, nb::dtype<int64_t>()),
-                        part_tensor(rows->weights.data(), {n, static_cast<size_t>(layout.dim)},
-                                    element(layout.dtype)),
-                        states, last);
+  if (layout.steps) last = nb::cast(copy_of(rows->last.data(), {n}, nb::dtype<int64_t>()));
+  return nb::make_tuple(
+      at, copy_of(rows->ids.data(), {n}, nb::dtype<int64_t>()),
+      copy_of(rows->weights.data(), {n, static_cast<size_t>(layout.dim)}, element(layout.dtype)),
+      states, last);
 }
 
 }  // namespace
 
 void bind_table(nb::module_& module) {
   // Any: most methods of a Tensor are untyped.
-  module.def("empty", &block_tensor, "shape"_a, "dtype"_a,
-             nb::sig("def empty(shape: collections.abc.Sequence[int], dtype: DType) -> typing.Any"),
-             "A tensor over a block of the core's memory pool.");
+  module.def(
+      "empty",
+      [](std::vector<size_t> shape, DType dtype) {
+        return block_tensor(std::move(shape), element(dtype));
+      },
+      "shape"_a, "dtype"_a,
+      nb::sig("def empty(shape: collections.abc.Sequence[int], dtype: DType) -> typing.Any"),
+      "A tensor over a block of the core's memory pool.");
 
   nb::enum_<DType>(module, "DType")
       .value("f32", DType::f32)

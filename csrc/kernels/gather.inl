@@ -2,20 +2,6 @@
 
 namespace hotbed::HOTBED_ISA {
 
-// Rows are fetched this many positions ahead: enough to cover a miss, few enough for the queues.
-constexpr int64_t kAhead = 16;
-// Narrow rows are copied before those that were asked for have come.
-constexpr int64_t kFarAhead = 48, kNarrowBytes = 128;
-static inline int64_t rows_ahead(int64_t row_bytes) {
-  return row_bytes <= kNarrowBytes ? kFarAhead : kAhead;
-}
-
-static inline void prefetch_row(const uint8_t* row, int64_t bytes) {
-  // Long rows: the hardware follows after the first lines.
-  int64_t end = bytes < 512 ? bytes : 512;
-  for (int64_t at = 0; at < end; at += 64) __builtin_prefetch(row + at);
-}
-
 template <class T>
 static inline const T* row_of(const GatherTask& task, int64_t slot) {
   return slot >= 0 ? reinterpret_cast<const T*>(task.rows) + slot * task.dim
@@ -23,10 +9,17 @@ static inline const T* row_of(const GatherTask& task, int64_t slot) {
 }
 
 template <class T>
-static inline void prefetch_slot(const GatherTask& task, int64_t slot) {
+static HOTBED_INLINE void prefetch_slot(const GatherTask& task, int64_t slot) {
   if (slot != INT64_MIN) {
-    prefetch_row(reinterpret_cast<const uint8_t*>(row_of<T>(task, slot)), task.dim * sizeof(T));
+    prefetch(row_of<T>(task, slot), task.dim * static_cast<int64_t>(sizeof(T)));
   }
+}
+
+// The rows of positions [first, last) that no earlier position fetches.
+template <class T>
+static HOTBED_INLINE void prefetch_first(const GatherTask& task, int64_t first, int64_t last) {
+  int64_t early = first + rows_ahead(task.dim * static_cast<int64_t>(sizeof(T)));
+  for (int64_t p = first; p < early && p < last; ++p) prefetch_slot<T>(task, task.slots[p]);
 }
 
 // Copies n floats past the caches: an output larger than they are is not read from them anyway, and
@@ -42,9 +35,10 @@ static inline void stream_row(const float* row, int64_t n, float* out) {
 }
 
 static void gather_stream(const GatherTask& task, int64_t begin, int64_t end) {
-  int64_t dim = task.dim;
+  int64_t dim = task.dim, ahead = rows_ahead(dim * static_cast<int64_t>(sizeof(float)));
+  prefetch_first<float>(task, begin, end);
   for (int64_t b = begin; b < end; ++b) {
-    if (b + kAhead < end) prefetch_slot<float>(task, task.slots[b + kAhead]);
+    if (b + ahead < end) prefetch_slot<float>(task, task.slots[b + ahead]);
     stream_row(row_of<float>(task, task.slots[b]), dim,
                static_cast<float*>(task.out) + b * task.out_stride);
   }
@@ -56,9 +50,10 @@ static void gather_stream(const GatherTask& task, int64_t begin, int64_t end) {
 // One id a bag and nothing to weigh: a copy.
 template <class T, class C>
 static void gather_copy(const GatherTask& task, int64_t begin, int64_t end) {
-  int64_t dim = task.dim, early = rows_ahead(dim * static_cast<int64_t>(sizeof(T)));
+  int64_t dim = task.dim, ahead = rows_ahead(dim * static_cast<int64_t>(sizeof(T)));
+  prefetch_first<T>(task, begin, end);
   for (int64_t b = begin; b < end; ++b) {
-    if (b + early < end) prefetch_slot<T>(task, task.slots[b + early]);
+    if (b + ahead < end) prefetch_slot<T>(task, task.slots[b + ahead]);
     C* out = static_cast<C*>(task.out) + b * task.out_stride;
     int64_t slot = task.slots[b];
     if (slot == INT64_MIN) {
@@ -76,14 +71,14 @@ constexpr int64_t kSummed = 64;
 // Columns [column, column + width) of one bag, positions in their order; width <= W. `lead` fetches
 // ahead what later positions need.
 template <class T, class C, int W, bool weighted>
-static inline __attribute__((always_inline)) void sum_columns(const GatherTask& task, int64_t first,
-                                                              int64_t stop, int64_t last,
-                                                              int64_t column, int64_t width,
-                                                              bool lead, C* out) {
+static HOTBED_INLINE void sum_columns(const GatherTask& task, int64_t first, int64_t stop,
+                                      int64_t last, int64_t column, int64_t width, bool lead,
+                                      C* out) {
   const C* weights = static_cast<const C*>(task.weights);
+  const int64_t ahead = rows_ahead(task.dim * static_cast<int64_t>(sizeof(T)));
   C sums[W] = {};
   for (int64_t p = first; p < stop; ++p) {
-    if (lead && p + kAhead < last) prefetch_slot<T>(task, task.slots[p + kAhead]);
+    if (lead && p + ahead < last) prefetch_slot<T>(task, task.slots[p + ahead]);
     int64_t slot = task.slots[p];
     if (slot == task.padding_slot || slot == INT64_MIN) continue;
     const T* row = row_of<T>(task, slot) + column;
@@ -130,6 +125,7 @@ static C divisor_of(const GatherTask& task, int64_t first, int64_t stop) {
 template <class T, class C>
 static void gather_bags(const GatherTask& task, int64_t begin, int64_t end) {
   int64_t last = task.offsets ? task.offsets[end] : end * task.fixed;
+  prefetch_first<T>(task, task.offsets ? task.offsets[begin] : begin * task.fixed, last);
   for (int64_t b = begin; b < end; ++b) {
     int64_t first = task.offsets ? task.offsets[b] : b * task.fixed;
     int64_t stop = task.offsets ? task.offsets[b + 1] : first + task.fixed;

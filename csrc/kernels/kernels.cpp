@@ -3,6 +3,7 @@
 // the copy of another instruction set.
 #include "kernels/kernels.hpp"
 
+#include "base/prefetch.hpp"
 #include "kernels/catch_up.inl"
 #include "kernels/codec.hpp"
 #include "kernels/codec.inl"

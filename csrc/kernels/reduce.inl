@@ -2,11 +2,10 @@
 
 namespace hotbed::HOTBED_ISA {
 
-constexpr int64_t kReduceAhead = 12;
-
 template <class C>
 static void reduce_plain(const ReduceTask& task, int64_t begin, int64_t end) {
-  int64_t dim = task.dim;
+  int64_t dim = task.dim, row_bytes = dim * static_cast<int64_t>(sizeof(C)),
+          early = rows_ahead(row_bytes);
   const GradientSource& source = task.sources[0];
   const C* grads = static_cast<const C*>(source.data);
   int64_t stride = source.stride;
@@ -20,9 +19,8 @@ static void reduce_plain(const ReduceTask& task, int64_t begin, int64_t end) {
     int64_t first = task.starts[u];
     int64_t stop = task.starts[u + 1];
     for (int64_t at = first; at < stop; ++at) {
-      if (at + kReduceAhead < last) {
-        prefetch_row(reinterpret_cast<const uint8_t*>(grads + bag_of(at + kReduceAhead) * stride),
-                     dim * sizeof(C));
+      if (at + early < last) {
+        prefetch(grads + bag_of(at + early) * stride, row_bytes);
       }
       const C* grad = grads + bag_of(at) * stride;
       if (at == first) {
@@ -68,22 +66,22 @@ static void reduce_general(const ReduceTask& task, int64_t begin, int64_t end) {
 // Slots are numbered by first appearance, so a slot is new just when it is the next one.
 template <class C>
 static void reduce_in_order_typed(const ReduceTask& task, int64_t positions) {
-  int64_t dim = task.dim;
+  int64_t dim = task.dim, row_bytes = dim * static_cast<int64_t>(sizeof(C)),
+          early = rows_ahead(row_bytes);
   const int32_t* groups = task.groups;
   C* values = static_cast<C*>(task.values);
   const GradientSource& source = task.sources[0];
   const C* grads = static_cast<const C*>(source.data);
   int64_t seen = 0;
   for (int64_t p = 0; p < positions; ++p) {
-    if (p + kReduceAhead < positions) {
-      int64_t ahead = groups[p + kReduceAhead];
-      if (ahead >= 0) {
-        prefetch_row(reinterpret_cast<const uint8_t*>(values + ahead * dim), dim * sizeof(C));
+    if (p + early < positions) {
+      int64_t next = groups[p + early];
+      if (next >= 0) {
+        prefetch<Use::write>(values + next * dim, row_bytes);
       }
       if (task.plain) {
-        int64_t bag = task.bag_of ? task.bag_of[p + kReduceAhead] : p + kReduceAhead;
-        prefetch_row(reinterpret_cast<const uint8_t*>(grads + bag * source.stride),
-                     dim * sizeof(C));
+        int64_t bag = task.bag_of ? task.bag_of[p + early] : p + early;
+        prefetch(grads + bag * source.stride, row_bytes);
       }
     }
     int64_t u = groups[p];

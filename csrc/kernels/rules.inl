@@ -5,33 +5,15 @@
 
 #include <cmath>
 
+#include "base/prefetch.hpp"
 #include "base/random.hpp"
 #include "kernels/codec.hpp"
 #include "kernels/lanes.inl"
 #include "kernels/power.inl"
 #include "rules/rules.hpp"
 
-#define HOTBED_INLINE inline __attribute__((always_inline))
-
 namespace hotbed::HOTBED_ISA {
 namespace rules {
-
-// Rows whose planes are fetched ahead of use, and the bytes of a row that are: the processor's own
-// prefetcher follows a longer row by itself.
-constexpr int64_t kAhead = 8;
-// Narrow rows are done before those that were asked for have come.
-constexpr int64_t kFarAhead = 32, kNarrowBytes = 128;
-static inline int64_t rows_ahead(int64_t row_bytes) {
-  return row_bytes <= kNarrowBytes ? kFarAhead : kAhead;
-}
-constexpr int64_t kFetch = 512;
-
-static HOTBED_INLINE void fetch(const void* row, int64_t bytes) {
-  const char* start = static_cast<const char*>(row);
-  int64_t end = bytes < kFetch ? bytes : kFetch;
-  for (int64_t at = 0; at < end; at += 64) __builtin_prefetch(start + at, 1, 3);
-  if (bytes <= kFetch) __builtin_prefetch(start + bytes - 1, 1, 3);
-}
 
 // The gradient as the rule sees it, and the row after decoupled decay. `coupled` adds L2.
 template <class C, bool coupled>
@@ -42,7 +24,8 @@ struct Decay {
         l2(static_cast<C>(u.hyper.weight_decay)),
         keep(static_cast<C>(u.options.decoupled_weight_decay ? 1 - u.hyper.lr * u.hyper.weight_decay
                                                              : 1.0)) {}
-  HOTBED_INLINE C gradient(C w, C g) const {
+  template <class Value>  // one column, or lanes of them
+  HOTBED_INLINE Value gradient(const Value& w, const Value& g) const {
     if constexpr (coupled) {
       return sign * g + l2 * w;
     } else {
@@ -250,6 +233,7 @@ struct Columns {
     [[maybe_unused]] C* __restrict s0 = states[0];
     [[maybe_unused]] C* __restrict s1 = states[1];
     [[maybe_unused]] C* __restrict s2 = states[2];
+#pragma GCC ivdep
     for (int64_t j = 0; j < dim; ++j) {
       C a{}, b{}, c{};
       if constexpr (kStates > 0) a = s0[j];
@@ -266,10 +250,11 @@ struct Columns {
 template <class C, bool coupled>
 static HOTBED_INLINE C mean_square(const Decay<C, coupled>& decay, const C* w, const C* g,
                                    int64_t dim) {
-  C sum = sum_over_columns<C>(dim, [&](int64_t j) {
-    C d = decay.gradient(w[j], g[j]);
-    return d * d;
-  });
+  C sum = sum_over_columns(
+      w, g, dim, [&](const auto& weights, const auto& grads) __attribute__((always_inline)) {
+        auto d = decay.gradient(weights, grads);
+        return d * d;
+      });
   return sum / static_cast<C>(dim);
 }
 
@@ -290,6 +275,7 @@ struct RowwiseAdagrad {
     // A row of zero gradients and eps 0 would give 0 / 0 in every column.
     C divisor = std::sqrt(sum) + step.eps;
     C rate = divisor > 0 ? step.lr / divisor : C(0);
+#pragma GCC ivdep
     for (int64_t j = 0; j < dim; ++j) {
       w[j] = shrink.weight(w[j]) - rate * shrink.gradient(w[j], g[j]);
     }
@@ -315,6 +301,7 @@ struct RowwiseAdam {
     if constexpr (amsgrad) square = states[2][0] = states[2][0] > square ? states[2][0] : square;
     C divisor = std::sqrt(square) * step.second_scale + step.eps;
     C rate = divisor > 0 ? step.step_size / divisor : C(0);
+#pragma GCC ivdep
     for (int64_t j = 0; j < dim; ++j) {
       C m = first(mean[j], shrink.gradient(w[j], g[j]));
       mean[j] = m;
@@ -323,11 +310,11 @@ struct RowwiseAdam {
   }
 };
 
-// Runs a row rule over rows [begin, end) of a task whose rows hold C.
-template <class C, class Row>
+// Runs a row rule over rows [begin, end) of a task whose rows hold C; `whole`: a multiple of 16.
+template <class C, class Row, bool whole>
 static void update_full(const RowUpdate& u, int64_t begin, int64_t end) {
   const Row row(u);
-  const int64_t dim = u.dim;
+  const int64_t dim = whole ? u.dim & ~int64_t{15} : u.dim;
   const int64_t* slots = u.slots;
   C* weights = static_cast<C*>(u.weights);
   const C* grads = static_cast<const C*>(u.grads);
@@ -337,10 +324,11 @@ static void update_full(const RowUpdate& u, int64_t begin, int64_t end) {
     states[k] = static_cast<C*>(u.states[k]);
     width[k] = Row::width(k, dim);
   }
-  auto ahead = [&](int64_t i) {
-    fetch(weights + slots[i] * dim, dim * static_cast<int64_t>(sizeof(C)));
+  auto ahead = [&](int64_t i) __attribute__((always_inline)) {
+    prefetch<Use::write>(weights + slots[i] * dim, dim * static_cast<int64_t>(sizeof(C)));
     for (int k = 0; k < Row::kStates; ++k) {
-      fetch(states[k] + slots[i] * width[k], width[k] * static_cast<int64_t>(sizeof(C)));
+      prefetch<Use::write>(states[k] + slots[i] * width[k],
+                           width[k] * static_cast<int64_t>(sizeof(C)));
     }
     if (u.last_step) __builtin_prefetch(u.last_step + slots[i], 1, 3);
   };
@@ -374,9 +362,10 @@ static void update_half(const RowUpdate& u, int64_t begin, int64_t end, float* s
   auto state = [&](int k, int64_t i) {
     return static_cast<float*>(u.states[k]) + u.slots[i] * Row::width(k, dim);
   };
-  auto ahead = [&](int64_t i) {
-    fetch(weights + u.slots[i] * dim, dim * 2);
-    for (int k = 0; k < Row::kStates; ++k) fetch(state(k, i), Row::width(k, dim) * 4);
+  auto ahead = [&](int64_t i) __attribute__((always_inline)) {
+    prefetch<Use::write>(weights + u.slots[i] * dim, dim * 2);
+    for (int k = 0; k < Row::kStates; ++k)
+      prefetch<Use::write>(state(k, i), Row::width(k, dim) * 4);
   };
   const int64_t early = rows_ahead(dim * 2);
   for (int64_t i = begin; i < begin + early && i < end; ++i) ahead(i);
@@ -404,8 +393,10 @@ struct Range {
 template <template <class> class Row>
 static void run(const RowUpdate& u, const Range& range) {
   switch (u.dtype) {
-    case DType::f32: return update_full<float, Row<float>>(u, range.begin, range.end);
-    case DType::f64: return update_full<double, Row<double>>(u, range.begin, range.end);
+    case DType::f32:
+      return u.dim % 16 ? update_full<float, Row<float>, false>(u, range.begin, range.end)
+                        : update_full<float, Row<float>, true>(u, range.begin, range.end);
+    case DType::f64: return update_full<double, Row<double>, false>(u, range.begin, range.end);
     case DType::f16:
       return update_half<Row<float>, f16>(u, range.begin, range.end,
                                           static_cast<float*>(range.scratch));

@@ -94,9 +94,7 @@ class LogTier::Scan : public RecordScan {
       for (uint32_t b = 0; b < blocks; ++b) {
         if (!take(segment, block_ + b, queue->arena() + uint64_t{b} * bytes)) bad.push_back(b);
       }
-    } catch (const IoError&) {
-      ready_.clear();
-      records_.clear();
+    } catch (const IoError&) {  // nothing was taken
       for (uint32_t b = 0; b < blocks; ++b) bad.push_back(b);
     }
     for (uint32_t b : bad) read_again(segment, block_ + b, *queue);

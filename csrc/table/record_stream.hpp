@@ -60,8 +60,6 @@ class RecordStream {
   // behind (untouched="exact"); else as they are stored.
   RecordStream(std::vector<std::shared_ptr<Table>> tables, int64_t most, bool current);
 
-  const Table& table(size_t at) const { return *tables_[at]; }
-
   // The next rows of one table: its place among `tables`, and their parts, until it is called
   // again; null behind the last. Throws TierError.
   const RecordParts* next(size_t& table);

@@ -94,6 +94,9 @@ class MapTier : public Tier {
     }
   }
   uint64_t memory_bytes() const override { return 0; }
+  void sync() override { ++syncs; }
+
+  int syncs = 0;
 
  private:
   struct Copies : RecordScan {

@@ -32,6 +32,22 @@ TEST(a_layout_that_does_not_fit_leaves_rows_where_they_are) {
   }
 }
 
+TEST(a_flush_reaches_the_disk) {
+  auto user = make_table("user", -1);
+  std::shared_ptr<MapTier> lowest;
+  Storage storage({60'000, 60'000}, [&](const std::vector<RecordGroup>& groups) {
+    lowest = std::make_shared<MapTier>(groups[0].record_bytes);
+    return std::vector<std::shared_ptr<Tier>>{lowest};
+  });
+  storage.lay_out({user});
+  int64_t id = 7;
+  float row[] = {1, 2, 3};
+  user->write(&id, 1, row, nullptr, nullptr);
+  CHECK_EQ(lowest->rows(0), 0);
+  storage.flush();
+  CHECK(lowest->rows(0) == 1 && lowest->syncs == 1);
+}
+
 TEST(more_tables_than_a_space_numbers_get_two) {
   std::vector<std::shared_ptr<Table>> tables;
   for (size_t t = 0; t <= Residency::kMostTables; ++t) tables.push_back(make_table("many", 5));

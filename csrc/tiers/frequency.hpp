@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdint>
 
+#include "base/prefetch.hpp"
 #include "base/random.hpp"
 #include "tiers/tier.hpp"
 
@@ -71,7 +72,7 @@ class Ghosts {
   // bytes() of zeros, aligned to 64, to be kept by the caller.
   void place(uint32_t* entries) { entries_ = entries; }
 
-  void prefetch(const RowKey& row) const {
+  HOTBED_INLINE void prefetch(const RowKey& row) const {
     if (lines_) __builtin_prefetch(line(hash_of(row)), 1);
   }
   void put(const RowKey& row, uint16_t score);

@@ -13,23 +13,9 @@ HostTier::HostTier(int64_t record_bytes, const std::vector<int64_t>& table_rows,
   records_.reserve(static_cast<uint64_t>(capacity * record_bytes), "The host tier", kLowerBudget);
 }
 
-std::vector<int64_t> HostTier::find(std::span<const RowKey> keys) const {
-  std::vector<int64_t> slots(keys.size()), ids;
-  // Keys of one table usually stand together.
-  for (size_t begin = 0; begin < keys.size();) {
-    size_t end = begin;
-    ids.clear();
-    while (end < keys.size() && keys[end].table == keys[begin].table) ids.push_back(keys[end++].id);
-    residency_.find(keys[begin].table, ids.data(), static_cast<int64_t>(ids.size()),
-                    slots.data() + begin);
-    begin = end;
-  }
-  return slots;
-}
-
 void HostTier::read(std::span<const RowKey> keys, uint8_t* records, bool* found) {
   std::lock_guard lock(mutex_);
-  std::vector<int64_t> slots = find(keys);
+  std::vector<int64_t> slots = residency_.find(keys);
   std::vector<RowKey> missing;
   std::vector<size_t> places;
   for (size_t i = 0; i < keys.size(); ++i) {
@@ -57,7 +43,7 @@ void HostTier::read(std::span<const RowKey> keys, uint8_t* records, bool* found)
 
 void HostTier::holds(std::span<const RowKey> keys, bool* found) const {
   std::lock_guard lock(mutex_);
-  std::vector<int64_t> slots = find(keys);
+  std::vector<int64_t> slots = residency_.find(keys);
   std::fill_n(found, keys.size(), false);
   if (below_) below_->holds(keys, found);
   for (size_t i = 0; i < keys.size(); ++i) found[i] = found[i] || slots[i] >= 0;
@@ -83,15 +69,9 @@ class HostTier::Scan : public RecordScan {
     while (!n && below_) {
       int64_t found = below_->next(most, keys, records);
       if (!found) break;
-      std::vector<int64_t> slots = tier_.find({keys, static_cast<size_t>(found)});
-      for (int64_t i = 0; i < found; ++i) {
-        if (slots[static_cast<size_t>(i)] >= 0) continue;
-        keys[n] = keys[i];
-        if (n < i) {
-          std::memcpy(records + n * bytes, records + i * bytes, static_cast<size_t>(bytes));
-        }
-        ++n;
-      }
+      std::vector<int64_t> slots = tier_.residency_.find({keys, static_cast<size_t>(found)});
+      n = keep_rows(keys, records, found, bytes,
+                    [&](int64_t i) { return slots[static_cast<size_t>(i)] < 0; });
     }
     return n;
   }
@@ -132,7 +112,7 @@ void HostTier::narrow() {
 
 // Without a tier below, all keys must find room.
 void HostTier::check_room(std::span<const RowKey> keys) const {
-  std::vector<int64_t> slots = find(keys);
+  std::vector<int64_t> slots = residency_.find(keys);
   int64_t rows = residency_.resident() + std::count(slots.begin(), slots.end(), -1);
   if (rows <= residency_.capacity()) return;
   throw TierError("The host tier is full: " + std::to_string(rows) + " rows of " +
@@ -206,7 +186,7 @@ void HostTier::restore(std::span<const RowKey> keys, const uint8_t* records) {
 
 void HostTier::erase(std::span<const RowKey> keys) {
   std::lock_guard lock(mutex_);
-  std::vector<int64_t> slots = find(keys);
+  std::vector<int64_t> slots = residency_.find(keys);
   std::erase(slots, -1);
   residency_.drop(slots.data(), static_cast<int64_t>(slots.size()));
   if (below_) below_->erase(keys);

@@ -46,7 +46,6 @@ class HostTier : public Tier {
  private:
   class Scan;
 
-  std::vector<int64_t> find(std::span<const RowKey> keys) const;
   void check_room(std::span<const RowKey> keys) const;
   void narrow();
   template <class Chosen>

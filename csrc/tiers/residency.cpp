@@ -102,14 +102,6 @@ uint64_t Residency::fixed_bytes(const std::vector<int64_t>& table_rows, int64_t 
          FrequencyClock::kScores * sizeof(uint32_t);
 }
 
-void Residency::prefetch(int64_t number) const {
-  if (number < capacity_) {
-    __builtin_prefetch(rows_ + number, 1);
-  } else {
-    __builtin_prefetch(awaited_.data() + (number - capacity_), 1);
-  }
-}
-
 void Residency::check_parts(std::span<const TableIds> parts) const {
   for (const TableIds& part : parts) {
     if (part.table < 0 || part.table >= map_.tables()) {
@@ -519,6 +511,19 @@ void Residency::find(int32_t table, const int64_t* ids, int64_t n, int64_t* slot
   }
   map_.find(table, ids, n, slots);
   for (int64_t i = 0; i < n; ++i) slots[i] = slots[i] < capacity_ ? slots[i] : -1;
+}
+
+std::vector<int64_t> Residency::find(std::span<const RowKey> keys) const {
+  std::vector<int64_t> slots(keys.size()), ids;
+  // Keys of one table usually stand together.
+  for (size_t begin = 0; begin < keys.size();) {
+    size_t end = begin;
+    ids.clear();
+    while (end < keys.size() && keys[end].table == keys[begin].table) ids.push_back(keys[end++].id);
+    find(keys[begin].table, ids.data(), static_cast<int64_t>(ids.size()), slots.data() + begin);
+    begin = end;
+  }
+  return slots;
 }
 
 uint64_t Residency::memory_bytes() const { return memory_.bytes() - released_ + beside_slots(); }

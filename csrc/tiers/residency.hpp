@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/memory.hpp"
+#include "base/prefetch.hpp"
 #include "tiers/frequency.hpp"
 #include "tiers/row_map.hpp"
 #include "tiers/tier.hpp"
@@ -129,6 +130,7 @@ class Residency {
 
   // slots[i] becomes the slot of ids[i], or -1. No row becomes more recent or frequent.
   void find(int32_t table, const int64_t* ids, int64_t n, int64_t* slots) const;
+  std::vector<int64_t> find(std::span<const RowKey> keys) const;
 
   // Calls f(int64_t slot, RowKey, bool dirty) for every resident row, slots rising. f may mark
   // rows.
@@ -227,7 +229,13 @@ class Residency {
   Uses& uses(int64_t number) {
     return number < capacity_ ? rows_[number].uses : awaited_[number - capacity_];
   }
-  void prefetch(int64_t number) const;
+  HOTBED_INLINE void prefetch(int64_t number) const {
+    if (number < capacity_) {
+      __builtin_prefetch(rows_ + number, 1);
+    } else {
+      __builtin_prefetch(awaited_.data() + (number - capacity_), 1);
+    }
+  }
   uint32_t& next_of(uint32_t occurrence) { return next_[occurrence & (next_.size() - 1)]; }
 
   // How many unpinned rows stand where this one does in the order of eviction.

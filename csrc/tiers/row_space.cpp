@@ -5,6 +5,9 @@
 #include <cstring>
 #include <iterator>
 
+#include "base/forks.hpp"
+#include "base/prefetch.hpp"
+
 namespace hotbed {
 
 namespace {
@@ -22,11 +25,6 @@ int64_t ns_since(Clock::time_point start) {
 }
 
 size_t compute_size(DType dtype) { return dtype == DType::f64 ? 8 : 4; }
-
-void prefetch(const uint8_t* row, int64_t bytes) {
-  int64_t end = std::min<int64_t>(bytes, 512);
-  for (int64_t at = 0; at < end; at += 64) __builtin_prefetch(row + at, 1);
-}
 
 }  // namespace
 
@@ -117,7 +115,10 @@ class RowSpace::Moving {
 // Takes moving_ when nobody scans. `ahead`: for rows that nobody waits for yet.
 std::unique_lock<std::mutex> RowSpace::may_move(bool ahead) {
   std::unique_lock lock(moving_);
-  auto mine = std::find(scanning_.begin(), scanning_.end(), std::this_thread::get_id());
+  // Those of a process that was forked to this one go on there.
+  std::erase_if(scanning_, [](const Scanning& one) { return one.process != forks(); });
+  Scanning me{std::this_thread::get_id(), forks()};
+  auto mine = std::find(scanning_.begin(), scanning_.end(), me);
   if (mine != scanning_.end()) {
     throw TierError(
         "This thread is reading all rows of a table, one chunk after the other, and rows stay "
@@ -214,8 +215,9 @@ void RowSpace::gather(const int64_t* slots, int64_t n, uint8_t* records) const {
   }
   for (int64_t i = 0; i < n; ++i) {
     if (i + kAhead < n) {
-      prefetch(weights_.row(slots[i + kAhead]), weights_.row_bytes());
-      for (const Plane& state : states_) prefetch(state.row(slots[i + kAhead]), state.row_bytes());
+      prefetch<Use::write>(weights_.row(slots[i + kAhead]), weights_.row_bytes());
+      for (const Plane& state : states_)
+        prefetch<Use::write>(state.row(slots[i + kAhead]), state.row_bytes());
     }
     uint8_t* to = records + i * record_bytes_;
     std::memcpy(to, weights_.row(slots[i]), weights_.row_bytes());
@@ -235,8 +237,9 @@ void RowSpace::scatter(const uint8_t* records, const int64_t* slots, int64_t n) 
   }
   for (int64_t i = 0; i < n; ++i) {
     if (i + kAhead < n) {
-      prefetch(weights_.row(slots[i + kAhead]), weights_.row_bytes());
-      for (const Plane& state : states_) prefetch(state.row(slots[i + kAhead]), state.row_bytes());
+      prefetch<Use::write>(weights_.row(slots[i + kAhead]), weights_.row_bytes());
+      for (const Plane& state : states_)
+        prefetch<Use::write>(state.row(slots[i + kAhead]), state.row_bytes());
     }
     const uint8_t* from = records + i * record_bytes_;
     std::memcpy(weights_.row(slots[i]), from, weights_.row_bytes());

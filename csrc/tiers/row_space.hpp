@@ -166,10 +166,15 @@ class RowSpace {
 
   class Moving;
   class Scan;
+  struct Scanning {
+    std::thread::id thread;
+    uint64_t process;  // by its forks
+    bool operator==(const Scanning&) const = default;
+  };
 
   std::unique_lock<std::mutex> may_move(bool ahead = false);
   void forget(int32_t table, std::span<const RowKey> rows, std::span<const int64_t> slots);
-  bool is_dirty(const RowKey& key) const;
+  std::vector<RowKey> held_back_sorted() const;
   void find_stored(int32_t table, const int64_t* ids, int64_t n, bool* found) const;
   void note_size(std::span<const TableIds> parts);
   void post(Message message);
@@ -211,7 +216,7 @@ class RowSpace {
   // Who holds moving_ moves rows: between slots and the tier below, decisions of residency_ being
   // carried out. Taken before mutex_, so that ids can be announced while rows are on their way.
   std::mutex moving_;
-  std::vector<std::thread::id> scanning_;  // a thread for each scan, under moving_
+  std::vector<Scanning> scanning_;  // one for each scan, under moving_
   std::condition_variable scanned_;
   std::function<int64_t(uint64_t)> allowed_;
   // Records on their way: of two parts that come, and one that leaves. Made beforehand, as rows

@@ -2,9 +2,22 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/forks.hpp"
 #include "tiers/row_space.hpp"
 
 namespace hotbed {
+
+namespace {
+
+bool before(const RowKey& a, const RowKey& b) {
+  return a.table != b.table ? a.table < b.table : a.id < b.id;
+}
+
+bool among(const std::vector<RowKey>& sorted, const RowKey& key) {
+  return std::binary_search(sorted.begin(), sorted.end(), key, before);
+}
+
+}  // namespace
 
 void RowSpace::read(int32_t table, const int64_t* ids, int64_t n, void* weights,
                     void* const* states, int64_t* last, bool* found) {
@@ -140,11 +153,10 @@ void RowSpace::write(int32_t table, const int64_t* ids, int64_t n, const void* w
 
 // Under moving_ and mutex_: rows, by rising id, and what slots hold are nowhere any more.
 void RowSpace::forget(int32_t table, std::span<const RowKey> rows, std::span<const int64_t> slots) {
-  auto lower = [](const RowKey& a, const RowKey& b) { return a.id < b.id; };
   size_t kept = 0;
   for (size_t i = 0; i < held_back_.size(); ++i) {
     RowKey key = held_back_[i];
-    if (key.table == table && std::binary_search(rows.begin(), rows.end(), key, lower)) continue;
+    if (key.table == table && std::binary_search(rows.begin(), rows.end(), key, before)) continue;
     std::memmove(held_back_records_.data() + kept * record_bytes_,
                  held_back_records_.data() + i * record_bytes_, record_bytes_);
     held_back_[kept++] = key;
@@ -185,8 +197,7 @@ int64_t RowSpace::erase(int32_t table, const int64_t* ids, int64_t n) {
   std::vector<RowKey> keys;
   for (int64_t id : sorted) keys.push_back({id, table});
   auto count = static_cast<int64_t>(keys.size());
-  std::vector<int64_t> slots(keys.size());
-  residency_.find(table, sorted.data(), count, slots.data());
+  std::vector<int64_t> slots = residency_.find(keys);
   std::unique_ptr<bool[]> found(new bool[keys.size() + 1]);
   find_stored(table, sorted.data(), count, found.get());
   int64_t gone = std::count(found.get(), found.get() + count, true);
@@ -213,16 +224,20 @@ void RowSpace::erase_all(int32_t table) {
 class RowSpace::Scan : public RecordScan {
  public:
   Scan(RowSpace& space, std::span<const int32_t> tables)
-      : space_(space), tables_(tables.begin(), tables.end()), thread_(std::this_thread::get_id()) {
+      : space_(space),
+        tables_(tables.begin(), tables.end()),
+        who_{std::this_thread::get_id(), forks()} {
     std::scoped_lock lock(space_.moving_, space_.mutex_);
     space_.drain();
     below_ = space_.below_->scan(tables);
-    space_.scanning_.push_back(thread_);
+    held_ = space_.held_back_sorted();
+    space_.scanning_.push_back(who_);
   }
   ~Scan() override {
     std::lock_guard lock(space_.moving_);
-    auto& threads = space_.scanning_;
-    threads.erase(std::find(threads.begin(), threads.end(), thread_));
+    auto& all = space_.scanning_;
+    auto mine = std::find(all.begin(), all.end(), who_);
+    if (mine != all.end()) all.erase(mine);
     space_.scanned_.notify_all();
   }
 
@@ -260,36 +275,32 @@ class RowSpace::Scan : public RecordScan {
   }
 
   int64_t without_those_above(int64_t found, RowKey* keys, uint8_t* records) {
-    const auto& held = space_.held_back_;
-    int64_t n = 0, bytes = space_.record_bytes_;
-    for (int64_t i = 0; i < found; ++i) {
-      if (space_.is_dirty(keys[i])) continue;
-      if (std::find(held.begin(), held.end(), keys[i]) != held.end()) continue;
-      keys[n] = keys[i];
-      if (n < i) {
-        std::memcpy(records + n * bytes, records + i * bytes, static_cast<size_t>(bytes));
-      }
-      ++n;
-    }
-    return n;
+    const Residency& above = space_.residency_;
+    std::vector<int64_t> slots = above.find({keys, static_cast<size_t>(found)});
+    return keep_rows(keys, records, found, space_.record_bytes_, [&](int64_t i) {
+      int64_t slot = slots[static_cast<size_t>(i)];
+      return (slot < 0 || !above.is_dirty(slot)) && !among(held_, keys[i]);
+    });
   }
 
   RowSpace& space_;
   const std::set<int32_t> tables_;
-  std::thread::id thread_;
+  const Scanning who_;
   std::unique_ptr<RecordScan> below_;
   int64_t slot_ = 0;
-  size_t at_ = 0;  // among those that were held back
+  std::vector<RowKey> held_;  // back, sorted
+  size_t at_ = 0;             // among those that were held back
 };
 
 std::unique_ptr<RecordScan> RowSpace::scan(std::span<const int32_t> tables) {
   return std::make_unique<Scan>(*this, tables);
 }
 
-bool RowSpace::is_dirty(const RowKey& key) const {
-  int64_t slot;
-  residency_.find(key.table, &key.id, 1, &slot);
-  return slot >= 0 && residency_.is_dirty(slot);
+// Under moving_.
+std::vector<RowKey> RowSpace::held_back_sorted() const {
+  std::vector<RowKey> keys = held_back_;
+  std::sort(keys.begin(), keys.end(), before);
+  return keys;
 }
 
 int64_t RowSpace::rows(int32_t table) {
@@ -315,12 +326,11 @@ void RowSpace::stores(int32_t table, const int64_t* ids, int64_t n, bool* found)
 void RowSpace::find_stored(int32_t table, const int64_t* ids, int64_t n, bool* found) const {
   std::vector<RowKey> keys;
   for (int64_t i = 0; i < n; ++i) keys.push_back({ids[i], table});
-  std::vector<int64_t> slots(keys.size());
-  residency_.find(table, ids, n, slots.data());
+  std::vector<int64_t> slots = residency_.find(keys);
+  std::vector<RowKey> held = held_back_sorted();
   below_->holds(keys, found);
   for (int64_t i = 0; i < n; ++i) {
-    found[i] = found[i] || (slots[i] >= 0 && residency_.is_dirty(slots[i])) ||
-               std::find(held_back_.begin(), held_back_.end(), keys[i]) != held_back_.end();
+    found[i] = found[i] || (slots[i] >= 0 && residency_.is_dirty(slots[i])) || among(held, keys[i]);
   }
 }
 

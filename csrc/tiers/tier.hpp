@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <span>
 #include <stdexcept>
@@ -34,6 +35,22 @@ class RecordScan {
   // At most `most` of those that follow: how many they are, 0 behind the last. Throws TierError.
   virtual int64_t next(int64_t most, RowKey* keys, uint8_t* records) = 0;
 };
+
+// Of n keys and their records those that are `wanted`, side by side: how many they are.
+template <class F>
+int64_t keep_rows(RowKey* keys, uint8_t* records, int64_t n, int64_t record_bytes, F wanted) {
+  int64_t kept = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    if (!wanted(i)) continue;
+    if (kept < i) {
+      keys[kept] = keys[i];
+      std::memmove(records + kept * record_bytes, records + i * record_bytes,
+                   static_cast<size_t>(record_bytes));
+    }
+    ++kept;
+  }
+  return kept;
+}
 
 // Rows that a tier has found for others, and taken over, since it was made.
 struct TierTraffic {

@@ -128,6 +128,9 @@ class Column:
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
         return self.array
 
+    def __repr__(self) -> str:
+        return f"Column({self.array.tolist()})"
+
 
 def test_forms_of_strings_agree() -> None:
     words = ["a", "", "Ünï", "東京"]

@@ -207,6 +207,21 @@ def test_out_of_memory_for_states_names_the_table(pretend_memory: Callable[[int]
     optimizer.step()
 
 
+def test_a_table_whose_states_found_no_memory_is_usable(
+    pretend_memory: Callable[[int], None],
+) -> None:
+    """It followed a dense optimizer, and has none now."""
+    layer = hb.Embedding(300_000, 64)
+    hb.optim.SGD(layer.parameters(), lr=0.1, weight_decay=0.1, untouched="exact")
+    pretend_memory(1 << 20)
+    with pytest.raises(hb.OutOfMemory):
+        hb.optim.Adam(layer.parameters(), replace_state=True)
+    pretend_memory(0)
+    assert torch.isfinite(layer.weight.sum())
+    layer(torch.tensor([3])).sum().backward()
+    hb.optim.Adam(layer.parameters(), replace_state=True).step()
+
+
 def test_copies() -> None:
     model = Model()
     optimizer = hb.optim.Adam(model.parameters(), lr=0.01)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -242,6 +243,23 @@ def test_look_ahead_gives_batches_while_rows_are_read(tmp_path: Path) -> None:
     assert count == model.count("user")
     for later in (batch, *loader):
         step(model, optimizer, later)
+
+
+@pytest.mark.process
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.parametrize("place", ["memory", "host"])
+def test_a_forked_child_is_not_kept_by_who_reads_in_its_parent(tmp_path: Path, place: str) -> None:
+    model, optimizer = trained(place, tmp_path)
+    stream = model.table("user").records()
+    count = len(next(stream).ids)
+    child = os.fork()
+    if not child:
+        torch.set_num_threads(1)  # OpenMP's threads do not live on in a fork
+        model.assign("user", torch.tensor([1]), torch.ones(1, 40))
+        os._exit(int(model.lookup("user", [1])[0, 0]))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+    assert count + sum(len(chunk.ids) for chunk in stream) == model.count("user")
+    step(model, optimizer, batch_of(1))
 
 
 @given(st.lists(st.tuples(st.integers(-40, 40), st.floats(-2, 2, width=16)), max_size=30))

@@ -44,6 +44,9 @@ class Adagrad(TableOptimizer):
             FOREACH,
         ),
         command="adagrad",
+        states="dim",
+        update="s += g²; w −= lr/(1+(t−1)·lr_decay) · g/(√s + eps)",
+        source="torch",
     )
 
     def __init__(
@@ -81,6 +84,9 @@ class RowwiseAdagrad(Adagrad):
         core="rowwise_adagrad",
         command="rowwise-adagrad",
         command_dense=torch.optim.Adagrad,
+        states="1",
+        update="s += mean(g²); w −= lr/(1+(t−1)·lr_decay) · g/(√s + eps)",
+        source="FBGEMM, EXACT_ROWWISE_ADAGRAD",
     )
 
     def __init__(self, params: Any, lr: float = 1e-2, *, eps: float = 1e-8, **options: Any) -> None:
@@ -108,6 +114,9 @@ class Adadelta(TableOptimizer):
         torch.optim.Adadelta,
         (LR, Number("rho", "[0, 1]", core=("alpha",)), EPS, *DECAY, MAXIMIZE, FOREACH),
         command="adadelta",
+        states="2 dim",
+        update="v = ρv + (1−ρ)g²; d = √(a+eps)/√(v+eps) · g; a = ρa + (1−ρ)d²; w −= lr·d",
+        source="torch",
     )
 
     def __init__(
@@ -164,6 +173,9 @@ class RMSprop(TableOptimizer):
             FOREACH,
         ),
         command="rmsprop",
+        states="dim (+ dim centered, + dim momentum)",
+        update="v = αv + (1−α)g²; d = g/(√v + eps); momentum: b = μb + d; w −= lr·b",
+        source="torch",
     )
 
     def __init__(

@@ -184,6 +184,7 @@ class TableOptimizer(Optimizer):
     def _attach_table(self, live: LiveTable, index: int, exact: bool) -> None:
         rule, options = live.rule, self._groups[index]
         if not self._keeps_states(live, options, exact):
+            live.place.changing("write")
             live.rule = None
             rule = live.rule = _core.TableRule.make(live.core, options.rule, options.initial, exact)
         self._rules[live.parameter] = rule

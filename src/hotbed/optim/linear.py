@@ -50,6 +50,9 @@ class SGD(TableOptimizer):
         ),
         _nesterov_fits,
         command="sgd",
+        states="none, or one buffer",
+        update="b = μb + (1−damp)g; w −= lr·b; Nesterov: w −= lr·(g + μb)",
+        source="torch",
     )
 
     def __init__(
@@ -107,6 +110,12 @@ class FTRL(TableOptimizer):
         ),
         command="ftrl",
         command_dense=torch.optim.Adagrad,
+        states="2 dim",
+        update=(
+            "n′ = n + g²; z += g − (n′⁻ᵖ − n⁻ᵖ)/lr · w; w = (clip(z, ±l1) − "
+            "z)/(n′⁻ᵖ/lr + 2·l2 + beta/lr), p = lr_power ≤ 0"
+        ),
+        source="McMahan et al., KDD 2013; Keras",
     )
 
     def __init__(

@@ -51,6 +51,12 @@ class Adam(TableOptimizer):
         _foreach_fits,
         lazy="plain_eps",
         command="adam",
+        states="2 dim (3 with amsgrad)",
+        update=(
+            "m = β₁m + (1−β₁)g; v = β₂v + (1−β₂)g²; exact: w −= lr/(1−β₁ᵗ) · "
+            "m/(√(v/(1−β₂ᵗ)) + eps); lazy: w −= lr·√(1−β₂ᵗ)/(1−β₁ᵗ) · m/(√v + eps)"
+        ),
+        source="torch's Adam; its SparseAdam, which places eps so",
     )
 
     def __init__(
@@ -88,6 +94,9 @@ class AdamW(Adam):
             for option in Adam._rule.options
         ),
         command="adamw",
+        states="as Adam",
+        update="w ·= 1 − lr·wd, then Adam",
+        source="torch",
     )
 
     def __init__(
@@ -133,6 +142,9 @@ class RowwiseAdam(Adam):
         core="rowwise_adam",
         command="rowwise-adam",
         command_dense=torch.optim.Adam,
+        states="dim + 1 (+ 1)",
+        update="Adam with v = β₂v + (1−β₂)mean(g²), one a row",
+        source="",
     )
 
 
@@ -157,6 +169,9 @@ class Adamax(TableOptimizer):
         torch.optim.Adamax,
         (LR, BETAS, EPS, Fixed("eps", of=float, untouched="exact"), *DECAY, MAXIMIZE, FOREACH),
         command="adamax",
+        states="2 dim",
+        update="m as Adam; u = max(β₂u, |g| + eps); w −= lr/(1−β₁ᵗ) · m/u",
+        source="torch",
     )
 
     def __init__(

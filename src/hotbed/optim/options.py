@@ -134,6 +134,9 @@ class Rule:
         command: what `hotbed train` calls it; "": not at all.
         command_dense: the class of torch.optim with which that steps the dense parameters, as it comes;
             None: with `dense`, told all numbers of the rule.
+        states: of a row, for docs/optimizers.md, as are
+        update: the formula, and
+        source: where it comes from.
     """
 
     core: str
@@ -143,6 +146,9 @@ class Rule:
     lazy: str = ""
     command: str = ""
     command_dense: type[Optimizer] | None = None
+    states: str = ""
+    update: str = ""
+    source: str = ""
     names: frozenset[str] = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:

@@ -63,6 +63,9 @@ def _touches_rows(func: Any) -> bool:
 class Handle(nn.Parameter):
     """The parameter of a table. Copies and pickles as the table does, rows and all."""
 
+    is_current = True
+    """Whether its data are the rows, as the last step has left them."""
+
     hotbed_table: Any
     waiting: WaitingGradient
 
@@ -100,6 +103,8 @@ class FollowingHandle(Handle):
 
     Threading: reading it may write rows, so unlike a lookup it wants the table alone.
     """
+
+    is_current = False
 
     @classmethod
     def __torch_function__(
@@ -157,6 +162,8 @@ class _Rowless:
 
 class OpenHandle(_Rowless, Handle):  # type: ignore[override]
     """The handle of a dynamic table: of its dim, with more rows than can be, and none in memory."""
+
+    is_current = False
 
     @property
     def of_table(self) -> Any:

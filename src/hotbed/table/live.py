@@ -22,7 +22,7 @@ from hotbed.errors import HotbedError, TableError
 from hotbed.table.checks import checked_ids, checked_rows
 from hotbed.table.copies import copied, pickled
 from hotbed.table.gradients import plain_access
-from hotbed.table.handles import FollowingHandle, Handle, OpenHandle
+from hotbed.table.handles import Handle
 from hotbed.table.holds import alone, reading
 from hotbed.table.place import Home, Place
 from hotbed.table.records import Records, gather_weights, records_of
@@ -93,18 +93,14 @@ class LiveTable:
         """The handle. It keeps the table, not the table it: a model that goes takes its tables along."""
         handle = None if self._parameter is None else self._parameter()
         if handle is None:
-            handle = self._handle_kind()(self._data, requires_grad=self._requires_grad)
+            kind = self.place.handle_kind(self.follows)
+            handle = kind(self._data, requires_grad=self._requires_grad)
             handle.hotbed_table = self
             if handle.dtype != self.compute_dtype:
                 handle.grad_dtype = self.compute_dtype
             handle.waiting = self.place.nothing_waiting()
             self._parameter = weakref.ref(handle)
         return handle
-
-    def _handle_kind(self) -> type[Handle]:
-        if not self.place.aliased:
-            return OpenHandle
-        return FollowingHandle if self.follows else Handle
 
     @property
     def rule(self) -> Any:
@@ -113,8 +109,8 @@ class LiveTable:
     @rule.setter
     def rule(self, rule: Any) -> None:
         self._rule = rule
-        self.follows = bool(self.core.catches_up)
-        self.parameter.__class__ = self._handle_kind()
+        self.follows = rule is not None and bool(rule.exact)
+        self.parameter.__class__ = self.place.handle_kind(self.follows)
         self.place.make_states(rule)
 
     @property
@@ -156,7 +152,7 @@ class LiveTable:
         """
         with plain_access():
             if self.parameter.data_ptr() == self.address:
-                if self.place.aliased and self.parameter._version != self._seen:
+                if self.parameter._version != self._seen:
                     self._seen = self.parameter._version
                     self.place.changing("handle")
                 return
@@ -238,7 +234,7 @@ class LiveTable:
         date."""
         with reading([self]):
             self.hear()
-            if self.place.aliased and not self.follows:
+            if self.parameter.is_current:
                 return self.place.weights()
             return gather_weights(self.place, self.ids())
 
@@ -363,7 +359,7 @@ class LiveTable:
         with plain_access():
             parameter.data = self._data
             self._seen = parameter._version
-        parameter.__class__ = self._handle_kind()
+        parameter.__class__ = place.handle_kind(self.follows)
 
     def refuse_copy_beyond_memory(self, purpose: str) -> None:
         """Raises TableError where a copy of all rows and ids does not fit in memory."""

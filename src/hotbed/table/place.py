@@ -14,6 +14,7 @@ from hotbed import _core
 from hotbed.errors import OptimizerError, TableError
 from hotbed.inputs.bags import Bags
 from hotbed.table.gradients import WaitingGradient
+from hotbed.table.handles import FollowingHandle, Handle, OpenHandle
 from hotbed.table.part import Part
 from hotbed.table.records import Records
 from hotbed.table.resolved import Resolved
@@ -121,6 +122,12 @@ class Place(abc.ABC):
     @property
     def aliased(self) -> bool:
         return False
+
+    def handle_kind(self, follows: bool) -> type[Handle]:
+        """`follows`: whether rows that no batch touches may be behind the steps taken."""
+        if not self.aliased:
+            return OpenHandle
+        return FollowingHandle if follows else Handle
 
     def handle_data(self) -> Tensor:
         """What the handle has as its data."""

@@ -31,11 +31,11 @@ def save_table(
     Raises:
         TableError: a copy would not fit in memory.
     """
-    if table.follows or not table.place.aliased:
+    if not table.parameter.is_current:
         table.refuse_copy_beyond_memory("a state_dict")
     if table.spec.rows is None:
         destination[f"{stem}.ids"], destination[stem] = table.all_rows()
-    elif table.place.aliased and keep_vars and not table.follows:
+    elif keep_vars and table.parameter.is_current:
         table.check_handle()
         destination[stem] = table.parameter
     else:
