@@ -208,9 +208,9 @@ def _host(steps: dict[str, Callable[[], object]]) -> float:
 
 
 def _lookup(weights: Sequence[Tensor], optimizer: str) -> tuple[Any, Callable[[int], list[Any]]]:
-    """A Lookup of the tables, and its steps by their number."""
+    """A TableKernels of the tables, and its steps by their number."""
     from hotbed import _core
-    from hotbed.ops.gpu.lookup import Lookup, Step
+    from hotbed.ops.gpu.table_kernels import Step, TableKernels
     from hotbed.ops.gpu.update import DevicePlanes
 
     options, hyper = _core.RuleOptions(), _core.Hyperparameters()
@@ -222,7 +222,9 @@ def _lookup(weights: Sequence[Tensor], optimizer: str) -> tuple[Any, Callable[[i
         DevicePlanes(weights=w, states=[torch.zeros_like(w) for _ in range(states)])
         for w in weights
     ]
-    return Lookup(tables), lambda n: [Step(options=options, hyper=hyper, step=n)] * len(tables)
+    return TableKernels(
+        tables
+    ), lambda n: [Step(options=options, hyper=hyper, step=n)] * len(tables)
 
 
 def _features(slots: Sequence[Tensor], **options: Any) -> list[Any]:

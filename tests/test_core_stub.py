@@ -33,4 +33,4 @@ def test_the_stub_lists_the_core() -> None:
     committed = Path(hotbed.__file__).with_name("_core.pyi").read_text()
     told = names_in(ast.parse(committed).body)
     assert told == names_in(ast.parse(generator.get()).body), "make stub writes it anew"
-    assert "Table.find(self, arg0, arg1, arg2)" in told and "lookup(table, ids, n)" in told
+    assert "Table.find(self, arg0, arg1, arg2)" in told and "read_rows(table, ids, n)" in told

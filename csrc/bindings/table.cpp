@@ -70,7 +70,7 @@ std::vector<Vectors> vectors_of(const std::vector<std::pair<Address, int64_t>>& 
 }
 
 // Rows of `ids` as they are, absent ones with their first values; nothing is stored.
-Tensor lookup(const std::shared_ptr<Table>& table, Address ids, int64_t n) {
+Tensor read_rows(const std::shared_ptr<Table>& table, Address ids, int64_t n) {
   const Table& t = *table;
   Tensor out =
       block_tensor({static_cast<size_t>(n), static_cast<size_t>(t.dim())}, element(t.dtype()));
@@ -282,7 +282,7 @@ void bind_table(nb::module_& module) {
     const State& state = t->states().at(i);
     return plane_tensor(state.plane, t->size(), t->dtype() == DType::f64 ? DType::f64 : DType::f32);
   });
-  module.def("lookup", &lookup, "table"_a, "ids"_a, "n"_a);
+  module.def("read_rows", &read_rows, "table"_a, "ids"_a, "n"_a);
   module.def(
       "write",
       [](const std::shared_ptr<Table>& table, Address ids, int64_t n, Address weights,

@@ -21,6 +21,11 @@ namespace {
 using StepTuple =
     std::tuple<TableRule*, Address, Address, int64_t, const Hyperparameters*, bool, bool>;
 
+using HistoryTuple = std::tuple<int64_t, std::array<double, 5>, double, double, Hyperparameters,
+                                std::vector<std::pair<int64_t, Hyperparameters>>>;
+
+std::array<double, 5> numbers(const Transition& t) { return {t.ww, t.wb, t.bw, t.bb, t.second}; }
+
 }  // namespace
 
 void bind_table_rule(nb::module_& module) {
@@ -53,11 +58,29 @@ void bind_table_rule(nb::module_& module) {
             rule.restart(steps, {base[0], base[1], base[2], base[3], base[4]}, last);
           },
           "steps"_a, "base"_a, "last"_a)
+      .def(
+          "history",
+          [](const TableRule& rule) -> HistoryTuple {
+            History::Kept kept = rule.history();
+            return {kept.forgotten,    numbers(kept.base), kept.largest_ratio,
+                    kept.largest_size, kept.last,          kept.runs};
+          },
+          "What rows may have missed (exact only): (steps forgotten, what they did, two "
+          "extremes, the last numbers, runs of steps with equal numbers).")
+      .def(
+          "restore",
+          [](TableRule& rule, const HistoryTuple& history) {
+            auto [forgotten, base, ratio, size, last, runs] = history;
+            rule.restore({forgotten,
+                          {base[0], base[1], base[2], base[3], base[4]},
+                          ratio,
+                          size,
+                          last,
+                          std::move(runs)});
+          },
+          "history"_a, "Starts over with what `history` gave.")
       .def_prop_ro("last", &TableRule::last)
-      .def_prop_ro("base", [](const TableRule& rule) {
-        Transition t = rule.base();
-        return std::array<double, 5>{t.ww, t.wb, t.bw, t.bb, t.second};
-      });
+      .def_prop_ro("base", [](const TableRule& rule) { return numbers(rule.base()); });
 
   nb::class_<Step>(module, "Step",
                    "One step over tables, given as (rule, slots, gradient rows, count, "

@@ -220,6 +220,7 @@ struct Ftrl {
 // Applies a column rule to one row.
 template <class C, bool coupled, class Rule>
 struct Columns {
+  static constexpr bool kOneRate = false;
   static constexpr int kStates = Rule::kStates;
   static constexpr int64_t width(int, int64_t dim) { return dim; }
   Decay<C, coupled> decay;
@@ -247,6 +248,10 @@ struct Columns {
   }
 };
 
+// Rules with one step size a row: `square` brings the row's state forward and returns what is under
+// the root, `rate` makes the step size of that, and the row is updated by it. In three passes over
+// some rows, as a row's sum, root and quotient are one long chain, and those of many rows are not.
+
 template <class C, bool coupled>
 static HOTBED_INLINE C mean_square(const Decay<C, coupled>& decay, const C* w, const C* g,
                                    int64_t dim) {
@@ -261,20 +266,24 @@ static HOTBED_INLINE C mean_square(const Decay<C, coupled>& decay, const C* w, c
 // FBGEMM's EXACT_ROWWISE_ADAGRAD: one sum a row, of the mean of squares over the columns.
 template <class C, bool coupled>
 struct RowwiseAdagrad {
+  static constexpr bool kOneRate = true;
   static constexpr int kStates = 1;
   static constexpr int64_t width(int, int64_t) { return 1; }
   Decay<C, coupled> decay;
   Adagrad<C> step;
   explicit RowwiseAdagrad(const RowUpdate& u) : decay(u), step(u) {}
-  HOTBED_INLINE void operator()(C* weights, C* const* states, const C* grads, int64_t dim) const {
+  HOTBED_INLINE C square(const C* weights, C* const* states, const C* grads, int64_t dim) const {
+    return states[0][0] += mean_square(decay, weights, grads, dim);
+  }
+  HOTBED_INLINE C rate(C square) const {
+    // A row of zero gradients and eps 0 would give 0 / 0 in every column.
+    C divisor = std::sqrt(square) + step.eps;
+    return divisor > 0 ? step.lr / divisor : C(0);
+  }
+  HOTBED_INLINE void operator()(C* weights, C* const*, const C* grads, int64_t dim, C rate) const {
     const Decay<C, coupled> shrink = decay;
     C* __restrict w = weights;
     const C* __restrict g = grads;
-    C sum = states[0][0] + mean_square(shrink, w, g, dim);
-    states[0][0] = sum;
-    // A row of zero gradients and eps 0 would give 0 / 0 in every column.
-    C divisor = std::sqrt(sum) + step.eps;
-    C rate = divisor > 0 ? step.lr / divisor : C(0);
 #pragma GCC ivdep
     for (int64_t j = 0; j < dim; ++j) {
       w[j] = shrink.weight(w[j]) - rate * shrink.gradient(w[j], g[j]);
@@ -285,22 +294,29 @@ struct RowwiseAdagrad {
 // Adam whose second moment is one value a row: of the mean of squares over the columns.
 template <class C, bool coupled, bool amsgrad>
 struct RowwiseAdam {
+  static constexpr bool kOneRate = true;
   static constexpr int kStates = amsgrad ? 3 : 2;
   static constexpr int64_t width(int state, int64_t dim) { return state == 0 ? dim : 1; }
   Decay<C, coupled> decay;
   AdamStep<C> step;
   explicit RowwiseAdam(const RowUpdate& u) : decay(u), step(u) {}
-  HOTBED_INLINE void operator()(C* weights, C* const* states, const C* grads, int64_t dim) const {
+  HOTBED_INLINE C square(const C* weights, C* const* states, const C* grads, int64_t dim) const {
+    C square = states[1][0] * step.beta2 + step.share2 * mean_square(decay, weights, grads, dim);
+    states[1][0] = square;
+    if constexpr (amsgrad) square = states[2][0] = states[2][0] > square ? states[2][0] : square;
+    return square;
+  }
+  HOTBED_INLINE C rate(C square) const {
+    C divisor = std::sqrt(square) * step.second_scale + step.eps;
+    return divisor > 0 ? step.step_size / divisor : C(0);
+  }
+  HOTBED_INLINE void operator()(C* weights, C* const* states, const C* grads, int64_t dim,
+                                C rate) const {
     const Decay<C, coupled> shrink = decay;
     const Blend<C> first = step.first;
     C* __restrict w = weights;
     C* __restrict mean = states[0];
     const C* __restrict g = grads;
-    C square = states[1][0] * step.beta2 + step.share2 * mean_square(shrink, w, g, dim);
-    states[1][0] = square;
-    if constexpr (amsgrad) square = states[2][0] = states[2][0] > square ? states[2][0] : square;
-    C divisor = std::sqrt(square) * step.second_scale + step.eps;
-    C rate = divisor > 0 ? step.step_size / divisor : C(0);
 #pragma GCC ivdep
     for (int64_t j = 0; j < dim; ++j) {
       C m = first(mean[j], shrink.gradient(w[j], g[j]));
@@ -333,13 +349,38 @@ static void update_full(const RowUpdate& u, int64_t begin, int64_t end) {
     if (u.last_step) __builtin_prefetch(u.last_step + slots[i], 1, 3);
   };
   const int64_t early = rows_ahead(dim * static_cast<int64_t>(sizeof(C)));
+  // Calls pass(row's number, weights, states, gradient).
+  auto each = [&](int64_t first, int64_t last, auto pass) __attribute__((always_inline)) {
+    for (int64_t i = first; i < last; ++i) {
+      C* at[kMaxStates] = {};
+      for (int k = 0; k < Row::kStates; ++k) at[k] = states[k] + slots[i] * width[k];
+      pass(i, weights + slots[i] * dim, at, grads + i * dim);
+    }
+  };
   for (int64_t i = begin; i < begin + early && i < end; ++i) ahead(i);
-  for (int64_t i = begin; i < end; ++i) {
-    if (i + early < end) ahead(i + early);
-    C* at[kMaxStates] = {};
-    for (int k = 0; k < Row::kStates; ++k) at[k] = states[k] + slots[i] * width[k];
-    row(weights + slots[i] * dim, at, grads + i * dim, dim);
-    if (u.last_step) u.last_step[slots[i]] = u.step;
+  if constexpr (Row::kOneRate) {
+    constexpr int64_t kRows = 16;
+    const int64_t at_once = dim <= 256 ? kRows : 1;  // rows that stay in the first cache
+    for (int64_t i = begin; i < end; i += at_once) {
+      int64_t last = i + at_once < end ? i + at_once : end;
+      C rates[kRows] = {};
+      each(i, last, [&](int64_t r, C* w, C* const* at, const C* g) __attribute__((always_inline)) {
+        if (r + early < end) ahead(r + early);
+        rates[r - i] = row.square(w, at, g, dim);
+      });
+      for (C& rate : rates) rate = row.rate(rate);
+      each(i, last, [&](int64_t r, C* w, C* const* at, const C* g) __attribute__((always_inline)) {
+        row(w, at, g, dim, rates[r - i]);
+      });
+    }
+  } else {
+    each(begin, end, [&](int64_t i, C* w, C* const* at, const C* g) __attribute__((always_inline)) {
+      if (i + early < end) ahead(i + early);
+      row(w, at, g, dim);
+    });
+  }
+  if (u.last_step) {
+    for (int64_t i = begin; i < end; ++i) u.last_step[slots[i]] = u.step;
   }
 }
 
@@ -376,7 +417,12 @@ static void update_half(const RowUpdate& u, int64_t begin, int64_t end, float* s
     for (int64_t j = 0; j < dim; ++j) scratch[j] = decode(at[j]);
     float* states[kMaxStates] = {};
     for (int k = 0; k < Row::kStates; ++k) states[k] = state(k, i);
-    row(scratch, states, grads + i * dim, dim);
+    if constexpr (Row::kOneRate) {
+      row(scratch, states, grads + i * dim, dim,
+          row.rate(row.square(scratch, states, grads + i * dim, dim)));
+    } else {
+      row(scratch, states, grads + i * dim, dim);
+    }
     int64_t id = u.ids ? u.ids[slot] : slot;
     uint64_t purpose = static_cast<uint64_t>(u.step) + 1;
     round_row(scratch, row_stream(u.table_key, u.origin, id, purpose), at, dim);

@@ -127,6 +127,24 @@ void History::restart(int64_t steps, const Transition& base, const Hyperparamete
   largest_ratio_ = largest_size_ = 0;
 }
 
+History::Kept History::kept() const {
+  Kept kept{steps_, base_, largest_ratio_, largest_size_, last_, {}};
+  for (const Run& run : runs_) {
+    kept.forgotten -= run.count;
+    kept.runs.emplace_back(run.count, run.hyper);
+  }
+  return kept;
+}
+
+void History::restore(const Kept& kept) {
+  restart(kept.forgotten, kept.base, kept.last);
+  for (const auto& [count, hyper] : kept.runs) {
+    for (int64_t step = 0; step < count; ++step) record(hyper);
+  }
+  largest_ratio_ = kept.largest_ratio;
+  largest_size_ = kept.largest_size;
+}
+
 void History::record(const Hyperparameters& hyper) {
   ++steps_;
   last_ = hyper;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "rules/rules.hpp"
@@ -45,6 +46,17 @@ class History {
 
   // Step steps() + 1 took place with these numbers.
   void record(const Hyperparameters& hyper);
+
+  // All that it knows, to be kept elsewhere: the runs follow the `forgotten` steps.
+  struct Kept {
+    int64_t forgotten = 0;
+    Transition base;
+    double largest_ratio = 0, largest_size = 0;
+    Hyperparameters last;
+    std::vector<std::pair<int64_t, Hyperparameters>> runs;  // steps, and the numbers of each
+  };
+  Kept kept() const;
+  void restore(const Kept& kept);
 
   // No row needs the steps up to and including `step` any more, except rows that were never
   // touched.

@@ -185,6 +185,19 @@ void TableRule::restart(int64_t steps, const Transition& base, const Hyperparame
   if (!table_->tiered()) std::fill_n(table_->last_step(), table_->size(), steps);
 }
 
+History::Kept TableRule::history() const {
+  return follower_ ? follower_->history.kept() : History::Kept{};
+}
+
+void TableRule::restore(const History::Kept& history) {
+  if (!follower_) throw std::logic_error("only a rule that is exact has a history");
+  restart(history.forgotten, history.base, history.last);
+  follower_->history.restore(history);
+  steps_ = follower_->history.steps();
+  // Rows that are not written are first values, and behind by all of it.
+  if (!table_->tiered()) std::fill_n(table_->last_step(), table_->size(), int64_t{0});
+}
+
 Transition TableRule::base() const {
   return follower_ ? follower_->history.since(0) : Transition{};
 }

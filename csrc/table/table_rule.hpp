@@ -54,6 +54,12 @@ class TableRule {
   Hyperparameters last() const;
   int64_t history_runs() const;
 
+  // What `restart` does not keep: what rows that are behind have missed (exact only).
+  History::Kept history() const;
+  // Starts over after its steps, of a table whose rows are first values; others are written with
+  // their own steps afterwards.
+  void restore(const History::Kept& history);
+
   // Throws TierError, with nothing changed, where the budgets of these tables have no room for the
   // states of such a rule in place of those that they have.
   static void check_memory(const std::vector<std::shared_ptr<Table>>& tables,

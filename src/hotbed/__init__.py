@@ -2,8 +2,9 @@
 
 import torch  # noqa: F401  (first: the core shares the OpenMP runtime that torch brings)
 
-from hotbed import data, init, models, nn, optim, train
+from hotbed import checkpoint, data, init, models, nn, optim, train
 from hotbed.ahead.lookahead import lookahead
+from hotbed.checkpoint import load, save
 from hotbed.collection import EmbeddingCollection, Rows
 from hotbed.embedding import Embedding
 from hotbed.embedding_bag import EmbeddingBag
@@ -41,13 +42,16 @@ __all__ = [
     "StorageError",
     "Table",
     "TableError",
+    "checkpoint",
     "data",
     "graphed",
     "init",
+    "load",
     "lookahead",
     "models",
     "nn",
     "optim",
+    "save",
     "split_parameters",
     "train",
 ]

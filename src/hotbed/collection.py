@@ -367,7 +367,7 @@ class EmbeddingCollection(TableOwner):
     def erase(self, name: str, ids: Any) -> int:
         """Forgets the rows of (n,) ids (a tensor, an array, a list) of a dynamic table, optimizer states
         included; ids without a row are passed over. An id that comes again is a new row. Between steps:
-        after ``step()`` or ``zero_grad()``, before the next forward.
+        after ``step()`` and ``zero_grad()``, before the next forward.
 
         Returns:
             How many rows went.

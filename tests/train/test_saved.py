@@ -8,11 +8,11 @@ from safetensors.torch import load_file, save
 from saved_models import data_files, replace_file, seal, trained, with_bias
 
 import hotbed as hb
+from hotbed.checkpoint.files import CheckpointError
 from hotbed.data import synthetic_clicks
 from hotbed.models import DLRM, WideDeep
 from hotbed.train import saved
 from hotbed.train.saved import load_model, save_model, stored_rows
-from hotbed.train.saved_files import SavedModelError
 
 
 @pytest.mark.parametrize("kind", [DLRM, WideDeep])
@@ -45,14 +45,14 @@ def test_described_tables_round_trip(tmp_path):
 
 
 def test_other_models_are_refused(tmp_path):
-    with pytest.raises(SavedModelError, match="Linear is not one of hotbed.models"):
+    with pytest.raises(CheckpointError, match="Linear is not one of hotbed.models"):
         save_model(torch.nn.Linear(1, 1), str(tmp_path / "m"))
 
     class Own:
         def resolve(self, rows, dim):
             return hb.init.Zeros().resolve(rows, dim)
 
-    with pytest.raises(SavedModelError, match="cannot be saved. Use .*initializers"):
+    with pytest.raises(CheckpointError, match="cannot be saved. Use .*initializers"):
         save_model(DLRM([hb.Table("a", 16, init=Own())]), str(tmp_path / "m"))
     assert os.listdir(tmp_path) == []
 
@@ -154,12 +154,12 @@ def test_a_model_that_somebody_else_wrote_is_checked(tmp_path, what):
     path = tmp_path / "m"
     save_model(with_bias(1), str(path))
     damage(path)
-    with pytest.raises(SavedModelError, match=f"(?s)m/.*{message}"):
+    with pytest.raises(CheckpointError, match=f"(?s)m/.*{message}"):
         load_model(str(path))
 
 
 def test_no_folder(tmp_path):
-    with pytest.raises(SavedModelError, match="There is no folder '.*nowhere'"):
+    with pytest.raises(CheckpointError, match="There is no folder '.*nowhere'"):
         load_model(str(tmp_path / "nowhere"))
 
 

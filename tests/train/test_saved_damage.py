@@ -15,9 +15,9 @@ import torch
 from effort import examples
 from saved_models import bias_of, data_files, replace_file, seal, with_bias
 
-from hotbed.train import saved_files
+from hotbed.checkpoint import files as saved_files
+from hotbed.checkpoint.files import CheckpointError
 from hotbed.train.saved import load_model, save_model
-from hotbed.train.saved_files import SavedModelError
 
 
 @pytest.mark.parametrize("file", ["model.json", "dense", "tables"])
@@ -33,7 +33,7 @@ def test_every_flipped_bit_is_found(tmp_path: Path, file: str) -> None:
         damaged = bytearray(whole)
         damaged[bit // 8] ^= 1 << bit % 8
         path.write_bytes(damaged)
-        with pytest.raises(SavedModelError, match=str(path)):
+        with pytest.raises(CheckpointError, match=str(path)):
             load_model(str(tmp_path))
     path.write_bytes(whole)
     assert bias_of(tmp_path) == 1
@@ -174,7 +174,7 @@ def test_a_hostile_folder_is_an_error_that_names_the_file(tmp_path: Path, what: 
     save_model(with_bias(1), str(path))
     damage, message = HOSTILE[what]
     damage(path)
-    with pytest.raises(SavedModelError, match=message):
+    with pytest.raises(CheckpointError, match=message):
         load_model(str(path))
 
 
@@ -185,5 +185,5 @@ def test_a_disk_that_cannot_be_read_is_told(tmp_path: Path, monkeypatch: Any) ->
         raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(saved_files, "_checked_bytes", fails)
-    with pytest.raises(SavedModelError, match="m' cannot be read: Input/output error."):
+    with pytest.raises(CheckpointError, match="m' cannot be read: Input/output error."):
         load_model(str(tmp_path / "m"))

@@ -17,9 +17,9 @@ from safetensors.torch import load_file
 from saved_models import crc32c
 
 from hotbed import _core
-from hotbed.train import saved_files
-from hotbed.train.saved_files import (
-    SavedModelError,
+from hotbed.checkpoint import files as saved_files
+from hotbed.checkpoint.files import (
+    CheckpointError,
     read_json_sealed,
     read_tensors,
     write_json_sealed,
@@ -147,7 +147,7 @@ def test_a_hostile_file_is_an_error_that_names_it(tmp_path: Path, what: str) -> 
     path = tmp_path / "x"
     path.write_bytes(HOSTILE[what])
     expected = {"bytes": len(HOSTILE[what]), "crc32c": [f"{crc32c(HOSTILE[what]):08x}"]}
-    with pytest.raises(SavedModelError, match=f"{path} is no safetensors file"):
+    with pytest.raises(CheckpointError, match=f"{path} is no safetensors file"):
         read_tensors(str(path), expected)
 
 
@@ -156,12 +156,12 @@ def test_a_hostile_file_is_an_error_that_names_it(tmp_path: Path, what: str) -> 
     [None, {}, {"bytes": 8}, {"bytes": "8", "crc32c": []}, {"bytes": 8, "crc32c": {}}],
 )
 def test_what_to_expect_must_be_known(tmp_path: Path, expected: Any) -> None:
-    with pytest.raises(SavedModelError, match="no size and checksums in the manifest"):
+    with pytest.raises(CheckpointError, match="no size and checksums in the manifest"):
         read_tensors(str(tmp_path / "x"), expected)
 
 
 def test_the_number_of_checksums_must_be_right(tmp_path: Path) -> None:
     written = write_tensors(str(tmp_path / "x"), TENSORS)
     for sums in ([], written["crc32c"] * 2, [None], [int(written["crc32c"][0], 16)]):
-        with pytest.raises(SavedModelError, match="x (has . checksums|is damaged)"):
+        with pytest.raises(CheckpointError, match="x (has . checksums|is damaged)"):
             read_tensors(str(tmp_path / "x"), {**written, "crc32c": sums})

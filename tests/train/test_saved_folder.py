@@ -16,10 +16,11 @@ import torch
 from safetensors.torch import save
 from saved_models import bias_of, seal, with_bias
 
-from hotbed.train import saved, saved_files
+from hotbed.checkpoint import files as saved_files
+from hotbed.checkpoint.files import CheckpointError
+from hotbed.train import saved
 from hotbed.train.report import OutputError
 from hotbed.train.saved import load_model, save_model
-from hotbed.train.saved_files import SavedModelError
 from hotbed.train.saved_folder import check_writable_folder, is_own_file
 
 
@@ -116,7 +117,7 @@ def test_a_model_of_the_first_format_is_told_and_replaced(tmp_path: Path) -> Non
     path = tmp_path / "m"
     make_model_of_format_1(path)
     (path / "notes").write_text("mine")
-    with pytest.raises(SavedModelError, match=r"m/model.json is of format 1; .* reads 3. Train"):
+    with pytest.raises(CheckpointError, match=r"m/model.json is of format 1; .* reads 3. Train"):
         load_model(str(path))
     check_writable_folder(str(path))
     save_model(with_bias(2), str(path))

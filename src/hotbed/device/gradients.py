@@ -21,9 +21,9 @@ from hotbed.device.notices import Notice
 from hotbed.device.place import there
 from hotbed.errors import OptimizerError
 from hotbed.ops.gpu.ids import Array, check_arrays
-from hotbed.ops.gpu.lookup import Lookup
 from hotbed.ops.gpu.pool import FeatureSlots
 from hotbed.ops.gpu.reduce import reduce
+from hotbed.ops.gpu.table_kernels import TableKernels
 from hotbed.ops.gpu.terms import Terms
 from hotbed.table.gradients import TableGradient, WaitingGradient, by_rows, stored_gradient
 from hotbed.table.live import LiveTable
@@ -165,8 +165,8 @@ def gather(tables: Sequence[LiveTable]) -> tuple[Terms, list[Tensor]]:
         )
         features.append(feature)
         grads.append(torch.cat([rows for _, rows in parts]))
-    lookup = Lookup([there(live).planes() for live in tables])
-    return lookup.terms(lookup.transpose(features), features, grads), flags
+    kernels = TableKernels([there(live).planes() for live in tables])
+    return kernels.terms(kernels.transpose(features), features, grads), flags
 
 
 def _rows_of_terms(terms: Terms, table: int) -> tuple[Tensor, Tensor]:

@@ -21,9 +21,9 @@ from hotbed.device.notices import Notice
 from hotbed.device.place import there
 from hotbed.errors import HotbedError, NotFiniteError, OptimizerError
 from hotbed.ops.gpu.finite import check_finite
-from hotbed.ops.gpu.lookup import Lookup, Step
 from hotbed.ops.gpu.recording import now_or_after, recording
 from hotbed.ops.gpu.rows import KINDS
+from hotbed.ops.gpu.table_kernels import Step, TableKernels
 from hotbed.ops.gpu.terms import Terms
 from hotbed.ops.gpu.update import Launched, RowsToUpdate, renumber, update
 from hotbed.table.live import LiveTable
@@ -127,8 +127,8 @@ class DeviceStep:
         own = [next(iter(flags.values()))] * len(tables)  # of tables without a step none is read
         for t, entry in members:
             steps[t], own[t] = entry.step, flags[id(entry)]
-        lookup = Lookup([there(table).planes() for table in tables])
-        part = _Part(terms, lookup.shares(terms, steps, own), dict(members))
+        kernels = TableKernels([there(table).planes() for table in tables])
+        part = _Part(terms, kernels.shares(terms, steps, own), dict(members))
         self._parts.append(part)
 
     def _check_dense(self, flags: Tensor) -> None:

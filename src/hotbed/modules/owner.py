@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -20,7 +21,30 @@ from hotbed.table.holds import alone, reading
 from hotbed.table.live import LiveTable, live_table
 from hotbed.table.state_dict import ENDINGS, load_table, save_table, signed_key
 
-__all__ = ["TableOwner"]
+__all__ = ["TableOwner", "tables_left_out", "tables_of"]
+
+_left_out = contextvars.ContextVar("tables left out of state_dicts", default=False)
+
+
+@contextlib.contextmanager
+def tables_left_out() -> Iterator[None]:
+    """Inside, state_dicts of modules are without tables, as rows travel by themselves."""
+    before = _left_out.set(True)
+    try:
+        yield
+    finally:
+        _left_out.reset(before)
+
+
+def tables_of(model: nn.Module) -> dict[str, LiveTable]:
+    """All tables of a model by their names in its state_dict; one that several modules share by the
+    first."""
+    found: dict[LiveTable, str] = {}
+    for prefix, module in model.named_modules():
+        if isinstance(module, TableOwner):
+            for name, table in module._owned.items():
+                found.setdefault(table, f"{prefix}.{name}" if prefix else name)
+    return {stem: table for table, stem in found.items()}
 
 
 class TableOwner(nn.Module):
@@ -93,6 +117,8 @@ class TableOwner(nn.Module):
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         nn.Module._save_to_state_dict(self._without_handles(), destination, prefix, keep_vars)
+        if _left_out.get():
+            return
         with reading(self._owned.values()):
             self._save_tables(destination, prefix, keep_vars)
 
@@ -126,6 +152,8 @@ class TableOwner(nn.Module):
                 unexpected_keys,
                 error_msgs,
             )
+        if _left_out.get():
+            return
         for table in self._owned.values():
             table.settle()
         with alone(self._owned.values()):

@@ -17,7 +17,7 @@ class OfCore(Place):
     """Rows are the core's, wherever it keeps them."""
 
     def read(self, ids: Tensor) -> Tensor:
-        return _core.lookup(self.core, ids.data_ptr(), len(ids))
+        return _core.read_rows(self.core, ids.data_ptr(), len(ids))
 
     def records(self, *, states: bool = True, current: bool = True) -> Iterator[Records]:
         return (rows for _, rows in self.records_of([self], states=states, current=current))

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from hotbed import _core
-from hotbed.device.lookup import DeviceResolved, arrived
+from hotbed.device.resolved import DeviceResolved, arrived
 from hotbed.device.spaces import Side, SpaceOnDevice, SpacesOnDevice
 from hotbed.device.tiered import TieredBatch
 from hotbed.errors import TableError

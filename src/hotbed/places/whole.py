@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hotbed import _core
-from hotbed.device.lookup import DeviceResolved, resolve_whole
+from hotbed.device.resolved import DeviceResolved, resolve_whole
 from hotbed.errors import OutOfMemory, TableError
 from hotbed.init import Kind
 from hotbed.ops.gpu.rows import NO_SLOT
@@ -175,7 +175,7 @@ class WholeOnDevice(OnDevice):
             end = min(begin + _ROWS_AT_ONCE, len(self.plane))
             ids = torch.arange(begin, end, device="cpu")
             # The core has no rows any more, so what it tells are first values.
-            self.plane[begin:end] = _core.lookup(self.core, ids.data_ptr(), len(ids))
+            self.plane[begin:end] = _core.read_rows(self.core, ids.data_ptr(), len(ids))
 
     def memory(self) -> dict[str, int]:
         states = sum(state.nbytes for state in self.states)

@@ -265,6 +265,11 @@ def leave(left: Left, live: Sequence[Any], nodes: Mapping[int, Any]) -> list[Ten
     return grads
 
 
+def _steps_of(handle: Any) -> int:
+    rule = handle.hotbed_table.rule
+    return 0 if rule is None else int(rule.steps)
+
+
 class WaitingGradient:
     """What waits for the step of one table. Its handle keeps it.
 
@@ -278,6 +283,8 @@ class WaitingGradient:
         """Of what was looked at: where it comes from, which keeps its rows in their slots."""
         self._summed: tuple[Tensor, int] | None = None
         """What was made of shares, as long as it is the handle's, and how many rows it had."""
+        self._arrived = -1
+        """How many steps the table had taken when the last one came."""
         # A handler of a signal may look in the middle of it.
         self._lock = threading.RLock()
 
@@ -298,10 +305,12 @@ class WaitingGradient:
         if handle._backward_hooks or handle._post_accumulate_grad_hooks:
             self.look(handle)  # torch adds behind all that was there before
             with self._lock:
+                self._arrived = _steps_of(handle)
                 self._forget_spent_origins(handle)
                 self.origins.append(share.origin)
             return share.coo(handle)  # type: ignore[no-any-return]
         with self._lock:
+            self._arrived = _steps_of(handle)
             self.shares.append(share)
             self._forget_spent_origins(handle)
         return None
@@ -322,6 +331,7 @@ class WaitingGradient:
             return self.drop(handle)
         with self._lock:
             set_gradient(handle, grad)  # which may refuse it
+            self._arrived = _steps_of(handle)
             self.shares, self._summed = [], None
 
     def drop(self, handle: Tensor) -> None:
@@ -339,6 +349,10 @@ class WaitingGradient:
 
     def waits(self, handle: Tensor) -> bool:
         return bool(self.shares) or stored_gradient(handle) is not None
+
+    def is_stepped(self, handle: Tensor) -> bool:
+        """Whether a step was taken since the last one came. It waits on until zero_grad(), as in torch."""
+        return self._arrived < _steps_of(handle)
 
     def look(self, handle: Tensor, *, each_once: bool = False) -> Tensor | None:
         """The gradient as one tensor; None where there is none. It takes the place of what it was made

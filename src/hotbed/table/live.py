@@ -190,6 +190,11 @@ class LiveTable:
         parameter = self.parameter
         return parameter.waiting.waits(parameter)
 
+    @property
+    def owes_step(self) -> bool:
+        """Whether that gradient is one that no step has taken."""
+        return self.has_gradient and not self.parameter.waiting.is_stepped(self.parameter)
+
     def drop_gradient(self) -> None:
         """Forgets it, without summing it."""
         parameter = self.parameter
@@ -303,7 +308,7 @@ class LiveTable:
             if self.has_gradient:
                 raise TableError(
                     f"Table {self.name!r}: rows cannot be erased while a gradient waits for them. Call "
-                    "step() or zero_grad() first."
+                    "zero_grad() first, after step()."
                 )
             self.generation += 1
             self.place.changing("erase", ids=ids)

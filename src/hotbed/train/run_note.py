@@ -12,8 +12,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from hotbed.checkpoint.files import CheckpointError, read_json_sealed, write_json_sealed
 from hotbed.tiers.folder import is_own, logs_in
-from hotbed.train.saved_files import SavedModelError, read_json_sealed, write_json_sealed
 
 __all__ = [
     "forget_note",
@@ -77,7 +77,7 @@ def _of_these_logs(folder: str) -> dict[str, Any] | None:
 def _noted(folder: str) -> dict[str, Any] | None:
     try:
         note, sealed = read_json_sealed(os.path.join(folder, _NAME))
-    except (SavedModelError, OSError):
+    except (CheckpointError, OSError):
         return None
     return note if sealed and isinstance(note, dict) else None
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from hotbed import _core, init
+from hotbed.checkpoint.files import CheckpointError
 from hotbed.collection import EmbeddingCollection
 from hotbed.errors import OutOfMemory, StorageError
 from hotbed.models import MODELS
@@ -24,7 +25,6 @@ from hotbed.table.holds import reading
 from hotbed.table.live import LiveTable
 from hotbed.table.records import records_of
 from hotbed.tables import Table
-from hotbed.train.saved_files import SavedModelError
 from hotbed.train.saved_folder import SavedFolder, opened, write_folder
 
 _BYTES_OF_A_FILE = 24 << 20
@@ -42,7 +42,7 @@ def save_model(model: nn.Module, path: str) -> None:
     not the model's stay.
 
     Raises:
-        SavedModelError: the model is none of `hotbed.models`.
+        CheckpointError: the model is none of `hotbed.models`.
         OutputError: it cannot be written; what was there is there.
     """
     tables = _tables_of(model)
@@ -87,7 +87,7 @@ def load_model(path: str, storage: Storage | None = None) -> nn.Module:
         storage: for the tiers that its rows are to lie in. Default: in memory.
 
     Raises:
-        SavedModelError: the folder is not there, is incomplete, damaged or of another version; the
+        CheckpointError: the folder is not there, is incomplete, damaged or of another version; the
             message names the file.
         StorageError: the tiers cannot hold the rows.
     """
@@ -103,10 +103,10 @@ def load_model(path: str, storage: Storage | None = None) -> nn.Module:
             for file, tensors in saved.tables:
                 at_fault = file
                 _take_rows(tables, tensors)
-        except (SavedModelError, OutOfMemory, StorageError):
+        except (CheckpointError, OutOfMemory, StorageError):
             raise
         except Exception as error:  # whatever a manifest can make a model raise
-            raise SavedModelError(f"{at_fault} cannot be loaded: {_sentence(error)}.") from error
+            raise CheckpointError(f"{at_fault} cannot be loaded: {_sentence(error)}.") from error
     model.eval()
     return model
 
@@ -138,29 +138,29 @@ def _described_by(saved: SavedFolder) -> tuple[Any, dict[str, Any]]:
         case {"model": str(name), "arguments": dict(arguments)}:
             pass
         case _:
-            raise SavedModelError(f"{path} is not what `hotbed train --save` writes.")
+            raise CheckpointError(f"{path} is not what `hotbed train --save` writes.")
     if name not in MODELS:
-        raise SavedModelError(f"{path}: the model {name!r} is unknown.")
+        raise CheckpointError(f"{path}: the model {name!r} is unknown.")
     known = set(inspect.signature(MODELS[name]).parameters) - _OF_A_RUN
     for argument in set(arguments) - known:
-        raise SavedModelError(f"{path}: the argument {argument!r} is unknown.")
+        raise CheckpointError(f"{path}: the argument {argument!r} is unknown.")
     return MODELS[name], _decoded(arguments)
 
 
 def _check_sizes(
     kind: Any, arguments: Mapping[str, Any], saved: SavedFolder, storage: Storage | None
 ) -> None:
-    """Raises SavedModelError where dense layers are not the size of their file, or tables are to lie in
+    """Raises CheckpointError where dense layers are not the size of their file, or tables are to lie in
     memory that is not there."""
     path = saved.manifest_path
     tables = arguments.get("tables")
     if not isinstance(tables, list) or not all(isinstance(table, Table) for table in tables):
-        raise SavedModelError(f"{path}: the argument 'tables' is no list of tables.")
+        raise CheckpointError(f"{path}: the argument 'tables' is no list of tables.")
     if not isinstance(saved.manifest.get("tables"), dict):
-        raise SavedModelError(f"{path} is not what `hotbed train --save` writes.")
+        raise CheckpointError(f"{path} is not what `hotbed train --save` writes.")
     static = sum((t.rows or 0) * t.dim * t.dtype.itemsize for t in tables)
     if storage is None and static > (free := _core.available_memory()):
-        raise SavedModelError(
+        raise CheckpointError(
             f"{path}: its tables have {static:,} bytes, and {free:,} are free. Say how much memory they "
             "may take, and where the rest goes: hotbed predict --host SIZE --ssd DIR."
         )
@@ -171,7 +171,7 @@ def _check_sizes(
     found = _shapes(saved.dense)
     for name in sorted({*wanted, *found}):
         if wanted.get(name) != found.get(name):
-            raise SavedModelError(
+            raise CheckpointError(
                 f"{saved.dense_path}: the tensor {name!r} is {found.get(name, 'missing')}, and "
                 f"in the model of {path} {wanted.get(name, 'there is none')}."
             )
@@ -198,7 +198,7 @@ def _name_of(model: nn.Module) -> str:
     for name, kind in MODELS.items():
         if type(model) is kind:
             return name
-    raise SavedModelError(
+    raise CheckpointError(
         f"{type(model).__name__} is not one of hotbed.models ({', '.join(MODELS)}); "
         "save its state_dict instead."
     )
@@ -243,7 +243,7 @@ def _encoded(value: Any) -> Any:
         return {"kind": type(value).__name__, **fields}
     if value is None or isinstance(value, str | int | float | bool):
         return value
-    raise SavedModelError(
+    raise CheckpointError(
         f"{value!r} cannot be saved. Use plain numbers and the initializers of hotbed.init."
     )
 

@@ -23,17 +23,17 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from hotbed.errors import HotbedError
-from hotbed.files import new_beside
-from hotbed.train.report import OutputError
-from hotbed.train.saved_files import (
-    SavedModelError,
+from hotbed.checkpoint.files import (
+    CheckpointError,
     read_json_sealed,
     read_tensors,
     sync_folder,
     write_json_sealed,
     write_tensors,
 )
+from hotbed.errors import HotbedError
+from hotbed.files import new_beside
+from hotbed.train.report import OutputError
 
 __all__ = [
     "SavedFolder",
@@ -218,7 +218,7 @@ def _files_of(path: str) -> list[str]:
 def _read(path: str, file: str) -> tuple[Any, bool]:
     try:
         return read_json_sealed(file)
-    except SavedModelError as error:
+    except CheckpointError as error:
         raise OutputError(f"Cannot save to {path!r}: {error}") from None
 
 
@@ -280,11 +280,11 @@ def opened(path: str) -> Iterator[SavedFolder]:
     bytes than it has.
 
     Raises:
-        SavedModelError: the folder is not there, is incomplete, damaged or of another version; the
+        CheckpointError: the folder is not there, is incomplete, damaged or of another version; the
             message names the file.
     """
     if not os.path.isdir(path):
-        raise SavedModelError(f"There is no folder {path!r}. `hotbed train --save DIR` makes one.")
+        raise CheckpointError(f"There is no folder {path!r}. `hotbed train --save DIR` makes one.")
     try:
         with _held(path, fcntl.LOCK_SH):
             manifest_path = os.path.join(path, _MANIFEST)
@@ -298,30 +298,30 @@ def opened(path: str) -> Iterator[SavedFolder]:
     except OSError as error:
         if isinstance(error, HotbedError):
             raise
-        raise SavedModelError(f"{path!r} cannot be read: {error.strerror}.") from None
+        raise CheckpointError(f"{path!r} cannot be read: {error.strerror}.") from None
 
 
 def _manifest_in(path: str) -> dict[str, Any]:
     manifest, sealed = read_json_sealed(path)
     version = manifest.get("format") if isinstance(manifest, dict) else None
     if type(version) is int and version != _FORMAT and (sealed or version == 1):
-        raise SavedModelError(
+        raise CheckpointError(
             f"{path} is of format {version}; this version of Hotbed reads {_FORMAT}. Train the model "
             "and save it again."
         )
     if not sealed:
-        raise SavedModelError(f"{path} is damaged, or was changed. Copy or save it again.")
+        raise CheckpointError(f"{path} is damaged, or was changed. Copy or save it again.")
     match manifest:
         case {"format": 3, "files": {"dense": {"name": dense}, "tables": list(tables)}}:
             pass
         case _:
-            raise SavedModelError(f"{path} is not what `hotbed train --save` writes.")
+            raise CheckpointError(f"{path} is not what `hotbed train --save` writes.")
     names = [dense, *(file.get("name") if isinstance(file, dict) else file for file in tables)]
     number = 2 if dense == _dense_file(2) else 1
     wanted = [_dense_file(number), *(_tables_file(number, at) for at in range(1, len(names)))]
     for name, other in zip(names, wanted, strict=True):
         if name != other:
-            raise SavedModelError(
+            raise CheckpointError(
                 f"{path} names the file {name!r}, which is none of a saved model."
             )
     return dict(manifest)

@@ -8,8 +8,8 @@ from optim.rule_oracles import CASE_IDS, CASES, Case
 
 from hotbed import _core
 from hotbed.errors import InputError
-from hotbed.ops.gpu.lookup import Lookup, Step
 from hotbed.ops.gpu.pool import FeatureSlots
+from hotbed.ops.gpu.table_kernels import Step, TableKernels
 from hotbed.ops.gpu.transpose import on_device
 from hotbed.ops.gpu.update import DevicePlanes
 
@@ -49,21 +49,21 @@ NAMES = [
 def test_steps_follow_a_dense_twin(names):
     cases = [CASES[CASE_IDS.index(name)] for name in names]
     first = batches.planes(SPECS)
-    fused = Lookup([planes_of(c, w) for c, w in zip(cases, first, strict=True)])
-    apart = Lookup([planes_of(c, w) for c, w in zip(cases, first, strict=True)])
+    fused = TableKernels([planes_of(c, w) for c, w in zip(cases, first, strict=True)])
+    apart = TableKernels([planes_of(c, w) for c, w in zip(cases, first, strict=True)])
     twins = [torch.nn.Parameter(w.double().cpu()) for w in first]
     optimizers = [c.oracle([p], c.hyper["lr"]) for c, p in zip(cases, twins, strict=True)]
     for step in (1, 2):
         features = features_of(first, seed=10 * step)
         grads = [torch.randn(f.bags, SPECS[f.table][1], device=DEVICE) for f in features]
         expected = batches.gradient_rows([t.data for t in twins], features, grads)
-        for lookup in (fused, apart):
-            batch = lookup.forward(features)
+        for kernels in (fused, apart):
+            batch = kernels.forward(features)
             for feature, out in zip(features, batch.outputs, strict=True):
                 truth = batches.pooled([t.data for t in twins], feature)
                 assert (out.double().cpu() - truth).abs().max() < 1e-5
-            terms = lookup.backward(batch, grads)
-            lookup.update(terms, steps_of(cases, step), fused=lookup is fused)
+            terms = kernels.backward(batch, grads)
+            kernels.update(terms, steps_of(cases, step), fused=kernels is fused)
         for twin, optimizer, rows, case in zip(twins, optimizers, expected, cases, strict=True):
             _lazy_step(twin, optimizer, rows, case)
     for mine, other, twin in zip(fused.tables, apart.tables, twins, strict=True):
@@ -99,20 +99,20 @@ def _states(optimizer, twin):
 def test_a_gradient_that_is_not_finite_changes_no_table(fused, bad):
     cases = [CASES[CASE_IDS.index(name)] for name in ("adam", "rowwise_adagrad", "sgd")]
     weights = batches.planes(SPECS)
-    lookup = Lookup([planes_of(c, w) for c, w in zip(cases, weights, strict=True)])
+    kernels = TableKernels([planes_of(c, w) for c, w in zip(cases, weights, strict=True)])
     features = features_of(weights)
-    batch = lookup.forward(features)
+    batch = kernels.forward(features)
     grads = [torch.randn_like(out) for out in batch.outputs]
     flag = torch.ones(1, dtype=torch.int32, device=DEVICE)
     grads[1][3, 5] = bad
-    lookup.update(lookup.backward(batch, grads), steps_of(cases, 1), fused=fused, apply=flag)
+    kernels.update(kernels.backward(batch, grads), steps_of(cases, 1), fused=fused, apply=flag)
     assert flag.item() == 0
-    assert all(torch.equal(t.weights, w) for t, w in zip(lookup.tables, weights, strict=True))
+    assert all(torch.equal(t.weights, w) for t, w in zip(kernels.tables, weights, strict=True))
     grads[1][3, 5] = 1.0
     flag.fill_(1)
-    lookup.update(lookup.backward(batch, grads), steps_of(cases, 1), fused=fused, apply=flag)
+    kernels.update(kernels.backward(batch, grads), steps_of(cases, 1), fused=fused, apply=flag)
     assert flag.item() == 1
-    assert not any(torch.equal(t.weights, w) for t, w in zip(lookup.tables, weights, strict=True))
+    assert not any(torch.equal(t.weights, w) for t, w in zip(kernels.tables, weights, strict=True))
 
 
 def test_an_index_built_before_gives_the_same():
@@ -122,10 +122,10 @@ def test_an_index_built_before_gives_the_same():
     grads = [torch.randn(50, 8, device=DEVICE)]
     results = []
     for way in ("inside", "before", "host"):
-        lookup = Lookup([planes_of(case, weights[0])])
+        kernels = TableKernels([planes_of(case, weights[0])])
         index = None
         if way == "before":
-            index = lookup.transpose(features)
+            index = kernels.transpose(features)
         if way == "host":
             slots = features[0].slots.tolist()
             unique = list(dict.fromkeys(slots))
@@ -133,9 +133,9 @@ def test_an_index_built_before_gives_the_same():
             starts = torch.tensor([0, *map(len, groups)]).cumsum(0)
             order = torch.tensor(sum(groups, []))
             index = on_device([torch.tensor(unique)], [starts], [order], DEVICE)
-        batch = lookup.forward(features)
-        lookup.update(lookup.backward(batch, grads, index), steps_of([case], 1))
-        results.append(lookup.tables[0].weights)
+        batch = kernels.forward(features)
+        kernels.update(kernels.backward(batch, grads, index), steps_of([case], 1))
+        results.append(kernels.tables[0].weights)
     assert torch.equal(results[0], results[1])
     # The host numbers slots by first appearance, so chunks begin elsewhere.
     torch.testing.assert_close(results[0], results[2], rtol=0, atol=1e-6)
@@ -146,14 +146,14 @@ def test_outputs_and_gradients_of_16_bits(dtype):
     """As under autocast: rows and states stay float32."""
     case = CASES[CASE_IDS.index("sgd")]
     weights = batches.planes(SPECS)
-    lookup = Lookup([planes_of(case, w) for w in weights])
+    kernels = TableKernels([planes_of(case, w) for w in weights])
     features = features_of(weights)
-    batch = lookup.forward(features, dtype)
+    batch = kernels.forward(features, dtype)
     assert {out.dtype for out in batch.outputs} == {dtype}
     grads = [torch.randn(f.bags, SPECS[f.table][1]).to(dtype).to(DEVICE) for f in features]
-    lookup.update(lookup.backward(batch, grads), steps_of([case] * 3, 1))
+    kernels.update(kernels.backward(batch, grads), steps_of([case] * 3, 1))
     expected = batches.gradient_rows(weights, features, grads)
-    for table, before, rows in zip(lookup.tables, weights, expected, strict=True):
+    for table, before, rows in zip(kernels.tables, weights, expected, strict=True):
         truth = before.double().cpu()
         for slot, row in rows.items():
             truth[slot] -= 0.1 * row
@@ -168,11 +168,11 @@ def test_rows_of_16_bits_are_rounded_alike_fused_or_not():
     ]
     results = []
     for fused in (True, False):
-        lookup = Lookup([planes_of(case, w) for w in weights])
-        batch = lookup.forward(features)
-        terms = lookup.backward(batch, [torch.ones_like(o) for o in batch.outputs])
-        lookup.update(terms, steps_of([case] * 2, 1), fused=fused)
-        results.append([t.weights for t in lookup.tables])
+        kernels = TableKernels([planes_of(case, w) for w in weights])
+        batch = kernels.forward(features)
+        terms = kernels.backward(batch, [torch.ones_like(o) for o in batch.outputs])
+        kernels.update(terms, steps_of([case] * 2, 1), fused=fused)
+        results.append([t.weights for t in kernels.tables])
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
     assert not any(torch.equal(a, b) for a, b in zip(results[0], weights, strict=True))
 
@@ -180,24 +180,24 @@ def test_rows_of_16_bits_are_rounded_alike_fused_or_not():
 def test_tables_without_a_step_stay():
     case = CASES[CASE_IDS.index("sgd")]
     weights = batches.planes(SPECS)
-    lookup = Lookup([planes_of(case, w) for w in weights])
-    batch = lookup.forward(features_of(weights))
-    terms = lookup.backward(batch, [torch.ones_like(out) for out in batch.outputs])
+    kernels = TableKernels([planes_of(case, w) for w in weights])
+    batch = kernels.forward(features_of(weights))
+    terms = kernels.backward(batch, [torch.ones_like(out) for out in batch.outputs])
     (step,) = steps_of([case], 1)
-    lookup.update(terms, [None, step, None])
-    changed = [not torch.equal(t.weights, w) for t, w in zip(lookup.tables, weights, strict=True)]
+    kernels.update(terms, [None, step, None])
+    changed = [not torch.equal(t.weights, w) for t, w in zip(kernels.tables, weights, strict=True)]
     assert changed == [False, True, False]
     with pytest.raises(InputError, match="2 steps for 3 tables"):
-        lookup.update(terms, [step, step])
+        kernels.update(terms, [step, step])
 
 
 def test_gradients_of_weights():
     case = CASES[CASE_IDS.index("sgd")]
     weights = batches.planes(SPECS)
-    lookup = Lookup([planes_of(case, w) for w in weights])
+    kernels = TableKernels([planes_of(case, w) for w in weights])
     features = features_of(weights)
-    batch = lookup.forward(features)
-    found = lookup.weight_gradients(batch, [torch.ones_like(out) for out in batch.outputs])
+    batch = kernels.forward(features)
+    found = kernels.weight_gradients(batch, [torch.ones_like(out) for out in batch.outputs])
     assert [f is not None for f in found] == [False, True, False, False]
     rows = weights[1][features[1].slots].sum(1)
     torch.testing.assert_close(found[1], rows, rtol=1e-5, atol=1e-5)
@@ -205,13 +205,13 @@ def test_gradients_of_weights():
 
 def test_no_positions_at_all():
     case = CASES[CASE_IDS.index("adam")]
-    lookup = Lookup([planes_of(case, w) for w in batches.planes(SPECS[:1])])
+    kernels = TableKernels([planes_of(case, w) for w in batches.planes(SPECS[:1])])
     none = torch.zeros(0, dtype=torch.int64, device=DEVICE)
-    batch = lookup.forward([FeatureSlots(table=0, slots=none)])
+    batch = kernels.forward([FeatureSlots(table=0, slots=none)])
     flag = torch.ones(1, dtype=torch.int32, device=DEVICE)
     for fused in (True, False):
-        terms = lookup.backward(batch, [batch.outputs[0]])
-        lookup.update(terms, steps_of([case], 1), fused=fused, apply=flag)
+        terms = kernels.backward(batch, [batch.outputs[0]])
+        kernels.update(terms, steps_of([case], 1), fused=fused, apply=flag)
     assert flag.item() == 1
 
 
@@ -221,14 +221,14 @@ def test_no_positions_at_all():
 def test_a_step_does_not_wait_for_the_device():
     case = CASES[CASE_IDS.index("adam")]
     weights = batches.planes(SPECS)
-    lookup = Lookup([planes_of(case, w) for w in weights])
+    kernels = TableKernels([planes_of(case, w) for w in weights])
     features = features_of(weights)
     flag = torch.ones(1, dtype=torch.int32, device=DEVICE)
 
     def step(number):
-        batch = lookup.forward(features)
-        terms = lookup.backward(batch, batch.outputs)
-        lookup.update(terms, steps_of([case] * 3, number), apply=flag)
+        batch = kernels.forward(features)
+        terms = kernels.backward(batch, batch.outputs)
+        kernels.update(terms, steps_of([case] * 3, number), apply=flag)
 
     step(1)  # compiles
     torch.cuda.set_sync_debug_mode("error")

@@ -1,4 +1,4 @@
-"""The files of a saved model: plain files, each read once and checked on the way.
+"""The files of a checkpoint: plain files, each read once and checked on the way.
 
 A checksum is a CRC32C in hexadecimal digits. A file of tensors has one for every 16 MiB of it, which its
 manifest keeps; the last entry of a JSON file is that of all bytes before.
@@ -24,8 +24,8 @@ from hotbed.errors import HotbedError
 CHUNK_BYTES = 16 << 20
 
 
-class SavedModelError(HotbedError, ValueError):
-    """A folder does not hold a model that can be loaded; the message names the file."""
+class CheckpointError(HotbedError, ValueError):
+    """What was saved cannot be loaded, or not be saved; the message names the file, or what it is about."""
 
 
 # -- JSON files that check themselves ----------------------------------------------------------------
@@ -52,7 +52,7 @@ def read_json_sealed(path: str) -> tuple[Any, bool]:
     """(contents, whether the checksum is there and right); contents are None where they are no JSON.
 
     Raises:
-        SavedModelError: it is missing, or no plain file.
+        CheckpointError: it is missing, or no plain file.
     """
     with open_plain(path) as file:
         raw = file.read()
@@ -96,7 +96,7 @@ def read_tensors(path: str, expected: Any) -> dict[str, Tensor]:
         expected: what `write_tensors` returned, or what a manifest claims that to be.
 
     Raises:
-        SavedModelError: the file is missing, no plain file, not what was written, or no safetensors
+        CheckpointError: the file is missing, no plain file, not what was written, or no safetensors
             file; no more memory was taken than twice its bytes.
     """
     contents = _checked_bytes(path, expected)
@@ -105,7 +105,7 @@ def read_tensors(path: str, expected: Any) -> dict[str, Tensor]:
     # Beside its own errors, those of torch and Python at what the format allows and they do not.
     except (SafetensorError, KeyError, OverflowError, RuntimeError, TypeError, ValueError) as error:
         text = " ".join(str(error).split())[:300].rstrip(".")
-        raise SavedModelError(f"{path} is no safetensors file that can be read: {text}.") from None
+        raise CheckpointError(f"{path} is no safetensors file that can be read: {text}.") from None
 
 
 def _checksums(contents: bytes) -> list[str]:
@@ -119,21 +119,21 @@ def _checked_bytes(path: str, expected: Any) -> bytes:
         case {"bytes": int(size), "crc32c": list(sums)}:
             pass
         case _:
-            raise SavedModelError(f"{path} has no size and checksums in the manifest.")
+            raise CheckpointError(f"{path} has no size and checksums in the manifest.")
     with open_plain(path) as file:
         there = os.fstat(file.fileno()).st_size
         if there != size:
-            raise SavedModelError(
+            raise CheckpointError(
                 f"{path} has {there:,} bytes and was saved with {size:,}. Copy or save it again."
             )
         contents = file.read()
     found = _checksums(contents)
     if len(sums) != len(found):
-        raise SavedModelError(f"{path} has {len(sums)} checksums for {size:,} bytes.")
+        raise CheckpointError(f"{path} has {len(sums)} checksums for {size:,} bytes.")
     for number, (own, saved) in enumerate(zip(found, sums, strict=True)):
         if own != saved:
             begin, end = number * CHUNK_BYTES, min((number + 1) * CHUNK_BYTES, size)
-            raise SavedModelError(
+            raise CheckpointError(
                 f"{path} is damaged: bytes {begin:,} to {end:,} are not those that were saved. Copy or "
                 "save it again."
             )
@@ -147,19 +147,19 @@ def open_plain(path: str) -> BinaryIO:
     """A plain file, to read, unbuffered.
 
     Raises:
-        SavedModelError: it is missing or cannot be read, or is a link, a folder, a pipe or a device.
+        CheckpointError: it is missing or cannot be read, or is a link, a folder, a pipe or a device.
     """
     try:
         # Without following a link, and without waiting for who writes to a pipe.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
-        raise SavedModelError(f"{path} is missing.") from None
+        raise CheckpointError(f"{path} is missing.") from None
     except OSError as error:
         why = "is a link" if error.errno == errno.ELOOP else f"cannot be read: {error.strerror}"
-        raise SavedModelError(f"{path} {why}. A saved model is plain files.") from None
+        raise CheckpointError(f"{path} {why}. A checkpoint is plain files.") from None
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise SavedModelError(f"{path} is no plain file. A saved model is plain files.")
+        raise CheckpointError(f"{path} is no plain file. A checkpoint is plain files.")
     return open(descriptor, "rb", buffering=0)
 
 

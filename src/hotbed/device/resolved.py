@@ -18,9 +18,9 @@ from hotbed.device.tiered import TieredBatch
 from hotbed.errors import HotbedError
 from hotbed.inputs.bags import Bags, input_fault
 from hotbed.ops.gpu.ids import GOOD, Array, check_arrays
-from hotbed.ops.gpu.lookup import DeviceBatch, Lookup
 from hotbed.ops.gpu.pool import FeatureSlots
 from hotbed.ops.gpu.recording import use
+from hotbed.ops.gpu.table_kernels import DeviceBatch, TableKernels
 from hotbed.resolve.on_host import check, core_batch
 from hotbed.table.place import Call
 from hotbed.table.resolved import Columns
@@ -194,7 +194,7 @@ class DeviceResolved:
         self.weights = weights
         self.features, self.source = tuple(features), source
         self.device = call.live[0].place.device
-        self.lookup = Lookup([table.place.planes() for table in call.live])
+        self.kernels = TableKernels([table.place.planes() for table in call.live])
         self.inverses: Sequence[Tensor | None] = ()
         self._dtype = _out_dtype(self.device)
 
@@ -209,7 +209,7 @@ class DeviceResolved:
         for _, features, parts in columns:
             for f, part in zip(features, parts, strict=True):
                 outputs[f] = part
-        self.inverses = self.lookup.forward(self.features, self._dtype, outputs).inverses
+        self.inverses = self.kernels.forward(self.features, self._dtype, outputs).inverses
 
     def keep_inputs(self) -> None:
         """They are kept."""
@@ -223,7 +223,7 @@ class DeviceResolved:
         flat: list[Tensor | None] = []
         for feature, grad in zip(self.features, grads, strict=True):
             if grad is not None:
-                dim = self.lookup.dims[feature.table]
+                dim = self.kernels.dims[feature.table]
                 grad = grad.reshape(-1, dim) if grad.dim() != 2 else grad
                 grad = grad.to(dtype)
                 if dim > 1 and grad.stride(1) != 1:
@@ -243,7 +243,7 @@ class DeviceResolved:
             outputs=flat,
             inverses=[self.inverses[f] for f in wanted],
         )
-        found = self.lookup.weight_gradients(batch, grads)
+        found = self.kernels.weight_gradients(batch, grads)
         results = []
         for f, gradient in zip(wanted, found, strict=True):
             weights = self.features[f].weights
@@ -264,7 +264,7 @@ class DeviceLeft:
         resolved = self._resolved
         features, source = resolved.features, resolved.source
         batch = DeviceBatch(features=features, outputs=[], inverses=list(resolved.inverses))
-        terms = resolved.lookup.backward(batch, self.grads, source.index())
+        terms = resolved.kernels.backward(batch, self.grads, source.index())
         weights = tuple(
             (feature.table, feature.weights)
             for feature, grad in zip(features, self.grads, strict=True)

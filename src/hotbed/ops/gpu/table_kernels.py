@@ -1,14 +1,14 @@
-"""Lookup of device planes: forward, backward and optimizer step of a batch, whose ids are slots.
+"""TableKernels of device planes: forward, backward and optimizer step of a batch, whose ids are slots.
 
-What a device tier needs: it resolves ids to slots, hands the batch to `Lookup`, and has every row
+What a device tier needs: it resolves ids to slots, hands the batch to `TableKernels`, and has every row
 moved on the device. No call waits for the device, and what a batch turns out to be (how many slots,
 whether its gradient is finite) stays there.
 
-    lookup = Lookup(planes)
-    batch = lookup.forward(features)                   # batch.outputs: (bags, dim) a feature
-    index = lookup.transpose(features)                 # any time before backward, on any stream
-    gradient = lookup.backward(batch, grads, index)
-    lookup.update(gradient, rules, apply=apply)
+    kernels = TableKernels(planes)
+    batch = kernels.forward(features)                   # batch.outputs: (bags, dim) a feature
+    index = kernels.transpose(features)                 # any time before backward, on any stream
+    gradient = kernels.backward(batch, grads, index)
+    kernels.update(gradient, rules, apply=apply)
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from hotbed.ops.gpu.transpose import TransposedIndex, transpose
 from hotbed.ops.gpu.update import DevicePlanes, RowsToUpdate, update
 from hotbed.ops.gpu.weight_gradients import weight_gradients
 
-__all__ = ["DeviceBatch", "Lookup", "Step"]
+__all__ = ["DeviceBatch", "TableKernels", "Step"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,11 +57,11 @@ class Step:
     step: int
 
 
-class Lookup:
+class TableKernels:
     """Tables on one device.
 
     Threading: calls are ordered by the current stream of the device; two threads that use one
-    Lookup at a time are not. Tensors that a call was given must live until the stream has passed it.
+    TableKernels at a time are not. Tensors that a call was given must live until the stream has passed it.
     """
 
     def __init__(self, tables: Sequence[DevicePlanes]) -> None:

@@ -1,0 +1,219 @@
+"""Reading checkpoints."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from hotbed.checkpoint.files import CheckpointError, read_tensors
+from hotbed.checkpoint.folder import opened
+from hotbed.checkpoint.manifest import read_manifest
+from hotbed.checkpoint.rows import columns_of, ids_of, read_rows
+from hotbed.checkpoint.rules import current_anyway, give_history, refuse_other_rule
+from hotbed.checkpoint.saving import give_random_states, several
+from hotbed.checkpoint.tables import differences, key_in
+from hotbed.checkpoint.values import decoded
+from hotbed.errors import HotbedError
+from hotbed.modules.owner import tables_left_out, tables_of
+from hotbed.table.holds import alone
+from hotbed.table.live import LiveTable
+from hotbed.table.records import Records
+
+__all__ = ["Restored", "load"]
+
+
+class Restored(NamedTuple):
+    """What `load` has read."""
+
+    path: str
+    """The folder of the checkpoint."""
+    step: int
+    missing: list[str]
+    """Tables, tensors and others that the model has and the checkpoint has not; as they were."""
+    unexpected: list[str]
+    """Those that the checkpoint has and the model has not; not read."""
+
+
+def load(
+    path: str | os.PathLike[str],
+    model: nn.Module,
+    optimizer: Any = None,
+    *,
+    scheduler: Any = None,
+    loader: Any = None,
+    strict: bool = True,
+) -> Restored:
+    """Reads a checkpoint into a model of the same tables, wherever rows lay and will lie.
+
+    Rows come into static and dynamic tables, tiers, devices and parts alike. Those of another dtype are
+    rounded to the nearest. A row that was not saved is its first value. With an optimizer, training goes
+    on bit by bit as it would have: its states, random states of Python, NumPy and torch, and what rows of
+    ``untouched="exact"`` have yet to make up for come back; without one, rows are as the last step left them.
+
+    Args:
+        path: a checkpoint, or a folder of them, of which the latest is read.
+        optimizer, scheduler, loader: as they were given to `save`.
+        strict: names must be those that were saved. Else what only one side has is left alone, and told.
+
+    Raises:
+        CheckpointError: there is no complete checkpoint; a file is missing, damaged or of a later version;
+            or it does not fit. The message names the file or the table. What was read before stays.
+        OutOfMemory, StorageError: rows have no room.
+    """
+    with opened(os.fspath(path)) as folder:
+        manifest = read_manifest(folder)
+        try:
+            loading = _Loading(folder, manifest, model, several(optimizer), strict)
+            loading.take_values(several(scheduler), several(loader))
+            loading.take_rows()
+            if optimizer is not None:
+                give_random_states(loading.values["random"])
+        except HotbedError:
+            raise
+        except Exception as error:  # whatever files can make others raise
+            text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            raise CheckpointError(f"{loading_from(folder)} cannot be loaded: {text}") from error
+        return Restored(folder, manifest["step"], loading.missing, loading.unexpected)
+
+
+def loading_from(folder: str) -> str:
+    return f"The checkpoint {folder}"
+
+
+class _Loading:
+    def __init__(
+        self,
+        folder: str,
+        manifest: dict[str, Any],
+        model: nn.Module,
+        optimizers: list[Optimizer],
+        strict: bool,
+    ) -> None:
+        self.folder, self.manifest, self.strict = folder, manifest, strict
+        self.model, self.optimizers = model, optimizers
+        self.tables = tables_of(model)
+        self.missing: list[str] = []
+        self.unexpected: list[str] = []
+        self._match("tables", [*self.tables], [*manifest["tables"]])
+        self.tables = {s: t for s, t in self.tables.items() if s in manifest["tables"]}
+        for stem, table in self.tables.items():
+            if fault := differences(table, manifest["tables"][stem]):
+                raise CheckpointError(f"Table {stem!r} {fault}.")
+        self.with_states = self._with_states()
+        (dense,) = (file for file in manifest["files"] if file["name"] == "dense.safetensors")
+        tensors = read_tensors(os.path.join(folder, dense["name"]), dense)
+        self.values = {name: decoded(v, tensors) for name, v in manifest["values"].items()}
+
+    def _match(self, what: str, own: list[str], saved: list[str]) -> None:
+        missing = [name for name in own if name not in saved]
+        unexpected = [name for name in saved if name not in own]
+        if self.strict and (missing or unexpected):
+            raise CheckpointError(
+                f"{loading_from(self.folder)} has other {what} than the model. Only in the model: "
+                f"{', '.join(missing) or 'none'}. Only in the checkpoint: {', '.join(unexpected) or 'none'}. "
+                "strict=False loads what both have."
+            )
+        self.missing += missing
+        self.unexpected += unexpected
+
+    def _with_states(self) -> set[str]:
+        """Tables whose states are to come along: those of the optimizers that were given."""
+        found = set()
+        for stem, table in self.tables.items():
+            saved = self.manifest["tables"][stem]["rule"]
+            if table.rule is None or not any(table.optimizer is one for one in self.optimizers):
+                continue
+            if saved is None:
+                if self.strict:
+                    raise CheckpointError(f"Table {stem!r} was saved without optimizer states.")
+                self.missing.append(f"states of {stem}")
+                continue
+            refuse_other_rule(stem, table, saved)
+            found.add(stem)
+        return found
+
+    def take_values(self, schedulers: list[Any], loaders: list[Any]) -> None:
+        """All but rows."""
+        dense = self.values["model"]
+        with tables_left_out():
+            self._match("tensors", [*self.model.state_dict()], [*dense])
+            self.model.load_state_dict(dense, strict=False)
+        for what, own in (
+            ("optimizers", self.optimizers),
+            ("schedulers", schedulers),
+            ("loaders", loaders),
+        ):
+            saved = self.values[what]
+            if own and len(own) != len(saved):
+                raise CheckpointError(
+                    f"{loading_from(self.folder)} has {len(saved)} {what}, and {len(own)} were given."
+                )
+            for one, state in zip(own, saved, strict=False):
+                one.load_state_dict(state)
+
+    def take_rows(self) -> None:
+        finish: list[Callable[[], None]] = []
+        for table in self.tables.values():
+            table.ready()
+        with alone(self.tables.values()):
+            for stem, table in self.tables.items():
+                entry = self.manifest["tables"][stem]
+                table.draw_again(key_in(entry))
+                rule = entry["rule"]
+                if stem in self.with_states:
+                    give_history(table.rule, rule)
+                elif rule is not None and rule["untouched"] == "exact" and table.rule is None:
+                    finish.append(current_anyway(table, rule))
+            for path, rows in read_rows(self.folder, self.manifest["files"], [*self.tables]):
+                table = self.tables[rows.stem]
+                states = table.rule is not None and self.manifest["tables"][rows.stem]["rule"]
+                try:
+                    self._take(table, rows.columns, rows.tensors, bool(states))
+                except (KeyError, ValueError, IndexError) as error:
+                    if isinstance(error, HotbedError):
+                        raise CheckpointError(f"{path}: {error}") from error
+                    raise CheckpointError(
+                        f"{path} has no rows of {rows.stem!r} as its manifest says: {error}"
+                    ) from error
+            for one in finish:
+                one()
+
+    def _take(
+        self, table: LiveTable, saved: slice, tensors: dict[str, Tensor], states: bool
+    ) -> None:
+        ids, here = ids_of(table, tensors["ids"])
+        own = columns_of(table)
+        if not saved.start <= own.start < own.stop <= saved.stop:
+            if saved.stop <= own.start or own.stop <= saved.start:
+                return
+            raise ValueError("columns of several files cannot be joined in one table")
+        columns = slice(own.start - saved.start, own.stop - saved.start)
+
+        def of_table(name: str, dtype: torch.dtype, width: int) -> Tensor:
+            found = tensors[name] if here is None else tensors[name][here]
+            found = found if width == 1 and found.shape[1] == 1 else found[:, columns]
+            if found.shape != (len(ids), width):
+                raise ValueError(f"{name} has the shape {tuple(tensors[name].shape)}")
+            return found.to(dtype).contiguous()
+
+        spec, core = table.spec, table.core
+        if ids.dtype != torch.int64 or (
+            spec.rows is not None
+            and len(ids)
+            and not 0 <= int(ids.min()) <= int(ids.max()) < spec.rows
+        ):
+            raise ValueError("it has ids that are none of the table")
+        own_states = None
+        if states:
+            named = zip(core.state_names, core.state_widths(), strict=True)
+            own_states = [of_table(f"states/{n}", spec.compute_dtype, width) for n, width in named]
+        steps = None
+        if table.follows:
+            steps = tensors["steps"] if here is None else tensors["steps"][here]
+        weights = of_table("weights", spec.dtype, spec.dim)
+        table.write(Records(ids.contiguous(), weights, own_states, steps))

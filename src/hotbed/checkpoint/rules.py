@@ -1,0 +1,125 @@
+"""How a table was stepped, as JSON values: the rule, its options, and what rows may have missed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hotbed import _core
+from hotbed.checkpoint.files import CheckpointError
+
+__all__ = ["current_anyway", "give_history", "refuse_other_rule", "rule_of"]
+
+_OPTIONS = sorted(
+    name
+    for name, value in vars(_core.RuleOptions).items()
+    if isinstance(value, property) and name != "rule"
+)
+_NUMBERS = sorted(
+    name for name, value in vars(_core.Hyperparameters).items() if isinstance(value, property)
+)
+
+
+def rule_of(table: Any) -> dict[str, Any] | None:
+    """None: no optimizer has it."""
+    rule = table.rule
+    if rule is None:
+        return None
+    return {
+        "name": rule.options.rule.name,
+        "options": {name: getattr(rule.options, name) for name in _OPTIONS},
+        "initial_accumulator_value": rule.initial_accumulator_value,
+        "untouched": "exact" if rule.exact else "lazy",
+        "states": [
+            list(s) for s in zip(table.core.state_names, table.core.state_widths(), strict=True)
+        ],
+        "steps": rule.steps,
+        "history": _history_of(rule) if rule.exact else None,
+    }
+
+
+def _history_of(rule: Any) -> dict[str, Any]:
+    forgotten, base, ratio, size, last, runs = rule.history()
+    return {
+        "forgotten": forgotten,
+        "base": list(base),
+        "largest": [ratio, size],
+        "numbers": _NUMBERS,
+        "last": _numbers_of(last),
+        "runs": [[count, *_numbers_of(numbers)] for count, numbers in runs],
+    }
+
+
+def _numbers_of(hyper: Any) -> list[float]:
+    return [getattr(hyper, name) for name in _NUMBERS]
+
+
+def refuse_other_rule(stem: str, table: Any, saved: dict[str, Any]) -> None:
+    """Raises CheckpointError where the states of a table are not those that were saved."""
+    own = rule_of(table)
+    assert own is not None
+    kind = ("name", "options", "initial_accumulator_value", "untouched", "states")
+    told = {name: (saved.get(name), own[name]) for name in kind if saved.get(name) != own[name]}
+    if told:
+        differences = "; ".join(f"{name} {was!r}, now {now!r}" for name, (was, now) in told.items())
+        raise CheckpointError(
+            f"Table {stem!r} was saved with another optimizer: {differences}. Make the optimizer as it "
+            "was, or load without its states: hotbed.load(path, model, strict=False)."
+        )
+
+
+def give_history(rule: Any, saved: dict[str, Any]) -> None:
+    """Starts a rule over with the steps that were saved.
+
+    Raises:
+        ValueError: no `rule_of` has made it.
+    """
+    match saved:
+        case {"steps": int(steps), "history": None}:
+            rule.restart(steps, [1, 0, 0, 1, 1], _core.Hyperparameters())
+        case {
+            "history": {
+                "forgotten": int(forgotten),
+                "base": [*base],
+                "largest": [ratio, size],
+                "numbers": [*names],
+                "last": [*last],
+                "runs": [*runs],
+            }
+        } if names == _NUMBERS and len(base) == 5:
+            again = [(int(count), _hyper_of(numbers)) for count, *numbers in runs]
+            if forgotten < 0 or any(count < 1 for count, _ in again):
+                raise ValueError("the history of its steps has no such numbers")
+            rule.restore((forgotten, base, ratio, size, _hyper_of(last), again))
+        case _:
+            raise ValueError("the history of its steps is incomplete")
+
+
+def _hyper_of(numbers: list[float]) -> Any:
+    hyper = _core.Hyperparameters()
+    for name, value in zip(_NUMBERS, numbers, strict=True):
+        setattr(hyper, name, value)
+    return hyper
+
+
+def current_anyway(table: Any, saved: dict[str, Any]) -> Any:
+    """Gives a table without optimizer the rule that it was saved with, for rows that are behind.
+
+    Returns:
+        What brings them up to date and takes the rule away again.
+    """
+    options = _core.RuleOptions()
+    options.rule = getattr(_core.Rule, saved["name"])
+    for name, value in saved["options"].items():
+        if name not in _OPTIONS:
+            raise ValueError(f"the option {name!r} of its rule is unknown")
+        setattr(options, name, value)
+    initial = float(saved["initial_accumulator_value"])
+    table.rule = _core.TableRule.make(table.core, options, initial, True)
+    give_history(table.rule, saved)
+
+    def finish() -> None:
+        # A rule without states in its place: the core brings rows up to date for it.
+        table.rule = _core.TableRule.make(table.core, _core.RuleOptions(), 0.0, False)
+        table.rule = None
+
+    return finish

@@ -1,0 +1,165 @@
+"""Writing checkpoints."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from hotbed.checkpoint.files import CheckpointError, write_tensors
+from hotbed.checkpoint.folder import finish, keep_latest, new_folder, sweep
+from hotbed.checkpoint.manifest import FORMAT, VERSION
+from hotbed.checkpoint.rows import write_rows
+from hotbed.checkpoint.tables import entry_of
+from hotbed.checkpoint.values import encoded
+from hotbed.modules.owner import tables_left_out, tables_of
+from hotbed.optim.base import TableOptimizer
+from hotbed.table.holds import reading
+
+__all__ = ["Saved", "save", "several"]
+
+
+class Saved(NamedTuple):
+    """What `save` has written."""
+
+    path: str
+    """The folder of the checkpoint."""
+    step: int
+    rows: int
+    """Of all tables."""
+    bytes: int
+    """Of all files."""
+    seconds: float
+
+
+def save(
+    path: str | os.PathLike[str],
+    model: nn.Module,
+    optimizer: Any = None,
+    *,
+    step: int,
+    scheduler: Any = None,
+    loader: Any = None,
+    states: bool = True,
+    keep: int | None = None,
+) -> Saved:
+    """Writes a checkpoint to a new folder in `path`, complete or not at all; `load` reads the latest.
+
+    Rows are copied some megabytes at a time, wherever they lie. docs/format.md describes the files.
+
+    Args:
+        path: a folder of checkpoints; it is made if there is none.
+        model: any module, with Hotbed's tables in it or without.
+        optimizer: one, or a list of several, of Hotbed or torch.
+        step: how many steps were taken, from 0.
+        scheduler, loader: one or several each, of whatever has ``state_dict`` and ``load_state_dict``.
+        states: whether optimizer states of tables are saved. Without them, rows are saved as the last step
+            has left them.
+        keep: how many complete checkpoints stay in `path`, this one among them; None: all.
+
+    Raises:
+        CheckpointError: something has a type that cannot be saved, or a gradient waits for its step.
+        OSError, StorageError: it cannot be written, or rows not be read. What was there is there.
+    """
+    begin = time.perf_counter()
+    if isinstance(step, bool) or not isinstance(step, int) or step < 0:
+        raise CheckpointError(f"step must be an integer from 0 on, got {step!r}.")
+    if keep is not None and (isinstance(keep, bool) or not isinstance(keep, int) or keep < 1):
+        raise CheckpointError(f"keep must be an integer from 1 on, or None, got {keep!r}.")
+    root, tables = os.fspath(path), tables_of(model)
+    for table in tables.values():
+        table.ready()
+    with reading(tables.values()):
+        for stem, table in tables.items():
+            if table.owes_step:
+                raise CheckpointError(
+                    f"Table {stem!r}: a gradient waits for its step, which a checkpoint does not keep. Save "
+                    "after step(), or call zero_grad() to give it up."
+                )
+        values, tensors = _values_of(model, optimizer, scheduler, loader)
+        sweep(root)
+        with new_folder(root, step) as folder:
+            entries = {stem: entry_of(table, states=states) for stem, table in tables.items()}
+            dense = write_tensors(os.path.join(folder, "dense.safetensors"), tensors)
+            files = [
+                {"name": "dense.safetensors", **dense, "rows": {}},
+                *write_rows(folder, tables, states=states),
+            ]
+            about = {"format": FORMAT, "version": VERSION, "step": step, "base": None}
+            finish(folder, {**about, "tables": entries, "files": files, "values": values})
+    if keep is not None:
+        keep_latest(root, keep)
+    rows = sum(part["count"] for file in files for part in file["rows"].values())
+    size = sum(file["bytes"] for file in files)
+    return Saved(folder, step, rows, size, time.perf_counter() - begin)
+
+
+def several(one_or_more: Any) -> list[Any]:
+    if one_or_more is None:
+        return []
+    return list(one_or_more) if isinstance(one_or_more, Sequence) else [one_or_more]
+
+
+def _values_of(
+    model: nn.Module, optimizer: Any, scheduler: Any, loader: Any
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """All but rows: as JSON values, and the tensors in them."""
+    with tables_left_out():
+        dense = model.state_dict()
+    found = {
+        "model": dict(dense),
+        "optimizers": [_state_of(one) for one in several(optimizer)],
+        "schedulers": [one.state_dict() for one in several(scheduler)],
+        "loaders": [one.state_dict() for one in several(loader)],
+        "random": random_states(),
+    }
+    tensors: dict[str, Tensor] = {}
+    values = {name: encoded(value, name, tensors) for name, value in found.items()}
+    return values, _apart(tensors)
+
+
+def _state_of(optimizer: Optimizer) -> dict[str, Any]:
+    """Without the states of tables, which lie with their rows."""
+    if isinstance(optimizer, TableOptimizer):
+        return Optimizer.state_dict(optimizer)
+    return optimizer.state_dict()
+
+
+def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Those that share memory as copies: safetensors keeps no views."""
+    seen: set[int] = set()
+    apart = {}
+    for name, tensor in tensors.items():
+        address = tensor.untyped_storage().data_ptr()
+        apart[name] = tensor.clone() if address in seen else tensor
+        seen.add(address)
+    return apart
+
+
+def random_states() -> dict[str, Any]:
+    """Of Python, NumPy, and torch on all its devices."""
+    used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    cuda = torch.cuda.get_rng_state_all() if used else []
+    return {
+        "python": random.getstate(),
+        "numpy": np.random.get_state(),
+        "torch": torch.get_rng_state(),
+        "cuda": cuda,
+    }
+
+
+def give_random_states(states: dict[str, Any]) -> None:
+    random.setstate(states["python"])
+    np.random.set_state(states["numpy"])
+    torch.set_rng_state(states["torch"])
+    with contextlib.suppress(RuntimeError):  # fewer devices
+        for device, state in enumerate(states["cuda"]):
+            torch.cuda.set_rng_state(state, device)

@@ -1,0 +1,103 @@
+"""States of optimizers, schedulers, loaders and random generators as JSON beside tensors. No pickle.
+
+Plain values are JSON's own; what JSON has not is an object with one entry that names its kind:
+``{"tuple": [...]}``, ``{"dict": [[key, value], ...]}``, ``{"Counter": ...}``, ``{"OrderedDict": ...}``,
+``{"float": "inf"}``, ``{"tensor": name}``, ``{"array": name}`` (a NumPy array), ``{"dtype": "float32"}``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, OrderedDict
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hotbed.checkpoint.files import CheckpointError
+
+__all__ = ["decoded", "encoded"]
+
+_DICTS = {"dict": dict, "Counter": Counter, "OrderedDict": OrderedDict}
+
+
+def encoded(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
+    """A value as JSON values. Tensors and arrays in it are added to `tensors`.
+
+    Args:
+        name: what errors call it, and the names of its tensors begin with.
+
+    Raises:
+        CheckpointError: it has a part of another type, which is named.
+    """
+    if value is None or isinstance(value, bool | str) or type(value) is int:
+        return value
+    if type(value) is float:
+        return value if math.isfinite(value) else {"float": repr(value)}
+    if isinstance(value, list):
+        return [encoded(item, f"{name}.{at}", tensors) for at, item in enumerate(value)]
+    if type(value) is tuple:
+        return {"tuple": [encoded(item, f"{name}.{at}", tensors) for at, item in enumerate(value)]}
+    if isinstance(value, Mapping):
+        kind = next((k for k, t in _DICTS.items() if type(value) is t), "dict")
+        pairs = [
+            [encoded(key, f"{name} (a key)", tensors), encoded(item, f"{name}.{key}", tensors)]
+            for key, item in value.items()
+        ]
+        return {kind: pairs}
+    if isinstance(value, Tensor) and value.layout is torch.strided:
+        tensors[name] = value.detach()
+        return {"tensor": name}
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
+        tensors[name] = torch.from_numpy(_as_torch_has(value))
+        return {"array": name, "dtype": value.dtype.str}
+    if isinstance(value, np.integer | np.floating | np.bool_):
+        return encoded(value.item(), name, tensors)
+    if isinstance(value, torch.dtype):
+        return {"dtype": str(value).removeprefix("torch.")}
+    raise CheckpointError(
+        f"{name} is of type {type(value).__qualname__}, which a checkpoint cannot hold: it has numbers, "
+        "strings, tensors, NumPy arrays of numbers, and lists, tuples and dicts of those."
+    )
+
+
+def _as_torch_has(array: np.ndarray) -> np.ndarray:
+    """Of a dtype that safetensors has: unsigned ones as the bits of signed ones."""
+    if array.dtype.kind == "u" and array.dtype.itemsize > 1:
+        return np.ascontiguousarray(array).view(f"i{array.dtype.itemsize}")
+    return np.ascontiguousarray(array)
+
+
+def decoded(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """What `encoded` was given.
+
+    Raises:
+        ValueError: no `encoded` has made it.
+    """
+    if isinstance(value, list):
+        return [decoded(item, tensors) for item in value]
+    match value:
+        case {"tuple": list(items), **rest} if not rest:
+            return tuple(decoded(item, tensors) for item in items)
+        case {"float": ("inf" | "-inf" | "nan") as text, **rest} if not rest:
+            return float(text)
+        case {"tensor": str(name), **rest} if not rest and name in tensors:
+            return tensors[name]
+        case {"array": str(name), "dtype": str(dtype), **rest} if not rest and name in tensors:
+            array = tensors[name].numpy()
+            if np.dtype(dtype).kind not in "biuf" or np.dtype(dtype).itemsize != array.itemsize:
+                raise ValueError(f"the array {name!r} is not of {dtype}")
+            return array.view(dtype).copy()
+        case {"dtype": str(name), **rest} if not rest:
+            found = getattr(torch, name, None)
+            if isinstance(found, torch.dtype):
+                return found
+        case dict() if len(value) == 1:
+            ((kind, pairs),) = value.items()
+            if kind in _DICTS and isinstance(pairs, list):
+                return _DICTS[kind]({decoded(k, tensors): decoded(v, tensors) for k, v in pairs})
+        case None | bool() | int() | float() | str():
+            return value
+    raise ValueError(f"{str(value)[:80]!r} is no value of a checkpoint")

@@ -1,0 +1,199 @@
+"""Checkpoints that are damaged, or made by somebody else: an error that names the file."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_models import made, train
+
+import hotbed as hb
+from hotbed import _core
+from hotbed.checkpoint import CheckpointError
+from hotbed.checkpoint.files import write_json_sealed
+
+DENSE, ROWS, MANIFEST = "dense.safetensors", "rows-0-0.safetensors", "checkpoint.json"
+FILES = (DENSE, ROWS, MANIFEST)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    model, optimizer = made("memory", folder, "Adam", untouched="exact")
+    train(model, optimizer, range(3))
+    return Path(hb.save(folder, model, optimizer, step=3).path)
+
+
+@pytest.fixture
+def copy(saved: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(saved, tmp_path / "copy"))
+
+
+def refused(folder: Path, says: str) -> None:
+    model, optimizer = made("memory", folder.parent, "Adam", untouched="exact")
+    with pytest.raises(CheckpointError, match=says) as error:
+        hb.load(folder, model, optimizer)
+    assert str(folder) in str(error.value)
+
+
+def rewritten(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """A manifest that is another's, with a right checksum."""
+    manifest = json.loads((folder / MANIFEST).read_text())
+    del manifest["crc32c"]
+    change(manifest)
+    (folder / MANIFEST).unlink()
+    write_json_sealed(str(folder / MANIFEST), manifest)
+
+
+def resealed(folder: Path, name: str) -> None:
+    """A file that was changed, whose checksums were too."""
+    import numpy as np
+
+    contents = (folder / name).read_bytes()
+    crc = f"{_core.crc32c(np.frombuffer(bytearray(contents), np.uint8)):08x}"
+
+    def change(manifest: dict[str, Any]) -> None:
+        (file,) = (file for file in manifest["files"] if file["name"] == name)
+        file |= {"bytes": len(contents), "crc32c": [crc]}
+
+    rewritten(folder, change)
+
+
+def test_the_copy_itself_is_good(copy: Path) -> None:
+    model, optimizer = made("memory", copy.parent, "Adam", untouched="exact")
+    assert hb.load(copy, model, optimizer).step == 3
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_files_that_are_shorter_longer_or_gone(copy: Path, name: str) -> None:
+    path = copy / name
+    contents = path.read_bytes()
+    for other in (contents[:-1], contents[: len(contents) // 2], b"", contents + b"x"):
+        path.write_bytes(other)
+        refused(copy, name)
+    path.unlink()
+    refused(copy, "no checkpoint" if name == MANIFEST else f"{name} is missing")
+    path.mkdir()
+    refused(copy, "no checkpoint" if name == MANIFEST else f"{name} is no plain file")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_flipped_bit_is_found(copy: Path, name: str) -> None:
+    path = copy / name
+    contents = bytearray(path.read_bytes())
+    for at in range(0, len(contents), max(1, len(contents) // 40)):
+        contents[at] ^= 1 << at % 8
+        path.write_bytes(contents)
+        refused(copy, name)
+        contents[at] ^= 1 << at % 8
+
+
+@pytest.mark.parametrize("name", [DENSE, ROWS])
+def test_links_are_not_followed(copy: Path, name: str) -> None:
+    outside = copy.parent / "outside"
+    shutil.move(copy / name, outside)
+    (copy / name).symlink_to(outside)
+    refused(copy, f"{name} is a link")
+    assert outside.exists()
+
+
+@pytest.mark.parametrize("name", [DENSE, ROWS])
+def test_a_header_that_claims_much_takes_no_memory(copy: Path, name: str) -> None:
+    header = json.dumps(
+        {"x": {"dtype": "F32", "shape": [25 << 30], "data_offsets": [0, 100 << 30]}}
+    ).encode()
+    (copy / name).write_bytes(struct.pack("<Q", len(header)) + header)
+    resealed(copy, name)
+    refused(copy, name)
+    (copy / name).write_bytes(struct.pack("<Q", 100 << 30))
+    resealed(copy, name)
+    refused(copy, name)
+
+
+def test_files_of_another_checkpoint(copy: Path, tmp_path: Path) -> None:
+    model, optimizer = made("memory", tmp_path, "Adam", untouched="exact")
+    train(model, optimizer, range(9))
+    other = Path(hb.save(tmp_path / "other", model, optimizer, step=9).path)
+    for name in (DENSE, ROWS):
+        contents = (copy / name).read_bytes()
+        shutil.copy(other / name, copy / name)
+        refused(copy, name)
+        (copy / name).write_bytes(contents)
+
+
+CHANGES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
+    "a later version": (lambda m: m.update(version=2), "is of version 2; this Hotbed reads 1"),
+    "another format": (lambda m: m.update(format="x"), "is no manifest"),
+    "changes only": (lambda m: m.update(base="step-1"), "what has changed since 'step-1'"),
+    "a name outside": (
+        lambda m: m["files"][1].update(name="../rows-0-0.safetensors"),
+        r"names the file '../rows-0-0",
+    ),
+    "an absolute name": (lambda m: m["files"][1].update(name="/etc/passwd"), "names the file"),
+    "a file twice": (lambda m: m["files"].append(m["files"][1]), "or twice"),
+    "no files": (lambda m: m.update(files=[]), "cannot be loaded"),
+    "no entries": (lambda m: m.pop("values"), "lacks entries"),
+    "an odd table": (lambda m: m["tables"]["embeddings.item"].update(dim="4"), "is incomplete"),
+    "an odd key": (lambda m: m["tables"]["embeddings.item"].update(key="-1"), "is incomplete"),
+    "rows of no table": (lambda m: m["files"][1]["rows"].update(x={}), "which is no such table"),
+    "columns outside": (
+        lambda m: m["files"][1]["rows"]["embeddings.item"].update(columns=[0, 5]),
+        "which is no such table",
+    ),
+    "a value of another kind": (
+        lambda m: m["values"]["random"].update(pickle="x"),
+        "cannot be loaded|is no value",
+    ),
+    "an odd history": (
+        lambda m: m["tables"]["embeddings.item"]["rule"]["history"].update(runs=[[-1]]),
+        "cannot be loaded",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_manifests_of_others(copy: Path, what: str) -> None:
+    change, says = CHANGES[what]
+    rewritten(copy, change)
+    refused(copy, says)
+
+
+def test_what_is_not_known_is_passed_over(copy: Path) -> None:
+    rewritten(copy, lambda m: m.update(comment="mine"))
+    rewritten(copy, lambda m: m["tables"]["embeddings.item"].update(comment="mine"))
+    model, optimizer = made("memory", copy.parent, "Adam", untouched="exact")
+    assert hb.load(copy, model, optimizer).step == 3
+
+
+def test_a_full_disk_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, optimizer = made("memory", tmp_path, "Adam")
+    hb.save(tmp_path / "run", model, optimizer, step=0)
+    train(model, optimizer, range(2))
+    real, count = os.fsync, [0]
+    failing = 0
+
+    def fsync(descriptor: int) -> None:
+        count[0] += 1
+        if count[0] == failing:
+            raise OSError(28, "No space left on device")
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    for failing in range(1, 7):
+        count[0] = 0
+        try:
+            hb.save(tmp_path / "run", model, optimizer, step=failing)
+        except OSError as error:
+            assert error.errno == 28
+        found = hb.load(tmp_path / "run", *made("memory", tmp_path, "Adam"))
+        assert found.step in (0, failing)
+    train(model, optimizer, range(2, 4))
+    monkeypatch.undo()
+    hb.save(tmp_path / "run", model, optimizer, step=9, keep=1)
+    assert len(list((tmp_path / "run").iterdir())) == 1
