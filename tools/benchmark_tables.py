@@ -12,6 +12,8 @@ PAGE = ROOT / "docs" / "benchmarks.md"
 SCENARIOS = (
     "step",
     "step-multihot",
+    "step-narrow",
+    "step-ragged",
     "dynamic",
     "index",
     "resolve",
@@ -20,6 +22,7 @@ SCENARIOS = (
     "capacity",
     "synthetic",
     "train",
+    "save",
     "busy",
     "import",
 )
@@ -41,6 +44,11 @@ def section(result: dict[str, Any]) -> str:
     copy = hardware["copy_gb_per_s"]
     peer = "fbgemm-gpu-cpu"
     beside = f", FBGEMM {versions[peer]}" if result["scenario"].startswith("step") else ""
+    if any(remark.startswith("NOISY: ") for remark in result["remarks"]):
+        return (
+            f"### `{result['scenario']}`\n\nThe run of {result['date'][:10]} calls itself noisy, so it is "
+            "not quoted; it has to be run again.\n"
+        )
     lines = [
         f"### `{result['scenario']}`\n",
         f"`python -m benchmarks {result['scenario']}` · {result['date'][:10]} · commit "
@@ -57,24 +65,29 @@ def section(result: dict[str, Any]) -> str:
         lines += ["| figure | value |", "|---|---|"]
         lines += [f"| {name} | {_number(value)} |" for name, value in figures.items()]
         lines.append("")
-    for remark in result["remarks"]:
-        if remark.startswith("NOISY: "):
-            lines.append(f"This run calls itself noisy: {remark[7:].rstrip('.')}.\n")
     return "\n".join(lines)
 
 
 def timings(rows: list[dict[str, Any]]) -> list[str]:
-    """A line a contender, with its multiple of the floor where it has one."""
-    floors = any(row.get("floor_ms") for row in rows)
-    lines = [
-        "| contender | configuration | median ms | min | max |" + (" × floor |" if floors else ""),
-        "|---|---|---|---|---|" + ("---|" if floors else ""),
-    ]
-    for row in rows:
-        times = " | ".join(_milliseconds(row[f"{what}_ms"]) for what in ("median", "min", "max"))
-        floor = f" {row.get('times_floor') or '–'} |" if floors else ""
-        lines.append(f"| {row['name']} | {row['config']} | {times} |{floor}")
+    """A line a configuration and a column a contender: the multiple of the floor, or milliseconds where
+    there is no floor."""
+    if not rows:
+        return []
+    floors = any(row.get("times_floor") for row in rows)
+    names = list(dict.fromkeys(row["name"] for row in rows))
+    unit = "× floor" if floors else "median ms"
+    lines = [f"| {unit} | {' | '.join(names)} |", "|---|" + "---|" * len(names)]
+    for config in dict.fromkeys(row["config"] for row in rows):
+        own = {row["name"]: row for row in rows if row["config"] == config}
+        cells = [_cell(own[name], floors) if name in own else "" for name in names]
+        lines.append(f"| {config} | {' | '.join(cells)} |")
     return [*lines, ""]
+
+
+def _cell(row: dict[str, Any], floors: bool) -> str:
+    if floors and row.get("times_floor"):
+        return str(row["times_floor"])
+    return _milliseconds(row["median_ms"]) + (" ms" if floors else "")
 
 
 def _milliseconds(value: float) -> str:

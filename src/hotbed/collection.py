@@ -201,9 +201,6 @@ class EmbeddingCollection(TableOwner):
 
     @outside_graphs
     def forward(self, inputs: Any) -> Any:
-        tiers = self.tiers
-        if tiers is not None:
-            tiers.release_spent()
         bags = self._read(inputs)
         outputs: list[Any] = self._look_up(self._live, self._table_of, list(self.features), bags)
         for f, bag in enumerate(bags):
@@ -291,15 +288,12 @@ class EmbeddingCollection(TableOwner):
         In a training with nothing beside it ``rows_from_host`` + ``rows_from_ssd`` =
         ``rows_missed`` - ``rows_created``, if each batch that look-ahead brought up was used.
         """
-        return {} if self.tiers is None else self.tiers.stats()
+        return self._live[0].place.stats()
 
     def flush(self) -> None:
         """Writes every row that the lowest tier lacks, and to the disk, for looking at it with
         ``hotbed inspect``."""
-        if self.tiers is not None:
-            self.tiers.settle()
-            self.tiers.core.flush()
-            self.tiers.note_hottest()
+        self._live[0].place.flush()
 
     def hottest(self, name: str, count: int = hottest.COUNT) -> list[hottest.Used]:
         """The most used ids of a table as (id, uses, excess), wherever their rows lie.

@@ -352,8 +352,15 @@ def test_shuffling(tmp_path):
     log = CriteoLog(path, 4, shuffle=17)  # windows of 20 rows
     torch.manual_seed(3)
     first, second = rows_of(log), rows_of(log)
+    assert first != second
     torch.manual_seed(3)
-    assert rows_of(log) == first != second
+    again = CriteoLog(path, 4, shuffle=17)
+    assert rows_of(again) == first
+    assert rows_of(CriteoLog(path, 4, shuffle=17, seed=again.seed)) == first
+    log.seek(2, 3)
+    assert rows_of(log) == second[12:]
+    log.seek(1)
+    assert [rows_of(log), rows_of(log)] == [first, second]
     for window in (range(20), range(20, 40), range(40, 50)):
         assert sorted(first[window.start : window.stop]) == list(window)
         assert first[window.start : window.stop] != list(window)

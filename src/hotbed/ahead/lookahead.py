@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 import warnings
 from collections.abc import Iterable, Iterator
@@ -12,6 +13,7 @@ from torch import nn
 from hotbed.ahead.source import Source
 from hotbed.ahead.window import Inputs, Window
 from hotbed.collection import EmbeddingCollection
+from hotbed.data.position import seek
 from hotbed.errors import TableError
 
 __all__ = ["lookahead"]
@@ -94,6 +96,12 @@ class Lookahead(Generic[T]):
         self.horizon = max(self.depth, _count("horizon", horizon))
         self._left: Source[T] | None = None
         self._said: set[str] = set()
+        self._passed = 0
+
+    def seek(self, epoch: int, batches: int = 0) -> None:
+        """The next iteration is that of `epoch` (from 1), but for its first `batches`, whose rows nobody
+        looks up; see `hotbed.train.Position`."""
+        self._passed = seek(self.loader, epoch, batches)
 
     def __len__(self) -> int:
         return len(self.loader)  # type: ignore[arg-type]
@@ -102,6 +110,9 @@ class Lookahead(Generic[T]):
         if self._left is not None:
             self._left.wait()  # loaders are iterated by one thread at a time
         iterator = iter(self.loader)
+        passed, self._passed = self._passed, 0
+        for _ in itertools.islice(iterator, passed):
+            pass
         source: Source[T] = Source(iterator)
         if self._left is not None and self._left.iterator is iterator:
             source = self._left

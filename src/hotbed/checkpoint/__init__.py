@@ -3,5 +3,6 @@
 from hotbed.checkpoint.files import CheckpointError
 from hotbed.checkpoint.loading import Restored, load
 from hotbed.checkpoint.saving import Saved, save
+from hotbed.checkpoint.single import Chunk, read, write
 
-__all__ = ["CheckpointError", "Restored", "Saved", "load", "save"]
+__all__ = ["CheckpointError", "Chunk", "Restored", "Saved", "load", "read", "save", "write"]

@@ -14,8 +14,6 @@ from collections.abc import Mapping
 from typing import Any, BinaryIO
 
 import numpy as np
-from safetensors import SafetensorError
-from safetensors.torch import load, save
 from torch import Tensor
 
 from hotbed import _core
@@ -81,6 +79,8 @@ def write_tensors(path: str, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     Raises:
         OSError: a part of it may be there.
     """
+    from safetensors.torch import save  # not by `import hotbed`
+
     contents = save({name: t.detach().cpu().contiguous() for name, t in tensors.items()})
     with open(path, "xb") as file:
         file.write(contents)
@@ -99,6 +99,9 @@ def read_tensors(path: str, expected: Any) -> dict[str, Tensor]:
         CheckpointError: the file is missing, no plain file, not what was written, or no safetensors
             file; no more memory was taken than twice its bytes.
     """
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
     contents = _checked_bytes(path, expected)
     try:
         return load(contents)

@@ -71,7 +71,7 @@ def load(
             loading = _Loading(folder, manifest, model, several(optimizer), strict)
             loading.take_values(several(scheduler), several(loader))
             loading.take_rows()
-            if optimizer is not None:
+            if optimizer is not None and "random" in loading.values:
                 give_random_states(loading.values["random"])
         except HotbedError:
             raise
@@ -149,6 +149,9 @@ class _Loading:
             ("loaders", loaders),
         ):
             saved = self.values[what]
+            if own and not saved and not self.strict:
+                self.missing.append(what)
+                continue
             if own and len(own) != len(saved):
                 raise CheckpointError(
                     f"{loading_from(self.folder)} has {len(saved)} {what}, and {len(own)} were given."

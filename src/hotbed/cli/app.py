@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from hotbed.cli import checkpoint
 from hotbed.cli.inspect import inspect
 from hotbed.cli.predict import predict
 from hotbed.cli.train import train
@@ -98,3 +99,4 @@ def _spread(args: list[str]) -> list[str]:
 
 for command in (train, predict, inspect):
     app.command(cls=Command)(command)
+app.add_typer(checkpoint.app, name="checkpoint")

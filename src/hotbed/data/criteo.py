@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -70,9 +71,11 @@ class CriteoLog(IterableDataset[Batch]):
             ones do.
         shuffle: False keeps the order of the file, which for click logs is time. A number (True
             means 65,536) permutes rows within windows of that many, rounded up to whole batches;
-            the permutations are drawn from torch's default generator at each new iteration.
+            the permutations depend on `seed` and on how many iterations went before.
         labels: True where lines start with a label (40 columns), False where they do not (39),
             ``"auto"`` to let the first line decide for all.
+        seed: of the permutations, 64 bits; None: one drawn from torch's default generator at the first
+            iteration.
 
     In a ``DataLoader(log, batch_size=None, num_workers=k)`` worker w reads batches w, w + k, ...
     (windows, with `shuffle`), so every row comes once and, unshuffled, the batches come in the
@@ -96,6 +99,7 @@ class CriteoLog(IterableDataset[Batch]):
         rows: slice | tuple[int | None, int | None] | None = None,
         shuffle: bool | int = False,
         labels: bool | Literal["auto"] = True,
+        seed: int | None = None,
     ) -> None:
         self.paths = _existing(paths)
         if batch_size < 1:
@@ -112,6 +116,11 @@ class CriteoLog(IterableDataset[Batch]):
         self.drop_last = drop_last
         self.shuffle = window
         self.labels = labels
+        self.seed = seed
+        self._epoch, self._passed = (
+            0,
+            0,
+        )  # of the next iteration, and its batches that are passed over
         self.start, self.stop = self._range(rows)
         # A row for each worker (the first: no workers) in memory that all of them share: a counter,
         # and example messages, one a line.
@@ -160,7 +169,16 @@ class CriteoLog(IterableDataset[Batch]):
         test = self._with(rows=(cut, self.start + total), drop_last=False, shuffle=False)
         return train, test
 
+    def seek(self, epoch: int, batches: int = 0) -> None:
+        """The next iteration is that of `epoch` (from 1), but for its first `batches`, which are read and
+        not given. In a DataLoader with workers, pass over them there."""
+        if epoch < 1 or batches < 0:
+            raise ValueError(f"epoch is {epoch} and batches {batches}; they count from 1 and 0.")
+        self._epoch, self._passed = epoch - 1, batches
+
     def __iter__(self) -> Iterator[Batch]:
+        epoch, passed = self._epoch, self._passed
+        self._epoch, self._passed = epoch + 1, 0
         info = get_worker_info()
         worker, workers = (info.id, info.num_workers) if info else (0, 1)
         if workers > _MOST_WORKERS:
@@ -168,8 +186,9 @@ class CriteoLog(IterableDataset[Batch]):
         generator = None
         unit = self.batch_size
         if self.shuffle:
-            seed = int(torch.randint(2**62, ()))
-            generator = np.random.default_rng(seed)
+            if self.seed is None:
+                self.seed = int(torch.randint(2**62, ()))
+            generator = np.random.default_rng((self.seed, epoch, worker))
             unit = -(-self.shuffle // self.batch_size) * self.batch_size
         row = 1 + worker if info else 0
         for shared in (self._counts, self._examples):
@@ -180,7 +199,8 @@ class CriteoLog(IterableDataset[Batch]):
                     shared[0] = 0
         reader = _Reader(self.paths)
         try:
-            yield from self._units(reader, unit, worker, workers, generator)
+            batches = self._units(reader, unit, worker, workers, generator)
+            yield from itertools.islice(batches, passed, None)
         finally:
             if reader.faults:
                 _logger.warning(
@@ -255,6 +275,7 @@ class CriteoLog(IterableDataset[Batch]):
             "drop_last": self.drop_last,
             "shuffle": self.shuffle,
             "labels": self.labels,
+            "seed": self.seed,
         }
         return CriteoLog(self.paths, **{**options, **changes})
 

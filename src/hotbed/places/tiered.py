@@ -45,10 +45,19 @@ class Tiered(OfCore):
         return f"the tiers of a Storage on {self.device}"
 
     def settle(self) -> None:
+        self.tiers.release_spent()
         self.tiers.settle()
 
     def settled(self, live: Sequence[Any]) -> bool:
         return not any(table.core.homeless for table in live)
+
+    def stats(self) -> dict[str, float]:
+        return self.tiers.stats()
+
+    def flush(self) -> None:
+        self.tiers.settle()
+        self.tiers.core.flush()
+        self.tiers.note_hottest()
 
     # -- lookups ---------------------------------------------------------------------------------
 

@@ -100,11 +100,10 @@ class WholeOnDevice(OnDevice):
         """A copy of rows and states that lie in the core's memory."""
         core = rows.core
         made = cls(core, rows.spec, device, rows.budget)
-        _copy_by_parts(_core.weights(core), made.plane)
-        for k, (name, width) in enumerate(zip(core.state_names, core.state_widths(), strict=True)):
-            plane = made._room((len(made.plane), width), torch.float32, f"state {name}")
-            _copy_by_parts(_core.state(core, k), plane)
-            made.states.append(plane)
+        for name, width in zip(core.state_names, core.state_widths(), strict=True):
+            made.states.append(made._room((len(made.plane), width), torch.float32, f"state {name}"))
+        for some in rows.records():
+            made.write(some)
         return made
 
     # -- lookups ---------------------------------------------------------------------------------
@@ -225,10 +224,10 @@ class WholeOnDevice(OnDevice):
 
     def move_to_host(self, live: Any) -> None:
         self.core.take_rows_back()
-        _copy_by_parts(self.plane, _core.weights(self.core))
-        for k, plane in enumerate(self.states):
-            _copy_by_parts(plane, _core.state(self.core, k))
-        live.adopt(Memory(self.core, self.spec, self.budget))
+        there = Memory(self.core, self.spec, self.budget)
+        for some in self.records():
+            there.write(some)
+        live.adopt(there)
 
     def _room(self, shape: tuple[int, int], dtype: torch.dtype, part: str) -> Tensor:
         try:
@@ -240,12 +239,6 @@ class WholeOnDevice(OnDevice):
                 "its collection storage=hotbed.Storage(device=..., host=...), which keeps there what "
                 f"fits, or use a smaller dtype or dim. ({str(error).splitlines()[0]})"
             ) from None
-
-
-def _copy_by_parts(source: Any, target: Any) -> None:
-    """A copy between devices without another one of all of it on the way."""
-    for begin in range(0, len(source), _ROWS_AT_ONCE):
-        target[begin : begin + _ROWS_AT_ONCE].copy_(source[begin : begin + _ROWS_AT_ONCE])
 
 
 def _last_of_each(ids: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -244,6 +244,15 @@ class Place(abc.ABC):
     def memory(self) -> dict[str, int]:
         """Bytes by what they hold, wherever that lies."""
 
+    # -- tiers below -----------------------------------------------------------------------------
+
+    def stats(self) -> dict[str, float]:
+        """What its tiers have done so far; empty where there are none."""
+        return {}
+
+    def flush(self) -> None:
+        """Brings to the disk what the tiers of its group keep there."""
+
     # -- states ----------------------------------------------------------------------------------
 
     def refuse_exact(self, optimizer: str) -> None:

@@ -1,5 +1,7 @@
 """Training: a loop, its metrics, its progress bar."""
 
+from hotbed.data.position import Position
+from hotbed.train.checkpoints import Checkpoints
 from hotbed.train.loop import (
     Callback,
     Evaluation,
@@ -15,8 +17,10 @@ from hotbed.train.metrics import RunningAuc, auc, logloss
 
 __all__ = [
     "Callback",
+    "Checkpoints",
     "Evaluation",
     "FitResult",
+    "Position",
     "RunningAuc",
     "Step",
     "TrainingError",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import signal
 import threading
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from hotbed.collection import EmbeddingCollection
+from hotbed.data.position import Position, seek
 from hotbed.errors import HotbedError
 from hotbed.trace import span
 from hotbed.train.metrics import auc, logloss
@@ -102,6 +104,7 @@ def fit(
     callbacks: Sequence[Callback] = (),
     device: torch.device | str | None = None,
     should_stop: Callable[[], bool] | None = None,
+    position: Position | None = None,
 ) -> FitResult:
     """Train `model` on `batches`; `model(batch)` returns the logits of ``batch["label"]``.
 
@@ -116,6 +119,9 @@ def fit(
         device: where batches are moved; None leaves them where they are. Ids of tables in tiers stay,
             as they are looked up on the host, and look-ahead knows them by where they lie.
         should_stop: asked after each step; True ends the run (see `stop_on_interrupt`).
+        position: where to begin; it goes along with the training, and is right whenever a callback is told
+            of a step. Default: the beginning. Batches before it are passed over by the loader, if it has a
+            method ``seek(epoch, batches)``, as `CriteoLog` and `lookahead` have; else they are asked for.
 
     Raises:
         TrainingError: the loss of a batch is NaN or infinite; that step is not taken. On a device nothing
@@ -124,14 +130,17 @@ def fit(
         NotFiniteError: of such a gradient.
     """
     result = FitResult()
+    position = Position() if position is None else position
     staying = _ids_of_tiers(model)
     model.train()
     for callback in callbacks:
         callback.on_start(model)
     began = time.perf_counter()
     try:
-        for epoch in range(1, epochs + 1):
-            for batch in batches:
+        for epoch in range(position.epoch, epochs + 1):
+            passed = seek(batches, epoch, position.batch)
+            for batch in itertools.islice(batches, passed, None):
+                position.batch += 1
                 batch = _moved(batch, device, staying)
                 labels = batch["label"]
                 if not len(labels):
@@ -141,7 +150,7 @@ def fit(
                     value = loss(logits, labels)
                 if value.device.type == "cpu" and not math.isfinite(value.item()):
                     raise TrainingError(
-                        f"Step {result.steps + 1}, epoch {epoch}: the loss is {value.item()}, so the "
+                        f"Step {position.steps + 1}, epoch {epoch}: the loss is {value.item()}, so the "
                         "step was not taken. Lower the learning rate, or look for extreme inputs."
                     )
                 with span("backward"):
@@ -153,9 +162,11 @@ def fit(
                     scheduler.step()
                 result.steps += 1
                 result.rows += len(labels)
+                position.steps += 1
+                position.rows += len(labels)
                 result.seconds = time.perf_counter() - began
                 step = Step(
-                    result.steps, epoch, result.rows, value.detach(), logits.detach(), labels
+                    position.steps, epoch, position.rows, value.detach(), logits.detach(), labels
                 )
                 for callback in callbacks:
                     callback.on_step(step)
@@ -163,6 +174,7 @@ def fit(
                     result.interrupted = True
                     return result
             result.epochs = epoch
+            position.epoch, position.batch = epoch + 1, 0
             for callback in callbacks:
                 callback.on_epoch(epoch)
     finally:

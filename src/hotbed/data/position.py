@@ -1,0 +1,47 @@
+"""Where in its data a training stands."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+__all__ = ["Position", "seek"]
+
+
+@dataclasses.dataclass(slots=True)
+class Position:
+    """How far a training has come. `hotbed.train.fit` begins there and keeps it up to date, and
+    ``hotbed.save(loader=position)`` saves it."""
+
+    epoch: int = 1
+    """From 1: the one that is under way, or comes next."""
+    batch: int = 0
+    """Batches of that epoch that are done."""
+    steps: int = 0
+    """Over all epochs."""
+    rows: int = 0
+    """Trained on, over all epochs."""
+
+    def state_dict(self) -> dict[str, int]:
+        return dataclasses.asdict(self)
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        for field in dataclasses.fields(self):
+            setattr(self, field.name, int(state[field.name]))
+
+
+def seek(loader: Any, epoch: int, batches: int) -> int:
+    """Has the next iteration of a loader be that of `epoch` (from 1), but for its first `batches`.
+
+    A loader with a method ``seek(epoch, batches)`` passes over them itself. Of another, the data set (of
+    a ``DataLoader``) is told the epoch if it has such a method.
+
+    Returns:
+        How many batches whoever iterates it has to pass over.
+    """
+    if hasattr(loader, "seek"):
+        loader.seek(epoch, batches)
+        return 0
+    if hasattr(getattr(loader, "dataset", None), "seek"):
+        loader.dataset.seek(epoch, 0)
+    return batches

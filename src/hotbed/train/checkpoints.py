@@ -1,0 +1,71 @@
+"""Checkpoints while a model trains."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from torch import nn
+
+from hotbed.checkpoint import Saved, save
+from hotbed.data.position import Position
+from hotbed.train.loop import Callback, Step
+
+__all__ = ["Checkpoints"]
+
+
+class Checkpoints(Callback):
+    """A callback of `fit` that saves every so many steps, so that a run that was killed can go on.
+
+    >>> position = hb.train.Position()
+    >>> if resume:
+    ...     hb.load("runs/1", model, optimizer, loader=position)
+    >>> checkpoints = hb.train.Checkpoints("runs/1", optimizer, position, every=1000, keep=3)
+    >>> hb.train.fit(model, loader, optimizer, callbacks=[checkpoints], position=position)
+
+    Args:
+        path: a folder of checkpoints.
+        optimizer, scheduler: as `hotbed.save` takes them.
+        position: the one that `fit` is given.
+        every: steps between two checkpoints.
+        keep: how many stay; None: all.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        optimizer: Any,
+        position: Position,
+        *,
+        every: int = 1000,
+        keep: int | None = 3,
+        scheduler: Any = None,
+    ) -> None:
+        if every < 1:
+            raise ValueError(f"every is {every}; it must be 1 or more.")
+        self.path, self.optimizer, self.position = path, optimizer, position
+        self.every, self.keep, self.scheduler = every, keep, scheduler
+        self.last: Saved | None = None
+        """What was saved last."""
+        self._model: nn.Module | None = None
+
+    def on_start(self, model: nn.Module) -> None:
+        self._model = model
+
+    def on_step(self, step: Step) -> None:
+        if step.number % self.every == 0:
+            self.save()
+
+    def save(self) -> Saved:
+        """Saves now."""
+        assert self._model is not None
+        self.last = save(
+            self.path,
+            self._model,
+            self.optimizer,
+            step=self.position.steps,
+            scheduler=self.scheduler,
+            loader=self.position,
+            keep=self.keep,
+        )
+        return self.last

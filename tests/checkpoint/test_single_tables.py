@@ -1,0 +1,104 @@
+"""Tables of a checkpoint by themselves, and the commands that look at one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from small_models import made, train
+from typer.testing import CliRunner
+
+import hotbed as hb
+from hotbed.checkpoint import CheckpointError
+from hotbed.cli.app import app
+
+
+def test_a_table_is_read_in_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hotbed.checkpoint.rows.FILE_BYTES", 1)
+    model, optimizer = made("memory", tmp_path, "Adam", untouched="exact")
+    train(model, optimizer, range(3))
+    saved = hb.save(tmp_path / "run", model, optimizer, step=3)
+    for name in ("item", "user"):
+        chunks = list(hb.checkpoint.read(saved.path, f"embeddings.{name}"))
+        ids = torch.cat([chunk.ids for chunk in chunks])
+        assert ids.sort().values.tolist() == model.embeddings.rows(name).ids.tolist()
+        for chunk in chunks:
+            assert [*chunk.states] == ["exp_avg", "exp_avg_sq"]
+            assert chunk.steps is not None and int(chunk.steps.max()) <= 3
+    with pytest.raises(CheckpointError, match=r"no table 'x'. It has embeddings.item, emb"):
+        next(hb.checkpoint.read(tmp_path / "run", "x"))
+
+
+def test_tables_that_are_made_elsewhere_are_loaded(tmp_path: Path) -> None:
+    ids, vectors = torch.arange(10), torch.randn(10, 3)
+    chunks = [(ids[:6] - 5, vectors[:6]), (ids[6:] * 2**50, vectors[6:])]
+    static = [(ids.flip(0), vectors.double())]
+    folder = hb.checkpoint.write(
+        tmp_path, {"user": iter(chunks), "item": static}, rows={"item": 12}
+    )
+    model = hb.EmbeddingCollection([hb.Table("user", 3), hb.Table("item", 3, rows=12)], seed=0)
+    assert hb.load(folder, model).step == 0
+    assert torch.equal(model.lookup("user", chunks[0][0]), vectors[:6])
+    assert torch.equal(model.lookup("user", chunks[1][0]), vectors[6:])
+    assert torch.equal(model.lookup("item", ids), vectors.flip(0))
+    optimizer = hb.optim.Adagrad(model.parameters())
+    assert "optimizers" in hb.load(folder, model, optimizer, strict=False).missing
+
+
+@pytest.mark.parametrize(
+    ("ids", "weights", "says"),
+    [
+        (torch.arange(3), torch.ones(4, 2), "a chunk must be ids"),
+        (torch.arange(3).int(), torch.ones(3, 2), "a chunk must be ids"),
+        (torch.arange(3), torch.ones(3), "a chunk must be ids"),
+        (torch.arange(3), torch.ones(3, 3), "differ in dim"),
+        (torch.arange(3), torch.ones(3, 2).half(), "differ in dim or dtype"),
+        (torch.arange(3) + 8, torch.ones(3, 2), r"outside \[0, 10\)"),
+    ],
+)
+def test_chunks_that_are_none(
+    tmp_path: Path, ids: torch.Tensor, weights: torch.Tensor, says: str
+) -> None:
+    good = torch.arange(2), torch.ones(2, 2)
+    with pytest.raises(CheckpointError, match=says):
+        hb.checkpoint.write(tmp_path, {"a": [good, (ids, weights)]}, rows={"a": 10})
+    with pytest.raises(CheckpointError, match="has no chunk"):
+        hb.checkpoint.write(tmp_path, {"a": []})
+    assert not list(tmp_path.iterdir())
+
+
+def run(*arguments: object) -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["checkpoint", *map(str, arguments)])
+    return result.exit_code, result.output
+
+
+def test_the_commands(tmp_path: Path) -> None:
+    model, optimizer = made("memory", tmp_path, "Adam")
+    train(model, optimizer, range(2))
+    first = hb.save(tmp_path / "run", model, optimizer, step=2).path
+    model.embeddings.assign("user", [2**60, 2**61], torch.ones(2, 3))
+    model.embeddings.assign("item", [7], torch.ones(1, 4))
+    hb.save(tmp_path / "run", model, optimizer, step=3)
+
+    code, said = run("verify", tmp_path / "run")
+    assert code == 0 and "is whole: step 3" in said
+    code, said = run("show", first, "--json", tmp_path / "shown.json")
+    assert code == 0 and "embeddings.item" in said and "adam" in said
+    shown = json.loads((tmp_path / "shown.json").read_text())
+    assert shown["step"] == 2 and shown["tables"][0]["saved_rows"] == 60
+    code, said = run("diff", first, tmp_path / "run")
+    counts = [line.strip("│ ").split("│") for line in said.splitlines() if "embeddings." in line]
+    numbers = {line[0].strip(): [int(part) for part in line[1:]] for line in counts}
+    users = model.embeddings.count("user") - 2
+    assert numbers == {"embeddings.item": [0, 0, 1, 59], "embeddings.user": [0, 2, 0, users]}
+
+    rows = Path(first) / "rows-0-0.safetensors"
+    contents = bytearray(rows.read_bytes())
+    contents[-1] ^= 1
+    rows.write_bytes(contents)
+    code, said = run("verify", first)
+    assert code == 1 and "1 of 2 files are damaged" in said and "rows-0-0.safetensors" in said
+    code, said = run("verify", tmp_path)
+    assert code == 2 and "no checkpoint" in said

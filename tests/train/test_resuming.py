@@ -1,0 +1,129 @@
+"""A training that was stopped anywhere goes on from its latest checkpoint, and ends where it would have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from kept_in import storage_of
+from torch.utils.data import DataLoader
+
+import hotbed as hb
+from hotbed.data import CATEGORIES, CriteoLog, write_criteo_tsv
+from hotbed.train import Callback, Checkpoints, Position, Step, fit
+
+
+class Killed(Exception):
+    pass
+
+
+class KilledAt(Callback):
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step(self, step: Step) -> None:
+        if step.number == self.step:
+            raise Killed
+
+
+class Losses(Callback):
+    def __init__(self) -> None:
+        self.of: dict[int, float] = {}
+
+    def on_step(self, step: Step) -> None:
+        self.of[step.number] = float(step.loss)
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("log") / "clicks.tsv"
+    write_criteo_tsv(str(path), rows=330, seed=1)
+    return path
+
+
+def loader_of(kind: str, log: Path, model: Any) -> Any:
+    data = CriteoLog(log, 32, shuffle=64, seed=5)
+    match kind:
+        case "log":
+            return data
+        case "look-ahead":
+            return hb.lookahead(data, model)
+        case "workers":
+            return DataLoader(data, batch_size=None)
+        case "look-ahead over workers":
+            return hb.lookahead(DataLoader(data, batch_size=None), model)
+    raise ValueError(kind)
+
+
+def run(
+    log: Path, folder: Path, place: str, kind: str, at: int | None, *, resume: bool
+) -> tuple[dict[int, float], Any]:
+    torch.manual_seed(0)
+    torch.rand(7 if resume else 1)
+    model = hb.models.DLRM(CATEGORIES, 4, 13, seed=1, storage=storage_of(place, folder))
+    optimizer = hb.optim.Adam(model.parameters(), lr=0.01)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.97)
+    position, losses = Position(), Losses()
+    if resume:
+        hb.load(folder / "run", model, optimizer, scheduler=scheduler, loader=position)
+    saving = Checkpoints(folder / "run", optimizer, position, every=4, keep=2, scheduler=scheduler)
+    callbacks = [losses, saving, *([KilledAt(at)] if at else [])]
+    try:
+        fit(
+            model,
+            loader_of(kind, log, model),
+            optimizer,
+            epochs=3,
+            scheduler=scheduler,
+            callbacks=callbacks,
+            position=position,
+        )
+    except Killed:
+        pass
+    return losses.of, model
+
+
+@pytest.mark.parametrize("kind", ["log", "look-ahead", "workers", "look-ahead over workers"])
+@pytest.mark.parametrize("place", ["memory", "budget"])
+@pytest.mark.parametrize("at", [5, 11, 12, 22, 30])
+def test_it_ends_as_one_that_was_never_stopped(
+    tmp_path: Path, log: Path, place: str, kind: str, at: int
+) -> None:
+    expected, model = run(log, tmp_path / "whole", place, kind, None, resume=False)
+    assert len(expected) == 33
+    first, _ = run(log, tmp_path / "stopped", place, kind, at, resume=False)
+    assert max(first) == at
+    second, other = run(log, tmp_path / "stopped", place, kind, None, resume=True)
+    assert min(second) == at // 4 * 4 + 1
+    assert {**first, **second} == expected
+    for mine, theirs in zip(model.parameters(), other.parameters(), strict=True):
+        if not hasattr(mine, "hotbed_table"):
+            assert torch.equal(mine, theirs)
+    for name in model.embeddings.tables:
+        mine, theirs = model.embeddings.rows(name), other.embeddings.rows(name)
+        assert torch.equal(mine.ids, theirs.ids) and torch.equal(mine.values, theirs.values)
+    assert len(list((tmp_path / "stopped" / "run").iterdir())) == 2
+
+
+def test_any_other_loader_is_asked_for_what_was_done(tmp_path: Path) -> None:
+    model = torch.nn.Linear(1, 1)
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = model
+
+        def forward(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+            seen.append(int(batch["x"][0]))
+            return self.layer(batch["x"]).squeeze(1)
+
+    seen: list[int] = []
+    batches = [{"x": torch.full((2, 1), float(n)), "label": torch.ones(2)} for n in range(5)]
+    whole = Model()
+    optimizer = torch.optim.SGD(whole.parameters(), 0.1)
+    position = Position(epoch=2, batch=3, steps=8, rows=16)
+    result = fit(whole, batches, optimizer, epochs=3, position=position)
+    assert seen == [3, 4, 0, 1, 2, 3, 4]
+    assert (result.steps, position) == (7, Position(4, 0, 15, 30))
