@@ -208,6 +208,29 @@ def test_what_does_not_fit_is_told(tmp_path: Path) -> None:
         hb.load(tmp_path / "weights", again, adagrad)
 
 
+@pytest.mark.parametrize("saved", ["lazy", "exact"])
+@pytest.mark.parametrize("own", ["lazy", "exact"])
+def test_an_optimizer_that_is_not_given_keeps_its_states(
+    tmp_path: Path, saved: str, own: str
+) -> None:
+    model, optimizer = made("memory", tmp_path, "Adam", untouched=saved)
+    train(model, optimizer, range(3))
+    hb.save(tmp_path / "run", model, optimizer, step=3)
+    other, its_optimizer = made("memory", tmp_path, "Adam", untouched=own)
+    train(other, its_optimizer, range(5))
+    if saved == "exact":
+        with pytest.raises(CheckpointError, match="Give load its optimizer, or load before"):
+            hb.load(tmp_path / "run", other)
+        return
+    before = its_optimizer.state_dict()["state"][0]
+    hb.load(tmp_path / "run", other)
+    after = its_optimizer.state_dict()["state"][0]
+    assert after["step"] == before["step"] == 5
+    assert torch.equal(before["exp_avg"], after["exp_avg"])
+    ids = torch.arange(60)
+    assert torch.equal(other.embeddings.lookup("item", ids), model.embeddings.lookup("item", ids))
+
+
 class Holder(nn.Module):
     def __init__(self, *tables: hb.Table) -> None:
         super().__init__()

@@ -25,12 +25,33 @@ from typing import Any
 
 from hotbed.checkpoint.files import CheckpointError, sync_folder, write_json_sealed
 
-__all__ = ["MANIFEST", "complete_in", "finish", "keep_latest", "new_folder", "opened", "sweep"]
+__all__ = [
+    "MANIFEST",
+    "complete_in",
+    "finish",
+    "holds_file",
+    "is_of_checkpoints",
+    "keep_latest",
+    "new_folder",
+    "opened",
+    "sweep",
+]
 
 MANIFEST = "checkpoint.json"
 _NEXT = "checkpoint.json.new"
 _NAME = re.compile(r"step-([0-9]{12,})(?:\.([0-9]+))?")
 _OWN = re.compile(r"(dense|rows-[0-9]+-[0-9]+)\.safetensors|checkpoint\.json(\.new)?")
+
+
+def is_of_checkpoints(name: str) -> bool:
+    """Whether a file of that name, relative to the folder of a run, is of a checkpoint's."""
+    first, _, _ = name.partition(os.sep)
+    return _NAME.fullmatch(first) is not None
+
+
+def holds_file(root: str, name: str) -> bool:
+    """Whether a file of that name, relative to a folder of checkpoints, is part of one that is there."""
+    return is_of_checkpoints(name) and bool(complete_in(root))
 
 
 def complete_in(root: str) -> list[str]:

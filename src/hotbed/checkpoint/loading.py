@@ -161,6 +161,7 @@ class _Loading:
 
     def take_rows(self) -> None:
         finish: list[Callable[[], None]] = []
+        as_stored = set(self.with_states)  # tables whose rows come with their states and steps
         for table in self.tables.values():
             table.ready()
         with alone(self.tables.values()):
@@ -170,13 +171,18 @@ class _Loading:
                 rule = entry["rule"]
                 if stem in self.with_states:
                     give_history(table.rule, rule)
-                elif rule is not None and rule["untouched"] == "exact" and table.rule is None:
+                elif rule is not None and rule["untouched"] == "exact":
+                    if table.rule is not None:
+                        raise CheckpointError(
+                            f"Table {stem!r} was saved with rows that are behind its optimizer. Give "
+                            "load its optimizer, or load before one is made."
+                        )
                     finish.append(current_anyway(table, rule))
+                    as_stored.add(stem)
             for path, rows in read_rows(self.folder, self.manifest["files"], [*self.tables]):
                 table = self.tables[rows.stem]
-                states = table.rule is not None and self.manifest["tables"][rows.stem]["rule"]
                 try:
-                    self._take(table, rows.columns, rows.tensors, bool(states))
+                    self._take(table, rows.columns, rows.tensors, rows.stem in as_stored)
                 except (KeyError, ValueError, IndexError) as error:
                     if isinstance(error, HotbedError):
                         raise CheckpointError(f"{path}: {error}") from error
@@ -187,7 +193,7 @@ class _Loading:
                 one()
 
     def _take(
-        self, table: LiveTable, saved: slice, tensors: dict[str, Tensor], states: bool
+        self, table: LiveTable, saved: slice, tensors: dict[str, Tensor], as_stored: bool
     ) -> None:
         ids, here = ids_of(table, tensors["ids"])
         own = columns_of(table)
@@ -212,11 +218,13 @@ class _Loading:
         ):
             raise ValueError("it has ids that are none of the table")
         own_states = None
-        if states:
+        if as_stored:
             named = zip(core.state_names, core.state_widths(), strict=True)
             own_states = [of_table(f"states/{n}", spec.compute_dtype, width) for n, width in named]
         steps = None
-        if table.follows:
+        if table.follows and as_stored:
             steps = tensors["steps"] if here is None else tensors["steps"][here]
+        elif table.follows:
+            steps = torch.full_like(ids, table.rule.steps)
         weights = of_table("weights", spec.dtype, spec.dim)
         table.write(Records(ids.contiguous(), weights, own_states, steps))

@@ -63,6 +63,24 @@ def train(
     save: Annotated[
         str | None, typer.Option("--save", metavar="DIR", help="Save the model here.")
     ] = None,
+    checkpoint: Annotated[
+        str | None,
+        typer.Option(
+            "--checkpoint",
+            metavar="DIR",
+            help="Save the run here every so many steps (--every), so that it can go on.",
+        ),
+    ] = None,
+    every: Annotated[int, typer.Option(help="Steps between two checkpoints.")] = 1000,
+    keep: Annotated[int, typer.Option(help="Checkpoints that stay in --checkpoint.")] = 3,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume",
+            help="Go on from the latest in --checkpoint; begin if there is none. The end is the same to "
+            "the bit as that of a run that was never stopped.",
+        ),
+    ] = False,
     on: Annotated[
         str, typer.Option(help="Where the model computes: cpu, cuda or cuda:N. See --device.")
     ] = "cpu",
@@ -116,6 +134,8 @@ def train(
 
       [cyan]hotbed train --data train.tsv.gz --host 2GB --ssd /nvme/rows[/cyan]
 
+      [cyan]hotbed train --data train.tsv.gz --checkpoint runs/1 --resume[/cyan]
+
       [cyan]hotbed train --data train.tsv.gz --on cuda --device 8GB --host 40GB[/cyan]
 
       [cyan]hotbed train --model wide-deep --data day_*.tsv --optimizer ftrl --lr 0.05[/cyan]
@@ -141,6 +161,10 @@ def train(
             seed=seed,
             json=json,
             save=save,
+            checkpoint=checkpoint,
+            every=every,
+            keep=keep,
+            resume=resume,
             on=on,
             device=device,
             host=host,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
@@ -27,6 +28,8 @@ class Checkpoints(Callback):
         path: a folder of checkpoints.
         optimizer, scheduler: as `hotbed.save` takes them.
         position: the one that `fit` is given.
+        beside: what else is saved by its ``state_dict()``; `hotbed.load` takes it as ``loader=[position,
+            *beside]``.
         every: steps between two checkpoints.
         keep: how many stay; None: all.
     """
@@ -40,11 +43,13 @@ class Checkpoints(Callback):
         every: int = 1000,
         keep: int | None = 3,
         scheduler: Any = None,
+        beside: Sequence[Any] = (),
     ) -> None:
         if every < 1:
             raise ValueError(f"every is {every}; it must be 1 or more.")
         self.path, self.optimizer, self.position = path, optimizer, position
         self.every, self.keep, self.scheduler = every, keep, scheduler
+        self.beside = beside
         self.last: Saved | None = None
         """What was saved last."""
         self._model: nn.Module | None = None
@@ -65,7 +70,7 @@ class Checkpoints(Callback):
             self.optimizer,
             step=self.position.steps,
             scheduler=self.scheduler,
-            loader=self.position,
+            loader=[self.position, *self.beside],
             keep=self.keep,
         )
         return self.last

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from hotbed.checkpoint import folder as checkpoints
 from hotbed.files import is_special
 from hotbed.train import run_note, saved_folder
 from hotbed.train.report import OutputError
@@ -17,6 +18,7 @@ __all__ = ["Folder", "Named", "refuse_clashes"]
 _HELD_FILES = (
     (saved_folder.holds_file, "a saved model"),
     (run_note.holds_file, "the rows of a run"),
+    (checkpoints.holds_file, "a checkpoint"),
 )
 _DEEPEST = 2
 """Folders between such a file and its folder, with that."""

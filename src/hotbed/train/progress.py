@@ -53,6 +53,7 @@ class ProgressBar(Callback):
         self._loss: torch.Tensor | None = None
         self._began = self._drawn = 0.0
         self._last: Step | None = None
+        self._before = 0  # rows of earlier runs, where one goes on
         # A narrow terminal has its place for figures.
         bar = [BarColumn(bar_width=_BAR_WIDTH)] if console.width >= 60 else []
         self._room = console.width - _BESIDE_FIGURES - (_BAR_WIDTH + 1) * len(bar)
@@ -75,6 +76,8 @@ class ProgressBar(Callback):
     def on_step(self, step: Step) -> None:
         self._loss = step.loss if self._loss is None else 0.98 * self._loss + 0.02 * step.loss
         self._waiting.append((step.logits, step.labels))
+        if self._last is None:
+            self._before = step.rows - len(step.labels)
         self._last = step
         if time.perf_counter() - self._drawn >= _REFRESH_SECONDS:
             self._draw()
@@ -110,7 +113,7 @@ class ProgressBar(Callback):
         yield f"loss {float(self._loss):.4f}"
         if not math.isnan(area := self._auc.value()):
             yield f"AUC {area:.4f}"
-        yield f"{short(self._last.rows / (self._drawn - self._began))} samples/s"
+        yield f"{short((self._last.rows - self._before) / (self._drawn - self._began))} samples/s"
         if self._stored_rows is not None:
             yield f"{short(self._stored_rows())} rows"
 

@@ -14,12 +14,16 @@ from rich.console import Console
 from torch import nn
 
 from hotbed.ahead.lookahead import lookahead
+from hotbed.checkpoint import Saved, load
+from hotbed.checkpoint.folder import complete_in
 from hotbed.collection import EmbeddingCollection
 from hotbed.data import CATEGORIES, DENSE, CriteoLog
+from hotbed.data.position import Position
 from hotbed.errors import StorageError
 from hotbed.models import MODELS
 from hotbed.storage import Storage
 from hotbed.trace import Trace
+from hotbed.train.checkpoints import Checkpoints
 from hotbed.train.loop import (
     Callback,
     Evaluation,
@@ -52,6 +56,77 @@ class _Reached(Callback):
         self.result = FitResult(step.rows, step.number, step.epoch - 1, seconds, True)
 
 
+class _Saving(Checkpoints):
+    """The checkpoints of a run; rows on the SSD may go when they are in one."""
+
+    def __init__(
+        self, settings: TrainSettings, optimizer: Any, position: Position, progress: Console
+    ) -> None:
+        assert settings.checkpoint is not None
+        super().__init__(
+            settings.checkpoint,
+            optimizer,
+            position,
+            every=settings.every,
+            keep=settings.keep,
+            beside=[_SameRun(settings)],
+        )
+        self.settings, self.progress = settings, progress
+        self.at = -1
+        """The step of the latest."""
+
+    def begin(self, model: nn.Module) -> None:
+        """Goes on with the run that is there, or saves the beginning of a new one.
+
+        Raises:
+            SettingsError: there is one, and it is not to go on; or it is another.
+        """
+        self.on_start(model)
+        assert self.settings.checkpoint is not None
+        there = bool(complete_in(self.settings.checkpoint))
+        if there and not self.settings.resume:
+            raise SettingsError(
+                f"--checkpoint {self.settings.checkpoint} holds checkpoints of a run. Go on with it by "
+                "--resume, or name another folder."
+            )
+        if there:
+            load(self.path, model, self.optimizer, loader=[self.position, *self.beside])
+            self.at = self.position.steps
+        else:
+            self.save()
+
+    def save(self) -> Saved:
+        saved = super().save()
+        self.at = saved.step
+        _leave_note(self.settings, self.progress, may_go=True)
+        return saved
+
+
+class _SameRun:
+    """What must not change when a run goes on, or it would not be the same."""
+
+    NAMES = (
+        *("data", "model", "dim", "optimizer", "lr", "batch_size", "test_fraction", "shuffle"),
+        *("on_error", "seed"),
+    )
+
+    def __init__(self, settings: TrainSettings) -> None:
+        self.settings = settings
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: getattr(self.settings, name) for name in self.NAMES}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name, was in state.items():
+            if was != (now := getattr(self.settings, name)):
+                option = name.replace("_", "-")
+                was, now = (" ".join(v) if name == "data" else v for v in (was, now))
+                raise SettingsError(
+                    f"--resume: the run in {self.settings.checkpoint} has --{option} {was}, and now it is "
+                    f"{now}. Give it as it was, or begin a new run in another folder."
+                )
+
+
 def train(settings: TrainSettings, progress: Console, results: Console) -> dict[str, Any]:
     """Train, evaluate, save and report as `settings` say; returns what --json writes.
 
@@ -74,6 +149,7 @@ def train(settings: TrainSettings, progress: Console, results: Console) -> dict[
         settings.batch_size,
         on_error="skip" if settings.on_error == "skip" else "raise",
         shuffle=settings.shuffle,
+        seed=settings.seed,
     )
     with progress.status("Counting samples ..."):
         training, test = log.split(settings.test_fraction)
@@ -95,6 +171,13 @@ def train(settings: TrainSettings, progress: Console, results: Console) -> dict[
     if settings.ssd is not None:
         forget_note(settings.ssd)
     optimizer = make_optimizer(settings.optimizer, model, settings.lr)
+    position = Position()
+    saving = None
+    if settings.checkpoint is not None:
+        saving = _Saving(settings, optimizer, position, progress)
+        with progress.status("Loading the checkpoint ..." if settings.resume else "Saving ..."):
+            saving.begin(model)
+    resumed_at = position.steps
     bar = ProgressBar(
         samples, settings.epochs, progress, lambda: stored_rows(model), _embeddings_of(model).stats
     )
@@ -109,10 +192,14 @@ def train(settings: TrainSettings, progress: Console, results: Console) -> dict[
                 ahead,
                 optimizer,
                 epochs=settings.epochs,
-                callbacks=[bar, reached],
+                callbacks=[bar, reached, *([] if saving is None else [saving])],
                 device=settings.on,
                 should_stop=interrupts,
+                position=position,
             )
+            if saving is not None and saving.at != position.steps:
+                with progress.status("Saving ..."):
+                    saving.save()
             before = interrupts.count
             with progress.status("Testing ..."):
                 evaluation = evaluate(
@@ -124,7 +211,8 @@ def train(settings: TrainSettings, progress: Console, results: Console) -> dict[
             _leave_note(settings, progress, may_go=not reached.result.steps)
             raise
         report = _report(settings, model, result or reached.result, evaluation, interrupts())
-        _leave_note(settings, progress, may_go=False)
+        report |= {"rows": position.rows, "steps": position.steps, "resumed_at": resumed_at}
+        _leave_note(settings, progress, may_go=saving is not None and saving.at == position.steps)
         if settings.ssd is not None:
             _write_rows(settings, model, progress)
         report["skipped_lines"] = training.skipped.lines + test.skipped.lines
@@ -138,6 +226,8 @@ def train(settings: TrainSettings, progress: Console, results: Console) -> dict[
                     save_model(model, settings.save)
                 lines["saved to"] = settings.save
                 _leave_note(settings, progress, may_go=True)
+            if settings.checkpoint is not None:
+                lines["checkpoints in"] = settings.checkpoint
         finally:
             results.print(closing_table("Interrupted" if interrupts() else "Done", lines))
     return report

@@ -6,6 +6,7 @@ import dataclasses
 
 import torch
 
+from hotbed.checkpoint.folder import is_of_checkpoints
 from hotbed.errors import HotbedError, StorageError
 from hotbed.models import MODELS
 from hotbed.optim import RULES
@@ -39,6 +40,10 @@ class TrainSettings:
     seed: int = 0
     json: str | None = None
     save: str | None = None
+    checkpoint: str | None = None
+    every: int = 1000
+    keep: int = 3
+    resume: bool = False
     on: str = "cpu"
     device: str | None = None
     host: str | None = None
@@ -63,6 +68,12 @@ class TrainSettings:
         _require(0 < self.lr < float("inf"), "lr", self.lr, "positive")
         _require(self.batch_size > 0, "batch-size", self.batch_size, "positive")
         _require(self.epochs > 0, "epochs", self.epochs, "positive")
+        _require(self.every > 0, "every", self.every, "positive")
+        _require(self.keep > 0, "keep", self.keep, "positive")
+        if self.resume and self.checkpoint is None:
+            raise SettingsError(
+                "--resume goes on from a checkpoint: name their folder, --checkpoint DIR."
+            )
         _require(0 <= self.test_fraction < 1, "test-fraction", self.test_fraction, "in [0, 1)")
         _require(self.shuffle >= 0, "shuffle", self.shuffle, "0 or a number of samples")
         _require(self.depth >= 0, "depth", self.depth, "0 or a number of batches")
@@ -78,7 +89,7 @@ class TrainSettings:
             except StorageError:
                 wanted = "a size such as 8GB or 512MiB, or a number of bytes, up to 2**60"
                 _require(False, name, size, wanted)
-        for name in ("data", "json", "save", "ssd", "trace"):
+        for name in ("data", "json", "save", "checkpoint", "ssd", "trace"):
             value = getattr(self, name) or ""
             _require("\0" not in "".join(value), name, repr(value), "a path, without a zero byte")
 
@@ -98,7 +109,7 @@ class TrainSettings:
         """Refuse paths of which one would be lost to another, before any is opened for writing.
 
         Raises:
-            OutputError: two options name one file, or one names a file of --save or --ssd.
+            OutputError: two options name one file, or one names a file of --save, --checkpoint or --ssd.
         """
         reads = [Named("--data", path) for path in self.data]
         reads += [] if config is None else [Named("--config", config)]
@@ -109,7 +120,11 @@ class TrainSettings:
         ]
         folders = [
             Folder(Named(f"--{name}", path), owns)
-            for name, owns in (("save", is_own_file), ("ssd", is_of_a_run))
+            for name, owns in (
+                ("save", is_own_file),
+                ("checkpoint", is_of_checkpoints),
+                ("ssd", is_of_a_run),
+            )
             if (path := getattr(self, name)) is not None
         ]
         refuse_clashes(reads, writes, folders)
