@@ -139,7 +139,9 @@ History::Kept History::kept() const {
 void History::restore(const Kept& kept) {
   restart(kept.forgotten, kept.base, kept.last);
   for (const auto& [count, hyper] : kept.runs) {
-    for (int64_t step = 0; step < count; ++step) record(hyper);
+    record(hyper);
+    runs_.back().count += count - 1;
+    steps_ += count - 1;
   }
   largest_ratio_ = kept.largest_ratio;
   largest_size_ = kept.largest_size;

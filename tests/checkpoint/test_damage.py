@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 from small_models import made, train
 
 import hotbed as hb
@@ -150,6 +152,16 @@ CHANGES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
         lambda m: m["values"]["random"].update(pickle="x"),
         "cannot be loaded|is no value",
     ),
+    "a long history": (
+        lambda m: m["tables"]["embeddings.item"]["rule"]["history"]["runs"][0].__setitem__(
+            0, 2**62
+        ),
+        "no such numbers",
+    ),
+    "other steps": (
+        lambda m: m["tables"]["embeddings.item"]["rule"].update(steps=77),
+        "no such numbers",
+    ),
     "an odd history": (
         lambda m: m["tables"]["embeddings.item"]["rule"]["history"].update(runs=[[-1]]),
         "cannot be loaded",
@@ -162,6 +174,33 @@ def test_manifests_of_others(copy: Path, what: str) -> None:
     change, says = CHANGES[what]
     rewritten(copy, change)
     refused(copy, says)
+
+
+@pytest.mark.parametrize("what", ["steps", "short", "type", "late"])
+def test_steps_that_a_row_cannot_have(copy: Path, what: str) -> None:
+    tensors = load_file(copy / ROWS)
+    steps = tensors["embeddings.item/steps"]
+    other = {
+        "steps": steps - 5,
+        "short": steps[:-1],
+        "type": steps.to(torch.int8),
+        "late": steps + 10**6,
+    }
+    save_file({**tensors, "embeddings.item/steps": other[what].contiguous()}, copy / ROWS)
+    resealed(copy, ROWS)
+    refused(copy, ROWS)
+
+
+def test_a_load_that_failed_can_be_tried_again(copy: Path) -> None:
+    contents = (copy / ROWS).read_bytes()
+    (copy / ROWS).write_bytes(contents[:-1])
+    model, _ = made("memory", copy.parent)
+    bare = type(model)("memory", copy.parent)
+    with pytest.raises(CheckpointError, match=ROWS):
+        hb.load(copy, bare)
+    assert bare.embeddings.table("item").rule is None
+    (copy / ROWS).write_bytes(contents)
+    assert hb.load(copy, bare).step == 3
 
 
 def test_what_is_not_known_is_passed_over(copy: Path) -> None:

@@ -50,6 +50,25 @@ def test_the_latest_is_read_and_the_oldest_go(tmp_path: Path) -> None:
     assert bias_in(tmp_path) == 21
 
 
+def test_the_one_that_was_just_written_stays_and_is_the_latest_of_its_step(tmp_path: Path) -> None:
+    for value in range(1, 6):
+        saved = hb.save(tmp_path, with_bias(value), step=5, keep=1)
+        assert Path(saved.path).exists() and bias_in(tmp_path) == value
+        assert names_in(tmp_path) == [Path(saved.path).name]
+    for step in (1000, 2000, 3000):
+        hb.save(tmp_path, with_bias(step), step=step)
+    saved = hb.save(tmp_path, with_bias(7), step=100, keep=3)
+    assert bias_in(Path(saved.path)) == 7
+    assert [Path(p).name[-4:] for p in complete_in(str(tmp_path))] == ["0100", "2000", "3000"]
+
+
+def test_links_to_checkpoints_are_read(tmp_path: Path) -> None:
+    saved = hb.save(tmp_path / "run", with_bias(1), step=1)
+    (tmp_path / "latest").symlink_to(saved.path)
+    (tmp_path / "run" / "step-000000000009").symlink_to(saved.path)
+    assert bias_in(tmp_path / "latest") == bias_in(tmp_path / "run") == 1
+
+
 def test_what_is_not_a_complete_checkpoint_of_ours_stays(tmp_path: Path) -> None:
     hb.save(tmp_path, with_bias(1), step=1)
     first = tmp_path / "step-000000000001"

@@ -66,7 +66,29 @@ def test_random_states_and_arrays() -> None:
     assert through(np.float64(0.5)) == 0.5 and through(np.int64(3)) == 3
 
 
-@pytest.mark.parametrize("value", [print, object(), {1, 2}, b"x", 1j, torch.eye(2).to_sparse()])
+def test_names_that_are_alike_are_told_apart() -> None:
+    zeros, ones = torch.zeros(2), torch.ones(2)
+    for value in ({1: zeros, "1": ones}, {"a.b": zeros, "a": {"b": ones}}):
+        found = through(value)
+        assert [
+            float(v["b"][0]) if isinstance(v, dict) else float(v[0]) for v in found.values()
+        ] == [0, 1]
+    assert through(np.array(3)).shape == ()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        print,
+        object(),
+        {1, 2},
+        b"x",
+        1j,
+        torch.eye(2).to_sparse(),
+        np.zeros(1, ">f4"),
+        np.longdouble(1),
+    ],
+)
 def test_others_are_refused_by_name(value: Any) -> None:
     with pytest.raises(CheckpointError, match=r"x\.0\.a is of type"):
         encoded([{"a": value}], "x", {})

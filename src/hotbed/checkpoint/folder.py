@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import itertools
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -60,7 +59,12 @@ def complete_in(root: str) -> list[str]:
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         for name in os.listdir(root):
             match = _NAME.fullmatch(name)
-            if match and os.path.isfile(os.path.join(root, name, MANIFEST)):
+            folder = os.path.join(root, name)
+            if (
+                match
+                and not os.path.islink(folder)
+                and os.path.isfile(os.path.join(folder, MANIFEST))
+            ):
                 found.append((int(match[1]), int(match[2] or 0), os.path.join(root, name)))
     return [folder for _, _, folder in sorted(found)]
 
@@ -74,13 +78,20 @@ def new_folder(root: str, step: int) -> Iterator[str]:
         OSError: it cannot be made.
     """
     os.makedirs(root, exist_ok=True)
-    for attempt in itertools.count():
+    while True:
+        taken = [
+            int(match[2] or 0)
+            for name in os.listdir(root)
+            if (match := _NAME.fullmatch(name)) and int(match[1]) == step
+        ]
+        attempt = max(taken) + 1 if taken else 0
         folder = os.path.join(root, f"step-{step:012d}{f'.{attempt}' if attempt else ''}")
-        try:
-            os.mkdir(folder)
-        except FileExistsError:
-            continue
-        with _held(folder, fcntl.LOCK_EX) as there:
+        with contextlib.ExitStack() as stack:
+            try:
+                os.mkdir(folder)
+                there = stack.enter_context(_held(folder, fcntl.LOCK_EX))
+            except (FileExistsError, FileNotFoundError):
+                continue
             if not there:  # somebody took it for what a dead process has left
                 continue
             try:
@@ -114,6 +125,7 @@ def opened(path: str) -> Iterator[str]:
     Raises:
         CheckpointError: there is none.
     """
+    path = os.path.realpath(path)
     while True:
         if os.path.isfile(os.path.join(path, MANIFEST)):
             folder = path
@@ -132,9 +144,11 @@ def opened(path: str) -> Iterator[str]:
                 return
 
 
-def keep_latest(root: str, count: int) -> None:
-    """Removes complete checkpoints but the latest `count`. Those that somebody reads stay for now."""
-    for folder in complete_in(root)[:-count]:
+def keep_latest(root: str, count: int, newest: str) -> None:
+    """Removes complete checkpoints but `newest` and the latest `count` - 1 others. Those that somebody reads,
+    or that cannot be removed, stay for now."""
+    others = [folder for folder in complete_in(root) if folder != newest]
+    for folder in others[: len(others) - (count - 1)]:
         _remove_unheld(folder)
 
 
@@ -149,7 +163,7 @@ def sweep(root: str) -> None:
 
 def _remove_unheld(folder: str, *, unless_complete: bool = False) -> None:
     with (
-        contextlib.suppress(FileNotFoundError, NotADirectoryError, BlockingIOError),
+        contextlib.suppress(OSError),
         _held(folder, fcntl.LOCK_EX | fcntl.LOCK_NB) as there,
     ):
         if there and not (unless_complete and os.path.lexists(os.path.join(folder, MANIFEST))):
@@ -191,4 +205,6 @@ def _held(folder: str, how: int) -> Iterator[bool]:
             there = False
         yield there
     finally:
+        with contextlib.suppress(OSError):  # a child that was forked meanwhile has it, too
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -13,9 +15,10 @@ from torch.optim import Optimizer
 from hotbed.checkpoint.files import CheckpointError, read_tensors
 from hotbed.checkpoint.folder import opened
 from hotbed.checkpoint.manifest import read_manifest
+from hotbed.checkpoint.randomness import give_random_states
 from hotbed.checkpoint.rows import columns_of, ids_of, read_rows
 from hotbed.checkpoint.rules import current_anyway, give_history, refuse_other_rule
-from hotbed.checkpoint.saving import give_random_states, several
+from hotbed.checkpoint.saving import several
 from hotbed.checkpoint.tables import differences, key_in
 from hotbed.checkpoint.values import decoded
 from hotbed.errors import HotbedError
@@ -23,6 +26,7 @@ from hotbed.modules.owner import tables_left_out, tables_of
 from hotbed.table.holds import alone
 from hotbed.table.live import LiveTable
 from hotbed.table.records import Records
+from hotbed.table.states import reset_states
 
 __all__ = ["Restored", "load"]
 
@@ -142,7 +146,10 @@ class _Loading:
         dense = self.values["model"]
         with tables_left_out():
             self._match("tensors", [*self.model.state_dict()], [*dense])
-            self.model.load_state_dict(dense, strict=False)
+            given: Any = OrderedDict(dense)
+            versions = self.values.get("versions", {})
+            given._metadata = OrderedDict((n, {"version": v}) for n, v in versions.items())
+            self.model.load_state_dict(given, strict=False)
         for what, own in (
             ("optimizers", self.optimizers),
             ("schedulers", schedulers),
@@ -160,16 +167,19 @@ class _Loading:
                 one.load_state_dict(state)
 
     def take_rows(self) -> None:
-        finish: list[Callable[[], None]] = []
+        finish: list[Callable[[bool], None]] = []
         as_stored = set(self.with_states)  # tables whose rows come with their states and steps
         for table in self.tables.values():
             table.ready()
-        with alone(self.tables.values()):
+        loaded = False
+        with alone(self.tables.values()), contextlib.ExitStack() as stack:
+            stack.callback(lambda: [one(loaded) for one in finish])
             for stem, table in self.tables.items():
                 entry = self.manifest["tables"][stem]
-                table.draw_again(key_in(entry))
+                table.draw_again(key_in(entry, table))
                 rule = entry["rule"]
                 if stem in self.with_states:
+                    reset_states(table)
                     give_history(table.rule, rule)
                 elif rule is not None and rule["untouched"] == "exact":
                     if table.rule is not None:
@@ -177,6 +187,7 @@ class _Loading:
                             f"Table {stem!r} was saved with rows that are behind its optimizer. Give "
                             "load its optimizer, or load before one is made."
                         )
+                    table.place.refuse_exact("The checkpoint")
                     finish.append(current_anyway(table, rule))
                     as_stored.add(stem)
             for path, rows in read_rows(self.folder, self.manifest["files"], [*self.tables]):
@@ -189,8 +200,7 @@ class _Loading:
                     raise CheckpointError(
                         f"{path} has no rows of {rows.stem!r} as its manifest says: {error}"
                     ) from error
-            for one in finish:
-                one()
+            loaded = True
 
     def _take(
         self, table: LiveTable, saved: slice, tensors: dict[str, Tensor], as_stored: bool
@@ -224,6 +234,11 @@ class _Loading:
         steps = None
         if table.follows and as_stored:
             steps = tensors["steps"] if here is None else tensors["steps"][here]
+            forgotten = table.rule.history()[0]
+            known = (steps == 0) | ((steps >= forgotten) & (steps <= table.rule.steps))
+            if steps.shape != ids.shape or steps.dtype != torch.int64 or not bool(known.all()):
+                raise ValueError("its steps are none that the table has taken")
+            steps = steps.contiguous()
         elif table.follows:
             steps = torch.full_like(ids, table.rule.steps)
         weights = of_table("weights", spec.dtype, spec.dim)

@@ -63,9 +63,9 @@ def _fault(manifest: dict[str, Any]) -> str:
                 "rows": int() | None,
                 "dim": int(),
                 "dtype": str(),
-                "key": str(key),
+                "key": str() | None as key,
                 "rule": dict() | None,
-            } if re.fullmatch("[0-9a-f]{16}", key):
+            } if key is None or re.fullmatch("[0-9a-f]{16}", key):
                 pass
             case _:
                 return f"what it says of table {stem!r} is incomplete"

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hotbed.checkpoint.files import read_tensors, write_tensors
+from hotbed.checkpoint.files import CheckpointError, read_tensors, write_tensors
 from hotbed.table.live import LiveTable
 from hotbed.table.records import Records, records_of
 
@@ -128,4 +128,9 @@ def read_rows(
                 for name, tensor in tensors.items()
                 if name.startswith(f"{stem}/")
             }
+            count = file["rows"][stem]["count"]
+            if any(len(tensor) != count for tensor in own.values() if tensor.dim()):
+                raise CheckpointError(
+                    f"{path} has not {count:,} rows of {stem!r}, as its manifest says."
+                )
             yield path, _Rows(stem, slice(*file["rows"][stem]["columns"]), own)

@@ -63,7 +63,7 @@ def refuse_other_rule(stem: str, table: Any, saved: dict[str, Any]) -> None:
         differences = "; ".join(f"{name} {was!r}, now {now!r}" for name, (was, now) in told.items())
         raise CheckpointError(
             f"Table {stem!r} was saved with another optimizer: {differences}. Make the optimizer as it "
-            "was, or load without its states: hotbed.load(path, model, strict=False)."
+            "was, or load the model before another one is made."
         )
 
 
@@ -87,7 +87,12 @@ def give_history(rule: Any, saved: dict[str, Any]) -> None:
             }
         } if names == _NUMBERS and len(base) == 5:
             again = [(int(count), _hyper_of(numbers)) for count, *numbers in runs]
-            if forgotten < 0 or any(count < 1 for count, _ in again):
+            total = forgotten + sum(count for count, _ in again)
+            if (
+                min([forgotten, *(count - 1 for count, _ in again)]) < 0
+                or total != saved.get("steps")
+                or total >= 1 << 40
+            ):
                 raise ValueError("the history of its steps has no such numbers")
             rule.restore((forgotten, base, ratio, size, _hyper_of(last), again))
         case _:
@@ -117,9 +122,10 @@ def current_anyway(table: Any, saved: dict[str, Any]) -> Any:
     table.rule = _core.TableRule.make(table.core, options, initial, True)
     give_history(table.rule, saved)
 
-    def finish() -> None:
-        # A rule without states in its place: the core brings rows up to date for it.
-        table.rule = _core.TableRule.make(table.core, _core.RuleOptions(), 0.0, False)
+    def finish(loaded: bool) -> None:
+        if loaded:
+            # A rule without states in its place: the core brings rows up to date for it.
+            table.rule = _core.TableRule.make(table.core, _core.RuleOptions(), 0.0, False)
         table.rule = None
 
     return finish

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import random
 import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hotbed.checkpoint.files import CheckpointError, write_tensors
 from hotbed.checkpoint.folder import finish, keep_latest, new_folder, sweep
 from hotbed.checkpoint.manifest import FORMAT, VERSION
+from hotbed.checkpoint.randomness import random_states
 from hotbed.checkpoint.rows import write_rows
 from hotbed.checkpoint.tables import entry_of
 from hotbed.checkpoint.values import encoded
@@ -96,7 +93,7 @@ def save(
             about = {"format": FORMAT, "version": VERSION, "step": step, "base": None}
             finish(folder, {**about, "tables": entries, "files": files, "values": values})
     if keep is not None:
-        keep_latest(root, keep)
+        keep_latest(root, keep, folder)
     rows = sum(part["count"] for file in files for part in file["rows"].values())
     size = sum(file["bytes"] for file in files)
     return Saved(folder, step, rows, size, time.perf_counter() - begin)
@@ -116,6 +113,11 @@ def _values_of(
         dense = model.state_dict()
     found = {
         "model": dict(dense),
+        "versions": {
+            name: about["version"]
+            for name, about in getattr(dense, "_metadata", {}).items()
+            if "version" in about
+        },
         "optimizers": [_state_of(one) for one in several(optimizer)],
         "schedulers": [one.state_dict() for one in several(scheduler)],
         "loaders": [one.state_dict() for one in several(loader)],
@@ -142,24 +144,3 @@ def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         apart[name] = tensor.clone() if address in seen else tensor
         seen.add(address)
     return apart
-
-
-def random_states() -> dict[str, Any]:
-    """Of Python, NumPy, and torch on all its devices."""
-    used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    cuda = torch.cuda.get_rng_state_all() if used else []
-    return {
-        "python": random.getstate(),
-        "numpy": np.random.get_state(),
-        "torch": torch.get_rng_state(),
-        "cuda": cuda,
-    }
-
-
-def give_random_states(states: dict[str, Any]) -> None:
-    random.setstate(states["python"])
-    np.random.set_state(states["numpy"])
-    torch.set_rng_state(states["torch"])
-    with contextlib.suppress(RuntimeError):  # fewer devices
-        for device, state in enumerate(states["cuda"]):
-            torch.cuda.set_rng_state(state, device)

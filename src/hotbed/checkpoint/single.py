@@ -34,9 +34,6 @@ class Chunk(NamedTuple):
 def read(path: str | os.PathLike[str], table: str) -> Iterator[Chunk]:
     """The rows of one table, some megabytes at a time, in the order of the files.
 
-    >>> for chunk in hb.checkpoint.read("runs/1", "embeddings.item"):
-    ...     print(chunk.ids.shape, chunk.weights.shape)
-
     Args:
         path: a checkpoint, or a folder of them, of which the latest is read.
         table: its name in the model's ``state_dict``; ``hotbed checkpoint show`` lists them.
@@ -69,8 +66,6 @@ def write(
 ) -> str:
     """Writes a checkpoint that holds tables and nothing else, for `hotbed.load` with ``strict=False``.
 
-    >>> hb.checkpoint.write("made", {"embeddings.item": [(ids, vectors)]})
-
     Args:
         path: a folder of checkpoints; it is made if there is none.
         tables: by the name in the model's ``state_dict``, chunks of ids (n,) int64 and weights (n, dim), each
@@ -85,6 +80,8 @@ def write(
         CheckpointError: a chunk is no such thing, or has another dim or dtype than the one before it.
         OSError: it cannot be written.
     """
+    if isinstance(step, bool) or not isinstance(step, int) or step < 0:
+        raise CheckpointError(f"step must be an integer from 0 on, got {step!r}.")
     rows = rows or {}
     entries, files = {}, []
     with new_folder(os.fspath(path), step) as folder:
@@ -109,7 +106,7 @@ def write(
                 "combiner": None,
                 "padding_idx": None,
                 "init": None,
-                "key": f"{0:016x}",
+                "key": None,
                 "rule": None,
                 "removed": None,
             }

@@ -46,11 +46,9 @@ def _init_of(initializer: Any) -> dict[str, Any] | None:
     }
 
 
-def key_in(entry: dict[str, Any]) -> int:
-    key = int(entry["key"], 16)
-    if not 0 <= key < 1 << 64:
-        raise ValueError("the key of a table has 64 bits")
-    return key
+def key_in(entry: dict[str, Any], table: LiveTable) -> int:
+    """The table's own where none was saved."""
+    return table.key if entry["key"] is None else int(entry["key"], 16)
 
 
 def differences(table: LiveTable, entry: dict[str, Any]) -> str:

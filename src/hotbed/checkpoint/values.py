@@ -20,6 +20,7 @@ from hotbed.checkpoint.files import CheckpointError
 
 __all__ = ["decoded", "encoded"]
 
+_ARRAYS = {"b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"}
 _DICTS = {"dict": dict, "Counter": Counter, "OrderedDict": OrderedDict}
 
 
@@ -48,13 +49,14 @@ def encoded(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
         ]
         return {kind: pairs}
     if isinstance(value, Tensor) and value.layout is torch.strided:
-        tensors[name] = value.detach()
-        return {"tensor": name}
-    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
-        tensors[name] = torch.from_numpy(_as_torch_has(value))
-        return {"array": name, "dtype": value.dtype.str}
+        return {"tensor": _added(value.detach(), name, tensors)}
+    if isinstance(value, np.ndarray) and value.dtype.str[1:] in _ARRAYS and value.dtype.isnative:
+        made = torch.from_numpy(_as_torch_has(value))
+        return {"array": _added(made, name, tensors), "dtype": value.dtype.str}
     if isinstance(value, np.integer | np.floating | np.bool_):
-        return encoded(value.item(), name, tensors)
+        plain = value.item()
+        if not isinstance(plain, np.generic):
+            return encoded(plain, name, tensors)
     if isinstance(value, torch.dtype):
         return {"dtype": str(value).removeprefix("torch.")}
     raise CheckpointError(
@@ -63,11 +65,22 @@ def encoded(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
     )
 
 
+def _added(tensor: Tensor, name: str, tensors: dict[str, Tensor]) -> str:
+    """Its name, under which there is no other."""
+    free, number = name, 1
+    while free in tensors:
+        number += 1
+        free = f"{name}#{number}"
+    tensors[free] = tensor
+    return free
+
+
 def _as_torch_has(array: np.ndarray) -> np.ndarray:
     """Of a dtype that safetensors has: unsigned ones as the bits of signed ones."""
+    dense: np.ndarray = array.copy(order="C")
     if array.dtype.kind == "u" and array.dtype.itemsize > 1:
-        return np.ascontiguousarray(array).view(f"i{array.dtype.itemsize}")
-    return np.ascontiguousarray(array)
+        dense = dense.view(f"i{array.dtype.itemsize}")
+    return dense
 
 
 def decoded(value: Any, tensors: Mapping[str, Tensor]) -> Any:
@@ -87,7 +100,7 @@ def decoded(value: Any, tensors: Mapping[str, Tensor]) -> Any:
             return tensors[name]
         case {"array": str(name), "dtype": str(dtype), **rest} if not rest and name in tensors:
             array = tensors[name].numpy()
-            if np.dtype(dtype).kind not in "biuf" or np.dtype(dtype).itemsize != array.itemsize:
+            if dtype[1:] not in _ARRAYS or np.dtype(dtype).itemsize != array.itemsize:
                 raise ValueError(f"the array {name!r} is not of {dtype}")
             return array.view(dtype).copy()
         case {"dtype": str(name), **rest} if not rest:

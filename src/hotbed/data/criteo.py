@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 import hotbed._core as _core
-from hotbed.data.lines import DataError, line_blocks
+from hotbed.data.lines import DataError, existing, line_blocks
 
 DENSE = tuple(f"I{i}" for i in range(1, 14))
 CATEGORIES = tuple(f"C{i}" for i in range(1, 27))
@@ -101,7 +101,7 @@ class CriteoLog(IterableDataset[Batch]):
         labels: bool | Literal["auto"] = True,
         seed: int | None = None,
     ) -> None:
-        self.paths = _existing(paths)
+        self.paths = existing(paths)
         if batch_size < 1:
             raise ValueError(f"batch_size is {batch_size}; it must be at least 1.")
         if on_error not in ("raise", "skip"):
@@ -174,6 +174,10 @@ class CriteoLog(IterableDataset[Batch]):
         not given. In a DataLoader with workers, pass over them there."""
         if epoch < 1 or batches < 0:
             raise ValueError(f"epoch is {epoch} and batches {batches}; they count from 1 and 0.")
+        if self.shuffle and self.seed is None:
+            raise ValueError(
+                "A log that is shuffled by no seed has no place to go on from; give seed=."
+            )
         self._epoch, self._passed = epoch - 1, batches
 
     def __iter__(self) -> Iterator[Batch]:
@@ -278,19 +282,6 @@ class CriteoLog(IterableDataset[Batch]):
             "seed": self.seed,
         }
         return CriteoLog(self.paths, **{**options, **changes})
-
-
-def _existing(paths: Path | Iterable[Path]) -> list[str]:
-    listed = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
-    names = [os.fspath(path) for path in listed]
-    if not names:
-        raise ValueError("No click log was given: paths is empty.")
-    for name in names:
-        if os.path.isdir(name):
-            raise IsADirectoryError(f"Click log {name!r} is a directory; pass the files in it.")
-        if not os.path.exists(name):
-            raise FileNotFoundError(f"Click log {name!r} does not exist.")
-    return names
 
 
 class _Block(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import zlib
 from collections.abc import Iterator
+from typing import Any
 
 from hotbed.errors import HotbedError
 
@@ -76,3 +77,21 @@ def _inflated(path: str, data: bytes, descriptor: int) -> Iterator[bytes]:
             if not block:
                 return
             data = block.lstrip(b"\0")
+
+
+def existing(paths: Any) -> list[str]:
+    """The names of one file, or of several; they are there.
+
+    Raises:
+        ValueError, IsADirectoryError, FileNotFoundError: no file is named, or what is named is none.
+    """
+    listed = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    names = [os.fspath(path) for path in listed]
+    if not names:
+        raise ValueError("No click log was given: paths is empty.")
+    for name in names:
+        if os.path.isdir(name):
+            raise IsADirectoryError(f"Click log {name!r} is a directory; pass the files in it.")
+        if not os.path.exists(name):
+            raise FileNotFoundError(f"Click log {name!r} does not exist.")
+    return names

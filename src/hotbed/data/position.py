@@ -21,13 +21,15 @@ class Position:
     """Over all epochs."""
     rows: int = 0
     """Trained on, over all epochs."""
+    random: Any = dataclasses.field(default=None, compare=False, repr=False)
+    """States of random generators as the epoch began, from which a ``DataLoader`` draws its order."""
 
-    def state_dict(self) -> dict[str, int]:
-        return dataclasses.asdict(self)
+    def state_dict(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         for field in dataclasses.fields(self):
-            setattr(self, field.name, int(state[field.name]))
+            setattr(self, field.name, state[field.name])
 
 
 def seek(loader: Any, epoch: int, batches: int) -> int:

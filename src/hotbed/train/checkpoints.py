@@ -18,11 +18,8 @@ __all__ = ["Checkpoints"]
 class Checkpoints(Callback):
     """A callback of `fit` that saves every so many steps, so that a run that was killed can go on.
 
-    >>> position = hb.train.Position()
-    >>> if resume:
-    ...     hb.load("runs/1", model, optimizer, loader=position)
-    >>> checkpoints = hb.train.Checkpoints("runs/1", optimizer, position, every=1000, keep=3)
-    >>> hb.train.fit(model, loader, optimizer, callbacks=[checkpoints], position=position)
+    It is one of the ``callbacks`` of `fit`, and has the ``position`` that fit is given. A run that goes on
+    first calls ``hotbed.load(path, model, optimizer, loader=position)``.
 
     Args:
         path: a folder of checkpoints.
@@ -58,6 +55,10 @@ class Checkpoints(Callback):
         self._model = model
 
     def on_step(self, step: Step) -> None:
+        if step.number != self.position.steps:
+            raise ValueError(
+                "Give fit the position that Checkpoints has: fit(..., position=position)."
+            )
         if step.number % self.every == 0:
             self.save()
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from hotbed.checkpoint.randomness import give_random_states, random_states
 from hotbed.collection import EmbeddingCollection
 from hotbed.data.position import Position, seek
 from hotbed.errors import HotbedError
@@ -34,7 +35,7 @@ class Step(NamedTuple):
     """What a callback sees after each optimizer step."""
 
     number: int
-    """From 1, over all epochs."""
+    """From 1, over all epochs, and over earlier runs where one goes on (`Position`)."""
     epoch: int
     """From 1."""
     rows: int
@@ -130,7 +131,7 @@ def fit(
         NotFiniteError: of such a gradient.
     """
     result = FitResult()
-    position = Position() if position is None else position
+    given, position = position is not None, position or Position()
     staying = _ids_of_tiers(model)
     model.train()
     for callback in callbacks:
@@ -138,8 +139,7 @@ def fit(
     began = time.perf_counter()
     try:
         for epoch in range(position.epoch, epochs + 1):
-            passed = seek(batches, epoch, position.batch)
-            for batch in itertools.islice(batches, passed, None):
+            for batch in _from(batches, epoch, position) if given else batches:
                 position.batch += 1
                 batch = _moved(batch, device, staying)
                 labels = batch["label"]
@@ -181,6 +181,23 @@ def fit(
         for callback in callbacks:
             callback.on_end()
     return result
+
+
+def _from(batches: Iterable[Batch], epoch: int, position: Position) -> Iterator[Batch]:
+    """The batches of an epoch that are not done, in the order in which they would have come."""
+    passed = seek(batches, epoch, position.batch)
+    if not position.batch:
+        position.random = random_states()
+        return iter(batches)
+    now = random_states()
+    if position.random is not None:
+        give_random_states(position.random)
+    iterator = iter(batches)
+    first = [
+        *itertools.islice(iterator, passed, passed + 1)
+    ]  # whatever draws an order has drawn it
+    give_random_states(now)
+    return itertools.chain(first, iterator)
 
 
 def scored(
