@@ -63,10 +63,20 @@ $(DEMO_LOG): $(VENV)/stamp-hotbed
 	@$(BIN)/python -c "from hotbed.data import write_criteo_tsv; \
 	  write_criteo_tsv('$@', rows=$(DEMO_ROWS), seed=0)"
 
+DEMO := $(BIN)/hotbed train --model dlrm --data $(DEMO_LOG) --dim 16 --optimizer adam --lr 1e-3 \
+  --batch-size 512 --test-fraction 0.1 --seed 0 --host $(DEMO_HOST) --ssd build/demo/rows --reset-ssd \
+  --checkpoint build/demo/run --every 100 --resume
+
+# Killed after its second checkpoint, and gone on with.
 demo: $(DEMO_LOG)
-	@$(BIN)/hotbed train --model dlrm --data $(DEMO_LOG) --dim 16 --optimizer adam --lr 1e-3 \
-	  --batch-size 512 --test-fraction 0.1 --seed 0 \
-	  --host $(DEMO_HOST) --ssd build/demo/rows --reset-ssd
+	@rm -rf build/demo/run
+	@echo "Training, with a checkpoint every 100 steps, until kill -9 half way ..."
+	@$(DEMO) & run=$$!; \
+	  until test -e build/demo/run/step-000000000200/checkpoint.json; do \
+	    kill -0 $$run 2>/dev/null || break; sleep 0.1; done; \
+	  kill -9 $$run 2>/dev/null; wait $$run 2>/dev/null; printf '\033[?25h\n'
+	@echo "Killed. The same command again goes on from the checkpoint of step 200:"
+	@$(DEMO)
 
 # --- Testing it. ---
 

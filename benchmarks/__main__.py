@@ -27,10 +27,11 @@ SCENARIOS = {
     "train": "a DLRM on the Criteo log, against a plain torch twin",
     "capacity": "NVIDIA's synthetic model small, larger than memory, in 6 GB (--dry-run: of 1 TB)",
     "tiers": "a DLRM step with 100 to 5 % of its 13 GB in memory, the rest on disk",
-    "save": "saving, loading and scoring with 4.3 GB of rows within 1 GB",
+    "checkpoint": "saving and loading 4.3 GB of rows, within 1 GB and in memory, against the disk",
     "synthetic": "NVIDIA's synthetic models: tiny at batch 65,536 with Adagrad",
     "gpu": "a CUDA device: roof, interaction, layers, lookups, training with tables on it",
     "busy": "`hotbed train` on a quiet machine and beside two busy processes, by how threads wait",
+    "plan": "plans of NVIDIA's colossal (2,002 tables, 22 TiB) for 1,024 ranks",
     "import": "what `import hotbed` adds to `import torch`",
 }
 # `import` is a keyword, so its module has another name.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
+import types
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +31,7 @@ def blocks(page: Path, *kinds: str) -> list[str]:
 def smaller(code: str, folder: Path) -> str:
     """Tables and budgets that any machine has, on the device under test."""
     code = code.replace("50_000_000", "50_000").replace('GB"', '0MB"')
-    code = code.replace("/nvme/hotbed", str(folder / "rows"))
+    code = code.replace("/nvme/hotbed", str(folder / "nvme"))
     return code.replace('"cuda"', repr(DEVICE.type))
 
 
@@ -44,8 +46,10 @@ def supposed(code: str) -> dict[str, Any]:
         "label": torch.ones(8),
     }
     names = {
+        "os": os,
         "torch": torch,
         "hb": hb,
+        "lightning": types.SimpleNamespace(Callback=object),
         "hotbed": hb,
         **{name: getattr(hb, name) for name in hb.__all__},
         "loader": [batch] * 3,
@@ -83,6 +87,31 @@ def test_code_runs(page: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> 
                 patch.setattr("hotbed.devices.KINDS", ("cpu",))
             code = smaller(block, place / str(at))
             exec(compile(code, f"{page.name}, block {at}", "exec"), supposed(code))
+
+
+def test_the_callback_for_lightning_saves_and_goes_on(place: Path) -> None:
+    (code,) = (b for b in blocks(ROOT / "docs/checkpoints.md", "python") if "lightning" in b)
+    names = supposed(code)
+    exec(smaller(code, place), names)
+    model, optimizer = names["model"], names["optimizer"]
+    callback, trainer = (
+        names["Checkpoints"](),
+        types.SimpleNamespace(global_step=0, optimizers=[optimizer]),
+    )
+    callback.on_fit_start(trainer, model)
+    for step in range(1, 2001):
+        trainer.global_step = step
+        if step == 700:
+            model(names["batch"]).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        callback.on_train_batch_end(trainer, model, None, names["batch"], step)
+    made = sorted(path.name for path in (place / "nvme" / "lightning").iterdir())
+    assert made == ["step-000000001000", "step-000000002000"]
+    again = supposed(code)
+    callback.on_fit_start(types.SimpleNamespace(optimizers=[again["optimizer"]]), again["model"])
+    rows, expected = (m.embeddings.rows("user") for m in (again["model"], model))
+    assert torch.equal(rows.ids, expected.ids) and torch.equal(rows.values, expected.values)
 
 
 def test_the_example_of_the_readme_trains(place: Path) -> None:

@@ -54,7 +54,9 @@ def test_import_brings_no_heavy_modules() -> None:
     assert heavy == []
 
 
-@pytest.mark.parametrize("name", ["", ".data", ".init", ".models", ".nn", ".optim", ".train"])
+@pytest.mark.parametrize(
+    "name", ["", ".data", ".dist", ".init", ".models", ".nn", ".optim", ".train"]
+)
 def test_completion_offers_what_is_public(name: str) -> None:
     module = importlib.import_module("hotbed" + name)
     assert set(dir(module)) - {"__version__"} == set(module.__all__)

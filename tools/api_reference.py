@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "api.md"
-MODULES = ("", ".optim", ".nn", ".data", ".init", ".models", ".train", ".checkpoint")
+MODULES = ("", ".optim", ".nn", ".data", ".init", ".models", ".train", ".checkpoint", ".dist")
 WIDTH = 100
 HEAD = """# API reference
 

@@ -22,7 +22,7 @@ SCENARIOS = (
     "capacity",
     "synthetic",
     "train",
-    "save",
+    "checkpoint",
     "busy",
     "import",
 )

@@ -33,7 +33,7 @@ LEFT_OUT = [
     "test_packaging.py",
     "test_random_batches.py",
     "test_row_log.py",
-    "train/test_saved_folder.py",
+    "checkpoint/test_folders.py",
 ]
 TESTS = ["tests", *(f"--ignore=tests/{name}" for name in LEFT_OUT)]
 # What of CUDA torch calls when it is loaded.

@@ -167,17 +167,18 @@ void Table::write_first_values() {
     padding_row_.clear();
     uses.clear();
     if (!space_) return;
-    if (states_.empty() && !catch_up) return space_->erase_all(number_);
+    bool later = catch_up && catch_up->steps() > 0;
+    if (states_.empty() && !later) return space_->erase_all(number_);
     // A row that is nowhere is its first values, unless it has to count as of a later step.
     std::vector<int64_t> ids;
-    if (!catch_up) ids = space_->stored_ids(number_, true);
-    int64_t count = catch_up ? size_ : static_cast<int64_t>(ids.size());
+    if (!later) ids = space_->stored_ids(number_, true);
+    int64_t count = later ? size_ : static_cast<int64_t>(ids.size());
     int64_t chunk = rows_at_once(65536, weights_.row_bytes());
     std::vector<int64_t> some;
     Buffer<uint8_t> rows(chunk * weights_.row_bytes());
     for (int64_t begin = 0; begin < count; begin += chunk) {
       some.resize(std::min(chunk, count - begin));
-      if (catch_up) {
+      if (later) {
         std::iota(some.begin(), some.end(), begin);
       } else {
         std::copy_n(ids.begin() + begin, some.size(), some.begin());
@@ -293,7 +294,8 @@ void Table::find(const int64_t* ids, int64_t n, int64_t* slots) const {
   }
 }
 
-int64_t Table::find_or_insert(const int64_t* ids, int64_t n, int64_t* slots) {
+int64_t Table::find_or_insert(const int64_t* ids, int64_t n, int64_t* slots, bool weights,
+                              bool states) {
   if (!dynamic_) {
     find(ids, n, slots);
     return 0;
@@ -315,8 +317,12 @@ int64_t Table::find_or_insert(const int64_t* ids, int64_t n, int64_t* slots) {
   }
   auto* id_plane = reinterpret_cast<int64_t*>(ids_.data());
   for (int64_t i = 0; i < added; ++i) id_plane[size_ + i] = ids[positions[i]];
-  initial_rows(initial_, id_plane + size_, 0, added, dim_, dtype_, weights_.row(size_));
-  for (State& state : states_) fill_state(state, size_, added);
+  if (weights) {
+    initial_rows(initial_, id_plane + size_, 0, added, dim_, dtype_, weights_.row(size_));
+  }
+  for (State& state : states_) {
+    if (states) fill_state(state, size_, added);
+  }
   if (steps_) fill<int64_t>(steps_->data(), size_, added, first_step_);
   size_ += added;
   if (added < absent) settle_share();  // ids that came twice
@@ -327,25 +333,31 @@ void Table::write(const int64_t* ids, int64_t n, const void* weights, const void
                   const int64_t* last) {
   if (released_ || !n) return;
   if (tiered_) return write_tiered(ids, n, static_cast<const uint8_t*>(weights), states, last);
-  std::vector<int64_t> slots(n);
-  find_or_insert(ids, n, slots.data());
+  Buffer<int64_t> slots(n);
+  // What is written anyway is not drawn first, unless it would be read before.
+  bool read = catch_up && !last;
+  find_or_insert(ids, n, slots.data(), read || !weights, read || !states);
   if (catch_up && !last) {
     // So that what is written counts as of the last step.
-    std::vector<int64_t> unique = slots;
+    std::vector<int64_t> unique(slots.data(), slots.data() + n);
     std::sort(unique.begin(), unique.end());
     unique.erase(std::unique(unique.begin(), unique.end()), unique.end());
     catch_up->write(*this, unique.data(), static_cast<int64_t>(unique.size()));
   }
-  auto copy = [&](const Plane& plane, const void* rows, int64_t i) {
+  // Rows of neighbouring slots go together; of duplicates the last one wins.
+  auto copy = [&](const Plane& plane, const void* rows) {
     int64_t bytes = plane.row_bytes();
-    std::memcpy(plane.row(slots[i]), static_cast<const uint8_t*>(rows) + i * bytes, bytes);
+    for (int64_t i = 0, end; i < n; i = end) {
+      end = i + 1;
+      if (slots[i] < 0) continue;
+      while (end < n && slots[end] == slots[i] + (end - i)) ++end;
+      const auto* from = static_cast<const uint8_t*>(rows) + i * bytes;
+      std::memcpy(plane.row(slots[i]), from, static_cast<size_t>((end - i) * bytes));
+    }
   };
-  for (int64_t i = 0; i < n; ++i) {
-    if (slots[i] < 0) continue;
-    if (weights) copy(weights_, weights, i);
-    for (size_t k = 0; states && k < states_.size(); ++k) copy(states_[k].plane, states[k], i);
-    if (last && steps_) last_step()[slots[i]] = last[i];
-  }
+  if (weights) copy(weights_, weights);
+  for (size_t k = 0; states && k < states_.size(); ++k) copy(states_[k].plane, states[k]);
+  if (last && steps_) copy(*steps_, last);
 }
 
 void Table::write_tiered(const int64_t* ids, int64_t n, const uint8_t* weights,

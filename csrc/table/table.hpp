@@ -84,7 +84,8 @@ class CatchUp {
   // What settle() would make of the weights, into n x dim rows of the table's dtype; ids may name
   // rows that do not exist yet. Changes nothing.
   virtual void read(const Table& table, const int64_t* ids, int64_t n, void* rows) const = 0;
-  // Whether steps have moved rows that no batch ever touched.
+  // How many were taken, and whether they have moved rows that no batch ever touched.
+  virtual int64_t steps() const = 0;
   virtual bool moves_untouched() const = 0;
   // In place, copies of rows by id: what settle() would make of them, last steps included.
   virtual void advance(const Table& table, const int64_t* ids, int64_t n, void* weights,
@@ -157,9 +158,11 @@ class Table {
   // slots[i] = slot of ids[i], or -1. A static table answers ids outside [0, rows) with -1.
   void find(const int64_t* ids, int64_t n, int64_t* slots) const;
 
-  // Dynamic tables: the same, but absent ids get rows with their first values in every plane.
-  // Returns how many rows are new. On OutOfMemory nothing has changed.
-  int64_t find_or_insert(const int64_t* ids, int64_t n, int64_t* slots);
+  // Dynamic tables: the same, but absent ids get rows with their first values in every plane, but
+  // for `weights` or `states` that the caller is to write. Returns how many rows are new. On
+  // OutOfMemory nothing has changed.
+  int64_t find_or_insert(const int64_t* ids, int64_t n, int64_t* slots, bool weights = true,
+                         bool states = true);
 
   // Copies rows as they are stored; absent ones as they would start. `weights` (n x dim of
   // dtype()), `states` (one array each) and `last` may be null.

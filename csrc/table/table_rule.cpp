@@ -82,6 +82,8 @@ class TableRule::Follower : public CatchUp {
     read_states(table, ids, n, rows, nullptr);
   }
 
+  int64_t steps() const override { return history.steps(); }
+
   bool moves_untouched() const override { return history.since(0).ww != 1; }
 
   // The same with the states, where wanted.

@@ -166,7 +166,7 @@ int64_t TableGroup::most_rows() const {
     if (n < 0 || n > kMost - total) return kMost;
     total += n;
   }
-  return total;
+  return std::max<int64_t>(total, 1);  // a part of a table may have no row
 }
 
 BudgetTooSmall::BudgetTooSmall(bool of_host, uint64_t needed_bytes, uint64_t budget_bytes)

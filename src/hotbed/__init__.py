@@ -2,10 +2,11 @@
 
 import torch  # noqa: F401  (first: the core shares the OpenMP runtime that torch brings)
 
-from hotbed import checkpoint, data, init, models, nn, optim, train
+from hotbed import checkpoint, data, dist, init, models, nn, optim, train
 from hotbed.ahead.lookahead import lookahead
 from hotbed.checkpoint import load, save
 from hotbed.collection import EmbeddingCollection, Rows
+from hotbed.dist import plan
 from hotbed.embedding import Embedding
 from hotbed.embedding_bag import EmbeddingBag
 from hotbed.errors import (
@@ -15,6 +16,7 @@ from hotbed.errors import (
     NotFiniteError,
     OptimizerError,
     OutOfMemory,
+    PlanError,
     StorageError,
     TableError,
 )
@@ -37,6 +39,7 @@ __all__ = [
     "NotFiniteError",
     "OptimizerError",
     "OutOfMemory",
+    "PlanError",
     "Rows",
     "Storage",
     "StorageError",
@@ -44,6 +47,7 @@ __all__ = [
     "TableError",
     "checkpoint",
     "data",
+    "dist",
     "graphed",
     "init",
     "load",
@@ -51,6 +55,7 @@ __all__ = [
     "models",
     "nn",
     "optim",
+    "plan",
     "save",
     "split_parameters",
     "train",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from hotbed import _core
 
@@ -14,6 +15,7 @@ __all__ = [
     "OptimizerError",
     "NotFiniteError",
     "OutOfMemory",
+    "PlanError",
     "StorageError",
 ]
 
@@ -41,6 +43,15 @@ class OptimizerError(HotbedError, RuntimeError, ValueError):
 
 class NotFiniteError(HotbedError, ArithmeticError):
     """A gradient with a NaN or an infinity; nothing was written."""
+
+
+class PlanError(HotbedError, ValueError):
+    """A plan that cannot be: a shard that fits no rank, table or memory; a file that tells of none.
+
+    ``remedies`` are, where memory does not suffice, changes with which it would; see `hotbed.plan`.
+    """
+
+    remedies: Sequence[Any] = ()
 
 
 class OutOfMemory(HotbedError, MemoryError):

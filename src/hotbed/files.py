@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import shutil
 from collections.abc import Iterator
 
-__all__ = ["appearing", "is_special", "new_beside"]
+__all__ = ["appearing", "appearing_folder", "is_special", "new_beside"]
 
 
 @contextlib.contextmanager
@@ -29,6 +30,24 @@ def appearing(path: str | os.PathLike[str]) -> Iterator[str]:
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(part)
+
+
+@contextlib.contextmanager
+def appearing_folder(path: str | os.PathLike[str]) -> Iterator[str]:
+    """The folder to fill, which is at `path` when the block ends; if it fails, or something is there, it
+    is gone.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    parent, name = os.path.split(os.path.abspath(path))
+    part = os.path.join(parent, f"{name[:40]}.{secrets.token_hex(8)}.part")
+    os.mkdir(part)
+    try:
+        yield part
+        os.rename(part, path)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
 
 
 def is_special(path: str | os.PathLike[str]) -> bool:

@@ -13,7 +13,7 @@ from hotbed import _core
 from hotbed.errors import StorageError
 from hotbed.tables import Table
 
-__all__ = ["Storage", "parse_bytes"]
+__all__ = ["INDEX_BYTES", "Storage", "parse_bytes"]
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
@@ -21,7 +21,7 @@ _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 MOST_BYTES = 2**60
 """Of a budget: sums and products of budgets and row sizes stay below 2**64."""
 
-_INDEX_BYTES = 4
+INDEX_BYTES = 4
 """Of a row of a static table in the index of the SSD."""
 
 _LONGEST_NAME, _LONGEST_PATH = 255, 4095
@@ -161,11 +161,11 @@ class Storage:
 
     def _check_log(self, tables: Sequence[Table]) -> None:
         assert isinstance(self.host, int)
-        index = _INDEX_BYTES * sum(t.rows or 0 for t in tables)
+        index = INDEX_BYTES * sum(t.rows or 0 for t in tables)
         if index > self.host:
             largest = max(tables, key=lambda t: t.rows or 0)
             raise StorageError(
-                f"The SSD's index of static tables lies in host memory, {_INDEX_BYTES} bytes for each "
+                f"The SSD's index of static tables lies in host memory, {INDEX_BYTES} bytes for each "
                 f"row that there can be; table {largest.name!r} has rows={largest.rows:,}. Raise "
                 f"Storage(host={self.host:,}) to at least {index:,} bytes, or pass rows=None, with "
                 "which only ids that were met take memory."

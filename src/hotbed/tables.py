@@ -12,7 +12,8 @@ from torch import Tensor
 
 from hotbed import _core
 from hotbed import init as initializers
-from hotbed.errors import TableError
+from hotbed.errors import PlanError, TableError
+from hotbed.sharding import Kept, Sharding, sharding_of
 
 __all__ = [
     "COMBINERS",
@@ -24,6 +25,7 @@ __all__ = [
     "TablePart",
     "columns_of",
     "ids_of",
+    "part_of",
     "rows_of",
 ]
 
@@ -55,7 +57,19 @@ class Origin(NamedTuple):
 
     def ids_in_table(self, ids: Any) -> Any:
         """The table's ids of ids of the part: ints, or (n,) int64."""
-        return self.first + self.stride * ids
+        plain = (self.first, self.stride) == (0, 1)
+        return ids if plain else self.first + self.stride * ids
+
+    def ids_in_part(self, ids: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Of (n,) int64 ids of the table those that the part has, as its own; and (n,) bool, which they
+        are. None: all."""
+        if self.owns is not None:
+            here = self.owns(ids)
+            return ids[here], here
+        if (self.first, self.stride) == (0, 1):
+            return ids, None
+        here = (ids >= self.first) & ((ids - self.first) % self.stride == 0)
+        return (ids[here] - self.first) // self.stride, here
 
     @property
     def is_cut(self) -> bool:
@@ -103,12 +117,22 @@ class Table:
     which is what an unpooled lookup returns for it. In a static table -1 is the last row, as in
     torch's layers; in a dynamic one it is the id -1."""
 
+    sharding: Sharding | str | None = dataclasses.field(default=None, repr=False)
+    """How `hotbed.plan` must cut it among many processes: one of `hotbed.dist`'s kinds, or
+    ``"replicated"``, ``"table"``, ``"row"``, ``"column"``. ``None`` leaves it to the strategy. One process
+    does not ask."""
+
     _least_rows: ClassVar[int] = 1
 
     @property
     def origin(self) -> Origin:
         """Of a whole table: its own ids and columns."""
         return Origin(self.rows, self.dim)
+
+    @property
+    def columns(self) -> slice:
+        """Those of the whole table that it has."""
+        return slice(self.origin.column, self.origin.column + self.dim)
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
@@ -151,6 +175,11 @@ class Table:
                     )
                 padding %= rows
             object.__setattr__(self, "padding_idx", padding)
+        if self.sharding is not None:
+            try:
+                object.__setattr__(self, "sharding", sharding_of(self.sharding))
+            except PlanError as error:
+                raise TableError(f"Table {self.name!r}: {error}") from None
         self.distribution()
 
     def distribution(self) -> initializers.Distribution:
@@ -213,6 +242,24 @@ def columns_of(table: Table, begin: int, end: int) -> TablePart:
     fields["dim"] = end - begin
     origin = table.origin
     return TablePart(**fields, origin=origin._replace(column=origin.column + begin))
+
+
+def part_of(table: Table, kept: Kept | None) -> Table:
+    """What is kept of a table: the table itself where that is all, else a part; None: one without rows."""
+    if kept is None:
+        return rows_of(table, table.rows, 1) if table.rows is not None else ids_of(table, _no_id)
+    part = table
+    if kept.owns is not None:
+        part = ids_of(part, kept.owns)
+    elif (kept.first, kept.stride) != (0, 1):
+        part = rows_of(part, kept.first, kept.stride)
+    if (kept.begin, kept.end) != (0, table.dim):
+        part = columns_of(part, kept.begin, kept.end)
+    return part
+
+
+def _no_id(ids: Tensor) -> Tensor:
+    return torch.zeros_like(ids, dtype=torch.bool)
 
 
 def _fields_of(table: Table) -> dict[str, Any]:

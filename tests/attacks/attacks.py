@@ -1,8 +1,8 @@
 """What all attacks share: rounds by seed, and actors at once that must come to an end.
 
 `make test` runs a few fixed seeds of each attack. `make soak` (HOTBED_SOAK=1) draws new ones for ten
-minutes in all (HOTBED_ATTACK_SECONDS), of which each attack names its share. HOTBED_ATTACK_SEED=N repeats
-the round of one seed.
+minutes in all (HOTBED_ATTACK_SECONDS), of which each attack names its share; hostile checkpoints take as
+long by themselves. HOTBED_ATTACK_SEED=N repeats the round of one seed.
 """
 
 from __future__ import annotations

@@ -11,17 +11,15 @@ from typing import Any
 import pytest
 import torch
 from attacks import attack, seeds
+from checkpoint.saved_models import bias_of, saved, with_bias
 from history import TABLES, batches, collection, ids_of, step
-from train.saved_models import bias_of, with_bias
 
 import hotbed as hb
-from hotbed.errors import HotbedError
-from hotbed.train.saved import save_model
 
 NAMES = [
     "a b", " ", "a\nb", "ümlaut", "日本語", "🌱", "-rf", "--help", "'\"`$(x)", "%s%d{}", "a\\b", "*?[",
-    "rows-1", "rows-x", "in-use", "model.json", "~", "x" * 255, "é" * 127, "a\tb", "#", ":", "...",
-    "\x01\x7f", "nul\udc80", "e\u0301", "C:", "CON", "\u202egpj",
+    "rows-1", "rows-x", "in-use", "checkpoint.json", "~", "x" * 255, "é" * 127, "a\tb", "#", ":", "...",
+    "\x01\x7f", "nul\udc80", "e\u0301", "step-000000000000", "C:", "CON", "\u202egpj",
 ]  # fmt: skip
 
 FOREIGN = [
@@ -122,7 +120,7 @@ def test_odd_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             if "\udc80" in str(folder) or folder.exists() and any(folder.iterdir()):
                 continue
             for number in (1, 2):
-                save_model(with_bias(number), os.path.relpath(folder))
+                saved(Path(os.path.relpath(folder)), with_bias(number))
                 mine |= put_files(folder, chance)
             assert bias_of(folder) == 2
             assert {file: file.read_bytes() for file in mine} == mine
@@ -136,5 +134,5 @@ def test_odd_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_places_where_nothing_can_be_written(path: str) -> None:
     with pytest.raises(hb.StorageError):
         collection(hb.Storage(host="16MB", ssd=path))
-    with pytest.raises(HotbedError) if "\0" not in path else pytest.raises(ValueError):
-        save_model(with_bias(1), path)
+    with pytest.raises(OSError) if "\0" not in path else pytest.raises(ValueError):
+        hb.save(path, with_bias(1), step=0)

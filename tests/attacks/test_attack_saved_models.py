@@ -2,165 +2,25 @@
 
 from __future__ import annotations
 
-import json
-import random
 import resource
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from attacks import attack, seeds
-from train.saved_models import data_files, replace_file, seal, with_bias
+from checkpoint.saved_models import DENSE, saved, with_bias
+from damage import CHECKED, UNTOLD, contents_of
 
+from hotbed.checkpoint import load_model
 from hotbed.errors import HotbedError
-from hotbed.train.saved import load_model, save_model
 
 MOST_MEMORY = 64 << 20
 """Bytes that the attacks may add to this process: some hundred times what the models have."""
 
-Change = Callable[[Path, Path, random.Random], None]
-
-
-def any_file(path: Path, chance: random.Random) -> Path:
-    return chance.choice(sorted(path.iterdir()))
-
-
-def flip(path: Path, _: Path, chance: random.Random) -> None:
-    file = any_file(path, chance)
-    data = bytearray(file.read_bytes())
-    for _time in range(chance.choice((1, 1, 2, 50))):
-        at = chance.randrange(len(data))
-        data[at] ^= 1 << chance.randrange(8)
-    file.write_bytes(data)
-
-
-def cut(path: Path, _: Path, chance: random.Random) -> None:
-    file = any_file(path, chance)
-    data = file.read_bytes()
-    file.write_bytes(
-        data[: chance.randrange(len(data) + 1)] + b"\0" * chance.choice((0, 0, 8, 999))
-    )
-
-
-def swap(path: Path, other: Path, chance: random.Random) -> None:
-    file = any_file(path, chance)
-    shutil.copy(chance.choice((other / file.name, any_file(other, chance))), file)
-
-
-def shift(path: Path, _: Path, chance: random.Random) -> None:
-    file = any_file(path, chance)
-    data = file.read_bytes()
-    at, size = chance.randrange(len(data)), chance.randrange(1, 40)
-    part = chance.choice((b"", b"\0" * size, data[:size], chance.randbytes(size)))
-    file.write_bytes(data[:at] + part + data[at + size :])
-
-
-def lose(path: Path, _: Path, chance: random.Random) -> None:
-    file = any_file(path, chance)
-    file.unlink()
-    how = chance.randrange(4)
-    if how == 1:
-        file.mkdir()
-    elif how == 2:
-        file.symlink_to("../outside.safetensors")
-    elif how == 3:
-        file.symlink_to("/dev/zero")
-
-
-# -- with checksums that are right ---------------------------------------------------------------------
-
-VALUES: list[Any] = [
-    None, True, -1, 0, 1, 2, 2**31, 2**53, 2**63, 10**30, 1e308, -0.5, "", "F32", "dlrm", "../outside",
-    "a\0b", "x" * 5000, [], [[]], [2**40, 2**40], {}, {"kind": "Table"}, {"kind": "Uniform"}, float("nan"),
-]  # fmt: skip
-
-
-def spoil(value: Any, chance: random.Random) -> Any:
-    """The same JSON with another value somewhere."""
-    if isinstance(value, dict) and value and chance.random() < 0.9:
-        key = chance.choice(sorted(value))
-        changed = dict(value)
-        how = chance.random()
-        if how < 0.1:
-            del changed[key]
-        elif how < 0.2:
-            changed[chance.choice(("x", "../outside", "kind", ""))] = changed.pop(key)
-        else:
-            changed[key] = spoil(value[key], chance)
-        return changed
-    if isinstance(value, list) and value and chance.random() < 0.8:
-        at = chance.randrange(len(value))
-        return [*value[:at], spoil(value[at], chance), *value[at + chance.randint(0, 2) :]]
-    return chance.choice(VALUES)
-
-
-def manifest(path: Path, _: Path, chance: random.Random) -> None:
-    contents = json.loads((path / "model.json").read_text())
-    for _time in range(chance.randint(1, 3)):
-        contents = spoil(contents, chance)
-        if not isinstance(contents, dict):
-            contents = {"format": 3, "files": contents}
-    seal(path / "model.json", contents)
-
-
-def name_outside(path: Path, _: Path, chance: random.Random) -> None:
-    contents = json.loads((path / "model.json").read_text())
-    part = chance.choice(("dense", "tables"))
-    name = chance.choice(
-        (
-            "../outside.safetensors",
-            str(path.parent / "outside.safetensors"),
-            "..",
-            ".",
-            "",
-            "/dev/zero",
-        )
-    )
-    files = contents["files"]
-    (files["dense"] if part == "dense" else files["tables"][0])["name"] = name
-    seal(path / "model.json", contents)
-
-
-def header(path: Path, _: Path, chance: random.Random) -> None:
-    part = chance.choice(("dense", "tables"))
-    data = data_files(path)[("dense", "tables").index(part)].read_bytes()
-    length = int.from_bytes(data[:8], "little")
-    if chance.random() < 0.3:
-        length = chance.choice((0, 1, length - 1, length + 1, len(data), 2**32, 2**63, 2**64 - 1))
-        replace_file(path, part, length.to_bytes(8, "little") + data[8:])
-        return
-    entries = spoil(json.loads(data[8 : 8 + length]), chance)
-    text = json.dumps(entries).encode()
-    replace_file(path, part, len(text).to_bytes(8, "little") + text + data[8 + length :])
-
-
-def numbers(path: Path, _: Path, chance: random.Random) -> None:
-    """Flipped bits that nobody can tell: keys, ids, weights."""
-    part = chance.choice(("dense", "tables"))
-    data = bytearray(data_files(path)[("dense", "tables").index(part)].read_bytes())
-    begin = 8 + int.from_bytes(data[:8], "little")
-    for _time in range(chance.randint(1, 20)):
-        data[chance.randrange(begin, len(data))] = chance.choice((0, 1, 127, 128, 255))
-    replace_file(path, part, bytes(data))
-
-
-CHECKED: list[Change] = [flip, cut, swap, shift, lose, name_outside]
-UNTOLD: list[Change] = [manifest, header, numbers]
-"""What may give another model that can be loaded."""
-
 
 def rows_of(model: Any) -> dict[str, torch.Tensor]:
     return {name: value.clone() for name, value in model.state_dict().items()}
-
-
-def contents_of(path: Path) -> dict[str, bytes]:
-    return {
-        str(file.relative_to(path)): file.read_bytes()
-        for file in path.rglob("*")
-        if file.is_file() and not file.is_symlink()
-    }
 
 
 def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
@@ -168,34 +28,29 @@ def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
 
 
 def test_hostile_saved_models(tmp_path: Path) -> None:
-    saved = tmp_path / "saved"
-    for number in (1, 2):
-        save_model(with_bias(number), str(saved / f"m{number}"))
-    known = [rows_of(load_model(str(saved / f"m{number}"))) for number in (1, 2)]
-    (saved / "outside.safetensors").write_bytes((data_files(saved / "m2")[0]).read_bytes())
+    models = tmp_path / "models"
+    folders = [saved(models / f"m{number}", with_bias(number)) for number in (1, 2)]
+    known = [rows_of(load_model(folder)) for folder in folders]
+    (models / "outside.safetensors").write_bytes((folders[1] / DENSE).read_bytes())
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for seed in seeds(0.12, usual=20):
         with attack(seed) as chance:
             there = tmp_path / "there"
-            shutil.copytree(saved, there)
+            shutil.copytree(models, there)
+            first, second = (there / folder.relative_to(models) for folder in folders)
             change = chance.choice((*CHECKED, *UNTOLD))
-            change(there / "m1", there / "m2", chance)
+            change(first, second, chance)
             before = contents_of(there)
             try:
-                loaded = rows_of(load_model(str(there / "m1")))
+                loaded = rows_of(load_model(there / "m1"))
             except HotbedError as error:
                 assert len(str(error)) < 20_000
             else:
                 assert change in UNTOLD or same(loaded, known[0]) or same(loaded, known[1]), change
             assert contents_of(there) == before
-            # Saving over it: a model, or nothing has changed. Of others nothing ever.
-            try:
-                save_model(with_bias(3), str(there / "m1"))
-            except HotbedError:
-                after = contents_of(there)
-                assert {n: after.get(n) for n in before} == before
-            else:
-                assert load_model(str(there / "m1")).top.layers[0].bias[0] == 3
+            # Saving beside it: of what is there nothing changes; of others nothing ever.
+            saved(there / "m1", with_bias(3), step=1)
+            assert load_model(there / "m1").top.layers[0].bias[0] == 3
             others = {n: data for n, data in before.items() if not n.startswith("m1/")}
             after = contents_of(there)
             assert {n: data for n, data in after.items() if not n.startswith("m1/")} == others

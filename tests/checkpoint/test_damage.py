@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import struct
 from collections.abc import Callable
@@ -129,6 +128,26 @@ def test_files_of_another_checkpoint(copy: Path, tmp_path: Path) -> None:
         (copy / name).write_bytes(contents)
 
 
+def test_chunks_that_changed_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within a file, and of the files of two tables."""
+    monkeypatch.setattr("hotbed.checkpoint.tensors.CHUNK_BYTES", 256)
+    monkeypatch.setattr("hotbed.checkpoint.rows.FILE_BYTES", 1)
+    model, optimizer = made("memory", tmp_path, "Adam", untouched="exact")
+    train(model, optimizer, range(3))
+    folder = Path(hb.save(tmp_path / "run", model, optimizer, step=3).path)
+    one, other = folder / ROWS, folder / "rows-0-1.safetensors"
+    first, second = one.read_bytes(), other.read_bytes()
+    one.write_bytes(first[256:512] + first[:256] + first[512:])
+    refused(folder, f"{ROWS} is damaged: bytes 0 to 256 ")
+    one.write_bytes(first[:512] + first[768:1024] + first[512:768] + first[1024:])
+    refused(folder, f"{ROWS} is damaged: bytes 512 to 768 ")
+    one.write_bytes(first[:512] + second[512:768] + first[768:])
+    refused(folder, f"{ROWS} is damaged: bytes 512 to 768 ")
+    one.write_bytes(second)
+    other.write_bytes(first)
+    refused(folder, ROWS)
+
+
 CHANGES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "a later version": (lambda m: m.update(version=2), "is of version 2; this Hotbed reads 1"),
     "another format": (lambda m: m.update(format="x"), "is no manifest"),
@@ -139,7 +158,7 @@ CHANGES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     ),
     "an absolute name": (lambda m: m["files"][1].update(name="/etc/passwd"), "names the file"),
     "a file twice": (lambda m: m["files"].append(m["files"][1]), "or twice"),
-    "no files": (lambda m: m.update(files=[]), "cannot be loaded"),
+    "no files": (lambda m: m.update(files=[]), "names no file dense"),
     "no entries": (lambda m: m.pop("values"), "lacks entries"),
     "an odd table": (lambda m: m["tables"]["embeddings.item"].update(dim="4"), "is incomplete"),
     "an odd key": (lambda m: m["tables"]["embeddings.item"].update(key="-1"), "is incomplete"),
@@ -208,31 +227,3 @@ def test_what_is_not_known_is_passed_over(copy: Path) -> None:
     rewritten(copy, lambda m: m["tables"]["embeddings.item"].update(comment="mine"))
     model, optimizer = made("memory", copy.parent, "Adam", untouched="exact")
     assert hb.load(copy, model, optimizer).step == 3
-
-
-def test_a_full_disk_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, optimizer = made("memory", tmp_path, "Adam")
-    hb.save(tmp_path / "run", model, optimizer, step=0)
-    train(model, optimizer, range(2))
-    real, count = os.fsync, [0]
-    failing = 0
-
-    def fsync(descriptor: int) -> None:
-        count[0] += 1
-        if count[0] == failing:
-            raise OSError(28, "No space left on device")
-        real(descriptor)
-
-    monkeypatch.setattr(os, "fsync", fsync)
-    for failing in range(1, 7):
-        count[0] = 0
-        try:
-            hb.save(tmp_path / "run", model, optimizer, step=failing)
-        except OSError as error:
-            assert error.errno == 28
-        found = hb.load(tmp_path / "run", *made("memory", tmp_path, "Adam"))
-        assert found.step in (0, failing)
-    train(model, optimizer, range(2, 4))
-    monkeypatch.undo()
-    hb.save(tmp_path / "run", model, optimizer, step=9, keep=1)
-    assert len(list((tmp_path / "run").iterdir())) == 1

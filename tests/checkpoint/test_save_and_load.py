@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from kept_in import PLACES
+from kept_in import PLACES, storage_of
 from small_models import batch_of, everything, made, same, train
 from torch import nn
 
@@ -52,6 +52,9 @@ def test_from_any_place_into_any_other(tmp_path: Path, kept: str, loaded: str) -
     hb.save(tmp_path / "run", model, optimizer, step=6)
     losses = train(model, optimizer, range(6, 9))
     other, its_optimizer = made(loaded, tmp_path / "b", "Adam")
+    train(
+        other, its_optimizer, range(20, 30)
+    )  # what is to be forgotten, also of rows that are not saved
     hb.load(tmp_path / "run", other, its_optimizer)
     assert train(other, its_optimizer, range(6, 9)) == losses
     for name in ("item", "user"):
@@ -264,6 +267,60 @@ def test_shared_weights_and_one_table_in_two_modules(tmp_path: Path) -> None:
     assert inner.count() == 2
 
 
+def test_rows_that_were_not_saved_owe_no_steps(tmp_path: Path) -> None:
+    """To an optimizer that is not given, whose rows were behind."""
+    model = type(made("memory", tmp_path)[0])("host", tmp_path / "a")
+    model.embeddings.assign("item", [3, 4], torch.ones(2, 4))
+    hb.save(tmp_path / "run", model, step=0)
+    options = {"untouched": "exact", "weight_decay": 0.1, "decoupled_weight_decay": True}
+    other, optimizer = made("memory", tmp_path / "b", "Adam", **options)
+    train(other, optimizer, range(5))
+    hb.load(tmp_path / "run", other)
+    ids = torch.arange(60)
+    assert torch.equal(other.embeddings.lookup("item", ids), model.embeddings.lookup("item", ids))
+    rows = other.embeddings.rows("item").values
+    assert torch.equal(rows, model.embeddings.lookup("item", ids))
+
+
+def test_tensors_that_share_memory(tmp_path: Path) -> None:
+    whole = torch.arange(12.0).reshape(3, 4)
+    state = {"whole": whole, "rows": whole[1:], "column": whole[:, 2], "turned": whole.t()}
+
+    class Loader:
+        state: dict[str, torch.Tensor] = {}
+
+        def state_dict(self) -> dict[str, torch.Tensor]:
+            return state
+
+        def load_state_dict(self, found: dict[str, torch.Tensor]) -> None:
+            self.state = found
+
+    loader = Loader()
+    model = nn.Linear(1, 1)
+    hb.save(tmp_path, model, step=0, loader=loader)
+    hb.load(tmp_path, model, loader=loader)
+    assert same(loader.state, state)
+    loader.state["whole"].zero_()
+    assert torch.equal(loader.state["rows"], whole[1:])
+
+
+def test_modules_are_told_the_version_that_was_saved(tmp_path: Path) -> None:
+    class Versioned(nn.Module):
+        _version = 2
+        told = None
+
+        def _load_from_state_dict(self, state: Any, prefix: str, about: Any, *rest: Any) -> None:
+            self.told = about.get("version")
+
+    class Later(Versioned):
+        _version = 3
+
+    hb.save(tmp_path, nn.Sequential(nn.Linear(1, 1), Versioned()), step=0)
+    model = nn.Sequential(nn.Linear(1, 1), Later())
+    hb.load(tmp_path, model)
+    assert model[1].told == 2
+
+
 def test_the_reader_of_the_docs_reads_it(tmp_path: Path) -> None:
     page = Path(__file__).resolve().parents[2] / "docs" / "format.md"
     (code,) = re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)
@@ -279,3 +336,85 @@ def test_the_reader_of_the_docs_reads_it(tmp_path: Path) -> None:
         assert (ids[order] == rows.ids.numpy()).all()
         assert (weights[order] == rows.values.numpy()).all()
     assert len(code.splitlines()) <= 17
+
+
+def test_names_that_begin_as_others_do(tmp_path: Path) -> None:
+    tables = [hb.Table("user", 4), hb.Table("user/clicks", 3), hb.Table("user/states", 2, rows=9)]
+
+    def made_again() -> tuple[Any, Any]:
+        model = hb.EmbeddingCollection(tables, seed=1)
+        return model, hb.optim.Adam(model.parameters(), lr=0.1)
+
+    (model, optimizer), (other, its_optimizer) = made_again(), made_again()
+    vectors = model({table.name: torch.arange(5) for table in tables})
+    sum(v.sin().sum() for v in vectors.values()).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    hb.save(tmp_path, model, optimizer, step=1)
+    hb.load(tmp_path, other, its_optimizer)
+    for table in tables:
+        mine, theirs = (m.rows(table.name) for m in (model, other))
+        assert torch.equal(mine.ids, theirs.ids) and torch.equal(mine.values, theirs.values)
+
+
+def test_a_gradient_that_waits_when_a_checkpoint_is_loaded_is_refused(tmp_path: Path) -> None:
+    model, optimizer = made("memory", tmp_path, "Adam")
+    train(model, optimizer, range(2))
+    hb.save(tmp_path / "run", model, optimizer, step=2)
+    model(batch_of(5)).sum().backward()
+    with pytest.raises(CheckpointError, match="a gradient waits for its step, and would reach"):
+        hb.load(tmp_path / "run", model, optimizer)
+    optimizer.zero_grad()
+    assert hb.load(tmp_path / "run", model, optimizer).step == 2
+
+
+def test_tables_that_mean_something_else(tmp_path: Path) -> None:
+    hb.save(tmp_path, hb.EmbeddingCollection([hb.Table("t", 4, padding_idx=3)]), step=0)
+    others = {
+        "combiner": hb.Table("t", 4, padding_idx=3, combiner="mean"),
+        "padding_idx": hb.Table("t", 4),
+        "init": hb.Table("t", 4, padding_idx=3, init=hb.init.Zeros()),
+    }
+    for field, table in others.items():
+        other = hb.EmbeddingCollection([table])
+        with pytest.raises(CheckpointError, match=f"was saved with {field} .*strict=False"):
+            hb.load(tmp_path, other)
+        assert hb.load(tmp_path, other, strict=False).step == 0
+
+
+def test_what_was_saved_and_is_not_given_is_told(tmp_path: Path) -> None:
+    model, optimizer = made("memory", tmp_path)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    hb.save(tmp_path / "run", model, optimizer, step=0, scheduler=scheduler)
+    assert hb.load(tmp_path / "run", model, optimizer).unexpected == ["schedulers"]
+    assert hb.load(tmp_path / "run", model).unexpected == []
+    for wrong in ({}, 7, [7]):
+        with pytest.raises(
+            CheckpointError, match=r"need state_dict\(\), which one of the type (dict|int) has"
+        ):
+            hb.save(tmp_path / "run", model, wrong, step=1)
+    with pytest.raises(CheckpointError, match="is empty"):
+        hb.load("", model)
+
+
+@pytest.mark.parametrize("rows", [200_000])
+def test_a_static_table_in_tiers_stores_no_more_rows_than_were_saved(
+    tmp_path: Path, rows: int
+) -> None:
+    def made_in(name: str) -> tuple[Any, Any]:
+        storage = storage_of("ssd", tmp_path / name)
+        model = hb.EmbeddingCollection([hb.Table("t", 4, rows=rows)], seed=1, storage=storage)
+        options = {"lr": 0.1, "weight_decay": 0.1, "untouched": "exact"}
+        return model, hb.optim.AdamW(model.parameters(), **options)
+
+    (model, optimizer), (other, its_optimizer) = made_in("a"), made_in("b")
+    for trained, by in ((model, optimizer), (other, its_optimizer)):
+        for step in range(3):
+            trained({"t": torch.arange(step, step + 9)})["t"].sin().sum().backward()
+            by.step()
+            by.zero_grad()
+    hb.save(tmp_path / "run", model, optimizer, step=3)
+    hb.load(tmp_path / "run", other, its_optimizer)
+    assert len(other.table("t").stored_ids()) == 11
+    ids = torch.tensor([0, 5, 10, 50, rows - 1])
+    assert torch.equal(other.lookup("t", ids), model.lookup("t", ids))

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save
+from saved_models import ROWS, replace_file
 from small_models import made, train
 from typer.testing import CliRunner
 
 import hotbed as hb
-from hotbed.checkpoint import CheckpointError
+from hotbed.checkpoint import CheckpointError, rows, single
+from hotbed.checkpoint.looking import verified
 from hotbed.cli.app import app
 
 
@@ -69,6 +75,37 @@ def test_chunks_that_are_none(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("step", [-1, True, 1.0, "1"])
+def test_steps_that_are_none(tmp_path: Path, step: Any) -> None:
+    with pytest.raises(CheckpointError, match="step must be an integer from 0 on, got"):
+        hb.checkpoint.write(tmp_path, {}, step=step)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_table_without_rows(tmp_path: Path) -> None:
+    nothing = torch.empty(0, dtype=torch.int64), torch.empty(0, 2)
+    folder = hb.checkpoint.write(tmp_path, {"a": [nothing]}, rows={"a": 10})
+    assert [fault for _, _, fault in verified(folder) if fault] == []
+    model = hb.EmbeddingCollection([hb.Table("a", 2, rows=10, init=hb.init.Zeros())], seed=0)
+    model.assign("a", [3], torch.ones(1, 2))
+    hb.load(folder, model)
+    assert not model.rows("a").values.any()
+
+
+def test_rows_that_are_there_twice_are_told(tmp_path: Path) -> None:
+    ids, weights = torch.tensor([5, 7, 6]), torch.ones(3, 2)
+    other = {"b": [(ids, weights)]}
+    good = hb.checkpoint.write(
+        tmp_path / "good", {"a": [(ids, weights), (ids + 3, weights)], **other}
+    )
+    assert [fault for _, _, fault in verified(good) if fault] == []
+    twice = hb.checkpoint.write(
+        tmp_path / "twice", {"a": [(ids, weights), (ids + 2, weights)], **other}
+    )
+    faults = [fault for _, _, fault in verified(twice) if fault]
+    assert faults == [f"{twice} has the row 7 of 'a' twice"]
+
+
 def run(*arguments: object) -> tuple[int, str]:
     result = CliRunner().invoke(app, ["checkpoint", *map(str, arguments)])
     return result.exit_code, result.output
@@ -99,6 +136,53 @@ def test_the_commands(tmp_path: Path) -> None:
     contents[-1] ^= 1
     rows.write_bytes(contents)
     code, said = run("verify", first)
-    assert code == 1 and "1 of 2 files are damaged" in said and "rows-0-0.safetensors" in said
+    assert code == 1 and "is damaged, see above" in said and "rows-0-0.safetensors" in said
     code, said = run("verify", tmp_path)
     assert code == 2 and "no checkpoint" in said
+
+
+@pytest.mark.parametrize("part", ["states/exp_avg", "states/exp_avg_sq", "steps", "weights"])
+def test_rows_that_lack_a_part_are_told(tmp_path: Path, part: str) -> None:
+    model, optimizer = made("memory", tmp_path, "Adam", untouched="exact")
+    train(model, optimizer, range(3))
+    folder = Path(hb.save(tmp_path / "run", model, optimizer, step=3).path)
+    held = load_file(folder / ROWS)
+    name = f"embeddings.item/{part}"
+    if part == "weights":
+        held[name] = held[name].half()
+    elif part == "states/exp_avg_sq":
+        held[name] = held[name][:, :1].contiguous()
+    else:
+        del held[name]
+    replace_file(folder, ROWS, save(held))
+    says = f"{ROWS} has no {part}" if part != "weights" else f"{ROWS} has weights of .*float16"
+    with pytest.raises(CheckpointError, match=says):
+        list(hb.checkpoint.read(folder, "embeddings.item"))
+    faults = [fault for _, _, fault in verified(str(folder)) if fault]
+    assert len(faults) == 1 and re.search(says, faults[0])
+
+
+def test_chunks_are_packed_split_and_may_be_filled_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(single, "FILE_BYTES", 2400)
+    monkeypatch.setattr(rows, "FILE_BYTES", 2400)
+    ids, weights = torch.empty(10, dtype=torch.int64), torch.empty(10, 4)
+
+    def again() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        for number in range(50):
+            torch.arange(10 * number, 10 * number + 10, out=ids)
+            yield ids, weights.copy_(ids[:, None].expand(10, 4))
+
+    large = torch.arange(1000)
+    tables = {"small": again(), "large": [(large, large[:, None].expand(1000, 4).float())]}
+    folder = hb.checkpoint.write(tmp_path, tables, rows={"large": 1000})
+    sizes = [path.stat().st_size for path in Path(folder).glob("rows-*")]
+    assert len(sizes) == 15 and max(sizes) < 6000
+    for name, count in (("small", 500), ("large", 1000)):
+        found = [*hb.checkpoint.read(folder, name)]
+        own = torch.cat([chunk.ids for chunk in found])
+        assert torch.equal(own.sort().values, torch.arange(count))
+        assert torch.equal(
+            torch.cat([c.weights for c in found]), own[:, None].expand(count, 4).float()
+        )

@@ -15,8 +15,9 @@ import torch
 from command_line import run, train
 
 import hotbed as hb
+from hotbed.checkpoint import saving
 from hotbed.data import CriteoLog
-from hotbed.train import auc, report, saved_folder
+from hotbed.train import auc, report
 from hotbed.train.progress import ProgressBar
 from hotbed.train.settings import OPTIMIZERS
 
@@ -155,7 +156,7 @@ def test_config_file(log, tmp_path):
     ("text", "message"),
     [
         ("batchsize = 5", "unknown key 'batchsize'; did you mean 'batch-size'?"),
-        ("zebra = 5", "unknown key 'zebra'; there are data, model, dim"),
+        ("zebra = 5", "unknown key 'zebra'; there are data, from, model, dim"),
         ("[train]\ndim = 5", "unknown key 'train'"),
         ("dim = 1.5", "key 'dim' is 1.5; it must be an integer."),
         ("epochs = true", "key 'epochs' is True; it must be an integer."),
@@ -262,7 +263,7 @@ def test_predict_mistakes(log, tmp_path):
     result = run("predict", tmp_path / "none", "--data", log, "--out", out)
     assert result.exit_code == 2 and "There is no folder" in result.stderr
     result = run("predict", tmp_path, "--data", log, "--out", out)
-    assert result.exit_code == 2 and "model.json is missing" in result.stderr
+    assert result.exit_code == 2 and "There is no checkpoint" in result.stderr
     result = run("predict", tmp_path, "--data", log, "--out", tmp_path / "no" / "scores.csv")
     assert result.exit_code == 2 and "does not exist" in result.stderr
     train(log, tmp_path, "--save", tmp_path / "m")
@@ -339,10 +340,10 @@ def test_a_full_disk_is_told_in_one_sentence_and_the_figures_are_kept(log, tmp_p
     def full(path, tensors):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(saved_folder, "write_tensors", full)
+    monkeypatch.setattr(saving, "write_tensors", full)
     result, figures = train(log, tmp_path, "--save", tmp_path / "m")
     assert result.exit_code == 2 and 0 < figures["auc"] < 1 and "test AUC" in result.stdout
-    assert f"Error: Cannot save to '{tmp_path / 'm'}': No space left" in result.stderr
+    assert f"Error: {tmp_path / 'm'}: No space left on device: a checkpoint takes" in result.stderr
     assert "saved to" not in result.stdout and not (tmp_path / "m").exists()
 
 

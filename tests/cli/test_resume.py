@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 from effort import examples
 
-from hotbed.checkpoint.looking import differences
+from hotbed.checkpoint.folder import complete_in
+from hotbed.checkpoint.looking import differences, verified
 from hotbed.data import write_criteo_tsv
 
 HOTBED = [sys.executable, "-c", "from hotbed_command import main; main()"]
@@ -50,45 +51,65 @@ STORAGES = {
 }
 
 
+def killed(given: list[str], run: Path, chance: random.Random) -> bool:
+    """Starts a training and kills it: at any moment, and mostly one at which it has begun to save. Whether
+    it was killed before its end."""
+    before = names_in(run)
+    process = subprocess.Popen(given, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    if chance.random() < 0.1:
+        time.sleep(chance.uniform(0, 3))
+    else:
+        while process.poll() is None and names_in(run) == before:
+            time.sleep(0.001)
+        time.sleep(chance.uniform(0, 0.2))
+    if process.poll() is None:
+        os.kill(process.pid, signal.SIGKILL)
+    _, said = process.communicate()
+    assert process.returncode in (0, -signal.SIGKILL), said
+    return process.returncode != 0
+
+
+def names_in(run: Path) -> list[str]:
+    return sorted(os.listdir(run)) if run.exists() else []
+
+
+def check_same(whole: Path, other: Path) -> None:
+    """Two runs have ended with the same bits."""
+    one, two = figures(whole), figures(other)
+    for name in ("auc", "logloss", "rows", "steps", "stored_rows"):
+        assert one[name] == two[name], name
+    for table in differences(str(whole / "run"), str(other / "run")):
+        assert (table.only_first, table.only_second, table.changed) == (0, 0, 0)
+        assert table.equal
+
+
 @pytest.mark.process
 @pytest.mark.parametrize("storage", STORAGES)
 def test_a_run_that_is_killed_again_and_again_ends_as_one_that_is_not(
     tmp_path: Path, log: Path, storage: str
 ) -> None:
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    for folder in (whole, killed):
-        folder.mkdir()
-
     def more(folder: Path) -> list[str]:
+        folder.mkdir(exist_ok=True)
         return [str(folder / "rows") if part == "SSD" else part for part in STORAGES[storage]]
 
+    whole = tmp_path / "whole"
     done = run(log, whole, *more(whole))
     assert done.returncode == 0, done.stderr
     chance = random.Random(storage)
-    for _ in range(examples(3, soak=50)):
-        process = subprocess.Popen(
-            command(log, killed, "--resume", *more(killed)),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-        )
-        began = time.monotonic()
-        wait = chance.uniform(1.5, 6.0)
-        while time.monotonic() - began < wait and process.poll() is None:
-            time.sleep(0.01)
-        if process.poll() is None:
-            os.kill(process.pid, signal.SIGKILL)
-        assert process.stderr is not None
-        said = process.stderr.read()
-        process.stderr.close()
-        assert process.wait() in (0, -signal.SIGKILL), said
-    done = run(log, killed, "--resume", *more(killed))
+    kills, runs = 0, 0
+    while kills < examples(3, soak=50):
+        other = tmp_path / str(runs)
+        if killed(command(log, other, "--resume", *more(other)), other / "run", chance):
+            kills += 1
+            for path in complete_in(str(other / "run")):
+                assert [fault for _, _, fault in verified(path) if fault] == []
+        else:
+            check_same(whole, other)
+            runs += 1
+    other = tmp_path / str(runs)
+    done = run(log, other, "--resume", *more(other))
     assert done.returncode == 0, done.stderr
-    one, other = figures(whole), figures(killed)
-    for name in ("auc", "logloss", "rows", "steps", "stored_rows"):
-        assert one[name] == other[name], name
-    for table in differences(str(whole / "run"), str(killed / "run")):
-        assert (table.only_first, table.only_second, table.changed) == (0, 0, 0)
-        assert table.equal
+    check_same(whole, other)
 
 
 @pytest.mark.process

@@ -13,7 +13,8 @@ from typer.testing import Result
 
 from hotbed import _core
 from hotbed.data import CATEGORIES
-from hotbed.train import recipe
+from hotbed.train import checkpoints, recipe, resuming
+from hotbed.train.run_note import rows_may_go
 
 pytestmark = pytest.mark.filterwarnings("default:The budget holds:UserWarning")
 
@@ -60,9 +61,34 @@ def test_a_run_that_could_not_save_keeps_its_rows(
 
     with monkeypatch.context() as patch:
         patch.setattr(recipe, "save_model", full)
-        assert train(wide_log, tmp_path, "--save", tmp_path / "m").exit_code == 2
+        failed = train(wide_log, tmp_path, "--save", tmp_path / "m", host="2400KB")
+        assert failed.exit_code == 2
+    del failed
+    gc.collect()
     result = train(wide_log, tmp_path, "--save", tmp_path / "m")
     assert result.exit_code == 2 and "holds rows of an earlier run" in result.stderr
+
+
+def test_rows_beside_checkpoints_may_go_whatever_ends_the_run(
+    wide_log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where it goes on, and ends before it has saved again."""
+    seen = []
+
+    def noted(function: Any) -> Any:
+        def call(*given: Any, **options: Any) -> Any:
+            seen.append((function.__name__, rows_may_go(str(tmp_path / "rows"))))
+            return function(*given, **options)
+
+        return call
+
+    for module, name in ((checkpoints, "save"), (resuming, "load"), (recipe, "fit")):
+        monkeypatch.setattr(module, name, noted(getattr(module, name)))
+    more = ("--checkpoint", tmp_path / "run", "--resume")
+    for _ in range(2):
+        assert train(wide_log, tmp_path, *more, host="2400KB").exit_code == 0
+    names = ["save", "fit", "save", "load", "fit"]
+    assert seen == [(name, True) for name in names]
 
 
 def test_a_run_that_took_no_step_leaves_nothing_to_lose(wide_log: Path, tmp_path: Path) -> None:

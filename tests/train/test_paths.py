@@ -6,12 +6,11 @@ import os
 from pathlib import Path
 
 import pytest
+from checkpoint.saved_models import saved, with_bias
 from row_log_records import Log
-from saved_models import with_bias
 
 from hotbed.train.paths import Folder, Named, refuse_clashes
 from hotbed.train.report import OutputError
-from hotbed.train.saved import save_model
 
 
 def owns(name: str) -> bool:
@@ -82,13 +81,13 @@ def test_all_else_is_written(there: Path) -> None:
 
 def test_files_of_any_saved_model_are_kept(tmp_path: Path) -> None:
     path = tmp_path / "model"
-    save_model(with_bias(1), str(path))
-    os.symlink(path / "model.json", tmp_path / "soft")
-    names = [*os.listdir(path), "saving.json", "../soft"]
-    assert len(names) == 5
+    folder = saved(path, with_bias(1))
+    os.symlink(folder / "checkpoint.json", tmp_path / "soft")
+    names = [*os.listdir(folder), "checkpoint.json.new", "rows-1-7.safetensors", "../../soft"]
+    assert len(names) == 6
     for name in names:
-        with pytest.raises(OutputError, match=f"--json .*{name} is a file of a saved model"):
-            refuse_clashes([], [Named("--json", str(path / name))])
+        with pytest.raises(OutputError, match=f"--json .*{name} is a file of a checkpoint"):
+            refuse_clashes([], [Named("--json", str(folder / name))])
     refuse_clashes([], [Named("--json", str(path / "figures.json"))])
 
 

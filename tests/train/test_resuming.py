@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from kept_in import storage_of
@@ -163,3 +165,42 @@ def test_a_plain_loader_goes_on_in_its_order(tmp_path: Path, shuffle: bool) -> N
     run(tmp_path / "stopped", 7, resume=False)
     for mine, theirs in zip(expected, run(tmp_path / "stopped", None, resume=True), strict=True):
         assert torch.equal(mine, theirs)
+
+
+class Drawn(torch.utils.data.Dataset):
+    """Samples with a part that is drawn anew each time, as negatives are."""
+
+    def __len__(self) -> int:
+        return 96
+
+    def __getitem__(self, number: int) -> dict[str, torch.Tensor]:
+        dense = torch.full((13,), number / 96) + torch.rand(13)
+        ids = {name: torch.tensor(number % 7) for name in CATEGORIES}
+        return {"dense": dense, "label": torch.tensor(float(np.random.rand() < 0.5)), **ids}
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("at", [3, 7, 14])
+def test_what_a_data_set_draws_is_drawn_again(tmp_path: Path, own: bool, at: int) -> None:
+    """`own`: the order comes from a generator of the loader's own."""
+
+    def run_to(folder: Path, at: int | None, resume: bool) -> dict[int, float]:
+        torch.manual_seed(1)
+        np.random.seed(1)
+        model = hb.models.DLRM(CATEGORIES, 4, 13, seed=1)
+        optimizer = hb.optim.SGD(model.parameters(), lr=0.1)
+        generator = torch.Generator().manual_seed(5) if own else None
+        loader = DataLoader(Drawn(), batch_size=16, shuffle=True, generator=generator)
+        position, losses = Position(), Losses()
+        if resume:
+            hb.load(folder, model, optimizer, loader=position)
+        saving = Checkpoints(folder, optimizer, position, every=1)
+        callbacks = [losses, saving, *([KilledAt(at)] if at else [])]
+        with contextlib.suppress(Killed):
+            fit(model, loader, optimizer, epochs=3, callbacks=callbacks, position=position)
+        return losses.of
+
+    expected = run_to(tmp_path / "whole", None, False)
+    first = run_to(tmp_path / "stopped", at, False)
+    second = run_to(tmp_path / "stopped", None, True)
+    assert min(second) == at + 1 and {**first, **second} == expected

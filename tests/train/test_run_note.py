@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 from row_log_records import Log
 
@@ -13,8 +14,23 @@ from hotbed.train.run_note import forget_note, ids_are_hexadecimal, rows_may_go,
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    Log.create(tmp_path / "rows-1", [(0, "item", None)])
+    log_with_a_row(tmp_path / "rows-1")
     return tmp_path
+
+
+def log_with_a_row(path: Path) -> None:
+    log = Log.create(path, [(0, "item", None)])
+    log.write(np.zeros(1, np.int32), np.zeros(1, np.int64), 1)
+    log.core.close()
+
+
+def test_a_log_without_rows_may_go(folder: Path) -> None:
+    shutil.rmtree(folder / "rows-1")
+    assert not rows_may_go(str(folder))
+    Log.create(folder / "rows-2", [(0, "item", None)]).core.close()
+    assert rows_may_go(str(folder)) and not ids_are_hexadecimal(str(folder))
+    log_with_a_row(folder / "rows-3")
+    assert not rows_may_go(str(folder))
 
 
 @pytest.mark.parametrize("may_go", [False, True])
@@ -31,7 +47,7 @@ def test_what_is_noted_is_known_until_it_is_forgotten(folder: Path, may_go: bool
 
 def other_manifest(folder: Path) -> None:
     shutil.rmtree(folder / "rows-1")
-    Log.create(folder / "rows-1", [(0, "item", None)])  # which differs in its number
+    log_with_a_row(folder / "rows-1")  # which differs in its number
 
 
 def no_manifest(folder: Path) -> None:
@@ -39,7 +55,7 @@ def no_manifest(folder: Path) -> None:
 
 
 def one_more(folder: Path) -> None:
-    Log.create(folder / "rows-2", [(0, "item", None)])
+    log_with_a_row(folder / "rows-2")
 
 
 def no_log(folder: Path) -> None:

@@ -1,8 +1,20 @@
 """Checkpoints: one documented format for models, optimizers and runs. docs/format.md describes it."""
 
 from hotbed.checkpoint.files import CheckpointError
-from hotbed.checkpoint.loading import Restored, load
+from hotbed.checkpoint.folder import latest
+from hotbed.checkpoint.loading import Restored, load, load_model
 from hotbed.checkpoint.saving import Saved, save
 from hotbed.checkpoint.single import Chunk, read, write
 
-__all__ = ["CheckpointError", "Chunk", "Restored", "Saved", "load", "read", "save", "write"]
+__all__ = [
+    "CheckpointError",
+    "Chunk",
+    "Restored",
+    "Saved",
+    "latest",
+    "load",
+    "load_model",
+    "read",
+    "save",
+    "write",
+]

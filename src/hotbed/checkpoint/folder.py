@@ -6,7 +6,7 @@
         checkpoint.json      its manifest, which names all other files; appears last
         dense.safetensors    what is no row of a table
         rows-W-N.safetensors file N of rows that writer W has written
-    step-000000002000.1/     what step 2000 was written to when a folder of its name was there already
+    step-000000001500.1/     what a run that went back, or began anew, wrote when step 2000 was there already
 
 Who writes a checkpoint holds an exclusive lock on its folder, who reads one a shared lock; a folder
 without manifest that nobody holds was left by a process that died, and the next save removes it.
@@ -19,7 +19,8 @@ import contextlib
 import fcntl
 import os
 import re
-from collections.abc import Iterator, Mapping
+import stat
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from hotbed.checkpoint.files import CheckpointError, sync_folder, write_json_sealed
@@ -31,6 +32,8 @@ __all__ = [
     "holds_file",
     "is_of_checkpoints",
     "keep_latest",
+    "latest",
+    "made_to_stay",
     "new_folder",
     "opened",
     "sweep",
@@ -43,30 +46,61 @@ _OWN = re.compile(r"(dense|rows-[0-9]+-[0-9]+)\.safetensors|checkpoint\.json(\.n
 
 
 def is_of_checkpoints(name: str) -> bool:
-    """Whether a file of that name, relative to the folder of a run, is of a checkpoint's."""
-    first, _, _ = name.partition(os.sep)
-    return _NAME.fullmatch(first) is not None
+    """Whether a file of that name, relative to the folder of a run or a checkpoint, is a checkpoint's."""
+    first, _, rest = name.partition(os.sep)
+    return bool(_NAME.fullmatch(first) or (not rest and _OWN.fullmatch(first)))
 
 
 def holds_file(root: str, name: str) -> bool:
-    """Whether a file of that name, relative to a folder of checkpoints, is part of one that is there."""
-    return is_of_checkpoints(name) and bool(complete_in(root))
+    """Whether a file of that name, relative to a folder, is of a checkpoint that is there."""
+    return is_of_checkpoints(name) and (_is_complete(root) or bool(complete_in(root)))
 
 
 def complete_in(root: str) -> list[str]:
-    """The complete checkpoints of a run, by step."""
-    found = []
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        for name in os.listdir(root):
-            match = _NAME.fullmatch(name)
-            folder = os.path.join(root, name)
-            if (
-                match
-                and not os.path.islink(folder)
-                and os.path.isfile(os.path.join(folder, MANIFEST))
-            ):
-                found.append((int(match[1]), int(match[2] or 0), os.path.join(root, name)))
-    return [folder for _, _, folder in sorted(found)]
+    """The complete checkpoints of a run, as they were begun.
+
+    Raises:
+        OSError: what is there cannot be looked at.
+    """
+    try:
+        names = os.listdir(root)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    folders = [os.path.join(root, name) for _, name in sorted(_begun(names))]
+    return [f for f in folders if not os.path.islink(f) and _is_complete(f)]
+
+
+def latest(root: str | os.PathLike[str]) -> str | None:
+    """The folder of the checkpoint that `hotbed.load` would read; None: there is none.
+
+    Raises:
+        CheckpointError: what is there cannot be looked at.
+    """
+    found = _found(os.path.realpath(os.fsdecode(root)))
+    return found[-1] if found else None
+
+
+def _found(path: str) -> list[str]:
+    """The complete checkpoints at a path, which is one itself or the folder of a run."""
+    try:
+        return [path] if _is_complete(path) else complete_in(path)
+    except OSError as error:
+        where = error.filename or path
+        raise CheckpointError(f"{where} cannot be read: {error.strerror}.") from None
+
+
+def _begun(names: Sequence[str]) -> list[tuple[tuple[int, int], str]]:
+    """((turn, step), name) of folders of checkpoints. A run that goes back, or begins anew, takes the next
+    turn, and what it saves is later than all of the turn before."""
+    found = [(match, name) for name in names if (match := _NAME.fullmatch(name))]
+    return [((int(match[2] or 0), int(match[1])), name) for match, name in found]
+
+
+def _is_complete(folder: str) -> bool:
+    try:
+        return stat.S_ISREG(os.lstat(os.path.join(folder, MANIFEST)).st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
 
 
 @contextlib.contextmanager
@@ -75,23 +109,27 @@ def new_folder(root: str, step: int) -> Iterator[str]:
     that fails.
 
     Raises:
+        CheckpointError: `root` is a checkpoint.
         OSError: it cannot be made.
     """
-    os.makedirs(root, exist_ok=True)
+    made = made_to_stay(os.path.abspath(root))
+    if _is_complete(root):
+        raise CheckpointError(f"{root} is a checkpoint itself. Name the folder that it lies in.")
     while True:
-        taken = [
-            int(match[2] or 0)
-            for name in os.listdir(root)
-            if (match := _NAME.fullmatch(name)) and int(match[1]) == step
-        ]
-        attempt = max(taken) + 1 if taken else 0
-        folder = os.path.join(root, f"step-{step:012d}{f'.{attempt}' if attempt else ''}")
+        turn, last = max((begun for begun, _ in _begun(os.listdir(root))), default=(0, -1))
+        turn += last >= step
+        folder = os.path.join(root, f"step-{step:012d}{f'.{turn}' if turn else ''}")
         with contextlib.ExitStack() as stack:
             try:
                 os.mkdir(folder)
                 there = stack.enter_context(_held(folder, fcntl.LOCK_EX))
             except (FileExistsError, FileNotFoundError):
                 continue
+            except OSError:
+                for empty in [folder, root] if made else [folder]:
+                    with contextlib.suppress(OSError):
+                        os.rmdir(empty)
+                raise
             if not there:  # somebody took it for what a dead process has left
                 continue
             try:
@@ -99,8 +137,26 @@ def new_folder(root: str, step: int) -> Iterator[str]:
             except BaseException:
                 with contextlib.suppress(OSError):
                     _remove(folder)
+                    if made:
+                        os.rmdir(root)
                 raise
             return
+
+
+def made_to_stay(path: str) -> bool:
+    """Makes a folder and those above it that are missing. Whether it was not there.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    if os.path.isdir(path):
+        return False
+    above = os.path.dirname(path)
+    made_to_stay(above)
+    with contextlib.suppress(FileExistsError):  # somebody else made it just now
+        os.mkdir(path)
+    sync_folder(above)
+    return True
 
 
 def finish(folder: str, manifest: Mapping[str, Any]) -> None:
@@ -125,21 +181,23 @@ def opened(path: str) -> Iterator[str]:
     Raises:
         CheckpointError: there is none.
     """
+    if not path:
+        raise CheckpointError("The path of a checkpoint is empty.")
     path = os.path.realpath(path)
     while True:
-        if os.path.isfile(os.path.join(path, MANIFEST)):
-            folder = path
-        elif found := complete_in(path):
-            folder = found[-1]
-        else:
+        found = _found(path)
+        if not found:
             what = "no checkpoint" if os.path.isdir(path) else "no folder"
             raise CheckpointError(f"There is {what} {path!r}. hotbed.save makes checkpoints.")
+        folder = found[-1]
         with contextlib.ExitStack() as stack:
             try:
                 there = stack.enter_context(_held(folder, fcntl.LOCK_SH))
             except FileNotFoundError:
                 continue
-            if there and os.path.isfile(os.path.join(folder, MANIFEST)):
+            except OSError as error:
+                raise CheckpointError(f"{folder} cannot be read: {error.strerror}.") from None
+            if there and _is_complete(folder):
                 yield folder
                 return
 
@@ -147,9 +205,10 @@ def opened(path: str) -> Iterator[str]:
 def keep_latest(root: str, count: int, newest: str) -> None:
     """Removes complete checkpoints but `newest` and the latest `count` - 1 others. Those that somebody reads,
     or that cannot be removed, stay for now."""
-    others = [folder for folder in complete_in(root) if folder != newest]
-    for folder in others[: len(others) - (count - 1)]:
-        _remove_unheld(folder)
+    with contextlib.suppress(OSError):
+        others = [folder for folder in complete_in(root) if folder != newest]
+        for folder in others[: max(0, len(others) - (count - 1))]:
+            _remove_unheld(folder)
 
 
 def sweep(root: str) -> None:
@@ -207,4 +266,5 @@ def _held(folder: str, how: int) -> Iterator[bool]:
     finally:
         with contextlib.suppress(OSError):  # a child that was forked meanwhile has it, too
             fcntl.flock(descriptor, fcntl.LOCK_UN)
-        os.close(descriptor)
+        with contextlib.suppress(OSError):  # nothing was written to it
+            os.close(descriptor)

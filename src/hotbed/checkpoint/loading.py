@@ -12,23 +12,27 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hotbed.checkpoint.files import CheckpointError, read_tensors
+from hotbed import _core
+from hotbed.checkpoint.files import CheckpointError
 from hotbed.checkpoint.folder import opened
-from hotbed.checkpoint.manifest import read_manifest
+from hotbed.checkpoint.joining import whole_rows
+from hotbed.checkpoint.manifest import dense_file, read_manifest
+from hotbed.checkpoint.models import made_again
 from hotbed.checkpoint.randomness import give_random_states
-from hotbed.checkpoint.rows import columns_of, ids_of, read_rows
-from hotbed.checkpoint.rules import current_anyway, give_history, refuse_other_rule
+from hotbed.checkpoint.rules import current_anyway, forget_steps, give_history, refuse_other_rule
 from hotbed.checkpoint.saving import several
 from hotbed.checkpoint.tables import differences, key_in
+from hotbed.checkpoint.tensors import read_tensors
 from hotbed.checkpoint.values import decoded
-from hotbed.errors import HotbedError
+from hotbed.errors import HotbedError, OptimizerError
 from hotbed.modules.owner import tables_left_out, tables_of
+from hotbed.storage import Storage
 from hotbed.table.holds import alone
 from hotbed.table.live import LiveTable
 from hotbed.table.records import Records
 from hotbed.table.states import reset_states
 
-__all__ = ["Restored", "load"]
+__all__ = ["Restored", "load", "load_model"]
 
 
 class Restored(NamedTuple):
@@ -38,9 +42,10 @@ class Restored(NamedTuple):
     """The folder of the checkpoint."""
     step: int
     missing: list[str]
-    """Tables, tensors and others that the model has and the checkpoint has not; as they were."""
+    """Tables, tensors and others that the model has and the checkpoint has not: as they were, but states of
+    rows start anew."""
     unexpected: list[str]
-    """Those that the checkpoint has and the model has not; not read."""
+    """Those that the checkpoint has and the model has not, or that were not given; not read."""
 
 
 def load(
@@ -54,9 +59,10 @@ def load(
 ) -> Restored:
     """Reads a checkpoint into a model of the same tables, wherever rows lay and will lie.
 
-    Rows come into static and dynamic tables, tiers, devices and parts alike. Those of another dtype are
-    rounded to the nearest. A row that was not saved is its first value. With an optimizer, training goes
-    on bit by bit as it would have: its states, random states of Python, NumPy and torch, and what rows of
+    Rows come into static and dynamic tables, tiers, devices and parts alike; but those that are behind
+    their optimizer (``untouched="exact"``) not to a device. Those of another dtype are rounded to the
+    nearest. A row that was not saved is its first value. With an optimizer, training goes on bit by bit
+    as it would have: its states, random states of Python, NumPy and torch, and what rows of
     ``untouched="exact"`` have yet to make up for come back; without one, rows are as the last step left them.
 
     Args:
@@ -69,11 +75,12 @@ def load(
             or it does not fit. The message names the file or the table. What was read before stays.
         OutOfMemory, StorageError: rows have no room.
     """
-    with opened(os.fspath(path)) as folder:
+    with opened(os.fsdecode(path)) as folder:
         manifest = read_manifest(folder)
         try:
-            loading = _Loading(folder, manifest, model, several(optimizer), strict)
-            loading.take_values(several(scheduler), several(loader))
+            given = [several(one, "load_state_dict") for one in (optimizer, scheduler, loader)]
+            loading = _Loading(folder, manifest, model, given[0], strict)
+            loading.take_values(*given[1:])
             loading.take_rows()
             if optimizer is not None and "random" in loading.values:
                 give_random_states(loading.values["random"])
@@ -83,6 +90,27 @@ def load(
             text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
             raise CheckpointError(f"{loading_from(folder)} cannot be loaded: {text}") from error
         return Restored(folder, manifest["step"], loading.missing, loading.unexpected)
+
+
+def load_model(
+    path: str | os.PathLike[str], *, storage: Storage | None = None, device: Any = None
+) -> nn.Module:
+    """Makes the model of a checkpoint, one of `hotbed.models`, and reads it; in evaluation mode.
+
+    Args:
+        path: a checkpoint, or a folder of them, of which the latest is read.
+        storage: for the tiers that its rows are to lie in. Default: in memory.
+        device: where it computes. Default: on the CPU.
+
+    Raises:
+        CheckpointError: there is no complete checkpoint, or it is damaged, or of another model; the
+            message names the file.
+        OutOfMemory, StorageError: rows have no room.
+    """
+    with opened(os.fsdecode(path)) as folder:
+        model = made_again(folder, read_manifest(folder), storage, device)
+        load(folder, model)
+    return model.eval()
 
 
 def loading_from(folder: str) -> str:
@@ -106,10 +134,15 @@ class _Loading:
         self._match("tables", [*self.tables], [*manifest["tables"]])
         self.tables = {s: t for s, t in self.tables.items() if s in manifest["tables"]}
         for stem, table in self.tables.items():
-            if fault := differences(table, manifest["tables"][stem]):
+            if fault := differences(table, manifest["tables"][stem], strict):
                 raise CheckpointError(f"Table {stem!r} {fault}.")
+            if table.owes_step:
+                raise CheckpointError(
+                    f"Table {stem!r}: a gradient waits for its step, and would reach other rows. Load after "
+                    "step(), or call zero_grad() to give it up."
+                )
         self.with_states = self._with_states()
-        (dense,) = (file for file in manifest["files"] if file["name"] == "dense.safetensors")
+        dense = dense_file(manifest)
         tensors = read_tensors(os.path.join(folder, dense["name"]), dense)
         self.values = {name: decoded(v, tensors) for name, v in manifest["values"].items()}
 
@@ -143,13 +176,6 @@ class _Loading:
 
     def take_values(self, schedulers: list[Any], loaders: list[Any]) -> None:
         """All but rows."""
-        dense = self.values["model"]
-        with tables_left_out():
-            self._match("tensors", [*self.model.state_dict()], [*dense])
-            given: Any = OrderedDict(dense)
-            versions = self.values.get("versions", {})
-            given._metadata = OrderedDict((n, {"version": v}) for n, v in versions.items())
-            self.model.load_state_dict(given, strict=False)
         for what, own in (
             ("optimizers", self.optimizers),
             ("schedulers", schedulers),
@@ -159,12 +185,21 @@ class _Loading:
             if own and not saved and not self.strict:
                 self.missing.append(what)
                 continue
+            if saved and not own and self.optimizers:
+                self.unexpected.append(what)
             if own and len(own) != len(saved):
                 raise CheckpointError(
                     f"{loading_from(self.folder)} has {len(saved)} {what}, and {len(own)} were given."
                 )
             for one, state in zip(own, saved, strict=False):
                 one.load_state_dict(state)
+        dense = self.values["model"]
+        with tables_left_out():
+            self._match("tensors", [*self.model.state_dict()], [*dense])
+            given: Any = OrderedDict(dense)
+            versions = self.values.get("versions", {})
+            given._metadata = OrderedDict((n, {"version": v}) for n, v in versions.items())
+            self.model.load_state_dict(given, strict=False)
 
     def take_rows(self) -> None:
         finish: list[Callable[[bool], None]] = []
@@ -176,8 +211,10 @@ class _Loading:
             stack.callback(lambda: [one(loaded) for one in finish])
             for stem, table in self.tables.items():
                 entry = self.manifest["tables"][stem]
-                table.draw_again(key_in(entry, table))
                 rule = entry["rule"]
+                if stem in self.with_states and table.follows:
+                    forget_steps(table.rule)  # so that no row counts as of one
+                table.draw_again(key_in(entry, table))
                 if stem in self.with_states:
                     reset_states(table)
                     give_history(table.rule, rule)
@@ -187,10 +224,21 @@ class _Loading:
                             f"Table {stem!r} was saved with rows that are behind its optimizer. Give "
                             "load its optimizer, or load before one is made."
                         )
-                    table.place.refuse_exact("The checkpoint")
+                    try:
+                        table.place.refuse_exact("hotbed.load")
+                    except OptimizerError as error:
+                        raise CheckpointError(
+                            f"Table {stem!r} was saved with rows that are behind its optimizer, which only "
+                            f"the CPU makes up for. Load the model there, then move it to {table.device}."
+                        ) from error
                     finish.append(current_anyway(table, rule))
                     as_stored.add(stem)
-            for path, rows in read_rows(self.folder, self.manifest["files"], [*self.tables]):
+            for table in self.tables.values():
+                table.settle()  # before rows come, as those come with what their rule keeps of them
+            columns = {stem: table.spec.columns for stem, table in self.tables.items()}
+            for path, rows in whole_rows(
+                self.folder, self.manifest, columns, as_stored, again=True
+            ):
                 table = self.tables[rows.stem]
                 try:
                     self._take(table, rows.columns, rows.tensors, rows.stem in as_stored)
@@ -205,22 +253,17 @@ class _Loading:
     def _take(
         self, table: LiveTable, saved: slice, tensors: dict[str, Tensor], as_stored: bool
     ) -> None:
-        ids, here = ids_of(table, tensors["ids"])
-        own = columns_of(table)
-        if not saved.start <= own.start < own.stop <= saved.stop:
-            if saved.stop <= own.start or own.stop <= saved.start:
-                return
-            raise ValueError("columns of several files cannot be joined in one table")
+        ids, here = table.spec.origin.ids_in_part(tensors["ids"])
+        own, spec = table.spec.columns, table.spec
         columns = slice(own.start - saved.start, own.stop - saved.start)
 
-        def of_table(name: str, dtype: torch.dtype, width: int) -> Tensor:
+        def of_table(name: str, dtype: torch.dtype, one_a_row: bool = False) -> Tensor:
             found = tensors[name] if here is None else tensors[name][here]
-            found = found if width == 1 and found.shape[1] == 1 else found[:, columns]
-            if found.shape != (len(ids), width):
+            found = found if one_a_row else found[:, columns]
+            if found.shape[1] != (1 if one_a_row else spec.dim):
                 raise ValueError(f"{name} has the shape {tuple(tensors[name].shape)}")
             return found.to(dtype).contiguous()
 
-        spec, core = table.spec, table.core
         if ids.dtype != torch.int64 or (
             spec.rows is not None
             and len(ids)
@@ -229,8 +272,8 @@ class _Loading:
             raise ValueError("it has ids that are none of the table")
         own_states = None
         if as_stored:
-            named = zip(core.state_names, core.state_widths(), strict=True)
-            own_states = [of_table(f"states/{n}", spec.compute_dtype, width) for n, width in named]
+            planes = _core.state_planes(table.rule.options)
+            own_states = [of_table(f"states/{n}", spec.compute_dtype, one) for n, one, _ in planes]
         steps = None
         if table.follows and as_stored:
             steps = tensors["steps"] if here is None else tensors["steps"][here]
@@ -241,5 +284,5 @@ class _Loading:
             steps = steps.contiguous()
         elif table.follows:
             steps = torch.full_like(ids, table.rule.steps)
-        weights = of_table("weights", spec.dtype, spec.dim)
+        weights = of_table("weights", spec.dtype)
         table.write(Records(ids.contiguous(), weights, own_states, steps))

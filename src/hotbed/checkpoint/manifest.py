@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from typing import Any
 
 from hotbed.checkpoint.files import CheckpointError, read_json_sealed
 from hotbed.checkpoint.folder import MANIFEST
+from hotbed.tables import DTYPES
 
-__all__ = ["FORMAT", "VERSION", "read_manifest"]
+__all__ = ["FORMAT", "VERSION", "dense_file", "read_manifest"]
 
 FORMAT, VERSION = "hotbed checkpoint", 1
 
+_DTYPES = {str(dtype).removeprefix("torch.") for dtype in DTYPES}
 _FILE = re.compile(r"(dense|rows-[0-9]+-[0-9]+)\.safetensors")
 
 
@@ -45,6 +48,11 @@ def read_manifest(folder: str) -> dict[str, Any]:
     return dict(manifest)
 
 
+def dense_file(manifest: dict[str, Any]) -> dict[str, Any]:
+    """What a manifest says of the file that holds all tensors but rows."""
+    return next(file for file in manifest["files"] if file["name"] == "dense.safetensors")
+
+
 def _fault(manifest: dict[str, Any]) -> str:
     match manifest:
         case {
@@ -62,10 +70,14 @@ def _fault(manifest: dict[str, Any]) -> str:
             case {
                 "rows": int() | None,
                 "dim": int(),
-                "dtype": str(),
+                "dtype": str(dtype),
                 "key": str() | None as key,
-                "rule": dict() | None,
-            } if key is None or re.fullmatch("[0-9a-f]{16}", key):
+                "rule": dict() | None as rule,
+            } if (
+                dtype in _DTYPES
+                and (key is None or re.fullmatch("[0-9a-f]{16}", key))
+                and (rule is None or _is_rule(rule))
+            ):
                 pass
             case _:
                 return f"what it says of table {stem!r} is incomplete"
@@ -80,8 +92,32 @@ def _fault(manifest: dict[str, Any]) -> str:
                 return "what it says of a file is incomplete"
         for stem, part in rows.items():
             match part:
-                case {"count": int(), "columns": [int(first), int(last)]} if stem in tables:
-                    if 0 <= first < last <= tables[stem]["dim"]:
+                case {"count": int(count), "columns": [int(first), int(last)]} if stem in tables:
+                    if count >= 0 and 0 <= first < last <= tables[stem]["dim"]:
                         continue
             return f"{name} has rows of {stem!r}, which is no such table"
+    if "dense.safetensors" not in names:
+        return "it names no file dense.safetensors"
+    more: dict[str, dict[int, int]] = {stem: {0: 0} for stem in tables}  # rows from a column on
+    for stem, part in ((stem, part) for file in files for stem, part in file["rows"].items()):
+        for column, count in zip(part["columns"], (part["count"], -part["count"]), strict=True):
+            more[stem][column] = more[stem].get(column, 0) + count
+    for stem, changes in more.items():
+        columns = sorted(changes)
+        counts = itertools.accumulate(changes[column] for column in columns)
+        dim = tables[stem]["dim"]
+        if len({n for column, n in zip(columns, counts, strict=True) if column < dim}) > 1:
+            return f"some columns of {stem!r} have more rows than others"
     return ""
+
+
+def _is_rule(rule: dict[str, Any]) -> bool:
+    match rule:
+        case {"name": str(), "options": dict(), "untouched": "lazy" | "exact", "states": [*states]}:
+            return all(
+                isinstance(state, list)
+                and [type(part) for part in state] == [str, int]
+                and state[1] > 0
+                for state in states
+            )
+    return False

@@ -6,21 +6,43 @@ and, of a table with ``untouched="exact"``, ``T/steps`` (n,): the step up to whi
 
 from __future__ import annotations
 
+import collections
+import itertools
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from hotbed.checkpoint.files import CheckpointError, read_tensors, write_tensors
+from hotbed.checkpoint.files import CheckpointError
+from hotbed.checkpoint.tensors import read_views, write_tensors
 from hotbed.table.live import LiveTable
 from hotbed.table.records import Records, records_of
 
-__all__ = ["FILE_BYTES", "columns_of", "ids_of", "read_rows", "tensors_of", "write_rows"]
+__all__ = [
+    "FILE_BYTES",
+    "Piece",
+    "TableRows",
+    "most_bytes",
+    "read_rows",
+    "rows_in",
+    "tensors_of",
+    "write_files",
+    "write_rows",
+]
 
-FILE_BYTES = 64 << 20
-"""Of rows in a file; twice as much is in memory while it is written."""
+FILE_BYTES = 32 << 20
+"""Of rows in a file; some five times as much is in memory while files are written or read."""
+
+_READERS = 4
+"""Files that are read while rows of another go to their place: some are checked while others come from the
+disk."""
+
+_WRITERS = 2
+"""Files on their way to the disk while the next one is put together: one is copied to the system's memory
+while another is brought from there to the disk."""
 
 
 def write_rows(
@@ -32,43 +54,65 @@ def write_rows(
     Raises:
         OSError, StorageError: some files may be there.
     """
-    files = []
-    for number, chunks in enumerate(_by_file(tables, states)):
-        name = f"rows-{writer}-{number}.safetensors"
-        tensors = {
-            f"{stem}/{part}": torch.cat(pieces)
-            for stem, parts in chunks.items()
-            for part, pieces in parts.items()
-        }
-        rows = {
-            stem: {
-                "count": len(tensors[f"{stem}/ids"]),
-                "columns": [*columns_of(tables[stem]).indices(1 << 31)[:2]],
-            }
-            for stem in chunks
-        }
-        written = write_tensors(os.path.join(folder, name), tensors)
-        files.append({"name": name, **written, "rows": rows})
+    stems = {table: stem for stem, table in tables.items()}
+    records = records_of([*stems], states=states, current=not states)
+    pieces = ((stems[t], t.spec.columns, tensors_of(t, some)) for t, some in records)
+    return write_files(folder, pieces, writer)
+
+
+Piece = tuple[str, slice, Mapping[str, Tensor]]
+"""Some rows on their way to files: table, columns, and tensors by their part, which stay as they are."""
+
+
+def write_files(folder: str, pieces: Iterable[Piece], writer: int = 0) -> list[dict[str, Any]]:
+    """Writes rows to files of about `FILE_BYTES`. Returns what the manifest says of them.
+
+    Raises:
+        OSError: some files may be there.
+    """
+    files: list[dict[str, Any]] = []
+    under_way: list[Future[dict[str, Any]]] = []
+    with ThreadPoolExecutor(_WRITERS) as pool:
+        for number, (tensors, rows) in enumerate(_packed(pieces)):
+            name = f"rows-{writer}-{number}.safetensors"
+            files.append({"name": name, "rows": rows})
+            if len(under_way) == _WRITERS:
+                files[number - _WRITERS] |= under_way.pop(0).result()
+            under_way.append(pool.submit(write_tensors, os.path.join(folder, name), tensors))
+        for file, written in zip(files[len(files) - len(under_way) :], under_way, strict=True):
+            file |= written.result()
     return files
 
 
-_Chunks = dict[str, dict[str, list[Tensor]]]
-
-
-def _by_file(tables: Mapping[str, LiveTable], states: bool) -> Iterator[_Chunks]:
-    stems = {table: stem for stem, table in tables.items()}
-    chunks: _Chunks = {}
+def _packed(
+    pieces: Iterable[Piece],
+) -> Iterator[tuple[dict[str, list[Tensor]], dict[str, dict[str, Any]]]]:
+    """(tensors in parts, what the manifest says of their rows) of one file after the other."""
+    tensors: dict[str, list[Tensor]] = {}
+    rows: dict[str, dict[str, Any]] = {}
     held = 0
-    for table, records in records_of([*stems], states=states, current=not states):
-        parts = chunks.setdefault(stems[table], {})
-        for part, tensor in tensors_of(table, records).items():
-            parts.setdefault(part, []).append(tensor)
+    for stem, columns, parts in pieces:
+        own = rows.setdefault(stem, {"count": 0, "columns": [columns.start, columns.stop]})
+        own["count"] += len(parts["ids"])
+        for part, tensor in parts.items():
+            tensors.setdefault(f"{stem}/{part}", []).append(tensor)
             held += tensor.nbytes
         if held >= FILE_BYTES:
-            yield chunks
-            chunks, held = {}, 0
-    if chunks:
-        yield chunks
+            yield tensors, rows
+            tensors, rows, held = {}, {}, 0
+    if rows:
+        yield tensors, rows
+
+
+def most_bytes(tables: Mapping[str, LiveTable], *, states: bool) -> int:
+    """What the rows take in files, if all are stored."""
+    size = 0
+    for table in tables.values():
+        spec = table.spec
+        size += len(table) * (8 + spec.dim * spec.dtype.itemsize + 8 * (states and table.follows))
+        if states:
+            size += len(table) * sum(table.core.state_widths()) * spec.compute_dtype.itemsize
+    return size
 
 
 def tensors_of(table: LiveTable, records: Records) -> dict[str, Tensor]:
@@ -83,25 +127,7 @@ def tensors_of(table: LiveTable, records: Records) -> dict[str, Tensor]:
     return tensors
 
 
-def columns_of(table: LiveTable) -> slice:
-    """Those of the whole table that a part has."""
-    first = table.spec.origin.column
-    return slice(first, first + table.spec.dim)
-
-
-def ids_of(table: LiveTable, ids: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Ids of the whole table as a part has them, and which of them it has; None: all."""
-    origin = table.spec.origin
-    if origin.owns is not None:
-        here = origin.owns(ids)
-        return ids[here], here
-    if origin.first == 0 and origin.stride == 1:
-        return ids, None
-    here = (ids >= origin.first) & ((ids - origin.first) % origin.stride == 0)
-    return (ids[here] - origin.first) // origin.stride, here
-
-
-class _Rows(NamedTuple):
+class TableRows(NamedTuple):
     stem: str
     columns: slice
     tensors: dict[str, Tensor]
@@ -109,28 +135,79 @@ class _Rows(NamedTuple):
 
 
 def read_rows(
-    folder: str, files: Sequence[dict[str, Any]], stems: Sequence[str]
-) -> Iterator[tuple[str, _Rows]]:
-    """The rows of some tables, file by file: the path of the file, and what it has of one table.
+    folder: str,
+    manifest: dict[str, Any],
+    stems: Sequence[str],
+    *,
+    files: Sequence[dict[str, Any]] | None = None,
+    again: bool = False,
+) -> Iterator[tuple[str, TableRows]]:
+    """The rows of some tables, file by file: the path of the file, and what it has of one table. The next
+    files are read meanwhile.
+
+    Args:
+        files: of the manifest; None: all.
+        again: files are read into the same memory in turn, so that what one has is gone when the next
+            is asked for.
 
     Raises:
         CheckpointError: a file is missing or damaged, or holds something else.
     """
-    for file in files:
-        wanted = [stem for stem in file["rows"] if stem in stems]
-        if not wanted:
-            continue
-        path = os.path.join(folder, file["name"])
-        tensors = read_tensors(path, file)
-        for stem in wanted:
-            own = {
-                name.removeprefix(f"{stem}/"): tensor
-                for name, tensor in tensors.items()
-                if name.startswith(f"{stem}/")
-            }
-            count = file["rows"][stem]["count"]
-            if any(len(tensor) != count for tensor in own.values() if tensor.dim()):
-                raise CheckpointError(
-                    f"{path} has not {count:,} rows of {stem!r}, as its manifest says."
-                )
-            yield path, _Rows(stem, slice(*file["rows"][stem]["columns"]), own)
+    files = manifest["files"] if files is None else files
+    wanted = [file for file in files if any(stem in stems for stem in file["rows"])]
+    paths = [os.path.join(folder, file["name"]) for file in wanted]
+    most = max((_size(path) for path in paths), default=0)
+    memory: list[Tensor | None] = [None] * (_READERS + 1)
+    if again and most <= 4 * FILE_BYTES:  # larger ones have memory of their own
+        memory = [torch.empty(most, dtype=torch.uint8) for _ in memory]
+    begun = zip(paths, wanted, itertools.cycle(memory), strict=False)
+    with ThreadPoolExecutor(_READERS) as pool:
+        under_way = collections.deque(
+            pool.submit(read_views, *each) for each in itertools.islice(begun, _READERS)
+        )
+        for path, file in zip(paths, wanted, strict=True):
+            tensors = under_way.popleft().result()
+            under_way.extend(pool.submit(read_views, *each) for each in itertools.islice(begun, 1))
+            for stem in file["rows"]:
+                if stem in stems:
+                    yield path, rows_in(path, manifest, file, stem, tensors)
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError:  # told when it is read
+        return 0
+
+
+def rows_in(
+    path: str,
+    manifest: dict[str, Any],
+    file: dict[str, Any],
+    stem: str,
+    tensors: Mapping[str, Tensor],
+) -> TableRows:
+    """What a file of tensors has of a table. (Names of tables may have slashes, too.)
+
+    Raises:
+        CheckpointError: it is not what its manifest says.
+    """
+    count, columns = file["rows"][stem]["count"], slice(*file["rows"][stem]["columns"])
+    wide, narrow = (count, columns.stop - columns.start), (count, 1)
+    rule = manifest["tables"][stem]["rule"] or {"states": []}
+    known = ["ids", "weights", "steps", *(f"states/{name}" for name, _ in rule["states"])]
+    own = {part: tensors[f"{stem}/{part}"] for part in known if f"{stem}/{part}" in tensors}
+    shapes: dict[str, tuple[Any, ...]] = {
+        "ids": ((count,),),
+        "steps": ((count,),),
+        "weights": (wide,),
+    }
+    for name in {"ids", "weights", *own}:
+        found = own.get(name)
+        if (
+            found is None
+            or found.shape not in shapes.get(name, (wide, narrow))
+            or (name in ("ids", "steps") and found.dtype != torch.int64)
+        ):
+            raise CheckpointError(f"{path} has no {name} of {stem!r} as its manifest says.")
+    return TableRows(stem, columns, own)

@@ -7,7 +7,7 @@ from typing import Any
 from hotbed import _core
 from hotbed.checkpoint.files import CheckpointError
 
-__all__ = ["current_anyway", "give_history", "refuse_other_rule", "rule_of"]
+__all__ = ["current_anyway", "forget_steps", "give_history", "refuse_other_rule", "rule_of"]
 
 _OPTIONS = sorted(
     name
@@ -30,7 +30,8 @@ def rule_of(table: Any) -> dict[str, Any] | None:
         "initial_accumulator_value": rule.initial_accumulator_value,
         "untouched": "exact" if rule.exact else "lazy",
         "states": [
-            list(s) for s in zip(table.core.state_names, table.core.state_widths(), strict=True)
+            [name, 1 if one_a_row else table.spec.origin.dim]
+            for name, one_a_row, _ in _core.state_planes(rule.options)
         ],
         "steps": rule.steps,
         "history": _history_of(rule) if rule.exact else None,
@@ -57,14 +58,20 @@ def refuse_other_rule(stem: str, table: Any, saved: dict[str, Any]) -> None:
     """Raises CheckpointError where the states of a table are not those that were saved."""
     own = rule_of(table)
     assert own is not None
-    kind = ("name", "options", "initial_accumulator_value", "untouched", "states")
-    told = {name: (saved.get(name), own[name]) for name in kind if saved.get(name) != own[name]}
+    was, now = ({**rule, **rule["options"]} for rule in (saved, own))
+    kind = ("name", "untouched", "initial_accumulator_value", *_OPTIONS, "states")
+    told = [name for name in kind if was.get(name) != now[name]]
     if told:
-        differences = "; ".join(f"{name} {was!r}, now {now!r}" for name, (was, now) in told.items())
+        differences = "; ".join(f"{name} {was.get(name)!r}, now {now[name]!r}" for name in told[:3])
         raise CheckpointError(
             f"Table {stem!r} was saved with another optimizer: {differences}. Make the optimizer as it "
             "was, or load the model before another one is made."
         )
+
+
+def forget_steps(rule: Any) -> None:
+    """As if none had been taken."""
+    rule.restart(0, [1, 0, 0, 1, 1], _core.Hyperparameters())
 
 
 def give_history(rule: Any, saved: dict[str, Any]) -> None:

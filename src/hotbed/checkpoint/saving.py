@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hotbed.checkpoint.files import CheckpointError, write_tensors
+from hotbed.checkpoint.files import CheckpointError
 from hotbed.checkpoint.folder import finish, keep_latest, new_folder, sweep
 from hotbed.checkpoint.manifest import FORMAT, VERSION
+from hotbed.checkpoint.models import description_of
 from hotbed.checkpoint.randomness import random_states
-from hotbed.checkpoint.rows import write_rows
+from hotbed.checkpoint.rows import most_bytes, write_rows
 from hotbed.checkpoint.tables import entry_of
+from hotbed.checkpoint.tensors import write_tensors
 from hotbed.checkpoint.values import encoded
 from hotbed.modules.owner import tables_left_out, tables_of
 from hotbed.optim.base import TableOptimizer
@@ -64,14 +69,15 @@ def save(
 
     Raises:
         CheckpointError: something has a type that cannot be saved, or a gradient waits for its step.
-        OSError, StorageError: it cannot be written, or rows not be read. What was there is there.
+        OSError, StorageError: it cannot be written, or rows not be read. What was there is there. A full
+            disk is told with the bytes that are missing.
     """
     begin = time.perf_counter()
     if isinstance(step, bool) or not isinstance(step, int) or step < 0:
         raise CheckpointError(f"step must be an integer from 0 on, got {step!r}.")
     if keep is not None and (isinstance(keep, bool) or not isinstance(keep, int) or keep < 1):
         raise CheckpointError(f"keep must be an integer from 1 on, or None, got {keep!r}.")
-    root, tables = os.fspath(path), tables_of(model)
+    root, tables = os.path.abspath(os.fsdecode(path)), tables_of(model)
     for table in tables.values():
         table.ready()
     with reading(tables.values()):
@@ -83,15 +89,21 @@ def save(
                 )
         values, tensors = _values_of(model, optimizer, scheduler, loader)
         sweep(root)
-        with new_folder(root, step) as folder:
-            entries = {stem: entry_of(table, states=states) for stem, table in tables.items()}
+        entries = {stem: entry_of(table, states=states) for stem, table in tables.items()}
+        about = {"format": FORMAT, "version": VERSION, "step": step, "base": None}
+        about |= {"model": description_of(model), "tables": entries, "files": [], "values": values}
+
+        def most() -> int:
+            dense = sum(tensor.nbytes for tensor in tensors.values())
+            return dense + most_bytes(tables, states=states) + len(json.dumps(about, indent=2))
+
+        with _told_how_much(root, most), new_folder(root, step) as folder:
             dense = write_tensors(os.path.join(folder, "dense.safetensors"), tensors)
             files = [
                 {"name": "dense.safetensors", **dense, "rows": {}},
                 *write_rows(folder, tables, states=states),
             ]
-            about = {"format": FORMAT, "version": VERSION, "step": step, "base": None}
-            finish(folder, {**about, "tables": entries, "files": files, "values": values})
+            finish(folder, {**about, "files": files})
     if keep is not None:
         keep_latest(root, keep, folder)
     rows = sum(part["count"] for file in files for part in file["rows"].values())
@@ -99,10 +111,36 @@ def save(
     return Saved(folder, step, rows, size, time.perf_counter() - begin)
 
 
-def several(one_or_more: Any) -> list[Any]:
+@contextlib.contextmanager
+def _told_how_much(root: str, most: Callable[[], int]) -> Iterator[None]:
+    """A disk that is full is told with what is missing to the bytes that a checkpoint takes at most."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        there = os.path.abspath(root)
+        while not os.path.isdir(there):
+            there = os.path.dirname(there)
+        disk, size = os.statvfs(there), most()
+        free = disk.f_bavail * disk.f_frsize
+        missing = f", so {size - free:,} are missing" if size > free else ""
+        text = f"a checkpoint takes up to {size:,} bytes, and {free:,} are free{missing}"
+        raise OSError(error.errno, f"{os.strerror(error.errno)}: {text}", root) from error
+
+
+def several(one_or_more: Any, method: str) -> list[Any]:
+    """`method`: what each must have."""
     if one_or_more is None:
         return []
-    return list(one_or_more) if isinstance(one_or_more, Sequence) else [one_or_more]
+    found = list(one_or_more) if type(one_or_more) in (list, tuple) else [one_or_more]
+    for one in found:
+        if not callable(getattr(one, method, None)):
+            raise CheckpointError(
+                f"Optimizers, schedulers and loaders need {method}(), which one of the type "
+                f"{type(one).__qualname__} has not. Several go in a list."
+            )
+    return found
 
 
 def _values_of(
@@ -118,14 +156,14 @@ def _values_of(
             for name, about in getattr(dense, "_metadata", {}).items()
             if "version" in about
         },
-        "optimizers": [_state_of(one) for one in several(optimizer)],
-        "schedulers": [one.state_dict() for one in several(scheduler)],
-        "loaders": [one.state_dict() for one in several(loader)],
+        "optimizers": [_state_of(one) for one in several(optimizer, "state_dict")],
+        "schedulers": [one.state_dict() for one in several(scheduler, "state_dict")],
+        "loaders": [one.state_dict() for one in several(loader, "state_dict")],
         "random": random_states(),
     }
     tensors: dict[str, Tensor] = {}
     values = {name: encoded(value, name, tensors) for name, value in found.items()}
-    return values, _apart(tensors)
+    return values, tensors
 
 
 def _state_of(optimizer: Optimizer) -> dict[str, Any]:
@@ -133,14 +171,3 @@ def _state_of(optimizer: Optimizer) -> dict[str, Any]:
     if isinstance(optimizer, TableOptimizer):
         return Optimizer.state_dict(optimizer)
     return optimizer.state_dict()
-
-
-def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Those that share memory as copies: safetensors keeps no views."""
-    seen: set[int] = set()
-    apart = {}
-    for name, tensor in tensors.items():
-        address = tensor.untyped_storage().data_ptr()
-        apart[name] = tensor.clone() if address in seen else tensor
-        seen.add(address)
-    return apart

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from hotbed.checkpoint.files import CheckpointError, write_tensors
+from hotbed.checkpoint.files import CheckpointError
 from hotbed.checkpoint.folder import finish, new_folder, opened
+from hotbed.checkpoint.joining import whole_rows
 from hotbed.checkpoint.manifest import FORMAT, VERSION, read_manifest
-from hotbed.checkpoint.rows import read_rows
+from hotbed.checkpoint.rows import FILE_BYTES, Piece, TableRows, write_files
+from hotbed.checkpoint.tensors import write_tensors
 from hotbed.tables import DTYPES, MAX_DIM
 
-__all__ = ["Chunk", "read", "write"]
+__all__ = ["Chunk", "differs", "read", "write"]
 
 
 class Chunk(NamedTuple):
@@ -41,20 +43,41 @@ def read(path: str | os.PathLike[str], table: str) -> Iterator[Chunk]:
     Raises:
         CheckpointError: there is no such checkpoint or table, or a file is damaged.
     """
-    with opened(os.fspath(path)) as folder:
+    with opened(os.fsdecode(path)) as folder:
         manifest = read_manifest(folder)
         if table not in manifest["tables"]:
             known = ", ".join(manifest["tables"]) or "none"
             raise CheckpointError(f"{folder} has no table {table!r}. It has {known}.")
-        for file, rows in read_rows(folder, manifest["files"], [table]):
-            if rows.columns != slice(0, manifest["tables"][table]["dim"]):
-                raise CheckpointError(f"{file} has some columns of {table!r} only.")
-            if not {"ids", "weights"} <= {*rows.tensors}:
-                raise CheckpointError(f"{file} has no rows of {table!r} as its manifest says.")
-            rule = manifest["tables"][table]["rule"] or {"states": []}
-            named = {name: rows.tensors[f"states/{name}"] for name, _ in rule["states"]}
+        columns = {table: slice(0, manifest["tables"][table]["dim"])}
+        as_stored = [table] if manifest["tables"][table]["rule"] else []
+        for file, rows in whole_rows(folder, manifest, columns, as_stored):
+            if fault := differs(file, manifest["tables"][table], rows):
+                raise CheckpointError(f"{fault}.")
+            named = {
+                name: rows.tensors[part] for name, part, _ in _states_of(manifest["tables"][table])
+            }
             steps = rows.tensors.get("steps")
             yield Chunk(rows.tensors["ids"], rows.tensors["weights"], named, steps)
+
+
+def differs(file: str, table: dict[str, Any], rows: TableRows) -> str:
+    """How rows of a file are not as a manifest says of their table; empty if they are."""
+    weights, stem = rows.tensors["weights"], rows.stem
+    if str(weights.dtype) != f"torch.{table['dtype']}":
+        return f"{file} has weights of {stem!r} that are {weights.dtype}, and not {table['dtype']}"
+    for _, part, one_a_row in _states_of(table):
+        found = rows.tensors.get(part)
+        if found is None or found.shape[1] != (1 if one_a_row else weights.shape[1]):
+            return f"{file} has no {part} of {stem!r} as its manifest says"
+    if (table["rule"] or {}).get("untouched") == "exact" and "steps" not in rows.tensors:
+        return f"{file} has no steps of {stem!r}"
+    return ""
+
+
+def _states_of(table: dict[str, Any]) -> list[tuple[str, str, bool]]:
+    """(name, tensor, whether it is one number a row)"""
+    states = (table["rule"] or {"states": []})["states"]
+    return [(name, f"states/{name}", width == 1) for name, width in states]
 
 
 def write(
@@ -82,38 +105,48 @@ def write(
     """
     if isinstance(step, bool) or not isinstance(step, int) or step < 0:
         raise CheckpointError(f"step must be an integer from 0 on, got {step!r}.")
-    rows = rows or {}
-    entries, files = {}, []
-    with new_folder(os.fspath(path), step) as folder:
+    entries: dict[str, Any] = {}
+    with new_folder(os.path.abspath(os.fsdecode(path)), step) as folder:
         dense = write_tensors(os.path.join(folder, "dense.safetensors"), {})
-        files.append({"name": "dense.safetensors", **dense, "rows": {}})
-        for name, chunks in tables.items():
-            first: Tensor | None = None
-            for ids, weights in chunks:
-                _check(name, ids, weights, first, rows.get(name))
-                first = weights[:0] if first is None else first
-                file = f"rows-0-{len(files) - 1}.safetensors"
-                tensors = {f"{name}/ids": ids, f"{name}/weights": weights}
-                part = {"count": len(ids), "columns": [0, weights.shape[1]]}
-                written = write_tensors(os.path.join(folder, file), tensors)
-                files.append({"name": file, **written, "rows": {name: part}})
-            if first is None:
-                raise CheckpointError(f"Table {name!r} has no chunk that says how wide it is.")
-            entries[name] = {
-                "rows": rows.get(name),
-                "dim": first.shape[1],
-                "dtype": str(first.dtype).removeprefix("torch."),
-                "combiner": None,
-                "padding_idx": None,
-                "init": None,
-                "key": None,
-                "rule": None,
-                "removed": None,
-            }
+        files = [
+            {"name": "dense.safetensors", **dense, "rows": {}},
+            *write_files(folder, _pieces(tables, rows or {}, entries)),
+        ]
         values = {"model": {"dict": []}, "optimizers": [], "schedulers": [], "loaders": []}
         about = {"format": FORMAT, "version": VERSION, "step": step, "base": None}
         finish(folder, {**about, "tables": entries, "files": files, "values": values})
     return folder
+
+
+def _pieces(
+    tables: Mapping[str, Iterable[tuple[Tensor, Tensor]]],
+    rows: Mapping[str, int],
+    entries: dict[str, Any],
+) -> Iterator[Piece]:
+    """Copies of chunks, as whoever makes them may fill the same tensors again, no larger than a file. What
+    the manifest says of each table is added to `entries`."""
+    for name, chunks in tables.items():
+        first: Tensor | None = None
+        for ids, weights in chunks:
+            _check(name, ids, weights, first, rows.get(name))
+            first = weights[:0] if first is None else first
+            dim = weights.shape[1]
+            most = max(1, FILE_BYTES // (8 + dim * weights.itemsize))
+            for begin in range(0, max(1, len(ids)), most):
+                some = slice(begin, begin + most)
+                yield (
+                    name,
+                    slice(0, dim),
+                    {"ids": ids[some].clone(), "weights": weights[some].clone()},
+                )
+        if first is None:
+            raise CheckpointError(f"Table {name!r} has no chunk that says how wide it is.")
+        entries[name] = {
+            "rows": rows.get(name),
+            "dim": first.shape[1],
+            "dtype": str(first.dtype).removeprefix("torch."),
+            **dict.fromkeys(("combiner", "padding_idx", "init", "key", "rule", "removed")),
+        }
 
 
 def _check(name: str, ids: Tensor, weights: Tensor, first: Tensor | None, rows: int | None) -> None:

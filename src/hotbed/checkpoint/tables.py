@@ -8,29 +8,59 @@ from typing import Any
 import torch
 
 from hotbed import init
+from hotbed.checkpoint.files import CheckpointError
 from hotbed.checkpoint.rules import rule_of
 from hotbed.table.live import LiveTable
+from hotbed.tables import Table
 
-__all__ = ["differences", "entry_of", "key_in"]
+__all__ = ["described", "differences", "entry_of", "key_in", "table_of"]
 
 
-def entry_of(table: LiveTable, *, states: bool) -> dict[str, Any]:
-    """A table as JSON values; a part as the table that was cut."""
-    spec, origin = table.spec, table.spec.origin
+def described(spec: Table) -> dict[str, Any]:
+    """A `Table` but for its name, as JSON values; a part as the table that was cut."""
     return {
-        "rows": origin.rows,
-        "dim": origin.dim,
+        "rows": spec.origin.rows,
+        "dim": spec.origin.dim,
         "dtype": str(spec.dtype).removeprefix("torch."),
         "combiner": spec.combiner,
         "padding_idx": _padding_of(spec),
         "init": _init_of(spec.init),
+    }
+
+
+def table_of(name: str, entry: dict[str, Any]) -> Table:
+    """The `Table` that was `described`.
+
+    Raises:
+        CheckpointError: its initializer was the user's own.
+        KeyError, TableError, TypeError, ValueError: no `described` has made it.
+    """
+    match entry["init"]:
+        case None:
+            raise CheckpointError(
+                f"Table {name!r} starts from an initializer that is none of hotbed.init, so the model cannot "
+                "be made from its checkpoint alone. Make it yourself, and read its rows by hotbed.load."
+            )
+        case {"kind": str(kind), **options} if kind in init.__all__:
+            made = getattr(init, kind)(**{str(key): value for key, value in options.items()})
+        case _:
+            raise ValueError(f"its initializer {entry['init']!r} is unknown")
+    wanted = {"rows", "dim", "dtype", "combiner", "padding_idx"}
+    fields: dict[str, Any] = {field: entry[field] for field in wanted}
+    return Table(name, **{**fields, "dtype": getattr(torch, fields["dtype"]), "init": made})
+
+
+def entry_of(table: LiveTable, *, states: bool) -> dict[str, Any]:
+    """What a manifest says of a table."""
+    return {
+        **described(table.spec),
         "key": f"{table.key:016x}",
         "rule": rule_of(table) if states else None,
         "removed": None,  # ids: of a checkpoint that tells what has changed since another
     }
 
 
-def _padding_of(spec: Any) -> int | None:
+def _padding_of(spec: Table) -> int | None:
     if spec.padding_idx is None:
         return None
     return int(spec.origin.ids_in_table(spec.padding_idx))
@@ -39,11 +69,7 @@ def _padding_of(spec: Any) -> int | None:
 def _init_of(initializer: Any) -> dict[str, Any] | None:
     if type(initializer).__name__ not in init.__all__:
         return None  # one of the user's
-    fields = dataclasses.fields(initializer)
-    return {
-        "kind": type(initializer).__name__,
-        **{field.name: getattr(initializer, field.name) for field in fields},
-    }
+    return {"kind": type(initializer).__name__, **dataclasses.asdict(initializer)}
 
 
 def key_in(entry: dict[str, Any], table: LiveTable) -> int:
@@ -51,13 +77,18 @@ def key_in(entry: dict[str, Any], table: LiveTable) -> int:
     return table.key if entry["key"] is None else int(entry["key"], 16)
 
 
-def differences(table: LiveTable, entry: dict[str, Any]) -> str:
-    """Why rows of what was saved are none of a table; empty if they are."""
+def differences(table: LiveTable, entry: dict[str, Any], strict: bool) -> str:
+    """Why rows of what was saved are none of a table; empty if they are. `strict`: or mean something else
+    there."""
     origin = table.spec.origin
     if entry["dim"] != origin.dim:
         return f"was saved with dim {entry['dim']}, and has {origin.dim}"
     if None not in (entry["rows"], origin.rows) and entry["rows"] != origin.rows:
         return f"was saved with {entry['rows']} rows, and has {origin.rows}"
-    if not isinstance(getattr(torch, str(entry["dtype"]), None), torch.dtype):
-        return f"was saved with rows of {entry['dtype']!r}, which torch has not"
+    if not strict or entry.get("combiner") is None:  # which tables made elsewhere do not tell
+        return ""
+    for field in ("combiner", "padding_idx", "init"):
+        was, now = entry.get(field), described(table.spec)[field]
+        if was != now and not (field == "init" and None in (was, now)):  # one of the user's
+            return f"was saved with {field} {was!r}, and has {now!r}; strict=False loads it nevertheless"
     return ""

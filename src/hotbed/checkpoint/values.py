@@ -59,6 +59,9 @@ def encoded(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
             return encoded(plain, name, tensors)
     if isinstance(value, torch.dtype):
         return {"dtype": str(value).removeprefix("torch.")}
+    if isinstance(value, Tensor):
+        kind = str(value.layout).removeprefix("torch.")
+        raise CheckpointError(f"{name} is of type {kind} tensor, which a checkpoint cannot hold.")
     raise CheckpointError(
         f"{name} is of type {type(value).__qualname__}, which a checkpoint cannot hold: it has numbers, "
         "strings, tensors, NumPy arrays of numbers, and lists, tuples and dicts of those."

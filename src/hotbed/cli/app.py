@@ -8,7 +8,9 @@ import typer
 from typer.core import TyperCommand
 
 from hotbed.cli import checkpoint
+from hotbed.cli.foreign import dump, import_
 from hotbed.cli.inspect import inspect
+from hotbed.cli.plan import plan
 from hotbed.cli.predict import predict
 from hotbed.cli.train import train
 
@@ -56,8 +58,17 @@ def hotbed(
       [cyan]hotbed predict model --data day_2.tsv.gz --out scores.csv[/cyan]
       Writes the click probability of each sample of a log, with or without labels.
 
+      [cyan]hotbed checkpoint show model[/cyan]
+      Shows the tables of what train has saved (--save, --checkpoint); verify reads every byte of it.
+
+      [cyan]hotbed import model.pt --to runs/imported[/cyan]
+      Makes a checkpoint of tables that others have written; dump writes them for others.
+
       [cyan]hotbed inspect /nvme/rows[/cyan]
       Shows what the SSD folder of a run (train --ssd) holds.
+
+      [cyan]hotbed plan --model dlrm --world-size 8 --expected-rows 10_000_000[/cyan]
+      Shows which of 8 processes would keep which part of which table.
 
     [bold]What a run prints:[/bold] while it trains, a bar with loss and AUC of recent samples,
     samples a second and rows that the tables hold (on standard error); at the end a table with AUC
@@ -97,6 +108,7 @@ def _spread(args: list[str]) -> list[str]:
     return spread
 
 
-for command in (train, predict, inspect):
+for command in (train, predict, inspect, plan, dump):
     app.command(cls=Command)(command)
+app.command("import", cls=Command)(import_)
 app.add_typer(checkpoint.app, name="checkpoint")

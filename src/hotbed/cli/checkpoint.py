@@ -35,25 +35,29 @@ def verify(path: Folder) -> None:
     """Read a checkpoint in full. The exit code is 1 if a file is missing or damaged."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+    from rich.text import Text
 
     console, faults = Console(), 0
     with told_in_one_sentence():
+        from hotbed.checkpoint.folder import opened
         from hotbed.checkpoint.looking import contents, verified
 
-        about = contents(path)
         columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
-        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        progress = Progress(*columns, console=Console(stderr=True), transient=True)
+        with opened(path) as folder, progress as bar:
+            about = contents(folder)
             task = bar.add_task("Reading", total=about["bytes"])
-            for _, size, fault in verified(path):
+            for _, size, fault in verified(folder):
                 bar.advance(task, size)
                 if fault:
                     faults += 1
-                    console.print(fault, style="red", soft_wrap=True, highlight=False)
-        told = f"{faults} of {about['files']} files are damaged" if faults else "is whole"
+                    console.print(Text(fault, style="red"), soft_wrap=True, highlight=False)
+        told = "is damaged, see above" if faults else "is whole"
         console.print(
             f"{about['path']} {told}: step {about['step']:,}, {about['bytes'] / 1e6:,.1f} MB.",
             soft_wrap=True,
             highlight=False,
+            markup=False,
         )
     if faults:
         raise typer.Exit(1)
@@ -68,6 +72,7 @@ def show(
 ) -> None:
     """Show the tables of a checkpoint: rows, dtype, and the optimizer whose states they have."""
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     with told_in_one_sentence():
@@ -79,7 +84,8 @@ def show(
         about = contents(path)
         if json is not None:
             write_json(json, about)
-        shown = Table(title=f"{about['path']}, step {about['step']:,}", title_justify="left")
+        title = escape(f"{about['path']}, step {about['step']:,}")
+        shown = Table(title=title, title_justify="left")
         for heading in ("table", "ids", "rows saved", "dim", "dtype", "optimizer", "steps"):
             shown.add_column(
                 heading, justify="right" if heading in ("rows saved", "dim", "steps") else "left"
@@ -87,7 +93,7 @@ def show(
         for each in about["tables"]:
             rule = "none" if each["rule"] is None else f"{each['rule']}, {each['untouched']}"
             shown.add_row(
-                each["table"],
+                escape(each["table"]),
                 "any" if each["rows"] is None else f"0 .. {each['rows'] - 1:,}",
                 f"{each['saved_rows']:,}",
                 str(each["dim"]),
@@ -105,6 +111,7 @@ def diff(
 ) -> None:
     """Count the rows of each table that two checkpoints do not have in common."""
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     with told_in_one_sentence():
@@ -117,5 +124,5 @@ def diff(
         with Console(stderr=True).status("Reading both ..."):
             found: list[Any] = list(differences(first, second))
         for each in found:
-            shown.add_row(each.table, *(f"{count:,}" for count in each[1:]))
+            shown.add_row(escape(each.table), *(f"{count:,}" for count in each[1:]))
         Console().print(shown)

@@ -25,15 +25,9 @@ def read_config(path: str, settings: type[Any]) -> dict[str, Any]:
     Raises:
         ConfigError: no such file, not TOML, an unknown key or a value of the wrong type.
     """
-    try:
-        with open(path, "rb") as file:
-            read = tomllib.load(file)
-    except OSError as error:
-        raise ConfigError(f"--config {path}: {error.strerror}.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not TOML: {error}.") from None
+    read = read_toml(path, "--config")
     types = get_type_hints(settings)
-    known = {field.name.replace("_", "-"): types[field.name] for field in _fields(settings)}
+    known = {_key_of(field.name): (field.name, types[field.name]) for field in _fields(settings)}
     options = {}
     for key, value in read.items():
         name = key.replace("_", "-")
@@ -41,8 +35,30 @@ def read_config(path: str, settings: type[Any]) -> dict[str, Any]:
             near = difflib.get_close_matches(name, known, 1)
             hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}."
             raise ConfigError(f"{path}: unknown key {key!r}; {hint}")
-        options[name.replace("-", "_")] = _checked(path, key, value, known[name])
+        field, kind = known[name]
+        options[field] = _checked(path, key, value, kind)
     return options
+
+
+def read_toml(path: str, option: str) -> dict[str, Any]:
+    """What is in a TOML file, which `option` names.
+
+    Raises:
+        ConfigError: no such file, or not TOML.
+    """
+    try:
+        with open(path, "rb") as file:
+            read: dict[str, Any] = tomllib.load(file)
+            return read
+    except OSError as error:
+        raise ConfigError(f"{option} {path}: {error.strerror}.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not TOML: {error}.") from None
+
+
+def _key_of(field: str) -> str:
+    """Without the underscore of a name that is Python's, such as ``from_``."""
+    return field.rstrip("_").replace("_", "-")
 
 
 def _fields(settings: type[Any]) -> tuple[dataclasses.Field[Any], ...]:

@@ -10,7 +10,10 @@ from hotbed.cli.errors import told_in_one_sentence
 
 
 def predict(
-    folder: Annotated[str, typer.Argument(metavar="DIR", help="What `hotbed train --save` wrote.")],
+    folder: Annotated[
+        str,
+        typer.Argument(metavar="DIR", help="What `hotbed train` wrote to --save or --checkpoint."),
+    ],
     data: Annotated[
         list[str], typer.Option("--data", metavar="PATH...", help="Click logs, in order.")
     ],
@@ -52,13 +55,13 @@ def predict(
 
     console = Console(stderr=True)
     with told_in_one_sentence({"host": host, "ssd": ssd}, console):
+        from hotbed.checkpoint.folder import is_of_checkpoints
         from hotbed.train.paths import Folder, Named, refuse_clashes
         from hotbed.train.run_note import is_of_a_run
-        from hotbed.train.saved_folder import is_own_file
         from hotbed.train.scoring import write_scores
         from hotbed.train.settings import storage_of
 
-        folders = [Folder(Named("DIR", folder), is_own_file)]
+        folders = [Folder(Named("DIR", folder), is_of_checkpoints)]
         if ssd is not None:
             folders.append(Folder(Named("--ssd", ssd), is_of_a_run))
         refuse_clashes(

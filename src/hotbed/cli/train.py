@@ -34,6 +34,14 @@ def train(
             help="Options from a file, by the names below (batch-size = 512); those given here win.",
         ),
     ] = None,
+    from_: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="DIR",
+            help="Begin with the model and optimizer that an earlier run has left (--save, --checkpoint).",
+        ),
+    ] = None,
     model: Annotated[str, typer.Option(help="dlrm or wide-deep.")] = "dlrm",
     dim: Annotated[int, typer.Option(help="Width of the embeddings.")] = 16,
     optimizer: Annotated[
@@ -61,7 +69,12 @@ def train(
         str | None, typer.Option("--json", metavar="FILE", help="Write the figures here.")
     ] = None,
     save: Annotated[
-        str | None, typer.Option("--save", metavar="DIR", help="Save the model here.")
+        str | None,
+        typer.Option(
+            "--save",
+            metavar="DIR",
+            help="Save the model here at the end, with its optimizer, in place of one that is there.",
+        ),
     ] = None,
     checkpoint: Annotated[
         str | None,
@@ -78,7 +91,7 @@ def train(
         typer.Option(
             "--resume",
             help="Go on from the latest in --checkpoint; begin if there is none. The end is the same to "
-            "the bit as that of a run that was never stopped.",
+            "the bit as that of a run that was never stopped; --epochs may be more.",
         ),
     ] = False,
     on: Annotated[
@@ -136,6 +149,8 @@ def train(
 
       [cyan]hotbed train --data train.tsv.gz --checkpoint runs/1 --resume[/cyan]
 
+      [cyan]hotbed train --from model --data day_2.tsv.gz --save model[/cyan]
+
       [cyan]hotbed train --data train.tsv.gz --on cuda --device 8GB --host 40GB[/cyan]
 
       [cyan]hotbed train --model wide-deep --data day_*.tsv --optimizer ftrl --lr 0.05[/cyan]
@@ -149,6 +164,7 @@ def train(
 
         settings = TrainSettings(
             data=tuple(data or ()),
+            from_=from_,
             model=model,
             dim=dim,
             optimizer=optimizer,

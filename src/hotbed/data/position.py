@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-__all__ = ["Position", "seek"]
+__all__ = ["Position", "generators_of", "seek"]
 
 
 @dataclasses.dataclass(slots=True)
@@ -30,6 +30,20 @@ class Position:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for field in dataclasses.fields(self):
             setattr(self, field.name, state[field.name])
+
+
+def generators_of(loader: Any) -> list[Any]:
+    """The random generators of its own that a ``DataLoader`` has, also one inside of a loader that wraps
+    it as its ``loader``."""
+    found: list[Any] = []
+    for owner in (loader, getattr(loader, "loader", None)):
+        for path in ("generator", "sampler.generator", "batch_sampler.sampler.generator"):
+            one = owner
+            for name in path.split("."):
+                one = getattr(one, name, None)
+            if hasattr(one, "get_state") and not any(one is other for other in found):
+                found.append(one)
+    return found
 
 
 def seek(loader: Any, epoch: int, batches: int) -> int:

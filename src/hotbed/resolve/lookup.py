@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 
 import torch
@@ -12,9 +13,10 @@ from hotbed.inputs.bags import Bags
 from hotbed.resolve.pool import pool
 from hotbed.table.live import LiveTable
 from hotbed.table.place import Call, refuse_mixed_places
+from hotbed.table.resolved import Resolved
 from hotbed.trace import span
 
-__all__ = ["lookup"]
+__all__ = ["looked_up", "lookup"]
 
 
 def lookup(
@@ -52,7 +54,20 @@ def lookup(
         if table.complaint is not None and training:
             complaint, table.complaint = table.complaint, None
             raise complaint
-    call = Call(live, table_of, names, bags, frozen, training)
+    return _looked_up(Call(live, table_of, names, bags, frozen, training), behind, handles)[1]
+
+
+def looked_up(call: Call) -> tuple[Resolved, list[Tensor]]:
+    """A batch that others ask for: resolved, for a backward that somebody else calls, and its vectors."""
+    behind = [table for table in call.live if call.training and table.follows]
+    return _looked_up(call, behind, None)
+
+
+def _looked_up(
+    call: Call, behind: Sequence[LiveTable], handles: Sequence[Tensor] | None
+) -> tuple[Resolved, list[Tensor]]:
+    """`behind`: tables some of whose rows may be. `handles`: for autograd; None: it does not look on."""
+    live, training = call.live, call.training
     while True:
         live[0].place.settle()
         with _core.Hold.of_forward([table.core for table in live], training) as hold:
@@ -67,5 +82,5 @@ def lookup(
                 table.place.changing("catch up")
             resolved = place.resolve(call)
             hold.share()
-            with span("pool"):
-                return pool(resolved, handles)
+            with span("pool"), contextlib.nullcontext() if handles else torch.no_grad():
+                return resolved, pool(resolved, handles or ())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import itertools
 import math
 import signal
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 
 from hotbed.checkpoint.randomness import give_random_states, random_states
 from hotbed.collection import EmbeddingCollection
-from hotbed.data.position import Position, seek
+from hotbed.data.position import Position, generators_of, seek
 from hotbed.errors import HotbedError
 from hotbed.trace import span
 from hotbed.train.metrics import auc, logloss
@@ -186,18 +187,23 @@ def fit(
 def _from(batches: Iterable[Batch], epoch: int, position: Position) -> Iterator[Batch]:
     """The batches of an epoch that are not done, in the order in which they would have come."""
     passed = seek(batches, epoch, position.batch)
+    generators = generators_of(batches)
     if not position.batch:
-        position.random = random_states()
+        states = [generator.get_state() for generator in generators]
+        position.random = {**random_states(), "generators": states}
         return iter(batches)
     now = random_states()
     if position.random is not None:
         give_random_states(position.random)
+        for generator, state in zip(
+            generators, position.random.get("generators", []), strict=False
+        ):
+            generator.set_state(state)
     iterator = iter(batches)
-    first = [
-        *itertools.islice(iterator, passed, passed + 1)
-    ]  # whatever draws an order has drawn it
+    # Whatever draws an order has drawn it with the first batch that it gives.
+    last = collections.deque(itertools.islice(iterator, max(1, passed)), maxlen=1)
     give_random_states(now)
-    return itertools.chain(first, iterator)
+    return iterator if passed else itertools.chain(last, iterator)
 
 
 def scored(

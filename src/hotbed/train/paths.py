@@ -9,14 +9,13 @@ from typing import NamedTuple
 
 from hotbed.checkpoint import folder as checkpoints
 from hotbed.files import is_special
-from hotbed.train import run_note, saved_folder
+from hotbed.train import run_note
 from hotbed.train.report import OutputError
 
 __all__ = ["Folder", "Named", "refuse_clashes"]
 
 
 _HELD_FILES = (
-    (saved_folder.holds_file, "a saved model"),
     (run_note.holds_file, "the rows of a run"),
     (checkpoints.holds_file, "a checkpoint"),
 )

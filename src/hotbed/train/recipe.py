@@ -14,16 +14,15 @@ from rich.console import Console
 from torch import nn
 
 from hotbed.ahead.lookahead import lookahead
-from hotbed.checkpoint import Saved, load
 from hotbed.checkpoint.folder import complete_in
 from hotbed.collection import EmbeddingCollection
 from hotbed.data import CATEGORIES, DENSE, CriteoLog
 from hotbed.data.position import Position
 from hotbed.errors import StorageError
 from hotbed.models import MODELS
+from hotbed.modules.owner import tables_of
 from hotbed.storage import Storage
 from hotbed.trace import Trace
-from hotbed.train.checkpoints import Checkpoints
 from hotbed.train.loop import (
     Callback,
     Evaluation,
@@ -35,9 +34,9 @@ from hotbed.train.loop import (
 )
 from hotbed.train.progress import ProgressBar, closing_table, notice
 from hotbed.train.report import check_writable_file, peak_rss_bytes, versions, write_json
+from hotbed.train.resuming import RunCheckpoints, begin_from
 from hotbed.train.run_note import forget_note, write_note
-from hotbed.train.saved import save_model, stored_rows
-from hotbed.train.saved_folder import check_writable_folder
+from hotbed.train.saved import check_writable_folder, save_model
 from hotbed.train.settings import OPTIMIZERS, SettingsError, TrainSettings
 
 
@@ -54,77 +53,6 @@ class _Reached(Callback):
     def on_step(self, step: Step) -> None:
         seconds = time.perf_counter() - self._began
         self.result = FitResult(step.rows, step.number, step.epoch - 1, seconds, True)
-
-
-class _Saving(Checkpoints):
-    """The checkpoints of a run; rows on the SSD may go when they are in one."""
-
-    def __init__(
-        self, settings: TrainSettings, optimizer: Any, position: Position, progress: Console
-    ) -> None:
-        assert settings.checkpoint is not None
-        super().__init__(
-            settings.checkpoint,
-            optimizer,
-            position,
-            every=settings.every,
-            keep=settings.keep,
-            beside=[_SameRun(settings)],
-        )
-        self.settings, self.progress = settings, progress
-        self.at = -1
-        """The step of the latest."""
-
-    def begin(self, model: nn.Module) -> None:
-        """Goes on with the run that is there, or saves the beginning of a new one.
-
-        Raises:
-            SettingsError: there is one, and it is not to go on; or it is another.
-        """
-        self.on_start(model)
-        assert self.settings.checkpoint is not None
-        there = bool(complete_in(self.settings.checkpoint))
-        if there and not self.settings.resume:
-            raise SettingsError(
-                f"--checkpoint {self.settings.checkpoint} holds checkpoints of a run. Go on with it by "
-                "--resume, or name another folder."
-            )
-        if there:
-            load(self.path, model, self.optimizer, loader=[self.position, *self.beside])
-            self.at = self.position.steps
-        else:
-            self.save()
-
-    def save(self) -> Saved:
-        saved = super().save()
-        self.at = saved.step
-        _leave_note(self.settings, self.progress, may_go=True)
-        return saved
-
-
-class _SameRun:
-    """What must not change when a run goes on, or it would not be the same."""
-
-    NAMES = (
-        *("data", "model", "dim", "optimizer", "lr", "batch_size", "test_fraction", "shuffle"),
-        *("on_error", "seed"),
-    )
-
-    def __init__(self, settings: TrainSettings) -> None:
-        self.settings = settings
-
-    def state_dict(self) -> dict[str, Any]:
-        return {name: getattr(self.settings, name) for name in self.NAMES}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        for name, was in state.items():
-            if was != (now := getattr(self.settings, name)):
-                option = name.replace("_", "-")
-                was, now = (" ".join(v) if name == "data" else v for v in (was, now))
-                raise SettingsError(
-                    f"--resume: the run in {self.settings.checkpoint} has --{option} {was}, and now it is "
-                    f"{now}. Give it as it was, or begin a new run in another folder."
-                )
 
 
 def train(settings: TrainSettings, progress: Console, results: Console) -> dict[str, Any]:
@@ -171,16 +99,25 @@ def train(settings: TrainSettings, progress: Console, results: Console) -> dict[
     if settings.ssd is not None:
         forget_note(settings.ssd)
     optimizer = make_optimizer(settings.optimizer, model, settings.lr)
+    if settings.checkpoint is not None:
+        for table in tables_of(model).values():
+            table.ready()  # a log is there from now on, whose rows can be had again whatever ends the run
+        _leave_note(settings, progress, may_go=True)
     position = Position()
+    begun = settings.resume and complete_in(settings.checkpoint or "")
+    if settings.from_ is not None and not begun:
+        with progress.status("Loading the model ..."):
+            told = begin_from(settings.from_, model, optimizer, settings.lr, position)
+        if told:
+            notice(progress, told)
     saving = None
     if settings.checkpoint is not None:
-        saving = _Saving(settings, optimizer, position, progress)
+        saving = RunCheckpoints(settings, samples + _samples(test), optimizer, position)
         with progress.status("Loading the checkpoint ..." if settings.resume else "Saving ..."):
             saving.begin(model)
     resumed_at = position.steps
-    bar = ProgressBar(
-        samples, settings.epochs, progress, lambda: stored_rows(model), _embeddings_of(model).stats
-    )
+    embeddings = _embeddings_of(model)
+    bar = ProgressBar(samples, settings.epochs, progress, embeddings.count, embeddings.stats)
     reached = _Reached()
     evaluation: Evaluation | None = None
     ahead = lookahead(training, model, settings.depth, settings.horizon)
@@ -208,11 +145,12 @@ def train(settings: TrainSettings, progress: Console, results: Console) -> dict[
         except KeyboardInterrupt:
             pass
         except BaseException:
-            _leave_note(settings, progress, may_go=not reached.result.steps)
+            _leave_note(settings, progress, may_go=saving is not None or not reached.result.steps)
             raise
         report = _report(settings, model, result or reached.result, evaluation, interrupts())
-        report |= {"rows": position.rows, "steps": position.steps, "resumed_at": resumed_at}
-        _leave_note(settings, progress, may_go=saving is not None and saving.at == position.steps)
+        report |= {"rows": position.rows, "steps": position.steps, "epochs": position.epoch - 1}
+        report["resumed_at"] = resumed_at
+        _leave_note(settings, progress, may_go=saving is not None)
         if settings.ssd is not None:
             _write_rows(settings, model, progress)
         report["skipped_lines"] = training.skipped.lines + test.skipped.lines
@@ -223,7 +161,7 @@ def train(settings: TrainSettings, progress: Console, results: Console) -> dict[
         try:
             if settings.save is not None:
                 with progress.status("Saving ..."):
-                    save_model(model, settings.save)
+                    save_model(settings.save, model, optimizer, position.steps)
                 lines["saved to"] = settings.save
                 _leave_note(settings, progress, may_go=True)
             if settings.checkpoint is not None:
@@ -330,7 +268,7 @@ def _report(
         "epochs": result.epochs,
         "steps": result.steps,
         "test_rows": 0 if evaluation is None else evaluation.rows,
-        "stored_rows": stored_rows(model),
+        "stored_rows": _embeddings_of(model).count(),
         "seconds": result.seconds,
         "peak_rss_bytes": peak_rss_bytes(),
         "interrupted": interrupted,

@@ -59,8 +59,15 @@ def forget_note(folder: str) -> None:
 
 
 def rows_may_go(folder: str) -> bool:
-    """Whether a run has noted that nothing is lost with the rows here."""
-    return (_of_these_logs(folder) or {}).get("may_go") is True
+    """Whether a run has noted that nothing is lost with the rows here, or the logs here have none."""
+    if (_of_these_logs(folder) or {}).get("may_go") is True:
+        return True
+    logs = logs_in(Path(folder))
+    return bool(logs) and not any(_has_rows(log) for log in logs)
+
+
+def _has_rows(log: Path) -> bool:
+    return not {file.name for file in log.iterdir()} <= {"lock", "manifest"}
 
 
 def ids_are_hexadecimal(folder: str) -> bool:

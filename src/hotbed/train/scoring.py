@@ -10,13 +10,13 @@ from typing import NamedTuple
 
 import torch
 
+from hotbed.checkpoint import load_model
 from hotbed.data import CriteoLog
 from hotbed.storage import Storage
 from hotbed.train.loop import scored
 from hotbed.train.metrics import auc, logloss
 from hotbed.train.report import check_writable_file, complete_file
 from hotbed.train.run_note import write_note
-from hotbed.train.saved import load_model
 
 
 class Scores(NamedTuple):
@@ -44,11 +44,11 @@ def write_scores(
         storage: for the tiers that the model's rows are to lie in. Default: in memory.
 
     Raises:
-        HotbedError, OSError: no saved model, a malformed line, an output that cannot be written.
+        HotbedError, OSError: no checkpoint of a model, a malformed line, an output that cannot be written.
     """
     check_writable_file(out)
     log = CriteoLog(data, batch_size, labels="auto")
-    model = load_model(folder, storage)
+    model = load_model(folder, storage=storage)
     if storage is not None and storage.ssd is not None:
         with contextlib.suppress(OSError):
             write_note(str(storage.ssd), may_go=True)  # the rows are in `folder`

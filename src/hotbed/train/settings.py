@@ -13,7 +13,6 @@ from hotbed.optim import RULES
 from hotbed.storage import Storage, parse_bytes
 from hotbed.train.paths import Folder, Named, refuse_clashes
 from hotbed.train.run_note import is_of_a_run, rows_may_go
-from hotbed.train.saved_folder import is_own_file
 
 OPTIMIZERS = {kind._rule.command: kind for kind in RULES}
 """By the names of the command line."""
@@ -28,6 +27,7 @@ class TrainSettings:
     """The options of `hotbed train`, which explains them; a TOML file has the same names."""
 
     data: tuple[str, ...]
+    from_: str | None = None
     model: str = "dlrm"
     dim: int = 16
     optimizer: str = "adam"
@@ -89,9 +89,14 @@ class TrainSettings:
             except StorageError:
                 wanted = "a size such as 8GB or 512MiB, or a number of bytes, up to 2**60"
                 _require(False, name, size, wanted)
-        for name in ("data", "json", "save", "checkpoint", "ssd", "trace"):
+        for name in ("data", "from_", "json", "save", "checkpoint", "ssd", "trace"):
             value = getattr(self, name) or ""
-            _require("\0" not in "".join(value), name, repr(value), "a path, without a zero byte")
+            _require(
+                "\0" not in "".join(value),
+                name.rstrip("_"),
+                repr(value),
+                "a path, without a zero byte",
+            )
 
     def _check_device(self) -> None:
         if not torch.cuda.is_available():
@@ -121,7 +126,7 @@ class TrainSettings:
         folders = [
             Folder(Named(f"--{name}", path), owns)
             for name, owns in (
-                ("save", is_own_file),
+                ("save", is_of_checkpoints),
                 ("checkpoint", is_of_checkpoints),
                 ("ssd", is_of_a_run),
             )

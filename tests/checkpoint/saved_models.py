@@ -1,16 +1,20 @@
-"""Models for tests of saving, and a second reading of the format: how a manifest is sealed."""
+"""Checkpoints of models of the zoo, and a second reading of the format: how a manifest is sealed."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
+import hotbed as hb
+from hotbed.checkpoint import load_model
 from hotbed.data import CATEGORIES, synthetic_clicks
 from hotbed.models import DLRM
-from hotbed.train.saved import load_model
+
+DENSE, ROWS, MANIFEST = "dense.safetensors", "rows-0-0.safetensors", "checkpoint.json"
 
 
 def trained(kind: Any = DLRM, tables: Any = CATEGORIES, **options: Any) -> Any:
@@ -34,14 +38,13 @@ def with_bias(value: float) -> Any:
     return model
 
 
+def saved(path: Path, model: Any, step: int = 0) -> Path:
+    """The folder of its only checkpoint there."""
+    return Path(hb.save(path, model, step=step, keep=1).path)
+
+
 def bias_of(path: Path) -> float:
-    return float(load_model(str(path)).top.layers[0].bias[0].detach())
-
-
-def data_files(path: Path) -> list[Path]:
-    """The files of tensors: dense, tables."""
-    files = json.loads((path / "model.json").read_text())["files"]
-    return [path / file["name"] for file in (files["dense"], *files["tables"])]
+    return float(load_model(path).top.layers[0].bias[0].detach())
 
 
 def crc32c(data: bytes) -> int:
@@ -61,11 +64,19 @@ def seal(path: Path, contents: dict[str, Any]) -> None:
     path.write_bytes(body + f'  "crc32c": "{crc32c(body):08x}"\n}}\n'.encode())
 
 
-def replace_file(path: Path, part: str, contents: bytes) -> None:
+def rewrite(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    """A manifest that somebody else wrote, its checksum right."""
+    manifest = json.loads((folder / MANIFEST).read_text())
+    change(manifest)
+    seal(folder / MANIFEST, manifest)
+
+
+def replace_file(folder: Path, name: str, contents: bytes) -> None:
     """Other contents of a file of tensors, with a manifest that has the checksums of these."""
-    manifest = json.loads((path / "model.json").read_text())
-    files = manifest["files"]
-    entry = files["dense"] if part == "dense" else files["tables"][0]
-    entry |= {"bytes": len(contents), "crc32c": [f"{crc32c(contents):08x}"]}
-    (path / entry["name"]).write_bytes(contents)
-    seal(path / "model.json", manifest)
+
+    def change(manifest: dict[str, Any]) -> None:
+        entry = next(file for file in manifest["files"] if file["name"] == name)
+        entry |= {"bytes": len(contents), "crc32c": [f"{crc32c(contents):08x}"]}
+
+    (folder / name).write_bytes(contents)
+    rewrite(folder, change)

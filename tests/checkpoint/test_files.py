@@ -17,14 +17,10 @@ from safetensors.torch import load_file
 from saved_models import crc32c
 
 from hotbed import _core
-from hotbed.checkpoint import files as saved_files
-from hotbed.checkpoint.files import (
-    CheckpointError,
-    read_json_sealed,
-    read_tensors,
-    write_json_sealed,
-    write_tensors,
-)
+from hotbed.checkpoint import files as json_files
+from hotbed.checkpoint import tensors as tensor_files
+from hotbed.checkpoint.files import CheckpointError, read_json_sealed, write_json_sealed
+from hotbed.checkpoint.tensors import read_tensors, write_tensors
 
 TENSORS = {
     "a": torch.arange(5, dtype=torch.uint8),
@@ -37,6 +33,8 @@ TENSORS = {
     "bool": torch.tensor([True, False, True]),
     "int": torch.tensor([1, -2], dtype=torch.int32),
     "transposed": torch.randn(3, 5).t(),
+    "one of stride 0": torch.tensor(2.5).expand(1),
+    "none of stride 0": torch.empty(1, 1).expand(1, 1)[:0].t(),
 }
 
 
@@ -58,7 +56,7 @@ def test_checksums_are_those_of_the_standard(data: bytes, cut: int) -> None:
 def test_what_is_written_is_read_here_and_by_safetensors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int
 ) -> None:
-    monkeypatch.setattr(saved_files, "CHUNK_BYTES", chunk)
+    monkeypatch.setattr(tensor_files, "CHUNK_BYTES", chunk)
     path = tmp_path / "x"
     written = write_tensors(str(path), TENSORS)
     data = path.read_bytes()
@@ -102,6 +100,18 @@ def test_every_flipped_bit_of_a_manifest_shows(tmp_path: Path) -> None:
         assert not read_json_sealed(str(path))[1]
     path.write_bytes(whole + b"\n")
     assert not read_json_sealed(str(path))[1]
+
+
+def test_a_file_that_is_too_large_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "x.json"
+    write_json_sealed(str(path), {"text": "x" * 100})
+    monkeypatch.setattr(json_files, "_MOST_JSON", path.stat().st_size)
+    assert read_json_sealed(str(path))[1]
+    monkeypatch.setattr(json_files, "_MOST_JSON", path.stat().st_size - 1)
+    with pytest.raises(CheckpointError, match=r"x.json is larger than 1\d\d bytes"):
+        read_json_sealed(str(path))
 
 
 def file_of(header: Any, data: bytes = b"", claimed: int | None = None) -> bytes:

@@ -1,0 +1,133 @@
+"""What a model is, by the name of one of `hotbed.models` and its arguments, so that it can be made again."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hotbed import _core
+from hotbed.checkpoint.files import CheckpointError
+from hotbed.checkpoint.folder import MANIFEST
+from hotbed.checkpoint.manifest import dense_file
+from hotbed.checkpoint.tables import described, table_of
+from hotbed.checkpoint.tensors import read_tensors
+from hotbed.checkpoint.values import decoded
+from hotbed.errors import OutOfMemory, StorageError
+from hotbed.models import MODELS
+from hotbed.modules.owner import tables_left_out
+from hotbed.storage import Storage
+from hotbed.tables import Table
+
+__all__ = ["description_of", "made_again"]
+
+_OF_A_RUN = {"seed", "storage", "device"}
+"""Arguments of models that say how one is made, and not what it is."""
+
+
+def description_of(model: nn.Module) -> dict[str, Any] | None:
+    """As JSON values; None for a model that is none of `hotbed.models`."""
+    for name, kind in MODELS.items():
+        if type(model) is kind:
+            config: Any = model.config
+            arguments = dict(config)
+            arguments["tables"] = [{"name": t.name, **described(t)} for t in arguments["tables"]]
+            return {"name": name, "arguments": arguments}
+    return None
+
+
+def made_again(
+    folder: str, manifest: dict[str, Any], storage: Storage | None, device: Any
+) -> nn.Module:
+    """The model of a checkpoint, before anything is read into it.
+
+    Raises:
+        CheckpointError: it tells of none, or of one that does not fit its tensors or the machine.
+        OutOfMemory, StorageError: tiers have no room.
+    """
+    named = os.path.join(folder, MANIFEST)
+    kind, arguments = _described_by(named, manifest)
+    _check_sizes(folder, manifest, kind, arguments, storage)
+    try:
+        model: nn.Module = kind(**arguments, storage=storage, device=device)
+    except (OutOfMemory, StorageError):
+        raise
+    except Exception as error:  # whatever a manifest can make a model raise
+        raise _no_model(named, error) from error
+    return model
+
+
+def _no_model(named: str, error: Exception) -> CheckpointError:
+    text = " ".join(str(error).split())[:300].rstrip(".") or type(error).__name__
+    return CheckpointError(f"{named} tells of a model that cannot be made: {text}.")
+
+
+def _described_by(named: str, manifest: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """(class, its arguments)"""
+    match manifest.get("model"):
+        case {"name": str(name), "arguments": {"tables": [*tables], **others}}:
+            arguments: dict[str, Any] = {str(key): value for key, value in others.items()}
+        case None:
+            raise CheckpointError(
+                f"{named} is of a model that is none of hotbed.models ({', '.join(MODELS)}). Make it "
+                "yourself, and read it by hotbed.load."
+            )
+        case _:
+            raise CheckpointError(f"{named} tells of no model.")
+    if name not in MODELS:
+        raise CheckpointError(f"{named}: the model {name!r} is unknown.")
+    for argument in {*arguments} - ({*inspect.signature(MODELS[name]).parameters} - _OF_A_RUN):
+        raise CheckpointError(f"{named}: the argument {argument!r} is unknown.")
+    try:
+        made = [table_of(table["name"], table) for table in tables]
+    except CheckpointError:
+        raise
+    except Exception as error:
+        raise _no_model(named, error) from error
+    return MODELS[name], {**arguments, "tables": made}
+
+
+def _check_sizes(
+    folder: str,
+    manifest: dict[str, Any],
+    kind: Any,
+    arguments: Mapping[str, Any],
+    storage: Storage | None,
+) -> None:
+    """Raises CheckpointError where dense layers are not of the sizes that were saved, or tables are to lie in
+    memory that is not there: before either takes any."""
+    tables = arguments["tables"]
+    static = sum((t.rows or 0) * t.dim * t.dtype.itemsize for t in tables)
+    if storage is None and static > (free := _core.available_memory()):
+        raise CheckpointError(
+            f"{os.path.join(folder, MANIFEST)}: its tables have {static:,} bytes, and {free:,} are free. "
+            "Say how much memory they may take, and where the rest goes: hotbed predict --host SIZE "
+            "--ssd DIR, or load_model(storage=...)."
+        )
+    file = dense_file(manifest)
+    path = os.path.join(folder, file["name"])
+    tensors = read_tensors(path, file)
+    try:
+        with torch.device("meta"), tables_left_out():  # shapes without memory
+            empty = [Table(table.name, table.dim) for table in tables]
+            wanted = _shapes(kind(**{**arguments, "tables": empty}, seed=0).state_dict())
+        found = _shapes(decoded(manifest["values"]["model"], tensors))
+    except Exception as error:
+        raise _no_model(os.path.join(folder, MANIFEST), error) from error
+    for name in sorted({*wanted, *found}):
+        if wanted.get(name) != found.get(name):
+            raise CheckpointError(
+                f"{path}: the tensor {name!r} is {found.get(name, 'missing')}, and in the model that the "
+                f"manifest tells of {wanted.get(name, 'there is none')}."
+            )
+
+
+def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    return {
+        name: f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
+        for name, tensor in tensors.items()
+    }

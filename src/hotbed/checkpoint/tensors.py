@@ -1,0 +1,222 @@
+"""Files of tensors in the format of safetensors (github.com/huggingface/safetensors): eight bytes that say
+how long a JSON header is, the header, and the tensors one after the other.
+
+They are written and read here and not by that library, which copies what it writes twice and what it reads
+once. A checksum is the CRC32C, in hexadecimal digits, of 16 MiB of a file; the manifest keeps them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hotbed import _core
+from hotbed.checkpoint.files import CheckpointError, open_plain, write_new
+
+__all__ = ["CHUNK_BYTES", "DTYPES", "header_of", "read_tensors", "read_views", "write_tensors"]
+
+CHUNK_BYTES = 16 << 20
+
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "U16": torch.uint16,
+    "U32": torch.uint32,
+    "U64": torch.uint64,
+    "BOOL": torch.bool,
+}
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+def write_tensors(path: str, tensors: Mapping[str, Tensor | Sequence[Tensor]]) -> dict[str, Any]:
+    """Writes a file where none is, to stay. Returns what `read_views` asks for.
+
+    Args:
+        tensors: several under one name are its parts, which differ in their first dimension.
+
+    Raises:
+        CheckpointError: a tensor has a dtype that cannot be saved.
+        OSError: a part of it may be there.
+    """
+    parts = {name: [t] if isinstance(t, Tensor) else list(t) for name, t in tensors.items()}
+    shapes = {}
+    for name, own in parts.items():
+        shape = list(own[0].shape)
+        if len(own) > 1:
+            shape[0] = sum(len(part) for part in own)
+        shapes[name] = own[0].dtype, shape
+    first, begins = header_of(shapes)
+    size = len(first) + sum(part.nbytes for own in parts.values() for part in own)
+    sums = _Checksums()
+    pieces = (_bytes_of(part) for name in begins for part in parts[name])
+    write_new(path, sums.of_all(_chain(first, pieces)))
+    return {"bytes": size, "crc32c": sums.ended()}
+
+
+def header_of(
+    shapes: Mapping[str, tuple[torch.dtype, Sequence[int]]],
+) -> tuple[bytes, dict[str, int]]:
+    """What a file of such tensors begins with, and where each begins in it, in the order of the file.
+
+    Raises:
+        CheckpointError: a dtype cannot be saved.
+    """
+    header: dict[str, dict[str, Any]] = {}
+    at = 0
+    # By falling size of elements, so that each lies at a multiple of it.
+    for name, (dtype, shape) in sorted(shapes.items(), key=lambda item: -item[1][0].itemsize):
+        if dtype not in _NAMES:
+            raise CheckpointError(f"{name} has the dtype {dtype}, which a checkpoint cannot hold.")
+        end = at + math.prod(shape) * dtype.itemsize
+        header[name] = {"dtype": _NAMES[dtype], "shape": list(shape), "data_offsets": [at, end]}
+        at = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    first = len(text).to_bytes(8, "little") + text
+    return first, {name: len(first) + about["data_offsets"][0] for name, about in header.items()}
+
+
+def _chain(first: bytes, pieces: Iterable[np.ndarray]) -> Iterable[np.ndarray]:
+    yield np.frombuffer(first, np.uint8)
+    yield from pieces
+
+
+def _bytes_of(tensor: Tensor) -> np.ndarray:
+    flat = tensor.detach().cpu().resolve_neg().contiguous().reshape(-1)
+    if len(flat) < 2:  # torch takes such a one for contiguous whatever its stride
+        flat = flat.new_empty(len(flat)).copy_(flat)
+    plain: np.ndarray = flat.view(torch.uint8).numpy()
+    return plain
+
+
+def read_tensors(path: str, expected: Any) -> dict[str, Tensor]:
+    """The tensors of a file, each with memory of its own; else as `read_views`."""
+    return {name: view.clone() for name, view in read_views(path, expected).items()}
+
+
+def read_views(path: str, expected: Any, into: Tensor | None = None) -> dict[str, Tensor]:
+    """The tensors of a file, which lie together as they do in it.
+
+    Args:
+        expected: what `write_tensors` returned, or what a manifest claims that to be.
+        into: (n,) uint8: memory for them, if it is large enough.
+
+    Raises:
+        CheckpointError: the file is missing, no plain file, not what was written, or no safetensors
+            file; no more memory was taken than it has bytes.
+    """
+    contents = _checked_bytes(path, expected, into)
+    try:
+        return dict(_tensors_in(contents))
+    except (KeyError, RecursionError, RuntimeError, TypeError, ValueError) as error:
+        text = " ".join(str(error).split())[:300].rstrip(".")
+        raise CheckpointError(f"{path} is no safetensors file that can be read: {text}.") from None
+
+
+def _tensors_in(contents: Tensor) -> Iterable[tuple[str, Tensor]]:
+    size = int.from_bytes(bytes(contents[:8].tolist()), "little")
+    begin = 8 + size
+    if begin > len(contents):
+        raise ValueError(f"its header is to have {size:,} bytes")
+    header = json.loads(contents[8:begin].numpy().tobytes())
+    if not isinstance(header, dict):
+        raise ValueError("its header is no object")
+    header.pop("__metadata__", None)
+    at = begin
+    for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
+        match entry:
+            case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [int(first), int(end)]}:
+                pass
+            case _:
+                raise ValueError(f"what its header says of {name!r} is incomplete")
+        if not all(type(width) is int and 0 <= width < 1 << 48 for width in shape):
+            raise ValueError(f"{name!r} is to have the shape {shape}")
+        kind = DTYPES[dtype]
+        # One after the other, with nothing in between: so all of them lie in the file.
+        if begin + first != at or end - first != math.prod(shape) * kind.itemsize:
+            raise ValueError(f"{name!r} is to lie at bytes {first:,} to {end:,}")
+        at = begin + end
+        if at > len(contents):
+            raise ValueError(f"{name!r} is to end behind the file")
+        plain = contents[begin + first : at]
+        aligned = plain if (begin + first) % kind.itemsize == 0 else plain.clone()
+        yield (
+            name,
+            aligned.view(kind).reshape(shape) if end > first else torch.empty(shape, dtype=kind),
+        )
+    if at != len(contents):
+        raise ValueError(f"{len(contents) - at:,} bytes are no tensor's")
+
+
+class _Checksums:
+    """Of pieces that follow each other."""
+
+    def __init__(self) -> None:
+        self._sums: list[str] = []
+        self._sum = self._bytes = 0
+
+    def add(self, piece: np.ndarray) -> None:
+        while len(piece):
+            own, piece = piece[: CHUNK_BYTES - self._bytes], piece[CHUNK_BYTES - self._bytes :]
+            self._sum = _core.crc32c(own, self._sum)
+            self._bytes += len(own)
+            if self._bytes == CHUNK_BYTES:
+                self._sums.append(f"{self._sum:08x}")
+                self._sum = self._bytes = 0
+
+    def of_all(self, pieces: Iterable[np.ndarray]) -> Iterable[memoryview]:
+        for piece in pieces:
+            self.add(piece)
+            yield piece.data
+
+    def ended(self) -> list[str]:
+        """Of each chunk."""
+        return [*self._sums, f"{self._sum:08x}"] if self._bytes or not self._sums else self._sums
+
+
+def _checked_bytes(path: str, expected: Any, into: Tensor | None) -> Tensor:
+    match expected:
+        case {"bytes": int(size), "crc32c": list(sums)}:
+            pass
+        case _:
+            raise CheckpointError(f"{path} has no size and checksums in the manifest.")
+    with open_plain(path) as file:
+        there = os.fstat(file.fileno()).st_size
+        if there != size:
+            raise CheckpointError(
+                f"{path} has {there:,} bytes and was saved with {size:,}. Copy or save it again."
+            )
+        large = into is not None and len(into) >= size
+        contents = (
+            into[:size] if large and into is not None else torch.empty(size, dtype=torch.uint8)
+        )
+        left = contents.numpy().data
+        while left and (count := file.readinto(left)):  # type: ignore[attr-defined]
+            left = left[count:]
+    checksums = _Checksums()
+    checksums.add(contents[: size - len(left)].numpy())
+    found = checksums.ended()
+    if len(sums) != len(found):
+        raise CheckpointError(f"{path} has {len(sums)} checksums for {size:,} bytes.")
+    for number, (own, saved) in enumerate(zip(found, sums, strict=True)):
+        if own != saved:
+            begin, end = number * CHUNK_BYTES, min((number + 1) * CHUNK_BYTES, size)
+            raise CheckpointError(
+                f"{path} is damaged: bytes {begin:,} to {end:,} are not those that were saved. Copy or "
+                "save it again."
+            )
+    return contents

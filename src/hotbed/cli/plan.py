@@ -1,0 +1,203 @@
+"""`hotbed plan`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hotbed.cli.errors import told_in_one_sentence
+
+if TYPE_CHECKING:
+    from hotbed.tables import Table
+
+
+def plan(
+    path: Annotated[
+        str | None,
+        typer.Argument(metavar="DIR", help="A checkpoint, or a folder of them: plan its tables."),
+    ] = None,
+    tables: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Plan the tables in a TOML file, as below."),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Plan a model on click logs: dlrm or wide-deep, as hotbed train makes it."
+        ),
+    ] = None,
+    dim: Annotated[int, typer.Option(help="Of --model: width of the tables.")] = 16,
+    world_size: Annotated[int, typer.Option(help="Number of ranks, a process each.")] = 8,
+    strategy: Annotated[
+        str, typer.Option(help="auto, basic, memory_balanced or memory_optimized.")
+    ] = "auto",
+    column_slice_threshold: Annotated[
+        int | None, typer.Option(metavar="N", help="Most elements of a slice of columns.")
+    ] = None,
+    row_slice_threshold: Annotated[
+        int | None, typer.Option(metavar="N", help="Tables of so many elements are cut by row.")
+    ] = None,
+    data_parallel_threshold: Annotated[
+        int | None, typer.Option(metavar="N", help="Tables of at most so many are replicated.")
+    ] = None,
+    optimizer: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Count its states. Default: the checkpoint's, or none."),
+    ] = None,
+    expected_rows: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[TABLE=]ROWS",
+            help="Rows of a dynamic table, or of all that are not named. Default: the checkpoint's.",
+        ),
+    ] = None,
+    memory: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="What a rank holds, like 80GB.")
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Instead: memory of a rank's GPU,")
+    ] = None,
+    host: Annotated[str | None, typer.Option(metavar="SIZE", help="its RAM,")] = None,
+    ssd: Annotated[str | None, typer.Option(metavar="SIZE", help="its SSD.")] = None,
+    write: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Write the plan as TOML.")
+    ] = None,
+) -> None:
+    """Show which rank would keep which part of which table. Nothing runs and no memory is taken.
+
+    If a rank keeps more than it holds, the exit code is 2 and the three cheapest remedies are told.
+
+    [bold]Examples[/bold]
+
+      [cyan]hotbed plan --model dlrm --world-size 8 --expected-rows 10_000_000 --memory 1GB[/cyan]
+      Shows where the 26 tables of a DLRM on click logs go.
+
+      [cyan]hotbed plan runs/1 --world-size 4 --device 8GB --host 64GB[/cyan]
+      Takes tables, numbers of rows and optimizer from a checkpoint.
+
+      [cyan]hotbed plan --tables tables.toml --world-size 64 --optimizer adagrad --write plan.toml[/cyan]
+      Takes them from a file with a section for each table, and writes the plan for Plan.read:
+
+        \\[tables.item]
+        rows = 10_000_000       # leave out for a dynamic table, which may have expected_rows
+        dim = 64
+        dtype = "bfloat16"      # may be left out: float32
+        sharding = "row"        # may be left out; or replicated, table, column
+    """
+    from rich.console import Console
+
+    with told_in_one_sentence({"device": device, "host": host, "ssd": ssd}):
+        from hotbed.dist import plan as planned
+        from hotbed.train.report import check_writable_file
+
+        if write is not None:
+            check_writable_file(write)
+        found, rows, saved_by = _tables(path, tables, model, dim)
+        tiers = {"device": device, "host": host, "ssd": ssd}
+        made = planned(
+            found,
+            world_size,
+            strategy=strategy,
+            column_slice_threshold=column_slice_threshold,
+            row_slice_threshold=row_slice_threshold,
+            data_parallel_threshold=data_parallel_threshold,
+            optimizer=optimizer or saved_by,
+            expected_rows=rows | _expected(found, rows, expected_rows or []),
+            storage={name: size for name, size in tiers.items() if size is not None} or None,
+            memory=memory,
+        )
+        typer.echo(made.printed(Console().width))
+        if write is not None:
+            made.write(write)
+
+
+_Found = tuple[list["Table"], dict[str, int], Any]
+"""(tables, rows of dynamic ones, optimizer), as far as they are known."""
+
+
+def _tables(path: str | None, file: str | None, model: str | None, dim: int) -> _Found:
+    from hotbed.cli.config import ConfigError
+
+    if sum(given is not None for given in (path, file, model)) != 1:
+        raise ConfigError("Name the tables to plan by one of DIR, --tables FILE or --model NAME.")
+    if path is not None:
+        return _of_checkpoint(path)
+    if file is not None:
+        return _of_file(file)
+    from hotbed.data import CATEGORIES
+    from hotbed.dist.planning import tables_in
+    from hotbed.models import MODELS
+
+    if model not in MODELS:
+        raise ConfigError(f"--model is {model!r}; it must be one of {', '.join(MODELS)}.")
+    return tables_in(MODELS[model](CATEGORIES, dim=dim)), {}, None
+
+
+def _of_checkpoint(path: str) -> _Found:
+    """Its tables go by their names in the model, without the module's that all have in common."""
+    import torch
+
+    from hotbed.checkpoint.looking import contents
+    from hotbed.optim import RULES
+    from hotbed.tables import Table
+
+    saved = contents(path)["tables"]
+    common = os.path.commonprefix([each["table"] for each in saved]).rpartition(".")
+    start = len(common[0] + common[1])
+    found, rows = [], {}
+    for each in saved:
+        name = each["table"][start:]
+        found.append(Table(name, each["dim"], each["rows"], dtype=getattr(torch, each["dtype"])))
+        if each["rows"] is None:
+            rows[name] = each["saved_rows"]
+    rules = {each["rule"] for each in saved}
+    named = [rule for rule in RULES if rules == {rule._rule.core}]
+    return found, rows, named[0] if named else None
+
+
+def _of_file(file: str) -> _Found:
+    import torch
+
+    from hotbed.cli.config import ConfigError, read_toml
+    from hotbed.tables import Table
+
+    sections = read_toml(file, "--tables").get("tables")
+    if not isinstance(sections, dict) or not sections:
+        raise ConfigError(f"{file} has no [tables.NAME]; each is a table with rows and dim.")
+    found, rows = [], {}
+    for name, section in sections.items():
+        fields = dict(section) if isinstance(section, dict) else {}
+        more = [k for k in fields if k not in ("rows", "dim", "dtype", "sharding", "expected_rows")]
+        if "dim" not in fields or more:
+            wrong = f"unknown key {more[0]!r}" if more else "dim is missing"
+            raise ConfigError(f"{file}, table {name!r}: {wrong}; see hotbed plan --help.")
+        if "expected_rows" in fields:
+            rows[name] = fields.pop("expected_rows")
+        given = fields.get("dtype", "float32")
+        dtype = getattr(torch, given, given) if isinstance(given, str) else given
+        found.append(Table(name, **{**fields, "dtype": dtype}))
+    return found, rows, None
+
+
+def _expected(
+    tables: Sequence[Table], known: dict[str, int], given: Sequence[str]
+) -> dict[str, int]:
+    from hotbed.cli.config import ConfigError
+
+    rows: dict[str, int] = {}
+    for text in given:
+        name, named, number = text.rpartition("=")
+        try:
+            count = int(number)
+        except ValueError:
+            raise ConfigError(
+                f"--expected-rows {text}: give a number of rows, or TABLE=ROWS."
+            ) from None
+        others = [t.name for t in tables if t.rows is None and t.name not in known]
+        for each in [name] if named else others:
+            if named or each not in rows:
+                rows[each] = count
+    return rows

@@ -1,0 +1,40 @@
+"""Many processes: who keeps what; see docs/distributed.md.
+
+A plan cuts each table into shards, one for each rank, in one of four ways: `Replicated`, `TableWise`,
+`RowWise`, `ColumnWise`.
+"""
+
+from hotbed.dist.planning import plan
+from hotbed.dist.plans import Plan
+from hotbed.dist.remedies import Remedy
+from hotbed.dist.sizes import States
+from hotbed.errors import PlanError
+from hotbed.sharding import (
+    ColumnWise,
+    Replicated,
+    RowWise,
+    Sharding,
+    TableWise,
+    hashed_keeper,
+    modulo_keeper,
+)
+
+__all__ = [
+    "ColumnWise",
+    "Plan",
+    "PlanError",
+    "Remedy",
+    "Replicated",
+    "RowWise",
+    "Sharding",
+    "States",
+    "TableWise",
+    "hashed_keeper",
+    "modulo_keeper",
+    "plan",
+]
+
+
+def __dir__() -> list[str]:
+    """Only what is public, for completion."""
+    return __all__

@@ -1,0 +1,102 @@
+"""Plans as TOML: see docs/distributed.md."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from hotbed.errors import PlanError
+from hotbed.files import appearing
+from hotbed.sharding import KINDS, Sharding
+
+__all__ = ["read_file", "text_of", "write_file"]
+
+_VERSION = 1
+
+
+def text_of(world_size: int, shardings: Mapping[str, Sharding], notes: Mapping[str, str]) -> str:
+    """A plan as TOML; `notes` are put beside the tables as comments."""
+    lines = [f"version = {_VERSION}", f"world_size = {world_size}"]
+    for name, sharding in shardings.items():
+        note = f"  # {notes[name]}" if name in notes else ""
+        lines += ["", f"[tables.{_quoted(name)}]{note}", f"sharding = {_quoted(sharding.name)}"]
+        for field in _fields(type(sharding)):
+            value = getattr(sharding, field)
+            if value is not None:
+                written = list(value) if isinstance(value, tuple) else value
+                lines.append(f"{field} = {json.dumps(written)}")
+    return "\n".join(lines) + "\n"
+
+
+def write_file(path: str, text: str) -> None:
+    """Raises PlanError where a table's name is no text."""
+    try:
+        encoded = text.encode()
+    except UnicodeEncodeError:
+        raise PlanError(f"{path}: a table's name is no Unicode text.") from None
+    with appearing(path) as part, open(part, "wb") as file:
+        file.write(encoded)
+
+
+def read_file(path: str) -> tuple[int, dict[str, Sharding]]:
+    """(world size, shardings) of a plan.
+
+    Raises:
+        PlanError: naming the file and what in it is wrong.
+    """
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    try:
+        with open(path, "rb") as file:
+            return _read(tomllib.load(file))
+    except OSError as error:
+        raise PlanError(f"{path}: {error.strerror}.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise PlanError(f"{path} is not TOML: {error}.") from None
+    except PlanError as error:
+        raise PlanError(f"{path}: {error}") from None
+
+
+def _read(read: dict[str, Any]) -> tuple[int, dict[str, Sharding]]:
+    match read:
+        case {"version": version, "world_size": world_size, "tables": {**tables}, **others}:
+            pass
+        case _:
+            raise PlanError("A plan has the keys version and world_size, and [tables].")
+    if version != _VERSION or isinstance(version, bool):
+        raise PlanError(f"version {version!r} is not {_VERSION}, which is the one known here.")
+    if others:
+        raise PlanError(f"The key {next(iter(others))!r} is unknown.")
+    return world_size, {str(n): _sharding(str(n), entry) for n, entry in tables.items()}
+
+
+def _sharding(name: str, entry: Any) -> Sharding:
+    if not isinstance(entry, dict):
+        raise PlanError(f"Table {name!r} is {entry!r}, and must be a section [tables.{name}].")
+    fields = dict(entry)
+    kind = fields.pop("sharding", None)
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise PlanError(f"Table {name!r}: sharding must be one of {', '.join(KINDS)}, not {kind!r}.")
+    known = _fields(KINDS[kind])
+    for key in fields:
+        if key not in known:
+            said = f"has {', '.join(known)}" if known else "has no more keys"
+            raise PlanError(f"Table {name!r}: unknown key {key!r}; sharding {kind!r} {said}.")
+    try:
+        return KINDS[kind](**fields)
+    except PlanError as error:
+        raise PlanError(f"Table {name!r}: {error}") from None
+
+
+def _fields(kind: type[Any]) -> list[str]:
+    return [field.name for field in dataclasses.fields(kind)]
+
+
+def _quoted(text: str) -> str:
+    """As a basic string of TOML, which JSON's are but for one character."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

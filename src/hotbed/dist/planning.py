@@ -1,0 +1,138 @@
+"""`plan`, and what it says when nothing fits."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import nn
+
+from hotbed.dist.plans import Plan, checked_tables, checked_world_size
+from hotbed.dist.remedies import remedies_of
+from hotbed.dist.requests import Request
+from hotbed.dist.sizes import States, Tiers, bytes_in_words, expected, states_of
+from hotbed.dist.strategies import STRATEGIES, Thresholds
+from hotbed.errors import PlanError
+from hotbed.modules.owner import tables_of
+from hotbed.optim import TableOptimizer
+from hotbed.storage import Storage
+from hotbed.tables import Table
+
+__all__ = ["plan", "tables_in"]
+
+
+def plan(
+    tables_or_model: Iterable[Table] | nn.Module,
+    world_size: int,
+    *,
+    strategy: str = "auto",
+    column_slice_threshold: int | None = None,
+    row_slice_threshold: int | None = None,
+    data_parallel_threshold: int | None = None,
+    optimizer: str | type[TableOptimizer] | States | None = None,
+    expected_rows: Mapping[str, int] | None = None,
+    storage: Storage | Mapping[str, int | str | None] | None = None,
+    memory: int | str | None = None,
+) -> Plan:
+    """Which of `world_size` ranks keeps which part of which table. Pure arithmetic: the same arguments give
+    the same plan everywhere. See docs/distributed.md.
+
+    >>> print(hb.plan(model, 8, optimizer="adagrad", memory="80GB"))
+
+    Args:
+        tables_or_model: `Table`s with distinct names, or a module with tables.
+        strategy: ``"auto"``: small tables replicated, large and dynamic ones by row, others whole on one
+            rank, balanced by bytes. ``"basic"``, ``"memory_balanced"``, ``"memory_optimized"``: those of
+            NVIDIA's distributed-embeddings. ``Table(sharding=...)`` goes before any of them.
+        column_slice_threshold: most elements (rows x dim) of a slice of columns.
+        row_slice_threshold: tables of so many elements or more are cut by row.
+        data_parallel_threshold: tables of so many elements or fewer are replicated.
+        optimizer: whose states are counted, by its name or class; `States` where options add some.
+        expected_rows: of dynamic tables, which else count nothing.
+        storage: what the tiers of one rank hold: a `Storage`, whose SSD has no end, or sizes such as
+            ``{"device": "80GB", "host": "400GB", "ssd": "4TB"}``.
+        memory: the same, of a rank with one tier.
+
+    Raises:
+        PlanError: an argument, or a wish of a table, that cannot be; or some rank keeps more than its tiers
+            hold. The message then names the three cheapest changes with which all fits, and
+            ``error.remedies[i].arguments`` are arguments for this function.
+    """
+    tables = tables_in(tables_or_model)
+    request = Request(
+        tables=tuple(tables),
+        world_size=checked_world_size(world_size),
+        strategy=_checked_strategy(strategy),
+        thresholds=_checked_thresholds(
+            column_slice_threshold, row_slice_threshold, data_parallel_threshold
+        ),
+        optimizer=optimizer,
+        states=states_of(optimizer),
+        expected_rows=expected({table.name: table for table in tables}, expected_rows),
+        tiers=Tiers.of(storage, memory),
+    )
+    made = request.plan()
+    if any(made.missing):
+        raise _nothing_fits(request, made)
+    return made
+
+
+def tables_in(given: Any) -> list[Table]:
+    """The tables of a module, or those given.
+
+    Raises:
+        PlanError: there are none, or two have one name.
+    """
+    if isinstance(given, nn.Module):
+        found = [live.spec for live in tables_of(given).values()]
+        if not found:
+            raise PlanError(f"{type(given).__name__} has no tables to plan.")
+        return checked_tables(found)
+    if isinstance(given, Table | str | Mapping) or not isinstance(given, Iterable):
+        raise PlanError(f"A plan is for a list of hotbed.Table or for a module, not {given!r}.")
+    return checked_tables(given)
+
+
+def _checked_strategy(given: Any) -> str:
+    if isinstance(given, str) and given in STRATEGIES:
+        return given
+    near = difflib.get_close_matches(str(given), STRATEGIES, 1)
+    hint = f"Did you mean {near[0]!r}?" if near else f"There are {', '.join(STRATEGIES)}."
+    raise PlanError(f"There is no strategy {given!r}. {hint}")
+
+
+def _checked_thresholds(column: Any, row: Any, data_parallel: Any) -> Thresholds:
+    given = Thresholds(column, row, data_parallel)
+    for name, value in zip(("column_slice", "row_slice", "data_parallel"), given, strict=True):
+        if value is not None and (type(value) is not int or value < 1):
+            raise PlanError(f"{name}_threshold is a number of elements from 1 on, not {value!r}.")
+    return given
+
+
+def _nothing_fits(request: Request, made: Plan) -> PlanError:
+    missing = made.missing
+    rank = missing.index(max(missing))
+    sizes = ", ".join(
+        f"{name} {bytes_in_words(size)}" for name, size in request.tiers.bytes if size is not None
+    )
+    remedies = remedies_of(request, made)
+    error = PlanError(
+        f"Rank {rank} of {request.world_size} would keep {bytes_in_words(made.loads[rank].total)}, which is "
+        f"{bytes_in_words(missing[rank])} more than it has room for ({sizes}). "
+        + _advice([remedy.said for remedy in remedies])
+    )
+    error.remedies = tuple(remedies)
+    return error
+
+
+def _advice(remedies: list[str]) -> str:
+    if not remedies:
+        return (
+            "No change helps alone: combine more ranks with rows of bfloat16, a row-wise optimizer, and "
+            'sharding="row".'
+        )
+    if len(remedies) == 1:
+        return f"It would fit with {remedies[0]}."
+    listed = "; ".join(f"({at}) {remedy}" for at, remedy in enumerate(remedies, 1))
+    return f"It would fit with any of these, the cheapest first: {listed}."

@@ -1,0 +1,242 @@
+"""`Plan`: which rank keeps what."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from hotbed.dist import plan_files
+from hotbed.dist.showing import RankLine, TableLine, printed
+from hotbed.dist.sizes import Load, RankSums, Sizes, Tiers
+from hotbed.errors import PlanError
+from hotbed.sharding import MOST_RANKS, Sharding, sharding_of
+from hotbed.tables import Table, part_of
+
+__all__ = ["Plan", "checked_tables", "checked_world_size"]
+
+
+class Plan:
+    """Which rank keeps which part of which table.
+
+    >>> hb.dist.Plan([hb.Table("item", 64, 1000)], 4, {"item": hb.dist.ColumnWise((0, 3))})
+
+    `hotbed.plan` makes one by a strategy. Two plans are equal if tables have the same shapes and every
+    rank keeps the same; the sizes with which a plan was made do not count.
+
+    Args:
+        tables: the tables, with distinct names.
+        world_size: number of ranks.
+        shardings: a kind for each table, with its ranks, or ``"row"`` or ``"replicated"``.
+        sizes, tiers: what is counted and shown; see `hotbed.plan`, which gives them.
+
+    Raises:
+        PlanError: naming the table and the value that cannot be.
+    """
+
+    def __init__(
+        self,
+        tables: Iterable[Table],
+        world_size: int,
+        shardings: Mapping[str, Sharding | str],
+        *,
+        sizes: Sizes | None = None,
+        tiers: Tiers | None = None,
+    ) -> None:
+        self.world_size = checked_world_size(world_size)
+        self.tables: dict[str, Table] = {table.name: table for table in checked_tables(tables)}
+        if not isinstance(shardings, Mapping):
+            raise PlanError(f"shardings must be a dict table name → kind, not {shardings!r}.")
+        for name in shardings:
+            if name not in self.tables:
+                raise PlanError(f"The plan has a table {name!r}, which the model has not.")
+        self.shardings: dict[str, Sharding] = {}
+        for name, table in self.tables.items():
+            if name not in shardings:
+                raise PlanError(f"Table {name!r} is missing in the plan.")
+            self.shardings[name] = _checked(table, shardings[name], self.world_size)
+        self.sizes = sizes or Sizes()
+        self.tiers = tiers or Tiers()
+        self._loads: list[Load] | None = None
+        self._digest = ""
+
+    def part(self, name: str, rank: int) -> Table:
+        """What `rank` keeps of a table: the table itself, or a `TablePart`, which may have no rows.
+
+        Raises:
+            PlanError: there is no such table or rank.
+        """
+        table = self._table(name)
+        if not isinstance(rank, int) or not 0 <= rank < self.world_size:
+            raise PlanError(f"Rank {rank!r} is outside [0, {self.world_size}).")
+        return part_of(table, self.shardings[name].kept(table, rank, self.world_size))
+
+    def keeper_of(self, name: str, ids: Tensor, *, column: int = 0, requester: int = 0) -> Tensor:
+        """(n,) int64: the rank that `requester` asks for (n,) int64 ids; where columns are cut, for that
+        column of their rows. Of a replicated table that is the requester itself.
+
+        Raises:
+            PlanError: there is no such table or column.
+        """
+        table = self._table(name)
+        if not 0 <= column < table.dim:
+            raise PlanError(f"Table {name!r}: column {column} is outside [0, {table.dim}).")
+        return self.shardings[name].keeper_of(table, ids, self.world_size, column, requester)
+
+    @property
+    def loads(self) -> list[Load]:
+        """Bytes of each rank."""
+        if self._loads is None:
+            self._loads = self._summed()
+        return self._loads
+
+    @property
+    def missing(self) -> list[int]:
+        """Bytes of each rank for which its tiers have no room."""
+        return [self.tiers.filled(load)[1] for load in self.loads]
+
+    @property
+    def digest(self) -> str:
+        """64 hexadecimal digits that two ranks have in common if their plans are equal."""
+        if not self._digest:
+            said = [self.world_size, *(self._said(name) for name in sorted(self.tables))]
+            self._digest = hashlib.sha256(json.dumps(said).encode()).hexdigest()
+        return self._digest
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """As TOML, which `read` reads.
+
+        Raises:
+            OSError: it cannot be written.
+            PlanError: a table's name cannot be in a file.
+        """
+        notes = {
+            name: f"{'any id' if t.rows is None else f'{t.rows:,} rows'} x {t.dim} {_dtype(t)}"
+            for name, t in self.tables.items()
+        }
+        text = plan_files.text_of(self.world_size, self.shardings, notes)
+        plan_files.write_file(os.fspath(path), text)
+
+    @classmethod
+    def read(
+        cls,
+        path: str | os.PathLike[str],
+        tables: Iterable[Table],
+        *,
+        sizes: Sizes | None = None,
+        tiers: Tiers | None = None,
+    ) -> Plan:
+        """The plan in a TOML file, for these tables; the order of either does not matter.
+
+        Raises:
+            PlanError: naming the file and what in it is wrong.
+        """
+        world_size, shardings = plan_files.read_file(os.fspath(path))
+        tables = checked_tables(tables)
+        try:
+            return cls(tables, world_size, shardings, sizes=sizes, tiers=tiers)
+        except PlanError as error:
+            raise PlanError(f"{os.fspath(path)}: {error}") from None
+
+    def printed(self, width: int = 100) -> str:
+        """The plan as tables of `width` characters: who keeps what, and bytes by tier."""
+        title = f"{len(self.tables):,} tables on {self.world_size:,} ranks, plan {self.digest[:12]}"
+        return printed(title, self._table_lines(), self._rank_lines(), width)
+
+    def __str__(self) -> str:
+        return self.printed()
+
+    def __repr__(self) -> str:
+        return f"Plan({len(self.tables)} tables, world_size={self.world_size}, {self.digest[:12]})"
+
+    def __eq__(self, other: object) -> bool:
+        return self.digest == other.digest if isinstance(other, Plan) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+    def _table(self, name: str) -> Table:
+        if name not in self.tables:
+            raise PlanError(f"The plan has no table {name!r}.")
+        return self.tables[name]
+
+    def _summed(self) -> list[Load]:
+        rows, indices = RankSums(self.world_size), RankSums(self.world_size)
+        for name, table in self.tables.items():
+            for extent in self._extents(name):
+                load = self.sizes.load_of(table, extent.rows, extent.columns)
+                rows.add(extent.ranks, load.rows)
+                indices.add(extent.ranks, load.indices)
+        return [Load(*both) for both in zip(rows.of_ranks(), indices.of_ranks(), strict=True)]
+
+    def _extents(self, name: str) -> list[Any]:
+        table = self.tables[name]
+        extents = self.shardings[name].extents(table, self.sizes.rows_of(table), self.world_size)
+        return [extent for extent in extents if len(extent.ranks)]
+
+    def _said(self, name: str) -> list[Any]:
+        """What of a table ranks must agree on."""
+        table = self.tables[name]
+        return [name, table.rows, table.dim, _dtype(table), repr(self.shardings[name])]
+
+    def _table_lines(self) -> list[TableLine]:
+        lines = []
+        for name, table in self.tables.items():
+            loads = [
+                len(e.ranks) * self.sizes.load_of(table, e.rows, e.columns).total
+                for e in self._extents(name)
+            ]
+            expected = self.sizes.expected_rows.get(name)
+            how = self.shardings[name].described(table)
+            shape = (name, table.rows, expected, table.dim, _dtype(table))
+            lines.append(TableLine(*shape, *how, sum(loads)))
+        return lines
+
+    def _rank_lines(self) -> list[RankLine]:
+        shards = RankSums(self.world_size)
+        for name, table in self.tables.items():
+            for extent in self._extents(name):
+                shards.add(extent.ranks, int(extent.rows > 0 or table.rows is None))
+        return [
+            RankLine(rank, count, self.tiers.filled(load)[0], load.total)
+            for rank, (count, load) in enumerate(zip(shards.of_ranks(), self.loads, strict=True))
+        ]
+
+
+def checked_world_size(given: Any) -> int:
+    """Raises PlanError where it is no number of ranks."""
+    if isinstance(given, bool) or not isinstance(given, int) or not 0 < given <= MOST_RANKS:
+        raise PlanError(f"world_size must be a number from 1 to {MOST_RANKS:,}, not {given!r}.")
+    return given
+
+
+def checked_tables(given: Iterable[Table]) -> list[Table]:
+    """Raises PlanError where they are no tables, or two have one name."""
+    tables, names = list(given), set()
+    for table in tables:
+        if not isinstance(table, Table):
+            raise PlanError(f"tables must be hotbed.Table, not {table!r}.")
+        if table.name in names:
+            raise PlanError(f"Two tables are named {table.name!r}; a plan tells them by their names.")
+        names.add(table.name)
+    if not tables:
+        raise PlanError("A plan needs at least one table.")
+    return tables
+
+
+def _checked(table: Table, given: Any, world_size: int) -> Sharding:
+    try:
+        sharding = sharding_of(given)
+    except PlanError as error:
+        raise PlanError(f"Table {table.name!r}: {error}") from None
+    if fault := sharding.fault(table, world_size):
+        raise PlanError(f"Table {table.name!r}: {fault}.")
+    return sharding.settled(table)
+
+
+def _dtype(table: Table) -> str:
+    return str(table.dtype).removeprefix("torch.")

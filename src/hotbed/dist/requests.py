@@ -1,0 +1,56 @@
+"""What a plan is asked for."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from hotbed.dist.plans import Plan
+from hotbed.dist.sizes import Sizes, States, Tiers
+from hotbed.dist.strategies import STRATEGIES, Thresholds
+from hotbed.tables import Table
+
+__all__ = ["Request"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """The arguments of `plan`, checked."""
+
+    tables: tuple[Table, ...]
+    world_size: int
+    strategy: str
+    thresholds: Thresholds
+    optimizer: Any
+    states: States
+    expected_rows: Mapping[str, int]
+    tiers: Tiers
+
+    def plan(self) -> Plan:
+        """Whether it fits or not."""
+        sizes = Sizes(self.states, self.expected_rows, self.tiers.on_ssd)
+        choose = STRATEGIES[self.strategy]
+        chosen = choose(self.tables, self.world_size, self.thresholds, sizes)
+        return Plan(self.tables, self.world_size, chosen, sizes=sizes, tiers=self.tiers)
+
+    @property
+    def fits(self) -> bool:
+        return not any(self.plan().missing)
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """For `plan`."""
+        column, row, data_parallel = self.thresholds
+        named = dict(self.tiers.bytes)
+        return {
+            "tables_or_model": list(self.tables),
+            "world_size": self.world_size,
+            "strategy": self.strategy,
+            "column_slice_threshold": column,
+            "row_slice_threshold": row,
+            "data_parallel_threshold": data_parallel,
+            "optimizer": self.optimizer,
+            "expected_rows": self.expected_rows,
+            **({"memory": named["memory"]} if "memory" in named else {"storage": named or None}),
+        }

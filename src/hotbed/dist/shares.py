@@ -1,0 +1,16 @@
+"""What a rank keeps of a table."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from hotbed.tables import Table
+
+__all__ = ["Share"]
+
+
+class Share(NamedTuple):
+    """A part of a table, and the rank that keeps it."""
+
+    rank: int
+    part: Table

@@ -1,0 +1,83 @@
+"""Tables in the formats of others: what `hotbed import` reads and `hotbed dump` writes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Protocol, TypeVar
+
+from hotbed.foreign.npy import Npy
+from hotbed.foreign.oneembedding import OneEmbedding
+from hotbed.foreign.openembedding import OpenEmbedding
+from hotbed.foreign.parquet import Parquet
+from hotbed.foreign.safetensors_files import SafetensorsFile
+from hotbed.foreign.sok import Sok
+from hotbed.foreign.tables import ForeignError, Found, Hints, Reader, Writer
+from hotbed.foreign.torch_files import TorchFile
+
+__all__ = ["READERS", "WRITERS", "ForeignError", "Hints", "found_in", "writer_of"]
+
+
+class _Both(Reader, Writer, Protocol):
+    pass
+
+
+_BOTH: dict[str, _Both] = {
+    "torch": TorchFile(),
+    "safetensors": SafetensorsFile(),
+    "npy": Npy(),
+    "sok": Sok(),
+    "parquet": Parquet(),
+}
+WRITERS: Mapping[str, Writer] = _BOTH
+READERS: Mapping[str, Reader] = {
+    **_BOTH,
+    "oneembedding": OneEmbedding(),
+    "openembedding": OpenEmbedding(),
+}
+
+_Format = TypeVar("_Format", Reader, Writer)
+
+
+def found_in(path: str, format_: str | None, hints: Hints) -> Found:
+    """What is there, in the format of that name, else the one that the path looks like.
+
+    Raises:
+        ForeignError: it cannot be read, or there is no such format, or several fit.
+        OSError: there is nothing at the path.
+    """
+    os.stat(path)
+    if format_ is None and os.path.isdir(path):
+        fits = [name for name, reader in READERS.items() if reader.is_in(path)]
+        reader = _only(READERS, path, fits)
+    else:
+        reader = _by_name(READERS, path, format_)
+    for name, hint in hints._asdict().items():
+        if hint is not None and name not in reader.hints:
+            raise ForeignError(f"--{name} is not for this format, which tells it itself.")
+    return reader.read(path, hints)
+
+
+def writer_of(path: str, name: str | None) -> Writer:
+    """The format of that name, else the one that a path ends like.
+
+    Raises:
+        ForeignError: there is none.
+    """
+    return _by_name(WRITERS, path, name)
+
+
+def _by_name(formats: Mapping[str, _Format], path: str, name: str | None) -> _Format:
+    if name is not None and name not in formats:
+        raise ForeignError(f"There is no format {name!r}. There are {', '.join(formats)}.")
+    ending = os.path.splitext(path)[1]
+    return _only(
+        formats, path, [name] if name else [n for n, f in formats.items() if ending in f.endings]
+    )
+
+
+def _only(formats: Mapping[str, _Format], path: str, fits: list[str]) -> _Format:
+    if len(fits) != 1:
+        why = f"looks like {' and '.join(fits)}" if fits else "does not tell its format"
+        raise ForeignError(f"{path} {why}. Say --format: {', '.join(formats)}.")
+    return formats[fits[0]]

@@ -1,0 +1,60 @@
+"""safetensors files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from hotbed.checkpoint.tensors import DTYPES, header_of
+from hotbed.files import appearing
+from hotbed.foreign.mapped import into, synced
+from hotbed.foreign.state_dicts import found_in
+from hotbed.foreign.tables import ForeignError, ForeignTable, Found, Hints, plain
+from hotbed.foreign.writing import fill, shapes_of
+
+__all__ = ["SafetensorsFile"]
+
+
+class _Lazy:
+    """A tensor in a file."""
+
+    def __init__(self, file: Any, name: str) -> None:
+        self._file, self._name = file, name
+        part = file.get_slice(name)
+        self.shape = tuple(part.get_shape())
+        self.dtype: Any = DTYPES.get(part.get_dtype(), part.get_dtype())
+
+    def __getitem__(self, rows: slice) -> Tensor:
+        found: Tensor = self._file.get_slice(self._name)[rows.start : rows.stop]
+        return found
+
+
+class SafetensorsFile:
+    hints: tuple[str, ...] = ()
+    endings: tuple[str, ...] = (".safetensors",)
+
+    def is_in(self, folder: str) -> bool:
+        return False
+
+    def read(self, path: str, hints: Hints) -> Found:
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            file: Any = safe_open(plain(path), framework="pt")
+            return found_in(path, {name: _Lazy(file, name) for name in file.keys()}, {})
+        except SafetensorError as error:
+            raise ForeignError(
+                f"{path} is no safetensors file that can be read: {error}."
+            ) from None
+
+    def write(self, path: str, tables: Sequence[ForeignTable]) -> None:
+        shapes = shapes_of(tables)
+        first, begins = header_of(shapes)
+        with appearing(path) as part:
+            with open(part, "wb") as out:
+                out.write(first)
+            rooms = {name: into(part, *shapes[name], begin) for name, begin in begins.items()}
+            fill(tables, rooms)
+            synced(part)

@@ -1,0 +1,69 @@
+"""A ``state_dict`` that torch.save wrote, read without unpickling anything but tensors."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import zipfile
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hotbed.files import appearing
+from hotbed.foreign.mapped import mapped, synced
+from hotbed.foreign.state_dicts import found_in
+from hotbed.foreign.tables import ForeignError, ForeignTable, Found, Hints, plain
+from hotbed.foreign.writing import fill, shapes_of
+
+__all__ = ["TorchFile"]
+
+_INNER = ("state_dict", "model_state_dict", "model")
+"""Names under which training scripts save one beside other things."""
+
+
+class TorchFile:
+    hints: tuple[str, ...] = ()
+    endings: tuple[str, ...] = (".pt", ".pth", ".bin", ".ckpt")
+
+    def is_in(self, folder: str) -> bool:
+        return False
+
+    def read(self, path: str, hints: Hints) -> Found:
+        loaded = _loaded(plain(path))
+        for name in _INNER:
+            if isinstance(loaded, Mapping) and isinstance(loaded.get(name), Mapping):
+                loaded = loaded[name]
+        if not isinstance(loaded, Mapping):
+            raise ForeignError(f"{path} holds no state_dict, but {type(loaded).__name__!r}.")
+        tensors = {str(name): value for name, value in loaded.items() if isinstance(value, Tensor)}
+        left = {str(name): "is no tensor" for name in loaded if str(name) not in tensors}
+        return found_in(path, tensors, left)
+
+    def write(self, path: str, tables: Sequence[ForeignTable]) -> None:
+        shapes = shapes_of(tables)
+        beside = os.path.dirname(os.path.abspath(path))
+        with appearing(path) as part, tempfile.TemporaryDirectory(dir=beside) as scratch:
+            rooms = {
+                name: mapped(os.path.join(scratch, str(at)), *shape)
+                for at, (name, shape) in enumerate(shapes.items())
+            }
+            fill(tables, rooms)
+            torch.save(rooms, part)
+            synced(part)
+
+
+def _loaded(path: str) -> Any:
+    with open(path, "rb") as file:
+        maps = zipfile.is_zipfile(file)  # the format since torch 1.6
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=maps)
+    except MemoryError:
+        raise
+    except Exception as error:  # whatever a file can make torch raise
+        text = " ".join(str(error).split()).partition(". ")[0][:200].rstrip(".")
+        raise ForeignError(
+            f"{path} cannot be read by torch.load(weights_only=True): {text}. Save model.state_dict() alone; "
+            "other objects are not unpickled, as they may run any code."
+        ) from None

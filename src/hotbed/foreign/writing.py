@@ -1,0 +1,131 @@
+"""Tables of a checkpoint, and how they are written into arrays."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hotbed.checkpoint.looking import contents
+from hotbed.checkpoint.single import read
+from hotbed.foreign.tables import Chunks, ForeignError, ForeignTable, Found
+from hotbed.table.state_dict import refuse_ambiguous_names
+from hotbed.tables import DTYPES
+
+__all__ = ["file_name", "fill", "shapes_of", "tables_in", "widened"]
+
+
+def tables_in(checkpoint: str) -> Found:
+    """The tables of a checkpoint, while it is `opened`.
+
+    Raises:
+        CheckpointError: it is damaged.
+    """
+
+    def table(about: dict[str, Any]) -> ForeignTable:
+        name, dim, dtype = about["table"], about["dim"], getattr(torch, about["dtype"], None)
+        if dtype not in DTYPES:
+            raise ForeignError(
+                f"Table {name!r} is {about['dtype']}, which rows of a table cannot be."
+            )
+
+        def chunks() -> Chunks:
+            there = 0
+            for chunk in read(checkpoint, name):
+                if chunk.steps is not None and bool((chunk.steps != about["steps"]).any()):
+                    raise ForeignError(
+                        f"Table {name!r} has rows that are behind its optimizer. Load the checkpoint into "
+                        "its model without one, and save that again."
+                    )
+                ids, rows = chunk.ids, about["rows"]
+                if chunk.weights.dtype != dtype or (
+                    rows and bool(((ids < 0) | (ids >= rows)).any())
+                ):
+                    raise ForeignError(
+                        f"Table {name!r} has rows that are none of it; hotbed checkpoint verify tells more."
+                    )
+                there += len(ids)
+                yield ids, chunk.weights
+            if not there:
+                yield torch.empty(0, dtype=torch.int64), torch.empty(0, dim, dtype=dtype)
+
+        return ForeignTable(name, about["rows"], about["saved_rows"], dim, dtype, chunks)
+
+    return Found([table(about) for about in contents(checkpoint)["tables"]], {})
+
+
+def widened(tables: Iterable[ForeignTable]) -> list[ForeignTable]:
+    """Tables without bfloat16, whose numbers are float32's, too."""
+
+    def wide(table: ForeignTable) -> ForeignTable:
+        if table.dtype != torch.bfloat16:
+            return table
+        chunks = table.chunks
+        floats = lambda: ((ids, weights.float()) for ids, weights in chunks())  # noqa: E731
+        return table._replace(dtype=torch.float32, chunks=floats)
+
+    return [wide(table) for table in tables]
+
+
+def shapes_of(tables: Sequence[ForeignTable]) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+    """The tensors of tables as a ``state_dict`` has them: ``NAME`` (rows, dim), by id if the table is static;
+    of a dynamic one beside it ``NAME.ids`` (rows,).
+
+    Raises:
+        ForeignError: a static table lacks rows.
+        TableError: a table is named as a part of another.
+    """
+    refuse_ambiguous_names({table.name for table in tables})
+    shapes: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
+    for table in tables:
+        if table.rows is None:
+            shapes[f"{table.name}.ids"] = torch.int64, (table.stored,)
+        elif table.stored < table.rows:
+            raise _lacking(table, table.rows - table.stored)
+        shapes[table.name] = table.dtype, (table.stored, table.dim)
+    return shapes
+
+
+def fill(tables: Sequence[ForeignTable], tensors: Mapping[str, Tensor]) -> None:
+    """Writes tables into tensors of the names and shapes of `shapes_of`.
+
+    Raises:
+        ForeignError: a static table lacks rows.
+    """
+    for table in tables:
+        weights, at = tensors[table.name], 0
+        there = torch.zeros(len(weights) if table.rows is not None else 0, dtype=torch.bool)
+        for ids, rows in table.chunks():
+            if table.rows is None:
+                tensors[f"{table.name}.ids"][at : at + len(ids)] = ids
+                weights[at : at + len(ids)] = rows
+            else:
+                weights[ids], there[ids] = rows, True
+            at += len(ids)
+        if missing := int((~there).sum()):
+            raise _lacking(table, missing)
+
+
+def _lacking(table: ForeignTable, missing: int) -> ForeignError:
+    return ForeignError(
+        f"Table {table.name!r} lacks {missing:,} of its {table.rows:,} rows: no batch has touched them, and "
+        "only its model knows their first values. --format parquet writes those that are there."
+    )
+
+
+def file_name(table: str, ending: str) -> str:
+    """The name of a table's file.
+
+    Raises:
+        ForeignError: no file can have it.
+    """
+    name = table + ending
+    if "/" in name or name.startswith(".") or len(os.fsencode(name)) > _LONGEST_NAME:
+        raise ForeignError(f"Table {table!r} cannot name a file. --rename OLD=NEW helps.")
+    return name
+
+
+_LONGEST_NAME = 255

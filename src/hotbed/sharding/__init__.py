@@ -1,0 +1,35 @@
+"""How a table is cut into shards, one for each rank: the kinds, as values that know no table.
+
+A kind says which rows and columns a rank keeps and which rank keeps an id. One that does not name its
+ranks yet (``TableWise()``, ``ColumnWise()``) is a wish, which `hotbed.plan` fulfils.
+"""
+
+from hotbed.sharding.keepers import hashed_keeper, modulo_keeper
+from hotbed.sharding.kind import Extent, Kept, Shape, Sharding
+from hotbed.sharding.kinds import (
+    KINDS,
+    MOST_RANKS,
+    ColumnWise,
+    Replicated,
+    RowWise,
+    TableWise,
+    even_widths,
+    sharding_of,
+)
+
+__all__ = [
+    "KINDS",
+    "MOST_RANKS",
+    "ColumnWise",
+    "Extent",
+    "Kept",
+    "Replicated",
+    "RowWise",
+    "Shape",
+    "Sharding",
+    "TableWise",
+    "even_widths",
+    "hashed_keeper",
+    "modulo_keeper",
+    "sharding_of",
+]

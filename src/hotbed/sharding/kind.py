@@ -1,0 +1,88 @@
+"""What a kind of sharding must answer.
+
+Shapes: n ids.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable
+from typing import ClassVar, NamedTuple, Protocol
+
+from torch import Tensor
+
+__all__ = ["Extent", "Kept", "Shape", "Sharding"]
+
+
+class Shape(Protocol):
+    """What of a table a kind must know; a `Table` has it."""
+
+    @property
+    def rows(self) -> int | None: ...
+
+    @property
+    def dim(self) -> int: ...
+
+
+class Extent(NamedTuple):
+    """Each of `ranks` keeps so many rows of so many columns."""
+
+    ranks: range
+    rows: int
+    columns: int
+
+
+class Kept(NamedTuple):
+    """What one rank keeps: ids ``first``, ``first + stride``, ..., columns from ``begin`` to before
+    ``end``. Of a dynamic table the ids for which `owns` is true; None: all."""
+
+    begin: int
+    end: int
+    first: int = 0
+    stride: int = 1
+    owns: Callable[[Tensor], Tensor] | None = None
+
+
+class Sharding(abc.ABC):
+    """A way to cut a table among ranks."""
+
+    name: ClassVar[str]
+    """What files and tables call it."""
+
+    __slots__ = ()
+
+    @property
+    def placed(self) -> bool:
+        """Whether it says which ranks keep something."""
+        return True
+
+    def slices(self, table: Shape, wanted: int, world_size: int) -> int:
+        """In how many slices of columns a plan is to place one without ranks; `wanted`: by its threshold."""
+        return 1
+
+    def settled(self, table: Shape) -> Sharding:
+        """The same with everything said that depends on the table, so that equal cuts are equal values.
+        For a table of which `fault` finds none."""
+        return self
+
+    @abc.abstractmethod
+    def fault(self, table: Shape, world_size: int) -> str:
+        """Why it cannot be; empty if it can."""
+
+    @abc.abstractmethod
+    def extents(self, table: Shape, rows: int, world_size: int) -> list[Extent]:
+        """How much each rank keeps of `rows` rows; ranks that keep nothing may be left out."""
+
+    @abc.abstractmethod
+    def kept(self, table: Shape, rank: int, world_size: int) -> Kept | None:
+        """What `rank` keeps; None: nothing."""
+
+    @abc.abstractmethod
+    def keeper_of(
+        self, table: Shape, ids: Tensor, world_size: int, column: int = 0, requester: int = 0
+    ) -> Tensor:
+        """(n,) int64: the rank that `requester` asks for a column of the rows of (n,) int64 ids."""
+
+    @abc.abstractmethod
+    def described(self, table: Shape) -> tuple[str, str]:
+        """(how it is cut, which ranks keep it), for people."""

@@ -1,0 +1,308 @@
+"""The kinds: replicated, by table, by row, by column.
+
+Shapes: n ids.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import itertools
+import operator
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from hotbed.errors import PlanError
+from hotbed.sharding.keepers import Owned, hashed_keeper, modulo_keeper
+from hotbed.sharding.kind import Extent, Kept, Shape, Sharding
+
+__all__ = [
+    "KINDS",
+    "MOST_RANKS",
+    "ColumnWise",
+    "Replicated",
+    "RowWise",
+    "TableWise",
+    "even_widths",
+    "sharding_of",
+]
+
+MOST_RANKS = 1 << 20
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Replicated(Sharding):
+    """Every rank keeps the whole table, and gradients are summed over all ranks."""
+
+    name: ClassVar[str] = "replicated"
+
+    def fault(self, table: Shape, world_size: int) -> str:
+        return ""
+
+    def extents(self, table: Shape, rows: int, world_size: int) -> list[Extent]:
+        return [Extent(range(world_size), rows, table.dim)]
+
+    def kept(self, table: Shape, rank: int, world_size: int) -> Kept | None:
+        return Kept(0, table.dim)
+
+    def keeper_of(
+        self, table: Shape, ids: Tensor, world_size: int, column: int = 0, requester: int = 0
+    ) -> Tensor:
+        return torch.full_like(ids, requester)
+
+    def described(self, table: Shape) -> tuple[str, str]:
+        return "replicated", "all"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class TableWise(Sharding):
+    """One rank keeps the whole table.
+
+    Raises:
+        PlanError: `keeper` is no rank.
+    """
+
+    keeper: int | None = None
+    """None: whichever the plan chooses."""
+
+    name: ClassVar[str] = "table"
+
+    def __post_init__(self) -> None:
+        if self.keeper is not None:
+            object.__setattr__(self, "keeper", _rank(self, self.keeper))
+
+    @property
+    def placed(self) -> bool:
+        return self.keeper is not None
+
+    def fault(self, table: Shape, world_size: int) -> str:
+        return _no_rank(-1 if self.keeper is None else self.keeper, world_size)
+
+    def extents(self, table: Shape, rows: int, world_size: int) -> list[Extent]:
+        assert self.keeper is not None
+        return [Extent(range(self.keeper, self.keeper + 1), rows, table.dim)]
+
+    def kept(self, table: Shape, rank: int, world_size: int) -> Kept | None:
+        return Kept(0, table.dim) if rank == self.keeper else None
+
+    def keeper_of(
+        self, table: Shape, ids: Tensor, world_size: int, column: int = 0, requester: int = 0
+    ) -> Tensor:
+        assert self.keeper is not None
+        return torch.full_like(ids, self.keeper)
+
+    def described(self, table: Shape) -> tuple[str, str]:
+        return "table", str(self.keeper)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RowWise(Sharding):
+    """Every rank keeps some rows. Of a static table rank r keeps the ids with ``id % n == r``, as its own
+    rows ``id // n``; of a dynamic one those that `hashed_keeper` gives it.
+
+    Raises:
+        PlanError: there is no such placement.
+    """
+
+    placement: str | None = None
+    """``"modulo"`` places a dynamic table by ``id % n``, never negative, too, as SparseOperationKit
+    does: ids that share a factor with n then crowd on few ranks. ``"hash"`` or None: by hash."""
+
+    name: ClassVar[str] = "row"
+
+    def __post_init__(self) -> None:
+        if self.placement not in (None, "hash", "modulo"):
+            raise PlanError(
+                f'RowWise: placement must be "hash", "modulo" or None, not {self.placement!r}.'
+            )
+
+    def settled(self, table: Shape) -> Sharding:
+        return RowWise("hash" if self._keeper(table) is hashed_keeper else "modulo")
+
+    def fault(self, table: Shape, world_size: int) -> str:
+        if self.placement == "hash" and table.rows is not None:
+            return "RowWise('hash') is for dynamic tables; leave the placement of a static one out"
+        return ""
+
+    def extents(self, table: Shape, rows: int, world_size: int) -> list[Extent]:
+        each, more = divmod(rows, world_size)
+        return [
+            Extent(range(more), each + 1, table.dim),
+            Extent(range(more, world_size), each, table.dim),
+        ]
+
+    def kept(self, table: Shape, rank: int, world_size: int) -> Kept | None:
+        if table.rows is not None:
+            return Kept(0, table.dim, rank, world_size)
+        return Kept(0, table.dim, owns=Owned(self._keeper(table), rank, world_size))
+
+    def keeper_of(
+        self, table: Shape, ids: Tensor, world_size: int, column: int = 0, requester: int = 0
+    ) -> Tensor:
+        return self._keeper(table)(ids, world_size)
+
+    def _keeper(self, table: Shape) -> Callable[[Tensor, int], Tensor]:
+        hashed = table.rows is None and self.placement != "modulo"
+        return hashed_keeper if hashed else modulo_keeper
+
+    def described(self, table: Shape) -> tuple[str, str]:
+        hashed = self._keeper(table) is hashed_keeper
+        return "row", "all, hash" if hashed else "all, id % n"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ColumnWise(Sharding):
+    """Several ranks keep some columns of all rows each.
+
+    >>> hb.dist.ColumnWise((0, 3))              # rank 0 keeps the first half of the columns
+    >>> hb.dist.ColumnWise((3, 0), (48, 16))    # rank 3 keeps columns 0 to 47, rank 0 columns 48 to 63
+
+    Raises:
+        PlanError: a rank comes twice; widths that fit no columns.
+    """
+
+    keepers: tuple[int, ...] | None = None
+    """Ranks, in the order of their columns. None: whichever the plan chooses."""
+
+    widths: tuple[int, ...] | None = None
+    """Columns of each keeper. None: as many each, one more for the first where they do not divide."""
+
+    name: ClassVar[str] = "column"
+
+    def __post_init__(self) -> None:
+        if self.keepers is None:
+            if self.widths is not None:
+                raise PlanError(
+                    f"ColumnWise: widths={self.widths!r} need keepers, a rank for each."
+                )
+            return
+        keepers = tuple(_rank(self, keeper) for keeper in _items(self, "keepers", self.keepers))
+        if not keepers or len(set(keepers)) < len(keepers):
+            raise PlanError(
+                f"ColumnWise: keepers={self.keepers!r} must be distinct ranks; where one keeps several "
+                "slices, add their widths up."
+            )
+        object.__setattr__(self, "keepers", keepers)
+        if self.widths is not None:
+            given = _items(self, "widths", self.widths)
+            widths = [_integer(width) for width in given]
+            if len(widths) != len(keepers) or any(width is None or width < 1 for width in widths):
+                raise PlanError(
+                    f"ColumnWise: widths={self.widths!r} must be {len(keepers)} positive numbers, one "
+                    "for each keeper."
+                )
+            object.__setattr__(self, "widths", tuple(widths))
+
+    @property
+    def placed(self) -> bool:
+        return self.keepers is not None
+
+    def slices(self, table: Shape, wanted: int, world_size: int) -> int:
+        return wanted if wanted > 1 else min(world_size, table.dim)
+
+    def settled(self, table: Shape) -> Sharding:
+        return ColumnWise(self.keepers, self._widths(table))
+
+    def fault(self, table: Shape, world_size: int) -> str:
+        for keeper in self.keepers or (-1,):
+            if fault := _no_rank(keeper, world_size):
+                return fault
+        keepers = len(self.keepers or ())
+        if keepers > table.dim:
+            return f"{keepers} ranks are to keep columns, and it has {table.dim}"
+        if self.widths is not None and sum(self.widths) != table.dim:
+            return f"widths {self.widths} have {sum(self.widths)} columns, and it has {table.dim}"
+        return ""
+
+    def extents(self, table: Shape, rows: int, world_size: int) -> list[Extent]:
+        begins = self._begins(table)
+        return [
+            Extent(range(keeper, keeper + 1), rows, end - begin)
+            for keeper, begin, end in zip(self._ranks(), begins, begins[1:], strict=False)
+        ]
+
+    def kept(self, table: Shape, rank: int, world_size: int) -> Kept | None:
+        if rank not in self._ranks():
+            return None
+        at, begins = self._ranks().index(rank), self._begins(table)
+        return Kept(begins[at], begins[at + 1])
+
+    def keeper_of(
+        self, table: Shape, ids: Tensor, world_size: int, column: int = 0, requester: int = 0
+    ) -> Tensor:
+        at = bisect.bisect_right(self._begins(table), column) - 1
+        return torch.full_like(ids, self._ranks()[at])
+
+    def described(self, table: Shape) -> tuple[str, str]:
+        shown = [str(keeper) for keeper in self._ranks()[:8]]
+        more = len(self._ranks()) - len(shown)
+        return "column", ", ".join(shown) + (f" and {more:,} more" if more else "")
+
+    def _ranks(self) -> tuple[int, ...]:
+        assert self.keepers is not None
+        return self.keepers
+
+    def _begins(self, table: Shape) -> list[int]:
+        """The first column of each keeper, and the number of columns."""
+        return [0, *itertools.accumulate(self._widths(table))]
+
+    def _widths(self, table: Shape) -> tuple[int, ...]:
+        return self.widths or even_widths(table.dim, len(self._ranks()))
+
+
+KINDS: dict[str, type[Sharding]] = {
+    kind.name: kind for kind in (Replicated, TableWise, RowWise, ColumnWise)
+}
+
+
+def sharding_of(given: Any) -> Sharding:
+    """A kind, or what its name is short for.
+
+    Raises:
+        PlanError: it is neither.
+    """
+    if isinstance(given, Sharding):
+        return given
+    if isinstance(given, str) and given in KINDS:
+        return KINDS[given]()
+    names = ", ".join(repr(name) for name in KINDS)
+    raise PlanError(f"A sharding is a kind of hotbed.dist or one of {names}, not {given!r}.")
+
+
+def even_widths(dim: int, slices: int) -> tuple[int, ...]:
+    """`dim` columns in so many slices; the first are one wider where they do not divide."""
+    each, more = divmod(dim, slices)
+    return (each + 1,) * more + (each,) * (slices - more)
+
+
+def _no_rank(keeper: int, world_size: int) -> str:
+    if 0 <= keeper < world_size:
+        return ""
+    if keeper < 0:
+        return "no rank is named to keep it"
+    return f"rank {keeper} is outside [0, {world_size})"
+
+
+def _rank(kind: Sharding, given: Any) -> int:
+    rank = _integer(given)
+    if rank is None or not 0 <= rank < MOST_RANKS:
+        raise PlanError(
+            f"{type(kind).__name__}: a rank is a number from 0 to {MOST_RANKS - 1:,}, not {given!r}."
+        )
+    return rank
+
+
+def _items(kind: Sharding, name: str, given: Any) -> list[Any]:
+    if isinstance(given, (tuple, list)):
+        return list(given)
+    raise PlanError(f"{type(kind).__name__}: {name} must be several numbers, not {given!r}.")
+
+
+def _integer(value: Any) -> int | None:
+    try:
+        return None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        return None

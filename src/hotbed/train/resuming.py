@@ -1,0 +1,126 @@
+"""The checkpoints of `hotbed train`: a run that goes on, and one that begins with what another has left."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from torch import nn
+
+from hotbed.checkpoint import Saved, load
+from hotbed.checkpoint.folder import complete_in, opened
+from hotbed.checkpoint.manifest import read_manifest
+from hotbed.checkpoint.models import description_of
+from hotbed.checkpoint.values import decoded
+from hotbed.data.position import Position
+from hotbed.train.checkpoints import Checkpoints
+from hotbed.train.settings import SettingsError, TrainSettings
+
+__all__ = ["RunCheckpoints", "begin_from"]
+
+
+class RunCheckpoints(Checkpoints):
+    """The checkpoints of a run."""
+
+    def __init__(
+        self, settings: TrainSettings, samples: int, optimizer: Any, position: Position
+    ) -> None:
+        assert settings.checkpoint is not None
+        self.same = _SameRun(settings, samples)
+        super().__init__(
+            settings.checkpoint,
+            optimizer,
+            position,
+            every=settings.every,
+            keep=settings.keep,
+            beside=[self.same],
+        )
+        self.settings = settings
+        self.at = -1
+        """The step of the latest."""
+
+    def begin(self, model: nn.Module) -> None:
+        """Goes on with the run that is there, or saves the beginning of a new one.
+
+        Raises:
+            SettingsError: there is one, and it is not to go on; or it is another.
+        """
+        self.on_start(model)
+        if not complete_in(str(self.path)):
+            self.save()
+        elif self.settings.resume:
+            self.same.check(str(self.path))
+            load(self.path, model, self.optimizer, loader=[self.position, *self.beside])
+            self.at = self.position.steps
+        else:
+            raise SettingsError(
+                f"--checkpoint {self.path} holds checkpoints of a run. Go on with it by --resume, or name "
+                "another folder."
+            )
+
+    def save(self) -> Saved:
+        saved = super().save()
+        self.at = saved.step
+        return saved
+
+
+class _SameRun:
+    """What must not change when a run goes on, or it would not be the same."""
+
+    NAMES = (
+        *("data", "from_", "model", "dim", "optimizer", "lr", "batch_size", "test_fraction"),
+        *("shuffle", "on_error", "seed"),
+    )
+
+    def __init__(self, settings: TrainSettings, samples: int) -> None:
+        self.settings, self.samples = settings, samples
+
+    def state_dict(self) -> dict[str, Any]:
+        state = {name: getattr(self.settings, name) for name in self.NAMES}
+        state["data"] = [os.path.realpath(path) for path in self.settings.data]
+        return {**state, "samples": self.samples}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Nothing: it was checked before anything was read."""
+
+    def check(self, path: str) -> None:
+        """Raises SettingsError where the latest checkpoint there is of another run."""
+        with opened(path) as folder:
+            loaders = read_manifest(folder)["values"]["loaders"]
+        if len(loaders) != 2:
+            raise SettingsError(
+                f"--checkpoint {path} holds no checkpoints of a run of `hotbed train`. Name another folder."
+            )
+        saved, now = decoded(loaders[1], {}), self.state_dict()
+        for name in now:
+            if saved.get(name) != now[name]:
+                option = "samples in --data" if name == "samples" else f"--{name.rstrip('_')}"
+                was, own = (
+                    " ".join(v) if name == "data" else v for v in (saved.get(name), now[name])
+                )
+                raise SettingsError(
+                    f"--resume: the run in {path} has {option.replace('_', '-')} {was}, and now it is {own}. "
+                    "Give it as it was, or begin a new run in another folder."
+                )
+
+
+def begin_from(path: str, model: nn.Module, optimizer: Any, lr: float, position: Position) -> str:
+    """Reads rows, states and steps that an earlier run has left; the rest is this run's. Returns what is to
+    be told."""
+    with opened(path) as folder:
+        left, own = read_manifest(folder).get("model"), description_of(model)
+    if left and own:
+        for option, before, now in (
+            ("model", left["name"], own["name"]),
+            ("dim", left["arguments"]["dim"], own["arguments"]["dim"]),
+        ):
+            if before != now:
+                raise SettingsError(
+                    f"--from {path} has --{option} {before}, and now it is {now}. Give it as it was."
+                )
+    position.steps = load(path, model, optimizer).step
+    rates = {group["lr"] for group in optimizer.param_groups} - {lr}
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+    was = ", ".join(f"{rate:g}" for rate in sorted(rates))
+    return was and f"--lr is {lr:g} from here on; the model in --from {path} had {was}."

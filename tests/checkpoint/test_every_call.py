@@ -1,0 +1,101 @@
+"""A save that is killed, or fails, at any call of the file system leaves a checkpoint that is whole."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from disk_calls import BROKEN, FULL, at_call, die
+from small_models import made, train
+from whole_checkpoints import check_goes_on, names_in
+
+import hotbed as hb
+from hotbed.checkpoint import rows
+
+MOST_CALLS = 200
+
+
+@pytest.fixture(autouse=True, scope="module")
+def a_file_for_each_table() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rows, "FILE_BYTES", 1)
+        yield
+
+
+def killed_at_every_call(folder: Path) -> None:
+    """In `folder` / N a second save, which removes the first, was killed at its call N."""
+    rows.FILE_BYTES = 1
+    model, optimizer = made("memory", folder, "Adam")
+    train(model, optimizer, range(1))
+    hb.save(folder / "first", model, optimizer, step=1)
+    train(model, optimizer, range(1, 2))
+    for number in range(1, MOST_CALLS):
+        run = shutil.copytree(folder / "first", folder / str(number))
+        child = os.fork()
+        if not child:
+            with at_call(number, die):
+                hb.save(run, model, optimizer, step=2, keep=1)
+            os._exit(0)
+        if os.waitpid(child, 0)[1] == 0:
+            return
+
+
+@pytest.mark.process
+def test_a_process_killed_at_any_call_leaves_a_complete_checkpoint(quick_folder: Path) -> None:
+    here = str(Path(__file__).parent)
+    code = "import sys; sys.path[:0] = sys.argv[2:]; from pathlib import Path; import test_every_call as t"
+    run = f"{code}; t.killed_at_every_call(Path(sys.argv[1]))"
+    subprocess.run(
+        [sys.executable, "-c", run, str(quick_folder), here, str(Path(here).parent)], check=True
+    )
+    shutil.rmtree(quick_folder / "first")
+    steps = []
+    for path in sorted(quick_folder.iterdir(), key=lambda path: int(path.name)):
+        steps.append(check_goes_on(path))
+        model, optimizer = made("memory", quick_folder, "Adam")
+        hb.save(path, model, optimizer, step=3, keep=1)
+        assert names_in(path) == ["step-000000000003"]
+    assert 40 < len(steps) < MOST_CALLS - 1
+    assert set(steps) == {1, 2} and steps == sorted(steps)
+
+
+@pytest.mark.parametrize("then_too", [False, True], ids=["once", "from then on"])
+@pytest.mark.parametrize("fail", [FULL, BROKEN], ids=["full", "broken"])
+def test_a_disk_that_fails_at_any_call_leaves_what_was_there(
+    quick_folder: Path, fail: Callable[[], Any], then_too: bool
+) -> None:
+    model, optimizer = made("memory", quick_folder, "Adam")
+    train(model, optimizer, range(1))
+    hb.save(quick_folder / "first", model, optimizer, step=1)
+    losses = train(model, optimizer, range(1, 3))
+    told = []
+    for number in range(1, MOST_CALLS):
+        run = shutil.copytree(quick_folder / "first", quick_folder / "run")
+        model, optimizer = made("memory", quick_folder, "Adam")
+        hb.load(run, model, optimizer)
+        assert train(model, optimizer, range(1, 2)) == losses[:1]
+        with at_call(number, fail, then_too=then_too) as calls:
+            try:
+                hb.save(run, model, optimizer, step=2, keep=1)
+            except OSError as error:
+                told.append(str(error))
+                raised = True
+            else:
+                raised = False
+        step = check_goes_on(run)
+        assert step == 2 if not raised else step == 1 or then_too
+        if raised and not then_too:
+            assert names_in(run) == ["step-000000000001"]
+        assert train(model, optimizer, range(2, 3)) == losses[1:]
+        hb.save(run, model, optimizer, step=3, keep=1)
+        assert names_in(run) == ["step-000000000003"] and check_goes_on(run) == 3
+        shutil.rmtree(run)
+        if len(calls) < number:
+            break
+    assert 20 < len(told) and 40 < number < MOST_CALLS - 1

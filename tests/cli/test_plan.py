@@ -1,0 +1,116 @@
+"""`hotbed plan`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from command_line import run
+
+import hotbed as hb
+from hotbed.dist import Plan, RowWise, TableWise
+
+TABLES = """
+[tables.item]
+rows = 10_000_000
+dim = 64
+dtype = "bfloat16"
+
+[tables.city]
+rows = 300
+dim = 8
+sharding = "table"
+
+[tables.user]
+dim = 32
+expected_rows = 1_000_000
+"""
+
+
+def test_tables_of_a_file(tmp_path: Path) -> None:
+    file, written = tmp_path / "tables.toml", tmp_path / "plan.toml"
+    file.write_text(TABLES)
+    result = run("plan", "--tables", file, "--world-size", 4, "--memory", "1GB", "--write", written)
+    assert result.exit_code == 0, result.output
+    assert "3 tables on 4 ranks" in result.stdout and "~1,000,000" in result.stdout
+    made = [
+        hb.Table("user", 32),
+        hb.Table("item", 64, 10_000_000, dtype=torch.bfloat16),
+        hb.Table("city", 8, 300),
+    ]
+    plan = Plan.read(written, made)
+    assert plan.shardings["item"] == RowWise("modulo") and plan.shardings["user"] == RowWise("hash")
+    assert isinstance(plan.shardings["city"], TableWise)
+
+
+@pytest.mark.parametrize("model", ["dlrm", "wide-deep"])
+def test_models_on_click_logs(model: str) -> None:
+    result = run("plan", "--model", model, "--expected-rows", "C1=5_000", "--expected-rows", "70")
+    assert result.exit_code == 0, result.output
+    assert "~5,000" in result.stdout and "~70" in result.stdout and "C26" in result.stdout
+    result = run("plan", "--model", model)
+    assert "Nobody said how many rows to expect of C1, C2, C3" in result.stdout
+
+
+def test_a_checkpoint_says_rows_and_optimizer(tmp_path: Path) -> None:
+    model = hb.models.DLRM([hb.Table("user", 16), hb.Table("item", 16, 5000)])
+    optimizer = hb.optim.Adam(model.parameters())
+    batch = {"dense": torch.rand(4, 13), "user": torch.arange(4), "item": torch.arange(4)}
+    model(batch).sum().backward()
+    optimizer.step()
+    hb.save(tmp_path / "runs", model, optimizer, step=1)
+    result = run("plan", tmp_path / "runs", "--world-size", 2, "--memory", "10MB")
+    assert result.exit_code == 0, result.output
+    words = result.stdout.split()
+    assert "user" in words and "~4" in words and "1.9" in words  # 5,000 x 16 x 3 x 4 bytes, twice
+
+
+def test_the_remedies_are_told(tmp_path: Path) -> None:
+    file = tmp_path / "tables.toml"
+    file.write_text(TABLES)
+    usual = ("plan", "--tables", file, "--world-size", 2, "--optimizer", "adagrad")
+    result = run(*usual, "--host", "1GB")
+    assert result.exit_code == 2 and not result.stdout
+    assert "It would fit with any of these, the cheapest first: (1) the optimizer" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ((), "Name the tables to plan by one of DIR, --tables FILE or --model NAME."),
+        (("runs", "--model", "dlrm"), "by one of DIR"),
+        (("--model", "dlrmm"), "--model is 'dlrmm'; it must be one of dlrm, wide-deep."),
+        (("--model", "dlrm", "--world-size", 0), "world_size must be a number from 1"),
+        (("--model", "dlrm", "--strategy", "bsic"), "Did you mean 'basic'?"),
+        (("--model", "dlrm", "--expected-rows", "C1=many"), "give a number of rows"),
+        (("--model", "dlrm", "--expected-rows", "X=3"), "'X' is no dynamic table"),
+        (("--model", "dlrm", "--memory", "much"), "A size is a number of bytes"),
+        (("--tables", "none.toml"), "--tables none.toml: No such file"),
+        (("none",), "none"),
+    ],
+)
+def test_what_is_wrong_is_told_in_one_sentence(arguments: tuple[object, ...], told: str) -> None:
+    result = run("plan", *arguments)
+    assert result.exit_code == 2 and told in result.stderr and "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "has no [tables.NAME]"),
+        ("tables = 3", "has no [tables.NAME]"),
+        ("[tables.T]\nrows = 3", "table 'T': dim is missing"),
+        ("[tables.T]\ndim = 3\nrow = 3", "table 'T': unknown key 'row'"),
+        ("[tables.T]\ndim = 0", "Table 'T': dim must be"),
+        ("[tables.T]\ndim = 3\ndtype = 'int3'", "Table 'T': dtype must be"),
+        ("[tables.T]\ndim = 3\nsharding = 'rows'", "Table 'T': A sharding is"),
+        ("[tables.T]\ndim = 3\nexpected_rows = 'many'", "'T' cannot have 'many' rows"),
+        ("[tables", "is not TOML"),
+    ],
+)
+def test_a_wrong_file_of_tables_is_told(tmp_path: Path, text: str, told: str) -> None:
+    file = tmp_path / "tables.toml"
+    file.write_text(text)
+    result = run("plan", "--tables", file)
+    assert result.exit_code == 2 and told in " ".join(result.stderr.split()), result.output

@@ -1,0 +1,76 @@
+"""What one rank cannot do, none does."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from dist.test_sharded import batch_of, collection, loss_of, plan_of
+from dist.worlds import run
+
+import hotbed as hb
+from hotbed.dist.distribute import shard_tables
+from hotbed.dist.ranks import PeerError
+from hotbed.errors import NotFiniteError, OptimizerError
+
+
+def values_of(model: hb.EmbeddingCollection) -> list[torch.Tensor]:
+    users = torch.arange(-25, 95) * 2**33
+    ids = {"item": torch.arange(61), "word": torch.arange(61), "user": users}
+    return [model.lookup(name, some) for name, some in ids.items()]
+
+
+def faults(rank: int, world: int) -> None:
+    model = collection()
+    shard_tables(model, plan_of(model, "mixed", world))
+    optimizer = hb.optim.Adam(model.parameters(), lr=0.1)
+    batch = batch_of(rank, slice(0, 4))
+    loss_of(model(batch), 1).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    before = values_of(model)
+
+    # A wrong id.
+    wrong = {**batch, "item": torch.full((4, 2), 61)} if rank == 0 else batch
+    if rank == 0:
+        with pytest.raises(hb.IdError, match="'item'.* 61 is outside"):
+            model(wrong)
+    else:
+        with pytest.raises(PeerError, match="Rank 0 could not go on: IdError: .*61 is outside"):
+            model(wrong)
+
+    # A gradient that is not finite, of rows that another rank keeps.
+    scale = float("nan") if rank == 0 else 1.0
+    loss_of(model(batch), scale).backward()
+    with pytest.raises((NotFiniteError, PeerError), match="gradient is NaN or infinite"):
+        optimizer.step()
+    optimizer.zero_grad()
+    assert all(map(torch.equal, values_of(model), before))
+
+    # Another mode.
+    model.train(rank != 0)
+    with pytest.raises(PeerError, match="in another mode than rank"):
+        model(batch)
+    model.train()
+
+    # Another thing.
+    with pytest.raises(PeerError, match="Rank . is at a (step|lookup)"):
+        model(batch) if rank else optimizer.step()
+    optimizer.zero_grad()
+    assert all(map(torch.equal, values_of(model), before))
+
+    # A rank without a loss takes the step of the others.
+    vectors = model(batch)
+    if rank:
+        loss_of(vectors, 1).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    assert not all(map(torch.equal, values_of(model), before))
+    steps = [float(model.table(name).rule.steps) for name in model.tables]
+    assert steps == [2.0, 2.0, 2.0]
+    with pytest.raises(OptimizerError, match="Distribute the model first"):
+        shard_tables(model, plan_of(collection(), "row", world))
+
+
+@pytest.mark.process
+def test_faults_of_one_rank_are_told_on_all() -> None:
+    run(2, faults)
