@@ -154,7 +154,7 @@ def test_from_pretrained() -> None:
     [
         ({"max_norm": 1.0}, "max_norm=1.0 cannot be honoured"),
         ({"scale_grad_by_freq": True}, "scale_grad_by_freq"),
-        ({"device": "meta"}, "device='meta' cannot be honoured"),
+        ({"device": "mps"}, "device='mps' cannot be honoured"),
         ({"dtype": torch.int64}, "dtype must be one of"),
         ({"padding_idx": ROWS}, r"padding_idx 12 is outside \[-12, 12\)"),
         ({"padding_idx": -ROWS - 1}, "outside"),

@@ -234,7 +234,7 @@ def test_ids_behind_the_last_offset_are_torchs_or_refused(
         ({"max_norm": 1.0}, "max_norm=1.0"),
         ({"scale_grad_by_freq": True}, "scale_grad_by_freq"),
         ({"mode": "median"}, "mode must be"),
-        ({"device": "meta"}, "device='meta'"),
+        ({"device": "mps"}, "device='mps'"),
         ({"padding_idx": ROWS}, "outside"),
         ({"_weight": torch.zeros(2, 2)}, "_weight has shape"),
     ],

@@ -87,7 +87,7 @@ def is_there(name: str) -> bool:
 
 
 def test_what_is_prescribed_is_there() -> None:
-    assert is_there("optim.Adam") and is_there("ops.codec") and not is_there("distribute")
+    assert is_there("optim.Adam") and is_there("ops.codec") and not is_there("colocate")
     said = [(path, text) for path in SOURCES for _, text in texts(path.read_text(encoding="utf-8"))]
     said += [(path, path.read_text(encoding="utf-8")) for path in PAGES]
     names = {(path.name, match[1]) for path, text in said for match in PUBLIC.finditer(text)}

@@ -16,8 +16,9 @@ from hotbed.places.moves import home_of
 from hotbed.resolve.on_host import HostBatch, HostLeft, check, core_batch
 from hotbed.step.on_host import HostPart, rows_of
 from hotbed.table.gradients import LeftRows
+from hotbed.table.home import Home
 from hotbed.table.live import LiveTable
-from hotbed.table.place import Call, Home, Place
+from hotbed.table.place import Call, Place
 from hotbed.table.records import Records
 from hotbed.tables import CORE_DTYPES, Table, TablePart, columns_of, ids_of
 from hotbed.tables import rows_of as every
@@ -221,6 +222,8 @@ class PartsLeft:
 
 class PartsPart:
     """Each part takes the step of its rows, also where there are none."""
+
+    takes_host = False
 
     def __init__(self, optimizer: Any) -> None:
         self._host = HostPart(optimizer)

@@ -13,7 +13,8 @@ import hotbed as hb
 from hotbed.errors import NotFiniteError, TableError
 from hotbed.resolve.on_host import check, core_batch
 from hotbed.table.gradients import LeftRows
-from hotbed.table.place import Call, Home, Place
+from hotbed.table.home import Home
+from hotbed.table.place import Call, Place
 from hotbed.table.records import Records
 from hotbed.table.resolved import Columns
 
@@ -134,6 +135,8 @@ class DictLeft(NamedTuple):
 
 class DictPart:
     """What tables in dicts do in a step of SGD."""
+
+    takes_host = False
 
     def __init__(self) -> None:
         self.steps: list[tuple[Any, Any, float, Tensor]] = []

@@ -6,7 +6,7 @@ from hotbed import checkpoint, data, dist, init, models, nn, optim, train
 from hotbed.ahead.lookahead import lookahead
 from hotbed.checkpoint import load, save
 from hotbed.collection import EmbeddingCollection, Rows
-from hotbed.dist import plan
+from hotbed.dist import distribute, plan
 from hotbed.embedding import Embedding
 from hotbed.embedding_bag import EmbeddingBag
 from hotbed.errors import (
@@ -48,6 +48,7 @@ __all__ = [
     "checkpoint",
     "data",
     "dist",
+    "distribute",
     "graphed",
     "init",
     "load",

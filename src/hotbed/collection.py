@@ -16,8 +16,8 @@ from hotbed.modules.owner import TableOwner
 from hotbed.ops.outside_graphs import outside_graphs
 from hotbed.places.moves import home_of, move, refuse_move
 from hotbed.storage import Storage
+from hotbed.table.home import refuse_mixed_places
 from hotbed.table.live import LiveTable
-from hotbed.table.place import refuse_mixed_places
 from hotbed.table.state_dict import refuse_ambiguous_names
 from hotbed.tables import Table
 from hotbed.tiers import hottest
@@ -201,8 +201,11 @@ class EmbeddingCollection(TableOwner):
 
     @outside_graphs
     def forward(self, inputs: Any) -> Any:
-        bags = self._read(inputs)
-        outputs: list[Any] = self._look_up(self._live, self._table_of, list(self.features), bags)
+        with self._live[0].place.ranks.telling("a lookup"):
+            bags = self._read(inputs)
+            outputs: list[Any] = self._look_up(
+                self._live, self._table_of, list(self.features), bags
+            )
         for f, bag in enumerate(bags):
             if bag.jagged and self._live[self._table_of[f]].spec.combiner == "none":
                 assert bag.offsets is not None
@@ -336,7 +339,8 @@ class EmbeddingCollection(TableOwner):
 
     def count(self, name: str | None = None) -> int:
         """Rows that a table holds, or all tables together."""
-        return sum(map(len, self._live)) if name is None else len(self.table(name))
+        tables = self._live if name is None else [self.table(name)]
+        return sum(table.place.count() for table in tables)
 
     def lookup(self, name: str, ids: Any) -> Tensor:
         """(n, dim) rows of (n,) ids (a tensor, an array, a list) as they are; absent ids read their first

@@ -41,6 +41,9 @@ def named_device(device: Any) -> torch.device | None:
         device = torch.device(device)
     except (RuntimeError, TypeError):
         raise TableError(f'device={device!r} names no device; give "cpu" or "cuda".') from None
+    there: torch.device = device
+    if there.type == "meta":
+        return there
     if device.type == "cpu":
         return device if has_kernels(device) else None
     if device.type != "cuda":

@@ -100,6 +100,10 @@ class Embedding(OneTable):
 
     @outside_graphs
     def forward(self, input: Any) -> Any:
+        with self._live.place.ranks.telling("a lookup"):
+            return self._forward(input)
+
+    def _forward(self, input: Any) -> Any:
         if is_array(input):
             input = id_tensor("Feature 'input'", input)
         single = isinstance(input, Tensor) and input.dim() == 0

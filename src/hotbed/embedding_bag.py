@@ -110,13 +110,14 @@ class EmbeddingBag(OneTable):
 
     @outside_graphs
     def forward(self, input: Any, offsets: Any = None, per_sample_weights: Any = None) -> Tensor:
-        bags = self._bags(input, offsets, per_sample_weights)
-        try:
-            return self._vectors(bags)
-        except InputError:  # nothing has changed
-            if offsets is None or not self.include_last_offset or not _ends_early(bags):
-                raise
-        return self._vectors(bags._replace(offsets=self._up_to_the_end(bags)))
+        with self._live.place.ranks.telling("a lookup"):
+            bags = self._bags(input, offsets, per_sample_weights)
+            try:
+                return self._vectors(bags)
+            except InputError:  # nothing has changed
+                if offsets is None or not self.include_last_offset or not _ends_early(bags):
+                    raise
+            return self._vectors(bags._replace(offsets=self._up_to_the_end(bags)))
 
     def _bags(self, input: Any, offsets: Any, weights: Any) -> Bags:
         compute = self._live.spec.compute_dtype

@@ -85,10 +85,11 @@ class Storage:
     host: int | str | None = None
     """RAM. Without ``device`` this is the tier that computes."""
 
-    ssd: str | os.PathLike[str] | None = None
+    ssd: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None
     """A directory for the rows that fit nowhere else; it is made if it does not exist, and locked
     while the collection lives. Relative to the working directory of now. Without it, all rows must fit
-    into the tiers above."""
+    into the tiers above. In a process group (``torch.distributed``) each process has a folder ``rank-<r>``
+    in it; of a list of directories, one for each drive, processes of a machine take them in turn."""
 
     reset: bool = False
     """Delete the logs that earlier runs left at ``ssd``, and nothing else there. Without it, a directory
@@ -110,7 +111,11 @@ class Storage:
                     raise StorageError(f"Storage({name}={size!r}): a budget must be above 0.")
                 object.__setattr__(self, name, bytes_)
         if self.ssd is not None:
-            object.__setattr__(self, "ssd", _directory(self.ssd))
+            several = isinstance(self.ssd, (list, tuple))
+            paths = tuple(map(_directory, self.ssd if several else [self.ssd]))  # type: ignore[arg-type]
+            if not paths:
+                raise StorageError("Storage(ssd=[]) names no directory; give one or more, or None.")
+            object.__setattr__(self, "ssd", paths if len(paths) > 1 else paths[0])
             if self.host is None:
                 raise StorageError(
                     "Storage(ssd=...) needs host=, the memory that its index and its hottest rows "

@@ -22,6 +22,7 @@ from hotbed.checkpoint.folder import finish, new_folder
 from hotbed.checkpoint.looking import differences, verified
 from hotbed.checkpoint.manifest import FORMAT, VERSION, read_manifest
 from hotbed.checkpoint.rows import write_rows
+from hotbed.checkpoint.rules import rule_of
 from hotbed.checkpoint.tables import entry_of
 from hotbed.checkpoint.tensors import write_tensors
 from hotbed.modules.owner import tables_of
@@ -79,7 +80,7 @@ def by_writers(folder: Path, models: Sequence[Any]) -> Path:
         for writer, model in enumerate(models):
             files += write_rows(path, tables_of(model), states=True, writer=writer)
         entries = {
-            stem: entry_of(table, states=True) for stem, table in tables_of(models[0]).items()
+            stem: entry_of(table, rule_of(table)) for stem, table in tables_of(models[0]).items()
         }
         values = {"model": {"dict": []}, "optimizers": [], "schedulers": [], "loaders": []}
         about = {"format": FORMAT, "version": VERSION, "step": 1, "base": None, "model": None}

@@ -8,8 +8,7 @@ from dist.test_sharded import batch_of, collection, loss_of, plan_of
 from dist.worlds import run
 
 import hotbed as hb
-from hotbed.dist.distribute import shard_tables
-from hotbed.dist.ranks import PeerError
+from hotbed.dist import PeerError
 from hotbed.errors import NotFiniteError, OptimizerError
 
 
@@ -21,7 +20,7 @@ def values_of(model: hb.EmbeddingCollection) -> list[torch.Tensor]:
 
 def faults(rank: int, world: int) -> None:
     model = collection()
-    shard_tables(model, plan_of(model, "mixed", world))
+    hb.distribute(model, plan_of(model, "mixed", world))
     optimizer = hb.optim.Adam(model.parameters(), lr=0.1)
     batch = batch_of(rank, slice(0, 4))
     loss_of(model(batch), 1).backward()
@@ -67,8 +66,13 @@ def faults(rank: int, world: int) -> None:
     assert not all(map(torch.equal, values_of(model), before))
     steps = [float(model.table(name).rule.steps) for name in model.tables]
     assert steps == [2.0, 2.0, 2.0]
+    late = collection()
+    kept = hb.optim.SGD(late.parameters(), lr=0.1)
     with pytest.raises(OptimizerError, match="Distribute the model first"):
-        shard_tables(model, plan_of(collection(), "row", world))
+        hb.distribute(late)
+    assert kept is late.table("item").optimizer
+    with pytest.raises(hb.TableError, match="distributed already"):
+        hb.distribute(model)
 
 
 @pytest.mark.process

@@ -217,7 +217,10 @@ HEAD = "version = 1\nworld_size = 4\n"
         (HEAD + "[tables.T]\nsharding = 'column'\nkeepers = [0,1]\nwidths = [3]", "2 positive"),
         (HEAD + "[tables.T]\nsharding = 'column'\nkeepers = [0,1]\nwidths = [3,0]", "2 positive"),
         (HEAD + "[tables.T]\nsharding = 'column'\nwidths = [3]", "need keepers"),
-        (HEAD + "[tables.T]\nsharding='row'\n[tables.X]\nsharding='row'", "'X', which the model has"),
+        (
+            HEAD + "[tables.T]\nsharding='row'\n[tables.X]\nsharding='row'",
+            "'X', which the model has",
+        ),
     ],
 )
 def test_a_wrong_file_is_told(tmp_path: Path, text: str, says: str) -> None:

@@ -30,9 +30,7 @@ shapes = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 15)), min_size=1,
 def columns_by_rank(
     shapes: list[tuple[int, int]], world_size: int, strategy: str, threshold: int | None = None
 ) -> list[dict[int, range]]:
-    plan = hb.plan(
-        tables(*shapes), world_size, strategy=strategy, column_slice_threshold=threshold
-    )
+    plan = hb.plan(tables(*shapes), world_size, strategy=strategy, column_slice_threshold=threshold)
     return kept_columns(plan)
 
 
@@ -100,7 +98,9 @@ def test_all_parallelism_modes(strategy: str) -> None:
         elif rows * dim >= 10_000_000:
             assert isinstance(kind, RowWise)
         else:
-            assert isinstance(kind, ColumnWise if rows * dim > 1_000_000 else TableWise | ColumnWise)
+            assert isinstance(
+                kind, ColumnWise if rows * dim > 1_000_000 else TableWise | ColumnWise
+            )
     left = [shape for shape in LARGE if 10_000 < shape[0] * shape[1] < 10_000_000]
     assert len(LARGE) == 41 and left == [
         *[(10, 1024), *[(100, 128)] * 2, *[(1000, 16)] * 2, (1000, 48), *[(1000, 128)] * 2],

@@ -1,48 +1,92 @@
-"""Several processes that run one function, each as a rank."""
+"""Several processes that run one function, each as a rank. They stay for the next function, as importing
+torch takes them seconds."""
 
 from __future__ import annotations
 
+import atexit
 import os
 import tempfile
 import traceback
 from collections.abc import Callable
-from pathlib import Path
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import torch
 import torch.distributed as torch_dist
 import torch.multiprocessing as processes
 
+SECONDS = 120
+"""A function may take."""
 
-def run(world: int, function: Callable[..., None], *arguments: Any) -> None:
-    """Calls ``function(rank, world, *arguments)`` in each of `world` processes, and raises what one raises."""
+_worlds: dict[int, list[tuple[Any, Connection]]] = {}
+
+
+def run(world: int, function: Callable[..., None], *arguments: Any, seconds: int = SECONDS) -> None:
+    """Calls ``function(rank, world, *arguments)`` in each of `world` processes, and raises what they raise."""
+    if world not in _worlds:
+        _worlds[world] = _begun(world)
     with tempfile.TemporaryDirectory() as folder:
-        context = processes.get_context("spawn")
-        started = [
-            context.Process(target=_begin, args=(rank, world, folder, function, arguments))
-            for rank in range(world)
-        ]
-        for process in started:
-            process.start()
-        for process in started:
-            process.join(120)
-        told = [path.read_text() for path in sorted(Path(folder).glob("error-*"))]
-        for process in started:
-            process.kill()
-        assert not told, "\n".join(told)
-        assert [process.exitcode for process in started] == [0] * world
+        for _, pipe in _worlds[world]:
+            pipe.send((f"file://{folder}/store", function, arguments))
+        told, open_yet = [], {pipe: rank for rank, (_, pipe) in enumerate(_worlds[world])}
+        while open_yet:
+            ready = wait(list(open_yet), seconds)
+            if not ready:
+                told.append(f"ranks {list(open_yet.values())} did not end in {seconds} s")
+                break
+            for pipe in ready:
+                assert isinstance(pipe, Connection)
+                try:
+                    error = pipe.recv()
+                except (EOFError, ConnectionResetError):
+                    error = f"rank {open_yet[pipe]} is gone"
+                told += [error] if error else []
+                del open_yet[pipe]
+    if told:
+        end(world)
+        raise AssertionError("\n".join(told))
 
 
-def _begin(rank: int, world: int, folder: str, function: Any, arguments: Any) -> None:
+def end(world: int) -> None:
+    """Ends the processes, so that the next function gets new ones."""
+    for process, pipe in _worlds.pop(world, []):
+        pipe.close()
+        process.kill()
+        process.join()
+
+
+def _begun(world: int) -> list[tuple[Any, Connection]]:
+    context = processes.get_context("spawn")
+    begun = []
+    for rank in range(world):
+        own, other = context.Pipe()
+        process = context.Process(target=_work, args=(rank, world, other), daemon=True)
+        process.start()
+        other.close()
+        begun.append((process, own))
+    return begun
+
+
+def _work(rank: int, world: int, pipe: Connection) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
-    try:
-        torch_dist.init_process_group(
-            "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world
-        )
-        function(rank, world, *arguments)
-        torch_dist.barrier()
+    while True:
+        try:
+            store, function, arguments = pipe.recv()
+        except EOFError:
+            return
+        error = ""
+        try:
+            torch_dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world)
+            function(rank, world, *arguments)
+            torch_dist.barrier()
+        except BaseException:
+            error = f"rank {rank} of {world}:\n{traceback.format_exc()}"
+        pipe.send(error)
         torch_dist.destroy_process_group()
-    except BaseException:
-        (Path(folder) / f"error-{rank}").write_text(traceback.format_exc())
-        raise
+
+
+@atexit.register
+def _end_all() -> None:
+    for world in list(_worlds):
+        end(world)

@@ -19,6 +19,7 @@ from hotbed.checkpoint.joining import whole_rows
 from hotbed.checkpoint.manifest import dense_file, read_manifest
 from hotbed.checkpoint.models import made_again
 from hotbed.checkpoint.randomness import give_random_states
+from hotbed.checkpoint.ranks import KIND, ranks_of, tables_here
 from hotbed.checkpoint.rules import current_anyway, forget_steps, give_history, refuse_other_rule
 from hotbed.checkpoint.saving import several
 from hotbed.checkpoint.tables import differences, key_in
@@ -75,7 +76,15 @@ def load(
             or it does not fit. The message names the file or the table. What was read before stays.
         OutOfMemory, StorageError: rows have no room.
     """
-    with opened(os.fsdecode(path)) as folder:
+    ranks = ranks_of(tables_of(model))
+    with contextlib.ExitStack() as stack:
+        found = ""
+        with ranks.telling(KIND):
+            if ranks.rank == 0:
+                found = stack.enter_context(opened(os.fsdecode(path)))
+        chosen = ranks.tell(KIND, found)[0]
+        stack.enter_context(ranks.working(KIND))
+        folder = found or stack.enter_context(opened(chosen))
         manifest = read_manifest(folder)
         try:
             given = [several(one, "load_state_dict") for one in (optimizer, scheduler, loader)]
@@ -83,7 +92,7 @@ def load(
             loading.take_values(*given[1:])
             loading.take_rows()
             if optimizer is not None and "random" in loading.values:
-                give_random_states(loading.values["random"])
+                give_random_states(loading.of_rank("random"))
         except HotbedError:
             raise
         except Exception as error:  # whatever files can make others raise
@@ -145,6 +154,14 @@ class _Loading:
         dense = dense_file(manifest)
         tensors = read_tensors(os.path.join(folder, dense["name"]), dense)
         self.values = {name: decoded(v, tensors) for name, v in manifest["values"].items()}
+        self.ranks = ranks_of(self.tables)
+        self.own = tables_here(self.tables)
+
+    def of_rank(self, name: str) -> Any:
+        """What this rank has saved; or the first one, where it was not as many."""
+        of_ranks = self.values.get("ranks", [])
+        same = len(of_ranks) == self.ranks.size
+        return of_ranks[self.ranks.rank][name] if same else self.values[name]
 
     def _match(self, what: str, own: list[str], saved: list[str]) -> None:
         missing = [name for name in own if name not in saved]
@@ -181,7 +198,7 @@ class _Loading:
             ("schedulers", schedulers),
             ("loaders", loaders),
         ):
-            saved = self.values[what]
+            saved = self.of_rank(what) if what == "loaders" else self.values[what]
             if own and not saved and not self.strict:
                 self.missing.append(what)
                 continue
@@ -207,17 +224,21 @@ class _Loading:
         for table in self.tables.values():
             table.ready()
         loaded = False
-        with alone(self.tables.values()), contextlib.ExitStack() as stack:
+        every = dict.fromkeys([*self.tables.values(), *self.own.values()])
+        with alone(every), contextlib.ExitStack() as stack:
             stack.callback(lambda: [one(loaded) for one in finish])
             for stem, table in self.tables.items():
                 entry = self.manifest["tables"][stem]
                 rule = entry["rule"]
+                rules = [t.rule for t in {table, *table.place.tables_here(table)}]
                 if stem in self.with_states and table.follows:
-                    forget_steps(table.rule)  # so that no row counts as of one
+                    for each in rules:
+                        forget_steps(each)  # so that no row counts as of one
                 table.draw_again(key_in(entry, table))
                 if stem in self.with_states:
                     reset_states(table)
-                    give_history(table.rule, rule)
+                    for each in rules:
+                        give_history(each, rule)
                 elif rule is not None and rule["untouched"] == "exact":
                     if table.rule is not None:
                         raise CheckpointError(
@@ -231,15 +252,14 @@ class _Loading:
                             f"Table {stem!r} was saved with rows that are behind its optimizer, which only "
                             f"the CPU makes up for. Load the model there, then move it to {table.device}."
                         ) from error
-                    finish.append(current_anyway(table, rule))
+                    finish += [current_anyway(t, rule) for t in table.place.tables_here(table)]
                     as_stored.add(stem)
             for table in self.tables.values():
                 table.settle()  # before rows come, as those come with what their rule keeps of them
-            columns = {stem: table.spec.columns for stem, table in self.tables.items()}
-            for path, rows in whole_rows(
-                self.folder, self.manifest, columns, as_stored, again=True
-            ):
-                table = self.tables[rows.stem]
+            columns = {stem: table.spec.columns for stem, table in self.own.items()}
+            found = whole_rows(self.folder, self.manifest, columns, as_stored, again=True)
+            for path, rows in self.ranks.beating(KIND, found):
+                table = self.own[rows.stem]
                 try:
                     self._take(table, rows.columns, rows.tensors, rows.stem in as_stored)
                 except (KeyError, ValueError, IndexError) as error:

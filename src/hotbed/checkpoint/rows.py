@@ -18,6 +18,7 @@ from torch import Tensor
 
 from hotbed.checkpoint.files import CheckpointError
 from hotbed.checkpoint.tensors import read_views, write_tensors
+from hotbed.table.alone import ALONE
 from hotbed.table.live import LiveTable
 from hotbed.table.records import Records, records_of
 
@@ -46,7 +47,12 @@ while another is brought from there to the disk."""
 
 
 def write_rows(
-    folder: str, tables: Mapping[str, LiveTable], *, states: bool, writer: int = 0
+    folder: str,
+    tables: Mapping[str, LiveTable],
+    *,
+    states: bool,
+    writer: int = 0,
+    ranks: Any = ALONE,
 ) -> list[dict[str, Any]]:
     """Writes all stored rows, while the tables are held; with states as they are stored, else weights as
     the last step has left them. Returns what the manifest says of the files.
@@ -57,7 +63,7 @@ def write_rows(
     stems = {table: stem for stem, table in tables.items()}
     records = records_of([*stems], states=states, current=not states)
     pieces = ((stems[t], t.spec.columns, tensors_of(t, some)) for t, some in records)
-    return write_files(folder, pieces, writer)
+    return write_files(folder, ranks.beating("a checkpoint", pieces), writer)
 
 
 Piece = tuple[str, slice, Mapping[str, Tensor]]

@@ -18,8 +18,8 @@ from hotbed.checkpoint.folder import finish, keep_latest, new_folder, sweep
 from hotbed.checkpoint.manifest import FORMAT, VERSION
 from hotbed.checkpoint.models import description_of
 from hotbed.checkpoint.randomness import random_states
+from hotbed.checkpoint.ranks import KIND, entries_of, own_tables, ranks_of
 from hotbed.checkpoint.rows import most_bytes, write_rows
-from hotbed.checkpoint.tables import entry_of
 from hotbed.checkpoint.tensors import write_tensors
 from hotbed.checkpoint.values import encoded
 from hotbed.modules.owner import tables_left_out, tables_of
@@ -55,6 +55,9 @@ def save(
 ) -> Saved:
     """Writes a checkpoint to a new folder in `path`, complete or not at all; `load` reads the latest.
 
+    Of a distributed model all ranks call it, and write to one folder that all see: each its rows, rank 0
+    the rest, its optimizers and schedulers among it; of loaders and random states each its own.
+
     Rows are copied some megabytes at a time, wherever they lie. docs/format.md describes the files.
 
     Args:
@@ -73,23 +76,23 @@ def save(
             disk is told with the bytes that are missing.
     """
     begin = time.perf_counter()
-    if isinstance(step, bool) or not isinstance(step, int) or step < 0:
-        raise CheckpointError(f"step must be an integer from 0 on, got {step!r}.")
-    if keep is not None and (isinstance(keep, bool) or not isinstance(keep, int) or keep < 1):
-        raise CheckpointError(f"keep must be an integer from 1 on, or None, got {keep!r}.")
-    root, tables = os.path.abspath(os.fsdecode(path)), tables_of(model)
-    for table in tables.values():
-        table.ready()
-    with reading(tables.values()):
+    tables = tables_of(model)
+    ranks = ranks_of(tables)
+    with ranks.telling(KIND), reading(tables.values()):
+        if isinstance(step, bool) or not isinstance(step, int) or step < 0:
+            raise CheckpointError(f"step must be an integer from 0 on, got {step!r}.")
+        if keep is not None and (isinstance(keep, bool) or not isinstance(keep, int) or keep < 1):
+            raise CheckpointError(f"keep must be an integer from 1 on, or None, got {keep!r}.")
+        root = os.path.abspath(os.fsdecode(path))
         for stem, table in tables.items():
             if table.owes_step:
                 raise CheckpointError(
                     f"Table {stem!r}: a gradient waits for its step, which a checkpoint does not keep. Save "
                     "after step(), or call zero_grad() to give it up."
                 )
-        values, tensors = _values_of(model, optimizer, scheduler, loader)
-        sweep(root)
-        entries = {stem: entry_of(table, states=states) for stem, table in tables.items()}
+        values, tensors = _values_of(model, optimizer, scheduler, loader, ranks)
+        own = own_tables(tables, ranks)
+        entries = entries_of(tables, own, ranks, states=states)
         about = {"format": FORMAT, "version": VERSION, "step": step, "base": None}
         about |= {"model": description_of(model), "tables": entries, "files": [], "values": values}
 
@@ -97,18 +100,44 @@ def save(
             dense = sum(tensor.nbytes for tensor in tensors.values())
             return dense + most_bytes(tables, states=states) + len(json.dumps(about, indent=2))
 
-        with _told_how_much(root, most), new_folder(root, step) as folder:
-            dense = write_tensors(os.path.join(folder, "dense.safetensors"), tensors)
-            files = [
-                {"name": "dense.safetensors", **dense, "rows": {}},
-                *write_rows(folder, tables, states=states),
-            ]
-            finish(folder, {**about, "files": files})
-    if keep is not None:
+        with _told_how_much(root, most), _folder_of_all(root, step, ranks) as folder:
+            with ranks.working(KIND):
+                files = write_rows(folder, own, states=states, writer=ranks.rank, ranks=ranks)
+                if ranks.rank == 0:
+                    dense = write_tensors(os.path.join(folder, "dense.safetensors"), tensors)
+                    files.insert(0, {"name": "dense.safetensors", **dense, "rows": {}})
+            files = [file for of_rank in ranks.tell(KIND, files) for file in of_rank]
+            with ranks.working(KIND):
+                if ranks.rank == 0:
+                    finish(folder, {**about, "files": files})
+    if keep is not None and ranks.rank == 0:
         keep_latest(root, keep, folder)
     rows = sum(part["count"] for file in files for part in file["rows"].values())
     size = sum(file["bytes"] for file in files)
     return Saved(folder, step, rows, size, time.perf_counter() - begin)
+
+
+@contextlib.contextmanager
+def _folder_of_all(root: str, step: int, ranks: Any) -> Iterator[str]:
+    """For a ``with`` statement: the folder of a new checkpoint, which is the first rank's."""
+    with contextlib.ExitStack() as stack:
+        with ranks.telling(KIND):
+            folder = ""
+            if ranks.rank == 0:
+                sweep(root)
+                folder = stack.enter_context(new_folder(root, step))
+        folder = ranks.tell(KIND, folder)[0]
+        try:
+            with ranks.working(KIND):
+                if not os.path.isdir(folder):
+                    raise CheckpointError(
+                        f"Rank {ranks.rank} finds no folder {folder!r}, which rank 0 has made. All ranks "
+                        "write to a checkpoint, so it must lie where all see it."
+                    )
+            yield folder
+        except BaseException:
+            ranks.stopped(KIND)
+            raise
 
 
 @contextlib.contextmanager
@@ -144,7 +173,7 @@ def several(one_or_more: Any, method: str) -> list[Any]:
 
 
 def _values_of(
-    model: nn.Module, optimizer: Any, scheduler: Any, loader: Any
+    model: nn.Module, optimizer: Any, scheduler: Any, loader: Any, ranks: Any
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """All but rows: as JSON values, and the tensors in them."""
     with tables_left_out():
@@ -161,6 +190,9 @@ def _values_of(
         "loaders": [one.state_dict() for one in several(loader, "state_dict")],
         "random": random_states(),
     }
+    of_others = {"loaders": found["loaders"], "random": found["random"]}
+    if ranks.size > 1:
+        found["ranks"] = ranks.tell(KIND, of_others)
     tensors: dict[str, Tensor] = {}
     values = {name: encoded(value, name, tensors) for name, value in found.items()}
     return values, tensors

@@ -9,7 +9,6 @@ import torch
 
 from hotbed import init
 from hotbed.checkpoint.files import CheckpointError
-from hotbed.checkpoint.rules import rule_of
 from hotbed.table.live import LiveTable
 from hotbed.tables import Table
 
@@ -50,12 +49,12 @@ def table_of(name: str, entry: dict[str, Any]) -> Table:
     return Table(name, **{**fields, "dtype": getattr(torch, fields["dtype"]), "init": made})
 
 
-def entry_of(table: LiveTable, *, states: bool) -> dict[str, Any]:
-    """What a manifest says of a table."""
+def entry_of(table: LiveTable, rule: dict[str, Any] | None) -> dict[str, Any]:
+    """What a manifest says of a table. `rule`: of its states, if they are saved."""
     return {
         **described(table.spec),
         "key": f"{table.key:016x}",
-        "rule": rule_of(table) if states else None,
+        "rule": rule,
         "removed": None,  # ids: of a checkpoint that tells what has changed since another
     }
 

@@ -23,6 +23,8 @@ class DevicePart:
     Threading: for the training thread.
     """
 
+    takes_host = False
+
     def __init__(self, optimizer: Any, tables: Sequence[LiveTable]) -> None:
         """`tables`: those that lie there.
 

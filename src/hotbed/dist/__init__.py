@@ -4,8 +4,12 @@ A plan cuts each table into shards, one for each rank, in one of four ways: `Rep
 `RowWise`, `ColumnWise`.
 """
 
+from hotbed.dist.distribute import distribute
+from hotbed.dist.ending import joinables
+from hotbed.dist.loaders import Even, even
 from hotbed.dist.planning import plan
 from hotbed.dist.plans import Plan
+from hotbed.dist.ranks import PeerError
 from hotbed.dist.remedies import Remedy
 from hotbed.dist.sizes import States
 from hotbed.errors import PlanError
@@ -21,7 +25,9 @@ from hotbed.sharding import (
 
 __all__ = [
     "ColumnWise",
+    "Even",
     "Plan",
+    "PeerError",
     "PlanError",
     "Remedy",
     "Replicated",
@@ -29,7 +35,10 @@ __all__ = [
     "Sharding",
     "States",
     "TableWise",
+    "distribute",
+    "even",
     "hashed_keeper",
+    "joinables",
     "modulo_keeper",
     "plan",
 ]

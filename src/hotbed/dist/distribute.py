@@ -1,85 +1,204 @@
-"""A model whose tables all ranks of a process group keep together."""
+"""A model on many ranks: tables in parts, dense layers alike on all."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+import os
+import warnings
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
-
+import torch
+import torch.distributed as torch_dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
+from hotbed.dist.dense import average_dense
 from hotbed.dist.place import Sharded
+from hotbed.dist.planning import plan as planned
 from hotbed.dist.plans import Plan
 from hotbed.dist.ranks import Ranks
 from hotbed.dist.shares import Share
-from hotbed.errors import HotbedError, OptimizerError, PlanError
+from hotbed.dist.trip import Trip
+from hotbed.errors import OptimizerError, PlanError, TableError
 from hotbed.modules.owner import tables_of
 from hotbed.places.moves import home_of
+from hotbed.sharding import Replicated
 from hotbed.table.live import LiveTable
-from hotbed.table.place import make_core
+from hotbed.table.home import make_core
 from hotbed.table.records import Records
+from hotbed.table.state_dict import signed_key
 
-__all__ = ["shard_tables"]
+__all__ = ["Sharing", "distribute", "shard_tables", "sharing_of"]
+
+_ATTRIBUTE = "_hotbed_sharing"
 
 
-def shard_tables(model: nn.Module, plan: Plan, ranks: Ranks | None = None) -> Ranks:
-    """Gives each rank its share of every table of a model, with the rows that there are. Called by all ranks,
-    before an optimizer is made.
+class Sharing(NamedTuple):
+    """How a model lies on many ranks."""
+
+    ranks: Ranks
+    plan: Plan
+    dense: DistributedDataParallel | None
+    """What averages gradients of dense parameters."""
+
+
+def sharing_of(model: nn.Module) -> Sharing | None:
+    """None: it was not distributed."""
+    found: Sharing | None = model.__dict__.get(_ATTRIBUTE)
+    return found
+
+
+def distribute(
+    model: nn.Module,
+    plan: Plan | str = "auto",
+    *,
+    timeout: float = 30.0,
+    ddp: Mapping[str, Any] | None = None,
+) -> nn.Module:
+    """Trains one model by all processes of the default process group: each keeps a part of the tables, and
+    all have the dense layers alike. Called by all ranks, before an optimizer is made.
+
+    >>> torch.distributed.init_process_group("gloo")     # under torchrun
+    >>> model = hb.distribute(model)
+    >>> optimizer = hb.optim.Adagrad(model.parameters(), lr=0.01)
+
+    The model stays the same object with the same names. A forward takes this rank's samples; gradients are
+    means over the ranks, of dense layers by torch's DistributedDataParallel (``model.no_sync()`` is there,
+    too). Lookups and steps are called by all ranks in the same order. Rank 0's rows and dense weights are
+    those of all; where tables have no ``seed``, its first values, too.
 
     Args:
-        plan: the same on all ranks, with as many ranks as there are.
-        ranks: Default: all of the default process group.
+        model: with tables, on the host; tables made with ``device="meta"`` take no memory until now.
+        plan: who keeps what: a `Plan`, or a strategy of `plan`.
+        timeout: seconds that a rank may keep the others waiting until they raise `PeerError`.
+        ddp: arguments of DistributedDataParallel, such as ``{"find_unused_parameters": True}``.
 
     Raises:
         OptimizerError: a table has an optimizer.
-        PlanError: another rank has another plan, or a table is not in it.
+        PlanError: another rank has another plan, or the plan does not fit the model or the ranks.
+        TableError: there is no process group, or the model cannot be distributed.
+        PeerError: another rank could not.
     """
-    ranks = ranks or Ranks()
+    if not torch_dist.is_available() or not torch_dist.is_initialized():
+        raise TableError(
+            'hotbed.distribute needs a process group: torch.distributed.init_process_group("gloo"), in '
+            "processes that torchrun --nproc-per-node N starts."
+        )
+    if isinstance(model, DistributedDataParallel) or sharing_of(model) is not None:
+        raise TableError(
+            f"This {type(model).__name__} is distributed already. Give the bare model, once: its dense layers "
+            "come into DistributedDataParallel by themselves."
+        )
+    ranks = Ranks(timeout=timeout)
+    with ranks.telling("a distribution"):
+        if isinstance(plan, str):
+            plan = planned(model, ranks.size, strategy=plan)
+        _warn_of_idle_cores()
+    shard_tables(model, plan, ranks)
+    dense = average_dense(model, ranks, ddp or {})
+    model.__dict__[_ATTRIBUTE] = Sharing(ranks, plan, dense)
+    return model
+
+
+def shard_tables(model: nn.Module, plan: Plan, ranks: Ranks) -> None:
+    """Gives each rank its share of every table of a model, with the rows that rank 0 has. Called by all
+    ranks.
+
+    Args:
+        plan: the same on all ranks, with as many ranks as there are.
+
+    Raises:
+        OptimizerError, PlanError, TableError: before anything has changed.
+    """
     tables = tables_of(model)
-    fault: HotbedError | None = None
-    for stem, live in tables.items():
-        if live.rule is not None:
-            fault = OptimizerError(
-                f"Table {stem!r} has an optimizer. Distribute the model first, then make the optimizer."
-            )
-    if plan.world_size != ranks.size:
-        fault = PlanError(f"The plan is for {plan.world_size} ranks, and there are {ranks.size}.")
-    keys = [live.key - (1 << 64 if live.key >> 63 else 0) for live in tables.values()]
-    told = ranks.agree("a distribution", [int(plan.digest[:15], 16), *keys], fault)
+    with ranks.telling("a distribution"):
+        _refuse(tables.values(), plan, ranks)
+        for live in tables.values():
+            live.check_handle()
+    keys = [signed_key(live.key) for live in tables.values()]
+    changed = [int(_has_rows(live)) for live in tables.values()]
+    said = [int(plan.digest[:15], 16), *keys, *changed]
+    told = ranks.agree("a distribution", said).numbers
     if len({*told[:, 0].tolist()}) > 1:
-        raise PlanError("The ranks have different plans. Make it on one, write it, and read it on the others.")
-    told = told[:, 1:]
-    for live, key in zip(tables.values(), told[0].tolist(), strict=True):
-        live.ready()
-        live.set_key(key % (1 << 64))
-        _shard(live, _shares_of(plan, live.spec.name), ranks)
-    return ranks
+        raise PlanError(
+            "The ranks have different plans. Make it on one, write it, and read it on the others."
+        )
+    of_first = told[0, 1:].tolist()
+    for live, key, rows in zip(tables.values(), of_first, of_first[len(tables) :], strict=False):
+        _share(live, plan, ranks, key % (1 << 64), bool(rows))
 
 
-def _shares_of(plan: Plan, name: str) -> list[Share]:
-    sharding, table = plan.shardings[name], plan.tables[name]
-    keepers = [
-        r for r in range(plan.world_size) if sharding.kept(table, r, plan.world_size) is not None
+def _refuse(tables: Iterable[LiveTable], plan: Plan, ranks: Ranks) -> None:
+    for live in tables:
+        if live.rule is not None:
+            raise OptimizerError(
+                f"Table {live.name!r} has an optimizer. Distribute the model first, then make the optimizer."
+            )
+        live.place.refuse_to_share()
+        named = plan.tables.get(live.name)
+        if named is None or (named.dim, named.rows) != (live.spec.dim, live.spec.rows):
+            raise PlanError(f"The plan is not for this model: it has no such table {live.name!r}.")
+    if plan.world_size != ranks.size:
+        raise PlanError(f"The plan is for {plan.world_size} ranks, and there are {ranks.size}.")
+
+
+def _has_rows(live: LiveTable) -> bool:
+    """Whether there are some that are not first values."""
+    return len(live) > 0 if live.spec.rows is None else live.place.changed
+
+
+def _share(live: LiveTable, plan: Plan, ranks: Ranks, key: int, rows: bool) -> None:
+    """`rows`: whether rank 0 has some to hand out."""
+    spec, old, kind = live.spec, live.place, plan.shardings[live.name]
+    shares = [
+        Share(rank, plan.part(live.name, rank), isinstance(kind, Replicated))
+        for rank in range(ranks.size)
+        if kind.kept(plan.tables[live.name], rank, ranks.size) is not None
     ]
-    return [Share(rank, plan.part(name, rank)) for rank in keepers]
-
-
-def _shard(live: LiveTable, shares: list[Share], ranks: Ranks) -> None:
-    key, spec = live.key, live.spec
+    stream = live.records(states=False) if rows and ranks.rank == 0 else iter(())
+    if not rows:
+        old.give_up(live)
     own: dict[Share, Any] = {}
     for share in shares:
         if share.rank == ranks.rank:
             part = dataclasses.replace(share.part, combiner="none")
-            own[share] = LiveTable(part, key, home_of(part))
-            own[share].settle()
-    place = Sharded(make_core(spec, key, elsewhere=True), spec, ranks, shares, own)
-    for rows in live.records(states=False):
-        place.write(Records(rows.ids, rows.weights))
-    if spec.rows is None:
-        live.forget_rows()
-    else:
-        live.core.release_rows()
+            own[share] = LiveTable(part, key, home_of(part, tiers=old.tiers, budget=old.budget))
+    place = Sharded(
+        make_core(spec, key, elsewhere=True), spec, ranks, len(ranks.tables), shares, own
+    )
+    ranks.tables.append(weakref.ref(live))
+    if rows:
+        _hand_out(place, stream)
+        old.give_up(live)
     live.adopt(place)
 
 
+def _hand_out(place: Sharded, stream: Iterator[Records]) -> None:
+    """`stream`: of rank 0 all rows, of others nothing."""
+    nothing = torch.empty(0, dtype=torch.int64), torch.empty((0, place.spec.dim))
+    while True:
+        rows = next(stream, None)
+        ids, weights = nothing if rows is None else (rows.ids, rows.weights)
+        assert weights is not None
+        trip = Trip(place.ranks, [place], [ids])
+        said = [int(rows is not None), *trip.numbers]
+        told = place.ranks.agree("a distribution", said).numbers
+        if not bool(told[:, 0].any()):
+            return
+        for live, own, some in trip.deliver(told[:, 1:], weights.to(place.spec.dtype)):
+            live.assign(own, some)
 
+
+def _warn_of_idle_cores() -> None:
+    """torchrun gives each process one thread, unless it is told another number."""
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "0"))
+    share = (os.cpu_count() or 1) // max(1, processes)
+    if processes and share > 1 and os.environ.get("OMP_NUM_THREADS") == "1":
+        if os.environ.get("LOCAL_RANK") == "0":
+            warnings.warn(
+                f"OMP_NUM_THREADS is 1, as torchrun sets it, so cores are idle: start it with "
+                f"OMP_NUM_THREADS={share}, the cores of this machine for each process.",
+                stacklevel=3,
+            )

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hotbed.dist.ranks import Ranks
-from hotbed.dist.trip import Trip
+from hotbed import _core
+from hotbed.dist.gradients import Collected, collect, serve_collect
+from hotbed.dist.ranks import Opened, PeerError, Ranks
 from hotbed.errors import HotbedError
 from hotbed.step.on_host import HostPart, rows_of
 from hotbed.table.gradients import LeftRows
+from hotbed.table.holds import alone
 
-__all__ = ["ShardedPart"]
+__all__ = ["ShardedPart", "serve_step"]
+
+_NUMBERS = sorted(name for name in vars(_core.Hyperparameters) if not name.startswith("_"))
+"""Of a step."""
 
 
 class ShardedPart:
-    """`hotbed.table.part.Part`. Called by all ranks, with the same tables."""
+    """`hotbed.table.part.Part`. Called by all ranks, with the same tables. What the host steps besides, it
+    steps with them, so that all ranks vote on it."""
+
+    takes_host = True
 
     def __init__(self, optimizer: Any, ranks: Ranks) -> None:
         self._optimizer, self._ranks = optimizer, ranks
@@ -27,65 +36,76 @@ class ShardedPart:
         self._stepped: list[tuple[Any, Any, Any]] = []
 
     def take_table(self, live: Any, rule: Any, hyper: Any, share: Any = None) -> None:
+        if live.place.stepped is not self._ranks:
+            self._host.take_table(live, rule, hyper, share)
+            return
+        self._optimizer.check_hold(live, rule)
         self._tables.append((live, rule, hyper))
 
     def take_dense(self, parameter: Tensor, grad: Tensor, index: int, position: int) -> None:
-        raise NotImplementedError("dense parameters lie on the host")
+        self._host.take_dense(parameter, grad, index, position)
 
     @property
     def idle(self) -> bool:
         return not self._tables
 
     def decide(self, *, beside: bool) -> bool:
-        fault: HotbedError | None = None
-        trips, own = self._ranks.waiting, []
+        numbers = _said([hyper for _, _, hyper in self._tables])
+        live = [live for live, _, _ in self._tables]
+        opened, collected = collect(self._ranks, "a step", live, numbers)
         try:
-            own = [self._by_trip(live, rule, trips) for live, rule, _ in self._tables]
-        except HotbedError as error:
-            fault = error
-        flags = [int(grad is not None) for of_table in own for grad in of_table]
-        flags = flags or [0] * (len(self._tables) * len(trips))
-        told = self._ranks.agree("a step", flags, fault).any(0).view(len(self._tables), -1)
-        for at, trip in enumerate(trips):
-            wanted = [n for n in range(len(self._tables)) if bool(told[n, at])]
-            if wanted:
-                self._give(trip, [(self._tables[n][0], own[n][at]) for n in wanted])
-        self._stepped = [self._tables[n] for n in range(len(self._tables)) if bool(told[n].any())]
+            self._refuse_other_numbers(opened, numbers)
+        except PeerError:
+            self._drop(collected)
+            raise
+        self._vote(collected, beside=beside)
+        return True
+
+    def serve(self, opened: Opened) -> None:
+        """The part of a rank that has no batch: decides and applies."""
+        width = _width(opened.numbers[opened.ended.index(False)].tolist(), len(self._tables))
+        collected = serve_collect(self._ranks, opened, width)
+        self._vote(collected, beside=False)
+        self.apply()
+
+    def _vote(self, collected: Collected, *, beside: bool) -> None:
+        chosen = set(collected.tables)
+        self._stepped = [one for one in self._tables if one[0] in chosen]
+        fault = collected.fault
         try:
             for live, _, hyper in self._stepped:
                 for part in live.place.own.values():
                     rows = rows_of(part) or _none_of(part)
                     self._host.take_table(part, part.rule, hyper, rows)
-            self._host.decide(beside=beside)
+            if fault is None:
+                self._host.decide(beside=beside)
         except HotbedError as error:
             fault = error
         finally:
-            for live, _, _ in self._stepped:
-                for part in live.place.own.values():
-                    part.drop_gradient()
+            self._drop(collected)
         self._ranks.agree("a step", fault=fault)
-        return True
 
-    def _by_trip(self, live: Any, rule: Any, trips: list[Trip]) -> list[Tensor | None]:
-        """The gradient of a table as (n, dim) for each trip; None where there is none."""
-        self._optimizer.check_hold(live, rule)
-        rows = rows_of(live)
-        found: list[Tensor | None] = []
-        for trip in trips:
-            if rows is None or live.place not in trip.places:
-                found.append(None)
+    def _drop(self, collected: Collected) -> None:
+        for live in collected.tables:
+            live.parameter.waiting.collected = False
+            for part in live.place.own.values():
+                part.drop_gradient()
+
+    def _refuse_other_numbers(self, opened: Opened, own: list[int]) -> None:
+        for rank, told in enumerate(opened.numbers[:, : len(own)].tolist()):
+            if opened.ended[rank] or told == own:
                 continue
-            t = trip.places.index(live.place)
-            first, count = trip.first_slots[t], len(trip.asked[t])
-            here = torch.nonzero((rows.slots >= first) & (rows.slots < first + count)).flatten()
-            grad = torch.zeros((count, live.spec.dim), dtype=live.spec.compute_dtype)
-            grad.index_add_(0, rows.slots[here] - first, rows.rows[here])
-            found.append(grad if len(here) else None)
-        return found
-
-    def _give(self, trip: Trip, grads: list[tuple[Any, Tensor | None]]) -> None:
-        at = {trip.places.index(live.place): grad for live, grad in grads}
-        trip.give([at.get(t) for t in range(len(trip.places))], sorted(at))
+            pairs = zip(_heard(told, len(self._tables)), self._tables, strict=True)
+            live, name, other, mine = next(
+                (live, name, theirs, getattr(hyper, name))
+                for numbers, (live, _, hyper) in pairs
+                for name, theirs in zip(_NUMBERS, numbers, strict=True)
+                if theirs != getattr(hyper, name)
+            )
+            raise PeerError(
+                f"Rank {rank} steps table {live.name!r} with {name}={other}, rank {self._ranks.rank} with "
+                f"{mine}. Schedules must be alike on all ranks."
+            )
 
     def apply(self) -> None:
         self._host.apply()
@@ -94,6 +114,43 @@ class ShardedPart:
 
     def finishing(self, step: Callable[[], None]) -> Callable[[], None]:
         return step
+
+
+def serve_step(ranks: Ranks, opened: Opened) -> None:
+    """The part of a rank that has no batch in a step of the others, with their numbers."""
+    tables = [ranks.table(number) for number in opened.tables]
+    speaks = opened.ended.index(False)
+    part = ShardedPart(tables[0].optimizer, ranks)
+    told = opened.numbers[speaks].tolist()
+    for numbers, live in zip(_heard(told, len(tables)), tables, strict=True):
+        hyper = _core.Hyperparameters()
+        for name, number in zip(_NUMBERS, numbers, strict=True):
+            setattr(hyper, name, number)
+        part.take_table(live, live.rule, hyper)
+    with alone(tables):
+        part.serve(opened)
+
+
+def _said(hypers: list[Any]) -> list[int]:
+    """How many there are of distinct ones, which each table has, and the bits of their numbers."""
+    distinct = list({id(hyper): hyper for hyper in hypers}.values())
+    at = {id(hyper): n for n, hyper in enumerate(distinct)}
+    numbers = [float(getattr(hyper, name)) for hyper in distinct for name in _NUMBERS]
+    bits = struct.unpack(f"{len(numbers)}q", struct.pack(f"{len(numbers)}d", *numbers))
+    return [len(distinct), *(at[id(hyper)] for hyper in hypers), *bits]
+
+
+def _width(told: list[int], tables: int) -> int:
+    """Of what `_said` has made."""
+    return 1 + tables + told[0] * len(_NUMBERS)
+
+
+def _heard(told: list[int], tables: int) -> list[tuple[float, ...]]:
+    """For each table its numbers."""
+    begin, width = 1 + tables, len(_NUMBERS)
+    rows = [told[begin + width * n : begin + width * (n + 1)] for n in range(told[0])]
+    numbers = [struct.unpack(f"{width}d", struct.pack(f"{width}q", *row)) for row in rows]
+    return [numbers[at] for at in told[1 : 1 + tables]]
 
 
 def _none_of(live: Any) -> LeftRows:

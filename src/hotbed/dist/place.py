@@ -8,18 +8,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hotbed import _core, init
+from hotbed import _core
+from hotbed.dist.batch import ShardedBatch
+from hotbed.dist.gathered import gathered
+from hotbed.dist.gradients import SharedHandle, ShardedGradient, WaitingOnRanks
 from hotbed.dist.part import ShardedPart
 from hotbed.dist.ranks import Ranks
 from hotbed.dist.shares import Share
 from hotbed.dist.trip import Trip
 from hotbed.errors import HotbedError, OptimizerError, TableError
-from hotbed.resolve.lookup import looked_up
-from hotbed.resolve.on_host import HostBatch, HostLeft, check, core_batch
-from hotbed.table.gradients import LeftRows
-from hotbed.table.place import Call, Home, Place
+from hotbed.table.clipping import Gradient
+from hotbed.table.home import Home
+from hotbed.table.place import Call, Place
 from hotbed.table.records import Records
-from hotbed.tables import CORE_DTYPES, Table
+from hotbed.tables import Table
 
 __all__ = ["Sharded"]
 
@@ -29,6 +31,7 @@ class Sharded(Place):
 
     Attributes:
         ranks: the processes that share the table.
+        number: of the table among those that they share.
         shares: all of them.
         own: tables of their own with the rows that this rank keeps.
     """
@@ -40,11 +43,12 @@ class Sharded(Place):
         core: _core.Table,
         spec: Table,
         ranks: Ranks,
+        number: int,
         shares: Sequence[Share],
         own: Mapping[Share, Any],
     ) -> None:
         super().__init__(core, spec)
-        self.ranks, self.shares, self.own = ranks, list(shares), dict(own)
+        self.ranks, self.number, self.shares, self.own = ranks, number, list(shares), dict(own)
         self.group = self.stepped = ranks
         self.slots_taken = 0
         self._handles = [live.parameter for live in self.own.values()]  # they keep gradients
@@ -60,15 +64,94 @@ class Sharded(Place):
         for live in self.own.values():
             live.settle()
 
-    # -- rows ------------------------------------------------------------------------------------
+    def stats(self) -> dict[str, float]:
+        """Of this rank."""
+        for live in self.own.values():
+            return live.place.stats()  # type: ignore[no-any-return]
+        return {}
+
+    def flush(self) -> None:
+        for live in self.own.values():
+            live.place.flush()
+
+    # -- rows of all ranks -----------------------------------------------------------------------
 
     def read(self, ids: Tensor) -> Tensor:
         """Called by all ranks, each with ids of its own."""
         distinct, inverse = torch.unique(ids, return_inverse=True)
         trip = Trip(self.ranks, [self], [distinct])
+        opened = self.ranks.agree("a lookup of rows", trip.numbers, [self.number])
         with torch.no_grad():
-            (rows,) = trip.fetch("a lookup of rows", looked_up, [], [], False)
+            (rows,) = trip.fetch(opened.numbers, [], False)
         return rows[inverse]
+
+    def assign(self, ids: Tensor, values: Tensor) -> None:
+        """Called by all ranks, each with rows of its own; of an id that several give the last one's stays."""
+        trip = Trip(self.ranks, [self], [ids])
+        told = self.ranks.agree("an assignment", trip.numbers, [self.number]).numbers
+        rows = trip.deliver(told, values.to(self.spec.dtype))
+        fault: HotbedError | None = None
+        try:
+            for live, own, _ in rows:
+                live.ready()
+                live.core.reserve(len(live) + len(own))
+        except HotbedError as error:
+            fault = error
+        self.ranks.agree("an assignment", fault=fault)
+        for live, own, weights in rows:
+            live.assign(own, weights)
+
+    def erase(self, ids: Tensor) -> int:
+        """Called by all ranks, each with ids of its own."""
+        trip = Trip(self.ranks, [self], [torch.unique(ids)])
+        told = self.ranks.agree("a deletion of rows", trip.numbers, [self.number]).numbers
+        rows = trip.deliver(told, None)
+        gone = sum(live.erase(torch.unique(own)) for live, own, _ in rows)
+        replicas = len([share for share in self.shares if share.replica]) or 1
+        told = self.ranks.agree("a deletion of rows", [gone], [self.number]).numbers
+        return int(told.sum()) // replicas
+
+    def count(self) -> int:
+        """Called by all ranks."""
+        own = [len(live) for share, live in self.own.items() if self._speaks(share)]
+        told = self.ranks.agree("a count of rows", [sum(own)], [self.number]).numbers
+        return int(told.sum())
+
+    def refuse_copy_beyond_memory(self, purpose: str) -> None:
+        """`gathered` does, by what the ranks have together."""
+
+    def all_rows(self, *, everywhere: bool = True) -> tuple[Tensor, Tensor] | None:
+        """Called by all ranks."""
+        found = gathered(self, states=False, everywhere=everywhere)
+        return None if found is None else (found.ids, found.weights)
+
+    def all_states(self) -> tuple[Tensor, Sequence[Tensor]] | None:
+        """Called by all ranks."""
+        found = gathered(self, states=True, everywhere=False)
+        return None if found is None else (found.ids, found.states)
+
+    def _speaks(self, share: Share) -> bool:
+        """Whether the rows of a share count: columns and copies of them do once."""
+        return share.part.origin.column == 0 and not (share.replica and share.rank)
+
+    # -- rows of this rank -----------------------------------------------------------------------
+
+    def tables_here(self, live: Any) -> list[Any]:
+        return list(self.own.values())
+
+    def tables_to_save(self, live: Any) -> list[Any]:
+        return [t for s, t in self.own.items() if not s.replica or s.rank == 0]
+
+    def set_key(self, key: int) -> None:
+        super().set_key(key)
+        for live in self.own.values():
+            live.set_key(key)
+
+    def parts(self, live: Any, ids: Tensor, rows: Tensor) -> Iterator[tuple[Any, Tensor, Tensor]]:
+        for share, own in self.own.items():
+            found, here = share.part.origin.ids_in_part(ids)
+            at = slice(None) if here is None else here
+            yield own, found, rows[at][:, share.part.columns].contiguous()
 
     def records(self, *, states: bool = True, current: bool = True) -> Iterator[Records]:
         """Those of this rank, with whole rows only."""
@@ -109,9 +192,19 @@ class Sharded(Place):
         for live in self.own.values():
             for what, size in live.memory().items():
                 found[what] = found.get(what, 0) + size
-        return found
+        return found or dict.fromkeys(("rows", "weights", "states", "index", "total"), 0)
 
     # -- states ----------------------------------------------------------------------------------
+
+    def refuse_exact(self, optimizer: str) -> None:
+        for live in self.own.values():
+            live.place.refuse_exact(optimizer)
+
+    def refuse_fused(self, optimizer: str) -> None:
+        raise OptimizerError(
+            f"{optimizer}: fused=True updates tables during backward, where ranks cannot agree on it (table "
+            f"{self.core.name!r})."
+        )
 
     def make_states(self, rule: Any) -> None:
         for live in self.own.values():
@@ -120,16 +213,47 @@ class Sharded(Place):
                 initial = rule.initial_accumulator_value
                 made = _core.TableRule.make(live.core, rule.options, initial, rule.exact)
             live.rule = made
-            live.settle()
 
     def reset_states(self, rule: Any, firsts: Sequence[float]) -> None:
         for live in self.own.values():
             live.place.reset_states(live.rule, firsts)
 
+    def restart(self, rule: Any, steps: int, base: Sequence[float], last: Any) -> None:
+        super().restart(rule, steps, base, last)
+        for live in self.own.values():
+            live.rule.restart(steps, base, last)
+
+    def handle_kind(self, follows: bool) -> type[SharedHandle]:
+        return SharedHandle
+
+    def nothing_waiting(self) -> WaitingOnRanks:
+        return WaitingOnRanks(self)
+
+    def gradients_of(self, tables: Sequence[Any]) -> list[Gradient | None]:
+        return ShardedGradient.every(self.ranks, tables)
+
+    def look_for_infinities(self, scaler: Mapping[str, Any]) -> None:
+        """Called by all ranks, of each table's gradient, in `GradScaler._unscale_grads_`. `scaler`: what that
+        has at hand."""
+        optimizer, found = scaler["optimizer"], scaler["found_inf"]
+        if self.ranks.looked_at is found:
+            return
+        self.ranks.looked_at = found
+        tables = [live for live in optimizer._live.values() if live.place.stepped is self.ranks]
+        grads = [live.waiting.look(live.parameter) for live in tables]
+        bad = any(g is not None and not bool(torch.isfinite(g._values()).all()) for g in grads)
+        numbers = [live.place.number for live in tables]
+        told = self.ranks.agree("a look for infinities", [int(bad)], numbers).numbers
+        if bool(told.any()):
+            found.fill_(1.0)
+
     def make_part(self, optimizer: Any, tables: Sequence[Any]) -> ShardedPart:
         return ShardedPart(optimizer, self.ranks)
 
     # -- moving ----------------------------------------------------------------------------------
+
+    def refuse_to_share(self) -> None:
+        raise TableError(f"Table {self.core.name!r} is shared by ranks already.")
 
     def for_copy(self, memo: dict[int, Any] | None) -> tuple[Home, Callable[[Any], None] | None]:
         raise TableError(f"Table {self.core.name!r} is shared by ranks; it cannot be copied.")
@@ -139,84 +263,3 @@ class Sharded(Place):
 
     def move_to_device(self, live: Any, device: torch.device, by_kernels: Any) -> None:
         self.refuse_device(device, by_kernels)
-
-
-class _Scratch:
-    """The rows of one batch, as the core's batch takes a table."""
-
-    def __init__(self, live: Any, ids: Tensor, rows: Tensor) -> None:
-        spec = live.spec
-        self.combiner = live.combiner
-        padding = None
-        if spec.padding_idx is not None:
-            at = torch.nonzero(ids == spec.padding_idx).flatten()
-            padding = int(at[0]) if len(at) else None
-        zeros = init.Zeros().resolve(None, 1)
-        dtype = CORE_DTYPES[spec.dtype]
-        size = max(1, len(ids))
-        self.core = _core.Table.make(spec.name, size, spec.dim, dtype, *zeros, 0, padding)
-        slots = torch.arange(len(ids))
-        _core.write(self.core, slots.data_ptr(), len(ids), rows.data_ptr())
-
-
-class ShardedBatch(HostBatch):
-    """Its rows, fetched from their keepers, lie beside it as long as it does."""
-
-    trip: Trip
-
-    @classmethod
-    def of(cls, ranks: Ranks, call: Call) -> ShardedBatch:
-        fault: HotbedError | None = None
-        try:
-            check(core_batch(call.live, call.table_of, call.bags), call)
-        except HotbedError as error:
-            fault = error
-        if fault is not None:
-            ranks.agree("a lookup", fault=fault)
-        ids = [bag.ids.long() for bag in call.bags]
-        asked = [
-            torch.unique(torch.cat([ids[f] for f, of in enumerate(call.table_of) if of == t]))
-            for t in range(len(call.live))
-        ]
-        trip = Trip(ranks, [live.place for live in call.live], asked)
-        wanted = torch.is_grad_enabled() and len(call.frozen) < len(call.live)
-        frozen = sum(1 << t for t in call.frozen if t < 62)
-        modes = [int(call.training), int(wanted), len(call.live), frozen]
-        rows = trip.fetch("a lookup", looked_up, modes, call.frozen, call.training)
-        bags = [
-            bag._replace(ids=torch.searchsorted(asked[t], own))
-            for bag, own, t in zip(call.bags, ids, call.table_of, strict=True)
-        ]
-        scratch = [
-            _Scratch(live, own, some)
-            for live, own, some in zip(call.live, asked, rows, strict=True)
-        ]
-        core = core_batch(scratch, call.table_of, bags)
-        core.resolve(False, wanted, call.frozen)
-        made = cls(core, call._replace(bags=bags), wanted, kept=(scratch, bags))
-        made.trip = trip
-        if wanted:
-            trip.take_slots(fresh=not ranks.waiting)
-            ranks.wait_for(made, trip)
-        return made
-
-    def backward(self, grads: Sequence[Tensor | None]) -> Any:
-        return ShardedLeft(super().backward(grads), self)
-
-
-class ShardedLeft:
-    """What one backward left: by the batch's own numbers, which its places make slots of."""
-
-    def __init__(self, left: HostLeft, batch: ShardedBatch) -> None:
-        self._left, self._batch = left, batch
-        self.places = left.places
-
-    def shares(self, tables: Sequence[int]) -> list[LeftRows]:
-        first = self._batch.trip.first_slots
-        return [
-            LeftRows(share.slots + first[t], share.rows, True, False, self._batch)
-            for t, share in zip(tables, self._left.shares(tables), strict=True)
-        ]
-
-    def step(self, updates: Any) -> None:
-        raise OptimizerError("fused=True updates tables in backward, which ranks cannot agree on.")

@@ -81,7 +81,9 @@ def _sharding(name: str, entry: Any) -> Sharding:
     fields = dict(entry)
     kind = fields.pop("sharding", None)
     if not isinstance(kind, str) or kind not in KINDS:
-        raise PlanError(f"Table {name!r}: sharding must be one of {', '.join(KINDS)}, not {kind!r}.")
+        raise PlanError(
+            f"Table {name!r}: sharding must be one of {', '.join(KINDS)}, not {kind!r}."
+        )
     known = _fields(KINDS[kind])
     for key in fields:
         if key not in known:

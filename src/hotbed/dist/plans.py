@@ -221,7 +221,9 @@ def checked_tables(given: Iterable[Table]) -> list[Table]:
         if not isinstance(table, Table):
             raise PlanError(f"tables must be hotbed.Table, not {table!r}.")
         if table.name in names:
-            raise PlanError(f"Two tables are named {table.name!r}; a plan tells them by their names.")
+            raise PlanError(
+                f"Two tables are named {table.name!r}; a plan tells them by their names."
+            )
         names.add(table.name)
     if not tables:
         raise PlanError("A plan needs at least one table.")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import pickle
+import time
 import weakref
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as torch_dist
@@ -14,19 +16,72 @@ from torch import Tensor
 
 from hotbed.errors import HotbedError
 
-__all__ = ["PeerError", "Ranks", "bytes_of", "numbers_in"]
+__all__ = ["Opened", "PeerError", "PeerLost", "Ranks", "bytes_of", "numbers_in"]
 
-_HEADER = 5
+T = TypeVar("T")
+
 _ROOM = 1024
 """Numbers that go along with the opening message."""
 _MOST_WAITING = 62
+_WORD = 8
+_BEATS = 5
+"""Times that a rank shows up in the time after which it counts as gone."""
 _TEXT = 2000
 """Bytes of a fault's text."""
-_KINDS = ("a lookup", "a step", "a lookup of rows", "a distribution")
+
+_ENDED = "nothing any more"
+KINDS = (
+    _ENDED,
+    "the end",
+    "a lookup",
+    "a step",
+    "a sum of gradients",
+    "a norm of gradients",
+    "a change of gradients",
+    "a lookup of rows",
+    "a distribution",
+    "an assignment",
+    "a deletion of rows",
+    "a count of rows",
+    "a copy of rows",
+    "a checkpoint",
+    "a look for infinities",
+)
+"""What ranks do together."""
+SERVED = {
+    "the end",
+    "a lookup",
+    "a step",
+    "a sum of gradients",
+    "a norm of gradients",
+    "a change of gradients",
+    "a lookup of rows",
+    "a look for infinities",
+}
+"""That in which a rank takes part that has no batches any more."""
+
+_KIND, _SEQUENCE, _FAULT, _COUNT, _ALIVE, _TABLES, _TABLE_COUNT, _LEAVES = range(8)
+_HEADER = 8
 
 
 class PeerError(HotbedError, RuntimeError):
     """Another rank could not go on, so this one did not either; the message says which and why."""
+
+
+class PeerLost(PeerError):
+    """It is gone, or has kept this rank waiting for too long."""
+
+
+class Opened(NamedTuple):
+    """What all ranks agree to do."""
+
+    kind: str
+    tables: tuple[int, ...]
+    """Numbers of the tables concerned."""
+    numbers: Tensor
+    """(ranks, n) int64: what each says beside it; of a rank that has ended, zeros."""
+    ended: list[bool]
+    """Which ranks have no batches any more."""
 
 
 class Ranks:
@@ -35,7 +90,14 @@ class Ranks:
     Attributes:
         rank: of this one.
         size: how many there are.
+        timeout: seconds that a rank may keep the others waiting.
+        tables: of the models that they share, by number.
         sent: bytes that this rank has sent to others so far, by what they were.
+        inside_forward: whether dense gradients of what is looked up will be averaged.
+        before_forward: what is to be called before a model is called; or tables, where those are all.
+        leaves: whether this rank wants to end after the next step.
+        looked_at: what a GradScaler last noted infinities in.
+        left: whether one wanted it when all last agreed.
     """
 
     def __init__(self, ranks: Sequence[int] | None = None, timeout: float = 30.0) -> None:
@@ -43,23 +105,38 @@ class Ranks:
 
         Args:
             ranks: those that take part. Default: all.
-            timeout: seconds that a rank may keep the others waiting.
         """
         wait = datetime.timedelta(seconds=timeout)
         self.group = torch_dist.new_group(ranks, timeout=wait, backend="gloo")
         self.rank = torch_dist.get_rank(self.group)
         self.size = torch_dist.get_world_size(self.group)
+        self.timeout = timeout
+        self.tables: list[weakref.ref[Any]] = []
         self.sent: dict[str, int] = {}
+        self.inside_forward = True
+        self.before_forward: Callable[[], None] = lambda: None
+        self.leaves = self.left = False
+        self.looked_at: Any = None
+        self._known: list[tuple[int, ...]] = []
         self._sequence = 0
-        self._waiting: list[tuple[weakref.ref[Any], Any]] = []
+        self._waiting: list[tuple[weakref.ref[Any] | None, Any]] = []
 
     @property
     def waiting(self) -> list[Any]:
         """Trips of the lookups whose gradients may be asked for, the same on all ranks, oldest first."""
         return [trip for _, trip in self._waiting]
 
+    def table(self, number: int) -> Any:
+        """A live table that they share."""
+        live = self.tables[number]()
+        assert live is not None, "the ranks let go of a model at the same time"
+        return live
+
     def wait_for(self, batch: Any, trip: Any) -> None:
         """Keeps a trip until no rank has its batch any more, as all find out when they next agree.
+
+        Args:
+            batch: what may be asked for gradients; None: there is none here.
 
         Raises:
             PeerError: too many wait.
@@ -69,54 +146,114 @@ class Ranks:
                 f"{_MOST_WAITING} batches wait for a step, and no more can. Step, or look up under "
                 "torch.no_grad() what is not trained on."
             )
-        self._waiting.append((weakref.ref(batch), trip))
+        self._waiting.append((None if batch is None else weakref.ref(batch), trip))
+
+    # -- the opening message ---------------------------------------------------------------------
 
     def agree(
-        self, kind: str, numbers: Sequence[int] = (), fault: BaseException | None = None
-    ) -> Tensor:
+        self,
+        kind: str,
+        numbers: Sequence[int] = (),
+        tables: Sequence[int] = (),
+        fault: BaseException | None = None,
+    ) -> Opened:
         """Opens an exchange: all ranks are about to do the same, and none has a reason not to.
 
         Args:
-            kind: what for.
+            kind: what for, of `KINDS`.
             numbers: as many on each rank.
+            tables: numbers of those concerned, the same on each rank.
             fault: why this rank cannot.
-
-        Returns:
-            (ranks, n) int64: the numbers of each.
 
         Raises:
             PeerError: another rank has a fault, does something else, or is gone.
             BaseException: `fault`.
         """
-        count = len(numbers)
         own = torch.zeros(_HEADER + _ROOM, dtype=torch.int64)
-        alive = sum(1 << at for at, (batch, _) in enumerate(self._waiting) if batch() is not None)
-        own[:_HEADER] = torch.tensor(
-            [_KINDS.index(kind), self._sequence, fault is not None, count, alive]
-        )
-        own[_HEADER : _HEADER + min(count, _ROOM)] = torch.tensor(
-            numbers[:_ROOM], dtype=torch.int64
+        wanted = tuple(tables)
+        own[_KIND], own[_FAULT], own[_COUNT] = KINDS.index(kind), fault is not None, len(numbers)
+        own[_TABLES] = self._known.index(wanted) if wanted in self._known else -1
+        own[_TABLE_COUNT] = len(wanted)
+        some = list(numbers[:_ROOM])
+        own[_HEADER : _HEADER + len(some)] = torch.tensor(some, dtype=torch.int64)
+        return self._open(own, wanted, numbers, fault)
+
+    def serve(self) -> Opened:
+        """What the ranks agree to do that have batches yet, where this one has none."""
+        own = torch.zeros(_HEADER + _ROOM, dtype=torch.int64)
+        own[_KIND], own[_TABLES] = KINDS.index(_ENDED), 0
+        return self._open(own, None, None, None)
+
+    def _open(
+        self,
+        own: Tensor,
+        tables: tuple[int, ...] | None,
+        numbers: Sequence[int] | None,
+        fault: BaseException | None,
+    ) -> Opened:
+        """`tables`, `numbers`: None where this rank has ended."""
+        own[_SEQUENCE], own[_LEAVES] = self._sequence, self.leaves
+        own[_ALIVE] = sum(
+            1 << at
+            for at, (batch, _) in enumerate(self._waiting)
+            if batch is not None and batch() is not None
         )
         self._sequence += 1
         told = self._gathered(own)
-        if bool(told[:, 2].any()):
-            self._raise_fault(told[:, 2].tolist(), fault)
-        self._refuse_others(told, kind)
-        for at in reversed(range(len(self._waiting))):
-            if not bool((told[:, 4] >> at & 1).any()):
-                del self._waiting[at]
+        ended = (told[:, _KIND] == KINDS.index(_ENDED)).tolist()
+        speaks = ended.index(False)  # a rank that has something to say
+        if bool(told[:, _FAULT].any()):
+            self._raise_fault(told[:, _FAULT].tolist(), fault)
+        self._refuse_others(told, ended, speaks)
+        kind = KINDS[int(told[speaks, _KIND])]
+        if any(ended) and kind not in SERVED:
+            raise PeerError(
+                f"Rank {ended.index(True)} has no batches any more and waits in Join, where it cannot take part "
+                f"in {kind}. Do that when all have left Join."
+            )
+        found = self._tables_told(told, ended, speaks, tables)
+        self._let_go(told)
+        self.left = bool(told[:, _LEAVES].any())
+        count = int(told[speaks, _COUNT])
         if count <= _ROOM:
-            return told[:, _HEADER : _HEADER + count]
-        return self._gathered(torch.tensor(numbers, dtype=torch.int64))
+            all_numbers = told[:, _HEADER : _HEADER + count]
+        else:
+            all_numbers = self._gathered(torch.tensor(numbers or [0] * count, dtype=torch.int64))
+        return Opened(kind, found, all_numbers, ended)
 
-    def _refuse_others(self, told: Tensor, kind: str) -> None:
-        for rank, (other, sequence, _, count) in enumerate(told[:, :4].tolist()):
-            if [other, sequence, count] != told[self.rank, [0, 1, 3]].tolist():
+    def _let_go(self, told: Tensor) -> None:
+        for at in reversed(range(len(self._waiting))):
+            if not bool((told[:, _ALIVE] >> at & 1).any()):
+                del self._waiting[at]
+
+    def _refuse_others(self, told: Tensor, ended: list[bool], speaks: int) -> None:
+        mine = speaks if ended[self.rank] else self.rank
+        own = told[mine, [_KIND, _SEQUENCE, _COUNT]].tolist()
+        for rank, other in enumerate(told[:, [_KIND, _SEQUENCE, _COUNT]].tolist()):
+            if not ended[rank] and other != own:
                 raise PeerError(
-                    f"Rank {rank} is at {_KINDS[other]} ({count} numbers, exchange {sequence}) while rank "
-                    f"{self.rank} is at {kind} ({int(told[self.rank, 3])}, {int(told[self.rank, 1])}). All "
-                    "ranks must look up and step the same tables in the same order."
+                    f"Rank {rank} is at {_said(other)} while rank {mine} is at {_said(own)}. All ranks must "
+                    "look up and step the same tables in the same order."
                 )
+
+    def _tables_told(
+        self, told: Tensor, ended: list[bool], speaks: int, own: tuple[int, ...] | None
+    ) -> tuple[int, ...]:
+        """What tables are meant. Many in a row are told by a number once they were told in full."""
+        numbers = {int(told[r, _TABLES]) for r in range(self.size) if not ended[r]}
+        if len(numbers) == 1 and (known := numbers.pop()) >= 0:
+            return self._known[known]
+        width = int(told[:, _TABLE_COUNT].max())
+        mine = torch.tensor([*(own or ()), *[-1] * (width - len(own or ()))], dtype=torch.int64)
+        every = [tuple(n for n in row if n >= 0) for row in self._gathered(mine).tolist()]
+        for rank, other in enumerate(every):
+            if not ended[rank] and other != every[speaks]:
+                raise PeerError(
+                    f"Rank {rank} asks for other tables than rank {speaks}. All ranks must look up and step "
+                    "the same tables in the same order."
+                )
+        self._known.append(every[speaks])
+        return every[speaks]
 
     def _raise_fault(self, faults: list[int], own: BaseException | None) -> None:
         text = torch.zeros(_TEXT, dtype=torch.uint8)
@@ -129,23 +266,88 @@ class Ranks:
         said = bytes(told[rank].tolist()).rstrip(b"\0").decode(errors="replace")
         raise PeerError(f"Rank {rank} could not go on: {said}")
 
-    def exchange(self, what: str, parts: Sequence[Tensor], sizes: Sequence[int]) -> list[Tensor]:
+    @contextlib.contextmanager
+    def telling(self, kind: str) -> Iterator[None]:
+        """What goes wrong inside, before the exchange `kind`, is told to the others, who wait for it."""
+        sequence = self._sequence
+        try:
+            yield
+        except Exception as error:
+            if not isinstance(error, PeerError) and sequence == self._sequence:
+                self.agree(kind, fault=error)
+            raise
+
+    def tell(self, kind: str, value: Any) -> list[Any]:
+        """What each rank says. Called by all ranks."""
+        raw = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+        sizes = self.agree(kind, [len(raw)]).numbers[:, 0].tolist()
+        blocks = self.exchange(kind, [raw] * self.size, sizes)
+        return [pickle.loads(bytes(block.numpy())) for block in blocks]
+
+    @contextlib.contextmanager
+    def working(self, kind: str) -> Iterator[None]:
+        """For a ``with`` statement: all do something for long; it ends when all have done it, or where one
+        has failed.
+
+        Raises:
+            PeerError: that was another rank.
+        """
+        try:
+            yield
+        except PeerError:
+            raise
+        except Exception as error:
+            self.agree(kind, [0], fault=error)
+        while not bool(self.agree(kind, [1]).numbers.all()):
+            pass
+
+    def beating(self, kind: str, items: Iterable[T]) -> Iterator[T]:
+        """Inside of `working`: shows the others now and then that this rank is there."""
+        last = time.monotonic()
+        for item in items:
+            yield item
+            if time.monotonic() - last > self.timeout / _BEATS:
+                self.agree(kind, [0])
+                last = time.monotonic()
+
+    def stopped(self, kind: str) -> None:
+        """Where something has failed: waits until no rank works on it any more."""
+        with contextlib.suppress(PeerError):
+            self.agree(kind)
+
+    # -- bytes -----------------------------------------------------------------------------------
+
+    def exchange(
+        self,
+        what: str,
+        parts: Sequence[Tensor],
+        sizes: Sequence[int],
+        fault: BaseException | None = None,
+    ) -> list[Tensor]:
         """Sends bytes to each rank, and receives those that each has for this one.
 
         Args:
             parts: (bytes,) uint8 for each rank.
             sizes: bytes that each rank sends here.
+            fault: why those of this rank are none. A word goes before the bytes, so that all know.
 
         Raises:
-            PeerError: a rank is gone.
+            PeerError: another rank has a fault, or is gone.
+            BaseException: `fault`.
         """
-        outgoing = torch.cat(list(parts))
-        incoming = torch.empty(sum(sizes), dtype=torch.uint8)
-        sent = [len(part) for part in parts]
+        state = torch.full((1,), fault is not None, dtype=torch.int64).view(torch.uint8)
+        outgoing = torch.cat([piece for part in parts for piece in (state, part)])
+        sent = [_WORD + len(part) for part in parts]
+        expected = [_WORD + size for size in sizes]
+        incoming = torch.empty(sum(expected), dtype=torch.uint8)
         with _told():
-            torch_dist.all_to_all_single(incoming, outgoing, list(sizes), sent, group=self.group)
+            torch_dist.all_to_all_single(incoming, outgoing, expected, sent, group=self.group)
         self.sent[what] = self.sent.get(what, 0) + sum(sent) - sent[self.rank]
-        return list(torch.split(incoming, list(sizes)))
+        received = torch.split(incoming, expected)
+        faults = [int(part[0]) for part in received]
+        if any(faults):
+            self._raise_fault(faults, fault)
+        return [part[_WORD:] for part in received]
 
     def _gathered(self, own: Tensor) -> Tensor:
         told = [torch.empty_like(own) for _ in range(self.size)]
@@ -160,7 +362,12 @@ def _told() -> Iterator[None]:
         yield
     except RuntimeError as error:
         text = " ".join(str(error).split())[:300]
-        raise PeerError(f"Another rank ended, or kept this one waiting too long: {text}") from None
+        raise PeerLost(f"Another rank ended, or kept this one waiting too long: {text}") from None
+
+
+def _said(message: list[int]) -> str:
+    kind, sequence, count = message
+    return f"{KINDS[kind]} ({count} numbers, exchange {sequence})"
 
 
 def bytes_of(tensor: Tensor) -> Tensor:

@@ -105,7 +105,9 @@ def _shorter_rows(request: Request, made: Plan) -> Iterator[Remedy]:
 
 
 def _ssd(request: Request, made: Plan) -> Iterator[Remedy]:
-    memories = [("host" if n == "memory" else n, size) for n, size in request.tiers.bytes if n != "ssd"]
+    memories = [
+        ("host" if n == "memory" else n, size) for n, size in request.tiers.bytes if n != "ssd"
+    ]
     endless = replace(request, tiers=Tiers((*memories, ("ssd", None)))).plan()
     if any(endless.missing):  # the index finds no room
         return

@@ -14,3 +14,5 @@ class Share(NamedTuple):
 
     rank: int
     part: Table
+    replica: bool = False
+    """Whether every rank keeps the same."""

@@ -63,7 +63,9 @@ def _tables(lines: Sequence[TableLine]) -> Any:
     chosen = set(line.name for line in largest)
     for line in lines:
         if line.name in chosen:
-            size = "?" if line.expected is None and line.rows is None else bytes_in_words(line.bytes)
+            size = (
+                "?" if line.expected is None and line.rows is None else bytes_in_words(line.bytes)
+            )
             rows = "any" if line.rows is None else f"{line.rows:,}"
             if line.expected is not None:
                 rows = f"~{line.expected:,}"

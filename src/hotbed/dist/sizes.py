@@ -89,7 +89,9 @@ class Tiers(NamedTuple):
         if storage is None:
             return cls(() if memory is None else (("memory", _parsed("memory", memory)),))
         if memory is not None:
-            raise PlanError(f"Give memory={memory!r}, or storage= with a size for each tier, not both.")
+            raise PlanError(
+                f"Give memory={memory!r}, or storage= with a size for each tier, not both."
+            )
         if isinstance(storage, Storage):
             named = {"device": storage.device, "host": storage.host}
             ssd = {} if storage.ssd is None else {"ssd": None}

@@ -11,15 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hotbed.dist.ranks import PeerError, Ranks, bytes_of, numbers_in
+from hotbed.dist.ranks import Ranks, bytes_of, numbers_in
 from hotbed.dist.shares import Share
+from hotbed.errors import HotbedError
 from hotbed.inputs.bags import Bags
+from hotbed.resolve.lookup import looked_up
 from hotbed.table.place import Call
 
 __all__ = ["Trip"]
-
-Lookup = Callable[[Call], tuple[Any, list[Tensor]]]
-"""Resolves a call and looks it up: what backward goes on with, and a (m, dim) tensor a feature."""
 
 
 class Trip:
@@ -48,43 +47,50 @@ class Trip:
         self._resolved: Any = None
         self._counts = torch.empty(0)
 
-    def take_slots(self, *, fresh: bool) -> None:
-        """`fresh`: no other batch has slots."""
+    @property
+    def numbers(self) -> list[int]:
+        """How many ids this rank has for each share."""
+        return [len(route) for route in self._routes]
+
+    def wait(self, batch: Any) -> None:
+        """Stays for the gradients of a batch; None: this rank has none."""
+        fresh = not self.ranks.waiting  # no other batch has slots
         self.first_slots = []
         for place, ids in zip(self.places, self.asked, strict=True):
             first = 0 if fresh else place.slots_taken
             self.first_slots.append(first)
             place.slots_taken = first + len(ids)
+        self.ranks.wait_for(batch, self)
 
-    def fetch(
-        self, kind: str, lookup: Lookup, modes: Sequence[int], frozen: Sequence[int], training: bool
-    ) -> list[Tensor]:
+    # -- rows to who asks ------------------------------------------------------------------------
+
+    def fetch(self, told: Tensor, frozen: Sequence[int], training: bool) -> list[Tensor]:
         """(n, dim) rows of each table, as they are stored. Called by all ranks.
 
         Args:
-            kind: see `Ranks.agree`.
-            modes: numbers in which the ranks must agree.
+            told: (ranks, shares) the `numbers` of each.
             frozen: positions of tables that take no new rows.
             training: whether new ids of the others get one.
         """
-        told = self.ranks.agree(kind, [*modes, *map(len, self._routes)])
-        for rank, numbers in enumerate(told[:, : len(modes)].tolist()):
-            if numbers != list(modes):
-                raise PeerError(
-                    f"Rank {rank} looks up in another mode than rank {self.ranks.rank}: model.train() or "
-                    "eval(), requires_grad of tables, and torch.no_grad() must be alike on all ranks."
-                )
-        self._counts = told[:, len(modes) :]
+        self._counts = told
         bags = [_bags(ids) for ids in self._to_keepers("ids", self._ids, lambda _: torch.int64, 1)]
-        owners = [self.places[self._shares[s][0]] for s in self._mine]
+        live = [self._own(s) for s in self._mine]
         rows: list[Tensor] = []
-        if self._mine:
-            live = [self._own(s) for s in self._mine]
+        fault: HotbedError | None = None
+        if live:
             here = [at for at, s in enumerate(self._mine) if self._shares[s][0] in frozen]
             call = Call(live, range(len(live)), [t.name for t in live], bags, here, training)
-            self._resolved, rows = lookup(call)
-        stored = [row.to(place.spec.dtype) for row, place in zip(rows, owners, strict=True)]
-        return self._to_requesters(stored)
+            try:
+                self._resolved, rows = looked_up(call)
+            except HotbedError as error:
+                fault = error
+                rows = [
+                    torch.empty((len(b.ids), t.spec.dim)) for b, t in zip(bags, live, strict=True)
+                ]
+        stored = [row.to(t.spec.dtype) for row, t in zip(rows, live, strict=True)]
+        return self._to_requesters(stored, fault)
+
+    # -- gradients to keepers --------------------------------------------------------------------
 
     def give(self, grads: Sequence[Tensor | None], wanted: Sequence[int]) -> None:
         """Brings gradients to the keepers, who sum them. Called by all ranks.
@@ -117,6 +123,30 @@ class Trip:
             live = self._own(self._mine[at])
             live.parameter.waiting.shares.append(share._replace(finite=False))
 
+    # -- rows to who keeps them ------------------------------------------------------------------
+
+    def deliver(self, told: Tensor, rows: Tensor | None) -> list[tuple[Any, Tensor, Tensor | None]]:
+        """Brings rows of one table to its keepers. Called by all ranks.
+
+        Args:
+            told: (ranks, shares) the `numbers` of each.
+            rows: (n, dim) by `asked`; None: only the ids travel.
+
+        Returns:
+            For each table of its own that this rank keeps: it, (m,) its ids, one rank's after the other's,
+            and (m, columns) rows.
+        """
+        self._counts = told
+        ids = self._to_keepers("ids", self._ids, lambda _: torch.int64, 1)
+        weights: list[Any] = [None] * len(ids)
+        if rows is not None:
+            outgoing = [
+                rows[route][:, share.part.columns].contiguous()
+                for (_, share), route in zip(self._shares, self._routes, strict=True)
+            ]
+            weights = self._to_keepers("rows", outgoing, lambda _: rows.dtype, None)
+        return [(self._own(s), i, w) for s, i, w in zip(self._mine, ids, weights, strict=True)]
+
     # -- the two directions ----------------------------------------------------------------------
 
     def _own(self, s: int) -> Any:
@@ -148,7 +178,8 @@ class Trip:
         sizes = [[nbytes(source, s) for s in self._mine] for source in range(self.ranks.size)]
         incoming = self.ranks.exchange(what, parts, list(map(sum, sizes)))
         pieces = [
-            torch.split(block, own) if own else () for block, own in zip(incoming, sizes, strict=True)
+            torch.split(block, own) if own else ()
+            for block, own in zip(incoming, sizes, strict=True)
         ]
         found = []
         for at, s in enumerate(self._mine):
@@ -157,32 +188,40 @@ class Trip:
             found.append(raw if width is not None else raw.view(-1, share.part.dim))
         return found
 
-    def _to_requesters(self, rows: Sequence[Tensor]) -> list[Tensor]:
-        cut = [
-            torch.split(block, self._counts[:, s].tolist())
+    def _to_requesters(self, rows: Sequence[Tensor], fault: HotbedError | None) -> list[Tensor]:
+        cut = {
+            s: torch.split(block, self._counts[:, s].tolist())
             for s, block in zip(self._mine, rows, strict=True)
-        ]
+        }
+        own = self.ranks.rank
         parts = [
-            torch.cat([_NOTHING, *(bytes_of(block[rank]) for block in cut)])
+            torch.cat([_NOTHING, *(bytes_of(cut[s][rank]) for s in cut if self._answers(s, rank))])
             for rank in range(self.ranks.size)
         ]
         sizes = [
             [
                 len(self._routes[s]) * share.part.dim * self.places[t].spec.dtype.itemsize
                 for s, (t, share) in self._of(rank)
+                if self._answers(s, own)
             ]
             for rank in range(self.ranks.size)
         ]
-        incoming = self.ranks.exchange("rows", parts, list(map(sum, sizes)))
+        incoming = self.ranks.exchange("rows", parts, list(map(sum, sizes)), fault)
         found = [
             torch.empty((len(ids), place.spec.dim), dtype=place.spec.dtype)
             for ids, place in zip(self.asked, self.places, strict=True)
         ]
-        for rank, (block, own) in enumerate(zip(incoming, sizes, strict=True)):
-            for (s, (t, share)), raw in zip(self._of(rank), torch.split(block, own), strict=True):
+        for rank, (block, of_rank) in enumerate(zip(incoming, sizes, strict=True)):
+            answers = [one for one in self._of(rank) if self._answers(one[0], own)]
+            for (s, (t, share)), raw in zip(answers, torch.split(block, of_rank), strict=True):
                 table = numbers_in(raw, self.places[t].spec.dtype)
                 found[t][self._routes[s], share.part.columns] = table.view(-1, share.part.dim)
         return found
+
+    def _answers(self, s: int, requester: int) -> bool:
+        """Whether a share sends rows to a rank. One that keeps all itself only sends ids, and gradients."""
+        share = self._shares[s][1]
+        return not share.replica or share.rank == requester
 
     def _of(self, rank: int) -> Iterator[tuple[int, tuple[int, Share]]]:
         return ((s, one) for s, one in enumerate(self._shares) if one[1].rank == rank)
@@ -198,4 +237,3 @@ def _bags(ids: Tensor) -> Bags:
     """One vector an id."""
     offsets = torch.tensor([0, len(ids)])
     return Bags(ids, offsets, 0, 1, None, 1, None, True)
-

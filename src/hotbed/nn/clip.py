@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from hotbed.ops.outside_graphs import outside_graphs
-from hotbed.table.gradients import norm_of_rows
+from hotbed.table.clipping import DenseGradient, Gradient
 from hotbed.table.live import live_table
 
 __all__ = ["clip_grad_norm_", "clip_grad_value_"]
@@ -25,7 +26,8 @@ def clip_grad_norm_(
     """Scales all gradients so that their norm, taken together, is at most `max_norm`.
 
     As ``torch.nn.utils.clip_grad_norm_``, which refuses the sparse gradients of tables. The norm is
-    that of the gradient a dense table would have: rows that several backwards added count summed.
+    that of the gradient a dense table would have: rows that several backwards added count summed. Of
+    tables that ranks share it is that of the mean over ranks, and all ranks call it.
 
     Args:
         parameters: tables (their handles) and dense parameters; those without a gradient are skipped.
@@ -40,27 +42,23 @@ def clip_grad_norm_(
         RuntimeError: the norm is NaN or infinite and error_if_nonfinite is set; nothing has changed.
     """
     gradients = _gradients(parameters)
-    if not gradients:
-        return torch.tensor(0.0)
     norm_type = float(norm_type)
-    device = gradients[0][0].device
-    norms = [
-        (norm_of_rows if of_rows else torch.linalg.vector_norm)(values, norm_type).to(device)
-        for values, of_rows in gradients
-        if values.numel()
-    ]
+    found = [(one, one.norm(norm_type)) for one in gradients]
+    norms = [norm for _, norm in found if norm is not None]
     if not norms:
-        return torch.tensor(0.0, device=device)
+        return torch.tensor(0.0)
+    device = norms[0].device
     dtype = max((n.dtype for n in norms), key=lambda d: d.itemsize)
-    total: Tensor = torch.linalg.vector_norm(torch.stack([n.to(dtype) for n in norms]), norm_type)
+    stacked = torch.stack([n.to(device=device, dtype=dtype) for n in norms])
+    total: Tensor = torch.linalg.vector_norm(stacked, norm_type)
     if error_if_nonfinite and not bool(torch.isfinite(total)):
         raise RuntimeError(
             f"The gradients have a norm of {float(total)}, so they cannot be clipped. Pass "
             "error_if_nonfinite=False to scale them by it anyway."
         )
     factor = (max_norm / (total + 1e-6)).clamp(max=1.0)
-    for values, _ in gradients:
-        values.mul_(factor.to(device=values.device, dtype=values.dtype))
+    for one in gradients:
+        one.scale(factor)
     return total
 
 
@@ -76,19 +74,25 @@ def clip_grad_value_(parameters: Tensor | Iterable[Tensor], clip_value: float) -
         parameters: tables (their handles) and dense parameters; those without a gradient are skipped.
         clip_value: the largest magnitude to leave.
     """
-    for values, _ in _gradients(parameters):
-        values.clamp_(-float(clip_value), float(clip_value))
+    for one in _gradients(parameters):
+        one.clamp(float(clip_value))
 
 
-def _gradients(parameters: Tensor | Iterable[Tensor]) -> list[tuple[Tensor, bool]]:
-    """What holds the elements of each gradient, and whether these are the rows of a sparse one."""
-    found: list[tuple[Tensor, bool]] = []
-    for parameter in [parameters] if isinstance(parameters, Tensor) else parameters:
+def _gradients(parameters: Tensor | Iterable[Tensor]) -> list[Gradient]:
+    """Those that there are, in the order of the parameters."""
+    every = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+    together: dict[Any, list[tuple[int, Any]]] = {}  # tables whose gradients come at once
+    found: list[Gradient | None] = [None] * len(every)
+    for at, parameter in enumerate(every):
         live = live_table(parameter)
-        grad = parameter.grad if live is None else live.waiting.look(parameter, each_once=True)
-        if grad is None:
-            continue
-        if grad.is_sparse and live is None:
-            parameter.grad = grad = grad.coalesce()
-        found.append((grad._values(), True) if grad.is_sparse else (grad, False))
-    return found
+        if live is not None:
+            together.setdefault(live.place.stepped, []).append((at, live))
+        elif (grad := parameter.grad) is not None:
+            if grad.is_sparse:
+                parameter.grad = grad = grad.coalesce()
+            found[at] = DenseGradient(grad._values() if grad.is_sparse else grad)
+    for members in together.values():
+        of_tables = members[0][1].place.gradients_of([live for _, live in members])
+        for (at, _), one in zip(members, of_tables, strict=True):
+            found[at] = one
+    return [one for one in found if one is not None]

@@ -145,6 +145,8 @@ class TableOptimizer(Optimizer):
         for live in tables:
             if exact:
                 live.place.refuse_exact(type(self).__name__)
+            if self.fused:
+                live.place.refuse_fused(type(self).__name__)
             if live.rule is None or self._replace_state or _same(live.rule, options, exact):
                 continue
             other = live.optimizer
@@ -227,12 +229,16 @@ class TableOptimizer(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        place = next((t.place for t in self._live.values() if t.place.stepped is not ON_HOST), None)
         with alone(self._live.values()):
-            self._step()
+            if place is None:
+                self._step({ON_HOST: HostPart(self)})
+            else:
+                with place.ranks.telling("a step"):
+                    self._step(self._parts(place))
         return loss
 
-    def _step(self) -> None:
-        parts = self._parts()
+    def _step(self, parts: dict[Any, Part]) -> None:
         if len(self._groups) != len(self.param_groups):
             raise OptimizerError(
                 f"{type(self).__name__}: {len(self._groups)} groups were added and param_groups has "
@@ -253,7 +259,7 @@ class TableOptimizer(Optimizer):
         waiting = None if self._in_backward is None else self._in_backward.first
         for live, rule, index, share in waiting or ():
             parts[live.place.stepped].take_table(live, rule, numbers[index], share)
-        every = list(parts.values())
+        every = list(dict.fromkeys(parts.values()))
         beside = sum(not part.idle for part in every) > 1
         if not all(part.decide(beside=beside) for part in every):
             return
@@ -265,25 +271,24 @@ class TableOptimizer(Optimizer):
         if self._in_backward is not None:
             self._in_backward.stepped()
 
-    def _parts(self) -> dict[Any, Part]:
+    def _parts(self, place: Any) -> dict[Any, Part]:
         """What each memory does in a step, that of the host last: what it finds bad, it says at once.
+
+        Args:
+            place: one that is not the host's.
 
         Raises:
             OptimizerError: the tables lie on several devices.
             NotFiniteError, IdError: the step before was not taken.
         """
         elsewhere = [live for live in self._live.values() if live.place.stepped is not ON_HOST]
-        parts: dict[Any, Part] = {}
-        if elsewhere:
-            place = elsewhere[0].place
-            if any(live.place.stepped != place.stepped for live in elsewhere):
-                where = ", ".join(sorted({str(live.place.stepped) for live in elsewhere}))
-                raise OptimizerError(
-                    f"{type(self).__name__}: its tables lie on {where}. Make an optimizer a device."
-                )
-            parts[place.stepped] = place.make_part(self, elsewhere)
-        parts[ON_HOST] = HostPart(self)
-        return parts
+        if any(live.place.stepped != place.stepped for live in elsewhere):
+            where = ", ".join(sorted({str(live.place.stepped) for live in elsewhere}))
+            raise OptimizerError(
+                f"{type(self).__name__}: its tables lie on {where}. Make an optimizer a device."
+            )
+        part = place.make_part(self, elsewhere)
+        return {place.stepped: part, ON_HOST: part if part.takes_host else HostPart(self)}
 
     @outside_graphs
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -308,7 +313,7 @@ class TableOptimizer(Optimizer):
                 "needs none)."
             )
         # On a device the step takes what the scaler has found along, unseen by the host.
-        return any(live.place.stepped is not ON_HOST for live in self._live.values())
+        return any(live.place.unscales for live in self._live.values())
 
     def check_hold(self, live: LiveTable, rule: Any) -> None:
         if not rule.holds_table:

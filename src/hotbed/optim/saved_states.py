@@ -33,8 +33,7 @@ def add_states(optimizer: Any, packed: dict[str, Any]) -> None:
                 continue
             rule = optimizer._rules[parameter]
             optimizer.check_hold(live, rule)
-            copies = copy_states(live)
-            entry: dict[str, Any] = {"step": rule.steps, **copies}
+            entry: dict[str, Any] = {"step": rule.steps, **copy_states(live)}
             if rule.exact:
                 entry["untouched"] = {"base": list(rule.base), "last": numbers_of(rule.last)}
             packed["state"][index] = entry
@@ -125,7 +124,7 @@ class Loading:
     def _put_back(self) -> None:
         for live, rule, entry in self._tables:
             live.place.changing("write")
-            rule.restart(entry.steps, entry.base, entry.last or _core.Hyperparameters())
+            live.place.restart(rule, entry.steps, entry.base, entry.last or _core.Hyperparameters())
             reset_states(live)
             if entry.states is not None:
                 write_states(live, entry.states)

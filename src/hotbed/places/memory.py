@@ -13,7 +13,8 @@ from torch import Tensor
 from hotbed import _core
 from hotbed.places.of_core import OfCore
 from hotbed.resolve.on_host import HostBatch, resolve_in_core
-from hotbed.table.place import Call, Home, make_core
+from hotbed.table.home import Home, make_core
+from hotbed.table.place import Call
 from hotbed.tables import Table
 
 __all__ = ["Memory", "in_memory", "in_memory_again"]

@@ -9,10 +9,11 @@ import torch
 
 from hotbed import _core, devices
 from hotbed.places.memory import in_memory
+from hotbed.places.nowhere import nowhere
 from hotbed.places.tiered import in_tiers
 from hotbed.table.holds import alone
+from hotbed.table.home import Home
 from hotbed.table.live import LiveTable
-from hotbed.table.place import Home
 from hotbed.tables import Table
 from hotbed.tiers.tiers import Tiers
 
@@ -37,13 +38,15 @@ def home_of(
 
     Args:
         device: where static tables are made whole; None: the host. What cannot be made there is moved
-            later, or refused then.
+            later, or refused then. "meta": they have no rows yet.
         tiers: of its storage, if that has some.
         budget: of the host's memory, where there are no tiers; None: all of it.
 
     Raises:
         TableError: there are no kernels.
     """
+    if device is not None and device.type == "meta":
+        return functools.partial(nowhere, tiers=tiers, budget=budget)
     if tiers is not None:
         return functools.partial(in_tiers, tiers=tiers)
     if device is None or spec.rows is None:

@@ -12,7 +12,7 @@ from hotbed import _core
 from hotbed.device.gradients import DeviceGradient
 from hotbed.device.notices import raise_what_is_known
 from hotbed.device.part import DevicePart
-from hotbed.errors import OptimizerError
+from hotbed.errors import OptimizerError, TableError
 from hotbed.ops.gpu.rows import KINDS, WIDEST
 from hotbed.table.place import Place
 from hotbed.tables import Table
@@ -41,6 +41,8 @@ def remedy_on_device(core: _core.Table, spec: Table) -> str:
 class OnDevice(Place):
     """Kernels compute on its rows; what they find out comes to the host later."""
 
+    unscales = True
+
     @property
     def stepped(self) -> Any:
         return self.device
@@ -50,6 +52,12 @@ class OnDevice(Place):
 
     def hear(self, live: Sequence[Any], *, training: bool = True, wait: bool = False) -> None:
         raise_what_is_known(live, training=training, wait=wait)
+
+    def refuse_to_share(self) -> None:
+        raise TableError(
+            f"Table {self.core.name!r} lies on {self.device}; ranks share tables on their hosts so far. "
+            "Distribute the model before it is moved, and move its dense layers only."
+        )
 
     def without_autocast(self) -> contextlib.AbstractContextManager[Any]:
         return torch.autocast(self.device.type, enabled=False)

@@ -14,7 +14,8 @@ from hotbed.inputs.bags import Bags
 from hotbed.places.of_core import OfCore
 from hotbed.resolve.in_tiers import resolve_in_tiers
 from hotbed.resolve.on_host import HostBatch, core_batch
-from hotbed.table.place import Call, Home, make_core
+from hotbed.table.home import Home, make_core
+from hotbed.table.place import Call
 from hotbed.table.records import Records, rows_at_once
 from hotbed.tables import Table
 from hotbed.tiers.tiers import Tiers
@@ -118,6 +119,16 @@ class Tiered(OfCore):
             self.write(Records(ids, states=states, steps=steps))
 
     # -- moving ----------------------------------------------------------------------------------
+
+    def refuse_to_share(self) -> None:
+        if not self.core.homeless:
+            raise TableError(
+                f"Table {self.core.name!r} has rows in tiers already, which stay in this process. Distribute "
+                "the model first, then load rows into it."
+            )
+
+    def give_up(self, live: Any) -> None:
+        self.tiers.give_up(live)
 
     def for_copy(self, memo: dict[int, Any] | None) -> tuple[Home, Callable[[Any], None] | None]:
         raise TableError(

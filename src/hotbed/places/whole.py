@@ -18,7 +18,8 @@ from hotbed.ops.gpu.rows import NO_SLOT
 from hotbed.ops.gpu.update import DevicePlanes
 from hotbed.places.memory import Memory, in_memory_again
 from hotbed.places.on_device import OnDevice, remedy_on_device
-from hotbed.table.place import Call, Home, make_core
+from hotbed.table.home import Home, make_core
+from hotbed.table.place import Call
 from hotbed.table.records import Records, rows_at_once
 from hotbed.tables import Table
 

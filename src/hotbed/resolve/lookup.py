@@ -11,8 +11,9 @@ from torch import Tensor
 from hotbed import _core
 from hotbed.inputs.bags import Bags
 from hotbed.resolve.pool import pool
+from hotbed.table.home import refuse_mixed_places
 from hotbed.table.live import LiveTable
-from hotbed.table.place import Call, refuse_mixed_places
+from hotbed.table.place import Call
 from hotbed.table.resolved import Resolved
 from hotbed.trace import span
 

@@ -19,6 +19,8 @@ __all__ = ["HostPart", "not_finite"]
 class HostPart:
     """`hotbed.table.part.Part`, of tables of which the core computes on rows, in one call."""
 
+    takes_host = True
+
     def __init__(self, optimizer: Any) -> None:
         self._optimizer = optimizer
         self._entries: list[tuple[Any, int, int, int, Any, bool, bool]] = []

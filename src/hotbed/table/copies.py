@@ -20,7 +20,7 @@ def copied(table: Any, memo: dict[int, Any]) -> Any:
         TableError: it lies in tiers, or would not fit in memory.
     """
     made_by = table.place.for_copy(memo)
-    table.refuse_copy_beyond_memory("deepcopy")
+    table.place.refuse_copy_beyond_memory("deepcopy")
     with reading([table]):
         made: tuple[Any, ...] = *_made_of(table), *made_by, _rows_of(table)
         return _restore(*made)
@@ -33,7 +33,7 @@ def pickled(table: Any) -> Any:
         TableError: it lies in tiers, or would not fit in memory.
     """
     made_by = table.place.for_copy(None)
-    table.refuse_copy_beyond_memory("pickle")
+    table.place.refuse_copy_beyond_memory("pickle")
     with reading([table]):
         rows = _rows_of(table)
     if rows is not None and get_spawning_popen() is not None:

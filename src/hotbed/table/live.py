@@ -17,15 +17,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hotbed import _core
 from hotbed.errors import HotbedError, TableError
 from hotbed.table.checks import checked_ids, checked_rows
 from hotbed.table.copies import copied, pickled
 from hotbed.table.gradients import plain_access
 from hotbed.table.handles import Handle
 from hotbed.table.holds import alone, reading
-from hotbed.table.place import Home, Place
-from hotbed.table.records import Records, gather_weights, records_of
+from hotbed.table.home import Home
+from hotbed.table.place import Place
+from hotbed.table.records import Records, records_of
 from hotbed.tables import COMBINERS, Table
 
 __all__ = ["LiveTable", "live_table", "live_tables"]
@@ -241,16 +241,19 @@ class LiveTable:
             self.hear()
             if self.parameter.is_current:
                 return self.place.weights()
-            return gather_weights(self.place, self.ids())
+            found = self.place.all_rows()
+            assert found is not None
+            return found[1]
 
     def lookup(self, ids: Tensor) -> Tensor:
         """(n, dim) rows of the ids as they are; an id without a row reads its first value."""
-        self.ready()
         wanted = ids.device if isinstance(ids, Tensor) else _CPU
-        ids = checked_ids(self.spec, ids)
-        with reading([self]):
-            self.hear()
-            return self.place.read(ids).to(wanted)
+        with self.place.ranks.telling("a lookup of rows"):
+            self.ready()
+            ids = checked_ids(self.spec, ids)
+            with reading([self]):
+                self.hear()
+                return self.place.read(ids).to(wanted)
 
     def hear(self) -> None:
         """Raises what an earlier step was refused for, before somebody looks at rows."""
@@ -264,12 +267,14 @@ class LiveTable:
             StorageError: a tier below could not be read or written; some rows may be written, each of
                 them whole.
         """
-        self.ready()
-        ids = checked_ids(self.spec, ids)
-        values = checked_rows(self.spec, ids, values)
-        with alone([self]):
-            self.hear()
-            self.write(Records(ids, values))
+        with self.place.ranks.telling("an assignment"):
+            self.ready()
+            ids = checked_ids(self.spec, ids)
+            values = checked_rows(self.spec, ids, values)
+            with alone([self]):
+                self.hear()
+                self.place.changing("write", ids=ids)
+                self.place.assign(ids, values)
 
     def write(self, records: Records) -> None:
         """As `hotbed.table.place.Place.write`, while the table is held alone."""
@@ -282,12 +287,16 @@ class LiveTable:
         Raises:
             TableError: it would not fit in memory.
         """
-        self.refuse_copy_beyond_memory("rows")
+        found = self.rows_of_all("rows", everywhere=True)
+        assert found is not None
+        return found
+
+    def rows_of_all(self, purpose: str, *, everywhere: bool) -> tuple[Tensor, Tensor] | None:
+        """The same; of a table that ranks share on all of them, or else on the first only."""
+        self.place.refuse_copy_beyond_memory(purpose)
         with reading([self]):
             self.hear()
-            ids = self.place.ids()
-            ids = ids.sort().values if self.spec.rows is None else ids
-            return ids, gather_weights(self.place, ids)
+            return self.place.all_rows(everywhere=everywhere)
 
     def records(self, *, states: bool = True, current: bool = True) -> Iterator[Records]:
         """All stored rows, chunk by chunk, as of one step; see `hotbed.table.place.Place.records`. Until
@@ -301,18 +310,19 @@ class LiveTable:
                 f"Table {self.name!r} is static and has the rows 0 to {self.spec.rows - 1}; rows=None makes "
                 "a table whose rows come and go."
             )
-        self.ready()
-        ids = checked_ids(self.spec, ids)
-        with alone([self]):
-            self.hear()
-            if self.has_gradient:
-                raise TableError(
-                    f"Table {self.name!r}: rows cannot be erased while a gradient waits for them. Call "
-                    "zero_grad() first, after step()."
-                )
-            self.generation += 1
-            self.place.changing("erase", ids=ids)
-            return self.place.erase(ids)
+        with self.place.ranks.telling("a deletion of rows"):
+            self.ready()
+            ids = checked_ids(self.spec, ids)
+            with alone([self]):
+                self.hear()
+                if self.has_gradient:
+                    raise TableError(
+                        f"Table {self.name!r}: rows cannot be erased while a gradient waits for them. Call "
+                        "zero_grad() first, after step()."
+                    )
+                self.generation += 1
+                self.place.changing("erase", ids=ids)
+                return self.place.erase(ids)
 
     def rename(self, name: str) -> None:
         """What errors, and descriptions, call the table from now on. The key stays."""
@@ -356,7 +366,7 @@ class LiveTable:
         """Rows lie elsewhere from now on; a gradient that waits is dropped."""
         self.drop_gradient()
         self.place.changing("move")
-        self.place = place
+        self.place, self.core = place, place.core
         parameter = self.parameter
         parameter.waiting = place.nothing_waiting()
         self._data = place.handle_data()
@@ -365,16 +375,6 @@ class LiveTable:
             parameter.data = self._data
             self._seen = parameter._version
         parameter.__class__ = place.handle_kind(self.follows)
-
-    def refuse_copy_beyond_memory(self, purpose: str) -> None:
-        """Raises TableError where a copy of all rows and ids does not fit in memory."""
-        needed = len(self) * (self.spec.dim * self.spec.dtype.itemsize + 16)
-        free = _core.available_memory()
-        if needed > free:
-            raise TableError(
-                f"Table {self.name!r}: {purpose} would copy {needed} bytes, and {free} are free; "
-                "it is meant for tables that fit twice in memory. Read a part of the rows with lookup(ids)."
-            )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LiveTable:
         """A second table with the same rows and key, without optimizer or gradient."""

@@ -17,6 +17,9 @@ class Part(Protocol):
     """The tables of an optimizer whose rows lie in one memory, and dense parameters there. First it takes
     them in, then it decides, applies and lets the dense parameters step; all parts do, or none."""
 
+    takes_host: bool
+    """Whether it takes in what the host steps, too."""
+
     def take_table(self, live: Any, rule: Any, hyper: Any, share: Any = None) -> None:
         """A table, if it has a gradient, with the numbers of its group. `share`: its gradient, where that
         is not the handle's."""

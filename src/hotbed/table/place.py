@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -13,14 +13,16 @@ from torch import Tensor
 from hotbed import _core
 from hotbed.errors import OptimizerError, TableError
 from hotbed.inputs.bags import Bags
+from hotbed.table.alone import ALONE
+from hotbed.table.clipping import Gradient, gradient_of
 from hotbed.table.gradients import WaitingGradient
 from hotbed.table.handles import FollowingHandle, Handle, OpenHandle
 from hotbed.table.part import Part
-from hotbed.table.records import Records
+from hotbed.table.records import Records, gather_states, gather_weights
 from hotbed.table.resolved import Resolved
-from hotbed.tables import CORE_DTYPES, MAX_DIM, Table
+from hotbed.tables import MAX_DIM, Table
 
-__all__ = ["ON_HOST", "OPEN_ROWS", "Call", "Home", "Place", "make_core", "refuse_mixed_places"]
+__all__ = ["ON_HOST", "OPEN_ROWS", "Call", "Place"]
 
 # Rows that the handle of a table without a plane of its own claims to have: more than can be, and few
 # enough that the count of bytes stays below 2**63 for any dim.
@@ -62,16 +64,21 @@ class Place(abc.ABC):
         budget: what rows in the core's memory share with others; None: all that there is.
         device: where vectors come out.
         group: tables in places of equal groups can serve one call.
+        ranks: the processes that share its table.
         tiers: what the tables of its storage share (`hotbed.tiers.tiers.Tiers`); None: it has none.
+        changed: whether rows may be others than their first values.
         aliased: whether the data of the handle are the rows.
         rows_move: whether a row may have another slot with the next batch.
         stepped: tables of equal ones take their step together.
+        unscales: whether its steps take out what a GradScaler has put into gradients.
         recorded_on: the device on which a step over its rows can become a graph; None: it cannot.
     """
 
     tiers: Any = None
+    ranks: Any = ALONE
     rows_move = False
     stepped: Any = ON_HOST
+    unscales = False
     recorded_on: torch.device | None = None
     device = CPU
 
@@ -80,6 +87,7 @@ class Place(abc.ABC):
     ) -> None:
         self.core, self.spec, self.budget = core, spec, budget
         self.group: Any = "memory"
+        self.changed = False
 
     def join(self, live: Any) -> None:
         """Told once of the table that is here."""
@@ -158,6 +166,10 @@ class Place(abc.ABC):
             )
         return torch.arange(self.spec.rows, device=self.device)
 
+    def gradients_of(self, tables: Sequence[Any]) -> list[Gradient | None]:
+        """For clipping: of tables in places of an equal `stepped`; None where there is none."""
+        return [gradient_of(live.parameter) for live in tables]
+
     # -- the barrier -----------------------------------------------------------------------------
 
     def changing(
@@ -172,6 +184,7 @@ class Place(abc.ABC):
             ids: (n,) int64, on the host, of the rows;
             slots: or their slots; neither: any row may change.
         """
+        self.changed = True
 
     # -- rows as they are seen from outside ------------------------------------------------------
 
@@ -231,6 +244,72 @@ class Place(abc.ABC):
             StorageError: of rows in tiers some may be written, each of them whole.
         """
 
+    def assign(self, ids: Tensor, values: Tensor) -> None:
+        """(n, dim) values into the rows of n ids; as `write`."""
+        self.write(Records(ids, values))
+
+    def refuse_copy_beyond_memory(self, purpose: str) -> None:
+        """Raises TableError where a copy of all rows and ids does not fit in memory."""
+        needed = int(self.core.size) * (self.spec.dim * self.spec.dtype.itemsize + 16)
+        free = _core.available_memory()
+        if needed > free:
+            raise TableError(
+                f"Table {self.core.name!r}: {purpose} would copy {needed} bytes, and {free} are free; "
+                "it is meant for tables that fit twice in memory. Read a part of the rows with lookup(ids)."
+            )
+
+    def all_rows(self, *, everywhere: bool = True) -> tuple[Tensor, Tensor] | None:
+        """A copy of all rows as the last step has left them: (n,) ids, rising, and weights (n, dim).
+
+        Args:
+            everywhere: whether each process that shares them gets it; else None comes back on some.
+        """
+        ids = self.ids()
+        ids = ids.sort().values if self.spec.rows is None else ids
+        return ids, gather_weights(self, ids)
+
+    def all_states(self) -> tuple[Tensor, Sequence[Tensor]] | None:
+        """A copy of all optimizer states: (n,) ids of stored rows, rising, and states in the order of the
+        rule; None on some of the processes that share them.
+
+        Raises:
+            OptimizerError: it does not fit in memory.
+        """
+        ids = self.core.stored_ids()
+        width = sum(self.core.state_widths()) * self.spec.compute_dtype.itemsize
+        needed, free = len(ids) * (width + 16), _core.available_memory()
+        if needed > free:
+            raise OptimizerError(
+                f"Table {self.core.name!r}: a state_dict would copy {needed} bytes of optimizer state and "
+                f"{free} are free; it is meant for tables that fit twice in memory."
+            )
+        return ids, gather_states(self, ids)
+
+    def count(self) -> int:
+        """Rows that there are."""
+        return int(self.core.size)
+
+    def tables_here(self, live: Any) -> list[Any]:
+        """Those in this process that its table is made of.
+
+        Args:
+            live: its table.
+        """
+        return [live]
+
+    def tables_to_save(self, live: Any) -> list[Any]:
+        """Of these the ones whose rows this process saves, so that all processes together save each once."""
+        return [live]
+
+    def parts(self, live: Any, ids: Tensor, rows: Tensor) -> Iterator[tuple[Any, Tensor, Tensor]]:
+        """The tables in this process that its table is made of, with what belongs to each of (n,) ids and
+        (n, dim) rows.
+
+        Args:
+            live: its table.
+        """
+        yield live, ids, rows
+
     def erase(self, ids: Tensor) -> int:
         """Forgets rows of a dynamic table, those of the ids that have one: how many. Others may get other
         slots."""
@@ -258,6 +337,9 @@ class Place(abc.ABC):
     def refuse_exact(self, optimizer: str) -> None:
         """Raises OptimizerError where rows that no batch touches cannot be brought up to date."""
 
+    def refuse_fused(self, optimizer: str) -> None:
+        """Raises OptimizerError where rows cannot be updated during backward."""
+
     def make_states(self, rule: Any) -> None:
         """Makes the states of a rule that the core has taken, at their first values; None: there are
         none."""
@@ -266,6 +348,10 @@ class Place(abc.ABC):
     def reset_states(self, rule: Any, firsts: Sequence[float]) -> None:
         """Gives all rows the first values of their states."""
 
+    def restart(self, rule: Any, steps: int, base: Sequence[float], last: Any) -> None:
+        """The rule has taken so many steps; see the core's."""
+        rule.restart(steps, base, last)
+
     def make_part(self, optimizer: Any, tables: Sequence[Any]) -> Part:
         """What an optimizer's tables in places of an equal ``stepped`` do in a step; where that is not
         `ON_HOST`."""
@@ -273,8 +359,17 @@ class Place(abc.ABC):
 
     # -- moving ----------------------------------------------------------------------------------
 
+    def refuse_to_share(self) -> None:
+        """Raises TableError where its rows cannot be handed out to ranks."""
+
+    def give_up(self, live: Any) -> None:
+        """Its rows will lie elsewhere."""
+        self.core.release_rows()
+
     @abc.abstractmethod
-    def for_copy(self, memo: dict[int, Any] | None) -> tuple[Home, Callable[[Any], None] | None]:
+    def for_copy(
+        self, memo: dict[int, Any] | None
+    ) -> tuple[Callable[[Table, int], Place], Callable[[Any], None] | None]:
         """What makes the place of a copy of the table, and what brings it to where it belongs when it has
         its rows. `memo`: of deepcopy; None: both are to be pickled.
 
@@ -297,53 +392,3 @@ class Place(abc.ABC):
 
     def move_to_host(self, live: Any) -> None:
         """The way back, if they lie elsewhere."""
-
-
-Home = Callable[[Table, int], Place]
-"""Makes the place of a table with a key."""
-
-
-def make_core(
-    spec: Table,
-    key: int,
-    *,
-    tiered: bool = False,
-    elsewhere: bool = False,
-    budget: _core.MemoryBudget | None = None,
-) -> _core.Table:
-    """The compiled table.
-
-    Args:
-        tiered: whether rows lie in tiers.
-        elsewhere: whether they lie where the core has no part in it.
-    """
-    return _core.Table.make(
-        spec.name,
-        -1 if spec.rows is None else spec.rows,
-        spec.dim,
-        CORE_DTYPES[spec.dtype],
-        *spec.distribution(),
-        key,
-        spec.padding_idx,
-        tiered,
-        elsewhere,
-        budget,
-        (spec.origin.first, spec.origin.stride, spec.origin.column),
-    )
-
-
-def refuse_mixed_places(tables: Mapping[str, Any]) -> None:
-    """Raises TableError unless tables, by the names that errors are to use, can serve one call."""
-    (name, first), *others = ((name, table.place) for name, table in tables.items())
-    for other_name, other in others:
-        if other.group == first.group:
-            continue
-        if first.rows_move and other.rows_move:
-            raise TableError(
-                f"Tables {name!r} and {other_name!r} have Storage of their own each, and one call "
-                "cannot serve both. Make one EmbeddingCollection of them with one Storage."
-            )
-        raise TableError(
-            f"Tables {name!r} and {other_name!r} of one module lie in different places: "
-            f"{first.where} and {other.where}. Move the whole module, or leave one out of it."
-        )

@@ -32,14 +32,14 @@ def save_table(
         TableError: a copy would not fit in memory.
     """
     if not table.parameter.is_current:
-        table.refuse_copy_beyond_memory("a state_dict")
-    if table.spec.rows is None:
-        destination[f"{stem}.ids"], destination[stem] = table.all_rows()
-    elif keep_vars and table.parameter.is_current:
+        table.place.refuse_copy_beyond_memory("a state_dict")
+    if table.spec.rows is not None and table.parameter.is_current:
         table.check_handle()
-        destination[stem] = table.parameter
-    else:
-        destination[stem] = table.current_weights()
+        destination[stem] = table.parameter if keep_vars else table.current_weights()
+    elif (found := table.rows_of_all("a state_dict", everywhere=False)) is not None:
+        ids, destination[stem] = found
+        if table.spec.rows is None:
+            destination[f"{stem}.ids"] = ids
     if with_key:
         destination[f"{stem}.key"] = torch.tensor(signed_key(table.key), device="cpu")
 
@@ -76,15 +76,25 @@ def load_table(
         errors.append(str(error))
         return
     with alone([table]):
+        parts = list(table.place.parts(table, ids, rows))
         try:
             table.hear()
-            table.core.reserve(len(ids))
+            for part, own, _ in parts:
+                part.core.reserve(len(own))
         except HotbedError as error:
             errors.append(str(error))
             return
+        if table.spec.rows is None:
+            table.drop_gradient()
+        for part, own, some in parts:
+            _replace(part, own, some, key)
+
+
+def _replace(table: LiveTable, ids: Tensor, rows: Tensor, key: int | None) -> None:
+    """As in torch, loading weights leaves an optimizer's states as they are."""
+    with alone([table]):
         if key is not None:
             table.set_key(key & 0xFFFFFFFFFFFFFFFF)
-        # As in torch, loading weights leaves an optimizer's states as they are.
         if table.spec.rows is None:
             table.drop_gradient()
             stored = table.stored_ids()

@@ -6,15 +6,19 @@ the manifest of a row log. Everything else is the user's, also in these folders,
 
 from __future__ import annotations
 
+import os
 import re
 import warnings
 from pathlib import Path
+from typing import Any
+
+import torch.distributed as torch_dist
 
 from hotbed import _core
 from hotbed.errors import StorageError
 from hotbed.tiers import hottest
 
-__all__ = ["is_own", "logs_in", "take"]
+__all__ = ["is_own", "logs_in", "of_process", "take"]
 
 _LOCK = "in-use"
 _LOG = re.compile(r"rows-\d+")
@@ -32,6 +36,18 @@ def logs_in(folder: Path) -> list[Path]:
         (p for p in named if not p.is_symlink() and _core.holds_log(str(p))),
         key=lambda p: int(p.name.removeprefix("rows-")),
     )
+
+
+def of_process(ssd: Any) -> Path:
+    """The folder of this process at one or several ``Storage.ssd``."""
+    paths = [ssd] if isinstance(ssd, str) else list(ssd)
+    if not torch_dist.is_available() or not torch_dist.is_initialized():
+        return Path(paths[0])
+    if torch_dist.get_world_size() == 1:
+        return Path(paths[0])
+    rank = torch_dist.get_rank()
+    local = int(os.environ.get("LOCAL_RANK", rank))
+    return Path(paths[local % len(paths)]) / f"rank-{rank}"
 
 
 def take(folder: Path, reset: bool) -> _core.FolderLock:

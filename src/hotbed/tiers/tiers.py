@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from hotbed import _core
@@ -27,10 +26,12 @@ class Tiers:
 
     def __init__(self, storage: Storage) -> None:
         self.storage = storage
-        ssd = None if storage.ssd is None else str(storage.ssd)
+        self.folder = None if storage.ssd is None else folder.of_process(storage.ssd)
+        """Of its rows on disk."""
+        ssd = None if self.folder is None else str(self.folder)
         # It writes nothing before there are tables, and goes before the lock does.
         self.core = _core.Storage.make(*storage.budgets, ssd, storage.space_ratio)
-        self._lock = None if ssd is None else folder.take(Path(ssd), storage.reset)
+        self._lock = None if self.folder is None else folder.take(self.folder, storage.reset)
         # Weakly: tables keep their tiers, and go when the model does.
         self._tables: list[weakref.ref[LiveTable]] = []
         self.prepared: list[Prepared] = []
@@ -50,6 +51,10 @@ class Tiers:
         """A new table whose rows lie here."""
         self._tables.append(weakref.ref(table))
 
+    def give_up(self, table: LiveTable) -> None:
+        """Its rows will lie elsewhere; none lies here yet."""
+        self._tables = [ref for ref in self._tables if ref() is not table]
+
     @property
     def tables(self) -> list[LiveTable]:
         return [table for ref in self._tables if (table := ref()) is not None]
@@ -63,7 +68,7 @@ class Tiers:
         """
         if self._lock is not None and self._lock.inherited:
             raise StorageError(
-                f"Storage(ssd={str(self.storage.ssd)!r}) belongs to the process from which this one was "
+                f"Storage(ssd={str(self.folder)!r}) belongs to the process from which this one was "
                 "forked. Make a collection of its own here."
             )
         tables = self.tables
@@ -176,9 +181,9 @@ class Tiers:
         Raises:
             StorageError: they cannot be written.
         """
-        if self.storage.ssd is not None:
+        if self.folder is not None:
             used = {table.name: table.core.hottest(hottest.COUNT) for table in self.tables}
-            hottest.note(Path(self.storage.ssd), used)
+            hottest.note(self.folder, used)
 
     def stats(self) -> dict[str, float]:
         """What the tiers have done; see `EmbeddingCollection.stats`."""

@@ -1,0 +1,68 @@
+"""Checkpoints of tables that several processes share: who writes what, and what the manifest says of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hotbed.checkpoint.files import CheckpointError
+from hotbed.checkpoint.rules import rule_of
+from hotbed.checkpoint.tables import entry_of
+from hotbed.table.alone import ALONE
+from hotbed.table.live import LiveTable
+
+__all__ = ["KIND", "entries_of", "own_tables", "ranks_of", "tables_here"]
+
+KIND = "a checkpoint"
+
+
+def ranks_of(tables: Mapping[str, LiveTable]) -> Any:
+    """The processes that share tables; or the one that has them all.
+
+    Raises:
+        CheckpointError: some are shared by others than others are.
+    """
+    found = {table.place.ranks for table in tables.values()} - {ALONE}
+    if len(found) > 1:
+        raise CheckpointError(
+            "Parts of the model were distributed one by one. Distribute the whole model, or save each by "
+            "itself."
+        )
+    return found.pop() if found else ALONE
+
+
+def tables_here(tables: Mapping[str, LiveTable]) -> dict[str, LiveTable]:
+    """Those in this process that they are made of."""
+    return {stem: own for stem, table in tables.items() for own in table.place.tables_here(table)}
+
+
+def own_tables(tables: Mapping[str, LiveTable], ranks: Any) -> dict[str, LiveTable]:
+    """Those whose rows this process saves. A table that is not shared is the first one's."""
+    return {
+        stem: own
+        for stem, table in tables.items()
+        if table.place.ranks is ranks or ranks.rank == 0
+        for own in table.place.tables_to_save(table)
+    }
+
+
+def entries_of(
+    tables: Mapping[str, LiveTable], own: Mapping[str, LiveTable], ranks: Any, *, states: bool
+) -> dict[str, Any]:
+    """What the manifest says of all tables. Called by all ranks."""
+    rules = ranks.tell(
+        KIND, {stem: rule_of(table) for stem, table in own.items()} if states else {}
+    )
+    return {
+        stem: entry_of(table, _longest([told[stem] for told in rules if stem in told]))
+        for stem, table in tables.items()
+    }
+
+
+def _longest(rules: list[Any]) -> dict[str, Any] | None:
+    """Of the rule in several processes the one that remembers most of what rows may have missed."""
+
+    def forgotten(rule: Any) -> int:
+        return 0 if rule is None or rule["history"] is None else int(rule["history"]["forgotten"])
+
+    return min(rules, key=forgotten, default=None)

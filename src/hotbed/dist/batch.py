@@ -1,0 +1,142 @@
+"""A batch of tables that ranks share: its rows, fetched from their keepers, lie beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hotbed import _core, init
+from hotbed.dist.ranks import Opened, PeerError, Ranks
+from hotbed.dist.trip import Trip
+from hotbed.errors import OptimizerError, TableError
+from hotbed.resolve.on_host import HostBatch, HostLeft, check, core_batch
+from hotbed.table.gradients import LeftRows
+from hotbed.table.place import Call
+from hotbed.tables import CORE_DTYPES
+
+__all__ = ["ShardedBatch", "serve_lookup", "serve_rows"]
+
+_TRAINING, _WANTED, _FROZEN = range(3)
+_MODES = 3
+_MOST_FROZEN = 62
+
+
+class _Scratch:
+    """The rows of one batch, as the core's batch takes a table."""
+
+    def __init__(self, live: Any, ids: Tensor, rows: Tensor) -> None:
+        spec = live.spec
+        self.combiner = live.combiner
+        padding = None
+        if spec.padding_idx is not None:
+            at = torch.nonzero(ids == spec.padding_idx).flatten()
+            padding = int(at[0]) if len(at) else None
+        zeros = init.Zeros().resolve(None, 1)
+        dtype = CORE_DTYPES[spec.dtype]
+        size = max(1, len(ids))
+        self.core = _core.Table.make(spec.name, size, spec.dim, dtype, *zeros, 0, padding)
+        slots = torch.arange(len(ids))
+        _core.write(self.core, slots.data_ptr(), len(ids), rows.data_ptr())
+
+
+class ShardedBatch(HostBatch):
+    """Its rows lie beside it as long as it does."""
+
+    trip: Trip
+
+    @classmethod
+    def of(cls, ranks: Ranks, call: Call) -> ShardedBatch:
+        wanted = torch.is_grad_enabled() and len(call.frozen) < len(call.live)
+        if wanted and call.training:
+            _refuse_beside_dense(ranks)
+        check(core_batch(call.live, call.table_of, call.bags), call)
+        ids = [bag.ids.long() for bag in call.bags]
+        asked = [
+            torch.unique(torch.cat([ids[f] for f, of in enumerate(call.table_of) if of == t]))
+            for t in range(len(call.live))
+        ]
+        trip = Trip(ranks, [live.place for live in call.live], asked)
+        frozen = sum(1 << t for t in call.frozen if t < _MOST_FROZEN)
+        modes = [int(call.training), int(wanted), frozen]
+        numbers = [place.number for place in trip.places]
+        opened = ranks.agree("a lookup", [*modes, *trip.numbers], numbers)
+        _refuse_other_modes(ranks, opened, modes)
+        rows = trip.fetch(opened.numbers[:, _MODES:], call.frozen, call.training)
+        bags = [
+            bag._replace(ids=torch.searchsorted(asked[t], own))
+            for bag, own, t in zip(call.bags, ids, call.table_of, strict=True)
+        ]
+        scratch = [
+            _Scratch(live, own, some)
+            for live, own, some in zip(call.live, asked, rows, strict=True)
+        ]
+        core = core_batch(scratch, call.table_of, bags)
+        core.resolve(False, wanted, call.frozen)
+        made = cls(core, call._replace(bags=bags), wanted, kept=(scratch, bags))
+        made.trip = trip
+        if wanted:
+            trip.wait(made)
+        return made
+
+    def backward(self, grads: Sequence[Tensor | None]) -> Any:
+        return ShardedLeft(super().backward(grads), self)
+
+
+def _refuse_beside_dense(ranks: Ranks) -> None:
+    if not ranks.inside_forward:
+        raise TableError(
+            "A part of a distributed model was called by itself. Gradients of its dense layers are averaged "
+            "over the ranks only where the model is called: call that, or distribute the part alone."
+        )
+
+
+def _refuse_other_modes(ranks: Ranks, opened: Opened, modes: list[int]) -> None:
+    for rank, told in enumerate(opened.numbers[:, :_MODES].tolist()):
+        if not opened.ended[rank] and told != modes:
+            raise PeerError(
+                f"Rank {rank} looks up in another mode than rank {ranks.rank}: model.train() or eval(), "
+                "requires_grad of tables, and torch.no_grad() must be alike on all ranks."
+            )
+
+
+def serve_lookup(ranks: Ranks, opened: Opened) -> None:
+    """The part of a rank that has no batch."""
+    speaks = opened.ended.index(False)
+    training, wanted, frozen = opened.numbers[speaks, :_MODES].tolist()
+    places = [ranks.table(number).place for number in opened.tables]
+    trip = Trip(ranks, places, [torch.empty(0, dtype=torch.int64) for _ in places])
+    here = [t for t in range(min(len(places), _MOST_FROZEN)) if frozen >> t & 1]
+    with torch.set_grad_enabled(bool(wanted)):
+        trip.fetch(opened.numbers[:, _MODES:], here, bool(training))
+    if wanted:
+        trip.wait(None)
+
+
+def serve_rows(ranks: Ranks, opened: Opened) -> None:
+    """The same of a lookup of rows."""
+    (number,) = opened.tables
+    place = ranks.table(number).place
+    with torch.no_grad():
+        trip = Trip(ranks, [place], [torch.empty(0, dtype=torch.int64)])
+        trip.fetch(opened.numbers, [], False)
+
+
+class ShardedLeft:
+    """What one backward left: by the batch's own numbers, which its places make slots of."""
+
+    def __init__(self, left: HostLeft, batch: ShardedBatch) -> None:
+        self._left, self._batch = left, batch
+        self.places = left.places
+
+    def shares(self, tables: Sequence[int]) -> list[LeftRows]:
+        first = self._batch.trip.first_slots
+        return [
+            LeftRows(share.slots + first[t], share.rows, True, share.finite, self._batch)
+            for t, share in zip(tables, self._left.shares(tables), strict=True)
+        ]
+
+    def step(self, updates: Any) -> None:
+        raise OptimizerError("fused=True updates tables in backward, which ranks cannot agree on.")

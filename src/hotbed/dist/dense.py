@@ -1,0 +1,74 @@
+"""The dense part of a model on many ranks: torch's DistributedDataParallel, under the model's own names."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch.distributed as torch_dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from hotbed.dist.ranks import Ranks
+from hotbed.table.live import live_table
+
+__all__ = ["average_dense"]
+
+
+class _Called(nn.Module):
+    """What DistributedDataParallel wraps: the model's own forward."""
+
+    def __init__(self, model: nn.Module, ranks: Ranks) -> None:
+        super().__init__()
+        self.model, self._ranks, self._forward = model, ranks, model.forward
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        self._ranks.inside_forward = True
+        try:
+            return self._forward(*args, **kwargs)
+        finally:
+            self._ranks.inside_forward = False
+
+
+def average_dense(
+    model: nn.Module, ranks: Ranks, options: Mapping[str, Any]
+) -> DistributedDataParallel | None:
+    """Has gradients of dense parameters averaged over the ranks, and gives these the values of rank 0. The
+    model stays the same object, with ``no_sync()``. Called by all ranks.
+
+    Args:
+        options: of DistributedDataParallel.
+
+    Returns:
+        What does it; None where no dense parameter is trained.
+    """
+    tables = {n for n, p in model.named_parameters() if live_table(p) is not None}
+    dense = [p for n, p in model.named_parameters() if n not in tables and p.requires_grad]
+    averaged = _averaged(model, tables, ranks, options) if dense else None
+    called: Callable[..., Any] = averaged or model.forward
+
+    @functools.wraps(type(model).forward)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        ranks.before_forward()
+        return called(*args, **kwargs)
+
+    no_sync = averaged.no_sync if averaged else contextlib.nullcontext
+    model.__dict__.update(forward=forward, no_sync=no_sync)
+    return averaged
+
+
+def _averaged(
+    model: nn.Module, tables: set[str], ranks: Ranks, options: Mapping[str, Any]
+) -> DistributedDataParallel:
+    called = _Called(model, ranks)
+    # What DistributedDataParallel reads, by the name that its own helper for this gives it.
+    called.__dict__["_ddp_params_and_buffers_to_ignore"] = [f"model.{name}" for name in tables]
+    group = torch_dist.new_group(
+        torch_dist.get_process_group_ranks(ranks.group),
+        timeout=datetime.timedelta(seconds=ranks.timeout),
+    )
+    ranks.inside_forward = False
+    return DistributedDataParallel(called, process_group=group, **options)

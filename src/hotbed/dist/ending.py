@@ -1,0 +1,140 @@
+"""Uneven ends: a rank that has no batches any more answers for its shards until no rank has one."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as torch_dist
+from torch import nn
+from torch.distributed.algorithms.join import Join, Joinable, JoinHook
+
+from hotbed.dist.batch import serve_lookup, serve_rows
+from hotbed.dist.distribute import Sharing, sharing_of
+from hotbed.dist.gradients import (
+    CHANGE,
+    NORM,
+    SUM,
+    Together,
+    serve_collect,
+)
+from hotbed.dist.part import serve_step
+from hotbed.dist.ranks import Opened, PeerLost, Ranks
+from hotbed.errors import HotbedError, TableError
+
+__all__ = ["joinables"]
+
+
+def joinables(model: nn.Module) -> list[Joinable]:
+    """For torch's ``Join``: with it, ranks may have different numbers of batches.
+
+    >>> with Join(hb.dist.joinables(model)):
+    ...     for batch in loader: ...
+
+    A rank whose loader has ended takes part in the others' steps with no samples. Gradients are divided by
+    the number of all ranks. When all have ended, each has the dense layers of the one that ended last.
+
+    Args:
+        model: as `distribute` returned it.
+
+    Raises:
+        TableError: it is not distributed.
+    """
+    sharing = sharing_of(model)
+    if sharing is None:
+        raise TableError(
+            f"This {type(model).__name__} is not distributed, or is a part of what is. hotbed.dist.joinables "
+            "takes what hotbed.distribute has returned."
+        )
+    tables = _Tables(sharing)
+    return [tables] if sharing.dense is None else [tables, sharing.dense]
+
+
+class _Tables(Joinable):
+    """The shards of a model."""
+
+    def __init__(self, sharing: Sharing) -> None:
+        super().__init__()
+        self._sharing = sharing
+        group = None if sharing.dense is None else sharing.dense.join_process_group
+        # Not that of the shards, as Join asks on the main thread while another one answers for these.
+        self._group = group or torch_dist.new_group(backend="gloo")
+        sharing.ranks.before_forward = self._notify
+
+    def _notify(self) -> None:
+        """Tells Join that there is more to come."""
+        Join.notify_join_context(self)
+
+    def join_hook(self, **options: Any) -> JoinHook:
+        return _Serving(self._sharing.ranks)
+
+    @property
+    def join_device(self) -> torch.device:
+        dense = self._sharing.dense
+        found: torch.device = torch.device("cpu") if dense is None else dense.join_device
+        return found
+
+    @property
+    def join_process_group(self) -> Any:
+        return self._group
+
+
+class _Serving(JoinHook):
+    """Answers on a thread, as the main one waits for gradients of dense layers meanwhile."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    def main_hook(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._serve, name="hotbed-shards", daemon=True)
+            self._thread.start()
+
+    def post_hook(self, is_last_joiner: bool) -> None:
+        if self._thread is None:
+            self._ranks.agree("the end")
+            return
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+
+    def _serve(self) -> None:
+        answers: dict[str, Callable[[Ranks, Opened], None]] = {
+            "a lookup": serve_lookup,
+            "a lookup of rows": serve_rows,
+            "a step": serve_step,
+            "a look for infinities": lambda ranks, opened: None,
+            SUM: self._serve_sum,
+            NORM: self._serve_norm,
+            CHANGE: self._serve_change,
+        }
+        try:
+            while True:
+                try:
+                    opened = self._ranks.serve()
+                    if opened.kind == "the end":
+                        return
+                    answers[opened.kind](self._ranks, opened)
+                except PeerLost:
+                    raise
+                except HotbedError:  # of which those hear, too, who have a batch
+                    continue
+        except BaseException as error:  # raised again by the main thread
+            self._error = error
+
+    def _serve_sum(self, ranks: Ranks, opened: Opened) -> None:
+        collected = serve_collect(ranks, opened, 0)
+        ranks.agree(SUM, fault=collected.fault)
+        self._together = Together(ranks, collected.tables)
+
+    def _serve_norm(self, ranks: Ranks, opened: Opened) -> None:
+        told = opened.numbers[opened.ended.index(False)].contiguous()
+        self._together.sum_norms(float(told.view(torch.float64)[0]))
+
+    def _serve_change(self, ranks: Ranks, opened: Opened) -> None:
+        told = opened.numbers[opened.ended.index(False)].contiguous()
+        self._together.change_own(int(told[0]), float(told.view(torch.float64)[1]))

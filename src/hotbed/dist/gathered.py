@@ -1,0 +1,173 @@
+"""All rows of a table that ranks share, brought together in chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hotbed import _core
+from hotbed.dist.ranks import Ranks, bytes_of, numbers_in
+from hotbed.dist.shares import Share
+from hotbed.errors import HotbedError, TableError
+
+__all__ = ["Gathered", "gathered"]
+
+_KIND = "a copy of rows"
+_ROWS_AT_ONCE = 1 << 14
+
+
+class Gathered(NamedTuple):
+    """Stored rows of a table."""
+
+    ids: Tensor
+    """(n,) int64, rising."""
+    weights: Tensor
+    """(n, dim)."""
+    states: list[Tensor]
+    """(n, dim) or (n, 1) each; none where they were not wanted."""
+
+
+def gathered(place: Any, *, states: bool, everywhere: bool) -> Gathered | None:
+    """All rows of a table, as the last step has left them. Called by all ranks.
+
+    Args:
+        states: whether optimizer states come, too; then of stored rows only.
+        everywhere: whether to all ranks; else None comes back on all but rank 0.
+
+    Raises:
+        TableError: they do not fit in memory.
+    """
+    ranks: Ranks = place.ranks
+    wants = everywhere or ranks.rank == 0
+    ids = _ids(place, everywhere, stored=states)
+    spec, widths = place.spec, place.core.state_widths() if states else []
+    fault: TableError | None = None
+    needed = len(ids) * (spec.dim * spec.dtype.itemsize + 16)
+    needed += len(ids) * sum(widths) * spec.compute_dtype.itemsize
+    if wants and needed > (free := _core.available_memory()):
+        fault = TableError(
+            f"Table {spec.name!r}: a copy of all rows would take {needed} bytes, and {free} are free. Read a "
+            "part of them with lookup(ids), or save a checkpoint, of which each rank writes its part."
+        )
+    ranks.agree(_KIND, fault=fault, tables=[place.number])
+    size = len(ids) if wants else 0
+    found = Gathered(
+        ids,
+        torch.empty((size, spec.dim), dtype=spec.dtype),
+        [torch.empty((size, width), dtype=spec.compute_dtype) for width in widths],
+    )
+    absent = torch.ones(size, dtype=torch.bool)
+    for share, rows in _all_records(place, states=states, everywhere=everywhere):
+        at = torch.searchsorted(ids, share.part.origin.ids_in_table(rows.ids))
+        absent[at] = False
+        columns = share.part.columns
+        found.weights[at, columns] = rows.weights
+        for state, some in zip(found.states, rows.states, strict=True):
+            if state.shape[1] == 1:
+                state[at] = some
+            else:
+                state[at, columns] = some
+    _read_first_values(place, found, torch.nonzero(absent).flatten())
+    return found if wants else None
+
+
+def _read_first_values(place: Any, found: Gathered, absent: Tensor) -> None:
+    """The rows of a static table that are stored nowhere. `absent`: their positions."""
+    counts = place.ranks.agree(_KIND, [len(absent)], [place.number]).numbers
+    for begin in range(0, int(counts.max()), _ROWS_AT_ONCE):
+        at = absent[begin : begin + _ROWS_AT_ONCE]
+        found.weights[at] = place.read(found.ids[at])
+
+
+def _spoken(place: Any) -> list[Share]:
+    """Shares that have each element of the table once."""
+    return [share for share in place.shares if not share.replica or share.rank == 0]
+
+
+def _ids(place: Any, everywhere: bool, *, stored: bool) -> Tensor:
+    """(n,) ids, rising; of a static table all, or only those whose rows are `stored`."""
+    own = [
+        share.part.origin.ids_in_table(live.stored_ids() if stored else live.ids())
+        for share, live in place.own.items()
+        if share in _spoken(place) and share.part.origin.column == 0
+    ]
+    mine = torch.cat([torch.empty(0, dtype=torch.int64), *own])
+    ranks: Ranks = place.ranks
+    counts = ranks.agree(_KIND, [len(mine)], [place.number]).numbers[:, 0].tolist()
+    outgoing = [bytes_of(mine) if everywhere or to == 0 else _NOTHING for to in range(ranks.size)]
+    wants = everywhere or ranks.rank == 0
+    sizes = [8 * count if wants else 0 for count in counts]
+    blocks = ranks.exchange(_KIND, outgoing, sizes)
+    return torch.cat([numbers_in(block, torch.int64) for block in blocks]).sort().values
+
+
+def _all_records(place: Any, *, states: bool, everywhere: bool) -> Iterator[tuple[Share, Gathered]]:
+    """Chunk after chunk of all ranks, each rank's next at once, until no rank has more."""
+    ranks, spec = place.ranks, place.spec
+    shares = _spoken(place)
+    wants = everywhere or ranks.rank == 0
+    streams = [
+        (s, live.records(states=states))
+        for s, share in enumerate(shares)
+        for own, live in place.own.items()
+        if own == share
+    ]
+    widths = place.core.state_widths() if states else []
+    while True:
+        fault: HotbedError | None = None
+        chunk: tuple[int, Gathered] | None = None
+        try:
+            while streams and chunk is None:
+                s, stream = streams[0]
+                rows = next(stream, None)
+                if rows is None:
+                    streams = streams[1:]
+                else:
+                    assert rows.weights is not None
+                    chunk = s, Gathered(rows.ids, rows.weights, list(rows.states or ()))
+        except HotbedError as error:
+            fault = error
+        said = [-1, 0] if chunk is None else [chunk[0], len(chunk[1].ids)]
+        told = ranks.agree(_KIND, said, [place.number], fault).numbers.tolist()
+        if all(s < 0 for s, _ in told):
+            return
+        tensors = [] if chunk is None else [chunk[1].ids, chunk[1].weights, *chunk[1].states]
+        raw = torch.cat([_NOTHING, *(bytes_of(tensor) for tensor in tensors)])
+        outgoing = [raw if everywhere or to == 0 else _NOTHING for to in range(ranks.size)]
+        shapes = [_shapes(shares[s], spec, count, widths) if s >= 0 else [] for s, count in told]
+        sizes = [sum(_bytes(*one) for one in of_rank) if wants else 0 for of_rank in shapes]
+        for (s, _), block, of_rank in zip(
+            told, ranks.exchange(_KIND, outgoing, sizes), shapes, strict=True
+        ):
+            if s >= 0 and wants:
+                pieces = torch.split(block, [_bytes(*one) for one in of_rank])
+                ids, weights, *values = (
+                    numbers_in(piece, dtype).view(shape)
+                    for piece, (shape, dtype) in zip(pieces, of_rank, strict=True)
+                )
+                yield shares[s], Gathered(ids, weights, values)
+
+
+def _shapes(
+    share: Share, spec: Any, count: int, widths: list[int]
+) -> list[tuple[tuple[int, ...], torch.dtype]]:
+    """Of a chunk's ids, weights and states."""
+    dim = share.part.dim
+    return [
+        ((count,), torch.int64),
+        ((count, dim), spec.dtype),
+        *(((count, 1 if w == 1 else dim), spec.compute_dtype) for w in widths),
+    ]
+
+
+def _bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
+    size = dtype.itemsize
+    for side in shape:
+        size *= side
+    return size
+
+
+_NOTHING = torch.empty(0, dtype=torch.uint8)

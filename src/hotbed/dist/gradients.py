@@ -1,0 +1,257 @@
+"""Gradients of tables that ranks share: what waits on each rank, and how it comes to the keepers."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.amp.grad_scaler import GradScaler
+
+from hotbed.dist.ranks import Opened, Ranks
+from hotbed.dist.trip import Trip
+from hotbed.errors import HotbedError
+from hotbed.step.on_host import rows_of
+from hotbed.table.clipping import Gradient
+from hotbed.table.gradients import WaitingGradient, norm_of_rows
+from hotbed.table.handles import OpenHandle
+
+SUM, NORM, CHANGE = "a sum of gradients", "a norm of gradients", "a change of gradients"
+SCALE, CLAMP = range(2)
+
+__all__ = [
+    "Collected",
+    "SharedHandle",
+    "ShardedGradient",
+    "WaitingOnRanks",
+    "collect",
+    "serve_collect",
+]
+
+
+class WaitingOnRanks(WaitingGradient):
+    """What waits on this rank, and what the ranks have brought to the shards that it keeps.
+
+    Attributes:
+        collected: whether gradients were brought to the keepers, who wait for a step.
+    """
+
+    def __init__(self, place: Any) -> None:
+        super().__init__()
+        self._place = place
+        self.collected = False
+
+    def drop(self, handle: Tensor) -> None:
+        self.give_away(handle)
+        self.collected = False
+        for live in self._place.own.values():
+            live.drop_gradient()
+
+    def give_away(self, handle: Tensor) -> None:
+        """The keepers have it."""
+        super().drop(handle)
+
+    def zero(self, handle: Tensor) -> None:
+        self.drop(handle)
+
+    def waits(self, handle: Tensor) -> bool:
+        return self.collected or super().waits(handle)
+
+
+class Collected:
+    """What came of it.
+
+    Attributes:
+        tables: those of which any rank has a gradient.
+        fault: why this rank could not take some.
+    """
+
+    def __init__(self, tables: list[Any], fault: HotbedError | None) -> None:
+        self.tables, self.fault = tables, fault
+
+
+def collect(
+    ranks: Ranks, kind: str, tables: Sequence[Any], numbers: Sequence[int] = ()
+) -> tuple[Opened, Collected]:
+    """Brings gradients to the keepers. Called by all ranks, with the same tables.
+
+    Args:
+        numbers: what else goes along with the opening message.
+    """
+    trips = ranks.waiting
+    own = [_by_trip(live, trips) for live in tables]
+    flags = [int(grad is not None) for of_table in own for grad in of_table]
+    places = [live.place.number for live in tables]
+    opened = ranks.agree(kind, [*numbers, *flags], places)
+    found = _brought(ranks, trips, tables, own, opened.numbers[:, len(numbers) :])
+    return opened, found
+
+
+def serve_collect(ranks: Ranks, opened: Opened, width: int) -> Collected:
+    """The part of a rank that has no batch. `width`: of the numbers that go along."""
+    tables = [ranks.table(number) for number in opened.tables]
+    nothing: list[list[Tensor | None]] = [[None] * len(ranks.waiting) for _ in tables]
+    return _brought(ranks, ranks.waiting, tables, nothing, opened.numbers[:, width:])
+
+
+def _by_trip(live: Any, trips: list[Trip]) -> list[Tensor | None]:
+    """The gradient of a table as (n, dim) for each trip; None where there is none."""
+    rows = rows_of(live)
+    found: list[Tensor | None] = []
+    for trip in trips:
+        if rows is None or live.place not in trip.places:
+            found.append(None)
+            continue
+        t = trip.places.index(live.place)
+        first, count = trip.first_slots[t], len(trip.asked[t])
+        here = torch.nonzero((rows.slots >= first) & (rows.slots < first + count)).flatten()
+        grad = torch.zeros((count, live.spec.dim), dtype=live.spec.compute_dtype)
+        grad.index_add_(0, rows.slots[here] - first, rows.rows[here])
+        found.append(grad if len(here) else None)
+    return found
+
+
+def _brought(
+    ranks: Ranks,
+    trips: list[Trip],
+    tables: Sequence[Any],
+    own: list[list[Tensor | None]],
+    flags: Tensor,
+) -> Collected:
+    told = flags.any(0).view(len(tables), -1)
+    fault: HotbedError | None = None
+    for at, trip in enumerate(trips):
+        wanted = [n for n in range(len(tables)) if bool(told[n, at])]
+        if not wanted:
+            continue
+        grads: list[Tensor | None] = [None] * len(trip.places)
+        positions = {n: trip.places.index(tables[n].place) for n in wanted}
+        for n, t in positions.items():
+            grads[t] = own[n][at]
+        try:
+            trip.give(grads, sorted(positions.values()))
+        except HotbedError as error:  # of this rank alone: the others go on to the vote
+            fault = error
+    return Collected(
+        [
+            live
+            for n, live in enumerate(tables)
+            if bool(told[n].any()) or live.parameter.waiting.collected
+        ],
+        fault,
+    )
+
+
+class Together:
+    """Gradients at their keepers, of several tables, as they are clipped."""
+
+    def __init__(self, ranks: Ranks, tables: Sequence[Any]) -> None:
+        """`tables`: of which any rank has a gradient."""
+        self._ranks, self._tables = ranks, list(tables)
+        self._rows: list[list[Tensor]] = []
+        for live in tables:
+            waiting = live.parameter.waiting
+            waiting.give_away(live.parameter)
+            waiting.collected = True
+            parts = live.place.own.values()
+            self._rows.append([rows for part in parts for rows in _summed(part)])
+        self._norms: dict[float, list[Tensor]] = {}
+        self._changed: list[tuple[int, float]] = []
+
+    def norm(self, table: int, norm_type: float) -> Tensor:
+        """Over all ranks; of all tables at once."""
+        if norm_type not in self._norms:
+            self._ranks.agree(NORM, _bits([norm_type]), self._numbers)
+            self._norms[norm_type] = self.sum_norms(norm_type)
+        return self._norms[norm_type][table]
+
+    def change(self, how: int, value: float, table: int) -> None:
+        """All tables, when the first is asked for."""
+        if table == 0:
+            self._ranks.agree(CHANGE, [how, *_bits([value])], self._numbers)
+            self.change_own(how, value)
+
+    @property
+    def _numbers(self) -> list[int]:
+        return [live.place.number for live in self._tables]
+
+    def sum_norms(self, norm_type: float) -> list[Tensor]:
+        own = torch.zeros(len(self._tables), dtype=torch.float64)
+        for t, (live, rows) in enumerate(zip(self._tables, self._rows, strict=True)):
+            if self._ranks.rank == 0 or not any(share.replica for share in live.place.shares):
+                norms = [norm_of_rows(r.double(), norm_type) for r in rows if r.numel()]
+                own[t] = torch.linalg.vector_norm(torch.stack(norms), norm_type) if norms else 0.0
+        told = self._ranks.agree(NORM, _bits(own.tolist()), self._numbers).numbers
+        norms_of_ranks = told.contiguous().view(torch.float64)
+        return [
+            torch.linalg.vector_norm(norms_of_ranks[:, t], norm_type).to(live.compute_dtype)
+            for t, live in enumerate(self._tables)
+        ]
+
+    def change_own(self, how: int, value: float) -> None:
+        for rows in self._rows:
+            for some in rows:
+                if how == SCALE:
+                    some.mul_(torch.tensor(value, dtype=some.dtype))
+                else:
+                    some.clamp_(-value, value)
+
+
+class ShardedGradient:
+    """`hotbed.table.clipping.Gradient`, at the keepers. Called by all ranks."""
+
+    def __init__(self, together: Together, table: int) -> None:
+        self._together, self._table = together, table
+
+    @classmethod
+    def every(cls, ranks: Ranks, tables: Sequence[Any]) -> list[Gradient | None]:
+        """Brings the gradients of tables to their keepers."""
+        with ranks.telling(SUM):
+            _, collected = collect(ranks, SUM, tables)
+        ranks.agree(SUM, fault=collected.fault)
+        together = Together(ranks, collected.tables)
+        made = {live: cls(together, t) for t, live in enumerate(collected.tables)}
+        return [made.get(live) for live in tables]
+
+    def norm(self, norm_type: float) -> Tensor | None:
+        return self._together.norm(self._table, norm_type)
+
+    def scale(self, factor: Tensor) -> None:
+        self._together.change(SCALE, float(factor), self._table)
+
+    def clamp(self, limit: float) -> None:
+        self._together.change(CLAMP, limit, self._table)
+
+
+def _bits(numbers: Sequence[float]) -> list[int]:
+    found: list[int] = torch.tensor(numbers, dtype=torch.float64).view(torch.int64).tolist()
+    return found
+
+
+def _summed(part: Any) -> list[Tensor]:
+    """The rows of a part's gradient, each once; changes to them count."""
+    grad = part.waiting.look(part.parameter, each_once=True)
+    return [] if grad is None else [grad._values()]
+
+
+class SharedHandle(OpenHandle):
+    """The handle of a table that ranks share. Its gradient is what this rank's batches left."""
+
+    @property
+    def grad(self) -> Tensor | None:
+        """As of every handle. Where a GradScaler looks for infinities in it, the ranks tell each other
+        whether they have some: all skip the step, or none."""
+        caller = sys._getframe(1)
+        if caller.f_code is GradScaler._unscale_grads_.__code__:
+            self.hotbed_table.place.look_for_infinities(caller.f_locals)
+        return self.waiting.look(self)
+
+    @grad.setter
+    def grad(self, value: Tensor | None) -> None:
+        self.waiting.take_place(self, value)
+
+    @grad.deleter
+    def grad(self) -> None:
+        self.waiting.drop(self)

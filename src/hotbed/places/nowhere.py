@@ -1,0 +1,89 @@
+"""Rows that are nowhere yet, of a table that was made with device="meta"."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from hotbed import _core
+from hotbed.errors import TableError
+from hotbed.table.home import Home, make_core
+from hotbed.table.place import Call, Place
+from hotbed.table.records import Records
+from hotbed.tables import Table
+
+__all__ = ["Nowhere", "nowhere"]
+
+
+def nowhere(
+    spec: Table, key: int, tiers: Any = None, budget: _core.MemoryBudget | None = None
+) -> Nowhere:
+    """A `Home`. `tiers`: in which they will lie."""
+    made = Nowhere(make_core(spec, key, elsewhere=True), spec, budget)
+    made.tiers = tiers
+    return made
+
+
+class Nowhere(Place):
+    """All rows are their first values, and take no memory."""
+
+    rows_move = True
+
+    def __init__(
+        self, core: _core.Table, spec: Table, budget: _core.MemoryBudget | None = None
+    ) -> None:
+        super().__init__(core, spec, budget)
+        self.group = "nowhere"
+
+    @property
+    def where(self) -> str:
+        return "nowhere yet"
+
+    def _refuse(self) -> NoReturn:
+        raise TableError(
+            f'Table {self.core.name!r} was made with device="meta" and has no rows. hotbed.distribute(model) '
+            "gives each rank its part of them."
+        )
+
+    def resolve(self, call: Call) -> Any:
+        self._refuse()
+
+    def read(self, ids: Tensor) -> Tensor:
+        self._refuse()
+
+    def records(self, *, states: bool = True, current: bool = True) -> Iterator[Records]:
+        return iter(())
+
+    def ids(self) -> Tensor:
+        self._refuse()
+
+    def write(self, records: Records) -> None:
+        self._refuse()
+
+    def forget(self) -> None:
+        """They are their first values."""
+
+    def memory(self) -> dict[str, int]:
+        return dict.fromkeys(("rows", "weights", "states", "index", "total"), 0)
+
+    def reset_states(self, rule: Any, firsts: Sequence[float]) -> None:
+        self._refuse()
+
+    def make_states(self, rule: Any) -> None:
+        if rule is not None:
+            self._refuse()
+
+    def give_up(self, live: Any) -> None:
+        """There are none."""
+
+    def for_copy(self, memo: dict[int, Any] | None) -> tuple[Home, Callable[[Any], None] | None]:
+        return nowhere, None
+
+    def refuse_device(self, device: torch.device, by_kernels: Any) -> None:
+        self._refuse()
+
+    def move_to_device(self, live: Any, device: torch.device, by_kernels: Any) -> None:
+        self._refuse()

@@ -1,0 +1,215 @@
+"""A whole model on several ranks: tables, dense layers, one optimizer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from dist.test_sharded import batch_of, plan_of
+from dist.worlds import run
+from torch import nn
+
+import hotbed as hb
+from hotbed.dist import PeerError
+
+
+class Model(nn.Module):
+    """Tables of several kinds in three modules, and dense layers with a buffer."""
+
+    def __init__(self, seed: int | None = 3, **options: Any) -> None:
+        super().__init__()
+        tables = [
+            hb.Table("item", 4, 61, "mean", padding_idx=60),
+            hb.Table("user", 7, None, "sum"),
+        ]
+        self.tables = hb.EmbeddingCollection(
+            tables, {"item": "item", "user": "user"}, seed=seed, **options
+        )
+        self.word = hb.Embedding(61, 5)
+        self.bag = hb.EmbeddingBag(9, 3, mode="sum")
+        self.norm = nn.BatchNorm1d(19)
+        self.dense = nn.Linear(19, 1)
+
+    def forward(self, batch: dict[str, Any]) -> torch.Tensor:
+        vectors = self.tables({name: batch[name] for name in ("item", "user")})
+        joined = [*vectors.values(), self.word(batch["word"]), self.bag(batch["more"])]
+        return self.dense(self.norm(torch.cat(joined, 1)))[:, 0]
+
+
+def made(seed: int = 0) -> Model:
+    torch.manual_seed(seed)
+    model = Model()
+    model.norm.momentum = 0.5
+    return model
+
+
+def samples_of(rank: int, world: int) -> slice:
+    return slice(12 * rank // world, 12 * (rank + 1) // world)
+
+
+def loss_of(model: nn.Module, batch: dict[str, Any]) -> torch.Tensor:
+    label = (batch["word"] % 2).float()
+    return nn.functional.binary_cross_entropy_with_logits(model(batch), label)
+
+
+def rows_of(model: Model) -> dict[str, torch.Tensor]:
+    return {
+        "item": model.tables.lookup("item", torch.arange(61)),
+        "user": model.tables.lookup("user", torch.arange(-25, 95) * 2**33),
+        "word": model.word._live.lookup(torch.arange(61)),
+        "bag": model.bag._live.lookup(torch.arange(9)),
+    }
+
+
+def train(rank: int, world: int, strategy: str) -> None:
+    whole, own = made(), made(seed=rank)  # rank 0 has the values of all
+    whole.norm.eval()
+    own.norm.eval()
+    assert hb.distribute(own, strategy) is own
+    names = [name for name, _ in whole.named_parameters()]
+    assert [name for name, _ in own.named_parameters()] == names
+    assert type(own) is Model
+    optimizers = [hb.optim.Adam(m.parameters(), lr=0.05) for m in (whole, own)]
+    samples = samples_of(rank, world)
+    for number in range(6):
+        batch = batch_of(number, slice(None))
+        loss_of(whole, batch).backward()
+        mine = {name: ids[samples] for name, ids in batch.items()}
+        loss_of(own, mine).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    expected = rows_of(whole)
+    for name, rows in rows_of(own).items():
+        torch.testing.assert_close(rows, expected[name], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(own.dense.weight, whole.dense.weight, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize("strategy", ["auto", "basic"])
+def test_a_model_trains_as_in_one_process(world: int, strategy: str) -> None:
+    run(world, train, strategy)
+
+
+def what_rank_0_has(rank: int, world: int) -> None:
+    torch.manual_seed(rank)
+    model = Model(seed=None)
+    users = torch.arange(4) * 2**33 + rank
+    model.tables.assign("user", users, torch.full((4, 7), float(rank + 1)))
+    nn.init.constant_(model.word.weight, float(rank + 5))
+    hb.distribute(model)
+    told = [torch.empty(61, 4) for _ in range(world)]
+    torch.distributed.all_gather(told, model.tables.lookup("item", torch.arange(61)))
+    assert torch.equal(told[0], told[-1]) and told[0].std() > 0
+    ids, rows = model.tables.rows("user")
+    assert ids.tolist() == [n * 2**33 for n in range(4)]
+    assert torch.equal(rows, torch.ones(4, 7))
+    assert torch.equal(model.word._live.lookup(torch.arange(61)), torch.full((61, 5), 5.0))
+
+
+@pytest.mark.process
+def test_all_begin_with_the_rows_of_rank_0() -> None:
+    run(3, what_rank_0_has)
+
+
+def on_meta(rank: int, world: int, folder: str) -> None:
+    ssd = {"ssd": Path(folder), "host": "4MB"} if folder else {"host": "8MB"}
+    tables = [hb.Table("item", 4, 61), hb.Table("user", 4)]
+    own = hb.EmbeddingCollection(tables, seed=3, device="meta", storage=hb.Storage(**ssd))
+    batch = {"item": torch.tensor([[1, 2]]), "user": torch.tensor([[5, 9]]) + rank}
+    with pytest.raises(hb.TableError, match='made with device="meta"'):
+        own(batch)
+    hb.distribute(own, plan_of(own, "row", world))
+    optimizer = hb.optim.Adagrad(own.parameters(), lr=0.5)
+    whole = hb.EmbeddingCollection(tables, seed=3)
+    other = hb.optim.Adagrad(whole.parameters(), lr=0.5)
+    users = torch.cat([torch.tensor([[5, 9]]) + r for r in range(world)])
+    both = {"item": batch["item"].repeat(world, 1), "user": users}
+    for _ in range(3):
+        sum(v.sum() for v in own(batch).values()).backward()
+        (sum(v.sum() for v in whole(both).values()) / world).backward()
+        for one in (optimizer, other):
+            one.step()
+            one.zero_grad()
+    assert torch.equal(own.rows("item")[1], whole.rows("item")[1])
+    assert all(map(torch.equal, own.rows("user"), whole.rows("user")))
+    assert own.count("user") == whole.count("user") == 2 + world
+    if folder:
+        own.flush()
+        assert (Path(folder) / f"rank-{rank}").is_dir()
+        assert own.stats()["rows_used"] > 0
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("ssd", [False, True])
+def test_tables_too_large_for_one_rank(ssd: bool, tmp_path: Path) -> None:
+    run(2, on_meta, str(tmp_path) if ssd else "")
+
+
+def from_outside(rank: int, world: int) -> None:
+    model, whole = made(), made()
+    hb.distribute(model, "basic")
+    item = torch.arange(61)
+    # Each rank assigns rows of its own; of an id that several give the last rank's stay.
+    model.tables.assign("item", item[rank : rank + 3], torch.full((3, 4), float(rank)))
+    for r in range(world):
+        whole.tables.assign("item", item[r : r + 3], torch.full((3, 4), float(r)))
+    users = torch.tensor([7, 2**40 + rank, 11])
+    model.tables.assign("user", users, torch.full((3, 7), 2.0))
+    assert model.tables.count("user") == 2 + world
+    assert model.tables.count() == 61 + 2 + world
+    assert model.tables.erase("user", torch.tensor([7, 2**40 + rank])) == 1 + world
+    assert model.tables.rows("user").ids.tolist() == [11]
+    assert torch.equal(model.tables.rows("item").values, whole.tables.rows("item").values)
+    # A state_dict has the tables on rank 0, and is read on all.
+    state = model.state_dict()
+    assert ("tables.item" in state) == (rank == 0)
+    told = [state]
+    torch.distributed.broadcast_object_list(told)
+    whole.load_state_dict(told[0])
+    assert torch.equal(whole.tables.rows("item").values, model.tables.rows("item").values)
+    nn.init.zeros_(whole.word.weight)
+    model.load_state_dict(whole.state_dict())
+    assert not bool(rows_of(model)["word"].any())
+    assert torch.equal(rows_of(model)["item"], rows_of(whole)["item"])
+    # A fault of one rank is told on all.
+    with pytest.raises((hb.IdError, PeerError), match="id 61 is outside"):
+        model.tables.lookup("item", [61 if rank == 1 else 3])
+    with pytest.raises((hb.TableError, PeerError), match="need values of shape"):
+        model.tables.assign("item", [3], torch.zeros(1, 4 + rank))
+    with pytest.raises((hb.InputError, PeerError), match="Feature 'user' is missing"):
+        model.eval().tables({"item": [[1]]} if rank == 1 else {"item": [[1]], "user": [[1]]})
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("world", [2, 3])
+def test_rows_from_outside(world: int) -> None:
+    run(world, from_outside)
+
+
+def beside_dense(rank: int, world: int) -> None:
+    model = hb.distribute(made())
+    batch = batch_of(rank, slice(0, 4))
+    with pytest.raises(hb.TableError, match="part of a distributed model was called by itself"):
+        model.word(batch["word"])
+    with torch.no_grad():
+        model.word(batch["word"])
+    loss_of(model, batch).backward()
+    expected = model.dense.weight.grad.clone()
+    with model.no_sync():
+        loss_of(model, batch).backward()
+    own = model.dense.weight.grad - expected
+    told = [torch.empty_like(own) for _ in range(world)]
+    torch.distributed.all_gather(told, own)
+    assert not torch.equal(told[0], told[1])
+    alone = hb.distribute(hb.EmbeddingCollection([hb.Table("a", 3, 9)]))
+    with alone.no_sync():
+        alone({"a": torch.tensor([[rank]])})["a"].sum().backward()
+
+
+@pytest.mark.process
+def test_dense_layers_are_averaged_where_the_model_is_called() -> None:
+    run(2, beside_dense)

@@ -1,0 +1,223 @@
+"""Ranks whose batches end at different times."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from dist.test_distribute import Model, made
+from dist.test_distribute import loss_of as loss_of_model
+from dist.test_sharded import batch_of, collection, loss_of, plan_of
+from dist.worlds import run
+from torch.distributed.algorithms.join import Join
+
+import hotbed as hb
+from hotbed.dist import PeerError
+
+BATCHES = [2, 5, 3]
+"""That each rank has."""
+
+
+def samples_of(rank: int) -> slice:
+    return slice(4 * rank, 4 * rank + 4)
+
+
+def tables_only(rank: int, world: int, deal: str, rule: str) -> None:
+    whole, own = collection(), collection()
+    hb.distribute(own, plan_of(own, deal, world))
+    optimizers = [getattr(hb.optim, rule)(m.parameters(), lr=0.1) for m in (whole, own)]
+    with Join(hb.dist.joinables(own)):
+        for number in range(BATCHES[rank]):
+            found = own(batch_of(number, samples_of(rank)))
+            loss_of(found, world).backward()
+            optimizers[1].step()
+            optimizers[1].zero_grad()
+            optimizers[1].param_groups[0]["lr"] *= 0.5  # ranks that have ended are told
+    for number in range(max(BATCHES[:world])):
+        batch = batch_of(number, slice(None))
+        active = [r for r in range(world) if number < BATCHES[r]]
+        together = {
+            name: torch.cat([ids[samples_of(r)] for r in active]) for name, ids in batch.items()
+        }
+        loss_of(whole(together), 1).backward()
+        optimizers[0].step()
+        optimizers[0].zero_grad()
+        optimizers[0].param_groups[0]["lr"] *= 0.5
+    for name in whole.tables:
+        for expected, found in zip(whole.rows(name), own.rows(name), strict=True):
+            assert torch.equal(found, expected), name
+    assert own.table("item").rule.steps == max(BATCHES[:world])
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("rule", ["SGD", "Adam"])
+@pytest.mark.parametrize("deal", ["row", "mixed", "last", "replicated"])
+def test_a_rank_that_has_ended_answers_for_its_shards(deal: str, rule: str) -> None:
+    run(3, tables_only, deal, rule)
+
+
+def with_dense(rank: int, world: int) -> None:
+    model = made()
+    model.norm.eval()
+    hb.distribute(model, "basic")
+    optimizer = hb.optim.SGD(model.parameters(), lr=0.1)
+    with Join(hb.dist.joinables(model)):
+        for number in range(BATCHES[rank]):
+            loss_of_model(model, batch_of(number, samples_of(rank))).backward()
+            hb.nn.clip_grad_norm_(model.parameters(), 0.05)
+            optimizer.step()
+            optimizer.zero_grad()
+    whole = made()
+    whole.norm.eval()
+    other = hb.optim.SGD(whole.parameters(), lr=0.1)
+    for number in range(max(BATCHES)):
+        active = [r for r in range(world) if number < BATCHES[r]]
+        for r in active:
+            (loss_of_model(whole, batch_of(number, samples_of(r))) / world).backward()
+        hb.nn.clip_grad_norm_(whole.parameters(), 0.05)
+        other.step()
+        other.zero_grad()
+    ids = torch.arange(61)
+    found, expected = (m.tables.lookup("item", ids) for m in (model, whole))
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(model.dense.weight, whole.dense.weight, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.process
+def test_dense_layers_end_like_those_of_the_last() -> None:
+    run(3, with_dense)
+
+
+def other_things(rank: int, world: int) -> None:
+    own = collection()
+    hb.distribute(own, plan_of(own, "row", world))
+    optimizer = hb.optim.SGD(own.parameters(), lr=0.1)
+    before = own.rows("item").values
+    with Join(hb.dist.joinables(own)):
+        for number in range(1 + 2 * rank):
+            batch = batch_of(number, samples_of(rank))
+            if number == 2:  # rank 0 waits by now
+                with pytest.raises(PeerError, match="Rank 0 has no batches any more"):
+                    own.count("user")
+                assert own.lookup("item", torch.arange(3)).shape == (3, 4)
+                with pytest.raises(hb.IdError, match="61 is outside"):
+                    own({**batch, "item": torch.full((4, 2), 61)})
+            loss_of(own(batch), float("nan") if number == 1 else 1).backward()
+            if number == 1 and rank:
+                with pytest.raises(hb.NotFiniteError):
+                    optimizer.step()
+            elif number != 1:
+                optimizer.step()
+            optimizer.zero_grad()
+    assert not torch.equal(own.rows("item").values, before)
+    with pytest.raises(hb.TableError, match="not distributed"):
+        hb.dist.joinables(collection())
+
+
+@pytest.mark.process
+def test_what_a_rank_that_has_ended_takes_part_in() -> None:
+    run(2, other_things)
+
+
+def even(rank: int, world: int, end: str) -> None:
+    batches = hb.dist.even([f"{rank}{n}" for n in range(BATCHES[rank])], end=end)
+    expected = {
+        "drop": [[f"{rank}{n}" for n in range(2)]] * 2,
+        "pad": [[f"{rank}{min(n, BATCHES[rank] - 1)}" for n in range(5)]] * 2,
+    }
+    assert [list(batches), list(batches)] == expected[end]
+    nothing: Any = hb.dist.even([] if rank == 1 else [1], end=end)
+    if end == "drop":
+        assert list(nothing) == []
+    else:
+        with pytest.raises(hb.InputError, match="1 of 3 ranks have no batch"):
+            list(nothing)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("end", ["drop", "pad"])
+def test_even_loaders(end: str) -> None:
+    run(3, even, end)
+
+
+def test_even_loaders_of_one_process() -> None:
+    assert list(hb.dist.even([1, 2, 3])) == [1, 2, 3]
+    assert list(hb.dist.even([1, 2, 3], end="pad")) == [1, 2, 3]
+    with pytest.raises(hb.InputError, match='give "drop" or "pad"'):
+        hb.dist.even([1], end="other")  # type: ignore[arg-type]
+
+
+def clipped(rank: int, world: int, deal: str, norm_type: float) -> None:
+    whole, own = collection(), collection()
+    hb.distribute(own, plan_of(own, deal, world))
+    optimizers = [hb.optim.Adagrad(m.parameters(), lr=0.1) for m in (whole, own)]
+    samples = slice(12 * rank // world, 12 * (rank + 1) // world)
+    for number in range(4):
+        for more in range(2):  # two batches a step
+            loss_of(whole(batch_of(number + 9 * more, slice(None))), 1).backward()
+            loss_of(own(batch_of(number + 9 * more, samples)), world).backward()
+        found, expected = (
+            hb.nn.clip_grad_norm_(m.parameters(), 2.0, norm_type) for m in (own, whole)
+        )
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+        if number == 2:
+            for m in (whole, own):
+                hb.nn.clip_grad_value_(m.parameters(), 0.1)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    for name in whole.tables:
+        (ids, rows), (other_ids, other) = own.rows(name), whole.rows(name)
+        assert torch.equal(ids, other_ids)
+        torch.testing.assert_close(rows, other, rtol=1e-5, atol=1e-6)
+    loss_of(own(batch_of(1, samples)), 1).backward()
+    hb.nn.clip_grad_norm_(own.parameters(), 1.0)
+    optimizers[1].zero_grad()
+    before = own.rows("item").values
+    optimizers[1].step()  # nothing waits any more
+    assert torch.equal(own.rows("item").values, before)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("norm_type", [2.0, float("inf")])
+@pytest.mark.parametrize("deal", ["row", "column", "mixed", "replicated"])
+def test_clipping_by_the_norm_over_all_ranks(deal: str, norm_type: float) -> None:
+    run(3, clipped, deal, norm_type)
+
+
+def spoil(module: Any, inputs: Any, vectors: torch.Tensor) -> None:
+    vectors.register_hook(lambda grad: grad + float("inf"))
+
+
+def scaled(rank: int, world: int, unscale: bool) -> None:
+    torch.manual_seed(0)
+    model = hb.distribute(Model().eval(), "basic")
+    optimizer = hb.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=2)
+    scales = []
+    for number in range(5):
+        batch = batch_of(number, samples_of(rank))
+        if number == 1 and rank == 1:  # of a table only: dense gradients are those of all ranks
+            hook = model.word.register_forward_hook(spoil)
+            loss = loss_of_model(model, batch)
+            hook.remove()
+        else:
+            loss = loss_of_model(model, batch)
+        scaler.scale(loss).backward()
+        if unscale:
+            scaler.unscale_(optimizer)
+        before = model.tables.lookup("item", torch.arange(61))
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        after = model.tables.lookup("item", torch.arange(61))
+        assert torch.equal(before, after) == (number == 1)
+        scales.append(scaler.get_scale())
+    assert scales == [64.0, 32.0, 32.0, 64.0, 64.0]
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("unscale", [False, True])
+def test_a_grad_scaler_skips_on_all_ranks_or_none(unscale: bool) -> None:
+    run(2, scaled, unscale)
