@@ -14,9 +14,10 @@ import hotbed as hb
 
 
 class Ranker(torch.nn.Module):
-    def __init__(self, names: list[str], dim: int = 16) -> None:
+    def __init__(self, names: list[str], dim: int = 16, storage: hb.Storage | None = None) -> None:
         super().__init__()
-        self.embeddings = hb.EmbeddingCollection([hb.Table(name, dim=dim) for name in names])
+        tables = [hb.Table(name, dim=dim) for name in names]
+        self.embeddings = hb.EmbeddingCollection(tables, storage=storage)
         self.bottom = hb.nn.MLP(13, [64, dim], final_activation="relu")
         self.interaction = hb.nn.DotInteraction()
         self.top = hb.nn.MLP(dim + 27 * 26 // 2, [256, 128, 1])

@@ -11,9 +11,13 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as torch_dist
 from devices import DEVICE
 
 import hotbed as hb
+
+ONLY = {"rank": 0, "world_size": 1}
+"""Process of a group."""
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
@@ -47,6 +51,7 @@ def supposed(code: str) -> dict[str, Any]:
     }
     names = {
         "os": os,
+        "alone": {"store": torch_dist.HashStore(), **ONLY},
         "torch": torch,
         "hb": hb,
         "lightning": types.SimpleNamespace(Callback=object),
@@ -86,7 +91,14 @@ def test_code_runs(page: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> 
                     continue
                 patch.setattr("hotbed.devices.KINDS", ("cpu",))
             code = smaller(block, place / str(at))
+            for name in ("RANK", "LOCAL_RANK"):
+                patch.setenv(name, "0")
+            if "distribute(" in code and "init_process_group" not in code:
+                torch_dist.init_process_group("gloo", store=torch_dist.HashStore(), **ONLY)
+            code = code.replace('init_process_group("gloo")', 'init_process_group("gloo", **alone)')
             exec(compile(code, f"{page.name}, block {at}", "exec"), supposed(code))
+            if torch_dist.is_initialized():
+                torch_dist.destroy_process_group()
 
 
 def test_the_callback_for_lightning_saves_and_goes_on(place: Path) -> None:

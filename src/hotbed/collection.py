@@ -15,9 +15,16 @@ from hotbed.jagged import Jagged
 from hotbed.modules.owner import TableOwner
 from hotbed.ops.outside_graphs import outside_graphs
 from hotbed.places.moves import home_of, move, refuse_move
+from hotbed.stock_layers import tables_of_layers
 from hotbed.storage import Storage
-from hotbed.table.home import refuse_mixed_places
 from hotbed.table.live import LiveTable
+from hotbed.table.local import (
+    local_assign,
+    local_count,
+    local_erase,
+    local_lookup,
+    local_rows,
+)
 from hotbed.table.state_dict import refuse_ambiguous_names
 from hotbed.tables import Table
 from hotbed.tiers import hottest
@@ -155,39 +162,9 @@ class EmbeddingCollection(TableOwner):
             TableError: a layer of another kind, or with an option that has no counterpart, or two
                 that share a weight and differ in mode or padding_idx.
         """
-        from hotbed.stock_layers import check_twin, live_of, weights_of
-
-        if isinstance(layers, (Mapping, nn.ModuleDict)):
-            raise TableError("from_layers takes a list of layers; pass their names as names=[...].")
-        if not layers:
-            raise TableError("from_layers needs at least one layer.")
-        labels = [str(i) for i in range(len(layers))] if names is None else list(names)
-        if len(labels) != len(layers) or len(set(labels)) != len(labels):
-            raise TableError(
-                f"from_layers needs one distinct name a layer: {len(layers)} layers, "
-                f"{len(set(labels))} distinct names."
-            )
-        for label in labels:
-            if not isinstance(label, str) or not label:
-                raise TableError(f"from_layers: a name must be a non-empty string, not {label!r}.")
-        refuse_ambiguous_names(set(labels))
+        live, features = tables_of_layers(layers, names)
         collection = cls.__new__(cls)
         nn.Module.__init__(collection)
-        live: dict[str, LiveTable] = {}
-        features: dict[str, str] = {}
-        served: dict[int, str] = {}  # what holds the weights → table
-        for label, layer in zip(labels, layers, strict=True):
-            source = weights_of(layer)
-            if id(source) in served:
-                check_twin(layer, live[served[id(source)]])
-            else:
-                served[id(source)] = label
-                live[label] = live_of(layer, label)
-            features[label] = served[id(source)]
-        refuse_mixed_places(live)
-        for label, table in live.items():  # only now that nothing can be refused any more
-            if table.name != label:
-                table.rename(label)
         collection._serve(live, features)
         collection._in_order = names is None
         return collection
@@ -329,43 +306,65 @@ class EmbeddingCollection(TableOwner):
         """The handle of a table, for parameter groups: ``[{"params": [c.parameter("item")], "lr": .1}]``."""
         return self.table(name).parameter
 
-    def rows(self, name: str) -> Rows:
-        """A copy of all rows of a table: (ids (n,) rising, values (n, dim)).
+    # After hotbed.distribute these are called by all ranks, or are ``local``.
+
+    def rows(self, name: str, *, local: bool = False) -> Rows:
+        """A copy of all rows of a table: (ids (n,) rising, values (n, dim)). Of tables that ranks share,
+        all ranks call this, and each gets all.
+
+        Args:
+            local: only those that this rank keeps; the others need not call it.
 
         Raises:
             TableError: the copy would not fit in memory.
         """
-        return Rows(*self.table(name).all_rows())
+        return Rows(*(local_rows if local else LiveTable.all_rows)(self.table(name)))
 
-    def count(self, name: str | None = None) -> int:
-        """Rows that a table holds, or all tables together."""
+    def count(self, name: str | None = None, *, local: bool = False) -> int:
+        """Rows that a table holds, or all tables together. `local`: as for `rows`."""
         tables = self._live if name is None else [self.table(name)]
-        return sum(table.place.count() for table in tables)
+        return sum(local_count(table) if local else table.place.count() for table in tables)
 
-    def lookup(self, name: str, ids: Any) -> Tensor:
+    def lookup(self, name: str, ids: Any, *, local: bool = False) -> Tensor:
         """(n, dim) rows of (n,) ids (a tensor, an array, a list) as they are; absent ids read their first
-        value. Stores nothing.
+        value. Stores nothing. Of tables that ranks share, all ranks call it, each with ids of its own.
+
+        Args:
+            local: all ids are kept by this rank; the others need not call it.
 
         Raises:
             IdError, InputError: ids that cannot be looked up.
         """
-        return self.table(name).lookup(ids)
+        return local_lookup(self.table(name), ids) if local else self.table(name).lookup(ids)
 
-    def assign(self, name: str, ids: Any, values: Any) -> None:
+    def assign(self, name: str, ids: Any, values: Any, *, local: bool = False) -> None:
         """Writes (n, dim) values into the rows of (n,) ids; in a dynamic table, absent ids get a row.
-        Both may be tensors, NumPy arrays or lists.
+        Both may be tensors, NumPy arrays or lists. Of tables that ranks share, all ranks call it, each with
+        rows of its own; of an id that several give, those of the last rank stay.
+
+        Args:
+            local: only rows that this rank keeps are written, and the others passed over; they need not
+                call it.
 
         Raises:
             IdError, InputError, TableError, OutOfMemory: with the table as it was.
             StorageError: a tier below could not be read or written; some rows may be written, each of
                 them whole.
         """
-        self.table(name).assign(ids, values)
+        table = self.table(name)
+        if local:
+            local_assign(table, ids, values)
+        else:
+            table.assign(ids, values)
 
-    def erase(self, name: str, ids: Any) -> int:
+    def erase(self, name: str, ids: Any, *, local: bool = False) -> int:
         """Forgets the rows of (n,) ids (a tensor, an array, a list) of a dynamic table, optimizer states
         included; ids without a row are passed over. An id that comes again is a new row. Between steps:
-        after ``step()`` and ``zero_grad()``, before the next forward.
+        after ``step()`` and ``zero_grad()``, before the next forward. Of tables that ranks share, all ranks
+        call it, each with ids of its own.
+
+        Args:
+            local: only rows that this rank keeps go; the others need not call it.
 
         Returns:
             How many rows went.
@@ -375,7 +374,7 @@ class EmbeddingCollection(TableOwner):
             TableError: the table is static, or a gradient waits for its step.
             StorageError: a tier could not be written.
         """
-        return self.table(name).erase(ids)
+        return (local_erase if local else LiveTable.erase)(self.table(name), ids)
 
     def memory(self) -> dict[str, dict[str, int]]:
         """Per table: rows, and bytes of weights, states, index and in total."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import torch
 from torch import nn
 
@@ -12,10 +14,48 @@ from hotbed.errors import TableError
 from hotbed.init import derive_key
 from hotbed.modules.one_table import OneTable, refuse_options
 from hotbed.places.moves import home_of
+from hotbed.table.home import refuse_mixed_places
 from hotbed.table.live import LiveTable
+from hotbed.table.state_dict import refuse_ambiguous_names
 from hotbed.tables import Table
 
-__all__ = ["check_twin", "live_of", "weights_of"]
+__all__ = ["tables_of_layers"]
+
+
+def tables_of_layers(
+    layers: Sequence[nn.Module], names: Sequence[str] | None
+) -> tuple[dict[str, LiveTable], dict[str, str]]:
+    """Tables by name, and which of them serves each feature; see `EmbeddingCollection.from_layers`."""
+    if isinstance(layers, (Mapping, nn.ModuleDict)):
+        raise TableError("from_layers takes a list of layers; pass their names as names=[...].")
+    if not layers:
+        raise TableError("from_layers needs at least one layer.")
+    labels = [str(i) for i in range(len(layers))] if names is None else list(names)
+    if len(labels) != len(layers) or len(set(labels)) != len(labels):
+        raise TableError(
+            f"from_layers needs one distinct name a layer: {len(layers)} layers, "
+            f"{len(set(labels))} distinct names."
+        )
+    for label in labels:
+        if not isinstance(label, str) or not label:
+            raise TableError(f"from_layers: a name must be a non-empty string, not {label!r}.")
+    refuse_ambiguous_names(set(labels))
+    live: dict[str, LiveTable] = {}
+    features: dict[str, str] = {}
+    served: dict[int, str] = {}  # what holds the weights → table
+    for label, layer in zip(labels, layers, strict=True):
+        source = weights_of(layer)
+        if id(source) in served:
+            check_twin(layer, live[served[id(source)]])
+        else:
+            served[id(source)] = label
+            live[label] = live_of(layer, label)
+        features[label] = served[id(source)]
+    refuse_mixed_places(live)
+    for label, table in live.items():  # only now that nothing can be refused any more
+        if table.name != label:
+            table.rename(label)
+    return live, features
 
 
 def weights_of(layer: nn.Module) -> object:

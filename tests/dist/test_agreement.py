@@ -71,6 +71,12 @@ def faults(rank: int, world: int) -> None:
     with pytest.raises(OptimizerError, match="Distribute the model first"):
         hb.distribute(late)
     assert kept is late.table("item").optimizer
+    cut = collection()
+    hb.distribute(cut, plan_of(cut, "column", world))
+    with pytest.raises(OptimizerError, match="one state for a whole row"):
+        hb.optim.RowwiseAdagrad(cut.parameters(), lr=0.1)
+    with pytest.raises(OptimizerError, match="fused=True updates tables during backward"):
+        hb.optim.SGD(cut.parameters(), lr=0.1, fused=True)
     with pytest.raises(hb.TableError, match="distributed already"):
         hb.distribute(model)
 

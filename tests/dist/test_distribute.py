@@ -164,6 +164,19 @@ def from_outside(rank: int, world: int) -> None:
     assert model.tables.erase("user", torch.tensor([7, 2**40 + rank])) == 1 + world
     assert model.tables.rows("user").ids.tolist() == [11]
     assert torch.equal(model.tables.rows("item").values, whole.tables.rows("item").values)
+    # What this rank keeps.
+    told = [torch.tensor([model.tables.count("item", local=True)]) for _ in range(world)]
+    torch.distributed.all_gather(told, told[rank].clone())
+    assert sum(int(one) for one in told) == 61
+    if whole_rows := model.tables.count("item", local=True):
+        kept = model.tables.rows("item", local=True)
+        assert len(kept.ids) == whole_rows
+        assert torch.equal(kept.values, model.tables.lookup("item", kept.ids, local=True))
+        model.tables.assign("item", torch.arange(61), whole.tables.lookup("item", torch.arange(61)), local=True)
+        assert torch.equal(kept.values, model.tables.lookup("item", kept.ids, local=True))
+    else:
+        with pytest.raises(hb.IdError, match="another rank keeps some of these 1 ids"):
+            model.tables.lookup("item", [3], local=True)
     # A state_dict has the tables on rank 0, and is read on all.
     state = model.state_dict()
     assert ("tables.item" in state) == (rank == 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated
 
 import typer
@@ -153,11 +154,14 @@ def train(
 
       [cyan]hotbed train --data train.tsv.gz --on cuda --device 8GB --host 40GB[/cyan]
 
+      [cyan]torchrun --nproc-per-node 4 -m hotbed train --data train.tsv.gz[/cyan]
+
       [cyan]hotbed train --model wide-deep --data day_*.tsv --optimizer ftrl --lr 0.05[/cyan]
     """
     from rich.console import Console
 
-    console = Console(stderr=True)
+    quiet = os.environ.get("RANK", "0") != "0"  # of torchrun's processes one speaks for all
+    console = Console(stderr=True, quiet=quiet)
     with told_in_one_sentence({"device": device, "host": host, "ssd": ssd}, console):
         from hotbed.train.recipe import train as run
         from hotbed.train.settings import TrainSettings
@@ -191,6 +195,6 @@ def train(
             trace=trace,
         )
         settings.check_paths(config)
-        report = run(settings, console, Console())
+        report = run(settings, console, Console(quiet=quiet))
     if report["interrupted"]:
         raise typer.Exit(130)

@@ -1,4 +1,4 @@
-"""Many processes: who keeps what; see docs/distributed.md.
+"""Many processes, see docs/distributed.md, and which of them keeps what, see docs/plans.md.
 
 A plan cuts each table into shards, one for each rank, in one of four ways: `Replicated`, `TableWise`,
 `RowWise`, `ColumnWise`.
@@ -6,7 +6,7 @@ A plan cuts each table into shards, one for each rank, in one of four ways: `Rep
 
 from hotbed.dist.distribute import distribute
 from hotbed.dist.ending import joinables
-from hotbed.dist.loaders import Even, even
+from hotbed.dist.loaders import Even, Slice, Slices, even, slices
 from hotbed.dist.planning import plan
 from hotbed.dist.plans import Plan
 from hotbed.dist.ranks import PeerError
@@ -33,6 +33,8 @@ __all__ = [
     "Replicated",
     "RowWise",
     "Sharding",
+    "Slice",
+    "Slices",
     "States",
     "TableWise",
     "distribute",
@@ -41,6 +43,7 @@ __all__ = [
     "joinables",
     "modulo_keeper",
     "plan",
+    "slices",
 ]
 
 

@@ -30,8 +30,13 @@ __all__ = ["joinables"]
 def joinables(model: nn.Module) -> list[Joinable]:
     """For torch's ``Join``: with it, ranks may have different numbers of batches.
 
+    >>> from torch.distributed.algorithms.join import Join
+    >>> model = hb.distribute(model)
+    >>> optimizer = hb.optim.Adagrad(model.parameters(), lr=0.01)
     >>> with Join(hb.dist.joinables(model)):
-    ...     for batch in loader: ...
+    ...     for batch in loader:
+    ...         loss = loss_fn(model(batch), batch["label"]); loss.backward()
+    ...         optimizer.step(); optimizer.zero_grad()
 
     A rank whose loader has ended takes part in the others' steps with no samples. Gradients are divided by
     the number of all ranks. When all have ended, each has the dense layers of the one that ended last.

@@ -2,17 +2,70 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Generic, Literal, TypeVar
 
 import torch
 import torch.distributed as torch_dist
 
 from hotbed.errors import InputError
+from hotbed.jagged import Jagged
 
-__all__ = ["Even", "even"]
+__all__ = ["Even", "Slice", "Slices", "even", "slices"]
 
 T = TypeVar("T")
+
+
+class Slice(dict[str, Any]):
+    """This rank's part of a batch.
+
+    Attributes:
+        samples: of the whole batch.
+    """
+
+    def __init__(self, values: Mapping[str, Any], samples: int) -> None:
+        super().__init__(values)
+        self.samples = samples
+
+
+class Slices:
+    """What `slices` returns."""
+
+    def __init__(self, loader: Iterable[Mapping[str, Any]], rank: int, size: int) -> None:
+        self.loader, self._rank, self._size = loader, rank, size
+        if hasattr(loader, "seek"):
+            self.seek = loader.seek
+
+    def __iter__(self) -> Iterator[Slice]:
+        for batch in self.loader:
+            counts = {len(value) for value in batch.values()}
+            if len(counts) != 1:
+                raise InputError(
+                    f"slices: the values of a batch are of {sorted(counts)} samples; all must be of as many."
+                )
+            (count,) = counts
+            begin, end = (count * r // self._size for r in (self._rank, self._rank + 1))
+            yield Slice({name: _cut(v, begin, end) for name, v in batch.items()}, count)
+
+
+def slices(loader: Iterable[Mapping[str, Any]]) -> Slices:
+    """Wraps a loader of whole batches, the same on all ranks, of which each rank gets its samples: so any
+    number of ranks trains on the same batches.
+
+    Args:
+        loader: of batches feature → tensor or `Jagged`, of as many samples each. A batch may have fewer
+            samples than there are ranks; `hotbed.train.fit` weighs those of all alike.
+    """
+    return Slices(loader, torch_dist.get_rank(), torch_dist.get_world_size())
+
+
+def _cut(value: Any, begin: int, end: int) -> Any:
+    if not isinstance(value, Jagged):
+        return value[begin:end]
+    first, last = int(value.offsets[begin]), int(value.offsets[end])
+    weights = None if value.weights is None else value.weights[first:last]
+    offsets = value.offsets[begin : end + 1] - first
+    return Jagged(value.values[first:last], offsets, weights=weights)
 
 
 def even(loader: Iterable[T], *, end: Literal["drop", "pad"] = "drop") -> Even[T]:

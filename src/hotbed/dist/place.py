@@ -70,6 +70,10 @@ class Sharded(Place):
             return live.place.stats()  # type: ignore[no-any-return]
         return {}
 
+    def note_hottest(self) -> None:
+        for live in self.own.values():
+            live.place.note_hottest()
+
     def flush(self) -> None:
         for live in self.own.values():
             live.place.flush()
@@ -200,11 +204,18 @@ class Sharded(Place):
         for live in self.own.values():
             live.place.refuse_exact(optimizer)
 
-    def refuse_fused(self, optimizer: str) -> None:
-        raise OptimizerError(
-            f"{optimizer}: fused=True updates tables during backward, where ranks cannot agree on it (table "
-            f"{self.core.name!r})."
-        )
+    def refuse_rule(self, optimizer: str, options: Any, *, fused: bool) -> None:
+        named = f"{optimizer} (table {self.core.name!r})"
+        if fused:
+            raise OptimizerError(
+                f"{named}: fused=True updates tables during backward, where ranks cannot agree on it."
+            )
+        cut = any(share.part.dim < self.spec.dim for share in self.shares)
+        if cut and any(one_a_row for _, one_a_row, _ in _core.state_planes(options)):
+            raise OptimizerError(
+                f"{named}: its rule has one state for a whole row, and the table is cut by columns, so that no "
+                'rank has a whole row. Give Table(sharding="row"), or another rule.'
+            )
 
     def make_states(self, rule: Any) -> None:
         for live in self.own.values():

@@ -1,4 +1,4 @@
-"""Plans as TOML: see docs/distributed.md."""
+"""Plans as TOML: see docs/plans.md."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def plan(
     memory: int | str | None = None,
 ) -> Plan:
     """Which of `world_size` ranks keeps which part of which table. Pure arithmetic: the same arguments give
-    the same plan everywhere. See docs/distributed.md.
+    the same plan everywhere. See docs/plans.md.
 
     >>> print(hb.plan(model, 8, optimizer="adagrad", memory="80GB"))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import pickle
+import re
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,6 +21,8 @@ __all__ = ["Opened", "PeerError", "PeerLost", "Ranks", "bytes_of", "numbers_in"]
 
 T = TypeVar("T")
 
+_GONE = re.compile("gloo|nccl|connection|timed out|socket", re.IGNORECASE)
+"""What torch says where a process cannot be reached any more."""
 _ROOM = 1024
 """Numbers that go along with the opening message."""
 _MOST_WAITING = 62
@@ -46,6 +49,7 @@ KINDS = (
     "a copy of rows",
     "a checkpoint",
     "a look for infinities",
+    "figures",
 )
 """What ranks do together."""
 SERVED = {
@@ -277,6 +281,10 @@ class Ranks:
                 self.agree(kind, fault=error)
             raise
 
+    def listening(self) -> contextlib.AbstractContextManager[None]:
+        """What torch raises inside where another process is gone, is told as PeerError."""
+        return _told()
+
     def tell(self, kind: str, value: Any) -> list[Any]:
         """What each rank says. Called by all ranks."""
         raw = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
@@ -309,6 +317,12 @@ class Ranks:
             if time.monotonic() - last > self.timeout / _BEATS:
                 self.agree(kind, [0])
                 last = time.monotonic()
+
+    def ends(self, asked: Callable[[], bool]) -> bool:
+        """Whether all end after this step, as one wanted to when they last agreed. `asked`: whether this one
+        wants to, which the others hear when they next do."""
+        self.leaves = asked()
+        return self.left
 
     def stopped(self, kind: str) -> None:
         """Where something has failed: waits until no rank works on it any more."""
@@ -361,6 +375,8 @@ def _told() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
+        if isinstance(error, HotbedError) or not _GONE.search(str(error)):
+            raise
         text = " ".join(str(error).split())[:300]
         raise PeerLost(f"Another rank ended, or kept this one waiting too long: {text}") from None
 

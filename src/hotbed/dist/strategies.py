@@ -1,4 +1,4 @@
-"""Which rank keeps which table or slice: the strategies of `hotbed.plan`; see docs/distributed.md.
+"""Which rank keeps which table or slice: the strategies of `hotbed.plan`; see docs/plans.md.
 
 "basic", "memory_balanced" and "memory_optimized" are those of NVIDIA's distributed-embeddings
 (``DistEmbeddingStrategy``), whose sizes are elements: rows times columns.

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hotbed.dist.ranks import Ranks, bytes_of, numbers_in
 from hotbed.dist.shares import Share
-from hotbed.errors import HotbedError
+from hotbed.errors import HotbedError, TableError
 from hotbed.inputs.bags import Bags
 from hotbed.resolve.lookup import looked_up
 from hotbed.table.place import Call
@@ -75,6 +75,7 @@ class Trip:
         self._counts = told
         bags = [_bags(ids) for ids in self._to_keepers("ids", self._ids, lambda _: torch.int64, 1)]
         live = [self._own(s) for s in self._mine]
+        self._generations = [table.generation for table in live]
         rows: list[Tensor] = []
         fault: HotbedError | None = None
         if live:
@@ -115,6 +116,12 @@ class Trip:
         mine = [at for at, s in enumerate(self._mine) if self._shares[s][0] in wanted]
         if not mine:
             return
+        for live, generation in zip(map(self._own, self._mine), self._generations, strict=True):
+            if live.generation != generation:
+                raise TableError(
+                    f"Table {live.name!r}: rows were erased since a batch was looked up whose gradient now "
+                    "comes. Erase between steps."
+                )
         left = self._resolved.backward(
             [grad if at in mine else None for at, grad in enumerate(incoming)]
         )

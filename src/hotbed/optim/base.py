@@ -145,8 +145,7 @@ class TableOptimizer(Optimizer):
         for live in tables:
             if exact:
                 live.place.refuse_exact(type(self).__name__)
-            if self.fused:
-                live.place.refuse_fused(type(self).__name__)
+            live.place.refuse_rule(type(self).__name__, options.rule, fused=self.fused)
             if live.rule is None or self._replace_state or _same(live.rule, options, exact):
                 continue
             other = live.optimizer

@@ -55,6 +55,9 @@ class Tiered(OfCore):
     def stats(self) -> dict[str, float]:
         return self.tiers.stats()
 
+    def note_hottest(self) -> None:
+        self.tiers.note_hottest()
+
     def flush(self) -> None:
         self.tiers.settle()
         self.tiers.core.flush()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Final, TypeVar
 
 __all__ = ["ALONE", "Alone"]
@@ -16,9 +16,14 @@ class Alone:
 
     rank = 0
     size = 1
+    leaves = left = False
 
     def telling(self, kind: str) -> contextlib.AbstractContextManager[Any]:
         """What goes wrong inside, before all do `kind`, is told to the others, who wait for it."""
+        return contextlib.nullcontext()
+
+    def listening(self) -> contextlib.AbstractContextManager[Any]:
+        """What torch raises inside where another process is gone, is told as such."""
         return contextlib.nullcontext()
 
     def tell(self, kind: str, value: Any) -> list[Any]:
@@ -33,6 +38,10 @@ class Alone:
     def beating(self, kind: str, items: Iterable[T]) -> Iterable[T]:
         """Inside of `working`: shows the others now and then that this rank is there."""
         return items
+
+    def ends(self, asked: Callable[[], bool]) -> bool:
+        """Whether all end after this step. `asked`: whether this one wants to."""
+        return asked()
 
     def stopped(self, kind: str) -> None:
         """Where something has failed: waits until no rank works on it any more."""

@@ -329,6 +329,9 @@ class Place(abc.ABC):
         """What its tiers have done so far; empty where there are none."""
         return {}
 
+    def note_hottest(self) -> None:
+        """Notes in its folder, for `hotbed inspect`, which ids were used most."""
+
     def flush(self) -> None:
         """Brings to the disk what the tiers of its group keep there."""
 
@@ -337,8 +340,8 @@ class Place(abc.ABC):
     def refuse_exact(self, optimizer: str) -> None:
         """Raises OptimizerError where rows that no batch touches cannot be brought up to date."""
 
-    def refuse_fused(self, optimizer: str) -> None:
-        """Raises OptimizerError where rows cannot be updated during backward."""
+    def refuse_rule(self, optimizer: str, options: Any, *, fused: bool) -> None:
+        """Raises OptimizerError where rows cannot be stepped by a rule, or not during backward."""
 
     def make_states(self, rule: Any) -> None:
         """Makes the states of a rule that the core has taken, at their first values; None: there are

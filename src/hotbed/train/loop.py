@@ -15,12 +15,16 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as torch_dist
 from torch import Tensor, nn
 
 from hotbed.checkpoint.randomness import give_random_states, random_states
+from hotbed.checkpoint.ranks import ranks_of
 from hotbed.collection import EmbeddingCollection
 from hotbed.data.position import Position, generators_of, seek
+from hotbed.dist.loaders import Slice
 from hotbed.errors import HotbedError
+from hotbed.modules.owner import tables_of
 from hotbed.trace import span
 from hotbed.train.metrics import auc, logloss
 
@@ -125,6 +129,9 @@ def fit(
             of a step. Default: the beginning. Batches before it are passed over by the loader, if it has a
             method ``seek(epoch, batches)``, as `CriteoLog` and `lookahead` have; else they are asked for.
 
+    Of a distributed model all ranks call it, each with batches of its own, or with those of
+    `hotbed.dist.slices`; they end after the same step, where one is to stop.
+
     Raises:
         TrainingError: the loss of a batch is NaN or infinite; that step is not taken. On a device nothing
             waits for the loss: there a gradient that is not finite is found by the step, which is not
@@ -133,7 +140,8 @@ def fit(
     """
     result = FitResult()
     given, position = position is not None, position or Position()
-    staying = _ids_of_tiers(model)
+    staying, ranks = _ids_of_tiers(model), ranks_of(tables_of(model))
+    asked = should_stop or _never
     model.train()
     for callback in callbacks:
         callback.on_start(model)
@@ -142,36 +150,45 @@ def fit(
         for epoch in range(position.epoch, epochs + 1):
             for batch in _from(batches, epoch, position) if given else batches:
                 position.batch += 1
+                of_all = batch.samples if isinstance(batch, Slice) else None
                 batch = _moved(batch, device, staying)
                 labels = batch["label"]
-                if not len(labels):
+                samples = len(labels) if of_all is None else of_all
+                if not samples and (ranks.size == 1 or of_all is not None):
                     continue
-                with span("forward"):
+                with span("forward"), ranks.listening():
                     logits = model(batch)
-                    value = loss(logits, labels)
-                if value.device.type == "cpu" and not math.isfinite(value.item()):
+                    value = loss(logits, labels) if len(labels) else logits.sum()
+                    if of_all:  # ranks with more samples count more
+                        value = value * (ranks.size * len(labels) / of_all)
+                if (
+                    value.device.type == "cpu"
+                    and ranks.size == 1
+                    and not math.isfinite(value.item())
+                ):
                     raise TrainingError(
                         f"Step {position.steps + 1}, epoch {epoch}: the loss is {value.item()}, so the "
                         "step was not taken. Lower the learning rate, or look for extreme inputs."
                     )
-                with span("backward"):
-                    value.backward()  # type: ignore[no-untyped-call]
+                with span("backward"), ranks.listening():
+                    value.backward()
+                ranks.leaves = ranks.size > 1 and asked()
                 with span("step"):
                     optimizer.step()
                 optimizer.zero_grad()
                 if scheduler is not None:
                     scheduler.step()
                 result.steps += 1
-                result.rows += len(labels)
+                result.rows += samples
                 position.steps += 1
-                position.rows += len(labels)
+                position.rows += samples
                 result.seconds = time.perf_counter() - began
                 step = Step(
                     position.steps, epoch, position.rows, value.detach(), logits.detach(), labels
                 )
                 for callback in callbacks:
                     callback.on_step(step)
-                if should_stop is not None and should_stop():
+                if ranks.ends(asked):
                     result.interrupted = True
                     return result
             result.epochs = epoch
@@ -233,21 +250,26 @@ def evaluate(
     device: torch.device | str | None = None,
     should_stop: Callable[[], bool] | None = None,
 ) -> Evaluation:
-    """Exact AUC and log loss of `model` on `batches`. Changes nothing in the model."""
-    began = time.perf_counter()
-    logits: list[Tensor] = []
-    labels: list[Tensor] = []
+    """Exact AUC and log loss of `model` on `batches`, of a distributed model on those of all ranks. Changes
+    nothing in the model."""
+    began, ranks, asked = time.perf_counter(), ranks_of(tables_of(model)), should_stop or _never
+    logits: list[Tensor] = [torch.empty(0)]
+    labels: list[Tensor] = [torch.empty(0)]
     interrupted = False
     for batch, scores in scored(model, batches, device):
         logits.append(scores.float().cpu())
         labels.append(batch["label"].cpu())
-        if should_stop is not None and should_stop():
+        if ranks.ends(asked):
             interrupted = True
             break
-    z = torch.cat(logits) if logits else torch.empty(0)
-    y = torch.cat(labels) if labels else torch.empty(0)
+    of_ranks = ranks.tell("figures", (torch.cat(logits), torch.cat(labels)))
+    z, y = (torch.cat(parts) for parts in zip(*of_ranks, strict=True))
     seconds = time.perf_counter() - began
     return Evaluation(auc(z, y), logloss(z, y), len(z), seconds, interrupted)
+
+
+def _never() -> bool:
+    return False
 
 
 class Interrupts:
@@ -266,6 +288,8 @@ def stop_on_interrupt() -> Iterator[Interrupts]:
 
     Pass the yielded object as ``should_stop``. From the second Ctrl-C on KeyboardInterrupt is
     raised as usual. Outside the main thread, where no handler can be set, nothing changes.
+
+    Where torchrun has started the process, it sends SIGTERM when it gets Ctrl-C: that is asked for, too.
     """
     interrupts = Interrupts()
     if threading.current_thread() is not threading.main_thread():
@@ -277,11 +301,18 @@ def stop_on_interrupt() -> Iterator[Interrupts]:
         if interrupts.count > 1:
             raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGINT, note)
+    def note_end(number: int, frame: FrameType | None) -> None:
+        interrupts.count = max(1, interrupts.count)
+
+    noted = {signal.SIGINT: note}
+    if torch_dist.is_available() and torch_dist.is_torchelastic_launched():
+        noted[signal.SIGTERM] = note_end
+    before = {number: signal.signal(number, handler) for number, handler in noted.items()}
     try:
         yield interrupts
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _ids_of_tiers(model: nn.Module) -> frozenset[str]:

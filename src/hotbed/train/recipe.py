@@ -15,13 +15,16 @@ from torch import nn
 
 from hotbed.ahead.lookahead import lookahead
 from hotbed.checkpoint.folder import complete_in
+from hotbed.checkpoint.ranks import ranks_of
 from hotbed.collection import EmbeddingCollection
 from hotbed.data import CATEGORIES, DENSE, CriteoLog
 from hotbed.data.position import Position
+from hotbed.dist import distribute, slices
 from hotbed.errors import StorageError
 from hotbed.models import MODELS
 from hotbed.modules.owner import tables_of
 from hotbed.storage import Storage
+from hotbed.tiers.folder import of_process
 from hotbed.trace import Trace
 from hotbed.train.loop import (
     Callback,
@@ -32,6 +35,7 @@ from hotbed.train.loop import (
     fit,
     stop_on_interrupt,
 )
+from hotbed.train.processes import first, process_group
 from hotbed.train.progress import ProgressBar, closing_table, notice
 from hotbed.train.report import check_writable_file, peak_rss_bytes, versions, write_json
 from hotbed.train.resuming import RunCheckpoints, begin_from
@@ -66,12 +70,21 @@ def train(settings: TrainSettings, progress: Console, results: Console) -> dict[
     Raises:
         HotbedError, OSError: bad input, or an output that cannot be written.
     """
-    if settings.json is not None:
-        check_writable_file(settings.json)
-    if settings.save is not None:
-        check_writable_folder(settings.save)
-    if settings.trace is not None:
-        check_writable_file(settings.trace)
+    with process_group() as shared:
+        return _train(settings, progress, results, shared=shared)
+
+
+def _train(
+    settings: TrainSettings, progress: Console, results: Console, *, shared: bool
+) -> dict[str, Any]:
+    """`shared`: with the other processes of a process group."""
+    if first():
+        if settings.json is not None:
+            check_writable_file(settings.json)
+        if settings.save is not None:
+            check_writable_folder(settings.save)
+        if settings.trace is not None:
+            check_writable_file(settings.trace)
     log = CriteoLog(
         settings.data,
         settings.batch_size,
@@ -97,7 +110,10 @@ def train(settings: TrainSettings, progress: Console, results: Console) -> dict[
     for text in _notices(settings, storage, samples, _samples(test)):
         notice(progress, text)
     if settings.ssd is not None:
-        forget_note(settings.ssd)
+        forget_note(_rows_at(settings))
+    if shared:
+        distribute(model)
+    ranks = ranks_of(tables_of(model))
     optimizer = make_optimizer(settings.optimizer, model, settings.lr)
     if settings.checkpoint is not None:
         for table in tables_of(model).values():
@@ -105,6 +121,7 @@ def train(settings: TrainSettings, progress: Console, results: Console) -> dict[
         _leave_note(settings, progress, may_go=True)
     position = Position()
     begun = settings.resume and complete_in(settings.checkpoint or "")
+    begun = ranks.tell("a checkpoint", begun)[0]
     if settings.from_ is not None and not begun:
         with progress.status("Loading the model ..."):
             told = begin_from(settings.from_, model, optimizer, settings.lr, position)
@@ -117,11 +134,14 @@ def train(settings: TrainSettings, progress: Console, results: Console) -> dict[
             saving.begin(model)
     resumed_at = position.steps
     embeddings = _embeddings_of(model)
-    bar = ProgressBar(samples, settings.epochs, progress, embeddings.count, embeddings.stats)
+    # The bar is the first process's alone, and asks no other.
+    stored = None if shared else embeddings.count
+    bar = ProgressBar(samples, settings.epochs, progress, stored, embeddings.stats)
     reached = _Reached()
     evaluation: Evaluation | None = None
-    ahead = lookahead(training, model, settings.depth, settings.horizon)
-    with stop_on_interrupt() as interrupts, _trace_into(settings.trace):
+    batches: Any = slices(training) if shared else training
+    ahead = lookahead(batches, model, settings.depth, settings.horizon)
+    with stop_on_interrupt() as interrupts, _trace_into(settings.trace if first() else None):
         result = None
         try:
             result = fit(
@@ -129,7 +149,11 @@ def train(settings: TrainSettings, progress: Console, results: Console) -> dict[
                 ahead,
                 optimizer,
                 epochs=settings.epochs,
-                callbacks=[bar, reached, *([] if saving is None else [saving])],
+                callbacks=[
+                    *([bar] if first() else []),
+                    reached,
+                    *([] if saving is None else [saving]),
+                ],
                 device=settings.on,
                 should_stop=interrupts,
                 position=position,
@@ -140,14 +164,18 @@ def train(settings: TrainSettings, progress: Console, results: Console) -> dict[
             before = interrupts.count
             with progress.status("Testing ..."):
                 evaluation = evaluate(
-                    model, test, device=settings.on, should_stop=lambda: interrupts.count > before
+                    model,
+                    slices(test) if shared else test,
+                    device=settings.on,
+                    should_stop=lambda: interrupts.count > before,
                 )
         except KeyboardInterrupt:
             pass
         except BaseException:
             _leave_note(settings, progress, may_go=saving is not None or not reached.result.steps)
             raise
-        report = _report(settings, model, result or reached.result, evaluation, interrupts())
+        interrupted = any(ranks.tell("figures", interrupts()))
+        report = _report(settings, model, result or reached.result, evaluation, interrupted)
         report |= {"rows": position.rows, "steps": position.steps, "epochs": position.epoch - 1}
         report["resumed_at"] = resumed_at
         _leave_note(settings, progress, may_go=saving is not None)
@@ -155,7 +183,7 @@ def train(settings: TrainSettings, progress: Console, results: Console) -> dict[
             _write_rows(settings, model, progress)
         report["skipped_lines"] = training.skipped.lines + test.skipped.lines
         # The figures first: a disk that is too full for the model must not cost them too.
-        if settings.json is not None:
+        if settings.json is not None and first():
             write_json(settings.json, report)
         lines = _lines(report)
         try:
@@ -167,7 +195,7 @@ def train(settings: TrainSettings, progress: Console, results: Console) -> dict[
             if settings.checkpoint is not None:
                 lines["checkpoints in"] = settings.checkpoint
         finally:
-            results.print(closing_table("Interrupted" if interrupts() else "Done", lines))
+            results.print(closing_table("Interrupted" if interrupted else "Done", lines))
     return report
 
 
@@ -220,16 +248,21 @@ def _leave_note(settings: TrainSettings, progress: Console, *, may_go: bool) -> 
     """Leaves beside the log what `hotbed inspect` and the next run want to know."""
     if settings.ssd is not None:
         with _told_if_not_written(settings.ssd, progress):
-            write_note(settings.ssd, may_go=may_go)
+            write_note(_rows_at(settings), may_go=may_go)
+
+
+def _rows_at(settings: TrainSettings) -> str:
+    """Where on the SSD this process has its rows."""
+    return str(of_process(settings.ssd))
 
 
 def _write_rows(settings: TrainSettings, model: nn.Module, progress: Console) -> None:
     """Writes to --ssd what is not there yet: all rows, if they are saved nowhere else."""
     embeddings = _embeddings_of(model)
-    assert settings.ssd is not None and embeddings.tiers is not None
+    assert settings.ssd is not None
     if settings.save is not None:
         with _told_if_not_written(settings.ssd, progress):
-            embeddings.tiers.note_hottest()
+            embeddings.table(next(iter(embeddings.tables))).place.note_hottest()
         return
     try:
         with progress.status("Writing rows to the SSD ..."):
@@ -260,6 +293,8 @@ def _report(
     evaluation: Evaluation | None,
     interrupted: bool,
 ) -> dict[str, Any]:
+    ranks = ranks_of(tables_of(model))
+    of_ranks = ranks.tell("figures", (peak_rss_bytes(), _embeddings_of(model).stats()))
     return {
         "auc": None if evaluation is None else evaluation.auc,
         "logloss": None if evaluation is None else evaluation.logloss,
@@ -270,12 +305,22 @@ def _report(
         "test_rows": 0 if evaluation is None else evaluation.rows,
         "stored_rows": _embeddings_of(model).count(),
         "seconds": result.seconds,
-        "peak_rss_bytes": peak_rss_bytes(),
+        "processes": ranks.size,
+        "peak_rss_bytes": max(peak for peak, _ in of_ranks),
         "interrupted": interrupted,
-        "tiers": _embeddings_of(model).stats(),
+        "tiers": _together([tiers for _, tiers in of_ranks]),
         "config": dataclasses.asdict(settings),
         "versions": versions(),
     }
+
+
+def _together(tiers: list[dict[str, float]]) -> dict[str, float]:
+    """Counters of all processes."""
+    if len(tiers) == 1 or not tiers[0]:
+        return tiers[0]
+    summed = {name: sum(one.get(name, 0.0) for one in tiers) for name in tiers[0]}
+    summed["hit_rate"] = 1 - summed["rows_missed"] / max(1.0, summed["rows_used"])
+    return summed
 
 
 def _lines(report: dict[str, Any]) -> dict[str, str]:
@@ -299,6 +344,8 @@ def _lines(report: dict[str, Any]) -> dict[str, str]:
         lines["rows brought up"] = f"{tiers['rows_missed'] - tiers['rows_created']:,.0f}"
         lines["rows written back"] = f"{tiers['rows_written_back']:,.0f}"
         lines["waited for rows"] = f"{(tiers['stall_ms'] + tiers['wait_ms']) / 1e3:.1f} s"
+    if report["processes"] > 1:
+        lines["processes"] = f"{report['processes']}"
     lines["peak memory"] = f"{report['peak_rss_bytes'] / 2**20:,.0f} MiB"
     if config["json"]:
         lines["figures in"] = config["json"]

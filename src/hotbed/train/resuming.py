@@ -11,8 +11,10 @@ from hotbed.checkpoint import Saved, load
 from hotbed.checkpoint.folder import complete_in, opened
 from hotbed.checkpoint.manifest import read_manifest
 from hotbed.checkpoint.models import description_of
+from hotbed.checkpoint.ranks import ranks_of
 from hotbed.checkpoint.values import decoded
 from hotbed.data.position import Position
+from hotbed.modules.owner import tables_of
 from hotbed.train.checkpoints import Checkpoints
 from hotbed.train.settings import SettingsError, TrainSettings
 
@@ -46,7 +48,8 @@ class RunCheckpoints(Checkpoints):
             SettingsError: there is one, and it is not to go on; or it is another.
         """
         self.on_start(model)
-        if not complete_in(str(self.path)):
+        ranks = ranks_of(tables_of(model))
+        if not ranks.tell("a checkpoint", complete_in(str(self.path)))[0]:
             self.save()
         elif self.settings.resume:
             self.same.check(str(self.path))

@@ -10,8 +10,10 @@ from torch import nn
 from hotbed.checkpoint import Saved, save
 from hotbed.checkpoint.folder import MANIFEST, complete_in, is_of_checkpoints, made_to_stay
 from hotbed.checkpoint.manifest import read_manifest
+from hotbed.checkpoint.ranks import ranks_of
 from hotbed.checkpoint.values import encoded
 from hotbed.files import new_beside
+from hotbed.modules.owner import tables_of
 from hotbed.train.report import OutputError
 
 __all__ = ["check_writable_folder", "save_model"]
@@ -23,7 +25,10 @@ def save_model(path: str, model: nn.Module, optimizer: Any, step: int) -> Saved:
     Raises:
         CheckpointError, OSError: it cannot be written; what was there is there.
     """
-    check_writable_folder(path)
+    ranks = ranks_of(tables_of(model))
+    with ranks.telling("a checkpoint"):
+        if ranks.rank == 0:
+            check_writable_folder(path)
     return save(path, model, optimizer, step=step, loader=_Mark(), keep=1)
 
 

@@ -11,6 +11,7 @@ from hotbed.errors import HotbedError, StorageError
 from hotbed.models import MODELS
 from hotbed.optim import RULES
 from hotbed.storage import Storage, parse_bytes
+from hotbed.tiers.folder import of_process
 from hotbed.train.paths import Folder, Named, refuse_clashes
 from hotbed.train.run_note import is_of_a_run, rows_may_go
 
@@ -146,7 +147,7 @@ def storage_of(
     stay."""
     if device is None and host is None and ssd is None:
         return None
-    reset = reset_ssd or (ssd is not None and rows_may_go(ssd))
+    reset = reset_ssd or (ssd is not None and rows_may_go(str(of_process(ssd))))
     return Storage(device=device, host=host, ssd=ssd, reset=reset)
 
 

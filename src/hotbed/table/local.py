@@ -1,0 +1,73 @@
+"""Rows that this process keeps of a table that ranks share: read and written without the others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hotbed.errors import IdError, TableError
+from hotbed.table.checks import checked_ids, checked_rows
+from hotbed.table.live import LiveTable
+
+__all__ = ["local_assign", "local_count", "local_erase", "local_lookup", "local_rows"]
+
+
+def local_count(live: LiveTable) -> int:
+    return sum(len(part) for part in live.place.tables_here(live))
+
+
+def local_rows(live: LiveTable) -> tuple[Tensor, Tensor]:
+    """(n,) ids, rising, and (n, dim) rows."""
+    _refuse_columns(live)
+    found = [part.all_rows() for part in live.place.tables_here(live)]
+    origins = [part.spec.origin for part in live.place.tables_here(live)]
+    nothing = (
+        torch.empty(0, dtype=torch.int64),
+        torch.empty((0, live.spec.dim), dtype=live.spec.dtype),
+    )
+    ids = [origin.ids_in_table(own) for origin, (own, _) in zip(origins, found, strict=True)]
+    return torch.cat([nothing[0], *ids]), torch.cat([nothing[1], *(rows for _, rows in found)])
+
+
+def local_lookup(live: LiveTable, given: Any) -> Tensor:
+    """(n, dim) rows of (n,) ids, which must be this process's."""
+    _refuse_columns(live)
+    ids = checked_ids(live.spec, given)
+    for part, own, _ in live.place.parts(live, ids, torch.empty((len(ids), live.spec.dim))):
+        if len(own) == len(ids):
+            found: Tensor = part.lookup(own)
+            return found
+    raise IdError(
+        f"Table {live.name!r}: another rank keeps some of these {len(ids)} ids. Leave local=True out, on all "
+        "ranks, to ask the others for them."
+    )
+
+
+def local_assign(live: LiveTable, given: Any, values: Any) -> None:
+    """Writes those of the rows that this process keeps, and passes over the others."""
+    ids = checked_ids(live.spec, given)
+    rows = checked_rows(live.spec, ids, values)
+    for part, own, some in live.place.parts(live, ids, rows):
+        part.assign(own, some)
+
+
+def local_erase(live: LiveTable, given: Any) -> int:
+    ids = checked_ids(live.spec, given)
+    if live.has_gradient:
+        raise TableError(
+            f"Table {live.name!r}: rows cannot be erased while a gradient waits for them. Call zero_grad() "
+            "first, after step()."
+        )
+    live.generation += 1
+    nothing = torch.empty((len(ids), live.spec.dim))
+    return sum(part.erase(own) for part, own, _ in live.place.parts(live, ids, nothing))
+
+
+def _refuse_columns(live: LiveTable) -> None:
+    if any(part.spec.dim != live.spec.dim for part in live.place.tables_here(live)):
+        raise TableError(
+            f"Table {live.name!r} is kept by columns; no rank has whole rows of it. Leave local=True out, on "
+            "all ranks."
+        )

@@ -1,0 +1,165 @@
+"""`torchrun -m hotbed train`: the main job, on several processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import hotbed as hb
+from hotbed.checkpoint import load_model
+from hotbed.checkpoint.folder import complete_in
+from hotbed.checkpoint.looking import differences
+from hotbed.data import write_criteo_tsv
+
+SIZE = ["--dim", "4", "--batch-size", "64", "--every", "10", "--shuffle", "96", "--lr", "0.01"]
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("log") / "clicks.tsv"
+    write_criteo_tsv(str(path), rows=2001, seed=2)
+    return path
+
+
+def command(processes: int, *options: Any) -> list[str]:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
+    launcher += ["--max-restarts", "1" if "--resume" in options else "0", "--standalone"]
+    begin = launcher if processes > 1 else [sys.executable]
+    return [*begin, "-m", "hotbed", "train", *map(str, options), *SIZE]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+
+
+def run(processes: int, *options: Any) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        command(processes, *options), capture_output=True, text=True, env=environment(), timeout=100
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+def figures(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
+
+
+def assert_close(first: str, second: str) -> None:
+    """Two models have the same rows, but for what other orders of sums make of them."""
+    one, other = load_model(first), load_model(second)
+    for name in one.embeddings.tables:
+        (ids, rows), (other_ids, other_rows) = (m.embeddings.rows(name) for m in (one, other))
+        assert torch.equal(ids, other_ids)
+        torch.testing.assert_close(rows, other_rows, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.process
+def test_any_number_of_processes_trains_on_the_same_batches(log: Path, tmp_path: Path) -> None:
+    data = ["--data", log, "--checkpoint", tmp_path / "run", "--epochs", 1]
+    run(1, "--data", log, "--save", tmp_path / "one", "--json", tmp_path / "one.json", "--epochs", 2)
+    ssd = ["--host", "24MB", "--ssd", tmp_path / "rows"]
+    shown = run(2, *data, "--json", tmp_path / "half.json", *ssd)
+    assert shown.stdout.count("Done") == 1
+    assert sorted(p.name for p in (tmp_path / "rows").iterdir()) == ["rank-0", "rank-1"]
+    # The run goes on with another number of processes, where all rows lie in memory.
+    data[-1] = 2
+    run(3, *data, "--resume", "--save", tmp_path / "two", "--json", tmp_path / "two.json")
+    one, half, two = (figures(tmp_path / f"{name}.json") for name in ("one", "half", "two"))
+    assert half["processes"] == 2 and half["tiers"]["rows_used"] > 0
+    assert two["processes"] == 3 and two["resumed_at"] == half["steps"] == one["steps"] / 2
+    for name in ("rows", "steps", "epochs", "test_rows", "stored_rows"):
+        assert one[name] == two[name], name
+    assert two["auc"] == pytest.approx(one["auc"], abs=2e-3)
+    assert two["logloss"] == pytest.approx(one["logloss"], abs=2e-3)
+    assert_close(str(tmp_path / "one"), str(tmp_path / "two"))
+
+
+def workers_of(launcher: int) -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                stat = (entry / "stat").read_text().rsplit(")", 1)[1].split()
+            except OSError:
+                continue
+            found += [int(entry.name)] if int(stat[1]) == launcher else []
+    return found
+
+
+@pytest.mark.process
+def test_a_killed_rank_costs_nothing_but_time(log: Path, tmp_path: Path) -> None:
+    run(2, "--data", log, "--checkpoint", tmp_path / "expected", "--resume")
+    given = command(2, "--data", log, "--checkpoint", tmp_path / "run", "--resume")
+    launcher = subprocess.Popen(given, env=environment(), stdout=subprocess.DEVNULL)
+    while len(complete_in(str(tmp_path / "run"))) < 2:
+        assert launcher.poll() is None
+        time.sleep(0.02)
+    os.kill(workers_of(launcher.pid)[0], signal.SIGKILL)
+    try:
+        assert launcher.wait(timeout=60) == 0
+    finally:
+        launcher.kill()
+        launcher.wait()
+    compared = list(differences(str(tmp_path / "expected"), str(tmp_path / "run")))
+    assert len(compared) == 26 and all(each.equal for each in compared)
+    assert not any(each.only_first or each.only_second or each.changed for each in compared)
+
+
+@pytest.mark.process
+def test_ctrl_c_ends_all_after_the_same_step(log: Path, tmp_path: Path) -> None:
+    given = command(2, "--data", log, "--checkpoint", tmp_path / "run", "--epochs", 999)
+    given += ["--json", str(tmp_path / "figures.json")]
+    launcher = subprocess.Popen(given, env=environment(), stdout=subprocess.DEVNULL)
+    while len(complete_in(str(tmp_path / "run"))) < 2:
+        assert launcher.poll() is None
+        time.sleep(0.02)
+    launcher.send_signal(signal.SIGINT)
+    try:
+        launcher.wait(timeout=60)
+    finally:
+        launcher.kill()
+        launcher.wait()
+    told = figures(tmp_path / "figures.json")
+    assert told["interrupted"] is True
+    assert complete_in(str(tmp_path / "run"))[-1].endswith(f"{told['steps']:012d}")
+
+
+@pytest.mark.process
+def test_what_is_wrong_is_told(log: Path, tmp_path: Path) -> None:
+    bad = tmp_path / "bad.tsv"
+    bad.write_text(log.read_text() + "no sample\n")
+    done = subprocess.run(
+        command(2, "--data", bad), capture_output=True, text=True, env=environment(), timeout=200
+    )
+    assert done.returncode != 0
+    assert "bad.tsv" in done.stderr and "line 2002" in done.stderr
+
+
+@pytest.mark.process
+def test_the_example(log: Path, tmp_path: Path) -> None:
+    example = Path(__file__).resolve().parents[2] / "examples" / "many_processes.py"
+    begin = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+    done = subprocess.run(
+        [*begin, str(example), str(log), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("2,001 samples") == 1
+
+
+def test_version_of_the_module() -> None:
+    done = subprocess.run([sys.executable, "-m", "hotbed", "--version"], capture_output=True, text=True)
+    assert hb.__version__ in done.stdout
