@@ -9,7 +9,7 @@ from hotbed.dist.ending import joinables
 from hotbed.dist.loaders import Even, Slice, Slices, even, slices
 from hotbed.dist.planning import plan
 from hotbed.dist.plans import Plan
-from hotbed.dist.ranks import PeerError
+from hotbed.dist.peers import PeerError
 from hotbed.dist.remedies import Remedy
 from hotbed.dist.sizes import States
 from hotbed.errors import PlanError

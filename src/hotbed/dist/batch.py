@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from hotbed import _core, init
-from hotbed.dist.ranks import Opened, PeerError, Ranks
+from hotbed.dist.peers import PeerError
+from hotbed.dist.ranks import Opened, Ranks
 from hotbed.dist.trip import Trip
 from hotbed.errors import OptimizerError, TableError
 from hotbed.resolve.on_host import HostBatch, HostLeft, check, core_batch

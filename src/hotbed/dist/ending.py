@@ -21,7 +21,8 @@ from hotbed.dist.gradients import (
     serve_collect,
 )
 from hotbed.dist.part import serve_step
-from hotbed.dist.ranks import Opened, PeerLost, Ranks
+from hotbed.dist.peers import PeerLost
+from hotbed.dist.ranks import Opened, Ranks
 from hotbed.errors import HotbedError, TableError
 
 __all__ = ["joinables"]

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from hotbed import _core
 from hotbed.dist.gradients import Collected, collect, serve_collect
-from hotbed.dist.ranks import Opened, PeerError, Ranks
+from hotbed.dist.peers import PeerError
+from hotbed.dist.ranks import Opened, Ranks
 from hotbed.errors import HotbedError
 from hotbed.step.on_host import HostPart, rows_of
 from hotbed.table.gradients import LeftRows
@@ -109,6 +110,7 @@ class ShardedPart:
 
     def apply(self) -> None:
         self._host.apply()
+        self._ranks.steps += 1
         for _, rule, _ in self._stepped:
             rule.restart(rule.steps + 1, rule.base, rule.last)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 import pickle
-import re
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,14 +14,12 @@ import torch
 import torch.distributed as torch_dist
 from torch import Tensor
 
-from hotbed.errors import HotbedError
+from hotbed.dist.peers import PeerError, PeerLost, is_gone
 
-__all__ = ["Opened", "PeerError", "PeerLost", "Ranks", "bytes_of", "numbers_in"]
+__all__ = ["Opened", "Ranks"]
 
 T = TypeVar("T")
 
-_GONE = re.compile("gloo|nccl|connection|timed out|socket", re.IGNORECASE)
-"""What torch says where a process cannot be reached any more."""
 _ROOM = 1024
 """Numbers that go along with the opening message."""
 _MOST_WAITING = 62
@@ -68,14 +65,6 @@ _KIND, _SEQUENCE, _FAULT, _COUNT, _ALIVE, _TABLES, _TABLE_COUNT, _LEAVES = range
 _HEADER = 8
 
 
-class PeerError(HotbedError, RuntimeError):
-    """Another rank could not go on, so this one did not either; the message says which and why."""
-
-
-class PeerLost(PeerError):
-    """It is gone, or has kept this rank waiting for too long."""
-
-
 class Opened(NamedTuple):
     """What all ranks agree to do."""
 
@@ -96,6 +85,7 @@ class Ranks:
         size: how many there are.
         timeout: seconds that a rank may keep the others waiting.
         tables: of the models that they share, by number.
+        steps: that they have taken together.
         sent: bytes that this rank has sent to others so far, by what they were.
         inside_forward: whether dense gradients of what is looked up will be averaged.
         before_forward: what is to be called before a model is called; or tables, where those are all.
@@ -111,11 +101,12 @@ class Ranks:
             ranks: those that take part. Default: all.
         """
         wait = datetime.timedelta(seconds=timeout)
-        self.group = torch_dist.new_group(ranks, timeout=wait, backend="gloo")
+        self.group: Any = torch_dist.new_group(ranks, timeout=wait, backend="gloo")
         self.rank = torch_dist.get_rank(self.group)
         self.size = torch_dist.get_world_size(self.group)
         self.timeout = timeout
         self.tables: list[weakref.ref[Any]] = []
+        self.steps = 0
         self.sent: dict[str, int] = {}
         self.inside_forward = True
         self.before_forward: Callable[[], None] = lambda: None
@@ -123,6 +114,7 @@ class Ranks:
         self.looked_at: Any = None
         self._known: list[tuple[int, ...]] = []
         self._sequence = 0
+        self._lost: PeerLost | None = None
         self._waiting: list[tuple[weakref.ref[Any] | None, Any]] = []
 
     @property
@@ -281,9 +273,26 @@ class Ranks:
                 self.agree(kind, fault=error)
             raise
 
-    def listening(self) -> contextlib.AbstractContextManager[None]:
-        """What torch raises inside where another process is gone, is told as PeerError."""
-        return _told()
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        """What torch raises inside where another process is gone, is told as PeerError; from then on there
+        is nothing to do together."""
+        if self._lost is not None:
+            raise self._lost
+        try:
+            yield
+        except RuntimeError as error:
+            if not is_gone(error):
+                raise
+            text = " ".join(str(error).split())[:300]
+            self._lost = PeerLost(
+                f"Another rank ended, or kept this one waiting for more than {self.timeout:g} s. The tables "
+                f"here are as {self.steps} steps have left them. ({text})"
+            )
+            with contextlib.suppress(RuntimeError, ValueError):  # so that the others notice, too
+                torch_dist.destroy_process_group(self.group)
+            self.group = None
+            raise self._lost from None
 
     def tell(self, kind: str, value: Any) -> list[Any]:
         """What each rank says. Called by all ranks."""
@@ -354,7 +363,7 @@ class Ranks:
         sent = [_WORD + len(part) for part in parts]
         expected = [_WORD + size for size in sizes]
         incoming = torch.empty(sum(expected), dtype=torch.uint8)
-        with _told():
+        with self.listening():
             torch_dist.all_to_all_single(incoming, outgoing, expected, sent, group=self.group)
         self.sent[what] = self.sent.get(what, 0) + sum(sent) - sent[self.rank]
         received = torch.split(incoming, expected)
@@ -365,34 +374,11 @@ class Ranks:
 
     def _gathered(self, own: Tensor) -> Tensor:
         told = [torch.empty_like(own) for _ in range(self.size)]
-        with _told():
+        with self.listening():
             torch_dist.all_gather(told, own, group=self.group)
         return torch.stack(told)
-
-
-@contextlib.contextmanager
-def _told() -> Iterator[None]:
-    try:
-        yield
-    except RuntimeError as error:
-        if isinstance(error, HotbedError) or not _GONE.search(str(error)):
-            raise
-        text = " ".join(str(error).split())[:300]
-        raise PeerLost(f"Another rank ended, or kept this one waiting too long: {text}") from None
 
 
 def _said(message: list[int]) -> str:
     kind, sequence, count = message
     return f"{KINDS[kind]} ({count} numbers, exchange {sequence})"
-
-
-def bytes_of(tensor: Tensor) -> Tensor:
-    """(bytes,) uint8: the same memory."""
-    flat: Any = tensor.contiguous().reshape(-1)
-    return flat.view(torch.uint8)  # type: ignore[no-any-return]
-
-
-def numbers_in(raw: Tensor, dtype: torch.dtype) -> Tensor:
-    """What bytes are of a dtype; a copy where they do not lie at a multiple of its size."""
-    aligned = raw if raw.storage_offset() % dtype.itemsize == 0 else raw.clone()
-    return aligned.view(dtype)

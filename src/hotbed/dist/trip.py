@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hotbed.dist.ranks import Ranks, bytes_of, numbers_in
+from hotbed.dist.raw import bytes_of, numbers_in
+from hotbed.dist.ranks import Ranks
 from hotbed.dist.shares import Share
 from hotbed.errors import HotbedError, TableError
 from hotbed.inputs.bags import Bags

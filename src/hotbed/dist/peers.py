@@ -1,0 +1,25 @@
+"""What is said where another rank could not go on."""
+
+from __future__ import annotations
+
+import re
+
+from hotbed.errors import HotbedError
+
+__all__ = ["PeerError", "PeerLost", "is_gone"]
+
+_GONE = re.compile("gloo|nccl|connection|timed out|socket", re.IGNORECASE)
+"""What torch says where a process cannot be reached any more."""
+
+
+class PeerError(HotbedError, RuntimeError):
+    """Another rank could not go on, so this one did not either; the message says which and why."""
+
+
+class PeerLost(PeerError):
+    """It is gone, or has kept this rank waiting for too long."""
+
+
+def is_gone(error: RuntimeError) -> bool:
+    """Whether it says that a process cannot be reached any more."""
+    return not isinstance(error, HotbedError) and _GONE.search(str(error)) is not None

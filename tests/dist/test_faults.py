@@ -1,0 +1,165 @@
+"""What goes wrong on one rank ends in the right result, or in an error on every rank that runs, in time."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as torch_dist
+from dist.test_distribute import loss_of, made
+from dist.test_sharded import batch_of
+from effort import examples
+
+import hotbed as hb
+from hotbed.dist import PeerError
+
+STEPS = 6
+AT = 3
+"""The step in which it goes wrong, on rank 1."""
+
+
+class Broken(Exception):
+    """The user's own."""
+
+
+def batches(rank: int, fault: str) -> Iterator[dict[str, Any]]:
+    for number in range(STEPS):
+        if number == AT and rank == 1:
+            match fault:
+                case "killed":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                case "stopped" | "stopped for long":
+                    os.kill(os.getpid(), signal.SIGSTOP)
+                case "loader":
+                    raise Broken
+        yield batch_of(number, slice(4 * rank, 4 * rank + 4))
+
+
+def train(rank: int, world: int, store: str, fault: str, timeout: float, told: Any) -> None:
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(1)
+    torch_dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world)
+    model = made().eval()
+    hb.distribute(model, "basic", timeout=timeout)
+    optimizer = hb.optim.Adagrad(model.parameters(), lr=0.1)
+    done, began = 0, time.monotonic()
+    try:
+        for number, batch in enumerate(batches(rank, fault)):
+            began = time.monotonic()
+            here = number == AT and rank == 1
+            if here and fault == "wrong id":
+                batch["word"][0] = 61
+            if here and fault == "forward":
+                raise Broken
+            loss_of(model, batch).backward()
+            if here and fault == "step":
+                raise Broken
+            if here and fault == "nan":
+                model.dense.weight.grad[0, 0] = float("nan")
+            if here and fault == "killed in the vote":
+                agree = model.tables.table("item").place.ranks.agree
+
+                def die(kind: str, *arguments: Any, **more: Any) -> Any:
+                    if kind == "a step" and not arguments:
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    return agree(kind, *arguments, **more)
+
+                model.tables.table("item").place.ranks.agree = die
+            optimizer.step()
+            optimizer.zero_grad()
+            done += 1
+        rows = model.tables.lookup("item", torch.arange(61))
+        told.put((rank, "done", rows.sum().item(), time.monotonic() - began))
+    except Exception as error:
+        told.put((rank, type(error).__name__, f"{done}: {error}", time.monotonic() - began))
+        if not isinstance(error, (PeerError, hb.HotbedError)):
+            os._exit(1)  # as a script that raises ends, without a word to the others
+
+
+def outcome(folder: Path, fault: str, timeout: float, stop: float = 0.0) -> dict[int, Any]:
+    """By rank (what was raised or "done", what it says, seconds that it waited)."""
+    context = multiprocessing.get_context("spawn")
+    told: Any = context.Queue()
+    arguments = (3, f"file://{folder}/store", fault, timeout, told)
+    started = [context.Process(target=train, args=(rank, *arguments)) for rank in range(3)]
+    for process in started:
+        process.start()
+    if stop:
+        stat = Path(f"/proc/{started[1].pid}/stat")
+        while stat.read_text().rsplit(")", 1)[1].split()[0] != "T":
+            time.sleep(0.05)
+        time.sleep(stop)
+        os.kill(started[1].pid or 0, signal.SIGCONT)
+    found: dict[int, Any] = {}
+    expected = {0, 2} if fault.startswith("killed") else {0, 1, 2}
+    while set(found) != expected:
+        rank, *rest = told.get(timeout=timeout + 60)
+        found[rank] = rest
+    for process in started:
+        process.join(60)
+        assert process.exitcode is not None, "it does not end"
+    return found
+
+
+@pytest.fixture(scope="module")
+def right(tmp_path_factory: pytest.TempPathFactory) -> float:
+    found = outcome(tmp_path_factory.mktemp("world"), "none", 30)
+    assert {rank: kind for rank, (kind, *_) in found.items()} == dict.fromkeys(range(3), "done")
+    total: float = found[0][1]
+    return total
+
+
+SOAK = examples(1, 20)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("again", range(SOAK))
+@pytest.mark.parametrize(
+    ("fault", "raised", "says"),
+    [
+        ("killed", "PeerLost", "as 3 steps have left them"),
+        ("killed in the vote", "PeerLost", "as 3 steps have left them"),
+        ("loader", "PeerLost", "as 3 steps have left them"),
+        ("forward", "PeerLost", "as 3 steps have left them"),
+        ("step", "PeerLost", "as 3 steps have left them"),
+        ("wrong id", "PeerError", "Rank 1 could not go on: IdError"),
+        ("nan", "PeerError", "Rank 1 could not go on: NotFiniteError"),
+    ],
+)
+def test_every_rank_that_runs_is_told(
+    fault: str, raised: str, says: str, again: int, tmp_path: Path
+) -> None:
+    found = outcome(tmp_path, fault, 30)
+    for rank in (0, 2):
+        kind, text, seconds = found[rank]
+        assert kind == raised and says in text and text.startswith("3: "), (rank, text)
+        assert seconds < 35
+    own = {"wrong id": "IdError", "nan": "NotFiniteError"}
+    if 1 in found:
+        assert found[1][0] == own.get(fault, "Broken")
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("again", range(SOAK))
+def test_a_rank_that_is_stopped_for_a_while(again: int, right: float, tmp_path: Path) -> None:
+    found = outcome(tmp_path, "stopped", 30, stop=10 if SOAK > 1 else 2)
+    assert [found[rank][:2] for rank in range(3)] == [["done", right]] * 3
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("again", range(SOAK))
+def test_a_rank_that_is_stopped_for_too_long(again: int, tmp_path: Path) -> None:
+    timeout, stop = (30.0, 60.0) if SOAK > 1 else (3.0, 8.0)
+    found = outcome(tmp_path, "stopped for long", timeout, stop=stop)
+    for rank in (0, 2):
+        kind, text, seconds = found[rank]
+        assert kind == "PeerLost" and f"waiting for more than {timeout:g} s" in text
+        assert seconds < timeout + 5
+    assert found[1][0] == "PeerLost"
