@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import struct
 from collections.abc import Callable
@@ -81,6 +82,9 @@ def test_files_that_are_shorter_longer_or_gone(copy: Path, name: str) -> None:
     path.unlink()
     refused(copy, "no checkpoint" if name == MANIFEST else f"{name} is missing")
     path.mkdir()
+    refused(copy, "no checkpoint" if name == MANIFEST else f"{name} is no plain file")
+    path.rmdir()
+    os.mkfifo(path)  # which nobody writes to
     refused(copy, "no checkpoint" if name == MANIFEST else f"{name} is no plain file")
 
 
@@ -174,6 +178,13 @@ CHANGES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "a long history": (
         lambda m: m["tables"]["embeddings.item"]["rule"]["history"]["runs"][0].__setitem__(
             0, 2**62
+        ),
+        "no such numbers",
+    ),
+    "more steps than any": (
+        lambda m: (
+            m["tables"]["embeddings.item"]["rule"].update(steps=2**41),
+            m["tables"]["embeddings.item"]["rule"]["history"]["runs"][0].__setitem__(0, 2**41),
         ),
         "no such numbers",
     ),

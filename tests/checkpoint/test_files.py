@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import struct
@@ -20,7 +21,7 @@ from hotbed import _core
 from hotbed.checkpoint import files as json_files
 from hotbed.checkpoint import tensors as tensor_files
 from hotbed.checkpoint.files import CheckpointError, read_json_sealed, write_json_sealed
-from hotbed.checkpoint.tensors import read_tensors, write_tensors
+from hotbed.checkpoint.tensors import header_of, read_tensors, write_tensors
 
 TENSORS = {
     "a": torch.arange(5, dtype=torch.uint8),
@@ -66,6 +67,34 @@ def test_what_is_written_is_read_here_and_by_safetensors(
     assert same(read_tensors(str(path), written), TENSORS)
     assert same(load_file(path), TENSORS)
     assert path.stat().st_mode & 0o777 == 0o666 & ~_umask()
+
+
+def test_each_tensor_lies_at_a_multiple_of_its_elements() -> None:
+    for length in range(8):
+        some = {"x" * length: torch.ones(3, dtype=torch.uint8), **TENSORS}
+        _, begins = header_of({name: (t.dtype, t.shape) for name, t in some.items()})
+        assert begins.keys() == some.keys()
+        assert [name for name, at in begins.items() if at % some[name].itemsize] == []
+
+
+def test_files_that_the_system_reads_and_writes_in_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it does those of more than 2 GB."""
+
+    class InParts(io.FileIO):
+        def readinto(self, buffer: Any) -> int:
+            return super().readinto(memoryview(buffer)[:100])
+
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda file, data: write(file, data[:100]))
+    written = write_tensors(str(tmp_path / "x"), TENSORS)
+    write_json_sealed(str(tmp_path / "x.json"), {"text": "x" * 1000})
+    monkeypatch.undo()
+    assert same(load_file(tmp_path / "x"), TENSORS)
+    assert read_json_sealed(str(tmp_path / "x.json"))[1]
+    monkeypatch.setattr(tensor_files, "open_plain", InParts)
+    assert same(read_tensors(str(tmp_path / "x"), written), TENSORS)
 
 
 def _umask() -> int:

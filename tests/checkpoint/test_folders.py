@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import fcntl
 import os
+import stat
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -92,6 +96,12 @@ def test_as_many_stay_as_are_to_be_kept(tmp_path: Path, keep: int) -> None:
         assert kept == [f"step-{n:012}" for n in range(1, step + 1)][-keep:]
 
 
+def test_steps_of_any_size(tmp_path: Path) -> None:
+    for step in (10**12 - 1, 10**12):
+        hb.save(tmp_path, with_bias(step % 10), step=step)
+        assert bias_in(tmp_path) == step % 10
+
+
 def test_links_to_checkpoints_are_read(tmp_path: Path) -> None:
     saved = hb.save(tmp_path / "run", with_bias(1), step=1)
     (tmp_path / "latest").symlink_to(saved.path)
@@ -102,7 +112,9 @@ def test_links_to_checkpoints_are_read(tmp_path: Path) -> None:
 def test_what_is_not_a_complete_checkpoint_of_ours_stays(tmp_path: Path) -> None:
     hb.save(tmp_path, with_bias(1), step=1)
     first = tmp_path / "step-000000000001"
-    (first / "notes.txt").write_text("mine")
+    mine = ["checkpoint.json.mine", "dense.safetensors.old", "notes.txt", "rows-0-0.safetensors~"]
+    for name in mine:
+        (first / name).write_text("mine")
     (tmp_path / "step-2").mkdir()
     (tmp_path / "step-2" / "checkpoint.json").write_text("{}")
     (tmp_path / "readme").write_text("mine")
@@ -110,7 +122,7 @@ def test_what_is_not_a_complete_checkpoint_of_ours_stays(tmp_path: Path) -> None
     hb.save(elsewhere, with_bias(9), step=9)
     (tmp_path / "step-000000000000").symlink_to(elsewhere / "step-000000000009")
     hb.save(tmp_path, with_bias(2), step=2, keep=1)
-    assert names_in(first) == ["notes.txt"]
+    assert names_in(first) == mine
     assert names_in(tmp_path / "step-2") == ["checkpoint.json"]
     assert bias_in(elsewhere) == 9
     assert bias_in(tmp_path) == 2
@@ -125,6 +137,40 @@ def test_one_that_is_read_stays_for_now(tmp_path: Path) -> None:
     os.close(read)
     hb.save(tmp_path, with_bias(3), step=3, keep=1)
     assert len(complete_in(str(tmp_path))) == 1
+
+
+def act_before_lock(patch: pytest.MonkeyPatch, kind: int, act: Callable[[], object]) -> None:
+    """`act` is called once, right before a lock of that kind is asked for."""
+    flock, left = fcntl.flock, [act]
+
+    def lock(descriptor: int, how: int) -> None:
+        if how == kind and left:
+            left.pop()()
+        flock(descriptor, how)
+
+    patch.setattr(fcntl, "flock", lock)
+
+
+def test_one_that_was_finished_meanwhile_is_not_left_by_a_dead_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = Path(hb.save(tmp_path, with_bias(1), step=1).path)
+    new = (first / "checkpoint.json").rename(first / "checkpoint.json.new")
+    finish = partial(new.rename, first / "checkpoint.json")
+    act_before_lock(monkeypatch, fcntl.LOCK_EX | fcntl.LOCK_NB, finish)
+    hb.save(tmp_path, with_bias(2), step=2)
+    assert (bias_in(first), bias_in(tmp_path)) == (1, 2)
+
+
+def test_one_that_went_before_it_was_held_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its folder stays, as a file of the user's is there."""
+    for step in (1, 2):
+        last = Path(hb.save(tmp_path, with_bias(step), step=step).path)
+    (last / "notes.txt").write_text("mine")
+    act_before_lock(monkeypatch, fcntl.LOCK_SH, (last / "checkpoint.json").unlink)
+    assert bias_in(tmp_path) == 1
 
 
 def read(run: Path, during: Callable[[], object]) -> None:
@@ -171,6 +217,37 @@ def test_one_that_is_read_is_there_until_it_was_read(
     hb.save(tmp_path, with_bias(3), step=3, loader=position, keep=1)
     (left,) = names_in(tmp_path)
     assert left.startswith("step-000000000003")
+
+
+def test_a_child_that_was_forked_while_one_was_read_does_not_keep_it(tmp_path: Path) -> None:
+    """It has copies of what was open, and with them the lock."""
+    copies = []
+
+    def copy_folders() -> None:
+        for descriptor in range(200):
+            with contextlib.suppress(OSError):
+                if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+                    copies.append(os.dup(descriptor))
+
+    hb.save(tmp_path, with_bias(1), step=1, loader=Position())
+    load(tmp_path, copy_folders)
+    hb.save(tmp_path, with_bias(2), step=2, keep=1)
+    assert copies and names_in(tmp_path) == ["step-000000000002"]
+    for copy in copies:
+        os.close(copy)
+
+
+def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is removed there, as somebody may read it."""
+
+    def refuse(descriptor: int, how: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    for step in (1, 2):
+        hb.save(tmp_path, with_bias(step), step=step, keep=1)
+        assert bias_in(tmp_path) == step
+    assert names_in(tmp_path) == ["step-000000000001", "step-000000000002"]
 
 
 def test_there_is_none(tmp_path: Path) -> None:

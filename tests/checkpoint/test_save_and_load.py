@@ -163,6 +163,10 @@ def test_random_states_schedulers_loaders_and_torch_optimizers(tmp_path: Path) -
     assert same(dict(fresh.state_dict()), dict(model.state_dict()))
     assert str(others[0].state_dict()) == str(optimizers[0].state_dict())
 
+    state = torch.get_rng_state()
+    hb.load(saved.path, fresh)  # to look at it, and not to train on
+    assert torch.equal(torch.get_rng_state(), state)
+
 
 def test_static_and_dynamic_tables_take_each_others_rows(tmp_path: Path) -> None:
     static = hb.EmbeddingCollection([hb.Table("a", 2, rows=9)], seed=0)
@@ -209,6 +213,24 @@ def test_what_does_not_fit_is_told(tmp_path: Path) -> None:
     again, adagrad = made("memory", tmp_path)
     with pytest.raises(CheckpointError, match="was saved without optimizer states"):
         hb.load(tmp_path / "weights", again, adagrad)
+    found = hb.load(tmp_path / "weights", again, adagrad, strict=False)
+    assert found.missing == ["states of embeddings.item", "states of embeddings.user"]
+
+
+@pytest.mark.parametrize(
+    ("rule", "option", "was", "now"),
+    [
+        ("Adagrad", "initial_accumulator_value", 0.0, 0.5),
+        ("Adam", "amsgrad", False, True),
+        ("Adam", "untouched", "lazy", "exact"),
+    ],
+)
+def test_an_optimizer_with_another_option_is_another(
+    tmp_path: Path, rule: str, option: str, was: Any, now: Any
+) -> None:
+    hb.save(tmp_path / "run", *made("memory", tmp_path, rule, **{option: was}), step=0)
+    with pytest.raises(CheckpointError, match=f"another optimizer: {option} {was!r}, now {now!r}"):
+        hb.load(tmp_path / "run", *made("memory", tmp_path, rule, **{option: now}))
 
 
 @pytest.mark.parametrize("saved", ["lazy", "exact"])
@@ -388,6 +410,8 @@ def test_what_was_saved_and_is_not_given_is_told(tmp_path: Path) -> None:
     hb.save(tmp_path / "run", model, optimizer, step=0, scheduler=scheduler)
     assert hb.load(tmp_path / "run", model, optimizer).unexpected == ["schedulers"]
     assert hb.load(tmp_path / "run", model).unexpected == []
+    with pytest.raises(CheckpointError, match="has 1 schedulers, and 2 were given"):
+        hb.load(tmp_path / "run", model, optimizer, scheduler=[scheduler, scheduler])
     for wrong in ({}, 7, [7]):
         with pytest.raises(
             CheckpointError, match=r"need state_dict\(\), which one of the type (dict|int) has"

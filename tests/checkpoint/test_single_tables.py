@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,14 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save
-from saved_models import ROWS, replace_file
+from saved_models import ROWS, replace_file, rewrite
 from small_models import made, train
 from typer.testing import CliRunner
 
 import hotbed as hb
-from hotbed.checkpoint import CheckpointError, rows, single
-from hotbed.checkpoint.looking import verified
+from hotbed.checkpoint import CheckpointError, rows, single, tensors
+from hotbed.checkpoint.looking import differences, verified
+from hotbed.checkpoint.manifest import read_manifest
 from hotbed.cli.app import app
 
 
@@ -106,6 +108,33 @@ def test_rows_that_are_there_twice_are_told(tmp_path: Path) -> None:
     assert faults == [f"{twice} has the row 7 of 'a' twice"]
 
 
+def test_ids_that_a_table_does_not_have_are_told(tmp_path: Path) -> None:
+    for number, (first, count) in enumerate([(0, 4), (0, 3), (-1, 4)]):
+        ids = torch.arange(first, first + 4)
+        folder = hb.checkpoint.write(tmp_path, {"a": [(ids, torch.ones(4, 2))]}, step=number)
+        rewrite(Path(folder), lambda manifest, n=count: manifest["tables"]["a"].update(rows=n))
+        faults = [fault for _, _, fault in verified(folder) if fault]
+        says = f"{folder}/{ROWS} has an id of 'a' outside [0, {count})"
+        assert faults == ([says] if number else [])
+
+
+def test_differences_are_counted(tmp_path: Path) -> None:
+    ids, weights = torch.tensor([5, -7, 2**40]), torch.randn(3, 3)
+    other = weights.clone()
+    other[1, 2] += 1
+    some, none = [(ids, weights)], [(ids[:0], weights[:0])]
+    changed = [(ids.flip(0), other.flip(0))]
+    one = hb.checkpoint.write(tmp_path / "1", {"left": some, "both": some, "new": none})
+    two = hb.checkpoint.write(tmp_path / "2", {"right": some, "both": changed, "new": some})
+    expected = [
+        ("left", 3, 0, 0, 0),
+        ("both", 0, 0, 1, 2),
+        ("new", 0, 3, 0, 0),
+        ("right", 0, 3, 0, 0),
+    ]
+    assert [*differences(one, two)] == expected
+
+
 def run(*arguments: object) -> tuple[int, str]:
     result = CliRunner().invoke(app, ["checkpoint", *map(str, arguments)])
     return result.exit_code, result.output
@@ -186,3 +215,30 @@ def test_chunks_are_packed_split_and_may_be_filled_again(
         assert torch.equal(
             torch.cat([c.weights for c in found]), own[:, None].expand(count, 4).float()
         )
+
+
+def test_rows_stay_while_the_next_files_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Into memory that is used again."""
+    monkeypatch.setattr(rows, "FILE_BYTES", 200)
+    count = 3 * rows._READERS
+    chunks = [(torch.arange(9) + 9 * n, torch.full((9, 4), float(n))) for n in range(count)]
+    folder = hb.checkpoint.write(tmp_path, {"t": chunks})
+    been_read = threading.Semaphore(0)
+
+    def read_views(*given: Any) -> Any:
+        found = tensors.read_views(*given)
+        been_read.release()
+        return found
+
+    monkeypatch.setattr(rows, "read_views", read_views)
+    waited = 0
+    found = rows.read_rows(folder, read_manifest(folder), ["t"], again=True)
+    for number, (_, some) in enumerate(found):
+        while waited < min(count, number + 1 + rows._READERS):
+            assert been_read.acquire(timeout=60)
+            waited += 1
+        assert torch.equal(some.tensors["ids"], chunks[number][0])
+        assert torch.equal(some.tensors["weights"], chunks[number][1])
+    assert number == count - 1

@@ -19,7 +19,7 @@ import hotbed as hb
 from hotbed import _core
 from hotbed.checkpoint import CheckpointError, joining, rows
 from hotbed.checkpoint.folder import finish, new_folder
-from hotbed.checkpoint.looking import differences, verified
+from hotbed.checkpoint.looking import contents, differences, verified
 from hotbed.checkpoint.manifest import FORMAT, VERSION, read_manifest
 from hotbed.checkpoint.rows import write_rows
 from hotbed.checkpoint.rules import rule_of
@@ -187,6 +187,17 @@ def test_whole_tables_are_equal_again(tmp_path: Path) -> None:
     model_only = hb.save(tmp_path / "fourth", model, step=1, states=False).path
     (both,) = differences(third, model_only)
     assert (both.only_first, both.only_second, both.changed) == (0, 0, 0) and both.equal > 10
+    for path in (first, str(second)):
+        (about,) = contents(path)["tables"]
+        assert about["saved_rows"] == both.equal
+
+
+def test_a_part_has_the_padding_of_its_table(tmp_path: Path) -> None:
+    table = Table("t", 4, rows=10, padding_idx=3)
+    hb.save(tmp_path, model_of(table), step=0)
+    part = rows_of(table, 1, 2)
+    assert part.padding_idx == 1
+    hb.load(tmp_path, model_of(part))
 
 
 def test_columns_that_do_not_fit_together(tmp_path: Path) -> None:
@@ -227,8 +238,14 @@ def test_columns_that_do_not_fit_together(tmp_path: Path) -> None:
             (slice(2, 4), torch.tensor([2, 2])),
         )
     ]
-    with pytest.raises(ValueError, match="or twice"):
-        joining._joined("t", slice(0, 4), halves, set())
+    singles = [
+        half._replace(tensors={name: tensor[n : n + 1] for name, tensor in half.tensors.items()})
+        for half in halves
+        for n in range(2)
+    ]
+    for pieces in (halves, singles):  # twice in a file, and in two files
+        with pytest.raises(ValueError, match="or twice"):
+            joining._joined("t", slice(0, 4), pieces, set())
 
 
 def joined_pieces(folder: Path) -> list[Any]:

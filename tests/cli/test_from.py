@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from command_line import run
 import hotbed as hb
 from hotbed.checkpoint import load_model
 from hotbed.checkpoint.looking import differences
+from hotbed.train.report import OutputError
+from hotbed.train.saved import save_model
 
 SIZE = ("--dim", 4, "--batch-size", 128, "--test-fraction", 0, "--lr", 0.01)
 DAY = 128 * 16
@@ -80,8 +83,11 @@ def test_a_run_that_was_killed_goes_on_and_does_not_begin_again(tmp_path: Path, 
         "--resume",
         "--every",
         4,
+        "--keep",
+        2,
     )
     train([log], *both)
+    assert len(list((tmp_path / "run").iterdir())) == 2
     steps = figures_of(tmp_path, log, *both)
     assert steps["resumed_at"] == steps["steps"] == 2 * figures_of(tmp_path, log)["steps"]
     result = run("train", "--data", log, *SIZE, "--checkpoint", tmp_path / "run", "--resume")
@@ -115,9 +121,14 @@ def test_save_takes_the_place_of_what_it_has_written_only(tmp_path: Path, log: P
     (saved,) = (tmp_path / "model").iterdir()
     model = load_model(saved)
     own = hb.save(tmp_path / "own", model, step=7).path
+    with pytest.raises(OutputError, match="checkpoints that --save has not written"):
+        save_model(str(tmp_path / "own"), model, None, 8)
+    mixed = tmp_path / "mixed"
+    hb.save(mixed, model, step=7)
+    shutil.copytree(saved, mixed / saved.name)  # the latest
     run_folder = tmp_path / "run"
     train([log], "--checkpoint", run_folder)
-    for folder in (tmp_path / "own", run_folder, saved, Path(own)):
+    for folder in (tmp_path / "own", mixed, run_folder, saved, Path(own)):
         before = sorted(folder.rglob("*"))
         result = run("train", "--data", log, *SIZE, "--save", folder)
         assert result.exit_code == 2 and "Cannot save to" in result.stderr
@@ -130,11 +141,55 @@ def test_a_log_that_has_grown_is_another_run(tmp_path: Path, log: Path) -> None:
     own = tmp_path / "log.tsv"
     own.write_text(log.read_text())
     train([own], "--checkpoint", tmp_path / "run")
-    train([Path(f"{tmp_path}/./log.tsv")], "--checkpoint", tmp_path / "run", "--resume")
+    (tmp_path / "link.tsv").symlink_to(own)
+    train([tmp_path / "link.tsv"], "--checkpoint", tmp_path / "run", "--resume")
     own.write_text(log.read_text() * 2)
     result = run("train", "--data", own, *SIZE, "--checkpoint", tmp_path / "run", "--resume")
     told = " ".join(result.stderr.split())
     assert result.exit_code == 2 and "has samples in --data 4000, and now it is 8000" in told
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory: pytest.TempPathFactory, log: Path) -> Path:
+    folder = tmp_path_factory.mktemp("begun") / "run"
+    train([log], "--checkpoint", folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("option", "was", "now"),
+    [
+        ("model", "dlrm", "wide-deep"),
+        ("dim", 4, 8),
+        ("optimizer", "adam", "sgd"),
+        ("lr", 0.01, 0.5),
+        ("batch-size", 128, 64),
+        ("test-fraction", 0.0, 0.25),
+        ("shuffle", 0, 512),
+        ("on-error", "raise", "skip"),
+        ("seed", 0, 1),
+    ],
+)
+def test_a_run_goes_on_with_the_options_that_it_had(
+    begun: Path, log: Path, option: str, was: Any, now: Any
+) -> None:
+    given = ("--checkpoint", begun, "--resume", f"--{option}", now)
+    result = run("train", "--data", log, *SIZE, *given)
+    told = " ".join(result.stderr.split())
+    assert result.exit_code == 2 and f"has --{option} {was}, and now it is {now}." in told
+
+
+def test_a_run_goes_on_with_the_data_and_the_model_that_it_had(
+    tmp_path: Path, begun: Path, log: Path
+) -> None:
+    own = tmp_path / "log.tsv"
+    own.write_text(log.read_text())
+    result = run("train", "--data", own, *SIZE, "--checkpoint", begun, "--resume")
+    told = " ".join(result.stderr.split())
+    assert result.exit_code == 2 and f"has --data {log.resolve()}, and now it is {own}" in told
+    result = run("train", "--data", log, *SIZE, "--checkpoint", begun, "--resume", "--from", begun)
+    told = " ".join(result.stderr.split())
+    assert result.exit_code == 2 and f"has --from None, and now it is {begun}." in told
 
 
 def test_names_that_look_like_markup(tmp_path: Path) -> None:

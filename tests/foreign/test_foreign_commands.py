@@ -185,6 +185,34 @@ def test_a_full_disk_leaves_nothing(
         assert [p.name for p in tmp_path.iterdir()] == ["run"]
 
 
+@pytest.mark.parametrize("format_", [*WRITERS])
+def test_a_dump_is_on_the_disk_before_it_appears(
+    tables: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format_: str
+) -> None:
+    fsync, synced, out = os.fsync, set(), tmp_path / "out"
+
+    def sync(descriptor: int) -> None:
+        assert not out.exists()
+        synced.add(os.fstat(descriptor).st_ino)
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    assert run("dump", tables, "--to", out, "--format", format_)[0] == 0
+    files = [*out.iterdir()] if out.is_dir() else [out]
+    assert {file.stat().st_ino for file in files} <= synced
+
+
+@pytest.mark.parametrize("name", [".hidden", "ä" * 127])
+@pytest.mark.parametrize("format_", ["npy", "parquet"])
+def test_names_that_are_hidden_or_too_long(tmp_path: Path, name: str, format_: str) -> None:
+    rows = torch.arange(2), torch.ones(2, 2)
+    hb.checkpoint.write(tmp_path / "run", {name: [rows]}, rows={name: 2})
+    options = ("--to", tmp_path / "out", "--format", format_)
+    said = refused("dump", tmp_path / "run", *options)
+    assert f"Table {name!r} cannot name a file. --rename OLD=NEW helps." in said
+    assert [p.name for p in tmp_path.iterdir()] == ["run"]
+
+
 def test_rows_that_are_none_of_their_table(tmp_path: Path) -> None:
     """A checkpoint whose checksums are right, by a program that is wrong."""
     from hotbed import _core

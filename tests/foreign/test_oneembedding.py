@@ -132,6 +132,15 @@ def test_ranks_belong_together(tmp_path: Path) -> None:
     assert "it has 0-2" in refused("import", tmp_path / "t", *options)
 
 
+def test_the_snapshot_that_all_ranks_have(tmp_path: Path) -> None:
+    for rank in range(2):
+        made = Store(tmp_path / "t" / f"{rank}-2", 4)
+        made.put([rank], np.ones((1, 4)))
+        made.snapshot("b")
+        made.snapshot(f"only {rank}")
+    assert imported(tmp_path / "t", tmp_path / "run", "--dim", 4)["t"][0].tolist() == [0, 1]
+
+
 @pytest.mark.parametrize(
     ("file", "contents", "why"),
     [
@@ -147,6 +156,7 @@ def test_ranks_belong_together(tmp_path: Path) -> None:
         ("snapshots/a/LIST", b"../../x\n", "no snapshot that was finished"),
         ("snapshots/a/index-000000000000", b"\xff" * 8, "names rows that"),
         ("snapshots/a/index-000000000000", b"\0" * 9, "names rows that"),
+        ("snapshots/a/index-000000000000", (50).to_bytes(8, "little"), "names rows that"),
         ("snapshots/a/index-000000000000", b"\0" * 16, "has the id 0 twice"),
         ("snapshots/a/index-000000000000", None, "no snapshot that was finished"),
     ],

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from kept_in import storage_of
-from torch.utils.data import DataLoader
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
 import hotbed as hb
 from hotbed.data import CATEGORIES, CriteoLog, write_criteo_tsv
+from hotbed.data.position import generators_of
 from hotbed.train import Callback, Checkpoints, Position, Step, fit
 
 
@@ -129,6 +132,104 @@ def test_any_other_loader_is_asked_for_what_was_done(tmp_path: Path) -> None:
     result = fit(whole, batches, optimizer, epochs=3, position=position)
     assert seen == [3, 4, 0, 1, 2, 3, 4]
     assert (result.steps, position) == (7, Position(4, 0, 15, 30))
+
+
+class Seeing(torch.nn.Linear):
+    """A model that tells which batches it has seen."""
+
+    def __init__(self, seen: list[int]) -> None:
+        super().__init__(1, 1)
+        self.seen = seen
+
+    def forward(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        self.seen.append(int(batch["x"][0]))
+        return super().forward(batch["x"]).squeeze(1)
+
+
+def test_batches_of_no_rows_have_their_place(tmp_path: Path) -> None:
+    sizes = [2, 0, 2, 2, 0, 2]
+    batches = [
+        {"x": torch.full((n, 1), float(at)), "label": torch.ones(n)} for at, n in enumerate(sizes)
+    ]
+
+    def run(folder: Path, at: int | None) -> Position:
+        model, position = Seeing(seen), Position()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        if folder.exists():
+            hb.load(folder, model, optimizer, loader=position)
+        saving = Checkpoints(folder, optimizer, position, every=1)
+        callbacks = [saving, *([KilledAt(at)] if at else [])]
+        with contextlib.suppress(Killed):
+            fit(model, batches, optimizer, epochs=2, callbacks=callbacks, position=position)
+        return position
+
+    for at in (2, 7):
+        seen: list[int] = []
+        assert run(tmp_path / str(at), at).steps == at
+        assert run(tmp_path / str(at), None) == Position(3, 0, steps=8, rows=16)
+        assert seen == 2 * [0, 2, 3, 5]
+
+
+class Shuffled:
+    """A loader that passes over batches itself, and draws its order when it is asked for the first."""
+
+    passed = 0
+
+    def seek(self, epoch: int, batches: int) -> None:
+        self.passed = batches
+
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        order, passed, self.passed = torch.randperm(8).tolist(), self.passed, 0
+        for number in order[passed:]:
+            yield {"x": torch.full((2, 1), float(number)), "label": torch.ones(2)}
+
+
+def test_a_loader_that_can_seek_goes_on_in_its_order(tmp_path: Path) -> None:
+    def run(at: int | None) -> None:
+        model, position = Seeing(seen), Position()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        if (tmp_path / "run").exists():
+            hb.load(tmp_path / "run", model, optimizer, loader=position)
+        saving = Checkpoints(tmp_path / "run", optimizer, position, every=3)
+        callbacks = [saving, *([KilledAt(at)] if at else [])]
+        with contextlib.suppress(Killed):
+            fit(model, Shuffled(), optimizer, epochs=2, callbacks=callbacks, position=position)
+
+    torch.manual_seed(0)
+    seen: list[int] = []
+    for at in (3, 9, None):
+        run(at)
+    assert len(seen) == 16
+    assert sorted(seen[:8]) == sorted(seen[8:]) == list(range(8))
+
+
+def test_checkpoints_that_are_none(tmp_path: Path, log: Path) -> None:
+    model = Seeing([])
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with pytest.raises(ValueError, match="every is 0; it must be 1 or more"):
+        Checkpoints(tmp_path, optimizer, Position(), every=0)
+    saving = Checkpoints(tmp_path, optimizer, Position(), every=1)
+    batches = [{"x": torch.ones(2, 1), "label": torch.ones(2)}]
+    with pytest.raises(ValueError, match="Give fit the position that Checkpoints has"):
+        fit(model, batches, optimizer, callbacks=[saving], position=Position())
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(ValueError, match="shuffled by no seed has no place to go on from"):
+        CriteoLog(log, 32, shuffle=64).seek(1, 2)
+
+
+def test_all_generators_of_a_loader_are_found() -> None:
+    data, one, other = [1, 2, 3, 4], torch.Generator(), torch.Generator()
+    by_one = RandomSampler(data, generator=one)
+    loaders = {
+        DataLoader(data, shuffle=True, generator=one): [one],  # type: ignore[arg-type]
+        DataLoader(data, sampler=by_one, generator=other): [other, one],  # type: ignore[arg-type]
+        DataLoader(data, sampler=by_one, batch_size=None): [one],  # type: ignore[arg-type]
+        DataLoader(data, batch_sampler=BatchSampler(by_one, 2, False)): [one],  # type: ignore[arg-type]
+        DataLoader(data, shuffle=True): [],  # type: ignore[arg-type]
+    }
+    for loader, generators in loaders.items():
+        assert generators_of(loader) == generators
+        assert generators_of(SimpleNamespace(loader=loader)) == generators
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
