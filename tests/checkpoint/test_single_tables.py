@@ -84,6 +84,14 @@ def test_steps_that_are_none(tmp_path: Path, step: Any) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("rows", [{"b": 3}, {"a": 0}, {"a": -4}, {"a": True}, {"a": 2.5}])
+def test_numbers_of_rows_are_checked(rows: Any, tmp_path: Path) -> None:
+    chunk = torch.arange(2), torch.zeros(2, 3)
+    with pytest.raises(hb.checkpoint.CheckpointError, match="rows="):
+        hb.checkpoint.write(tmp_path, {"a": [chunk]}, rows=rows)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_table_without_rows(tmp_path: Path) -> None:
     nothing = torch.empty(0, dtype=torch.int64), torch.empty(0, 2)
     folder = hb.checkpoint.write(tmp_path, {"a": [nothing]}, rows={"a": 10})

@@ -80,6 +80,8 @@ def train(rank: int, world: int, store: str, fault: str, timeout: float, told: A
     except Exception as error:
         told.put((rank, type(error).__name__, f"{done}: {error}", time.monotonic() - began))
         if not isinstance(error, (PeerError, hb.HotbedError)):
+            told.close()
+            told.join_thread()
             os._exit(1)  # as a script that raises ends, without a word to the others
 
 

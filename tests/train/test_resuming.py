@@ -305,3 +305,45 @@ def test_what_a_data_set_draws_is_drawn_again(tmp_path: Path, own: bool, at: int
     first = run_to(tmp_path / "stopped", at, False)
     second = run_to(tmp_path / "stopped", None, True)
     assert min(second) == at + 1 and {**first, **second} == expected
+
+
+class _AtEnd(Callback):
+    def __init__(self, saving: Checkpoints) -> None:
+        self.saving = saving
+
+    def on_epoch(self, epoch: int) -> None:
+        self.saving.save()
+
+
+class _Seen(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+        self.seen: list[float] = []
+
+    def forward(self, batch: Any) -> torch.Tensor:
+        self.seen += batch["x"][:, 0].tolist()
+        return self.layer(batch["x"]).squeeze(1)
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["global generator", "own generator"])
+def test_saved_at_the_end_of_an_epoch_the_next_order_is_another(own: bool, tmp_path: Path) -> None:
+    data = [{"x": torch.tensor([float(n)]), "label": torch.tensor(float(n % 2))} for n in range(8)]
+
+    def run(folder: Path, epochs: int, *, resume: bool = False) -> list[float]:
+        torch.manual_seed(0)
+        model, position = _Seen(), hb.train.Position()
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        generator = torch.Generator().manual_seed(3) if own else None
+        loader = DataLoader(data, batch_size=2, shuffle=True, generator=generator)
+        if resume:
+            hb.load(folder, model, optimizer, loader=position)
+        saving = hb.train.Checkpoints(folder, optimizer, position)
+        callbacks = [saving, _AtEnd(saving)]
+        hb.train.fit(
+            model, loader, optimizer, epochs=epochs, callbacks=callbacks, position=position
+        )
+        return model.seen
+
+    whole = run(tmp_path / "whole", 3)
+    assert run(tmp_path / "cut", 1) + run(tmp_path / "cut", 3, resume=True) == whole

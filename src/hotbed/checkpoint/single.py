@@ -105,6 +105,13 @@ def write(
     """
     if isinstance(step, bool) or not isinstance(step, int) or step < 0:
         raise CheckpointError(f"step must be an integer from 0 on, got {step!r}.")
+    for name, count in (rows or {}).items():
+        if name not in tables:
+            raise CheckpointError(f"rows= names a table {name!r}, of which there are no chunks.")
+        if isinstance(count, bool) or not isinstance(count, int) or not 0 < count < 2**48:
+            raise CheckpointError(
+                f"Table {name!r} has rows={count!r}; it must be a positive number."
+            )
     entries: dict[str, Any] = {}
     with new_folder(os.path.abspath(os.fsdecode(path)), step) as folder:
         dense = write_tensors(os.path.join(folder, "dense.safetensors"), {})

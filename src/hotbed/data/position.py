@@ -22,14 +22,19 @@ class Position:
     rows: int = 0
     """Trained on, over all epochs."""
     random: Any = dataclasses.field(default=None, compare=False, repr=False)
-    """States of random generators as the epoch began, from which a ``DataLoader`` draws its order."""
+    """States of random generators as the epoch began, from which a ``DataLoader`` draws its order; between
+    two epochs, as the next one will begin."""
+    loaded: bool = dataclasses.field(default=False, compare=False, repr=False)
+    """Whether it was loaded, and `fit` has not begun there yet."""
 
     def state_dict(self) -> dict[str, Any]:
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        names = [field.name for field in dataclasses.fields(self) if field.name != "loaded"]
+        return {name: getattr(self, name) for name in names}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        for field in dataclasses.fields(self):
-            setattr(self, field.name, state[field.name])
+        for name in self.state_dict():
+            setattr(self, name, state[name])
+        self.loaded = True
 
 
 def generators_of(loader: Any) -> list[Any]:

@@ -193,6 +193,7 @@ def fit(
                     return result
             result.epochs = epoch
             position.epoch, position.batch = epoch + 1, 0
+            position.random = _random_of(generators_of(batches))
             for callback in callbacks:
                 callback.on_epoch(epoch)
     finally:
@@ -204,23 +205,27 @@ def fit(
 def _from(batches: Iterable[Batch], epoch: int, position: Position) -> Iterator[Batch]:
     """The batches of an epoch that are not done, in the order in which they would have come."""
     passed = seek(batches, epoch, position.batch)
-    generators = generators_of(batches)
+    generators, begun = generators_of(batches), position.random
+    if begun is not None and (position.batch or position.loaded):
+        for generator, state in zip(generators, begun.get("generators", []), strict=False):
+            generator.set_state(state)
+    position.loaded = False
     if not position.batch:
-        states = [generator.get_state() for generator in generators]
-        position.random = {**random_states(), "generators": states}
+        position.random = _random_of(generators)
         return iter(batches)
     now = random_states()
-    if position.random is not None:
-        give_random_states(position.random)
-        for generator, state in zip(
-            generators, position.random.get("generators", []), strict=False
-        ):
-            generator.set_state(state)
+    if begun is not None:
+        give_random_states(begun)
     iterator = iter(batches)
     # Whatever draws an order has drawn it with the first batch that it gives.
     last = collections.deque(itertools.islice(iterator, max(1, passed)), maxlen=1)
     give_random_states(now)
     return iterator if passed else itertools.chain(last, iterator)
+
+
+def _random_of(generators: Sequence[Any]) -> dict[str, Any]:
+    states = [generator.get_state() for generator in generators]
+    return {**random_states(), "generators": states}
 
 
 def scored(

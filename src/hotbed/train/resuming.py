@@ -101,6 +101,7 @@ class _SameRun:
                 was, own = (
                     " ".join(v) if name == "data" else v for v in (saved.get(name), now[name])
                 )
+                was, own = (v if v is not None else "nothing" for v in (was, own))
                 raise SettingsError(
                     f"--resume: the run in {path} has {option.replace('_', '-')} {was}, and now it is {own}. "
                     "Give it as it was, or begin a new run in another folder."
