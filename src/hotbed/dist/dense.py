@@ -52,8 +52,9 @@ def average_dense(
 
     @functools.wraps(type(model).forward)
     def forward(*args: Any, **kwargs: Any) -> Any:
-        ranks.before_forward()
-        return called(*args, **kwargs)
+        with ranks.listening():
+            ranks.before_forward()
+            return called(*args, **kwargs)
 
     no_sync = averaged.no_sync if averaged else contextlib.nullcontext
     model.__dict__.update(forward=forward, no_sync=no_sync)

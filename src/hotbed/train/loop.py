@@ -156,7 +156,7 @@ def fit(
                 samples = len(labels) if of_all is None else of_all
                 if not samples and (ranks.size == 1 or of_all is not None):
                     continue
-                with span("forward"), ranks.listening():
+                with span("forward"):
                     logits = model(batch)
                     value = loss(logits, labels) if len(labels) else logits.sum()
                     if of_all:  # ranks with more samples count more
