@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch  # noqa: F401  (its libgomp must be loaded before the core's)
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -136,3 +136,21 @@ def test_slots_end_where_32_bits_do() -> None:
         index.find_or_insert(np.array([1, 2, 3]), limit - 2)
     assert index.find(np.array([1, 2, 3])) == [-1, -1, -1]
     assert index.find_or_insert(np.array([1, 2]), limit - 2) == ([limit - 2, limit - 1], [0, 1])
+
+
+@given(st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(-3, 3), max_size=300))
+def test_ids_are_grouped_as_they_first_appear(ids: list[int]) -> None:
+    given_ids = torch.tensor(ids, dtype=torch.int64)
+    distinct, inverse = torch.empty_like(given_ids), torch.empty_like(given_ids)
+    addresses = distinct.data_ptr(), inverse.data_ptr()
+    count = _core.group_ids(given_ids.data_ptr(), len(ids), *addresses)
+    assert distinct[:count].tolist() == list(dict.fromkeys(ids))
+    assert torch.equal(distinct[inverse], given_ids)
+
+
+@pytest.mark.parametrize("step", [1, 4096, 2**32, 2**40])
+def test_ids_in_even_steps_are_grouped_quickly(step: int) -> None:
+    ids = torch.arange(100_000) * step  # which take an hour where they meet in one place
+    distinct, inverse = torch.empty_like(ids), torch.empty_like(ids)
+    count = _core.group_ids(ids.data_ptr(), len(ids), distinct.data_ptr(), inverse.data_ptr())
+    assert count == len(ids) and torch.equal(distinct, ids)

@@ -1,4 +1,4 @@
-// hotbed._core.KeyIndex, for tests and measurements of the index by itself.
+// Ids grouped; and hotbed._core.KeyIndex, for tests and measurements of the index by itself.
 #include <nanobind/stl/string.h>
 
 #include <algorithm>
@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "bindings/bindings.hpp"
+#include "index/group.hpp"
 #include "index/key_index.hpp"
 
 using namespace hotbed;
@@ -27,6 +28,15 @@ void items(const KeyIndex& index, Address keys, Address slots) {
 }  // namespace
 
 void bind_index(nb::module_& module) {
+  module.def(
+      "group_ids",
+      [](Address ids, int64_t n, Address distinct, Address inverse) {
+        return group_ids(pointer<int64_t>(ids), n, pointer<int64_t>(distinct),
+                         pointer<int64_t>(inverse));
+      },
+      "ids"_a, "n"_a, "distinct"_a, "inverse"_a, Unlocked(),
+      "Writes each of n ids once, as they first appear, and the position of each id among them. "
+      "Returns how many are distinct.");
   nb::class_<KeyIndex>(
       module, "KeyIndex",
       "int64 key -> slot. Arrays are addresses of contiguous int64 data. Finds may "

@@ -25,6 +25,9 @@ _MODES = 3
 _MOST_FROZEN = 62
 
 
+_NO_IDS = torch.empty(0, dtype=torch.int64)
+
+
 class _Scratch:
     """The rows of one batch, as the core's batch takes a table."""
 
@@ -54,11 +57,7 @@ class ShardedBatch(HostBatch):
         if wanted and call.training:
             _refuse_beside_dense(ranks)
         check(core_batch(call.live, call.table_of, call.bags), call)
-        ids = [bag.ids.long() for bag in call.bags]
-        asked = [
-            torch.unique(torch.cat([ids[f] for f, of in enumerate(call.table_of) if of == t]))
-            for t in range(len(call.live))
-        ]
+        asked, numbered = _grouped(call)
         trip = Trip(ranks, [live.place for live in call.live], asked)
         frozen = sum(1 << t for t in call.frozen if t < _MOST_FROZEN)
         modes = [int(call.training), int(wanted), frozen]
@@ -67,8 +66,7 @@ class ShardedBatch(HostBatch):
         _refuse_other_modes(ranks, opened, modes)
         rows = trip.fetch(opened.numbers[:, _MODES:], call.frozen, call.training)
         bags = [
-            bag._replace(ids=torch.searchsorted(asked[t], own))
-            for bag, own, t in zip(call.bags, ids, call.table_of, strict=True)
+            bag._replace(ids=own) for bag, own in zip(call.bags, numbered, strict=True)
         ]
         scratch = [
             _Scratch(live, own, some)
@@ -84,6 +82,23 @@ class ShardedBatch(HostBatch):
 
     def backward(self, grads: Sequence[Tensor | None]) -> Any:
         return ShardedLeft(super().backward(grads), self)
+
+
+def _grouped(call: Call) -> tuple[list[Tensor], list[Tensor]]:
+    """(n,) distinct ids of each table, as they first appear; and for each feature the positions of its ids
+    among them."""
+    asked: list[Tensor] = []
+    numbered: list[Tensor] = [torch.empty(0)] * len(call.bags)
+    for t in range(len(call.live)):
+        features = [f for f, of in enumerate(call.table_of) if of == t]
+        parts = [call.bags[f].ids.long() for f in features]
+        ids = parts[0].contiguous() if len(parts) == 1 else torch.cat([_NO_IDS, *parts])
+        distinct, inverse = torch.empty_like(ids), torch.empty_like(ids)
+        count = _core.group_ids(ids.data_ptr(), len(ids), distinct.data_ptr(), inverse.data_ptr())
+        asked.append(distinct[:count])
+        for f, own in zip(features, inverse.split([len(p) for p in parts]), strict=True):  # type: ignore[no-untyped-call]
+            numbered[f] = own
+    return asked, numbered
 
 
 def _refuse_beside_dense(ranks: Ranks) -> None:

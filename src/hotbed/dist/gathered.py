@@ -98,7 +98,7 @@ def _ids(place: Any, everywhere: bool, *, stored: bool) -> Tensor:
     mine = torch.cat([torch.empty(0, dtype=torch.int64), *own])
     ranks: Ranks = place.ranks
     counts = ranks.agree(_KIND, [len(mine)], [place.number]).numbers[:, 0].tolist()
-    outgoing = [bytes_of(mine) if everywhere or to == 0 else _NOTHING for to in range(ranks.size)]
+    outgoing = [[bytes_of(mine)] if everywhere or to == 0 else [] for to in range(ranks.size)]
     wants = everywhere or ranks.rank == 0
     sizes = [8 * count if wants else 0 for count in counts]
     blocks = ranks.exchange(_KIND, outgoing, sizes)
@@ -136,8 +136,8 @@ def _all_records(place: Any, *, states: bool, everywhere: bool) -> Iterator[tupl
         if all(s < 0 for s, _ in told):
             return
         tensors = [] if chunk is None else [chunk[1].ids, chunk[1].weights, *chunk[1].states]
-        raw = torch.cat([_NOTHING, *(bytes_of(tensor) for tensor in tensors)])
-        outgoing = [raw if everywhere or to == 0 else _NOTHING for to in range(ranks.size)]
+        raw = [bytes_of(tensor) for tensor in tensors]
+        outgoing = [raw if everywhere or to == 0 else [] for to in range(ranks.size)]
         shapes = [_shapes(shares[s], spec, count, widths) if s >= 0 else [] for s, count in told]
         sizes = [sum(_bytes(*one) for one in of_rank) if wants else 0 for of_rank in shapes]
         for (s, _), block, of_rank in zip(
@@ -169,6 +169,3 @@ def _bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
     for side in shape:
         size *= side
     return size
-
-
-_NOTHING = torch.empty(0, dtype=torch.uint8)

@@ -106,6 +106,9 @@ def _by_trip(live: Any, trips: list[Trip]) -> list[Tensor | None]:
             continue
         t = trip.places.index(live.place)
         first, count = trip.first_slots[t], len(trip.asked[t])
+        if rows.distinct and torch.equal(rows.slots, torch.arange(first, first + count)):
+            found.append(rows.rows)  # as one backward has left it
+            continue
         here = torch.nonzero((rows.slots >= first) & (rows.slots < first + count)).flatten()
         grad = torch.zeros((count, live.spec.dim), dtype=live.spec.compute_dtype)
         grad.index_add_(0, rows.slots[here] - first, rows.rows[here])

@@ -298,7 +298,7 @@ class Ranks:
         """What each rank says. Called by all ranks."""
         raw = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
         sizes = self.agree(kind, [len(raw)]).numbers[:, 0].tolist()
-        blocks = self.exchange(kind, [raw] * self.size, sizes)
+        blocks = self.exchange(kind, [[raw]] * self.size, sizes)
         return [pickle.loads(bytes(block.numpy())) for block in blocks]
 
     @contextlib.contextmanager
@@ -343,14 +343,14 @@ class Ranks:
     def exchange(
         self,
         what: str,
-        parts: Sequence[Tensor],
+        parts: Sequence[Sequence[Tensor]],
         sizes: Sequence[int],
         fault: BaseException | None = None,
     ) -> list[Tensor]:
         """Sends bytes to each rank, and receives those that each has for this one.
 
         Args:
-            parts: (bytes,) uint8 for each rank.
+            parts: for each rank pieces, (bytes,) uint8 each.
             sizes: bytes that each rank sends here.
             fault: why those of this rank are none. A word goes before the bytes, so that all know.
 
@@ -359,8 +359,8 @@ class Ranks:
             BaseException: `fault`.
         """
         state = torch.full((1,), fault is not None, dtype=torch.int64).view(torch.uint8)
-        outgoing = torch.cat([piece for part in parts for piece in (state, part)])
-        sent = [_WORD + len(part) for part in parts]
+        outgoing = torch.cat([piece for part in parts for piece in (state, *part)])
+        sent = [_WORD + sum(map(len, part)) for part in parts]
         expected = [_WORD + size for size in sizes]
         incoming = torch.empty(sum(expected), dtype=torch.uint8)
         with self.listening():

@@ -40,10 +40,8 @@ class Trip:
         ]
         parts = [share.part.origin.ids_in_part(asked[t]) for t, share in self._shares]
         self._ids = [ids for ids, _ in parts]
-        self._routes = [  # positions in what is asked for
-            torch.arange(len(ids)) if here is None else torch.nonzero(here).flatten()
-            for ids, here in parts
-        ]
+        # Positions in what is asked for; None: all of it.
+        self._routes = [None if here is None else torch.nonzero(here).flatten() for _, here in parts]
         self._mine = [s for s, (_, share) in enumerate(self._shares) if share.rank == ranks.rank]
         self._resolved: Any = None
         self._counts = torch.empty(0)
@@ -51,7 +49,7 @@ class Trip:
     @property
     def numbers(self) -> list[int]:
         """How many ids this rank has for each share."""
-        return [len(route) for route in self._routes]
+        return [len(ids) for ids in self._ids]
 
     def wait(self, batch: Any) -> None:
         """Stays for the gradients of a batch; None: this rank has none."""
@@ -102,15 +100,13 @@ class Trip:
             wanted: positions of the tables of which a rank has a gradient.
         """
         outgoing = []
-        for (t, share), route in zip(self._shares, self._routes, strict=True):
-            grad = grads[t] if t in wanted else torch.empty(0, self.places[t].spec.dim)
-            dtype = self.places[t].spec.compute_dtype
-            if t not in wanted:
-                outgoing.append(torch.empty((0, share.part.dim), dtype=dtype))
-            elif grad is None:
-                outgoing.append(torch.zeros((len(route), share.part.dim), dtype=dtype))
+        for s, (t, share) in enumerate(self._shares):
+            dtype, count = self.places[t].spec.compute_dtype, len(self._ids[s]) if t in wanted else 0
+            grad = grads[t] if count else None
+            if grad is None:
+                outgoing.append(torch.zeros((count, share.part.dim), dtype=dtype))
             else:
-                outgoing.append(grad[route][:, share.part.columns].contiguous())
+                outgoing.append(self._cut(s, grad))
         incoming = self._to_keepers(
             "gradients", outgoing, lambda t: self.places[t].spec.compute_dtype, None, wanted
         )
@@ -148,10 +144,7 @@ class Trip:
         ids = self._to_keepers("ids", self._ids, lambda _: torch.int64, 1)
         weights: list[Any] = [None] * len(ids)
         if rows is not None:
-            outgoing = [
-                rows[route][:, share.part.columns].contiguous()
-                for (_, share), route in zip(self._shares, self._routes, strict=True)
-            ]
+            outgoing = [self._cut(s, rows) for s in range(len(self._shares))]
             weights = self._to_keepers("rows", outgoing, lambda _: rows.dtype, None)
         return [(self._own(s), i, w) for s, i, w in zip(self._mine, ids, weights, strict=True)]
 
@@ -160,6 +153,12 @@ class Trip:
     def _own(self, s: int) -> Any:
         t, share = self._shares[s]
         return self.places[t].own[share]
+
+    def _cut(self, s: int, rows: Tensor) -> Tensor:
+        """Of (n, dim) rows of its table what a share is to have."""
+        (_, share), route = self._shares[s], self._routes[s]
+        some = rows if route is None else rows[route]
+        return some if share.part.dim == some.shape[1] else some[:, share.part.columns].contiguous()
 
     def _to_keepers(
         self,
@@ -180,8 +179,7 @@ class Trip:
             return int(self._counts[source, s]) * columns * dtype_of(t).itemsize
 
         parts = [
-            torch.cat([_NOTHING, *(bytes_of(outgoing[s]) for s in self._kept_by(rank))])
-            for rank in range(self.ranks.size)
+            [bytes_of(outgoing[s]) for s in self._kept_by(rank)] for rank in range(self.ranks.size)
         ]
         sizes = [[nbytes(source, s) for s in self._mine] for source in range(self.ranks.size)]
         incoming = self.ranks.exchange(what, parts, list(map(sum, sizes)))
@@ -192,7 +190,7 @@ class Trip:
         found = []
         for at, s in enumerate(self._mine):
             t, share = self._shares[s]
-            raw = numbers_in(torch.cat([of_rank[at] for of_rank in pieces]), dtype_of(t))
+            raw = numbers_in(_joined([of_rank[at] for of_rank in pieces]), dtype_of(t))
             found.append(raw if width is not None else raw.view(-1, share.part.dim))
         return found
 
@@ -203,27 +201,30 @@ class Trip:
         }
         own = self.ranks.rank
         parts = [
-            torch.cat([_NOTHING, *(bytes_of(cut[s][rank]) for s in cut if self._answers(s, rank))])
+            [bytes_of(cut[s][rank]) for s in cut if self._answers(s, rank)]
             for rank in range(self.ranks.size)
         ]
         sizes = [
             [
-                len(self._routes[s]) * share.part.dim * self.places[t].spec.dtype.itemsize
+                len(self._ids[s]) * share.part.dim * self.places[t].spec.dtype.itemsize
                 for s, (t, share) in self._of(rank)
                 if self._answers(s, own)
             ]
             for rank in range(self.ranks.size)
         ]
         incoming = self.ranks.exchange("rows", parts, list(map(sum, sizes)), fault)
-        found = [
-            torch.empty((len(ids), place.spec.dim), dtype=place.spec.dtype)
-            for ids, place in zip(self.asked, self.places, strict=True)
-        ]
+        found: list[Any] = [None] * len(self.places)
         for rank, (block, of_rank) in enumerate(zip(incoming, sizes, strict=True)):
             answers = [one for one in self._of(rank) if self._answers(one[0], own)]
             for (s, (t, share)), raw in zip(answers, torch.split(block, of_rank), strict=True):
-                table = numbers_in(raw, self.places[t].spec.dtype)
-                found[t][self._routes[s], share.part.columns] = table.view(-1, share.part.dim)
+                spec, route = self.places[t].spec, self._routes[s]
+                rows_of_share = numbers_in(raw, spec.dtype).view(-1, share.part.dim)
+                if route is None and share.part.dim == spec.dim:
+                    found[t] = rows_of_share
+                    continue
+                if found[t] is None:
+                    found[t] = torch.empty((len(self.asked[t]), spec.dim), dtype=spec.dtype)
+                found[t][slice(None) if route is None else route, share.part.columns] = rows_of_share
         return found
 
     def _answers(self, s: int, requester: int) -> bool:
@@ -238,7 +239,9 @@ class Trip:
         return (s for s, _ in self._of(rank))
 
 
-_NOTHING = torch.empty(0, dtype=torch.uint8)
+def _joined(pieces: list[Tensor]) -> Tensor:
+    there = [piece for piece in pieces if len(piece)]
+    return torch.cat(there) if len(there) > 1 else (there or pieces)[0]
 
 
 def _bags(ids: Tensor) -> Bags:

@@ -1,0 +1,41 @@
+#include "index/group.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <memory>
+#include <stdexcept>
+
+namespace hotbed {
+
+namespace {
+
+constexpr uint32_t kEmpty = ~uint32_t{0};
+constexpr uint64_t kSpread = 0x9E3779B97F4A7C15;  // 2^64 / golden ratio: neighbours lie far apart
+
+}  // namespace
+
+int64_t group_ids(const int64_t* ids, int64_t n, int64_t* distinct, int64_t* inverse) {
+  if (n >= int64_t{kEmpty}) throw std::length_error("more ids than one batch can have");
+  if (n == 0) return 0;
+  // Open addressing over positions in distinct, at most half full; it stays in the nearest cache.
+  const auto places = std::bit_ceil(static_cast<uint64_t>(n) * 2);
+  const int shift = 64 - std::countr_zero(places);
+  const std::unique_ptr<uint32_t[]> at(new uint32_t[places]);
+  std::fill_n(at.get(), places, kEmpty);
+  uint32_t count = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    const int64_t id = ids[i];
+    auto mixed = static_cast<uint64_t>(id);
+    mixed ^= mixed >> 32;
+    uint64_t place = (mixed * kSpread) >> shift;
+    while (at[place] != kEmpty && distinct[at[place]] != id) place = (place + 1) & (places - 1);
+    if (at[place] == kEmpty) {
+      distinct[count] = id;
+      at[place] = count++;
+    }
+    inverse[i] = at[place];
+  }
+  return count;
+}
+
+}  // namespace hotbed
