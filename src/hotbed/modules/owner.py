@@ -207,8 +207,8 @@ def _refuse_plain_ddp(parent: nn.Module, name: str, module: nn.Module | None) ->
         if table is not None and parameter_name not in parent.parameters_to_ignore:
             raise OptimizerError(
                 f"Table {table.name!r} is inside DistributedDataParallel, which would copy whole "
-                "tables to every rank and average their gradients. One process trains a table so far: "
-                "train the model without DistributedDataParallel, in one process."
+                "tables to every rank and average their gradients. Give the bare model to "
+                "hotbed.distribute(model), which puts its dense layers into DistributedDataParallel."
             )
 
 
