@@ -62,7 +62,7 @@ def gathered(place: Any, *, states: bool, everywhere: bool) -> Gathered | None:
     )
     absent = torch.ones(size, dtype=torch.bool)
     for share, rows in _all_records(place, states=states, everywhere=everywhere):
-        at = torch.searchsorted(ids, share.part.origin.ids_in_table(rows.ids))
+        rows, at = _known(rows, share, ids)
         absent[at] = False
         columns = share.part.columns
         found.weights[at, columns] = rows.weights
@@ -73,6 +73,19 @@ def gathered(place: Any, *, states: bool, everywhere: bool) -> Gathered | None:
                 state[at, columns] = some
     _read_first_values(place, found, torch.nonzero(absent).flatten())
     return found if wants else None
+
+
+def _known(rows: Gathered, share: Share, ids: Tensor) -> tuple[Gathered, Tensor]:
+    """Of a share's rows those whose ids are wanted, and where. (Steps move rows that are not stored, too.)"""
+    own = share.part.origin.ids_in_table(rows.ids)
+    at = torch.searchsorted(ids, own)
+    if not len(ids):
+        here = torch.zeros(len(own), dtype=torch.bool)
+    else:
+        here = ids[at.clamp(max=len(ids) - 1)] == own
+    if bool(here.all()):
+        return rows, at
+    return Gathered(rows.ids[here], rows.weights[here], [s[here] for s in rows.states]), at[here]
 
 
 def _read_first_values(place: Any, found: Gathered, absent: Tensor) -> None:

@@ -74,7 +74,8 @@ class ShardedPart:
         self._stepped = [one for one in self._tables if one[0] in chosen]
         fault = collected.fault
         try:
-            for live, _, hyper in self._stepped:
+            for live, rule, hyper in self._stepped:
+                self._host.take_table(live, rule, hyper, _none_of(live))  # the step counts on all ranks
                 for part in live.place.own.values():
                     rows = rows_of(part) or _none_of(part)
                     self._host.take_table(part, part.rule, hyper, rows)
@@ -111,8 +112,6 @@ class ShardedPart:
     def apply(self) -> None:
         self._host.apply()
         self._ranks.steps += 1
-        for _, rule, _ in self._stepped:
-            rule.restart(rule.steps + 1, rule.base, rule.last)
 
     def finishing(self, step: Callable[[], None]) -> Callable[[], None]:
         return step

@@ -12,6 +12,8 @@ __all__ = ["bytes_of", "numbers_in"]
 
 def bytes_of(tensor: Tensor) -> Tensor:
     """(bytes,) uint8: the same memory."""
+    if not tensor.numel():  # whose strides may be any
+        return torch.empty(0, dtype=torch.uint8)
     flat: Any = tensor.contiguous().reshape(-1)
     return flat.view(torch.uint8)  # type: ignore[no-any-return]
 

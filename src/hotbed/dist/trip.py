@@ -44,6 +44,7 @@ class Trip:
         self._routes = [None if here is None else torch.nonzero(here).flatten() for _, here in parts]
         self._mine = [s for s, (_, share) in enumerate(self._shares) if share.rank == ranks.rank]
         self._resolved: Any = None
+        self._generations: list[int] = []
         self._counts = torch.empty(0)
 
     @property
@@ -74,7 +75,6 @@ class Trip:
         self._counts = told
         bags = [_bags(ids) for ids in self._to_keepers("ids", self._ids, lambda _: torch.int64, 1)]
         live = [self._own(s) for s in self._mine]
-        self._generations = [table.generation for table in live]
         rows: list[Tensor] = []
         fault: HotbedError | None = None
         if live:
@@ -82,6 +82,7 @@ class Trip:
             call = Call(live, range(len(live)), [t.name for t in live], bags, here, training)
             try:
                 self._resolved, rows = looked_up(call)
+                self._generations = [table.generation for table in live]
             except HotbedError as error:
                 fault = error
                 rows = [
