@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +30,14 @@ class Model(nn.Module):
         )
         self.word = hb.Embedding(61, 5)
         self.bag = hb.EmbeddingBag(9, 3, mode="sum")
-        self.norm = nn.BatchNorm1d(19)
-        self.dense = nn.Linear(19, 1)
+        self.other = hb.Embedding(61, 2)  # another table of the name that its layer gives it
+        self.norm = nn.BatchNorm1d(21)
+        self.dense = nn.Linear(21, 1)
 
     def forward(self, batch: dict[str, Any]) -> torch.Tensor:
         vectors = self.tables({name: batch[name] for name in ("item", "user")})
         joined = [*vectors.values(), self.word(batch["word"]), self.bag(batch["more"])]
+        joined.append(self.other(batch["word"]))
         return self.dense(self.norm(torch.cat(joined, 1)))[:, 0]
 
 
@@ -60,6 +63,7 @@ def rows_of(model: Model) -> dict[str, torch.Tensor]:
         "user": model.tables.lookup("user", torch.arange(-25, 95) * 2**33),
         "word": model.word._live.lookup(torch.arange(61)),
         "bag": model.bag._live.lookup(torch.arange(9)),
+        "other": model.other._live.lookup(torch.arange(61)),
     }
 
 
@@ -92,6 +96,30 @@ def train(rank: int, world: int, strategy: str) -> None:
 @pytest.mark.parametrize("strategy", ["auto", "basic"])
 def test_a_model_trains_as_in_one_process(world: int, strategy: str) -> None:
     run(world, train, strategy)
+
+
+def refused(rank: int, world: int) -> None:
+    model = made()
+    for plan in (None, {"item": "row"}):
+        with pytest.raises(hb.PlanError, match="name of a strategy"):
+            hb.distribute(model, plan)  # type: ignore[arg-type]
+    with pytest.raises((hb.PlanError, PeerError), match="no such table 'word.weight'"):
+        tables = [table for table in made().tables.tables.values()]
+        hb.distribute(model, hb.plan(tables, 3))
+    with pytest.raises(hb.PlanError, match="different plans"):
+        hb.distribute(model, hb.plan(model, world, strategy="basic" if rank else "memory_balanced"))
+    tables = [hb.Table("a", 2, 9, sharding="table"), hb.Table("b", 2, 7, sharding="row")]
+    alone = hb.EmbeddingCollection(tables)
+    assert hb.distribute(alone) is alone
+    with pytest.raises(hb.TableError, match="cannot be copied"):
+        copy.deepcopy(alone)
+
+
+@pytest.mark.process
+def test_what_cannot_be_distributed() -> None:
+    with pytest.raises(hb.TableError, match="needs a process group"):
+        hb.distribute(made())
+    run(2, refused)
 
 
 def what_rank_0_has(rank: int, world: int) -> None:

@@ -6,7 +6,7 @@ import dataclasses
 import os
 import warnings
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -15,20 +15,22 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from hotbed.dist.dense import average_dense
+from hotbed.dist.peers import PeerError
 from hotbed.dist.place import Sharded
 from hotbed.dist.planning import plan as planned
+from hotbed.dist.planning import tables_to_plan
 from hotbed.dist.plans import Plan
 from hotbed.dist.ranks import Ranks
 from hotbed.dist.shares import Share
 from hotbed.dist.trip import Trip
-from hotbed.errors import OptimizerError, PlanError, TableError
-from hotbed.modules.owner import tables_of
+from hotbed.errors import HotbedError, OptimizerError, PlanError, TableError
 from hotbed.places.moves import home_of
 from hotbed.sharding import Replicated
 from hotbed.table.live import LiveTable
 from hotbed.table.home import make_core
 from hotbed.table.records import Records
 from hotbed.table.state_dict import signed_key
+from hotbed.tables import Table, part_of
 
 __all__ = ["Sharing", "distribute", "shard_tables", "sharing_of"]
 
@@ -95,6 +97,8 @@ def distribute(
     with ranks.telling("a distribution"):
         if isinstance(plan, str):
             plan = planned(model, ranks.size, strategy=plan)
+        if not isinstance(plan, Plan):
+            raise PlanError(f"plan is a hotbed.dist.Plan or the name of a strategy, not {plan!r}.")
         _warn_of_idle_cores()
     shard_tables(model, plan, ranks)
     dense = average_dense(model, ranks, ddp or {})
@@ -112,13 +116,13 @@ def shard_tables(model: nn.Module, plan: Plan, ranks: Ranks) -> None:
     Raises:
         OptimizerError, PlanError, TableError: before anything has changed.
     """
-    tables = tables_of(model)
+    tables = tables_to_plan(model)
     with ranks.telling("a distribution"):
-        _refuse(tables.values(), plan, ranks)
-        for live in tables.values():
+        _refuse(tables, plan, ranks)
+        for live in tables:
             live.check_handle()
-    keys = [signed_key(live.key) for live in tables.values()]
-    changed = [int(_has_rows(live)) for live in tables.values()]
+    keys = [signed_key(live.key) for live in tables]
+    changed = [int(_has_rows(live)) for live in tables]
     said = [int(plan.digest[:15], 16), *keys, *changed]
     told = ranks.agree("a distribution", said).numbers
     if len({*told[:, 0].tolist()}) > 1:
@@ -126,20 +130,29 @@ def shard_tables(model: nn.Module, plan: Plan, ranks: Ranks) -> None:
             "The ranks have different plans. Make it on one, write it, and read it on the others."
         )
     of_first = told[0, 1:].tolist()
-    for live, key, rows in zip(tables.values(), of_first, of_first[len(tables) :], strict=False):
-        _share(live, plan, ranks, key % (1 << 64), bool(rows))
+    fault: HotbedError | None = None
+    try:
+        for (live, spec), key, rows in zip(
+            tables.items(), of_first, of_first[len(tables) :], strict=False
+        ):
+            _share(live, spec.name, plan, ranks, key % (1 << 64), bool(rows))
+    except PeerError:
+        raise
+    except HotbedError as error:
+        fault = error
+    ranks.agree("a distribution", fault=fault)
 
 
-def _refuse(tables: Iterable[LiveTable], plan: Plan, ranks: Ranks) -> None:
-    for live in tables:
+def _refuse(tables: Mapping[LiveTable, Table], plan: Plan, ranks: Ranks) -> None:
+    for live, spec in tables.items():
         if live.rule is not None:
             raise OptimizerError(
                 f"Table {live.name!r} has an optimizer. Distribute the model first, then make the optimizer."
             )
         live.place.refuse_to_share()
-        named = plan.tables.get(live.name)
+        named = plan.tables.get(spec.name)
         if named is None or (named.dim, named.rows) != (live.spec.dim, live.spec.rows):
-            raise PlanError(f"The plan is not for this model: it has no such table {live.name!r}.")
+            raise PlanError(f"The plan is not for this model: it has no such table {spec.name!r}.")
     if plan.world_size != ranks.size:
         raise PlanError(f"The plan is for {plan.world_size} ranks, and there are {ranks.size}.")
 
@@ -149,13 +162,13 @@ def _has_rows(live: LiveTable) -> bool:
     return len(live) > 0 if live.spec.rows is None else live.place.changed
 
 
-def _share(live: LiveTable, plan: Plan, ranks: Ranks, key: int, rows: bool) -> None:
-    """`rows`: whether rank 0 has some to hand out."""
-    spec, old, kind = live.spec, live.place, plan.shardings[live.name]
+def _share(live: LiveTable, name: str, plan: Plan, ranks: Ranks, key: int, rows: bool) -> None:
+    """`name`: in the plan. `rows`: whether rank 0 has some to hand out."""
+    spec, old, kind = live.spec, live.place, plan.shardings[name]
     shares = [
-        Share(rank, plan.part(live.name, rank), isinstance(kind, Replicated))
+        Share(rank, part_of(spec, kept), isinstance(kind, Replicated))
         for rank in range(ranks.size)
-        if kind.kept(plan.tables[live.name], rank, ranks.size) is not None
+        if (kept := kind.kept(plan.tables[name], rank, ranks.size)) is not None
     ]
     stream = live.records(states=False) if rows and ranks.rank == 0 else iter(())
     if not rows:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import dataclasses
 import difflib
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -17,9 +19,10 @@ from hotbed.errors import PlanError
 from hotbed.modules.owner import tables_of
 from hotbed.optim import TableOptimizer
 from hotbed.storage import Storage
+from hotbed.table.live import LiveTable
 from hotbed.tables import Table
 
-__all__ = ["plan", "tables_in"]
+__all__ = ["plan", "tables_in", "tables_to_plan"]
 
 
 def plan(
@@ -78,6 +81,17 @@ def plan(
     return made
 
 
+def tables_to_plan(model: nn.Module) -> dict[LiveTable, Table]:
+    """The tables of a model as a plan has them: by their names, or where several have one name, as layers
+    of their own do, by those in the model's ``state_dict``."""
+    tables = tables_of(model)
+    names = collections.Counter(live.name for live in tables.values())
+    return {
+        live: live.spec if names[live.name] == 1 else dataclasses.replace(live.spec, name=stem)
+        for stem, live in tables.items()
+    }
+
+
 def tables_in(given: Any) -> list[Table]:
     """The tables of a module, or those given.
 
@@ -85,7 +99,7 @@ def tables_in(given: Any) -> list[Table]:
         PlanError: there are none, or two have one name.
     """
     if isinstance(given, nn.Module):
-        found = [live.spec for live in tables_of(given).values()]
+        found = list(tables_to_plan(given).values())
         if not found:
             raise PlanError(f"{type(given).__name__} has no tables to plan.")
         return checked_tables(found)
