@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as torch_dist
 from dist.trainings import (
     BATCH,
     Training,
@@ -182,9 +183,10 @@ class Run:
             trainings = [t for t in self.group.trainings if self.own.parameter(t.name) in set(rule)]
             if any(t.fails_to_tell_states for t in trainings):
                 continue
-            expected, found = whole.state_dict()["state"], own.state_dict()["state"]
-            for number, training in enumerate(trainings if self.rank == 0 else ()):
-                one, other = expected[number], found[number]
+            expected, told = whole.state_dict()["state"], [own.state_dict()["state"]]
+            torch_dist.broadcast_object_list(told)
+            for number, training in enumerate(trainings):
+                one, other = expected[number], told[0][number]
                 assert one.keys() == other.keys(), training.case
                 stored = torch.isin(one["ids"], other["ids"])
                 assert bool(stored.all()) or training.tiered

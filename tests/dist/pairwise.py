@@ -40,8 +40,7 @@ def covering(factors: Mapping[str, Sequence[Any]], allowed: Allowed) -> list[Cas
     used: dict[Choice, int] = {}
     cases = []
     while waiting:
-        (one, a), (other, b) = next(iter(waiting))
-        case = {one: a, other: b}
+        case: Case = dict(next(iter(waiting)))
         for factor in order:
             if factor not in case:
                 fitting = [
@@ -51,15 +50,13 @@ def covering(factors: Mapping[str, Sequence[Any]], allowed: Allowed) -> list[Cas
                 ]
                 if not fitting:
                     raise ValueError(f"No {factor} fits {case}.")
-
-                def gain(value: Any, factor: str = factor) -> tuple[int, int]:
-                    met = sum(
-                        _in_order(order, (factor, value), choice) in waiting
-                        for choice in case.items()
-                    )
-                    return met, -used.get((factor, value), 0)
-
-                case[factor] = max(fitting, key=gain)
+                chosen = list(case.items())
+                gains = []
+                for value in fitting:
+                    choice = factor, value
+                    met = sum(_in_order(order, choice, other) in waiting for other in chosen)
+                    gains.append((met, -used.get(choice, 0)))
+                case[factor] = fitting[gains.index(max(gains))]
         for choice in case.items():
             used[choice] = used.get(choice, 0) + 1
         for pair in itertools.combinations([(factor, case[factor]) for factor in order], 2):

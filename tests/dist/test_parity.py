@@ -26,7 +26,7 @@ WORLDS = FACTORS["world"]
 CASES = covering(FACTORS, allowed)
 SECONDS = 3600 if SOAK else 8
 """Of random draws."""
-TOGETHER = 10
+TOGETHER = 20
 """Tables in one collection."""
 
 
@@ -46,7 +46,7 @@ def test_pairs(world: int, tmp_path: Path) -> None:
     made = [Training.of(number, case, chance) for number, case in enumerate(CASES)]
     groups = [g for g in grouped(made, TOGETHER, seed=7) if g.world == world]
     assert groups
-    run(world, train_groups, groups, str(tmp_path), seconds=600)
+    run(world, train_groups, groups, str(tmp_path), seconds=300)
 
 
 def drawn(seed: int) -> Group:
@@ -77,7 +77,7 @@ def test_random_draws(tmp_path: Path) -> None:
         for world in WORLDS:
             some = [group for group in groups if group.world == world]
             if some:
-                run(world, train_groups, some, str(tmp_path / str(rounds)), seconds=600)
+                run(world, train_groups, some, str(tmp_path / str(rounds)), seconds=300)
 
 
 # -- what is refused, or not right yet -------------------------------------------------------------
@@ -125,13 +125,8 @@ def both_step(models: list[Any], optimizers: list[Any], bags: list[list[int]], w
 
 def row_rules_by_columns(rank: int, world: int, rule: str) -> None:
     models = two(9, ColumnWise((0, 1)), world)
-    try:
-        optimizers = [getattr(hb.optim, rule)(model.parameters(), lr=0.1) for model in models]
-    except hb.OptimizerError:
-        return
-    for _ in range(3):
-        both_step(models, optimizers, [[1, 2]], world)
-    assert torch.equal(*(model.rows("t").values for model in models))
+    with pytest.raises(hb.OptimizerError, match="one state for a whole row"):
+        getattr(hb.optim, rule)(models[1].parameters(), lr=0.1)
 
 
 @pytest.mark.parametrize("rule", ["RowwiseAdagrad", "RowwiseAdam"])
@@ -165,8 +160,9 @@ def through_state_dict(rank: int, world: int) -> None:
     for _ in range(3):
         both_step(models, optimizers, [[1, 2]], world)
     one, other = (optimizer.state_dict()["state"] for optimizer in optimizers)
-    if rank == 0:
-        assert one[0]["untouched"] == other[0]["untouched"]
+    told = [other]  # by rank 0
+    torch.distributed.broadcast_object_list(told)
+    assert one[0]["untouched"] == told[0][0]["untouched"]
 
 
 def test_a_state_dict_knows_what_untouched_rows_missed() -> None:
