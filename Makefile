@@ -1,7 +1,8 @@
 # make demo | test | test-gpu | test-distributed | test-versions | lint | stub | docs | sanitize | soak | bench | wheel | peers | clean
 PYTHON ?= python3
 TORCH := torch==2.13.0
-PEERS := fbgemm-gpu-cpu==1.8.0
+PEERS := fbgemm-gpu-cpu==1.8.0 torchrec==1.8.0
+TORCHREC_NEEDS := tensordict==0.15.3 pyre-extensions==0.0.32
 SSD_PEERS := rocksdict==0.3.29 lmdb==3.0.0
 
 VENV := .venv
@@ -153,8 +154,8 @@ docs: $(VENV)/stamp-hotbed
 
 peers: $(VENV)/stamp-hotbed
 	@echo "Installing $(PEERS) $(SSD_PEERS) ..."
-	@$(PIP) --no-deps "$(PEERS)"
-	@$(PIP) $(SSD_PEERS) matplotlib
+	@$(PIP) --no-deps $(PEERS)
+	@$(PIP) $(TORCHREC_NEEDS) $(SSD_PEERS) matplotlib
 
 SCENARIO ?= step
 bench: $(VENV)/stamp-hotbed

@@ -31,6 +31,8 @@ SCENARIOS = {
     "synthetic": "NVIDIA's synthetic models: tiny at batch 65,536 with Adagrad",
     "gpu": "a CUDA device: roof, interaction, layers, lookups, training with tables on it",
     "busy": "`hotbed train` on a quiet machine and beside two busy processes, by how threads wait",
+    "exchange": "one training step of tables that two processes share, against TorchRec and DDP",
+    "scale": "samples a second of a DLRM on 1, 2 and 4 processes, against DDP (--link: its network)",
     "plan": "plans of NVIDIA's colossal (2,002 tables, 22 TiB) for 1,024 ranks",
     "import": "what `import hotbed` adds to `import torch`",
 }

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-PACKAGES = ("hotbed", "torch", "numpy", "triton", "fbgemm-gpu-cpu", "rocksdict", "lmdb")
+PACKAGES = ("hotbed", "torch", "numpy", "triton", "fbgemm-gpu-cpu", "torchrec", "rocksdict", "lmdb")
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -83,13 +83,20 @@ class OtherWork:
     """
 
     share = 0.0
+    seconds = (0.0, 0.0, 0.0)
+    """The machine's cores busy, the machine's cores in all, this process."""
 
     def __enter__(self) -> OtherWork:
         self._start = self._now()
         return self
 
     def __exit__(self, *_: object) -> None:
-        busy, total, own = (b - a for a, b in zip(self._start, self._now(), strict=True))
+        ended = self._now()
+        self.seconds = busy, total, own = (
+            ended[0] - self._start[0],
+            ended[1] - self._start[1],
+            ended[2] - self._start[2],
+        )
         self.share = max(0.0, busy - own) / total if total > 0 else 0.0
 
     @staticmethod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -61,6 +62,17 @@ class Workload:
                 can = np.flatnonzero(of_table < 2 * self.bag if step > 0 else of_table > 0)
                 of_table[rng.choice(can, min(abs(missing), len(can)), replace=False)] += step
         return lengths
+
+    def share(self, rank: int, world: int) -> Workload:
+        """The samples of one of `world` ranks, all of which draw from the same hot rows."""
+        assert not self.ragged and self.batch % world == 0
+        count = self.batch * self.bag // world
+        made = copy.copy(self)
+        object.__setattr__(made, "batch", self.batch // world)
+        object.__setattr__(made, "ids", self.ids[:, :, rank * count : (rank + 1) * count].copy())
+        unique = [len(np.unique(of_table)) for batch in made.ids for of_table in batch]
+        object.__setattr__(made, "unique_rows", sum(unique) / BATCHES)
+        return made
 
     @property
     def shape(self) -> str:

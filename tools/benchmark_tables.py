@@ -23,6 +23,8 @@ SCENARIOS = (
     "synthetic",
     "train",
     "checkpoint",
+    "exchange",
+    "scale",
     "busy",
     "import",
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 
@@ -51,12 +52,14 @@ class HotbedTables:
         work = self.workload
         names = [f"t{t}" for t in range(work.tables)]
         rows = None if self.dynamic else work.rows
-        self.embeddings = hb.EmbeddingCollection(
-            [hb.Table(name, dim=work.dim, rows=rows, combiner="sum") for name in names], seed=0
+        self.embeddings = self.shared(
+            hb.EmbeddingCollection(
+                [hb.Table(name, dim=work.dim, rows=rows, combiner="sum") for name in names], seed=0
+            )
         )
-        every_id = torch.arange(work.rows)
+        ids = self.ids_to_assign()
         for t, name in enumerate(names):
-            self.embeddings.assign(name, every_id, work.initial_weights(t))
+            self.embeddings.assign(name, ids, work.initial_weights(t)[ids])
         rule = getattr(hb.optim, OPTIMIZERS[self.optimizer])
         self.stepper = rule(self.embeddings.parameters(), lr=self.lr, fused=self.fused)
         shape = (work.batch, work.bag) if work.bag > 1 else (work.batch,)
@@ -72,6 +75,13 @@ class HotbedTables:
         ]
         gradient = work.output_gradient().view(work.batch, work.tables, work.dim)
         self.gradients = [part.contiguous() for part in gradient.unbind(1)]
+
+    def shared(self, embeddings: Any) -> Any:
+        """The tables as they are trained."""
+        return embeddings
+
+    def ids_to_assign(self) -> torch.Tensor:
+        return torch.arange(self.workload.rows)
 
     def phases(self) -> Mapping[str, Callable[[int], object]]:
         return {"forward": self.forward, "step": self.step}

@@ -1,0 +1,188 @@
+"""Samples a second of a DLRM by the number of processes: Hotbed's shared tables, and DDP."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as torch_dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from benchmarks import link as links
+from benchmarks import worlds
+from benchmarks.exchange import Measured, other_work
+from benchmarks.machine import OtherWork, available_bytes
+from benchmarks.measure import Timing
+from benchmarks.peers.gathered_bags import gather_gradients
+from benchmarks.peers.torch_dlrm import COLUMNS, DENSE, TorchDlrm
+from benchmarks.report import Report
+from benchmarks.step import SHARE_OF_MEMORY
+from benchmarks.workload import BATCHES, Workload
+
+ROWS, DIM, BATCH = 250_000, 32, 8192
+QUICK_ROWS, QUICK_BATCH = 5_000, 1024
+WORLDS = (1, 2, 4)
+ITERATIONS, QUICK_ITERATIONS = 40, 4
+LR = 0.01
+BOTTOM, TOP = (64, DIM), (256, 128)
+"""As of `TorchDlrm`."""
+
+Batch = dict[str, Tensor]
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--link", choices=links.RATES, help="speed of the network between the processes"
+    )
+
+
+def run(*, quick: bool, progress: Callable[[str], None], link: str | None = None) -> Report:
+    report = Report("scale", quick)
+    rows, batch = (QUICK_ROWS, QUICK_BATCH) if quick else (ROWS, BATCH)
+    shape = f"{len(COLUMNS)} x {rows:,} x {DIM}, Adagrad, batch {batch} in all"
+    medians: dict[tuple[str, int], float] = {}
+    for world in WORLDS:
+        needed = (1 + world) * len(COLUMNS) * rows * DIM * 4 * 2
+        if needed > available_bytes() * SHARE_OF_MEMORY:
+            report.skipped[f"{world} processes"] = f"they need {needed / 1e9:.1f} GB"
+            continue
+        with _network(report, world, link) as (prefix, environment):
+            found = worlds.run(
+                world,
+                measure_rank,
+                *(rows, batch, QUICK_ITERATIONS if quick else ITERATIONS),
+                progress=lambda text, world=world: progress(f"{world} processes: {text}"),
+                prefix=prefix,
+                environment=environment,
+            )
+        for name in found[0].work:
+            slower = [max(all_) for all_ in zip(*(f.ms[name, ""] for f in found), strict=True)]
+            timing = Timing(slower, other_work([f.work[name] for f in found]))
+            report.add(name, f"{world} process{'es' * (world > 1)}, {shape}", timing)
+            medians[name, world] = timing.median
+    for (name, world), median in medians.items():
+        report.figures[f"{name}, {world}: samples a second"] = round(batch / median * 1e3)
+        if world > 1:
+            report.ratios[f"{name}, {world} over 1"] = medians[name, 1] / median
+        if name != "hotbed":
+            report.ratios[f"{name}/{world}"] = median / medians["hotbed", world]
+    report.remarks += [
+        "One thread a process; a step takes as long as the slowest rank takes. One process has no exchange.",
+        "A ratio 'hotbed, 2 over 1': samples a second with 2 processes over those with one.",
+        "torch, DDP: each rank has all tables; sparse gradients are gathered, dense ones all-reduced.",
+    ]
+    if (cores := report.hardware["cores"]) < max(WORLDS):
+        report.remark(f"This machine has {cores} cores, which more processes share.")
+    return report
+
+
+@contextlib.contextmanager
+def _network(
+    report: Report, world: int, rate: str | None
+) -> Iterator[tuple[Callable[[int], Sequence[str]], dict[str, str]]]:
+    """What `worlds.run` is to be given."""
+    with contextlib.ExitStack() as stack:
+        if rate is not None and world > 1:
+            try:
+                prefix = stack.enter_context(links.ports(world, rate))
+            except links.LinkError as error:
+                report.remark(f"No link of {rate} can be made here ({error}); all is on loopback.")
+            else:
+                report.remark(f"Processes of one world are joined by links of {rate}.")
+                yield prefix, {"GLOO_SOCKET_IFNAME": links.INTERFACE}
+                return
+        yield lambda rank: (), {}
+
+
+# -- what each rank does -------------------------------------------------------------------------
+
+
+class HotbedModel:
+    name = "hotbed"
+
+    def __init__(self, rows: int) -> None:
+        import hotbed as hb
+        import hotbed.models
+
+        tables = [hb.Table(name, dim=DIM, rows=rows) for name in COLUMNS]
+        self.model = hotbed.models.DLRM(tables, DIM, DENSE, BOTTOM, TOP, seed=0)
+        if torch_dist.get_world_size() > 1:
+            hb.distribute(self.model, hb.plan(self.model, torch_dist.get_world_size()))
+        self.optimizer = hb.optim.Adagrad(self.model.parameters(), lr=LR)
+
+    def step(self, batch: Batch) -> None:
+        _backward(self.model, batch)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+class DdpModel:
+    name = "torch, DDP"
+
+    def __init__(self, rows: int) -> None:
+        torch.manual_seed(0)
+        twin = TorchDlrm([rows] * len(COLUMNS), DIM)
+        self.tables = [table.weight for table in twin.tables]
+        self.optimizer = torch.optim.Adagrad(twin.parameters(), lr=LR)
+        self.model: nn.Module = twin
+        if torch_dist.get_world_size() > 1:
+            tables = [name for name, _ in twin.named_parameters() if name.startswith("tables.")]
+            DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(twin, tables)
+            self.model = DistributedDataParallel(twin)
+
+    def step(self, batch: Batch) -> None:
+        _backward(self.model, batch)
+        if torch_dist.get_world_size() > 1:
+            gather_gradients(self.tables)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+def _backward(model: nn.Module, batch: Batch) -> None:
+    nn.functional.binary_cross_entropy_with_logits(model(batch), batch["label"]).backward()
+
+
+def measure_rank(rank: int, world: int, rows: int, batch: int, iterations: int) -> Measured:
+    """Both models in turn, a step each."""
+    work = Workload(len(COLUMNS), rows, DIM, batch, 1).share(rank, world)
+    batches = _batches(work, rank)
+    models: list[Any] = []
+    for kind in (HotbedModel, DdpModel):
+        if rank == 0:
+            worlds.tell(f"building {kind.name}")
+        models.append(kind(rows))
+    measured = Measured()
+    for batch_of_rank in batches:
+        for model in models:
+            model.step(batch_of_rank)
+    if rank == 0:
+        worlds.tell(" and ".join(model.name for model in models))
+    gc.collect()
+    gc.disable()
+    for i in range(iterations):
+        for model in models:
+            torch_dist.barrier()
+            with OtherWork() as other:
+                begin = time.perf_counter()
+                model.step(batches[i % len(batches)])
+                ms = (time.perf_counter() - begin) * 1e3
+            measured.note(model.name, {"": ms}, other)
+    return measured
+
+
+def _batches(work: Workload, rank: int) -> list[Batch]:
+    generator = torch.Generator().manual_seed(rank)
+    return [
+        {
+            **{name: torch.from_numpy(ids) for name, ids in zip(COLUMNS, work.ids[b], strict=True)},
+            "dense": torch.rand(work.batch, DENSE, generator=generator),
+            "label": torch.rand(work.batch, generator=generator).round(),
+        }
+        for b in range(BATCHES)
+    ]
