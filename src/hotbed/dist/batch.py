@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,6 +24,8 @@ __all__ = ["ShardedBatch", "serve_lookup", "serve_rows"]
 _TRAINING, _WANTED, _FROZEN = range(3)
 _MODES = 3
 _MOST_FROZEN = 62
+_MOST_KEPT = 2
+"""Tables of batches that are gone, kept for those to come."""
 
 
 _NO_IDS = torch.empty(0, dtype=torch.int64)
@@ -38,12 +41,24 @@ class _Scratch:
         if spec.padding_idx is not None:
             at = torch.nonzero(ids == spec.padding_idx).flatten()
             padding = int(at[0]) if len(at) else None
-        zeros = init.Zeros().resolve(None, 1)
-        dtype = CORE_DTYPES[spec.dtype]
-        size = max(1, len(ids))
-        self.core = _core.Table.make(spec.name, size, spec.dim, dtype, *zeros, 0, padding)
+        # One that an earlier batch had is used again: fresh memory costs more than the rows.
+        self._kept = live.place.scratch if padding is None else []
+        fits = [n for n, c in enumerate(self._kept) if len(ids) <= c.size <= 8 * len(ids) + 64]
+        self.core = self._kept.pop(fits[0]) if fits else self._made(spec, len(ids), padding)
         slots = torch.arange(len(ids))
         _core.write(self.core, slots.data_ptr(), len(ids), rows.data_ptr())
+
+    @staticmethod
+    def _made(spec: Any, rows: int, padding: int | None) -> Any:
+        zeros = init.Zeros().resolve(None, 1)
+        dtype = CORE_DTYPES[spec.dtype]
+        size = max(1, rows) if padding is not None else 1 << max(1, rows).bit_length()
+        return _core.Table.make(spec.name, size, spec.dim, dtype, *zeros, 0, padding)
+
+    def give_back(self) -> None:
+        """Nobody reads the rows any more."""
+        if len(self._kept) < _MOST_KEPT:
+            self._kept.append(self.core)
 
 
 class ShardedBatch(HostBatch):
@@ -76,12 +91,18 @@ class ShardedBatch(HostBatch):
         core.resolve(False, wanted, call.frozen)
         made = cls(core, call._replace(bags=bags), wanted, kept=(scratch, bags))
         made.trip = trip
+        weakref.finalize(made, _give_back, scratch).atexit = False
         if wanted:
             trip.wait(made)
         return made
 
     def backward(self, grads: Sequence[Tensor | None]) -> Any:
         return ShardedLeft(super().backward(grads), self)
+
+
+def _give_back(scratch: list[_Scratch]) -> None:
+    for one in scratch:
+        one.give_back()
 
 
 def _grouped(call: Call) -> tuple[list[Tensor], list[Tensor]]:

@@ -33,6 +33,7 @@ class Sharded(Place):
         ranks: the processes that share the table.
         number: of the table among those that they share.
         shares: all of them.
+        scratch: what batches that are gone had their rows in.
         own: tables of their own with the rows that this rank keeps.
     """
 
@@ -51,6 +52,7 @@ class Sharded(Place):
         self.ranks, self.number, self.shares, self.own = ranks, number, list(shares), dict(own)
         self.group = self.stepped = ranks
         self.slots_taken = 0
+        self.scratch: list[_core.Table] = []
         self._handles = [live.parameter for live in self.own.values()]  # they keep gradients
 
     @property

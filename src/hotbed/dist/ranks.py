@@ -359,14 +359,17 @@ class Ranks:
             BaseException: `fault`.
         """
         state = torch.full((1,), fault is not None, dtype=torch.int64).view(torch.uint8)
-        outgoing = torch.cat([piece for part in parts for piece in (state, *part)])
-        sent = [_WORD + sum(map(len, part)) for part in parts]
-        expected = [_WORD + size for size in sizes]
+        own, nothing = torch.cat([state, *parts[self.rank]]), torch.empty(0, dtype=torch.uint8)
+        others = [() if r == self.rank else (state, *part) for r, part in enumerate(parts)]
+        outgoing = torch.cat([nothing, *(piece for part in others for piece in part)])
+        sent = [sum(map(len, part)) for part in others]
+        expected = [0 if r == self.rank else _WORD + size for r, size in enumerate(sizes)]
         incoming = torch.empty(sum(expected), dtype=torch.uint8)
         with self.listening():
             torch_dist.all_to_all_single(incoming, outgoing, expected, sent, group=self.group)
-        self.sent[what] = self.sent.get(what, 0) + sum(sent) - sent[self.rank]
-        received = torch.split(incoming, expected)
+        self.sent[what] = self.sent.get(what, 0) + sum(sent)
+        received = [*torch.split(incoming, expected)]
+        received[self.rank] = own
         faults = [int(part[0]) for part in received]
         if any(faults):
             self._raise_fault(faults, fault)

@@ -158,7 +158,7 @@ class Trip:
     def _cut(self, s: int, rows: Tensor) -> Tensor:
         """Of (n, dim) rows of its table what a share is to have."""
         (_, share), route = self._shares[s], self._routes[s]
-        some = rows if route is None else rows[route]
+        some = rows if route is None else rows.index_select(0, route)
         return some if share.part.dim == some.shape[1] else some[:, share.part.columns].contiguous()
 
     def _to_keepers(
