@@ -189,7 +189,7 @@ def test_a_run_goes_on_with_the_data_and_the_model_that_it_had(
     assert result.exit_code == 2 and f"has --data {log.resolve()}, and now it is {own}" in told
     result = run("train", "--data", log, *SIZE, "--checkpoint", begun, "--resume", "--from", begun)
     told = " ".join(result.stderr.split())
-    assert result.exit_code == 2 and f"has --from None, and now it is {begun}." in told
+    assert result.exit_code == 2 and f"has --from nothing, and now it is {begun}." in told
 
 
 def test_names_that_look_like_markup(tmp_path: Path) -> None:
