@@ -199,7 +199,7 @@ void Table::write_first_values() {
 }
 
 void Table::ensure(int64_t rows) {
-  if (tiered_ || released_) return;
+  if (!has_rows()) return;
   weights_.ensure(rows);
   for (State& state : states_) state.plane.ensure(rows);
   if (dynamic_) ids_.ensure(rows);
@@ -213,7 +213,7 @@ int64_t Table::state_bytes() const {
 }
 
 uint64_t Table::bytes_with(int64_t rows, int64_t state_bytes) const {
-  if (tiered_ || released_) return 0;
+  if (!has_rows()) return 0;
   int64_t row_bytes = weights_.row_bytes() + state_bytes + (dynamic_ ? ids_.row_bytes() : 0);
   uint64_t index = index_ ? std::max(index_->memory_bytes(), KeyIndex::bytes_for(rows)) : 0;
   return sum(product(static_cast<uint64_t>(rows), static_cast<uint64_t>(row_bytes)), index);
@@ -246,7 +246,7 @@ void Table::fill_state(State& state, int64_t first, int64_t count) {
 void Table::add_state(const std::string& name, int64_t width, double initial) {
   State state{name, initial, Plane(what_for(name), width, compute_size(), kSmallerStates)};
   at_home_ = false;
-  if (!tiered_ && !released_) {
+  if (has_rows()) {
     take(size_, state_bytes() + state.plane.row_bytes());
     state.plane.ensure(size_);
     if (initial != 0.0) fill_state(state, 0, size_);  // fresh pages are zeros
@@ -271,13 +271,13 @@ void Table::track_steps(int64_t step) {
     return write(ids.data(), static_cast<int64_t>(ids.size()), nullptr, nullptr, last.data());
   }
   at_home_ = false;
-  if (!tiered_) {
+  if (has_rows()) {
     if (!steps_) take(size_, state_bytes() + plane->row_bytes());
     plane->ensure(size_);
   }
   steps_ = std::move(plane);
   first_step_ = step;
-  if (step && !tiered_) fill<int64_t>(steps_->data(), 0, size_, step);
+  if (step && has_rows()) fill<int64_t>(steps_->data(), 0, size_, step);
 }
 
 void Table::find(const int64_t* ids, int64_t n, int64_t* slots) const {
@@ -511,7 +511,7 @@ void Table::take_rows_back() {
 }
 
 uint64_t Table::plane_bytes() const {
-  if (tiered_ || released_) return 0;  // the storage knows, or the device
+  if (!has_rows()) return 0;  // the storage knows, or the device
   uint64_t total = weights_.bytes(size_);
   for (const State& state : states_) total += state.plane.bytes(size_);
   if (dynamic_) total += ids_.bytes(size_);

@@ -131,6 +131,7 @@ class Table {
     return dynamic_ || tiered_ ? reinterpret_cast<const int64_t*>(ids_.data()) : nullptr;
   }
   // slot -> the step up to which the row is current; nullptr unless track_steps() was called.
+  // Of no use where the table has no rows.
   int64_t* last_step() const {
     return steps_ ? reinterpret_cast<int64_t*>(steps_->data()) : nullptr;
   }
@@ -187,6 +188,8 @@ class Table {
   // Room for all rows again, with undefined contents. Throws OutOfMemory with the table as it was.
   void take_rows_back();
   bool released() const { return released_; }
+  // Whether the planes hold its rows: not tiers, nor others elsewhere.
+  bool has_rows() const { return !tiered_ && !released_; }
 
   // Takes the newest `count` rows of a dynamic table back.
   void forget_last(int64_t count);

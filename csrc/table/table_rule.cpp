@@ -53,6 +53,7 @@ class TableRule::Follower : public CatchUp {
   }
 
   void settle_all(Table& table) override {
+    if (table.released()) return;
     int64_t row_bytes = table.weight_plane().row_bytes();
     for (size_t k = 0; k < table.states().size(); ++k) row_bytes += state_row_bytes(table, k);
     int64_t at_once = rows_at_once(1 << 16, row_bytes);
@@ -184,7 +185,7 @@ void TableRule::restart(int64_t steps, const Transition& base, const Hyperparame
   table_->track_steps(0);
   // Rows that are there were loaded with the states, or will be. (Of tiered tables what is written
   // tells which.)
-  if (!table_->tiered()) std::fill_n(table_->last_step(), table_->size(), steps);
+  if (table_->has_rows()) std::fill_n(table_->last_step(), table_->size(), steps);
 }
 
 History::Kept TableRule::history() const {
@@ -197,7 +198,7 @@ void TableRule::restore(const History::Kept& history) {
   follower_->history.restore(history);
   steps_ = follower_->history.steps();
   // Rows that are not written are first values, and behind by all of it.
-  if (!table_->tiered()) std::fill_n(table_->last_step(), table_->size(), int64_t{0});
+  if (table_->has_rows()) std::fill_n(table_->last_step(), table_->size(), int64_t{0});
 }
 
 Transition TableRule::base() const {
@@ -217,6 +218,7 @@ void TableRule::finish_step(const Hyperparameters& hyper) {
   history.record(hyper);
   // Which rows in the tiers below are behind by how much is not known: they may need it all.
   if (history.run_count() < kMaxRuns || table_->tiered()) return;
+  if (!table_->has_rows()) return history.forget(steps_);
   const int64_t* last = table_->last_step();
   history.forget(oldest_step(last, table_->size(), steps_));
   if (history.run_count() < kMaxRuns / 2) return;

@@ -282,9 +282,15 @@ class EmbeddingCollection(TableOwner):
         times and at least ``uses - excess`` times; one that is missing was used no more often than
         the last one that is there. ``excess`` is 0 while a table has met no more than 256 ids, and
         then about a 2048th of what rarer ids were used together. Empty without `Storage`, where no
-        uses are counted.
+        uses are counted. Of a distributed model they are the rows that this rank keeps,
+        and an id is used once by a batch of a rank, however often that has it.
         """
-        return [hottest.Used(*used) for used in self.table(name).core.hottest(count)]
+        table = self.table(name)
+        return [
+            hottest.Used(own.spec.origin.ids_in_table(row), uses, excess)
+            for own in table.place.tables_here(table)
+            for row, uses, excess in own.core.hottest(count)
+        ]
 
     # -- looking in from outside -----------------------------------------------------------------
 

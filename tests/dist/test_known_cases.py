@@ -35,6 +35,7 @@ from dist.test_strategies import LARGE
 from dist.worlds import run
 from effort import SOAK
 from torch import nn
+from torch.distributed.algorithms.join import Join
 
 import hotbed as hb
 from hotbed.dist import ColumnWise, Plan, Replicated, RowWise, TableWise
@@ -378,3 +379,39 @@ def exchange(rank: int, world: int) -> None:
 @pytest.mark.parametrize("world", [1, 2])
 def test_one_embedding_exchange(world: int) -> None:
     run(world, exchange)
+
+
+def seventy_tables(rank: int, world: int) -> None:
+    """A number has bits for fewer. New ids of frozen tables are given no rows by any keeper."""
+    tables = [hb.Table(f"T{n}", 2) for n in range(70)]
+    own = hb.distribute(hb.EmbeddingCollection(tables, seed=1), "basic")
+    frozen = {"T3", "T62", "T69"}
+    for name in frozen:
+        own.get_parameter(name).requires_grad_(False)
+    with Join(hb.dist.joinables(own)):
+        if rank == 0:  # the other answers with no batch
+            own({table.name: [rank, 2 + rank] for table in tables})
+    for table in tables:
+        assert own.count(table.name) == (0 if table.name in frozen else 2)
+
+
+def test_tables_that_are_frozen_among_many() -> None:
+    run(2, seventy_tables)
+
+
+def cut_by_columns(rank: int, world: int, folder: str) -> None:
+    storage = hb.Storage(host="4MB", ssd=folder)
+    tables = [hb.Table("T0", 4, sharding=ColumnWise((0, 1))), hb.Table("T1", 4, 100, sharding="row")]
+    own = hb.EmbeddingCollection(tables, seed=1, storage=storage)
+    hb.distribute(own)
+    for _ in range(3):
+        own({"T0": [7, 9, 9, 2**40], "T1": [1, 4, 4, 4]})
+    used = [tuple(one) for name in own.tables for one in own.hottest(name)]
+    uses = 3 * world, 0  # one a rank and batch
+    assert used == [(7, *uses), (9, *uses), (2**40, *uses), *[(one, *uses) for one in ([4], [1])[rank]]]
+    assert own.erase("T0", [9, 11]) == 1
+    assert own.count("T0") == 2
+
+
+def test_rows_cut_by_columns_are_counted_and_erased_once(tmp_path: Path) -> None:
+    run(2, cut_by_columns, str(tmp_path))

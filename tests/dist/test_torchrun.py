@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -19,6 +20,8 @@ from hotbed.checkpoint import load_model
 from hotbed.checkpoint.folder import complete_in
 from hotbed.checkpoint.looking import differences
 from hotbed.data import write_criteo_tsv
+from hotbed.train.processes import first, process_group
+from hotbed.train.settings import SettingsError
 
 SIZE = ["--dim", "4", "--batch-size", "64", "--every", "10", "--shuffle", "96", "--lr", "0.01"]
 
@@ -163,3 +166,38 @@ def test_the_example(log: Path, tmp_path: Path) -> None:
 def test_version_of_the_module() -> None:
     done = subprocess.run([sys.executable, "-m", "hotbed", "--version"], capture_output=True, text=True)
     assert hb.__version__ in done.stdout
+
+
+GROUP = """
+from hotbed.train.processes import first, process_group
+from hotbed.train.settings import SettingsError
+with process_group() as several:
+    import torch.distributed
+    print(several, first(), torch.distributed.get_world_size())
+"""
+
+
+@pytest.mark.process
+def test_processes_that_another_launcher_has_started() -> None:
+    with socket.create_server(("localhost", 0)) as free:
+        port = str(free.getsockname()[1])
+    said = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": port}
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", GROUP],
+            env={**environment(), **said, "RANK": rank},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in "01"
+    ]
+    assert [one.communicate(timeout=60)[0] for one in started] == ["True True 2\n", "True False 2\n"]
+
+
+def test_processes_that_cannot_find_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    assert first()  # whatever a rank is without others
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(SettingsError, match="MASTER_ADDR expected.*Start them with torchrun"):
+        with process_group():
+            pass

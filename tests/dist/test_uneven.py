@@ -89,6 +89,30 @@ def test_dense_layers_end_like_those_of_the_last() -> None:
     run(3, with_dense)
 
 
+def left_alone(rank: int, world: int) -> None:
+    whole, own = collection(), collection()
+    hb.distribute(own, plan_of(own, "row", world))
+    optimizers = [hb.optim.SGD(m.parameters(), lr=0.1) for m in (whole, own)]
+    first, second = (batch_of(number, samples_of(1)) for number in range(2))
+    with Join(hb.dist.joinables(own)):
+        if rank == 1:
+            idle, found = own(first), own(second)
+            loss_of(found, world).backward()
+            del idle  # which the ranks learn in the step itself
+            optimizers[1].step()
+    whole(first)
+    loss_of(whole(second), 1).backward()
+    optimizers[0].step()
+    for name in whole.tables:
+        for expected, there in zip(whole.rows(name), own.rows(name), strict=True):
+            assert torch.equal(there, expected), name
+
+
+@pytest.mark.process
+def test_a_batch_without_a_step_that_goes_when_another_is_stepped() -> None:
+    run(2, left_alone)
+
+
 def other_things(rank: int, world: int) -> None:
     own = collection()
     hb.distribute(own, plan_of(own, "row", world))

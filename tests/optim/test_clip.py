@@ -34,6 +34,9 @@ def test_clipping_counts_tables_and_dense_alike(
 
 def test_clipping_odd_cases() -> None:
     assert float(hb.nn.clip_grad_norm_([], 1.0)) == 0.0
+    nothing = nn.Parameter(torch.empty(0, device="meta"))
+    nothing.grad = torch.empty(0, device="meta")
+    assert hb.nn.clip_grad_norm_([nothing], 1.0).device.type == "meta"
     model = Model()
     assert float(hb.nn.clip_grad_norm_(model.parameters(), 1.0)) == 0.0
     backward(model)

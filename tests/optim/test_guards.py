@@ -16,6 +16,7 @@ from models import ALL, Model, Twin, assert_same, backward, batches, tables_of, 
 from torch import nn
 
 import hotbed as hb
+from hotbed import _core
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
@@ -322,3 +323,21 @@ def test_a_table_that_was_taken_over_is_no_error_until_it_is_to_be_stepped() -> 
     model({"a": ids, "b": ids})["b"].sum().backward()
     with pytest.raises(hb.OptimizerError, match="Table 'b' was taken over"):
         first.step()
+
+
+def test_steps_of_a_table_whose_rows_lie_elsewhere_are_remembered_within_bounds() -> None:
+    """As where ranks share it: it has no rows of its own that could be behind."""
+    zeros = hb.init.Zeros().resolve(None, 1)
+    table = _core.Table.make("a", 50, 4, _core.DType.f32, *zeros, 0, None, released=True)
+    options = _core.RuleOptions()
+    options.rule = _core.Rule.adam
+    rule = _core.TableRule.make(table, options, 0.0, True)
+    nothing = torch.empty(0, dtype=torch.int64), torch.empty((0, 4))
+    hyper = _core.Hyperparameters()
+    for step in range(9000):
+        hyper.lr = 1.0 / (step + 1)  # another in each step, so that no two are remembered as one
+        entry = rule, nothing[0].data_ptr(), nothing[1].data_ptr(), 0, hyper, True, True
+        taken = _core.Step([entry], [])
+        taken.decide()
+        taken.apply()
+    assert rule.steps == 9000 and rule.history_runs < 8192

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import json
 import os
 import stat
 from collections.abc import Iterable, Mapping
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
@@ -54,7 +55,7 @@ def read_json_sealed(path: str) -> tuple[Any, bool]:
             raise CheckpointError(
                 f"{path} is larger than {_MOST_JSON:,} bytes, so it is none of Hotbed's."
             )
-        raw = file.read()
+        raw = file.readall()
     body = raw[:-_SEAL_BYTES]
     try:
         contents = json.loads(raw)
@@ -96,7 +97,7 @@ def write_new(path: str, pieces: Iterable[bytes | memoryview]) -> None:
         os.close(descriptor)
 
 
-def open_plain(path: str) -> BinaryIO:
+def open_plain(path: str) -> io.FileIO:
     """A plain file, to read, unbuffered.
 
     Raises:

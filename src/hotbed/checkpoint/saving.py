@@ -98,7 +98,7 @@ def save(
 
         def most() -> int:
             dense = sum(tensor.nbytes for tensor in tensors.values())
-            return dense + most_bytes(tables, states=states) + len(json.dumps(about, indent=2))
+            return dense + most_bytes(own, states=states) + len(json.dumps(about, indent=2))
 
         with _told_how_much(root, most), _folder_of_all(root, step, ranks) as folder:
             with ranks.working(KIND):

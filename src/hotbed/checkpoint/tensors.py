@@ -205,7 +205,7 @@ def _checked_bytes(path: str, expected: Any, into: Tensor | None) -> Tensor:
             into[:size] if large and into is not None else torch.empty(size, dtype=torch.uint8)
         )
         left = contents.numpy().data
-        while left and (count := file.readinto(left)):  # type: ignore[attr-defined]
+        while left and (count := file.readinto(left)):
             left = left[count:]
     checksums = _Checksums()
     checksums.add(contents[: size - len(left)].numpy())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Annotated
 
 import typer
@@ -160,7 +159,9 @@ def train(
     """
     from rich.console import Console
 
-    quiet = os.environ.get("RANK", "0") != "0"  # of torchrun's processes one speaks for all
+    from hotbed.train.processes import first
+
+    quiet = not first()
     console = Console(stderr=True, quiet=quiet)
     with told_in_one_sentence({"device": device, "host": host, "ssd": ssd}, console):
         from hotbed.train.recipe import train as run

@@ -21,9 +21,8 @@ from hotbed.tables import CORE_DTYPES
 
 __all__ = ["ShardedBatch", "serve_lookup", "serve_rows"]
 
-_TRAINING, _WANTED, _FROZEN = range(3)
-_MODES = 3
-_MOST_FROZEN = 62
+_BITS = 62
+"""Of tables in a number."""
 _MOST_KEPT = 2
 """Tables of batches that are gone, kept for those to come."""
 
@@ -74,12 +73,11 @@ class ShardedBatch(HostBatch):
         check(core_batch(call.live, call.table_of, call.bags), call)
         asked, numbered = _grouped(call)
         trip = Trip(ranks, [live.place for live in call.live], asked)
-        frozen = sum(1 << t for t in call.frozen if t < _MOST_FROZEN)
-        modes = [int(call.training), int(wanted), frozen]
+        modes = [int(call.training), int(wanted), *_bits(call.frozen, len(call.live))]
         numbers = [place.number for place in trip.places]
         opened = ranks.agree("a lookup", [*modes, *trip.numbers], numbers)
         _refuse_other_modes(ranks, opened, modes)
-        rows = trip.fetch(opened.numbers[:, _MODES:], call.frozen, call.training)
+        rows = trip.fetch(opened.numbers[:, len(modes) :], call.frozen, call.training)
         bags = [
             bag._replace(ids=own) for bag, own in zip(call.bags, numbered, strict=True)
         ]
@@ -131,7 +129,7 @@ def _refuse_beside_dense(ranks: Ranks) -> None:
 
 
 def _refuse_other_modes(ranks: Ranks, opened: Opened, modes: list[int]) -> None:
-    for rank, told in enumerate(opened.numbers[:, :_MODES].tolist()):
+    for rank, told in enumerate(opened.numbers[:, : len(modes)].tolist()):
         if not opened.ended[rank] and told != modes:
             raise PeerError(
                 f"Rank {rank} looks up in another mode than rank {ranks.rank}: model.train() or eval(), "
@@ -139,15 +137,24 @@ def _refuse_other_modes(ranks: Ranks, opened: Opened, modes: list[int]) -> None:
             )
 
 
+def _bits(chosen: Sequence[int], count: int) -> list[int]:
+    """Which of `count` tables are chosen."""
+    words = [0] * -(-count // _BITS)
+    for t in set(chosen):
+        words[t // _BITS] |= 1 << t % _BITS
+    return words
+
+
 def serve_lookup(ranks: Ranks, opened: Opened) -> None:
     """The part of a rank that has no batch."""
     speaks = opened.ended.index(False)
-    training, wanted, frozen = opened.numbers[speaks, :_MODES].tolist()
+    modes = 2 + len(_bits((), len(opened.tables)))
+    training, wanted, *bits = opened.numbers[speaks, :modes].tolist()
     places = [ranks.table(number).place for number in opened.tables]
     trip = Trip(ranks, places, [torch.empty(0, dtype=torch.int64) for _ in places])
-    here = [t for t in range(min(len(places), _MOST_FROZEN)) if frozen >> t & 1]
+    frozen = [t for t in range(len(places)) if bits[t // _BITS] >> t % _BITS & 1]
     with torch.set_grad_enabled(bool(wanted)):
-        trip.fetch(opened.numbers[:, _MODES:], here, bool(training))
+        trip.fetch(opened.numbers[:, modes:], frozen, bool(training))
     if wanted:
         trip.wait(None)
 

@@ -22,7 +22,7 @@ from hotbed.dist.gradients import (
 )
 from hotbed.dist.part import serve_step
 from hotbed.dist.peers import PeerLost
-from hotbed.dist.ranks import Opened, Ranks
+from hotbed.dist.ranks import Opened, Ranks, nothing
 from hotbed.errors import HotbedError, TableError
 
 __all__ = ["joinables"]
@@ -64,10 +64,14 @@ class _Tables(Joinable):
     def __init__(self, sharing: Sharing) -> None:
         super().__init__()
         self._sharing = sharing
-        group = None if sharing.dense is None else sharing.dense.join_process_group
-        # Not that of the shards, as Join asks on the main thread while another one answers for these.
-        self._group = group or torch_dist.new_group(backend="gloo")
-        sharing.ranks.before_forward = self._notify
+        ranks = sharing.ranks
+        if sharing.dense is not None:
+            self._group = sharing.dense.join_process_group
+        else:
+            if ranks.beside is None:
+                ranks.beside = torch_dist.new_group(backend="gloo")
+            self._group = ranks.beside
+        ranks.before_forward = self._notify
 
     def _notify(self) -> None:
         """Tells Join that there is more to come."""
@@ -101,6 +105,7 @@ class _Serving(JoinHook):
             self._thread.start()
 
     def post_hook(self, is_last_joiner: bool) -> None:
+        self._ranks.before_forward = nothing
         if self._thread is None:
             self._ranks.agree("the end")
             return

@@ -85,15 +85,15 @@ def collect(
     flags = [int(grad is not None) for of_table in own for grad in of_table]
     places = [live.place.number for live in tables]
     opened = ranks.agree(kind, [*numbers, *flags], places)
-    found = _brought(ranks, trips, tables, own, opened.numbers[:, len(numbers) :])
+    found = _brought(opened, tables, own, opened.numbers[:, len(numbers) :])
     return opened, found
 
 
 def serve_collect(ranks: Ranks, opened: Opened, width: int) -> Collected:
     """The part of a rank that has no batch. `width`: of the numbers that go along."""
     tables = [ranks.table(number) for number in opened.tables]
-    nothing: list[list[Tensor | None]] = [[None] * len(ranks.waiting) for _ in tables]
-    return _brought(ranks, ranks.waiting, tables, nothing, opened.numbers[:, width:])
+    nothing: list[list[Tensor | None]] = [[None] * len(opened.waiting) for _ in tables]
+    return _brought(opened, tables, nothing, opened.numbers[:, width:])
 
 
 def _by_trip(live: Any, trips: list[Trip]) -> list[Tensor | None]:
@@ -117,15 +117,14 @@ def _by_trip(live: Any, trips: list[Trip]) -> list[Tensor | None]:
 
 
 def _brought(
-    ranks: Ranks,
-    trips: list[Trip],
+    opened: Opened,
     tables: Sequence[Any],
     own: list[list[Tensor | None]],
     flags: Tensor,
 ) -> Collected:
     told = flags.any(0).view(len(tables), -1)
     fault: HotbedError | None = None
-    for at, trip in enumerate(trips):
+    for at, trip in enumerate(opened.waiting):
         wanted = [n for n in range(len(tables)) if bool(told[n, at])]
         if not wanted:
             continue
@@ -161,7 +160,6 @@ class Together:
             parts = live.place.own.values()
             self._rows.append([rows for part in parts for rows in _summed(part)])
         self._norms: dict[float, list[Tensor]] = {}
-        self._changed: list[tuple[int, float]] = []
 
     def norm(self, table: int, norm_type: float) -> Tensor:
         """Over all ranks; of all tables at once."""
@@ -204,6 +202,8 @@ class Together:
 
 class ShardedGradient:
     """`hotbed.table.clipping.Gradient`, at the keepers. Called by all ranks."""
+
+    device = torch.device("cpu")
 
     def __init__(self, together: Together, table: int) -> None:
         self._together, self._table = together, table

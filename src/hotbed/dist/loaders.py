@@ -77,6 +77,7 @@ def even(loader: Iterable[T], *, end: Literal["drop", "pad"] = "drop") -> Even[T
             have left is dropped. ``"pad"``: it gets its last batch again until all have ended, which then
             counts several times.
 
+    Wrap a loader once, and iterate what comes of it in each epoch: it has a process group of its own.
     Called by all ranks, each with its loader; so is each iteration and each batch. With ``"pad"`` a rank
     that has no batch at all is an InputError on all.
     """

@@ -14,15 +14,12 @@ from hotbed.dist.gradients import Collected, collect, serve_collect
 from hotbed.dist.peers import PeerError
 from hotbed.dist.ranks import Opened, Ranks
 from hotbed.errors import HotbedError
+from hotbed.optim.options import NUMBERS
 from hotbed.step.on_host import HostPart, rows_of
 from hotbed.table.gradients import LeftRows
 from hotbed.table.holds import alone
 
 __all__ = ["ShardedPart", "serve_step"]
-
-_NUMBERS = sorted(name for name in vars(_core.Hyperparameters) if not name.startswith("_"))
-"""Of a step."""
-
 
 class ShardedPart:
     """`hotbed.table.part.Part`. Called by all ranks, with the same tables. What the host steps besides, it
@@ -101,7 +98,7 @@ class ShardedPart:
             live, name, other, mine = next(
                 (live, name, theirs, getattr(hyper, name))
                 for numbers, (live, _, hyper) in pairs
-                for name, theirs in zip(_NUMBERS, numbers, strict=True)
+                for name, theirs in zip(NUMBERS, numbers, strict=True)
                 if theirs != getattr(hyper, name)
             )
             raise PeerError(
@@ -125,7 +122,7 @@ def serve_step(ranks: Ranks, opened: Opened) -> None:
     told = opened.numbers[speaks].tolist()
     for numbers, live in zip(_heard(told, len(tables)), tables, strict=True):
         hyper = _core.Hyperparameters()
-        for name, number in zip(_NUMBERS, numbers, strict=True):
+        for name, number in zip(NUMBERS, numbers, strict=True):
             setattr(hyper, name, number)
         part.take_table(live, live.rule, hyper)
     with alone(tables):
@@ -136,19 +133,19 @@ def _said(hypers: list[Any]) -> list[int]:
     """How many there are of distinct ones, which each table has, and the bits of their numbers."""
     distinct = list({id(hyper): hyper for hyper in hypers}.values())
     at = {id(hyper): n for n, hyper in enumerate(distinct)}
-    numbers = [float(getattr(hyper, name)) for hyper in distinct for name in _NUMBERS]
+    numbers = [float(getattr(hyper, name)) for hyper in distinct for name in NUMBERS]
     bits = struct.unpack(f"{len(numbers)}q", struct.pack(f"{len(numbers)}d", *numbers))
     return [len(distinct), *(at[id(hyper)] for hyper in hypers), *bits]
 
 
 def _width(told: list[int], tables: int) -> int:
     """Of what `_said` has made."""
-    return 1 + tables + told[0] * len(_NUMBERS)
+    return 1 + tables + told[0] * len(NUMBERS)
 
 
 def _heard(told: list[int], tables: int) -> list[tuple[float, ...]]:
     """For each table its numbers."""
-    begin, width = 1 + tables, len(_NUMBERS)
+    begin, width = 1 + tables, len(NUMBERS)
     rows = [told[begin + width * n : begin + width * (n + 1)] for n in range(told[0])]
     numbers = [struct.unpack(f"{width}d", struct.pack(f"{width}q", *row)) for row in rows]
     return [numbers[at] for at in told[1 : 1 + tables]]

@@ -8,7 +8,7 @@ from hotbed.errors import HotbedError
 
 __all__ = ["PeerError", "PeerLost", "is_gone"]
 
-_GONE = re.compile("gloo|nccl|connection|timed out|socket", re.IGNORECASE)
+_GONE = re.compile(r"gloo|nccl|\bconnection (closed|reset|refused)", re.IGNORECASE)
 """What torch says where a process cannot be reached any more."""
 
 

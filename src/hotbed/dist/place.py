@@ -112,10 +112,10 @@ class Sharded(Place):
         trip = Trip(self.ranks, [self], [torch.unique(ids)])
         told = self.ranks.agree("a deletion of rows", trip.numbers, [self.number]).numbers
         rows = trip.deliver(told, None)
-        gone = sum(live.erase(torch.unique(own)) for live, own, _ in rows)
-        replicas = len([share for share in self.shares if share.replica]) or 1
-        told = self.ranks.agree("a deletion of rows", [gone], [self.number]).numbers
-        return int(told.sum()) // replicas
+        gone = [live.erase(torch.unique(own)) for live, own, _ in rows]
+        spoken = [n for n, share in zip(gone, self.own, strict=True) if self._speaks(share)]
+        told = self.ranks.agree("a deletion of rows", [sum(spoken)], [self.number]).numbers
+        return int(told.sum())
 
     def count(self) -> int:
         """Called by all ranks."""

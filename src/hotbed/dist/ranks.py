@@ -30,36 +30,26 @@ _TEXT = 2000
 """Bytes of a fault's text."""
 
 _ENDED = "nothing any more"
-KINDS = (
-    _ENDED,
-    "the end",
-    "a lookup",
-    "a step",
-    "a sum of gradients",
-    "a norm of gradients",
-    "a change of gradients",
-    "a lookup of rows",
-    "a distribution",
-    "an assignment",
-    "a deletion of rows",
-    "a count of rows",
-    "a copy of rows",
-    "a checkpoint",
-    "a look for infinities",
-    "figures",
-)
-"""What ranks do together."""
 SERVED = {
-    "the end",
-    "a lookup",
-    "a step",
-    "a sum of gradients",
-    "a norm of gradients",
-    "a change of gradients",
-    "a lookup of rows",
-    "a look for infinities",
+    _ENDED: True,
+    "the end": True,
+    "a lookup": True,
+    "a step": True,
+    "a sum of gradients": True,
+    "a norm of gradients": True,
+    "a change of gradients": True,
+    "a lookup of rows": True,
+    "a look for infinities": True,
+    "a distribution": False,
+    "an assignment": False,
+    "a deletion of rows": False,
+    "a count of rows": False,
+    "a copy of rows": False,
+    "a checkpoint": False,
+    "figures": False,
 }
-"""That in which a rank takes part that has no batches any more."""
+"""What ranks do together, and whether a rank takes part in it that has no batches any more."""
+KINDS = tuple(SERVED)
 
 _KIND, _SEQUENCE, _FAULT, _COUNT, _ALIVE, _TABLES, _TABLE_COUNT, _LEAVES = range(8)
 _HEADER = 8
@@ -75,6 +65,8 @@ class Opened(NamedTuple):
     """(ranks, n) int64: what each says beside it; of a rank that has ended, zeros."""
     ended: list[bool]
     """Which ranks have no batches any more."""
+    waiting: list[Any]
+    """Trips as they waited when it was opened, which `Ranks.waiting` may have let go since."""
 
 
 class Ranks:
@@ -89,6 +81,7 @@ class Ranks:
         sent: bytes that this rank has sent to others so far, by what they were.
         inside_forward: whether dense gradients of what is looked up will be averaged.
         before_forward: what is to be called before a model is called; or tables, where those are all.
+        beside: a second group, on which one thread may ask while another answers for the shards.
         leaves: whether this rank wants to end after the next step.
         looked_at: what a GradScaler last noted infinities in.
         left: whether one wanted it when all last agreed.
@@ -109,7 +102,8 @@ class Ranks:
         self.steps = 0
         self.sent: dict[str, int] = {}
         self.inside_forward = True
-        self.before_forward: Callable[[], None] = lambda: None
+        self.before_forward: Callable[[], None] = nothing
+        self.beside: Any = None
         self.leaves = self.left = False
         self.looked_at: Any = None
         self._known: list[tuple[int, ...]] = []
@@ -202,12 +196,13 @@ class Ranks:
             self._raise_fault(told[:, _FAULT].tolist(), fault)
         self._refuse_others(told, ended, speaks)
         kind = KINDS[int(told[speaks, _KIND])]
-        if any(ended) and kind not in SERVED:
+        if any(ended) and not SERVED[kind]:
             raise PeerError(
                 f"Rank {ended.index(True)} has no batches any more and waits in Join, where it cannot take part "
                 f"in {kind}. Do that when all have left Join."
             )
         found = self._tables_told(told, ended, speaks, tables)
+        waiting = self.waiting
         self._let_go(told)
         self.left = bool(told[:, _LEAVES].any())
         count = int(told[speaks, _COUNT])
@@ -215,7 +210,7 @@ class Ranks:
             all_numbers = told[:, _HEADER : _HEADER + count]
         else:
             all_numbers = self._gathered(torch.tensor(numbers or [0] * count, dtype=torch.int64))
-        return Opened(kind, found, all_numbers, ended)
+        return Opened(kind, found, all_numbers, ended, waiting)
 
     def _let_go(self, told: Tensor) -> None:
         for at in reversed(range(len(self._waiting))):
@@ -270,7 +265,8 @@ class Ranks:
             yield
         except Exception as error:
             if not isinstance(error, PeerError) and sequence == self._sequence:
-                self.agree(kind, fault=error)
+                with contextlib.suppress(PeerError):  # nobody is there to hear it
+                    self.agree(kind, fault=error)
             raise
 
     @contextlib.contextmanager
@@ -330,8 +326,9 @@ class Ranks:
     def ends(self, asked: Callable[[], bool]) -> bool:
         """Whether all end after this step, as one wanted to when they last agreed. `asked`: whether this one
         wants to, which the others hear when they next do."""
-        self.leaves = asked()
-        return self.left
+        self.leaves, left = asked() and not self.left, self.left
+        self.left = False
+        return left
 
     def stopped(self, kind: str) -> None:
         """Where something has failed: waits until no rank works on it any more."""
@@ -380,6 +377,10 @@ class Ranks:
         with self.listening():
             torch_dist.all_gather(told, own, group=self.group)
         return torch.stack(told)
+
+
+def nothing() -> None:
+    """Is done before a forward, where nobody wants to know."""
 
 
 def _said(message: list[int]) -> str:

@@ -46,8 +46,8 @@ def clip_grad_norm_(
     found = [(one, one.norm(norm_type)) for one in gradients]
     norms = [norm for _, norm in found if norm is not None]
     if not norms:
-        return torch.tensor(0.0)
-    device = norms[0].device
+        return torch.tensor(0.0, device=gradients[0].device if gradients else None)
+    device = gradients[0].device
     dtype = max((n.dtype for n in norms), key=lambda d: d.itemsize)
     stacked = torch.stack([n.to(device=device, dtype=dtype) for n in norms])
     total: Tensor = torch.linalg.vector_norm(stacked, norm_type)

@@ -343,9 +343,10 @@ def refuse_tables_twice(group: dict[str, Any]) -> None:
         seen.add(parameter)
 
 
-_NUMBERS = [name for name in dir(_core.Hyperparameters) if not name.startswith("_")]
+NUMBERS = [name for name in dir(_core.Hyperparameters) if not name.startswith("_")]
+"""Names of the core's numbers of a step."""
 
 
 def numbers_of(hyper: Any) -> dict[str, float]:
     """The core's numbers of a step by name."""
-    return {name: getattr(hyper, name) for name in _NUMBERS}
+    return {name: getattr(hyper, name) for name in NUMBERS}

@@ -16,7 +16,6 @@ class Alone:
 
     rank = 0
     size = 1
-    leaves = left = False
 
     def telling(self, kind: str) -> contextlib.AbstractContextManager[Any]:
         """What goes wrong inside, before all do `kind`, is told to the others, who wait for it."""

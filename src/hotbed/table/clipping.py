@@ -15,6 +15,8 @@ __all__ = ["DenseGradient", "Gradient", "RowGradient", "gradient_of"]
 class Gradient(Protocol):
     """Of one parameter."""
 
+    device: torch.device
+
     def norm(self, norm_type: float) -> Tensor | None:
         """Over all elements; None where there are none."""
 
@@ -27,7 +29,7 @@ class RowGradient:
     """The rows of a table in the memory of this process, each once."""
 
     def __init__(self, rows: Tensor) -> None:
-        self._rows = rows
+        self._rows, self.device = rows, rows.device
 
     def norm(self, norm_type: float) -> Tensor | None:
         return norm_of_rows(self._rows, norm_type) if self._rows.numel() else None

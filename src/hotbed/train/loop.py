@@ -172,7 +172,6 @@ def fit(
                     )
                 with span("backward"), ranks.listening():
                     value.backward()
-                ranks.leaves = ranks.size > 1 and asked()
                 with span("step"):
                     optimizer.step()
                 optimizer.zero_grad()
@@ -197,6 +196,7 @@ def fit(
             for callback in callbacks:
                 callback.on_epoch(epoch)
     finally:
+        ranks.ends(_never)
         for callback in callbacks:
             callback.on_end()
     return result
