@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -78,6 +79,7 @@ def run(
         f"{WORLD} processes, one thread each; a phase takes as long as the slower rank takes. Ids follow a "
         "power law with exponent 1.05, and both ranks have the same hot rows.",
         "Ids a second: all ids of both ranks, repeated ones too, by the time of a training step.",
+        "hotbed: rows go through memory that both processes see; over gloo: as between machines.",
         "hotbed, one process: both ranks at once, each with whole tables of its own and its own samples.",
         "gloo: all_to_all_single of the bytes that Hotbed sends, and nothing else.",
         "TorchRec and FBGEMM update tables in backward; TorchRec's ids are concatenated beforehand.",
@@ -105,15 +107,15 @@ def _report(report: Report, optimizer: str, rows: int, found: list[Measured]) ->
     for name, median in medians.items():
         if not name.startswith("gloo"):
             report.figures[f"{optimizer}, {name}: ids a second"] = round(ids / median * 1e3)
-    for how in HOW:
-        own = medians[f"hotbed, {how}-wise"]
+    for how, wire in itertools.product(HOW, ("", " over gloo")):
+        own = medians[f"hotbed{wire}, {how}-wise"]
         peers = {f"torchrec, {how}-wise": "torchrec", "hotbed, one process": "one process"}
         for name, short in {**peers, f"gloo, {how}-wise bytes": "gloo"}.items():
             if name in medians:
-                report.ratios[f"{short}/{optimizer}/{how}-wise"] = medians[name] / own
+                report.ratios[f"{short}/{optimizer}/{how}-wise{wire}"] = medians[name] / own
         gathered = [ms for name, ms in medians.items() if name.startswith("torch, ")]
         if gathered:
-            report.ratios[f"torch/{optimizer}/{how}-wise"] = min(gathered) / own
+            report.ratios[f"torch/{optimizer}/{how}-wise{wire}"] = min(gathered) / own
     for what, value in found[0].figures.items():
         report.figures[f"{optimizer}, {what}"] = value
 
@@ -133,7 +135,7 @@ def contenders(work: Workload, optimizer: str) -> list[Contender]:
     found: list[Contender] = []
     for how in HOW:
         model = HotbedRanks(work, optimizer, lr, how)
-        found += [model, GlooBytes(model)]
+        found += [model, HotbedRanks(work, optimizer, lr, how, "gloo"), GlooBytes(model)]
     if not TorchRec.lacks(optimizer):
         found += [TorchRec(work, optimizer, lr, how) for how in HOW]
     found.append(HotbedAlone(work, optimizer, lr))

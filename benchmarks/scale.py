@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -113,7 +114,9 @@ class HotbedModel:
         tables = [hb.Table(name, dim=DIM, rows=rows) for name in COLUMNS]
         self.model = hotbed.models.DLRM(tables, DIM, DENSE, BOTTOM, TOP, seed=0)
         if torch_dist.get_world_size() > 1:
-            hb.distribute(self.model, hb.plan(self.model, torch_dist.get_world_size()))
+            plan = hb.plan(self.model, torch_dist.get_world_size())
+            linked = os.environ.get("GLOO_SOCKET_IFNAME") == links.INTERFACE
+            hb.distribute(self.model, plan, shared_memory=not linked)
         self.optimizer = hb.optim.Adagrad(self.model.parameters(), lr=LR)
 
     def step(self, batch: Batch) -> None:

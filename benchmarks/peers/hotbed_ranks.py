@@ -43,12 +43,15 @@ class HotbedAlone(HotbedTables):
 
 
 class HotbedRanks(HotbedAlone):
-    """Tables that the ranks share. `how`: ``"table"`` or ``"row"``, all of them."""
+    """Tables that the ranks share. `how`: ``"table"`` or ``"row"``, all of them. `over`: ``"memory"`` or
+    ``"gloo"``."""
 
-    def __init__(self, workload: Workload, optimizer: str, lr: float, how: str) -> None:
+    def __init__(
+        self, workload: Workload, optimizer: str, lr: float, how: str, over: str = "memory"
+    ) -> None:
         super().__init__(workload, optimizer, lr)
-        self.how = how
-        self.name = f"hotbed, {how}-wise"
+        self.how, self._over = how, over
+        self.name = f"hotbed{' over gloo' if over == 'gloo' else ''}, {how}-wise"
 
     def nbytes(self) -> int:
         return HotbedTables.nbytes(self)
@@ -63,7 +66,7 @@ class HotbedRanks(HotbedAlone):
             for table, keeper in zip(tables, self.keepers, strict=True)
         }
         self.plan = hb.dist.Plan(tables, world, kinds)
-        return hb.distribute(embeddings, self.plan)
+        return hb.distribute(embeddings, self.plan, shared_memory=self._over == "memory")
 
     def ids_to_assign(self) -> torch.Tensor:
         return torch.arange(torch_dist.get_rank(), self.workload.rows, torch_dist.get_world_size())
@@ -112,16 +115,16 @@ class _Messages:
 
     def __init__(self, ranks: Any) -> None:
         self._ranks, self._steps = ranks, []
-        self._agree, self._exchange = ranks.agree, ranks.exchange
+        self._agree, self._send = ranks.agree, ranks.send
         ranks.agree = self._timed(self._agree, lambda kind, *rest, **named: f"agree on {kind}")
-        ranks.exchange = self._timed(self._exchange, lambda what, *rest, **named: what)
+        ranks.send = self._timed(self._send, lambda what, *rest, **named: what)
 
     def begin(self) -> None:
         self._steps.append({"opening messages": 0})
         self._began = time.perf_counter()
 
     def end(self) -> dict[str, float]:
-        del self._ranks.agree, self._ranks.exchange
+        del self._ranks.agree, self._ranks.send
         return {
             name: statistics.median(step[name] for step in self._steps) for name in self._steps[0]
         }

@@ -1,5 +1,6 @@
 // Ids grouped; and hotbed._core.KeyIndex, for tests and measurements of the index by itself.
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <utility>
@@ -37,6 +38,17 @@ void bind_index(nb::module_& module) {
       "ids"_a, "n"_a, "distinct"_a, "inverse"_a, Unlocked(),
       "Writes each of n ids once, as they first appear, and the position of each id among them. "
       "Returns how many are distinct.");
+  module.def(
+      "order_by_part",
+      [](Address ids, Address parts, int64_t n, int64_t count, Address ordered, Address place) {
+        std::vector<int64_t> sizes(static_cast<size_t>(count));
+        order_by_part(pointer<int64_t>(ids), pointer<int64_t>(parts), n, count,
+                      pointer<int64_t>(ordered), pointer<int64_t>(place), sizes.data());
+        return sizes;
+      },
+      "ids"_a, "parts"_a, "n"_a, "count"_a, "ordered"_a, "place"_a, Unlocked(),
+      "Writes n ids ordered by their part of `count`, and where each went. Returns how many each "
+      "part has.");
   nb::class_<KeyIndex>(
       module, "KeyIndex",
       "int64 key -> slot. Arrays are addresses of contiguous int64 data. Finds may "

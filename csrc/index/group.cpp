@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <bit>
 #include <memory>
+#include <numeric>
 #include <stdexcept>
+#include <vector>
 
 namespace hotbed {
 
@@ -36,6 +38,21 @@ int64_t group_ids(const int64_t* ids, int64_t n, int64_t* distinct, int64_t* inv
     inverse[i] = at[place];
   }
   return count;
+}
+
+void order_by_part(const int64_t* ids, const int64_t* parts, int64_t n, int64_t count,
+                   int64_t* ordered, int64_t* place, int64_t* sizes) {
+  std::fill_n(sizes, count, int64_t{0});
+  for (int64_t i = 0; i < n; ++i) {
+    if (parts[i] < 0 || parts[i] >= count) throw std::out_of_range("a part that there is not");
+    ++sizes[parts[i]];
+  }
+  std::vector<int64_t> next(static_cast<size_t>(count));
+  std::exclusive_scan(sizes, sizes + count, next.begin(), int64_t{0});
+  for (int64_t i = 0; i < n; ++i) {
+    place[i] = next[static_cast<size_t>(parts[i])]++;
+    ordered[place[i]] = ids[i];
+  }
 }
 
 }  // namespace hotbed

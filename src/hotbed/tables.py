@@ -69,7 +69,12 @@ class Origin(NamedTuple):
         if (self.first, self.stride) == (0, 1):
             return ids, None
         here = (ids >= self.first) & ((ids - self.first) % self.stride == 0)
-        return (ids[here] - self.first) // self.stride, here
+        return self.own_ids(ids[here]), here
+
+    def own_ids(self, ids: Tensor) -> Tensor:
+        """What the part calls (n,) ids of the table that it has, all of them."""
+        plain = (self.first, self.stride) == (0, 1)
+        return ids if plain else (ids - self.first) // self.stride
 
     @property
     def is_cut(self) -> bool:

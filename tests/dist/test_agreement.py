@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from dist.test_sharded import batch_of, collection, loss_of, plan_of
@@ -9,6 +11,7 @@ from dist.worlds import run
 
 import hotbed as hb
 from hotbed.dist import PeerError
+from hotbed.dist.peers import is_gone
 from hotbed.errors import NotFiniteError, OptimizerError
 
 
@@ -84,3 +87,29 @@ def faults(rank: int, world: int) -> None:
 @pytest.mark.process
 def test_faults_of_one_rank_are_told_on_all() -> None:
     run(2, faults)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Application timeout caused pair closure",
+        "[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1",
+        "Read error [127.0.0.1]:1: Connection reset by peer",
+        "Timed out waiting 30000ms for recv operation to complete",
+        "writev [127.0.0.1]:1: Broken pipe",
+    ],
+)
+def test_what_says_that_a_process_is_gone(text: str) -> None:
+    assert is_gone(RuntimeError(text))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("The skip connection has 3 channels, and the size of tensor a (4) must match"),
+        RuntimeError("my socket timed out"),
+        hb.TableError("Connection closed"),
+    ],
+)
+def test_what_says_something_else(error: Any) -> None:
+    assert not is_gone(error)

@@ -64,7 +64,7 @@ def loss_of(vectors: dict[str, torch.Tensor], scale: float) -> torch.Tensor:
 
 def train(rank: int, world: int, deal: str, rule: str, untouched: str) -> None:
     whole, own = collection(), collection()
-    ranks = Ranks()
+    ranks = Ranks(shared_memory=untouched == "lazy")
     shard_tables(own, plan_of(own, deal, world), ranks)
     options = {"lr": 0.1, "untouched": untouched}
     optimizers = [getattr(hb.optim, rule)(m.parameters(), **options) for m in (whole, own)]

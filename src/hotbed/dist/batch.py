@@ -33,7 +33,8 @@ _NO_IDS = torch.empty(0, dtype=torch.int64)
 class _Scratch:
     """The rows of one batch, as the core's batch takes a table."""
 
-    def __init__(self, live: Any, ids: Tensor, rows: Tensor) -> None:
+    def __init__(self, live: Any, ids: Tensor, rows: Sequence[Tensor]) -> None:
+        """`rows`: (any, dim) pieces, in the order of the ids."""
         spec = live.spec
         self.combiner = live.combiner
         padding = None
@@ -45,7 +46,9 @@ class _Scratch:
         fits = [n for n, c in enumerate(self._kept) if len(ids) <= c.size <= 8 * len(ids) + 64]
         self.core = self._kept.pop(fits[0]) if fits else self._made(spec, len(ids), padding)
         slots = torch.arange(len(ids))
-        _core.write(self.core, slots.data_ptr(), len(ids), rows.data_ptr())
+        for some in rows:
+            _core.write(self.core, slots.data_ptr(), len(some), some.data_ptr())
+            slots = slots[len(some) :]
 
     @staticmethod
     def _made(spec: Any, rows: int, padding: int | None) -> Any:
@@ -71,19 +74,20 @@ class ShardedBatch(HostBatch):
         if wanted and call.training:
             _refuse_beside_dense(ranks)
         check(core_batch(call.live, call.table_of, call.bags), call)
-        asked, numbered = _grouped(call)
-        trip = Trip(ranks, [live.place for live in call.live], asked)
+        distinct, positions = _grouped(call)
+        trip = Trip(ranks, [live.place for live in call.live], distinct)
         modes = [int(call.training), int(wanted), *_bits(call.frozen, len(call.live))]
         numbers = [place.number for place in trip.places]
         opened = ranks.agree("a lookup", [*modes, *trip.numbers], numbers)
         _refuse_other_modes(ranks, opened, modes)
         rows = trip.fetch(opened.numbers[:, len(modes) :], call.frozen, call.training)
         bags = [
-            bag._replace(ids=own) for bag, own in zip(call.bags, numbered, strict=True)
+            bag._replace(ids=trip.renumbered(t, own))
+            for bag, t, own in zip(call.bags, call.table_of, positions, strict=True)
         ]
         scratch = [
             _Scratch(live, own, some)
-            for live, own, some in zip(call.live, asked, rows, strict=True)
+            for live, own, some in zip(call.live, trip.asked, rows, strict=True)
         ]
         core = core_batch(scratch, call.table_of, bags)
         core.resolve(False, wanted, call.frozen)

@@ -57,6 +57,7 @@ def distribute(
     plan: Plan | str = "auto",
     *,
     timeout: float = 30.0,
+    shared_memory: bool = True,
     ddp: Mapping[str, Any] | None = None,
 ) -> nn.Module:
     """Trains one model by all processes of the default process group: each keeps a part of the tables, and
@@ -75,6 +76,7 @@ def distribute(
         model: with tables, on the host; tables made with ``device="meta"`` take no memory until now.
         plan: who keeps what: a `Plan`, or a strategy of `plan`.
         timeout: seconds that a rank may keep the others waiting until they raise `PeerError`.
+        shared_memory: whether ranks of one machine exchange rows through memory that all see, if they can.
         ddp: arguments of DistributedDataParallel, such as ``{"find_unused_parameters": True}``.
 
     Raises:
@@ -93,7 +95,7 @@ def distribute(
             f"This {type(model).__name__} is distributed already. Give the bare model, once: its dense layers "
             "come into DistributedDataParallel by themselves."
         )
-    ranks = Ranks(timeout=timeout)
+    ranks = Ranks(timeout=timeout, shared_memory=shared_memory)
     with ranks.telling("a distribution"):
         if isinstance(plan, str):
             plan = planned(model, ranks.size, strategy=plan)
@@ -178,9 +180,8 @@ def _share(live: LiveTable, name: str, plan: Plan, ranks: Ranks, key: int, rows:
         if share.rank == ranks.rank:
             part = dataclasses.replace(share.part, combiner="none")
             own[share] = LiveTable(part, key, home_of(part, tiers=old.tiers, budget=old.budget))
-    place = Sharded(
-        make_core(spec, key, elsewhere=True), spec, ranks, len(ranks.tables), shares, own
-    )
+    core = make_core(spec, key, elsewhere=True)
+    place = Sharded(core, spec, ranks, len(ranks.tables), kind, shares, own)
     ranks.tables.append(weakref.ref(live))
     if rows:
         _hand_out(place, stream)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 
 from hotbed.dist.ranks import Opened, Ranks
-from hotbed.dist.trip import Trip
+from hotbed.dist.trip import Rows, Trip, inverse_of
 from hotbed.errors import HotbedError
 from hotbed.step.on_host import rows_of
 from hotbed.table.clipping import Gradient
@@ -92,34 +92,36 @@ def collect(
 def serve_collect(ranks: Ranks, opened: Opened, width: int) -> Collected:
     """The part of a rank that has no batch. `width`: of the numbers that go along."""
     tables = [ranks.table(number) for number in opened.tables]
-    nothing: list[list[Tensor | None]] = [[None] * len(opened.waiting) for _ in tables]
+    nothing: list[list[Rows | None]] = [[None] * len(opened.waiting) for _ in tables]
     return _brought(opened, tables, nothing, opened.numbers[:, width:])
 
 
-def _by_trip(live: Any, trips: list[Trip]) -> list[Tensor | None]:
+def _by_trip(live: Any, trips: list[Trip]) -> list[Rows | None]:
     """The gradient of a table as (n, dim) for each trip; None where there is none."""
     rows = rows_of(live)
-    found: list[Tensor | None] = []
+    found: list[Rows | None] = []
     for trip in trips:
         if rows is None or live.place not in trip.places:
             found.append(None)
             continue
         t = trip.places.index(live.place)
         first, count = trip.first_slots[t], len(trip.asked[t])
-        if rows.distinct and torch.equal(rows.slots, torch.arange(first, first + count)):
-            found.append(rows.rows)  # as one backward has left it
+        own = rows.slots - first
+        inside = (own >= 0) & (own < count)
+        if rows.distinct and len(own) == count and bool(inside.all()):
+            found.append(Rows(rows.rows, inverse_of(own)))  # as one backward has left it
             continue
-        here = torch.nonzero((rows.slots >= first) & (rows.slots < first + count)).flatten()
+        here = torch.nonzero(inside).flatten()
         grad = torch.zeros((count, live.spec.dim), dtype=live.spec.compute_dtype)
-        grad.index_add_(0, rows.slots[here] - first, rows.rows[here])
-        found.append(grad if len(here) else None)
+        grad.index_add_(0, own[here], rows.rows[here])
+        found.append(Rows(grad) if len(here) else None)
     return found
 
 
 def _brought(
     opened: Opened,
     tables: Sequence[Any],
-    own: list[list[Tensor | None]],
+    own: list[list[Rows | None]],
     flags: Tensor,
 ) -> Collected:
     told = flags.any(0).view(len(tables), -1)
@@ -128,7 +130,7 @@ def _brought(
         wanted = [n for n in range(len(tables)) if bool(told[n, at])]
         if not wanted:
             continue
-        grads: list[Tensor | None] = [None] * len(trip.places)
+        grads: list[Rows | None] = [None] * len(trip.places)
         positions = {n: trip.places.index(tables[n].place) for n in wanted}
         for n, t in positions.items():
             grads[t] = own[n][at]

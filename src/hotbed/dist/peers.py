@@ -8,7 +8,10 @@ from hotbed.errors import HotbedError
 
 __all__ = ["PeerError", "PeerLost", "is_gone"]
 
-_GONE = re.compile(r"gloo|nccl|\bconnection (closed|reset|refused)", re.IGNORECASE)
+_GONE = re.compile(
+    r"gloo|nccl|pair closure|connection (closed|reset|refused)|timed out waiting|broken pipe|socket closed",
+    re.IGNORECASE,
+)
 """What torch says where a process cannot be reached any more."""
 
 

@@ -17,6 +17,7 @@ from hotbed.dist.ranks import Ranks
 from hotbed.dist.shares import Share
 from hotbed.dist.trip import Trip
 from hotbed.errors import HotbedError, OptimizerError, TableError
+from hotbed.sharding import Sharding
 from hotbed.table.clipping import Gradient
 from hotbed.table.home import Home
 from hotbed.table.place import Call, Place
@@ -32,7 +33,8 @@ class Sharded(Place):
     Attributes:
         ranks: the processes that share the table.
         number: of the table among those that they share.
-        shares: all of them.
+        kind: how it is cut.
+        shares: all of them, in the order of their ranks.
         scratch: what batches that are gone had their rows in.
         own: tables of their own with the rows that this rank keeps.
     """
@@ -45,11 +47,13 @@ class Sharded(Place):
         spec: Table,
         ranks: Ranks,
         number: int,
+        kind: Sharding,
         shares: Sequence[Share],
         own: Mapping[Share, Any],
     ) -> None:
         super().__init__(core, spec)
-        self.ranks, self.number, self.shares, self.own = ranks, number, list(shares), dict(own)
+        self.ranks, self.number, self.kind = ranks, number, kind
+        self.shares, self.own = list(shares), dict(own)
         self.group = self.stepped = ranks
         self.slots_taken = 0
         self.scratch: list[_core.Table] = []
@@ -88,8 +92,8 @@ class Sharded(Place):
         trip = Trip(self.ranks, [self], [distinct])
         opened = self.ranks.agree("a lookup of rows", trip.numbers, [self.number])
         with torch.no_grad():
-            (rows,) = trip.fetch(opened.numbers, [], False)
-        return rows[inverse]
+            (pieces,) = trip.fetch(opened.numbers, [], False)
+        return torch.cat(pieces)[trip.renumbered(0, inverse)]
 
     def assign(self, ids: Tensor, values: Tensor) -> None:
         """Called by all ranks, each with rows of its own; of an id that several give the last one's stays."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import functools
 import pickle
 import time
 import weakref
@@ -15,6 +16,9 @@ import torch.distributed as torch_dist
 from torch import Tensor
 
 from hotbed.dist.peers import PeerError, PeerLost, is_gone
+from hotbed.dist.shared_memory import SharedMemory
+from hotbed.dist.wire import Gloo, Wire
+from hotbed.trace import span
 
 __all__ = ["Opened", "Ranks"]
 
@@ -23,11 +27,12 @@ T = TypeVar("T")
 _ROOM = 1024
 """Numbers that go along with the opening message."""
 _MOST_WAITING = 62
-_WORD = 8
 _BEATS = 5
 """Times that a rank shows up in the time after which it counts as gone."""
 _TEXT = 2000
 """Bytes of a fault's text."""
+
+_NOTHING = torch.empty(0, dtype=torch.uint8)
 
 _ENDED = "nothing any more"
 SERVED = {
@@ -87,11 +92,18 @@ class Ranks:
         left: whether one wanted it when all last agreed.
     """
 
-    def __init__(self, ranks: Sequence[int] | None = None, timeout: float = 30.0) -> None:
+    def __init__(
+        self,
+        ranks: Sequence[int] | None = None,
+        timeout: float = 30.0,
+        *,
+        shared_memory: bool = True,
+    ) -> None:
         """Called by all processes of the default group.
 
         Args:
             ranks: those that take part. Default: all.
+            shared_memory: whether they exchange rows through it where all see it, and not over Gloo.
         """
         wait = datetime.timedelta(seconds=timeout)
         self.group: Any = torch_dist.new_group(ranks, timeout=wait, backend="gloo")
@@ -107,9 +119,13 @@ class Ranks:
         self.leaves = self.left = False
         self.looked_at: Any = None
         self._known: list[tuple[int, ...]] = []
-        self._sequence = 0
+        self._sequence = self._taken = 0
         self._lost: PeerLost | None = None
         self._waiting: list[tuple[weakref.ref[Any] | None, Any]] = []
+        self._wire: Wire = Gloo(self.group, self.rank)
+        if shared_memory and self.size > 1:
+            tell = functools.partial(self.tell, "a distribution")
+            self._wire = SharedMemory.between(self.group, self.rank, tell) or self._wire
 
     @property
     def waiting(self) -> list[Any]:
@@ -189,7 +205,8 @@ class Ranks:
             if batch is not None and batch() is not None
         )
         self._sequence += 1
-        told = self._gathered(own)
+        with span("agree"):
+            told = self._gathered(own)
         ended = (told[:, _KIND] == KINDS.index(_ENDED)).tolist()
         speaks = ended.index(False)  # a rank that has something to say
         if bool(told[:, _FAULT].any()):
@@ -337,40 +354,52 @@ class Ranks:
 
     # -- bytes -----------------------------------------------------------------------------------
 
-    def exchange(
-        self,
-        what: str,
-        parts: Sequence[Sequence[Tensor]],
-        sizes: Sequence[int],
-        fault: BaseException | None = None,
-    ) -> list[Tensor]:
-        """Sends bytes to each rank, and receives those that each has for this one.
+    def take(self, sizes: Sequence[int]) -> list[Tensor]:
+        """Memory for messages to all ranks, (bytes,) uint8 each, to be written to before `send`.
 
         Args:
-            parts: for each rank pieces, (bytes,) uint8 each.
-            sizes: bytes that each rank sends here.
-            fault: why those of this rank are none. A word goes before the bytes, so that all know.
+            sizes: in bytes; 0 for this rank.
+        """
+        self._taken = sum(sizes)
+        return self._wire.take(sizes)
+
+    def send(
+        self, what: str, sizes: Sequence[int], fault: BaseException | None = None
+    ) -> list[Tensor]:
+        """Sends what was taken. What each rank has for this one comes back, and stays until the next `send`.
+
+        Args:
+            what: the bytes are.
+            sizes: in bytes; 0 from this rank.
+            fault: why those of this rank are none.
 
         Raises:
             PeerError: another rank has a fault, or is gone.
             BaseException: `fault`.
         """
-        state = torch.full((1,), fault is not None, dtype=torch.int64).view(torch.uint8)
-        own, nothing = torch.cat([state, *parts[self.rank]]), torch.empty(0, dtype=torch.uint8)
-        others = [() if r == self.rank else (state, *part) for r, part in enumerate(parts)]
-        outgoing = torch.cat([nothing, *(piece for part in others for piece in part)])
-        sent = [sum(map(len, part)) for part in others]
-        expected = [0 if r == self.rank else _WORD + size for r, size in enumerate(sizes)]
-        incoming = torch.empty(sum(expected), dtype=torch.uint8)
-        with self.listening():
-            torch_dist.all_to_all_single(incoming, outgoing, expected, sent, group=self.group)
-        self.sent[what] = self.sent.get(what, 0) + sum(sent)
-        received = [*torch.split(incoming, expected)]
-        received[self.rank] = own
-        faults = [int(part[0]) for part in received]
+        with span(f"send {what}"), self.listening():
+            messages, faults = self._wire.send(sizes, int(fault is not None))
+        self.sent[what] = self.sent.get(what, 0) + self._taken
         if any(faults):
             self._raise_fault(faults, fault)
-        return [part[_WORD:] for part in received]
+        return messages
+
+    def exchange(
+        self, what: str, parts: Sequence[Sequence[Tensor]], sizes: Sequence[int]
+    ) -> list[Tensor]:
+        """Sends pieces, (bytes,) uint8 each, to each rank, this one among them, and receives as `send` does.
+
+        Args:
+            sizes: bytes that come from each rank.
+        """
+        own = self.rank
+        messages = self.take([0 if r == own else sum(map(len, p)) for r, p in enumerate(parts)])
+        for rank, (message, pieces) in enumerate(zip(messages, parts, strict=True)):
+            if rank != own and pieces:
+                torch.cat(list(pieces), out=message)
+        received = self.send(what, [0 if r == own else size for r, size in enumerate(sizes)])
+        received[own] = torch.cat([_NOTHING, *parts[own]])
+        return received
 
     def _gathered(self, own: Tensor) -> Tensor:
         told = [torch.empty_like(own) for _ in range(self.size)]

@@ -1,25 +1,83 @@
 """The way of a batch across ranks: distinct ids to their keepers, rows back, and later gradients the same way.
 
-Shapes: n distinct ids of a table that this rank asks for, m ids that all ranks ask this one for.
+Shapes: n distinct ids of a table that this rank asks for, m ids that a rank asks this one for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from hotbed.dist.raw import bytes_of, numbers_in
+from hotbed import _core
 from hotbed.dist.ranks import Ranks
 from hotbed.dist.shares import Share
+from hotbed.dist.wire import block, rounded
 from hotbed.errors import HotbedError, TableError
 from hotbed.inputs.bags import Bags
 from hotbed.resolve.lookup import looked_up
 from hotbed.table.place import Call
 
-__all__ = ["Trip"]
+__all__ = ["Rows", "Trip", "inverse_of"]
+
+
+class _Part(NamedTuple):
+    """What one rank keeps of a table."""
+
+    table: int
+    share: Share
+    asked: slice
+    """Which of the ids that this rank asks for."""
+
+
+class _Form(NamedTuple):
+    """Numbers that travel for each id."""
+
+    dtype: torch.dtype
+    width: int
+
+    def size(self, count: int) -> int:
+        """In bytes, in a message."""
+        return rounded(count * self.width * self.dtype.itemsize)
+
+    def of(self, message: Tensor, begin: int, count: int) -> Tensor:
+        """(count, width) that begin there."""
+        end = begin + count * self.width * self.dtype.itemsize
+        return message[begin:end].view(self.dtype).view(count, self.width)
+
+
+class Rows(NamedTuple):
+    """Some rows, or columns of them, in memory that has more, or in another order."""
+
+    rows: Tensor
+    """(any, dim)."""
+    at: slice | Tensor = slice(None)
+    """(n,) positions of those meant."""
+    columns: slice = slice(None)
+
+    def cut(self, at: slice, columns: slice) -> Rows:
+        """A part of them."""
+        if isinstance(self.at, slice):
+            return Rows(self.rows[self.at], at, columns)
+        return Rows(self.rows, self.at[at], columns)
+
+    def made(self) -> Tensor:
+        """(n, columns)."""
+        if isinstance(self.at, slice):
+            return self.rows[self.at][:, self.columns]
+        width = len(range(*self.columns.indices(self.rows.shape[1])))
+        made = block(len(self.at) * width * self.rows.itemsize).view(self.rows.dtype).view(-1, width)
+        self.write(made)
+        return made
+
+    def write(self, out: Tensor) -> None:
+        """To (n, columns) contiguous."""
+        if isinstance(self.at, Tensor) and out.shape[1] == self.rows.shape[1]:
+            torch.index_select(self.rows, 0, self.at, out=out)
+        else:
+            out.copy_(self.rows[self.at][:, self.columns])
 
 
 class Trip:
@@ -27,30 +85,40 @@ class Trip:
 
     Attributes:
         places: of the tables.
-        asked: (n,) int64 distinct ids of each.
+        asked: (n,) int64 distinct ids of each, ordered by their keepers where rows are dealt out.
         first_slots: of the n slots that they have in their places, if a gradient may come.
     """
 
     first_slots: list[int]
 
-    def __init__(self, ranks: Ranks, places: Sequence[Any], asked: Sequence[Tensor]) -> None:
-        self.ranks, self.places, self.asked = ranks, places, asked
-        self._shares: list[tuple[int, Share]] = [
-            (t, share) for t, place in enumerate(places) for share in place.shares
-        ]
-        parts = [share.part.origin.ids_in_part(asked[t]) for t, share in self._shares]
-        self._ids = [ids for ids, _ in parts]
-        # Positions in what is asked for; None: all of it.
-        self._routes = [None if here is None else torch.nonzero(here).flatten() for _, here in parts]
-        self._mine = [s for s, (_, share) in enumerate(self._shares) if share.rank == ranks.rank]
+    def __init__(self, ranks: Ranks, places: Sequence[Any], ids: Sequence[Tensor]) -> None:
+        """`ids`: (n,) int64 of each table, in any order."""
+        self.ranks, self.places = ranks, places
+        self.asked: list[Tensor] = []
+        self._moved: list[Tensor | None] = []
+        self._parts: list[_Part] = []
+        for t, (place, some) in enumerate(zip(places, ids, strict=True)):
+            asked, moved, slices = _by_keeper(place, some)
+            self.asked.append(asked)
+            self._moved.append(moved)
+            self._parts += map(_Part, [t] * len(slices), place.shares, slices)
+        self._kept_by: list[list[int]] = [[] for _ in range(ranks.size)]
+        for s, part in enumerate(self._parts):
+            self._kept_by[part.share.rank].append(s)
+        self._mine = self._kept_by[ranks.rank]
         self._resolved: Any = None
         self._generations: list[int] = []
-        self._counts = torch.empty(0)
+        self._counts: list[list[int]] = []
 
     @property
     def numbers(self) -> list[int]:
         """How many ids this rank has for each share."""
-        return [len(ids) for ids in self._ids]
+        return [part.asked.stop - part.asked.start for part in self._parts]
+
+    def renumbered(self, t: int, positions: Tensor) -> Tensor:
+        """What positions among the ids that were given are in `asked`."""
+        moved = self._moved[t]
+        return positions if moved is None else moved[positions]
 
     def wait(self, batch: Any) -> None:
         """Stays for the gradients of a batch; None: this rank has none."""
@@ -64,54 +132,103 @@ class Trip:
 
     # -- rows to who asks ------------------------------------------------------------------------
 
-    def fetch(self, told: Tensor, frozen: Sequence[int], training: bool) -> list[Tensor]:
-        """(n, dim) rows of each table, as they are stored. Called by all ranks.
+    def fetch(self, told: Tensor, frozen: Sequence[int], training: bool) -> list[list[Tensor]]:
+        """Rows of each table as they are stored: (any, dim) pieces, in the order of `asked`, which stay until
+        the ranks next send something. Called by all ranks.
 
         Args:
             told: (ranks, shares) the `numbers` of each.
             frozen: positions of tables that take no new rows.
             training: whether new ids of the others get one.
         """
-        self._counts = told
-        bags = [_bags(ids) for ids in self._to_keepers("ids", self._ids, lambda _: torch.int64, 1)]
-        live = [self._own(s) for s in self._mine]
-        rows: list[Tensor] = []
+        self._counts = told.tolist()
+        ids = self._ids_to_keepers()
+        forms = [_Form(self.places[p.table].spec.dtype, p.share.part.dim) for p in self._parts]
+        own, every = self.ranks.rank, range(self.ranks.size)
+        answered = [[s for s in self._mine if self._answers(s, rank)] for rank in every]
+        sizes = [self._size(rank, answered[rank], forms) for rank in every]
+        messages = self.ranks.take([0 if rank == own else sizes[rank] for rank in every])
+        messages[own] = block(sizes[own])
+        places: dict[tuple[int, int], Tensor] = {}
+        for rank in every:
+            pieces = self._cut(messages[rank], rank, answered[rank], forms)
+            places |= {(s, rank): piece for s, piece in zip(answered[rank], pieces, strict=True)}
         fault: HotbedError | None = None
-        if live:
-            here = [at for at, s in enumerate(self._mine) if self._shares[s][0] in frozen]
-            call = Call(live, range(len(live)), [t.name for t in live], bags, here, training)
-            try:
-                self._resolved, rows = looked_up(call)
-                self._generations = [table.generation for table in live]
-            except HotbedError as error:
-                fault = error
-                rows = [
-                    torch.empty((len(b.ids), t.spec.dim)) for b, t in zip(bags, live, strict=True)
-                ]
-        stored = [row.to(t.spec.dtype) for row, t in zip(rows, live, strict=True)]
-        return self._to_requesters(stored, fault)
+        try:
+            self._look_up(ids, places, frozen, training)
+        except HotbedError as error:
+            fault = error
+        asked = [[s for s in self._kept_by[rank] if self._answers(s, own)] for rank in every]
+        coming = [0 if r == own else self._size(own, asked[r], forms) for r in every]
+        received = self.ranks.send("rows", coming, fault)
+        received[own] = messages[own]
+        found: list[list[Tensor]] = [[] for _ in self.places]
+        cut: dict[int, list[tuple[int, Tensor]]] = {}
+        for rank in every:
+            pieces = self._cut(received[rank], own, asked[rank], forms)
+            for s, piece in zip(asked[rank], pieces, strict=True):
+                t, share, _ = self._parts[s]
+                if share.part.dim == self.places[t].spec.dim:
+                    found[t].append(piece)
+                else:
+                    cut.setdefault(t, []).append((share.part.columns.start, piece))
+        for t, columns in cut.items():
+            found[t].append(torch.cat([piece for _, piece in sorted(columns, key=_first)], 1))
+        return found
+
+    def _look_up(
+        self,
+        ids: Sequence[Sequence[Tensor]],
+        places: dict[tuple[int, int], Tensor],
+        frozen: Sequence[int],
+        training: bool,
+    ) -> None:
+        """What this rank keeps of the rows. `places`: where those of a share go that a rank is to have."""
+        live = [self._own(s) for s in self._mine]
+        if not live:
+            return
+        table_of: list[int] = []
+        bags: list[Bags] = []
+        vectors: list[Tensor] = []
+        converted: list[tuple[Tensor, Tensor]] = []
+        for at, s in enumerate(self._mine):
+            spec = live[at].spec
+            for rank, of_rank in enumerate(ids[at]):
+                place = places.get((s, rank))
+                if place is None or spec.compute_dtype != spec.dtype:
+                    wide = block(len(of_rank) * spec.dim * spec.compute_dtype.itemsize)
+                    wide = wide.view(spec.compute_dtype).view(-1, spec.dim)
+                    if place is not None:
+                        converted.append((place, wide))
+                    place = wide
+                table_of.append(at)
+                bags.append(_bags(of_rank))
+                vectors.append(place)
+        here = [at for at, s in enumerate(self._mine) if self._parts[s].table in frozen]
+        names = [live[at].name for at in table_of]
+        self._resolved = looked_up(Call(live, table_of, names, bags, here, training), vectors)
+        self._generations = [table.generation for table in live]
+        for place, wide in converted:
+            place.copy_(wide)
+
+    def _answers(self, s: int, requester: int) -> bool:
+        """Whether a share sends rows to a rank. One that keeps all itself only sends ids, and gradients."""
+        share = self._parts[s].share
+        return not share.replica or share.rank == requester
 
     # -- gradients to keepers --------------------------------------------------------------------
 
-    def give(self, grads: Sequence[Tensor | None], wanted: Sequence[int]) -> None:
+    def give(self, grads: Sequence[Rows | None], wanted: Sequence[int]) -> None:
         """Brings gradients to the keepers, who sum them. Called by all ranks.
 
         Args:
             grads: (n, dim) of the compute dtype for each table in `wanted`; None: zeros.
             wanted: positions of the tables of which a rank has a gradient.
         """
-        outgoing = []
-        for s, (t, share) in enumerate(self._shares):
-            dtype, count = self.places[t].spec.compute_dtype, len(self._ids[s]) if t in wanted else 0
-            grad = grads[t] if count else None
-            if grad is None:
-                outgoing.append(torch.zeros((count, share.part.dim), dtype=dtype))
-            else:
-                outgoing.append(self._cut(s, grad))
-        incoming = self._to_keepers(
-            "gradients", outgoing, lambda t: self.places[t].spec.compute_dtype, None, wanted
-        )
-        mine = [at for at, s in enumerate(self._mine) if self._shares[s][0] in wanted]
+        forms = [_Form(self.places[p.table].spec.compute_dtype, p.share.part.dim) for p in self._parts]
+        outgoing = [self._part_of(grads[part.table], part) for part in self._parts]
+        incoming = self._to_keepers("gradients", outgoing, forms, wanted)
+        mine = [at for at, s in enumerate(self._mine) if self._parts[s].table in wanted]
         if not mine:
             return
         for live, generation in zip(map(self._own, self._mine), self._generations, strict=True):
@@ -120,9 +237,7 @@ class Trip:
                     f"Table {live.name!r}: rows were erased since a batch was looked up whose gradient now "
                     "comes. Erase between steps."
                 )
-        left = self._resolved.backward(
-            [grad if at in mine else None for at, grad in enumerate(incoming)]
-        )
+        left = self._resolved.backward([grad for of_share in incoming for grad in of_share])
         for at, share in zip(mine, left.shares(mine), strict=True):
             share.rows.div_(self.ranks.size)
             live = self._own(self._mine[at])
@@ -135,114 +250,133 @@ class Trip:
 
         Args:
             told: (ranks, shares) the `numbers` of each.
-            rows: (n, dim) by `asked`; None: only the ids travel.
+            rows: (n, dim) of the ids as they were given; None: only the ids travel.
 
         Returns:
             For each table of its own that this rank keeps: it, (m,) its ids, one rank's after the other's,
             and (m, columns) rows.
         """
-        self._counts = told
-        ids = self._to_keepers("ids", self._ids, lambda _: torch.int64, 1)
+        self._counts = told.tolist()
+        ids = [torch.cat(list(of_share)) for of_share in self._ids_to_keepers()]
         weights: list[Any] = [None] * len(ids)
         if rows is not None:
-            outgoing = [self._cut(s, rows) for s in range(len(self._shares))]
-            weights = self._to_keepers("rows", outgoing, lambda _: rows.dtype, None)
+            moved = self._moved[0]
+            given = Rows(rows) if moved is None else Rows(rows, inverse_of(moved))
+            forms = [_Form(rows.dtype, part.share.part.dim) for part in self._parts]
+            outgoing = [self._part_of(given, part) for part in self._parts]
+            weights = [torch.cat(some) for some in self._to_keepers("rows", outgoing, forms)]
         return [(self._own(s), i, w) for s, i, w in zip(self._mine, ids, weights, strict=True)]
 
-    # -- the two directions ----------------------------------------------------------------------
+    # -- messages --------------------------------------------------------------------------------
 
     def _own(self, s: int) -> Any:
-        t, share = self._shares[s]
+        t, share, _ = self._parts[s]
         return self.places[t].own[share]
 
-    def _cut(self, s: int, rows: Tensor) -> Tensor:
-        """Of (n, dim) rows of its table what a share is to have."""
-        (_, share), route = self._shares[s], self._routes[s]
-        some = rows if route is None else rows.index_select(0, route)
-        return some if share.part.dim == some.shape[1] else some[:, share.part.columns].contiguous()
+    @staticmethod
+    def _part_of(rows: Rows | None, part: _Part) -> Rows | None:
+        """Of (n, dim) rows of its table what a part is to have."""
+        return None if rows is None else rows.cut(part.asked, part.share.part.columns)
+
+    def _ids_to_keepers(self) -> list[list[Tensor]]:
+        """For each share of this rank (m,) ids of each rank, as the share calls them."""
+        outgoing = [
+            Rows(part.share.part.origin.own_ids(self.asked[part.table][part.asked])[:, None])
+            for part in self._parts
+        ]
+        forms = [_Form(torch.int64, 1)] * len(outgoing)
+        found = self._to_keepers("ids", outgoing, forms)
+        return [[ids.flatten().clone() for ids in of_share] for of_share in found]
 
     def _to_keepers(
         self,
         what: str,
-        outgoing: Sequence[Tensor],
-        dtype_of: Callable[[int], torch.dtype],
-        width: int | None,
+        outgoing: Sequence[Rows | None],
+        forms: Sequence[_Form],
         wanted: Sequence[int] | None = None,
+    ) -> list[list[Any]]:
+        """For each share of this rank what each rank has for it, (m, width), which stays until the ranks next
+        send something.
+
+        Args:
+            outgoing: (n, width) for each share; None: zeros.
+            wanted: positions of tables; of others nothing travels, and comes. None: all.
+        """
+        own, every = self.ranks.rank, range(self.ranks.size)
+        chosen = [
+            [s for s in kept if wanted is None or self._parts[s].table in wanted]
+            for kept in self._kept_by
+        ]
+        sizes = [0 if k == own else self._size(own, chosen[k], forms) for k in every]
+        for keeper, message in enumerate(self.ranks.take(sizes)):
+            if keeper == own:
+                continue
+            pieces = self._cut(message, own, chosen[keeper], forms)
+            for s, piece in zip(chosen[keeper], pieces, strict=True):
+                some = outgoing[s]
+                if some is None:
+                    piece.zero_()
+                else:
+                    some.write(piece)
+        coming = [0 if r == own else self._size(r, chosen[own], forms) for r in every]
+        received = self.ranks.send(what, coming)
+        found: dict[int, list[Any]] = {s: [None] * self.ranks.size for s in self._mine}
+        for source in every:
+            if source == own:
+                continue
+            pieces = self._cut(received[source], source, chosen[own], forms)
+            for s, piece in zip(chosen[own], pieces, strict=True):
+                found[s][source] = piece
+        for s in chosen[own]:
+            some = outgoing[s]
+            form = forms[s]
+            found[s][own] = (
+                torch.zeros((self._counts[own][s], form.width), dtype=form.dtype)
+                if some is None
+                else some.made()
+            )
+        return [found[s] for s in self._mine]
+
+    def _size(self, requester: int, parts: Sequence[int], forms: Sequence[_Form]) -> int:
+        """Of a message that has, or is to have, something for each id that one asks for."""
+        counts = self._counts[requester]
+        return sum(forms[s].size(counts[s]) for s in parts)
+
+    def _cut(
+        self, message: Tensor, requester: int, parts: Sequence[int], forms: Sequence[_Form]
     ) -> list[Tensor]:
-        """For each share of this rank what all ranks have for it, one rank after the other: (m,), or
-        (m, columns) if `width` is None."""
-
-        def nbytes(source: int, s: int) -> int:
-            t, share = self._shares[s]
-            if wanted is not None and t not in wanted:
-                return 0
-            columns = share.part.dim if width is None else width
-            return int(self._counts[source, s]) * columns * dtype_of(t).itemsize
-
-        parts = [
-            [bytes_of(outgoing[s]) for s in self._kept_by(rank)] for rank in range(self.ranks.size)
-        ]
-        sizes = [[nbytes(source, s) for s in self._mine] for source in range(self.ranks.size)]
-        incoming = self.ranks.exchange(what, parts, list(map(sum, sizes)))
-        pieces = [
-            torch.split(block, own) if own else ()
-            for block, own in zip(incoming, sizes, strict=True)
-        ]
+        """(count, width) of each of some parts."""
+        counts, begin = self._counts[requester], 0
         found = []
-        for at, s in enumerate(self._mine):
-            t, share = self._shares[s]
-            raw = numbers_in(_joined([of_rank[at] for of_rank in pieces]), dtype_of(t))
-            found.append(raw if width is not None else raw.view(-1, share.part.dim))
+        for s in parts:
+            found.append(forms[s].of(message, begin, counts[s]))
+            begin += forms[s].size(counts[s])
         return found
 
-    def _to_requesters(self, rows: Sequence[Tensor], fault: HotbedError | None) -> list[Tensor]:
-        cut = {
-            s: torch.split(block, self._counts[:, s].tolist())
-            for s, block in zip(self._mine, rows, strict=True)
-        }
-        own = self.ranks.rank
-        parts = [
-            [bytes_of(cut[s][rank]) for s in cut if self._answers(s, rank)]
-            for rank in range(self.ranks.size)
-        ]
-        sizes = [
-            [
-                len(self._ids[s]) * share.part.dim * self.places[t].spec.dtype.itemsize
-                for s, (t, share) in self._of(rank)
-                if self._answers(s, own)
-            ]
-            for rank in range(self.ranks.size)
-        ]
-        incoming = self.ranks.exchange("rows", parts, list(map(sum, sizes)), fault)
-        found: list[Any] = [None] * len(self.places)
-        for rank, (block, of_rank) in enumerate(zip(incoming, sizes, strict=True)):
-            answers = [one for one in self._of(rank) if self._answers(one[0], own)]
-            for (s, (t, share)), raw in zip(answers, torch.split(block, of_rank), strict=True):
-                spec, route = self.places[t].spec, self._routes[s]
-                rows_of_share = numbers_in(raw, spec.dtype).view(-1, share.part.dim)
-                if route is None and share.part.dim == spec.dim:
-                    found[t] = rows_of_share
-                    continue
-                if found[t] is None:
-                    found[t] = torch.empty((len(self.asked[t]), spec.dim), dtype=spec.dtype)
-                found[t][slice(None) if route is None else route, share.part.columns] = rows_of_share
-        return found
 
-    def _answers(self, s: int, requester: int) -> bool:
-        """Whether a share sends rows to a rank. One that keeps all itself only sends ids, and gradients."""
-        share = self._shares[s][1]
-        return not share.replica or share.rank == requester
-
-    def _of(self, rank: int) -> Iterator[tuple[int, tuple[int, Share]]]:
-        return ((s, one) for s, one in enumerate(self._shares) if one[1].rank == rank)
-
-    def _kept_by(self, rank: int) -> Iterator[int]:
-        return (s for s, _ in self._of(rank))
+def _by_keeper(place: Any, ids: Tensor) -> tuple[Tensor, Tensor | None, list[slice]]:
+    """(n,) ids by their keepers, where each has gone (None: nowhere), and which of them each share has."""
+    keepers = place.kind.keepers_of_rows(place.spec, ids, place.ranks.size)
+    if keepers is None:
+        return ids, None, [slice(0, len(ids))] * len(place.shares)
+    ids, ordered, moved = ids.contiguous(), torch.empty_like(ids), torch.empty_like(ids)
+    addresses = ids.data_ptr(), keepers.data_ptr()
+    written = ordered.data_ptr(), moved.data_ptr()
+    counts = _core.order_by_part(*addresses, len(ids), place.ranks.size, *written)
+    slices, begin = [], 0
+    for count in counts:
+        slices.append(slice(begin, begin + count))
+        begin += count
+    return ordered, moved, [slices[share.rank] for share in place.shares]
 
 
-def _joined(pieces: list[Tensor]) -> Tensor:
-    there = [piece for piece in pieces if len(piece)]
-    return torch.cat(there) if len(there) > 1 else (there or pieces)[0]
+def inverse_of(moved: Tensor) -> Tensor:
+    """Of (n,) places to which the numbers from 0 on have gone: which number is at each."""
+    return torch.empty_like(moved).index_copy_(0, moved, torch.arange(len(moved)))
+
+
+def _first(columns: tuple[int, Tensor]) -> int:
+    return columns[0]
 
 
 def _bags(ids: Tensor) -> Bags:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -14,10 +14,12 @@ from hotbed.resolve.pool import pool
 from hotbed.table.home import refuse_mixed_places
 from hotbed.table.live import LiveTable
 from hotbed.table.place import Call
-from hotbed.table.resolved import Resolved
+from hotbed.table.resolved import Columns, Resolved
 from hotbed.trace import span
 
 __all__ = ["looked_up", "lookup"]
+
+T = TypeVar("T")
 
 
 def lookup(
@@ -55,19 +57,29 @@ def lookup(
         if table.complaint is not None and training:
             complaint, table.complaint = table.complaint, None
             raise complaint
-    return _looked_up(Call(live, table_of, names, bags, frozen, training), behind, handles)[1]
+    call = Call(live, table_of, names, bags, frozen, training)
+    return _resolved(call, behind, lambda resolved: pool(resolved, handles))
 
 
-def looked_up(call: Call) -> tuple[Resolved, list[Tensor]]:
-    """A batch that others ask for: resolved, for a backward that somebody else calls, and its vectors."""
+def looked_up(call: Call, vectors: Sequence[Tensor]) -> Resolved:
+    """A batch that others ask for: resolved, for a backward that somebody else calls.
+
+    Args:
+        vectors: (ids, dim) contiguous of each feature, of the compute dtype, to be written to; features
+            have one vector an id.
+    """
     behind = [table for table in call.live if call.training and table.follows]
-    return _looked_up(call, behind, None)
+
+    def write(resolved: Resolved) -> Resolved:
+        columns = [Columns(own, (f,), (own,)) for f, own in enumerate(vectors)]
+        resolved.pool(columns)
+        return resolved
+
+    return _resolved(call, behind, write)
 
 
-def _looked_up(
-    call: Call, behind: Sequence[LiveTable], handles: Sequence[Tensor] | None
-) -> tuple[Resolved, list[Tensor]]:
-    """`behind`: tables some of whose rows may be. `handles`: for autograd; None: it does not look on."""
+def _resolved(call: Call, behind: Sequence[LiveTable], pooled: Callable[[Resolved], T]) -> T:
+    """`behind`: tables some of whose rows may be. `pooled`: what is done while rows stay."""
     live, training = call.live, call.training
     while True:
         live[0].place.settle()
@@ -83,5 +95,5 @@ def _looked_up(
                 table.place.changing("catch up")
             resolved = place.resolve(call)
             hold.share()
-            with span("pool"), contextlib.nullcontext() if handles else torch.no_grad():
-                return resolved, pool(resolved, handles or ())
+            with span("pool"):
+                return pooled(resolved)

@@ -83,6 +83,11 @@ class Sharding(abc.ABC):
     ) -> Tensor:
         """(n,) int64: the rank that `requester` asks for a column of the rows of (n,) int64 ids."""
 
+    def keepers_of_rows(self, table: Shape, ids: Tensor, world_size: int) -> Tensor | None:
+        """(n,) int64: the rank that keeps the rows of (n,) int64 ids, where each keeps other ones; None:
+        rows are not dealt out."""
+        return None
+
     @abc.abstractmethod
     def described(self, table: Shape) -> tuple[str, str]:
         """(how it is cut, which ranks keep it), for people."""

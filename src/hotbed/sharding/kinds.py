@@ -144,6 +144,9 @@ class RowWise(Sharding):
     ) -> Tensor:
         return self._keeper(table)(ids, world_size)
 
+    def keepers_of_rows(self, table: Shape, ids: Tensor, world_size: int) -> Tensor | None:
+        return self.keeper_of(table, ids, world_size)
+
     def _keeper(self, table: Shape) -> Callable[[Tensor, int], Tensor]:
         hashed = table.rows is None and self.placement != "modulo"
         return hashed_keeper if hashed else modulo_keeper

@@ -1,0 +1,93 @@
+"""How bytes come from rank to rank: over Gloo, or through memory that processes of one machine share."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as torch_dist
+from torch import Tensor
+
+from hotbed import _core
+
+__all__ = ["Gloo", "Wire", "block", "rounded"]
+
+WORD = 8
+"""Bytes of a word. Messages, and what they are made of, begin at multiples of it."""
+
+
+class Wire(Protocol):
+    """Brings each rank a message of each other one, and a word."""
+
+    def take(self, sizes: Sequence[int]) -> list[Tensor]:
+        """Memory for the messages to all ranks, (bytes,) uint8 each, to be written to before `send`.
+
+        Args:
+            sizes: in bytes; 0 for the own rank.
+        """
+
+    def send(self, sizes: Sequence[int], word: int) -> tuple[list[Tensor], list[int]]:
+        """Sends what was taken. Called by all ranks.
+
+        Args:
+            sizes: of the messages that come, in bytes; 0 from the own rank.
+            word: for all other ranks.
+
+        Returns:
+            The messages of all ranks, which stay until the next `send`, and their words.
+        """
+
+
+class Gloo:
+    """`Wire`, by one all_to_all_single; the words lie before the messages."""
+
+    def __init__(self, group: Any, rank: int) -> None:
+        self._group, self._rank = group, rank
+        self._outgoing, self._whole = block(0), [0]
+
+    def take(self, sizes: Sequence[int]) -> list[Tensor]:
+        self._whole = self._with_words(sizes)
+        self._outgoing = block(sum(self._whole))
+        return _messages(self._outgoing, self._whole, sizes)
+
+    def send(self, sizes: Sequence[int], word: int) -> tuple[list[Tensor], list[int]]:
+        for at in _begins(self._whole):
+            self._outgoing[at : at + WORD].view(torch.int64).fill_(word)
+        outgoing, self._outgoing = self._outgoing, block(0)
+        whole = self._with_words(sizes)
+        incoming = block(sum(whole))
+        torch_dist.all_to_all_single(incoming, outgoing, whole, self._whole, group=self._group)
+        words = [int(incoming[at : at + WORD].view(torch.int64)) for at in _begins(whole)]
+        words.insert(self._rank, word)
+        return _messages(incoming, whole, sizes), words
+
+    def _with_words(self, sizes: Sequence[int]) -> list[int]:
+        return [0 if r == self._rank else WORD + rounded(size) for r, size in enumerate(sizes)]
+
+
+def _begins(whole: Sequence[int]) -> list[int]:
+    """Of messages that are there, with their words."""
+    ends = itertools.accumulate(whole)
+    return [end - size for end, size in zip(ends, whole, strict=True) if size]
+
+
+def _messages(memory: Tensor, whole: Sequence[int], sizes: Sequence[int]) -> list[Tensor]:
+    """Without their words."""
+    pieces = torch.split(memory, list(whole))
+    return [
+        piece[WORD : WORD + size] if len(piece) else piece
+        for piece, size in zip(pieces, sizes, strict=True)
+    ]
+
+
+def rounded(size: int) -> int:
+    """Bytes with what fills the last word."""
+    return -(-size // WORD) * WORD
+
+
+def block(size: int) -> Tensor:
+    """(size,) uint8, of memory that is used again when it is gone."""
+    floats: Any = _core.empty([-(-size // 4)], _core.DType.f32)
+    return floats.view(torch.uint8)[:size]  # type: ignore[no-any-return]

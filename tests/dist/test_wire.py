@@ -1,0 +1,123 @@
+"""Messages between ranks, over Gloo and through shared memory."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as torch_dist
+from dist.test_sharded import batch_of, collection, loss_of, plan_of
+from dist.worlds import run
+
+import hotbed as hb
+from hotbed.dist import shared_memory
+from hotbed.dist.ranks import Ranks
+from hotbed.dist.shared_memory import SharedMemory
+from hotbed.dist.wire import Gloo, block, rounded
+from hotbed.trace import Trace
+
+
+def message(source: int, to: int, number: int, size: int) -> torch.Tensor:
+    chance = torch.Generator().manual_seed(source + 10 * to + 100 * number)
+    return torch.randint(0, 256, (size,), dtype=torch.uint8, generator=chance)
+
+
+def messages(rank: int, world: int, shared: bool) -> None:
+    ranks = Ranks(shared_memory=shared)
+    wire = ranks._wire
+    assert isinstance(wire, SharedMemory if shared and world > 1 else Gloo)
+    chance = random.Random(world)
+    for number in range(60):
+        most = 3 << 20 if number == 40 else chance.choice([1, 9, 5000])
+        sizes = [[chance.randint(0, most) if a != b else 0 for b in range(world)] for a in range(world)]
+        for to, room in enumerate(wire.take(sizes[rank])):
+            assert room.data_ptr() % 8 == 0 or not len(room)
+            room.copy_(message(rank, to, number, sizes[rank][to]))
+        received, words = wire.send([of_rank[rank] for of_rank in sizes], 7 * number + rank)
+        assert words == [7 * number + r for r in range(world)]
+        if rank == number % world:
+            torch.randn(100, 100).inverse()  # the others are ahead, and write what comes next
+        for source, some in enumerate(received):
+            assert torch.equal(some, message(source, rank, number, sizes[source][rank]))
+            assert some.data_ptr() % 8 == 0 or not len(some)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_messages_of_any_size_come_as_they_were_sent(world: int, shared: bool) -> None:
+    run(world, messages, shared)
+
+
+def shared_files() -> int:
+    gc.collect()
+    names = [f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd")]
+    return sum("memfd:hotbed" in os.readlink(name) for name in names if os.path.islink(name))
+
+
+def unseen(rank: int, world: int, what: str) -> None:
+    before = shared_files()
+    with pytest.MonkeyPatch.context() as patch:
+        if rank == 1 and what == "other machine":
+            patch.setattr(shared_memory.os, "getpid", lambda: 2**22 + 1)
+        if rank == 1 and what == "other process":  # that has the number there, and another file
+            patch.setattr(shared_memory.secrets, "token_bytes", lambda count: b"x" * count)
+            made = shared_memory._Memory.made
+            patch.setattr(shared_memory._Memory, "made", lambda token: made(b"y" * len(token)))
+        if rank == 1 and what == "no such memory":
+            patch.delattr(shared_memory.os, "memfd_create")
+        own = collection()
+        hb.distribute(own, plan_of(own, "row", world))
+    assert isinstance(own.table("item").place.ranks._wire, Gloo)
+    assert shared_files() == before
+    optimizer = hb.optim.SGD(own.parameters(), lr=0.1)
+    loss_of(own(batch_of(0, slice(rank, rank + 3))), 1).backward()
+    optimizer.step()
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("what", ["other machine", "other process", "no such memory"])
+def test_ranks_that_do_not_see_each_other_use_gloo(what: str) -> None:
+    run(2, unseen, what)
+
+
+def goes(rank: int, world: int) -> None:
+    before = shared_files()
+    for _ in range(3):
+        ranks: Any = Ranks()
+        assert shared_files() > before
+        torch_dist.barrier()
+        del ranks
+        assert shared_files() == before
+
+
+@pytest.mark.process
+def test_memory_goes_with_the_ranks() -> None:
+    run(2, goes)
+
+
+def traced(rank: int, world: int) -> None:
+    own = collection()
+    hb.distribute(own, plan_of(own, "row", world))
+    optimizer = hb.optim.SGD(own.parameters(), lr=0.1)
+    with Trace() as trace:
+        loss_of(own(batch_of(0, slice(rank, rank + 3))), 1).backward()
+        optimizer.step()
+    counts = {name: count for name, (count, _) in trace.totals().items()}
+    sent = {"send ids": 1, "send rows": 1, "send gradients": 1}
+    assert {"agree": 3, **sent}.items() <= counts.items()
+
+
+@pytest.mark.process
+def test_messages_are_in_a_trace() -> None:
+    run(2, traced)
+
+
+def test_sizes() -> None:
+    assert [rounded(size) for size in (0, 1, 8, 9)] == [0, 8, 8, 16]
+    assert block(0).numel() == 0
+    assert (block(13).dtype, block(13).shape, block(13).data_ptr() % 64) == (torch.uint8, (13,), 0)
