@@ -43,10 +43,14 @@ class Measured:
     """By contender: seconds in which the machine's cores were busy, in all, and busy for this rank."""
     figures: dict[str, float] = field(default_factory=dict)
 
-    def note(self, name: str, ms: Mapping[str, float], other: OtherWork) -> None:
+    def note(self, name: str, ms: Mapping[str, float]) -> None:
         """One step of a contender, by phase."""
         for phase, value in ms.items():
             self.ms.setdefault((name, phase), []).append(value)
+
+    def note_work(self, name: str, other: OtherWork) -> None:
+        """What went on while it took its steps in turn with others: the machine's clock is too coarse for
+        one step."""
         sums = self.work.setdefault(name, [0.0, 0.0, 0.0])
         for at, seconds in enumerate(other.seconds):
             sums[at] += seconds
@@ -180,11 +184,12 @@ def _run_group(group: Sequence[Contender], iterations: int, measured: Measured) 
             _timed_step(contender.phases(), i)
     gc.collect()
     gc.disable()
-    for i in range(iterations):
-        for contender in group:
-            with OtherWork() as other:
-                ms = _timed_step(contender.phases(), i)
-            measured.note(contender.name, ms, other)
+    with OtherWork() as other:
+        for i in range(iterations):
+            for contender in group:
+                measured.note(contender.name, _timed_step(contender.phases(), i))
+    for contender in group:
+        measured.note_work(contender.name, other)
     gc.enable()
 
 

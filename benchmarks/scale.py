@@ -168,14 +168,15 @@ def measure_rank(rank: int, world: int, rows: int, batch: int, iterations: int) 
         worlds.tell(" and ".join(model.name for model in models))
     gc.collect()
     gc.disable()
-    for i in range(iterations):
-        for model in models:
-            torch_dist.barrier()
-            with OtherWork() as other:
+    with OtherWork() as other:
+        for i in range(iterations):
+            for model in models:
+                torch_dist.barrier()
                 begin = time.perf_counter()
                 model.step(batches[i % len(batches)])
-                ms = (time.perf_counter() - begin) * 1e3
-            measured.note(model.name, {"": ms}, other)
+                measured.note(model.name, {"": (time.perf_counter() - begin) * 1e3})
+    for model in models:
+        measured.note_work(model.name, other)
     return measured
 
 

@@ -4,6 +4,7 @@
 
 #include "base/crc32c.hpp"
 #include "base/memory.hpp"
+#include "base/shared_counter.hpp"
 #include "kernels/kernels.hpp"
 #include "log/io_engine.hpp"
 #include "tiers/storage.hpp"
@@ -20,6 +21,24 @@ NB_MODULE(_core, module) {
         return hotbed::crc32c(data.data(), data.size(), before);
       },
       "data"_a, "before"_a = 0, "csrc/crc32c.hpp. Thread-safe.");
+  nb::enum_<hotbed::Waited>(module, "Waited")
+      .value("raised", hotbed::Waited::raised)
+      .value("too_long", hotbed::Waited::too_long)
+      .value("ended", hotbed::Waited::ended)
+      .value("left", hotbed::Waited::left);
+  module.def(
+      "raise_counter",
+      [](hotbed::Address counter, int64_t value) {
+        hotbed::raise_counter(hotbed::pointer<int64_t>(counter), value);
+      },
+      "counter"_a, "value"_a, "csrc/base/shared_counter.hpp.");
+  module.def(
+      "wait_for_counter",
+      [](hotbed::Address counter, int64_t value, double seconds, int process) {
+        return hotbed::wait_for_counter(hotbed::pointer<int64_t>(counter), value, seconds, process);
+      },
+      "counter"_a, "value"_a, "seconds"_a, "process"_a, hotbed::Unlocked(),
+      "csrc/base/shared_counter.hpp.");
   module.def("available_memory", &hotbed::available_memory);
   module.def("set_available_memory_for_test", &hotbed::set_available_memory_for_test);
   // hotbed.errors defines the class (an import cycle in C++ would be worse) and registers it here.

@@ -39,6 +39,9 @@ def messages(rank: int, world: int, shared: bool) -> None:
             room.copy_(message(rank, to, number, sizes[rank][to]))
         received, words = wire.send([of_rank[rank] for of_rank in sizes], 7 * number + rank)
         assert words == [7 * number + r for r in range(world)]
+        numbers = torch.arange(chance.choice([1, 1032, 3000]))
+        told = wire.gather(numbers * rank)
+        assert torch.equal(told, torch.stack([numbers * r for r in range(world)]))
         if rank == number % world:
             torch.randn(100, 100).inverse()  # the others are ahead, and write what comes next
         for source, some in enumerate(received):
@@ -65,11 +68,16 @@ def unseen(rank: int, world: int, what: str) -> None:
         if rank == 1 and what == "other machine":
             patch.setattr(shared_memory.os, "getpid", lambda: 2**22 + 1)
         if rank == 1 and what == "other process":  # that has the number there, and another file
-            patch.setattr(shared_memory.secrets, "token_bytes", lambda count: b"x" * count)
-            made = shared_memory._Memory.made
-            patch.setattr(shared_memory._Memory, "made", lambda token: made(b"y" * len(token)))
+            made = shared_memory._Member.made()
+            made.address = (*made.address[:2], b"another token...")
+            patch.setattr(shared_memory._Member, "made", lambda: made)
+        if rank == 1 and what == "other file":
+            made = shared_memory._Member.made()
+            made.address = (made.address[0], [0, 1, 2], made.address[2])
+            patch.setattr(shared_memory._Member, "made", lambda: made)
         if rank == 1 and what == "no such memory":
             patch.delattr(shared_memory.os, "memfd_create")
+        made = None
         own = collection()
         hb.distribute(own, plan_of(own, "row", world))
     assert isinstance(own.table("item").place.ranks._wire, Gloo)
@@ -80,7 +88,7 @@ def unseen(rank: int, world: int, what: str) -> None:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("what", ["other machine", "other process", "no such memory"])
+@pytest.mark.parametrize("what", ["other machine", "other process", "other file", "no such memory"])
 def test_ranks_that_do_not_see_each_other_use_gloo(what: str) -> None:
     run(2, unseen, what)
 

@@ -6,7 +6,7 @@ import re
 
 from hotbed.errors import HotbedError
 
-__all__ = ["PeerError", "PeerLost", "is_gone"]
+__all__ = ["Gone", "PeerError", "PeerLost", "is_gone"]
 
 _GONE = re.compile(
     r"gloo|nccl|pair closure|connection (closed|reset|refused)|timed out waiting|broken pipe|socket closed",
@@ -19,10 +19,16 @@ class PeerError(HotbedError, RuntimeError):
     """Another rank could not go on, so this one did not either; the message says which and why."""
 
 
+class Gone(RuntimeError):
+    """A process cannot be reached any more."""
+
+
 class PeerLost(PeerError):
     """It is gone, or has kept this rank waiting for too long."""
 
 
 def is_gone(error: RuntimeError) -> bool:
     """Whether it says that a process cannot be reached any more."""
-    return not isinstance(error, HotbedError) and _GONE.search(str(error)) is not None
+    if isinstance(error, HotbedError):
+        return False
+    return isinstance(error, Gone) or _GONE.search(str(error)) is not None

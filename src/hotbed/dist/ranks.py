@@ -125,7 +125,7 @@ class Ranks:
         self._wire: Wire = Gloo(self.group, self.rank)
         if shared_memory and self.size > 1:
             tell = functools.partial(self.tell, "a distribution")
-            self._wire = SharedMemory.between(self.group, self.rank, tell) or self._wire
+            self._wire = SharedMemory.between(self._wire, self.rank, timeout, tell) or self._wire
 
     @property
     def waiting(self) -> list[Any]:
@@ -302,8 +302,7 @@ class Ranks:
                 f"Another rank ended, or kept this one waiting for more than {self.timeout:g} s. The tables "
                 f"here are as {self.steps} steps have left them. ({text})"
             )
-            with contextlib.suppress(RuntimeError, ValueError):  # so that the others notice, too
-                torch_dist.destroy_process_group(self.group)
+            self._wire.leave()  # so that the others notice, too
             self.group = None
             raise self._lost from None
 
@@ -402,10 +401,8 @@ class Ranks:
         return received
 
     def _gathered(self, own: Tensor) -> Tensor:
-        told = [torch.empty_like(own) for _ in range(self.size)]
         with self.listening():
-            torch_dist.all_gather(told, own, group=self.group)
-        return torch.stack(told)
+            return self._wire.gather(own)
 
 
 def nothing() -> None:

@@ -10,89 +10,168 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as torch_dist
 from torch import Tensor
 
+from hotbed import _core
+from hotbed.dist.peers import Gone
 from hotbed.dist.wire import Wire, block
 
 __all__ = ["SharedMemory"]
 
-_SMALLEST = 1 << 20
 _LINE = 64
 """Bytes, at whose multiples messages begin."""
+_MOST_GATHERED = 1 << 14
+"""Bytes of numbers that are gathered by it."""
+_SMALLEST = 1 << 20
 _TOKEN = 16
+_LEFT = -1
+_NAME = "hotbed"
+_WHY = {
+    _core.Waited.too_long: "it kept the others waiting for too long",
+    _core.Waited.ended: "it has ended",
+    _core.Waited.left: "it has left",
+}
 
 
 class SharedMemory:
-    """`Wire`. A rank has two pieces of memory, for every other exchange one: when it writes to one again, all
-    have begun the exchange after, and so are done with what was there.
+    """`Wire`. Each rank has a counter, of what it has gathered, and raises it when its numbers are there. Of
+    what it writes to it has two pieces, in turns: when it writes to one again, all have begun to gather after
+    that, and so are done with what was there.
 
     The memory has no name, and goes with the last process that has it.
     """
 
-    def __init__(self, group: Any, rank: int, own: list[_Memory], others: list[list[_Memory]]) -> None:
-        """`others`: of each rank; of this one, none."""
-        self._group, self._rank = group, rank
-        self._own, self._others = own, others
-        self._at = 0
+    def __init__(self, gloo: Wire, rank: int, seconds: float, members: list[_Member]) -> None:
+        """`gloo`: for what is too large to be gathered. `seconds`: to wait for a rank. `members`: all ranks."""
+        self._gloo, self._rank, self._seconds = gloo, rank, seconds
+        self._members, self._own = members, members[rank]
+        self._gathered = self._sent = 0
         self._begins: list[int] = []
 
     @classmethod
     def between(
-        cls, group: Any, rank: int, tell: Callable[[Any], list[Any]]
+        cls, gloo: Wire, rank: int, seconds: float, tell: Callable[[Any], list[Any]]
     ) -> Wire | None:
         """None where they do not all see each other's memory, as on several machines. Called by all ranks.
 
         Args:
             tell: gives what each rank says.
         """
-        token = secrets.token_bytes(_TOKEN)
-        own: list[_Memory] = []
-        said = None
+        own = said = None
         try:
-            own = [_Memory.made(token) for _ in range(2)]
-            said = os.getpid(), [memory.descriptor for memory in own], token
+            own = _Member.made()
+            said = own.address
         except (OSError, AttributeError):  # no such memory on this system
             pass
-        others: list[list[_Memory]] = []
-        seen = True
-        for source, of_rank in enumerate(tell(said)):
-            others.append([])
-            if of_rank is None:
-                seen = False
-            elif source != rank:
-                process, descriptors, expected = of_rank
+        members: list[_Member] = []
+        for source, address in enumerate(tell(said)):
+            if source == rank and own is not None:
+                members.append(own)
+            elif address is not None:
                 try:
-                    others[-1] = [_Memory.of(process, d, expected) for d in descriptors]
-                except OSError:
-                    seen = False
-        if not all(tell(seen)):
-            return None
-        return cls(group, rank, own, others)
+                    members.append(_Member.of(address))
+                except (OSError, AttributeError):  # of another machine, perhaps
+                    break
+        seen = tell(len(members))
+        return cls(gloo, rank, seconds, members) if min(seen) == len(seen) else None
 
     def take(self, sizes: Sequence[int]) -> list[Tensor]:
         self._begins, end = [], 0
         for size in sizes:
             self._begins.append(end)
             end += -(-size // _LINE) * _LINE
-        memory = self._own[self._at]
+        memory = self._own.messages[self._sent % 2]
         memory.hold(end)
         return [memory.bytes[b : b + size] for b, size in zip(self._begins, sizes, strict=True)]
 
     def send(self, sizes: Sequence[int], word: int) -> tuple[list[Tensor], list[int]]:
-        said = torch.tensor([word, self._own[self._at].size, *self._begins])
-        told = [torch.empty_like(said) for _ in sizes]
-        torch_dist.all_gather(told, said, group=self._group)
-        messages = []
-        for source, (of_rank, size) in enumerate(zip(told, sizes, strict=True)):
+        at = self._sent % 2
+        said = torch.tensor([word, self._own.messages[at].size, *self._begins])
+        told = self.gather(said).tolist()
+        received = []
+        for source, (size, (_, whole, *begins)) in enumerate(zip(sizes, told, strict=True)):
             if source == self._rank:
-                messages.append(block(0))
+                received.append(block(0))
                 continue
-            memory, begin = self._others[source][self._at], int(of_rank[2 + self._rank])
-            memory.map(int(of_rank[1]))  # it may have grown
-            messages.append(memory.bytes[begin : begin + size])
-        self._at ^= 1
-        return messages, [int(of_rank[0]) for of_rank in told]
+            memory, begin = self._members[source].messages[at], begins[self._rank]
+            memory.map(whole)  # it may have grown
+            received.append(memory.bytes[begin : begin + size])
+        self._sent += 1
+        return received, [first for first, *_ in told]
+
+    def gather(self, own: Tensor) -> Tensor:
+        if own.nbytes > _MOST_GATHERED:
+            return self._gloo.gather(own)
+        at = self._gathered % 2
+        self._gathered += 1
+        self._own.numbers(at, own)[:] = own
+        _core.raise_counter(self._own.counter, self._gathered)
+        found = []
+        for rank, member in enumerate(self._members):
+            if rank != self._rank:
+                wait = member.counter, self._gathered, self._seconds, member.process
+                came = _core.wait_for_counter(*wait)
+                if came != _core.Waited.raised:
+                    raise Gone(f"rank {rank}: {_WHY[came]}")
+            found.append(member.numbers(at, own))
+        return torch.stack(found)
+
+    def leave(self) -> None:
+        _core.raise_counter(self._own.counter, _LEFT)
+        self._gloo.leave()
+
+
+class _Member:
+    """A rank.
+
+    Attributes:
+        address: by which other processes find it.
+        process: a descriptor of its process; -1: it is this one.
+        counter: address of a number, which tells how often it has gathered.
+        messages: memory for them.
+    """
+
+    def __init__(self, address: Any, process: int, memories: Sequence[_Memory]) -> None:
+        self.address, self.process = address, process
+        self._control, *self.messages = memories
+        self.counter = self._control.bytes.data_ptr()
+        if process >= 0:
+            weakref.finalize(self, os.close, process)
+
+    @classmethod
+    def made(cls) -> _Member:
+        """This process.
+
+        Raises:
+            OSError, AttributeError: the system has no such memory.
+        """
+        memories = [_Memory.made() for _ in range(3)]
+        token = secrets.token_bytes(_TOKEN)
+        memories[0].bytes[_LINE : _LINE + _TOKEN] = torch.frombuffer(
+            bytearray(token), dtype=torch.uint8
+        )
+        descriptors = [memory.descriptor for memory in memories]
+        os.close(os.pidfd_open(os.getpid()))  # others will watch it so
+        return cls((os.getpid(), descriptors, token), -1, memories)
+
+    @classmethod
+    def of(cls, address: Any) -> _Member:
+        """Another one.
+
+        Raises:
+            OSError, AttributeError: it cannot be seen from here.
+        """
+        number, descriptors, token = address
+        memories = [_Memory.of(number, descriptor) for descriptor in descriptors]
+        if bytes(memories[0].bytes[_LINE : _LINE + _TOKEN].tolist()) != token:
+            raise OSError("another process has this number here")
+        return cls(address, os.pidfd_open(number), memories)
+
+    def numbers(self, at: int, like: Tensor) -> Tensor:
+        """(n,) numbers of the last time, or the time before."""
+        begin = _LINE + _TOKEN + at * _MOST_GATHERED
+        found: Any = self._control.bytes[begin : begin + like.nbytes]
+        return found.view(like.dtype)  # type: ignore[no-any-return]
 
 
 class _Memory:
@@ -105,31 +184,28 @@ class _Memory:
     """
 
     def __init__(self, descriptor: int) -> None:
-        self.descriptor = descriptor
+        self.descriptor, self.size = descriptor, 0
         weakref.finalize(self, os.close, descriptor)
         self.map(os.fstat(descriptor).st_size)
 
     @classmethod
-    def made(cls, token: bytes) -> _Memory:
-        """Of this process. It begins with the token, until it is written to."""
-        descriptor = os.memfd_create("hotbed", os.MFD_CLOEXEC)
+    def made(cls) -> _Memory:
+        """Of this process."""
+        descriptor = os.memfd_create(_NAME, os.MFD_CLOEXEC)
         os.ftruncate(descriptor, _SMALLEST)
-        made = cls(descriptor)
-        made.bytes[:_TOKEN] = torch.frombuffer(bytearray(token), dtype=torch.uint8)
-        return made
+        return cls(descriptor)
 
     @classmethod
-    def of(cls, process: int, descriptor: int, token: bytes) -> _Memory:
+    def of(cls, process: int, descriptor: int) -> _Memory:
         """Of another one.
 
         Raises:
             OSError: it is not there.
         """
-        opened = os.open(f"/proc/{process}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
-        if os.pread(opened, _TOKEN, 0) != token:
-            os.close(opened)
+        path = f"/proc/{process}/fd/{descriptor}"
+        if not os.readlink(path).startswith(f"/memfd:{_NAME}"):
             raise OSError("another process has this number here")
-        return cls(opened)
+        return cls(os.open(path, os.O_RDWR | os.O_CLOEXEC))
 
     def hold(self, size: int) -> None:
         """Has room for so many bytes."""
@@ -140,6 +216,6 @@ class _Memory:
 
     def map(self, size: int) -> None:
         """Sees so many bytes of it."""
-        if size != getattr(self, "size", 0):
+        if size != self.size:
             self.size = size
             self.bytes = torch.frombuffer(mmap.mmap(self.descriptor, size), dtype=torch.uint8)

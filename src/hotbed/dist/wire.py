@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -19,7 +20,11 @@ WORD = 8
 
 
 class Wire(Protocol):
-    """Brings each rank a message of each other one, and a word."""
+    """Brings each rank a message of each other one, and a word.
+
+    Raises:
+        RuntimeError: a rank cannot be reached any more.
+    """
 
     def take(self, sizes: Sequence[int]) -> list[Tensor]:
         """Memory for the messages to all ranks, (bytes,) uint8 each, to be written to before `send`.
@@ -38,6 +43,12 @@ class Wire(Protocol):
         Returns:
             The messages of all ranks, which stay until the next `send`, and their words.
         """
+
+    def gather(self, own: Tensor) -> Tensor:
+        """(ranks, n): (n,) numbers of each rank. Called by all ranks."""
+
+    def leave(self) -> None:
+        """The others hear that this rank takes part in nothing any more."""
 
 
 class Gloo:
@@ -62,6 +73,15 @@ class Gloo:
         words = [int(incoming[at : at + WORD].view(torch.int64)) for at in _begins(whole)]
         words.insert(self._rank, word)
         return _messages(incoming, whole, sizes), words
+
+    def gather(self, own: Tensor) -> Tensor:
+        told = [torch.empty_like(own) for _ in range(torch_dist.get_world_size(self._group))]
+        torch_dist.all_gather(told, own, group=self._group)
+        return torch.stack(told)
+
+    def leave(self) -> None:
+        with contextlib.suppress(RuntimeError, ValueError):
+            torch_dist.destroy_process_group(self._group)
 
     def _with_words(self, sizes: Sequence[int]) -> list[int]:
         return [0 if r == self._rank else WORD + rounded(size) for r, size in enumerate(sizes)]
