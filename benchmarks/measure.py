@@ -112,26 +112,25 @@ def _run_group(
     timings: Timings,
     progress: Callable[[str], None],
 ) -> None:
-    phases = list(group[0].phases())
-    for phase in phases:
-        progress(f"{phase}: {', '.join(contender.name for contender in group)}")
-        work = [(c.name, c.phases()[phase]) for c in group if phase in c.phases()]
-        for i in range(WARM_UP):
-            for _, run in work:
-                run(i)
-        taken: dict[str, list[float]] = {name: [] for name, _ in work}
-        gc.collect()
-        gc.disable()
-        try:
-            with OtherWork() as other:
+    names: list[tuple[str, str]] = []
+    with OtherWork() as other:  # of all phases: the machine's clock is too coarse for one
+        for phase in group[0].phases():
+            progress(f"{phase}: {', '.join(contender.name for contender in group)}")
+            work = [(c.name, c.phases()[phase]) for c in group if phase in c.phases()]
+            for i in range(WARM_UP):
+                for _, run in work:
+                    run(i)
+            names += [(name, phase) for name, _ in work]
+            gc.collect()
+            gc.disable()
+            try:
                 for i in range(iterations):
                     for name, run in work:
                         start = time.perf_counter()
                         run(WARM_UP + i)
-                        taken[name].append((time.perf_counter() - start) * 1e3)
-        finally:
-            gc.enable()
-        for name, ms in taken.items():
-            timing = timings.setdefault((name, phase), Timing())
-            timing.ms += ms
-            timing.other_work = max(timing.other_work, other.share)
+                        ms = (time.perf_counter() - start) * 1e3
+                        timings.setdefault((name, phase), Timing()).ms.append(ms)
+            finally:
+                gc.enable()
+    for name in names:
+        timings[name].other_work = max(timings[name].other_work, other.share)
