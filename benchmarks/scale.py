@@ -71,8 +71,10 @@ def run(*, quick: bool, progress: Callable[[str], None], link: str | None = None
         report.figures[f"{name}, {world}: samples a second"] = round(batch / median * 1e3)
         if world > 1:
             report.ratios[f"{name}, {world} over 1"] = medians[name, 1] / median
-        if name != "hotbed":
-            report.ratios[f"{name}/{world}"] = median / medians["hotbed", world]
+        if name == DdpModel.name:
+            dense, own = medians[DenseAlone.name, world], medians["hotbed", world]
+            report.ratios[f"{name}/{world}"] = median / own
+            report.ratios[f"{name}/{world}, without dense layers"] = (median - dense) / (own - dense)
     report.remarks += [
         "One thread a process; a step takes as long as the slowest rank takes. One process has no exchange.",
         "A ratio 'hotbed, 2 over 1': samples a second with 2 processes over those with one.",
@@ -147,16 +149,49 @@ class DdpModel:
         self.optimizer.zero_grad()
 
 
+class DenseAlone(nn.Module):
+    """What Hotbed's model does beside its tables."""
+
+    name = "dense layers alone"
+
+    def __init__(self, rows: int) -> None:
+        import hotbed as hb
+
+        super().__init__()
+        self.bottom = hb.nn.MLP(DENSE, list(BOTTOM), final_activation="relu")
+        self.interaction = hb.nn.DotInteraction()
+        self.top = hb.nn.MLP(self.interaction.out_features(len(COLUMNS), DIM), [*TOP, 1])
+        self.vectors: dict[str, Tensor] = {}
+        self.optimizer = hb.optim.Adagrad(self.parameters(), lr=LR)
+        several = torch_dist.get_world_size() > 1
+        self._called: list[nn.Module] = [DistributedDataParallel(self) if several else self]
+
+    def forward(self, batch: Batch) -> Tensor:
+        samples = len(batch["label"])
+        if not self.vectors:
+            made = torch.randn(len(COLUMNS), samples, DIM)
+            self.vectors = {n: v.requires_grad_() for n, v in zip(COLUMNS, made, strict=True)}
+        dense = self.bottom(batch["dense"])
+        return self.top(self.interaction(dense, self.vectors)).squeeze(1)
+
+    def step(self, batch: Batch) -> None:
+        _backward(self._called[0], batch)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        for vectors in self.vectors.values():
+            vectors.grad = None
+
+
 def _backward(model: nn.Module, batch: Batch) -> None:
     nn.functional.binary_cross_entropy_with_logits(model(batch), batch["label"]).backward()
 
 
 def measure_rank(rank: int, world: int, rows: int, batch: int, iterations: int) -> Measured:
-    """Both models in turn, a step each."""
+    """All models in turn, a step each."""
     work = Workload(len(COLUMNS), rows, DIM, batch, 1).share(rank, world)
     batches = _batches(work, rank)
     models: list[Any] = []
-    for kind in (HotbedModel, DdpModel):
+    for kind in (HotbedModel, DdpModel, DenseAlone):
         if rank == 0:
             worlds.tell(f"building {kind.name}")
         models.append(kind(rows))

@@ -154,21 +154,3 @@ def test_ids_in_even_steps_are_grouped_quickly(step: int) -> None:
     distinct, inverse = torch.empty_like(ids), torch.empty_like(ids)
     count = _core.group_ids(ids.data_ptr(), len(ids), distinct.data_ptr(), inverse.data_ptr())
     assert count == len(ids) and torch.equal(distinct, ids)
-
-
-@given(st.lists(st.tuples(st.integers(-(2**63), 2**63 - 1), st.integers(0, 4)), max_size=300))
-def test_ids_are_ordered_by_part_as_they_come(given_ids: list[tuple[int, int]]) -> None:
-    ids, parts = torch.tensor(given_ids, dtype=torch.int64).reshape(-1, 2).T.contiguous()
-    ordered, place = torch.empty_like(ids), torch.empty_like(ids)
-    addresses = ids.data_ptr(), parts.data_ptr()
-    sizes = _core.order_by_part(*addresses, len(ids), 5, ordered.data_ptr(), place.data_ptr())
-    assert sizes == torch.bincount(parts, minlength=5).tolist()
-    assert ordered.tolist() == [id for id, _ in sorted(given_ids, key=lambda pair: pair[1])]
-    assert torch.equal(ordered[place], ids)
-
-
-def test_a_part_that_there_is_not() -> None:
-    two, room = torch.tensor([0, 2]), torch.empty(2, dtype=torch.int64)
-    addresses = two.data_ptr(), two.data_ptr()
-    with pytest.raises(IndexError, match="a part that there is not"):
-        _core.order_by_part(*addresses, 2, 2, room.data_ptr(), room.clone().data_ptr())

@@ -36,20 +36,30 @@ void raise_counter(int64_t* counter, int64_t value) {
   std::atomic_ref<int64_t>(*counter).store(value, std::memory_order_release);
 }
 
+void leave_counter(int64_t* counter) {
+  std::atomic_ref<int64_t> shared(*counter);
+  const int64_t last = shared.load(std::memory_order_relaxed);
+  if (last >= 0) shared.store(-1 - last, std::memory_order_release);
+}
+
 Waited wait_for_counter(const int64_t* counter, int64_t value, double seconds, int process) {
   using Clock = std::chrono::steady_clock;
   std::atomic_ref<int64_t> shared(*const_cast<int64_t*>(counter));
-  auto there = [&] { return shared.load(std::memory_order_acquire); };
+  bool left = false;
+  auto raised = [&] {
+    const int64_t there = shared.load(std::memory_order_acquire);
+    left = there < 0;
+    return (left ? -1 - there : there) >= value;
+  };
   for (int i = 0; i < kLooks; ++i) {
-    if (there() >= value) return Waited::raised;
+    if (raised()) return Waited::raised;
     pause();
   }
   const auto begin = Clock::now();
   auto checked = begin;
   while (true) {
-    const int64_t now_there = there();
-    if (now_there >= value) return Waited::raised;
-    if (now_there < 0) return Waited::left;
+    if (raised()) return Waited::raised;
+    if (left) return Waited::left;
     const auto now = Clock::now();
     if (now - begin < kYielding) {
       sched_yield();
@@ -58,7 +68,7 @@ Waited wait_for_counter(const int64_t* counter, int64_t value, double seconds, i
     if (now - checked > kBetweenChecks) {
       checked = now;
       // What it raised before its end counts.
-      if (has_ended(process)) return there() >= value ? Waited::raised : Waited::ended;
+      if (has_ended(process)) return raised() ? Waited::raised : Waited::ended;
       if (std::chrono::duration<double>(now - begin).count() > seconds) return Waited::too_long;
     }
     const timespec nap{0, kNapNanoseconds};

@@ -33,6 +33,10 @@ NB_MODULE(_core, module) {
       },
       "counter"_a, "value"_a, "csrc/base/shared_counter.hpp.");
   module.def(
+      "leave_counter",
+      [](hotbed::Address counter) { hotbed::leave_counter(hotbed::pointer<int64_t>(counter)); },
+      "counter"_a, "csrc/base/shared_counter.hpp.");
+  module.def(
       "wait_for_counter",
       [](hotbed::Address counter, int64_t value, double seconds, int process) {
         return hotbed::wait_for_counter(hotbed::pointer<int64_t>(counter), value, seconds, process);

@@ -38,17 +38,21 @@ void bind_index(nb::module_& module) {
       "ids"_a, "n"_a, "distinct"_a, "inverse"_a, Unlocked(),
       "Writes each of n ids once, as they first appear, and the position of each id among them. "
       "Returns how many are distinct.");
+  nb::enum_<Dealing>(module, "Dealing")
+      .value("modulo", Dealing::modulo)
+      .value("hash", Dealing::hash);
   module.def(
-      "order_by_part",
-      [](Address ids, Address parts, int64_t n, int64_t count, Address ordered, Address place) {
-        std::vector<int64_t> sizes(static_cast<size_t>(count));
-        order_by_part(pointer<int64_t>(ids), pointer<int64_t>(parts), n, count,
-                      pointer<int64_t>(ordered), pointer<int64_t>(place), sizes.data());
+      "order_by_keeper",
+      [](Address ids, int64_t n, int64_t ranks, Dealing dealing, Address ordered, Address place) {
+        std::vector<int64_t> sizes(static_cast<size_t>(ranks));
+        order_by_keeper(pointer<int64_t>(ids), n, ranks, dealing, pointer<int64_t>(ordered),
+                        pointer<int64_t>(place), sizes.data());
         return sizes;
       },
-      "ids"_a, "parts"_a, "n"_a, "count"_a, "ordered"_a, "place"_a, Unlocked(),
-      "Writes n ids ordered by their part of `count`, and where each went. Returns how many each "
-      "part has.");
+      "ids"_a, "n"_a, "ranks"_a, "dealing"_a, "ordered"_a, "place"_a, Unlocked(),
+      "Writes n ids ordered by their keepers, and where each went. Returns how many each of "
+      "`ranks` "
+      "has.");
   nb::class_<KeyIndex>(
       module, "KeyIndex",
       "int64 key -> slot. Arrays are addresses of contiguous int64 data. Finds may "

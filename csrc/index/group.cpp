@@ -14,6 +14,20 @@ namespace {
 constexpr uint32_t kEmpty = ~uint32_t{0};
 constexpr uint64_t kSpread = 0x9E3779B97F4A7C15;  // 2^64 / golden ratio: neighbours lie far apart
 
+int64_t by_modulo(int64_t id, int64_t ranks) {
+  const int64_t rest = id % ranks;
+  return rest < 0 ? rest + ranks : rest;
+}
+
+// By the finalizer of MurmurHash3 (Austin Appleby, public domain).
+int64_t by_hash(int64_t id, int64_t ranks) {
+  auto bits = static_cast<uint64_t>(id);
+  bits = (bits ^ bits >> 33) * 0xFF51AFD7ED558CCD;
+  bits = (bits ^ bits >> 33) * 0xC4CEB9FE1A85EC53;
+  bits ^= bits >> 33;
+  return static_cast<int64_t>((bits >> 32) * static_cast<uint64_t>(ranks) >> 32);
+}
+
 }  // namespace
 
 int64_t group_ids(const int64_t* ids, int64_t n, int64_t* distinct, int64_t* inverse) {
@@ -40,17 +54,17 @@ int64_t group_ids(const int64_t* ids, int64_t n, int64_t* distinct, int64_t* inv
   return count;
 }
 
-void order_by_part(const int64_t* ids, const int64_t* parts, int64_t n, int64_t count,
-                   int64_t* ordered, int64_t* place, int64_t* sizes) {
-  std::fill_n(sizes, count, int64_t{0});
+void order_by_keeper(const int64_t* ids, int64_t n, int64_t ranks, Dealing dealing,
+                     int64_t* ordered, int64_t* place, int64_t* sizes) {
+  std::fill_n(sizes, ranks, int64_t{0});
   for (int64_t i = 0; i < n; ++i) {
-    if (parts[i] < 0 || parts[i] >= count) throw std::out_of_range("a part that there is not");
-    ++sizes[parts[i]];
+    place[i] = dealing == Dealing::hash ? by_hash(ids[i], ranks) : by_modulo(ids[i], ranks);
+    ++sizes[place[i]];
   }
-  std::vector<int64_t> next(static_cast<size_t>(count));
-  std::exclusive_scan(sizes, sizes + count, next.begin(), int64_t{0});
+  std::vector<int64_t> next(static_cast<size_t>(ranks));
+  std::exclusive_scan(sizes, sizes + ranks, next.begin(), int64_t{0});
   for (int64_t i = 0; i < n; ++i) {
-    place[i] = next[static_cast<size_t>(parts[i])]++;
+    place[i] = next[static_cast<size_t>(place[i])]++;
     ordered[place[i]] = ids[i];
   }
 }

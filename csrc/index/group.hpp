@@ -10,10 +10,13 @@ namespace hotbed {
 // how many are distinct. Throws std::bad_alloc.
 int64_t group_ids(const int64_t* ids, int64_t n, int64_t* distinct, int64_t* inverse);
 
-// Orders n ids by parts[i], of `count` parts, those of one part as they come: ordered receives
-// them, place[i] where ids[i] went, and sizes[p] how many part p has. No two arrays overlap. Throws
-// std::out_of_range for a part that there is not.
-void order_by_part(const int64_t* ids, const int64_t* parts, int64_t n, int64_t count,
-                   int64_t* ordered, int64_t* place, int64_t* sizes);
+// Which of several ranks keeps a row: id % ranks, from 0 on; or by a hash, as
+// hotbed.sharding.keepers defines both.
+enum class Dealing { modulo, hash };
+
+// Orders n ids by their keepers, those of one as they come: ordered receives them, place[i] where
+// ids[i] went, and sizes[r] how many rank r keeps. No two arrays overlap.
+void order_by_keeper(const int64_t* ids, int64_t n, int64_t ranks, Dealing dealing,
+                     int64_t* ordered, int64_t* place, int64_t* sizes);
 
 }  // namespace hotbed

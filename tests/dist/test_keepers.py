@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hotbed as hb
+from hotbed import _core
 from hotbed.dist import hashed_keeper, modulo_keeper
 
 ids_ = st.lists(st.integers(-(2**63), 2**63 - 1), max_size=50)
@@ -76,3 +77,16 @@ def test_who_owns_a_part_is_a_value() -> None:
     owns = again.origin.owns
     assert owns is not None
     assert torch.equal(owns(torch.arange(9)), hashed_keeper(torch.arange(9), 3) == 1)
+
+
+@given(ids_, st.integers(1, 70), st.sampled_from(["hash", "modulo"]))
+def test_ids_are_ordered_by_their_keepers_as_they_come(ids: list[int], ranks: int, how: str) -> None:
+    given_ids = torch.tensor(ids, dtype=torch.int64)
+    ordered, place = torch.empty_like(given_ids), torch.empty_like(given_ids)
+    to = ordered.data_ptr(), place.data_ptr()
+    dealing = getattr(_core.Dealing, how)
+    sizes = _core.order_by_keeper(given_ids.data_ptr(), len(ids), ranks, dealing, *to)
+    keepers = (hashed_keeper if how == "hash" else modulo_keeper)(given_ids, ranks)
+    assert sizes == torch.bincount(keepers, minlength=ranks).tolist()
+    assert ordered.tolist() == given_ids[keepers.argsort(stable=True)].tolist()
+    assert torch.equal(ordered[place], given_ids)

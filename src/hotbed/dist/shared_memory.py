@@ -24,7 +24,6 @@ _MOST_GATHERED = 1 << 14
 """Bytes of numbers that are gathered by it."""
 _SMALLEST = 1 << 20
 _TOKEN = 16
-_LEFT = -1
 _NAME = "hotbed"
 _WHY = {
     _core.Waited.too_long: "it kept the others waiting for too long",
@@ -117,7 +116,7 @@ class SharedMemory:
         return torch.stack(found)
 
     def leave(self) -> None:
-        _core.raise_counter(self._own.counter, _LEFT)
+        _core.leave_counter(self._own.counter)
         self._gloo.leave()
 
 

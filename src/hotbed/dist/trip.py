@@ -356,13 +356,12 @@ class Trip:
 
 def _by_keeper(place: Any, ids: Tensor) -> tuple[Tensor, Tensor | None, list[slice]]:
     """(n,) ids by their keepers, where each has gone (None: nowhere), and which of them each share has."""
-    keepers = place.kind.keepers_of_rows(place.spec, ids, place.ranks.size)
-    if keepers is None:
+    dealing = place.kind.dealing(place.spec)
+    if dealing is None:
         return ids, None, [slice(0, len(ids))] * len(place.shares)
     ids, ordered, moved = ids.contiguous(), torch.empty_like(ids), torch.empty_like(ids)
-    addresses = ids.data_ptr(), keepers.data_ptr()
     written = ordered.data_ptr(), moved.data_ptr()
-    counts = _core.order_by_part(*addresses, len(ids), place.ranks.size, *written)
+    counts = _core.order_by_keeper(ids.data_ptr(), len(ids), place.ranks.size, dealing, *written)
     slices, begin = [], 0
     for count in counts:
         slices.append(slice(begin, begin + count))

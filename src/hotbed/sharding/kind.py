@@ -11,6 +11,8 @@ from typing import ClassVar, NamedTuple, Protocol
 
 from torch import Tensor
 
+from hotbed import _core
+
 __all__ = ["Extent", "Kept", "Shape", "Sharding"]
 
 
@@ -83,9 +85,8 @@ class Sharding(abc.ABC):
     ) -> Tensor:
         """(n,) int64: the rank that `requester` asks for a column of the rows of (n,) int64 ids."""
 
-    def keepers_of_rows(self, table: Shape, ids: Tensor, world_size: int) -> Tensor | None:
-        """(n,) int64: the rank that keeps the rows of (n,) int64 ids, where each keeps other ones; None:
-        rows are not dealt out."""
+    def dealing(self, table: Shape) -> _core.Dealing | None:
+        """How rows are dealt out to ranks; None: they are not."""
         return None
 
     @abc.abstractmethod

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from hotbed import _core
 from hotbed.errors import PlanError
 from hotbed.sharding.keepers import Owned, hashed_keeper, modulo_keeper
 from hotbed.sharding.kind import Extent, Kept, Shape, Sharding
@@ -144,8 +145,9 @@ class RowWise(Sharding):
     ) -> Tensor:
         return self._keeper(table)(ids, world_size)
 
-    def keepers_of_rows(self, table: Shape, ids: Tensor, world_size: int) -> Tensor | None:
-        return self.keeper_of(table, ids, world_size)
+    def dealing(self, table: Shape) -> _core.Dealing | None:
+        hashed = self._keeper(table) is hashed_keeper
+        return _core.Dealing.hash if hashed else _core.Dealing.modulo
 
     def _keeper(self, table: Shape) -> Callable[[Tensor, int], Tensor]:
         hashed = table.rows is None and self.placement != "modulo"
