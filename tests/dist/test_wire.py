@@ -65,22 +65,23 @@ def shared_files() -> int:
 def unseen(rank: int, world: int, what: str) -> None:
     before = shared_files()
     with pytest.MonkeyPatch.context() as patch:
-        if rank == 1 and what == "other machine":
-            patch.setattr(shared_memory.os, "getpid", lambda: 2**22 + 1)
-        if rank == 1 and what == "other process":  # that has the number there, and another file
+        made = None
+        if rank == 1 and what != "no such memory":
             made = shared_memory._Member.made()
-            made.address = (*made.address[:2], b"another token...")
-            patch.setattr(shared_memory._Member, "made", lambda: made)
-        if rank == 1 and what == "other file":
-            made = shared_memory._Member.made()
-            made.address = (made.address[0], [0, 1, 2], made.address[2])
-            patch.setattr(shared_memory._Member, "made", lambda: made)
+            process, files, token = made.address
+            told = {
+                "other machine": (2**22 + 1, files, token),  # more than the number of any process
+                "other process": (process, files, b"another token..."),
+                "other file": (process, [0, 1, 2], token),
+            }
+            made.address = told[what]
+            patch.setattr(shared_memory._Member, "made", lambda one=made: one)
         if rank == 1 and what == "no such memory":
             patch.delattr(shared_memory.os, "memfd_create")
-        made = None
         own = collection()
         hb.distribute(own, plan_of(own, "row", world))
     assert isinstance(own.table("item").place.ranks._wire, Gloo)
+    del made
     assert shared_files() == before
     optimizer = hb.optim.SGD(own.parameters(), lr=0.1)
     loss_of(own(batch_of(0, slice(rank, rank + 3))), 1).backward()
@@ -106,6 +107,30 @@ def goes(rank: int, world: int) -> None:
 @pytest.mark.process
 def test_memory_goes_with_the_ranks() -> None:
     run(2, goes)
+
+
+def forks(rank: int, world: int) -> None:
+    own = collection()
+    hb.distribute(own, plan_of(own, "row", world))
+    optimizer = hb.optim.SGD(own.parameters(), lr=0.1)
+    loss_of(own(batch_of(0, slice(rank, rank + 3))), 1).backward()
+    if rank == 0:
+        child = os.fork()
+        if child == 0:
+            try:
+                own(batch_of(0, slice(0, 3)))
+            except hb.dist.PeerError as error:
+                os._exit("A forked process takes no part" not in str(error))
+            finally:
+                os._exit(2)
+        assert os.waitpid(child, 0)[1] == 0
+    optimizer.step()
+    assert own.count("item") == 61
+
+
+@pytest.mark.process
+def test_a_forked_process_is_no_rank() -> None:
+    run(2, forks)
 
 
 def traced(rank: int, world: int) -> None:

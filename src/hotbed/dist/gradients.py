@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 
 from hotbed.dist.ranks import Opened, Ranks
-from hotbed.dist.trip import Rows, Trip, inverse_of
+from hotbed.dist.rows import Rows, inverse_of
+from hotbed.dist.trip import Trip
 from hotbed.errors import HotbedError
 from hotbed.step.on_host import rows_of
 from hotbed.table.clipping import Gradient

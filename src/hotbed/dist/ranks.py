@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import functools
+import os
 import pickle
 import time
 import weakref
@@ -120,6 +121,7 @@ class Ranks:
         self.looked_at: Any = None
         self._known: list[tuple[int, ...]] = []
         self._sequence = self._taken = 0
+        self._process = os.getpid()
         self._lost: PeerLost | None = None
         self._waiting: list[tuple[weakref.ref[Any] | None, Any]] = []
         self._wire: Wire = Gloo(self.group, self.rank)
@@ -292,6 +294,11 @@ class Ranks:
         is nothing to do together."""
         if self._lost is not None:
             raise self._lost
+        if os.getpid() != self._process:
+            raise PeerError(
+                "A forked process takes no part in what ranks do together: it is not the rank that it was forked "
+                "from. Read rows there before the fork, or start it by spawn."
+            )
         try:
             yield
         except RuntimeError as error:

@@ -11,16 +11,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hotbed import _core
 from hotbed.dist.ranks import Ranks
+from hotbed.dist.rows import Form, Rows, by_keeper, inverse_of
 from hotbed.dist.shares import Share
-from hotbed.dist.wire import block, rounded
+from hotbed.dist.wire import block
 from hotbed.errors import HotbedError, TableError
 from hotbed.inputs.bags import Bags
 from hotbed.resolve.lookup import looked_up
 from hotbed.table.place import Call
 
-__all__ = ["Rows", "Trip", "inverse_of"]
+__all__ = ["Trip"]
 
 
 class _Part(NamedTuple):
@@ -30,54 +30,6 @@ class _Part(NamedTuple):
     share: Share
     asked: slice
     """Which of the ids that this rank asks for."""
-
-
-class _Form(NamedTuple):
-    """Numbers that travel for each id."""
-
-    dtype: torch.dtype
-    width: int
-
-    def size(self, count: int) -> int:
-        """In bytes, in a message."""
-        return rounded(count * self.width * self.dtype.itemsize)
-
-    def of(self, message: Tensor, begin: int, count: int) -> Tensor:
-        """(count, width) that begin there."""
-        end = begin + count * self.width * self.dtype.itemsize
-        return message[begin:end].view(self.dtype).view(count, self.width)
-
-
-class Rows(NamedTuple):
-    """Some rows, or columns of them, in memory that has more, or in another order."""
-
-    rows: Tensor
-    """(any, dim)."""
-    at: slice | Tensor = slice(None)
-    """(n,) positions of those meant."""
-    columns: slice = slice(None)
-
-    def cut(self, at: slice, columns: slice) -> Rows:
-        """A part of them."""
-        if isinstance(self.at, slice):
-            return Rows(self.rows[self.at], at, columns)
-        return Rows(self.rows, self.at[at], columns)
-
-    def made(self) -> Tensor:
-        """(n, columns)."""
-        if isinstance(self.at, slice):
-            return self.rows[self.at][:, self.columns]
-        width = len(range(*self.columns.indices(self.rows.shape[1])))
-        made = block(len(self.at) * width * self.rows.itemsize).view(self.rows.dtype).view(-1, width)
-        self.write(made)
-        return made
-
-    def write(self, out: Tensor) -> None:
-        """To (n, columns) contiguous."""
-        if isinstance(self.at, Tensor) and out.shape[1] == self.rows.shape[1]:
-            torch.index_select(self.rows, 0, self.at, out=out)
-        else:
-            out.copy_(self.rows[self.at][:, self.columns])
 
 
 class Trip:
@@ -98,7 +50,7 @@ class Trip:
         self._moved: list[Tensor | None] = []
         self._parts: list[_Part] = []
         for t, (place, some) in enumerate(zip(places, ids, strict=True)):
-            asked, moved, slices = _by_keeper(place, some)
+            asked, moved, slices = by_keeper(place, some)
             self.asked.append(asked)
             self._moved.append(moved)
             self._parts += map(_Part, [t] * len(slices), place.shares, slices)
@@ -143,7 +95,7 @@ class Trip:
         """
         self._counts = told.tolist()
         ids = self._ids_to_keepers()
-        forms = [_Form(self.places[p.table].spec.dtype, p.share.part.dim) for p in self._parts]
+        forms = [Form(self.places[p.table].spec.dtype, p.share.part.dim) for p in self._parts]
         own, every = self.ranks.rank, range(self.ranks.size)
         answered = [[s for s in self._mine if self._answers(s, rank)] for rank in every]
         sizes = [self._size(rank, answered[rank], forms) for rank in every]
@@ -225,7 +177,7 @@ class Trip:
             grads: (n, dim) of the compute dtype for each table in `wanted`; None: zeros.
             wanted: positions of the tables of which a rank has a gradient.
         """
-        forms = [_Form(self.places[p.table].spec.compute_dtype, p.share.part.dim) for p in self._parts]
+        forms = [Form(self.places[p.table].spec.compute_dtype, p.share.part.dim) for p in self._parts]
         outgoing = [self._part_of(grads[part.table], part) for part in self._parts]
         incoming = self._to_keepers("gradients", outgoing, forms, wanted)
         mine = [at for at, s in enumerate(self._mine) if self._parts[s].table in wanted]
@@ -262,7 +214,7 @@ class Trip:
         if rows is not None:
             moved = self._moved[0]
             given = Rows(rows) if moved is None else Rows(rows, inverse_of(moved))
-            forms = [_Form(rows.dtype, part.share.part.dim) for part in self._parts]
+            forms = [Form(rows.dtype, part.share.part.dim) for part in self._parts]
             outgoing = [self._part_of(given, part) for part in self._parts]
             weights = [torch.cat(some) for some in self._to_keepers("rows", outgoing, forms)]
         return [(self._own(s), i, w) for s, i, w in zip(self._mine, ids, weights, strict=True)]
@@ -284,7 +236,7 @@ class Trip:
             Rows(part.share.part.origin.own_ids(self.asked[part.table][part.asked])[:, None])
             for part in self._parts
         ]
-        forms = [_Form(torch.int64, 1)] * len(outgoing)
+        forms = [Form(torch.int64, 1)] * len(outgoing)
         found = self._to_keepers("ids", outgoing, forms)
         return [[ids.flatten().clone() for ids in of_share] for of_share in found]
 
@@ -292,7 +244,7 @@ class Trip:
         self,
         what: str,
         outgoing: Sequence[Rows | None],
-        forms: Sequence[_Form],
+        forms: Sequence[Form],
         wanted: Sequence[int] | None = None,
     ) -> list[list[Any]]:
         """For each share of this rank what each rank has for it, (m, width), which stays until the ranks next
@@ -337,13 +289,13 @@ class Trip:
             )
         return [found[s] for s in self._mine]
 
-    def _size(self, requester: int, parts: Sequence[int], forms: Sequence[_Form]) -> int:
+    def _size(self, requester: int, parts: Sequence[int], forms: Sequence[Form]) -> int:
         """Of a message that has, or is to have, something for each id that one asks for."""
         counts = self._counts[requester]
         return sum(forms[s].size(counts[s]) for s in parts)
 
     def _cut(
-        self, message: Tensor, requester: int, parts: Sequence[int], forms: Sequence[_Form]
+        self, message: Tensor, requester: int, parts: Sequence[int], forms: Sequence[Form]
     ) -> list[Tensor]:
         """(count, width) of each of some parts."""
         counts, begin = self._counts[requester], 0
@@ -352,26 +304,6 @@ class Trip:
             found.append(forms[s].of(message, begin, counts[s]))
             begin += forms[s].size(counts[s])
         return found
-
-
-def _by_keeper(place: Any, ids: Tensor) -> tuple[Tensor, Tensor | None, list[slice]]:
-    """(n,) ids by their keepers, where each has gone (None: nowhere), and which of them each share has."""
-    dealing = place.kind.dealing(place.spec)
-    if dealing is None:
-        return ids, None, [slice(0, len(ids))] * len(place.shares)
-    ids, ordered, moved = ids.contiguous(), torch.empty_like(ids), torch.empty_like(ids)
-    written = ordered.data_ptr(), moved.data_ptr()
-    counts = _core.order_by_keeper(ids.data_ptr(), len(ids), place.ranks.size, dealing, *written)
-    slices, begin = [], 0
-    for count in counts:
-        slices.append(slice(begin, begin + count))
-        begin += count
-    return ordered, moved, [slices[share.rank] for share in place.shares]
-
-
-def inverse_of(moved: Tensor) -> Tensor:
-    """Of (n,) places to which the numbers from 0 on have gone: which number is at each."""
-    return torch.empty_like(moved).index_copy_(0, moved, torch.arange(len(moved)))
 
 
 def _first(columns: tuple[int, Tensor]) -> int:
