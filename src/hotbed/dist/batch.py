@@ -11,7 +11,8 @@ from torch import Tensor
 
 from hotbed import _core, init
 from hotbed.dist.peers import PeerError
-from hotbed.dist.ranks import Opened, Ranks
+from hotbed.dist.opening import Opened
+from hotbed.dist.ranks import Ranks
 from hotbed.dist.trip import Trip
 from hotbed.errors import OptimizerError, TableError
 from hotbed.resolve.on_host import HostBatch, HostLeft, check, core_batch

@@ -22,7 +22,8 @@ from hotbed.dist.gradients import (
 )
 from hotbed.dist.part import serve_step
 from hotbed.dist.peers import PeerLost
-from hotbed.dist.ranks import Opened, Ranks, nothing
+from hotbed.dist.opening import Opened
+from hotbed.dist.ranks import Ranks, nothing
 from hotbed.errors import HotbedError, TableError
 
 __all__ = ["joinables"]

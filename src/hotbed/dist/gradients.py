@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 
-from hotbed.dist.ranks import Opened, Ranks
+from hotbed.dist.opening import Opened
+from hotbed.dist.ranks import Ranks
 from hotbed.dist.rows import Rows, inverse_of
 from hotbed.dist.trip import Trip
 from hotbed.errors import HotbedError

@@ -12,7 +12,8 @@ from torch import Tensor
 from hotbed import _core
 from hotbed.dist.gradients import Collected, collect, serve_collect
 from hotbed.dist.peers import PeerError
-from hotbed.dist.ranks import Opened, Ranks
+from hotbed.dist.opening import Opened
+from hotbed.dist.ranks import Ranks
 from hotbed.errors import HotbedError
 from hotbed.optim.options import NUMBERS
 from hotbed.step.on_host import HostPart, rows_of

@@ -10,18 +10,19 @@ import pickle
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as torch_dist
 from torch import Tensor
 
+from hotbed.dist.opening import ENDED, KINDS, SERVED, Opened
 from hotbed.dist.peers import PeerError, PeerLost, is_gone
 from hotbed.dist.shared_memory import SharedMemory
 from hotbed.dist.wire import Gloo, Wire
 from hotbed.trace import span
 
-__all__ = ["Opened", "Ranks"]
+__all__ = ["Ranks"]
 
 T = TypeVar("T")
 
@@ -35,44 +36,8 @@ _TEXT = 2000
 
 _NOTHING = torch.empty(0, dtype=torch.uint8)
 
-_ENDED = "nothing any more"
-SERVED = {
-    _ENDED: True,
-    "the end": True,
-    "a lookup": True,
-    "a step": True,
-    "a sum of gradients": True,
-    "a norm of gradients": True,
-    "a change of gradients": True,
-    "a lookup of rows": True,
-    "a look for infinities": True,
-    "a distribution": False,
-    "an assignment": False,
-    "a deletion of rows": False,
-    "a count of rows": False,
-    "a copy of rows": False,
-    "a checkpoint": False,
-    "figures": False,
-}
-"""What ranks do together, and whether a rank takes part in it that has no batches any more."""
-KINDS = tuple(SERVED)
-
 _KIND, _SEQUENCE, _FAULT, _COUNT, _ALIVE, _TABLES, _TABLE_COUNT, _LEAVES = range(8)
 _HEADER = 8
-
-
-class Opened(NamedTuple):
-    """What all ranks agree to do."""
-
-    kind: str
-    tables: tuple[int, ...]
-    """Numbers of the tables concerned."""
-    numbers: Tensor
-    """(ranks, n) int64: what each says beside it; of a rank that has ended, zeros."""
-    ended: list[bool]
-    """Which ranks have no batches any more."""
-    waiting: list[Any]
-    """Trips as they waited when it was opened, which `Ranks.waiting` may have let go since."""
 
 
 class Ranks:
@@ -189,7 +154,7 @@ class Ranks:
     def serve(self) -> Opened:
         """What the ranks agree to do that have batches yet, where this one has none."""
         own = torch.zeros(_HEADER + _ROOM, dtype=torch.int64)
-        own[_KIND], own[_TABLES] = KINDS.index(_ENDED), 0
+        own[_KIND], own[_TABLES] = KINDS.index(ENDED), 0
         return self._open(own, None, None, None)
 
     def _open(
@@ -209,7 +174,7 @@ class Ranks:
         self._sequence += 1
         with span("agree"):
             told = self._gathered(own)
-        ended = (told[:, _KIND] == KINDS.index(_ENDED)).tolist()
+        ended = (told[:, _KIND] == KINDS.index(ENDED)).tolist()
         speaks = ended.index(False)  # a rank that has something to say
         if bool(told[:, _FAULT].any()):
             self._raise_fault(told[:, _FAULT].tolist(), fault)
