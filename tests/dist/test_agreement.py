@@ -10,7 +10,7 @@ from dist.test_sharded import batch_of, collection, loss_of, plan_of
 from dist.worlds import run
 
 import hotbed as hb
-from hotbed.dist import PeerError
+from hotbed.dist import PeerError, Plan, TableWise
 from hotbed.dist.peers import is_gone
 from hotbed.errors import NotFiniteError, OptimizerError
 
@@ -113,3 +113,32 @@ def test_what_says_that_a_process_is_gone(text: str) -> None:
 )
 def test_what_says_something_else(error: Any) -> None:
     assert not is_gone(error)
+
+
+def over_budget(rank: int, world: int, shared_memory: bool) -> None:
+    """Rank 1 keeps the table, and has no room for all the ids that rank 0 asks for."""
+    storage = hb.Storage(host="2MB" if rank else "64MB")
+    own = hb.EmbeddingCollection([hb.Table("user", 64)], seed=1, storage=storage)
+    plan = Plan([*own.tables.values()], world, {"user": TableWise(1)})
+    hb.distribute(own, plan, shared_memory=shared_memory)
+    optimizer = hb.optim.SGD(own.parameters(), lr=0.1)
+    for _ in range(2):
+        own({"user": torch.arange(50)})["user"].sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    rows, count = own.lookup("user", torch.arange(50)), own.count("user")
+    many = torch.arange(20_000) if rank == 0 else torch.arange(50)
+    error = (hb.StorageError, hb.OutOfMemory) if rank else PeerError
+    with pytest.raises(error, match="Rank 1 could not go on" if rank == 0 else "Raise Storage"):
+        own({"user": many})
+    assert own.count("user") == count == 50
+    assert torch.equal(own.lookup("user", torch.arange(50)), rows)
+    own({"user": torch.arange(50)})["user"].sum().backward()
+    optimizer.step()
+    assert not torch.equal(own.lookup("user", torch.arange(50)), rows)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("shared_memory", [False, True])
+def test_a_keeper_over_its_budget(shared_memory: bool) -> None:
+    run(2, over_budget, shared_memory)

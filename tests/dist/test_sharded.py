@@ -101,3 +101,30 @@ def test_it_trains_as_one_process(world: int) -> None:
     cases = [(d, r, u) for d in DEALS for r in RULES for u in ("lazy", "exact")]
     cases = [c for c in cases if not (c[1] == "FTRL" and c[2] == "exact")]
     run(world, train_all, cases)
+
+
+def without_a_loss(rank: int, world: int, shared_memory: bool) -> None:
+    whole, own = collection(), collection()
+    hb.distribute(own, plan_of(own, "mixed", world), shared_memory=shared_memory)
+    optimizers = [hb.optim.SGD(m.parameters(), lr=0.1) for m in (whole, own)]
+    halves = [slice(12 * r // world, 12 * (r + 1) // world) for r in range(world)]
+    for number in range(6):
+        expected = whole(batch_of(number, slice(None)))
+        found = own(batch_of(number, halves[rank]))
+        having = [r for r in range(world) if number < 2 or (r + number) % 2]
+        losses = [loss_of({n: v[halves[r]] for n, v in expected.items()}, 1) for r in having]
+        sum(losses).backward()
+        if rank in having:
+            loss_of(found, world).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    for name in whole.tables:
+        for expected, found in zip(whole.rows(name), own.rows(name), strict=True):
+            assert torch.equal(found, expected), name
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("shared_memory", [False, True])
+def test_a_rank_without_a_loss_adds_nothing(shared_memory: bool) -> None:
+    run(2, without_a_loss, shared_memory)
