@@ -25,9 +25,13 @@ SCENARIOS = (
     "checkpoint",
     "exchange",
     "scale",
+    "scale-10gbit",
+    "scale-1gbit",
     "busy",
     "import",
 )
+MOST_FIGURES = 40
+"""More are left to the JSON."""
 BEFORE_TABLES = "The JSON of each run that is quoted lies"
 """The line of the page after which everything is replaced."""
 
@@ -36,24 +40,24 @@ def main() -> None:
     text = PAGE.read_text(encoding="utf-8")
     end = text.index("\n", text.index(BEFORE_TABLES))
     results = [RESULTS / f"{scenario}.json" for scenario in SCENARIOS]
-    sections = [section(json.loads(path.read_text())) for path in results if path.exists()]
+    sections = [section(path.stem, json.loads(path.read_text())) for path in results if path.exists()]
     PAGE.write_text(text[:end] + "\n\n" + "\n".join(sections).rstrip() + "\n", encoding="utf-8")
 
 
-def section(result: dict[str, Any]) -> str:
-    """One scenario's part of the page."""
+def section(name: str, result: dict[str, Any]) -> str:
+    """One run's part of the page. `name`: the scenario's; and of its network."""
     hardware, versions = result["hardware"], result["versions"]
     copy = hardware["copy_gb_per_s"]
     peer = "fbgemm-gpu-cpu"
     beside = f", FBGEMM {versions[peer]}" if result["scenario"].startswith("step") else ""
     if any(remark.startswith("NOISY: ") for remark in result["remarks"]):
         return (
-            f"### `{result['scenario']}`\n\nThe run of {result['date'][:10]} calls itself noisy, so it is "
+            f"### `{name}`\n\nThe run of {result['date'][:10]} calls itself noisy, so it is "
             "not quoted; it has to be run again.\n"
         )
     lines = [
-        f"### `{result['scenario']}`\n",
-        f"`python -m benchmarks {result['scenario']}` · {result['date'][:10]} · commit "
+        f"### `{name}`\n",
+        f"`python -m benchmarks {name.replace('scale-', 'scale --link ')}` · {result['date'][:10]} · commit "
         f"{result['commit']} · {hardware['cpu']}, {hardware['cores']} cores, copies {copy['1']} GB/s on "
         f"one thread and {copy['2']} on two · torch {versions['torch']}{beside}\n",
         *timings(result["rows"]),
@@ -61,9 +65,10 @@ def section(result: dict[str, Any]) -> str:
     if result["ratios"]:
         ratios = ", ".join(f"`{name}` {value:.2f}" for name, value in result["ratios"].items())
         lines.append(f"Ratios: {ratios}.\n")
+    lines += [f"{remark}.\n" for remark in result["remarks"] if "has crashed" in remark]
     # Sizes of the batches are in the JSON.
     figures = {k: v for k, v in result["figures"].items() if not k.startswith("unique")}
-    if figures:
+    if 0 < len(figures) <= MOST_FIGURES:
         lines += ["| figure | value |", "|---|---|"]
         lines += [f"| {name} | {_number(value)} |" for name, value in figures.items()]
         lines.append("")
