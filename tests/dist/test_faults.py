@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import time
@@ -15,6 +14,7 @@ import torch
 import torch.distributed as torch_dist
 from dist.test_distribute import loss_of, made
 from dist.test_sharded import batch_of
+from dist.worlds import STARTS
 from effort import examples
 
 import hotbed as hb
@@ -87,10 +87,9 @@ def train(rank: int, world: int, store: str, fault: str, timeout: float, told: A
 
 def outcome(folder: Path, fault: str, timeout: float, stop: float = 0.0) -> dict[int, Any]:
     """By rank (what was raised or "done", what it says, seconds that it waited)."""
-    context = multiprocessing.get_context("spawn")
-    told: Any = context.Queue()
+    told: Any = STARTS.Queue()
     arguments = (3, f"file://{folder}/store", fault, timeout, told)
-    started = [context.Process(target=train, args=(rank, *arguments)) for rank in range(3)]
+    started = [STARTS.Process(target=train, args=(rank, *arguments)) for rank in range(3)]
     for process in started:
         process.start()
     if stop:
