@@ -26,13 +26,13 @@ from benchmarks.report import Report
 from benchmarks.step import SHARE_OF_MEMORY
 from benchmarks.workload import BATCHES, Workload
 
-ROWS, DIM, BATCH = 250_000, 32, 8192
+ROWS, DIMS, BATCH = 250_000, (32, 64), 8192
 QUICK_ROWS, QUICK_BATCH = 5_000, 1024
 WORLDS = (1, 2, 4)
 ITERATIONS, QUICK_ITERATIONS = 40, 4
 LR = 0.01
-BOTTOM, TOP = (64, DIM), (256, 128)
-"""As of `TorchDlrm`."""
+BOTTOM, TOP = 64, (256, 128)
+"""As of `TorchDlrm`; its bottom layers end with a table's width."""
 
 Batch = dict[str, Tensor]
 
@@ -45,20 +45,35 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(*, quick: bool, progress: Callable[[str], None], link: str | None = None) -> Report:
     report = Report("scale", quick)
-    rows, batch = (QUICK_ROWS, QUICK_BATCH) if quick else (ROWS, BATCH)
-    shape = f"{len(COLUMNS)} x {rows:,} x {DIM}, Adagrad, batch {batch} in all"
+    for dim in DIMS[:1] if quick else DIMS:
+        _measure(report, dim, progress, link)
+    report.remarks += [
+        "One thread a process; a step takes as long as the slowest rank takes. One process has no exchange.",
+        "A ratio 'dim 32, hotbed, 2 over 1': samples a second with 2 processes over those with one.",
+        "torch, DDP: each rank has all tables; sparse gradients are gathered, dense ones all-reduced.",
+    ]
+    if (cores := report.hardware["cores"]) < max(WORLDS):
+        report.remark(f"This machine has {cores} cores, which more processes share.")
+    return report
+
+
+def _measure(report: Report, dim: int, progress: Callable[[str], None], link: str | None) -> None:
+    rows, batch = (QUICK_ROWS, QUICK_BATCH) if report.quick else (ROWS, BATCH)
+    shape = f"{len(COLUMNS)} x {rows:,} x {dim}, Adagrad, batch {batch} in all"
     medians: dict[tuple[str, int], float] = {}
     for world in WORLDS:
-        needed = (1 + world) * len(COLUMNS) * rows * DIM * 4 * 2
+        needed = (1 + world) * len(COLUMNS) * rows * dim * 4 * 2
         if needed > available_bytes() * SHARE_OF_MEMORY:
-            report.skipped[f"{world} processes"] = f"they need {needed / 1e9:.1f} GB"
+            report.skipped[f"{world} processes, dim {dim}"] = f"they need {needed / 1e9:.1f} GB"
             continue
         with _network(report, world, link) as (prefix, environment):
             found = worlds.run(
                 world,
                 measure_rank,
-                *(rows, batch, QUICK_ITERATIONS if quick else ITERATIONS),
-                progress=lambda text, world=world: progress(f"{world} processes: {text}"),
+                *(rows, dim, batch, QUICK_ITERATIONS if report.quick else ITERATIONS),
+                progress=lambda text, world=world: progress(
+                    f"dim {dim}, {world} processes: {text}"
+                ),
                 prefix=prefix,
                 environment=environment,
             )
@@ -68,21 +83,16 @@ def run(*, quick: bool, progress: Callable[[str], None], link: str | None = None
             report.add(name, f"{world} process{'es' * (world > 1)}, {shape}", timing)
             medians[name, world] = timing.median
     for (name, world), median in medians.items():
-        report.figures[f"{name}, {world}: samples a second"] = round(batch / median * 1e3)
+        report.figures[f"dim {dim}, {name}, {world}: samples a second"] = round(
+            batch / median * 1e3
+        )
         if world > 1:
-            report.ratios[f"{name}, {world} over 1"] = medians[name, 1] / median
+            report.ratios[f"dim {dim}, {name}, {world} over 1"] = medians[name, 1] / median
         if name == DdpModel.name:
             dense, own = medians[DenseAlone.name, world], medians["hotbed", world]
-            report.ratios[f"{name}/{world}"] = median / own
-            report.ratios[f"{name}/{world}, without dense layers"] = (median - dense) / (own - dense)
-    report.remarks += [
-        "One thread a process; a step takes as long as the slowest rank takes. One process has no exchange.",
-        "A ratio 'hotbed, 2 over 1': samples a second with 2 processes over those with one.",
-        "torch, DDP: each rank has all tables; sparse gradients are gathered, dense ones all-reduced.",
-    ]
-    if (cores := report.hardware["cores"]) < max(WORLDS):
-        report.remark(f"This machine has {cores} cores, which more processes share.")
-    return report
+            report.ratios[f"dim {dim}, {name}/{world}"] = median / own
+            without = (median - dense) / (own - dense)
+            report.ratios[f"dim {dim}, {name}/{world}, without dense layers"] = without
 
 
 @contextlib.contextmanager
@@ -109,12 +119,12 @@ def _network(
 class HotbedModel:
     name = "hotbed"
 
-    def __init__(self, rows: int) -> None:
+    def __init__(self, rows: int, dim: int) -> None:
         import hotbed as hb
         import hotbed.models
 
-        tables = [hb.Table(name, dim=DIM, rows=rows) for name in COLUMNS]
-        self.model = hotbed.models.DLRM(tables, DIM, DENSE, BOTTOM, TOP, seed=0)
+        tables = [hb.Table(name, dim=dim, rows=rows) for name in COLUMNS]
+        self.model = hotbed.models.DLRM(tables, dim, DENSE, (BOTTOM, dim), TOP, seed=0)
         if torch_dist.get_world_size() > 1:
             plan = hb.plan(self.model, torch_dist.get_world_size())
             linked = os.environ.get("GLOO_SOCKET_IFNAME") == links.INTERFACE
@@ -130,9 +140,9 @@ class HotbedModel:
 class DdpModel:
     name = "torch, DDP"
 
-    def __init__(self, rows: int) -> None:
+    def __init__(self, rows: int, dim: int) -> None:
         torch.manual_seed(0)
-        twin = TorchDlrm([rows] * len(COLUMNS), DIM)
+        twin = TorchDlrm([rows] * len(COLUMNS), dim)
         self.tables = [table.weight for table in twin.tables]
         self.optimizer = torch.optim.Adagrad(twin.parameters(), lr=LR)
         self.model: nn.Module = twin
@@ -154,13 +164,14 @@ class DenseAlone(nn.Module):
 
     name = "dense layers alone"
 
-    def __init__(self, rows: int) -> None:
+    def __init__(self, rows: int, dim: int) -> None:
         import hotbed as hb
 
         super().__init__()
-        self.bottom = hb.nn.MLP(DENSE, list(BOTTOM), final_activation="relu")
+        self.bottom = hb.nn.MLP(DENSE, [BOTTOM, dim], final_activation="relu")
         self.interaction = hb.nn.DotInteraction()
-        self.top = hb.nn.MLP(self.interaction.out_features(len(COLUMNS), DIM), [*TOP, 1])
+        self.top = hb.nn.MLP(self.interaction.out_features(len(COLUMNS), dim), [*TOP, 1])
+        self.dim = dim
         self.vectors: dict[str, Tensor] = {}
         self.optimizer = hb.optim.Adagrad(self.parameters(), lr=LR)
         several = torch_dist.get_world_size() > 1
@@ -169,7 +180,7 @@ class DenseAlone(nn.Module):
     def forward(self, batch: Batch) -> Tensor:
         samples = len(batch["label"])
         if not self.vectors:
-            made = torch.randn(len(COLUMNS), samples, DIM)
+            made = torch.randn(len(COLUMNS), samples, self.dim)
             self.vectors = {n: v.requires_grad_() for n, v in zip(COLUMNS, made, strict=True)}
         dense = self.bottom(batch["dense"])
         return self.top(self.interaction(dense, self.vectors)).squeeze(1)
@@ -186,15 +197,17 @@ def _backward(model: nn.Module, batch: Batch) -> None:
     nn.functional.binary_cross_entropy_with_logits(model(batch), batch["label"]).backward()
 
 
-def measure_rank(rank: int, world: int, rows: int, batch: int, iterations: int) -> Measured:
+def measure_rank(
+    rank: int, world: int, rows: int, dim: int, batch: int, iterations: int
+) -> Measured:
     """All models in turn, a step each."""
-    work = Workload(len(COLUMNS), rows, DIM, batch, 1).share(rank, world)
+    work = Workload(len(COLUMNS), rows, dim, batch, 1).share(rank, world)
     batches = _batches(work, rank)
     models: list[Any] = []
     for kind in (HotbedModel, DdpModel, DenseAlone):
         if rank == 0:
             worlds.tell(f"building {kind.name}")
-        models.append(kind(rows))
+        models.append(kind(rows, dim))
     measured = Measured()
     for batch_of_rank in batches:
         for model in models:

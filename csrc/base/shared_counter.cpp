@@ -1,20 +1,22 @@
 #include "base/shared_counter.hpp"
 
+#include <linux/futex.h>
 #include <poll.h>
-#include <sched.h>
+#include <sys/syscall.h>
 #include <time.h>
+#include <unistd.h>
 
 #include <atomic>
+#include <bit>
 #include <chrono>
+#include <climits>
 
 namespace hotbed {
 
 namespace {
 
 constexpr int kLooks = 2000;  // some 50 microseconds
-constexpr auto kYielding = std::chrono::milliseconds(2);
-constexpr auto kBetweenChecks = std::chrono::milliseconds(20);
-constexpr long kNapNanoseconds = 50'000;
+constexpr long kNapNanoseconds = 20'000'000;  // between looks at the process
 
 void pause() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -22,6 +24,23 @@ void pause() {
 #elif defined(__aarch64__)
   asm volatile("yield" ::: "memory");
 #endif
+}
+
+// The half of the counter that every raise changes: the kernel compares no more than that.
+uint32_t* changing_half(int64_t* counter) {
+  return reinterpret_cast<uint32_t*>(counter) + (std::endian::native == std::endian::big);
+}
+
+// Other processes see the memory as well, so it is no private futex.
+void wake_all(int64_t* counter) {
+  syscall(SYS_futex, changing_half(counter), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+// Until it is something else than `seen`, for a nap at most.
+void sleep_on(int64_t* counter, int64_t seen) {
+  const timespec nap{0, kNapNanoseconds};
+  const auto half = static_cast<uint32_t>(seen);
+  syscall(SYS_futex, changing_half(counter), FUTEX_WAIT, half, &nap, nullptr, 0);
 }
 
 bool has_ended(int process) {
@@ -34,45 +53,39 @@ bool has_ended(int process) {
 
 void raise_counter(int64_t* counter, int64_t value) {
   std::atomic_ref<int64_t>(*counter).store(value, std::memory_order_release);
+  wake_all(counter);
 }
 
 void leave_counter(int64_t* counter) {
   std::atomic_ref<int64_t> shared(*counter);
   const int64_t last = shared.load(std::memory_order_relaxed);
-  if (last >= 0) shared.store(-1 - last, std::memory_order_release);
+  if (last < 0) return;
+  shared.store(-1 - last, std::memory_order_release);
+  wake_all(counter);
 }
 
 Waited wait_for_counter(const int64_t* counter, int64_t value, double seconds, int process) {
   using Clock = std::chrono::steady_clock;
-  std::atomic_ref<int64_t> shared(*const_cast<int64_t*>(counter));
-  bool left = false;
+  auto* shared = const_cast<int64_t*>(counter);
+  int64_t there = 0;
   auto raised = [&] {
-    const int64_t there = shared.load(std::memory_order_acquire);
-    left = there < 0;
-    return (left ? -1 - there : there) >= value;
+    there = std::atomic_ref<int64_t>(*shared).load(std::memory_order_acquire);
+    return (there < 0 ? -1 - there : there) >= value;
   };
   for (int i = 0; i < kLooks; ++i) {
     if (raised()) return Waited::raised;
     pause();
   }
   const auto begin = Clock::now();
-  auto checked = begin;
   while (true) {
     if (raised()) return Waited::raised;
-    if (left) return Waited::left;
-    const auto now = Clock::now();
-    if (now - begin < kYielding) {
-      sched_yield();
-      continue;
+    if (there < 0) return Waited::left;
+    // What it raised before its end counts.
+    if (has_ended(process)) return raised() ? Waited::raised : Waited::ended;
+    if (std::chrono::duration<double>(Clock::now() - begin).count() > seconds) {
+      return Waited::too_long;
     }
-    if (now - checked > kBetweenChecks) {
-      checked = now;
-      // What it raised before its end counts.
-      if (has_ended(process)) return raised() ? Waited::raised : Waited::ended;
-      if (std::chrono::duration<double>(now - begin).count() > seconds) return Waited::too_long;
-    }
-    const timespec nap{0, kNapNanoseconds};
-    nanosleep(&nap, nullptr);
+    sleep_on(shared, there);
   }
 }
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
+import os
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -254,3 +257,53 @@ def beside_dense(rank: int, world: int) -> None:
 @pytest.mark.process
 def test_dense_layers_are_averaged_where_the_model_is_called() -> None:
     run(2, beside_dense)
+
+
+class Beside(hb.EmbeddingBag):
+    """A table and dense parameters of the model itself."""
+
+    def __init__(self) -> None:
+        super().__init__(9, 3, mode="sum")
+        self.scale = nn.Parameter(torch.ones(3))
+
+    def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return super().forward(*args, **kwargs) * self.scale
+
+
+def goes(rank: int, world: int) -> None:
+    def memory_of_ranks() -> int:
+        links = [f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd")]
+        return sum("memfd:hotbed" in os.readlink(link) for link in links if os.path.islink(link))
+
+    def trained(model: nn.Module, given: Any) -> list[weakref.ref[Any]]:
+        hb.distribute(model, "basic")
+        optimizer = hb.optim.Adagrad(model.parameters(), lr=0.1)
+        for _ in range(2):
+            found = model(given)
+            sum(v.sum() for v in (found.values() if isinstance(found, dict) else [found])).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        lives = [p.hotbed_table for p in model.parameters() if hasattr(p, "hotbed_table")]
+        kept = [model, optimizer, *lives, *(live.place.ranks for live in lives)]
+        return [weakref.ref(each) for each in kept]
+
+    gc.collect()
+    before = memory_of_ranks()
+    gc.disable()
+    try:
+        for make, given in (
+            (lambda: made().eval(), batch_of(0, samples_of(rank, world))),
+            (lambda: hb.EmbeddingCollection([hb.Table("a", 4, 9)]), {"a": [[rank]]}),
+            (Beside, torch.tensor([[rank, 1]])),
+        ):
+            gone = trained(make(), given)
+            assert len(gone) > 3 and [each() for each in gone] == [None] * len(gone)
+            assert memory_of_ranks() == before
+    finally:
+        gc.enable()
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("world", [1, 2])
+def test_memory_goes_with_the_model(world: int) -> None:
+    run(world, goes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import functools
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,11 +20,14 @@ __all__ = ["average_dense"]
 
 
 class _Called(nn.Module):
-    """What DistributedDataParallel wraps: the model's own forward."""
+    """What DistributedDataParallel wraps: the model's own forward, over its parts. It does not keep the
+    model, which keeps it."""
 
     def __init__(self, model: nn.Module, ranks: Ranks) -> None:
         super().__init__()
-        self.model, self._ranks, self._forward = model, ranks, model.forward
+        parts = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
+        self.__dict__.update({part: model.__dict__[part] for part in parts})
+        self._ranks, self._forward = ranks, _forward_of(model)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         self._ranks.inside_forward = True
@@ -31,6 +35,21 @@ class _Called(nn.Module):
             return self._forward(*args, **kwargs)
         finally:
             self._ranks.inside_forward = False
+
+
+def _forward_of(model: nn.Module) -> Callable[..., Any]:
+    """A model's own, which does not keep it: in a circle, a model that goes would leave its tables behind
+    until Python next looks for circles."""
+    if "forward" in model.__dict__:
+        own: Callable[..., Any] = model.__dict__["forward"]
+        return own
+    kept = weakref.ref(model)
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        called: Any = kept()
+        return type(called).forward(called, *args, **kwargs)
+
+    return forward
 
 
 def average_dense(
@@ -48,7 +67,7 @@ def average_dense(
     tables = {n for n, p in model.named_parameters() if live_table(p) is not None}
     dense = [p for n, p in model.named_parameters() if n not in tables and p.requires_grad]
     averaged = _averaged(model, tables, ranks, options) if dense else None
-    called: Callable[..., Any] = averaged or model.forward
+    called: Callable[..., Any] = averaged or _forward_of(model)
 
     @functools.wraps(type(model).forward)
     def forward(*args: Any, **kwargs: Any) -> Any:
@@ -65,8 +84,10 @@ def _averaged(
     model: nn.Module, tables: set[str], ranks: Ranks, options: Mapping[str, Any]
 ) -> DistributedDataParallel:
     called = _Called(model, ranks)
-    # What DistributedDataParallel reads, by the name that its own helper for this gives it.
-    called.__dict__["_ddp_params_and_buffers_to_ignore"] = [f"model.{name}" for name in tables]
+    # What DistributedDataParallel reads, by the name that its own helper for this gives it. What a model
+    # itself has it calls ".name" at one place and "name" at others.
+    named = [*tables, *(f".{name}" for name in tables)]
+    called.__dict__["_ddp_params_and_buffers_to_ignore"] = named
     group = torch_dist.new_group(
         torch_dist.get_process_group_ranks(ranks.group),
         timeout=datetime.timedelta(seconds=ranks.timeout),

@@ -5,6 +5,7 @@ Shapes: n distinct ids of a table that this rank asks for, m ids that a rank ask
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -45,7 +46,9 @@ class Trip:
 
     def __init__(self, ranks: Ranks, places: Sequence[Any], ids: Sequence[Tensor]) -> None:
         """`ids`: (n,) int64 of each table, in any order."""
-        self.ranks, self.places = ranks, places
+        # The ranks keep it while it waits: in a circle, a model that goes would leave its tables behind.
+        self.ranks = weakref.proxy(ranks)
+        self.places = [weakref.proxy(place) for place in places]
         self.asked: list[Tensor] = []
         self._moved: list[Tensor | None] = []
         self._parts: list[_Part] = []
