@@ -314,6 +314,10 @@ class EmbeddingCollection(TableOwner):
 
     # After hotbed.distribute these are called by all ranks, or are ``local``.
 
+    def _table_of_all(self, name: str, kind: str) -> LiveTable:
+        with self._live[0].place.ranks.telling(kind):
+            return self.table(name)
+
     def rows(self, name: str, *, local: bool = False) -> Rows:
         """A copy of all rows of a table: (ids (n,) rising, values (n, dim)). Of tables that ranks share,
         all ranks call this, and each gets all.
@@ -324,12 +328,17 @@ class EmbeddingCollection(TableOwner):
         Raises:
             TableError: the copy would not fit in memory.
         """
-        return Rows(*(local_rows if local else LiveTable.all_rows)(self.table(name)))
+        if local:
+            return Rows(*local_rows(self.table(name)))
+        return Rows(*self._table_of_all(name, "a copy of rows").all_rows())
 
     def count(self, name: str | None = None, *, local: bool = False) -> int:
         """Rows that a table holds, or all tables together. `local`: as for `rows`."""
-        tables = self._live if name is None else [self.table(name)]
-        return sum(local_count(table) if local else table.place.count() for table in tables)
+        if local:
+            return sum(map(local_count, self._live if name is None else [self.table(name)]))
+        kind = "a count of rows"
+        tables = self._live if name is None else [self._table_of_all(name, kind)]
+        return sum(table.place.count() for table in tables)
 
     def lookup(self, name: str, ids: Any, *, local: bool = False) -> Tensor:
         """(n, dim) rows of (n,) ids (a tensor, an array, a list) as they are; absent ids read their first
@@ -341,7 +350,9 @@ class EmbeddingCollection(TableOwner):
         Raises:
             IdError, InputError: ids that cannot be looked up.
         """
-        return local_lookup(self.table(name), ids) if local else self.table(name).lookup(ids)
+        if local:
+            return local_lookup(self.table(name), ids)
+        return self._table_of_all(name, "a lookup of rows").lookup(ids)
 
     def assign(self, name: str, ids: Any, values: Any, *, local: bool = False) -> None:
         """Writes (n, dim) values into the rows of (n,) ids; in a dynamic table, absent ids get a row.
@@ -357,11 +368,10 @@ class EmbeddingCollection(TableOwner):
             StorageError: a tier below could not be read or written; some rows may be written, each of
                 them whole.
         """
-        table = self.table(name)
         if local:
-            local_assign(table, ids, values)
+            local_assign(self.table(name), ids, values)
         else:
-            table.assign(ids, values)
+            self._table_of_all(name, "an assignment").assign(ids, values)
 
     def erase(self, name: str, ids: Any, *, local: bool = False) -> int:
         """Forgets the rows of (n,) ids (a tensor, an array, a list) of a dynamic table, optimizer states
@@ -380,7 +390,9 @@ class EmbeddingCollection(TableOwner):
             TableError: the table is static, or a gradient waits for its step.
             StorageError: a tier could not be written.
         """
-        return (local_erase if local else LiveTable.erase)(self.table(name), ids)
+        if local:
+            return local_erase(self.table(name), ids)
+        return self._table_of_all(name, "a deletion of rows").erase(ids)
 
     def memory(self) -> dict[str, dict[str, int]]:
         """Per table: rows, and bytes of weights, states, index and in total."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -10,8 +11,8 @@ from dist.test_sharded import batch_of, collection, loss_of, plan_of
 from dist.worlds import run
 
 import hotbed as hb
-from hotbed.dist import PeerError, Plan, TableWise
-from hotbed.dist.peers import is_gone
+from hotbed.dist import PeerError, Plan, TableWise, batch, trip
+from hotbed.dist.peers import PeerLost, is_gone
 from hotbed.errors import NotFiniteError, OptimizerError
 
 
@@ -142,3 +143,65 @@ def over_budget(rank: int, world: int, shared_memory: bool) -> None:
 @pytest.mark.parametrize("shared_memory", [False, True])
 def test_a_keeper_over_its_budget(shared_memory: bool) -> None:
     run(2, over_budget, shared_memory)
+
+
+def in_the_middle(rank: int, world: int, shared_memory: bool) -> None:
+    """What goes wrong on rank 1 once all have agreed on a lookup."""
+
+    def failing(*arguments: Any, **options: Any) -> Any:
+        raise MemoryError("no memory")
+
+    def made() -> tuple[hb.EmbeddingCollection, Any]:
+        model = collection()
+        hb.distribute(model, plan_of(model, "row", world), shared_memory=shared_memory)
+        return model, hb.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(model: hb.EmbeddingCollection, optimizer: Any) -> None:
+        loss_of(model(batch_of(rank, slice(0, 4))), 1).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    # The others can be told still: nothing is lost.
+    model, optimizer = made()
+    step(model, optimizer)
+    with pytest.MonkeyPatch.context() as patch:
+        if rank == 1:
+            patch.setattr(trip, "looked_up", failing)
+        with pytest.raises((MemoryError, PeerError), match="no memory"):
+            step(model, optimizer)
+    step(model, optimizer)
+    assert bool(torch.isin(model.rows("user").ids, torch.arange(-25, 95) * 2**33).all())
+
+    # They cannot: that is the end, on all, at once.
+    with pytest.MonkeyPatch.context() as patch:
+        if rank == 1:
+            patch.setattr(batch, "_Scratch", failing)
+        begin = time.monotonic()
+        for number in range(3):
+            expected: Any = PeerLost if rank != 1 or number else MemoryError
+            with pytest.raises(expected):
+                step(model, optimizer)
+            optimizer.zero_grad()
+        assert time.monotonic() - begin < 20
+    with pytest.raises(PeerLost, match="could not go on in the middle" if rank == 1 else "ended"):
+        step(model, optimizer)
+
+    # A name that one rank has wrong.
+    model, optimizer = made()
+    name = "itme" if rank == 1 else "item"
+    for ask in (
+        lambda: model.lookup(name, [1]),
+        lambda: model.assign(name, [1], torch.zeros(1, 4)),
+        lambda: model.rows(name),
+        lambda: model.count(name),
+        lambda: model.erase("user" if rank != 1 else "usre", [1]),
+    ):
+        with pytest.raises(hb.TableError if rank == 1 else PeerError, match="There is no table"):
+            ask()
+    step(model, optimizer)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("shared_memory", [True, False])
+def test_what_goes_wrong_in_the_middle(shared_memory: bool) -> None:
+    run(3, in_the_middle, shared_memory)

@@ -15,6 +15,7 @@ from dist.worlds import run
 
 import hotbed as hb
 from hotbed.dist import shared_memory
+from hotbed.dist.peers import Gone
 from hotbed.dist.ranks import Ranks
 from hotbed.dist.shared_memory import SharedMemory
 from hotbed.dist.wire import Gloo, block, rounded
@@ -154,3 +155,23 @@ def test_sizes() -> None:
     assert [rounded(size) for size in (0, 1, 8, 9)] == [0, 8, 8, 16]
     assert block(0).numel() == 0
     assert (block(13).dtype, block(13).shape, block(13).data_ptr() % 64) == (torch.uint8, (13,), 0)
+
+
+def out_of_step(rank: int, world: int) -> None:
+    ranks = Ranks(timeout=30)
+    wire = ranks._wire
+    assert isinstance(wire, SharedMemory)
+    wire.gather(torch.arange(3))
+    with pytest.raises(Gone, match="something else"):
+        if rank:
+            wire.gather(torch.arange(3))
+        else:
+            wire.take([0] * world)
+            wire.send([0] * world, 0)
+    with pytest.raises(Gone, match="something else"):
+        wire.gather(torch.arange(3 + rank))
+
+
+@pytest.mark.process
+def test_a_rank_out_of_step_is_found_out() -> None:
+    run(2, out_of_step)

@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from hotbed.dist.ranks import Ranks
+from hotbed.dist.wire import group_of
 from hotbed.table.live import live_table
 
 __all__ = ["average_dense"]
@@ -88,7 +89,8 @@ def _averaged(
     # itself has it calls ".name" at one place and "name" at others.
     named = [*tables, *(f".{name}" for name in tables)]
     called.__dict__["_ddp_params_and_buffers_to_ignore"] = named
-    group = torch_dist.new_group(
+    group = group_of(
+        ranks,
         torch_dist.get_process_group_ranks(ranks.group),
         timeout=datetime.timedelta(seconds=ranks.timeout),
     )

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.distributed as torch_dist
 from torch import nn
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 
@@ -24,6 +23,7 @@ from hotbed.dist.part import serve_step
 from hotbed.dist.peers import PeerLost
 from hotbed.dist.opening import Opened
 from hotbed.dist.ranks import Ranks, nothing
+from hotbed.dist.wire import group_of
 from hotbed.errors import HotbedError, TableError
 
 __all__ = ["joinables"]
@@ -70,7 +70,7 @@ class _Tables(Joinable):
             self._group = sharing.dense.join_process_group
         else:
             if ranks.beside is None:
-                ranks.beside = torch_dist.new_group(backend="gloo")
+                ranks.beside = group_of(ranks, backend="gloo")
             self._group = ranks.beside
         ranks.before_forward = self._notify
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -14,10 +14,15 @@ from hotbed.dist.opening import Opened
 from hotbed.dist.ranks import Ranks
 from hotbed.dist.rows import Rows, inverse_of
 from hotbed.dist.trip import Trip
-from hotbed.errors import HotbedError
+from hotbed.errors import HotbedError, TableError
 from hotbed.step.on_host import rows_of
 from hotbed.table.clipping import Gradient
-from hotbed.table.gradients import WaitingGradient, norm_of_rows
+from hotbed.table.gradients import (
+    TableGradient,
+    WaitingGradient,
+    norm_of_rows,
+    stored_gradient,
+)
 from hotbed.table.handles import OpenHandle
 
 SUM, NORM, CHANGE = "a sum of gradients", "a norm of gradients", "a change of gradients"
@@ -37,7 +42,7 @@ class WaitingOnRanks(WaitingGradient):
     """What waits on this rank, and what the ranks have brought to the shards that it keeps.
 
     Attributes:
-        collected: whether gradients were brought to the keepers, who wait for a step.
+        collected: whether gradients were brought to the keepers, who have them until zero_grad().
     """
 
     def __init__(self, place: Any) -> None:
@@ -47,6 +52,10 @@ class WaitingOnRanks(WaitingGradient):
 
     def drop(self, handle: Tensor) -> None:
         self.give_away(handle)
+        self.drop_collected()
+
+    def drop_collected(self) -> None:
+        """The keepers on this rank have nothing any more."""
         self.collected = False
         for live in self._place.own.values():
             live.drop_gradient()
@@ -56,7 +65,9 @@ class WaitingOnRanks(WaitingGradient):
         super().drop(handle)
 
     def zero(self, handle: Tensor) -> None:
+        waits = self.waits(handle)
         self.drop(handle)
+        self.collected = waits  # a step counts, with no rows
 
     def waits(self, handle: Tensor) -> bool:
         return self.collected or super().waits(handle)
@@ -70,8 +81,19 @@ class Collected:
         fault: why this rank could not take some.
     """
 
-    def __init__(self, tables: list[Any], fault: HotbedError | None) -> None:
-        self.tables, self.fault = tables, fault
+    def __init__(self, tables: list[Any]) -> None:
+        self.tables = tables
+        self.fault: HotbedError | None = None
+        self._before = [
+            (part, stored_gradient(part.parameter))
+            for live in tables
+            for part in live.place.own.values()
+        ]
+
+    def restore(self) -> None:
+        """The keepers have what they had before."""
+        for part, before in self._before:
+            part.parameter.waiting.take_place(part.parameter, before)
 
 
 def collect(
@@ -84,7 +106,11 @@ def collect(
     """
     trips = ranks.waiting
     own = [_by_trip(live, trips) for live in tables]
-    flags = [int(grad is not None) for of_table in own for grad in of_table]
+    flags = [
+        int(flag)
+        for live, of_table in zip(tables, own, strict=True)
+        for flag in (*(g is not None for g in of_table), live.parameter.waiting.collected)
+    ]
     places = [live.place.number for live in tables]
     opened = ranks.agree(kind, [*numbers, *flags], places)
     found = _brought(opened, tables, own, opened.numbers[:, len(numbers) :])
@@ -100,6 +126,8 @@ def serve_collect(ranks: Ranks, opened: Opened, width: int) -> Collected:
 
 def _by_trip(live: Any, trips: list[Trip]) -> list[Rows | None]:
     """The gradient of a table as (n, dim) for each trip; None where there is none."""
+    waiting = live.parameter.waiting
+    left = [getattr(o, "trip", None) for o in waiting.origins_of(live.parameter)]
     rows = rows_of(live)
     found: list[Rows | None] = []
     for trip in trips:
@@ -110,13 +138,16 @@ def _by_trip(live: Any, trips: list[Trip]) -> list[Rows | None]:
         first, count = trip.first_slots[t], len(trip.asked[t])
         own = rows.slots - first
         inside = (own >= 0) & (own < count)
-        if rows.distinct and len(own) == count and bool(inside.all()):
+        if count and rows.distinct and len(own) == count and bool(inside.all()):
             found.append(Rows(rows.rows, inverse_of(own)))  # as one backward has left it
             continue
         here = torch.nonzero(inside).flatten()
+        if not len(here) and not any(one is trip for one in left):
+            found.append(None)
+            continue
         grad = torch.zeros((count, live.spec.dim), dtype=live.spec.compute_dtype)
         grad.index_add_(0, own[here], rows.rows[here])
-        found.append(Rows(grad) if len(here) else None)
+        found.append(Rows(grad))
     return found
 
 
@@ -127,7 +158,12 @@ def _brought(
     flags: Tensor,
 ) -> Collected:
     told = flags.any(0).view(len(tables), -1)
-    fault: HotbedError | None = None
+    for live, collected in zip(tables, told[:, -1].tolist(), strict=True):
+        waiting = live.parameter.waiting
+        if waiting.collected and not collected:  # a rank without batches hears of zero_grad() here
+            waiting.drop_collected()
+        waiting.collected = collected
+    found = Collected([live for live, any_ in zip(tables, told.any(1).tolist(), strict=True) if any_])
     for at, trip in enumerate(opened.waiting):
         wanted = [n for n in range(len(tables)) if bool(told[n, at])]
         if not wanted:
@@ -139,15 +175,8 @@ def _brought(
         try:
             trip.give(grads, sorted(positions.values()))
         except HotbedError as error:  # of this rank alone: the others go on to the vote
-            fault = error
-    return Collected(
-        [
-            live
-            for n, live in enumerate(tables)
-            if bool(told[n].any()) or live.parameter.waiting.collected
-        ],
-        fault,
-    )
+            found.fault = error
+    return found
 
 
 class Together:
@@ -243,6 +272,28 @@ def _summed(part: Any) -> list[Tensor]:
     return [] if grad is None else [grad._values()]
 
 
+class _OfThisRank(TableGradient):
+    """What this rank's batches left. With a part of a sum nobody can tell how large that is, so what torch
+    clips by is refused."""
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Iterable[Any] = (), kwargs: Any = None
+    ) -> Any:
+        if func in _NOT_OF_A_PART:
+            raise TableError(
+                f"{func.__name__} of this rank's part of a gradient says nothing of the whole, and each rank "
+                "would clip by another number. Clip with hotbed.nn.clip_grad_norm_ or clip_grad_value_."
+            )
+        return super().__torch_function__(func, types, args, kwargs)
+
+
+_NOT_OF_A_PART = {
+    *(torch.linalg.vector_norm, torch.norm, Tensor.norm, torch.linalg.norm),
+    *(torch.clamp, Tensor.clamp, Tensor.clamp_, Tensor.clip, Tensor.clip_),
+}
+
+
 class SharedHandle(OpenHandle):
     """The handle of a table that ranks share. Its gradient is what this rank's batches left."""
 
@@ -253,7 +304,10 @@ class SharedHandle(OpenHandle):
         caller = sys._getframe(1)
         if caller.f_code is GradScaler._unscale_grads_.__code__:
             self.hotbed_table.place.look_for_infinities(caller.f_locals)
-        return self.waiting.look(self)
+        found = self.waiting.look(self)
+        if type(found) is TableGradient:
+            found.__class__ = _OfThisRank
+        return found
 
     @grad.setter
     def grad(self, value: Tensor | None) -> None:

@@ -14,7 +14,6 @@ from hotbed.dist.gradients import Collected, collect, serve_collect
 from hotbed.dist.peers import PeerError
 from hotbed.dist.opening import Opened
 from hotbed.dist.ranks import Ranks
-from hotbed.errors import HotbedError
 from hotbed.optim.options import NUMBERS
 from hotbed.step.on_host import HostPart, rows_of
 from hotbed.table.gradients import LeftRows
@@ -55,7 +54,7 @@ class ShardedPart:
         try:
             self._refuse_other_numbers(opened, numbers)
         except PeerError:
-            self._drop(collected)
+            collected.restore()
             raise
         self._vote(collected, beside=beside)
         return True
@@ -70,7 +69,7 @@ class ShardedPart:
     def _vote(self, collected: Collected, *, beside: bool) -> None:
         chosen = set(collected.tables)
         self._stepped = [one for one in self._tables if one[0] in chosen]
-        fault = collected.fault
+        fault: Exception | None = collected.fault
         try:
             for live, rule, hyper in self._stepped:
                 self._host.take_table(live, rule, hyper, _none_of(live))  # the step counts on all ranks
@@ -79,33 +78,24 @@ class ShardedPart:
                     self._host.take_table(part, part.rule, hyper, rows)
             if fault is None:
                 self._host.decide(beside=beside)
-        except HotbedError as error:
+        except Exception as error:
             fault = error
         finally:
-            self._drop(collected)
+            collected.restore()
         self._ranks.agree("a step", fault=fault)
-
-    def _drop(self, collected: Collected) -> None:
-        for live in collected.tables:
-            live.parameter.waiting.collected = False
-            for part in live.place.own.values():
-                part.drop_gradient()
 
     def _refuse_other_numbers(self, opened: Opened, own: list[int]) -> None:
         for rank, told in enumerate(opened.numbers[:, : len(own)].tolist()):
             if opened.ended[rank] or told == own:
                 continue
             pairs = zip(_heard(told, len(self._tables)), self._tables, strict=True)
-            live, name, other, mine = next(
-                (live, name, theirs, getattr(hyper, name))
-                for numbers, (live, _, hyper) in pairs
-                for name, theirs in zip(NUMBERS, numbers, strict=True)
-                if theirs != getattr(hyper, name)
-            )
-            raise PeerError(
-                f"Rank {rank} steps table {live.name!r} with {name}={other}, rank {self._ranks.rank} with "
-                f"{mine}. Schedules must be alike on all ranks."
-            )
+            for numbers, (live, _, hyper) in pairs:
+                for name, other in zip(NUMBERS, numbers, strict=True):
+                    if other != (mine := getattr(hyper, name)):
+                        raise PeerError(
+                            f"Rank {rank} steps table {live.name!r} with {name}={other}, rank "
+                            f"{self._ranks.rank} with {mine}. Schedules must be alike on all ranks."
+                        )
 
     def apply(self) -> None:
         self._host.apply()

@@ -19,7 +19,7 @@ from torch import Tensor
 from hotbed.dist.opening import ENDED, KINDS, SERVED, Opened
 from hotbed.dist.peers import PeerError, PeerLost, is_gone
 from hotbed.dist.shared_memory import SharedMemory
-from hotbed.dist.wire import Gloo, Wire
+from hotbed.dist.wire import Gloo, Wire, group_of
 from hotbed.trace import span
 
 __all__ = ["Ranks"]
@@ -33,6 +33,8 @@ _BEATS = 5
 """Times that a rank shows up in the time after which it counts as gone."""
 _TEXT = 2000
 """Bytes of a fault's text."""
+_TOLD = "told_to_all_ranks"
+"""The mark of an error that all have heard of."""
 
 _NOTHING = torch.empty(0, dtype=torch.uint8)
 
@@ -72,7 +74,7 @@ class Ranks:
             shared_memory: whether they exchange rows through it where all see it, and not over Gloo.
         """
         wait = datetime.timedelta(seconds=timeout)
-        self.group: Any = torch_dist.new_group(ranks, timeout=wait, backend="gloo")
+        self.group: Any = group_of(self, ranks, timeout=wait, backend="gloo")
         self.rank = torch_dist.get_rank(self.group)
         self.size = torch_dist.get_world_size(self.group)
         self.timeout = timeout
@@ -236,6 +238,7 @@ class Ranks:
         text[: len(raw)] = torch.tensor(list(raw), dtype=torch.uint8)
         told = self._gathered(text)
         if own is not None:
+            setattr(own, _TOLD, True)
             raise own
         rank = faults.index(1)
         said = bytes(told[rank].tolist()).rstrip(b"\0").decode(errors="replace")
@@ -243,15 +246,38 @@ class Ranks:
 
     @contextlib.contextmanager
     def telling(self, kind: str) -> Iterator[None]:
-        """What goes wrong inside, before the exchange `kind`, is told to the others, who wait for it."""
+        """What goes wrong inside, before the exchange `kind`, is told to the others, who wait for it. What goes
+        wrong later, and none of them has heard of, is the end of what they do together."""
         sequence = self._sequence
         try:
             yield
-        except Exception as error:
-            if not isinstance(error, PeerError) and sequence == self._sequence:
+        except PeerError:
+            raise
+        except BaseException as error:
+            if sequence != self._sequence:
+                self._end_by(kind, error)
+            elif isinstance(error, Exception):
                 with contextlib.suppress(PeerError):  # nobody is there to hear it
                     self.agree(kind, fault=error)
             raise
+
+    def _end_by(self, kind: str, error: BaseException) -> None:
+        """The ranks do nothing together any more, unless all have heard of an error in the middle of it."""
+        cause: BaseException | None = error
+        while cause is not None and not hasattr(cause, _TOLD):
+            cause = cause.__context__
+        if cause is None and self._lost is None:
+            self._lose(
+                f"This rank could not go on in the middle of {kind}, and so the ranks are out of step. The "
+                f"tables here are as {self.steps} steps have left them. ({type(error).__name__}: {error})"
+            )
+
+    def _lose(self, text: str) -> PeerLost:
+        """From now on there is nothing to do together. `text`: why."""
+        self._lost = PeerLost(text)
+        self._wire.leave()  # so that the others notice, too
+        self.group = None
+        return self._lost
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
@@ -270,13 +296,10 @@ class Ranks:
             if not is_gone(error):
                 raise
             text = " ".join(str(error).split())[:300]
-            self._lost = PeerLost(
+            raise self._lose(
                 f"Another rank ended, or kept this one waiting for more than {self.timeout:g} s. The tables "
                 f"here are as {self.steps} steps have left them. ({text})"
-            )
-            self._wire.leave()  # so that the others notice, too
-            self.group = None
-            raise self._lost from None
+            ) from None
 
     def tell(self, kind: str, value: Any) -> list[Any]:
         """What each rank says. Called by all ranks."""

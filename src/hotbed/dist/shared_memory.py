@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hotbed import _core
 from hotbed.dist.peers import Gone
-from hotbed.dist.wire import Wire, block
+from hotbed.dist.wire import WORD, Wire, block
 
 __all__ = ["SharedMemory"]
 
@@ -22,6 +22,7 @@ _LINE = 64
 """Bytes, at whose multiples messages begin."""
 _MOST_GATHERED = 1 << 14
 """Bytes of numbers that are gathered by it."""
+_NUMBERS, _MESSAGES = 0, 1 << 32
 _SMALLEST = 1 << 20
 _TOKEN = 16
 _NAME = "hotbed"
@@ -86,7 +87,7 @@ class SharedMemory:
     def send(self, sizes: Sequence[int], word: int) -> tuple[list[Tensor], list[int]]:
         at = self._sent % 2
         said = torch.tensor([word, self._own.messages[at].size, *self._begins])
-        told = self.gather(said).tolist()
+        told = self._gather(_MESSAGES, said).tolist()
         received = []
         for source, (size, (_, whole, *begins)) in enumerate(zip(sizes, told, strict=True)):
             if source == self._rank:
@@ -101,8 +102,14 @@ class SharedMemory:
     def gather(self, own: Tensor) -> Tensor:
         if own.nbytes > _MOST_GATHERED:
             return self._gloo.gather(own)
+        return self._gather(_NUMBERS, own)
+
+    def _gather(self, what: int, own: Tensor) -> Tensor:
+        """`what`: is gathered; a rank that gathers something else is out of step."""
         at = self._gathered % 2
         self._gathered += 1
+        heading = what + own.nbytes
+        self._own.heading(at)[0] = heading
         self._own.numbers(at, own)[:] = own
         _core.raise_counter(self._own.counter, self._gathered)
         found = []
@@ -112,6 +119,8 @@ class SharedMemory:
                 came = _core.wait_for_counter(*wait)
                 if came != _core.Waited.raised:
                     raise Gone(f"rank {rank}: {_WHY[came]}")
+                if int(member.heading(at)) != heading:
+                    raise Gone(f"rank {rank}: it does something else than rank {self._rank}")
             found.append(member.numbers(at, own))
         return torch.stack(found)
 
@@ -166,11 +175,17 @@ class _Member:
             raise OSError("another process has this number here")
         return cls(address, os.pidfd_open(number), memories)
 
+    def heading(self, at: int) -> Tensor:
+        """(1,) what was gathered the last time, or the time before."""
+        return self._gathered(at, 0, WORD).view(torch.int64)
+
     def numbers(self, at: int, like: Tensor) -> Tensor:
-        """(n,) numbers of the last time, or the time before."""
-        begin = _LINE + _TOKEN + at * _MOST_GATHERED
-        found: Any = self._control.bytes[begin : begin + like.nbytes]
-        return found.view(like.dtype)  # type: ignore[no-any-return]
+        """(n,) numbers of it."""
+        return self._gathered(at, WORD, like.nbytes).view(like.dtype)
+
+    def _gathered(self, at: int, begin: int, size: int) -> Tensor:
+        begin += _LINE + _TOKEN + at * (WORD + _MOST_GATHERED)
+        return self._control.bytes[begin : begin + size]
 
 
 class _Memory:

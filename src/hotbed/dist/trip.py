@@ -16,7 +16,7 @@ from hotbed.dist.ranks import Ranks
 from hotbed.dist.rows import Form, Rows, by_keeper, inverse_of
 from hotbed.dist.shares import Share
 from hotbed.dist.wire import block
-from hotbed.errors import HotbedError, TableError
+from hotbed.errors import TableError
 from hotbed.inputs.bags import Bags
 from hotbed.resolve.lookup import looked_up
 from hotbed.table.place import Call
@@ -48,7 +48,7 @@ class Trip:
         """`ids`: (n,) int64 of each table, in any order."""
         # The ranks keep it while it waits: in a circle, a model that goes would leave its tables behind.
         self.ranks = weakref.proxy(ranks)
-        self.places = [weakref.proxy(place) for place in places]
+        self.places: list[Any] = [weakref.proxy(place) for place in places]
         self.asked: list[Tensor] = []
         self._moved: list[Tensor | None] = []
         self._parts: list[_Part] = []
@@ -108,10 +108,10 @@ class Trip:
         for rank in every:
             pieces = self._cut(messages[rank], rank, answered[rank], forms)
             places |= {(s, rank): piece for s, piece in zip(answered[rank], pieces, strict=True)}
-        fault: HotbedError | None = None
+        fault: Exception | None = None
         try:
             self._look_up(ids, places, frozen, training)
-        except HotbedError as error:
+        except Exception as error:
             fault = error
         asked = [[s for s in self._kept_by[rank] if self._answers(s, own)] for rank in every]
         coming = [0 if r == own else self._size(own, asked[r], forms) for r in every]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import weakref
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from hotbed import _core
 
-__all__ = ["Gloo", "Wire", "block", "rounded"]
+__all__ = ["Gloo", "Wire", "block", "group_of", "rounded"]
 
 WORD = 8
 """Bytes of a word. Messages, and what they are made of, begin at multiples of it."""
@@ -80,11 +81,30 @@ class Gloo:
         return torch.stack(told)
 
     def leave(self) -> None:
-        with contextlib.suppress(RuntimeError, ValueError):
-            torch_dist.destroy_process_group(self._group)
+        group, self._group = self._group, None
+        _end(group)
 
     def _with_words(self, sizes: Sequence[int]) -> list[int]:
         return [0 if r == self._rank else WORD + rounded(size) for r, size in enumerate(sizes)]
+
+
+def group_of(owner: Any, ranks: Sequence[int] | None = None, **options: Any) -> Any:
+    """A group of processes that goes with `owner`. Called by all ranks.
+
+    Args:
+        ranks: those that take part. Default: all.
+        options: of ``torch.distributed.new_group``.
+    """
+    group = torch_dist.new_group(ranks, **options)
+    # Not the group itself: its connections end with the last who has it.
+    weakref.finalize(owner, lambda kept: _end(kept()), weakref.ref(group)).atexit = False
+    return group
+
+
+def _end(group: Any) -> None:
+    """Closes its connections, if nobody else has it."""
+    with contextlib.suppress(RuntimeError, ValueError, AssertionError):  # it has ended
+        torch_dist.destroy_process_group(group)
 
 
 def _begins(whole: Sequence[int]) -> list[int]:

@@ -25,7 +25,7 @@ def clip_grad_norm_(
 ) -> Tensor:
     """Scales all gradients so that their norm, taken together, is at most `max_norm`.
 
-    As ``torch.nn.utils.clip_grad_norm_``, which refuses the sparse gradients of tables. The norm is
+    As ``torch.nn.utils.clip_grad_norm_``, which takes tables of one process only. The norm is
     that of the gradient a dense table would have: rows that several backwards added count summed. Of
     tables that ranks share it is that of the mean over ranks, and all ranks call it.
 
