@@ -15,7 +15,7 @@ namespace hotbed {
 
 namespace {
 
-constexpr int kLooks = 2000;  // some 50 microseconds
+constexpr int kLooks = 2000;                  // some 50 microseconds
 constexpr long kNapNanoseconds = 20'000'000;  // between looks at the process
 
 void pause() {

@@ -14,9 +14,9 @@ void raise_counter(int64_t* counter, int64_t value);
 void leave_counter(int64_t* counter);
 
 // Waits until the counter is at least `value`. A process that is about to raise it is on another
-// core most likely, so this looks for some microseconds before it sleeps. Returns what came first: that, so
-// many seconds, the end of the process (a descriptor of which pidfd_open gives; -1: it is not
-// watched), or that it has left the counter.
+// core most likely, so this looks for some microseconds before it sleeps. Returns what came first:
+// that, so many seconds, the end of the process (a descriptor of which pidfd_open gives; -1: it is
+// not watched), or that it has left the counter.
 Waited wait_for_counter(const int64_t* counter, int64_t value, double seconds, int process);
 
 }  // namespace hotbed

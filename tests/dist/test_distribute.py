@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as torch_dist
 from dist.test_sharded import batch_of, plan_of
 from dist.worlds import run
 from torch import nn
@@ -299,6 +300,11 @@ def goes(rank: int, world: int) -> None:
             gone = trained(make(), given)
             assert len(gone) > 3 and [each() for each in gone] == [None] * len(gone)
             assert memory_of_ranks() == before
+        sockets = len(os.listdir("/proc/self/fd"))
+        for _ in range(3):
+            trained(Beside(), torch.tensor([[rank, 1]]))
+        assert len(os.listdir("/proc/self/fd")) == sockets
+        torch_dist.barrier()  # the group of all is still there
     finally:
         gc.enable()
 

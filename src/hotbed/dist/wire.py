@@ -102,9 +102,10 @@ def group_of(owner: Any, ranks: Sequence[int] | None = None, **options: Any) -> 
 
 
 def _end(group: Any) -> None:
-    """Closes its connections, if nobody else has it."""
-    with contextlib.suppress(RuntimeError, ValueError, AssertionError):  # it has ended
-        torch_dist.destroy_process_group(group)
+    """Closes its connections, if nobody else has it. None: it has ended."""
+    if group is not None:  # which torch would take for all groups
+        with contextlib.suppress(RuntimeError, ValueError, AssertionError):  # it has ended
+            torch_dist.destroy_process_group(group)
 
 
 def _begins(whole: Sequence[int]) -> list[int]:
