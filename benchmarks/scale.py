@@ -91,8 +91,9 @@ def _measure(report: Report, dim: int, progress: Callable[[str], None], link: st
         if name == DdpModel.name:
             dense, own = medians[DenseAlone.name, world], medians["hotbed", world]
             report.ratios[f"dim {dim}, {name}/{world}"] = median / own
-            without = (median - dense) / (own - dense)
-            report.ratios[f"dim {dim}, {name}/{world}, without dense layers"] = without
+            if world > 1:
+                without = (median - dense) / (own - dense)
+                report.ratios[f"dim {dim}, {name}/{world}, without dense layers"] = without
 
 
 @contextlib.contextmanager
