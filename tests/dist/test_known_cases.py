@@ -195,7 +195,7 @@ def test_distributed_embeddings_with_little_memory(name: str) -> None:
     run(WORLD, parity, *OFFLOADED[name], {"device": "400KB", "host": "16MB"})
 
 
-@pytest.mark.skipif(not SOAK, reason="takes 3 GB for each of several ranks: HOTBED_SOAK=1")
+@pytest.mark.skipif(not SOAK, reason="takes 7 GB for each of two ranks: HOTBED_SOAK=1")
 def test_all_parallelism_modes_at_full_size() -> None:
     run(2, parity, LARGE, None, "one", FULL, {}, seconds=1200)
 
