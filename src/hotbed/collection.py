@@ -17,14 +17,9 @@ from hotbed.ops.outside_graphs import outside_graphs
 from hotbed.places.moves import home_of, move, refuse_move
 from hotbed.stock_layers import tables_of_layers
 from hotbed.storage import Storage
+from hotbed.table.alone import ALONE
 from hotbed.table.live import LiveTable
-from hotbed.table.local import (
-    local_assign,
-    local_count,
-    local_erase,
-    local_lookup,
-    local_rows,
-)
+from hotbed.table.local import local_assign, local_count, local_erase, local_lookup, local_rows
 from hotbed.table.state_dict import refuse_ambiguous_names
 from hotbed.tables import Table
 from hotbed.tiers import hottest
@@ -314,8 +309,9 @@ class EmbeddingCollection(TableOwner):
 
     # After hotbed.distribute these are called by all ranks, or are ``local``.
 
-    def _table_of_all(self, name: str, kind: str) -> LiveTable:
-        with self._live[0].place.ranks.telling(kind):
+    def _table(self, name: str, kind: str, local: bool) -> LiveTable:
+        """`kind`: what all ranks are about to do, unless this one is `local`."""
+        with (ALONE if local else self._live[0].place.ranks).telling(kind):
             return self.table(name)
 
     def rows(self, name: str, *, local: bool = False) -> Rows:
@@ -328,17 +324,13 @@ class EmbeddingCollection(TableOwner):
         Raises:
             TableError: the copy would not fit in memory.
         """
-        if local:
-            return Rows(*local_rows(self.table(name)))
-        return Rows(*self._table_of_all(name, "a copy of rows").all_rows())
+        table = self._table(name, "a copy of rows", local)
+        return Rows(*(local_rows(table) if local else table.all_rows()))
 
     def count(self, name: str | None = None, *, local: bool = False) -> int:
         """Rows that a table holds, or all tables together. `local`: as for `rows`."""
-        if local:
-            return sum(map(local_count, self._live if name is None else [self.table(name)]))
-        kind = "a count of rows"
-        tables = self._live if name is None else [self._table_of_all(name, kind)]
-        return sum(table.place.count() for table in tables)
+        tables = self._live if name is None else [self._table(name, "a count of rows", local)]
+        return sum(local_count(table) if local else table.place.count() for table in tables)
 
     def lookup(self, name: str, ids: Any, *, local: bool = False) -> Tensor:
         """(n, dim) rows of (n,) ids (a tensor, an array, a list) as they are; absent ids read their first
@@ -350,9 +342,8 @@ class EmbeddingCollection(TableOwner):
         Raises:
             IdError, InputError: ids that cannot be looked up.
         """
-        if local:
-            return local_lookup(self.table(name), ids)
-        return self._table_of_all(name, "a lookup of rows").lookup(ids)
+        table = self._table(name, "a lookup of rows", local)
+        return local_lookup(table, ids) if local else table.lookup(ids)
 
     def assign(self, name: str, ids: Any, values: Any, *, local: bool = False) -> None:
         """Writes (n, dim) values into the rows of (n,) ids; in a dynamic table, absent ids get a row.
@@ -368,10 +359,8 @@ class EmbeddingCollection(TableOwner):
             StorageError: a tier below could not be read or written; some rows may be written, each of
                 them whole.
         """
-        if local:
-            local_assign(self.table(name), ids, values)
-        else:
-            self._table_of_all(name, "an assignment").assign(ids, values)
+        table = self._table(name, "an assignment", local)
+        (local_assign if local else LiveTable.assign)(table, ids, values)
 
     def erase(self, name: str, ids: Any, *, local: bool = False) -> int:
         """Forgets the rows of (n,) ids (a tensor, an array, a list) of a dynamic table, optimizer states
@@ -390,9 +379,8 @@ class EmbeddingCollection(TableOwner):
             TableError: the table is static, or a gradient waits for its step.
             StorageError: a tier could not be written.
         """
-        if local:
-            return local_erase(self.table(name), ids)
-        return self._table_of_all(name, "a deletion of rows").erase(ids)
+        table = self._table(name, "a deletion of rows", local)
+        return (local_erase if local else LiveTable.erase)(table, ids)
 
     def memory(self) -> dict[str, dict[str, int]]:
         """Per table: rows, and bytes of weights, states, index and in total."""

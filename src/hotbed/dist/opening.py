@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
-__all__ = ["ENDED", "KINDS", "SERVED", "Opened"]
+__all__ = ["ENDED", "KINDS", "SERVED", "Opened", "as_text", "opened_by", "text_in"]
 
 ENDED = "nothing any more"
 SERVED = {
@@ -30,6 +31,9 @@ SERVED = {
 """What ranks do together, and whether a rank takes part in it that has no batches any more."""
 KINDS = tuple(SERVED)
 
+_TEXT = 2000
+"""Bytes of a fault's text."""
+
 
 class Opened(NamedTuple):
     """What all ranks agree to do."""
@@ -43,3 +47,19 @@ class Opened(NamedTuple):
     """Which ranks have no batches any more."""
     waiting: list[Any]
     """Trips as they waited when it was opened, which `Ranks.waiting` may have let go since."""
+
+
+def opened_by(kind: int, sequence: int, count: int) -> str:
+    """What an opening message is for, in words."""
+    return f"{KINDS[kind]} ({count} numbers, exchange {sequence})"
+
+
+def as_text(error: BaseException | None) -> Tensor:
+    """(n,) uint8 of what an error says, and of None; as long for all."""
+    raw = b"" if error is None else f"{type(error).__name__}: {error}".encode()[:_TEXT]
+    return torch.tensor(list(raw.ljust(_TEXT, b"\0")), dtype=torch.uint8)
+
+
+def text_in(raw: Tensor) -> str:
+    """What it says."""
+    return bytes(raw.tolist()).rstrip(b"\0").decode(errors="replace")

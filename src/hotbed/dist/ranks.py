@@ -16,7 +16,7 @@ import torch
 import torch.distributed as torch_dist
 from torch import Tensor
 
-from hotbed.dist.opening import ENDED, KINDS, SERVED, Opened
+from hotbed.dist.opening import ENDED, KINDS, SERVED, Opened, as_text, opened_by, text_in
 from hotbed.dist.peers import PeerError, PeerLost, is_gone
 from hotbed.dist.shared_memory import SharedMemory
 from hotbed.dist.wire import Gloo, Wire, group_of
@@ -31,8 +31,6 @@ _ROOM = 1024
 _MOST_WAITING = 62
 _BEATS = 5
 """Times that a rank shows up in the time after which it counts as gone."""
-_TEXT = 2000
-"""Bytes of a fault's text."""
 _TOLD = "told_to_all_ranks"
 """The mark of an error that all have heard of."""
 
@@ -209,8 +207,8 @@ class Ranks:
         for rank, other in enumerate(told[:, [_KIND, _SEQUENCE, _COUNT]].tolist()):
             if not ended[rank] and other != own:
                 raise PeerError(
-                    f"Rank {rank} is at {_said(other)} while rank {mine} is at {_said(own)}. All ranks must "
-                    "look up and step the same tables in the same order."
+                    f"Rank {rank} is at {opened_by(*other)} while rank {mine} is at {opened_by(*own)}. All ranks "
+                    "must look up and step the same tables in the same order."
                 )
 
     def _tables_told(
@@ -233,16 +231,12 @@ class Ranks:
         return every[speaks]
 
     def _raise_fault(self, faults: list[int], own: BaseException | None) -> None:
-        text = torch.zeros(_TEXT, dtype=torch.uint8)
-        raw = f"{type(own).__name__}: {own}".encode()[:_TEXT] if own is not None else b""
-        text[: len(raw)] = torch.tensor(list(raw), dtype=torch.uint8)
-        told = self._gathered(text)
+        told = self._gathered(as_text(own))
         if own is not None:
             setattr(own, _TOLD, True)
             raise own
         rank = faults.index(1)
-        said = bytes(told[rank].tolist()).rstrip(b"\0").decode(errors="replace")
-        raise PeerError(f"Rank {rank} could not go on: {said}")
+        raise PeerError(f"Rank {rank} could not go on: {text_in(told[rank])}")
 
     @contextlib.contextmanager
     def telling(self, kind: str) -> Iterator[None]:
@@ -402,8 +396,3 @@ class Ranks:
 
 def nothing() -> None:
     """Is done before a forward, where nobody wants to know."""
-
-
-def _said(message: list[int]) -> str:
-    kind, sequence, count = message
-    return f"{KINDS[kind]} ({count} numbers, exchange {sequence})"
