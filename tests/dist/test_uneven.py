@@ -13,7 +13,7 @@ from dist.worlds import run
 from torch.distributed.algorithms.join import Join
 
 import hotbed as hb
-from hotbed.dist import PeerError
+from hotbed.dist import PeerError, trip
 
 BATCHES = [2, 5, 3]
 """That each rank has."""
@@ -245,3 +245,38 @@ def scaled(rank: int, world: int, unscale: bool) -> None:
 @pytest.mark.parametrize("unscale", [False, True])
 def test_a_grad_scaler_skips_on_all_ranks_or_none(unscale: bool) -> None:
     run(2, scaled, unscale)
+
+
+def failing_keeper(rank: int, world: int) -> None:
+    """The last rank has no batch, and a fault while it answers: the others hear of it, and go on."""
+    failed = False
+
+    def fails_once(*arguments: Any) -> Any:
+        nonlocal failed
+        if rank == world - 1 and not failed:
+            failed = True
+            raise MemoryError("no memory")
+        return looked_up(*arguments)
+
+    looked_up = trip.looked_up
+    model = collection()
+    hb.distribute(model, plan_of(model, "row", world))
+    optimizer = hb.optim.SGD(model.parameters(), lr=0.1)
+    errors = []
+    with pytest.MonkeyPatch.context() as patch, Join(hb.dist.joinables(model)):
+        patch.setattr(trip, "looked_up", fails_once)
+        for number in range(0 if rank == world - 1 else 3):
+            try:
+                loss_of(model(batch_of(number, slice(rank, rank + 3))), 1).backward()
+            except PeerError as error:
+                errors.append(str(error))
+                continue
+            optimizer.step()
+            optimizer.zero_grad()
+    assert len(errors) == (rank != world - 1) and all("MemoryError: no memory" in e for e in errors)
+    assert model.count("item") == 61
+
+
+@pytest.mark.process
+def test_a_fault_of_a_rank_that_has_ended() -> None:
+    run(3, failing_keeper)

@@ -20,11 +20,11 @@ from hotbed.dist.gradients import (
     serve_collect,
 )
 from hotbed.dist.part import serve_step
-from hotbed.dist.peers import PeerLost
-from hotbed.dist.opening import Opened
+from hotbed.dist.opening import ENDED, Opened
+from hotbed.dist.peers import PeerError, PeerLost, is_told
 from hotbed.dist.ranks import Ranks, nothing
 from hotbed.dist.wire import group_of
-from hotbed.errors import HotbedError, TableError
+from hotbed.errors import TableError
 
 __all__ = ["joinables"]
 
@@ -127,14 +127,16 @@ class _Serving(JoinHook):
         try:
             while True:
                 try:
-                    opened = self._ranks.serve()
-                    if opened.kind == "the end":
-                        return
-                    answers[opened.kind](self._ranks, opened)
+                    with self._ranks.telling(ENDED):
+                        opened = self._ranks.serve()
+                        if opened.kind == "the end":
+                            return
+                        answers[opened.kind](self._ranks, opened)
                 except PeerLost:
                     raise
-                except HotbedError:  # of which those hear, too, who have a batch
-                    continue
+                except Exception as error:
+                    if not isinstance(error, PeerError) and not is_told(error):
+                        raise  # those who have a batch have not heard of it
         except BaseException as error:  # raised again by the main thread
             self._error = error
 

@@ -6,13 +6,15 @@ import re
 
 from hotbed.errors import HotbedError
 
-__all__ = ["Gone", "PeerError", "PeerLost", "is_gone"]
+__all__ = ["Gone", "PeerError", "PeerLost", "is_gone", "is_told", "mark_told"]
 
 _GONE = re.compile(
     r"gloo|nccl|pair closure|connection (closed|reset|refused)|timed out waiting|broken pipe|socket closed",
     re.IGNORECASE,
 )
 """What torch says where a process cannot be reached any more."""
+
+_TOLD = "told_to_all_ranks"
 
 
 class PeerError(HotbedError, RuntimeError):
@@ -32,3 +34,16 @@ def is_gone(error: RuntimeError) -> bool:
     if isinstance(error, HotbedError):
         return False
     return isinstance(error, Gone) or _GONE.search(str(error)) is not None
+
+
+def mark_told(error: BaseException) -> None:
+    """All ranks have heard of it."""
+    setattr(error, _TOLD, True)
+
+
+def is_told(error: BaseException) -> bool:
+    """Whether all have heard of it, or of what it comes from."""
+    cause: BaseException | None = error
+    while cause is not None and not hasattr(cause, _TOLD):
+        cause = cause.__context__
+    return cause is not None

@@ -17,7 +17,7 @@ import torch.distributed as torch_dist
 from torch import Tensor
 
 from hotbed.dist.opening import ENDED, KINDS, SERVED, Opened, as_text, opened_by, text_in
-from hotbed.dist.peers import PeerError, PeerLost, is_gone
+from hotbed.dist.peers import PeerError, PeerLost, is_gone, is_told, mark_told
 from hotbed.dist.shared_memory import SharedMemory
 from hotbed.dist.wire import Gloo, Wire, group_of
 from hotbed.trace import span
@@ -31,8 +31,6 @@ _ROOM = 1024
 _MOST_WAITING = 62
 _BEATS = 5
 """Times that a rank shows up in the time after which it counts as gone."""
-_TOLD = "told_to_all_ranks"
-"""The mark of an error that all have heard of."""
 
 _NOTHING = torch.empty(0, dtype=torch.uint8)
 
@@ -233,7 +231,7 @@ class Ranks:
     def _raise_fault(self, faults: list[int], own: BaseException | None) -> None:
         told = self._gathered(as_text(own))
         if own is not None:
-            setattr(own, _TOLD, True)
+            mark_told(own)
             raise own
         rank = faults.index(1)
         raise PeerError(f"Rank {rank} could not go on: {text_in(told[rank])}")
@@ -257,10 +255,7 @@ class Ranks:
 
     def _end_by(self, kind: str, error: BaseException) -> None:
         """The ranks do nothing together any more, unless all have heard of an error in the middle of it."""
-        cause: BaseException | None = error
-        while cause is not None and not hasattr(cause, _TOLD):
-            cause = cause.__context__
-        if cause is None and self._lost is None:
+        if not is_told(error) and self._lost is None:
             self._lose(
                 f"This rank could not go on in the middle of {kind}, and so the ranks are out of step. The "
                 f"tables here are as {self.steps} steps have left them. ({type(error).__name__}: {error})"
