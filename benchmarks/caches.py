@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,7 +40,7 @@ class Trace:
         return result[::-1]
 
 
-class Order:
+class Order(abc.ABC):
     """Who leaves: the row of lowest `rank`. Told what happens, in batches."""
 
     def __init__(self, rows: int) -> None:
@@ -52,10 +53,12 @@ class Order:
         self.clock += len(keys)
 
     def evicted(self, keys: np.ndarray) -> None:
-        pass
+        """These have left."""
+        return None
 
+    @abc.abstractmethod
     def rank(self, keys: np.ndarray) -> np.ndarray:
-        raise NotImplementedError
+        """Of each key; the lowest leaves."""
 
 
 class LeastRecent(Order):

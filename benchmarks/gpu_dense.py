@@ -98,9 +98,10 @@ def mlp(run: Run) -> None:
             )
 
 
-def _sequence(layer: nn.Module, final: str | None) -> nn.Sequential:
+def _sequence(layer: Any, final: str | None) -> nn.Sequential:
+    """`layer`: a `hotbed.nn.MLP`."""
     parts: list[nn.Module] = []
-    for linear in layer.layers:  # type: ignore[union-attr]
+    for linear in layer.layers:
         parts += [copy.deepcopy(linear), nn.ReLU()]
     return nn.Sequential(*(parts if final else parts[:-1]))
 

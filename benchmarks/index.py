@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 
 import numpy as np
-import torch  # noqa: F401  (before the core: they share an OpenMP runtime)
 
 from benchmarks.machine import OtherWork
 from benchmarks.measure import ITERATIONS, Timing

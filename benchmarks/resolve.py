@@ -84,16 +84,17 @@ def _measure(report: Report, trace: Trace, kind: str, share: float, batches: int
     loads = 0
     first = residency.next_batch
     announced = admitted = 0
+    ms: dict[str, float] = {}
+
+    def timed(phase: str, work: Callable[..., object], *arguments: object) -> object:
+        start = time.perf_counter()
+        result = work(*arguments)
+        ms[phase] += (time.perf_counter() - start) * 1e3
+        return result
+
     with OtherWork() as other:
         for i in range(WARM_UP + batches):
-            ms = dict.fromkeys(PHASES, 0.0)
-
-            def timed(phase: str, work: Callable[..., object], *arguments: object) -> object:
-                start = time.perf_counter()
-                result = work(*arguments)
-                ms[phase] += (time.perf_counter() - start) * 1e3  # noqa: B023
-                return result
-
+            ms.update(dict.fromkeys(PHASES, 0.0))
             while announced < i + HORIZON:
                 batch = _core.Batch.make(tables, _inputs(trace.ids[announced]))
                 timed("distinct", batch.resolve, False, True, [])

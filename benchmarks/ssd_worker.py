@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch  # noqa: F401  (before the core: they share an OpenMP runtime)
 
 CONTENDERS = {
     "hotbed": ("row_log", "RowLog"),
@@ -140,8 +139,7 @@ def _cpu() -> float:
 
 
 def main() -> None:
-    from hotbed import _core  # noqa: F401  (loaded before the limit on memory holds)
-
+    importlib.import_module("hotbed._core")  # before the limit on memory holds
     worker = Worker(**json.loads(sys.argv[1]))
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:

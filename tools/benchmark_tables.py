@@ -40,7 +40,9 @@ def main() -> None:
     text = PAGE.read_text(encoding="utf-8")
     end = text.index("\n", text.index(BEFORE_TABLES))
     results = [RESULTS / f"{scenario}.json" for scenario in SCENARIOS]
-    sections = [section(path.stem, json.loads(path.read_text())) for path in results if path.exists()]
+    sections = [
+        section(path.stem, json.loads(path.read_text())) for path in results if path.exists()
+    ]
     PAGE.write_text(text[:end] + "\n\n" + "\n".join(sections).rstrip() + "\n", encoding="utf-8")
 
 

@@ -42,6 +42,13 @@ void bind_index(nb::module_& module) {
       .value("modulo", Dealing::modulo)
       .value("hash", Dealing::hash);
   module.def(
+      "find_keepers",
+      [](Address ids, int64_t n, int64_t ranks, Dealing dealing, Address keepers) {
+        find_keepers(pointer<int64_t>(ids), n, ranks, dealing, pointer<int64_t>(keepers));
+      },
+      "ids"_a, "n"_a, "ranks"_a, "dealing"_a, "keepers"_a, Unlocked(),
+      "Writes the keeper of each of n ids.");
+  module.def(
       "order_by_keeper",
       [](Address ids, int64_t n, int64_t ranks, Dealing dealing, Address ordered, Address place) {
         std::vector<int64_t> sizes(static_cast<size_t>(ranks));
@@ -50,9 +57,7 @@ void bind_index(nb::module_& module) {
         return sizes;
       },
       "ids"_a, "n"_a, "ranks"_a, "dealing"_a, "ordered"_a, "place"_a, Unlocked(),
-      "Writes n ids ordered by their keepers, and where each went. Returns how many each of "
-      "`ranks` "
-      "has.");
+      "Writes n ids ordered by their keepers, and where each went. Returns how many each has.");
   nb::class_<KeyIndex>(
       module, "KeyIndex",
       "int64 key -> slot. Arrays are addresses of contiguous int64 data. Finds may "

@@ -19,7 +19,6 @@ int64_t by_modulo(int64_t id, int64_t ranks) {
   return rest < 0 ? rest + ranks : rest;
 }
 
-// By the finalizer of MurmurHash3 (Austin Appleby, public domain).
 int64_t by_hash(int64_t id, int64_t ranks) {
   auto bits = static_cast<uint64_t>(id);
   bits = (bits ^ bits >> 33) * 0xFF51AFD7ED558CCD;
@@ -54,13 +53,18 @@ int64_t group_ids(const int64_t* ids, int64_t n, int64_t* distinct, int64_t* inv
   return count;
 }
 
+void find_keepers(const int64_t* ids, int64_t n, int64_t ranks, Dealing dealing, int64_t* keepers) {
+  if (ranks < 1) throw std::invalid_argument("there must be a rank");
+  for (int64_t i = 0; i < n; ++i) {
+    keepers[i] = dealing == Dealing::hash ? by_hash(ids[i], ranks) : by_modulo(ids[i], ranks);
+  }
+}
+
 void order_by_keeper(const int64_t* ids, int64_t n, int64_t ranks, Dealing dealing,
                      int64_t* ordered, int64_t* place, int64_t* sizes) {
   std::fill_n(sizes, ranks, int64_t{0});
-  for (int64_t i = 0; i < n; ++i) {
-    place[i] = dealing == Dealing::hash ? by_hash(ids[i], ranks) : by_modulo(ids[i], ranks);
-    ++sizes[place[i]];
-  }
+  find_keepers(ids, n, ranks, dealing, place);
+  for (int64_t i = 0; i < n; ++i) ++sizes[place[i]];
   std::vector<int64_t> next(static_cast<size_t>(ranks));
   std::exclusive_scan(sizes, sizes + ranks, next.begin(), int64_t{0});
   for (int64_t i = 0; i < n; ++i) {

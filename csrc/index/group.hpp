@@ -10,12 +10,17 @@ namespace hotbed {
 // how many are distinct. Throws std::bad_alloc.
 int64_t group_ids(const int64_t* ids, int64_t n, int64_t* distinct, int64_t* inverse);
 
-// Which of several ranks keeps a row: id % ranks, from 0 on; or by a hash, as
-// hotbed.sharding.keepers defines both.
+// Which of several ranks keeps a row: id % ranks, from 0 on; or ((h >> 32) * ranks) >> 32, h being
+// the finalizer of MurmurHash3 (Austin Appleby, public domain) of the id's bits. An index hashes
+// ids by another function, or else all ids of a rank would share leading bits there.
 enum class Dealing { modulo, hash };
 
+// Writes the keeper of each of n ids. Throws std::invalid_argument where there is no rank.
+void find_keepers(const int64_t* ids, int64_t n, int64_t ranks, Dealing dealing, int64_t* keepers);
+
 // Orders n ids by their keepers, those of one as they come: ordered receives them, place[i] where
-// ids[i] went, and sizes[r] how many rank r keeps. No two arrays overlap.
+// ids[i] went, and sizes[r] how many rank r keeps. No two arrays overlap. Throws
+// as find_keepers.
 void order_by_keeper(const int64_t* ids, int64_t n, int64_t ranks, Dealing dealing,
                      int64_t* ordered, int64_t* place, int64_t* sizes);
 

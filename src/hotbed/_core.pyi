@@ -318,6 +318,7 @@ class Dealing(enum.Enum):
 
     hash = 1
 
+def find_keepers(ids: int, n: int, ranks: int, dealing: Dealing, keepers: int) -> None: ...
 def order_by_keeper(
     ids: int, n: int, ranks: int, dealing: Dealing, ordered: int, place: int
 ) -> list[int]: ...

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-import zlib
 import warnings
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple

@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as torch_dist
 from dist.test_sharded import batch_of, plan_of
-from dist.worlds import run
+from dist.worlds import run, shared_files
 from torch import nn
 
 import hotbed as hb
@@ -204,7 +204,9 @@ def from_outside(rank: int, world: int) -> None:
         kept = model.tables.rows("item", local=True)
         assert len(kept.ids) == whole_rows
         assert torch.equal(kept.values, model.tables.lookup("item", kept.ids, local=True))
-        model.tables.assign("item", torch.arange(61), whole.tables.lookup("item", torch.arange(61)), local=True)
+        model.tables.assign(
+            "item", torch.arange(61), whole.tables.lookup("item", torch.arange(61)), local=True
+        )
         assert torch.equal(kept.values, model.tables.lookup("item", kept.ids, local=True))
     else:
         with pytest.raises(hb.IdError, match="another rank keeps some of these 1 ids"):
@@ -272,16 +274,14 @@ class Beside(hb.EmbeddingBag):
 
 
 def goes(rank: int, world: int) -> None:
-    def memory_of_ranks() -> int:
-        links = [f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd")]
-        return sum("memfd:hotbed" in os.readlink(link) for link in links if os.path.islink(link))
-
     def trained(model: nn.Module, given: Any) -> list[weakref.ref[Any]]:
         hb.distribute(model, "basic")
         optimizer = hb.optim.Adagrad(model.parameters(), lr=0.1)
         for _ in range(2):
             found = model(given)
-            sum(v.sum() for v in (found.values() if isinstance(found, dict) else [found])).backward()
+            sum(
+                v.sum() for v in (found.values() if isinstance(found, dict) else [found])
+            ).backward()
             optimizer.step()
             optimizer.zero_grad()
         lives = [p.hotbed_table for p in model.parameters() if hasattr(p, "hotbed_table")]
@@ -289,7 +289,7 @@ def goes(rank: int, world: int) -> None:
         return [weakref.ref(each) for each in kept]
 
     gc.collect()
-    before = memory_of_ranks()
+    before = shared_files()
     gc.disable()
     try:
         for make, given in (
@@ -299,7 +299,7 @@ def goes(rank: int, world: int) -> None:
         ):
             gone = trained(make(), given)
             assert len(gone) > 3 and [each() for each in gone] == [None] * len(gone)
-            assert memory_of_ranks() == before
+            assert shared_files() == before
         sockets = len(os.listdir("/proc/self/fd"))
         for _ in range(3):
             trained(Beside(), torch.tensor([[rank, 1]]))

@@ -64,14 +64,7 @@ def train(rank: int, world: int, store: str, fault: str, timeout: float, told: A
             if here and fault == "nan":
                 model.dense.weight.grad[0, 0] = float("nan")
             if here and fault == "killed in the vote":
-                agree = model.tables.table("item").place.ranks.agree
-
-                def die(kind: str, *arguments: Any, **more: Any) -> Any:
-                    if kind == "a step" and not arguments:
-                        os.kill(os.getpid(), signal.SIGKILL)
-                    return agree(kind, *arguments, **more)
-
-                model.tables.table("item").place.ranks.agree = die
+                die_in_the_vote(model.tables.table("item").place.ranks)
             optimizer.step()
             optimizer.zero_grad()
             done += 1
@@ -83,6 +76,18 @@ def train(rank: int, world: int, store: str, fault: str, timeout: float, told: A
             told.close()
             told.join_thread()
             os._exit(1)  # as a script that raises ends, without a word to the others
+
+
+def die_in_the_vote(ranks: Any) -> None:
+    """Kill this process in the next step, between its two votes."""
+    agree = ranks.agree
+
+    def die(kind: str, *arguments: Any, **more: Any) -> Any:
+        if kind == "a step" and not arguments:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return agree(kind, *arguments, **more)
+
+    ranks.agree = die
 
 
 def outcome(folder: Path, fault: str, timeout: float, stop: float = 0.0) -> dict[int, Any]:

@@ -80,7 +80,9 @@ def test_who_owns_a_part_is_a_value() -> None:
 
 
 @given(ids_, st.integers(1, 70), st.sampled_from(["hash", "modulo"]))
-def test_ids_are_ordered_by_their_keepers_as_they_come(ids: list[int], ranks: int, how: str) -> None:
+def test_ids_are_ordered_by_their_keepers_as_they_come(
+    ids: list[int], ranks: int, how: str
+) -> None:
     given_ids = torch.tensor(ids, dtype=torch.int64)
     ordered, place = torch.empty_like(given_ids), torch.empty_like(given_ids)
     to = ordered.data_ptr(), place.data_ptr()

@@ -401,14 +401,22 @@ def test_tables_that_are_frozen_among_many() -> None:
 
 def cut_by_columns(rank: int, world: int, folder: str) -> None:
     storage = hb.Storage(host="4MB", ssd=folder)
-    tables = [hb.Table("T0", 4, sharding=ColumnWise((0, 1))), hb.Table("T1", 4, 100, sharding="row")]
+    tables = [
+        hb.Table("T0", 4, sharding=ColumnWise((0, 1))),
+        hb.Table("T1", 4, 100, sharding="row"),
+    ]
     own = hb.EmbeddingCollection(tables, seed=1, storage=storage)
     hb.distribute(own)
     for _ in range(3):
         own({"T0": [7, 9, 9, 2**40], "T1": [1, 4, 4, 4]})
     used = [tuple(one) for name in own.tables for one in own.hottest(name)]
     uses = 3 * world, 0  # one a rank and batch
-    assert used == [(7, *uses), (9, *uses), (2**40, *uses), *[(one, *uses) for one in ([4], [1])[rank]]]
+    assert used == [
+        (7, *uses),
+        (9, *uses),
+        (2**40, *uses),
+        *[(one, *uses) for one in ([4], [1])[rank]],
+    ]
     assert own.erase("T0", [9, 11]) == 1
     assert own.count("T0") == 2
 

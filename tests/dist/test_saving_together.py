@@ -10,6 +10,7 @@ import pytest
 import torch
 from dist.test_sharded import batch_of, collection, loss_of, plan_of
 from dist.worlds import run
+from effort import examples
 
 import hotbed as hb
 from hotbed.checkpoint import CheckpointError
@@ -41,7 +42,9 @@ def save(rank: int, world: int, path: str, deal: str, untouched: str) -> None:
     steps(model, optimizer, range(3), rank, world)
     saved = hb.save(path, model, optimizer, step=3)
     assert saved.step == 3
-    assert saved.rows == sum(model.count(n) * (world if is_cut(model, n) else 1) for n in model.tables)
+    assert saved.rows == sum(
+        model.count(n) * (world if is_cut(model, n) else 1) for n in model.tables
+    )
     steps(model, optimizer, range(3, 6), rank, world)
     if rank == 0:
         assert not any(fault for _, _, fault in verified(hb.checkpoint.latest(path)))
@@ -79,8 +82,13 @@ def load(rank: int, world: int, path: str, deal: str, untouched: str) -> None:
 @pytest.mark.parametrize("untouched", ["lazy", "exact"])
 @pytest.mark.parametrize(
     ("before", "after"),
-    [((2, "mixed"), (3, "row")), ((3, "column"), (2, "modulo")), ((3, "replicated"), (1, "last")),
-     ((1, "last"), (3, "mixed")), ((2, "last"), (2, "replicated"))],
+    [
+        ((2, "mixed"), (3, "row")),
+        ((3, "column"), (2, "modulo")),
+        ((3, "replicated"), (1, "last")),
+        ((1, "last"), (3, "mixed")),
+        ((2, "last"), (2, "replicated")),
+    ],
 )
 def test_other_ranks_go_on(
     before: tuple[int, str], after: tuple[int, str], untouched: str, tmp_path: Path
@@ -168,5 +176,6 @@ def test_each_rank_has_its_position_and_random_states(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-def test_faults_of_one_rank_while_saving(tmp_path: Path) -> None:
+@pytest.mark.parametrize("again", range(examples(1, 20)))
+def test_faults_of_one_rank_while_saving(again: int, tmp_path: Path) -> None:
     run(2, faults, str(tmp_path))

@@ -69,7 +69,9 @@ def assert_close(first: str, second: str) -> None:
 @pytest.mark.process
 def test_any_number_of_processes_trains_on_the_same_batches(log: Path, tmp_path: Path) -> None:
     data = ["--data", log, "--checkpoint", tmp_path / "run", "--epochs", 1]
-    run(1, "--data", log, "--save", tmp_path / "one", "--json", tmp_path / "one.json", "--epochs", 2)
+    run(
+        1, "--data", log, "--save", tmp_path / "one", "--json", tmp_path / "one.json", "--epochs", 2
+    )
     ssd = ["--host", "24MB", "--ssd", tmp_path / "rows"]
     shown = run(2, *data, "--json", tmp_path / "half.json", *ssd)
     assert shown.stdout.count("Done") == 1
@@ -164,7 +166,9 @@ def test_the_example(log: Path, tmp_path: Path) -> None:
 
 
 def test_version_of_the_module() -> None:
-    done = subprocess.run([sys.executable, "-m", "hotbed", "--version"], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "hotbed", "--version"], capture_output=True, text=True
+    )
     assert hb.__version__ in done.stdout
 
 
@@ -191,7 +195,10 @@ def test_processes_that_another_launcher_has_started() -> None:
         )
         for rank in "01"
     ]
-    assert [one.communicate(timeout=60)[0] for one in started] == ["True True 2\n", "True False 2\n"]
+    assert [one.communicate(timeout=60)[0] for one in started] == [
+        "True True 2\n",
+        "True False 2\n",
+    ]
 
 
 def test_processes_that_cannot_find_each_other(monkeypatch: pytest.MonkeyPatch) -> None:

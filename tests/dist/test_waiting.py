@@ -1,4 +1,4 @@
-"""Gradients that wait on ranks wait as in one process: for a step, past it, beside older batches, with no rows."""
+"""Gradients that wait on ranks wait as in one process: for a step, past it, beside older batches."""
 
 from __future__ import annotations
 
@@ -43,7 +43,9 @@ class Both:
         mine = ids if self.rank == 0 else ()
         given = [(self.whole, ids, self.world), (self.own, mine, 1)]
         return [
-            model({"user": hb.Jagged(list(some), lengths=[len(some)] + [0] * (samples - 1))})["user"]
+            model({"user": hb.Jagged(list(some), lengths=[len(some)] + [0] * (samples - 1))})[
+                "user"
+            ]
             for model, some, samples in given
         ]
 
@@ -127,7 +129,9 @@ def past_the_end(rank: int, world: int) -> None:
     with Join(hb.dist.joinables(both.own)):
         for number in range(0 if rank == world - 1 else 4):
             ids = [number, number + 1] if rank == 0 else []
-            (world * both.own({"user": hb.Jagged(ids, lengths=[len(ids)])})["user"].sum()).backward()
+            (
+                world * both.own({"user": hb.Jagged(ids, lengths=[len(ids)])})["user"].sum()
+            ).backward()
             hb.nn.clip_grad_norm_(both.own.parameters(), 0.5)
             own.step()
             if number != 1:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import random
 from typing import Any
@@ -11,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as torch_dist
 from dist.test_sharded import batch_of, collection, loss_of, plan_of
-from dist.worlds import run
+from dist.worlds import run, shared_files
 
 import hotbed as hb
 from hotbed.dist import shared_memory
@@ -34,7 +33,9 @@ def messages(rank: int, world: int, shared: bool) -> None:
     chance = random.Random(world)
     for number in range(60):
         most = 3 << 20 if number == 40 else chance.choice([1, 9, 5000])
-        sizes = [[chance.randint(0, most) if a != b else 0 for b in range(world)] for a in range(world)]
+        sizes = [
+            [chance.randint(0, most) if a != b else 0 for b in range(world)] for a in range(world)
+        ]
         for to, room in enumerate(wire.take(sizes[rank])):
             assert room.data_ptr() % 8 == 0 or not len(room)
             room.copy_(message(rank, to, number, sizes[rank][to]))
@@ -55,12 +56,6 @@ def messages(rank: int, world: int, shared: bool) -> None:
 @pytest.mark.parametrize("world", [1, 2, 4])
 def test_messages_of_any_size_come_as_they_were_sent(world: int, shared: bool) -> None:
     run(world, messages, shared)
-
-
-def shared_files() -> int:
-    gc.collect()
-    names = [f"/proc/self/fd/{number}" for number in os.listdir("/proc/self/fd")]
-    return sum("memfd:hotbed" in os.readlink(name) for name in names if os.path.islink(name))
 
 
 def unseen(rank: int, world: int, what: str) -> None:

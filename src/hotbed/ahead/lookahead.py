@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import operator
 import warnings
-from collections.abc import Iterable, Iterator
-from typing import Any, Generic, TypeVar
+from collections.abc import Iterable, Iterator, Sized
+from typing import Any, Generic, TypeVar, cast
 
 from torch import nn
 
@@ -104,7 +104,7 @@ class Lookahead(Generic[T]):
         self._passed = seek(self.loader, epoch, batches)
 
     def __len__(self) -> int:
-        return len(self.loader)  # type: ignore[arg-type]
+        return len(cast(Sized, self.loader))
 
     def __iter__(self) -> Iterator[T]:
         if self._left is not None:

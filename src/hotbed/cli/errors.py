@@ -45,8 +45,11 @@ def told_in_one_sentence(
 
         notice(console or Console(stderr=True), in_options(str(message), words))
 
-    handler = logging.Handler()
-    handler.emit = lambda record: tell(record.getMessage())  # type: ignore[method-assign]
+    class Told(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            tell(record.getMessage())
+
+    handler = Told()
     logger = logging.getLogger("hotbed")
     logger.addHandler(handler)
     try:

@@ -24,8 +24,11 @@ def bring(
     torch.cat([part.long() for part in wanted], out=packed)
     sizes = [part.shape[0] for part in wanted]
     there = iter(torch.split(packed.to(device, non_blocking=True), sizes))
-    moved = [p if p is None or p.device == device else next(there) for p in flat]
-    return [(moved[k], moved[k + 1]) for k in range(0, len(moved), 2)]  # type: ignore[misc]
+
+    def moved(part: Tensor) -> Tensor:
+        return part if part.device == device else next(there)
+
+    return [(moved(ids), None if offsets is None else moved(offsets)) for ids, offsets in arrays]
 
 
 def bring_weights(weights: Tensor | None, device: torch.device) -> Tensor | None:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from hotbed import _core, init
-from hotbed.dist.peers import PeerError
 from hotbed.dist.opening import Opened
+from hotbed.dist.peers import PeerError
 from hotbed.dist.ranks import Ranks
 from hotbed.dist.trip import Trip
 from hotbed.errors import OptimizerError, TableError

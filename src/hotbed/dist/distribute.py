@@ -26,8 +26,8 @@ from hotbed.dist.trip import Trip
 from hotbed.errors import HotbedError, OptimizerError, PlanError, TableError
 from hotbed.places.moves import home_of
 from hotbed.sharding import Replicated
-from hotbed.table.live import LiveTable
 from hotbed.table.home import make_core
+from hotbed.table.live import LiveTable
 from hotbed.table.records import Records
 from hotbed.table.state_dict import signed_key
 from hotbed.tables import Table, part_of
@@ -92,8 +92,8 @@ def distribute(
         )
     if isinstance(model, DistributedDataParallel) or sharing_of(model) is not None:
         raise TableError(
-            f"This {type(model).__name__} is distributed already. Give the bare model, once: its dense layers "
-            "come into DistributedDataParallel by themselves."
+            f"This {type(model).__name__} is distributed already. Give the bare model, once: its dense "
+            "layers come into DistributedDataParallel by themselves."
         )
     ranks = Ranks(timeout=timeout, shared_memory=shared_memory)
     with ranks.telling("a distribution"):

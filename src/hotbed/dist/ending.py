@@ -19,8 +19,8 @@ from hotbed.dist.gradients import (
     Together,
     serve_collect,
 )
-from hotbed.dist.part import serve_step
 from hotbed.dist.opening import ENDED, Opened
+from hotbed.dist.part import serve_step
 from hotbed.dist.peers import PeerError, PeerLost, is_told
 from hotbed.dist.ranks import Ranks, nothing
 from hotbed.dist.wire import group_of
@@ -132,11 +132,12 @@ class _Serving(JoinHook):
                         if opened.kind == "the end":
                             return
                         answers[opened.kind](self._ranks, opened)
-                except PeerLost:
-                    raise
                 except Exception as error:
-                    if not isinstance(error, PeerError) and not is_told(error):
-                        raise  # those who have a batch have not heard of it
+                    heard = isinstance(error, PeerError) or is_told(
+                        error
+                    )  # by those who have a batch
+                    if isinstance(error, PeerLost) or not heard:
+                        raise
         except BaseException as error:  # raised again by the main thread
             self._error = error
 

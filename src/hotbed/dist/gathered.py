@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from hotbed import _core
-from hotbed.dist.raw import bytes_of, numbers_in
 from hotbed.dist.ranks import Ranks
+from hotbed.dist.raw import bytes_of, numbers_in
 from hotbed.dist.shares import Share
 from hotbed.errors import HotbedError, TableError
 

@@ -163,7 +163,9 @@ def _brought(
         if waiting.collected and not collected:  # a rank without batches hears of zero_grad() here
             waiting.drop_collected()
         waiting.collected = collected
-    found = Collected([live for live, any_ in zip(tables, told.any(1).tolist(), strict=True) if any_])
+    found = Collected(
+        [live for live, any_ in zip(tables, told.any(1).tolist(), strict=True) if any_]
+    )
     for at, trip in enumerate(opened.waiting):
         wanted = [n for n in range(len(tables)) if bool(told[n, at])]
         if not wanted:

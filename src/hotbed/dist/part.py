@@ -11,8 +11,8 @@ from torch import Tensor
 
 from hotbed import _core
 from hotbed.dist.gradients import Collected, collect, serve_collect
-from hotbed.dist.peers import PeerError
 from hotbed.dist.opening import Opened
+from hotbed.dist.peers import PeerError
 from hotbed.dist.ranks import Ranks
 from hotbed.optim.options import NUMBERS
 from hotbed.step.on_host import HostPart, rows_of
@@ -20,6 +20,7 @@ from hotbed.table.gradients import LeftRows
 from hotbed.table.holds import alone
 
 __all__ = ["ShardedPart", "serve_step"]
+
 
 class ShardedPart:
     """`hotbed.table.part.Part`. Called by all ranks, with the same tables. What the host steps besides, it
@@ -72,7 +73,9 @@ class ShardedPart:
         fault: Exception | None = collected.fault
         try:
             for live, rule, hyper in self._stepped:
-                self._host.take_table(live, rule, hyper, _none_of(live))  # the step counts on all ranks
+                self._host.take_table(
+                    live, rule, hyper, _none_of(live)
+                )  # the step counts on all ranks
                 for part in live.place.own.values():
                     rows = rows_of(part) or _none_of(part)
                     self._host.take_table(part, part.rule, hyper, rows)

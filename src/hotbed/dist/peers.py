@@ -42,8 +42,8 @@ def mark_told(error: BaseException) -> None:
 
 
 def is_told(error: BaseException) -> bool:
-    """Whether all have heard of it, or of what it comes from."""
+    """Whether all have heard of it, or of what it was raised from."""
     cause: BaseException | None = error
     while cause is not None and not hasattr(cause, _TOLD):
-        cause = cause.__context__
+        cause = cause.__cause__
     return cause is not None

@@ -11,7 +11,7 @@ from torch import Tensor
 from hotbed import _core
 from hotbed.dist.batch import ShardedBatch
 from hotbed.dist.gathered import gathered
-from hotbed.dist.gradients import SharedHandle, ShardedGradient, WaitingOnRanks
+from hotbed.dist.gradients import ShardedGradient, SharedHandle, WaitingOnRanks
 from hotbed.dist.part import ShardedPart
 from hotbed.dist.ranks import Ranks
 from hotbed.dist.shares import Share
@@ -219,8 +219,8 @@ class Sharded(Place):
         cut = any(share.part.dim < self.spec.dim for share in self.shares)
         if cut and any(one_a_row for _, one_a_row, _ in _core.state_planes(options)):
             raise OptimizerError(
-                f"{named}: its rule has one state for a whole row, and the table is cut by columns, so that no "
-                'rank has a whole row. Give Table(sharding="row"), or another rule.'
+                f"{named}: its rule has one state for a whole row, and the table is cut by columns, so that "
+                'no rank has a whole row. Give Table(sharding="row"), or another rule.'
             )
 
     def make_states(self, rule: Any) -> None:

@@ -180,8 +180,8 @@ class Ranks:
         kind = KINDS[int(told[speaks, _KIND])]
         if any(ended) and not SERVED[kind]:
             raise PeerError(
-                f"Rank {ended.index(True)} has no batches any more and waits in Join, where it cannot take part "
-                f"in {kind}. Do that when all have left Join."
+                f"Rank {ended.index(True)} has no batches any more and waits in Join, where it cannot take "
+                f"part in {kind}. Do that when all have left Join."
             )
         found = self._tables_told(told, ended, speaks, tables)
         waiting = self.waiting
@@ -205,8 +205,8 @@ class Ranks:
         for rank, other in enumerate(told[:, [_KIND, _SEQUENCE, _COUNT]].tolist()):
             if not ended[rank] and other != own:
                 raise PeerError(
-                    f"Rank {rank} is at {opened_by(*other)} while rank {mine} is at {opened_by(*own)}. All ranks "
-                    "must look up and step the same tables in the same order."
+                    f"Rank {rank} is at {opened_by(*other)} while rank {mine} is at {opened_by(*own)}. All "
+                    "ranks must look up and step the same tables in the same order."
                 )
 
     def _tables_told(
@@ -238,8 +238,8 @@ class Ranks:
 
     @contextlib.contextmanager
     def telling(self, kind: str) -> Iterator[None]:
-        """What goes wrong inside, before the exchange `kind`, is told to the others, who wait for it. What goes
-        wrong later, and none of them has heard of, is the end of what they do together."""
+        """Report errors raised inside before the exchange `kind` to the other ranks, which wait for it.
+        Later ones that they have not heard of abort the group."""
         sequence = self._sequence
         try:
             yield
@@ -276,8 +276,8 @@ class Ranks:
             raise self._lost
         if os.getpid() != self._process:
             raise PeerError(
-                "A forked process takes no part in what ranks do together: it is not the rank that it was forked "
-                "from. Read rows there before the fork, or start it by spawn."
+                "A forked process takes no part in what ranks do together: it is not the rank that it was "
+                "forked from. Read rows there before the fork, or start it by spawn."
             )
         try:
             yield

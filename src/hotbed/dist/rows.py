@@ -52,7 +52,9 @@ class Rows(NamedTuple):
         if isinstance(self.at, slice):
             return self.rows[self.at][:, self.columns]
         width = len(range(*self.columns.indices(self.rows.shape[1])))
-        made = block(len(self.at) * width * self.rows.itemsize).view(self.rows.dtype).view(-1, width)
+        made = (
+            block(len(self.at) * width * self.rows.itemsize).view(self.rows.dtype).view(-1, width)
+        )
         self.write(made)
         return made
 

@@ -1,4 +1,4 @@
-"""Messages between processes of one machine: each rank writes to memory of its own, and the others read there."""
+"""Messages between processes of one machine: each rank writes to its own memory, the others read."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ _MOST_GATHERED = 1 << 14
 _NUMBERS, _MESSAGES = 0, 1 << 32
 _SMALLEST = 1 << 20
 _TOKEN = 16
+_GATHERED = _LINE + _TOKEN + 2 * WORD
+"""Where what is gathered begins, behind the counter, the token and two headings."""
 _NAME = "hotbed"
 _WHY = {
     _core.Waited.too_long: "it kept the others waiting for too long",
@@ -42,7 +44,7 @@ class SharedMemory:
     """
 
     def __init__(self, gloo: Wire, rank: int, seconds: float, members: list[_Member]) -> None:
-        """`gloo`: for what is too large to be gathered. `seconds`: to wait for a rank. `members`: all ranks."""
+        """`gloo`: for what is too large to be gathered. `seconds`: timeout. `members`: all ranks."""
         self._gloo, self._rank, self._seconds = gloo, rank, seconds
         self._members, self._own = members, members[rank]
         self._gathered = self._sent = 0
@@ -109,7 +111,7 @@ class SharedMemory:
         at = self._gathered % 2
         self._gathered += 1
         heading = what + own.nbytes
-        self._own.heading(at)[0] = heading
+        self._own.headings[at] = heading
         self._own.numbers(at, own)[:] = own
         _core.raise_counter(self._own.counter, self._gathered)
         found = []
@@ -119,7 +121,7 @@ class SharedMemory:
                 came = _core.wait_for_counter(*wait)
                 if came != _core.Waited.raised:
                     raise Gone(f"rank {rank}: {_WHY[came]}")
-                if int(member.heading(at)) != heading:
+                if int(member.headings[at]) != heading:
                     raise Gone(f"rank {rank}: it does something else than rank {self._rank}")
             found.append(member.numbers(at, own))
         return torch.stack(found)
@@ -136,6 +138,7 @@ class _Member:
         address: by which other processes find it.
         process: a descriptor of its process; -1: it is this one.
         counter: address of a number, which tells how often it has gathered.
+        headings: (2,) what it gathered the last time, and the time before.
         messages: memory for them.
     """
 
@@ -143,6 +146,7 @@ class _Member:
         self.address, self.process = address, process
         self._control, *self.messages = memories
         self.counter = self._control.bytes.data_ptr()
+        self.headings = self._control.bytes[_LINE + _TOKEN : _GATHERED].view(torch.int64)
         if process >= 0:
             weakref.finalize(self, os.close, process)
 
@@ -175,17 +179,11 @@ class _Member:
             raise OSError("another process has this number here")
         return cls(address, os.pidfd_open(number), memories)
 
-    def heading(self, at: int) -> Tensor:
-        """(1,) what was gathered the last time, or the time before."""
-        return self._gathered(at, 0, WORD).view(torch.int64)
-
     def numbers(self, at: int, like: Tensor) -> Tensor:
-        """(n,) numbers of it."""
-        return self._gathered(at, WORD, like.nbytes).view(like.dtype)
-
-    def _gathered(self, at: int, begin: int, size: int) -> Tensor:
-        begin += _LINE + _TOKEN + at * (WORD + _MOST_GATHERED)
-        return self._control.bytes[begin : begin + size]
+        """(n,) numbers of the last time, or the time before."""
+        begin = _GATHERED + at * _MOST_GATHERED
+        found: Any = self._control.bytes[begin : begin + like.nbytes]
+        return found.view(like.dtype)  # type: ignore[no-any-return]
 
 
 class _Memory:

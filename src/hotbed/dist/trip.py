@@ -1,4 +1,4 @@
-"""The way of a batch across ranks: distinct ids to their keepers, rows back, and later gradients the same way.
+"""A batch across ranks: distinct ids to their keepers, rows back, and later gradients the same way.
 
 Shapes: n distinct ids of a table that this rank asks for, m ids that a rank asks this one for.
 """
@@ -180,7 +180,9 @@ class Trip:
             grads: (n, dim) of the compute dtype for each table in `wanted`; None: zeros.
             wanted: positions of the tables of which a rank has a gradient.
         """
-        forms = [Form(self.places[p.table].spec.compute_dtype, p.share.part.dim) for p in self._parts]
+        forms = [
+            Form(self.places[p.table].spec.compute_dtype, p.share.part.dim) for p in self._parts
+        ]
         outgoing = [self._part_of(grads[part.table], part) for part in self._parts]
         incoming = self._to_keepers("gradients", outgoing, forms, wanted)
         mine = [at for at, s in enumerate(self._mine) if self._parts[s].table in wanted]

@@ -11,6 +11,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from hotbed import _core
+
 __all__ = ["Owned", "hashed_keeper", "modulo_keeper"]
 
 
@@ -18,27 +20,21 @@ def hashed_keeper(ids: Tensor, world_size: int) -> Tensor:
     """(n,) int64: the rank that keeps each of (n,) int64 ids of a dynamic table.
 
     ``((h >> 32) * world_size) >> 32``, h being the finalizer of MurmurHash3 (Appleby, public domain) of
-    the id's 64 bits, unsigned. An index hashes ids by another function, or else all ids of a rank would
-    share leading bits there.
+    the id's 64 bits, unsigned.
     """
-    bits = ids
-    for factor in (
-        -0xAE502812AA7333,
-        -0x3B314601E57A13AD,
-    ):  # 0xff51afd7ed558ccd, 0xc4ceb9fe1a85ec53
-        bits = (bits ^ _shifted(bits, 33)) * factor  # wraps around, as unsigned numbers do
-    bits = bits ^ _shifted(bits, 33)
-    return (_shifted(bits, 32) * world_size) >> 32
+    return _kept(ids, world_size, _core.Dealing.hash)
 
 
 def modulo_keeper(ids: Tensor, world_size: int) -> Tensor:
     """(n,) int64: ``id % world_size``, from 0 on for negative ids, too."""
-    return torch.remainder(ids, world_size)
+    return _kept(ids, world_size, _core.Dealing.modulo)
 
 
-def _shifted(bits: Tensor, by: int) -> Tensor:
-    """To the right, zeros coming in."""
-    return (bits >> by) & ((1 << (64 - by)) - 1)
+def _kept(ids: Tensor, world_size: int, dealing: _core.Dealing) -> Tensor:
+    here = ids.to("cpu", torch.int64).contiguous()
+    keepers = torch.empty_like(here)
+    _core.find_keepers(here.data_ptr(), here.numel(), world_size, dealing, keepers.data_ptr())
+    return keepers.to(ids.device)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
