@@ -134,6 +134,7 @@ sanitize: $(VENV)/stamp-build
 
 lint: $(VENV)/stamp-tools
 	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check -q .
 	@$(BIN)/mypy
 	@mkdir -p build
 	@PYTHONPATH=src $(BIN)/lint-imports --no-cache >build/imports.log || (tail -n 40 build/imports.log; exit 1)

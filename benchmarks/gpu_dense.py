@@ -81,7 +81,7 @@ def mlp(run: Run) -> None:
                 x.requires_grad_()
             functions: Contenders = {"hotbed": layer, "torch": plain}
             _add_compiled(run, f"mlp {name}", precision, functions, copy.deepcopy(plain), [x])
-            parameters = {n: list(f.parameters()) for n, f in functions.items()}
+            parameters = {n: list(f.parameters()) for n, f in functions.items()}  # type: ignore[attr-defined]
             floors, moved = _mlp_floors(
                 run.roof, batch, (inputs, *widths), precision, x.requires_grad
             )

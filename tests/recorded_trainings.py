@@ -247,5 +247,5 @@ def _ids_in(given: Any) -> Tensor:
     if isinstance(given, hb.Jagged):
         return given.values
     if given.layout is torch.sparse_csr:
-        return given.col_indices()  # type: ignore[no-any-return]
-    return given.values() if given.is_nested else given  # type: ignore[no-any-return]
+        return given.col_indices()
+    return given.values() if given.is_nested else given

@@ -100,7 +100,7 @@ def test_a_memory_mapped_file_is_read(tmp_path: Path) -> None:
     np.arange(10).tofile(tmp_path / "ids")
     layer = hb.Embedding(10, 2)
     for mode in ("r", "r+", "c"):
-        mapped = np.memmap(tmp_path / "ids", np.int64, mode)  # type: ignore[call-overload]
+        mapped = np.memmap(tmp_path / "ids", np.int64, mode)
         assert torch.equal(layer(mapped[3:7]), layer(torch.arange(3, 7)))
     packed = np.zeros(5, dtype=[("flag", "u1"), ("id", "<i8")])  # fields that are not aligned
     packed["id"] = np.arange(5)
@@ -265,4 +265,4 @@ def test_lists_of_a_jagged() -> None:
         ([[1]], [1.0], "a list of lists of weights"),
     ):
         with pytest.raises(hb.InputError, match=f"Jagged.from_lists.*{says}"):
-            hb.Jagged.from_lists(bags, weights)  # type: ignore[arg-type]
+            hb.Jagged.from_lists(bags, weights)

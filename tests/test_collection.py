@@ -126,12 +126,12 @@ def test_descriptions_are_checked() -> None:
         ([hb.Table("_live", 2)], None, "cannot be called '_live'"),
     ):
         with pytest.raises(hb.TableError, match=says):
-            hb.EmbeddingCollection(tables, features)  # type: ignore[arg-type]
+            hb.EmbeddingCollection(tables, features)
     collection = hb.EmbeddingCollection([item, hb.Table("unused", 2)], {"x": "item"})
     assert collection({"x": ids([1])})["x"].shape == (1, 4)
     for seed in ("0", 1.0, True):
         with pytest.raises(hb.TableError, match="seed must be an integer"):
-            hb.EmbeddingCollection([item], seed=seed)  # type: ignore[arg-type]
+            hb.EmbeddingCollection([item], seed=seed)
 
 
 @pytest.mark.parametrize("name", ["features", "forward", "rows", "a.b", "_c0", "weight", "é"])
@@ -155,8 +155,8 @@ def test_looking_in_from_outside() -> None:
     assert torch.equal(collection.lookup("user", rows.ids), rows.values)
     collection.assign("user", ids([7, 7, -1]), torch.arange(9.0).view(3, 3))
     assert collection.lookup("user", ids([7, -1])).tolist() == [[3, 4, 5], [6, 7, 8]]
-    assert collection.lookup("user", [7]).tolist() == [[3, 4, 5]]  # type: ignore[arg-type]
-    assert collection.lookup("user", []).shape == (0, 3)  # type: ignore[arg-type]
+    assert collection.lookup("user", [7]).tolist() == [[3, 4, 5]]
+    assert collection.lookup("user", []).shape == (0, 3)
     assert collection.count("user") == len(rows.ids) + 2
     memory = collection.memory()
     assert memory["item"]["rows"] == 20 and memory["item"]["weights"] == 20 * 5 * 4
@@ -168,7 +168,7 @@ def test_looking_in_from_outside() -> None:
     for call, says in (
         (lambda: collection.rows("what"), "no table 'what'; there are 'item'"),
         (lambda: collection.parameter("what"), "no table 'what'"),
-        (lambda: collection.lookup(["item"], ids([1])), r"no table \['item'\]"),  # type: ignore[arg-type]
+        (lambda: collection.lookup(["item"], ids([1])), r"no table \['item'\]"),
         (lambda: collection.lookup("user", ids([1.5])), "must be int64 or int32, got float32"),
         (lambda: collection.lookup("user", ids([[1]])), r"must be 1-D, got shape \(1, 1\)"),
         (lambda: collection.lookup("item", ids([20])), r"id 20 is outside \[0, 20\)"),

@@ -51,7 +51,7 @@ def supposed(code: str) -> dict[str, Any]:
     }
     names = {
         "os": os,
-        "alone": {"store": torch_dist.HashStore(), **ONLY},
+        "alone": {"store": torch_dist.HashStore(), **ONLY},  # type: ignore[attr-defined]
         "torch": torch,
         "hb": hb,
         "lightning": types.SimpleNamespace(Callback=object),
@@ -94,7 +94,7 @@ def test_code_runs(page: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> 
             for name in ("RANK", "LOCAL_RANK"):
                 patch.setenv(name, "0")
             if "distribute(" in code and "init_process_group" not in code:
-                torch_dist.init_process_group("gloo", store=torch_dist.HashStore(), **ONLY)
+                torch_dist.init_process_group("gloo", store=torch_dist.HashStore(), **ONLY)  # type: ignore[attr-defined]
             code = code.replace('init_process_group("gloo")', 'init_process_group("gloo", **alone)')
             exec(compile(code, f"{page.name}, block {at}", "exec"), supposed(code))
             if torch_dist.is_initialized():

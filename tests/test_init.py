@@ -74,7 +74,7 @@ GOLDEN = [
 def rows_of(spec, ids, dim, dtype=torch.float32, key=KEY, padding_id=None):
     ids = torch.as_tensor(ids, dtype=torch.int64)
     out = torch.empty(len(ids), dim, dtype=dtype)
-    _core.initial_rows(
+    _core.initial_rows(  # type: ignore[call-arg]
         *spec, key, ids.data_ptr(), len(ids), dim, DTYPES[dtype], out.data_ptr(),
         padding_id=padding_id,
     )  # fmt: skip

@@ -87,7 +87,7 @@ def test_agrees_with_a_dict(steps: list[tuple[str, list[int]]]) -> None:
         elif operation == "update":
             slots = np.arange(free, free + len(ids))
             free += len(ids)
-            present = [(key, slot) for key, slot in zip(ids, slots.tolist(), strict=True)]
+            present = [(key, slot) for key, slot in zip(ids, slots.tolist(), strict=True)]  # type: ignore[attr-defined]
             present = [(key, slot) for key, slot in present if key in oracle]
             assert index.update(keys, slots) == len(present)
             oracle.update(present)
@@ -97,7 +97,7 @@ def test_agrees_with_a_dict(steps: list[tuple[str, list[int]]]) -> None:
             slots = np.arange(free, free + len(ids))
             if len(set(ids)) == len(ids) and not oracle.keys() & set(ids):
                 index.insert(keys, slots)
-                oracle.update(zip(ids, slots.tolist(), strict=True))
+                oracle.update(zip(ids, slots.tolist(), strict=True))  # type: ignore[attr-defined]
                 free += len(ids)
             else:
                 with pytest.raises(ValueError, match="table 'item': key -?[0-9]+ has slot"):

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hotbed as hb
 from hotbed import _core
 from hotbed.places.memory import in_memory
-from tests.effort import examples
 
 STATES = {"SGD": 0, "Adagrad": 1, "Adam": 2}
 """Numbers a weight."""

@@ -179,8 +179,8 @@ def _break(collection: hb.EmbeddingCollection, batch: list[Feature], rng: random
             lambda: KeyedInput(["a"], good.values, torch.tensor([], dtype=torch.int64), None),
             "offsets",
         ),
-        (lambda: KeyedInput(["a"], good.values, [0.0, 2], None), "offsets"),  # type: ignore[arg-type]
-        (lambda: KeyedInput(["a"], ["b"], torch.tensor([0, 1]), None), "ids"),  # type: ignore[arg-type]
+        (lambda: KeyedInput(["a"], good.values, [0.0, 2], None), "offsets"),
+        (lambda: KeyedInput(["a"], ["b"], torch.tensor([0, 1]), None), "ids"),
         (lambda: torch.zeros(size, 2, 2, dtype=torch.int64).to_sparse(), "sparse"),
         (lambda: torch.nested.nested_tensor([torch.tensor([1])], layout=torch.strided), "nested"),
         (lambda: torch.zeros(size + 1, dtype=torch.int64), "batch of"),

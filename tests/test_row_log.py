@@ -43,7 +43,7 @@ operations = st.lists(
 
 
 def arrays(pairs: object) -> tuple[np.ndarray, np.ndarray]:
-    listed = list(pairs)  # type: ignore[call-overload]
+    listed = list(pairs)
     tables = np.array([table for table, _ in listed], np.int32)
     return tables, np.array([i for _, i in listed], np.int64)
 
@@ -79,11 +79,11 @@ def test_agrees_with_a_dict(
     oracle: dict[tuple[int, int], int] = {}
     for version, (operation, argument) in enumerate(steps, 1):
         if operation == "write range":
-            begin, count = argument  # type: ignore[misc]
-            argument = {(0, (begin + i) % 300) for i in range(count)}
+            begin, count = argument
+            argument = {(0, (begin + i) % 300) for i in range(count)}  # type: ignore[has-type]
         if operation.startswith("write"):
             log.write(*arrays(argument), version)
-            oracle |= dict.fromkeys(argument, version)  # type: ignore[call-overload]
+            oracle |= dict.fromkeys(argument, version)
         elif operation == "read":
             expected = [oracle.get(key, 0) for key in argument]  # type: ignore[attr-defined]
             assert log.versions(*arrays(argument)).tolist() == expected

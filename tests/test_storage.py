@@ -71,7 +71,7 @@ def test_fields_are_read_once() -> None:
     assert storage.budgets == (4000, 2_000_000)
     assert storage.tiered
     with pytest.raises(dataclasses.FrozenInstanceError):
-        storage.device = 1  # type: ignore[misc]
+        storage.device = 1
 
 
 def test_without_a_device_the_host_computes(tmp_path: Path) -> None:

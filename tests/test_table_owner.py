@@ -39,14 +39,14 @@ class Model(nn.Module):
 
 
 def by_pickle(model: nn.Module) -> nn.Module:
-    return pickle.loads(pickle.dumps(model))  # type: ignore[no-any-return]
+    return pickle.loads(pickle.dumps(model))
 
 
 def by_torch_save(model: nn.Module) -> nn.Module:
     buffer = io.BytesIO()
     torch.save(model, buffer)
     buffer.seek(0)
-    return torch.load(buffer, weights_only=False)  # type: ignore[no-any-return]
+    return torch.load(buffer, weights_only=False)
 
 
 @pytest.mark.parametrize("way", [copy.deepcopy, by_pickle, by_torch_save])
@@ -337,9 +337,8 @@ def test_a_module_that_is_saved_loaded_or_moved_can_be_used_meanwhile() -> None:
 def process_group() -> Iterator[None]:
     """A world of one process, in memory."""
     os.environ.pop("MASTER_ADDR", None)
-    torch.distributed.init_process_group(
-        "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
-    )
+    store = torch.distributed.HashStore()  # type: ignore[attr-defined]
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     yield
     torch.distributed.destroy_process_group()
 

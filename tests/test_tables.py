@@ -49,7 +49,7 @@ def test_what_cannot_be_a_table(arguments: dict[str, Any], says: str) -> None:
 
 
 def test_integers_of_other_kinds_are_taken() -> None:
-    table = hb.Table("item", dim=np.int32(4), rows=torch.tensor(10), padding_idx=np.int64(2))  # type: ignore[arg-type]
+    table = hb.Table("item", dim=np.int32(4), rows=torch.tensor(10), padding_idx=np.int64(2))
     assert (table.dim, table.rows, table.padding_idx) == (4, 10, 2)
     assert all(type(v) is int for v in (table.dim, table.rows, table.padding_idx))
 
@@ -65,7 +65,7 @@ def test_a_table_is_a_value() -> None:
     assert table.combiner == "none" and table == hb.Table("item", 4, combiner="none")
     assert pickle.loads(pickle.dumps(table)) == table and hash(table) == hash(table)
     with pytest.raises(dataclasses.FrozenInstanceError):
-        table.dim = 3  # type: ignore[misc]
+        table.dim = 3
 
 
 @pytest.mark.parametrize("rows", [10**12, 2**50, 2**62])

@@ -40,7 +40,7 @@ class GatheredBags(TorchBags):
 
     def drop(self) -> None:
         super().drop()
-        self.outputs: list[Tensor] = []
+        self.outputs = []
 
 
 class DdpBags(GatheredBags):

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 import torch
-from attacks import PATIENCE, attack, seeds
+from attacks.damage import CHECKED, UNTOLD, contents_of
+from attacks.harness import PATIENCE, attack, seeds
 from checkpoint.saved_models import MANIFEST
 from checkpoint.small_models import made, train
-from damage import CHECKED, UNTOLD, contents_of
 
 import hotbed as hb
 from hotbed.checkpoint import load_model, read

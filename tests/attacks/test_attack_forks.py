@@ -8,11 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import history
 import pytest
 import torch
-from attacks import Together, attack, in_forked_child, seeds
-from history import TABLES, batches, collection, forever, ids_of, numbers, step
+from attacks import history
+from attacks.harness import Together, attack, in_forked_child, seeds
+from attacks.history import TABLES, batches, collection, forever, ids_of, numbers, step
 from torch.utils.data import DataLoader, Dataset
 
 import hotbed as hb

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from attacks import attack, seeds
+from attacks.harness import attack, seeds
+from attacks.history import TABLES, batches, collection, ids_of, step
 from checkpoint.saved_models import bias_of, saved, with_bias
-from history import TABLES, batches, collection, ids_of, step
 
 import hotbed as hb
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from attacks import Together, attack, seeds
+from attacks.harness import Together, attack, seeds
 from refills import FILLS
 from torch import Tensor
 
@@ -119,7 +119,7 @@ def use(tiered: Any, plain: Any, batch: Batch, *, quiet: bool) -> None:
         assert same(vectors, flat(plain(as_batch(before))))
     else:
         are_rows({name: part.detach() for name, part in vectors.items()})
-    sum(part.sum() for part in vectors.values()).backward()  # type: ignore[union-attr]
+    sum(part.sum() for part in vectors.values()).backward()
     tiered.zero_grad()
 
 

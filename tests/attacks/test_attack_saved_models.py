@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from attacks import attack, seeds
+from attacks.damage import CHECKED, UNTOLD, contents_of
+from attacks.harness import attack, seeds
 from checkpoint.saved_models import DENSE, saved, with_bias
-from damage import CHECKED, UNTOLD, contents_of
 
 from hotbed.checkpoint import load_model
 from hotbed.errors import HotbedError

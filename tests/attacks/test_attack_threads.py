@@ -6,11 +6,11 @@ import random
 from functools import partial
 from typing import Any
 
-import history
 import pytest
 import torch
-from attacks import Together, attack, seeds
-from history import IDS, TABLES, History, batches, collection, ids_of, numbers
+from attacks import history
+from attacks.harness import Together, attack, seeds
+from attacks.history import IDS, TABLES, History, batches, collection, ids_of, numbers
 from torch import Tensor
 
 import hotbed as hb

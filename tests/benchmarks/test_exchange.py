@@ -1,5 +1,7 @@
 """The scenarios `exchange` and `scale`, with two processes."""
 
+import shutil
+
 import pytest
 import torch
 
@@ -27,7 +29,7 @@ def _differences(rank, world, optimizer):
         if isinstance(contender, TorchRec):
             found = list(contender.own_shards())
         else:
-            found = [(t, 0, contender.weights(t)) for t in range(work.tables)]
+            found = [(t, 0, contender.weights(t)) for t in range(work.tables)]  # type: ignore[attr-defined]
         first = first or [weights for _, _, weights in found]
         differences[contender.name] = max(
             float((shard - first[t][begin : begin + len(shard)]).abs().max())
@@ -92,6 +94,6 @@ def test_other_work_is_what_no_rank_took():
 
 
 def test_a_link_that_cannot_be_made_says_why(monkeypatch):
-    monkeypatch.setattr(link.shutil, "which", lambda name: None if name == "tc" else name)
+    monkeypatch.setattr(shutil, "which", lambda name: None if name == "tc" else name)
     with pytest.raises(link.LinkError, match="there is no tc"), link.ports(2, "1gbit"):
         pass

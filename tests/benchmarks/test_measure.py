@@ -69,7 +69,7 @@ def test_groups_keep_order_and_budget(sizes: list[int], budget: int) -> None:
     contenders = [Recorder(str(i), size, []) for i, size in enumerate(sizes)]
     groups = pack(contenders, budget)
     assert [c for group in groups for c in group] == contenders
-    assert all(sum(c.size for c in group) <= budget for group in groups)
+    assert all(sum(c.nbytes() for c in group) <= budget for group in groups)
 
 
 def test_a_contender_too_large_for_the_machine_is_refused() -> None:

@@ -32,7 +32,7 @@ def test_peers_do_the_same_work(
     peer: type, optimizer: str, dynamic: bool, bag: int, ragged: bool
 ) -> None:
     work = Workload(tables=3, rows=40, dim=8, batch=16, bag=bag, ragged=ragged)
-    assert not ragged or {0, 2 * bag} <= {*work.lengths.flatten().tolist()}  # type: ignore[union-attr]
+    assert not ragged or {0, 2 * bag} <= {*work.lengths.flatten().tolist()}
     ours = HotbedTables(work, optimizer, LR, dynamic=dynamic)
     theirs = peer(work, optimizer, LR)
     for contender in (ours, theirs):

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 import torch
+from checkpoint.small_models import made, train
 from safetensors.torch import load_file, save_file
-from small_models import made, train
 
 import hotbed as hb
 from hotbed import _core

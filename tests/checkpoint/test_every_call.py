@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from disk_calls import BROKEN, FULL, at_call, die
-from small_models import made, train
-from whole_checkpoints import check_goes_on, names_in
+from checkpoint.disk_calls import BROKEN, FULL, at_call, die
+from checkpoint.small_models import made, train
+from checkpoint.whole_checkpoints import check_goes_on, names_in
 
 import hotbed as hb
 from hotbed.checkpoint import rows

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from checkpoint.saved_models import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
-from saved_models import crc32c
 
 from hotbed import _core
 from hotbed.checkpoint import files as json_files

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from checkpoint.saved_models import DENSE, ROWS, replace_file, rewrite, saved, trained, with_bias
 from kept_in import PLACES, step, storage_of
 from safetensors.torch import load_file, save
-from saved_models import DENSE, ROWS, replace_file, rewrite, saved, trained, with_bias
 
 import hotbed as hb
 from hotbed.checkpoint import CheckpointError, load_model, rows

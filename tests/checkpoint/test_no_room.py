@@ -13,9 +13,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from disk_calls import FULL, at_call
-from small_models import made, train
-from whole_checkpoints import names_in
+from checkpoint.disk_calls import FULL, at_call
+from checkpoint.small_models import made, train
+from checkpoint.whole_checkpoints import names_in
 
 import hotbed as hb
 

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from checkpoint.recorded_disk import Event, RecordedDisk, after_power_cut, put, there
+from checkpoint.small_models import made, train
+from checkpoint.whole_checkpoints import STEPS, check_goes_on, names_in
 from effort import examples
-from recorded_disk import Event, RecordedDisk, after_power_cut, put, there
-from small_models import made, train
-from whole_checkpoints import STEPS, check_goes_on, names_in
 
 import hotbed as hb
 from hotbed.checkpoint import CheckpointError

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from checkpoint.small_models import batch_of, everything, made, same, train
 from kept_in import PLACES, storage_of
-from small_models import batch_of, everything, made, same, train
 from torch import nn
 
 import hotbed as hb
@@ -25,7 +25,7 @@ RULES = [rule.__name__ for rule in hb.optim.RULES]
 def test_it_goes_on_with_the_same_bits(tmp_path: Path, rule: str, untouched: str) -> None:
     options = {"untouched": untouched}
     if rule in ("SGD", "RMSprop") and untouched == "exact":
-        options["momentum"] = 0.9 if rule == "SGD" else 0.0  # type: ignore[assignment]
+        options["momentum"] = 0.9 if rule == "SGD" else 0.0
     try:
         model, optimizer = made("memory", tmp_path, rule, **options)
     except hb.OptimizerError:

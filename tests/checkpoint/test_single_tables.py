@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import torch
+from checkpoint.saved_models import ROWS, replace_file, rewrite
+from checkpoint.small_models import made, train
 from safetensors.torch import load_file, save
-from saved_models import ROWS, replace_file, rewrite
-from small_models import made, train
 from typer.testing import CliRunner
 
 import hotbed as hb

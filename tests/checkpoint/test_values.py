@@ -55,7 +55,7 @@ def test_values(value: Any) -> None:
 
 def test_random_states_and_arrays() -> None:
     assert through(random.getstate()) == random.getstate()
-    kind, array, *rest = np.random.get_state()
+    kind, array, *rest = np.random.get_state(legacy=True)
     assert through((kind, array, *rest))[1].dtype == array.dtype
     assert (through(array) == array).all()
     for dtype in ("u1", "u2", "<u8", "i4", "f8", "?"):

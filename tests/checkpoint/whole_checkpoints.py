@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from small_models import everything, made, same, train
+from checkpoint.small_models import everything, made, same, train
 
 import hotbed as hb
 from hotbed.checkpoint.folder import complete_in

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from command_line import run, train
+from cli.command_line import run, train
 
 
 @pytest.mark.parametrize(

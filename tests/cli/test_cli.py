@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from command_line import run, train
+from cli.command_line import run, train
 
 import hotbed as hb
 from hotbed.checkpoint import saving

@@ -39,7 +39,7 @@ def test_settings_are_options(text: str, shown: str) -> None:
 )
 def test_no_error_of_storage_names_an_argument(options: dict[str, object]) -> None:
     with pytest.raises(StorageError) as raised:
-        Storage(**options)  # type: ignore[arg-type]
+        Storage(**options)
     told = in_options(str(raised.value), options)
     assert "=" not in told and "Storage(" not in told
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import run
+from cli.command_line import run
 
 import hotbed as hb
 from hotbed.checkpoint import load_model

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from command_line import run
+from cli.command_line import run
 
 import hotbed as hb
 from hotbed.dist import Plan, RowWise, TableWise

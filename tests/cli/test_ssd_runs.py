@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import run
+from cli.command_line import run
 from typer.testing import Result
 
 from hotbed import _core

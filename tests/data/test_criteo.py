@@ -4,7 +4,7 @@ import logging
 import numpy as np
 import pytest
 import torch
-from click_logs import CATEGORIES, good_line, naive_fault, naive_row
+from data.click_logs import CATEGORIES, good_line, naive_fault, naive_row
 from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -338,12 +338,12 @@ def test_the_report_at_the_end(tmp_path, caplog):
         caplog.clear()
         with caplog.at_level(logging.WARNING, "hotbed.data"):
             assert [len(b["label"]) for b in log] == [3, 3, 4, 4, 4]
-        assert log.skipped.lines == 2 and len(log.skipped.examples) == 2
+        assert log.skipped.lines == 2 and len(log.skipped.examples) == 2  # type: ignore[attr-defined]
         assert "2 malformed lines skipped" in caplog.text and f"{path}, line 3:" in caplog.text
     caplog.clear()
     with caplog.at_level(logging.WARNING, "hotbed.data"):
         next(iterator := iter(log))
-        iterator.close()
+        iterator.close()  # type: ignore[attr-defined]
     assert "1 malformed line skipped" in caplog.text
 
 

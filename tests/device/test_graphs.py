@@ -173,7 +173,8 @@ def test_tables_that_were_loaded_or_moved():
     for seed in range(20, 23):
         assert plain(seed) == recorded(seed)
     assert recorded.calls == calls
-    old = [table.place.plane for table in tables_of(recorded.model)]  # not to be used again
+    # Not to be used again.
+    old = [table.place.plane for table in tables_of(recorded.model)]  # type: ignore[attr-defined]
     before = [weights.clone() for weights in old]
     for training in (plain, recorded):
         to_device(to_host(training.model.embeddings))

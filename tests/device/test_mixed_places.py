@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from device.placed import tables_of, to_device, to_host
 from devices import DEVICE
-from placed import tables_of, to_device, to_host
 from torch import nn
 
 import hotbed as hb

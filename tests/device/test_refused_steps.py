@@ -11,7 +11,7 @@ from devices import DEVICE
 from torch import nn
 
 import hotbed as hb
-from hotbed.device import part as device_step
+from hotbed.device.step import Predicated
 from hotbed.errors import IdError, InputError, NotFiniteError, OptimizerError
 
 ROWS = 20
@@ -233,13 +233,13 @@ def test_vectors_whose_gradient_is_overwritten():
 @pytest.mark.parametrize("kind", ["Adam", "AdamW"])
 def test_torchs_fused_adam_is_told_and_nothing_is_copied(kind, monkeypatch):
     copied = []
-    plain = device_step.Predicated.__init__
+    plain = Predicated.__init__
 
     def counted(self, state, dense):
         copied.extend(dense)
         plain(self, state, dense)
 
-    monkeypatch.setattr(device_step.Predicated, "__init__", counted)
+    monkeypatch.setattr(Predicated, "__init__", counted)
     late(monkeypatch)
     fused = partial(getattr(torch.optim, kind), lr=0.1, fused=True)
     model, twin = (Model("Adagrad", dense=fused) for _ in range(2))

@@ -181,7 +181,7 @@ def test_accumulation_over_three_backwards(name):
 def test_fused_steps_in_backward(name):
     host, device = collection(), to_device(collection())
     for module, there in ((host, False), (device, True)):
-        optimizer = type(OPTIMIZERS[name](module.parameters()))(
+        optimizer = type(OPTIMIZERS[name](module.parameters()))(  # type: ignore[call-arg]
             module.parameters(), lr=0.05, fused=True, replace_state=True
         )
         train(module, optimizer, on_device=there)

@@ -144,7 +144,7 @@ class Run:
             losses[0].append((values.float() * grad).sum())
             share = part_of(like, bags[name], samples)
             losses[1].append((values_of(found[name]).float() * share).sum())
-        sum(losses[0]).backward()  # type: ignore[union-attr]
+        sum(losses[0]).backward()
         (sum(losses[1]) * self.world).backward()  # gradients are means over ranks
         self.compare_weights(whole, own, bags, samples)
 

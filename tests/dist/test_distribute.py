@@ -106,7 +106,7 @@ def refused(rank: int, world: int) -> None:
     model = made()
     for plan in (None, {"item": "row"}):
         with pytest.raises(hb.PlanError, match="name of a strategy"):
-            hb.distribute(model, plan)  # type: ignore[arg-type]
+            hb.distribute(model, plan)
     with pytest.raises((hb.PlanError, PeerError), match="no such table 'word.weight'"):
         tables = [table for table in made().tables.tables.values()]
         hb.distribute(model, hb.plan(tables, 3))

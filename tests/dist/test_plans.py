@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from dist.placements import table, tables
 from hypothesis import given
 from hypothesis import strategies as st
-from placements import table, tables
 
 import hotbed as hb
 from hotbed.dist import ColumnWise, Plan, PlanError, Replicated, RowWise, Sharding, TableWise

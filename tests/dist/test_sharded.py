@@ -59,7 +59,7 @@ def loss_of(vectors: dict[str, torch.Tensor], scale: float) -> torch.Tensor:
     """Of exact products and sums only, so that the gradients' bits are those of every order."""
     weights = (1, 2, 0.5, 4)
     pairs = zip(vectors.values(), weights, strict=True)
-    return scale * sum((v.float() * w).sum() for v, w in pairs)
+    return scale * torch.stack([(v.float() * w).sum() for v, w in pairs]).sum()
 
 
 def train(rank: int, world: int, deal: str, rule: str, untouched: str) -> None:

@@ -6,9 +6,9 @@ import dataclasses
 import random
 
 import pytest
+from dist.placements import expected_columns, kept_columns, table, tables
 from hypothesis import given
 from hypothesis import strategies as st
-from placements import expected_columns, kept_columns, table, tables
 
 import hotbed as hb
 from hotbed.dist import ColumnWise, Replicated, RowWise, TableWise

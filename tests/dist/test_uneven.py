@@ -169,7 +169,7 @@ def test_even_loaders_of_one_process() -> None:
     assert list(hb.dist.even([1, 2, 3])) == [1, 2, 3]
     assert list(hb.dist.even([1, 2, 3], end="pad")) == [1, 2, 3]
     with pytest.raises(hb.InputError, match='give "drop" or "pad"'):
-        hb.dist.even([1], end="other")  # type: ignore[arg-type]
+        hb.dist.even([1], end="other")
 
 
 def clipped(rank: int, world: int, deal: str, norm_type: float) -> None:
@@ -258,7 +258,7 @@ def failing_keeper(rank: int, world: int) -> None:
             raise MemoryError("no memory")
         return looked_up(*arguments)
 
-    looked_up = trip.looked_up
+    looked_up = trip.looked_up  # type: ignore[attr-defined]
     model = collection()
     hb.distribute(model, plan_of(model, "row", world))
     optimizer = hb.optim.SGD(model.parameters(), lr=0.1)

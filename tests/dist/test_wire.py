@@ -73,7 +73,7 @@ def unseen(rank: int, world: int, what: str) -> None:
             made.address = told[what]
             patch.setattr(shared_memory._Member, "made", lambda one=made: one)
         if rank == 1 and what == "no such memory":
-            patch.delattr(shared_memory.os, "memfd_create")
+            patch.delattr(os, "memfd_create")
         own = collection()
         hb.distribute(own, plan_of(own, "row", world))
     assert isinstance(own.table("item").place.ranks._wire, Gloo)

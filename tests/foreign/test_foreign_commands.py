@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from foreign_tables import a_checkpoint, about, imported, refused, run, same, tables_in
+from foreign.foreign_tables import a_checkpoint, about, imported, refused, run, same, tables_in
 
 import hotbed as hb
 from hotbed.foreign import WRITERS

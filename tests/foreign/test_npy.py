@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from foreign_tables import a_checkpoint, about, imported, refused, run, same
+from foreign.foreign_tables import a_checkpoint, about, imported, refused, run, same
 
 FLOATS = ["float16", "float32", "float64"]
 
@@ -16,7 +16,7 @@ FLOATS = ["float16", "float32", "float64"]
 def saved(folder: Path, **arrays: object) -> Path:
     folder.mkdir(exist_ok=True)
     for name, array in arrays.items():
-        np.save(folder / f"{name}.npy", array)  # type: ignore[arg-type]
+        np.save(folder / f"{name}.npy", array)
     return folder
 
 
@@ -25,7 +25,7 @@ def saved(folder: Path, **arrays: object) -> Path:
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_arrays_of_any_order(tmp_path: Path, dtype: str, ends: str, order: str) -> None:
     rows = np.random.default_rng(0).normal(size=(11, 3)).astype(dtype)
-    given = np.asarray(rows, np.dtype(dtype).newbyteorder(ends), order=order)  # type: ignore[call-overload]
+    given = np.asarray(rows, np.dtype(dtype).newbyteorder(ends), order=order)
     folder = saved(tmp_path / "tables", table_0=given, table_1=rows[:2])
     found = imported(folder, tmp_path / "run")
     expected = {"table_0": torch.from_numpy(rows), "table_1": torch.from_numpy(rows[:2])}

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from foreign_tables import imported, refused, run
+from foreign.foreign_tables import imported, refused, run
 
 BLOCK = 512
 

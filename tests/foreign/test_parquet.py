@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from foreign_tables import a_checkpoint, about, imported, refused, run, same
+from foreign.foreign_tables import a_checkpoint, about, imported, refused, run, same
 
 pa = pytest.importorskip("pyarrow", reason="Parquet files need pyarrow")
 pq = pytest.importorskip("pyarrow.parquet", reason="Parquet files need pyarrow")

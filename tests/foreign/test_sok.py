@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from foreign_tables import USERS, a_checkpoint, about, imported, refused, run, same
+from foreign.foreign_tables import USERS, a_checkpoint, about, imported, refused, run, same
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -131,7 +131,7 @@ def test_files_that_are_none(tmp_path: Path, file: str, change: object, why: str
     if change is None:
         (folder / file).unlink()
     else:
-        (folder / file).write_bytes(change((folder / file).read_bytes()))  # type: ignore[operator]
+        (folder / file).write_bytes(change((folder / file).read_bytes()))
     said = refused("import", folder, "--format", "sok", "--to", tmp_path / "run")
     assert why in said and "/sok" in said
     assert [p.name for p in tmp_path.iterdir()] == ["sok"]

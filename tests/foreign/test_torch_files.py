@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from foreign_tables import a_checkpoint, about, imported, refused, run, same, tables_in
+from foreign.foreign_tables import a_checkpoint, about, imported, refused, run, same, tables_in
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file

@@ -43,7 +43,7 @@ def made(dim, layers, form, rank, bias=True, dtype=torch.float64):
     bias=st.booleans(),
 )
 def test_equals_the_layers_written_out(shape, dim, layers, kind, bias):
-    layer = made(dim, layers, *kind, bias)
+    layer = made(dim, layers, *kind, bias=bias)
     x = torch.randn(*shape, dim, dtype=torch.float64, requires_grad=True)
     out, expected = layer(x), naive(layer, x)
     assert out.shape == x.shape

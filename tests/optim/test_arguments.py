@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from models import ALL, Model, backward, tables_of
+from optim.models import ALL, Model, backward, tables_of
 from torch import nn
 
 import hotbed as hb

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rule_oracles import CASE_IDS, CASES, DTYPES, Case, CoreTable
+from optim.rule_oracles import CASE_IDS, CASES, DTYPES, Case, CoreTable
 
 from hotbed import _core
 from hotbed.ops.duplicates import sum_duplicates

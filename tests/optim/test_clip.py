@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from models import Model, Twin, backward
+from optim.models import Model, Twin, backward
 from torch import Tensor, nn
 
 import hotbed as hb

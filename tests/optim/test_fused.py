@@ -6,7 +6,7 @@ import gc
 
 import pytest
 import torch
-from models import Model, batches, loss_of, tables_of, train
+from optim.models import Model, batches, loss_of, tables_of, train
 
 import hotbed as hb
 
@@ -36,7 +36,7 @@ def test_fused_updates_during_backward() -> None:
 
 
 def scaled(model: Model, scaler: torch.amp.GradScaler) -> None:
-    scaler.scale(loss_of(model)).backward()  # type: ignore[no-untyped-call]
+    scaler.scale(loss_of(model)).backward()
 
 
 @pytest.mark.parametrize("unscale", [False, True])
@@ -131,16 +131,16 @@ def test_fused_refuses_a_gradient_that_is_not_finite(tables: int) -> None:
     embeddings = hb.EmbeddingCollection([hb.Table(n, dim=4, rows=9) for n in names], seed=0)
     optimizer = hb.optim.SGD(embeddings.parameters(), lr=0.1, fused=True)
     batch = {name: torch.tensor([3, 7, 3]) for name in names}
-    sum(v.sum() for v in embeddings(batch).values()).backward()  # type: ignore[union-attr]
+    sum(v.sum() for v in embeddings(batch).values()).backward()
     optimizer.step()
     before = {name: embeddings.rows(name).values.clone() for name in names}
     vectors = embeddings(batch)
     weights = {name: torch.ones(3, 4) for name in names}
     weights["t0"][1, 2] = float("nan")
     with pytest.raises(hb.NotFiniteError, match="'t0', id 7, column 2.*the table was not changed"):
-        sum((vectors[n] * weights[n]).sum() for n in names).backward()  # type: ignore[union-attr]
+        sum((vectors[n] * weights[n]).sum() for n in names).backward()
     assert torch.equal(embeddings.rows("t0").values, before["t0"])
-    sum(v.sum() for v in embeddings(batch).values()).backward()  # type: ignore[union-attr]
+    sum(v.sum() for v in embeddings(batch).values()).backward()
     optimizer.step()
     moved = embeddings.rows("t0").values - before["t0"]
     assert torch.allclose(moved[[3, 7]], torch.tensor([[-0.2], [-0.1]]).expand(2, 4))

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from models import ALL, Model, Twin, assert_same, backward, batches, tables_of, train
+from optim.models import ALL, Model, Twin, assert_same, backward, batches, tables_of, train
 from torch import nn
 
 import hotbed as hb

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from models import DIM, ROWS, Model, Twin, assert_same, batches, tables_of, train
-from rule_oracles import DenseFtrl, DenseRowwiseAdagrad, DenseRowwiseAdam
+from optim.models import DIM, ROWS, Model, Twin, assert_same, batches, tables_of, train
+from optim.rule_oracles import DenseFtrl, DenseRowwiseAdagrad, DenseRowwiseAdam
 from torch.optim import lr_scheduler
 
 import hotbed as hb
@@ -309,7 +309,7 @@ def test_dense_as_a_class_takes_the_rate() -> None:
     top.step()
     assert torch.equal(model.top.weight, twin.top.weight)
     with pytest.raises(hb.OptimizerError, match="must make a torch.optim.Optimizer"):
-        hb.optim.SGD(Model().parameters(), dense=lambda groups: None)
+        hb.optim.SGD(Model().parameters(), dense=lambda groups: None)  # type: ignore[return-value]
 
 
 @pytest.mark.parametrize("name", ["SGD", "Adagrad", "RMSprop", "Adadelta", "Adamax"])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from models import ALL, Model, backward
+from optim.models import ALL, Model, backward
 from torch import Tensor, nn
 
 import hotbed as hb

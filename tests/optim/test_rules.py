@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from rule_oracles import CASE_IDS, CASES, Case, CoreTable, LazyOracle
+from optim.rule_oracles import CASE_IDS, CASES, Case, CoreTable, LazyOracle
 
 from hotbed import _core
 from hotbed.ops.duplicates import sum_duplicates

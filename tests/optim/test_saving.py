@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from models import ROWS, Model, Twin, assert_same, batches, tables_of, train
+from optim.models import ROWS, Model, Twin, assert_same, batches, tables_of, train
 
 import hotbed as hb
 from hotbed import _core

@@ -212,7 +212,7 @@ def test_rows_that_go_just_before_a_backward_are_not_mistaken(
         thread.join()
         return together(tables)
 
-    together = pool.together
+    together = pool.together  # type: ignore[attr-defined]
     monkeypatch.setattr(pool, "together", late)
     with pytest.raises(hb.TableError, match="erased from between this forward and its backward"):
         loss.backward()

@@ -106,7 +106,7 @@ def test_tables_that_lie_together_come_in_one_pass(
     found: dict[str, dict[int, list[Tensor]]] = {name: {} for name in names}
     for table, (ids, weights, states, _) in records_of(tables):
         assert 0 < len(ids) <= 37
-        for at, row in enumerate(ids.tolist()):
+        for at, row in enumerate(ids.tolist()):  # type: ignore[attr-defined]
             assert row not in found[table.name]
             found[table.name][row] = [part[at] for part in (weights, *(states or ()))]
     for table in tables:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from tiered_models import lookahead_threads
+from resolve.tiered_models import lookahead_threads
 
 
 @pytest.fixture(autouse=True)

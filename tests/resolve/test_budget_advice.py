@@ -12,8 +12,8 @@ import torch
 from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_logs import in_memory, small_logs
-from tiered_training import budget_named_by
+from resolve.small_logs import in_memory, small_logs
+from resolve.tiered_training import budget_named_by
 from torch import Tensor
 
 import hotbed as hb

@@ -16,7 +16,7 @@ import torch
 from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_logs import in_memory, small_logs
+from resolve.small_logs import in_memory, small_logs
 from torch import Tensor, nn
 
 import hotbed as hb
@@ -100,7 +100,7 @@ class Model(nn.Module):
         )
 
     def forward(self, batch: dict[str, Tensor]) -> Tensor:
-        return sum(v.sin().sum() for v in self.embeddings(batch).values())  # type: ignore[return-value]
+        return sum(v.sin().sum() for v in self.embeddings(batch).values())
 
 
 def batches(count: int, seed: int, size: int = 60) -> list[dict[str, Tensor]]:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from small_logs import small_logs
+from resolve.small_logs import small_logs
 
 import hotbed as hb
 from hotbed import _core

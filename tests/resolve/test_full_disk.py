@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from small_logs import SEGMENT_BYTES, small_logs
+from resolve.small_logs import SEGMENT_BYTES, small_logs
 from torch import Tensor
 
 import hotbed as hb

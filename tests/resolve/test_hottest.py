@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hotbed as hb
-from tests.effort import examples
 
 COUNTED = 256
 

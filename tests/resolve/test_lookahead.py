@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiered_models import (
+from resolve.tiered_models import (
     Model,
     Once,
     adagrad,
@@ -61,9 +61,9 @@ def test_what_cannot_look_ahead_is_refused() -> None:
     with pytest.raises(TableError, match=r"one module that holds them all.*nn\.ModuleList"):
         hb.lookahead(hb.lookahead([], model), model)
     with pytest.raises(TableError, match=r"must be a torch\.nn\.Module, got list"):
-        hb.lookahead([], [model])  # type: ignore[arg-type]
+        hb.lookahead([], [model])
     with pytest.raises(TableError, match=r"inputs must be a function .* got str"):
-        hb.lookahead([], model, inputs="features")  # type: ignore[arg-type]
+        hb.lookahead([], model, inputs="features")
 
 
 def test_after_a_break_a_list_starts_again() -> None:
@@ -129,7 +129,7 @@ def test_an_error_elsewhere_leaves_nothing(place: str) -> None:
     def loop() -> None:
         for at, batch in enumerate(hb.lookahead(data, model, depth=4)):
             if at == 3 and place == "model":
-                model.forward = None  # type: ignore[assignment]
+                model.forward = None
             loss = model(batch)
             if at == 3:
                 raise KeyError("loop")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiered_models import (
+from resolve.tiered_models import (
     Model,
     adagrad,
     assert_same_rows,

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from refills import FILLS, by_numpy, by_torch
-from tiered_models import Model, Once, adagrad, batches, expected, pinned, step, storage
+from resolve.tiered_models import Model, Once, adagrad, batches, expected, pinned, step, storage
 from torch import Tensor
 
 import hotbed as hb

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
-from tiered_models import Model, adagrad, assert_same_rows, batches, pinned, storage
+from resolve.tiered_models import Model, adagrad, assert_same_rows, batches, pinned, storage
 
 import hotbed as hb
 
@@ -14,7 +15,9 @@ SIZE = 100
 STEPS = 30
 
 
-def in_order(order: str, model: Model, optimizer: torch.optim.Optimizer, batch: dict) -> float:
+def in_order(
+    order: str, model: Model, optimizer: torch.optim.Optimizer, batch: dict[str, Any]
+) -> float:
     """One step; the letters are forward, backward, step, zero_grad of the optimizer and of the model,
     capital ones with set_to_none=False."""
     loss = None

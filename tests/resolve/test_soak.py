@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from effort import SOAK
-from small_logs import small_logs
+from resolve.small_logs import small_logs
 from torch import Tensor
 
 import hotbed as hb
@@ -82,7 +82,7 @@ def test_memory_stays_flat_and_space_bounded(
     base = most = fullest = 0
     generator = torch.Generator().manual_seed(0)
 
-    def data():  # type: ignore[no-untyped-def]
+    def data():
         step = 0
         while time.monotonic() < began + SECONDS:
             yield batch(generator, step)

@@ -115,7 +115,7 @@ def test_inspect_shows_the_hottest_ids(tmp_path: Path, capsys: pytest.CaptureFix
     for at in range(24):
         users = torch.tensor([10**12, 5 if at % 3 == 0 else 6, at + 100])
         vectors = embeddings({"user": users, "item": torch.tensor([7, 7, at % 2])})
-        sum(v.sum() for v in vectors.values()).backward()  # type: ignore[union-attr]
+        sum(v.sum() for v in vectors.values()).backward()
         optimizer.step()
         optimizer.zero_grad()
     embeddings.eval()

@@ -13,7 +13,7 @@ import torch
 from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_logs import in_memory, small_logs
+from resolve.small_logs import in_memory, small_logs
 from torch import Tensor
 
 import hotbed as hb
@@ -62,7 +62,7 @@ class Counted:
         self.read_before_training = 0  # rows that evaluation asked for
 
     def train(self, batch: dict[str, Tensor]) -> None:
-        sum(v.sin().sum() for v in self.embeddings(batch).values()).backward()  # type: ignore[union-attr]
+        sum(v.sin().sum() for v in self.embeddings(batch).values()).backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
         rows = rows_of(batch)
@@ -188,7 +188,7 @@ def test_evaluation_counts_what_it_reads_past_the_slots(layout: str) -> None:
         assert changed_by(nowhere) == {"rows_read_past": NEVER_TRAINED + 100}
         changes = changed_by(counted.trained_of({"item": numbers % ROWS, "user": numbers * 10**9}))
         past = changes.pop("rows_read_past")
-        in_slots = sum(counted.embeddings.tiers.core.capacities())  # type: ignore[union-attr]
+        in_slots = sum(counted.embeddings.tiers.core.capacities())
         assert past == len(counted.trained) - in_slots > 0
         assert sum(changes.values()) == past
         of_tiers = counts_of_tiers(layout)

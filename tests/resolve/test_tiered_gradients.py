@@ -6,7 +6,7 @@ import gc
 
 import pytest
 import torch
-from tiered_models import (
+from resolve.tiered_models import (
     NARROW,
     Model,
     adagrad,

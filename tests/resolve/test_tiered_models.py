@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiered_models import (
+from resolve.tiered_models import (
     NARROW,
     Model,
     adagrad,

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 import pytest
 from effort import examples
 from hypothesis import given, settings
-from small_logs import small_logs
-from tiered_training import Run, assert_same, runs, train, train_in_tiers
+from resolve.small_logs import small_logs
+from resolve.tiered_training import Run, assert_same, runs, train, train_in_tiers
 
 
 @pytest.fixture(autouse=True)

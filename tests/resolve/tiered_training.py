@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from hypothesis import strategies as st
-from small_logs import in_memory
+from resolve.small_logs import in_memory
 from torch import Tensor, nn
 
 import hotbed as hb

@@ -221,11 +221,11 @@ def test_all_generators_of_a_loader_are_found() -> None:
     data, one, other = [1, 2, 3, 4], torch.Generator(), torch.Generator()
     by_one = RandomSampler(data, generator=one)
     loaders = {
-        DataLoader(data, shuffle=True, generator=one): [one],  # type: ignore[arg-type]
-        DataLoader(data, sampler=by_one, generator=other): [other, one],  # type: ignore[arg-type]
-        DataLoader(data, sampler=by_one, batch_size=None): [one],  # type: ignore[arg-type]
-        DataLoader(data, batch_sampler=BatchSampler(by_one, 2, False)): [one],  # type: ignore[arg-type]
-        DataLoader(data, shuffle=True): [],  # type: ignore[arg-type]
+        DataLoader(data, shuffle=True, generator=one): [one],
+        DataLoader(data, sampler=by_one, generator=other): [other, one],
+        DataLoader(data, sampler=by_one, batch_size=None): [one],
+        DataLoader(data, batch_sampler=BatchSampler(by_one, 2, False)): [one],
+        DataLoader(data, shuffle=True): [],
     }
     for loader, generators in loaders.items():
         assert generators_of(loader) == generators
@@ -255,7 +255,7 @@ def test_a_plain_loader_goes_on_in_its_order(tmp_path: Path, shuffle: bool) -> N
             hb.load(folder, model, optimizer, loader=position)
         saving = Checkpoints(folder, optimizer, position, every=5)
         callbacks = [saving, *([KilledAt(at)] if at else [])]
-        loader = DataLoader(data, batch_size=2, shuffle=shuffle)  # type: ignore[arg-type]
+        loader = DataLoader(data, batch_size=2, shuffle=shuffle)
         try:
             fit(model, loader, optimizer, epochs=3, callbacks=callbacks, position=position)
         except Killed:
@@ -268,7 +268,7 @@ def test_a_plain_loader_goes_on_in_its_order(tmp_path: Path, shuffle: bool) -> N
         assert torch.equal(mine, theirs)
 
 
-class Drawn(torch.utils.data.Dataset):
+class Drawn(torch.utils.data.Dataset[Any]):
     """Samples with a part that is drawn anew each time, as negatives are."""
 
     def __len__(self) -> int:

@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import triton
@@ -45,7 +46,7 @@ WIDE_LOADS = (
 
 
 @pytest.fixture(scope="module")
-def compiled() -> list[dict]:
+def compiled() -> list[dict[str, Any]]:
     arguments = [] if SOAK else ["--arch", "90", "--first"]
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = os.pathsep.join(p for p in sys.path if p)

@@ -25,7 +25,7 @@ def naive(dense, vectors, self_interaction):
     return torch.cat(columns, 1)
 
 
-def drawn(batch, count, dim, dtype):
+def drawn(batch, count, dim, dtype) -> tuple[torch.Tensor, torch.Tensor]:
     dense = torch.randn(batch, dim).to(dtype)
     vectors = torch.randn(batch, count, dim).to(dtype)
     return dense, vectors

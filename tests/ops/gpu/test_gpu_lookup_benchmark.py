@@ -36,7 +36,7 @@ def test_contenders_do_the_same_step():
             rival.step()
         for table, bag in zip(hotbed.lookup.tables, rival.bags, strict=True):
             torch.testing.assert_close(table.weights, bag.weight.detach(), rtol=0, atol=1e-5)
-        for mine, theirs in zip(hotbed.forward().outputs, rival.forward(), strict=True):
+        for mine, theirs in zip(hotbed.forward().outputs, rival.forward(), strict=True):  # type: ignore[attr-defined]
             torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-5)
 
 

@@ -124,7 +124,7 @@ def test_rows_beyond_2_to_the_31_values_are_addressed():
     feature = gpu.FeatureSlots(table=0, slots=slots)
     line = gpu._line(plane, feature, out, None, 4)
     lines = torch.tensor([line], device=DEVICE)
-    gpu.launch(gpu._variant(True, 4, 4, 4), (1, 1), features=lines)
+    gpu.launch(gpu._variant(True, 4, 4, 4), (1, 1), features=lines)  # type: ignore[attr-defined]
     assert torch.equal(out, real[[0, 3, 1]])
 
 
