@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data._utils.collate import default_collate_fn_map
 
-from hotbed.arrays import ID_DTYPES, describe, id_tensor, real_tensor
+from hotbed.arrays import ID_DTYPES, describe, id_tensor, is_array, real_tensor
 from hotbed.errors import InputError
 
 __all__ = ["Jagged"]
@@ -27,6 +28,10 @@ class Jagged:
     Each may be a NumPy array or a list instead. The sums are checked when the batch is looked up,
     where the feature's name is known. It collates in a DataLoader (the bags of all samples, one after
     the other), pickles, and moves by ``to`` and ``pin_memory``.
+
+    It is a sequence of B bags: ``len`` is B, iteration gives each bag's values, and so does ``j[i]``.
+    A slice, a list, an array or a tensor of positions, or a mask (B,) of bools selects bags: a Jagged,
+    with their weights. Gradients of values and weights go through all of these.
 
     Raises:
         InputError: kinds, ranks, dtypes or numbers that do not go together.
@@ -113,15 +118,136 @@ class Jagged:
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
-    def __getitem__(self, bag: int) -> Tensor:
-        """The values of one bag."""
-        if not -len(self) <= bag < len(self):
-            raise IndexError(f"Jagged: bag {bag} of {len(self)}")
-        begin, end = self.offsets[bag % len(self)], self.offsets[bag % len(self) + 1]
-        return self.values[int(begin) : int(end)]
+    def __getitem__(self, bags: Any) -> Any:
+        """The values of one bag, for an int: (n,), or (n, dim) of vectors. Or a Jagged of the bags that a
+        slice, positions (negative ones count from the end) or a mask of bools select, in that order.
+
+        Raises:
+            IndexError: a position outside [-B, B).
+            InputError: no such index, or offsets that do not fit the values.
+        """
+        if isinstance(bags, slice):
+            return self._slice(bags)
+        if _is_position(bags):
+            bag, count = int(bags), len(self)
+            if not -count <= bag < count:
+                raise IndexError(f"Jagged: bag {bag} of {count}")
+            begin, end = self._edges(bag % count, bag % count + 1)
+            return self.values[begin:end]
+        return self._select(self._positions(bags))
 
     def __iter__(self) -> Iterator[Tensor]:
-        return (self[bag] for bag in range(len(self)))
+        edges = self._edges(0, len(self))
+        return (self.values[begin:end] for begin, end in zip(edges[:-1], edges[1:], strict=True))
+
+    def to_lists(self) -> list[list[Any]]:
+        """The values of each bag. Those of the weights are ``Jagged(j.weights, j.offsets).to_lists()``."""
+        return [bag.tolist() for bag in self]
+
+    def to_padded(self, padding: float, length: int | None = None) -> Tensor:
+        """(B, length) values, and `padding` behind those of shorter bags; vectors (B, length, dim). Weights
+        are padded by ``Jagged(j.weights, j.offsets).to_padded(0.0)``.
+
+        Args:
+            padding: such as the table's ``padding_idx``.
+            length: longer bags lose what is behind; None: that of the longest bag.
+
+        Raises:
+            InputError: a `padding` that values of their dtype cannot be, a negative length.
+        """
+        values = self.values
+        edges = torch.tensor(self._edges(0, len(self)))
+        lengths = edges[1:] - edges[:-1]
+        if length is None:
+            length = int(lengths.max()) if len(lengths) else 0
+        if not isinstance(length, int) or length < 0:
+            raise InputError(
+                f"Jagged.to_padded: length must be an int of at least 0, got {describe(length)}."
+            )
+        try:
+            if not isinstance(padding, numbers.Integral) and not values.is_floating_point():
+                raise TypeError
+            padded = values.new_full((len(self), length, *values.shape[1:]), padding)
+        except (OverflowError, RuntimeError, TypeError):
+            dtype = str(values.dtype).removeprefix("torch.")
+            raise InputError(
+                f"Jagged.to_padded: padding must be one {dtype} number, got {describe(padding)}."
+            ) from None
+        rows, columns = torch.nonzero(torch.arange(length) < lengths[:, None], as_tuple=True)
+        at = (edges[rows] + columns).to(values.device)
+        return padded.index_put((rows.to(values.device), columns.to(values.device)), values[at])
+
+    def _edges(self, first: int, last: int) -> list[int]:
+        """Offsets of the bags from `first` up to `last`, and where that one begins.
+
+        Raises:
+            InputError: they fall, or go beyond the values.
+        """
+        if self.offsets.is_meta:
+            raise InputError(
+                "Jagged: its offsets are on meta and have no data, so no bag can be read."
+            )
+        edges: list[int] = self.offsets[first : last + 1].tolist()
+        if edges[0] < 0 or edges[-1] > len(self.values) or edges != sorted(edges):
+            raise InputError(
+                f"Jagged: offsets must rise from 0 to {len(self.values)}, the number of values; those of "
+                f"the bags {first} to {last - 1} do not."
+            )
+        return edges
+
+    def _slice(self, bags: slice) -> Jagged:
+        try:
+            first, last, step = bags.indices(len(self))
+        except TypeError:
+            raise InputError(f"Jagged: a slice must be of ints, got {bags!r}.") from None
+        if step != 1:
+            return self._select(torch.tensor([*range(first, last, step)], dtype=torch.int64))
+        last = max(first, last)
+        edges = self._edges(first, last)
+        own = slice(edges[0], edges[-1])
+        weights = None if self.weights is None else self.weights[own]
+        return Jagged(self.values[own], self.offsets[first : last + 1] - edges[0], weights=weights)
+
+    def _positions(self, given: Any) -> Tensor:
+        """(n,) int64 positions of bags, on the host, of positions or a mask."""
+        count = len(self)
+        several = isinstance(given, Tensor) or is_array(given)
+        if not several or isinstance(given, (bool, bytes, str, tuple)):
+            raise InputError(
+                "Jagged: bags are selected by an int, a slice, a list or tensor of positions, or a mask "
+                f"({count},) of bools; got {describe(given)}."
+            )
+        chosen = real_tensor("Jagged", "positions of bags", given).cpu()
+        if chosen.dtype is torch.bool:
+            if chosen.shape != (count,):
+                raise InputError(
+                    f"Jagged: a mask of {count} bags must have the shape ({count},), got "
+                    f"{tuple(chosen.shape)}."
+                )
+            return chosen.nonzero().flatten()
+        if not chosen.numel():
+            chosen = chosen.long()  # NumPy takes an empty list for floats
+        chosen = id_tensor("Jagged", chosen, "positions of bags").long()
+        if chosen.dim() != 1:
+            raise InputError(
+                f"Jagged: positions of bags must be 1-D, got shape {tuple(chosen.shape)}."
+            )
+        wrong = (chosen < -count) | (chosen >= count)
+        if bool(wrong.any()):
+            raise IndexError(f"Jagged: bag {int(chosen[wrong][0])} of {count}")
+        return torch.where(chosen < 0, chosen + count, chosen)
+
+    def _select(self, bags: Tensor) -> Jagged:
+        """Those of (n,) positions, which are on the host."""
+        edges = torch.tensor(self._edges(0, len(self)))
+        begins, lengths = edges[bags], edges[bags + 1] - edges[bags]
+        offsets = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
+        at = torch.arange(int(offsets[-1])) + (begins - offsets[:-1]).repeat_interleave(lengths)
+        return Jagged(
+            self.values[at.to(self.values.device)],
+            offsets.to(self.offsets.device),
+            weights=None if self.weights is None else self.weights[at.to(self.weights.device)],
+        )
 
     def to(self, *args: Any, **kwargs: Any) -> Jagged:
         """The same bags on another device, as ``Tensor.to``.
@@ -158,6 +284,13 @@ def _collate_jagged(batch: Sequence[Jagged], *, collate_fn_map: Any = None) -> J
 
 
 default_collate_fn_map[Jagged] = _collate_jagged
+
+
+def _is_position(given: Any) -> bool:
+    """Whether it is one integer: Python's, NumPy's, or a tensor of it."""
+    if isinstance(given, Tensor):
+        return given.dim() == 0 and given.dtype in ID_DTYPES
+    return isinstance(given, numbers.Integral) and not isinstance(given, bool)
 
 
 def _flattened(what: str, bags: Iterable[Any]) -> tuple[list[Any], list[int]]:
