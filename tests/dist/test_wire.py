@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import random
+import stat
 from typing import Any
 
 import pytest
@@ -63,14 +65,21 @@ def unseen(rank: int, world: int, what: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         made = None
         if rank == 1 and what != "no such memory":
-            made = shared_memory._Member.made()
+            with pytest.MonkeyPatch.context() as making:
+                if what == "unsealed":
+                    making.setattr(shared_memory.fcntl, "F_SEAL_SHRINK", 0)
+                if what == "too small":
+                    making.setattr(shared_memory, "_SMALLEST", 1 << 17)
+                made = shared_memory._Member.made()
             process, files, token = made.address
-            told = {
+            told: dict[str, Any] = {
                 "other machine": (2**22 + 1, files, token),  # more than the number of any process
                 "other process": (process, files, b"another token..."),
                 "other file": (process, [0, 1, 2], token),
+                "fewer files": (process, files[:2], token),
+                "no address": {"process": process},
             }
-            made.address = told[what]
+            made.address = told.get(what, made.address)
             patch.setattr(shared_memory._Member, "made", lambda one=made: one)
         if rank == 1 and what == "no such memory":
             patch.delattr(os, "memfd_create")
@@ -85,9 +94,41 @@ def unseen(rank: int, world: int, what: str) -> None:
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("what", ["other machine", "other process", "other file", "no such memory"])
+@pytest.mark.parametrize(
+    "what",
+    [
+        *("other machine", "other process", "other file", "fewer files", "no address"),
+        *("no such memory", "unsealed", "too small"),
+    ],
+)
 def test_ranks_that_do_not_see_each_other_use_gloo(what: str) -> None:
     run(2, unseen, what)
+
+
+def test_memory_is_open_to_its_user_and_never_cut() -> None:
+    for memory in (made := shared_memory._Member.made())._control, *made.messages:
+        assert stat.S_IMODE(os.fstat(memory.descriptor).st_mode) == 0o600
+        memory.hold(3 << 20)
+        assert os.fstat(memory.descriptor).st_size == 4 << 20
+        with pytest.raises(PermissionError):
+            os.ftruncate(memory.descriptor, 1 << 20)
+        with pytest.raises(PermissionError):
+            fcntl.fcntl(memory.descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_memory_of_another_user_is_not_seen() -> None:
+    member = shared_memory._Member.made()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setresuid(65534, 65534, 65534)
+            shared_memory._Member.of(member.address)
+        except OSError:
+            os._exit(7)  # as where ranks use Gloo
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 
 
 def goes(rank: int, world: int) -> None:

@@ -21,7 +21,7 @@ from hotbed.checkpoint.randomness import random_states
 from hotbed.checkpoint.ranks import KIND, entries_of, own_tables, ranks_of
 from hotbed.checkpoint.rows import most_bytes, write_rows
 from hotbed.checkpoint.tensors import write_tensors
-from hotbed.checkpoint.values import encoded
+from hotbed.checkpoint.values import decoded, encoded
 from hotbed.modules.owner import tables_left_out, tables_of
 from hotbed.optim.base import TableOptimizer
 from hotbed.table.holds import reading
@@ -192,7 +192,9 @@ def _values_of(
     }
     of_others = {"loaders": found["loaders"], "random": found["random"]}
     if ranks.size > 1:
-        found["ranks"] = ranks.tell(KIND, of_others)
+        own: dict[str, Tensor] = {}
+        said = {"values": encoded(of_others, "ranks", own), "tensors": own}
+        found["ranks"] = [decoded(one["values"], one["tensors"]) for one in ranks.tell(KIND, said)]
     tensors: dict[str, Tensor] = {}
     values = {name: encoded(value, name, tensors) for name, value in found.items()}
     return values, tensors

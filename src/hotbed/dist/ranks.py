@@ -6,7 +6,6 @@ import contextlib
 import datetime
 import functools
 import os
-import pickle
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,6 +15,7 @@ import torch
 import torch.distributed as torch_dist
 from torch import Tensor
 
+from hotbed.dist.messages import all_values
 from hotbed.dist.opening import ENDED, KINDS, SERVED, Opened, as_text, opened_by, text_in
 from hotbed.dist.peers import PeerError, PeerLost, is_gone, is_told, mark_told
 from hotbed.dist.shared_memory import SharedMemory
@@ -291,11 +291,8 @@ class Ranks:
             ) from None
 
     def tell(self, kind: str, value: Any) -> list[Any]:
-        """What each rank says. Called by all ranks."""
-        raw = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
-        sizes = self.agree(kind, [len(raw)]).numbers[:, 0].tolist()
-        blocks = self.exchange(kind, [[raw]] * self.size, sizes)
-        return [pickle.loads(bytes(block.numpy())) for block in blocks]
+        """What each rank says, of the types that `codec.encode` takes. Called by all ranks."""
+        return all_values(self, kind, value)
 
     @contextlib.contextmanager
     def working(self, kind: str) -> Iterator[None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 import secrets
@@ -28,6 +29,8 @@ _TOKEN = 16
 _GATHERED = _LINE + _TOKEN + 2 * WORD
 """Where what is gathered begins, behind the counter, the token and two headings."""
 _NAME = "hotbed"
+_OWN = 0o600
+"""Who may open it: processes of this user."""
 _WHY = {
     _core.Waited.too_long: "it kept the others waiting for too long",
     _core.Waited.ended: "it has ended",
@@ -173,7 +176,11 @@ class _Member:
         Raises:
             OSError, AttributeError: it cannot be seen from here.
         """
-        number, descriptors, token = address
+        match address:
+            case (int(number), [int(), int(), int()] as descriptors, bytes(token)):
+                pass
+            case _:
+                raise OSError("it is no address")
         memories = [_Memory.of(number, descriptor) for descriptor in descriptors]
         if bytes(memories[0].bytes[_LINE : _LINE + _TOKEN].tolist()) != token:
             raise OSError("another process has this number here")
@@ -203,8 +210,14 @@ class _Memory:
     @classmethod
     def made(cls) -> _Memory:
         """Of this process."""
-        descriptor = os.memfd_create(_NAME, os.MFD_CLOEXEC)
-        os.ftruncate(descriptor, _SMALLEST)
+        descriptor = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.fchmod(descriptor, _OWN)
+            os.ftruncate(descriptor, _SMALLEST)
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
+        except BaseException:
+            os.close(descriptor)
+            raise
         return cls(descriptor)
 
     @classmethod
@@ -212,12 +225,17 @@ class _Memory:
         """Of another one.
 
         Raises:
-            OSError: it is not there.
+            OSError: it is not there, or its owner could cut it, which would end whoever reads it.
         """
         path = f"/proc/{process}/fd/{descriptor}"
         if not os.readlink(path).startswith(f"/memfd:{_NAME}"):
             raise OSError("another process has this number here")
-        return cls(os.open(path, os.O_RDWR | os.O_CLOEXEC))
+        opened = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        sealed = fcntl.fcntl(opened, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
+        if not sealed or os.fstat(opened).st_size < _SMALLEST:
+            os.close(opened)
+            raise OSError("it is too small, or could become so")
+        return cls(opened)
 
     def hold(self, size: int) -> None:
         """Has room for so many bytes."""
