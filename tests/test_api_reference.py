@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import hotbed as hb
 from tools.api_reference import MODULES, OPTIMIZERS, PAGE, markdown, public, text, with_rules
 
@@ -38,3 +40,23 @@ def test_docstrings_become_markdown() -> None:
         "Does `it`.\n\n```pycon\n>>> f(1)\n```\n\n\n**Args**\n\n- `a`, `b`: (B,) ids,\n  of any kind.\n\n"
         "**Raises**\n\n- `KeyError`: no."
     )
+
+
+def cut_sentences(page: str) -> list[str]:
+    """Paragraphs of prose that do not end as sentences do."""
+    outside = re.sub(r"^```.*?^```$", "", page, flags=re.DOTALL | re.MULTILINE)
+    paragraphs = [part.rstrip() for part in re.split(r"\n(?:[ ]*\n)+", outside) if part.strip()]
+    prose = [
+        part
+        for part in paragraphs
+        if not part.strip("\n").startswith(("#", "|", "- ", "    ", "**"))
+    ]
+    return [part for part in prose if not re.search(r"[.:!?]\)?$", part)]
+
+
+def test_no_sentence_is_cut() -> None:
+    assert cut_sentences(text()) == []
+    assert "A feature's input is one of:\n\n* a tensor of ids (B,)" in text()
+    assert cut_sentences("## Inputs\n\nA feature's input is\n\n## `hb`\n") == [
+        "A feature's input is"
+    ]

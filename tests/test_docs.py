@@ -1,26 +1,32 @@
-"""Every code block of the README and of docs/ runs as it stands, smaller and elsewhere."""
+"""Every code block of the README and of docs/ runs as a reader pastes it, in an empty folder."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import re
+import subprocess
+import sys
 import types
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as torch_dist
-from devices import DEVICE
+from devices import DEVICE, interpret_kernels
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 import hotbed as hb
+from tools.api_reference import EXAMPLES
 
-ONLY = {"rank": 0, "world_size": 1}
-"""Process of a group."""
+interpret_kernels()
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
+API = ROOT / "docs" / "api.md"
 PAGES = sorted([README, ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
@@ -32,116 +38,146 @@ def blocks(page: Path, *kinds: str) -> list[str]:
     return [text if m[1] == "pycon" else m[2] for m, text in zip(found, typed, strict=True)]
 
 
-def smaller(code: str, folder: Path) -> str:
-    """Tables and budgets that any machine has, on the device under test."""
-    code = code.replace("50_000_000", "50_000").replace('GB"', '0MB"')
-    code = code.replace("/nvme/hotbed", str(folder / "nvme"))
-    return code.replace('"cuda"', repr(DEVICE.type))
+@contextlib.contextmanager
+def device_for(code: str) -> Iterator[str]:
+    """What runs for a block: where there is no GPU, the interpreter of kernels stands in for it."""
+    with pytest.MonkeyPatch.context() as patch:
+        if '"cuda"' in code and DEVICE.type == "cpu":
+            pytest.importorskip("triton", reason="Triton interprets the kernels")
+            patch.setattr("hotbed.devices.KINDS", ("cpu",))
+            code = code.replace('"cuda"', '"cpu"')
+        yield code
 
 
-def supposed(code: str) -> dict[str, Any]:
-    """What pages leave to the reader: a loader, a loss, a model and its optimizer."""
-    torch.manual_seed(0)
-    model = hb.models.DLRM([hb.Table("user", dim=16), hb.Table("item", dim=16, rows=50_000)])
-    batch = {
-        "dense": torch.rand(8, 13),
-        "user": torch.randint(0, 2**40, (8, 2)),
-        "item": torch.randint(0, 50_000, (8,)),
-        "label": torch.ones(8),
-    }
-    names = {
-        "os": os,
-        "alone": {"store": torch_dist.HashStore(), **ONLY},  # type: ignore[attr-defined]
-        "torch": torch,
-        "hb": hb,
-        "lightning": types.SimpleNamespace(Callback=object),
-        "hotbed": hb,
-        **{name: getattr(hb, name) for name in hb.__all__},
-        "loader": [batch] * 3,
-        "batch": dict(batch),
-        "label": batch["label"],
-        "columns": {"agent": ["a", "b"]},
-        "loss_fn": torch.nn.functional.binary_cross_entropy_with_logits,
-        "model": model,
-        "embeddings": model.embeddings,
-        "rest": list(model.top.parameters()),
-        "step": lambda *given: None,
-    }
-    if not re.search(r"^optimizers? =", code, re.MULTILINE):
-        names["optimizer"] = hb.optim.Adagrad(model.parameters(), lr=0.02)
+@contextlib.contextmanager
+def one_rank() -> Iterator[None]:
+    """The environment that torchrun gives the only rank of a run."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    ranks = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "TORCHELASTIC_USE_AGENT_STORE": True}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {**ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": store.port}.items():
+            patch.setenv(name, str(value))
+        yield
+        if torch_dist.is_initialized():
+            torch_dist.destroy_process_group()
+
+
+def run(code: str, source: str, names: dict[str, Any] | None = None) -> dict[str, Any]:
+    names = {"__name__": "__main__"} if names is None else names
+    with device_for(code) as code, one_rank():
+        exec(compile(code, source, "exec"), names)
     return names
 
 
-@pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder with a click log, where code runs."""
+def lightning(patch: pytest.MonkeyPatch) -> None:
+    """Its callbacks' base stands in for a library that the tests do without."""
+    patch.setitem(sys.modules, "lightning", types.SimpleNamespace(Callback=object))
+
+
+@pytest.fixture(autouse=True)
+def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    hb.data.write_criteo_tsv("clicks.tsv", rows=4 * 512, seed=0)
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    "page", [p for p in PAGES if blocks(p, "python", "pycon")], ids=lambda p: p.name
-)
-def test_code_runs(page: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for at, block in enumerate(blocks(page, "python", "pycon")):
-        with monkeypatch.context() as patch:
-            if '"cuda"' in block and DEVICE.type == "cpu":  # which then stands in for a GPU
-                if not importlib.util.find_spec("triton"):
-                    continue
-                patch.setattr("hotbed.devices.KINDS", ("cpu",))
-            code = smaller(block, place / str(at))
-            for name in ("RANK", "LOCAL_RANK"):
-                patch.setenv(name, "0")
-            if "distribute(" in code and "init_process_group" not in code:
-                torch_dist.init_process_group("gloo", store=torch_dist.HashStore(), **ONLY)  # type: ignore[attr-defined]
-            code = code.replace('init_process_group("gloo")', 'init_process_group("gloo", **alone)')
-            exec(compile(code, f"{page.name}, block {at}", "exec"), supposed(code))
-            if torch_dist.is_initialized():
-                torch_dist.destroy_process_group()
+PASTED = [
+    pytest.param(code, id=f"{page.relative_to(ROOT)}-{number}")
+    for page in PAGES
+    if page != API
+    for number, code in enumerate(blocks(page, "python", "pycon"))
+]
+RANKS = [pasted for pasted in PASTED if "init_process_group" in str(pasted.values[0])]
+DOCSTRINGS = blocks(API, "pycon")
 
 
-def test_the_callback_for_lightning_saves_and_goes_on(place: Path) -> None:
-    (code,) = (b for b in blocks(ROOT / "docs/checkpoints.md", "python") if "lightning" in b)
-    names = supposed(code)
-    exec(smaller(code, place), names)
-    model, optimizer = names["model"], names["optimizer"]
-    callback, trainer = (
-        names["Checkpoints"](),
-        types.SimpleNamespace(global_step=0, optimizers=[optimizer]),
+@pytest.mark.parametrize("code", [pasted for pasted in PASTED if pasted not in RANKS])
+def test_a_pasted_block_runs(
+    code: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lightning(monkeypatch)
+    run(code, request.node.callspec.id)
+
+
+@pytest.mark.parametrize("number", range(len(DOCSTRINGS)))
+def test_an_example_of_the_api_runs_after_its_first_lines(number: int) -> None:
+    assert blocks(API, "python")[0] == EXAMPLES
+    run(DOCSTRINGS[number], f"api.md, {number}", run(EXAMPLES, "api.md"))
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("code", RANKS)
+def test_what_is_distributed_runs_under_torchrun(code: str, empty_folder: Path) -> None:
+    Path("train.py").write_text(code, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+        + ["train.py"],
+        env={
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "GLOO_SOCKET_IFNAME": "lo",
+            "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
+        },
+        capture_output=True,
+        text=True,
+        timeout=100,
     )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_block_for_torchrun_says_so_above_it(page: Path) -> None:
+    before = 0
+    text = page.read_text(encoding="utf-8")
+    for block in BLOCK.finditer(text):
+        if block[1] == "python" and "init_process_group" in block[2]:
+            assert "torchrun" in text[before : block.start()].rsplit("\n\n", 2)[-2]
+        before = block.end()
+
+
+def test_the_callback_for_lightning_saves_and_goes_on(
+    empty_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lightning(monkeypatch)
+    (code,) = (b for b in blocks(ROOT / "docs/checkpoints.md", "python") if "lightning" in b)
+    callback = run(code, "lightning")["Checkpoints"]()
+
+    def made() -> tuple[hb.models.DLRM, hb.optim.Adagrad]:
+        model = hb.models.DLRM(["user"])
+        return model, hb.optim.Adagrad(model.parameters(), lr=0.02)
+
+    model, optimizer = made()
+    batch = {"dense": torch.rand(8, 13), "user": torch.randint(0, 2**40, (8, 2))}
+    trainer = types.SimpleNamespace(global_step=0, optimizers=[optimizer])
     callback.on_fit_start(trainer, model)
     for step in range(1, 2001):
         trainer.global_step = step
         if step == 700:
-            model(names["batch"]).sum().backward()
+            model(batch).sum().backward()
             optimizer.step()
             optimizer.zero_grad()
-        callback.on_train_batch_end(trainer, model, None, names["batch"], step)
-    made = sorted(path.name for path in (place / "nvme" / "lightning").iterdir())
-    assert made == ["step-000000001000", "step-000000002000"]
-    again = supposed(code)
-    callback.on_fit_start(types.SimpleNamespace(optimizers=[again["optimizer"]]), again["model"])
-    rows, expected = (m.embeddings.rows("user") for m in (again["model"], model))
+        callback.on_train_batch_end(trainer, model, None, batch, step)
+    saved = sorted(path.name for path in (empty_folder / "lightning").iterdir())
+    assert saved == ["step-000000001000", "step-000000002000"]
+    again, its_optimizer = made()
+    callback.on_fit_start(types.SimpleNamespace(optimizers=[its_optimizer]), again)
+    rows, expected = (m.embeddings.rows("user") for m in (again, model))
     assert torch.equal(rows.ids, expected.ids) and torch.equal(rows.values, expected.values)
 
 
-def test_the_example_of_the_readme_trains(place: Path) -> None:
+def test_the_example_of_the_readme_trains() -> None:
     code = blocks(README, "python")[0]
     assert 10 < sum(1 for line in code.splitlines() if line.strip()) <= 20
-    names: dict[str, Any] = {}
-    exec(compile(code, str(README), "exec"), names)
+    names = run(code, "README.md")
     model, loss = names["model"], names["loss"]
     assert 0 < loss.item() < 0.7
     assert model.embeddings.count() > 10_000
     assert len(model.embeddings.features) == 26
 
 
-def test_a_model_that_is_larger_than_memory_trains(place: Path) -> None:
-    code = smaller(blocks(README, "python")[1], place)
-    names = supposed(code)
-    exec(code, names)
-    assert names["model"].embeddings.stats()["batches_ahead"] == 3
+def test_a_model_that_is_larger_than_memory_trains() -> None:
+    names = run(blocks(README, "python")[1], "README.md")
+    stats = names["model"].embeddings.stats()
+    assert stats["batches_ahead"] == 20 and stats["rows_created"] > 10_000
     assert torch.isfinite(names["loss"])
 
 

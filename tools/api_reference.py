@@ -17,11 +17,25 @@ from typing import Any
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "api.md"
 MODULES = ("", ".optim", ".nn", ".data", ".init", ".models", ".train", ".checkpoint", ".dist")
 WIDTH = 100
-HEAD = """# API reference
+EXAMPLES = """\
+import torch, hotbed as hb
+from torch.nn.functional import binary_cross_entropy_with_logits as loss_fn
 
-Written by `make docs` from the signatures and docstrings of what is public; `import hotbed as hb`.
+model = hb.models.DLRM([hb.Table("item", dim=16, rows=1000)])
+optimizer = hb.optim.Adagrad(model.parameters(), lr=0.02)
+items, labels = torch.randint(1000, (10, 8)), torch.rand(10, 8).round()
+loader = [{"dense": torch.rand(8, 13), "item": i, "label": l} for i, l in zip(items, labels)]
 """
+"""What the examples of docstrings go on from."""
 
+HEAD = f"""# API reference
+
+Written by `make docs` from the signatures and docstrings of what is public. Examples go on from these
+lines:
+
+```python
+{EXAMPLES}```
+"""
 
 OPTIMIZERS = PAGE.with_name("optimizers.md")
 BEGIN, END = "<!-- rules: begin -->\n", "<!-- rules: end -->"
@@ -68,10 +82,11 @@ def contents(modules: list[ModuleType]) -> str:
 
 
 def inputs() -> str:
-    """What a feature's input may be, which the module that reads them says."""
-    module = importlib.import_module("hotbed.inputs.bags")
-    _, _, kinds = (inspect.getdoc(module) or "").partition("A feature's input is")
-    return "## Inputs\n\n" + markdown("A feature's input is" + kinds) + "\n"
+    """What a feature's input may be, as `hotbed.inputs` lists it."""
+    module = importlib.import_module("hotbed.inputs")
+    _, begin, kinds = (inspect.getdoc(module) or "").partition("A feature's input is one of:")
+    assert begin, "the docstring of hotbed.inputs no longer lists the kinds"
+    return f"## Inputs\n\n{markdown(begin + kinds)}\n"
 
 
 def short(module: ModuleType) -> str:

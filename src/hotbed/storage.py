@@ -66,8 +66,8 @@ def _brief(value: Any) -> str:
 class Storage:
     """Budgets for the tiers of a collection. What is not named does not exist and costs nothing.
 
-    >>> Storage(host="2GB", ssd="/nvme/hotbed")                  # a CPU machine
-    >>> Storage(device="4GB", host="32GB", ssd="/nvme/hotbed")   # a GPU machine
+    >>> hb.Storage(host="2GB", ssd="rows")                  # a CPU machine
+    >>> hb.Storage(device="4GB", host="32GB", ssd="rows")   # a GPU machine
 
     Budgets count everything that is kept for the tables of a collection together: rows, optimizer
     states, indices (the SSD's lie in memory), and rows on their way. Sizes are bytes, or text such as

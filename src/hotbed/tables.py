@@ -86,8 +86,8 @@ class Origin(NamedTuple):
 class Table:
     """One embedding table.
 
-    >>> Table("item", dim=64, rows=10_000_000, combiner="mean")   # static: ids 0 .. rows-1
-    >>> Table("user", dim=64)                                     # dynamic: any int64 id
+    >>> hb.Table("item", dim=64, rows=10_000_000, combiner="mean")   # static: ids 0 .. rows-1
+    >>> hb.Table("user", dim=64)                                     # dynamic: any int64 id
 
     Raises:
         TableError: a field that cannot be honoured; the message names the table and the value.

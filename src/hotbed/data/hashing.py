@@ -20,8 +20,8 @@ __all__ = ["hash_ids"]
 def hash_ids(values: Any, *, seed: int = 0) -> Tensor:
     """int64 ids of strings, bytes or integers, for tables that take any id (``rows=None``).
 
-    >>> batch["city"] = hotbed.data.hash_ids(["Lyon", "Oslo", "Lyon"])
-    >>> hotbed.data.hash_ids(columns["agent"]) % 1_000_000        # for a static table of that many rows
+    >>> ids = hb.data.hash_ids(["Lyon", "Oslo", "Lyon"])
+    >>> rows = hb.data.hash_ids(["Lyon", "Oslo"]) % 1_000_000        # for a static table of that many rows
 
     An id is the XXH64 hash of a value's bytes, read as a two's complement number. A string's bytes are
     its UTF-8 form, so ``"a"`` and ``b"a"`` have the same id; an integer's are its lowest 8, the least

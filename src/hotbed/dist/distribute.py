@@ -64,7 +64,7 @@ def distribute(
     all have the dense layers alike. Called by all ranks, before an optimizer is made.
 
     >>> torch.distributed.init_process_group("gloo")     # under torchrun
-    >>> model = hb.distribute(model)
+    >>> model = hb.distribute(hb.models.DLRM(["item"]))
     >>> optimizer = hb.optim.Adagrad(model.parameters(), lr=0.01)
 
     The model stays the same object with the same names. A forward takes this rank's samples; gradients are

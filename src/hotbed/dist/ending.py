@@ -33,7 +33,8 @@ def joinables(model: nn.Module) -> list[Joinable]:
     """For torch's ``Join``: with it, ranks may have different numbers of batches.
 
     >>> from torch.distributed.algorithms.join import Join
-    >>> model = hb.distribute(model)
+    >>> torch.distributed.init_process_group("gloo")     # under torchrun
+    >>> model = hb.distribute(hb.models.DLRM(["item"]))
     >>> optimizer = hb.optim.Adagrad(model.parameters(), lr=0.01)
     >>> with Join(hb.dist.joinables(model)):
     ...     for batch in loader:
