@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from benchmarks.report import NOISY_SHARE
+
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "benchmarks.md"
@@ -37,13 +39,17 @@ BEFORE_TABLES = "The JSON of each run that is quoted lies"
 
 
 def main() -> None:
-    text = PAGE.read_text(encoding="utf-8")
+    PAGE.write_text(with_results(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def with_results(text: str) -> str:
+    """The page with the sections of all results in place of those that it has."""
     end = text.index("\n", text.index(BEFORE_TABLES))
     results = [RESULTS / f"{scenario}.json" for scenario in SCENARIOS]
     sections = [
         section(path.stem, json.loads(path.read_text())) for path in results if path.exists()
     ]
-    PAGE.write_text(text[:end] + "\n\n" + "\n".join(sections).rstrip() + "\n", encoding="utf-8")
+    return text[:end] + "\n\n" + "\n".join(sections).rstrip() + "\n"
 
 
 def section(name: str, result: dict[str, Any]) -> str:
@@ -52,11 +58,7 @@ def section(name: str, result: dict[str, Any]) -> str:
     copy = hardware["copy_gb_per_s"]
     peer = "fbgemm-gpu-cpu"
     beside = f", FBGEMM {versions[peer]}" if result["scenario"].startswith("step") else ""
-    if any(remark.startswith("NOISY: ") for remark in result["remarks"]):
-        return (
-            f"### `{name}`\n\nThe run of {result['date'][:10]} calls itself noisy, so it is "
-            "not quoted; it has to be run again.\n"
-        )
+    noisiest = max((row["other_work"] for row in result["rows"]), default=0.0)
     lines = [
         f"### `{name}`\n",
         f"`python -m benchmarks {name.replace('scale-', 'scale --link ')}` · {result['date'][:10]} · commit "
@@ -64,7 +66,12 @@ def section(name: str, result: dict[str, Any]) -> str:
         f"one thread and {copy['2']} on two · torch {versions['torch']}{beside}\n",
         *timings(result["rows"]),
     ]
-    if result["ratios"]:
+    if noisiest > NOISY_SHARE:
+        lines.append(
+            f"Other processes took up to {noisiest:.0%} of the machine meanwhile. Rows of which they took "
+            f"more than {NOISY_SHARE:.0%} are noisy and not quoted, nor are ratios; it has to be run again.\n"
+        )
+    elif result["ratios"]:
         ratios = ", ".join(f"`{name}` {value:.2f}" for name, value in result["ratios"].items())
         lines.append(f"Ratios: {ratios}.\n")
     lines += [f"{remark}.\n" for remark in result["remarks"] if "has crashed" in remark]
@@ -94,6 +101,8 @@ def timings(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def _cell(row: dict[str, Any], floors: bool) -> str:
+    if row["other_work"] > NOISY_SHARE:
+        return "noisy"
     if floors and row.get("times_floor"):
         return str(row["times_floor"])
     return _milliseconds(row["median_ms"]) + (" ms" if floors else "")

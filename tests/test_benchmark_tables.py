@@ -1,0 +1,43 @@
+"""docs/benchmarks.md quotes the committed results, and of those only what was measured quietly."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tools.benchmark_tables import PAGE, section, with_results
+
+
+def row(name: str, times_floor: float, other_work: float) -> dict[str, Any]:
+    measured = {"median_ms": 4.0, "times_floor": times_floor, "other_work": other_work}
+    return {"name": name, "config": "sgd, forward", **measured}
+
+
+def told(*rows: dict[str, Any]) -> str:
+    return section(
+        "step",
+        {
+            "scenario": "step",
+            "date": "2026-11-21T16:28:44+00:00",
+            "commit": "e884a6a",
+            "hardware": {"cpu": "a CPU", "cores": 2, "copy_gb_per_s": {"1": 10.0, "2": 20.0}},
+            "versions": {"torch": "2.13.0", "fbgemm-gpu-cpu": "1.8.0"},
+            "rows": rows,
+            "ratios": {"fbgemm/sgd/forward": 4.5},
+            "figures": {},
+            "remarks": [],
+        },
+    )
+
+
+def test_the_page_is_up_to_date() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert page == with_results(page), "run python -m tools.benchmark_tables"
+
+
+def test_quiet_rows_are_quoted_and_noisy_ones_named() -> None:
+    quiet = told(row("hotbed", 1.75, 0.05), row("fbgemm", 9.5, 0.01))
+    assert "| sgd, forward | 1.75 | 9.5 |" in quiet
+    assert "`fbgemm/sgd/forward` 4.50" in quiet and "noisy" not in quiet
+    mixed = told(row("hotbed", 1.75, 0.05), row("fbgemm", 9.5, 0.06))
+    assert "| sgd, forward | 1.75 | noisy |" in mixed
+    assert "up to 6% of the machine" in mixed and "4.50" not in mixed and "9.5" not in mixed
