@@ -1,6 +1,7 @@
 """Readers and generators of training data."""
 
-from hotbed.data.criteo import CATEGORIES, DENSE, MISSING_ID, CriteoLog, Skipped
+from hotbed.data.criteo import MISSING_ID, CriteoLog, Skipped
+from hotbed.data.criteo_lines import CATEGORIES, DENSE
 from hotbed.data.hashing import hash_ids
 from hotbed.data.lines import DataError
 from hotbed.data.synthetic import SyntheticClicks, synthetic_clicks, write_criteo_tsv

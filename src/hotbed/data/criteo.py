@@ -5,30 +5,21 @@ from __future__ import annotations
 import itertools
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-import hotbed._core as _core
-from hotbed.data.lines import DataError, existing, line_blocks
+from hotbed.data.criteo_lines import CATEGORIES, DENSE, Batch, Reader
+from hotbed.data.lines import DataError, existing
 
-DENSE = tuple(f"I{i}" for i in range(1, 14))
-CATEGORIES = tuple(f"C{i}" for i in range(1, 27))
 MISSING_ID = -1
 SHUFFLE_WINDOW = 65_536
 
-Batch = dict[str, torch.Tensor]
 Path = str | os.PathLike[str]
 
-_COLUMNS = ("label", *DENSE, *CATEGORIES)
-_WANTED = {
-    2: "0 or 1",
-    3: "an integer of at most 18 digits",
-    4: "8 hexadecimal digits",
-}
 _KEPT_EXAMPLES = 5
 _EXAMPLE_BYTES = 2048
 _MOST_WORKERS = 256
@@ -42,6 +33,14 @@ class Skipped(NamedTuple):
     """How many, over all DataLoader workers."""
     examples: tuple[str, ...]
     """Messages for the first few of each worker."""
+
+
+class Fingerprint(NamedTuple):
+    """What tells the contents of logs from others, however the files are compressed."""
+
+    rows: int
+    crc32c: int
+    """Of the lines, to the end of the last of these rows."""
 
 
 class CriteoLog(IterableDataset[Batch]):
@@ -146,24 +145,37 @@ class CriteoLog(IterableDataset[Batch]):
 
     def count_rows(self) -> int:
         """Rows in range, malformed lines included. Reads the files through, fast."""
-        reader = _Reader(self.paths)
+        reader = Reader(self.paths)
         reader.skip(self.start)
         most = None if self.stop is None else self.stop - self.start
         return reader.skip(most)
+
+    def fingerprint(self, rows: int | None = None) -> Fingerprint:
+        """That of all lines in the files, or of the first `rows` rows with what lies before them. Reads them
+        through, fast.
+
+        A log that lines were appended to has the fingerprint that it had, for the rows that it had.
+        """
+        reader = Reader(self.paths, summed=True)
+        passed = reader.skip(rows)
+        return Fingerprint(passed, reader.crc32c())
 
     def __len__(self) -> int:
         """Batches in one iteration, if no batch is skipped as a whole. Counts the rows."""
         rows = self.count_rows()
         return rows // self.batch_size if self.drop_last else -(-rows // self.batch_size)
 
-    def split(self, test_fraction: float) -> tuple[CriteoLog, CriteoLog]:
+    def split(self, test_fraction: float, rows: int | None = None) -> tuple[CriteoLog, CriteoLog]:
         """(train, test): two logs with the same options; the last rows are the test rows.
 
         The test part is never shuffled and keeps its last batch.
+
+        Args:
+            rows: what `count_rows` returns, if it is known. Default: they are counted.
         """
         if not 0 <= test_fraction < 1:
             raise ValueError(f"test_fraction is {test_fraction}; it must lie in [0, 1).")
-        total = self.count_rows()
+        total = self.count_rows() if rows is None else rows
         cut = self.start + total - round(total * test_fraction)
         train = self._with(rows=(self.start, cut))
         test = self._with(rows=(cut, self.start + total), drop_last=False, shuffle=False)
@@ -201,7 +213,7 @@ class CriteoLog(IterableDataset[Batch]):
                 if worker == 0:  # what earlier iterations with more workers, or with none, left
                     shared[1 + workers if info else 0 :] = 0
                     shared[0] = 0
-        reader = _Reader(self.paths)
+        reader = Reader(self.paths)
         try:
             batches = self._units(reader, unit, worker, workers, generator)
             yield from itertools.islice(batches, passed, None)
@@ -216,7 +228,7 @@ class CriteoLog(IterableDataset[Batch]):
 
     def _units(
         self,
-        reader: _Reader,
+        reader: Reader,
         unit: int,
         worker: int,
         workers: int,
@@ -249,7 +261,7 @@ class CriteoLog(IterableDataset[Batch]):
                 yield block.batch(at, end)
             ahead = (workers - 1) * unit
 
-    def _fault(self, reader: _Reader, message: str) -> None:
+    def _fault(self, reader: Reader, message: str) -> None:
         if self._counts is None:
             raise DataError(message)
         info = get_worker_info()
@@ -269,7 +281,7 @@ class CriteoLog(IterableDataset[Batch]):
             raise ValueError(f"rows has step {part.step}; only ranges of rows can be read.")
         start, stop = part.start or 0, part.stop
         if start < 0 or (stop is not None and stop < 0):
-            start, stop, _ = part.indices(_Reader(self.paths).skip(None))
+            start, stop, _ = part.indices(Reader(self.paths).skip(None))
         return start, None if stop is None else max(start, stop)
 
     def _with(self, **changes: Any) -> CriteoLog:
@@ -282,119 +294,3 @@ class CriteoLog(IterableDataset[Batch]):
             "seed": self.seed,
         }
         return CriteoLog(self.paths, **{**options, **changes})
-
-
-class _Block(NamedTuple):
-    """Room for rows, filled from the front."""
-
-    label: np.ndarray[Any, np.dtype[np.float32]] | None
-    dense: np.ndarray[Any, np.dtype[np.float32]]
-    ids: np.ndarray[Any, np.dtype[np.int64]]
-
-    @classmethod
-    def empty(cls, rows: int, labels: bool) -> _Block:
-        return cls(
-            np.empty(rows, np.float32) if labels else None,
-            np.empty((rows, len(DENSE)), np.float32),
-            np.empty((len(CATEGORIES), rows), np.int64),
-        )
-
-    def permuted(self, order: np.ndarray[Any, Any]) -> _Block:
-        label = None if self.label is None else self.label[order]
-        return _Block(label, self.dense[order], np.take(self.ids, order, axis=1))
-
-    def batch(self, begin: int, end: int) -> Batch:
-        batch: Batch = {}
-        if self.label is not None:
-            batch["label"] = torch.from_numpy(self.label[begin:end])
-        batch["dense"] = torch.from_numpy(self.dense[begin:end])
-        ids = torch.from_numpy(np.ascontiguousarray(self.ids[:, begin:end]))
-        batch.update(zip(CATEGORIES, ids.unbind(0), strict=True))
-        return batch
-
-
-class _Reader:
-    """A position in a sequence of files: passes rows or parses them. For one thread."""
-
-    def __init__(self, paths: list[str]) -> None:
-        self.faults = 0
-        self._paths = iter(paths)
-        self._blocks: Iterator[bytes] = iter(())
-        self._path = ""
-        self._line = 0
-        self._text = b""
-        self._at = 0
-
-    def skip(self, most: int | None) -> int:
-        """Pass up to `most` rows (None: all); returns how many there were."""
-        passed = 0
-        while (most is None or passed < most) and self._more():
-            room = len(self._text) if most is None else most - passed
-            rows, lines, size, *_ = _core.criteo_skip(self._text, self._at, room)
-            passed += rows
-            self._line += lines
-            self._at += size
-        return passed
-
-    def read(
-        self, most: int, labels: bool, on_fault: Callable[[_Reader, str], None]
-    ) -> tuple[int, int, _Block]:
-        """Parse up to `most` rows: (rows passed, rows parsed, where they are)."""
-        block = _Block.empty(most, labels)
-        passed = parsed = 0
-        while passed < most and self._more():
-            at = self._at
-            rows, lines, size, fault, column, begin, end = _core.criteo_parse(
-                self._text, at, most - passed, block.label, block.dense, block.ids, parsed
-            )
-            parsed += rows
-            passed += rows + (fault != 0)
-            self._line += lines
-            self._at += size
-            if fault:
-                field = self._text[at + begin : at + end]
-                on_fault(self, self._message(fault, column, field, labels))
-        return passed, parsed, block
-
-    def first_line_columns(self) -> int:
-        """Columns of the next line that is not blank, which stays unread; 0 at the end."""
-        while self._more():
-            _, lines, size, *_ = _core.criteo_skip(self._text, self._at, 1)
-            line = self._text[self._at : self._at + size].strip(b"\r\n")
-            if line:
-                return line.count(b"\t") + 1
-            self._line += lines
-            self._at += size
-        return 0
-
-    def _more(self) -> bool:
-        while self._at == len(self._text):
-            block = next(self._blocks, None)
-            if block is None:
-                path = next(self._paths, None)
-                if path is None:
-                    return False
-                self._path, self._line = path, 0
-                self._blocks = line_blocks(path, _core.CRITEO_LONGEST_LINE)
-                block = b""
-            self._text, self._at = block, 0
-        return True
-
-    def _message(self, fault: int, column: int, field: bytes, labels: bool) -> str:
-        where = f"{self._path}, line {self._line}: "
-        if fault == 5:
-            return f"{where}longer than {_core.CRITEO_LONGEST_LINE} bytes; not a click log?"
-        if fault == 1:
-            wanted = len(_COLUMNS) - (not labels)
-            about = "label, 13 integers, 26 categories" if labels else "13 integers, 26 categories"
-            remedy = ""
-            if {column, wanted} == {39, 40}:
-                remedy = (
-                    " Pass labels=False for lines without a label; training needs one."
-                    if labels
-                    else " Pass labels=True for lines with a label."
-                )
-            return f"{where}{column} columns, expected {wanted} ({about}).{remedy}"
-        shown = repr(field[:40].decode("utf-8", "backslashreplace"))
-        dots = "..." if len(field) > 40 else ""
-        return f"{where}column {_COLUMNS[column]} holds {shown}{dots}, not {_WANTED[fault]}."

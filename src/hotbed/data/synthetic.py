@@ -16,7 +16,8 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 import hotbed._core as _core
-from hotbed.data.criteo import CATEGORIES, DENSE, MISSING_ID, Batch
+from hotbed.data.criteo import MISSING_ID
+from hotbed.data.criteo_lines import CATEGORIES, DENSE, Batch
 from hotbed.files import appearing
 
 # Distinct values in the columns C1..C26 of the full Kaggle 2014 log.

@@ -93,7 +93,8 @@ def _train(
         seed=settings.seed,
     )
     with progress.status("Counting samples ..."):
-        training, test = log.split(settings.test_fraction)
+        found = log.fingerprint() if settings.checkpoint is not None else None
+        training, test = log.split(settings.test_fraction, None if found is None else found.rows)
     samples = _samples(training)
     if samples == 0:
         raise SettingsError(f"There are no samples to train on in {', '.join(settings.data)}.")
@@ -128,10 +129,12 @@ def _train(
         if told:
             notice(progress, told)
     saving = None
-    if settings.checkpoint is not None:
-        saving = RunCheckpoints(settings, samples + _samples(test), optimizer, position)
+    if found is not None:
+        saving = RunCheckpoints(settings, log, found, optimizer, position)
         with progress.status("Loading the checkpoint ..." if settings.resume else "Saving ..."):
-            saving.begin(model)
+            told = saving.begin(model)
+        if told:
+            notice(progress, told)
     resumed_at = position.steps
     embeddings = _embeddings_of(model)
     # The bar is the first process's alone, and asks no other.

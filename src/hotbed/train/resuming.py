@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import Any
 
@@ -13,6 +14,8 @@ from hotbed.checkpoint.manifest import read_manifest
 from hotbed.checkpoint.models import description_of
 from hotbed.checkpoint.ranks import ranks_of
 from hotbed.checkpoint.values import decoded
+from hotbed.data import CriteoLog
+from hotbed.data.criteo import Fingerprint
 from hotbed.data.position import Position
 from hotbed.modules.owner import tables_of
 from hotbed.train.checkpoints import Checkpoints
@@ -25,10 +28,15 @@ class RunCheckpoints(Checkpoints):
     """The checkpoints of a run."""
 
     def __init__(
-        self, settings: TrainSettings, samples: int, optimizer: Any, position: Position
+        self,
+        settings: TrainSettings,
+        log: CriteoLog,
+        found: Fingerprint,
+        optimizer: Any,
+        position: Position,
     ) -> None:
         assert settings.checkpoint is not None
-        self.same = _SameRun(settings, samples)
+        self.same = _SameRun(settings, log, found)
         super().__init__(
             settings.checkpoint,
             optimizer,
@@ -41,18 +49,20 @@ class RunCheckpoints(Checkpoints):
         self.at = -1
         """The step of the latest."""
 
-    def begin(self, model: nn.Module) -> None:
-        """Goes on with the run that is there, or saves the beginning of a new one.
+    def begin(self, model: nn.Module) -> str:
+        """Goes on with the run that is there, or saves the beginning of a new one. Returns what is to be
+        told.
 
         Raises:
             SettingsError: there is one, and it is not to go on; or it is another.
         """
         self.on_start(model)
-        ranks = ranks_of(tables_of(model))
+        ranks, told = ranks_of(tables_of(model)), ""
         if not ranks.tell("a checkpoint", complete_in(str(self.path)))[0]:
             self.save()
         elif self.settings.resume:
-            self.same.check(str(self.path))
+            with ranks.telling("a checkpoint"):
+                told = self.same.check(str(self.path))
             load(self.path, model, self.optimizer, loader=[self.position, *self.beside])
             self.at = self.position.steps
         else:
@@ -60,6 +70,7 @@ class RunCheckpoints(Checkpoints):
                 f"--checkpoint {self.path} holds checkpoints of a run. Go on with it by --resume, or name "
                 "another folder."
             )
+        return told
 
     def save(self) -> Saved:
         saved = super().save()
@@ -75,37 +86,91 @@ class _SameRun:
         *("shuffle", "on_error", "seed"),
     )
 
-    def __init__(self, settings: TrainSettings, samples: int) -> None:
-        self.settings, self.samples = settings, samples
+    def __init__(self, settings: TrainSettings, log: CriteoLog, found: Fingerprint) -> None:
+        self.settings, self.log, self.found = settings, log, found
 
     def state_dict(self) -> dict[str, Any]:
         state = {name: getattr(self.settings, name) for name in self.NAMES}
         state["data"] = [os.path.realpath(path) for path in self.settings.data]
-        return {**state, "samples": self.samples}
+        return {**state, "samples": self.found.rows, "crc32c": self.found.crc32c}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Nothing: it was checked before anything was read."""
 
-    def check(self, path: str) -> None:
-        """Raises SettingsError where the latest checkpoint there is of another run."""
+    def check(self, path: str) -> str:
+        """Returns what is to be told.
+
+        Raises:
+            SettingsError: the latest checkpoint there is of another run.
+        """
         with opened(path) as folder:
-            loaders = read_manifest(folder)["values"]["loaders"]
-        if len(loaders) != 2:
-            raise SettingsError(
-                f"--checkpoint {path} holds no checkpoints of a run of `hotbed train`. Name another folder."
-            )
-        saved, now = decoded(loaders[1], {}), self.state_dict()
+            position, saved = _states_in(path, read_manifest(folder)["values"])
+        now = self.state_dict()
+        grown = self._has_grown(position, saved)
         for name in now:
-            if saved.get(name) != now[name]:
+            if name == "crc32c":
+                # Checkpoints of earlier versions have none.
+                if not grown and saved.get(name, now[name]) != now[name]:
+                    raise SettingsError(
+                        f"--resume: the lines of --data are not those that the run in {path} reads. There "
+                        "are as many, but some have changed or changed places. Give it the data as they "
+                        "were, or begin a new run in another folder."
+                    )
+            elif saved.get(name) != now[name] and not (grown and name == "samples"):
                 option = "samples in --data" if name == "samples" else f"--{name.rstrip('_')}"
                 was, own = (
-                    " ".join(v) if name == "data" else v for v in (saved.get(name), now[name])
+                    " ".join(map(str, v or ())) if name == "data" else v
+                    for v in (saved.get(name), now[name])
                 )
                 was, own = (v if v is not None else "nothing" for v in (was, own))
                 raise SettingsError(
                     f"--resume: the run in {path} has {option.replace('_', '-')} {was}, and now it is {own}. "
                     "Give it as it was, or begin a new run in another folder."
                 )
+        return (
+            f"--data has {now['samples']:,} samples, and had {saved['samples']:,} when the run in {path} was "
+            "saved. It goes on as one that has had all of them from its beginning."
+            if grown
+            else ""
+        )
+
+    def _has_grown(self, position: dict[str, Any], saved: dict[str, Any]) -> bool:
+        """Whether samples were appended to the data, and all batches so far are as they would have been
+        with those."""
+        match position, saved:
+            case {"epoch": 1, "batch": int(batch)}, {
+                "samples": int(samples),
+                "crc32c": int(crc32c),
+            }:
+                pass
+            case _:
+                return False
+        if samples >= self.found.rows or self.settings.on_error == "skip":
+            return False  # or batches do not tell how many lines were read
+        size = self.settings.batch_size
+        window = -(-self.settings.shuffle // size) * size or size
+        read = -(-batch * size // window) * window
+        trained_on = samples - round(samples * self.settings.test_fraction)
+        return read <= trained_on and self.log.fingerprint(samples).crc32c == crc32c
+
+
+def _states_in(path: str, values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Those of the position and of the run, in a checkpoint.
+
+    Raises:
+        SettingsError: another program has saved it.
+    """
+    match values.get("loaders"):
+        case [{"dict": list(pairs)}, {"dict": list()} as encoded]:
+            with contextlib.suppress(TypeError, ValueError):
+                # But for its random states, which are tensors.
+                position = {name: value for name, value in pairs if isinstance(value, int)}
+                run = decoded(encoded, {})
+                if {*_SameRun.NAMES, "samples"} <= run.keys():
+                    return position, run
+    raise SettingsError(
+        f"--checkpoint {path} holds no checkpoints of a run of `hotbed train`. Name another folder."
+    )
 
 
 def begin_from(path: str, model: nn.Module, optimizer: Any, lr: float, position: Position) -> str:
