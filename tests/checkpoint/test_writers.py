@@ -18,9 +18,9 @@ from torch import nn
 import hotbed as hb
 from hotbed import _core
 from hotbed.checkpoint import CheckpointError, joining, rows
-from hotbed.checkpoint.folder import finish, new_folder
 from hotbed.checkpoint.looking import contents, differences, verified
 from hotbed.checkpoint.manifest import FORMAT, VERSION, read_manifest
+from hotbed.checkpoint.new import new_folder
 from hotbed.checkpoint.rows import write_rows
 from hotbed.checkpoint.rules import rule_of
 from hotbed.checkpoint.tables import entry_of
@@ -74,18 +74,18 @@ def trained(table: Table, rule: str, untouched: str) -> tuple[Any, Any]:
 
 def by_writers(folder: Path, models: Sequence[Any]) -> Path:
     """A checkpoint to which each model has written its part."""
-    with new_folder(str(folder), 1) as path:
-        dense = write_tensors(f"{path}/dense.safetensors", {})
+    with new_folder(str(folder), 1) as new:
+        dense = write_tensors(f"{new.path}/dense.safetensors", {})
         files = [{"name": "dense.safetensors", **dense, "rows": {}}]
         for writer, model in enumerate(models):
-            files += write_rows(path, tables_of(model), states=True, writer=writer)
+            files += write_rows(new.path, tables_of(model), states=True, writer=writer)
         entries = {
             stem: entry_of(table, rule_of(table)) for stem, table in tables_of(models[0]).items()
         }
         values = {"model": {"dict": []}, "optimizers": [], "schedulers": [], "loaders": []}
         about = {"format": FORMAT, "version": VERSION, "step": 1, "base": None, "model": None}
-        finish(path, {**about, "tables": entries, "files": files[::-1], "values": values})
-    return Path(path)
+        new.complete({**about, "tables": entries, "files": files[::-1], "values": values})
+    return Path(new.path)
 
 
 def records(model: Any) -> dict[int, tuple[Any, ...]]:

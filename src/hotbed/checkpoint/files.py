@@ -11,7 +11,7 @@ import io
 import json
 import os
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,38 @@ from hotbed.errors import HotbedError
 
 class CheckpointError(HotbedError, ValueError):
     """What was saved cannot be loaded, or not be saved; the message names the file, or what it is about."""
+
+
+class DamagedError(CheckpointError):
+    """A file of a checkpoint is missing, damaged, or cannot be read.
+
+    ``others`` are the checkpoints beside it that are whole as far as the sizes of their files tell, the
+    latest first.
+    """
+
+    others: Sequence[str] | None = None
+    _fault = ""
+
+    def name_others(self, others: Sequence[str], line: str = "hotbed.load({!r}, ...)") -> None:
+        """Adds to the message which other checkpoints there are.
+
+        Args:
+            line: how one is loaded, by its path.
+        """
+        self._fault = self._fault or str(self)
+        self.others = others
+        if not others:
+            self.args = (f"{self._fault} No other checkpoint beside it is whole.",)
+            return
+        names = ", ".join(os.path.basename(path) for path in others[:_MOST_NAMED])
+        more = f" and {len(others) - _MOST_NAMED} more" if len(others) > _MOST_NAMED else ""
+        self.args = (
+            f"{self._fault} Whole checkpoints beside it: {names}{more}. Load one by its own path: "
+            f"{line.format(others[0])}. `hotbed checkpoint verify --all` reads them in full.",
+        )
+
+
+_MOST_NAMED = 3
 
 
 # -- JSON files that check themselves ----------------------------------------------------------------
@@ -48,11 +80,11 @@ def read_json_sealed(path: str) -> tuple[Any, bool]:
     """(contents, whether the checksum is there and right); contents are None where they are no JSON.
 
     Raises:
-        CheckpointError: it is missing, or no plain file, or larger than any.
+        DamagedError: it is missing, or no plain file, or larger than any.
     """
     with open_plain(path) as file:
         if os.fstat(file.fileno()).st_size > _MOST_JSON:
-            raise CheckpointError(
+            raise DamagedError(
                 f"{path} is larger than {_MOST_JSON:,} bytes, so it is none of Hotbed's."
             )
         raw = file.readall()
@@ -101,20 +133,20 @@ def open_plain(path: str) -> io.FileIO:
     """A plain file, to read, unbuffered.
 
     Raises:
-        CheckpointError: it is missing or cannot be read, or is a link, a folder, a pipe or a device.
+        DamagedError: it is missing or cannot be read, or is a link, a folder, a pipe or a device.
     """
     try:
         # Without following a link, and without waiting for who writes to a pipe.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
-        raise CheckpointError(f"{path} is missing.") from None
+        raise DamagedError(f"{path} is missing.") from None
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise CheckpointError(f"{path} is a link. A checkpoint is plain files.") from None
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from None
+            raise DamagedError(f"{path} is a link. A checkpoint is plain files.") from None
+        raise DamagedError(f"{path} cannot be read: {error.strerror}.") from None
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise CheckpointError(f"{path} is no plain file. A checkpoint is plain files.")
+        raise DamagedError(f"{path} is no plain file. A checkpoint is plain files.")
     return open(descriptor, "rb", buffering=0)
 
 

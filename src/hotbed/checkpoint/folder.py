@@ -10,6 +10,8 @@
 
 Who writes a checkpoint holds an exclusive lock on its folder, who reads one a shared lock; a folder
 without manifest that nobody holds was left by a process that died, and the next save removes it.
+Who names a checkpoint, or completes one and removes earlier ones, holds an exclusive lock on the
+folder of the run, so that names rise in the order in which checkpoints were completed.
 Other files are the user's and stay.
 """
 
@@ -20,44 +22,55 @@ import fcntl
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator
 
-from hotbed.checkpoint.files import CheckpointError, sync_folder, write_json_sealed
+from hotbed.checkpoint.files import CheckpointError, DamagedError, sync_folder
+from hotbed.checkpoint.manifest import MANIFEST, fault_of
 
 __all__ = [
     "MANIFEST",
+    "OWN",
     "complete_in",
-    "finish",
+    "folders_in",
+    "held",
     "holds_file",
+    "is_complete",
+    "is_held",
     "is_of_checkpoints",
-    "keep_latest",
     "latest",
     "made_to_stay",
-    "new_folder",
+    "name_after",
     "opened",
-    "sweep",
+    "order_of",
+    "root_of",
 ]
 
-MANIFEST = "checkpoint.json"
-_NEXT = "checkpoint.json.new"
 _NAME = re.compile(r"step-([0-9]{12,})(?:\.([0-9]+))?")
-_OWN = re.compile(r"(dense|rows-[0-9]+-[0-9]+)\.safetensors|checkpoint\.json(\.new)?")
+OWN = re.compile(r"(dense|rows-[0-9]+-[0-9]+)\.safetensors|checkpoint\.json(\.new)?")
 
 
 def is_of_checkpoints(name: str) -> bool:
     """Whether a file of that name, relative to the folder of a run or a checkpoint, is a checkpoint's."""
     first, _, rest = name.partition(os.sep)
-    return bool(_NAME.fullmatch(first) or (not rest and _OWN.fullmatch(first)))
+    return bool(_NAME.fullmatch(first) or (not rest and OWN.fullmatch(first)))
 
 
 def holds_file(root: str, name: str) -> bool:
     """Whether a file of that name, relative to a folder, is of a checkpoint that is there."""
-    return is_of_checkpoints(name) and (_is_complete(root) or bool(complete_in(root)))
+    return is_of_checkpoints(name) and (is_complete(root) or bool(complete_in(root)))
 
 
 def complete_in(root: str) -> list[str]:
-    """The complete checkpoints of a run, as they were begun.
+    """The complete checkpoints of a run, as they were completed.
+
+    Raises:
+        OSError: what is there cannot be looked at.
+    """
+    return [folder for folder in folders_in(root) if is_complete(folder)]
+
+
+def folders_in(root: str) -> list[str]:
+    """The folders of checkpoints of a run, complete or not, in the order of their names.
 
     Raises:
         OSError: what is there cannot be looked at.
@@ -66,81 +79,67 @@ def complete_in(root: str) -> list[str]:
         names = os.listdir(root)
     except (FileNotFoundError, NotADirectoryError):
         return []
-    folders = [os.path.join(root, name) for _, name in sorted(_begun(names))]
-    return [f for f in folders if not os.path.islink(f) and _is_complete(f)]
+    folders = [os.path.join(root, name) for _, name in sorted(_numbered(names))]
+    return [folder for folder in folders if not os.path.islink(folder)]
+
+
+def root_of(path: str | os.PathLike[str]) -> str:
+    """The absolute path at which checkpoints are to be.
+
+    Raises:
+        CheckpointError: it is empty.
+    """
+    if not (name := os.fsdecode(path)):
+        raise CheckpointError("The path of a checkpoint is empty. Name a folder.")
+    return os.path.abspath(name)
+
+
+def order_of(folder: str) -> tuple[int, int]:
+    """(turn, step) in the name of a checkpoint's folder, which rise as they are completed; (-1, -1) of
+    another folder."""
+    found = _numbered([os.path.basename(folder)])
+    return found[0][0] if found else (-1, -1)
 
 
 def latest(root: str | os.PathLike[str]) -> str | None:
     """The folder of the checkpoint that `hotbed.load` would read; None: there is none.
 
     Raises:
-        CheckpointError: what is there cannot be looked at.
+        CheckpointError: what is there cannot be looked at, or the path is empty.
     """
-    found = _found(os.path.realpath(os.fsdecode(root)))
+    found = _found(os.path.realpath(root_of(root)))
     return found[-1] if found else None
 
 
 def _found(path: str) -> list[str]:
     """The complete checkpoints at a path, which is one itself or the folder of a run."""
     try:
-        return [path] if _is_complete(path) else complete_in(path)
+        return [path] if is_complete(path) else complete_in(path)
     except OSError as error:
         where = error.filename or path
         raise CheckpointError(f"{where} cannot be read: {error.strerror}.") from None
 
 
-def _begun(names: Sequence[str]) -> list[tuple[tuple[int, int], str]]:
+def _numbered(names: Iterable[str]) -> list[tuple[tuple[int, int], str]]:
     """((turn, step), name) of folders of checkpoints. A run that goes back, or begins anew, takes the next
     turn, and what it saves is later than all of the turn before."""
     found = [(match, name) for name in names if (match := _NAME.fullmatch(name))]
     return [((int(match[2] or 0), int(match[1])), name) for match, name in found]
 
 
-def _is_complete(folder: str) -> bool:
+def name_after(names: Iterable[str], step: int) -> str:
+    """The name of a checkpoint that comes behind all others."""
+    turn, last = max((numbers for numbers, _ in _numbered(names)), default=(0, -1))
+    turn += last >= step
+    return f"step-{step:012d}{f'.{turn}' if turn else ''}"
+
+
+def is_complete(folder: str) -> bool:
+    """Whether a checkpoint has its manifest."""
     try:
         return stat.S_ISREG(os.lstat(os.path.join(folder, MANIFEST)).st_mode)
     except (FileNotFoundError, NotADirectoryError):
         return False
-
-
-@contextlib.contextmanager
-def new_folder(root: str, step: int) -> Iterator[str]:
-    """For a ``with`` statement: an empty folder for the checkpoint of a step, which is gone again if
-    that fails.
-
-    Raises:
-        CheckpointError: `root` is a checkpoint.
-        OSError: it cannot be made.
-    """
-    made = made_to_stay(os.path.abspath(root))
-    if _is_complete(root):
-        raise CheckpointError(f"{root} is a checkpoint itself. Name the folder that it lies in.")
-    while True:
-        turn, last = max((begun for begun, _ in _begun(os.listdir(root))), default=(0, -1))
-        turn += last >= step
-        folder = os.path.join(root, f"step-{step:012d}{f'.{turn}' if turn else ''}")
-        with contextlib.ExitStack() as stack:
-            try:
-                os.mkdir(folder)
-                there = stack.enter_context(_held(folder, fcntl.LOCK_EX))
-            except (FileExistsError, FileNotFoundError):
-                continue
-            except OSError:
-                for empty in [folder, root] if made else [folder]:
-                    with contextlib.suppress(OSError):
-                        os.rmdir(empty)
-                raise
-            if not there:  # somebody took it for what a dead process has left
-                continue
-            try:
-                yield folder
-            except BaseException:
-                with contextlib.suppress(OSError):
-                    _remove(folder)
-                    if made:
-                        os.rmdir(root)
-                raise
-            return
 
 
 def made_to_stay(path: str) -> bool:
@@ -159,20 +158,6 @@ def made_to_stay(path: str) -> bool:
     return True
 
 
-def finish(folder: str, manifest: Mapping[str, Any]) -> None:
-    """Makes a checkpoint whose files are there a complete one.
-
-    Raises:
-        OSError: it is not.
-    """
-    following = os.path.join(folder, _NEXT)
-    write_json_sealed(following, manifest)
-    sync_folder(folder)
-    os.replace(following, os.path.join(folder, MANIFEST))
-    sync_folder(folder)
-    sync_folder(os.path.dirname(folder))
-
-
 @contextlib.contextmanager
 def opened(path: str) -> Iterator[str]:
     """For a ``with`` statement, in which nobody removes it: the folder of the checkpoint at `path`, which
@@ -180,10 +165,9 @@ def opened(path: str) -> Iterator[str]:
 
     Raises:
         CheckpointError: there is none.
+        DamagedError: what is raised inside, with the names of whole ones beside it.
     """
-    if not path:
-        raise CheckpointError("The path of a checkpoint is empty.")
-    path = os.path.realpath(path)
+    path = os.path.realpath(root_of(path))
     while True:
         found = _found(path)
         if not found:
@@ -192,57 +176,42 @@ def opened(path: str) -> Iterator[str]:
         folder = found[-1]
         with contextlib.ExitStack() as stack:
             try:
-                there = stack.enter_context(_held(folder, fcntl.LOCK_SH))
+                there = stack.enter_context(held(folder, fcntl.LOCK_SH))
             except FileNotFoundError:
                 continue
             except OSError as error:
                 raise CheckpointError(f"{folder} cannot be read: {error.strerror}.") from None
-            if there and _is_complete(folder):
-                yield folder
+            if there and is_complete(folder):
+                try:
+                    yield folder
+                except DamagedError as error:
+                    if error.others is None:
+                        error.name_others(_whole_beside(folder))
+                    raise
                 return
 
 
-def keep_latest(root: str, count: int, newest: str) -> None:
-    """Removes complete checkpoints but `newest` and the latest `count` - 1 others. Those that somebody reads,
-    or that cannot be removed, stay for now."""
+def _whole_beside(folder: str) -> list[str]:
+    """The whole checkpoints of the same run, the latest first."""
+    if order_of(folder) < (0, 0):
+        return []
     with contextlib.suppress(OSError):
-        others = [folder for folder in complete_in(root) if folder != newest]
-        for folder in others[: max(0, len(others) - (count - 1))]:
-            _remove_unheld(folder)
+        others = complete_in(os.path.dirname(folder))
+        return [other for other in reversed(others) if other != folder and not fault_of(other)]
+    return []
 
 
-def sweep(root: str) -> None:
-    """Removes what processes that died have left of checkpoints."""
-    with contextlib.suppress(FileNotFoundError):
-        for name in os.listdir(root):
-            folder = os.path.join(root, name)
-            if _NAME.fullmatch(name) and not os.path.lexists(os.path.join(folder, MANIFEST)):
-                _remove_unheld(folder, unless_complete=True)
-
-
-def _remove_unheld(folder: str, *, unless_complete: bool = False) -> None:
-    with (
-        contextlib.suppress(OSError),
-        _held(folder, fcntl.LOCK_EX | fcntl.LOCK_NB) as there,
-    ):
-        if there and not (unless_complete and os.path.lexists(os.path.join(folder, MANIFEST))):
-            _remove(folder)
-
-
-def _remove(folder: str) -> None:
-    """Removes what is Hotbed's in it, the manifest first, and the folder if nothing else is there."""
-    for name in sorted(os.listdir(folder), key=lambda name: name != MANIFEST):
-        path = os.path.join(folder, name)
-        if _OWN.fullmatch(name) and not os.path.isdir(path):
-            os.unlink(path)
-            if name == MANIFEST:
-                sync_folder(folder)
-    with contextlib.suppress(OSError):
-        os.rmdir(folder)
+def is_held(folder: str) -> bool:
+    """Whether somebody writes to an incomplete checkpoint; also where the file system does not tell."""
+    try:
+        with held(folder, fcntl.LOCK_SH | fcntl.LOCK_NB):
+            return False
+    except BlockingIOError:
+        return True
 
 
 @contextlib.contextmanager
-def _held(folder: str, how: int) -> Iterator[bool]:
+def held(folder: str, how: int) -> Iterator[bool]:
     """Keeps others from removing it: whether it was still there by then.
 
     Raises:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hotbed import _core
-from hotbed.checkpoint.files import CheckpointError
+from hotbed.checkpoint.files import DamagedError
 from hotbed.checkpoint.rows import TableRows, read_rows
 
 __all__ = ["whole_rows"]
@@ -35,7 +35,7 @@ def whole_rows(
         again: see `read_rows`.
 
     Raises:
-        CheckpointError: a file is missing or damaged, or they do not fit together.
+        DamagedError: a file is missing or damaged, or they do not fit together.
     """
     split = [
         stem
@@ -80,7 +80,7 @@ def _joined_rows(
         try:
             yield folder, _joined(stem, columns, pieces, one_a_row)
         except (IndexError, ValueError) as error:
-            raise CheckpointError(
+            raise DamagedError(
                 f"{folder}: columns of {stem!r} do not fit together: {error}"
             ) from None
 

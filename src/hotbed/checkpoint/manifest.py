@@ -5,13 +5,15 @@ from __future__ import annotations
 import itertools
 import os
 import re
+import stat
 from typing import Any
 
-from hotbed.checkpoint.files import CheckpointError, read_json_sealed
-from hotbed.checkpoint.folder import MANIFEST
+from hotbed.checkpoint.files import CheckpointError, DamagedError, read_json_sealed
 from hotbed.tables import DTYPES
 
-__all__ = ["FORMAT", "VERSION", "dense_file", "read_manifest"]
+__all__ = ["FORMAT", "MANIFEST", "VERSION", "dense_file", "fault_of", "read_manifest"]
+
+MANIFEST = "checkpoint.json"
 
 FORMAT, VERSION = "hotbed checkpoint", 1
 
@@ -24,28 +26,54 @@ def read_manifest(folder: str) -> dict[str, Any]:
     passed over.
 
     Raises:
-        CheckpointError: it is missing, damaged, of a later version, or none.
+        DamagedError: it is missing, damaged, or none.
+        CheckpointError: it is of a later version.
     """
     path = os.path.join(folder, MANIFEST)
     manifest, sealed = read_json_sealed(path)
     match manifest:
         case {"format": "hotbed checkpoint", "version": int(version)}:
             if not sealed:
-                raise CheckpointError(f"{path} is damaged, or was changed. Copy or save it again.")
+                raise DamagedError(f"{path} is damaged, or was changed. Copy or save it again.")
             if version > VERSION:
                 raise CheckpointError(
                     f"{path} is of version {version}; this Hotbed reads {VERSION} and before. Update it."
                 )
         case _:
-            raise CheckpointError(f"{path} is no manifest of a checkpoint, or damaged.")
+            raise DamagedError(f"{path} is no manifest of a checkpoint, or damaged.")
     if fault := _fault(manifest):
-        raise CheckpointError(f"{path} is no manifest of a checkpoint: {fault}.")
+        raise DamagedError(f"{path} is no manifest of a checkpoint: {fault}.")
     if manifest["base"] is not None:
         raise CheckpointError(
             f"{path} tells what has changed since {manifest['base']!r}, which this Hotbed cannot read. "
             "Update it."
         )
     return dict(manifest)
+
+
+def fault_of(folder: str) -> str:
+    """Why a checkpoint cannot be read, as far as its manifest and the sizes of its files tell; empty for a
+    whole one. Bytes of other files are not read."""
+    try:
+        files = read_manifest(folder)["files"]
+    except CheckpointError as error:
+        return str(error)
+    for file in files:
+        path = os.path.join(folder, file["name"])
+        try:
+            found = os.lstat(path)
+        except FileNotFoundError:
+            return f"{path} is missing."
+        except OSError as error:
+            return f"{path} cannot be read: {error.strerror}."
+        if not stat.S_ISREG(found.st_mode):
+            return f"{path} is no plain file. A checkpoint is plain files."
+        if found.st_size != file["bytes"]:
+            return (
+                f"{path} has {found.st_size:,} bytes and was saved with {file['bytes']:,}. Copy or save it "
+                "again."
+            )
+    return ""
 
 
 def dense_file(manifest: dict[str, Any]) -> dict[str, Any]:

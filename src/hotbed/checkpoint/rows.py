@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hotbed.checkpoint.files import CheckpointError
+from hotbed.checkpoint.files import DamagedError
 from hotbed.checkpoint.tensors import read_views, write_tensors
 from hotbed.table.alone import ALONE
 from hotbed.table.live import LiveTable
@@ -157,7 +157,7 @@ def read_rows(
             is asked for.
 
     Raises:
-        CheckpointError: a file is missing or damaged, or holds something else.
+        DamagedError: a file is missing or damaged, or holds something else.
     """
     files = manifest["files"] if files is None else files
     wanted = [file for file in files if any(stem in stems for stem in file["rows"])]
@@ -196,7 +196,7 @@ def rows_in(
     """What a file of tensors has of a table. (Names of tables may have slashes, too.)
 
     Raises:
-        CheckpointError: it is not what its manifest says.
+        DamagedError: it is not what its manifest says.
     """
     count, columns = file["rows"][stem]["count"], slice(*file["rows"][stem]["columns"])
     wide, narrow = (count, columns.stop - columns.start), (count, 1)
@@ -215,5 +215,5 @@ def rows_in(
             or found.shape not in shapes.get(name, (wide, narrow))
             or (name in ("ids", "steps") and found.dtype != torch.int64)
         ):
-            raise CheckpointError(f"{path} has no {name} of {stem!r} as its manifest says.")
+            raise DamagedError(f"{path} has no {name} of {stem!r} as its manifest says.")
     return TableRows(stem, columns, own)

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hotbed.checkpoint.files import CheckpointError
-from hotbed.checkpoint.folder import finish, keep_latest, new_folder, sweep
+from hotbed.checkpoint.folder import root_of
 from hotbed.checkpoint.manifest import FORMAT, VERSION
 from hotbed.checkpoint.models import description_of
+from hotbed.checkpoint.new import NewCheckpoint, new_folder, sweep
 from hotbed.checkpoint.randomness import random_states
 from hotbed.checkpoint.ranks import KIND, entries_of, own_tables, ranks_of
 from hotbed.checkpoint.rows import most_bytes, write_rows
@@ -83,7 +84,7 @@ def save(
             raise CheckpointError(f"step must be an integer from 0 on, got {step!r}.")
         if keep is not None and (isinstance(keep, bool) or not isinstance(keep, int) or keep < 1):
             raise CheckpointError(f"keep must be an integer from 1 on, or None, got {keep!r}.")
-        root = os.path.abspath(os.fsdecode(path))
+        root = root_of(path)
         for stem, table in tables.items():
             if table.owes_step:
                 raise CheckpointError(
@@ -100,7 +101,7 @@ def save(
             dense = sum(tensor.nbytes for tensor in tensors.values())
             return dense + most_bytes(own, states=states) + len(json.dumps(about, indent=2))
 
-        with _told_how_much(root, most), _folder_of_all(root, step, ranks) as folder:
+        with _told_how_much(root, most), _folder_of_all(root, step, ranks) as (folder, new):
             with ranks.working(KIND):
                 files = write_rows(folder, own, states=states, writer=ranks.rank, ranks=ranks)
                 if ranks.rank == 0:
@@ -108,25 +109,24 @@ def save(
                     files.insert(0, {"name": "dense.safetensors", **dense, "rows": {}})
             files = [file for of_rank in ranks.tell(KIND, files) for file in of_rank]
             with ranks.working(KIND):
-                if ranks.rank == 0:
-                    finish(folder, {**about, "files": files})
-    if keep is not None and ranks.rank == 0:
-        keep_latest(root, keep, folder)
+                if new is not None:
+                    folder = new.complete({**about, "files": files}, keep)
+            folder = ranks.tell(KIND, folder)[0]
     rows = sum(part["count"] for file in files for part in file["rows"].values())
     size = sum(file["bytes"] for file in files)
     return Saved(folder, step, rows, size, time.perf_counter() - begin)
 
 
 @contextlib.contextmanager
-def _folder_of_all(root: str, step: int, ranks: Any) -> Iterator[str]:
+def _folder_of_all(root: str, step: int, ranks: Any) -> Iterator[tuple[str, NewCheckpoint | None]]:
     """For a ``with`` statement: the folder of a new checkpoint, which is the first rank's."""
     with contextlib.ExitStack() as stack:
+        new = None
         with ranks.telling(KIND):
-            folder = ""
             if ranks.rank == 0:
                 sweep(root)
-                folder = stack.enter_context(new_folder(root, step))
-        folder = ranks.tell(KIND, folder)[0]
+                new = stack.enter_context(new_folder(root, step))
+        folder = ranks.tell(KIND, "" if new is None else new.path)[0]
         try:
             with ranks.working(KIND):
                 if not os.path.isdir(folder):
@@ -134,7 +134,7 @@ def _folder_of_all(root: str, step: int, ranks: Any) -> Iterator[str]:
                         f"Rank {ranks.rank} finds no folder {folder!r}, which rank 0 has made. All ranks "
                         "write to a checkpoint, so it must lie where all see it."
                     )
-            yield folder
+            yield folder, new
         except BaseException:
             ranks.stopped(KIND)
             raise

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from hotbed.checkpoint.files import CheckpointError
-from hotbed.checkpoint.folder import finish, new_folder, opened
+from hotbed.checkpoint.folder import opened, root_of
 from hotbed.checkpoint.joining import whole_rows
 from hotbed.checkpoint.manifest import FORMAT, VERSION, read_manifest
+from hotbed.checkpoint.new import new_folder
 from hotbed.checkpoint.rows import FILE_BYTES, Piece, TableRows, write_files
 from hotbed.checkpoint.tensors import write_tensors
 from hotbed.tables import DTYPES, MAX_DIM
@@ -113,16 +114,15 @@ def write(
                 f"Table {name!r} has rows={count!r}; it must be a positive number."
             )
     entries: dict[str, Any] = {}
-    with new_folder(os.path.abspath(os.fsdecode(path)), step) as folder:
-        dense = write_tensors(os.path.join(folder, "dense.safetensors"), {})
+    with new_folder(root_of(path), step) as new:
+        dense = write_tensors(os.path.join(new.path, "dense.safetensors"), {})
         files = [
             {"name": "dense.safetensors", **dense, "rows": {}},
-            *write_files(folder, _pieces(tables, rows or {}, entries)),
+            *write_files(new.path, _pieces(tables, rows or {}, entries)),
         ]
         values = {"model": {"dict": []}, "optimizers": [], "schedulers": [], "loaders": []}
         about = {"format": FORMAT, "version": VERSION, "step": step, "base": None}
-        finish(folder, {**about, "tables": entries, "files": files, "values": values})
-    return folder
+        return new.complete({**about, "tables": entries, "files": files, "values": values})
 
 
 def _pieces(

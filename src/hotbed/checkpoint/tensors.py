@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from hotbed import _core
-from hotbed.checkpoint.files import CheckpointError, open_plain, write_new
+from hotbed.checkpoint.files import CheckpointError, DamagedError, open_plain, write_new
 
 __all__ = ["CHUNK_BYTES", "DTYPES", "header_of", "read_tensors", "read_views", "write_tensors"]
 
@@ -116,7 +116,7 @@ def read_views(path: str, expected: Any, into: Tensor | None = None) -> dict[str
         into: (n,) uint8: memory for them, if it is large enough.
 
     Raises:
-        CheckpointError: the file is missing, no plain file, not what was written, or no safetensors
+        DamagedError: the file is missing, no plain file, not what was written, or no safetensors
             file; no more memory was taken than it has bytes.
     """
     contents = _checked_bytes(path, expected, into)
@@ -124,7 +124,7 @@ def read_views(path: str, expected: Any, into: Tensor | None = None) -> dict[str
         return dict(_tensors_in(contents))
     except (KeyError, RecursionError, RuntimeError, TypeError, ValueError) as error:
         text = " ".join(str(error).split())[:300].rstrip(".")
-        raise CheckpointError(f"{path} is no safetensors file that can be read: {text}.") from None
+        raise DamagedError(f"{path} is no safetensors file that can be read: {text}.") from None
 
 
 def _tensors_in(contents: Tensor) -> Iterable[tuple[str, Tensor]]:
@@ -193,11 +193,11 @@ def _checked_bytes(path: str, expected: Any, into: Tensor | None) -> Tensor:
         case {"bytes": int(size), "crc32c": list(sums)}:
             pass
         case _:
-            raise CheckpointError(f"{path} has no size and checksums in the manifest.")
+            raise DamagedError(f"{path} has no size and checksums in the manifest.")
     with open_plain(path) as file:
         there = os.fstat(file.fileno()).st_size
         if there != size:
-            raise CheckpointError(
+            raise DamagedError(
                 f"{path} has {there:,} bytes and was saved with {size:,}. Copy or save it again."
             )
         large = into is not None and len(into) >= size
@@ -211,11 +211,11 @@ def _checked_bytes(path: str, expected: Any, into: Tensor | None) -> Tensor:
     checksums.add(contents[: size - len(left)].numpy())
     found = checksums.ended()
     if len(sums) != len(found):
-        raise CheckpointError(f"{path} has {len(sums)} checksums for {size:,} bytes.")
+        raise DamagedError(f"{path} has {len(sums)} checksums for {size:,} bytes.")
     for number, (own, saved) in enumerate(zip(found, sums, strict=True)):
         if own != saved:
             begin, end = number * CHUNK_BYTES, min((number + 1) * CHUNK_BYTES, size)
-            raise CheckpointError(
+            raise DamagedError(
                 f"{path} is damaged: bytes {begin:,} to {end:,} are not those that were saved. Copy or "
                 "save it again."
             )

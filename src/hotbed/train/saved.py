@@ -8,7 +8,14 @@ from typing import Any
 from torch import nn
 
 from hotbed.checkpoint import Saved, save
-from hotbed.checkpoint.folder import MANIFEST, complete_in, is_of_checkpoints, made_to_stay
+from hotbed.checkpoint.files import DamagedError
+from hotbed.checkpoint.folder import (
+    MANIFEST,
+    complete_in,
+    is_complete,
+    is_of_checkpoints,
+    made_to_stay,
+)
 from hotbed.checkpoint.manifest import read_manifest
 from hotbed.checkpoint.ranks import ranks_of
 from hotbed.checkpoint.values import encoded
@@ -39,6 +46,16 @@ class _Mark:
         return {"written by": "hotbed train --save"}
 
 
+def _is_replaceable(checkpoint: str) -> bool:
+    try:
+        loaders = read_manifest(checkpoint)["values"]["loaders"]
+    except DamagedError:
+        if is_complete(checkpoint):
+            raise
+        return True  # another run has put its own in its place meanwhile
+    return bool(loaders == [encoded(_Mark().state_dict(), "", {})])
+
+
 def check_writable_folder(path: str) -> None:
     """Raises OutputError if a model cannot be saved at `path`, or something would be lost by it.
 
@@ -58,8 +75,7 @@ def check_writable_folder(path: str) -> None:
         if os.path.lexists(os.path.join(path, MANIFEST)):
             raise OutputError(f"Cannot save to {path!r}: it is a checkpoint. Name another folder.")
         there = complete_in(path)
-        mark = [encoded(_Mark().state_dict(), "", {})]
-        if any(read_manifest(folder)["values"]["loaders"] != mark for folder in there):
+        if not all(map(_is_replaceable, there)):
             raise OutputError(
                 f"Cannot save to {path!r}: it holds checkpoints that --save has not written. Name another "
                 "folder."

@@ -1,0 +1,179 @@
+"""A new checkpoint in the folder of a run, and the end of earlier ones."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from hotbed.checkpoint.files import CheckpointError, sync_folder, write_json_sealed
+from hotbed.checkpoint.folder import (
+    MANIFEST,
+    OWN,
+    complete_in,
+    folders_in,
+    held,
+    is_complete,
+    made_to_stay,
+    name_after,
+    order_of,
+)
+from hotbed.checkpoint.manifest import fault_of
+
+__all__ = ["NewCheckpoint", "new_folder", "sweep"]
+
+_NEXT = "checkpoint.json.new"
+
+
+class NewCheckpoint:
+    """A checkpoint that is being written, in a folder that this process holds.
+
+    Attributes:
+        path: the folder.
+        is_complete: whether it has its manifest, and so stays whatever comes.
+    """
+
+    def __init__(self, path: str, step: int) -> None:
+        self.path, self.is_complete = path, False
+        self._step = step
+
+    def complete(self, manifest: Mapping[str, Any], keep: int | None = None) -> str:
+        """Makes it the latest complete checkpoint, when its files are there. Returns its folder, which was
+        renamed if one that was begun later was completed before.
+
+        Args:
+            keep: how many whole checkpoints stay, this one among them; None: all. Earlier ones go, damaged
+                ones among them; those that somebody reads, or that cannot be removed, stay for now.
+
+        Raises:
+            OSError: it is not complete.
+        """
+        write_json_sealed(os.path.join(self.path, _NEXT), manifest)
+        sync_folder(self.path)
+        root = os.path.dirname(self.path)
+        with held(os.path.realpath(root), fcntl.LOCK_EX):
+            earlier = complete_in(root)
+            last = max(map(order_of, earlier), default=(-1, -1))
+            if last > order_of(self.path):
+                self._rename_behind_all()
+            os.replace(os.path.join(self.path, _NEXT), os.path.join(self.path, MANIFEST))
+            sync_folder(self.path)
+            sync_folder(root)
+            self.is_complete = True
+            if keep is not None:
+                self._remove_earlier(earlier, keep)
+            is_shared = last > _last_seen[os.path.realpath(root)]
+            _last_seen[os.path.realpath(root)] = order_of(self.path)
+        if is_shared:
+            warnings.warn(
+                f"Another process saves checkpoints into {root}, too. keep= counts and removes those of "
+                "both, and the latest may be of either. Give each run a folder of its own.",
+                stacklevel=3,
+            )
+        return self.path
+
+    def _rename_behind_all(self) -> None:
+        root, before = os.path.split(self.path)
+        while before == os.path.basename(self.path):
+            path = os.path.join(root, name_after(os.listdir(root), self._step))
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(path)  # no other takes the name from here on
+                os.rename(self.path, path)
+                self.path = path
+
+    def _remove_earlier(self, earlier: list[str], keep: int) -> None:
+        with contextlib.suppress(OSError):
+            if fault_of(self.path):
+                return  # it may be that only earlier ones are whole
+            left, going = keep - 1, []
+            for folder in reversed(earlier):
+                if not left:
+                    going.append(folder)
+                elif not fault_of(folder):
+                    left -= 1
+            for folder in reversed(going):
+                _remove_unheld(folder)
+
+
+_last_seen: dict[str, tuple[int, int]] = {}
+"""By the folder of a run, the `order_of` the latest complete checkpoint that this process has saved there,
+or found there before."""
+
+
+@contextlib.contextmanager
+def new_folder(root: str, step: int) -> Iterator[NewCheckpoint]:
+    """For a ``with`` statement: a checkpoint of a step, its folder empty, which is gone again if that
+    fails before it is complete.
+
+    Raises:
+        CheckpointError: `root` is a checkpoint.
+        OSError: it cannot be made.
+    """
+    made = False
+    while True:
+        made |= made_to_stay(os.path.abspath(root))
+        if is_complete(root):
+            raise CheckpointError(
+                f"{root} is a checkpoint itself. Name the folder that it lies in."
+            )
+        folder = ""
+        with contextlib.ExitStack() as stack:
+            try:
+                with held(os.path.realpath(root), fcntl.LOCK_EX):
+                    folder = os.path.join(root, name_after(os.listdir(root), step))
+                    os.mkdir(folder)
+                    there = stack.enter_context(held(folder, fcntl.LOCK_EX))
+                    last = max(map(order_of, complete_in(root)), default=(-1, -1))
+                    _last_seen.setdefault(os.path.realpath(root), last)
+            except (FileExistsError, FileNotFoundError):
+                continue
+            except OSError:
+                for empty in [folder, root] if made else [folder]:
+                    with contextlib.suppress(OSError):
+                        os.rmdir(empty)
+                raise
+            if not there:  # somebody took it for what a dead process has left
+                continue
+            new = NewCheckpoint(folder, step)
+            try:
+                yield new
+            except BaseException:
+                if not new.is_complete:
+                    with contextlib.suppress(OSError):
+                        _remove(new.path)
+                        if made:
+                            os.rmdir(root)
+                raise
+            return
+
+
+def sweep(root: str) -> None:
+    """Removes what processes that died have left of checkpoints."""
+    with contextlib.suppress(FileNotFoundError):
+        for folder in folders_in(root):
+            if not os.path.lexists(os.path.join(folder, MANIFEST)):
+                _remove_unheld(folder, unless_complete=True)
+
+
+def _remove_unheld(folder: str, *, unless_complete: bool = False) -> None:
+    with (
+        contextlib.suppress(OSError),
+        held(folder, fcntl.LOCK_EX | fcntl.LOCK_NB) as there,
+    ):
+        if there and not (unless_complete and os.path.lexists(os.path.join(folder, MANIFEST))):
+            _remove(folder)
+
+
+def _remove(folder: str) -> None:
+    """Removes what is Hotbed's in it, the manifest first, and the folder if nothing else is there."""
+    for name in sorted(os.listdir(folder), key=lambda name: name != MANIFEST):
+        path = os.path.join(folder, name)
+        if OWN.fullmatch(name) and not os.path.isdir(path):
+            os.unlink(path)
+            if name == MANIFEST:
+                sync_folder(folder)
+    with contextlib.suppress(OSError):
+        os.rmdir(folder)
