@@ -14,6 +14,7 @@ import torch.distributed as torch_dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from hotbed.dist.declarations import of_model, of_plan
 from hotbed.dist.dense import average_dense
 from hotbed.dist.peers import PeerError
 from hotbed.dist.place import Sharded
@@ -123,15 +124,12 @@ def shard_tables(model: nn.Module, plan: Plan, ranks: Ranks) -> None:
         _refuse(tables, plan, ranks)
         for live in tables:
             live.check_handle()
+        declared = of_model(model, list(tables.values())), of_plan(plan.shardings)
+    for each in declared:
+        ranks.agree("a distribution", declared=each)
     keys = [signed_key(live.key) for live in tables]
     changed = [int(_has_rows(live)) for live in tables]
-    said = [int(plan.digest[:15], 16), *keys, *changed]
-    told = ranks.agree("a distribution", said).numbers
-    if len({*told[:, 0].tolist()}) > 1:
-        raise PlanError(
-            "The ranks have different plans. Make it on one, write it, and read it on the others."
-        )
-    of_first = told[0, 1:].tolist()
+    of_first = ranks.agree("a distribution", [*keys, *changed]).numbers[0].tolist()
     fault: HotbedError | None = None
     try:
         for (live, spec), key, rows in zip(

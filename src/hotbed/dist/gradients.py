@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 
+from hotbed.dist.declarations import Declaration
 from hotbed.dist.opening import Opened
 from hotbed.dist.ranks import Ranks
 from hotbed.dist.rows import Rows, inverse_of
@@ -97,12 +98,17 @@ class Collected:
 
 
 def collect(
-    ranks: Ranks, kind: str, tables: Sequence[Any], numbers: Sequence[int] = ()
+    ranks: Ranks,
+    kind: str,
+    tables: Sequence[Any],
+    numbers: Sequence[int] = (),
+    declared: Declaration | None = None,
 ) -> tuple[Opened, Collected]:
     """Brings gradients to the keepers. Called by all ranks, with the same tables.
 
     Args:
         numbers: what else goes along with the opening message.
+        declared: what must be alike on all ranks.
     """
     trips = ranks.waiting
     own = [_by_trip(live, trips) for live in tables]
@@ -112,7 +118,7 @@ def collect(
         for flag in (*(g is not None for g in of_table), live.parameter.waiting.collected)
     ]
     places = [live.place.number for live in tables]
-    opened = ranks.agree(kind, [*numbers, *flags], places)
+    opened = ranks.agree(kind, [*numbers, *flags], places, declared=declared)
     found = _brought(opened, tables, own, opened.numbers[:, len(numbers) :])
     return opened, found
 

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-__all__ = ["ENDED", "KINDS", "SERVED", "Opened", "as_text", "opened_by", "text_in"]
+from hotbed.dist.declarations import Declaration, differences
+from hotbed.dist.peers import PeerError, mark_told
+
+__all__ = [
+    "ENDED",
+    "KINDS",
+    "SERVED",
+    "Opened",
+    "advice",
+    "as_text",
+    "opened_by",
+    "refuse_others",
+    "text_in",
+]
 
 ENDED = "nothing any more"
 SERVED = {
@@ -25,6 +39,7 @@ SERVED = {
     "a deletion of rows": False,
     "a count of rows": False,
     "a copy of rows": False,
+    "a reset of rows": False,
     "a checkpoint": False,
     "figures": False,
 }
@@ -33,6 +48,26 @@ KINDS = tuple(SERVED)
 
 _TEXT = 2000
 """Bytes of a fault's text."""
+_MOST_NAMES = 3
+"""Tables that are named."""
+
+_SAME_ORDER = (
+    "All ranks must look up and step the same tables in the same order; loaders of other lengths end "
+    "together with hotbed.dist.even(loader)."
+)
+_ADVICE = {
+    "a copy of rows": "rows() and state_dict() of a distributed model, and of its optimizer, are called by "
+    "all ranks: take them out of `if rank == 0`, or save with hotbed.save(path, model, optimizer, step=n), "
+    "which all ranks call, too.",
+    "a checkpoint": "hotbed.save() and hotbed.load() are called by all ranks, which write and read together: "
+    "take them out of `if rank == 0`.",
+    "a count of rows": "count() is called by all ranks, or with local=True.",
+    "a lookup of rows": "lookup() is called by all ranks, or with local=True.",
+    "an assignment": "assign() is called by all ranks, or with local=True.",
+    "a reset of rows": "reset_parameters() of a distributed layer is called by all ranks.",
+    "a deletion of rows": "erase() is called by all ranks, or with local=True.",
+}
+"""By kinds of exchange, that goes first of which is named first."""
 
 
 class Opened(NamedTuple):
@@ -49,9 +84,69 @@ class Opened(NamedTuple):
     """Trips as they waited when it was opened, which `Ranks.waiting` may have let go since."""
 
 
-def opened_by(kind: int, sequence: int, count: int) -> str:
-    """What an opening message is for, in words."""
-    return f"{KINDS[kind]} ({count} numbers, exchange {sequence})"
+def opened_by(kind: str, sequence: int, names: Sequence[str] | int) -> str:
+    """What an opening message is for, in words.
+
+    Args:
+        names: of the tables concerned, or how many they are.
+    """
+    tables = f" of {names} tables" if names else ""
+    if not isinstance(names, int):
+        more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+        named = ", ".join(map(repr, names[:_MOST_NAMES]))
+        tables = f" of table{'s' * (len(names) > 1)} {named}{more}" if names else ""
+    return f"{kind}{tables} (exchange {sequence})"
+
+
+def advice(kinds: Sequence[str]) -> str:
+    """What to do where ranks are at different kinds of exchange, or one is alone with one."""
+    return next((_ADVICE[kind] for kind in _ADVICE if kind in kinds), _SAME_ORDER)
+
+
+def refuse_others(
+    said: Mapping[int, tuple[int, int, int, int]],
+    mine: int,
+    names: Mapping[int, Sequence[str] | int],
+    declared: Declaration | None,
+    gather: Callable[[Tensor], Tensor],
+) -> None:
+    """Raises where ranks are out of step, or declare something else. Called by all ranks.
+
+    Args:
+        said: of each rank that has batches (kind, sequence, digest of what it declares, count of numbers).
+        mine: that of this rank, or of one that speaks for it.
+        names: of tables, for `opened_by`.
+        declared: what this rank declares; None: nothing.
+        gather: as `Ranks` gathers numbers.
+
+    Raises:
+        PeerError, HotbedError: always.
+    """
+    calls = {rank: one[:2] for rank, one in said.items()}
+    if len(set(calls.values())) == 1 and len({digest for _, _, digest, _ in said.values()}) > 1:
+        texts = _texts("" if declared is None else declared.text, gather)
+        of_ranks = {rank: texts[rank] for rank in said}
+        error = PeerError(differences(of_ranks)) if declared is None else declared.refusal(of_ranks)
+        mark_told(error)
+        raise error
+    other = next(rank for rank in said if said[rank] != said[mine])
+    at, here = (
+        opened_by(KINDS[said[rank][0]], said[rank][1], names[rank]) for rank in (other, mine)
+    )
+    if at == here:
+        at, here = (
+            f"{text} with {said[rank][3]} numbers" for text, rank in ((at, other), (here, mine))
+        )
+    advised = advice([KINDS[said[rank][0]] for rank in (other, mine)])
+    raise PeerError(f"Rank {other} is at {at} while rank {mine} is at {here}. {advised}")
+
+
+def _texts(own: str, gather: Callable[[Tensor], Tensor]) -> list[str]:
+    """One of each rank."""
+    raw = own.encode()
+    sizes = gather(torch.tensor([len(raw)])).flatten().tolist()
+    every = gather(torch.tensor(list(raw.ljust(max(sizes), b"\0")), dtype=torch.uint8))
+    return [bytes(some[:n].tolist()).decode() for some, n in zip(every, sizes, strict=True)]
 
 
 def as_text(error: BaseException | None) -> Tensor:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from hotbed import _core
+from hotbed.dist.declarations import of_optimizer
 from hotbed.dist.gradients import Collected, collect, serve_collect
 from hotbed.dist.opening import Opened
 from hotbed.dist.peers import PeerError
@@ -49,9 +50,10 @@ class ShardedPart:
         return not self._tables
 
     def decide(self, *, beside: bool) -> bool:
-        numbers = _said([hyper for _, _, hyper in self._tables])
+        numbers = self._numbers()
         live = [live for live, _, _ in self._tables]
-        opened, collected = collect(self._ranks, "a step", live, numbers)
+        declared = of_optimizer(self._optimizer)
+        opened, collected = collect(self._ranks, "a step", live, numbers, declared)
         try:
             self._refuse_other_numbers(opened, numbers)
         except PeerError:
@@ -87,17 +89,37 @@ class ShardedPart:
             collected.restore()
         self._ranks.agree("a step", fault=fault)
 
+    def _numbers(self) -> list[int]:
+        """Steps taken by all tables; then, for `_heard`, how many groups of numbers there are, which each
+        table has, and the bits of them, those of groups without tables, too."""
+        hypers = [hyper for _, _, hyper in self._tables]
+        of_groups = [options.hyper for options in self._optimizer._groups]
+        distinct = list({id(hyper): hyper for hyper in [*hypers, *of_groups]}.values())
+        at = {id(hyper): n for n, hyper in enumerate(distinct)}
+        numbers = [float(getattr(hyper, name)) for hyper in distinct for name in NUMBERS]
+        bits = struct.unpack(f"{len(numbers)}q", struct.pack(f"{len(numbers)}d", *numbers))
+        steps = sum(int(rule.steps) for _, rule, _ in self._tables)
+        return [steps, len(distinct), *(at[id(hyper)] for hyper in hypers), *bits]
+
     def _refuse_other_numbers(self, opened: Opened, own: list[int]) -> None:
         for rank, told in enumerate(opened.numbers[:, : len(own)].tolist()):
             if opened.ended[rank] or told == own:
                 continue
-            pairs = zip(_heard(told, len(self._tables)), self._tables, strict=True)
-            for numbers, (live, _, hyper) in pairs:
-                for name, other in zip(NUMBERS, numbers, strict=True):
-                    if other != (mine := getattr(hyper, name)):
+            if told[0] != own[0]:
+                raise PeerError(
+                    f"Rank {rank} has taken {told[0]} steps of tables, and rank {self._ranks.rank} "
+                    f"{own[0]}. Load the state of the optimizer on all ranks, or on none."
+                )
+            count = len(self._tables)
+            lives = [live for live, _, _ in self._tables]
+            whose = {at: f"table {t.name!r}" for at, t in zip(own[2:], lives, strict=False)}
+            pairs = zip(_groups(told, count), _groups(own, count), strict=True)
+            for at, pair in enumerate(pairs):
+                for name, theirs, ours in zip(NUMBERS, *pair, strict=True):
+                    if theirs != ours:
                         raise PeerError(
-                            f"Rank {rank} steps table {live.name!r} with {name}={other}, rank "
-                            f"{self._ranks.rank} with {mine}. Schedules must be alike on all ranks."
+                            f"Rank {rank} steps {whose.get(at, 'dense parameters')} with {name}={theirs}, "
+                            f"rank {self._ranks.rank} with {ours}. Schedules must be alike on all ranks."
                         )
 
     def apply(self) -> None:
@@ -123,26 +145,22 @@ def serve_step(ranks: Ranks, opened: Opened) -> None:
         part.serve(opened)
 
 
-def _said(hypers: list[Any]) -> list[int]:
-    """How many there are of distinct ones, which each table has, and the bits of their numbers."""
-    distinct = list({id(hyper): hyper for hyper in hypers}.values())
-    at = {id(hyper): n for n, hyper in enumerate(distinct)}
-    numbers = [float(getattr(hyper, name)) for hyper in distinct for name in NUMBERS]
-    bits = struct.unpack(f"{len(numbers)}q", struct.pack(f"{len(numbers)}d", *numbers))
-    return [len(distinct), *(at[id(hyper)] for hyper in hypers), *bits]
-
-
 def _width(told: list[int], tables: int) -> int:
-    """Of what `_said` has made."""
-    return 1 + tables + told[0] * len(NUMBERS)
+    """Of `ShardedPart._numbers`."""
+    return 2 + tables + told[1] * len(NUMBERS)
+
+
+def _groups(told: list[int], tables: int) -> list[tuple[float, ...]]:
+    """The numbers of each group."""
+    begin, width = 2 + tables, len(NUMBERS)
+    rows = [told[begin + width * n : begin + width * (n + 1)] for n in range(told[1])]
+    return [struct.unpack(f"{width}d", struct.pack(f"{width}q", *row)) for row in rows]
 
 
 def _heard(told: list[int], tables: int) -> list[tuple[float, ...]]:
     """For each table its numbers."""
-    begin, width = 1 + tables, len(NUMBERS)
-    rows = [told[begin + width * n : begin + width * (n + 1)] for n in range(told[0])]
-    numbers = [struct.unpack(f"{width}d", struct.pack(f"{width}q", *row)) for row in rows]
-    return [numbers[at] for at in told[1 : 1 + tables]]
+    groups = _groups(told, tables)
+    return [groups[at] for at in told[2 : 2 + tables]]
 
 
 def _none_of(live: Any) -> LeftRows:

@@ -6,17 +6,18 @@ import contextlib
 import datetime
 import functools
 import os
-import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as torch_dist
 from torch import Tensor
 
+from hotbed.dist.declarations import Declaration
+from hotbed.dist.long_work import LongWork
 from hotbed.dist.messages import all_values
-from hotbed.dist.opening import ENDED, KINDS, SERVED, Opened, as_text, opened_by, text_in
+from hotbed.dist.opening import ENDED, KINDS, SERVED, Opened, as_text, refuse_others, text_in
 from hotbed.dist.peers import PeerError, PeerLost, is_gone, is_told, mark_told
 from hotbed.dist.shared_memory import SharedMemory
 from hotbed.dist.wire import Gloo, Wire, group_of
@@ -24,21 +25,18 @@ from hotbed.trace import span
 
 __all__ = ["Ranks"]
 
-T = TypeVar("T")
-
 _ROOM = 1024
 """Numbers that go along with the opening message."""
 _MOST_WAITING = 62
-_BEATS = 5
-"""Times that a rank shows up in the time after which it counts as gone."""
 
 _NOTHING = torch.empty(0, dtype=torch.uint8)
 
-_KIND, _SEQUENCE, _FAULT, _COUNT, _ALIVE, _TABLES, _TABLE_COUNT, _LEAVES = range(8)
-_HEADER = 8
+_KIND, _SEQUENCE, _FAULT, _COUNT, _ALIVE, _TABLES, _TABLE_COUNT, _LEAVES, _DECLARED = range(9)
+_HEADER = 9
+_ALIKE = _KIND, _SEQUENCE, _DECLARED, _COUNT
 
 
-class Ranks:
+class Ranks(LongWork):
     """Processes that call the same things in the same order.
 
     Attributes:
@@ -88,7 +86,7 @@ class Ranks:
         self._lost: PeerLost | None = None
         self._waiting: list[tuple[weakref.ref[Any] | None, Any]] = []
         self._wire: Wire = Gloo(self.group, self.rank)
-        if shared_memory and self.size > 1:
+        if self.size > 1 and bool(self.agree("a distribution", [int(shared_memory)]).numbers.all()):
             tell = functools.partial(self.tell, "a distribution")
             self._wire = SharedMemory.between(self._wire, self.rank, timeout, tell) or self._wire
 
@@ -127,6 +125,7 @@ class Ranks:
         numbers: Sequence[int] = (),
         tables: Sequence[int] = (),
         fault: BaseException | None = None,
+        declared: Declaration | None = None,
     ) -> Opened:
         """Opens an exchange: all ranks are about to do the same, and none has a reason not to.
 
@@ -135,9 +134,11 @@ class Ranks:
             numbers: as many on each rank.
             tables: numbers of those concerned, the same on each rank.
             fault: why this rank cannot.
+            declared: what must be alike on all ranks.
 
         Raises:
             PeerError: another rank has a fault, does something else, or is gone.
+            HotbedError: the error of `declared`: another rank declares something else.
             BaseException: `fault`.
         """
         own = torch.zeros(_HEADER + _ROOM, dtype=torch.int64)
@@ -147,13 +148,14 @@ class Ranks:
         own[_TABLE_COUNT] = len(wanted)
         some = list(numbers[:_ROOM])
         own[_HEADER : _HEADER + len(some)] = torch.tensor(some, dtype=torch.int64)
-        return self._open(own, wanted, numbers, fault)
+        own[_DECLARED] = 0 if declared is None else declared.digest
+        return self._open(own, wanted, numbers, fault, declared)
 
     def serve(self) -> Opened:
         """What the ranks agree to do that have batches yet, where this one has none."""
         own = torch.zeros(_HEADER + _ROOM, dtype=torch.int64)
         own[_KIND], own[_TABLES] = KINDS.index(ENDED), 0
-        return self._open(own, None, None, None)
+        return self._open(own, None, None, None, None)
 
     def _open(
         self,
@@ -161,6 +163,7 @@ class Ranks:
         tables: tuple[int, ...] | None,
         numbers: Sequence[int] | None,
         fault: BaseException | None,
+        declared: Declaration | None,
     ) -> Opened:
         """`tables`, `numbers`: None where this rank has ended."""
         own[_SEQUENCE], own[_LEAVES] = self._sequence, self.leaves
@@ -176,7 +179,7 @@ class Ranks:
         speaks = ended.index(False)  # a rank that has something to say
         if bool(told[:, _FAULT].any()):
             self._raise_fault(told[:, _FAULT].tolist(), fault)
-        self._refuse_others(told, ended, speaks)
+        self._refuse_others(told, ended, tables or (), declared)
         kind = KINDS[int(told[speaks, _KIND])]
         if any(ended) and not SERVED[kind]:
             raise PeerError(
@@ -199,15 +202,23 @@ class Ranks:
             if not bool((told[:, _ALIVE] >> at & 1).any()):
                 del self._waiting[at]
 
-    def _refuse_others(self, told: Tensor, ended: list[bool], speaks: int) -> None:
-        mine = speaks if ended[self.rank] else self.rank
-        own = told[mine, [_KIND, _SEQUENCE, _COUNT]].tolist()
-        for rank, other in enumerate(told[:, [_KIND, _SEQUENCE, _COUNT]].tolist()):
-            if not ended[rank] and other != own:
-                raise PeerError(
-                    f"Rank {rank} is at {opened_by(*other)} while rank {mine} is at {opened_by(*own)}. All "
-                    "ranks must look up and step the same tables in the same order."
-                )
+    def _refuse_others(
+        self, told: Tensor, ended: list[bool], own: Sequence[int], declared: Declaration | None
+    ) -> None:
+        """`own`: tables that this rank is about to use."""
+        heads = {r: head for r, head in enumerate(told[:, :_HEADER].tolist()) if not ended[r]}
+        said = {r: tuple(head[field] for field in _ALIKE) for r, head in heads.items()}
+        if len(set(said.values())) > 1:
+            names = {r: self._names(head, r, own) for r, head in heads.items()}
+            mine = self.rank if self.rank in heads else min(heads)
+            refuse_others(said, mine, names, declared, self._gathered)
+
+    def _names(self, head: list[int], rank: int, own: Sequence[int]) -> list[str] | int:
+        """Of the tables that a message is about, or how many they are."""
+        if head[_TABLES] < 0 and rank != self.rank:
+            return head[_TABLE_COUNT]
+        chosen = self._known[head[_TABLES]] if head[_TABLES] >= 0 else own
+        return [self.table(number).name for number in chosen]
 
     def _tables_told(
         self, told: Tensor, ended: list[bool], speaks: int, own: tuple[int, ...] | None
@@ -293,32 +304,6 @@ class Ranks:
     def tell(self, kind: str, value: Any) -> list[Any]:
         """What each rank says, of the types that `codec.encode` takes. Called by all ranks."""
         return all_values(self, kind, value)
-
-    @contextlib.contextmanager
-    def working(self, kind: str) -> Iterator[None]:
-        """For a ``with`` statement: all do something for long; it ends when all have done it, or where one
-        has failed.
-
-        Raises:
-            PeerError: that was another rank.
-        """
-        try:
-            yield
-        except PeerError:
-            raise
-        except Exception as error:
-            self.agree(kind, [0], fault=error)
-        while not bool(self.agree(kind, [1]).numbers.all()):
-            pass
-
-    def beating(self, kind: str, items: Iterable[T]) -> Iterator[T]:
-        """Inside of `working`: shows the others now and then that this rank is there."""
-        last = time.monotonic()
-        for item in items:
-            yield item
-            if time.monotonic() - last > self.timeout / _BEATS:
-                self.agree(kind, [0])
-                last = time.monotonic()
 
     def ends(self, asked: Callable[[], bool]) -> bool:
         """Whether all end after this step, as one wanted to when they last agreed. `asked`: whether this one

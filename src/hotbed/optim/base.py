@@ -74,6 +74,7 @@ class TableOptimizer(Optimizer):
 
     def __init__(self, params: Any, options: dict[str, Any]) -> None:
         """`options`: the arguments of the rule, and those described above."""
+        self._arguments = dict(options)
         self._untouched: str = options.pop("untouched")
         self._fused: bool = options.pop("fused")
         self._replace_state: bool = options.pop("replace_state")

@@ -17,11 +17,12 @@ from hotbed.errors import OptimizerError
 from hotbed.optim.guards import mark_inner
 from hotbed.table.live import live_table
 
-__all__ = ["DenseFactory", "DenseHalf", "Ftrl", "name_of"]
+__all__ = ["LR_RATIO", "DenseFactory", "DenseHalf", "Ftrl", "name_of"]
 
 DenseFactory = Callable[[list[dict[str, Any]]], Optimizer]
 
-_RATIO = "dense_lr_ratio"
+LR_RATIO = "dense_lr_ratio"
+"""Option of a group: the learning rates of ``dense=`` as multiples of its own."""
 
 
 class DenseHalf:
@@ -110,7 +111,7 @@ class DenseHalf:
             )
         if group["lr"]:
             lr = float(group["lr"])
-            group.setdefault(_RATIO, [float(g["lr"]) / lr for g in inner.param_groups])
+            group.setdefault(LR_RATIO, [float(g["lr"]) / lr for g in inner.param_groups])
         return inner
 
     def step(self) -> None:
@@ -118,7 +119,7 @@ class DenseHalf:
             group = self.outer.param_groups[index]
             for k, mine in enumerate(inner.param_groups):
                 if self.chosen is not None:
-                    ratios = group.get(_RATIO)
+                    ratios = group.get(LR_RATIO)
                     mine["lr"] = group["lr"] * ratios[k] if ratios else group["lr"]
                     continue
                 for key in mine:
@@ -131,12 +132,12 @@ class DenseHalf:
     def check_loaded(self, index: int, group: dict[str, Any]) -> None:
         """Raises OptimizerError where the rates in a group of a state_dict are of another ``dense=``."""
         counts = [len(inner.param_groups) for at, inner in self.inners if at == index]
-        ratios = group.get(_RATIO)
+        ratios = group.get(LR_RATIO)
         if self.chosen is None or ratios is None or counts == []:
             return
         if not isinstance(ratios, list) or counts != [len(ratios)]:
             raise OptimizerError(
-                f"{type(self.outer).__name__}: the loaded state has {_RATIO}={ratios!r} in group {index}, "
+                f"{type(self.outer).__name__}: the loaded state has {LR_RATIO}={ratios!r} in group {index}, "
                 f"and dense= makes {counts[0]} groups of it. Load it with the dense= that it is of."
             )
 

@@ -330,9 +330,10 @@ class LiveTable:
         self.core.rename(name)
 
     def draw_again(self, key: int) -> None:
-        """Gives every row its first value under a new key; a dynamic table forgets its rows."""
+        """Gives every row its first value under a new key; a dynamic table forgets its rows. Called by all
+        ranks, which take the key of the first."""
         self.hear()
-        self.set_key(key)
+        self.set_key(self.place.ranks.tell("a reset of rows", key)[0])
         self.forget_rows()
 
     def forget_rows(self) -> None:

@@ -1,0 +1,194 @@
+"""What models and optimizers declare, which must be alike on all ranks.
+
+A declaration is walked field by field and option by option, so that a new one is in it by itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import operator
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hotbed.collection import EmbeddingCollection
+from hotbed.dist.peers import PeerError
+from hotbed.errors import HotbedError, PlanError
+from hotbed.optim.dense import LR_RATIO
+from hotbed.optim.options import Number
+from hotbed.sharding import Sharding
+from hotbed.table.live import live_table
+from hotbed.tables import Table
+
+__all__ = ["Declaration", "differences", "in_words", "of_model", "of_optimizer", "of_plan"]
+
+_MOST_NAMED = 3
+"""Differences that an error names."""
+
+
+class Declaration:
+    """Values by name, in words.
+
+    Attributes:
+        digest: 63 bits that two declarations have in common if they are equal.
+        text: the values as JSON.
+    """
+
+    def __init__(
+        self, values: Mapping[str, str], remedy: str, kind: type[HotbedError] = PeerError
+    ) -> None:
+        """`kind`: of the error where ranks declare other values, which ends with `remedy`."""
+        self.text = json.dumps(values)
+        self.digest = int.from_bytes(hashlib.sha256(self.text.encode()).digest()[:8], "little") >> 1
+        self._remedy, self._kind = remedy, kind
+
+    def refusal(self, texts: Mapping[int, str]) -> HotbedError:
+        """The error where ranks have other declarations."""
+        return self._kind(f"{differences(texts)} {self._remedy}")
+
+
+def differences(texts: Mapping[int, str]) -> str:
+    """A sentence on what the first rank and the next that has another declaration declare.
+
+    Args:
+        texts: of the declarations, not all equal, by rank.
+    """
+    first, *others = sorted(texts)
+    other = next(rank for rank in others if texts[rank] != texts[first])
+    ours, theirs = (json.loads(texts[rank] or "{}") for rank in (first, other))
+    names = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
+    named = "; ".join(
+        f"{name} is {ours.get(name, 'missing')} on rank {first} and {theirs.get(name, 'missing')} on rank "
+        f"{other}"
+        for name in names[:_MOST_NAMED]
+    )
+    more = f"; and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return f"The ranks differ: {named}{more}."
+
+
+def of_plan(shardings: Mapping[str, Sharding]) -> Declaration:
+    """Which rank keeps what."""
+    values = {f"table {name!r}": in_words(sharding) for name, sharding in shardings.items()}
+    remedy = "They have different plans: make it on one, write it, and read it on the others."
+    return Declaration(values, remedy, PlanError)
+
+
+def of_model(model: nn.Module, tables: Sequence[Table]) -> Declaration:
+    """The tables, which features they serve, and the dense parameters. Keys are not in it: all ranks take
+    those of rank 0.
+
+    Args:
+        tables: of the model, as a plan has them.
+    """
+    values = {"the order of tables": in_words([table.name for table in tables])}
+    for table in tables:
+        for field in dataclasses.fields(Table):
+            if field.name not in ("name", "sharding"):  # which the plan has
+                # Of an initializer what it draws from, as any object can be one.
+                value = table.distribution() if field.name == "init" else getattr(table, field.name)
+                values[f"{field.name} of table {table.name!r}"] = in_words(value)
+    for prefix, module in model.named_modules():
+        if isinstance(module, EmbeddingCollection):
+            at = f" of module {prefix!r}" if prefix else ""
+            values[f"features{at}"] = in_words([*module.features.items()])
+    for name, parameter in model.named_parameters():
+        if live_table(parameter) is None:
+            values[f"parameter {name!r}"] = _shape(parameter)
+    return Declaration(values, "All ranks must make the same model.")
+
+
+def of_optimizer(optimizer: Any) -> Declaration:
+    """The kind of a `TableOptimizer`, its groups, and all its options but numbers that travel with each step.
+    Made anew when one has changed."""
+    options = _options.get(optimizer)
+    if options is None:
+        options = _options[optimizer] = _Options(optimizer)
+    return options.declaration(optimizer)
+
+
+class _Options:
+    """The options of an optimizer, and its declaration as they were at the last step."""
+
+    def __init__(self, optimizer: Any) -> None:
+        travel = {o.name for o in optimizer._rule.options if isinstance(o, Number) and o.core}
+        self._names = [*(name for name in optimizer.defaults if name not in travel), LR_RATIO]
+        self._sizes: list[int] = []
+        self._values: list[Any] = []
+        self._declaration: Declaration | None = None
+
+    def declaration(self, optimizer: Any) -> Declaration:
+        sizes = [len(group["params"]) for group in optimizer.param_groups]
+        values = [value for _, _, value in self._of_groups(optimizer)]
+        same = len(values) == len(self._values) and all(map(operator.is_, values, self._values))
+        if self._declaration is None or sizes != self._sizes or not same:
+            self._sizes, self._values = sizes, values
+            self._declaration = self._made(optimizer)
+        return self._declaration
+
+    def _of_groups(self, optimizer: Any) -> Iterator[tuple[str, tuple[int, ...], Any]]:
+        """(name, group, value) of each option; the groups of ``dense=`` are parts of the outer ones."""
+        for index, group in enumerate(optimizer.param_groups):
+            for name in self._names:
+                yield name, (index,), group.get(name)
+        if optimizer._half.chosen is not None:
+            for index, inner in optimizer._half.inners:
+                for k, group in enumerate(inner.param_groups):
+                    for name, value in group.items():
+                        if name not in ("params", "lr"):  # which follows that of the outer group
+                            yield name, (index, k), value
+
+    def _made(self, optimizer: Any) -> Declaration:
+        kind = type(optimizer)
+        values = {"the optimizer": in_words(kind)}
+        values |= {
+            f"{name} of {kind.__name__}": in_words(value)
+            for name, value in optimizer._arguments.items()
+            if name not in optimizer.defaults
+        }
+        values |= {
+            f"the dense optimizer of group {index}": in_words(type(inner))
+            for index, inner in optimizer._half.inners
+        }
+        for index, group in enumerate(optimizer.param_groups):
+            lives = [(parameter, live_table(parameter)) for parameter in group["params"]]
+            names = [live.name for _, live in lives if live is not None]
+            shapes = [_shape(parameter) for parameter, live in lives if live is None]
+            values[f"tables of group {index}"] = in_words(names)
+            values[f"dense parameters of group {index}"] = in_words(shapes)
+        for name, group, value in self._of_groups(optimizer):
+            values[f"{name} of group {'.'.join(map(str, group))}"] = in_words(value)
+        return Declaration(values, "All ranks must make the same optimizer.")
+
+
+_options: weakref.WeakKeyDictionary[Any, _Options] = weakref.WeakKeyDictionary()
+
+
+def in_words(value: Any) -> str:
+    """A value as the same text in each process: numbers to the last digit, objects without addresses."""
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        return str(int(value))  # 1 and 1.0 are one number
+    if isinstance(value, torch.dtype):
+        return str(value).removeprefix("torch.")
+    if isinstance(value, Tensor) or type(value).__module__ == "numpy":
+        return in_words(value.tolist())
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{in_words(k)}: {in_words(v)}' for k, v in value.items())}}}"
+    if isinstance(value, (list, tuple)):
+        return f"({', '.join(map(in_words, value))})"
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)]
+        return f"{type(value).__name__}({', '.join(f'{n}={in_words(v)}' for n, v in fields)})"
+    if isinstance(value, type) or callable(value):
+        named = value if hasattr(value, "__qualname__") else type(value)
+        return f"{named.__module__}.{named.__qualname__}"
+    return f"a {type(value).__qualname__}" if " at 0x" in repr(value) else repr(value)
+
+
+def _shape(parameter: Tensor) -> str:
+    trained = "" if parameter.requires_grad else ", not trained"
+    return f"{in_words(parameter.dtype)} {tuple(parameter.shape)}{trained}"

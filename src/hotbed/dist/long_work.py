@@ -1,0 +1,64 @@
+"""What ranks do together for long, each at its own pace, as saving."""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeVar
+
+from hotbed.dist.peers import PeerError
+
+__all__ = ["LongWork"]
+
+T = TypeVar("T")
+
+_BEATS = 5
+"""Times that a rank shows up in the time after which it counts as gone."""
+
+
+class LongWork(abc.ABC):
+    """What `hotbed.dist.ranks.Ranks` does where some need longer than others may wait.
+
+    Attributes:
+        timeout: seconds that a rank may keep the others waiting.
+    """
+
+    timeout: float
+
+    @abc.abstractmethod
+    def agree(
+        self,
+        kind: str,
+        numbers: Sequence[int] = (),
+        tables: Sequence[int] = (),
+        fault: BaseException | None = None,
+    ) -> Any:
+        """See `hotbed.dist.ranks.Ranks.agree`."""
+
+    @contextlib.contextmanager
+    def working(self, kind: str) -> Iterator[None]:
+        """For a ``with`` statement: all do something for long; it ends when all have done it, or where one
+        has failed.
+
+        Raises:
+            PeerError: that was another rank.
+        """
+        try:
+            yield
+        except PeerError:
+            raise
+        except Exception as error:
+            self.agree(kind, [0], fault=error)
+        while not bool(self.agree(kind, [1]).numbers.all()):
+            pass
+
+    def beating(self, kind: str, items: Iterable[T]) -> Iterator[T]:
+        """Inside of `working`: shows the others now and then that this rank is there."""
+        last = time.monotonic()
+        for item in items:
+            yield item
+            if time.monotonic() - last > self.timeout / _BEATS:
+                self.agree(kind, [0])
+                last = time.monotonic()
