@@ -352,7 +352,7 @@ class EmbeddingCollection(TableOwner):
 
         Args:
             local: only rows that this rank keeps are written, and the others passed over; they need not
-                call it.
+                call it. Not of a replicated table.
 
         Raises:
             IdError, InputError, TableError, OutOfMemory: with the table as it was.
@@ -369,7 +369,8 @@ class EmbeddingCollection(TableOwner):
         call it, each with ids of its own.
 
         Args:
-            local: only rows that this rank keeps go; the others need not call it.
+            local: only rows that this rank keeps go; the others need not call it. Not of a replicated
+                table.
 
         Returns:
             How many rows went.

@@ -152,6 +152,13 @@ class Sharded(Place):
     def tables_to_save(self, live: Any) -> list[Any]:
         return [t for s, t in self.own.items() if not s.replica or s.rank == 0]
 
+    def refuse_local_change(self, wanted: str) -> None:
+        if self.ranks.size > 1 and any(share.replica for share in self.shares):
+            raise TableError(
+                f"Table {self.core.name!r} is replicated: {wanted} with local=True would change the copy of "
+                "this rank alone. Leave local=True out, on all ranks."
+            )
+
     def set_key(self, key: int) -> None:
         super().set_key(key)
         for live in self.own.values():

@@ -47,6 +47,7 @@ def local_lookup(live: LiveTable, given: Any) -> Tensor:
 
 def local_assign(live: LiveTable, given: Any, values: Any) -> None:
     """Writes those of the rows that this process keeps, and passes over the others."""
+    live.place.refuse_local_change("assign()")
     ids = checked_ids(live.spec, given)
     rows = checked_rows(live.spec, ids, values)
     for part, own, some in live.place.parts(live, ids, rows):
@@ -54,6 +55,7 @@ def local_assign(live: LiveTable, given: Any, values: Any) -> None:
 
 
 def local_erase(live: LiveTable, given: Any) -> int:
+    live.place.refuse_local_change("erase()")
     ids = checked_ids(live.spec, given)
     if live.has_gradient:
         raise TableError(

@@ -310,6 +310,9 @@ class Place(abc.ABC):
         """
         yield live, ids, rows
 
+    def refuse_local_change(self, wanted: str) -> None:
+        """Raises TableError where others have copies of its rows. `wanted`: what would change those here."""
+
     def erase(self, ids: Tensor) -> int:
         """Forgets rows of a dynamic table, those of the ids that have one: how many. Others may get other
         slots."""

@@ -1,0 +1,51 @@
+"""What one rank may change by itself, and what not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from dist.test_sharded import collection, plan_of
+from dist.worlds import run
+
+import hotbed as hb
+
+
+def by_itself(rank: int, world: int) -> None:
+    model = collection()
+    hb.distribute(model, plan_of(model, "replicated", world))
+    before = model.rows("item").values
+    with pytest.raises(hb.TableError, match=r"'item' is replicated: assign\(\) with local=True"):
+        model.assign("item", [1], torch.ones(1, 4), local=True)
+    model.assign("user", [3], torch.ones(1, 7))
+    with pytest.raises(hb.TableError, match=r"'user' is replicated: erase\(\) with local=True"):
+        model.erase("user", [3], local=True)
+    assert torch.equal(model.rows("item", local=True).values, before)
+    assert model.count("user", local=True) == 1
+    # Of shards each rank changes its own.
+    model = collection()
+    hb.distribute(model, plan_of(model, "row", world))
+    model.assign("item", torch.arange(61), torch.full((61, 4), float(rank)), local=True)
+    model.assign("user", torch.arange(8), torch.ones(8, 7), local=True)
+    assert torch.equal(model.lookup("item", [0, 1])[:, 0], torch.arange(2).float())
+    assert model.count("user") == 8
+    kept = model.count("user", local=True)
+    assert model.erase("user", torch.arange(8), local=True) == kept
+    torch.distributed.barrier()
+    assert model.count("user") == 0
+
+
+@pytest.mark.process
+def test_copies_of_a_table_stay_alike() -> None:
+    run(2, by_itself)
+
+
+def alone(rank: int, world: int) -> None:
+    model = collection()
+    hb.distribute(model, plan_of(model, "replicated", world))
+    model.assign("item", [1], torch.ones(1, 4), local=True)
+    assert torch.equal(model.lookup("item", [1]), torch.ones(1, 4))
+
+
+@pytest.mark.process
+def test_one_rank_has_no_copies() -> None:
+    run(1, alone)
