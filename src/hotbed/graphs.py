@@ -225,6 +225,7 @@ class StepGraphs:
             if notice is not None and (error := notice.take()) is not None:
                 raise error
         for table in tables:  # in steps that are not replayed, forward takes these
+            table.refuse_half_loaded()
             table.place.hear([table])
 
     def _rehearse(self, layout: Any, count: int, graph: CudaGraph, batch: Any) -> Any:

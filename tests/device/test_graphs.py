@@ -185,6 +185,18 @@ def test_tables_that_were_loaded_or_moved():
     assert_equal(plain, recorded)
 
 
+def test_tables_that_are_half_loaded():
+    _, recorded = both(OPTIMIZERS["Adagrad"])
+    for seed in range(REHEARSALS + 2):
+        recorded(seed)
+    before = recorded.model.top.weight.clone()
+    for table in tables_of(recorded.model):
+        table.failed_load = "hotbed.load has failed."
+    with pytest.raises(hb.TableError, match="is half loaded: hotbed.load has failed"):
+        recorded(9)
+    assert torch.equal(recorded.model.top.weight, before)
+
+
 def test_tables_that_another_optimizer_took_over():
     _, recorded = both(OPTIMIZERS["Adagrad"])
     for seed in range(REHEARSALS + 2):

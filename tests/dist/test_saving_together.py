@@ -166,7 +166,7 @@ def faults(rank: int, world: int, path: str) -> None:
         hb.load(f"{path}/nothing", model)
 
 
-def full(*arguments: Any) -> Any:
+def full(*arguments: Any, **options: Any) -> Any:
     raise OSError(28, "No space left on device")
 
 
@@ -179,3 +179,39 @@ def test_each_rank_has_its_position_and_random_states(tmp_path: Path) -> None:
 @pytest.mark.parametrize("again", range(examples(1, 20)))
 def test_faults_of_one_rank_while_saving(again: int, tmp_path: Path) -> None:
     run(2, faults, str(tmp_path))
+
+
+def half_loaded(rank: int, world: int, path: str) -> None:
+    """Rank 1 fails when it has changed something, too, or before it has."""
+    from hotbed.checkpoint import loading
+
+    model = collection()
+    hb.distribute(model, plan_of(model, "mixed", world))
+    optimizer = optimizer_of(model, "lazy")
+    steps(model, optimizer, range(2), rank, world)
+    hb.save(path, model, optimizer, step=2)
+    expected = values_of(model)
+    for name in ("whole_rows", "read_manifest"):
+        real = getattr(loading, name)
+        if rank == 1:
+            setattr(loading, name, full)
+        with pytest.raises((CheckpointError, PeerError), match="No space left"):
+            try:
+                hb.load(path, model, optimizer)
+            except OSError as error:  # of the manifest
+                raise CheckpointError(str(error)) from error
+        setattr(loading, name, real)
+        with pytest.raises(hb.TableError, match="half loaded: hotbed.load of"):
+            model(batch_of(1, slice(0, 4)))
+        with pytest.raises(hb.TableError, match="half loaded"):
+            optimizer.step()
+        with pytest.raises(hb.TableError, match="half loaded"):
+            hb.save(path, model, optimizer, step=4, keep=1)
+        hb.load(path, model, optimizer)
+        assert all(map(torch.equal, values_of(model), expected))
+    steps(model, optimizer, range(2, 4), rank, world)
+
+
+@pytest.mark.process
+def test_all_ranks_refuse_what_one_has_half_loaded(tmp_path: Path) -> None:
+    run(2, half_loaded, str(tmp_path))

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from hotbed import _core
 from hotbed.checkpoint.files import CheckpointError
 from hotbed.checkpoint.folder import opened
+from hotbed.checkpoint.half_loaded import Changes
 from hotbed.checkpoint.joining import whole_rows
 from hotbed.checkpoint.manifest import dense_file, read_manifest
 from hotbed.checkpoint.models import made_again
@@ -73,22 +74,28 @@ def load(
 
     Raises:
         CheckpointError: there is no complete checkpoint; a file is missing, damaged or of a later version;
-            or it does not fit. The message names the file or the table. What was read before stays.
-        OutOfMemory, StorageError: rows have no room.
+            or it does not fit. The message names the file or the table. Where something was read before,
+            the model is half loaded, which the message says: its tables refuse to be looked up, stepped
+            and saved until a load succeeds.
+        OutOfMemory, StorageError: rows have no room; likewise.
     """
-    ranks = ranks_of(tables_of(model))
+    tables = tables_of(model)
+    ranks = ranks_of(tables)
     with contextlib.ExitStack() as stack:
         found = ""
         with ranks.telling(KIND):
             if ranks.rank == 0:
                 found = stack.enter_context(opened(os.fsdecode(path)))
-        chosen = ranks.tell(KIND, found)[0]
+        folder = ranks.tell(KIND, found)[0]
+        changes = Changes(folder, tables.values())
+        stack.enter_context(changes.kept_from_use_if_failed(ranks))
         stack.enter_context(ranks.working(KIND))
-        folder = found or stack.enter_context(opened(chosen))
+        # Also where it was opened before: errors inside name other checkpoints, for all ranks.
+        stack.enter_context(opened(folder))
         manifest = read_manifest(folder)
         try:
             given = [several(one, "load_state_dict") for one in (optimizer, scheduler, loader)]
-            loading = _Loading(folder, manifest, model, given[0], strict)
+            loading = _Loading(folder, manifest, model, given[0], strict, changes)
             loading.take_values(*given[1:])
             loading.take_rows()
             if optimizer is not None and "random" in loading.values:
@@ -134,8 +141,10 @@ class _Loading:
         model: nn.Module,
         optimizers: list[Optimizer],
         strict: bool,
+        changes: Changes,
     ) -> None:
         self.folder, self.manifest, self.strict = folder, manifest, strict
+        self.changes = changes
         self.model, self.optimizers = model, optimizers
         self.tables = tables_of(model)
         self.missing: list[str] = []
@@ -156,6 +165,7 @@ class _Loading:
         self.values = {name: decoded(v, tensors) for name, v in manifest["values"].items()}
         self.ranks = ranks_of(self.tables)
         self.own = tables_here(self.tables)
+        changes.are_of(self.tables.values())
 
     def of_rank(self, name: str) -> Any:
         """What this rank has saved; or the first one, where it was not as many."""
@@ -192,7 +202,8 @@ class _Loading:
         return found
 
     def take_values(self, schedulers: list[Any], loaders: list[Any]) -> None:
-        """All but rows."""
+        """All but rows. It is checked first that there is as much as was given."""
+        states: list[tuple[Any, Any]] = []
         for what, own in (
             ("optimizers", self.optimizers),
             ("schedulers", schedulers),
@@ -208,11 +219,14 @@ class _Loading:
                 raise CheckpointError(
                     f"{loading_from(self.folder)} has {len(saved)} {what}, and {len(own)} were given."
                 )
-            for one, state in zip(own, saved, strict=False):
-                one.load_state_dict(state)
+            states += zip(own, saved, strict=False)
         dense = self.values["model"]
         with tables_left_out():
             self._match("tensors", [*self.model.state_dict()], [*dense])
+            for one, state in states:
+                one.load_state_dict(state)
+                self.changes.begun = True
+            self.changes.begun = True
             given: Any = OrderedDict(dense)
             versions = self.values.get("versions", {})
             given._metadata = OrderedDict((n, {"version": v}) for n, v in versions.items())
@@ -224,8 +238,11 @@ class _Loading:
         for table in self.tables.values():
             table.ready()
         loaded = False
-        every = dict.fromkeys([*self.tables.values(), *self.own.values()])
-        with alone(every), contextlib.ExitStack() as stack:
+        with (
+            alone(self.changes.tables),
+            self.changes.of_rows(),
+            contextlib.ExitStack() as stack,
+        ):
             stack.callback(lambda: [one(loaded) for one in finish])
             for stem, table in self.tables.items():
                 entry = self.manifest["tables"][stem]

@@ -73,6 +73,7 @@ def save(
 
     Raises:
         CheckpointError: something has a type that cannot be saved, or a gradient waits for its step.
+        TableError: the model is half loaded.
         OSError, StorageError: it cannot be written, or rows not be read. What was there is there. A full
             disk is told with the bytes that are missing.
     """
@@ -86,6 +87,7 @@ def save(
             raise CheckpointError(f"keep must be an integer from 1 on, or None, got {keep!r}.")
         root = root_of(path)
         for stem, table in tables.items():
+            table.refuse_half_loaded()
             if table.owes_step:
                 raise CheckpointError(
                     f"Table {stem!r}: a gradient waits for its step, which a checkpoint does not keep. Save "

@@ -224,6 +224,7 @@ class TableOptimizer(Optimizer):
 
         Raises:
             NotFiniteError: naming the table or parameter; nothing has changed.
+            TableError: a table is half loaded; nothing has changed.
         """
         loss = None
         if closure is not None:
@@ -232,11 +233,17 @@ class TableOptimizer(Optimizer):
         place = next((t.place for t in self._live.values() if t.place.stepped is not ON_HOST), None)
         with alone(self._live.values()):
             if place is None:
+                self._refuse_half_loaded()
                 self._step({ON_HOST: HostPart(self)})
             else:
                 with place.ranks.telling("a step"):
+                    self._refuse_half_loaded()
                     self._step(self._parts(place))
         return loss
+
+    def _refuse_half_loaded(self) -> None:
+        for live in self._live.values():
+            live.refuse_half_loaded()
 
     def _step(self, parts: dict[Any, Part]) -> None:
         if len(self._groups) != len(self.param_groups):

@@ -42,6 +42,7 @@ def lookup(
     Raises:
         IdError, InputError, OutOfMemory, StorageError: before anything has changed.
         OptimizerError: a gradient of a table was left behind by an earlier step.
+        TableError: a table is half loaded.
     """
     training = training and torch.is_grad_enabled()
     handles, frozen, behind = [], [], []
@@ -86,6 +87,8 @@ def _resolved(call: Call, behind: Sequence[LiveTable], pooled: Callable[[Resolve
         with _core.Hold.of_forward([table.core for table in live], training) as hold:
             place = live[0].place  # another thread may have moved the tables until now
             for table in live:
+                if table.failed_load:
+                    table.refuse_half_loaded()
                 if table.place is not place and table.place.group != place.group:
                     refuse_mixed_places({t.name: t for t in live})
             if not place.settled(live):

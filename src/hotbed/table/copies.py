@@ -22,6 +22,7 @@ def copied(table: Any, memo: dict[int, Any]) -> Any:
     made_by = table.place.for_copy(memo)
     table.place.refuse_copy_beyond_memory("deepcopy")
     with reading([table]):
+        table.hear()
         made: tuple[Any, ...] = *_made_of(table), *made_by, _rows_of(table)
         return _restore(*made)
 
@@ -35,6 +36,7 @@ def pickled(table: Any) -> Any:
     made_by = table.place.for_copy(None)
     table.place.refuse_copy_beyond_memory("pickle")
     with reading([table]):
+        table.hear()
         rows = _rows_of(table)
     if rows is not None and get_spawning_popen() is not None:
         # A process that is being spawned would be sent tensors by the numbers of their files, which

@@ -249,6 +249,7 @@ def leave(left: Left, live: Sequence[Any], nodes: Mapping[int, Any]) -> list[Ten
             updates.append((t, update, *start))
     if updates:
         for t, *_ in updates:
+            live[t].refuse_half_loaded()
             live[t].place.changing("fused")
         left.step(updates)
         for _, update, _, _ in updates:

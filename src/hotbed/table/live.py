@@ -53,6 +53,8 @@ class LiveTable:
         optimizer: the Hotbed optimizer that drives the table, or None (a weak reference call).
         complaint: set where another optimizer stepped past a gradient of this table; the next
             training forward raises it.
+        failed_load: where hotbed.load failed after it had begun to change the model: how. Until a load
+            succeeds, rows are neither looked up nor stepped, saved or copied.
         rule: the core's hold of the optimizer whose states the table has, or None.
         follows: whether rows that no batch touches follow a dense optimizer, and so may be behind it.
         fused_update: set by an optimizer with ``fused=True``: steps the table in backward, which then
@@ -83,6 +85,7 @@ class LiveTable:
         self._optimizer: weakref.ref[Any] | None = None
         self._seen = 0  # of torch's count of changes to the handle
         self.complaint: HotbedError | None = None
+        self.failed_load = ""
         self.fused_update: Any = None
         with _of_live_tables:
             _live_tables.add(self)
@@ -255,8 +258,19 @@ class LiveTable:
                 self.hear()
                 return self.place.read(ids).to(wanted)
 
+    def refuse_half_loaded(self) -> None:
+        """Raises TableError where a load has failed in its middle."""
+        if self.failed_load:
+            raise TableError(
+                f"Table {self.name!r} is half loaded: {self.failed_load} Its rows are those of no "
+                "checkpoint, so they are not looked up, trained or saved. Load a whole checkpoint by "
+                "hotbed.load, or make the model anew."
+            )
+
     def hear(self) -> None:
-        """Raises what an earlier step was refused for, before somebody looks at rows."""
+        """Raises what an earlier step was refused for, before somebody looks at rows; or that they are half
+        loaded."""
+        self.refuse_half_loaded()
         self.place.hear([self], wait=True)
 
     def assign(self, ids: Tensor, values: Tensor) -> None:
