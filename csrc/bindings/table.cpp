@@ -198,6 +198,12 @@ void bind_table(nb::module_& module) {
              for (const State& state : t.states()) widths.push_back(state.plane.width());
              return widths;
            })
+      .def_prop_ro("state_firsts",
+                   [](const Table& t) {
+                     std::vector<double> firsts;
+                     for (const State& state : t.states()) firsts.push_back(state.initial);
+                     return firsts;
+                   })
       .def("release_rows", &Table::release_rows,
            "Gives the memory of a static table's planes back: rows are kept elsewhere from now on.")
       .def("take_rows_back", &Table::take_rows_back, "Room for them again, contents undefined.")
@@ -232,7 +238,15 @@ void bind_table(nb::module_& module) {
             nb::gil_scoped_release unlocked;
             return t.erase(pointer<int64_t>(ids), n);
           },
-          "ids"_a, "n"_a, "How many rows of a dynamic table went; others may get other slots.")
+          "ids"_a, "n"_a,
+          "How many rows went; others of a dynamic table may get other slots. Ids are distinct.")
+      .def(
+          "contains",
+          [](const Table& t, Address ids, int64_t n, Address found) {
+            nb::gil_scoped_release unlocked;
+            t.contains(pointer<int64_t>(ids), n, pointer<bool>(found));
+          },
+          "ids"_a, "n"_a, "found"_a, "Writes for each id whether there is a row of it.")
       .def("write_first_values", &Table::write_first_values, Unlocked())
       .def("set_key", &Table::set_key, "key"_a)
       .def_prop_ro("key", [](const Table& t) { return t.initial().table_key; })

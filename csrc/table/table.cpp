@@ -406,14 +406,40 @@ void Table::write_tiered(const int64_t* ids, int64_t n, const uint8_t* weights,
   padding_row_.assign(row, row + weights_.row_bytes());
 }
 
+void Table::contains(const int64_t* ids, int64_t n, bool* found) const {
+  if (dynamic_ && tiered_) {
+    std::fill_n(found, n, false);
+    if (space_) space_->stores(number_, ids, n, found);
+    return;
+  }
+  if (dynamic_) {
+    Buffer<int64_t> slots(n);
+    find(ids, n, slots.data());
+    std::transform(slots.data(), slots.data() + n, found, [](auto slot) { return slot >= 0; });
+  } else {
+    auto rows = static_cast<uint64_t>(size_);
+    std::transform(ids, ids + n, found,
+                   [rows](auto id) { return static_cast<uint64_t>(id) < rows; });
+  }
+}
+
 int64_t Table::erase(const int64_t* ids, int64_t n) {
-  if (!dynamic_ || !n) return 0;
+  if (!n) return 0;
   uses.forget(ids, n);
   if (tiered_) {
     if (initial_.has_padding && std::find(ids, ids + n, initial_.padding_id) != ids + n) {
       padding_row_.clear();
     }
-    return space_ ? space_->erase(number_, ids, n) : 0;
+    int64_t gone = space_ ? space_->erase(number_, ids, n) : 0;
+    return dynamic_ ? gone : n;
+  }
+  if (!dynamic_) {
+    for (int64_t i = 0; i < n && !released_; ++i) {
+      first_values(ids + i, 1, weights_.row(ids[i]));
+      for (State& state : states_) fill_state(state, ids[i], 1);
+      if (steps_) last_step()[ids[i]] = first_step_;
+    }
+    return n;
   }
   // The newest rows take the places of those that go, so that rows lie without gaps.
   Buffer<int64_t> slots(n);

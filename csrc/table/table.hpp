@@ -177,8 +177,12 @@ class Table {
   void write(const int64_t* ids, int64_t n, const void* weights, const void* const* states,
              const int64_t* last);
 
+  // found[i] says whether there is a row of ids[i]; a static table has those of all ids in
+  // [0, rows).
+  void contains(const int64_t* ids, int64_t n, bool* found) const;
+
   // Rows of a dynamic table are no more; absent ids are passed over. Others may get other slots.
-  // Returns how many went.
+  // Those of a static table, ids distinct, are as if no batch had had them. Returns how many went.
   int64_t erase(const int64_t* ids, int64_t n);
 
   // Static tables in one tier: gives the memory of all planes back, as their rows are kept

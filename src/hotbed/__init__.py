@@ -9,6 +9,7 @@ from hotbed.collection import EmbeddingCollection, Rows
 from hotbed.dist import distribute, plan
 from hotbed.embedding import Embedding
 from hotbed.embedding_bag import EmbeddingBag
+from hotbed.erasing import erase
 from hotbed.errors import (
     HotbedError,
     IdError,
@@ -49,6 +50,7 @@ __all__ = [
     "data",
     "dist",
     "distribute",
+    "erase",
     "graphed",
     "init",
     "load",

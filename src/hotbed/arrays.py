@@ -110,7 +110,7 @@ def _not_ids(must_be: str, array: np.ndarray[Any, Any]) -> InputError:
             text = element.item() if isinstance(element, np.generic) else element
             return InputError(
                 f"{must_be} integers, got the string {text!r}. hotbed.data.hash_ids(values) makes ids "
-                "of strings."
+                "of strings, hotbed.data.criteo_ids(values) those of a CriteoLog."
             )
         if not isinstance(element, (int, np.integer)):
             return InputError(f"{must_be} int64 or int32, got {describe(element)}.")

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from hotbed.devices import named_device
 from hotbed.errors import InputError, StorageError, TableError
 from hotbed.init import derive_key
 from hotbed.inputs.bags import Bags, read_bags, split_keyed
 from hotbed.jagged import Jagged
-from hotbed.modules.owner import TableOwner
+from hotbed.modules.by_name import Rows, TablesByName
 from hotbed.ops.outside_graphs import outside_graphs
 from hotbed.places.moves import home_of, move, refuse_move
 from hotbed.stock_layers import tables_of_layers
 from hotbed.storage import Storage
-from hotbed.table.alone import ALONE
 from hotbed.table.live import LiveTable
-from hotbed.table.local import local_assign, local_count, local_erase, local_lookup, local_rows
 from hotbed.table.state_dict import refuse_ambiguous_names
 from hotbed.tables import Table
 from hotbed.tiers import hottest
@@ -29,16 +27,7 @@ from hotbed.tiers.tiers import Tiers
 __all__ = ["EmbeddingCollection", "Rows"]
 
 
-class Rows(NamedTuple):
-    """Rows of a table by rising id."""
-
-    ids: Tensor
-    """(n,) int64"""
-    values: Tensor
-    """(n, dim) of the table's dtype"""
-
-
-class EmbeddingCollection(TableOwner):
+class EmbeddingCollection(TablesByName):
     """Tables, and the features that are looked up in them.
 
     Args:
@@ -286,106 +275,6 @@ class EmbeddingCollection(TableOwner):
             for own in table.place.tables_here(table)
             for row, uses, excess in own.core.hottest(count)
         ]
-
-    # -- looking in from outside -----------------------------------------------------------------
-
-    def table(self, name: str) -> LiveTable:
-        """The live table of that name."""
-        try:
-            return self._owned[name]
-        except (KeyError, TypeError):
-            raise TableError(
-                f"There is no table {name!r}; there are {', '.join(map(repr, self._owned))}."
-            ) from None
-
-    @property
-    def tables(self) -> dict[str, Table]:
-        """The descriptions by name."""
-        return {name: table.spec for name, table in self._owned.items()}
-
-    def parameter(self, name: str) -> nn.Parameter:
-        """The handle of a table, for parameter groups: ``[{"params": [c.parameter("item")], "lr": .1}]``."""
-        return self.table(name).parameter
-
-    # After hotbed.distribute these are called by all ranks, or are ``local``.
-
-    def _table(self, name: str, kind: str, local: bool) -> LiveTable:
-        """`kind`: what all ranks are about to do, unless this one is `local`."""
-        with (ALONE if local else self._live[0].place.ranks).telling(kind):
-            return self.table(name)
-
-    def rows(self, name: str, *, local: bool = False) -> Rows:
-        """A copy of all rows of a table: (ids (n,) rising, values (n, dim)). Of tables that ranks share,
-        all ranks call this, and each gets all.
-
-        Args:
-            local: only those that this rank keeps; the others need not call it.
-
-        Raises:
-            TableError: the copy would not fit in memory.
-        """
-        table = self._table(name, "a copy of rows", local)
-        return Rows(*(local_rows(table) if local else table.all_rows()))
-
-    def count(self, name: str | None = None, *, local: bool = False) -> int:
-        """Rows that a table holds, or all tables together. `local`: as for `rows`."""
-        tables = self._live if name is None else [self._table(name, "a count of rows", local)]
-        return sum(local_count(table) if local else table.place.count() for table in tables)
-
-    def lookup(self, name: str, ids: Any, *, local: bool = False) -> Tensor:
-        """(n, dim) rows of (n,) ids (a tensor, an array, a list) as they are; absent ids read their first
-        value. Stores nothing. Of tables that ranks share, all ranks call it, each with ids of its own.
-
-        Args:
-            local: all ids are kept by this rank; the others need not call it.
-
-        Raises:
-            IdError, InputError: ids that cannot be looked up.
-        """
-        table = self._table(name, "a lookup of rows", local)
-        return local_lookup(table, ids) if local else table.lookup(ids)
-
-    def assign(self, name: str, ids: Any, values: Any, *, local: bool = False) -> None:
-        """Writes (n, dim) values into the rows of (n,) ids; in a dynamic table, absent ids get a row.
-        Both may be tensors, NumPy arrays or lists. Of tables that ranks share, all ranks call it, each with
-        rows of its own; of an id that several give, those of the last rank stay.
-
-        Args:
-            local: only rows that this rank keeps are written, and the others passed over; they need not
-                call it. Not of a replicated table.
-
-        Raises:
-            IdError, InputError, TableError, OutOfMemory: with the table as it was.
-            StorageError: a tier below could not be read or written; some rows may be written, each of
-                them whole.
-        """
-        table = self._table(name, "an assignment", local)
-        (local_assign if local else LiveTable.assign)(table, ids, values)
-
-    def erase(self, name: str, ids: Any, *, local: bool = False) -> int:
-        """Forgets the rows of (n,) ids (a tensor, an array, a list) of a dynamic table, optimizer states
-        included; ids without a row are passed over. An id that comes again is a new row. Between steps:
-        after ``step()`` and ``zero_grad()``, before the next forward. Of tables that ranks share, all ranks
-        call it, each with ids of its own.
-
-        Args:
-            local: only rows that this rank keeps go; the others need not call it. Not of a replicated
-                table.
-
-        Returns:
-            How many rows went.
-
-        Raises:
-            IdError, InputError: ids that cannot be looked up.
-            TableError: the table is static, or a gradient waits for its step.
-            StorageError: a tier could not be written.
-        """
-        table = self._table(name, "a deletion of rows", local)
-        return (local_erase if local else LiveTable.erase)(table, ids)
-
-    def memory(self) -> dict[str, dict[str, int]]:
-        """Per table: rows, and bytes of weights, states, index and in total."""
-        return {name: table.memory() for name, table in self._owned.items()}
 
     def extra_repr(self) -> str:
         lines = []

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from forgotten import check_forgotten
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kept_in import PLACES, collection, step
@@ -85,25 +86,71 @@ def test_an_id_that_comes_again_is_a_new_row(tmp_path: Path, place: str) -> None
 def test_what_is_refused(tmp_path: Path, place: str) -> None:
     model = collection(place, tmp_path, USER, hb.Table("item", 3, 10))
     optimizer = hb.optim.SGD(model.parameters(), lr=0.5)
-    with pytest.raises(hb.TableError, match="'item' is static"):
-        model.erase("item", [1])
+    with pytest.raises(hb.IdError, match=r"'item': id 10 is outside \[0, 10\)"):
+        model.erase("item", [1, 10])
     for wrong in ([[1]], [1.5], "a"):
         with pytest.raises(hb.InputError):
             model.erase("user", wrong)
     with pytest.raises(hb.TableError, match="no table 'nobody'"):
         model.erase("nobody", [1])
     batch = {"user": torch.tensor([1, 2]), "item": torch.tensor([1, 1])}
-    loss = model(batch)["user"].sum()
-    loss.backward(retain_graph=True)
-    with pytest.raises(hb.TableError, match="while a gradient waits"):
-        model.erase("user", [1])
-    optimizer.step()
-    optimizer.zero_grad()
+
+    def loss() -> Tensor:
+        return sum((vectors.sum() for vectors in model(batch).values()), torch.tensor(0.0))
+
+    for name in ("user", "item"):
+        stale = loss()
+        stale.backward(retain_graph=True)
+        with pytest.raises(
+            hb.TableError, match=f"'{name}': rows cannot be erased while a gradient"
+        ):
+            model.erase(name, [1])
+        optimizer.step()
+        optimizer.zero_grad()
+        assert model.erase(name, [1]) == 1
+        with pytest.raises(hb.TableError, match="between this forward and its backward"):
+            stale.backward()
+        assert model.erase(name, []) == 0
     assert model.erase("user", [1]) == 1
-    with pytest.raises(hb.TableError, match="between this forward and its backward"):
-        loss.backward()
-    assert model.erase("user", []) == 0
     assert model.rows("user").ids.tolist() == [2]
+
+
+DECAY = {"weight_decay": 0.05, "decoupled_weight_decay": True}
+RULES: dict[str, dict[str, Any]] = {
+    "SGD": {"lr": 0.1, "momentum": 0.5, "weight_decay": 0.05},
+    "Adagrad": {"lr": 0.1, "initial_accumulator_value": 0.5, **DECAY},
+    "RowwiseAdagrad": {"lr": 0.1, "initial_accumulator_value": 0.25},
+    "Adam": {"lr": 0.1, "amsgrad": True, **DECAY},
+    "AdamW": {"lr": 0.1, "weight_decay": 0.05},
+    "RowwiseAdam": {"lr": 0.1, **DECAY},
+    "Adamax": {"lr": 0.1, **DECAY},
+    "Adadelta": {"lr": 0.5, **DECAY},
+    "RMSprop": {"lr": 0.1, "momentum": 0.5, "centered": True},
+    "FTRL": {"lr": 0.1, "l1": 0.01, "beta": 0.5},
+}
+"""Steps of those with weight decay move rows that no batch touches."""
+
+
+@pytest.mark.parametrize("untouched", ["lazy", "exact"])
+@pytest.mark.parametrize("rule", RULES)
+def test_an_id_is_as_if_no_batch_had_had_it(tmp_path: Path, rule: str, untouched: str) -> None:
+    """In memory and tiers, in static and dynamic tables, with rows that steps move by themselves."""
+    for place in ("memory", "host", "three"):
+        tables = [
+            hb.Table("user", 48, init=hb.init.Normal(0.0, 1.0), combiner="none"),
+            hb.Table("item", 48, 100, init=hb.init.Normal(0.0, 1.0), combiner="none"),
+        ]
+        if place != "three":  # whose budget has room for rows of one size
+            half = torch.bfloat16, hb.init.Normal(0.0, 1.0)
+            tables.append(hb.Table("half", 6, 100, "none", *half))
+        model, other = (collection(place, tmp_path / f"{place}{n}", *tables) for n in range(2))
+        check_forgotten(
+            model,
+            other,
+            lambda one: getattr(hb.optim, rule)(
+                one.parameters(), untouched=untouched, **RULES[rule]
+            ),
+        )
 
 
 Steps = st.lists(
@@ -149,6 +196,8 @@ def test_as_a_dict(place: str, steps: list[tuple[str, list[int]]], tmp_path_fact
             found = model.lookup("a", given_ids).flatten().tolist()
             assert found == [rows.get(row, 0.5) for row in ids]
         assert model.count("a") == len(rows)
+        looked_for = [*range(-3, 29)]
+        assert model.contains("a", looked_for).tolist() == [row in rows for row in looked_for]
     found_ids, values = model.rows("a")
     assert dict(zip(found_ids.tolist(), values.flatten().tolist(), strict=True)) == rows
     if place in ("memory", "budget"):

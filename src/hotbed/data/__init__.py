@@ -1,5 +1,6 @@
 """Readers and generators of training data."""
 
+from hotbed.data.categories import criteo_ids
 from hotbed.data.criteo import MISSING_ID, CriteoLog, Skipped
 from hotbed.data.criteo_lines import CATEGORIES, DENSE
 from hotbed.data.hashing import hash_ids
@@ -14,6 +15,7 @@ __all__ = [
     "DataError",
     "Skipped",
     "SyntheticClicks",
+    "criteo_ids",
     "hash_ids",
     "synthetic_clicks",
     "write_criteo_tsv",

@@ -31,6 +31,7 @@ def hash_ids(values: Any, *, seed: int = 0) -> Tensor:
     Among n different values about n² / 2⁶⁵ pairs share an id: none is to be expected among 10⁸ values
     (odds of 1 in 3,700), one among 6 · 10⁹. The hash is no defence against somebody who looks for
     collisions on purpose. Tables know nothing of one another's ids, so one seed serves all features.
+    A `CriteoLog` hashes nothing: the ids of its text are those of `criteo_ids`.
 
     Args:
         values: a string, bytes or an integer, (nested) lists of them, or an array: NumPy's of strings,

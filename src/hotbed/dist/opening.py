@@ -37,6 +37,7 @@ SERVED = {
     "a distribution": False,
     "an assignment": False,
     "a deletion of rows": False,
+    "a search for ids": False,
     "a count of rows": False,
     "a copy of rows": False,
     "a reset of rows": False,

@@ -14,6 +14,7 @@ from hotbed.dist.gathered import gathered
 from hotbed.dist.gradients import ShardedGradient, SharedHandle, WaitingOnRanks
 from hotbed.dist.part import ShardedPart
 from hotbed.dist.ranks import Ranks
+from hotbed.dist.raw import bytes_of
 from hotbed.dist.shares import Share
 from hotbed.dist.trip import Trip
 from hotbed.errors import HotbedError, OptimizerError, TableError
@@ -110,6 +111,31 @@ class Sharded(Place):
         self.ranks.agree("an assignment", fault=fault)
         for live, own, weights in rows:
             live.assign(own, weights)
+
+    def contains(self, ids: Tensor) -> Tensor:
+        """Called by all ranks, each with ids of its own."""
+        distinct, inverse = torch.unique(ids, return_inverse=True)
+        trip, kind = Trip(self.ranks, [self], [distinct]), "a search for ids"
+        counts = self.ranks.agree(kind, trip.numbers, [self.number]).numbers.tolist()
+        answers: list[list[Tensor]] = [[] for _ in range(self.ranks.size)]
+        for (live, own, _), share in zip(
+            trip.deliver(torch.tensor(counts), None), self.own, strict=True
+        ):
+            s = self.shares.index(share)
+            found = live.contains(own).split([of_rank[s] for of_rank in counts])
+            for rank, some in enumerate(found if self._speaks(share) else ()):
+                answers[rank].append(bytes_of(some))
+        asked: list[list[slice]] = [[] for _ in range(self.ranks.size)]
+        for s, share in enumerate(self.shares):
+            if self._speaks(share):
+                asked[share.rank].append(trip.asked_of(s))
+        sizes = [sum(part.stop - part.start for part in parts) for parts in asked]
+        there = torch.empty(len(distinct), dtype=torch.bool)
+        for parts, block in zip(asked, self.ranks.exchange(kind, answers, sizes), strict=True):
+            pieces = block.split([part.stop - part.start for part in parts])
+            for part, piece in zip(parts, pieces, strict=True):
+                there[part] = piece.bool()
+        return there[trip.renumbered(0, inverse)]
 
     def erase(self, ids: Tensor) -> int:
         """Called by all ranks, each with ids of its own."""

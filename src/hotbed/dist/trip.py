@@ -70,6 +70,10 @@ class Trip:
         """How many ids this rank has for each share."""
         return [part.asked.stop - part.asked.start for part in self._parts]
 
+    def asked_of(self, s: int) -> slice:
+        """Positions in `asked` of the ids that share `s` of the only table keeps."""
+        return self._parts[s].asked
+
     def renumbered(self, t: int, positions: Tensor) -> Tensor:
         """What positions among the ids that were given are in `asked`."""
         moved = self._moved[t]

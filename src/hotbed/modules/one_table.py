@@ -15,6 +15,7 @@ from hotbed.init import derive_key
 from hotbed.inputs.bags import Bags
 from hotbed.modules.owner import TableOwner
 from hotbed.places.moves import home_of, refuse_move
+from hotbed.table.checks import Missing
 from hotbed.table.live import LiveTable
 from hotbed.tables import Table
 
@@ -142,6 +143,24 @@ class OneTable(TableOwner):
     def reset_parameters(self) -> None:
         """Gives every row a new first value; a dynamic table forgets its rows."""
         self._live.draw_again(derive_key(None, self._live.name))
+
+    # After hotbed.distribute these are called by all ranks.
+
+    def count(self) -> int:
+        """Rows that the table holds."""
+        return self._live.place.count()
+
+    def lookup(self, ids: Any, *, missing: Missing = "initial") -> Tensor:
+        """(n, dim) rows of (n,) ids; see `EmbeddingCollection.lookup`."""
+        return self._live.lookup(ids, missing)
+
+    def contains(self, ids: Any) -> Tensor:
+        """(n,) bool: which of (n,) ids have a row; see `EmbeddingCollection.contains`."""
+        return self._live.contains(ids)
+
+    def erase(self, ids: Any) -> int:
+        """Forgets the rows of (n,) ids, and returns how many went; see `EmbeddingCollection.erase`."""
+        return self._live.erase(ids)
 
     def _vectors(self, bags: Bags) -> Tensor:
         with self._live.place.without_autocast():

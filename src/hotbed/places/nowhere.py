@@ -60,7 +60,13 @@ class Nowhere(Place):
     def ids(self) -> Tensor:
         self._refuse()
 
+    def contains(self, ids: Tensor) -> Tensor:
+        self._refuse()
+
     def write(self, records: Records) -> None:
+        self._refuse()
+
+    def erase(self, ids: Tensor) -> int:
         self._refuse()
 
     def forget(self) -> None:

@@ -163,6 +163,16 @@ class WholeOnDevice(OnDevice):
                 chosen = values if last is None else values[last.to(values.device)]
                 plane.index_copy_(0, at, chosen.to(device=self.device, dtype=plane.dtype))
 
+    def erase(self, ids: Tensor) -> int:
+        # The core has no rows any more, so what it tells are first values.
+        firsts = _core.read_rows(self.core, ids.data_ptr(), len(ids))
+        values = [
+            torch.full((len(ids), state.shape[1]), first)
+            for state, first in zip(self.states, self.core.state_firsts, strict=True)
+        ]
+        self.write(Records(ids, firsts, values))
+        return len(ids)
+
     def forget(self) -> None:
         """States stay."""
         kind, value = self.spec.distribution()[:2]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -11,7 +11,32 @@ from hotbed.arrays import id_tensor, real_tensor
 from hotbed.errors import IdError, InputError, TableError
 from hotbed.tables import Table
 
-__all__ = ["checked_ids", "checked_rows"]
+__all__ = [
+    "Missing",
+    "any_ids",
+    "checked_ids",
+    "checked_missing",
+    "checked_rows",
+    "refuse_absent",
+    "refuse_half_loaded",
+    "refuse_other_layout",
+    "refuse_to_erase",
+]
+
+Missing = Literal["initial", "error"]
+"""What a lookup does with ids that have no row."""
+
+
+def any_ids(spec: Table, given: Any) -> Tensor:
+    """(n,) int64 ids, on the host, that may be those of a table or not.
+
+    Raises:
+        InputError: they are none.
+    """
+    ids = id_tensor(f"Table {spec.name!r}", given)
+    if ids.dim() != 1:
+        raise InputError(f"Table {spec.name!r}: ids must be 1-D, got shape {tuple(ids.shape)}.")
+    return ids.to(dtype=torch.int64, device="cpu").contiguous()
 
 
 def checked_ids(spec: Table, given: Any) -> Tensor:
@@ -20,10 +45,7 @@ def checked_ids(spec: Table, given: Any) -> Tensor:
     Raises:
         IdError, InputError: they are none.
     """
-    ids = id_tensor(f"Table {spec.name!r}", given)
-    if ids.dim() != 1:
-        raise InputError(f"Table {spec.name!r}: ids must be 1-D, got shape {tuple(ids.shape)}.")
-    ids = ids.to(dtype=torch.int64, device="cpu").contiguous()
+    ids = any_ids(spec, given)
     origin = spec.origin
     if spec.rows is not None and len(ids):
         low, high = int(ids.min()), int(ids.max())
@@ -53,3 +75,54 @@ def checked_rows(spec: Table, ids: Tensor, given: Any) -> Tensor:
             f"{tuple(values.shape)}."
         )
     return values
+
+
+def checked_missing(missing: Missing) -> bool:
+    """Whether a lookup refuses ids that have no row.
+
+    Raises:
+        InputError: `missing` is none of what there is.
+    """
+    if missing not in get_args(Missing):
+        raise InputError(f"lookup: missing must be 'initial' or 'error', got {missing!r}.")
+    return missing == "error"
+
+
+def refuse_absent(spec: Table, ids: Tensor, found: Tensor) -> None:
+    """Raises IdError unless all of (n,) ids have rows, as `found` (n,) says."""
+    if bool(found.all()):
+        return
+    raise IdError(
+        f"Table {spec.name!r}: {int((~found).sum())} of {len(ids)} ids have no row, such as "
+        f"{int(ids[~found][0])}. missing='initial' reads their first values. Ids of text are those that the "
+        "loader gave it: of hotbed.data.hash_ids, or hotbed.data.criteo_ids for a CriteoLog's."
+    )
+
+
+def refuse_to_erase(live: Any) -> None:
+    """Raises TableError where a gradient of a live table waits for its step."""
+    if live.has_gradient:
+        raise TableError(
+            f"Table {live.name!r}: rows cannot be erased while a gradient waits for them. Call zero_grad() "
+            "first, after step()."
+        )
+
+
+def refuse_half_loaded(spec: Table, failed: str) -> None:
+    """Raises TableError where a load of a table has `failed` in its middle."""
+    if failed:
+        raise TableError(
+            f"Table {spec.name!r} is half loaded: {failed} Its rows are those of no checkpoint, so they are "
+            "not looked up, trained or saved. Load a whole checkpoint by hotbed.load, or make the model anew."
+        )
+
+
+def refuse_other_layout(spec: Table, data: Tensor, plane: Tensor) -> None:
+    """Raises TableError unless what was put in place of a handle's data fits the plane."""
+    if data.shape == plane.shape and data.dtype == plane.dtype:
+        return
+    theirs, own = (str(one.dtype).removeprefix("torch.") for one in (data, plane))
+    raise TableError(
+        f"Table {spec.name!r}: the data of its parameter were replaced by {theirs} {tuple(data.shape)}; the "
+        f"table keeps {own} {tuple(plane.shape)}. Choose the row dtype with Table(dtype=...)."
+    )

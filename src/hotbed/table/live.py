@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hotbed.errors import HotbedError, TableError
-from hotbed.table.checks import checked_ids, checked_rows
+from hotbed.errors import HotbedError
+from hotbed.table import checks
 from hotbed.table.copies import copied, pickled
 from hotbed.table.gradients import plain_access
 from hotbed.table.handles import Handle
@@ -162,13 +162,7 @@ class LiveTable:
             data = self.parameter.data
             self.parameter.data = self._data
         plane = self._data
-        if data.shape != plane.shape or data.dtype != plane.dtype:
-            raise TableError(
-                f"Table {self.name!r}: the data of its parameter were replaced by "
-                f"{_name(data.dtype)} {tuple(data.shape)}; the table keeps "
-                f"{_name(plane.dtype)} {tuple(plane.shape)}. Choose the row dtype with "
-                "Table(dtype=...)."
-            )
+        checks.refuse_other_layout(self.spec, data, plane)
         self.assign(self.ids(), data)
 
     def ready(self) -> None:
@@ -248,24 +242,31 @@ class LiveTable:
             assert found is not None
             return found[1]
 
-    def lookup(self, ids: Tensor) -> Tensor:
-        """(n, dim) rows of the ids as they are; an id without a row reads its first value."""
+    def lookup(self, ids: Tensor, missing: checks.Missing = "initial") -> Tensor:
+        """(n, dim) rows of the ids as they are; see `EmbeddingCollection.lookup`."""
         wanted = ids.device if isinstance(ids, Tensor) else _CPU
         with self.place.ranks.telling("a lookup of rows"):
             self.ready()
-            ids = checked_ids(self.spec, ids)
+            ids = checks.checked_ids(self.spec, ids)
             with reading([self]):
                 self.hear()
+                if checks.checked_missing(missing):
+                    found = self.place.contains(ids)
+                    with self.place.ranks.telling("a lookup of rows"):
+                        checks.refuse_absent(self.spec, ids, found)
                 return self.place.read(ids).to(wanted)
 
     def refuse_half_loaded(self) -> None:
         """Raises TableError where a load has failed in its middle."""
-        if self.failed_load:
-            raise TableError(
-                f"Table {self.name!r} is half loaded: {self.failed_load} Its rows are those of no "
-                "checkpoint, so they are not looked up, trained or saved. Load a whole checkpoint by "
-                "hotbed.load, or make the model anew."
-            )
+        checks.refuse_half_loaded(self.spec, self.failed_load)
+
+    def contains(self, ids: Tensor) -> Tensor:
+        """(n,) bool: which of the ids have a row; see `EmbeddingCollection.contains`."""
+        with self.place.ranks.telling("a search for ids"):
+            ids = checks.any_ids(self.spec, ids)
+            with reading([self]):
+                self.hear()
+                return self.place.contains(ids)
 
     def hear(self) -> None:
         """Raises what an earlier step was refused for, before somebody looks at rows; or that they are half
@@ -283,8 +284,8 @@ class LiveTable:
         """
         with self.place.ranks.telling("an assignment"):
             self.ready()
-            ids = checked_ids(self.spec, ids)
-            values = checked_rows(self.spec, ids, values)
+            ids = checks.checked_ids(self.spec, ids)
+            values = checks.checked_rows(self.spec, ids, values)
             with alone([self]):
                 self.hear()
                 self.place.changing("write", ids=ids)
@@ -318,22 +319,13 @@ class LiveTable:
         return (rows for _, rows in records_of([self], states=states, current=current))
 
     def erase(self, ids: Tensor) -> int:
-        """Forgets rows of a dynamic table; see `EmbeddingCollection.erase`."""
-        if self.spec.rows is not None:
-            raise TableError(
-                f"Table {self.name!r} is static and has the rows 0 to {self.spec.rows - 1}; rows=None makes "
-                "a table whose rows come and go."
-            )
+        """Forgets rows; see `EmbeddingCollection.erase`."""
         with self.place.ranks.telling("a deletion of rows"):
             self.ready()
-            ids = checked_ids(self.spec, ids)
+            ids = torch.unique(checks.checked_ids(self.spec, ids))
             with alone([self]):
                 self.hear()
-                if self.has_gradient:
-                    raise TableError(
-                        f"Table {self.name!r}: rows cannot be erased while a gradient waits for them. Call "
-                        "zero_grad() first, after step()."
-                    )
+                checks.refuse_to_erase(self)
                 self.generation += 1
                 self.place.changing("erase", ids=ids)
                 return self.place.erase(ids)
@@ -355,15 +347,12 @@ class LiveTable:
         it, the gradient goes too."""
         self.settle()
         with alone([self]):
-            self._forget_rows()
-
-    def _forget_rows(self) -> None:
-        self.hear()
-        if self.spec.rows is None:
-            self.generation += 1
-            self.drop_gradient()
-        self.place.changing("forget")
-        self.place.forget()
+            self.hear()
+            if self.spec.rows is None:
+                self.generation += 1
+                self.drop_gradient()
+            self.place.changing("forget")
+            self.place.forget()
 
     def set_key(self, key: int) -> None:
         """Rows that are stored stay as they are."""
@@ -409,7 +398,3 @@ def live_tables() -> Iterable[LiveTable]:
 def live_table(parameter: Any) -> LiveTable | None:
     """The table behind a handle, or None for an ordinary parameter."""
     return getattr(parameter, "hotbed_table", None)
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

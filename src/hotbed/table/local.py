@@ -8,10 +8,17 @@ import torch
 from torch import Tensor
 
 from hotbed.errors import IdError, TableError
-from hotbed.table.checks import checked_ids, checked_rows
+from hotbed.table.checks import Missing, any_ids, checked_ids, checked_rows, refuse_to_erase
 from hotbed.table.live import LiveTable
 
-__all__ = ["local_assign", "local_count", "local_erase", "local_lookup", "local_rows"]
+__all__ = [
+    "local_assign",
+    "local_contains",
+    "local_count",
+    "local_erase",
+    "local_lookup",
+    "local_rows",
+]
 
 
 def local_count(live: LiveTable) -> int:
@@ -31,18 +38,33 @@ def local_rows(live: LiveTable) -> tuple[Tensor, Tensor]:
     return torch.cat([nothing[0], *ids]), torch.cat([nothing[1], *(rows for _, rows in found)])
 
 
-def local_lookup(live: LiveTable, given: Any) -> Tensor:
+def local_lookup(live: LiveTable, given: Any, missing: Missing = "initial") -> Tensor:
     """(n, dim) rows of (n,) ids, which must be this process's."""
     _refuse_columns(live)
     ids = checked_ids(live.spec, given)
     for part, own, _ in live.place.parts(live, ids, torch.empty((len(ids), live.spec.dim))):
         if len(own) == len(ids):
-            found: Tensor = part.lookup(own)
+            found: Tensor = part.lookup(own, missing)
             return found
+    if not len(ids):
+        return torch.empty((0, live.spec.dim), dtype=live.spec.dtype)
     raise IdError(
         f"Table {live.name!r}: another rank keeps some of these {len(ids)} ids. Leave local=True out, on all "
         "ranks, to ask the others for them."
     )
+
+
+def local_contains(live: LiveTable, given: Any) -> Tensor:
+    """(n,) bool: of which of (n,) ids this process keeps rows, or columns of them."""
+    ids = any_ids(live.spec, given)
+    found = torch.zeros(len(ids), dtype=torch.bool)
+    known = torch.arange(len(ids))
+    if live.spec.rows is not None:
+        known = torch.nonzero((ids >= 0) & (ids < live.spec.rows)).flatten()
+    numbers = known[:, None].expand(-1, live.spec.dim)
+    for part, own, some in live.place.parts(live, ids[known], numbers):
+        found[some[:, 0]] |= part.contains(own)
+    return found
 
 
 def local_assign(live: LiveTable, given: Any, values: Any) -> None:
@@ -57,11 +79,7 @@ def local_assign(live: LiveTable, given: Any, values: Any) -> None:
 def local_erase(live: LiveTable, given: Any) -> int:
     live.place.refuse_local_change("erase()")
     ids = checked_ids(live.spec, given)
-    if live.has_gradient:
-        raise TableError(
-            f"Table {live.name!r}: rows cannot be erased while a gradient waits for them. Call zero_grad() "
-            "first, after step()."
-        )
+    refuse_to_erase(live)
     live.generation += 1
     nothing = torch.empty((len(ids), live.spec.dim))
     return sum(part.erase(own) for part, own, _ in live.place.parts(live, ids, nothing))

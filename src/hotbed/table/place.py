@@ -290,11 +290,7 @@ class Place(abc.ABC):
         return int(self.core.size)
 
     def tables_here(self, live: Any) -> list[Any]:
-        """Those in this process that its table is made of.
-
-        Args:
-            live: its table.
-        """
+        """Tables of this process that its table, `live`, is made of."""
         return [live]
 
     def tables_to_save(self, live: Any) -> list[Any]:
@@ -302,20 +298,22 @@ class Place(abc.ABC):
         return [live]
 
     def parts(self, live: Any, ids: Tensor, rows: Tensor) -> Iterator[tuple[Any, Tensor, Tensor]]:
-        """The tables in this process that its table is made of, with what belongs to each of (n,) ids and
-        (n, dim) rows.
-
-        Args:
-            live: its table.
-        """
+        """Tables of this process that its table, `live`, is made of, with what belongs to each of (n,) ids
+        and (n, dim) rows."""
         yield live, ids, rows
 
     def refuse_local_change(self, wanted: str) -> None:
         """Raises TableError where others have copies of its rows. `wanted`: what would change those here."""
 
+    def contains(self, ids: Tensor) -> Tensor:
+        """(n,) bool: which ids have a row. A static table has those of all ids in [0, rows)."""
+        found = torch.empty(len(ids), dtype=torch.bool, device="cpu")
+        self.core.contains(ids.data_ptr(), len(ids), found.data_ptr())
+        return found
+
     def erase(self, ids: Tensor) -> int:
-        """Forgets rows of a dynamic table, those of the ids that have one: how many. Others may get other
-        slots."""
+        """Forgets the rows of distinct ids, those that there are: how many. Other rows of a dynamic table may
+        get other slots; those of a static one are as if no batch had had them."""
         return int(self.core.erase(ids.data_ptr(), len(ids)))
 
     @abc.abstractmethod

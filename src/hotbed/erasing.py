@@ -1,0 +1,119 @@
+"""`erase`: rows of ids that are to be forgotten, in all tables of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hotbed.collection import EmbeddingCollection
+from hotbed.errors import InputError, TableError
+from hotbed.inputs.bags import read_bags
+from hotbed.modules.one_table import OneTable
+from hotbed.modules.owner import tables_of
+from hotbed.table.alone import ALONE
+from hotbed.table.checks import checked_ids, refuse_to_erase
+from hotbed.table.live import LiveTable
+from hotbed.table.local import local_erase
+
+__all__ = ["erase"]
+
+
+def erase(model: nn.Module, ids: Mapping[str, Any], *, local: bool = False) -> dict[str, int]:
+    """Forgets all rows that a batch with these ids would look up, in every table of a model, optimizer
+    states included; see `EmbeddingCollection.erase` for what is left of them.
+
+    >>> hb.erase(model, {"user": [1007]})          # hb.models.WideDeep(["user", "item"])
+    {'embeddings.user': 1, 'embeddings.user.wide': 1}
+
+    Args:
+        ids: feature of the batch → ids, of any kind that a collection takes. Where the module that holds a
+            collection has a method ``embedding_inputs(batch)``, as for `lookahead`, that says which tables
+            a feature goes to; it is called with these features, and with no ids for the others. A single
+            `Embedding` or `EmbeddingBag` goes by its name in the model.
+        local: only rows that this rank keeps go. Otherwise all ranks of a distributed model call it with
+            the same features, each with ids of its own.
+
+    Returns:
+        How many rows went from each table that ids were given for (on several ranks: from every table), by
+        its name in the model's state_dict.
+
+    Raises:
+        IdError, InputError: a feature that the model has not, or ids that cannot be looked up;
+        TableError: a model without tables, or a gradient that waits for its step: nothing has gone.
+        StorageError: a tier could not be written; call it again.
+    """
+    tables = tables_of(model)
+    if not tables:
+        raise TableError("erase: the model has no tables.")
+    ranks = ALONE if local else next(iter(tables.values())).place.ranks
+    with ranks.telling("a deletion of rows"):
+        if not isinstance(ids, Mapping):
+            raise InputError(
+                f"erase: ids must be a dict feature → ids, got {type(ids).__name__}. Rows of one table go by "
+                "EmbeddingCollection.erase(table, ids)."
+            )
+        found = {
+            live: own
+            for live, own in _by_table(model, _Batch(ids)).items()
+            if len(own) or ranks.size > 1  # another rank may have some
+        }
+        for live in found:
+            refuse_to_erase(live)
+            if local:
+                live.place.refuse_local_change("erase()")
+    forget = local_erase if local else LiveTable.erase
+    return {name: forget(live, found[live]) for name, live in tables.items() if live in found}
+
+
+class _Batch(Mapping[str, Any]):
+    """A batch of some features, in which any other one has no ids.
+
+    Attributes:
+        asked: the features that somebody has looked at.
+    """
+
+    def __init__(self, ids: Mapping[str, Any]) -> None:
+        self._ids = ids
+        self.asked: set[str] = set()
+
+    def __getitem__(self, feature: str) -> Any:
+        self.asked.add(feature)
+        return self._ids[feature] if feature in self._ids else torch.empty(0, dtype=torch.int64)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._ids)
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+
+def _by_table(model: nn.Module, batch: _Batch) -> dict[LiveTable, Tensor]:
+    """(n,) int64 ids of each table, of all its features."""
+    found: dict[LiveTable, list[Tensor]] = {}
+    for name, module in model.named_modules():
+        inputs: Mapping[str, Any] = batch
+        if isinstance(module, EmbeddingCollection):
+            holder = model.get_submodule(name.rpartition(".")[0])
+            if callable(given := getattr(holder, "embedding_inputs", None)):
+                inputs = given(batch)
+            features = {feature: module.table(of) for feature, of in module.features.items()}
+        elif isinstance(module, OneTable):
+            features = {name: module._live}
+        else:
+            continue
+        for feature, live in features.items():
+            spec = live.spec
+            bags = read_bags(
+                feature, inputs[feature], spec.compute_dtype, spec.combiner, live.device
+            )
+            found.setdefault(live, []).append(checked_ids(spec, bags.ids))
+    unknown = [feature for feature in batch if feature not in batch.asked]
+    if unknown:
+        raise InputError(
+            f"erase: the model has no feature {unknown[0]!r}; it has "
+            f"{', '.join(map(repr, sorted(batch.asked)))}."
+        )
+    return {live: torch.cat(some) for live, some in found.items()}

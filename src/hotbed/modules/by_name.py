@@ -1,0 +1,157 @@
+"""`TablesByName`: rows of a module's tables, read and written from outside by the table's name."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from hotbed.errors import TableError
+from hotbed.modules.owner import TableOwner
+from hotbed.table.alone import ALONE
+from hotbed.table.checks import Missing
+from hotbed.table.live import LiveTable
+from hotbed.table.local import (
+    local_assign,
+    local_contains,
+    local_count,
+    local_erase,
+    local_lookup,
+    local_rows,
+)
+from hotbed.tables import Table
+
+__all__ = ["Rows", "TablesByName"]
+
+
+class Rows(NamedTuple):
+    """Rows of a table by rising id."""
+
+    ids: Tensor
+    """(n,) int64"""
+    values: Tensor
+    """(n, dim) of the table's dtype"""
+
+
+class TablesByName(TableOwner):
+    """A module whose tables have names. Of tables that ranks share, all of them call what reads or writes
+    rows here, unless it is ``local``."""
+
+    def table(self, name: str) -> LiveTable:
+        """The live table of that name."""
+        try:
+            return self._owned[name]
+        except (KeyError, TypeError):
+            raise TableError(
+                f"There is no table {name!r}; there are {', '.join(map(repr, self._owned))}."
+            ) from None
+
+    @property
+    def tables(self) -> dict[str, Table]:
+        """The descriptions by name."""
+        return {name: table.spec for name, table in self._owned.items()}
+
+    def parameter(self, name: str) -> nn.Parameter:
+        """The handle of a table, for parameter groups: ``[{"params": [c.parameter("item")], "lr": .1}]``."""
+        return self.table(name).parameter
+
+    # After hotbed.distribute these are called by all ranks, or are ``local``.
+
+    def _table(self, name: str, kind: str, local: bool) -> LiveTable:
+        """`kind`: what all ranks are about to do, unless this one is `local`."""
+        with (ALONE if local else next(iter(self._owned.values())).place.ranks).telling(kind):
+            return self.table(name)
+
+    def rows(self, name: str, *, local: bool = False) -> Rows:
+        """A copy of all rows of a table: (ids (n,) rising, values (n, dim)). Of tables that ranks share,
+        all ranks call this, and each gets all.
+
+        Args:
+            local: only those that this rank keeps; the others need not call it.
+
+        Raises:
+            TableError: the copy would not fit in memory.
+        """
+        table = self._table(name, "a copy of rows", local)
+        return Rows(*(local_rows(table) if local else table.all_rows()))
+
+    def count(self, name: str | None = None, *, local: bool = False) -> int:
+        """Rows that a table holds, or all tables together. `local`: as for `rows`."""
+        named = None if name is None else self._table(name, "a count of rows", local)
+        tables = [*self._owned.values()] if named is None else [named]
+        return sum(local_count(table) if local else table.place.count() for table in tables)
+
+    def lookup(
+        self, name: str, ids: Any, *, missing: Missing = "initial", local: bool = False
+    ) -> Tensor:
+        """(n, dim) rows of (n,) ids (a tensor, an array, a list) as they are. Stores nothing. Of tables that
+        ranks share, all ranks call it, each with ids of its own. Text has the ids that the loader gave it:
+        `hotbed.data.hash_ids`, or `hotbed.data.criteo_ids` for those of a `CriteoLog`.
+
+        Args:
+            missing: ``"initial"``: an id without a row reads its first value; ``"error"``: it is an IdError.
+            local: all ids are kept by this rank; the others need not call it.
+
+        Raises:
+            IdError, InputError: ids that cannot be looked up.
+        """
+        table = self._table(name, "a lookup of rows", local)
+        return local_lookup(table, ids, missing) if local else table.lookup(ids, missing)
+
+    def contains(self, name: str, ids: Any, *, local: bool = False) -> Tensor:
+        """(n,) bool on the host: which of (n,) ids (a tensor, an array, a list) have a row. Those of a static
+        table are all ids in [0, rows). Of tables that ranks share, all ranks call it, each with ids of its
+        own.
+
+        Args:
+            local: whether this rank keeps the row, or columns of it; the others need not call it.
+
+        Raises:
+            InputError: no ids.
+        """
+        table = self._table(name, "a search for ids", local)
+        return (local_contains if local else LiveTable.contains)(table, ids)
+
+    def assign(self, name: str, ids: Any, values: Any, *, local: bool = False) -> None:
+        """Writes (n, dim) values into the rows of (n,) ids; in a dynamic table, absent ids get a row.
+        Both may be tensors, NumPy arrays or lists. Of tables that ranks share, all ranks call it, each with
+        rows of its own; of an id that several give, those of the last rank stay.
+
+        Args:
+            local: only rows that this rank keeps are written, and the others passed over; they need not
+                call it. Not of a replicated table.
+
+        Raises:
+            IdError, InputError, TableError, OutOfMemory: with the table as it was.
+            StorageError: a tier below could not be read or written; some rows may be written, each of
+                them whole.
+        """
+        table = self._table(name, "an assignment", local)
+        (local_assign if local else LiveTable.assign)(table, ids, values)
+
+    def erase(self, name: str, ids: Any, *, local: bool = False) -> int:
+        """Forgets the rows of (n,) ids (a tensor, an array, a list), optimizer states included. A dynamic
+        table has them no more; ids without a row are passed over. In a static one they are what they would
+        be if no batch had had them: their first values. An id that comes again is a new one. Between steps:
+        after ``step()`` and ``zero_grad()``, before the next forward. Of tables that ranks share, all ranks
+        call it, each with ids of its own. `hotbed.erase` does it in all tables that have an id; states of
+        torch's own optimizers are theirs, and stay.
+
+        Args:
+            local: only rows that this rank keeps go; the others need not call it. Not of a replicated
+                table.
+
+        Returns:
+            How many rows went; of a static table, how many ids there were.
+
+        Raises:
+            IdError, InputError: ids that cannot be looked up.
+            TableError: a gradient waits for its step.
+            StorageError: a tier could not be written.
+        """
+        table = self._table(name, "a deletion of rows", local)
+        return (local_erase if local else LiveTable.erase)(table, ids)
+
+    def memory(self) -> dict[str, dict[str, int]]:
+        """Per table: rows, and bytes of weights, states, index and in total."""
+        return {name: table.memory() for name, table in self._owned.items()}
