@@ -4,13 +4,14 @@ from hotbed.checkpoint.files import CheckpointError
 from hotbed.checkpoint.folder import latest
 from hotbed.checkpoint.loading import Restored, load, load_model
 from hotbed.checkpoint.saving import Saved, save
-from hotbed.checkpoint.single import Chunk, read, write
+from hotbed.checkpoint.single import Chunk, contains, read, write
 
 __all__ = [
     "CheckpointError",
     "Chunk",
     "Restored",
     "Saved",
+    "contains",
     "latest",
     "load",
     "load_model",

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from hotbed.arrays import id_tensor
 from hotbed.checkpoint.files import CheckpointError
 from hotbed.checkpoint.folder import opened, root_of
 from hotbed.checkpoint.joining import whole_rows
@@ -18,7 +19,7 @@ from hotbed.checkpoint.rows import FILE_BYTES, Piece, TableRows, write_files
 from hotbed.checkpoint.tensors import write_tensors
 from hotbed.tables import DTYPES, MAX_DIM
 
-__all__ = ["Chunk", "differs", "read", "write"]
+__all__ = ["Chunk", "contains", "differs", "read", "write"]
 
 
 class Chunk(NamedTuple):
@@ -59,6 +60,20 @@ def read(path: str | os.PathLike[str], table: str) -> Iterator[Chunk]:
             }
             steps = rows.tensors.get("steps")
             yield Chunk(rows.tensors["ids"], rows.tensors["weights"], named, steps)
+
+
+def contains(path: str | os.PathLike[str], table: str, ids: Any) -> Tensor:
+    """(n,) bool: of which of (n,) ids a checkpoint has a row, as `read` finds it. Of a static table it may
+    have rows that no batch ever had: their first values.
+
+    Raises:
+        CheckpointError, InputError: as `read`; or they are no ids.
+    """
+    wanted = id_tensor("checkpoint.contains", ids).to(dtype=torch.int64, device="cpu")
+    found = torch.zeros(wanted.shape, dtype=torch.bool, device="cpu")
+    for chunk in read(path, table):
+        found |= torch.isin(wanted, chunk.ids)
+    return found
 
 
 def differs(file: str, table: dict[str, Any], rows: TableRows) -> str:
