@@ -285,3 +285,21 @@ def test_gradients_by_hand_of_rows_that_are_behind_write_nothing() -> None:
     assert not torch.equal(before, caught_up)
     (grad,) = torch.autograd.grad(vectors.sum(), [layer.weight])
     assert grad.is_sparse and torch.equal(stored(layer), caught_up)
+
+
+def test_a_handle_without_rows_says_what_its_shape_is() -> None:
+    tables = [hb.Table("C1", 16), hb.Table("item", 4, 10)]
+    plain = hb.EmbeddingCollection(tables)
+    tiered = hb.EmbeddingCollection(tables, storage=hb.Storage(device="1MB", host="2MB"))
+    for model in (plain, tiered):
+        model({"C1": [1, 2, 1], "item": [3, 3, 3]})
+        handle = model.parameter("C1")
+        shape = tuple(handle.shape)
+        assert shape == (2**37, 16) and handle.numel() == 2 * 16
+        assert repr(handle) == (
+            f"Handle of table 'C1': 2 rows × 16, kept by id. Its shape, {shape}, only says that there is "
+            "room for any id."
+        )
+        assert repr(handle) in repr(dict(model.named_parameters()))
+    assert "'item': 10 rows × 4, kept by id" in repr(tiered.parameter("item"))
+    assert repr(plain.parameter("item")).startswith("Parameter containing")

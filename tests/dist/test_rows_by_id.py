@@ -58,6 +58,8 @@ def check_local(rank: int, world: int, deal: str) -> None:
     own = collection()
     hb.distribute(own, plan_of(own, deal, world))
     own.assign("user", [5, 2**40, -9], torch.ones(3, 7))
+    kept = own.count("user", local=True)
+    assert f"'user': {kept} rows × 7 on this rank, kept by id" in repr(own.parameter("user"))
     for name, ids in {"user": [5, 2**40, -9, 6], "item": [-1, 0, 30, 61]}.items():
         here = own.contains(name, ids, local=True)
         together = [torch.empty_like(here) for _ in range(world)]

@@ -52,7 +52,9 @@ class TablesByName(TableOwner):
         return {name: table.spec for name, table in self._owned.items()}
 
     def parameter(self, name: str) -> nn.Parameter:
-        """The handle of a table, for parameter groups: ``[{"params": [c.parameter("item")], "lr": .1}]``."""
+        """The handle of a table, for parameter groups: ``[{"params": [c.parameter("item")], "lr": .1}]``.
+        Where rows are kept by id (dynamic tables, tiers, ranks), its ``shape`` only says that there is room
+        for any id: (2**37, dim), of no memory. ``numel()`` counts rows that are stored."""
         return self.table(name).parameter
 
     # After hotbed.distribute these are called by all ranks, or are ``local``.

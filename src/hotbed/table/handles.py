@@ -171,7 +171,13 @@ class OpenHandle(_Rowless, Handle):  # type: ignore[override]
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         table = self.hotbed_table
-        return f"Handle of table {table.name!r} ({len(table):,} rows × {table.spec.dim})"
+        here = table.place.tables_here(table)
+        rows = sum(map(len, here))
+        kept = "" if here == [table] else " on this rank"
+        return (
+            f"Handle of table {table.name!r}: {rows:,} rows × {table.spec.dim}{kept}, kept by id. Its shape, "
+            f"{tuple(self.shape)}, only says that there is room for any id."
+        )
 
 
 class _OpenRows(_Rowless, Tensor):  # type: ignore[override]
