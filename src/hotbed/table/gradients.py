@@ -16,6 +16,7 @@ from torch import Tensor
 
 from hotbed.errors import TableError
 from hotbed.ops.duplicates import sum_duplicates
+from hotbed.table.by_slot import FUNCTIONS_BY_ID
 
 __all__ = [
     "Left",
@@ -86,8 +87,7 @@ class TableGradient(Tensor):
     ) -> Any:
         args, kwargs = tuple(args), kwargs or {}
         with plain_access():
-            own = _OF_GRADIENTS.get(func)
-            if own is not None:
+            if (own := _OF_GRADIENTS.get(func)) is not None:
                 return own(*args, **kwargs)
             if getattr(func, "__name__", "").startswith("_foreach"):
                 raise TableError(
@@ -176,6 +176,7 @@ _OF_GRADIENTS: dict[Any, Callable[..., Any]] = {
     Tensor.mul_: _scale,
     Tensor.clamp_: _clamp,
     Tensor.zero_: _zero,
+    **FUNCTIONS_BY_ID,
 }
 
 

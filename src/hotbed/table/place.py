@@ -14,19 +14,16 @@ from hotbed import _core
 from hotbed.errors import OptimizerError, TableError
 from hotbed.inputs.bags import Bags
 from hotbed.table.alone import ALONE
+from hotbed.table.by_slot import OPEN_ROWS
 from hotbed.table.clipping import Gradient, gradient_of
 from hotbed.table.gradients import WaitingGradient
 from hotbed.table.handles import FollowingHandle, Handle, OpenHandle
 from hotbed.table.part import Part
 from hotbed.table.records import Records, gather_states, gather_weights
 from hotbed.table.resolved import Resolved
-from hotbed.tables import MAX_DIM, Table
+from hotbed.tables import Table
 
-__all__ = ["ON_HOST", "OPEN_ROWS", "Call", "Place"]
-
-# Rows that the handle of a table without a plane of its own claims to have: more than can be, and few
-# enough that the count of bytes stays below 2**63 for any dim.
-OPEN_ROWS = 2**59 // MAX_DIM
+__all__ = ["ON_HOST", "Call", "Place"]
 
 CPU = torch.device("cpu")
 
