@@ -284,5 +284,7 @@ class EmbeddingCollection(TablesByName):
             used = [f for f, t in self.features.items() if t == name]
             shared = "" if used == [name] else f" ← {', '.join(used)}"
             dtype = str(spec.dtype).removeprefix("torch.")
-            lines.append(f"({name}): {size} × {spec.dim} {dtype}, {spec.combiner}{shared}")
+            lines.append(
+                f"({repr(name)[1:-1]}): {size} × {spec.dim} {dtype}, {spec.combiner}{shared}"
+            )
         return "\n".join(lines)

@@ -187,6 +187,7 @@ HEAD = "version = 1\nworld_size = 4\n"
         ("\xff", "is not TOML"),
         (HEAD + "[tables.T]\nsharding = 'row'\n[tables.T]\nsharding = 'row'", "is not TOML"),
         ("version = 2\nworld_size = 4\n[tables]", "version 2 is not 1"),
+        ("version = 1.0\nworld_size = 4\n[tables]", "version 1.0 is not 1"),
         ("version = true\nworld_size = 4\n[tables]", "version True is not 1"),
         (HEAD + "more = 1\n[tables]", "key 'more' is unknown"),
         ("version = 1\nworld_size = 0\n[tables.T]\nsharding='row'", "world_size must be"),
@@ -278,6 +279,8 @@ def test_a_damaged_file_is_a_plan_or_an_error(tmp_path_factory: Any, plan: Plan,
         (lambda t: hb.plan(t, 2, memory="8GB", storage={"host": 3}), "not both"),
         (lambda t: hb.plan(t, 2, storage={"hots": 3}), "storage must be"),
         (lambda t: hb.plan(t, 2, storage={"host": "much"}), "size is a number"),
+        (lambda t: hb.plan(t, 2, memory=0), "'memory' is 0; give what it holds, or leave it out"),
+        (lambda t: hb.plan(t, 2, storage={"device": "0GB", "host": 9}), "'device' is '0GB'"),
         (lambda t: hb.plan(t, 2, storage={"ssd": "1TB"}), "needs a host"),
         (lambda t: hb.plan(t[0], 2), "for a list of hotbed.Table or for a module"),
         (lambda t: hb.plan("T0", 2), "for a list of hotbed.Table"),
@@ -370,6 +373,18 @@ def test_the_cheapest_remedies_come_first() -> None:
 
 
 def test_nothing_to_be_done_is_said() -> None:
-    wide = table("T", 1, 2**22, sharding="replicated")
+    small = hb.Table("T", 1, 1000, sharding="replicated")
     with pytest.raises(PlanError, match="No change helps alone"):
-        hb.plan([wide], 1, storage={"host": 0, "ssd": 10})
+        hb.plan([small], 1, memory=1_900)
+    wide = table("T", 1, 2**22, sharding="replicated")
+    with pytest.raises(PlanError, match="No other plan fits into so little: give each rank more"):
+        hb.plan([wide], 1, storage={"host": 1, "ssd": 10})
+
+
+def test_names_do_nothing_to_a_terminal() -> None:
+    tables = [hb.Table("red\x1b[31m", 4, 1000), hb.Table("\u9999\r", 4)]
+    shown = str(hb.plan(tables, 2))
+    assert all(character.isprintable() or character == "\n" for character in shown)
+    assert r"red\x1b[31m" in shown and r"\r: they count 0 bytes" in shown
+    shown = repr(hb.EmbeddingCollection(tables))
+    assert r"(red\x1b[31m): 1,000 rows" in shown and "\r" not in shown

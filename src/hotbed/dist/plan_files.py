@@ -68,7 +68,7 @@ def _read(read: dict[str, Any]) -> tuple[int, dict[str, Sharding]]:
             pass
         case _:
             raise PlanError("A plan has the keys version and world_size, and [tables].")
-    if version != _VERSION or isinstance(version, bool):
+    if type(version) is not int or version != _VERSION:
         raise PlanError(f"version {version!r} is not {_VERSION}, which is the one known here.")
     if others:
         raise PlanError(f"The key {next(iter(others))!r} is unknown.")

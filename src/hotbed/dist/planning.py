@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from hotbed.dist.plans import Plan, checked_tables, checked_world_size
-from hotbed.dist.remedies import remedies_of
+from hotbed.dist.remedies import all_together_fit, remedies_of
 from hotbed.dist.requests import Request
 from hotbed.dist.sizes import States, Tiers, bytes_in_words, expected, states_of
 from hotbed.dist.strategies import STRATEGIES, Thresholds
@@ -134,13 +134,15 @@ def _nothing_fits(request: Request, made: Plan) -> PlanError:
     error = PlanError(
         f"Rank {rank} of {request.world_size} would keep {bytes_in_words(made.loads[rank].total)}, which is "
         f"{bytes_in_words(missing[rank])} more than it has room for ({sizes}). "
-        + _advice([remedy.said for remedy in remedies])
+        + _advice([remedy.said for remedy in remedies], together=all_together_fit(request))
     )
     error.remedies = tuple(remedies)
     return error
 
 
-def _advice(remedies: list[str]) -> str:
+def _advice(remedies: list[str], *, together: bool) -> str:
+    if not remedies and not together:
+        return "No other plan fits into so little: give each rank more."
     if not remedies:
         return (
             "No change helps alone: combine more ranks with rows of bfloat16, a row-wise optimizer, and "

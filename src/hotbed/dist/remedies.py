@@ -11,13 +11,15 @@ import torch
 
 from hotbed.dist.plans import Plan
 from hotbed.dist.requests import Request
-from hotbed.dist.sizes import OPTIMIZERS, Tiers, bytes_in_words, states_of
+from hotbed.dist.sizes import OPTIMIZERS, States, Tiers, bytes_in_words, states_of
 from hotbed.sharding import MOST_RANKS, RowWise
 from hotbed.tables import Table
 
-__all__ = ["Remedy", "remedies_of"]
+__all__ = ["Remedy", "all_together_fit", "remedies_of"]
 
 _MOST = 3
+_MOST_TIMES = 64
+"""As many ranks are tried."""
 _ROWWISE = {"adam": "rowwise-adam", "adamw": "rowwise-adam"}
 
 
@@ -46,6 +48,18 @@ def remedies_of(request: Request, made: Plan) -> list[Remedy]:
     ]
     found = (remedy for each in tries for remedy in each(request, made))
     return list(itertools.islice(found, _MOST))
+
+
+def all_together_fit(request: Request) -> bool:
+    """Whether all would fit with the changes that can be combined: as many ranks as are tried, each with some
+    rows of every table, in bfloat16, with the smallest states."""
+    tables = tuple(
+        replace(t, sharding=RowWise(), dtype=torch.bfloat16 if t.dtype.itemsize > 2 else t.dtype)
+        for t in request.tables
+    )
+    states = min(request.states, States(0, 1), key=lambda s: s.per_column)
+    ranks = min(MOST_RANKS, _MOST_TIMES * request.world_size)
+    return replace(request, tables=tables, states=states, world_size=ranks).fits
 
 
 def _other_strategy(request: Request, made: Plan) -> Iterator[Remedy]:
@@ -123,7 +137,7 @@ def _more_ranks(request: Request, made: Plan) -> Iterator[Remedy]:
         return replace(request, world_size=world_size).fits
 
     few, many = request.world_size, request.world_size * 2
-    while many <= min(MOST_RANKS, 64 * request.world_size):
+    while many <= min(MOST_RANKS, _MOST_TIMES * request.world_size):
         if fits(many):
             count = _least(fits, few, many)
             said = f"{count:,} ranks instead of {request.world_size:,}"

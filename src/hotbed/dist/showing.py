@@ -69,7 +69,15 @@ def _tables(lines: Sequence[TableLine]) -> Any:
             rows = "any" if line.rows is None else f"{line.rows:,}"
             if line.expected is not None:
                 rows = f"~{line.expected:,}"
-            shown.add_row(line.name, rows, str(line.dim), line.dtype, line.kind, line.keepers, size)
+            shown.add_row(
+                _printable(line.name),
+                rows,
+                str(line.dim),
+                line.dtype,
+                line.kind,
+                line.keepers,
+                size,
+            )
     if len(lines) > len(chosen):
         rest = sum(line.bytes for line in lines if line.name not in chosen)
         said = f"{len(lines) - len(chosen):,} smaller ones"
@@ -77,8 +85,15 @@ def _tables(lines: Sequence[TableLine]) -> Any:
     return shown
 
 
+def _printable(name: str) -> str:
+    """A name whose control characters do nothing to a terminal."""
+    return name if name.isprintable() else repr(name)[1:-1]
+
+
 def _notes(lines: Sequence[TableLine]) -> list[str]:
-    unknown = [line.name for line in lines if line.rows is None and line.expected is None]
+    unknown = [
+        _printable(line.name) for line in lines if line.rows is None and line.expected is None
+    ]
     if not unknown:
         return []
     named = ", ".join(unknown[:3]) + (f" and {len(unknown) - 3:,} more" if len(unknown) > 3 else "")

@@ -130,9 +130,12 @@ class Tiers(NamedTuple):
 
 def _parsed(tier: str, size: Any) -> int:
     try:
-        return parse_bytes(size)
+        found = parse_bytes(size)
     except StorageError as error:
         raise PlanError(f"The tier {tier!r}: {error}") from None
+    if not found:
+        raise PlanError(f"The tier {tier!r} is {size!r}; give what it holds, or leave it out.")
+    return found
 
 
 def states_of(optimizer: Any) -> States:
