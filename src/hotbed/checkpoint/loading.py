@@ -80,7 +80,7 @@ def load(
         OutOfMemory, StorageError: rows have no room; likewise.
     """
     tables = tables_of(model)
-    ranks = ranks_of(tables)
+    ranks = ranks_of(tables, model)
     with contextlib.ExitStack() as stack:
         found = ""
         with ranks.telling(KIND):
@@ -163,7 +163,7 @@ class _Loading:
         dense = dense_file(manifest)
         tensors = read_tensors(os.path.join(folder, dense["name"]), dense)
         self.values = {name: decoded(v, tensors) for name, v in manifest["values"].items()}
-        self.ranks = ranks_of(self.tables)
+        self.ranks = ranks_of(self.tables, model)
         self.own = tables_here(self.tables)
         changes.are_of(self.tables.values())
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from torch import nn
+
 from hotbed.checkpoint.files import CheckpointError
 from hotbed.checkpoint.rules import rule_of
 from hotbed.checkpoint.tables import entry_of
+from hotbed.dist.distribute import sharing_of
 from hotbed.table.alone import ALONE
 from hotbed.table.live import LiveTable
 
@@ -16,8 +19,8 @@ __all__ = ["KIND", "entries_of", "own_tables", "ranks_of", "tables_here"]
 KIND = "a checkpoint"
 
 
-def ranks_of(tables: Mapping[str, LiveTable]) -> Any:
-    """The processes that share tables; or the one that has them all.
+def ranks_of(tables: Mapping[str, LiveTable], model: nn.Module) -> Any:
+    """The processes that share the tables of a model, or train it; or the one that has it alone.
 
     Raises:
         CheckpointError: some are shared by others than others are.
@@ -28,6 +31,8 @@ def ranks_of(tables: Mapping[str, LiveTable]) -> Any:
             "Parts of the model were distributed one by one. Distribute the whole model, or save each by "
             "itself."
         )
+    if not tables and (sharing := sharing_of(model)) is not None:
+        return sharing.ranks
     return found.pop() if found else ALONE
 
 

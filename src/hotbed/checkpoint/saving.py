@@ -79,7 +79,7 @@ def save(
     """
     begin = time.perf_counter()
     tables = tables_of(model)
-    ranks = ranks_of(tables)
+    ranks = ranks_of(tables, model)
     with ranks.telling(KIND), reading(tables.values()):
         if isinstance(step, bool) or not isinstance(step, int) or step < 0:
             raise CheckpointError(f"step must be an integer from 0 on, got {step!r}.")

@@ -138,7 +138,8 @@ def _refuse_other_modes(ranks: Ranks, opened: Opened, modes: list[int]) -> None:
         if not opened.ended[rank] and told != modes:
             raise PeerError(
                 f"Rank {rank} looks up in another mode than rank {ranks.rank}: model.train() or eval(), "
-                "requires_grad of tables, and torch.no_grad() must be alike on all ranks."
+                "requires_grad of tables, and torch.no_grad() must be alike on all ranks. All evaluate "
+                "together, each its samples; hotbed.dist.even(loader) ends them together."
             )
 
 

@@ -76,7 +76,9 @@ def average_dense(
             ranks.before_forward()
             return called(*args, **kwargs)
 
-    no_sync = averaged.no_sync if averaged else contextlib.nullcontext
+    def no_sync() -> contextlib.AbstractContextManager[Any]:
+        return averaged.no_sync() if averaged else contextlib.nullcontext()
+
     model.__dict__.update(forward=forward, no_sync=no_sync)
     return averaged
 

@@ -42,7 +42,8 @@ class Sharing(NamedTuple):
     """How a model lies on many ranks."""
 
     ranks: Ranks
-    plan: Plan
+    plan: Plan | None
+    """None: it has no tables."""
     dense: DistributedDataParallel | None
     """What averages gradients of dense parameters."""
 
@@ -74,7 +75,8 @@ def distribute(
     those of all; where tables have no ``seed``, its first values, too.
 
     Args:
-        model: with tables, on the host; tables made with ``device="meta"`` take no memory until now.
+        model: on the host, with tables or without; those made with ``device="meta"`` take no memory until
+            now.
         plan: who keeps what: a `Plan`, or a strategy of `plan`.
         timeout: seconds that a rank may keep the others waiting until they raise `PeerError`.
         shared_memory: whether ranks of one machine exchange rows through memory that all see, if they can.
@@ -84,7 +86,7 @@ def distribute(
         OptimizerError: a table has an optimizer.
         PlanError: another rank has another plan, or the plan does not fit the model or the ranks.
         TableError: there is no process group, or the model cannot be distributed.
-        PeerError: another rank could not.
+        PeerError: another rank could not, has another model, or does not call this.
     """
     if not torch_dist.is_available() or not torch_dist.is_initialized():
         raise TableError(
@@ -98,33 +100,41 @@ def distribute(
         )
     ranks = Ranks(timeout=timeout, shared_memory=shared_memory)
     with ranks.telling("a distribution"):
-        if isinstance(plan, str):
-            plan = planned(model, ranks.size, strategy=plan)
-        if not isinstance(plan, Plan):
-            raise PlanError(f"plan is a hotbed.dist.Plan or the name of a strategy, not {plan!r}.")
+        chosen = _chosen(model, plan, ranks)
         _warn_of_idle_cores()
-    shard_tables(model, plan, ranks)
+    shard_tables(model, chosen, ranks)
     dense = average_dense(model, ranks, ddp or {})
-    model.__dict__[_ATTRIBUTE] = Sharing(ranks, plan, dense)
+    model.__dict__[_ATTRIBUTE] = Sharing(ranks, chosen, dense)
     return model
 
 
-def shard_tables(model: nn.Module, plan: Plan, ranks: Ranks) -> None:
+def _chosen(model: nn.Module, plan: Plan | str, ranks: Ranks) -> Plan | None:
+    """None where there are no tables to plan."""
+    if isinstance(plan, str):
+        return planned(model, ranks.size, strategy=plan) if tables_to_plan(model) else None
+    if not isinstance(plan, Plan):
+        raise PlanError(f"plan is a hotbed.dist.Plan or the name of a strategy, not {plan!r}.")
+    return plan
+
+
+def shard_tables(model: nn.Module, plan: Plan | None, ranks: Ranks) -> None:
     """Gives each rank its share of every table of a model, with the rows that rank 0 has. Called by all
     ranks.
 
     Args:
-        plan: the same on all ranks, with as many ranks as there are.
+        plan: the same on all ranks, with as many ranks as there are; None: there are no tables.
 
     Raises:
-        OptimizerError, PlanError, TableError: before anything has changed.
+        OptimizerError, PlanError, TableError, PeerError: before anything has changed.
     """
     tables = tables_to_plan(model)
+    shardings = {} if plan is None else plan.shardings
     with ranks.telling("a distribution"):
-        _refuse(tables, plan, ranks)
+        if plan is not None:
+            _refuse(tables, plan, ranks)
         for live in tables:
             live.check_handle()
-        declared = of_model(model, list(tables.values())), of_plan(plan.shardings)
+        declared = of_model(model, list(tables.values())), of_plan(shardings)
     for each in declared:
         ranks.agree("a distribution", declared=each)
     keys = [signed_key(live.key) for live in tables]
@@ -135,6 +145,7 @@ def shard_tables(model: nn.Module, plan: Plan, ranks: Ranks) -> None:
         for (live, spec), key, rows in zip(
             tables.items(), of_first, of_first[len(tables) :], strict=False
         ):
+            assert plan is not None
             _share(live, spec.name, plan, ranks, key % (1 << 64), bool(rows))
     except PeerError:
         raise

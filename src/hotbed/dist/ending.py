@@ -56,6 +56,8 @@ def joinables(model: nn.Module) -> list[Joinable]:
             f"This {type(model).__name__} is not distributed, or is a part of what is. hotbed.dist.joinables "
             "takes what hotbed.distribute has returned."
         )
+    if sharing.plan is None:  # there is nothing to answer for
+        return [] if sharing.dense is None else [sharing.dense]
     tables = _Tables(sharing)
     return [tables] if sharing.dense is None else [tables, sharing.dense]
 

@@ -13,7 +13,7 @@ from hotbed.dist.batch import ShardedBatch
 from hotbed.dist.gathered import gathered
 from hotbed.dist.gradients import ShardedGradient, SharedHandle, WaitingOnRanks
 from hotbed.dist.part import ShardedPart
-from hotbed.dist.ranks import Ranks
+from hotbed.dist.ranks import NO_COPY, Ranks
 from hotbed.dist.raw import bytes_of
 from hotbed.dist.shares import Share
 from hotbed.dist.trip import Trip
@@ -306,7 +306,7 @@ class Sharded(Place):
         raise TableError(f"Table {self.core.name!r} is shared by ranks already.")
 
     def for_copy(self, memo: dict[int, Any] | None) -> tuple[Home, Callable[[Any], None] | None]:
-        raise TableError(f"Table {self.core.name!r} is shared by ranks; it cannot be copied.")
+        raise TableError(f"Table {self.core.name!r} is shared by ranks, so {NO_COPY}")
 
     def refuse_device(self, device: torch.device, by_kernels: Any) -> None:
         raise TableError(f"Table {self.core.name!r} is shared by ranks, on their hosts so far.")

@@ -21,13 +21,19 @@ from hotbed.dist.opening import ENDED, KINDS, SERVED, Opened, as_text, refuse_ot
 from hotbed.dist.peers import PeerError, PeerLost, is_gone, is_told, mark_told
 from hotbed.dist.shared_memory import SharedMemory
 from hotbed.dist.wire import Gloo, Wire, group_of
+from hotbed.errors import TableError
 from hotbed.trace import span
 
-__all__ = ["Ranks"]
+__all__ = ["NO_COPY", "Ranks"]
 
 _ROOM = 1024
 """Numbers that go along with the opening message."""
 _MOST_WAITING = 62
+
+NO_COPY = (
+    "it cannot be copied or pickled: deepcopy the model before hotbed.distribute, and distribute the copy, "
+    "too (an average of weights, say). hotbed.save() and hotbed.load() bring rows from one to the other."
+)
 
 _NOTHING = torch.empty(0, dtype=torch.uint8)
 
@@ -89,6 +95,9 @@ class Ranks(LongWork):
         if self.size > 1 and bool(self.agree("a distribution", [int(shared_memory)]).numbers.all()):
             tell = functools.partial(self.tell, "a distribution")
             self._wire = SharedMemory.between(self._wire, self.rank, timeout, tell) or self._wire
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TableError(f"This model is distributed, so {NO_COPY}")
 
     @property
     def waiting(self) -> list[Any]:
@@ -307,7 +316,9 @@ class Ranks(LongWork):
 
     def ends(self, asked: Callable[[], bool]) -> bool:
         """Whether all end after this step, as one wanted to when they last agreed. `asked`: whether this one
-        wants to, which the others hear when they next do."""
+        wants to, which the others hear when they next do; without tables they never would."""
+        if not self.tables:
+            return asked()
         self.leaves, left = asked() and not self.left, self.left
         self.left = False
         return left

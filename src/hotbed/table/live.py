@@ -336,8 +336,7 @@ class LiveTable:
         self.core.rename(name)
 
     def draw_again(self, key: int) -> None:
-        """Gives every row its first value under a new key; a dynamic table forgets its rows. Called by all
-        ranks, which take the key of the first."""
+        """Gives every row its first value under a new key, rank 0's; a dynamic table forgets its rows."""
         self.hear()
         self.set_key(self.place.ranks.tell("a reset of rows", key)[0])
         self.forget_rows()

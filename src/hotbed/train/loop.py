@@ -140,7 +140,7 @@ def fit(
     """
     result = FitResult()
     given, position = position is not None, position or Position()
-    staying, ranks = _ids_of_tiers(model), ranks_of(tables_of(model))
+    staying, ranks = _ids_of_tiers(model), ranks_of(tables_of(model), model)
     asked = should_stop or _never
     model.train()
     for callback in callbacks:
@@ -257,7 +257,11 @@ def evaluate(
 ) -> Evaluation:
     """Exact AUC and log loss of `model` on `batches`, of a distributed model on those of all ranks. Changes
     nothing in the model."""
-    began, ranks, asked = time.perf_counter(), ranks_of(tables_of(model)), should_stop or _never
+    began, ranks, asked = (
+        time.perf_counter(),
+        ranks_of(tables_of(model), model),
+        should_stop or _never,
+    )
     logits: list[Tensor] = [torch.empty(0)]
     labels: list[Tensor] = [torch.empty(0)]
     interrupted = False

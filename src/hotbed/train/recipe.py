@@ -114,7 +114,7 @@ def _train(
         forget_note(_rows_at(settings))
     if shared:
         distribute(model)
-    ranks = ranks_of(tables_of(model))
+    ranks = ranks_of(tables_of(model), model)
     optimizer = make_optimizer(settings.optimizer, model, settings.lr)
     if settings.checkpoint is not None:
         for table in tables_of(model).values():
@@ -296,7 +296,7 @@ def _report(
     evaluation: Evaluation | None,
     interrupted: bool,
 ) -> dict[str, Any]:
-    ranks = ranks_of(tables_of(model))
+    ranks = ranks_of(tables_of(model), model)
     of_ranks = ranks.tell("figures", (peak_rss_bytes(), _embeddings_of(model).stats()))
     return {
         "auc": None if evaluation is None else evaluation.auc,

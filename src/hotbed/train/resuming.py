@@ -57,7 +57,7 @@ class RunCheckpoints(Checkpoints):
             SettingsError: there is one, and it is not to go on; or it is another.
         """
         self.on_start(model)
-        ranks, told = ranks_of(tables_of(model)), ""
+        ranks, told = ranks_of(tables_of(model), model), ""
         if not ranks.tell("a checkpoint", complete_in(str(self.path)))[0]:
             self.save()
         elif self.settings.resume:

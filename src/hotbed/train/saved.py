@@ -32,7 +32,7 @@ def save_model(path: str, model: nn.Module, optimizer: Any, step: int) -> Saved:
     Raises:
         CheckpointError, OSError: it cannot be written; what was there is there.
     """
-    ranks = ranks_of(tables_of(model))
+    ranks = ranks_of(tables_of(model), model)
     with ranks.telling("a checkpoint"):
         if ranks.rank == 0:
             check_writable_folder(path)

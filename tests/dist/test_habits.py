@@ -1,0 +1,114 @@
+"""What people do with DistributedDataParallel, done with a distributed model."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as torch_dist
+from dist.test_distribute import made
+from dist.worlds import run
+from torch import nn
+from torch.distributed.algorithms.join import Join
+from torch.nn.parallel import DistributedDataParallel
+
+import hotbed as hb
+from hotbed.dist import PeerError
+
+
+def without_tables(rank: int, world: int, folder: str) -> None:
+    torch.manual_seed(rank)
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
+    twin = DistributedDataParallel(copy.deepcopy(model))
+    assert hb.distribute(model) is model
+    batch = torch.full((2, 3), rank + 1.0)
+    for each in (model, twin):
+        optimizer = hb.optim.Adam(each.parameters(), lr=0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            each(batch).sum().backward()
+            optimizer.step()
+    for own, other in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(own, other)
+    # All save together, into one checkpoint, and load it.
+    saved = hb.save(folder, model, optimizer, step=3)
+    torch_dist.barrier()
+    assert [path.name for path in Path(folder).iterdir() if path.is_dir()] == [
+        Path(saved.path).name
+    ]
+    before = model[0].weight.clone()
+    nn.init.zeros_(model[0].weight)
+    hb.load(folder, model)
+    assert torch.equal(model[0].weight, before)
+    # Uneven ends.
+    with Join(hb.dist.joinables(model)):
+        for _ in range(1 + rank):
+            model(batch).sum().backward()
+    with pytest.raises(hb.TableError, match="deepcopy the model before hotbed.distribute"):
+        copy.deepcopy(model)
+    hb.distribute(nn.ReLU())
+
+
+@pytest.mark.process
+def test_a_model_without_tables(tmp_path: Path) -> None:
+    run(2, without_tables, str(tmp_path))
+
+
+def average_of_weights(rank: int, world: int, folder: str) -> None:
+    model = made()
+    average = copy.deepcopy(model)
+    hb.distribute(model, "basic")
+    for copied in (copy.deepcopy, pickle.dumps):
+        with pytest.raises(hb.TableError, match="deepcopy the model before hotbed.distribute"):
+            copied(model)
+    hb.distribute(average, "basic")
+    model.tables.assign("item", torch.arange(61), torch.ones(61, 4))
+    hb.save(folder, model, step=1)
+    hb.load(folder, average)
+    assert torch.equal(average.tables.rows("item").values, torch.ones(61, 4))
+
+
+@pytest.mark.process
+def test_the_remedy_of_a_copy_works(tmp_path: Path) -> None:
+    run(2, average_of_weights, str(tmp_path))
+
+
+def on_rank_0_alone(rank: int, world: int) -> None:
+    model = hb.EmbeddingCollection([hb.Table("item", 4, 61)], seed=3)
+    hb.distribute(model, "basic")
+    optimizer = hb.optim.Adam(model.parameters(), lr=0.1)
+
+    def step() -> None:
+        model({"item": [[1], [2 + rank]]})["item"].sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step()
+
+    def evaluate() -> Any:
+        with torch.no_grad():
+            return model.eval()({"item": [[5]]})
+
+    for ask, text in (
+        (lambda: model.state_dict(), r"state_dict\(\) of a distributed model.*hotbed.save\("),
+        (lambda: optimizer.state_dict(), r"and of its optimizer.*hotbed.save\("),
+        (lambda: model.count("item"), r"count\(\) is called by all ranks"),
+        (evaluate, r"in another mode than.*All evaluate together.*hotbed.dist.even\(loader\)"),
+    ):
+        with pytest.raises(PeerError, match=text):
+            if rank == 0:
+                ask()
+            else:
+                step()
+        model.train()
+        optimizer.zero_grad()
+        step()
+
+
+@pytest.mark.process
+def test_what_rank_0_does_alone() -> None:
+    run(2, on_rank_0_alone)
