@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from hotbed import _core, init
+from hotbed.dist.merging import merge
 from hotbed.dist.opening import Opened
 from hotbed.dist.peers import PeerError
 from hotbed.dist.ranks import Ranks
@@ -97,6 +98,8 @@ class ShardedBatch(HostBatch):
         weakref.finalize(made, _give_back, scratch).atexit = False
         if wanted:
             trip.wait(made)
+            if ranks.waiting.to_be_merged:
+                merge(ranks)
         return made
 
     def backward(self, grads: Sequence[Tensor | None]) -> Any:
@@ -113,8 +116,10 @@ def _grouped(call: Call) -> tuple[list[Tensor], list[Tensor]]:
     among them."""
     asked: list[Tensor] = []
     numbered: list[Tensor] = [torch.empty(0)] * len(call.bags)
-    for t in range(len(call.live)):
-        features = [f for f, of in enumerate(call.table_of) if of == t]
+    of_table: list[list[int]] = [[] for _ in call.live]
+    for f, t in enumerate(call.table_of):
+        of_table[t].append(f)
+    for features in of_table:
         parts = [call.bags[f].ids.long() for f in features]
         ids = parts[0].contiguous() if len(parts) == 1 else torch.cat([_NO_IDS, *parts])
         distinct, inverse = torch.empty_like(ids), torch.empty_like(ids)

@@ -19,7 +19,8 @@ from hotbed.dist.gradients import (
     Together,
     serve_collect,
 )
-from hotbed.dist.opening import ENDED, Opened
+from hotbed.dist.merging import serve_merge
+from hotbed.dist.opening import ENDED, MERGE, Opened
 from hotbed.dist.part import serve_step
 from hotbed.dist.peers import PeerError, PeerLost, is_told
 from hotbed.dist.ranks import Ranks, nothing
@@ -126,6 +127,7 @@ class _Serving(JoinHook):
             SUM: self._serve_sum,
             NORM: self._serve_norm,
             CHANGE: self._serve_change,
+            MERGE: serve_merge,
         }
         try:
             while True:

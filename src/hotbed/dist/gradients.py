@@ -19,9 +19,11 @@ from hotbed.errors import HotbedError, TableError
 from hotbed.step.on_host import rows_of
 from hotbed.table.clipping import Gradient
 from hotbed.table.gradients import (
+    LeftRows,
     TableGradient,
     WaitingGradient,
     norm_of_rows,
+    set_gradient,
     stored_gradient,
 )
 from hotbed.table.handles import OpenHandle
@@ -64,6 +66,12 @@ class WaitingOnRanks(WaitingGradient):
     def give_away(self, handle: Tensor) -> None:
         """The keepers have it."""
         super().drop(handle)
+
+    def put(self, handle: Tensor, share: LeftRows) -> None:
+        """Keep the same gradient in other slots."""
+        with self._lock:
+            self.shares, self.origins, self._summed = [share], [], None
+            set_gradient(handle, None)
 
     def zero(self, handle: Tensor) -> None:
         waits = self.waits(handle)
@@ -110,7 +118,7 @@ def collect(
         numbers: what else goes along with the opening message.
         declared: what must be alike on all ranks.
     """
-    trips = ranks.waiting
+    trips = ranks.waiting.trips
     own = [_by_trip(live, trips) for live in tables]
     flags = [
         int(flag)
@@ -137,10 +145,10 @@ def _by_trip(live: Any, trips: list[Trip]) -> list[Rows | None]:
     rows = rows_of(live)
     found: list[Rows | None] = []
     for trip in trips:
-        if rows is None or live.place not in trip.places:
+        t = trip.position.get(live.place.number)
+        if rows is None or t is None:
             found.append(None)
             continue
-        t = trip.places.index(live.place)
         first, count = trip.first_slots[t], len(trip.asked[t])
         own = rows.slots - first
         inside = (own >= 0) & (own < count)
@@ -177,7 +185,7 @@ def _brought(
         if not wanted:
             continue
         grads: list[Rows | None] = [None] * len(trip.places)
-        positions = {n: trip.places.index(tables[n].place) for n in wanted}
+        positions = {n: trip.position[tables[n].place.number] for n in wanted}
         for n, t in positions.items():
             grads[t] = own[n][at]
         try:

@@ -14,6 +14,7 @@ from hotbed.dist.peers import PeerError, mark_told
 __all__ = [
     "ENDED",
     "KINDS",
+    "MERGE",
     "SERVED",
     "Opened",
     "advice",
@@ -24,6 +25,7 @@ __all__ = [
 ]
 
 ENDED = "nothing any more"
+MERGE = "a merge of gradients"
 SERVED = {
     ENDED: True,
     "the end": True,
@@ -32,6 +34,7 @@ SERVED = {
     "a sum of gradients": True,
     "a norm of gradients": True,
     "a change of gradients": True,
+    MERGE: True,
     "a lookup of rows": True,
     "a look for infinities": True,
     "a distribution": False,

@@ -20,6 +20,7 @@ from hotbed.dist.messages import all_values
 from hotbed.dist.opening import ENDED, KINDS, SERVED, Opened, as_text, refuse_others, text_in
 from hotbed.dist.peers import PeerError, PeerLost, is_gone, is_told, mark_told
 from hotbed.dist.shared_memory import SharedMemory
+from hotbed.dist.waiting import Waiting
 from hotbed.dist.wire import Gloo, Wire, group_of
 from hotbed.errors import TableError
 from hotbed.trace import span
@@ -28,7 +29,6 @@ __all__ = ["NO_COPY", "Ranks"]
 
 _ROOM = 1024
 """Numbers that go along with the opening message."""
-_MOST_WAITING = 62
 
 NO_COPY = (
     "it cannot be copied or pickled: deepcopy the model before hotbed.distribute, and distribute the copy, "
@@ -50,6 +50,7 @@ class Ranks(LongWork):
         size: how many there are.
         timeout: seconds that a rank may keep the others waiting.
         tables: of the models that they share, by number.
+        waiting: trips of the lookups whose gradients may be asked for, the same on all ranks.
         steps: that they have taken together.
         sent: bytes that this rank has sent to others so far, by what they were.
         inside_forward: whether dense gradients of what is looked up will be averaged.
@@ -90,7 +91,7 @@ class Ranks(LongWork):
         self._sequence = self._taken = 0
         self._process = os.getpid()
         self._lost: PeerLost | None = None
-        self._waiting: list[tuple[weakref.ref[Any] | None, Any]] = []
+        self.waiting = Waiting()
         self._wire: Wire = Gloo(self.group, self.rank)
         if self.size > 1 and bool(self.agree("a distribution", [int(shared_memory)]).numbers.all()):
             tell = functools.partial(self.tell, "a distribution")
@@ -99,32 +100,11 @@ class Ranks(LongWork):
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TableError(f"This model is distributed, so {NO_COPY}")
 
-    @property
-    def waiting(self) -> list[Any]:
-        """Trips of the lookups whose gradients may be asked for, the same on all ranks, oldest first."""
-        return [trip for _, trip in self._waiting]
-
     def table(self, number: int) -> Any:
         """A live table that they share."""
         live = self.tables[number]()
         assert live is not None, "the ranks let go of a model at the same time"
         return live
-
-    def wait_for(self, batch: Any, trip: Any) -> None:
-        """Keeps a trip until no rank has its batch any more, as all find out when they next agree.
-
-        Args:
-            batch: what may be asked for gradients; None: there is none here.
-
-        Raises:
-            PeerError: too many wait.
-        """
-        if len(self._waiting) == _MOST_WAITING:
-            raise PeerError(
-                f"{_MOST_WAITING} batches wait for a step, and no more can. Step, or look up under "
-                "torch.no_grad() what is not trained on."
-            )
-        self._waiting.append((None if batch is None else weakref.ref(batch), trip))
 
     # -- the opening message ---------------------------------------------------------------------
 
@@ -176,11 +156,7 @@ class Ranks(LongWork):
     ) -> Opened:
         """`tables`, `numbers`: None where this rank has ended."""
         own[_SEQUENCE], own[_LEAVES] = self._sequence, self.leaves
-        own[_ALIVE] = sum(
-            1 << at
-            for at, (batch, _) in enumerate(self._waiting)
-            if batch is not None and batch() is not None
-        )
+        own[_ALIVE], *more_alive = self.waiting.alive()
         self._sequence += 1
         with span("agree"):
             told = self._gathered(own)
@@ -196,8 +172,11 @@ class Ranks(LongWork):
                 f"part in {kind}. Do that when all have left Join."
             )
         found = self._tables_told(told, ended, speaks, tables)
-        waiting = self.waiting
-        self._let_go(told)
+        waiting = self.waiting.trips
+        alive = told[:, _ALIVE : _ALIVE + 1]
+        if more_alive:
+            alive = torch.cat([alive, self._gathered(torch.tensor(more_alive))], 1)
+        self.waiting.let_go(alive.tolist())
         self.left = bool(told[:, _LEAVES].any())
         count = int(told[speaks, _COUNT])
         if count <= _ROOM:
@@ -205,11 +184,6 @@ class Ranks(LongWork):
         else:
             all_numbers = self._gathered(torch.tensor(numbers or [0] * count, dtype=torch.int64))
         return Opened(kind, found, all_numbers, ended, waiting)
-
-    def _let_go(self, told: Tensor) -> None:
-        for at in reversed(range(len(self._waiting))):
-            if not bool((told[:, _ALIVE] >> at & 1).any()):
-                del self._waiting[at]
 
     def _refuse_others(
         self, told: Tensor, ended: list[bool], own: Sequence[int], declared: Declaration | None

@@ -38,6 +38,7 @@ class Trip:
 
     Attributes:
         places: of the tables.
+        position: of each table among them, by its number.
         asked: (n,) int64 distinct ids of each, ordered by their keepers where rows are dealt out.
         first_slots: of the n slots that they have in their places, if a gradient may come.
     """
@@ -49,6 +50,7 @@ class Trip:
         # The ranks keep it while it waits: in a circle, a model that goes would leave its tables behind.
         self.ranks = weakref.proxy(ranks)
         self.places: list[Any] = [weakref.proxy(place) for place in places]
+        self.position = {place.number: t for t, place in enumerate(places)}
         self.asked: list[Tensor] = []
         self._moved: list[Tensor | None] = []
         self._parts: list[_Part] = []
@@ -81,13 +83,13 @@ class Trip:
 
     def wait(self, batch: Any) -> None:
         """Stays for the gradients of a batch; None: this rank has none."""
-        fresh = not self.ranks.waiting  # no other batch has slots
+        fresh = not len(self.ranks.waiting)  # no other batch has slots
         self.first_slots = []
         for place, ids in zip(self.places, self.asked, strict=True):
             first = 0 if fresh else place.slots_taken
             self.first_slots.append(first)
             place.slots_taken = first + len(ids)
-        self.ranks.wait_for(batch, self)
+        self.ranks.waiting.add(batch, self)
 
     # -- rows to who asks ------------------------------------------------------------------------
 
@@ -163,12 +165,22 @@ class Trip:
                 table_of.append(at)
                 bags.append(_bags(of_rank))
                 vectors.append(place)
-        here = [at for at, s in enumerate(self._mine) if self._parts[s].table in frozen]
+        never = set(frozen)
+        here = [at for at, s in enumerate(self._mine) if self._parts[s].table in never]
         names = [live[at].name for at in table_of]
         self._resolved = looked_up(Call(live, table_of, names, bags, here, training), vectors)
         self._generations = [table.generation for table in live]
         for place, wide in converted:
             place.copy_(wide)
+
+    def take_over(self, told: Tensor) -> None:
+        """Resolve the ids at their keepers, for gradients that other trips have left. Called by all ranks.
+
+        Args:
+            told: (ranks, shares) the `numbers` of each.
+        """
+        self._counts = told.tolist()
+        self._look_up(self._ids_to_keepers(), {}, [], False)
 
     def _answers(self, s: int, requester: int) -> bool:
         """Whether a share sends rows to a rank. One that keeps all itself only sends ids, and gradients."""
