@@ -15,10 +15,17 @@ from hotbed.ahead.window import Inputs, Window
 from hotbed.collection import EmbeddingCollection
 from hotbed.data.position import seek
 from hotbed.errors import TableError
+from hotbed.modules.owner import tables_of
+from hotbed.table.alone import ALONE
 
-__all__ = ["lookahead"]
+__all__ = ["IDLE_ON_RANKS", "is_idle_on_ranks", "lookahead"]
 
 T = TypeVar("T")
+
+IDLE_ON_RANKS = (
+    "Look-ahead does nothing yet for tables that ranks share, whatever its depth and horizon: their rows "
+    "are brought up when a batch is looked up. Results are the same."
+)
 
 
 def lookahead(
@@ -41,7 +48,8 @@ def lookahead(
 
     Args:
         loader: any iterable; a new iteration of the wrapper iterates it anew.
-        model: its collections that have tiers look ahead; without any, batches are passed on.
+        model: its collections that have tiers look ahead; without any, batches are passed on. So are those
+            of a distributed model so far, with a warning if it has tiers.
         depth: batches whose rows are resident; 0 leaves everything to the forward. The budget holds
             them beside the batch that is trained on; where it does not, look-ahead shortens itself.
         horizon: batches whose ids are known.
@@ -117,6 +125,8 @@ class Lookahead(Generic[T]):
         if self._left is not None and self._left.iterator is iterator:
             source = self._left
         self._left = None
+        if self.depth and is_idle_on_ranks(self.model):
+            self.say("ranks", IDLE_ON_RANKS, stacklevel=3)
         try:
             # Whatever closes a window, an optimizer that is made or a state_dict that is loaded, the
             # next batch opens another.
@@ -143,11 +153,21 @@ class Lookahead(Generic[T]):
             if isinstance(module, EmbeddingCollection) and module.tiers is not None
         }
 
-    def say(self, about: str, message: str) -> None:
+    def say(self, about: str, message: str, stacklevel: int = 5) -> None:
         """Warns, once about a thing, where the loop of the user is."""
         if about not in self._said:
             self._said.add(about)
-            warnings.warn(message, stacklevel=5)
+            warnings.warn(message, stacklevel=stacklevel)
+
+
+def is_idle_on_ranks(model: nn.Module) -> bool:
+    """Return True on the first rank of a distributed model with tiers, whose batches are passed on."""
+    return any(
+        live.place.ranks is not ALONE
+        and live.place.ranks.rank == 0
+        and any(own.tiers is not None for own in live.place.tables_here(live))
+        for live in tables_of(model).values()
+    )
 
 
 def _count(name: str, value: Any) -> int:

@@ -123,7 +123,10 @@ def train(
         ),
     ] = None,
     depth: Annotated[
-        int, typer.Option(help="Batches whose rows are brought up ahead; 0 looks not ahead.")
+        int,
+        typer.Option(
+            help="Batches whose rows are brought up ahead, on one process; 0 disables it."
+        ),
     ] = 2,
     horizon: Annotated[
         int, typer.Option(help="Batches whose ids are known ahead, so that their rows are kept.")

@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from hotbed.ahead.lookahead import lookahead
+from hotbed.ahead.lookahead import IDLE_ON_RANKS, is_idle_on_ranks, lookahead
 from hotbed.checkpoint.folder import complete_in
 from hotbed.checkpoint.ranks import ranks_of
 from hotbed.collection import EmbeddingCollection
@@ -143,7 +143,10 @@ def _train(
     reached = _Reached()
     evaluation: Evaluation | None = None
     batches: Any = slices(training) if shared else training
-    ahead = lookahead(batches, model, settings.depth, settings.horizon)
+    depth, horizon = (0, 0) if shared else (settings.depth, settings.horizon)
+    if settings.depth and is_idle_on_ranks(model):
+        notice(progress, IDLE_ON_RANKS)
+    ahead = lookahead(batches, model, depth, horizon)
     with stop_on_interrupt() as interrupts, _trace_into(settings.trace if first() else None):
         result = None
         try:
