@@ -154,6 +154,10 @@ def test_the_snapshot_that_all_ranks_have(tmp_path: Path) -> None:
         ("values/value-000000000000", None, "value-000000000000: No such file"),
         ("snapshots/a/LIST", b"", "no snapshot that was finished"),
         ("snapshots/a/LIST", b"../../x\n", "no snapshot that was finished"),
+        ("snapshots/a/LIST", b"\xff\xfe\n", "no snapshot that was finished"),
+        ("snapshots/a/LIST", b"index-000000000000\n" * 999, "no snapshot that was finished"),
+        ("NUM_LOGICAL_BLOCKS_PER_CHUNK", b"9" * 30, "PER_CHUNK has no size in it"),
+        ("VALUE_SIZE", b"9" * 32, "VALUE_SIZE has no size in it"),
         ("snapshots/a/index-000000000000", b"\xff" * 8, "names rows that"),
         ("snapshots/a/index-000000000000", b"\0" * 9, "names rows that"),
         ("snapshots/a/index-000000000000", (50).to_bytes(8, "little"), "names rows that"),
@@ -169,6 +173,25 @@ def test_stores_that_are_damaged(tmp_path: Path, file: str, contents: Any, why: 
     said = refused("import", tmp_path / "t", "--to", tmp_path / "run", "--dim", 2)
     assert why in said and str(tmp_path / "t") in said
     assert [p.name for p in tmp_path.iterdir()] == ["t"]
+
+
+def test_a_chunk_that_begins_beyond_64_bits(tmp_path: Path) -> None:
+    folder = store(tmp_path / "t", blocks=10).folder
+    (folder / "NUM_LOGICAL_BLOCKS_PER_CHUNK").write_text(str(1 << 40))
+    last = "9" * 12
+    for name in ("keys/key", "values/value", "snapshots/a/index"):
+        (folder / f"{name}-{'0' * 12}").rename(folder / f"{name}-{last}")
+    (folder / "snapshots/a/LIST").write_text(f"index-{last}\n")
+    said = refused("import", tmp_path / "t", "--to", tmp_path / "run", "--dim", 2)
+    assert f"index-{last} names rows that" in said
+
+
+def test_more_places_than_rows_are_not_read(tmp_path: Path) -> None:
+    folder = store(tmp_path / "t", blocks=10).folder
+    with open(folder / "snapshots/a/index-000000000000", "r+b") as file:
+        file.truncate(1 << 26)
+    said = refused("import", tmp_path / "t", "--to", tmp_path / "run", "--dim", 2)
+    assert "index-000000000000 names rows that" in said
 
 
 def test_openembedding_is_refused(tmp_path: Path) -> None:

@@ -12,6 +12,9 @@ import pytest
 import torch
 from foreign.foreign_tables import a_checkpoint, about, imported, refused, run, same
 
+from hotbed.foreign import ForeignError, Hints
+from hotbed.foreign.parquet import Parquet
+
 pa = pytest.importorskip("pyarrow", reason="Parquet files need pyarrow")
 pq = pytest.importorskip("pyarrow.parquet", reason="Parquet files need pyarrow")
 
@@ -184,3 +187,51 @@ def test_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert "pip install hotbed[arrow]" in refused("import", path, "--to", tmp_path / "no")
     options = ("--to", tmp_path / "out", "--format", "parquet")
     assert "pip install hotbed[arrow]" in refused("dump", tmp_path / "run", *options)
+
+
+def test_every_byte_of_a_dump_is_checked(tmp_path: Path) -> None:
+    a_checkpoint(tmp_path / "run")
+    path = tmp_path / "user.parquet"
+    assert run("dump", tmp_path / "run", "--to", path, "--table", "user")[0] == 0
+    whole = path.read_bytes()
+    for at in range(len(whole)):
+        raw = bytearray(whole)
+        raw[at] ^= 1
+        path.write_bytes(raw)
+        with pytest.raises(ForeignError, match=r"user\.parquet (is damaged|cannot be read)"):
+            Parquet().read(str(path), Hints())
+
+
+def test_pages_of_others_are_checked(tmp_path: Path) -> None:
+    columns = {"id": IDS, "vector": vectors("fixed")}
+    path = tmp_path / "t.parquet"
+    options = {"compression": "none", "use_dictionary": False, "write_page_checksum": True}
+    pq.write_table(pa.table(columns), path, **options)
+    raw = bytearray(path.read_bytes())
+    at = raw.index(ROWS.astype("f4").tobytes())
+    raw[at + 5] ^= 1
+    path.write_bytes(raw)
+    said = refused("import", path, "--to", tmp_path / "run")
+    assert "t.parquet cannot be read as Parquet" in said and "CRC" in said
+
+
+def test_a_dump_that_somebody_has_changed_is_theirs(tmp_path: Path) -> None:
+    expected = a_checkpoint(tmp_path / "run")["user"]
+    path = tmp_path / "user.parquet"
+    assert run("dump", tmp_path / "run", "--to", path, "--table", "user")[0] == 0
+    table = pq.read_table(path)
+    pq.write_table(table.slice(0, 3), path)
+    ids, rows = imported(path, tmp_path / "back")["user"]
+    assert len(ids) == 3
+    at = torch.searchsorted(expected[0], ids)
+    assert torch.equal(rows, expected[1][at])
+
+
+@pytest.mark.parametrize("text", ["9" * 5_000, "9" * 15, "0", "-4", "4.0", ""])
+def test_a_number_of_rows_that_is_none(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "t.parquet"
+    table = pa.table({"id": IDS, "vector": vectors("list")})
+    pq.write_table(table.replace_schema_metadata({"hotbed.rows": text}), path)
+    said = refused("import", path, "--to", tmp_path / "run")
+    assert "t.parquet: its entry hotbed.rows is" in said and "no number of rows" in said
+    assert len(said) < 300

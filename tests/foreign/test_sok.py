@@ -114,7 +114,7 @@ def test_there_and_back(tmp_path: Path, dtype: torch.dtype) -> None:
         ("t-weight", lambda raw: raw[:296], "t-weight has 0 columns"),
         ("t-key", lambda raw: raw[:-3], "which are no int64"),
         ("t-key", lambda raw: raw[:-8], "which are no 5 rows"),
-        ("t-key", lambda raw: raw[:296], "t-key has no keys"),
+        ("t-key", lambda raw: raw[:296], "which are no 0 rows"),
         ("t-key", lambda raw: raw[:100], "t-key does not begin as"),
         ("t-key", lambda raw: b"", "t-key does not begin as"),
         ("t-key", lambda raw: raw[:292] + b"\0\0\0\7" + raw[296:], "t-key does not begin as"),
@@ -166,3 +166,20 @@ def test_names_that_would_be_one(tmp_path: Path) -> None:
     long = ("--table", "c" * 300)
     assert "more than 256 bytes" in refused("dump", tmp_path / "run", *options, *long)
     assert [p.name for p in tmp_path.iterdir()] == ["run"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_table_without_rows_there_and_back(tmp_path: Path, dtype: torch.dtype) -> None:
+    empty = torch.arange(0), torch.empty(0, 3).to(dtype)
+    full = torch.arange(4), torch.randn(4, 3).to(dtype)
+    hb.checkpoint.write(tmp_path / "run", {"empty": [empty], "full": [full]})
+    assert run("dump", tmp_path / "run", "--to", tmp_path / "sok", "--format", "sok")[0] == 0
+    found = imported(tmp_path / "sok", tmp_path / "back", "--dim", 3)
+    same(found, {"empty": empty, "full": full})
+    code, said = run("import", tmp_path / "sok", "--to", tmp_path / "some")
+    assert code == 0 and "has no rows, and only --dim could tell how wide they would be" in said
+    assert [*about(tmp_path / "some")] == ["full"]
+    hb.checkpoint.write(tmp_path / "none", {"empty": [empty]})
+    assert run("dump", tmp_path / "none", "--to", tmp_path / "e", "--format", "sok")[0] == 0
+    said = refused("import", tmp_path / "e", "--to", tmp_path / "no")
+    assert "has no table: 'empty' has no rows, and only --dim" in said

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import zipfile
 from collections import OrderedDict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -209,11 +211,8 @@ def test_files_that_are_none(tmp_path: Path, kind: str, monkeypatch: pytest.Monk
         case "empty":
             path.write_bytes(b"")
     said = refused("import", path, "--to", tmp_path / "run")
-    assert (
-        "holds no state_dict"
-        if kind == "list"
-        else "cannot be read by torch.load(weights_only=True)"
-    ) in said
+    why = {"list": "holds no state_dict", "cut": "is cut off", "empty": "a.pt is empty."}
+    assert why.get(kind, "cannot be read by torch.load(weights_only=True)") in said
     assert "a.pt" in said
     assert [p.name for p in tmp_path.iterdir()] == ["a.pt"]
 
@@ -332,3 +331,31 @@ def test_links_to_a_file_are_followed(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.pt")
     assert "is no plain file" in refused("import", tmp_path / "pipe.pt", "--to", tmp_path / "no")
     assert [*tables_in(tmp_path / "run")] == ["e.weight"]
+
+
+def test_a_tensor_that_repeats_itself_without_end_is_left(tmp_path: Path) -> None:
+    path = tmp_path / "a.pt"
+    torch.save({"e.weight": torch.randn(1, 1).expand(10**9, 64)}, path)
+    assert path.stat().st_size < 3000
+    said = refused("import", path, "--to", tmp_path / "run")
+    assert "'e.weight' repeats" in said and "to 256,000,000,000" in said
+    assert [p.name for p in tmp_path.iterdir()] == ["a.pt"]
+
+
+def test_tables_that_no_disk_holds_are_refused_before_they_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.save({"e.weight": torch.ones(10, 4)}, tmp_path / "a.pt")
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=239))
+    said = refused("import", tmp_path / "a.pt", "--to", tmp_path / "new" / "run")
+    assert "run would have 240 bytes, and 239 are free there" in said
+    assert [p.name for p in tmp_path.iterdir()] == ["a.pt"]
+
+
+def test_a_compressed_archive_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
+    path = tmp_path / "a.pt"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a/data.pkl", bytes(1 << 24))
+    assert path.stat().st_size < 1 << 16
+    said = refused("import", path, "--to", tmp_path / "run")
+    assert "a.pt cannot be read" in said and "compressed archive" in said

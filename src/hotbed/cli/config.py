@@ -52,7 +52,7 @@ def read_toml(path: str, option: str) -> dict[str, Any]:
             return read
     except OSError as error:
         raise ConfigError(f"{option} {path}: {error.strerror}.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (RecursionError, ValueError) as error:  # of numbers of too many digits, too
         raise ConfigError(f"{path} is not TOML: {error}.") from None
 
 

@@ -73,7 +73,7 @@ def import_(
         from hotbed.checkpoint import write
         from hotbed.checkpoint.folder import is_of_checkpoints
         from hotbed.foreign import ForeignError, Hints, found_in
-        from hotbed.foreign.tables import chosen
+        from hotbed.foreign.tables import chosen, refuse_without_room
         from hotbed.train.paths import Folder, Named, refuse_clashes
 
         if os.path.lexists(to) and not (os.path.isdir(to) and not os.listdir(to)):
@@ -81,6 +81,7 @@ def import_(
         refuse_clashes([Named("PATH", path)], [], [Folder(Named("--to", to), is_of_checkpoints)])
         found = found_in(path, format_, Hints(dim, snapshot))
         tables = chosen(path, found, table or [], _pairs(rename))
+        refuse_without_room(to, tables)
         rows = {each.name: each.rows for each in tables if each.rows is not None}
         with _counted("Reading", tables) as counted:
             folder = write(to, {each.name: each.chunks() for each in counted}, rows=rows)

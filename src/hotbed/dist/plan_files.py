@@ -56,10 +56,10 @@ def read_file(path: str) -> tuple[int, dict[str, Sharding]]:
             return _read(tomllib.load(file))
     except OSError as error:
         raise PlanError(f"{path}: {error.strerror}.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise PlanError(f"{path} is not TOML: {error}.") from None
     except PlanError as error:
         raise PlanError(f"{path}: {error}") from None
+    except (RecursionError, ValueError) as error:  # of numbers of too many digits, too
+        raise PlanError(f"{path} is not TOML: {error}.") from None
 
 
 def _read(read: dict[str, Any]) -> tuple[int, dict[str, Sharding]]:

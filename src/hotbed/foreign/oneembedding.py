@@ -37,6 +37,8 @@ __all__ = ["OneEmbedding"]
 
 _RANK = re.compile(r"([0-9]+)-([0-9]+)")
 _INDEX = re.compile(r"index-([0-9]{12})")
+_MOST = 1 << 40
+"""Of bytes, or of blocks in a chunk."""
 _IDS: dict[int, np.dtype[Any]] = {4: np.dtype("<i4"), 8: np.dtype("<i8")}
 
 
@@ -67,7 +69,7 @@ class OneEmbedding:
         def chunks() -> Chunks:
             for part, chunk, file in places:
                 yield from part.rows(chunk, file, dim)
-            if not places:
+            if not count:
                 yield torch.empty(0, dtype=torch.int64), torch.empty(0, dim)
 
         all_chunks = lambda: distinct(path, name, chunks())  # noqa: E731
@@ -119,7 +121,7 @@ class _Part(NamedTuple):
         def size(name: str) -> int:
             with open(plain(os.path.join(folder, name), folder), "rb") as file:
                 text = file.read(32).strip()
-            if not text.isdigit() or not int(text):
+            if not text.isdigit() or not 0 < int(text) <= _MOST:
                 raise ForeignError(f"{file.name} has no size in it.")
             return int(text)
 
@@ -132,9 +134,10 @@ class _Part(NamedTuple):
     def places(self, snapshot: str) -> list[tuple[int, str]]:
         """(chunk, file of places) of a snapshot."""
         folder = os.path.join(self.folder, "snapshots", snapshot)
-        with open(plain(os.path.join(folder, "LIST"), self.folder), encoding="utf-8") as file:
-            listed = file.read().split()
         there = [name for name in os.listdir(folder) if name != "LIST"]
+        with open(plain(os.path.join(folder, "LIST"), self.folder), "rb") as file:
+            most = sum(len(os.fsencode(name)) + 2 for name in there)  # with what ends its line
+            listed = [os.fsdecode(name) for name in file.read(most + 1).split()]
         if sorted(there) != sorted(listed) or not all(map(_INDEX.fullmatch, listed)):
             raise ForeignError(f"{folder} is no snapshot that was finished.")
         found = [(int(name[-12:]), plain(os.path.join(folder, name), folder)) for name in listed]
@@ -146,8 +149,10 @@ class _Part(NamedTuple):
         in_block = self.block_bytes // self.row_bytes
         blocks = os.path.getsize(values) // self.block_bytes
         room = min(os.path.getsize(keys) // self.id_bytes, blocks * in_block)
-        at = np.sort(np.fromfile(places, "<u8")) - np.uint64(chunk * self.blocks * in_block)
-        if os.path.getsize(places) % 8 or (len(at) and int(at.max()) >= room):
+        first, size = chunk * self.blocks * in_block, os.path.getsize(places)
+        fits = size % 8 == 0 and size // 8 <= room and first + room <= 1 << 64
+        at = np.sort(np.fromfile(places, "<u8")) - np.uint64(first) if fits else np.empty(0)
+        if not fits or (len(at) and int(at.max()) >= room):
             raise ForeignError(f"{places} names rows that {values} or {keys} have not.")
         if not len(at):
             return

@@ -1,7 +1,8 @@
 """Parquet: a column of ids and one of vectors, by pyarrow.
 
 A table is a file ``NAME.parquet`` or a folder of that name with the files of its parts. Files that were
-dumped have two entries in their schema's metadata: the table's name, and the rows of a static one.
+dumped have two entries in their schema's metadata: the table's name, and the rows of a static one. They
+are sealed, see `hotbed.foreign.parquet_seal`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from hotbed.files import appearing, appearing_folder
 from hotbed.foreign.mapped import synced
+from hotbed.foreign.parquet_seal import refuse_other_bytes, seal
 from hotbed.foreign.tables import (
     Chunks,
     ForeignError,
@@ -85,17 +87,21 @@ def _table(path: str, folder: str | None = None) -> ForeignTable:
     else:
         paths = [plain(path, folder)]
     with _told(path):
-        files = [pq.ParquetFile(one, memory_map=True) for one in paths]
+        for one in paths:
+            refuse_other_bytes(one)
+        files = [
+            pq.ParquetFile(one, memory_map=True, page_checksum_verification=True) for one in paths
+        ]
         count = sum(file.metadata.num_rows for file in files)
         if not files:
             raise ForeignError(f"{path} has no files that end in {_ENDING}.")
         schema = files[0].schema_arrow
         columns = _columns(path, schema)
-        if any(
-            file.schema_arrow.field(c).type != schema.field(c).type
+        types = [
+            {c: file.schema_arrow.field(c).type for c in columns if c in file.schema_arrow.names}
             for file in files
-            for c in columns
-        ):
+        ]
+        if any(own != types[0] for own in types):
             raise ForeignError(f"{path} has parts whose columns differ.")
         vectors = schema.field(columns[1]).type
         dim = (
@@ -112,7 +118,7 @@ def _table(path: str, folder: str | None = None) -> ForeignTable:
     dtype = torch.float64 if pa.types.is_float64(kind) else dtype
     about = schema.metadata or {}
     name = about[_NAME].decode("utf-8", "replace") if _NAME in about else stem
-    rows = int(about[_ROWS]) if about.get(_ROWS, b"").isdigit() else None
+    rows = _rows_of(path, about[_ROWS]) if _ROWS in about else None
     some = next(slices(1 << 62, dim * dtype.itemsize)).stop
 
     def chunks() -> Chunks:
@@ -133,13 +139,21 @@ def _table(path: str, folder: str | None = None) -> ForeignTable:
 
 @contextlib.contextmanager
 def _told(path: str) -> Iterator[None]:
-    import pyarrow as pa
-
     try:
         yield
-    except (pa.ArrowException, OSError) as error:
+    except (ForeignError, MemoryError):
+        raise
+    except Exception as error:  # whatever a footer can make pyarrow raise
         text = " ".join(str(error).split())[:200].rstrip(".")
         raise ForeignError(f"{path} cannot be read as Parquet: {text}.") from None
+
+
+def _rows_of(path: str, text: bytes) -> int:
+    if not text.isdigit() or len(text) > 15 or not 0 < int(text) < 1 << 48:
+        raise ForeignError(
+            f"{path}: its entry {_ROWS.decode()} is {text[:20]!r}, which is no number of rows."
+        )
+    return int(text)
 
 
 def _columns(path: str, schema: Any) -> list[str]:
@@ -166,7 +180,8 @@ def _columns(path: str, schema: Any) -> list[str]:
 def _first_length(files: Sequence[Any], column: str) -> int:
     for file in files:
         for batch in file.iter_batches(1, columns=[column]):
-            return len(batch.column(column)[0].as_py() or ())
+            first = batch.column(column)[0]
+            return len(first) if first.is_valid else 0
     return 0
 
 
@@ -198,9 +213,10 @@ def _write(path: str, table: ForeignTable) -> None:
     vectors = pa.list_(numbers[name_of(table.dtype)], table.dim)
     fields = [pa.field("id", pa.int64(), False), pa.field("vector", vectors, False)]
     schema = pa.schema(fields, metadata=about)
-    with pq.ParquetWriter(path, schema) as out:
+    with pq.ParquetWriter(path, schema, write_page_checksum=True) as out:
         for ids, weights in table.chunks():
             flat = pa.array(weights.contiguous().view(-1).numpy())
             columns = [pa.array(ids.numpy()), pa.FixedSizeListArray.from_arrays(flat, type=vectors)]
             out.write_batch(pa.record_batch(columns, schema=schema))
+    seal(path)
     synced(path)

@@ -55,7 +55,11 @@ class Sok:
                 if f"{stem}-key" not in names or f"{stem}-weight" not in names:
                     raise ForeignError(f"{path} has {name!r} and not the other file of {stem!r}.")
                 if kind == "key":
-                    tables.append(_table(path, stem))
+                    table = _table(path, stem, hints.dim)
+                    if table is None:
+                        left[stem] = "has no rows, and only --dim could tell how wide they would be"
+                        continue
+                    tables.append(table)
                     if hints.dim not in (None, tables[-1].dim):
                         raise ForeignError(
                             f"{path}: {stem!r} has rows of {tables[-1].dim} numbers, and not {hints.dim}."
@@ -89,20 +93,21 @@ class Sok:
                 synced(file)
 
 
-def _table(folder: str, stem: str) -> ForeignTable:
+def _table(folder: str, stem: str, dim: int | None) -> ForeignTable | None:
+    """None: it has no rows, whose `dim` its files do not tell."""
     where = {kind: os.path.join(folder, f"{stem}-{kind}") for kind in ("key", "weight")}
     _, keys = _numbers(plain(where["key"], folder), _KEYS, 1)
     count = keys.shape[0]
-    if not count:
-        raise ForeignError(f"{where['key']} has no keys.")
-    name, weights = _numbers(plain(where["weight"], folder), _WEIGHTS, count)
-    if fault := fault_of(weights):
+    name, weights = _numbers(plain(where["weight"], folder), _WEIGHTS, count, dim or 0)
+    if not count and dim is None:
+        return None
+    if fault := fault_of(weights, static=False):
         raise ForeignError(f"{where['weight']} {fault}.")
     return table_of(folder, name or stem, weights, keys)
 
 
-def _numbers(path: str, kind: int, rows: int) -> tuple[str, Numbers]:
-    """(name, the numbers of a file): keys (n,), or weights (rows, dim)."""
+def _numbers(path: str, kind: int, rows: int, dim: int = 0) -> tuple[str, Numbers]:
+    """(name, the numbers of a file): keys (n,), or weights (rows, dim). `dim`: of no rows."""
     with open(path, "rb") as file:
         header = file.read(_HEADER_BYTES)
         size = os.fstat(file.fileno()).st_size - _HEADER_BYTES
@@ -112,12 +117,12 @@ def _numbers(path: str, kind: int, rows: int) -> tuple[str, Numbers]:
         raise ForeignError(f"{path} does not begin as a file of sok.dump does.")
     dtype = _TYPES[type_at]
     item = int(dtype[-2:]) // 8
-    if size % (item * rows):
+    if size % (item * rows) if rows else size:
         what = f"{rows:,} rows" if kind == _WEIGHTS else dtype
         raise ForeignError(
             f"{path} has {size:,} bytes after its header, which are no {what}: it is cut off."
         )
-    shape = (size // item,) if kind == _KEYS else (rows, size // item // rows)
+    shape = (size // item,) if kind == _KEYS else (rows, size // item // rows if rows else dim)
     name = header[:_NAME_BYTES].decode("utf-8", "replace").strip(" \0")
     return name, numbers_in(path, np.dtype(dtype).newbyteorder("<"), shape, _HEADER_BYTES)
 

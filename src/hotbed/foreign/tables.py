@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -104,6 +105,13 @@ def fault_of(array: Array, *, static: bool = True) -> str:
         or array.is_nested
     ):
         return "is no dense tensor with data"
+    if isinstance(array, Tensor) and array.nbytes > max(
+        FILE_BYTES, own := array.untyped_storage().nbytes()
+    ):
+        return (
+            f"repeats {own:,} bytes to {array.nbytes:,}, as expand() does; what contiguous() makes of it can "
+            "be saved and read"
+        )
     if len(array.shape) != 2:
         return f"is {len(array.shape)}-D; rows are 2-D"
     if static and not array.shape[0]:
@@ -142,6 +150,21 @@ def table_of(
     all_chunks = chunks if ids is None else lambda: distinct(where, name, chunks())
     rows = count if ids is None else None
     return ForeignTable(name, rows, count, dim, weights.dtype, all_chunks, unasked)
+
+
+def refuse_without_room(path: str, tables: Sequence[ForeignTable]) -> None:
+    """Raises ForeignError where a checkpoint of tables has no room on the disk of `path`. A small file can
+    tell of tables that are larger than any disk."""
+    needed = sum(table.stored * (8 + table.dim * table.dtype.itemsize) for table in tables)
+    folder = os.path.abspath(path)
+    while not os.path.isdir(folder):
+        folder = os.path.dirname(folder)
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise ForeignError(
+            f"{path} would have {needed:,} bytes, and {free:,} are free there. --table takes "
+            "some tables only."
+        )
 
 
 def slices(count: int, row_bytes: int) -> Iterator[slice]:

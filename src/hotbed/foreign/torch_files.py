@@ -6,7 +6,7 @@ import os
 import tempfile
 import zipfile
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from hotbed.foreign.writing import fill, shapes_of
 
 __all__ = ["TorchFile"]
 
+_ZIP = b"PK\3\4"
 _INNER = ("state_dict", "model_state_dict", "model")
 """Names under which training scripts save one beside other things."""
 
@@ -54,15 +55,42 @@ class TorchFile:
             synced(part)
 
 
+def _is_archive(file: IO[bytes]) -> bool:
+    try:
+        return zipfile.is_zipfile(file)
+    except zipfile.BadZipFile:
+        return False
+
+
 def _loaded(path: str) -> Any:
     with open(path, "rb") as file:
-        maps = zipfile.is_zipfile(file)  # the format since torch 1.6
+        maps = _is_archive(file)  # the format since torch 1.6
+        size = file.seek(0, os.SEEK_END)
+        file.seek(0)
+        begin = file.read(len(_ZIP))
+    if not size:
+        raise ForeignError(f"{path} is empty.")
+    if begin == _ZIP and not maps:
+        raise ForeignError(
+            f"{path} is cut off: it begins as a file of torch.save, and its end is missing. Copy or save it "
+            "again."
+        )
     try:
+        if maps:
+            with zipfile.ZipFile(path) as archive:
+                packed = any(member.compress_type for member in archive.infolist())
+                unpacked = sum(member.file_size for member in archive.infolist())
+            if packed or unpacked > size:
+                raise ValueError("it is a compressed archive, and torch.save does not compress")
         return torch.load(path, map_location="cpu", weights_only=True, mmap=maps)
-    except MemoryError:
-        raise
-    except Exception as error:  # whatever a file can make torch raise
-        text = " ".join(str(error).split()).partition(". ")[0][:200].rstrip(".")
+    except (
+        Exception
+    ) as error:  # whatever a file can make torch raise; of a length in it, MemoryError
+        text = (
+            " ".join((str(error) or type(error).__name__).split())
+            .partition(". ")[0][:200]
+            .rstrip(".")
+        )
         raise ForeignError(
             f"{path} cannot be read by torch.load(weights_only=True): {text}. Save model.state_dict() alone; "
             "other objects are not unpickled, as they may run any code."
