@@ -22,6 +22,7 @@ from hotbed.checkpoint import files as json_files
 from hotbed.checkpoint import tensors as tensor_files
 from hotbed.checkpoint.files import CheckpointError, read_json_sealed, write_json_sealed
 from hotbed.checkpoint.tensors import header_of, read_tensors, write_tensors
+from hotbed.errors import OutOfMemory
 
 TENSORS = {
     "a": torch.arange(5, dtype=torch.uint8),
@@ -204,3 +205,40 @@ def test_the_number_of_checksums_must_be_right(tmp_path: Path) -> None:
     for sums in ([], written["crc32c"] * 2, [None], [int(written["crc32c"][0], 16)]):
         with pytest.raises(CheckpointError, match="x (has . checksums|is damaged)"):
             read_tensors(str(tmp_path / "x"), {**written, "crc32c": sums})
+
+
+def test_a_shape_of_many_entries_is_not_multiplied(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    about = {"dtype": "F32", "shape": [2**40] * 100_000, "data_offsets": [0, 4]}
+    header = json.dumps({"a": about}).encode()
+    raw = len(header).to_bytes(8, "little") + header + bytes(4)
+    path.write_bytes(raw)
+    sums = tensor_files._Checksums()
+    sums.add(np.frombuffer(raw, np.uint8))
+    with pytest.raises(CheckpointError, match="'a' is to have 100,000 dimensions"):
+        read_tensors(str(path), {"bytes": len(raw), "crc32c": sums.ended()})
+
+
+def test_a_file_without_memory_for_it_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    with open(path, "wb") as file:
+        file.truncate(1 << 40)  # sparse
+    expected = {"bytes": 1 << 40, "crc32c": ["00000000"] * (1 << 16)}
+    with pytest.raises(OutOfMemory, match="x has 1,099,511,627,776 bytes, and .* are free"):
+        read_tensors(str(path), expected)
+
+
+def test_nothing_is_read_behind_a_damaged_chunk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tensor_files, "CHUNK_BYTES", 64)
+    path = tmp_path / "x"
+    expected = write_tensors(str(path), {"a": torch.arange(1000)})
+    raw = bytearray(path.read_bytes())
+    raw[64 * 3 + 5] ^= 1
+    path.write_bytes(raw)
+    memory = torch.full((len(raw),), 77, dtype=torch.uint8)
+    with pytest.raises(CheckpointError, match="bytes 192 to 256 are not those"):
+        tensor_files.read_views(str(path), expected, memory)
+    assert memory[: 64 * 4].tolist() == list(raw[: 64 * 4])
+    assert bool((memory[64 * 4 :] == 77).all())

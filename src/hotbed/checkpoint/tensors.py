@@ -19,10 +19,15 @@ from torch import Tensor
 
 from hotbed import _core
 from hotbed.checkpoint.files import CheckpointError, DamagedError, open_plain, write_new
+from hotbed.errors import OutOfMemory
 
 __all__ = ["CHUNK_BYTES", "DTYPES", "header_of", "read_tensors", "read_views", "write_tensors"]
 
 CHUNK_BYTES = 16 << 20
+_MUCH = 1 << 30
+"""Bytes; whether there is memory for less is not asked."""
+_MOST_DIMS = 64
+"""Of a tensor, as in torch."""
 
 DTYPES = {
     "F64": torch.float64,
@@ -118,6 +123,7 @@ def read_views(path: str, expected: Any, into: Tensor | None = None) -> dict[str
     Raises:
         DamagedError: the file is missing, no plain file, not what was written, or no safetensors
             file; no more memory was taken than it has bytes.
+        OutOfMemory: it has no room.
     """
     contents = _checked_bytes(path, expected, into)
     try:
@@ -143,6 +149,8 @@ def _tensors_in(contents: Tensor) -> Iterable[tuple[str, Tensor]]:
                 pass
             case _:
                 raise ValueError(f"what its header says of {name!r} is incomplete")
+        if len(shape) > _MOST_DIMS:
+            raise ValueError(f"{name!r} is to have {len(shape):,} dimensions")
         if not all(type(width) is int and 0 <= width < 1 << 48 for width in shape):
             raise ValueError(f"{name!r} is to have the shape {shape}")
         kind = DTYPES[dtype]
@@ -200,23 +208,26 @@ def _checked_bytes(path: str, expected: Any, into: Tensor | None) -> Tensor:
             raise DamagedError(
                 f"{path} has {there:,} bytes and was saved with {size:,}. Copy or save it again."
             )
+        if len(sums) != max(1, -(-size // CHUNK_BYTES)):
+            raise DamagedError(f"{path} has {len(sums)} checksums for {size:,} bytes.")
         large = into is not None and len(into) >= size
-        contents = (
-            into[:size] if large and into is not None else torch.empty(size, dtype=torch.uint8)
-        )
-        left = contents.numpy().data
-        while left and (count := file.readinto(left)):
-            left = left[count:]
-    checksums = _Checksums()
-    checksums.add(contents[: size - len(left)].numpy())
-    found = checksums.ended()
-    if len(sums) != len(found):
-        raise DamagedError(f"{path} has {len(sums)} checksums for {size:,} bytes.")
-    for number, (own, saved) in enumerate(zip(found, sums, strict=True)):
-        if own != saved:
+        contents = into[:size] if large and into is not None else _room_for(path, size)
+        for number, saved in enumerate(sums):
             begin, end = number * CHUNK_BYTES, min((number + 1) * CHUNK_BYTES, size)
-            raise DamagedError(
-                f"{path} is damaged: bytes {begin:,} to {end:,} are not those that were saved. Copy or "
-                "save it again."
-            )
+            chunk = contents[begin:end].numpy()
+            left = chunk.data
+            while left and (count := file.readinto(left)):
+                left = left[count:]
+            # One by one, so that what is damaged, or no file at all but its size, takes no more memory.
+            if left or f"{_core.crc32c(chunk, 0):08x}" != saved:
+                raise DamagedError(
+                    f"{path} is damaged: bytes {begin:,} to {end:,} are not those that were saved. Copy or "
+                    "save it again."
+                )
     return contents
+
+
+def _room_for(path: str, size: int) -> Tensor:
+    if size > _MUCH and size > (free := _core.available_memory()):
+        raise OutOfMemory(f"{path} has {size:,} bytes, and {free:,} of memory are free.")
+    return torch.empty(size, dtype=torch.uint8)
