@@ -273,3 +273,15 @@ def test_sparse_tensors_with_more_than_numbers_are_refused() -> None:
     far = torch.ops.aten._sparse_coo_tensor_unsafe(ids([[0, 7], [1, 2]]), torch.ones(2), (2, 10))
     with pytest.raises(hb.InputError, match="of 2 samples has an entry for sample 7"):
         collection({"watched": far, "user": USER})
+
+
+def test_a_keyed_input_on_meta_is_refused() -> None:
+    keyed = KeyedInput(["watched", "user"], ids([1, 2, 3]), ids([0, 1, 1, 2, 3]), None)
+    assert make()(keyed)["user"].shape == (2, 2)
+    there = KeyedInput(keyed.keys(), keyed.values().to("meta"), keyed.offsets().to("meta"), None)
+    for model in (make(), hb.EmbeddingCollection([*make().tables.values()], device="meta")):
+        with pytest.raises(hb.InputError, match="A keyed input has its offsets on meta"):
+            model(there)
+    only_values = KeyedInput(keyed.keys(), keyed.values().to("meta"), keyed.offsets(), None)
+    with pytest.raises(hb.InputError, match="'watched': ids are on meta"):
+        make()(only_values)

@@ -163,6 +163,7 @@ class EmbeddingCollection(TablesByName):
     @outside_graphs
     def forward(self, inputs: Any) -> Any:
         with self._live[0].place.ranks.telling("a lookup"):
+            self._refuse_transforms()
             bags = self._read(inputs)
             outputs: list[Any] = self._look_up(
                 self._live, self._table_of, list(self.features), bags

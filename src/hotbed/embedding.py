@@ -104,6 +104,7 @@ class Embedding(OneTable):
             return self._forward(input)
 
     def _forward(self, input: Any) -> Any:
+        self._refuse_transforms()
         if is_array(input):
             input = id_tensor("Feature 'input'", input)
         single = isinstance(input, Tensor) and input.dim() == 0

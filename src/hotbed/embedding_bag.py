@@ -111,6 +111,7 @@ class EmbeddingBag(OneTable):
     @outside_graphs
     def forward(self, input: Any, offsets: Any = None, per_sample_weights: Any = None) -> Tensor:
         with self._live.place.ranks.telling("a lookup"):
+            self._refuse_transforms()
             bags = self._bags(input, offsets, per_sample_weights)
             try:
                 return self._vectors(bags)

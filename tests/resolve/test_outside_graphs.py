@@ -144,3 +144,39 @@ def test_a_whole_step_with_its_backward(kind: str) -> None:
     for name in ("item", "user"):
         rows = [model.embeddings.rows(name).values for model in models]
         assert torch.equal(*rows)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("kind", ["collection", "layer", "bag", "lookup"])
+def test_a_trace_is_refused_as_it_would_keep_the_first_rows(kind: str, training: bool) -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    class Traced(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embeddings = hb.EmbeddingCollection([hb.Table("item", 4, 20)])
+            self.layer, self.bag = hb.Embedding(20, 4), hb.EmbeddingBag(20, 4)
+
+        def forward(self, ids: Tensor) -> Tensor:
+            if kind == "collection":
+                return self.embeddings({"item": ids})["item"] + 0
+            if kind == "lookup":
+                return self.embeddings.lookup("item", ids) + 0
+            return self.layer(ids) if kind == "layer" else self.bag(ids[:, None])
+
+    model, ids = Traced().train(training), torch.tensor([3, 4])
+    for check in (True, False):
+        with pytest.raises(hb.TableError, match=r"torch.jit.trace cannot go through tables"):
+            torch.jit.trace(model, (ids,), check_trace=check)  # type: ignore[no-untyped-call]
+    for mode in ("real", "fake"):
+        with pytest.raises(hb.TableError, match="make_fx"):
+            make_fx(model, tracing_mode=mode)(ids)
+    with FakeTensorMode(), pytest.raises(hb.TableError, match="FakeTensorMode"):
+        model(torch.tensor([3, 4]))
+    with pytest.raises(hb.TableError):
+        torch.export.export(model, (ids,), strict=False)
+    assert model(ids).shape == (2, 4)
+    dense: Any = torch.jit.trace(nn.Linear(4, 1), (model(ids).detach(),))  # type: ignore[no-untyped-call]
+    assert dense(model(ids)).shape == (2, 1)

@@ -261,6 +261,11 @@ def split_keyed(value: Any) -> dict[str, Jagged] | None:
             "samples; look those of other sizes up in a collection of their own."
         )
     offsets = _offsets("A keyed input", offsets)
+    if offsets.is_meta:
+        raise InputError(
+            "A keyed input has its offsets on meta, without data, so it cannot be split by key. Make it "
+            "where the tables are."
+        )
     if not keys or (len(offsets) - 1) % len(keys):
         raise InputError(
             f"A keyed input has {len(keys)} keys and {len(offsets) - 1} lengths; every key must have "

@@ -16,6 +16,7 @@ from hotbed.errors import OptimizerError, TableError
 from hotbed.inputs.bags import Bags
 from hotbed.places.moves import move, refuse_move
 from hotbed.resolve.lookup import lookup
+from hotbed.table.checks import refuse_tracing
 from hotbed.table.gradients import plain_access
 from hotbed.table.holds import alone, reading
 from hotbed.table.live import LiveTable, live_table
@@ -74,6 +75,15 @@ class TableOwner(nn.Module):
         for name, table in tables.items():
             self._parameters[name] = table.parameter
 
+    def _refuse_transforms(self) -> None:
+        """Raises TableError where torch transforms or records functions; before a batch is read."""
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            raise TableError(
+                "torch.func cannot go through tables, as a lookup may give ids their rows. Look vectors "
+                "up outside of vmap, grad and the like, and hand them in."
+            )
+        refuse_tracing(next(iter(self._owned.values())).name)
+
     def _look_up(
         self,
         live: Sequence[LiveTable],
@@ -81,11 +91,6 @@ class TableOwner(nn.Module):
         features: Sequence[str],
         bags: Sequence[Bags],
     ) -> list[Tensor]:
-        if torch._C._functorch.peek_interpreter_stack() is not None:
-            raise TableError(
-                "torch.func cannot go through tables, as a lookup may give ids their rows. Look vectors "
-                "up outside of vmap, grad and the like, and hand them in."
-            )
         for name, table in self._owned.items():
             if self._parameters.get(name) is not table.parameter:
                 raise TableError(

@@ -21,18 +21,40 @@ __all__ = [
     "refuse_half_loaded",
     "refuse_other_layout",
     "refuse_to_erase",
+    "refuse_tracing",
 ]
 
 Missing = Literal["initial", "error"]
 """What a lookup does with ids that have no row."""
 
 
+_KEYS = torch._C._TorchDispatchModeKey
+_RECORDING = (_KEYS.PROXY, _KEYS.FAKE)
+_is_tracing, _count_modes = torch._C._is_tracing, torch._C._len_torch_dispatch_stack
+
+
+def refuse_tracing(name: str) -> None:
+    """Raises TableError where torch records what is called, or computes on tensors without data. A trace
+    would keep the rows of this one batch as constants."""
+    if _is_tracing():
+        caller = "torch.jit.trace"
+    elif _count_modes() and any(torch._C._get_dispatch_mode(key) is not None for key in _RECORDING):
+        caller = "torch.export (or make_fx, FakeTensorMode)"
+    else:
+        return
+    raise TableError(
+        f"Table {name!r}: {caller} cannot go through tables, whose rows are found by id outside of torch. "
+        "Trace the dense part of the model, and hand it the vectors that tables give."
+    )
+
+
 def any_ids(spec: Table, given: Any) -> Tensor:
     """(n,) int64 ids, on the host, that may be those of a table or not.
 
     Raises:
-        InputError: they are none.
+        InputError, TableError: they are none, or have no data.
     """
+    refuse_tracing(spec.name)
     ids = id_tensor(f"Table {spec.name!r}", given)
     if ids.dim() != 1:
         raise InputError(f"Table {spec.name!r}: ids must be 1-D, got shape {tuple(ids.shape)}.")
