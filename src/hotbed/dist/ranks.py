@@ -15,6 +15,7 @@ import torch.distributed as torch_dist
 from torch import Tensor
 
 from hotbed.dist.declarations import Declaration
+from hotbed.dist.layout import Layout
 from hotbed.dist.long_work import LongWork
 from hotbed.dist.messages import all_values
 from hotbed.dist.opening import ENDED, KINDS, SERVED, Opened, as_text, refuse_others, text_in
@@ -87,6 +88,7 @@ class Ranks(LongWork):
         self.beside: Any = None
         self.leaves = self.left = False
         self.looked_at: Any = None
+        self._layouts: dict[tuple[int, ...], Layout] = {}
         self._known: list[tuple[int, ...]] = []
         self._sequence = self._taken = 0
         self._process = os.getpid()
@@ -105,6 +107,14 @@ class Ranks(LongWork):
         live = self.tables[number]()
         assert live is not None, "the ranks let go of a model at the same time"
         return live
+
+    def layout(self, places: Sequence[Any]) -> Layout:
+        """Where their shards lie in messages."""
+        numbers = tuple(place.number for place in places)
+        found = self._layouts.get(numbers)
+        if found is None:
+            found = self._layouts[numbers] = Layout(self.rank, self.size, places)
+        return found
 
     # -- the opening message ---------------------------------------------------------------------
 

@@ -5,16 +5,17 @@ Shapes: n distinct ids of a table that this rank asks for, m ids that a rank ask
 
 from __future__ import annotations
 
+import itertools
 import weakref
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Collection, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from hotbed.dist.layout import Layout
 from hotbed.dist.ranks import Ranks
-from hotbed.dist.rows import Form, Rows, by_keeper, inverse_of
-from hotbed.dist.shares import Share
+from hotbed.dist.rows import Form, Rows, cut, dealt, inverse_of
 from hotbed.dist.wire import block
 from hotbed.errors import TableError
 from hotbed.inputs.bags import Bags
@@ -22,15 +23,6 @@ from hotbed.resolve.lookup import looked_up
 from hotbed.table.place import Call
 
 __all__ = ["Trip"]
-
-
-class _Part(NamedTuple):
-    """What one rank keeps of a table."""
-
-    table: int
-    share: Share
-    asked: slice
-    """Which of the ids that this rank asks for."""
 
 
 class Trip:
@@ -53,16 +45,25 @@ class Trip:
         self.position = {place.number: t for t, place in enumerate(places)}
         self.asked: list[Tensor] = []
         self._moved: list[Tensor | None] = []
-        self._parts: list[_Part] = []
-        for t, (place, some) in enumerate(zip(places, ids, strict=True)):
-            asked, moved, slices = by_keeper(place, some)
-            self.asked.append(asked)
+        self._layout: Layout = ranks.layout(places)
+        self._begins: list[int] = []  # of each shard among the ids that this rank asks for
+        self._ends: list[int] = []
+        for place, some, dealing in zip(places, ids, self._layout.dealings, strict=True):
+            moved = None
+            shards = len(place.shares)
+            if dealing is None:
+                begins, ends = [0] * shards, [some.shape[0]] * shards
+            else:
+                some, moved, counts = dealt(some, dealing, ranks.size)
+                ends = [*itertools.accumulate(counts)]
+                begins = [0, *ends[:-1]]
+                if shards < ranks.size:  # some ranks keep none
+                    begins = [begins[share.rank] for share in place.shares]
+                    ends = [ends[share.rank] for share in place.shares]
+            self.asked.append(some)
             self._moved.append(moved)
-            self._parts += map(_Part, [t] * len(slices), place.shares, slices)
-        self._kept_by: list[list[int]] = [[] for _ in range(ranks.size)]
-        for s, part in enumerate(self._parts):
-            self._kept_by[part.share.rank].append(s)
-        self._mine = self._kept_by[ranks.rank]
+            self._begins += begins
+            self._ends += ends
         self._resolved: Any = None
         self._generations: list[int] = []
         self._counts: list[list[int]] = []
@@ -70,7 +71,7 @@ class Trip:
     @property
     def numbers(self) -> list[int]:
         """How many ids this rank has for each share."""
-        return [part.asked.stop - part.asked.start for part in self._parts]
+        return [end - begin for begin, end in zip(self._begins, self._ends, strict=True)]
 
     def asked_of(self, s: int) -> slice:
         """Positions in `asked` of the ids that share `s` of the only table keeps."""
@@ -104,69 +105,79 @@ class Trip:
         """
         self._counts = told.tolist()
         ids = self._ids_to_keepers()
-        forms = [Form(self.places[p.table].spec.dtype, p.share.part.dim) for p in self._parts]
-        own, every = self.ranks.rank, range(self.ranks.size)
-        answered = [[s for s in self._mine if self._answers(s, rank)] for rank in every]
-        sizes = [self._size(rank, answered[rank], forms) for rank in every]
+        shards, own, every = self._layout.shards, self.ranks.rank, range(self.ranks.size)
+        answered = [
+            [s for s in self._layout.mine if not shards[s].replica or rank == own] for rank in every
+        ]
+        sizes = [self._size(rank, answered[rank]) for rank in every]
         messages = self.ranks.take([0 if rank == own else sizes[rank] for rank in every])
         messages[own] = block(sizes[own])
-        places: dict[tuple[int, int], Tensor] = {}
-        for rank in every:
-            pieces = self._cut(messages[rank], rank, answered[rank], forms)
-            places |= {(s, rank): piece for s, piece in zip(answered[rank], pieces, strict=True)}
+        places = [self._cut(messages[r], r, answered[r]) for r in every]
         fault: Exception | None = None
         try:
             self._look_up(ids, places, frozen, training)
         except Exception as error:
             fault = error
-        asked = [[s for s in self._kept_by[rank] if self._answers(s, own)] for rank in every]
-        coming = [0 if r == own else self._size(own, asked[r], forms) for r in every]
+        # A replica sends rows to its own rank only, and of others ids and gradients come.
+        asked = [
+            [s for s in kept if not shards[s].replica or rank == own]
+            for rank, kept in enumerate(self._layout.kept_by)
+        ]
+        coming = [0 if r == own else self._size(own, asked[r]) for r in every]
         received = self.ranks.send("rows", coming, fault)
         received[own] = messages[own]
         found: list[list[Tensor]] = [[] for _ in self.places]
-        cut: dict[int, list[tuple[int, Tensor]]] = {}
+        columns: dict[int, list[tuple[int, Tensor]]] = {}
         for rank in every:
-            pieces = self._cut(received[rank], own, asked[rank], forms)
+            pieces = self._cut(received[rank], own, asked[rank])
             for s, piece in zip(asked[rank], pieces, strict=True):
-                t, share, _ = self._parts[s]
-                if share.part.dim == self.places[t].spec.dim:
-                    found[t].append(piece)
+                shard = shards[s]
+                if shard.whole:
+                    found[shard.table].append(piece)
                 else:
-                    cut.setdefault(t, []).append((share.part.columns.start, piece))
-        for t, columns in cut.items():
-            found[t].append(torch.cat([piece for _, piece in sorted(columns, key=_first)], 1))
+                    columns.setdefault(shard.table, []).append((shard.columns.start, piece))
+        for t, some in columns.items():
+            found[t].append(torch.cat([piece for _, piece in sorted(some, key=_first)], 1))
         return found
 
     def _look_up(
         self,
         ids: Sequence[Sequence[Tensor]],
-        places: dict[tuple[int, int], Tensor],
+        places: Sequence[Sequence[Tensor]],
         frozen: Sequence[int],
         training: bool,
     ) -> None:
-        """What this rank keeps of the rows. `places`: where those of a share go that a rank is to have."""
-        live = [self._own(s) for s in self._mine]
+        """What this rank keeps of the rows.
+
+        Args:
+            ids: by rank, of each share.
+            places: by rank, where the rows of those shares go that it is to have: of all, or, of replicas,
+                of none; empty: no rows are wanted.
+        """
+        layout, live = self._layout, self._layout.own()
         if not live:
             return
+        shards = [layout.shards[s] for s in layout.mine]
         table_of: list[int] = []
         bags: list[Bags] = []
-        vectors: list[Tensor] = []
+        vectors: list[Tensor | None] = []
         converted: list[tuple[Tensor, Tensor]] = []
-        for at, s in enumerate(self._mine):
-            spec = live[at].spec
-            for rank, of_rank in enumerate(ids[at]):
-                place = places.get((s, rank))
-                if place is None or spec.compute_dtype != spec.dtype:
-                    wide = block(len(of_rank) * spec.dim * spec.compute_dtype.itemsize)
-                    wide = wide.view(spec.compute_dtype).view(-1, spec.dim)
-                    if place is not None:
-                        converted.append((place, wide))
-                    place = wide
+        given = [iter(of_rank) for of_rank in places]
+        for at, shard in enumerate(shards):
+            for rank, of_rank in enumerate(ids):
                 table_of.append(at)
-                bags.append(_bags(of_rank))
+                bags.append(_bags(of_rank[at]))
+                place = None
+                if given and not (shard.replica and rank != self.ranks.rank):
+                    place = next(given[rank])
+                    if shard.stored != shard.computed:
+                        wide: Any = block(place.numel() * shard.computed.dtype.itemsize)
+                        wide = wide.view(shard.computed.dtype).view(-1, shard.computed.width)
+                        converted.append((place, wide))
+                        place = wide
                 vectors.append(place)
         never = set(frozen)
-        here = [at for at, s in enumerate(self._mine) if self._parts[s].table in never]
+        here = [at for at, shard in enumerate(shards) if shard.table in never]
         names = [live[at].name for at in table_of]
         self._resolved = looked_up(Call(live, table_of, names, bags, here, training), vectors)
         self._generations = [table.generation for table in live]
@@ -180,12 +191,7 @@ class Trip:
             told: (ranks, shares) the `numbers` of each.
         """
         self._counts = told.tolist()
-        self._look_up(self._ids_to_keepers(), {}, [], False)
-
-    def _answers(self, s: int, requester: int) -> bool:
-        """Whether a share sends rows to a rank. One that keeps all itself only sends ids, and gradients."""
-        share = self._parts[s].share
-        return not share.replica or share.rank == requester
+        self._look_up(self._ids_to_keepers(), [], [], False)
 
     # -- gradients to keepers --------------------------------------------------------------------
 
@@ -196,15 +202,18 @@ class Trip:
             grads: (n, dim) of the compute dtype for each table in `wanted`; None: zeros.
             wanted: positions of the tables of which a rank has a gradient.
         """
-        forms = [
-            Form(self.places[p.table].spec.compute_dtype, p.share.part.dim) for p in self._parts
+        layout, chosen = self._layout, set(wanted)
+        outgoing = [
+            None if (some := grads[shard.table]) is None else self._part_of(some, s)
+            for s, shard in enumerate(layout.shards)
         ]
-        outgoing = [self._part_of(grads[part.table], part) for part in self._parts]
-        incoming = self._to_keepers("gradients", outgoing, forms, wanted)
-        mine = [at for at, s in enumerate(self._mine) if self._parts[s].table in wanted]
+        forms = [shard.computed for shard in layout.shards]
+        incoming = self._to_keepers("gradients", outgoing, forms, chosen)
+        mine = [at for at, s in enumerate(layout.mine) if layout.shards[s].table in chosen]
         if not mine:
             return
-        for live, generation in zip(map(self._own, self._mine), self._generations, strict=True):
+        own = layout.own()
+        for live, generation in zip(own, self._generations, strict=True):
             if live.generation != generation:
                 raise TableError(
                     f"Table {live.name!r}: rows were erased since a batch was looked up whose gradient now "
@@ -213,8 +222,7 @@ class Trip:
         left = self._resolved.backward([grad for of_share in incoming for grad in of_share])
         for at, share in zip(mine, left.shares(mine), strict=True):
             share.rows.div_(self.ranks.size)
-            live = self._own(self._mine[at])
-            live.parameter.waiting.shares.append(share._replace(finite=False))
+            own[at].parameter.waiting.shares.append(share._replace(finite=False))
 
     # -- rows to who keeps them ------------------------------------------------------------------
 
@@ -230,43 +238,62 @@ class Trip:
             and (m, columns) rows.
         """
         self._counts = told.tolist()
-        ids = [torch.cat(list(of_share)) for of_share in self._ids_to_keepers()]
+        by_rank = self._ids_to_keepers()
+        ids = [torch.cat(of_share) for of_share in zip(*by_rank, strict=True)]
         weights: list[Any] = [None] * len(ids)
         if rows is not None:
             moved = self._moved[0]
             given = Rows(rows) if moved is None else Rows(rows, inverse_of(moved))
-            forms = [Form(rows.dtype, part.share.part.dim) for part in self._parts]
-            outgoing = [self._part_of(given, part) for part in self._parts]
+            shards = self._layout.shards
+            forms = [Form(rows.dtype, shard.stored.width) for shard in shards]
+            outgoing = [self._part_of(given, s) for s in range(len(shards))]
             weights = [torch.cat(some) for some in self._to_keepers("rows", outgoing, forms)]
-        return [(self._own(s), i, w) for s, i, w in zip(self._mine, ids, weights, strict=True)]
+        return [*zip(self._layout.own(), ids, weights, strict=True)]
 
     # -- messages --------------------------------------------------------------------------------
 
-    def _own(self, s: int) -> Any:
-        t, share, _ = self._parts[s]
-        return self.places[t].own[share]
+    def _part_of(self, rows: Rows, s: int) -> Rows:
+        """Of (n, dim) rows of its table what a shard is to have."""
+        shard = self._layout.shards[s]
+        columns = None if shard.whole else shard.columns
+        return rows.cut(self._begins[s], self._ends[s], columns)
 
-    @staticmethod
-    def _part_of(rows: Rows | None, part: _Part) -> Rows | None:
-        """Of (n, dim) rows of its table what a part is to have."""
-        return None if rows is None else rows.cut(part.asked, part.share.part.columns)
+    def _ids_to_keepers(self) -> list[Sequence[Tensor]]:
+        """For each rank (m,) ids of each share of this one, as the share calls them."""
+        layout, own = self._layout, self.ranks.rank
+        outgoing = [self._own_ids(s) for s in range(len(layout.shards))]
+        sizes = [8 * sum(outgoing[s].shape[0] for s in kept) for kept in layout.kept_by]
+        messages = self.ranks.take([0 if k == own else size for k, size in enumerate(sizes)])
+        for keeper, kept in enumerate(layout.kept_by):
+            if keeper != own and sizes[keeper]:
+                written: Any = messages[keeper].view(torch.int64)
+                torch.cat([outgoing[s] for s in kept], out=written)
+        mine = [[counts[s] for s in layout.mine] for counts in self._counts]
+        coming = [0 if r == own else 8 * sum(counts) for r, counts in enumerate(mine)]
+        received = self.ranks.send("ids", coming)
+        found: list[Sequence[Tensor]] = []
+        for rank, message in enumerate(received):
+            if rank == own:
+                found.append([outgoing[s] for s in layout.mine])
+            else:
+                there: Any = message.view(torch.int64)
+                found.append(torch.split(there.clone(), mine[rank]))
+        return found
 
-    def _ids_to_keepers(self) -> list[list[Tensor]]:
-        """For each share of this rank (m,) ids of each rank, as the share calls them."""
-        outgoing = [
-            Rows(part.share.part.origin.own_ids(self.asked[part.table][part.asked])[:, None])
-            for part in self._parts
-        ]
-        forms = [Form(torch.int64, 1)] * len(outgoing)
-        found = self._to_keepers("ids", outgoing, forms)
-        return [[ids.flatten().clone() for ids in of_share] for of_share in found]
+    def _own_ids(self, s: int) -> Tensor:
+        """(n,) ids that this rank asks for, as a shard calls them."""
+        shard = self._layout.shards[s]
+        ids, begin, end = self.asked[shard.table], self._begins[s], self._ends[s]
+        if (begin, end) != (0, ids.shape[0]):
+            ids = ids[begin:end]
+        return shard.origin.own_ids(ids)
 
     def _to_keepers(
         self,
         what: str,
         outgoing: Sequence[Rows | None],
         forms: Sequence[Form],
-        wanted: Sequence[int] | None = None,
+        wanted: Collection[int] | None = None,
     ) -> list[list[Any]]:
         """For each share of this rank what each rank has for it, (m, width), which stays until the ranks next
         send something.
@@ -275,56 +302,58 @@ class Trip:
             outgoing: (n, width) for each share; None: zeros.
             wanted: positions of tables; of others nothing travels, and comes. None: all.
         """
-        own, every = self.ranks.rank, range(self.ranks.size)
+        own, every, shards = self.ranks.rank, range(self.ranks.size), self._layout.shards
         chosen = [
-            [s for s in kept if wanted is None or self._parts[s].table in wanted]
-            for kept in self._kept_by
+            [s for s in kept if wanted is None or shards[s].table in wanted]
+            for kept in self._layout.kept_by
         ]
-        sizes = [0 if k == own else self._size(own, chosen[k], forms) for k in every]
+
+        def size(requester: int, some: Sequence[int]) -> int:
+            counts = self._counts[requester]
+            return sum(forms[s].size(counts[s]) for s in some)
+
+        def pieces_of(message: Tensor, requester: int, some: Sequence[int]) -> Sequence[Tensor]:
+            counts = self._counts[requester]
+            return cut(message, [forms[s] for s in some], [counts[s] for s in some])
+
+        sizes = [0 if k == own else size(own, chosen[k]) for k in every]
         for keeper, message in enumerate(self.ranks.take(sizes)):
             if keeper == own:
                 continue
-            pieces = self._cut(message, own, chosen[keeper], forms)
-            for s, piece in zip(chosen[keeper], pieces, strict=True):
+            for s, piece in zip(
+                chosen[keeper], pieces_of(message, own, chosen[keeper]), strict=True
+            ):
                 some = outgoing[s]
                 if some is None:
                     piece.zero_()
                 else:
                     some.write(piece)
-        coming = [0 if r == own else self._size(r, chosen[own], forms) for r in every]
+        coming = [0 if r == own else size(r, chosen[own]) for r in every]
         received = self.ranks.send(what, coming)
-        found: dict[int, list[Any]] = {s: [None] * self.ranks.size for s in self._mine}
+        found: dict[int, list[Any]] = {s: [None] * self.ranks.size for s in self._layout.mine}
         for source in every:
-            if source == own:
-                continue
-            pieces = self._cut(received[source], source, chosen[own], forms)
-            for s, piece in zip(chosen[own], pieces, strict=True):
-                found[s][source] = piece
+            if source != own:
+                pieces = pieces_of(received[source], source, chosen[own])
+                for s, piece in zip(chosen[own], pieces, strict=True):
+                    found[s][source] = piece
         for s in chosen[own]:
-            some = outgoing[s]
-            form = forms[s]
+            some, form = outgoing[s], forms[s]
             found[s][own] = (
                 torch.zeros((self._counts[own][s], form.width), dtype=form.dtype)
                 if some is None
                 else some.made()
             )
-        return [found[s] for s in self._mine]
+        return [*found.values()]
 
-    def _size(self, requester: int, parts: Sequence[int], forms: Sequence[Form]) -> int:
-        """Of a message that has, or is to have, something for each id that one asks for."""
-        counts = self._counts[requester]
-        return sum(forms[s].size(counts[s]) for s in parts)
+    def _size(self, requester: int, some: Sequence[int]) -> int:
+        """Of a message that has, or is to have, a row for each id that one asks for."""
+        counts, shards = self._counts[requester], self._layout.shards
+        return sum(shards[s].stored.size(counts[s]) for s in some)
 
-    def _cut(
-        self, message: Tensor, requester: int, parts: Sequence[int], forms: Sequence[Form]
-    ) -> list[Tensor]:
-        """(count, width) of each of some parts."""
-        counts, begin = self._counts[requester], 0
-        found = []
-        for s in parts:
-            found.append(forms[s].of(message, begin, counts[s]))
-            begin += forms[s].size(counts[s])
-        return found
+    def _cut(self, message: Tensor, requester: int, some: Sequence[int]) -> Sequence[Tensor]:
+        """(count, width) of each of some shards."""
+        counts, shards = self._counts[requester], self._layout.shards
+        return cut(message, [shards[s].stored for s in some], [counts[s] for s in some])
 
 
 def _first(columns: tuple[int, Tensor]) -> int:
@@ -333,5 +362,4 @@ def _first(columns: tuple[int, Tensor]) -> int:
 
 def _bags(ids: Tensor) -> Bags:
     """One vector an id."""
-    offsets = torch.tensor([0, len(ids)])
-    return Bags(ids, offsets, 0, 1, None, 1, None, True)
+    return Bags(ids, None, 1, ids.shape[0], None, ids.shape[0], None, False)

@@ -62,17 +62,17 @@ def lookup(
     return _resolved(call, behind, lambda resolved: pool(resolved, handles))
 
 
-def looked_up(call: Call, vectors: Sequence[Tensor]) -> Resolved:
+def looked_up(call: Call, vectors: Sequence[Tensor | None]) -> Resolved:
     """A batch that others ask for: resolved, for a backward that somebody else calls.
 
     Args:
         vectors: (ids, dim) contiguous of each feature, of the compute dtype, to be written to; features
-            have one vector an id.
+            have one vector an id. None: its rows are not wanted.
     """
     behind = [table for table in call.live if call.training and table.follows]
 
     def write(resolved: Resolved) -> Resolved:
-        columns = [Columns(own, (f,), (own,)) for f, own in enumerate(vectors)]
+        columns = [Columns(own, (f,), (own,)) for f, own in enumerate(vectors) if own is not None]
         resolved.pool(columns)
         return resolved
 
