@@ -7,6 +7,7 @@ import pickle
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 import hotbed as hb
-from hotbed.table.gradients import TableGradient
+from hotbed.ops.duplicates import sum_duplicates
+from hotbed.table.gradients import TableGradient, plain_access, set_gradient
 
 ids = torch.tensor
 ROWS, DIM = 6, 2
@@ -314,3 +316,135 @@ def test_tables_may_be_made_while_another_thread_steps() -> None:
         thread.join()
         sys.setswitchinterval(before)
     assert handle.grad is None and collection.count("a") == 10
+
+
+def one_row(slot: int, value: float) -> Tensor:
+    return torch.sparse_coo_tensor(ids([[slot]]), torch.full((1, DIM), value), (ROWS, DIM))
+
+
+@pytest.mark.parametrize("assigned", [one_row(3, 5.0), torch.eye(ROWS, DIM), None])
+def test_an_assigned_gradient_takes_the_place_of_what_nobody_has_looked_at(
+    assigned: Tensor | None,
+) -> None:
+    ours = layer()
+    optimizer = hb.optim.SGD(ours.parameters(), lr=1.0)
+    before = ours.weight.detach().clone()
+    for picked in ([1, 1], [4]):
+        ours(ids(picked)).sum().backward()
+    ours.weight.grad = None if assigned is None else assigned.clone()
+    expected = torch.zeros(ROWS, DIM) if assigned is None else dense(assigned)
+    if assigned is not None:
+        assert torch.equal(dense(ours.weight.grad), expected)
+    optimizer.step()
+    torch.testing.assert_close(before - ours.weight.detach(), expected, rtol=0, atol=1e-6)
+
+
+class AnnouncedLock:
+    """A lock that says when a thread other than the one that made it is about to take it."""
+
+    def __init__(self, lock: Any, arrived: threading.Event) -> None:
+        self.lock, self.arrived, self.maker = lock, arrived, threading.current_thread()
+
+    def __enter__(self) -> None:
+        if threading.current_thread() is not self.maker:
+            self.arrived.set()
+        self.lock.__enter__()
+
+    def __exit__(self, *raised: Any) -> None:
+        self.lock.__exit__(*raised)
+
+
+@pytest.mark.parametrize("hooked", [False, True], ids=["", "hooked"])
+@pytest.mark.parametrize(
+    ("meanwhile", "expected"),
+    [
+        ("backward", [2.0, 3.0]),
+        ("zero_grad", None),
+        ("assign", [0.0, 5.0]),
+        ("look", [2.0, 0.0]),
+    ],
+)
+def test_whoever_comes_while_a_gradient_is_summed_comes_after(
+    meanwhile: str, expected: list[float] | None, hooked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One thread is in the middle of summing when the other comes, and goes on once the other waits
+    for it, or is through."""
+    ours = layer(2)
+    if hooked:
+        ours.weight.register_hook(lambda grad: grad)
+    handle = ours.weight
+    for _ in range(2):
+        ours(ids([0])).sum().backward()
+    arrived = threading.Event()
+    waiting = handle.waiting
+    waiting._lock = AnnouncedLock(waiting._lock, arrived)
+    if hooked:  # torch has summed: a look sums what may repeat
+        with plain_access():
+            set_gradient(
+                handle, torch.sparse_coo_tensor(ids([[0, 0]]), torch.ones(2, DIM), (2, DIM))
+            )
+    seen: list[Any] = []
+
+    def other() -> None:
+        try:
+            match meanwhile:
+                case "backward":
+                    (3 * ours(ids([1]))).sum().backward()
+                case "zero_grad":
+                    handle.grad = None
+                case "assign":
+                    handle.grad = torch.sparse_coo_tensor(
+                        ids([[1]]), torch.full((1, DIM), 5.0), (2, DIM)
+                    )
+                case "look":
+                    seen.append(handle.grad)
+        finally:
+            arrived.set()
+
+    def interrupted(slots: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        monkeypatch.undo()
+        thread.start()
+        assert arrived.wait(60)
+        return sum_duplicates(slots, rows)
+
+    monkeypatch.setattr("hotbed.table.gradients.sum_duplicates", interrupted)
+    thread = threading.Thread(target=other)
+    looked = waiting.look(handle, each_once=True)
+    thread.join(60)
+    assert not thread.is_alive()
+    if expected is None:
+        assert handle.grad is None
+    else:
+        assert dense(handle.grad)[:, 0].tolist() == expected
+    assert all(grad is looked for grad in seen)
+
+
+def test_a_handler_of_a_signal_may_look_while_a_gradient_is_summed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It runs on the thread that sums."""
+    ours = layer(2)
+    for _ in range(2):
+        ours(ids([0])).sum().backward()
+    seen: list[Any] = []
+
+    def handled(slots: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        monkeypatch.undo()
+        seen.append(ours.weight.grad)
+        return sum_duplicates(slots, rows)
+
+    monkeypatch.setattr("hotbed.table.gradients.sum_duplicates", handled)
+    thread = threading.Thread(target=lambda: seen.append(ours.weight.grad), daemon=True)
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive(), "the lock is not taken twice by one thread"
+    assert [dense(grad)[:, 0].tolist() for grad in seen] == [[2.0, 0.0]] * 2
+    assert dense(ours.weight.grad)[:, 0].tolist() == [2.0, 0.0]
+
+
+def test_an_assigned_gradient_lets_the_one_before_go() -> None:
+    ours = layer()
+    ours(ids([1])).sum().backward()
+    before = weakref.ref(ours.weight.grad)
+    ours.weight.grad = one_row(3, 5.0)
+    assert before() is None

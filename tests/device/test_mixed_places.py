@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from devices import DEVICE
 from torch import nn
 
 import hotbed as hb
+from hotbed import _core
 from hotbed.errors import TableError
 from hotbed.table.holds import alone
 
@@ -59,7 +61,7 @@ def test_layers_in_one_place_serve(move: Callable[[nn.Module], nn.Module]) -> No
 
 @pytest.mark.parametrize("there_first", [False, True])
 def test_a_lookup_that_waits_for_a_move_finds_the_rows_where_they_are_then(
-    there_first: bool,
+    there_first: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = hb.EmbeddingCollection([hb.Table("a", 4, 9), hb.Table("b", 4, 9)], seed=1)
     batch = {"a": torch.arange(9), "b": torch.arange(9)}
@@ -67,15 +69,23 @@ def test_a_lookup_that_waits_for_a_move_finds_the_rows_where_they_are_then(
     if there_first:
         to_device(module)
     found: list[dict[str, torch.Tensor]] = []
+    asks = threading.Event()
+
+    def of_forward(*arguments: Any) -> Any:
+        asks.set()
+        return _core.Hold.of_forward(*arguments)
+
+    announced = SimpleNamespace(Hold=SimpleNamespace(of_forward=of_forward))
+    monkeypatch.setattr("hotbed.resolve.lookup._core", announced)
 
     def look_up() -> None:
         with torch.no_grad():
             found.append({name: v.cpu() for name, v in module(batch).items()})
 
+    reader = threading.Thread(target=look_up)
     with alone(tables_of(module)):
-        reader = threading.Thread(target=look_up)
         reader.start()
-        time.sleep(0.3)  # it waits for its hold by now
+        assert asks.wait(60)
         (to_host if there_first else to_device)(module)
         for name in batch:
             module.assign(name, torch.tensor([3]), torch.full((1, 4), 7.0))

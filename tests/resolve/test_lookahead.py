@@ -26,6 +26,7 @@ from resolve.tiered_models import (
 )
 
 import hotbed as hb
+from hotbed.ahead.window import BRINGING_UP, READING, Window, _windows
 from hotbed.errors import TableError
 
 # -- the batches -------------------------------------------------------------------------------------
@@ -47,6 +48,30 @@ def test_the_same_batches_in_the_same_order_twice(depth: int, horizon: int) -> N
     stats = model.embeddings.stats()
     assert stats["batches"] == 24 and stats["rows_evicted"] == 0
     assert stats["batches_ahead"] == (24 if depth else 0)
+
+
+@pytest.mark.parametrize(("depth", "horizon"), [(1, 1), (2, 5), (4, 4), (3, 8)])
+def test_as_many_batches_are_ahead_as_asked_for(depth: int, horizon: int) -> None:
+    """What the threads have done when they have nothing to do: `horizon` batches beside that of the loop
+    are announced, and the rows of `depth` are in their slots."""
+    loader = Once(batches(20))
+    model = Model(storage())
+    optimizer = adagrad(model)
+    ahead = iter(hb.lookahead(loader, model, depth, horizon))
+    for taken in range(1, 4):
+        step(model, optimizer, next(ahead))
+        (window,) = (w for w in _windows if model.embeddings in w._collections.values())
+        with window._moved:
+            assert window._moved.wait_for(lambda w=window: _is_idle(w), timeout=60)
+            assert [entry.admitted for entry in window._entries] == [
+                at < depth for at in range(horizon)
+            ]
+        assert loader.read == taken + horizon
+    ahead.close()  # type: ignore[attr-defined]
+
+
+def _is_idle(window: Window) -> bool:
+    return not window.at_work and not any(map(window.task, (READING, BRINGING_UP)))
 
 
 @pytest.mark.parametrize("count", [-1, 2.0, True, "2", None])
