@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -39,11 +40,16 @@ def killed_at_every_call(folder: Path) -> None:
         run = shutil.copytree(folder / "first", folder / str(number))
         child = os.fork()
         if not child:
-            with at_call(number, die):
-                hb.save(run, model, optimizer, step=2, keep=1)
-            os._exit(0)
-        if os.waitpid(child, 0)[1] == 0:
+            try:
+                with at_call(number, die):
+                    hb.save(run, model, optimizer, step=2, keep=1)
+                os._exit(0)
+            finally:
+                os._exit(1)
+        ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        if ended == 0:
             return
+        assert ended == -signal.SIGKILL, f"the save before call {number} ended with {ended}"
 
 
 @pytest.mark.process

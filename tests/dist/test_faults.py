@@ -20,6 +20,9 @@ from effort import examples
 import hotbed as hb
 from hotbed.dist import PeerError
 
+PATIENCE = 120
+"""Seconds until a test gives up on ranks of which nothing is heard."""
+
 STEPS = 6
 AT = 3
 """The step in which it goes wrong, on rank 1."""
@@ -49,10 +52,9 @@ def train(rank: int, world: int, store: str, fault: str, timeout: float, told: A
     model = made().eval()
     hb.distribute(model, "basic", timeout=timeout)
     optimizer = hb.optim.Adagrad(model.parameters(), lr=0.1)
-    done, began = 0, time.monotonic()
+    done = 0
     try:
         for number, batch in enumerate(batches(rank, fault)):
-            began = time.monotonic()
             here = number == AT and rank == 1
             if here and fault == "wrong id":
                 batch["word"][0] = 61
@@ -69,9 +71,9 @@ def train(rank: int, world: int, store: str, fault: str, timeout: float, told: A
             optimizer.zero_grad()
             done += 1
         rows = model.tables.lookup("item", torch.arange(61))
-        told.put((rank, "done", rows.sum().item(), time.monotonic() - began))
+        told.put((rank, "done", rows.sum().item()))
     except Exception as error:
-        told.put((rank, type(error).__name__, f"{done}: {error}", time.monotonic() - began))
+        told.put((rank, type(error).__name__, f"{done}: {error}"))
         if not isinstance(error, (PeerError, hb.HotbedError)):
             told.close()
             told.join_thread()
@@ -91,26 +93,38 @@ def die_in_the_vote(ranks: Any) -> None:
 
 
 def outcome(folder: Path, fault: str, timeout: float, stop: float = 0.0) -> dict[int, Any]:
-    """By rank (what was raised or "done", what it says, seconds that it waited)."""
+    """By rank what was raised or "done", and what it says."""
     told: Any = STARTS.Queue()
+    found: dict[int, Any] = {}
+
+    def listen(ranks: set[int]) -> None:
+        while not ranks <= found.keys():
+            rank, *rest = told.get(timeout=PATIENCE)
+            found[rank] = rest
+
     arguments = (3, f"file://{folder}/store", fault, timeout, told)
     started = [STARTS.Process(target=train, args=(rank, *arguments)) for rank in range(3)]
     for process in started:
         process.start()
-    if stop:
-        stat = Path(f"/proc/{started[1].pid}/stat")
-        while stat.read_text().rsplit(")", 1)[1].split()[0] != "T":
-            time.sleep(0.05)
-        time.sleep(stop)
-        os.kill(started[1].pid or 0, signal.SIGCONT)
-    found: dict[int, Any] = {}
-    expected = {0, 2} if fault.startswith("killed") else {0, 1, 2}
-    while set(found) != expected:
-        rank, *rest = told.get(timeout=timeout + 60)
-        found[rank] = rest
-    for process in started:
-        process.join(60)
-        assert process.exitcode is not None, "it does not end"
+    try:
+        if fault == "stopped":
+            stat = Path(f"/proc/{started[1].pid}/stat")
+            ends = time.monotonic() + PATIENCE
+            while stat.read_text().rsplit(")", 1)[1].split()[0] != "T":
+                assert time.monotonic() < ends, "it does not stop"
+                time.sleep(0.05)
+            time.sleep(stop)
+        else:
+            listen({0, 2})  # also where rank 1 is stopped, and has not gone on
+        if fault.startswith("stopped"):
+            os.kill(started[1].pid or 0, signal.SIGCONT)
+        listen({0, 2} if fault.startswith("killed") else {0, 1, 2})
+        for process in started:
+            process.join(60)
+            assert process.exitcode is not None, "it does not end"
+    finally:
+        for process in started:
+            process.kill()
     return found
 
 
@@ -142,11 +156,10 @@ SOAK = examples(1, 20)
 def test_every_rank_that_runs_is_told(
     fault: str, raised: str, says: str, again: int, tmp_path: Path
 ) -> None:
-    found = outcome(tmp_path, fault, 30)
+    found = outcome(tmp_path, fault, 10 * PATIENCE)  # which nobody waits for
     for rank in (0, 2):
-        kind, text, seconds = found[rank]
+        kind, text = found[rank]
         assert kind == raised and says in text and text.startswith("3: "), (rank, text)
-        assert seconds < 35
     own = {"wrong id": "IdError", "nan": "NotFiniteError"}
     if 1 in found:
         assert found[1][0] == own.get(fault, "Broken")
@@ -156,16 +169,15 @@ def test_every_rank_that_runs_is_told(
 @pytest.mark.parametrize("again", range(SOAK))
 def test_a_rank_that_is_stopped_for_a_while(again: int, right: float, tmp_path: Path) -> None:
     found = outcome(tmp_path, "stopped", 30, stop=10 if SOAK > 1 else 2)
-    assert [found[rank][:2] for rank in range(3)] == [["done", right]] * 3
+    assert [found[rank] for rank in range(3)] == [["done", right]] * 3
 
 
 @pytest.mark.process
 @pytest.mark.parametrize("again", range(SOAK))
 def test_a_rank_that_is_stopped_for_too_long(again: int, tmp_path: Path) -> None:
-    timeout, stop = (30.0, 60.0) if SOAK > 1 else (3.0, 8.0)
-    found = outcome(tmp_path, "stopped for long", timeout, stop=stop)
+    timeout = 30.0 if SOAK > 1 else 3.0
+    found = outcome(tmp_path, "stopped for long", timeout)
     for rank in (0, 2):
-        kind, text, seconds = found[rank]
+        kind, text = found[rank]
         assert kind == "PeerLost" and f"waiting for more than {timeout:g} s" in text
-        assert seconds < timeout + 5
     assert found[1][0] == "PeerLost"

@@ -254,10 +254,13 @@ def test_a_forked_child_is_not_kept_by_who_reads_in_its_parent(tmp_path: Path, p
     count = len(next(stream).ids)
     child = os.fork()
     if not child:
-        torch.set_num_threads(1)  # OpenMP's threads do not live on in a fork
-        model.assign("user", torch.tensor([1]), torch.ones(1, 40))
-        os._exit(int(model.lookup("user", [1])[0, 0]))
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+        try:
+            torch.set_num_threads(1)  # OpenMP's threads do not live on in a fork
+            model.assign("user", torch.tensor([1]), torch.full((1, 40), 7.0))
+            os._exit(int(model.lookup("user", [1])[0, 0]))
+        finally:
+            os._exit(1)  # as whoever raises
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
     assert count + sum(len(chunk.ids) for chunk in stream) == model.count("user")
     step(model, optimizer, batch_of(1))
 
