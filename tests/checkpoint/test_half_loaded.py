@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import torch
 from kept_in import PLACES
-from small_models import Model, batch_of, everything, made, optimizer_of, same, train
-from whole_checkpoints import names_in
+from checkpoint.small_models import Model, batch_of, everything, made, optimizer_of, same, train
+from checkpoint.whole_checkpoints import names_in
 
 import hotbed as hb
 from hotbed.checkpoint import CheckpointError, loading

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from whole_checkpoints import check_whole, names_in
+from checkpoint.whole_checkpoints import check_whole, names_in
 
 import hotbed as hb
 from hotbed.checkpoint import saving

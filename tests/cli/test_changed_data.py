@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from command_line import run
+from cli.command_line import run
 from torch import nn
 
 import hotbed as hb
