@@ -11,7 +11,7 @@ import io
 import json
 import os
 import stat
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,32 +28,45 @@ class DamagedError(CheckpointError):
     """A file of a checkpoint is missing, damaged, or cannot be read.
 
     ``others`` are the checkpoints beside it that are whole as far as the sizes of their files tell, the
-    latest first.
+    latest first; ``fault`` is the message without them.
     """
 
     others: Sequence[str] | None = None
-    _fault = ""
+    fault = ""
 
-    def name_others(self, others: Sequence[str], line: str = "hotbed.load({!r}, ...)") -> None:
+    def name_others(self, others: Sequence[str], line: str = "hotbed.load({path!r}, ...)") -> None:
         """Adds to the message which other checkpoints there are.
 
         Args:
-            line: how one is loaded, by its path.
+            line: how one is loaded, by its ``{path}`` or ``{name}``.
         """
-        self._fault = self._fault or str(self)
+        self.fault = self.fault or str(self)
         self.others = others
         if not others:
-            self.args = (f"{self._fault} No other checkpoint beside it is whole.",)
+            self.args = (f"{self.fault} No other checkpoint beside it is whole.",)
             return
         names = ", ".join(os.path.basename(path) for path in others[:_MOST_NAMED])
         more = f" and {len(others) - _MOST_NAMED} more" if len(others) > _MOST_NAMED else ""
+        how = line.format(path=others[0], name=os.path.basename(others[0]))
         self.args = (
-            f"{self._fault} Whole checkpoints beside it: {names}{more}. Load one by its own path: "
-            f"{line.format(others[0])}. `hotbed checkpoint verify --all` reads them in full.",
+            f"{self.fault} Whole checkpoints beside it, by their sizes: {names}{more}. Load one by {how}. "
+            f"To read them in full: hotbed checkpoint verify --all {os.path.dirname(others[0])}",
         )
 
 
 _MOST_NAMED = 3
+
+
+@contextlib.contextmanager
+def others_loaded_by(line: str) -> Iterator[None]:
+    """For a ``with`` statement: errors about damaged checkpoints say so how to load others; see
+    `DamagedError.name_others`."""
+    try:
+        yield
+    except DamagedError as error:
+        if error.others is not None:
+            error.name_others(error.others, line)
+        raise
 
 
 # -- JSON files that check themselves ----------------------------------------------------------------

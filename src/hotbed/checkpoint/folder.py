@@ -43,6 +43,7 @@ __all__ = [
     "opened",
     "order_of",
     "root_of",
+    "whole_beside",
 ]
 
 _NAME = re.compile(r"step-([0-9]{12,})(?:\.([0-9]+))?")
@@ -186,12 +187,12 @@ def opened(path: str) -> Iterator[str]:
                     yield folder
                 except DamagedError as error:
                     if error.others is None:
-                        error.name_others(_whole_beside(folder))
+                        error.name_others(whole_beside(folder))
                     raise
                 return
 
 
-def _whole_beside(folder: str) -> list[str]:
+def whole_beside(folder: str) -> list[str]:
     """The whole checkpoints of the same run, the latest first."""
     if order_of(folder) < (0, 0):
         return []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
@@ -25,41 +27,70 @@ def checkpoint() -> None:
       [cyan]hotbed checkpoint verify runs/1[/cyan]
       Reads all files of the latest checkpoint and compares them with their checksums.
 
+      [cyan]hotbed checkpoint show runs/1[/cyan]
+      Lists the checkpoints, whole or damaged, and the tables of the latest.
+
       [cyan]hotbed checkpoint diff runs/1/step-000000001000 runs/1[/cyan]
       Tells how many rows of each table have changed since step 1000.
     """
 
 
 @app.command()
-def verify(path: Folder) -> None:
+def verify(
+    path: Folder,
+    every: Annotated[
+        bool,
+        typer.Option("--all", help="Verify all checkpoints of the folder, not only the latest."),
+    ] = False,
+) -> None:
     """Read a checkpoint in full. The exit code is 1 if a file is missing or damaged."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
     from rich.text import Text
 
-    console, faults = Console(), 0
+    console, damaged = Console(), 0
+
+    def tell(text: str, style: str = "") -> None:
+        console.print(Text(text, style=style), soft_wrap=True, highlight=False)
+
     with told_in_one_sentence():
-        from hotbed.checkpoint.folder import opened
+        from hotbed.checkpoint import DamagedError
+        from hotbed.checkpoint.folder import opened, whole_beside
+        from hotbed.checkpoint.listing import list as checkpoints_in
         from hotbed.checkpoint.looking import contents, verified
 
         columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
-        progress = Progress(*columns, console=Console(stderr=True), transient=True)
-        with opened(path) as folder, progress as bar:
-            about = contents(folder)
-            task = bar.add_task("Reading", total=about["bytes"])
-            for _, size, fault in verified(folder):
-                bar.advance(task, size)
-                if fault:
-                    faults += 1
-                    console.print(Text(fault, style="red"), soft_wrap=True, highlight=False)
-        told = "is damaged, see above" if faults else "is whole"
-        console.print(
-            f"{about['path']} {told}: step {about['step']:,}, {about['bytes'] / 1e6:,.1f} MB.",
-            soft_wrap=True,
-            highlight=False,
-            markup=False,
-        )
-    if faults:
+        found = checkpoints_in(path) if every else []
+        for one in found:
+            if one.state in ("incomplete", "being written"):
+                tell(f"{one.path} is {one.state}.")
+        complete = [one.path for one in found if one.state in ("whole", "damaged")] or [path]
+        for each in complete:
+            faults = 0
+            try:
+                bar = Progress(*columns, console=Console(stderr=True), transient=True)
+                with opened(each) as folder, bar:
+                    about = contents(folder)
+                    task = bar.add_task("Reading", total=about["bytes"])
+                    for _, size, fault in verified(folder):
+                        bar.advance(task, size)
+                        if fault:
+                            faults += 1
+                            tell(fault, "red")
+            except DamagedError as error:
+                if not every:
+                    raise
+                tell(error.fault, "red")
+                damaged += 1
+                continue
+            damaged += bool(faults)
+            told = "is damaged, see above" if faults else "is whole"
+            tell(f"{folder} {told}: step {about['step']:,}, {about['bytes'] / 1e6:,.1f} MB.")
+        if damaged and not every:
+            names = ", ".join(os.path.basename(other) for other in whole_beside(folder))
+            how = f"hotbed checkpoint verify --all {os.path.dirname(folder)}"
+            tell(f"Whole by their sizes: {names or 'none'}. To read them: {how}")
+    if damaged:
         raise typer.Exit(1)
 
 
@@ -70,20 +101,26 @@ def show(
         str | None, typer.Option("--json", metavar="FILE", help="Write the figures here.")
     ] = None,
 ) -> None:
-    """Show the tables of a checkpoint: rows, dtype, and the optimizer whose states they have."""
+    """Show the checkpoints of a folder with their states, and the tables of the latest: rows, dtype, and the
+    optimizer whose states they have."""
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
     with told_in_one_sentence():
+        from hotbed.checkpoint.listing import list as checkpoints_in
         from hotbed.checkpoint.looking import contents
         from hotbed.train.report import check_writable_file, write_json
 
         if json is not None:
             check_writable_file(json)
+        found = checkpoints_in(path)
+        if len(found) > 1 or any(one.state != "whole" for one in found):
+            Console().print(_states(found))
         about = contents(path)
         if json is not None:
-            write_json(json, about)
+            states = [{**one._asdict(), "when": one.when.isoformat()} for one in found]
+            write_json(json, {**about, "checkpoints": states})
         title = escape(f"{about['path']}, step {about['step']:,}")
         shown = Table(title=title, title_justify="left")
         for heading in ("table", "ids", "rows saved", "dim", "dtype", "optimizer", "steps"):
@@ -102,6 +139,27 @@ def show(
                 "" if each["steps"] is None else f"{each['steps']:,}",
             )
         Console().print(shown)
+
+
+def _states(found: Sequence[Any]) -> Any:
+    """A table of `hotbed.checkpoint.Checkpoint`."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    shown = Table()
+    for heading in ("checkpoint", "state", "MB", "completed"):
+        shown.add_column(heading, justify="right" if heading == "MB" else "left", overflow="fold")
+    for one in found:
+        state = one.state if one.state != "damaged" else f"damaged: {one.reason}"
+        when = (
+            f"{one.when.astimezone():%Y-%m-%d %H:%M:%S}"
+            if one.state in ("whole", "damaged")
+            else ""
+        )
+        shown.add_row(
+            escape(os.path.basename(one.path)), escape(state), f"{one.bytes / 1e6:,.1f}", when
+        )
+    return shown
 
 
 @app.command()

@@ -94,6 +94,15 @@ def train(
             "the bit as that of a run that was never stopped; --epochs may be more.",
         ),
     ] = False,
+    resume_from: Annotated[
+        str | None,
+        typer.Option(
+            "--resume-from",
+            metavar="NAME",
+            help="As --resume, from this checkpoint in --checkpoint, such as step-000000001000, and not from "
+            "the latest, which may be damaged; hotbed checkpoint show lists them.",
+        ),
+    ] = None,
     on: Annotated[
         str, typer.Option(help="Where the model computes: cpu, cuda or cuda:N. See --device.")
     ] = "cpu",
@@ -189,6 +198,7 @@ def train(
             every=every,
             keep=keep,
             resume=resume,
+            resume_from=resume_from,
             on=on,
             device=device,
             host=host,

@@ -121,8 +121,8 @@ def _train(
             table.ready()  # a log is there from now on, whose rows can be had again whatever ends the run
         _leave_note(settings, progress, may_go=True)
     position = Position()
-    begun = settings.resume and complete_in(settings.checkpoint or "")
-    begun = ranks.tell("a checkpoint", begun)[0]
+    begun = settings.resumes and complete_in(settings.checkpoint or "")
+    begun = ranks.tell("a checkpoint", bool(begun or settings.resume_from))[0]
     if settings.from_ is not None and not begun:
         with progress.status("Loading the model ..."):
             told = begin_from(settings.from_, model, optimizer, settings.lr, position)
@@ -131,7 +131,7 @@ def _train(
     saving = None
     if found is not None:
         saving = RunCheckpoints(settings, log, found, optimizer, position)
-        with progress.status("Loading the checkpoint ..." if settings.resume else "Saving ..."):
+        with progress.status("Loading the checkpoint ..." if settings.resumes else "Saving ..."):
             told = saving.begin(model)
         if told:
             notice(progress, told)

@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from hotbed.checkpoint import Saved, load
+from hotbed.checkpoint.files import others_loaded_by
 from hotbed.checkpoint.folder import complete_in, opened
 from hotbed.checkpoint.manifest import read_manifest
 from hotbed.checkpoint.models import description_of
@@ -58,12 +59,15 @@ class RunCheckpoints(Checkpoints):
         """
         self.on_start(model)
         ranks, told = ranks_of(tables_of(model), model), ""
-        if not ranks.tell("a checkpoint", complete_in(str(self.path)))[0]:
+        begun = ranks.tell("a checkpoint", complete_in(str(self.path)))[0]
+        if not begun and self.settings.resume_from is None:
             self.save()
-        elif self.settings.resume:
-            with ranks.telling("a checkpoint"):
-                told = self.same.check(str(self.path))
-            load(self.path, model, self.optimizer, loader=[self.position, *self.beside])
+        elif self.settings.resumes:
+            path = self.settings.checkpoint_to_resume()
+            with others_loaded_by("--resume-from {name}"):
+                with ranks.telling("a checkpoint"):
+                    told = self.same.check(path)
+                load(path, model, self.optimizer, loader=[self.position, *self.beside])
             self.at = self.position.steps
         else:
             raise SettingsError(
@@ -176,6 +180,11 @@ def _states_in(path: str, values: dict[str, Any]) -> tuple[dict[str, Any], dict[
 def begin_from(path: str, model: nn.Module, optimizer: Any, lr: float, position: Position) -> str:
     """Reads rows, states and steps that an earlier run has left; the rest is this run's. Returns what is to
     be told."""
+    with others_loaded_by("--from {path}"):
+        return _begin_from(path, model, optimizer, lr, position)
+
+
+def _begin_from(path: str, model: nn.Module, optimizer: Any, lr: float, position: Position) -> str:
     with opened(path) as folder:
         left, own = read_manifest(folder).get("model"), description_of(model)
     if left and own:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 
 from hotbed.checkpoint import load_model
+from hotbed.checkpoint.files import others_loaded_by
 from hotbed.data import CriteoLog
 from hotbed.storage import Storage
 from hotbed.train.loop import scored
@@ -48,7 +49,8 @@ def write_scores(
     """
     check_writable_file(out)
     log = CriteoLog(data, batch_size, labels="auto")
-    model = load_model(folder, storage=storage)
+    with others_loaded_by("hotbed predict {path}"):
+        model = load_model(folder, storage=storage)
     if storage is not None and storage.ssd is not None:
         with contextlib.suppress(OSError):
             write_note(str(storage.ssd), may_go=True)  # the rows are in `folder`

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 
 import torch
 
@@ -45,6 +46,7 @@ class TrainSettings:
     every: int = 1000
     keep: int = 3
     resume: bool = False
+    resume_from: str | None = None
     on: str = "cpu"
     device: str | None = None
     host: str | None = None
@@ -71,9 +73,10 @@ class TrainSettings:
         _require(self.epochs > 0, "epochs", self.epochs, "positive")
         _require(self.every > 0, "every", self.every, "positive")
         _require(self.keep > 0, "keep", self.keep, "positive")
-        if self.resume and self.checkpoint is None:
+        if self.resumes and self.checkpoint is None:
+            option = "--resume" if self.resume_from is None else "--resume-from"
             raise SettingsError(
-                "--resume goes on from a checkpoint: name their folder, --checkpoint DIR."
+                f"{option} goes on from a checkpoint: name their folder, --checkpoint DIR."
             )
         _require(0 <= self.test_fraction < 1, "test-fraction", self.test_fraction, "in [0, 1)")
         _require(self.shuffle >= 0, "shuffle", self.shuffle, "0 or a number of samples")
@@ -90,7 +93,8 @@ class TrainSettings:
             except StorageError:
                 wanted = "a size such as 8GB or 512MiB, or a number of bytes, up to 2**60"
                 _require(False, name, size, wanted)
-        for name in ("data", "from_", "json", "save", "checkpoint", "ssd", "trace"):
+        paths = ("data", "from_", "json", "save", "checkpoint", "resume_from", "ssd", "trace")
+        for name in paths:
             value = getattr(self, name) or ""
             _require(
                 "\0" not in "".join(value),
@@ -98,6 +102,20 @@ class TrainSettings:
                 repr(value),
                 "a path, without a zero byte",
             )
+
+    @property
+    def resumes(self) -> bool:
+        """Whether a run is to go on."""
+        return self.resume or self.resume_from is not None
+
+    def checkpoint_to_resume(self) -> str:
+        """The folder of checkpoints, whose latest is meant, or the one of --resume-from: by its name in it,
+        or a path."""
+        assert self.checkpoint is not None
+        if self.resume_from is None:
+            return self.checkpoint
+        inside = os.path.join(self.checkpoint, self.resume_from)
+        return inside if os.path.isdir(inside) else self.resume_from
 
     def _check_device(self) -> None:
         if not torch.cuda.is_available():

@@ -1,0 +1,76 @@
+"""The checkpoints of a folder, and the state that each is in."""
+
+from __future__ import annotations
+
+import datetime
+import os
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+from hotbed.checkpoint.files import CheckpointError
+from hotbed.checkpoint.folder import OWN, folders_in, is_complete, is_held, order_of, root_of
+from hotbed.checkpoint.manifest import MANIFEST, fault_of, read_manifest
+
+__all__ = ["Checkpoint", "list"]
+
+
+class Checkpoint(NamedTuple):
+    """A checkpoint, as far as its manifest and the sizes of its files tell."""
+
+    path: str
+    """Its folder."""
+    step: int | None
+    """How many steps were taken; None: neither its name nor its manifest tells."""
+    state: Literal["whole", "damaged", "incomplete", "being written"]
+    """``incomplete``: a save that did not end has left it, and the next one removes it."""
+    reason: str
+    """Why it cannot be loaded; empty for a whole one."""
+    bytes: int
+    """Of its files that are there, without the manifest."""
+    when: datetime.datetime
+    """When it was completed, or else last changed; in UTC."""
+
+
+def list(path: str | os.PathLike[str]) -> Sequence[Checkpoint]:
+    """Lists checkpoints in the order in which they were completed; the last complete one is what
+    `hotbed.load` reads. Bytes of rows are not read: ``hotbed checkpoint verify --all`` does that.
+
+    Args:
+        path: a folder of checkpoints, or one of them. None are in a folder that is not there.
+
+    Raises:
+        CheckpointError: what is there cannot be looked at.
+    """
+    real = os.path.realpath(root_of(path))
+    try:
+        folders = [real] if is_complete(real) else folders_in(real)
+        found = [_state_of(folder) for folder in folders]
+    except OSError as error:
+        where = error.filename or real
+        raise CheckpointError(f"{where} cannot be read: {error.strerror}.") from None
+    return [one for one in found if one is not None]
+
+
+def _state_of(folder: str) -> Checkpoint | None:
+    """None: it was removed meanwhile."""
+    try:
+        complete = is_complete(folder)
+        last = os.path.join(folder, MANIFEST) if complete else folder
+        when = datetime.datetime.fromtimestamp(os.lstat(last).st_mtime, datetime.timezone.utc)
+        names = [name for name in os.listdir(folder) if OWN.fullmatch(name)]
+        files = [os.path.join(folder, name) for name in names if name.endswith(".safetensors")]
+        size = sum(os.lstat(file).st_size for file in files)
+        step = order_of(folder)[1]
+        if not complete:
+            state: Literal["incomplete", "being written"]
+            state, reason = "incomplete", "A save that did not end has left it."
+            if is_held(folder):
+                state, reason = "being written", "It is being written."
+            return Checkpoint(folder, step, state, reason, size, when)
+        if reason := fault_of(folder):
+            if not is_complete(folder):
+                return None
+            return Checkpoint(folder, step if step >= 0 else None, "damaged", reason, size, when)
+        return Checkpoint(folder, read_manifest(folder)["step"], "whole", "", size, when)
+    except FileNotFoundError:
+        return None
