@@ -19,6 +19,7 @@ import hotbed as hb
 from hotbed import _core
 from hotbed.checkpoint import CheckpointError
 from hotbed.checkpoint.files import write_json_sealed
+from hotbed.errors import OptimizerError
 
 DENSE, ROWS, MANIFEST = "dense.safetensors", "rows-0-0.safetensors", "checkpoint.json"
 FILES = (DENSE, ROWS, MANIFEST)
@@ -152,6 +153,13 @@ def test_chunks_that_changed_places(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     refused(folder, ROWS)
 
 
+def _number(manifest: dict[str, Any], where: str, name: str, value: float) -> None:
+    """Changes a number in the history of a table's steps."""
+    history = manifest["tables"]["embeddings.item"]["rule"]["history"]
+    numbers = history["last"] if where == "last" else history["runs"][0]
+    numbers[history["numbers"].index(name) + (where == "runs")] = value
+
+
 CHANGES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "a later version": (lambda m: m.update(version=2), "is of version 2; this Hotbed reads 1"),
     "another format": (lambda m: m.update(format="x"), "is no manifest"),
@@ -192,9 +200,25 @@ CHANGES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
         lambda m: m["tables"]["embeddings.item"]["rule"].update(steps=77),
         "no such numbers",
     ),
+    "betas that no step can have had": (
+        lambda m: _number(m, "runs", "beta1", -1.5),
+        "checkpoint.json: table 'embeddings.item': .* beta1 is -1.5, which is outside",
+    ),
+    "a last step that none can have been": (
+        lambda m: _number(m, "last", "lr", float("nan")),
+        "checkpoint.json: table 'embeddings.item': .* lr is nan, which is outside",
+    ),
+    "moments that never fade": (
+        lambda m: _number(m, "runs", "beta2", 0.0),
+        "checkpoint.json: table 'embeddings.item': .* has no bound",
+    ),
+    "effects of steps that are no numbers": (
+        lambda m: m["tables"]["embeddings.item"]["rule"]["history"].update(base=[1e999] * 5),
+        "checkpoint.json: table 'embeddings.item': .* no such numbers",
+    ),
     "an odd history": (
         lambda m: m["tables"]["embeddings.item"]["rule"]["history"].update(runs=[[-1]]),
-        "cannot be loaded",
+        "the history of its steps is incomplete",
     ),
 }
 
@@ -231,6 +255,25 @@ def test_a_load_that_failed_can_be_tried_again(copy: Path) -> None:
     assert bare.embeddings.table("item").rule is None
     (copy / ROWS).write_bytes(contents)
     assert hb.load(copy, bare).step == 3
+
+
+def test_what_is_wrong_with_an_optimizer_names_the_file(copy: Path) -> None:
+    def change(manifest: dict[str, Any]) -> None:
+        (optimizer,) = manifest["values"]["optimizers"]
+        text = json.dumps(optimizer)
+        assert '["betas", {"tuple": [0.9, 0.999]}]' in text
+        changed = text.replace('{"tuple": [0.9, 0.999]}', '{"tuple": [-1.5, 0.999]}')
+        manifest["values"]["optimizers"] = [json.loads(changed)]
+
+    rewritten(copy, change)
+    model, optimizer = made("memory", copy.parent, "Adam", untouched="exact")
+    with pytest.raises(OptimizerError, match="betas of group 0 is .* outside") as error:
+        hb.load(copy, model, optimizer)
+    assert str(error.value).startswith(f"{copy}/checkpoint.json: Adam: ")
+    model, other = made("memory", copy.parent, "Adagrad")
+    with pytest.raises(CheckpointError, match="was saved with another optimizer") as refused_:
+        hb.load(copy, model, other)
+    assert str(copy) in str(refused_.value)
 
 
 def test_what_is_not_known_is_passed_over(copy: Path) -> None:

@@ -290,3 +290,15 @@ def test_hooks_of_state_dicts_meet_tables_too() -> None:
     state["state"][0]["step"] = 7
     optimizer.load_state_dict(state)
     assert seen == [4, 7]
+
+
+@pytest.mark.parametrize(("name", "value"), [("beta1", -1.5), ("lr", float("nan")), ("eps", -1.0)])
+def test_missed_steps_with_numbers_that_no_step_can_have_had(name: str, value: float) -> None:
+    model = hb.EmbeddingBag(5, 2, mode="sum")
+    optimizer = hb.optim.Adam(model.parameters(), lr=0.1, untouched="exact")
+    model(torch.tensor([[1, 2]])).sum().backward()
+    optimizer.step()
+    state = optimizer.state_dict()
+    state["state"][0]["untouched"]["last"][name] = value
+    with pytest.raises(hb.OptimizerError, match=f"{name} is {value}, which is outside"):
+        optimizer.load_state_dict(state)

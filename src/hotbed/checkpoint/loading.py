@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from hotbed import _core
 from hotbed.checkpoint.files import CheckpointError
-from hotbed.checkpoint.folder import opened
+from hotbed.checkpoint.folder import MANIFEST, opened
 from hotbed.checkpoint.half_loaded import Changes
 from hotbed.checkpoint.joining import whole_rows
 from hotbed.checkpoint.manifest import dense_file, read_manifest
@@ -100,6 +100,8 @@ def load(
             loading.take_rows()
             if optimizer is not None and "random" in loading.values:
                 give_random_states(loading.of_rank("random"))
+        except OptimizerError as error:
+            raise OptimizerError(f"{os.path.join(folder, MANIFEST)}: {error}") from error
         except HotbedError:
             raise
         except Exception as error:  # whatever files can make others raise
@@ -194,10 +196,15 @@ class _Loading:
                 continue
             if saved is None:
                 if self.strict:
-                    raise CheckpointError(f"Table {stem!r} was saved without optimizer states.")
+                    raise CheckpointError(
+                        f"{loading_from(self.folder)}: table {stem!r} was saved without optimizer states."
+                    )
                 self.missing.append(f"states of {stem}")
                 continue
-            refuse_other_rule(stem, table, saved)
+            try:
+                refuse_other_rule(stem, table, saved)
+            except CheckpointError as error:
+                raise CheckpointError(f"{loading_from(self.folder)}: {error}") from None
             found.add(stem)
         return found
 
@@ -255,7 +262,8 @@ class _Loading:
                 if stem in self.with_states:
                     reset_states(table)
                     for each in rules:
-                        give_history(each, rule)
+                        with self._naming(stem):
+                            give_history(each, rule)
                 elif rule is not None and rule["untouched"] == "exact":
                     if table.rule is not None:
                         raise CheckpointError(
@@ -269,7 +277,8 @@ class _Loading:
                             f"Table {stem!r} was saved with rows that are behind its optimizer, which only "
                             f"the CPU makes up for. Load the model there, then move it to {table.device}."
                         ) from error
-                    finish += [current_anyway(t, rule) for t in table.place.tables_here(table)]
+                    with self._naming(stem):
+                        finish += [current_anyway(t, rule) for t in table.place.tables_here(table)]
                     as_stored.add(stem)
             for table in self.tables.values():
                 table.settle()  # before rows come, as those come with what their rule keeps of them
@@ -286,6 +295,15 @@ class _Loading:
                         f"{path} has no rows of {rows.stem!r} as its manifest says: {error}"
                     ) from error
             loaded = True
+
+    @contextlib.contextmanager
+    def _naming(self, stem: str) -> Iterator[None]:
+        """Lets what is wrong with the rule of a table name the file and the table."""
+        try:
+            yield
+        except ValueError as error:
+            path = os.path.join(self.folder, MANIFEST)
+            raise CheckpointError(f"{path}: table {stem!r}: {error}.") from error
 
     def _take(
         self, table: LiveTable, saved: slice, tensors: dict[str, Tensor], as_stored: bool

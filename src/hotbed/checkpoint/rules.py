@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from hotbed import _core
 from hotbed.checkpoint.files import CheckpointError
+from hotbed.optim import RULES
+from hotbed.optim.options import fault_of_numbers
 
 __all__ = ["current_anyway", "forget_steps", "give_history", "refuse_other_rule", "rule_of"]
 
@@ -95,8 +98,12 @@ def give_history(rule: Any, saved: dict[str, Any]) -> None:
         } if names == _NUMBERS and len(base) == 5:
             again = [(int(count), _hyper_of(numbers)) for count, *numbers in runs]
             total = forgotten + sum(count for count, _ in again)
+            for hyper in [*(hyper for _, hyper in again), *([_hyper_of(last)] if total else [])]:
+                _check_numbers(rule, hyper)
             if (
-                min([forgotten, *(count - 1 for count, _ in again)]) < 0
+                not all(map(math.isfinite, base))
+                or not (ratio >= 0 and size >= 0)
+                or min([forgotten, *(count - 1 for count, _ in again)]) < 0
                 or total != saved.get("steps")
                 or total >= 1 << 40
             ):
@@ -106,7 +113,20 @@ def give_history(rule: Any, saved: dict[str, Any]) -> None:
             raise ValueError("the history of its steps is incomplete")
 
 
+def _check_numbers(rule: Any, hyper: Any) -> None:
+    """Raises ValueError where no step of a table's rule can have had these numbers."""
+    faults = [
+        fault_of_numbers(kind._rule, hyper)
+        for kind in RULES
+        if kind._rule.core == rule.options.rule.name
+    ]
+    if fault := min(faults, key=len) or _core.why_not_exact(rule.options, hyper):
+        raise ValueError(f"the history of its steps has numbers that none can have had: {fault}")
+
+
 def _hyper_of(numbers: list[float]) -> Any:
+    if len(numbers) != len(_NUMBERS):
+        raise ValueError("the history of its steps is incomplete")
     hyper = _core.Hyperparameters()
     for name, value in zip(_NUMBERS, numbers, strict=True):
         setattr(hyper, name, value)

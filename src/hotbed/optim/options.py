@@ -34,6 +34,7 @@ __all__ = [
     "Number",
     "Rule",
     "arguments",
+    "fault_of_numbers",
     "loadable",
     "numbers_of",
     "refuse_dense_only",
@@ -345,6 +346,17 @@ def refuse_tables_twice(group: dict[str, Any]) -> None:
 
 NUMBERS = [name for name in dir(_core.Hyperparameters) if not name.startswith("_")]
 """Names of the core's numbers of a step."""
+
+
+def fault_of_numbers(rule: Rule, hyper: Any) -> str:
+    """Why no step of a rule can have had these numbers of the core's; empty if one can."""
+    for option in rule.options:
+        if not isinstance(option, Number):
+            continue
+        for name in option.core or ():
+            if not option.low <= (number := getattr(hyper, name)) <= option.high:
+                return f"{name} is {number!r}, which is outside {option.span}"
+    return ""
 
 
 def numbers_of(hyper: Any) -> dict[str, float]:

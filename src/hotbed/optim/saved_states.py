@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from hotbed import _core
 from hotbed.errors import OptimizerError
-from hotbed.optim.options import loadable, numbers_of, strangers
+from hotbed.optim.options import fault_of_numbers, loadable, numbers_of, strangers
 from hotbed.table.holds import alone, reading
 from hotbed.table.live import LiveTable
 from hotbed.table.states import check_states, copy_states, reset_states, write_states
@@ -96,7 +97,7 @@ class Loading:
         found = {name: value for name, value in found.items() if value is not None}
         if not found:
             return _Entry()
-        states = check_states(live, found)
+        states, why = check_states(live, found), ""
         missed = found.get("untouched", {"base": _Entry().base, "last": {}})
         try:
             # torch's SGD counts no steps; what has a buffer has taken one.
@@ -104,14 +105,16 @@ class Loading:
             if steps < 0 or steps != float(found.get("step", 1)):
                 raise ValueError
             base, last = [float(x) for x in missed["base"]], _core.Hyperparameters()
-            if len(base) != len(_Entry().base):
+            if len(base) != len(_Entry().base) or not all(map(math.isfinite, base)):
                 raise ValueError
             for name, value in missed["last"].items():
                 setattr(last, name, float(value))
+            if missed["last"] and (why := fault_of_numbers(self._optimizer._rule, last)):
+                raise ValueError
         except (AttributeError, KeyError, RuntimeError, TypeError, ValueError):
             raise self._error(
                 f"has for table {live.name!r} a step {found.get('step')!r} and missed steps {missed!r}, "
-                "which no optimizer has written"
+                f"which no optimizer has written{why and f': {why}'}"
             ) from None
         return _Entry(steps, base, last, states)
 
