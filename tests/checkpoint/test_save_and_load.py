@@ -181,7 +181,7 @@ def test_static_and_dynamic_tables_take_each_others_rows(tmp_path: Path) -> None
     assert static.lookup("a", [5]).tolist() == [[7.0, 8.0]]
     dynamic.assign("a", [9], torch.zeros(1, 2))
     hb.save(tmp_path / "dynamic", dynamic, step=1)
-    with pytest.raises(CheckpointError, match=r"rows-0-0.safetensors.*ids that are none"):
+    with pytest.raises(CheckpointError, match=r"rows-0-0.safetensors: the id 9 of .* outside"):
         hb.load(tmp_path / "dynamic", static)
 
 

@@ -242,3 +242,24 @@ def test_many_tensors_that_are_left(tmp_path: Path) -> None:
     torch.save({**state, "e.weight": torch.ones(2, 2)}, tmp_path / "a.pt")
     code, said = run("import", tmp_path / "a.pt", "--to", tmp_path / "run")
     assert code == 0 and "and 10 more" in said
+
+
+def test_a_static_table_that_is_smaller_than_the_ids(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow", reason="Parquet files need pyarrow")
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    columns = {
+        "id": pa.array([3, 10]),
+        "vector": pa.array([[1.0, 2.0]] * 2, pa.list_(pa.float32())),
+    }
+    pq.write_table(pa.table(columns), tmp_path / "weight.parquet")
+    imported(tmp_path / "weight.parquet", tmp_path / "run")
+    model = hb.EmbeddingBag(10, 2, mode="sum")
+    says = r"rows-0-0.safetensors: the id 10 of table 'weight' is outside \[0, 10\). Give"
+    with pytest.raises(hb.checkpoint.CheckpointError, match=says):
+        hb.load(tmp_path / "run", model, strict=False)
+    claims = pa.table(columns).replace_schema_metadata({"hotbed.rows": "10"})
+    pq.write_table(claims, tmp_path / "weight.parquet")
+    said = refused("import", tmp_path / "weight.parquet", "--to", tmp_path / "no")
+    assert "Table 'weight': the id 10 is outside [0, 10)" in said

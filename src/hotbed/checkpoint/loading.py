@@ -287,7 +287,7 @@ class _Loading:
             for path, rows in self.ranks.beating(KIND, found):
                 table = self.own[rows.stem]
                 try:
-                    self._take(table, rows.columns, rows.tensors, rows.stem in as_stored)
+                    self._take(table, rows.stem, rows.columns, rows.tensors, rows.stem in as_stored)
                 except (KeyError, ValueError, IndexError) as error:
                     if isinstance(error, HotbedError):
                         raise CheckpointError(f"{path}: {error}") from error
@@ -306,9 +306,19 @@ class _Loading:
             raise CheckpointError(f"{path}: table {stem!r}: {error}.") from error
 
     def _take(
-        self, table: LiveTable, saved: slice, tensors: dict[str, Tensor], as_stored: bool
+        self, table: LiveTable, stem: str, saved: slice, tensors: dict[str, Tensor], as_stored: bool
     ) -> None:
-        ids, here = table.spec.origin.ids_in_part(tensors["ids"])
+        origin, ids = table.spec.origin, tensors["ids"]
+        if ids.dtype != torch.int64:
+            raise ValueError("its ids are no int64")
+        if origin.rows is not None and len(ids):
+            least, most = int(ids.min()), int(ids.max())
+            if not 0 <= least <= most < origin.rows:
+                raise CheckpointError(
+                    f"the id {least if least < 0 else most} of table {stem!r} is outside "
+                    f"[0, {origin.rows:,}). Give the table more rows, or rows=None for any id."
+                )
+        ids, here = origin.ids_in_part(ids)
         own, spec = table.spec.columns, table.spec
         columns = slice(own.start - saved.start, own.stop - saved.start)
 
@@ -319,12 +329,6 @@ class _Loading:
                 raise ValueError(f"{name} has the shape {tuple(tensors[name].shape)}")
             return found.to(dtype).contiguous()
 
-        if ids.dtype != torch.int64 or (
-            spec.rows is not None
-            and len(ids)
-            and not 0 <= int(ids.min()) <= int(ids.max()) < spec.rows
-        ):
-            raise ValueError("it has ids that are none of the table")
         own_states = None
         if as_stored:
             planes = _core.state_planes(table.rule.options)

@@ -189,4 +189,5 @@ def _check(name: str, ids: Tensor, weights: Tensor, first: Tensor | None, rows: 
     if first is not None and (weights.shape[1], weights.dtype) != (first.shape[1], first.dtype):
         raise CheckpointError(f"Table {name!r}: its chunks differ in dim or dtype.")
     if rows is not None and len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < rows:
-        raise CheckpointError(f"Table {name!r}: an id is outside [0, {rows}).")
+        worst = int(ids.min()) if int(ids.min()) < 0 else int(ids.max())
+        raise CheckpointError(f"Table {name!r}: the id {worst} is outside [0, {rows}).")
