@@ -35,8 +35,8 @@ _NO_IDS = torch.empty(0, dtype=torch.int64)
 class _Scratch:
     """The rows of one batch, as the core's batch takes a table."""
 
-    def __init__(self, live: Any, ids: Tensor, rows: Sequence[Tensor]) -> None:
-        """`rows`: (any, dim) pieces, in the order of the ids."""
+    def __init__(self, live: Any, ids: Tensor, rows: Sequence[Tensor], slots: Tensor) -> None:
+        """`rows`: (any, dim) pieces, in the order of the ids. `slots`: (any,) int64 from 0 on."""
         spec = live.spec
         self.combiner = live.combiner
         padding = None
@@ -45,12 +45,14 @@ class _Scratch:
             padding = int(at[0]) if len(at) else None
         # One that an earlier batch had is used again: fresh memory costs more than the rows.
         self._kept = live.place.scratch if padding is None else []
-        fits = [n for n, c in enumerate(self._kept) if len(ids) <= c.size <= 8 * len(ids) + 64]
-        self.core = self._kept.pop(fits[0]) if fits else self._made(spec, len(ids), padding)
-        slots = torch.arange(len(ids))
+        size = ids.shape[0]
+        fits = [n for n, c in enumerate(self._kept) if size <= c.size <= 8 * size + 64]
+        self.core = self._kept.pop(fits[0]) if fits else self._made(spec, size, padding)
+        first = slots.data_ptr()
         for some in rows:
-            _core.write(self.core, slots.data_ptr(), len(some), some.data_ptr())
-            slots = slots[len(some) :]
+            count = some.shape[0]
+            _core.write(self.core, first, count, some.data_ptr())
+            first += 8 * count
 
     @staticmethod
     def _made(spec: Any, rows: int, padding: int | None) -> Any:
@@ -87,8 +89,9 @@ class ShardedBatch(HostBatch):
             bag._replace(ids=trip.renumbered(t, own))
             for bag, t, own in zip(call.bags, call.table_of, positions, strict=True)
         ]
+        slots = torch.arange(max(own.shape[0] for own in trip.asked))
         scratch = [
-            _Scratch(live, own, some)
+            _Scratch(live, own, some, slots)
             for live, own, some in zip(call.live, trip.asked, rows, strict=True)
         ]
         core = core_batch(scratch, call.table_of, bags)
@@ -114,20 +117,26 @@ def _give_back(scratch: list[_Scratch]) -> None:
 def _grouped(call: Call) -> tuple[list[Tensor], list[Tensor]]:
     """(n,) distinct ids of each table, as they first appear; and for each feature the positions of its ids
     among them."""
-    asked: list[Tensor] = []
-    numbered: list[Tensor] = [torch.empty(0)] * len(call.bags)
     of_table: list[list[int]] = [[] for _ in call.live]
     for f, t in enumerate(call.table_of):
         of_table[t].append(f)
+    given = [bag.ids for bag in call.bags]
+    counts: list[int] = []  # of distinct ids of each table
+    order = [f for features in of_table for f in features]
+    sizes = [given[f].shape[0] for f in order]
+    distinct, inverse = (torch.empty(sum(sizes), dtype=torch.int64) for _ in range(2))
+    to, back = distinct.data_ptr(), inverse.data_ptr()
     for features in of_table:
-        parts = [call.bags[f].ids.long() for f in features]
-        ids = parts[0].contiguous() if len(parts) == 1 else torch.cat([_NO_IDS, *parts])
-        distinct, inverse = torch.empty_like(ids), torch.empty_like(ids)
-        count = _core.group_ids(ids.data_ptr(), len(ids), distinct.data_ptr(), inverse.data_ptr())
-        asked.append(distinct[:count])
-        for f, own in zip(features, inverse.split([len(p) for p in parts]), strict=True):  # type: ignore[no-untyped-call]
-            numbered[f] = own
-    return asked, numbered
+        if len(features) == 1:
+            ids = given[features[0]].long().contiguous()
+        else:
+            ids = torch.cat([_NO_IDS, *(given[f].long() for f in features)])
+        size = ids.shape[0]
+        counts.append(_core.group_ids(ids.data_ptr(), size, to, back))
+        to, back = to + 8 * counts[-1], back + 8 * size
+    asked = list(distinct[: sum(counts)].split(counts))  # type: ignore[no-untyped-call]
+    numbered = dict(zip(order, inverse.split(sizes), strict=True))  # type: ignore[no-untyped-call]
+    return asked, [numbered[f] for f in range(len(given))]
 
 
 def _refuse_beside_dense(ranks: Ranks) -> None:
@@ -189,7 +198,13 @@ class ShardedLeft:
     def shares(self, tables: Sequence[int]) -> list[LeftRows]:
         first = self._batch.trip.first_slots
         return [
-            LeftRows(share.slots + first[t], share.rows, True, share.finite, self._batch)
+            LeftRows(
+                share.slots + first[t] if first[t] else share.slots,
+                share.rows,
+                True,
+                share.finite,
+                self._batch,
+            )
             for t, share in zip(tables, self._left.shares(tables), strict=True)
         ]
 

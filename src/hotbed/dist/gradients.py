@@ -119,7 +119,9 @@ def collect(
         declared: what must be alike on all ranks.
     """
     trips = ranks.waiting.trips
-    own = [_by_trip(live, trips) for live in tables]
+    most = max((ids.shape[0] for trip in trips for ids in trip.asked), default=0)
+    in_order = torch.arange(most)
+    own = [_by_trip(live, trips, in_order) for live in tables]
     flags = [
         int(flag)
         for live, of_table in zip(tables, own, strict=True)
@@ -138,8 +140,9 @@ def serve_collect(ranks: Ranks, opened: Opened, width: int) -> Collected:
     return _brought(opened, tables, nothing, opened.numbers[:, width:])
 
 
-def _by_trip(live: Any, trips: list[Trip]) -> list[Rows | None]:
-    """The gradient of a table as (n, dim) for each trip; None where there is none."""
+def _by_trip(live: Any, trips: list[Trip], in_order: Tensor) -> list[Rows | None]:
+    """The gradient of a table as (n, dim) for each trip; None where there is none. `in_order`: (any,) int64
+    from 0 on."""
     waiting = live.parameter.waiting
     left = [getattr(o, "trip", None) for o in waiting.origins_of(live.parameter)]
     rows = rows_of(live)
@@ -149,14 +152,22 @@ def _by_trip(live: Any, trips: list[Trip]) -> list[Rows | None]:
         if rows is None or t is None:
             found.append(None)
             continue
-        first, count = trip.first_slots[t], len(trip.asked[t])
-        own = rows.slots - first
-        inside = (own >= 0) & (own < count)
-        if count and rows.distinct and len(own) == count and bool(inside.all()):
-            found.append(Rows(rows.rows, inverse_of(own)))  # as one backward has left it
-            continue
+        first, count = trip.first_slots[t], trip.asked[t].shape[0]
+        own = rows.slots - first if first else rows.slots
+        if (
+            count and rows.distinct and own.shape[0] == count
+        ):  # as one backward has left it, perhaps
+            if torch.equal(own, in_order[:count]):
+                found.append(Rows(rows.rows))
+                continue
+            inside = (own >= 0) & (own < count)
+            if bool(inside.all()):
+                found.append(Rows(rows.rows, inverse_of(own)))
+                continue
+        else:
+            inside = (own >= 0) & (own < count)
         here = torch.nonzero(inside).flatten()
-        if not len(here) and not any(one is trip for one in left):
+        if not here.shape[0] and not any(one is trip for one in left):
             found.append(None)
             continue
         grad = torch.zeros((count, live.spec.dim), dtype=live.spec.compute_dtype)
@@ -171,17 +182,17 @@ def _brought(
     own: list[list[Rows | None]],
     flags: Tensor,
 ) -> Collected:
-    told = flags.any(0).view(len(tables), -1)
-    for live, collected in zip(tables, told[:, -1].tolist(), strict=True):
+    any_rank: list[list[bool]] = flags.any(0).view(len(tables), -1).tolist()
+    for live, (*_, collected) in zip(tables, any_rank, strict=True):
         waiting = live.parameter.waiting
         if waiting.collected and not collected:  # a rank without batches hears of zero_grad() here
             waiting.drop_collected()
         waiting.collected = collected
     found = Collected(
-        [live for live, any_ in zip(tables, told.any(1).tolist(), strict=True) if any_]
+        [live for live, of_table in zip(tables, any_rank, strict=True) if any(of_table)]
     )
     for at, trip in enumerate(opened.waiting):
-        wanted = [n for n in range(len(tables)) if bool(told[n, at])]
+        wanted = [n for n, flags in enumerate(any_rank) if flags[at]]
         if not wanted:
             continue
         grads: list[Rows | None] = [None] * len(trip.places)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import struct
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +18,7 @@ from hotbed.dist.peers import PeerError
 from hotbed.dist.ranks import Ranks
 from hotbed.optim.options import NUMBERS
 from hotbed.step.on_host import HostPart, rows_of
-from hotbed.table.gradients import LeftRows
+from hotbed.table.gradients import LeftRows, plain_access
 from hotbed.table.holds import alone
 
 __all__ = ["ShardedPart", "serve_step"]
@@ -53,13 +54,14 @@ class ShardedPart:
         numbers = self._numbers()
         live = [live for live, _, _ in self._tables]
         declared = of_optimizer(self._optimizer)
-        opened, collected = collect(self._ranks, "a step", live, numbers, declared)
-        try:
-            self._refuse_other_numbers(opened, numbers)
-        except PeerError:
-            collected.restore()
-            raise
-        self._vote(collected, beside=beside)
+        with plain_access():
+            opened, collected = collect(self._ranks, "a step", live, numbers, declared)
+            try:
+                self._refuse_other_numbers(opened, numbers)
+            except PeerError:
+                collected.restore()
+                raise
+            self._vote(collected, beside=beside)
         return True
 
     def serve(self, opened: Opened) -> None:
@@ -165,5 +167,10 @@ def _heard(told: list[int], tables: int) -> list[tuple[float, ...]]:
 
 def _none_of(live: Any) -> LeftRows:
     """No rows: a step all the same."""
-    rows = torch.empty((0, live.spec.dim), dtype=live.spec.compute_dtype)
+    return _no_rows(live.spec.dim, live.spec.compute_dtype)
+
+
+@functools.cache
+def _no_rows(dim: int, dtype: torch.dtype) -> LeftRows:
+    rows = torch.empty((0, dim), dtype=dtype)
     return LeftRows(torch.empty(0, dtype=torch.int64), rows, True, True)

@@ -89,7 +89,7 @@ class Trip:
         for place, ids in zip(self.places, self.asked, strict=True):
             first = 0 if fresh else place.slots_taken
             self.first_slots.append(first)
-            place.slots_taken = first + len(ids)
+            place.slots_taken = first + ids.shape[0]
         self.ranks.waiting.add(batch, self)
 
     # -- rows to who asks ------------------------------------------------------------------------

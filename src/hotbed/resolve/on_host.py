@@ -172,7 +172,9 @@ class HostLeft(NamedTuple):
             if not self.all_seated:
                 kept = slots >= 0
                 slots, rows = slots[kept], rows[kept]
-            if not len(rows):  # torch adds to it in place, which memory of the core would not allow
+            if not rows.shape[
+                0
+            ]:  # torch adds to it in place, which memory of the core would not allow
                 slots, rows = slots.clone(), torch.empty_like(rows)
             shares.append(LeftRows(slots, rows, True, all_finite[t], self.core.claim))
         return shares

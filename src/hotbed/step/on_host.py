@@ -36,7 +36,7 @@ class HostPart:
             return
         self._optimizer.check_hold(live, rule)
         slots, values = rows.slots, rows.rows
-        at = slots.data_ptr(), values.data_ptr(), len(slots)
+        at = slots.data_ptr(), values.data_ptr(), slots.shape[0]
         self._entries.append((rule, *at, hyper, rows.distinct, rows.finite))
         self._tables.append(live)
         self._held.append(rows)
