@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import random
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -140,8 +140,3 @@ class History:
 
 def numbers(chance: random.Random, most: int = 40) -> Tensor:
     return torch.tensor([chance.randrange(IDS) for _ in range(chance.randint(1, most))])
-
-
-def forever(data: Sequence[Any]) -> Iterator[Any]:
-    while True:
-        yield from data

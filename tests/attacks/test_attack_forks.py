@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ import pytest
 import torch
 from attacks import history
 from attacks.harness import Together, attack, in_forked_child, seeds
-from attacks.history import TABLES, batches, collection, forever, ids_of, numbers, step
+from attacks.history import TABLES, History, batches, collection, ids_of, numbers, step
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 import hotbed as hb
@@ -24,36 +26,62 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:The budget holds .* look-ahead is shorter now"),
 ]
 
+STEPS = 300
 
-def read(model: Any, chance: random.Random) -> None:
+
+def read(model: Any, known: History, chance: random.Random) -> None:
+    """A fork waits for no step: what a child finds is, number by number, of before or after the step that
+    was taken just then. For a thread, more steps may have been taken before it had read."""
     torch.set_num_threads(1)  # libgomp is no more there than the threads that it had
     for _ in range(5):
-        part = numbers(chance)
-        with torch.no_grad():
-            vectors = model({name: ids_of(name, part) for name in TABLES})
-        assert all(v.shape == (len(part), model.tables[n].dim) for n, v in vectors.items())
-        for name in TABLES:
-            model.lookup(name, ids_of(name, part))
-            model.rows(name)
-        model.state_dict()
+        read_once(model, known, numbers(chance))
+
+
+def read_once(model: Any, known: History, part: Tensor) -> None:
+    ids = {name: ids_of(name, part) for name in TABLES}
+    with torch.no_grad():
+        check(known, lambda: {name: (part, rows) for name, rows in model(ids).items()})
+    check(known, lambda: {name: (part, model.lookup(name, ids[name])) for name in TABLES})
+    check(known, lambda: {name: numbered(name, *model.rows(name)) for name in TABLES})
+    saved = model.state_dict()
+    assert torch.equal(saved["dynamic.ids"].unique(), saved["dynamic.ids"])
+
+
+def numbered(name: str, ids: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    found = ids if name == "static" else (ids + 7) // 1_000_003
+    assert len(ids) == len(rows) and torch.equal(ids_of(name, found), ids)
+    trained = found < history.IDS
+    return found[trained], rows[trained]
+
+
+def check(known: History, look: Callable[[], dict[str, tuple[Tensor, Tensor]]]) -> None:
+    first = known.done
+    found = look()
+    last = known.begun
+    for name, (part, rows) in found.items():
+        allowed = known.rows[name][first : last + 1, part]
+        right = (rows == allowed).any(0)
+        if first != last:  # a row that this step gives its first value may be without it yet
+            right |= rows == 0
+        assert bool(right.all()), (name, first, last)
 
 
 def test_a_child_reads_tables_in_memory(tmp_path: Path) -> None:
     for seed in seeds(0.07, usual=3):
         with attack(seed) as chance:
+            data = batches(seed, STEPS)
+            known = History.of(data, "adagrad", "plain")
             model = collection()
             optimizer = history.RULES["adagrad"](model.parameters())
-            data = forever(batches(seed, 30))
             reader = random.Random(seed)
-
-            def train(model: Any = model, optimizer: Any = optimizer, data: Any = data) -> None:
-                step(model, optimizer, next(data))
-
             with Together() as actors:
+                train = partial(known.train, model, optimizer, iter(data), actors.over)
                 actors.until_then(train)
-                actors.until_then(partial(read, model, reader))
+                actors.until_then(partial(read, model, known, reader))
                 for _ in range(chance.randint(1, 4)):
-                    actors.act(lambda m=model, c=chance: in_forked_child(partial(read, m, c)))
+                    child = partial(read, model, known, chance)
+                    actors.act(partial(in_forked_child, child))
+            assert known.done > 0
 
 
 def leave(model: Any, ahead: Any, chance: random.Random, on_ssd: bool) -> None:
