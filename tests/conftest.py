@@ -28,27 +28,30 @@ def shared_data() -> Path:
     """The folder of real data: `$HOTBED_SHARED/data`, else `../shared/data` beside the checkout."""
     root = os.environ.get("HOTBED_SHARED")
     shared = Path(root) if root else Path(__file__).resolve().parents[2] / "shared"
-    if not (shared / "data").is_dir():
-        pytest.skip("no real data: set HOTBED_SHARED to the folder that holds data/criteo")
-    return shared / "data"
+    return real_data(shared / "data")
+
+
+def real_data(path: Path) -> Path:
+    """The path, if it is there. A test without real data is skipped, but fails where HOTBED_SHARED
+    promises them."""
+    if not path.exists():
+        missing = f"no real data: {path} is not there"
+        if os.environ.get("HOTBED_SHARED"):
+            pytest.fail(f"{missing}; HOTBED_SHARED is to name the folder that holds data/criteo")
+        pytest.skip(f"{missing}; set HOTBED_SHARED to the folder that holds data/criteo")
+    return path
 
 
 @pytest.fixture(scope="session")
 def criteo_log(shared_data: Path) -> Path:
     """137,139 raw rows of the Criteo log, in time order."""
-    path = shared_data / "criteo" / "train.tsv.gz"
-    if not path.is_file():
-        pytest.skip(f"no real data: {path.name} is not in the folder data/criteo")
-    return path
+    return real_data(shared_data / "criteo" / "train.tsv.gz")
 
 
 @pytest.fixture(scope="session")
 def criteo_full_ids(shared_data: Path) -> Path:
     """20,000 rows of the same log as integer ids in the full data set's id space."""
-    path = shared_data / "criteo_full_ids" / "rows.csv.gz"
-    if not path.is_file():
-        pytest.skip(f"no real data: {path.name} is not in the folder data/criteo_full_ids")
-    return path
+    return real_data(shared_data / "criteo_full_ids" / "rows.csv.gz")
 
 
 @pytest.fixture

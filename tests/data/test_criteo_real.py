@@ -1,13 +1,34 @@
 """The real rows, read in place."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
 from hotbed.data import CATEGORIES, CriteoLog
 
-pytestmark = pytest.mark.data
+
+@pytest.mark.process
+@pytest.mark.parametrize("there", ["", "data"])
+def test_data_that_are_promised_and_missing_are_no_reason_to_skip(
+    tmp_path: Path, there: str
+) -> None:
+    (tmp_path / there).mkdir(exist_ok=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", f"{__file__}::test_the_whole_log"],
+        env={**os.environ, "HOTBED_SHARED": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 1
+    assert "no real data: " in done.stdout and str(tmp_path) in done.stdout
 
 
+@pytest.mark.data
 def test_the_whole_log(criteo_log):
     log = CriteoLog(criteo_log, 4096)
     assert log.count_rows() == 137_139
@@ -24,6 +45,7 @@ def test_the_whole_log(criteo_log):
     assert float(dense.min()) == 0 and dense.isfinite().all()
 
 
+@pytest.mark.data
 def test_the_split_by_time(criteo_log):
     train, test = CriteoLog(criteo_log, 512).split(0.1)
     assert (train.count_rows(), test.count_rows()) == (123_425, 13_714)
