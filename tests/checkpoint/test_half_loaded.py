@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 import torch
-from kept_in import PLACES
 from checkpoint.small_models import Model, batch_of, everything, made, optimizer_of, same, train
 from checkpoint.whole_checkpoints import names_in
+from kept_in import PLACES
 
 import hotbed as hb
 from hotbed.checkpoint import CheckpointError, loading

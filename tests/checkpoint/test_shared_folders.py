@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 from checkpoint.whole_checkpoints import check_whole, names_in
+from torch import nn
 
 import hotbed as hb
 from hotbed.checkpoint import saving
