@@ -112,7 +112,7 @@ def test_what_is_refused_has_erased_nothing() -> None:
         (ids, hb.InputError, "dict feature → ids, got Tensor"),
     ):
         with pytest.raises(error, match=says):
-            hb.erase(model, given)  # type: ignore[arg-type]
+            hb.erase(model, given)
     model.title(torch.tensor([[1]])).sum().backward()
     with pytest.raises(hb.TableError, match="cannot be erased while a gradient waits"):
         hb.erase(model, {"user": ids, "title": [1]})
@@ -130,7 +130,7 @@ def test_single_layers_have_the_same() -> None:
     with pytest.raises(hb.IdError, match="1 of 1 ids have no row, such as 7"):
         layer.lookup([7], missing="error")
     with pytest.raises(hb.InputError, match="missing must be 'initial' or 'error', got 'fail'"):
-        layer.lookup([7], missing="fail")  # type: ignore[arg-type]
+        layer.lookup([7], missing="fail")
     assert layer.lookup([7]).shape == (1, 2) and layer.count() == 2
     assert layer.erase([5, 7]) == 1 and layer.count() == 1
     bag = hb.EmbeddingBag(4, 2)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from saved_models import with_bias
+from checkpoint.saved_models import with_bias
 from typer.testing import CliRunner
 
 import hotbed as hb
@@ -84,8 +84,9 @@ def test_one_that_goes_meanwhile_is_not_listed(
     tmp_path: Path, saved: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from hotbed.checkpoint import listing
+    from hotbed.checkpoint.manifest import fault_of
 
-    real = listing.fault_of
+    real = fault_of
 
     def remove(folder: str) -> str:
         if folder == str(saved[1]):

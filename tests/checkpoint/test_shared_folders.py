@@ -19,6 +19,8 @@ from torch import nn
 import hotbed as hb
 from hotbed.checkpoint import saving
 from hotbed.checkpoint.folder import complete_in
+from hotbed.checkpoint.manifest import read_manifest
+from hotbed.checkpoint.tensors import write_tensors
 from hotbed.train import saved
 from hotbed.train.saved import save_model
 
@@ -45,7 +47,7 @@ def bias_in(path: str | Path) -> float:
 
 def while_written(patch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
     """`act` is called once, when rows of the next checkpoint are there and its manifest is not."""
-    write, left = saving.write_tensors, [act]
+    write, left = write_tensors, [act]
 
     def write_after(path: str, tensors: Any) -> Any:
         if left:
@@ -229,7 +231,7 @@ def test_save_passes_over_what_another_run_has_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_model(str(tmp_path), with_bias(1), None, 1)
-    read = saved.read_manifest
+    read = read_manifest
 
     def replaced(folder: str) -> Any:
         with monkeypatch.context() as patch:

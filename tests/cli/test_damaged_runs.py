@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from command_line import run
+from cli.command_line import run
 
 from hotbed.checkpoint.folder import complete_in
 from hotbed.data import write_criteo_tsv

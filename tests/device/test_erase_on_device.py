@@ -36,7 +36,9 @@ def test_an_id_is_as_if_no_batch_had_had_it(rule: str, tiered: bool) -> None:
         for _ in range(2)
     ]
     check_forgotten(
-        *models, lambda one: getattr(hb.optim, rule)(one.parameters(), lr=0.1, **RULES[rule])
+        models[0],
+        models[1],
+        lambda one: getattr(hb.optim, rule)(one.parameters(), lr=0.1, **RULES[rule]),
     )
     assert models[0].contains("item", [0, 99, 100]).tolist() == [True, True, False]
     if tiered:

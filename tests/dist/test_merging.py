@@ -121,7 +121,7 @@ def thousand(rank: int, world: int) -> None:
     for number in range(1000):
         both.backward(both.forward([number % 10, number % 7]))
         assert len(place.ranks.waiting) <= NEXT
-        assert len(both.own.parameter("user").waiting.shares) <= NEXT
+        assert len(both.own.table("user").waiting.shares) <= NEXT
     both.step()
     both.assert_equal()
 

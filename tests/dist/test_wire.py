@@ -67,7 +67,7 @@ def unseen(rank: int, world: int, what: str) -> None:
         if rank == 1 and what != "no such memory":
             with pytest.MonkeyPatch.context() as making:
                 if what == "unsealed":
-                    making.setattr(shared_memory.fcntl, "F_SEAL_SHRINK", 0)
+                    making.setattr(fcntl, "F_SEAL_SHRINK", 0)
                 if what == "too small":
                     making.setattr(shared_memory, "_SMALLEST", 1 << 17)
                 made = shared_memory._Member.made()

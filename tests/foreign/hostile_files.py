@@ -161,7 +161,10 @@ PLAN = """version = 1\nworld_size = 2\n
 
 
 def text(name: str, contents: str) -> Callable[[Path], None]:
-    return lambda folder: (folder / name).write_text(contents) and None
+    def write(folder: Path) -> None:
+        (folder / name).write_text(contents)
+
+    return write
 
 
 def read_config(folder: Path) -> Any:

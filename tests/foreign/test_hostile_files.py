@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from effort import examples
-from hostile_files import FORMATS
+from foreign.hostile_files import FORMATS
 
 PROGRAM = Path(__file__).with_name("hostile_files.py")
 

@@ -169,7 +169,7 @@ def test_a_trace_is_refused_as_it_would_keep_the_first_rows(kind: str, training:
     model, ids = Traced().train(training), torch.tensor([3, 4])
     for check in (True, False):
         with pytest.raises(hb.TableError, match=r"torch.jit.trace cannot go through tables"):
-            torch.jit.trace(model, (ids,), check_trace=check)  # type: ignore[no-untyped-call]
+            torch.jit.trace(model, (ids,), check_trace=check)
     for mode in ("real", "fake"):
         with pytest.raises(hb.TableError, match="make_fx"):
             make_fx(model, tracing_mode=mode)(ids)
@@ -178,5 +178,5 @@ def test_a_trace_is_refused_as_it_would_keep_the_first_rows(kind: str, training:
     with pytest.raises(hb.TableError):
         torch.export.export(model, (ids,), strict=False)
     assert model(ids).shape == (2, 4)
-    dense: Any = torch.jit.trace(nn.Linear(4, 1), (model(ids).detach(),))  # type: ignore[no-untyped-call]
+    dense: Any = torch.jit.trace(nn.Linear(4, 1), (model(ids).detach(),))
     assert dense(model(ids)).shape == (2, 1)

@@ -75,7 +75,7 @@ class Trip:
 
     def asked_of(self, s: int) -> slice:
         """Positions in `asked` of the ids that share `s` of the only table keeps."""
-        return self._parts[s].asked
+        return slice(self._begins[s], self._ends[s])
 
     def renumbered(self, t: int, positions: Tensor) -> Tensor:
         """What positions among the ids that were given are in `asked`."""
