@@ -122,7 +122,10 @@ def test_rows_that_were_never_touched(tmp_path: Path, format_: str) -> None:
 
 
 @pytest.mark.parametrize("format_", ["torch", "safetensors", "npy", "sok"])
-def test_a_row_that_is_there_twice(tmp_path: Path, format_: str) -> None:
+def test_a_row_that_is_there_twice(
+    tmp_path: Path, format_: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hotbed.checkpoint.single.repeated", lambda ids: None)
     rows = torch.randn(3, 3)
     hb.checkpoint.write(tmp_path / "run", {"t": [(torch.tensor([0, 1, 1]), rows)]}, rows={"t": 3})
     options = ("--to", tmp_path / "out", "--format", format_)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +22,7 @@ from hotbed.checkpoint.manifest import dense_file, read_manifest
 from hotbed.checkpoint.models import made_again
 from hotbed.checkpoint.randomness import give_random_states
 from hotbed.checkpoint.ranks import KIND, ranks_of, tables_here
+from hotbed.checkpoint.renaming import Renaming, hint
 from hotbed.checkpoint.rules import current_anyway, forget_steps, give_history, refuse_other_rule
 from hotbed.checkpoint.saving import several
 from hotbed.checkpoint.tables import differences, key_in
@@ -58,6 +60,7 @@ def load(
     scheduler: Any = None,
     loader: Any = None,
     strict: bool = True,
+    rename: Mapping[str, str] | None = None,
 ) -> Restored:
     """Reads a checkpoint into a model of the same tables, wherever rows lay and will lie.
 
@@ -70,13 +73,17 @@ def load(
     Args:
         path: a checkpoint, or a folder of them, of which the latest is read.
         optimizer, scheduler, loader: as they were given to `save`.
-        strict: names must be those that were saved. Else what only one side has is left alone, and told.
+        strict: names must be those that were saved. Else what only one side has is left alone, and told; a
+            warning says so where no table, or no tensor, is in common.
+        rename: prefixes of names of tables and tensors, as saved → in the model, of which the longest that
+            fits counts. ``{"_orig_mod.": ""}`` loads what a model that torch.compile has wrapped has saved,
+            ``{"": "_orig_mod."}`` loads into one.
 
     Raises:
         CheckpointError: there is no complete checkpoint; a file is missing, damaged or of a later version;
-            or it does not fit. The message names the file or the table. Where something was read before,
-            the model is half loaded, which the message says: its tables refuse to be looked up, stepped
-            and saved until a load succeeds.
+            or it does not fit, or has nothing in common with the model. The message names the file or the
+            table. Where something was read before, the model is half loaded, which the message says: its
+            tables refuse to be looked up, stepped and saved until a load succeeds.
         OutOfMemory, StorageError: rows have no room; likewise.
     """
     tables = tables_of(model)
@@ -95,7 +102,7 @@ def load(
         manifest = read_manifest(folder)
         try:
             given = [several(one, "load_state_dict") for one in (optimizer, scheduler, loader)]
-            loading = _Loading(folder, manifest, model, given[0], strict, changes)
+            loading = _Loading(folder, manifest, model, given[0], strict, Renaming(rename), changes)
             loading.take_values(*given[1:])
             loading.take_rows()
             if optimizer is not None and "random" in loading.values:
@@ -143,6 +150,7 @@ class _Loading:
         model: nn.Module,
         optimizers: list[Optimizer],
         strict: bool,
+        renaming: Renaming,
         changes: Changes,
     ) -> None:
         self.folder, self.manifest, self.strict = folder, manifest, strict
@@ -151,8 +159,15 @@ class _Loading:
         self.tables = tables_of(model)
         self.missing: list[str] = []
         self.unexpected: list[str] = []
-        self._match("tables", [*self.tables], [*manifest["tables"]])
-        self.tables = {s: t for s, t in self.tables.items() if s in manifest["tables"]}
+        self.none_in_common: list[str] = []
+        dense = dense_file(manifest)
+        tensors = read_tensors(os.path.join(folder, dense["name"]), dense)
+        self.values = {name: decoded(v, tensors) for name, v in manifest["values"].items()}
+        renaming.refuse_unused([*manifest["tables"], *self.values["model"]])
+        self.renaming = renaming
+        saved_as = renaming.of_all(manifest["tables"])
+        self._match("tables", [*self.tables], [*saved_as])
+        self.tables = {saved_as[s]: t for s, t in self.tables.items() if s in saved_as}
         for stem, table in self.tables.items():
             if fault := differences(table, manifest["tables"][stem], strict):
                 raise CheckpointError(f"Table {stem!r} {fault}.")
@@ -162,9 +177,6 @@ class _Loading:
                     "step(), or call zero_grad() to give it up."
                 )
         self.with_states = self._with_states()
-        dense = dense_file(manifest)
-        tensors = read_tensors(os.path.join(folder, dense["name"]), dense)
-        self.values = {name: decoded(v, tensors) for name, v in manifest["values"].items()}
         self.ranks = ranks_of(self.tables, model)
         self.own = tables_here(self.tables)
         changes.are_of(self.tables.values())
@@ -176,14 +188,17 @@ class _Loading:
         return of_ranks[self.ranks.rank][name] if same else self.values[name]
 
     def _match(self, what: str, own: list[str], saved: list[str]) -> None:
-        missing = [name for name in own if name not in saved]
-        unexpected = [name for name in saved if name not in own]
+        in_common = {*own} & {*saved}
+        missing = [name for name in own if name not in in_common]
+        unexpected = [name for name in saved if name not in in_common]
         if self.strict and (missing or unexpected):
             raise CheckpointError(
                 f"{loading_from(self.folder)} has other {what} than the model. Only in the model: "
                 f"{', '.join(missing) or 'none'}. Only in the checkpoint: {', '.join(unexpected) or 'none'}. "
-                "strict=False loads what both have."
+                f"strict=False loads what both have.{hint(missing, unexpected)}"
             )
+        if own and saved and not in_common:
+            self.none_in_common.append(f"no {what} in common.{hint(missing, unexpected)}")
         self.missing += missing
         self.unexpected += unexpected
 
@@ -227,17 +242,34 @@ class _Loading:
                     f"{loading_from(self.folder)} has {len(saved)} {what}, and {len(own)} were given."
                 )
             states += zip(own, saved, strict=False)
-        dense = self.values["model"]
+        saved_as = self.renaming.of_all(self.values["model"])
+        dense = {name: self.values["model"][saved] for name, saved in saved_as.items()}
         with tables_left_out():
-            self._match("tensors", [*self.model.state_dict()], [*dense])
+            own_names = [*self.model.state_dict()]
+            self._match("tensors", own_names, [*dense])
+            self._check_something_is_in_common(bool({*own_names} & {*dense}))
             for one, state in states:
                 one.load_state_dict(state)
                 self.changes.begun = True
             self.changes.begun = True
             given: Any = OrderedDict(dense)
             versions = self.values.get("versions", {})
-            given._metadata = OrderedDict((n, {"version": v}) for n, v in versions.items())
+            given._metadata = OrderedDict(
+                (self.renaming.of_module(n), {"version": v}) for n, v in versions.items()
+            )
             self.model.load_state_dict(given, strict=False)
+
+    def _check_something_is_in_common(self, tensors: bool) -> None:
+        """`tensors`: whether some are."""
+        told = f"{loading_from(self.folder)} and the model have "
+        if not self.tables and not tensors and (self.missing or self.unexpected):
+            mine, theirs = (", ".join(n[:3]) or "none" for n in (self.missing, self.unexpected))
+            how = hint(self.missing, self.unexpected)
+            raise CheckpointError(
+                f"{told}nothing in common. The model has {mine}; the checkpoint has {theirs}.{how}"
+            )
+        for fault in self.none_in_common:
+            warnings.warn(f"{told}{fault}", stacklevel=4)
 
     def take_rows(self) -> None:
         finish: list[Callable[[bool], None]] = []

@@ -13,7 +13,7 @@ from hotbed.checkpoint.files import CheckpointError
 from hotbed.checkpoint.folder import MANIFEST, opened
 from hotbed.checkpoint.manifest import read_manifest
 from hotbed.checkpoint.rows import TableRows, rows_in
-from hotbed.checkpoint.single import differs, read
+from hotbed.checkpoint.single import differs, read, repeated
 from hotbed.checkpoint.tensors import read_views
 
 __all__ = ["Difference", "contents", "differences", "verified"]
@@ -44,12 +44,8 @@ def verified(path: str) -> Iterator[tuple[str, int, str]]:
                 fault = str(error)
             yield file["name"], file["bytes"], fault
         for (stem, _), ids in seen.items():
-            together = torch.cat(ids)
-            del ids[:]
-            together = together.sort().values
-            twice = together[1:][together[1:] == together[:-1]]
-            if len(twice):
-                yield MANIFEST, 0, f"{folder} has the row {int(twice[0])} of {stem!r} twice"
+            if (twice := repeated(ids)) is not None:
+                yield MANIFEST, 0, f"{folder} has the row {twice} of {stem!r} twice"
 
 
 def _fault(path: str, table: dict[str, Any], rows: TableRows) -> str:

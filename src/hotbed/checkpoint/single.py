@@ -19,7 +19,7 @@ from hotbed.checkpoint.rows import FILE_BYTES, Piece, TableRows, write_files
 from hotbed.checkpoint.tensors import write_tensors
 from hotbed.tables import DTYPES, MAX_DIM
 
-__all__ = ["Chunk", "contains", "differs", "read", "write"]
+__all__ = ["Chunk", "contains", "differs", "read", "repeated", "write"]
 
 
 class Chunk(NamedTuple):
@@ -108,7 +108,7 @@ def write(
     Args:
         path: a folder of checkpoints; it is made if there is none.
         tables: by the name in the model's ``state_dict``, chunks of ids (n,) int64 and weights (n, dim), each
-            id once. They are read one by one.
+            id once. They are read one by one; of the ids of one table up to 16 bytes a row are held.
         rows: how many rows static tables have; the others are dynamic.
         step: of the checkpoint.
 
@@ -116,7 +116,8 @@ def write(
         Its folder.
 
     Raises:
-        CheckpointError: a chunk is no such thing, or has another dim or dtype than the one before it.
+        CheckpointError: a chunk is no such thing, or has another dim or dtype than the one before it, or an
+            id comes twice.
         OSError: it cannot be written.
     """
     if isinstance(step, bool) or not isinstance(step, int) or step < 0:
@@ -149,9 +150,11 @@ def _pieces(
     the manifest says of each table is added to `entries`."""
     for name, chunks in tables.items():
         first: Tensor | None = None
+        held: list[Tensor] = []
         for ids, weights in chunks:
             _check(name, ids, weights, first, rows.get(name))
             first = weights[:0] if first is None else first
+            held.append(ids.clone())
             dim = weights.shape[1]
             most = max(1, FILE_BYTES // (8 + dim * weights.itemsize))
             for begin in range(0, max(1, len(ids)), most):
@@ -163,12 +166,23 @@ def _pieces(
                 )
         if first is None:
             raise CheckpointError(f"Table {name!r} has no chunk that says how wide it is.")
+        if (twice := repeated(held)) is not None:
+            raise CheckpointError(f"Table {name!r} has the id {twice} twice. Give each id once.")
         entries[name] = {
             "rows": rows.get(name),
             "dim": first.shape[1],
             "dtype": str(first.dtype).removeprefix("torch."),
             **dict.fromkeys(("combiner", "padding_idx", "init", "key", "rule", "removed")),
         }
+
+
+def repeated(ids: list[Tensor]) -> int | None:
+    """An id that is twice in parts (n,) int64, which it takes; None: each is there once."""
+    together = torch.cat(ids).numpy()
+    ids.clear()
+    together.sort()
+    twice = together[1:][together[1:] == together[:-1]]
+    return int(twice[0]) if len(twice) else None
 
 
 def _check(name: str, ids: Tensor, weights: Tensor, first: Tensor | None, rows: int | None) -> None:

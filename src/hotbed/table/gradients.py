@@ -39,8 +39,7 @@ _GRAD: Any = Tensor.grad  # the descriptor
 
 def stored_gradient(parameter: Tensor) -> Tensor | None:
     """What torch holds as the gradient of a parameter."""
-    grad: Tensor | None = _GRAD.__get__(parameter)
-    return grad
+    return _GRAD.__get__(parameter)  # type: ignore[no-any-return]
 
 
 def set_gradient(parameter: Tensor, grad: Tensor | None) -> None:
