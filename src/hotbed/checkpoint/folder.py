@@ -88,10 +88,12 @@ def root_of(path: str | os.PathLike[str]) -> str:
     """The absolute path at which checkpoints are to be.
 
     Raises:
-        CheckpointError: it is empty.
+        CheckpointError: it is empty, or has a zero byte.
     """
     if not (name := os.fsdecode(path)):
         raise CheckpointError("The path of a checkpoint is empty. Name a folder.")
+    if "\0" in name:
+        raise CheckpointError(f"The path {name!r} has a zero byte.")
     return os.path.abspath(name)
 
 

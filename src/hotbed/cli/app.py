@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from typing import Annotated, Any
 
 import typer
@@ -76,6 +78,9 @@ def hotbed(
     sentence), and 130 after Ctrl-C, which ends training after the current step and still tests,
     saves and reports what was reached.
     """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A name that a terminal's encoding has not must not end a command that prints it.
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 class Command(TyperCommand):

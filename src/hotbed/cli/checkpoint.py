@@ -46,18 +46,18 @@ def verify(
     """Read a checkpoint in full. The exit code is 1 if a file is missing or damaged."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
-    from rich.text import Text
 
     console, damaged = Console(), 0
 
     def tell(text: str, style: str = "") -> None:
-        console.print(Text(text, style=style), soft_wrap=True, highlight=False)
+        console.print(literal(text), style=style, soft_wrap=True, highlight=False)
 
     with told_in_one_sentence():
         from hotbed.checkpoint import DamagedError
         from hotbed.checkpoint.folder import opened, whole_beside
         from hotbed.checkpoint.listing import list as checkpoints_in
         from hotbed.checkpoint.looking import contents, verified
+        from hotbed.train.progress import literal
 
         columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
         found = checkpoints_in(path) if every else []
@@ -104,12 +104,12 @@ def show(
     """Show the checkpoints of a folder with their states, and the tables of the latest: rows, dtype, and the
     optimizer whose states they have."""
     from rich.console import Console
-    from rich.markup import escape
     from rich.table import Table
 
     with told_in_one_sentence():
         from hotbed.checkpoint.listing import list as checkpoints_in
         from hotbed.checkpoint.looking import contents
+        from hotbed.train.progress import literal
         from hotbed.train.report import check_writable_file, write_json
 
         if json is not None:
@@ -121,7 +121,7 @@ def show(
         if json is not None:
             states = [{**one._asdict(), "when": one.when.isoformat()} for one in found]
             write_json(json, {**about, "checkpoints": states})
-        title = escape(f"{about['path']}, step {about['step']:,}")
+        title = literal(f"{about['path']}, step {about['step']:,}")
         shown = Table(title=title, title_justify="left")
         for heading in ("table", "ids", "rows saved", "dim", "dtype", "optimizer", "steps"):
             shown.add_column(
@@ -130,12 +130,12 @@ def show(
         for each in about["tables"]:
             rule = "none" if each["rule"] is None else f"{each['rule']}, {each['untouched']}"
             shown.add_row(
-                escape(each["table"]),
+                literal(each["table"]),
                 "any" if each["rows"] is None else f"0 .. {each['rows'] - 1:,}",
                 f"{each['saved_rows']:,}",
                 str(each["dim"]),
                 each["dtype"],
-                rule,
+                literal(rule),
                 "" if each["steps"] is None else f"{each['steps']:,}",
             )
         Console().print(shown)
@@ -143,8 +143,9 @@ def show(
 
 def _states(found: Sequence[Any]) -> Any:
     """A table of `hotbed.checkpoint.Checkpoint`."""
-    from rich.markup import escape
     from rich.table import Table
+
+    from hotbed.train.progress import literal
 
     shown = Table()
     for heading in ("checkpoint", "state", "MB", "completed"):
@@ -156,9 +157,8 @@ def _states(found: Sequence[Any]) -> Any:
             if one.state in ("whole", "damaged")
             else ""
         )
-        shown.add_row(
-            escape(os.path.basename(one.path)), escape(state), f"{one.bytes / 1e6:,.1f}", when
-        )
+        name = literal(os.path.basename(one.path))
+        shown.add_row(name, literal(state), f"{one.bytes / 1e6:,.1f}", when)
     return shown
 
 
@@ -169,11 +169,11 @@ def diff(
 ) -> None:
     """Count the rows of each table that two checkpoints do not have in common."""
     from rich.console import Console
-    from rich.markup import escape
     from rich.table import Table
 
     with told_in_one_sentence():
         from hotbed.checkpoint.looking import differences
+        from hotbed.train.progress import literal
 
         shown = Table()
         shown.add_column("table")
@@ -182,5 +182,5 @@ def diff(
         with Console(stderr=True).status("Reading both ..."):
             found: list[Any] = list(differences(first, second))
         for each in found:
-            shown.add_row(escape(each.table), *(f"{count:,}" for count in each[1:]))
+            shown.add_row(literal(each.table), *(f"{count:,}" for count in each[1:]))
         Console().print(shown)

@@ -12,6 +12,7 @@ from typing import Any
 import typer
 
 from hotbed.errors import HotbedError
+from hotbed.text import printable
 
 _VALUE = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[\w.]+(?:,\d+)*|"""
 _SETTINGS = "device|host|ssd|reset|depth|horizon|batch_size|shuffle"
@@ -59,7 +60,8 @@ def told_in_one_sentence(
     except BrokenPipeError:
         raise
     except (HotbedError, OSError, MemoryError) as error:
-        typer.echo(f"Error: {in_options(_sentence(error), words)}", err=True)
+        told = printable(in_options(_sentence(error), words))
+        typer.echo(f"Error: {told}", err=True)
         raise typer.Exit(2) from None
     finally:
         logger.removeHandler(handler)

@@ -170,8 +170,9 @@ def _counted(what: str, tables: list[Any]) -> Iterator[list[Any]]:
 
 def _show(tables: list[Any], title: str) -> None:
     from rich.console import Console
-    from rich.markup import escape
     from rich.table import Table
+
+    from hotbed.train.progress import literal
 
     shown = Table()
     for heading in ("table", "ids", "rows", "dim", "dtype"):
@@ -179,16 +180,17 @@ def _show(tables: list[Any], title: str) -> None:
     for each in tables:
         ids = "any" if each.rows is None else f"0 .. {each.rows - 1:,}"
         dtype = str(each.dtype).removeprefix("torch.")
-        shown.add_row(escape(each.name), ids, f"{each.stored:,}", str(each.dim), dtype)
+        shown.add_row(literal(each.name), ids, f"{each.stored:,}", str(each.dim), dtype)
     console = Console()
-    console.print(f"{title}:", soft_wrap=True, highlight=False, markup=False)
+    console.print(literal(f"{title}:"), soft_wrap=True, highlight=False)
     console.print(shown)
 
 
 def _show_left(left: Mapping[str, str]) -> None:
     from rich.console import Console
-    from rich.markup import escape
     from rich.table import Table
+
+    from hotbed.train.progress import literal
 
     if not left:
         return
@@ -196,7 +198,7 @@ def _show_left(left: Mapping[str, str]) -> None:
     shown.add_column("left; --table takes what can be one")
     shown.add_column("because it")
     for name, why in [*left.items()][:_SHOWN]:
-        shown.add_row(escape(name), escape(why))
+        shown.add_row(literal(name), literal(why))
     if len(left) > _SHOWN:
         shown.add_row(f"and {len(left) - _SHOWN:,} more", "")
     Console().print(shown)

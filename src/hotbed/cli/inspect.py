@@ -65,6 +65,8 @@ def contents(folder: Path) -> list[dict[str, Any]]:
     from hotbed.errors import StorageError
     from hotbed.tiers.folder import logs_in
 
+    if "\0" in str(folder):
+        raise StorageError(f"{str(folder)!r} is no path: it has a zero byte.")
     folders = logs_in(folder) or [folder]
     if not folder.is_dir():
         raise StorageError(f"{folder} is not a folder. Name the --ssd folder of a run.")
@@ -103,7 +105,9 @@ def contents(folder: Path) -> list[dict[str, Any]]:
 def _show(log: dict[str, Any], console: Any) -> None:
     from rich.table import Table
 
-    table = Table(title=log["path"], title_justify="left")
+    from hotbed.train.progress import literal
+
+    table = Table(title=literal(log["path"]), title_justify="left")
     for heading in ("table", "ids", "rows", "bytes a row", "MB"):
         table.add_column(heading, justify="left" if heading == "table" else "right")
     for each in log["tables"]:
@@ -112,20 +116,25 @@ def _show(log: dict[str, Any], console: Any) -> None:
         ids = each["ids"] if each["ids"] == "any" else f"0 .. {each['ids'] - 1:,}"
         mb = each["rows"] * each["record_bytes"] / 1e6
         table.add_row(
-            each["table"], ids, f"{each['rows']:,}", f"{each['record_bytes']:,}", f"{mb:,.1f}"
+            literal(each["table"]),
+            ids,
+            f"{each['rows']:,}",
+            f"{each['record_bytes']:,}",
+            f"{mb:,.1f}",
         )
     if table.rows:
         console.print(table)
     empty = [each["table"] for each in log["tables"] if not each["rows"]]
     if empty:
-        console.print(f"{log['path']}: no rows of {', '.join(empty)}.", highlight=False)
+        console.print(literal(f"{log['path']}: no rows of {', '.join(empty)}."))
     share = log["live_bytes"] / log["bytes"] if log["bytes"] else 1.0
     console.print(
         f"{log['segments']:,} segments, {log['bytes'] / 1e6:,.1f} MB, {share:.0%} of it live; "
         f"{log['superseded_records']:,} older records."
     )
     for block in log["dropped_blocks"]:
-        console.print(f"Dropped: {block['path']} at {block['offset']:,}: {block['reason']}.")
+        where = f"{block['path']} at {block['offset']:,}"
+        console.print(literal(f"Dropped: {where}: {block['reason']}."))
 
 
 def _hexadecimal(row: int) -> str:
@@ -136,6 +145,8 @@ def _hexadecimal(row: int) -> str:
 def _show_hottest(used: dict[str, list[Used]], written: Callable[[int], str], console: Any) -> None:
     from rich.table import Table
 
+    from hotbed.train.progress import literal
+
     if not any(used.values()):
         console.print("Hottest ids: none were noted; a run notes them when it ends or is flushed.")
         return
@@ -145,5 +156,5 @@ def _show_hottest(used: dict[str, list[Used]], written: Callable[[int], str], co
     for name, rows in used.items():
         if rows:
             shown = ", ".join(f"{written(row)} ({uses:,})" for row, uses, _ in rows[:_SHOWN])
-            table.add_row(name, shown)
+            table.add_row(literal(name), shown)
     console.print(table)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from hotbed.dist.sizes import bytes_in_words
+from hotbed.text import printable
 
 __all__ = ["RankLine", "TableLine", "printed"]
 
@@ -69,15 +70,8 @@ def _tables(lines: Sequence[TableLine]) -> Any:
             rows = "any" if line.rows is None else f"{line.rows:,}"
             if line.expected is not None:
                 rows = f"~{line.expected:,}"
-            shown.add_row(
-                _printable(line.name),
-                rows,
-                str(line.dim),
-                line.dtype,
-                line.kind,
-                line.keepers,
-                size,
-            )
+            name = printable(line.name)
+            shown.add_row(name, rows, str(line.dim), line.dtype, line.kind, line.keepers, size)
     if len(lines) > len(chosen):
         rest = sum(line.bytes for line in lines if line.name not in chosen)
         said = f"{len(lines) - len(chosen):,} smaller ones"
@@ -85,14 +79,9 @@ def _tables(lines: Sequence[TableLine]) -> Any:
     return shown
 
 
-def _printable(name: str) -> str:
-    """A name whose control characters do nothing to a terminal."""
-    return name if name.isprintable() else repr(name)[1:-1]
-
-
 def _notes(lines: Sequence[TableLine]) -> list[str]:
     unknown = [
-        _printable(line.name) for line in lines if line.rows is None and line.expected is None
+        printable(line.name) for line in lines if line.rows is None and line.expected is None
     ]
     if not unknown:
         return []

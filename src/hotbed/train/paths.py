@@ -54,6 +54,11 @@ def refuse_clashes(
         OutputError: nothing has been opened.
     """
     written = [*writes, *(folder.named for folder in folders)]
+    for named in (*reads, *written):
+        if "\0" in named.path:
+            raise OutputError(
+                f"{named.option} {named.path!r} has a zero byte, which no path can have."
+            )
     for at, one in enumerate(written):
         for other in (*reads, *written[:at]):
             if not is_special(one.path) or os.path.isdir(one.path):

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor, nn
 
+from hotbed.text import printable
 from hotbed.train.loop import Callback, Step
 from hotbed.train.metrics import RunningAuc
 
@@ -166,10 +167,15 @@ def closing_table(title: str, lines: dict[str, str]) -> Table:
     table.add_column(style="bold")
     table.add_column(justify="right")
     for name, value in lines.items():
-        table.add_row(name, value)
+        table.add_row(name, literal(value))
     return table
+
+
+def literal(text: str) -> Text:
+    """Text of others, such as a name in a file, as it is: no markup, and nothing that steers a terminal."""
+    return Text(printable(text))
 
 
 def notice(console: Console, text: str) -> None:
     """Something that is no error and to be known, above a bar if there is one."""
-    console.print(f"Notice: {text}", markup=False, highlight=False, soft_wrap=True)
+    console.print(literal(f"Notice: {text}"), soft_wrap=True)

@@ -53,6 +53,8 @@ def versions() -> dict[str, str]:
 
 def check_writable_file(path: str) -> None:
     """Raise OutputError if a file cannot be created at `path`."""
+    if "\0" in path:
+        raise OutputError(f"Cannot write {path!r}: no path can have a zero byte.")
     folder = os.path.dirname(os.path.abspath(path))
     if not os.path.isdir(folder):
         raise OutputError(f"Cannot write {path!r}: the folder {folder!r} does not exist.")
