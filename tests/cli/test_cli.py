@@ -53,8 +53,10 @@ def test_train_then_predict(log, tmp_path, model):
     assert "400 samples scored" in result.stdout and f"AUC {figures['auc']:.4f}" in result.stdout
     with open(scores, newline="") as file:
         header, *rows = csv.reader(file)
-    assert header == ["score"] and len(rows) == 400
-    score = torch.tensor([float(row[0]) for row in rows], dtype=torch.float64)
+    assert header == ["line", "score"] and [row[0] for row in rows] == [
+        str(n + 1) for n in range(400)
+    ]
+    score = torch.tensor([float(row[1]) for row in rows], dtype=torch.float64)
     assert ((score > 0) & (score < 1)).all()
     labels = torch.cat([batch["label"] for batch in CriteoLog(test_part)])
     assert auc(score, labels) == pytest.approx(figures["auc"], abs=1e-6)
@@ -65,6 +67,38 @@ def test_train_then_predict(log, tmp_path, model):
     result = run("predict", saved, "--data", bare, "--out", tmp_path / "again.csv")
     assert result.exit_code == 0 and "AUC" not in result.stdout
     assert (tmp_path / "again.csv").read_text() == scores.read_text()
+
+
+def test_scores_have_keys(log, tmp_path):
+    saved = tmp_path / "model"
+    assert train(log, tmp_path, "--save", saved)[0].exit_code == 0
+    lines = log.read_text().splitlines(True)[:60]
+    one, two = tmp_path / "one.tsv", tmp_path / "two.tsv"
+    fields = lines[7].split("\t")
+    lines[7] = "\t".join([*fields[:18], "", *fields[19:]])  # C5 is missing
+    one.write_text("".join([*lines[:10], "\n", "\r\n", *lines[10:20]]))
+    two.write_text("\n" + "".join(lines[20:]).rstrip("\n"))
+    options = ("predict", saved, "--data", one, two, "--batch-size", 7, "--out")
+    assert run(*options, tmp_path / "lines.csv").exit_code == 0
+    result = run(*options, tmp_path / "keys.csv", "--key", "C5")
+    assert result.exit_code == 0, result.output
+    with open(tmp_path / "lines.csv", newline="") as file:
+        header, *by_line = csv.reader(file)
+    assert header == ["line", "score"]
+    texts = (one.read_text() + two.read_text()).split("\n")
+    expected = [number for number, text in enumerate(texts, 1) if text.strip()]
+    assert [int(number) for number, _ in by_line] == expected and len(expected) == 60
+    with open(tmp_path / "keys.csv", newline="") as file:
+        header, *by_key = csv.reader(file)
+    assert header == ["C5", "score"]
+    assert [key for key, _ in by_key] == [line.split("\t")[18] for line in lines]
+    assert by_key[7][0] == "" and [s for _, s in by_key] == [s for _, s in by_line]
+    for wrong in ("I1", "C27", "label"):
+        result = run(*options, tmp_path / "no.csv", "--key", wrong)
+        assert (
+            result.exit_code == 2
+            and f"--key is {wrong}; it must be one of C1 to C26" in result.output
+        )
 
 
 def test_a_seed_repeats_a_run(log, tmp_path):

@@ -18,6 +18,13 @@ def predict(
         list[str], typer.Option("--data", metavar="PATH...", help="Click logs, in order.")
     ],
     out: Annotated[str, typer.Option("--out", metavar="FILE.csv", help="Where scores go.")],
+    key: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COLUMN",
+            help="What tells samples apart in FILE.csv: C1 to C26. Default: the number of the line.",
+        ),
+    ] = None,
     batch_size: Annotated[int, typer.Option(help="Samples scored at a time.", min=1)] = 4096,
     host: Annotated[
         str | None,
@@ -42,12 +49,15 @@ def predict(
     """Score the samples of click logs with a saved model.
 
     The lines may start with a label or not; the first line decides. FILE.csv has the header
-    "score" and one click probability a line, in the order of the samples; with labels also their
-    AUC and log loss are printed.
+    "line,score", or "COLUMN,score" with --key, and for each sample, in their order, the number of its
+    line (from 1, over all logs, blank lines counted) or its value in that column, and its click
+    probability. With labels also their AUC and log loss are printed.
 
-    [bold]Example[/bold]
+    [bold]Examples[/bold]
 
       [cyan]hotbed predict model --data new.tsv.gz --out scores.csv[/cyan]
+
+      [cyan]hotbed predict model --data new.tsv.gz --out scores.csv --key C9[/cyan]
 
       [cyan]hotbed predict model --data new.tsv.gz --out scores.csv --host 2GB --ssd /nvme/rows[/cyan]
     """
@@ -71,7 +81,7 @@ def predict(
         )
         storage = storage_of(host, ssd, reset_ssd)
         with console.status("Scoring ..."):
-            scores = write_scores(folder, data, out, batch_size, storage)
+            scores = write_scores(folder, data, out, batch_size, storage, key)
     line = f"{scores.rows:,} samples scored in {scores.seconds:.1f} s, written to {out}."
     if scores.auc is not None:
         line += f" AUC {scores.auc:.4f}, log loss {scores.logloss:.4f}."

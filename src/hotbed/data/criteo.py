@@ -73,6 +73,7 @@ class CriteoLog(IterableDataset[Batch]):
             the permutations depend on `seed` and on how many iterations went before.
         labels: True where lines start with a label (40 columns), False where they do not (39),
             ``"auto"`` to let the first line decide for all.
+        line_numbers: add ``"line"``, int64 (B,): from 1 over all files, blank lines counted.
         seed: of the permutations, 64 bits; None: one drawn from torch's default generator at the first
             iteration.
 
@@ -98,6 +99,7 @@ class CriteoLog(IterableDataset[Batch]):
         rows: slice | tuple[int | None, int | None] | None = None,
         shuffle: bool | int = False,
         labels: bool | Literal["auto"] = True,
+        line_numbers: bool = False,
         seed: int | None = None,
     ) -> None:
         self.paths = existing(paths)
@@ -115,6 +117,7 @@ class CriteoLog(IterableDataset[Batch]):
         self.drop_last = drop_last
         self.shuffle = window
         self.labels = labels
+        self.line_numbers = line_numbers
         self.seed = seed
         self._epoch, self._passed = (
             0,
@@ -213,7 +216,7 @@ class CriteoLog(IterableDataset[Batch]):
                 if worker == 0:  # what earlier iterations with more workers, or with none, left
                     shared[1 + workers if info else 0 :] = 0
                     shared[0] = 0
-        reader = Reader(self.paths)
+        reader = Reader(self.paths, numbered=self.line_numbers)
         try:
             batches = self._units(reader, unit, worker, workers, generator)
             yield from itertools.islice(batches, passed, None)
@@ -291,6 +294,7 @@ class CriteoLog(IterableDataset[Batch]):
             "drop_last": self.drop_last,
             "shuffle": self.shuffle,
             "labels": self.labels,
+            "line_numbers": self.line_numbers,
             "seed": self.seed,
         }
         return CriteoLog(self.paths, **{**options, **changes})

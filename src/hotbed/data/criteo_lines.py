@@ -30,25 +30,31 @@ class Block(NamedTuple):
     """Room for rows, filled from the front."""
 
     label: np.ndarray[Any, np.dtype[np.float32]] | None
+    line: np.ndarray[Any, np.dtype[np.int64]] | None
+    """Their numbers, if they are asked for."""
     dense: np.ndarray[Any, np.dtype[np.float32]]
     ids: np.ndarray[Any, np.dtype[np.int64]]
 
     @classmethod
-    def empty(cls, rows: int, labels: bool) -> Block:
+    def empty(cls, rows: int, labels: bool, numbered: bool) -> Block:
         return cls(
             np.empty(rows, np.float32) if labels else None,
+            np.empty(rows, np.int64) if numbered else None,
             np.empty((rows, len(DENSE)), np.float32),
             np.empty((len(CATEGORIES), rows), np.int64),
         )
 
     def permuted(self, order: np.ndarray[Any, Any]) -> Block:
         label = None if self.label is None else self.label[order]
-        return Block(label, self.dense[order], np.take(self.ids, order, axis=1))
+        line = None if self.line is None else self.line[order]
+        return Block(label, line, self.dense[order], np.take(self.ids, order, axis=1))
 
     def batch(self, begin: int, end: int) -> Batch:
         batch: Batch = {}
         if self.label is not None:
             batch["label"] = torch.from_numpy(self.label[begin:end])
+        if self.line is not None:
+            batch["line"] = torch.from_numpy(self.line[begin:end])
         batch["dense"] = torch.from_numpy(self.dense[begin:end])
         ids = torch.from_numpy(np.ascontiguousarray(self.ids[:, begin:end]))
         batch.update(zip(CATEGORIES, ids.unbind(0), strict=True))
@@ -60,10 +66,14 @@ class Reader:
 
     Args:
         summed: keep a checksum of what is passed, for `crc32c`.
+        numbered: number the rows that are read.
     """
 
-    def __init__(self, paths: list[str], *, summed: bool = False) -> None:
+    def __init__(self, paths: list[str], *, summed: bool = False, numbered: bool = False) -> None:
         self.faults = 0
+        self._numbered = numbered
+        self._lines_before = 0
+        """Of the files before."""
         self._summed = summed
         self._sum = 0
         self._open_line = False
@@ -103,13 +113,15 @@ class Reader:
         self, most: int, labels: bool, on_fault: Callable[[Reader, str], None]
     ) -> tuple[int, int, Block]:
         """Parse up to `most` rows: (rows passed, rows parsed, where they are)."""
-        block = Block.empty(most, labels)
+        block = Block.empty(most, labels, self._numbered)
         passed = parsed = 0
         while passed < most and self._more():
             at = self._at
             rows, lines, size, fault, column, begin, end = _core.criteo_parse(
                 self._text, at, most - passed, block.label, block.dense, block.ids, parsed
             )
+            if block.line is not None:
+                block.line[parsed : parsed + rows] = self._numbers(at, size, rows, lines)
             parsed += rows
             passed += rows + (fault != 0)
             self._line += lines
@@ -118,6 +130,15 @@ class Reader:
                 field = self._text[at + begin : at + end]
                 on_fault(self, self._message(fault, column, field, labels))
         return passed, parsed, block
+
+    def _numbers(self, at: int, size: int, rows: int, lines: int) -> np.ndarray[Any, Any]:
+        """The numbers of the next rows, from 1 over all files, among so many lines."""
+        first = self._lines_before + self._line + 1
+        if lines == rows:
+            return np.arange(first, first + rows)
+        found = self._text[at : at + size].split(b"\n")
+        blank = np.array([line in (b"", b"\r") for line in found])
+        return np.flatnonzero(~blank)[:rows] + first
 
     def first_line_columns(self) -> int:
         """Columns of the next line that is not blank, which stays unread; 0 at the end."""
@@ -138,6 +159,7 @@ class Reader:
                 if path is None:
                     return False
                 self.crc32c()  # ends the last line of the file before
+                self._lines_before += self._line
                 self._path, self._line = path, 0
                 self._blocks = line_blocks(path, _core.CRITEO_LONGEST_LINE)
                 block = b""

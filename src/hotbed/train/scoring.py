@@ -12,12 +12,13 @@ import torch
 
 from hotbed.checkpoint import load_model
 from hotbed.checkpoint.files import others_loaded_by
-from hotbed.data import CriteoLog
+from hotbed.data import CATEGORIES, MISSING_ID, CriteoLog
 from hotbed.storage import Storage
 from hotbed.train.loop import scored
 from hotbed.train.metrics import auc, logloss
 from hotbed.train.report import check_writable_file, complete_file
 from hotbed.train.run_note import write_note
+from hotbed.train.settings import SettingsError
 
 
 class Scores(NamedTuple):
@@ -36,19 +37,25 @@ def write_scores(
     out: str,
     batch_size: int = 4096,
     storage: Storage | None = None,
+    key: str | None = None,
 ) -> Scores:
     """Write the click probability of every row of the logs `data` to the CSV file `out`.
 
-    The file, a header ``score`` and one number a row, appears when it is complete.
+    The file appears when it is complete. Its header is ``line,score`` or ``KEY,score``; the rows are in the
+    order of the logs.
 
     Args:
+        key: the column, one of C1 to C26, that tells rows apart, as the log writes it. Default: the number of
+            the line, see `CriteoLog`.
         storage: for the tiers that the model's rows are to lie in. Default: in memory.
 
     Raises:
         HotbedError, OSError: no checkpoint of a model, a malformed line, an output that cannot be written.
     """
+    if key is not None and key not in CATEGORIES:
+        raise SettingsError(f"--key is {key}; it must be one of C1 to C{len(CATEGORIES)}.")
     check_writable_file(out)
-    log = CriteoLog(data, batch_size, labels="auto")
+    log = CriteoLog(data, batch_size, labels="auto", line_numbers=key is None)
     with others_loaded_by("hotbed predict {path}"):
         model = load_model(folder, storage=storage)
     if storage is not None and storage.ssd is not None:
@@ -59,10 +66,14 @@ def write_scores(
     labels: list[torch.Tensor] = []
     rows = 0
     with complete_file(out) as file:
-        file.write("score\n")
+        file.write(f"{key or 'line'},score\n")
         for batch, z in scored(model, log):
             rows += len(z)
-            file.writelines(f"{p:.9g}\n" for p in torch.sigmoid(z.double()).tolist())
+            scores = torch.sigmoid(z.double()).tolist()
+            keys = batch[key or "line"].tolist()
+            if key is not None:
+                keys = ["" if id_ == MISSING_ID else f"{id_:08x}" for id_ in keys]
+            file.writelines(f"{k},{p:.9g}\n" for k, p in zip(keys, scores, strict=True))
             if "label" in batch:
                 logits.append(z)
                 labels.append(batch["label"])
