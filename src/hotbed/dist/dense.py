@@ -13,6 +13,7 @@ import torch.distributed as torch_dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from hotbed.dist.averaging import AveragingGroup
 from hotbed.dist.ranks import Ranks
 from hotbed.dist.wire import group_of
 from hotbed.table.live import live_table
@@ -72,7 +73,7 @@ def average_dense(
 
     @functools.wraps(type(model).forward)
     def forward(*args: Any, **kwargs: Any) -> Any:
-        with ranks.listening():
+        with ranks.listening("a forward, where buffers of dense layers travel"):
             ranks.before_forward()
             return called(*args, **kwargs)
 
@@ -93,8 +94,13 @@ def _averaged(
     called.__dict__["_ddp_params_and_buffers_to_ignore"] = named
     group = group_of(
         ranks,
+        "hotbed.distribute",
+        ranks.timeout,
         torch_dist.get_process_group_ranks(ranks.group),
         timeout=datetime.timedelta(seconds=ranks.timeout),
     )
     ranks.inside_forward = False
-    return DistributedDataParallel(called, process_group=group, **options)
+    averaging = AveragingGroup.over(group, ranks)
+    averaged = DistributedDataParallel(called, process_group=averaging, **options)
+    averaged.__dict__.update(process_group=group, averaging=averaging)  # which is to live as long
+    return averaged

@@ -103,7 +103,8 @@ def distribute(
         chosen = _chosen(model, plan, ranks)
         _warn_of_idle_cores()
     shard_tables(model, chosen, ranks)
-    dense = average_dense(model, ranks, ddp or {})
+    with ranks.listening("hotbed.distribute"):
+        dense = average_dense(model, ranks, ddp or {})
     model.__dict__[_ATTRIBUTE] = Sharing(ranks, chosen, dense)
     return model
 

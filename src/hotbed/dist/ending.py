@@ -74,7 +74,9 @@ class _Tables(Joinable):
             self._group = sharing.dense.join_process_group
         else:
             if ranks.beside is None:
-                ranks.beside = group_of(ranks, backend="gloo")
+                ranks.beside = group_of(
+                    ranks, "hotbed.dist.joinables", ranks.timeout, backend="gloo"
+                )
             self._group = ranks.beside
         ranks.before_forward = self._notify
 

@@ -8,12 +8,16 @@ from typing import Any, Generic, Literal, TypeVar
 import torch
 import torch.distributed as torch_dist
 
+from hotbed.dist.wire import group_of
 from hotbed.errors import InputError
 from hotbed.jagged import Jagged
 
 __all__ = ["Even", "Slice", "Slices", "even", "slices"]
 
 T = TypeVar("T")
+
+_SECONDS = 300.0
+"""That a rank may keep the others waiting, as loaders of files open slowly."""
 
 
 class Slice(dict[str, Any]):
@@ -93,7 +97,7 @@ class Even(Generic[T]):
         self.loader, self.end = loader, end
         self._group: Any = None
         if torch_dist.is_available() and torch_dist.is_initialized():
-            self._group = torch_dist.new_group(backend="gloo")
+            self._group = group_of(self, "hotbed.dist.even", _SECONDS, backend="gloo")
 
     def __iter__(self) -> Iterator[T]:
         last, missing = None, True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -18,10 +18,9 @@ __all__ = [
     "SERVED",
     "Opened",
     "advice",
-    "as_text",
     "opened_by",
+    "raise_fault",
     "refuse_others",
-    "text_in",
 ]
 
 ENDED = "nothing any more"
@@ -113,7 +112,7 @@ def refuse_others(
     names: Mapping[int, Sequence[str] | int],
     declared: Declaration | None,
     gather: Callable[[Tensor], Tensor],
-) -> None:
+) -> NoReturn:
     """Raises where ranks are out of step, or declare something else. Called by all ranks.
 
     Args:
@@ -153,12 +152,30 @@ def _texts(own: str, gather: Callable[[Tensor], Tensor]) -> list[str]:
     return [bytes(some[:n].tolist()).decode() for some, n in zip(every, sizes, strict=True)]
 
 
-def as_text(error: BaseException | None) -> Tensor:
+def raise_fault(
+    faults: Sequence[int], own: BaseException | None, gather: Callable[[Tensor], Tensor]
+) -> NoReturn:
+    """Raises the fault of a rank on all. Called by all ranks.
+
+    Args:
+        faults: 1 for each rank that has one.
+        own: of this one.
+        gather: as `Ranks` gathers numbers.
+
+    Raises:
+        PeerError: another rank has it, and this one has none.
+        BaseException: `own`.
+    """
+    told = gather(_as_text(own))
+    if own is not None:
+        mark_told(own)
+        raise own
+    rank = faults.index(1)
+    text = bytes(told[rank].tolist()).rstrip(b"\0").decode(errors="replace")
+    raise PeerError(f"Rank {rank} could not go on: {text}")
+
+
+def _as_text(error: BaseException | None) -> Tensor:
     """(n,) uint8 of what an error says, and of None; as long for all."""
     raw = b"" if error is None else f"{type(error).__name__}: {error}".encode()[:_TEXT]
     return torch.tensor(list(raw.ljust(_TEXT, b"\0")), dtype=torch.uint8)
-
-
-def text_in(raw: Tensor) -> str:
-    """What it says."""
-    return bytes(raw.tolist()).rstrip(b"\0").decode(errors="replace")

@@ -6,7 +6,12 @@ import re
 
 from hotbed.errors import HotbedError
 
-__all__ = ["Gone", "PeerError", "PeerLost", "is_gone", "is_told", "mark_told"]
+__all__ = ["NO_COPY", "Gone", "PeerError", "PeerLost", "is_gone", "is_told", "mark_told"]
+
+NO_COPY = (
+    "it cannot be copied or pickled: deepcopy the model before hotbed.distribute, and distribute the copy, "
+    "too (an average of weights, say). hotbed.save() and hotbed.load() bring rows from one to the other."
+)
 
 _GONE = re.compile(
     r"gloo|nccl|pair closure|connection (closed|reset|refused)|timed out waiting|broken pipe|socket closed",

@@ -13,7 +13,8 @@ from hotbed.dist.batch import ShardedBatch
 from hotbed.dist.gathered import gathered
 from hotbed.dist.gradients import ShardedGradient, SharedHandle, WaitingOnRanks
 from hotbed.dist.part import ShardedPart
-from hotbed.dist.ranks import NO_COPY, Ranks
+from hotbed.dist.peers import NO_COPY
+from hotbed.dist.ranks import Ranks
 from hotbed.dist.raw import bytes_of
 from hotbed.dist.shares import Share
 from hotbed.dist.trip import Trip

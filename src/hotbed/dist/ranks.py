@@ -18,23 +18,27 @@ from hotbed.dist.declarations import Declaration
 from hotbed.dist.layout import Layout
 from hotbed.dist.long_work import LongWork
 from hotbed.dist.messages import all_values
-from hotbed.dist.opening import ENDED, KINDS, SERVED, Opened, as_text, refuse_others, text_in
-from hotbed.dist.peers import PeerError, PeerLost, is_gone, is_told, mark_told
+from hotbed.dist.opening import (
+    ENDED,
+    KINDS,
+    SERVED,
+    Opened,
+    opened_by,
+    raise_fault,
+    refuse_others,
+)
+from hotbed.dist.peers import NO_COPY, PeerError, PeerLost, is_gone, is_told
 from hotbed.dist.shared_memory import SharedMemory
 from hotbed.dist.waiting import Waiting
+from hotbed.dist.waits import Waits
 from hotbed.dist.wire import Gloo, Wire, group_of
 from hotbed.errors import TableError
 from hotbed.trace import span
 
-__all__ = ["NO_COPY", "Ranks"]
+__all__ = ["Ranks"]
 
 _ROOM = 1024
 """Numbers that go along with the opening message."""
-
-NO_COPY = (
-    "it cannot be copied or pickled: deepcopy the model before hotbed.distribute, and distribute the copy, "
-    "too (an average of weights, say). hotbed.save() and hotbed.load() bring rows from one to the other."
-)
 
 _NOTHING = torch.empty(0, dtype=torch.uint8)
 
@@ -76,7 +80,9 @@ class Ranks(LongWork):
             shared_memory: whether they exchange rows through it where all see it, and not over Gloo.
         """
         wait = datetime.timedelta(seconds=timeout)
-        self.group: Any = group_of(self, ranks, timeout=wait, backend="gloo")
+        self.group: Any = group_of(
+            self, "hotbed.distribute", timeout, ranks, timeout=wait, backend="gloo"
+        )
         self.rank = torch_dist.get_rank(self.group)
         self.size = torch_dist.get_world_size(self.group)
         self.timeout = timeout
@@ -91,9 +97,11 @@ class Ranks(LongWork):
         self._layouts: dict[tuple[int, ...], Layout] = {}
         self._known: list[tuple[int, ...]] = []
         self._sequence = self._taken = 0
+        self._call: tuple[str, int, Sequence[int]] = "a distribution", 0, ()
         self._process = os.getpid()
         self._lost: PeerLost | None = None
         self.waiting = Waiting()
+        self._waits = Waits(self.group, self.rank, self.size, timeout)
         self._wire: Wire = Gloo(self.group, self.rank)
         if self.size > 1 and bool(self.agree("a distribution", [int(shared_memory)]).numbers.all()):
             tell = functools.partial(self.tell, "a distribution")
@@ -166,6 +174,7 @@ class Ranks(LongWork):
     ) -> Opened:
         """`tables`, `numbers`: None where this rank has ended."""
         own[_SEQUENCE], own[_LEAVES] = self._sequence, self.leaves
+        self._call = KINDS[int(own[_KIND])], self._sequence, tables or ()
         own[_ALIVE], *more_alive = self.waiting.alive()
         self._sequence += 1
         with span("agree"):
@@ -173,7 +182,7 @@ class Ranks(LongWork):
         ended = (told[:, _KIND] == KINDS.index(ENDED)).tolist()
         speaks = ended.index(False)  # a rank that has something to say
         if bool(told[:, _FAULT].any()):
-            self._raise_fault(told[:, _FAULT].tolist(), fault)
+            raise_fault(told[:, _FAULT].tolist(), fault, self._gathered)
         self._refuse_others(told, ended, tables or (), declared)
         kind = KINDS[int(told[speaks, _KIND])]
         if any(ended) and not SERVED[kind]:
@@ -211,7 +220,10 @@ class Ranks(LongWork):
         if head[_TABLES] < 0 and rank != self.rank:
             return head[_TABLE_COUNT]
         chosen = self._known[head[_TABLES]] if head[_TABLES] >= 0 else own
-        return [self.table(number).name for number in chosen]
+        return self._names_of(chosen)
+
+    def _names_of(self, tables: Sequence[int]) -> list[str]:
+        return [live.name for n in tables if (live := self.tables[n]()) is not None]
 
     def _tables_told(
         self, told: Tensor, ended: list[bool], speaks: int, own: tuple[int, ...] | None
@@ -231,14 +243,6 @@ class Ranks(LongWork):
                 )
         self._known.append(every[speaks])
         return every[speaks]
-
-    def _raise_fault(self, faults: list[int], own: BaseException | None) -> None:
-        told = self._gathered(as_text(own))
-        if own is not None:
-            mark_told(own)
-            raise own
-        rank = faults.index(1)
-        raise PeerError(f"Rank {rank} could not go on: {text_in(told[rank])}")
 
     @contextlib.contextmanager
     def telling(self, kind: str) -> Iterator[None]:
@@ -273,9 +277,13 @@ class Ranks(LongWork):
         return self._lost
 
     @contextlib.contextmanager
-    def listening(self) -> Iterator[None]:
+    def listening(self, waits: str = "") -> Iterator[None]:
         """What torch raises inside where another process is gone, is told as PeerError; from then on there
-        is nothing to do together."""
+        is nothing to do together.
+
+        Args:
+            waits: what this rank does inside, where it is no exchange.
+        """
         if self._lost is not None:
             raise self._lost
         if os.getpid() != self._process:
@@ -288,11 +296,10 @@ class Ranks(LongWork):
         except RuntimeError as error:
             if not is_gone(error):
                 raise
-            text = " ".join(str(error).split())[:300]
-            raise self._lose(
-                f"Another rank ended, or kept this one waiting for more than {self.timeout:g} s. The tables "
-                f"here are as {self.steps} steps have left them. ({text})"
-            ) from None
+            if self._lost is None:
+                call = opened_by(*self._call[:2], self._names_of(self._call[2]))
+                self._lose(self._waits.loss(error, self._call[0], call, waits, self.steps))
+            raise self._lost or error from None
 
     def tell(self, kind: str, value: Any) -> list[Any]:
         """What each rank says, of the types that `codec.encode` takes. Called by all ranks."""
@@ -341,7 +348,7 @@ class Ranks(LongWork):
             messages, faults = self._wire.send(sizes, int(fault is not None))
         self.sent[what] = self.sent.get(what, 0) + self._taken
         if any(faults):
-            self._raise_fault(faults, fault)
+            raise_fault(faults, fault, self._gathered)
         return messages
 
     def exchange(

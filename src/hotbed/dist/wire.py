@@ -13,6 +13,7 @@ import torch.distributed as torch_dist
 from torch import Tensor
 
 from hotbed import _core
+from hotbed.dist.waits import meet
 
 __all__ = ["Gloo", "Wire", "block", "group_of", "rounded"]
 
@@ -88,13 +89,21 @@ class Gloo:
         return [0 if r == self._rank else WORD + rounded(size) for r, size in enumerate(sizes)]
 
 
-def group_of(owner: Any, ranks: Sequence[int] | None = None, **options: Any) -> Any:
+def group_of(
+    owner: Any, called: str, seconds: float, ranks: Sequence[int] | None = None, **options: Any
+) -> Any:
     """A group of processes that goes with `owner`. Called by all ranks.
 
     Args:
+        called: what the user has called.
+        seconds: that a rank may keep the others waiting here.
         ranks: those that take part. Default: all.
         options: of ``torch.distributed.new_group``.
+
+    Raises:
+        PeerError: not all ranks have called it.
     """
+    meet(called, seconds)
     group = torch_dist.new_group(ranks, **options)
     # Not the group itself: its connections end with the last who has it.
     weakref.finalize(owner, lambda kept: _end(kept()), weakref.ref(group)).atexit = False

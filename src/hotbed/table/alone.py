@@ -21,7 +21,7 @@ class Alone:
         """What goes wrong inside, before all do `kind`, is told to the others, who wait for it."""
         return contextlib.nullcontext()
 
-    def listening(self) -> contextlib.AbstractContextManager[Any]:
+    def listening(self, waits: str = "") -> contextlib.AbstractContextManager[Any]:
         """What torch raises inside where another process is gone, is told as such."""
         return contextlib.nullcontext()
 

@@ -23,6 +23,7 @@ from hotbed.checkpoint.ranks import ranks_of
 from hotbed.collection import EmbeddingCollection
 from hotbed.data.position import Position, generators_of, seek
 from hotbed.dist.loaders import Slice
+from hotbed.dist.waits import BACKWARD
 from hotbed.errors import HotbedError
 from hotbed.modules.owner import tables_of
 from hotbed.trace import span
@@ -170,7 +171,7 @@ def fit(
                         f"Step {position.steps + 1}, epoch {epoch}: the loss is {value.item()}, so the "
                         "step was not taken. Lower the learning rate, or look for extreme inputs."
                     )
-                with span("backward"), ranks.listening():
+                with span("backward"), ranks.listening(BACKWARD):
                     value.backward()
                 with span("step"):
                     optimizer.step()

@@ -1,0 +1,51 @@
+"""The group over which DistributedDataParallel averages gradients."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch.distributed as torch_dist
+from torch._C import _distributed_c10d
+
+from hotbed.dist.ranks import Ranks
+from hotbed.dist.waits import BACKWARD
+
+__all__ = ["AveragingGroup"]
+
+_work_of: Any = getattr(_distributed_c10d, "_create_work_from_future")  # noqa: B009  (untyped)
+
+
+class AveragingGroup(torch_dist.ProcessGroup):
+    """A group of Gloo whose all-reduce says what the ranks wait for where one is gone, or waits elsewhere.
+    ``loss.backward()`` raises it as a RuntimeError of torch's."""
+
+    def __init__(self, group: Any, ranks: Ranks) -> None:
+        made: Any = super().__init__  # whose type knows one of its two forms
+        made(torch_dist.get_rank(group), torch_dist.get_world_size(group))
+        self._group, self._ranks = group, weakref.ref(ranks)
+
+    @classmethod
+    def over(cls, group: Any, ranks: Ranks) -> Any:
+        """Of another backend the group itself."""
+        return cls(group, ranks) if torch_dist.get_backend(group) == "gloo" else group
+
+    def getBackendName(self) -> str:
+        return "hotbed"
+
+    def allreduce(self, *arguments: Any) -> Any:
+        future = self._group.allreduce(*arguments).get_future()
+        return _work_of(future.then(self._finished))
+
+    def allgather(self, *arguments: Any) -> Any:
+        return self._group.allgather(*arguments)
+
+    def broadcast(self, *arguments: Any) -> Any:
+        return self._group.broadcast(*arguments)
+
+    def _finished(self, future: Any) -> Any:
+        ranks = self._ranks()
+        if ranks is None:
+            return future.value()
+        with ranks.listening(BACKWARD):
+            return future.value()
