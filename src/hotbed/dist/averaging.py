@@ -44,8 +44,11 @@ class AveragingGroup(torch_dist.ProcessGroup):
         return self._group.broadcast(*arguments)
 
     def _finished(self, future: Any) -> Any:
-        ranks = self._ranks()
-        if ranks is None:
+        try:
             return future.value()
-        with ranks.listening(BACKWARD):
-            return future.value()
+        except RuntimeError:
+            ranks = self._ranks()
+            if ranks is None:
+                raise
+            with ranks.listening(BACKWARD):
+                raise
