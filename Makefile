@@ -1,4 +1,4 @@
-# make demo | test | test-gpu | test-distributed | test-versions | lint | stub | docs | sanitize | soak | bench | wheel | peers | clean
+# make demo | test | test-gpu | test-distributed | test-versions | mutate | lint | stub | docs | sanitize | soak | bench | wheel | peers | clean
 PYTHON ?= python3
 TORCH := torch==2.13.0
 PEERS := fbgemm-gpu-cpu==1.8.0 torchrec==1.8.0
@@ -16,7 +16,7 @@ CORE_SOURCES := CMakeLists.txt $(shell find csrc -type f)
 SOURCES := $(CORE_SOURCES) pyproject.toml README.md LICENSE \
            $(shell find src -type f -not -name '*.so' -not -path '*/__pycache__/*')
 
-.PHONY: demo test test-gpu test-distributed test-versions test-core install tools lint stub docs sanitize soak bench wheel peers clean
+.PHONY: demo test test-gpu test-distributed test-versions test-core mutate install tools lint stub docs sanitize soak bench wheel peers clean
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := test
 
@@ -117,6 +117,11 @@ test-distributed: $(VENV)/stamp-hotbed
 soak:
 	@HOTBED_SOAK=1 $(MAKE) --no-print-directory test
 	@HOTBED_SWITCH_INTERVAL=1e-6 $(BIN)/python -m pytest tests/resolve
+
+# Whether tests notice small changes: MUTATE_ARGS="--count 60 --seed 1", "--only hotbed/table" or "--cpp".
+mutate: $(VENV)/stamp-hotbed
+	@$(BIN)/cmake -S . -B build/dev $(CMAKE_NINJA) >/dev/null && $(BIN)/cmake --build build/dev >/dev/null
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m tools.mutate $(MUTATE_ARGS)
 
 # libgomp is not built with ThreadSanitizer, which therefore cannot see its barriers and reports
 # every parallel region as a race. One OpenMP thread (the limit also holds against num_threads

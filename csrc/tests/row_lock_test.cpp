@@ -88,6 +88,32 @@ TEST(a_reader_does_not_become_a_writer) {
   CHECK(writing.try_take());
 }
 
+// Or readers who take turns would keep it out for ever.
+TEST(new_readers_let_a_waiting_writer_go_first) {
+  auto a = table("a");
+  Hold reading({a}, false);
+  reading.take();
+  std::thread writer([&] {
+    Hold writing({a}, true);
+    writing.take();
+  });
+  // Refused as soon as the writer waits: nobody else writes.
+  bool refused = false;
+  std::thread reader([&] {
+    while (!refused) {
+      Hold late({a}, false);
+      refused = !late.try_take();
+    }
+  });
+  reader.join();
+  CHECK(refused);
+  Hold more({a}, false);
+  CHECK(more.try_take());  // but who reads may read more
+  more.release();
+  reading.release();
+  writer.join();
+}
+
 TEST(nothing_is_held_in_a_child) {
   auto a = table("a");
   std::atomic<int> state = 0;

@@ -18,6 +18,35 @@
 using namespace hotbed;
 using model::Versions;
 
+TEST(a_block_is_good_where_it_was_written_only) {
+  BlockLayout layout(64);
+  std::vector<uint8_t> block(layout.block_bytes);
+  BlockHeader header{};
+  header.log = 7;
+  header.segment = 3;
+  header.block = 2;
+  header.store = 1;
+  header.kind = BlockKind::records;
+  header.count = static_cast<uint16_t>(layout.records);
+  CHECK(check_block(block.data(), layout, header) == BlockState::empty);
+  seal_block(block.data(), layout, header);
+  CHECK(check_block(block.data(), layout, header) == BlockState::good);
+  for (int field = 0; field < 4; ++field) {
+    BlockHeader expected = header;
+    if (field == 0) expected.log = 8;
+    if (field == 1) expected.segment = 4;
+    if (field == 2) expected.block = 1;
+    if (field == 3) expected.store = 0;
+    CHECK(check_block(block.data(), layout, expected) == BlockState::foreign);
+  }
+  block.back() ^= 1;
+  CHECK(check_block(block.data(), layout, header) == BlockState::torn);
+  block.back() ^= 1;
+  ++header.count;
+  seal_block(block.data(), layout, header);
+  CHECK(check_block(block.data(), layout, header) == BlockState::foreign);
+}
+
 TEST(a_random_history_reads_like_a_map) {
   for (IoBackend backend : backends()) {
     for (bool background : {false, true}) {
