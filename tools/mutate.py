@@ -82,12 +82,6 @@ CPP = [
     ("csrc/tiers/residency.cpp", "slots[i] >= used_ || ", "slots[i] > used_ || ", "residency_test"),
     (
         "csrc/tiers/top_uses.cpp",
-        "if (cell + count <= leaves.uses) {",
-        "if (cell + count < leaves.uses) {",
-        "top_uses_test",
-    ),
-    (
-        "csrc/tiers/top_uses.cpp",
         "of_leaving = std::max(of_leaving, leaves.uses);",
         "",
         "top_uses_test",

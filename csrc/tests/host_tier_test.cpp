@@ -123,6 +123,31 @@ TEST(a_full_host_tier_refuses_a_write_whole) {
   host.write(same, others.data());  // rows that are there need no room
 }
 
+// Every row of it was written, and none has gone below before.
+TEST(a_host_tier_that_gets_less_memory_loses_no_row) {
+  constexpr int64_t kRows = 24;
+  for (int64_t limit : {1, 2, 10, 23}) {
+    auto lower = std::make_shared<MapTier>(16);
+    HostTier host(16, {100}, kRows, lower);
+    int64_t allowed = kRows;
+    host.allow([&](uint64_t) { return allowed; });
+    std::vector<RowKey> keys;
+    std::vector<uint8_t> records(kRows * 16);
+    for (int64_t id = 0; id < kRows; ++id) {
+      keys.push_back({id, 0});
+      std::fill_n(records.begin() + id * 16, 16, static_cast<uint8_t>(id + 1));
+      host.write({&keys.back(), 1}, records.data() + id * 16);
+    }
+    allowed = limit;
+    host.write({&keys.back(), 1}, records.data() + (kRows - 1) * 16);
+    bool found[kRows];
+    std::vector<uint8_t> now(records.size());
+    host.read(keys, now.data(), found);
+    CHECK(std::all_of(found, found + kRows, [](bool here) { return here; }));
+    CHECK(now == records);
+  }
+}
+
 TEST(the_host_tier_counts_what_it_serves) {
   auto lower = std::make_shared<MapTier>(8);
   HostTier host(8, {-1}, 4, lower);

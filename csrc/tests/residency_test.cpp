@@ -332,6 +332,32 @@ TEST(the_first_announced_batch_can_be_passed_over) {
   CHECK_THROWS(pool.residency.retract_first(), std::invalid_argument);
 }
 
+TEST(a_batch_that_names_an_id_twice_is_not_announced) {
+  for (const Numbers& ids : {Numbers{5, 6, 5}, Numbers{1, 2, 1}}) {  // new ones, and resident ones
+    Pool pool(4);
+    pool.use({1, 2});
+    pool.announce({2, 3});
+    CHECK(CHECK_THROWS(pool.announce(ids), std::invalid_argument).find("names an id twice") !=
+          std::string::npos);
+    CHECK_EQ(pool.residency.announced(), 0);  // all are forgotten
+    CHECK(pool.resident() == (Numbers{1, 2}));
+    int64_t next = pool.announce({2, 3});
+    CHECK(pool.residency.admit(next, pool.moves));
+    pool.finish(next);
+    CHECK(pool.resident() == (Numbers{1, 2, 3}));
+  }
+}
+
+TEST(only_slots_with_rows_can_be_dropped) {
+  Pool pool(4);
+  pool.use({1, 2, 3, 4});
+  for (int64_t slot : {int64_t{-1}, int64_t{4}, int64_t{5}}) {
+    CHECK(CHECK_THROWS(pool.residency.drop(&slot, 1), std::invalid_argument)
+              .find("no row is there") != std::string::npos);
+  }
+  CHECK(pool.resident() == (Numbers{1, 2, 3, 4}));
+}
+
 TEST(dropped_rows_are_forgotten_wholly) {
   Pool pool(4, {}, 100);
   for (int i = 0; i < 5; ++i) pool.use({1, 2});
