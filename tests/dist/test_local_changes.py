@@ -8,6 +8,7 @@ from dist.test_sharded import collection, plan_of
 from dist.worlds import run
 
 import hotbed as hb
+from hotbed.dist import PeerError
 
 
 def by_itself(rank: int, world: int) -> None:
@@ -37,6 +38,34 @@ def by_itself(rank: int, world: int) -> None:
 @pytest.mark.process
 def test_copies_of_a_table_stay_alike() -> None:
     run(2, by_itself)
+
+
+def loaded_apart(rank: int, world: int) -> None:
+    for kind in ("replicated", "row"):
+        model = collection()
+        hb.distribute(model, plan_of(model, kind, world))
+        before = model.rows("item").values
+        own = collection().state_dict()
+        model.load_state_dict(own)
+        # Of a state_dict of ranks, which has tables on rank 0 alone.
+        with pytest.raises(
+            RuntimeError, match="'item': item is other on rank 1 than on rank 0.*broadcast it"
+        ):
+            model.load_state_dict(model.state_dict(), strict=False)
+        own["item"] = own["item"] + rank
+        with pytest.raises(RuntimeError, match="'item': item is other on rank 1 than on rank 0"):
+            model.load_state_dict(own)
+        assert torch.equal(model.rows("item").values, before)
+        with pytest.raises(PeerError, match=r"load_state_dict\(\) is called by all ranks"):
+            if rank == 0:
+                model.load_state_dict(own)
+            else:
+                model({"item": [[1]], "more": [[1]], "user": [[1]], "word": [1]})
+
+
+@pytest.mark.process
+def test_a_state_dict_is_the_same_on_all_ranks() -> None:
+    run(2, loaded_apart)
 
 
 def alone(rank: int, world: int) -> None:

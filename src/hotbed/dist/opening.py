@@ -43,6 +43,7 @@ SERVED = {
     "a count of rows": False,
     "a copy of rows": False,
     "a reset of rows": False,
+    "a load of rows": False,
     "a checkpoint": False,
     "figures": False,
 }
@@ -67,6 +68,7 @@ _ADVICE = {
     "a count of rows": "count() is called by all ranks, or with local=True.",
     "a lookup of rows": "lookup() is called by all ranks, or with local=True.",
     "an assignment": "assign() is called by all ranks, or with local=True.",
+    "a load of rows": "load_state_dict() is called by all ranks, with the same state_dict.",
     "a reset of rows": "reset_parameters() of a distributed layer is called by all ranks.",
     "a deletion of rows": "erase() is called by all ranks, or with local=True.",
 }

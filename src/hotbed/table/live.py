@@ -338,7 +338,7 @@ class LiveTable:
     def draw_again(self, key: int) -> None:
         """Gives every row its first value under a new key, rank 0's; a dynamic table forgets its rows."""
         self.hear()
-        self.set_key(self.place.ranks.tell("a reset of rows", key)[0])
+        self.set_key(int(self.place.ranks.tell("a reset of rows", str(key))[0]))
         self.forget_rows()
 
     def forget_rows(self) -> None:

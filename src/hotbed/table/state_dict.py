@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Set
 from typing import Any
 
@@ -18,6 +19,9 @@ from hotbed.table.holds import alone
 from hotbed.table.live import LiveTable
 
 __all__ = ["ENDINGS", "load_table", "refuse_ambiguous_names", "save_table", "signed_key"]
+
+_SAMPLE = 256
+"""Rows by which two copies of a table are compared."""
 
 ENDINGS = ("", ".ids", ".key")
 
@@ -60,6 +64,9 @@ def load_table(
     rows, ids, own_key = (state.get(stem + ending) for ending in ENDINGS)
     if own_key is not None:
         key = int(own_key)
+    if different := _other_rows(table, rows, ids, key):
+        errors.append(f"Table {table.name!r}: {stem} {different}")
+        return
     if rows is None:
         missing.append(stem)
         return
@@ -88,6 +95,30 @@ def load_table(
             table.drop_gradient()
         for part, own, some in parts:
             _replace(part, own, some, key)
+
+
+def _other_rows(table: LiveTable, rows: Any, ids: Any, key: int | None) -> str:
+    """What is wrong where the processes that share a table are given other rows of it, as far as shapes, keys
+    and a sample of rows show; else empty."""
+    ranks = table.place.ranks
+    if ranks.size == 1:
+        return ""
+    digests = ranks.tell("a load of rows", [_digest(rows), _digest(ids), str(key)])
+    other = next((rank for rank, digest in enumerate(digests) if digest != digests[0]), 0)
+    if not other:
+        return ""
+    return (
+        f"is other on rank {other} than on rank 0. load_state_dict() takes the same one on all ranks; as "
+        "state_dict() has tables on rank 0 alone, broadcast it first."
+    )
+
+
+def _digest(given: Any) -> str:
+    if not isinstance(given, Tensor) or not given.dim():
+        return type(given).__name__
+    sample = given.detach()[:: max(1, len(given) // _SAMPLE)].cpu().contiguous()
+    raw = sample.reshape(-1).view(torch.uint8).numpy().tobytes()
+    return f"{tuple(given.shape)} {given.dtype} {hashlib.sha256(raw).hexdigest()}"
 
 
 def _replace(table: LiveTable, ids: Tensor, rows: Tensor, key: int | None) -> None:
