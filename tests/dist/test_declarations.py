@@ -254,4 +254,4 @@ def test_values_in_words() -> None:
         f"{__name__}.test_values_in_words.<locals>.Odd",
         "Replicated()",
     ]
-    assert declarations.in_words(Odd()) == "a test_values_in_words.<locals>.Odd"
+    assert declarations.in_words(Odd()) == "object of test_values_in_words.<locals>.Odd"

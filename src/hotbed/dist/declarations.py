@@ -186,7 +186,7 @@ def in_words(value: Any) -> str:
     if isinstance(value, type) or callable(value):
         named = value if hasattr(value, "__qualname__") else type(value)
         return f"{named.__module__}.{named.__qualname__}"
-    return f"a {type(value).__qualname__}" if " at 0x" in repr(value) else repr(value)
+    return f"object of {type(value).__qualname__}" if " at 0x" in repr(value) else repr(value)
 
 
 def _shape(parameter: Tensor) -> str:
