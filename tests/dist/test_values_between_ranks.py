@@ -8,6 +8,7 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from dist.worlds import run
@@ -153,6 +154,12 @@ HOSTILE = {
 def test_hostile_messages_are_refused(what: str) -> None:
     with pytest.raises(MessageError):
         decode(HOSTILE[what])
+
+
+def test_numbers_and_text_of_numpy_come_as_pythons() -> None:
+    found = decode(message_of({np.str_("a"): [np.float64(0.1), np.str_("b")]}))
+    assert found == {"a": [0.1, "b"]}
+    assert [type(one) for one in (*found, *found["a"])] == [str, float, str]
 
 
 def test_what_is_deep_or_of_another_type_is_not_sent() -> None:

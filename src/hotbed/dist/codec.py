@@ -67,7 +67,7 @@ def encode(value: Any) -> list[Tensor]:
 
 
 def _plain(value: Any, tensors: list[Tensor], depth: int) -> Any:
-    if value is None or type(value) in (bool, int, float, str):
+    if value is None or isinstance(value, bool | int | float | str):  # of NumPy, too
         return value
     if depth == 0:
         raise MessageError(f"A message has containers at most {MOST_DEPTH} deep inside each other.")
@@ -75,7 +75,7 @@ def _plain(value: Any, tensors: list[Tensor], depth: int) -> Any:
         return [_plain(item, tensors, depth - 1) for item in value]
     if type(value) is tuple:
         return {"tuple": [_plain(item, tensors, depth - 1) for item in value]}
-    if type(value) is dict and all(type(key) is str for key in value):
+    if type(value) is dict and all(isinstance(key, str) for key in value):
         return {"dict": {key: _plain(item, tensors, depth - 1) for key, item in value.items()}}
     if type(value) is bytes:
         return {"bytes": value.hex()}
