@@ -69,9 +69,16 @@ def run(code: str, source: str, names: dict[str, Any] | None = None) -> dict[str
     return names
 
 
-def lightning(patch: pytest.MonkeyPatch) -> None:
-    """Its callbacks' base stands in for a library that the tests do without."""
+def other_libraries(patch: pytest.MonkeyPatch) -> list[tuple[str, float, int]]:
+    """Put stand-ins in place of libraries that the tests do without. Return what TensorBoard is given."""
     patch.setitem(sys.modules, "lightning", types.SimpleNamespace(Callback=object))
+    scalars: list[tuple[str, float, int]] = []
+    writer = types.SimpleNamespace(
+        add_scalar=lambda name, value, step: scalars.append((name, float(value), step))
+    )
+    board = types.SimpleNamespace(SummaryWriter=lambda folder: writer)
+    patch.setitem(sys.modules, "torch.utils.tensorboard", board)
+    return scalars
 
 
 @pytest.fixture(autouse=True)
@@ -94,7 +101,7 @@ DOCSTRINGS = blocks(API, "pycon")
 def test_a_pasted_block_runs(
     code: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lightning(monkeypatch)
+    other_libraries(monkeypatch)
     run(code, request.node.callspec.id)
 
 
@@ -134,10 +141,18 @@ def test_a_block_for_torchrun_says_so_above_it(page: Path) -> None:
         before = block.end()
 
 
+def test_the_callback_for_tensorboard_writes_each_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    scalars = other_libraries(monkeypatch)
+    (code,) = (b for b in blocks(ROOT / "docs/checkpoints.md", "python") if "tensorboard" in b)
+    run(code, "tensorboard")
+    assert [(name, step) for name, _, step in scalars] == [("loss", n) for n in range(1, 11)]
+    assert all(0 < loss < 1 for _, loss, _ in scalars)
+
+
 def test_the_callback_for_lightning_saves_and_goes_on(
     empty_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lightning(monkeypatch)
+    other_libraries(monkeypatch)
     (code,) = (b for b in blocks(ROOT / "docs/checkpoints.md", "python") if "lightning" in b)
     callback = run(code, "lightning")["Checkpoints"]()
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from saved_models import with_bias
-from small_models import batch_of, everything, made, same, train
+from checkpoint.saved_models import with_bias
+from checkpoint.small_models import batch_of, everything, made, same, train
 from torch import nn
 
 import hotbed as hb

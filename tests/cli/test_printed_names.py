@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from command_line import run
+from cli.command_line import run
 from rich.console import Console
 
 import hotbed as hb

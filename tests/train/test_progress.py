@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from rich.console import Console
+from torch.utils.data import DataLoader, TensorDataset
 
-from hotbed.train.loop import Step
-from hotbed.train.progress import ProgressBar, short
+import hotbed as hb
+from hotbed.data import CriteoLog, write_criteo_tsv
+from hotbed.train import Callback, Step, fit
+from hotbed.train.progress import ProgressBar, _samples_in, short
 
 
 @pytest.mark.parametrize(
@@ -45,3 +50,54 @@ def test_what_tiers_did_is_in_the_bar(ssd: bool, shown: str) -> None:
     bar.on_step(Step(1, 1, 50, torch.tensor(0.5), torch.zeros(2), torch.tensor([0.0, 1.0])))
     bar.on_end()
     assert f"75% hits, 1.5 s waited, {shown}, 2 batches ahead\n" in written.getvalue()
+
+
+def model_and_batches() -> tuple[Any, Any, list[dict[str, Any]]]:
+    model = hb.models.DLRM([hb.Table("item", dim=4)], dim=4, top=(4,))
+    batch = {
+        "dense": torch.rand(8, 13),
+        "item": torch.arange(8),
+        "label": torch.tensor([0.0, 1.0] * 4),
+    }
+    return model, hb.optim.Adagrad(model.parameters(), lr=0.01), [batch] * 5
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+@pytest.mark.parametrize("progress", [True, False])
+def test_fit_draws_a_bar_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    progress: bool,
+    terminal: bool,
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1" if terminal else "")
+    monkeypatch.setenv("COLUMNS", "120")
+    model, optimizer, batches = model_and_batches()
+    seen: list[int] = []
+
+    class Seen(Callback):
+        def on_step(self, step: Step) -> None:
+            seen.append(step.number)
+
+    result = fit(model, batches, optimizer, epochs=2, callbacks=[Seen()], progress=progress)
+    assert result.steps == 10 and seen == [*range(1, 11)]
+    shown = capsys.readouterr()
+    assert not shown.out
+    if not (progress and terminal):
+        assert not shown.err
+        return
+    for part in ("2/2", "100%", "loss 0.", "AUC ", "samples/s", "8.00 rows"):
+        assert part.replace("8.00", "8") in shown.err
+
+
+def test_how_many_samples_there_are_is_known_without_reading(tmp_path: Path) -> None:
+    write_criteo_tsv(tmp_path / "log.tsv", 100, seed=1)
+    log = CriteoLog(tmp_path / "log.tsv", 32)
+    model, _, batches = model_and_batches()
+    assert _samples_in(log) is None
+    assert _samples_in(log.split(0.25)[0]) == 75
+    assert _samples_in(hb.lookahead(DataLoader(log.split(0.25)[0], batch_size=None), model)) is None
+    assert _samples_in(hb.lookahead(log.split(0.25)[1], model)) == 25
+    assert _samples_in(DataLoader(TensorDataset(torch.ones(9)), batch_size=2)) == 9
+    assert _samples_in(batches) == 40
+    assert _samples_in(iter(batches)) is None

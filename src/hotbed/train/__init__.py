@@ -1,12 +1,11 @@
 """Training: a loop, its metrics, its progress bar."""
 
 from hotbed.data.position import Position
+from hotbed.train.callbacks import Callback, Step
 from hotbed.train.checkpoints import Checkpoints
 from hotbed.train.loop import (
-    Callback,
     Evaluation,
     FitResult,
-    Step,
     TrainingError,
     evaluate,
     fit,

@@ -10,7 +10,7 @@ from torch import nn
 
 from hotbed.checkpoint import Saved, save
 from hotbed.data.position import Position
-from hotbed.train.loop import Callback, Step
+from hotbed.train.callbacks import Callback, Step
 
 __all__ = ["Checkpoints"]
 

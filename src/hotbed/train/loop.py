@@ -27,6 +27,7 @@ from hotbed.dist.waits import BACKWARD
 from hotbed.errors import HotbedError
 from hotbed.modules.owner import tables_of
 from hotbed.trace import span
+from hotbed.train.callbacks import Callback, Step
 from hotbed.train.metrics import auc, logloss
 
 Batch = Mapping[str, Tensor]
@@ -35,40 +36,6 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 class TrainingError(HotbedError, RuntimeError):
     """Training cannot go on; the message says at which step and why."""
-
-
-class Step(NamedTuple):
-    """What a callback sees after each optimizer step."""
-
-    number: int
-    """From 1, over all epochs, and over earlier runs where one goes on (`Position`)."""
-    epoch: int
-    """From 1."""
-    rows: int
-    """Trained on so far, over all epochs."""
-    loss: Tensor
-    """Of this batch, before the step: a number without gradient, where the model computes. Reading it
-    (``float(step.loss)``) waits for a device, so read it as seldom as you show it."""
-    logits: Tensor
-    """(B,), detached."""
-    labels: Tensor
-    """(B,)"""
-
-
-class Callback:
-    """Something to be told about a run. Override what is wanted."""
-
-    def on_start(self, model: nn.Module) -> None:
-        """Before the first batch is asked for."""
-
-    def on_step(self, step: Step) -> None:
-        """After each optimizer step."""
-
-    def on_epoch(self, epoch: int) -> None:
-        """After the last step of an epoch (from 1) that was not cut short."""
-
-    def on_end(self) -> None:
-        """Once, also after an error."""
 
 
 @dataclass(slots=True)
@@ -112,6 +79,7 @@ def fit(
     device: torch.device | str | None = None,
     should_stop: Callable[[], bool] | None = None,
     position: Position | None = None,
+    progress: bool = False,
 ) -> FitResult:
     """Train `model` on `batches`; `model(batch)` returns the logits of ``batch["label"]``.
 
@@ -129,6 +97,8 @@ def fit(
         position: where to begin; it goes along with the training, and is right whenever a callback is told
             of a step. Default: the beginning. Batches before it are passed over by the loader, if it has a
             method ``seek(epoch, batches)``, as `CriteoLog` and `lookahead` have; else they are asked for.
+        progress: draw a bar on standard error, if that is a terminal: loss and AUC of recent samples, samples
+            a second, rows that the tables hold.
 
     Of a distributed model all ranks call it, each with batches of its own, or with those of
     `hotbed.dist.slices`; they end after the same step, where one is to stop.
@@ -143,6 +113,12 @@ def fit(
     given, position = position is not None, position or Position()
     staying, ranks = _ids_of_tiers(model), ranks_of(tables_of(model), model)
     asked = should_stop or _never
+    if progress and ranks.rank == 0:
+        from hotbed.train.progress import (
+            progress_bar,
+        )  # of rich, which import hotbed does not wait for
+
+        callbacks = [*progress_bar(model, batches, epochs, alone=ranks.size == 1), *callbacks]
     model.train()
     for callback in callbacks:
         callback.on_start(model)

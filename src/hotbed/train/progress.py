@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sized
+from typing import Any
 
 import torch
 from rich.console import Console, RenderableType
@@ -12,9 +13,12 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset
 
+from hotbed.collection import EmbeddingCollection
+from hotbed.data import CriteoLog
 from hotbed.text import printable
-from hotbed.train.loop import Callback, Step
+from hotbed.train.callbacks import Callback, Step
 from hotbed.train.metrics import RunningAuc
 
 _REFRESH_SECONDS = 0.1
@@ -30,7 +34,7 @@ class ProgressBar(Callback):
     not fit into a line of the terminal is left out.
 
     Args:
-        samples: of one epoch.
+        samples: of one epoch; None: nobody knows.
         epochs: how many.
         console: where to draw.
         stored_rows: returns the rows that the model's tables hold; None leaves them out.
@@ -40,7 +44,7 @@ class ProgressBar(Callback):
 
     def __init__(
         self,
-        samples: int,
+        samples: int | None,
         epochs: int,
         console: Console,
         stored_rows: Callable[[], int] | None = None,
@@ -67,7 +71,10 @@ class ProgressBar(Callback):
             console=console,
         )
         self._task = self._progress.add_task(
-            "train", total=samples * epochs, epoch=self._epoch(1), figures=""
+            "train",
+            total=None if samples is None else samples * epochs,
+            epoch=self._epoch(1),
+            figures="",
         )
 
     def on_start(self, model: nn.Module) -> None:
@@ -117,6 +124,35 @@ class ProgressBar(Callback):
         yield f"{short((self._last.rows - self._before) / (self._drawn - self._began))} samples/s"
         if self._stored_rows is not None:
             yield f"{short(self._stored_rows())} rows"
+
+
+def progress_bar(model: nn.Module, batches: Any, epochs: int, *, alone: bool) -> list[ProgressBar]:
+    """The bar of a training; none where standard error is no terminal.
+
+    Args:
+        alone: no other process has to be asked how many rows there are.
+    """
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        return []
+    tables = [m for m in model.modules() if isinstance(m, EmbeddingCollection)]
+    stored = (lambda: sum(one.count() for one in tables)) if alone and tables else None
+    tiers = tables[0].stats if len(tables) == 1 else None
+    return [ProgressBar(_samples_in(batches), epochs, console, stored, tiers)]
+
+
+def _samples_in(batches: Any) -> int | None:
+    """Of one epoch, if that is known without reading the data."""
+    while hasattr(batches, "loader"):  # what looks ahead, or slices
+        batches = batches.loader
+    if isinstance(batches, CriteoLog):
+        return None if batches.stop is None else batches.stop - batches.start
+    if isinstance(batches, DataLoader):
+        listed = not isinstance(batches.dataset, IterableDataset)
+        return len(batches.sampler) if listed and isinstance(batches.sampler, Sized) else None
+    if isinstance(batches, list | tuple):
+        return sum(len(batch["label"]) for batch in batches)
+    return None
 
 
 class _TwoLines(Progress):

@@ -26,11 +26,10 @@ from hotbed.modules.owner import tables_of
 from hotbed.storage import Storage
 from hotbed.tiers.folder import of_process
 from hotbed.trace import Trace
+from hotbed.train.callbacks import Callback, Step
 from hotbed.train.loop import (
-    Callback,
     Evaluation,
     FitResult,
-    Step,
     evaluate,
     fit,
     stop_on_interrupt,

@@ -1,0 +1,43 @@
+"""What a training loop tells those who listen."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor, nn
+
+__all__ = ["Callback", "Step"]
+
+
+class Step(NamedTuple):
+    """What a callback sees after each optimizer step."""
+
+    number: int
+    """From 1, over all epochs, and over earlier runs where one goes on (`Position`)."""
+    epoch: int
+    """From 1."""
+    rows: int
+    """Trained on so far, over all epochs."""
+    loss: Tensor
+    """Of this batch, before the step: a number without gradient, where the model computes. Reading it
+    (``float(step.loss)``) waits for a device, so read it as seldom as you show it."""
+    logits: Tensor
+    """(B,), detached."""
+    labels: Tensor
+    """(B,)"""
+
+
+class Callback:
+    """Something to be told about a run. Override what is wanted."""
+
+    def on_start(self, model: nn.Module) -> None:
+        """Before the first batch is asked for."""
+
+    def on_step(self, step: Step) -> None:
+        """After each optimizer step."""
+
+    def on_epoch(self, epoch: int) -> None:
+        """After the last step of an epoch (from 1) that was not cut short."""
+
+    def on_end(self) -> None:
+        """Once, also after an error."""
