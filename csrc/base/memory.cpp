@@ -14,7 +14,8 @@ namespace hotbed {
 
 namespace {
 
-constexpr uint64_t kHugePage = Mapping::kGrain;
+constexpr uint64_t kPage = Mapping::kPage;
+constexpr uint64_t kHugePage = Mapping::kHugePage;
 // Blocks below this come from malloc: they are cheap to get anew.
 constexpr uint64_t kSmallBlock = 64u << 10;
 // A freed block is handed out for a request of at least this share of its size.
@@ -54,6 +55,15 @@ std::string with_unit(uint64_t bytes) {
   char text[64];
   std::snprintf(text, sizeof text, "%.2f GB", static_cast<double>(bytes) / 1e9);
   return text;
+}
+
+uint8_t* map_plain(uint64_t bytes) {
+  void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (data == MAP_FAILED) return nullptr;
+  // Wherever the machine gives huge pages unasked.
+  madvise(data, bytes, MADV_NOHUGEPAGE);
+  return static_cast<uint8_t*>(data);
 }
 
 uint8_t* map_aligned(uint64_t bytes) {
@@ -102,36 +112,78 @@ Mapping::~Mapping() {
   if (data_) munmap(data_, bytes_);
 }
 
+// What has grown is rarely full, so its last huge page weighs more. It ends with a whole one, as
+// what moves with plain pages keeps them.
+Mapping::Size Mapping::grown(uint64_t bytes) const {
+  if (bytes <= bytes_) return {bytes_, huge_};
+  bool huge = huge_ || bytes >= (data_ ? 2 * kHugePage : kHugePage);
+  return {round_up(bytes, huge && data_ ? kHugePage : kPage), huge};
+}
+
 void Mapping::reserve(uint64_t bytes, const std::string& what_for, const std::string& remedy) {
   if (bytes <= bytes_) return;
-  uint64_t wanted = round_up(bytes, kHugePage);
-  if (wanted < bytes) throw OutOfMemory(what_for, bytes, available_memory(), remedy);
-  uint64_t grown = wanted - bytes_;
+  Size wanted = grown(bytes);
+  if (wanted.bytes < bytes) throw OutOfMemory(what_for, bytes, available_memory(), remedy);
+  uint64_t more = wanted.bytes - bytes_;
   // Small arrays are not worth reading /proc for.
-  if (grown > 4 * kHugePage && grown > available_memory()) {
+  if (more > 4 * kHugePage && more > available_memory()) {
     BlockPool::instance().trim();
     uint64_t available = available_memory();
-    if (grown > available) throw OutOfMemory(what_for, grown, available, remedy);
+    if (more > available) throw OutOfMemory(what_for, more, available, remedy);
   }
-  uint8_t* fresh = map_aligned(wanted);
-  if (!fresh) throw OutOfMemory(what_for, grown, available_memory(), remedy);
-  if (data_) {
-    // Moves the page tables of the old range onto the start of the new one.
-    void* moved = mremap(data_, bytes_, bytes_, MREMAP_MAYMOVE | MREMAP_FIXED, fresh);
-    if (moved == MAP_FAILED) {
-      munmap(fresh, wanted);
-      throw OutOfMemory(what_for, grown, available_memory(), remedy);
-    }
-  }
+  uint8_t* fresh = moved_to(wanted);
+  if (!fresh) throw OutOfMemory(what_for, more, available_memory(), remedy);
   data_ = fresh;
-  bytes_ = wanted;
+  bytes_ = wanted.bytes;
+  huge_ = wanted.huge;
+}
+
+// Null, with the mapping as it was, where the system refuses.
+uint8_t* Mapping::moved_to(Size size) {
+  if (!size.huge) {
+    if (!data_) return map_plain(size.bytes);
+    void* moved = mremap(data_, bytes_, size.bytes, MREMAP_MAYMOVE);
+    return moved == MAP_FAILED ? nullptr : static_cast<uint8_t*>(moved);
+  }
+  uint8_t* fresh = map_aligned(size.bytes);
+  if (!fresh || !data_) return fresh;
+  if (!huge_) {
+    // Pages that moved would stay plain.
+    std::memcpy(fresh, data_, bytes_);
+    munmap(data_, bytes_);
+    return fresh;
+  }
+  // Moves the page tables of the old range onto the start of the new one.
+  if (mremap(data_, bytes_, bytes_, MREMAP_MAYMOVE | MREMAP_FIXED, fresh) != MAP_FAILED) {
+    return fresh;
+  }
+  munmap(fresh, size.bytes);
+  return nullptr;
 }
 
 void Mapping::release(uint64_t begin, uint64_t end) {
-  constexpr uint64_t kPage = 4096;
   begin = round_up(begin, kPage);
   end = std::min(end, bytes_) / kPage * kPage;
   if (begin < end) madvise(data_ + begin, end - begin, MADV_DONTNEED);
+}
+
+uint64_t Mapping::page_bytes(uint64_t written, uint64_t room) const {
+  if (std::max(written, room) > UINT64_MAX - kHugePage) return UINT64_MAX;
+  Size size = grown(room);
+  bool in_huge = size.huge && written <= size.bytes / kHugePage * kHugePage;
+  return round_up(written, in_huge ? kHugePage : kPage);
+}
+
+uint64_t Mapping::resident_bytes() const {
+  constexpr uint64_t kAtOnce = 16384;  // pages
+  std::vector<unsigned char> present(std::min(kAtOnce, bytes_ / kPage));
+  uint64_t pages = 0;
+  for (uint64_t begin = 0; begin < bytes_; begin += kAtOnce * kPage) {
+    uint64_t bytes = std::min(kAtOnce * kPage, bytes_ - begin);
+    if (mincore(data_ + begin, bytes, present.data())) return bytes_;
+    for (uint64_t p = 0; p < bytes / kPage; ++p) pages += present[p] & 1;
+  }
+  return pages * kPage;
 }
 
 BlockPool& BlockPool::instance() {

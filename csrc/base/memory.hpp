@@ -18,13 +18,14 @@ uint64_t available_memory();
 // Pretends that available_memory() returns `bytes`; 0 ends the pretence. For tests.
 void set_available_memory_for_test(uint64_t bytes);
 
-// A private anonymous mapping aligned to huge pages that reads as zero until written.
-// Growing moves page tables, never bytes: the address may change, the contents are not copied.
-// Not thread-safe: whoever grows it must be its only user at that moment.
+// A private anonymous mapping that reads as zero until written. A small one takes plain pages, so
+// that many of them cost what is in them; a large one takes huge pages, where they are whole.
+// Growing moves page tables; bytes are copied once, when it becomes large. The address may change
+// either way. Not thread-safe: whoever grows it must be its only user at that moment.
 class Mapping {
  public:
-  // Sizes are multiples of this, a huge page.
-  static constexpr uint64_t kGrain = 2u << 20;
+  static constexpr uint64_t kPage = 4096;
+  static constexpr uint64_t kHugePage = 2u << 20;
 
   Mapping() = default;
   Mapping(Mapping&& other) noexcept { swap(other); }
@@ -40,19 +41,33 @@ class Mapping {
   void reserve(uint64_t bytes, const std::string& what_for,
                const std::string& remedy = OutOfMemory::kRemedy);
 
-  // Gives the memory of [begin, end) back, as far as it makes whole pages; it reads as zero then.
+  // Gives the memory of [begin, end) back, as far as it makes whole pages; it reads as zero then. A
+  // huge page in which either lies is split.
   void release(uint64_t begin, uint64_t end);
 
   uint8_t* data() const { return data_; }
   uint64_t bytes() const { return bytes_; }
+  // What the first `written` bytes take in whole pages once there is room for `room` bytes.
+  // UINT64_MAX where that is beyond counting.
+  uint64_t page_bytes(uint64_t written, uint64_t room) const;
+  // What it takes now. Pages that nobody touched take nothing.
+  uint64_t resident_bytes() const;
 
  private:
+  struct Size {
+    uint64_t bytes;
+    bool huge;
+  };
+  Size grown(uint64_t bytes) const;
+  uint8_t* moved_to(Size size);
   void swap(Mapping& other) noexcept {
     std::swap(data_, other.data_);
     std::swap(bytes_, other.bytes_);
+    std::swap(huge_, other.huge_);
   }
   uint8_t* data_ = nullptr;
   uint64_t bytes_ = 0;
+  bool huge_ = false;
 };
 
 // Blocks for outputs and gradients. A fresh 50 MB block costs as many page faults as the work done

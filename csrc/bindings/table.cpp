@@ -221,6 +221,7 @@ void bind_table(nb::module_& module) {
       .def_prop_ro("dtype", &Table::dtype)
       .def_prop_ro("plane_bytes", &Table::plane_bytes)
       .def_prop_ro("index_bytes", &Table::index_bytes)
+      .def_prop_ro("resident_bytes", &Table::resident_bytes)
       .def_prop_ro("ids_address", [](const Table& t) { return address(t.ids()); })
       .def_prop_ro("state_names",
                    [](const Table& t) {

@@ -29,6 +29,8 @@ constexpr uint64_t kSmallestSegment = 16;  // buckets
 constexpr uint64_t kSegmentBuckets = 4096;
 constexpr uint64_t kSegmentBytes = kSegmentBuckets * 64;
 constexpr uint64_t kChunkSegments = 8;     // 2 MB, one huge page
+constexpr uint64_t kSmallChunk = 4;        // of plain pages: a small index is not worth huge ones
+constexpr uint64_t kSmallChunks = 4;       // that come before the others
 constexpr uint64_t kLargestChunk = 256;    // 64 MB
 constexpr double kFullShare = 0.82;        // of a segment's entries
 constexpr uint64_t kTypicalKeyBytes = 22;  // measured 20 to 22 once there are many segments
@@ -424,7 +426,8 @@ KeyIndex::Bucket* KeyIndex::take_segment() {
   }
   if (open_chunk_ == chunks_.size()) {
     uint64_t more = segments_.size() / 4 / kChunkSegments * kChunkSegments;
-    add_chunk(std::clamp(more, kChunkSegments, kLargestChunk));
+    bool small = chunks_.size() < kSmallChunks;
+    add_chunk(std::clamp(more, small ? kSmallChunk : kChunkSegments, kLargestChunk));
   }
   Chunk& chunk = chunks_[open_chunk_];
   return reinterpret_cast<Bucket*>(chunk.memory.data() + kSegmentBytes * chunk.used++);
@@ -453,14 +456,18 @@ uint64_t KeyIndex::bytes_for(int64_t keys) {
   while (buckets < kSegmentBuckets && keys > keys_of(buckets)) buckets *= 2;
   if (keys <= keys_of(buckets))
     return buckets * sizeof(Bucket) + sizeof(Segment) + sizeof(uint32_t);
-  return sum(product(static_cast<uint64_t>(keys), kMostKeyBytes), 2 * kSegmentBytes);
+  uint64_t bytes = sum(product(static_cast<uint64_t>(keys), kMostKeyBytes), 2 * kSegmentBytes);
+  bool small = bytes <= kSmallChunks * kSmallChunk * kSegmentBytes;
+  return small ? bytes : sum(bytes, Mapping::kHugePage);
 }
 
 uint64_t KeyIndex::memory_bytes() const {
   uint64_t bytes =
       directory_.capacity() * sizeof(uint32_t) + segments_.capacity() * sizeof(Segment);
   if (small_segment_) bytes += (bucket_mask_ + 1) * sizeof(Bucket);
-  for (const Chunk& chunk : chunks_) bytes += chunk.used * kSegmentBytes;
+  for (const Chunk& chunk : chunks_) {
+    bytes += chunk.memory.page_bytes(chunk.used * kSegmentBytes, chunk.memory.bytes());
+  }
   return bytes;
 }
 

@@ -81,7 +81,8 @@ class KeyIndex {
 
   int64_t size() const { return size_; }
 
-  // Bytes in use: segments (free ones included), directory. Reserved address space is not counted.
+  // Bytes in use: segments (free ones included) in whole pages, directory. Reserved address space
+  // is not counted.
   uint64_t memory_bytes() const;
 
   // What so many keys take, if their hashes are spread as hashes are: memory_bytes() of an index

@@ -41,7 +41,6 @@ IoQueue::IoQueue(IoEngine& engine, unsigned depth)
     : engine_(engine), depth_(depth), pending_(depth), owner_(this_thread()) {
   for (uint32_t place = depth; place > 0; --place) free_places_.push_back(place - 1);
   arena_.reserve(arena_bytes(), "a queue of transfers");
-  if (arena_bytes() < arena_.bytes()) madvise(arena_.data(), arena_.bytes(), MADV_NOHUGEPAGE);
   // The kernel may move bytes into it at any time, so it must not be copied on write.
   madvise(arena_.data(), arena_.bytes(), MADV_DONTFORK);
   engine_.counters_.arenas += arena_bytes();

@@ -24,14 +24,21 @@ const char* const kFewerRows =
     "ids that were met take memory; with Storage(ssd=...) they need not all be in memory.";
 const char* const kSmallerStates =
     "Use a rule with smaller states, such as RowwiseAdagrad (one number a row) or SGD (none).";
+// Rows that went leave their pages if they are more than such a part of all.
+constexpr int64_t kSpareShare = 8;
+
 const char* const kNoLastSteps = "Use untouched=\"lazy\", which keeps no last steps.";
 
 }  // namespace
 
+uint64_t Plane::room(int64_t rows) const {
+  uint64_t needed = bytes(rows), have = mapping_->bytes();
+  return needed <= have ? have : std::max(needed, have + have / 2);
+}
+
 void Plane::ensure(int64_t rows) {
-  uint64_t needed = bytes(rows);
+  uint64_t needed = bytes(rows), generous = room(rows);
   if (needed <= mapping_->bytes()) return;
-  uint64_t generous = std::max<uint64_t>(needed, mapping_->bytes() + mapping_->bytes() / 2);
   try {
     mapping_->reserve(generous, what_for_, remedy_);
   } catch (const OutOfMemory&) {
@@ -198,39 +205,62 @@ void Table::write_first_values() {
   initial_rows(initial_, nullptr, 0, size_, dim_, dtype_, weights_.data());
 }
 
-void Table::ensure(int64_t rows) {
-  if (!has_rows()) return;
-  weights_.ensure(rows);
-  for (State& state : states_) state.plane.ensure(rows);
-  if (dynamic_) ids_.ensure(rows);
-  if (steps_) steps_->ensure(rows);
+template <class Self, class F>
+void Table::for_planes(Self& self, F f) {
+  f(self.weights_);
+  for (auto& state : self.states_) f(state.plane);
+  if (self.dynamic_) f(self.ids_);
+  if (self.steps_) f(*self.steps_);
 }
 
-int64_t Table::state_bytes() const {
-  int64_t bytes = steps_ ? steps_->row_bytes() : 0;
-  for (const State& state : states_) bytes += state.plane.row_bytes();
+void Table::ensure(int64_t rows) {
+  if (!has_rows()) return;
+  for_planes(*this, [rows](Plane& plane) { plane.ensure(rows); });
+}
+
+uint64_t Table::state_bytes(int64_t rows) const {
+  rows = std::max(rows, written_);
+  uint64_t bytes = steps_ ? steps_->page_bytes(rows) : 0;
+  for (const State& state : states_) bytes = sum(bytes, state.plane.page_bytes(rows));
   return bytes;
 }
 
-uint64_t Table::bytes_with(int64_t rows, int64_t state_bytes) const {
+uint64_t Table::bytes_with(int64_t rows, uint64_t state_bytes) const {
   if (!has_rows()) return 0;
-  int64_t row_bytes = weights_.row_bytes() + state_bytes + (dynamic_ ? ids_.row_bytes() : 0);
-  uint64_t index = index_ ? std::max(index_->memory_bytes(), KeyIndex::bytes_for(rows)) : 0;
-  return sum(product(static_cast<uint64_t>(rows), static_cast<uint64_t>(row_bytes)), index);
+  int64_t in_pages = std::max(rows, written_);
+  uint64_t bytes = sum(state_bytes, weights_.page_bytes(in_pages));
+  if (!dynamic_) return bytes;
+  uint64_t index = std::max(index_->memory_bytes(), KeyIndex::bytes_for(rows));
+  return sum(sum(bytes, ids_.page_bytes(in_pages)), index);
 }
 
 // Out of the budget, before rows or states come.
-void Table::take(int64_t rows, int64_t state_bytes) {
+void Table::take(int64_t rows, uint64_t state_bytes) {
   share_.become(bytes_with(rows, state_bytes), name_, rows);
 }
 
-// Gives back what rows or states that went, or did not come, would take.
-void Table::settle_share() { share_.shrink(bytes_with(size_, state_bytes())); }
+// Gives back what rows or states that went, or did not come, would take. Pages of a few rows stay
+// for rows to come.
+void Table::settle_share() {
+  if (has_rows() && written_ - size_ > written_ / kSpareShare) {
+    for_planes(*this, [this](Plane& plane) { plane.release_pages(size_); });
+    written_ = size_;
+  }
+  share_.shrink(bytes_with(size_, state_bytes(size_)));
+}
 
 void Table::reserve(int64_t rows) {
-  BudgetShare::Growth growth{&share_, name_, rows, bytes_with(rows, state_bytes())};
+  BudgetShare::Growth growth{&share_, name_, rows, bytes_with(rows, state_bytes(rows))};
   BudgetShare::check({&growth, 1});
   ensure(rows);
+}
+
+BudgetShare::Growth Table::growth_with_states(std::span<const int64_t> row_bytes) {
+  uint64_t states = 0;
+  for (int64_t bytes : row_bytes) {
+    states = sum(states, Plane({}, bytes, 1).page_bytes(size_));
+  }
+  return {&share_, name_, size_, bytes_with(size_, states)};
 }
 
 void Table::fill_state(State& state, int64_t first, int64_t count) {
@@ -247,7 +277,7 @@ void Table::add_state(const std::string& name, int64_t width, double initial) {
   State state{name, initial, Plane(what_for(name), width, compute_size(), kSmallerStates)};
   at_home_ = false;
   if (has_rows()) {
-    take(size_, state_bytes() + state.plane.row_bytes());
+    take(size_, sum(state_bytes(size_), state.plane.page_bytes(size_)));
     state.plane.ensure(size_);
     if (initial != 0.0) fill_state(state, 0, size_);  // fresh pages are zeros
   }
@@ -272,7 +302,7 @@ void Table::track_steps(int64_t step) {
   }
   at_home_ = false;
   if (has_rows()) {
-    if (!steps_) take(size_, state_bytes() + plane->row_bytes());
+    if (!steps_) take(size_, sum(state_bytes(size_), plane->page_bytes(size_)));
     plane->ensure(size_);
   }
   steps_ = std::move(plane);
@@ -304,7 +334,7 @@ int64_t Table::find_or_insert(const int64_t* ids, int64_t n, int64_t* slots, boo
   int64_t absent = 0;
   for (int64_t i = 0; i < n; ++i) absent += slots[i] < 0;
   if (!absent) return 0;
-  take(size_ + absent, state_bytes());
+  take(size_ + absent, state_bytes(size_ + absent));
   Buffer<int64_t> positions;
   int64_t added;
   try {
@@ -325,6 +355,7 @@ int64_t Table::find_or_insert(const int64_t* ids, int64_t n, int64_t* slots, boo
   }
   if (steps_) fill<int64_t>(steps_->data(), size_, added, first_step_);
   size_ += added;
+  written_ = std::max(written_, size_);
   if (added < absent) settle_share();  // ids that came twice
   return added;
 }
@@ -468,13 +499,9 @@ int64_t Table::erase(const int64_t* ids, int64_t n) {
 }
 
 void Table::move_row(int64_t from, int64_t to) {
-  auto move = [&](const Plane& plane) {
+  for_planes(*this, [=](const Plane& plane) {
     std::memcpy(plane.row(to), plane.row(from), plane.row_bytes());
-  };
-  move(weights_);
-  move(ids_);
-  for (const State& state : states_) move(state.plane);
-  if (steps_) move(*steps_);
+  });
 }
 
 void Table::copy_padding(void* row) const {
@@ -528,7 +555,7 @@ void Table::release_rows() {
 void Table::take_rows_back() {
   released_ = false;
   try {
-    take(size_, state_bytes());
+    take(size_, state_bytes(size_));
     ensure(size_);
   } catch (...) {
     release_rows();
@@ -536,12 +563,17 @@ void Table::take_rows_back() {
   }
 }
 
+uint64_t Table::resident_bytes() const {
+  uint64_t total = index_bytes();
+  if (!has_rows()) return total;  // the storage knows, or the device
+  for_planes(*this, [&](const Plane& plane) { total += plane.resident_bytes(); });
+  return total;
+}
+
 uint64_t Table::plane_bytes() const {
-  if (!has_rows()) return 0;  // the storage knows, or the device
-  uint64_t total = weights_.bytes(size_);
-  for (const State& state : states_) total += state.plane.bytes(size_);
-  if (dynamic_) total += ids_.bytes(size_);
-  if (steps_) total += steps_->bytes(size_);
+  if (!has_rows()) return 0;
+  uint64_t total = 0;
+  for_planes(*this, [&](const Plane& plane) { total += plane.bytes(size_); });
   return total;
 }
 

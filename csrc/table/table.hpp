@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -35,6 +36,8 @@ class Plane {
 
   // Gives the memory of rows from `rows` on back.
   void release(int64_t rows) { mapping_->release(bytes(rows), mapping_->bytes()); }
+  // The same without splitting a huge page.
+  void release_pages(int64_t rows) { mapping_->release(page_bytes(rows), mapping_->bytes()); }
 
   // Another view of the same memory; none of them may grow any more.
   void share(const Plane& other) { mapping_ = other.mapping_; }
@@ -51,8 +54,14 @@ class Plane {
   uint64_t bytes(int64_t rows) const {
     return product(static_cast<uint64_t>(rows), static_cast<uint64_t>(row_bytes_));
   }
+  // What they take in whole pages, also where it must grow for them; UINT64_MAX as above.
+  uint64_t page_bytes(int64_t rows) const { return mapping_->page_bytes(bytes(rows), room(rows)); }
+  // What it takes now.
+  uint64_t resident_bytes() const { return mapping_->resident_bytes(); }
 
  private:
+  uint64_t room(int64_t rows) const;
+
   std::string what_for_;
   std::string remedy_;
   int64_t width_;
@@ -224,13 +233,13 @@ class Table {
   // Which optimizer rule the states belong to; a rule whose number differs has lost the table.
   uint64_t rule_token = 0;
 
-  // What it takes of its budget if its states take `state_bytes` a row, last steps included; for
-  // BudgetShare::check().
-  BudgetShare::Growth growth_with_states(int64_t state_bytes) {
-    return {&share_, name_, size_, bytes_with(size_, state_bytes)};
-  }
+  // What it takes of its budget with fresh states of so many bytes a row each, last steps being one
+  // of them; for BudgetShare::check().
+  BudgetShare::Growth growth_with_states(std::span<const int64_t> row_bytes);
 
-  uint64_t plane_bytes() const;
+  uint64_t plane_bytes() const;  // of the rows that exist
+  // What planes and index take now, in whole pages. Pages that nobody touched take nothing.
+  uint64_t resident_bytes() const;
   uint64_t index_bytes() const { return index_ ? index_->memory_bytes() : 0; }
   // Ids of rows that are stored, rising. A static table in one tier stores all.
   std::vector<int64_t> stored_ids() const;
@@ -242,14 +251,17 @@ class Table {
                     const void* const* states, const int64_t* last);
   void move_row(int64_t from, int64_t to);
   void ensure(int64_t rows);
-  int64_t state_bytes() const;  // of a row, last step included
-  uint64_t bytes_with(int64_t rows, int64_t state_bytes) const;
-  void take(int64_t rows, int64_t state_bytes);
+  template <class Self, class F>
+  static void for_planes(Self& self, F f);
+  uint64_t state_bytes(int64_t rows) const;  // last steps included
+  uint64_t bytes_with(int64_t rows, uint64_t state_bytes) const;
+  void take(int64_t rows, uint64_t state_bytes);
   void settle_share();
 
   std::string name_;
   bool dynamic_;
   int64_t size_ = 0;
+  int64_t written_ = 0;  // rows from here on have no pages
   int64_t dim_;
   DType dtype_;
   InitialSpec initial_;

@@ -137,11 +137,13 @@ void TableRule::check_memory(const std::vector<std::shared_ptr<Table>>& tables,
                              const RuleOptions& options, bool exact) {
   std::vector<BudgetShare::Growth> growths;
   for (const auto& table : tables) {
-    int64_t bytes = exact ? static_cast<int64_t>(sizeof(int64_t)) : 0;
+    std::vector<int64_t> row_bytes;
     for (const StatePlane& plane : state_planes(options, 0)) {
-      bytes += (plane.one_per_row ? 1 : table->dim()) * static_cast<int64_t>(table->compute_size());
+      int64_t width = plane.one_per_row ? 1 : table->dim();
+      row_bytes.push_back(width * static_cast<int64_t>(table->compute_size()));
     }
-    growths.push_back(table->growth_with_states(bytes));
+    if (exact) row_bytes.push_back(sizeof(int64_t));
+    growths.push_back(table->growth_with_states(row_bytes));
   }
   BudgetShare::check(growths);
 }

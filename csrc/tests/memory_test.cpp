@@ -24,20 +24,61 @@ void growing_keeps_contents() {
   Mapping mapping;
   CHECK(mapping.data() == nullptr && mapping.bytes() == 0);
   uint64_t written = 0;
-  for (uint64_t bytes : {uint64_t{1}, 3 * kMegabyte, 5 * kMegabyte, 64 * kMegabyte}) {
+  for (uint64_t bytes :
+       {uint64_t{1}, uint64_t{5000}, kMegabyte, 3 * kMegabyte, 5 * kMegabyte, 64 * kMegabyte}) {
     mapping.reserve(bytes, "a test");
     CHECK(mapping.bytes() >= bytes);
-    CHECK(reinterpret_cast<uint64_t>(mapping.data()) % (2 * kMegabyte) == 0);
+    CHECK(reinterpret_cast<uint64_t>(mapping.data()) %
+              (bytes >= 5 * kMegabyte ? Mapping::kHugePage : Mapping::kPage) ==
+          0);
     for (uint64_t i = 0; i < written; i += 4096) CHECK(mapping.data()[i] == 7 + i / 4096 % 100);
     for (uint64_t i = written; i < mapping.bytes(); i += 4096) {
       CHECK(mapping.data()[i] == 0);
       mapping.data()[i] = static_cast<uint8_t>(7 + i / 4096 % 100);
     }
     written = mapping.bytes();
+    CHECK(mapping.resident_bytes() == written);
   }
   uint8_t* before = mapping.data();
   mapping.reserve(10, "a test");
   CHECK(mapping.data() == before);
+}
+
+// What is written of it, in whole pages; what is reckoned before it grows holds afterwards.
+void a_mapping_takes_what_is_written() {
+  std::vector<Mapping> many(200);
+  uint64_t resident = 0;
+  for (Mapping& mapping : many) {
+    CHECK(mapping.resident_bytes() == 0);
+    mapping.reserve(1000, "a test");
+    mapping.reserve(100'000, "a test");
+    for (uint64_t i = 0; i <= 9000; i += 1000) mapping.data()[i] = 1;
+    resident += mapping.resident_bytes();
+    CHECK(mapping.page_bytes(9000, mapping.bytes()) == 3 * Mapping::kPage);
+  }
+  CHECK(resident == 200 * 3 * Mapping::kPage);
+  many[0].release(4096, 100'000);
+  CHECK(many[0].resident_bytes() == Mapping::kPage && many[0].data()[5000] == 0);
+
+  for (uint64_t first : {uint64_t{1}, kMegabyte, 3 * kMegabyte}) {
+    for (uint64_t then : {100'000 + first, 3 * kMegabyte + 1, 9 * kMegabyte + 1}) {
+      Mapping mapping;
+      uint64_t at_first = mapping.page_bytes(first, first);
+      CHECK(at_first == round_up(first, Mapping::kPage));
+      mapping.reserve(first, "a test");
+      std::memset(mapping.data(), 1, first);
+      CHECK(mapping.resident_bytes() <= at_first && mapping.page_bytes(first, first) == at_first);
+      if (then <= first) continue;
+      uint64_t reckoned = mapping.page_bytes(then, then + 100);
+      mapping.reserve(then + 100, "a test");
+      CHECK(mapping.page_bytes(then, 0) == reckoned);
+      std::memset(mapping.data(), 1, then);
+      CHECK(mapping.resident_bytes() >= round_up(then, Mapping::kPage));
+      CHECK(mapping.resident_bytes() <= reckoned && reckoned < then + Mapping::kHugePage);
+    }
+  }
+  Mapping none;
+  CHECK(none.page_bytes(UINT64_MAX, 0) == UINT64_MAX && none.page_bytes(0, 0) == 0);
 }
 
 void refusal_changes_nothing() {
@@ -112,6 +153,7 @@ void a_released_buffer_belongs_to_the_receiver() {
 
 int main() {
   growing_keeps_contents();
+  a_mapping_takes_what_is_written();
   refusal_changes_nothing();
   blocks_of_every_size_come_and_go();
   threads_share_the_pool();

@@ -98,7 +98,7 @@ Residency::Residency(const std::vector<int64_t>& table_rows, int64_t capacity,
 
 uint64_t Residency::fixed_bytes(const std::vector<int64_t>& table_rows, int64_t capacity,
                                 const ResidencyPolicy& policy) {
-  return round_up(layout(table_rows, capacity, policy).end, Mapping::kGrain) +
+  return round_up(layout(table_rows, capacity, policy).end, Mapping::kPage) +
          FrequencyClock::kScores * sizeof(uint32_t);
 }
 

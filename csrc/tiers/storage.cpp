@@ -21,14 +21,15 @@ uint64_t index_bytes_a_slot(const std::vector<int64_t>& table_rows) {
   return keyed ? kKeyIndex : 0;
 }
 
-// Bookkeeping of a residency, without what only rounds its memory up to whole pages.
+// Bookkeeping of a residency; of its memory only whole huge pages, so that a small one counts by
+// its slots.
 uint64_t bookkeeping_bytes(const std::vector<int64_t>& table_rows, int64_t capacity) {
   constexpr uint64_t kSlot = 28;  // metadata, id and ghost
-  uint64_t fixed = Residency::fixed_bytes(table_rows, capacity);
-  uint64_t page = Mapping::kGrain;
-  uint64_t exact = fixed > page ? fixed - page : 0;
+  constexpr uint64_t kScores = FrequencyClock::kScores * sizeof(uint32_t);
+  uint64_t memory = Residency::fixed_bytes(table_rows, capacity) - kScores;
+  uint64_t whole = memory / Mapping::kHugePage * Mapping::kHugePage + kScores;
   auto slots = static_cast<uint64_t>(capacity);
-  return std::max(exact, slots * kSlot) + slots * index_bytes_a_slot(table_rows);
+  return std::max(whole, slots * kSlot) + slots * index_bytes_a_slot(table_rows);
 }
 
 // Planes and bookkeeping of so many rows.

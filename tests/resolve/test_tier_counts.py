@@ -22,9 +22,9 @@ DIM = 64
 ROWS = 400
 NEVER_TRAINED = 50
 BUDGETS: dict[str, dict[str, Any]] = {
-    "host over ssd": {"host": 3_400_000},
+    "host over ssd": {"host": 800_000},
     "device over host": {"device": 290_000, "host": "16MB"},
-    "device over host over ssd": {"device": 290_000, "host": 3_200_000},
+    "device over host over ssd": {"device": 290_000, "host": 800_000},
 }
 layouts = pytest.mark.parametrize("layout", BUDGETS)
 

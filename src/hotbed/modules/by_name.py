@@ -155,5 +155,7 @@ class TablesByName(TableOwner):
         return (local_erase if local else LiveTable.erase)(table, ids)
 
     def memory(self) -> dict[str, dict[str, int]]:
-        """Per table: rows, and bytes of weights, states, index and in total."""
+        """Per table: rows, bytes of weights, states and index, and in total what they take of memory:
+        whole pages, of states only those that a step has touched; in tiers, of rows wherever they lie.
+        """
         return {name: table.memory() for name, table in self._owned.items()}

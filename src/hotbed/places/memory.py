@@ -65,7 +65,7 @@ class Memory(OfCore):
             "weights": weights,
             "states": planes - weights,
             "index": index,
-            "total": planes + index,
+            "total": int(self.core.resident_bytes),
         }
 
     # -- states ----------------------------------------------------------------------------------

@@ -1,0 +1,112 @@
+"""What tables take of the machine's memory is what their rows take, and what `memory()` says."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import hotbed as hb
+from tests.memory_of_tables import DIM, ROWS
+
+pytestmark = [
+    pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="needs Linux's /proc"),
+]
+
+PAGE = 4096
+BUDGET = 100_000_000
+
+
+def slack(tables: int) -> int:
+    """Of Python and torch: the objects of a table, and what a batch leaves."""
+    return 4_000_000 + 20_000 * tables
+
+
+def stages(tables: int, kind: str, folder: Path) -> dict[str, tuple[int, int]]:
+    """Stage → (bytes by which a fresh process has grown, bytes that the collection counts)."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.memory_of_tables", str(tables), kind, str(folder)],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parent.parent,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = map(json.loads, done.stdout.splitlines())
+    return {line["stage"]: (line["grown"], line["counted"]) for line in lines}
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("tables", [1, 10, 400, 2000])
+@pytest.mark.parametrize("kind", ["static", "dynamic"])
+def test_tables_take_what_they_count(tmp_path: Path, kind: str, tables: int) -> None:
+    found = stages(tables, kind, tmp_path)
+    for stage, (grown, counted) in found.items():
+        assert abs(grown - counted) <= max(counted / 20, slack(tables)), stage
+    counted = found["trained"][1]
+    planes = 3 * DIM * 4 + (8 if kind == "dynamic" else 0)
+    assert tables * ROWS * planes <= counted <= tables * (ROWS * (planes + 24) + 4 * PAGE)
+    if kind == "dynamic":
+        assert found["half erased"][1] < 0.7 * counted
+        assert found["forgotten"][1] < 100 * tables
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("tables", [1, 400])
+def test_tiers_stay_within_their_budget(tmp_path: Path, tables: int) -> None:
+    for stage, (grown, counted) in stages(tables, "ssd", tmp_path).items():
+        assert counted <= BUDGET and grown <= BUDGET + slack(tables), stage
+
+
+def test_the_budget_holds_in_whole_pages() -> None:
+    """Rows that went leave their pages to other tables, and count until they do."""
+    tables = [hb.Table(name, 100) for name in "ab"]
+    embeddings = hb.EmbeddingCollection(tables, storage=hb.Storage(host=1_000_000))
+
+    def taken() -> int:
+        return sum(table["total"] for table in embeddings.memory().values())
+
+    embeddings.assign("a", torch.arange(2000), torch.ones(2000, 100))
+    full = taken()
+    assert 2000 * 408 <= full <= 1_000_000
+    embeddings.erase("a", torch.arange(1000, 1100))
+    assert taken() == full
+    with pytest.raises(hb.StorageError, match="Table 'b' needs"):
+        embeddings.assign("b", torch.arange(400), torch.ones(400, 100))
+    embeddings.erase("a", torch.arange(1100, 1500))
+    assert taken() < full - 400 * 400
+    embeddings.assign("b", torch.arange(400), torch.ones(400, 100))
+    assert taken() <= 1_000_000
+    assert bool((embeddings.rows("a").values == 1).all())
+    embeddings.table("a").forget_rows()
+    assert embeddings.memory()["a"]["total"] < 100
+    assert bool((embeddings.rows("b").values == 1).all())
+
+
+def test_states_take_nothing_until_they_are_written() -> None:
+    embeddings = hb.EmbeddingCollection([hb.Table("a", 100, 10_000)])
+    weights = 10_000 * 400
+    optimizer = hb.optim.Adam(embeddings.parameters())
+    assert weights <= embeddings.memory()["a"]["total"] < weights + PAGE
+    assert embeddings.memory()["a"]["states"] == 2 * weights
+    embeddings({"a": torch.tensor([[1]])})["a"].sum().backward()
+    optimizer.step()
+    more = embeddings.memory()["a"]["total"] - weights
+    assert 2 * PAGE <= more <= 2 * (2 << 20) + PAGE  # huge pages, where the machine has them
+
+
+@pytest.mark.parametrize("rows", [30_000, 100_000])
+def test_rows_are_kept_when_planes_become_large(rows: int) -> None:
+    """Grown by steps on both sides of a huge page and two."""
+    embeddings = hb.EmbeddingCollection([hb.Table("a", 16)])
+    values = torch.randn(rows, 16)
+    for ids in torch.arange(rows).split(7777):
+        embeddings.assign("a", ids * 31, values[ids])
+    assert torch.equal(embeddings.lookup("a", torch.arange(rows) * 31), values)
+    found = embeddings.memory()["a"]
+    parts = found["weights"] + found["states"] + found["index"]
+    assert parts <= found["total"] <= parts + 2 * (2 << 20)
