@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import hotbed as hb
-from tests.memory_of_tables import DIM, ROWS
+from memory_of_tables import DIM, ROWS
 
 pytestmark = [
     pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="needs Linux's /proc"),

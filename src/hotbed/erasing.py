@@ -25,7 +25,7 @@ def erase(model: nn.Module, ids: Mapping[str, Any], *, local: bool = False) -> d
     """Forgets all rows that a batch with these ids would look up, in every table of a model, optimizer
     states included; see `EmbeddingCollection.erase` for what is left of them.
 
-    >>> hb.erase(model, {"user": [1007]})          # hb.models.WideDeep(["user", "item"])
+    >>> hb.erase(hb.models.WideDeep([hb.Table("user", 16, 2000), "item"]), {"user": [1007]})
     {'embeddings.user': 1, 'embeddings.user.wide': 1}
 
     Args:

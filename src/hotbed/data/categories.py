@@ -21,7 +21,7 @@ _DIGITS = re.compile("[0-9a-fA-F]{8}")
 def criteo_ids(values: Any) -> Tensor:
     """int64 ids of the text in columns C1 to C26, as `CriteoLog` reads them.
 
-    >>> hotbed.data.criteo_ids(["68fd1e64", ""]).tolist()
+    >>> hb.data.criteo_ids(["68fd1e64", ""]).tolist()
     [1761418852, -1]
 
     Args:
