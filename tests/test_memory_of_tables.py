@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from memory_of_tables import DIM, ROWS
 
 import hotbed as hb
-from memory_of_tables import DIM, ROWS
 
 pytestmark = [
     pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="needs Linux's /proc"),

@@ -25,8 +25,8 @@ def erase(model: nn.Module, ids: Mapping[str, Any], *, local: bool = False) -> d
     """Forgets all rows that a batch with these ids would look up, in every table of a model, optimizer
     states included; see `EmbeddingCollection.erase` for what is left of them.
 
-    >>> hb.erase(hb.models.WideDeep([hb.Table("user", 16, 2000), "item"]), {"user": [1007]})
-    {'embeddings.user': 1, 'embeddings.user.wide': 1}
+    >>> wide = hb.models.WideDeep([hb.Table("user", 16, 2000), "item"])
+    >>> hb.erase(wide, {"user": [1007]})      # {'embeddings.user': 1, 'embeddings.user.wide': 1}
 
     Args:
         ids: feature of the batch → ids, of any kind that a collection takes. Where the module that holds a

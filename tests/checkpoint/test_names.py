@@ -99,7 +99,7 @@ def test_prefixes_that_are_wrong(tmp_path: Path) -> None:
         ({"top": 1}, "must be a dict of prefixes"),
     ):
         with pytest.raises(CheckpointError, match=says):
-            hb.load(tmp_path / "run", model, rename=rename)  # type: ignore[arg-type]
+            hb.load(tmp_path / "run", model, rename=rename)
     assert same(everything(model), before)
 
 
@@ -159,7 +159,7 @@ def test_a_path_that_is_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.chdir(tmp_path)
     for use in (
         lambda: hb.save("", with_bias(1), step=1),
-        lambda: hb.save(b"", with_bias(1), step=1),  # type: ignore[arg-type]
+        lambda: hb.save(b"", with_bias(1), step=1),
         lambda: hb.load("", with_bias(1)),
         lambda: hb.checkpoint.write("", {}),
         lambda: hb.checkpoint.latest(""),

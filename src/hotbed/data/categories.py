@@ -21,8 +21,7 @@ _DIGITS = re.compile("[0-9a-fA-F]{8}")
 def criteo_ids(values: Any) -> Tensor:
     """int64 ids of the text in columns C1 to C26, as `CriteoLog` reads them.
 
-    >>> hb.data.criteo_ids(["68fd1e64", ""]).tolist()
-    [1761418852, -1]
+    >>> hb.data.criteo_ids(["68fd1e64", ""])      # tensor([1761418852, -1])
 
     Args:
         values: 8 hexadecimal digits, as a string or bytes, (nested) lists of them, or an array: NumPy's, a
