@@ -339,6 +339,20 @@ def test_an_assigned_gradient_takes_the_place_of_what_nobody_has_looked_at(
     torch.testing.assert_close(before - ours.weight.detach(), expected, rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("hooked", [False, True])
+def test_a_gradient_that_comes_after_a_step_waits_for_the_next(hooked: bool) -> None:
+    collection, handle = _one()
+    if hooked:
+        handle.register_hook(lambda grad: grad)
+    optimizer = hb.optim.SGD([handle], lr=0.1)
+    table = collection.table("a")
+    for _ in range(2):
+        _backward(collection, [1])  # nobody calls zero_grad()
+        assert table.owes_step
+        optimizer.step()
+        assert table.has_gradient and not table.owes_step
+
+
 class AnnouncedLock:
     """A lock that says when a thread other than the one that made it is about to take it."""
 

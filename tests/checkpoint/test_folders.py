@@ -33,6 +33,28 @@ def with_bias(value: float) -> nn.Module:
     return model
 
 
+def test_a_save_for_which_there_is_no_room_leaves_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "runs" / "1"
+    root.parent.mkdir()
+    mkdir = os.mkdir
+
+    def full(path: str, *mode: int) -> None:
+        if os.path.basename(path).startswith("step-"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        mkdir(path, *mode)
+
+    monkeypatch.setattr(os, "mkdir", full)
+    with pytest.raises(OSError, match="No space left"):
+        hb.save(root, with_bias(1), step=1)
+    assert not root.exists() and root.parent.exists()
+    root.mkdir()
+    with pytest.raises(OSError, match="No space left"):
+        hb.save(root, with_bias(1), step=1)
+    assert root.exists()  # it is the user's
+
+
 def bias_in(path: Path) -> float:
     model = with_bias(-1)
     hb.load(path, model)

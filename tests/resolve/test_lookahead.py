@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from resolve.tiered_models import (
+    NARROW,
     Model,
     Once,
     adagrad,
@@ -26,7 +27,7 @@ from resolve.tiered_models import (
 )
 
 import hotbed as hb
-from hotbed.ahead.window import BRINGING_UP, READING, Window, _windows
+from hotbed.ahead.window import BRINGING_UP, READING, _windows
 from hotbed.errors import TableError
 
 # -- the batches -------------------------------------------------------------------------------------
@@ -60,18 +61,39 @@ def test_as_many_batches_are_ahead_as_asked_for(depth: int, horizon: int) -> Non
     ahead = iter(hb.lookahead(loader, model, depth, horizon))
     for taken in range(1, 4):
         step(model, optimizer, next(ahead))
-        (window,) = (w for w in _windows if model.embeddings in w._collections.values())
-        with window._moved:
-            assert window._moved.wait_for(lambda w=window: _is_idle(w), timeout=60)
-            assert [entry.admitted for entry in window._entries] == [
-                at < depth for at in range(horizon)
-            ]
+        assert _ready_when_idle(model) == [at < depth for at in range(horizon)]
         assert loader.read == taken + horizon
     ahead.close()  # type: ignore[attr-defined]
 
 
-def _is_idle(window: Window) -> bool:
-    return not window.at_work and not any(map(window.task, (READING, BRINGING_UP)))
+def test_a_budget_that_is_short_says_how_many_batches_it_holds() -> None:
+    model = Model(storage(NARROW))
+    optimizer = adagrad(model)
+    ahead = iter(hb.lookahead(batches(20, size=120), model, depth=8, horizon=8))
+    first = next(ahead)
+    ready = _ready_when_idle(model)
+    holds = sum(ready)
+    assert 1 < holds < 8 and ready == [True] * holds + [False] * (8 - holds)
+    step(model, optimizer, first)
+    # It may be tried before or after the next batch is taken away.
+    told = f"holds ({holds - 1}|{holds}) batches beside the one that is trained on"
+    with pytest.warns(UserWarning, match=told):
+        next(ahead)
+        _ready_when_idle(model)
+        next(ahead)
+    ahead.close()  # type: ignore[attr-defined]
+
+
+def _ready_when_idle(model: Model) -> list[bool]:
+    """Of the batches ahead, once the threads have nothing to do, whether their rows are in slots."""
+    (window,) = (w for w in _windows if model.embeddings in w._collections.values())
+
+    def is_idle() -> bool:
+        return not window.at_work and not any(map(window.task, (READING, BRINGING_UP)))
+
+    with window._moved:
+        assert window._moved.wait_for(is_idle, timeout=60)
+        return [entry.admitted for entry in window._entries]
 
 
 @pytest.mark.parametrize("count", [-1, 2.0, True, "2", None])
