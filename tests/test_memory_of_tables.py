@@ -87,9 +87,9 @@ def test_the_budget_holds_in_whole_pages() -> None:
     assert bool((embeddings.rows("b").values == 1).all())
 
 
-def test_states_take_nothing_until_they_are_written() -> None:
-    embeddings = hb.EmbeddingCollection([hb.Table("a", 100, 10_000)])
-    weights = 10_000 * 400
+def test_states_of_a_large_table_take_nothing_until_they_are_used() -> None:
+    embeddings = hb.EmbeddingCollection([hb.Table("a", 128, 40_000)])
+    weights = 40_000 * 512
     optimizer = hb.optim.Adam(embeddings.parameters())
     assert weights <= embeddings.memory()["a"]["total"] < weights + PAGE
     assert embeddings.memory()["a"]["states"] == 2 * weights
@@ -97,6 +97,19 @@ def test_states_take_nothing_until_they_are_written() -> None:
     optimizer.step()
     more = embeddings.memory()["a"]["total"] - weights
     assert 2 * PAGE <= more <= 2 * (2 << 20) + PAGE  # huge pages, where the machine has them
+
+
+@pytest.mark.parametrize("untouched", ["lazy", "exact"])
+@pytest.mark.parametrize("rows", [5, 10_000, 30_000])
+def test_a_first_step_finds_the_pages_of_states(rows: int, untouched: str) -> None:
+    """Else it would wait for all of them, wherever its ids lie."""
+    embeddings = hb.EmbeddingCollection([hb.Table("a", 16, rows)])
+    optimizer = hb.optim.Adam(embeddings.parameters(), untouched=untouched)
+    before = embeddings.memory()["a"]
+    assert before["total"] >= before["weights"] + before["states"]
+    embeddings({"a": torch.randperm(rows)})["a"].sum().backward()
+    optimizer.step()
+    assert embeddings.memory()["a"] == before
 
 
 @pytest.mark.parametrize("rows", [30_000, 100_000])

@@ -27,6 +27,10 @@ const char* const kSmallerStates =
 // Rows that went leave their pages if they are more than such a part of all.
 constexpr int64_t kSpareShare = 8;
 
+// Fresh pages are zeros, but the first step would wait for all of them: the ids of a batch lie
+// everywhere. What is larger may be meant to be used in part.
+constexpr uint64_t kTouchedAtOnce = 16u << 20;
+
 const char* const kNoLastSteps = "Use untouched=\"lazy\", which keeps no last steps.";
 
 }  // namespace
@@ -279,7 +283,7 @@ void Table::add_state(const std::string& name, int64_t width, double initial) {
   if (has_rows()) {
     take(size_, sum(state_bytes(size_), state.plane.page_bytes(size_)));
     state.plane.ensure(size_);
-    if (initial != 0.0) fill_state(state, 0, size_);  // fresh pages are zeros
+    if (initial != 0.0 || state.plane.bytes(size_) <= kTouchedAtOnce) fill_state(state, 0, size_);
   }
   states_.push_back(std::move(state));
 }
@@ -307,7 +311,10 @@ void Table::track_steps(int64_t step) {
   }
   steps_ = std::move(plane);
   first_step_ = step;
-  if (step && has_rows()) fill<int64_t>(steps_->data(), 0, size_, step);
+  if (!has_rows()) return;
+  if (step || steps_->bytes(size_) <= kTouchedAtOnce) {
+    fill<int64_t>(steps_->data(), 0, size_, step);
+  }
 }
 
 void Table::find(const int64_t* ids, int64_t n, int64_t* slots) const {
