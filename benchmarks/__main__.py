@@ -33,19 +33,13 @@ SCENARIOS = {
     "busy": "`hotbed train` on a quiet machine and beside two busy processes, by how threads wait",
     "exchange": "one training step of tables that two processes share, against TorchRec and DDP",
     "scale": "samples a second of a DLRM on 1, 2 and 4 processes, against DDP (--link: its network)",
-    "many": "a step over 100 to 800 small tables, in one process and on two ranks",
+    "scale-tables": "a step over 100 to 800 small tables, in one process and on two ranks",
     "plan": "plans of NVIDIA's colossal (2,002 tables, 22 TiB) for 1,024 ranks",
     "many-tables": "memory of 1 to 2,000 small tables, and the first step beside later ones",
     "import": "what `import hotbed` adds to `import torch`",
 }
 # `import` is a keyword, so its module has another name.
-MODULES = {
-    "step-multihot": "step_multihot",
-    "step-narrow": "step_narrow",
-    "step-ragged": "step_ragged",
-    "many-tables": "many_tables",
-    "import": "import_time",
-}
+MODULES = {name: name.replace("-", "_") for name in SCENARIOS} | {"import": "import_time"}
 
 EVERY_S = 60.0
 """A thread that sleeps in between takes nothing from what is measured."""

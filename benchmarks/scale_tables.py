@@ -25,7 +25,7 @@ FIRST, LATER = "first step", "later step"
 
 
 def run(*, quick: bool, progress: Callable[[str], None]) -> Report:
-    report = Report("many", quick)
+    report = Report("scale-tables", quick)
     for tables in QUICK_TABLES if quick else TABLES:
         medians: dict[int, float] = {}
         for world in (1, WORLD):
