@@ -76,9 +76,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="OUT", help="also write the result here")
     parser.add_argument("--quick", action="store_true", help="small sizes, to see that it runs")
     arguments, rest = parser.parse_known_args()
-    module = importlib.import_module(
-        "benchmarks." + MODULES.get(arguments.scenario, arguments.scenario)
-    )
+    module = importlib.import_module("benchmarks." + MODULES[arguments.scenario])
     own = argparse.ArgumentParser(prog=f"python -m benchmarks {arguments.scenario}")
     if hasattr(module, "add_options"):
         module.add_options(own)
