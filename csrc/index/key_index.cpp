@@ -29,8 +29,8 @@ constexpr uint64_t kSmallestSegment = 16;  // buckets
 constexpr uint64_t kSegmentBuckets = 4096;
 constexpr uint64_t kSegmentBytes = kSegmentBuckets * 64;
 constexpr uint64_t kChunkSegments = 8;     // 2 MB, one huge page
-constexpr uint64_t kSmallChunk = 4;        // of plain pages: a small index is not worth huge ones
-constexpr uint64_t kSmallChunks = 4;       // that come before the others
+constexpr uint64_t kSmallChunk = 4;        // 1 MB of plain pages
+constexpr uint64_t kSmallSegments = 16;    // up to which an index is not worth huge pages
 constexpr uint64_t kLargestChunk = 256;    // 64 MB
 constexpr double kFullShare = 0.82;        // of a segment's entries
 constexpr uint64_t kTypicalKeyBytes = 22;  // measured 20 to 22 once there are many segments
@@ -362,8 +362,27 @@ void KeyIndex::enlarge_only_segment() {
   full_ = keys_of(more);
 }
 
+// Brings all segments, and room for as many more, from small chunks to one of huge pages.
+void KeyIndex::leave_small_chunks() {
+  uint64_t room = 0;
+  for (const Chunk& chunk : chunks_) room += chunk.room();
+  room = std::max(room, 2 * segments_.size());
+  std::vector<Chunk> chunks(1);
+  Chunk& large = chunks[0];
+  large.memory.reserve(room * kSegmentBytes, name_);
+  for (Segment& segment : segments_) {
+    uint8_t* to = large.memory.data() + kSegmentBytes * large.used++;
+    std::memcpy(to, segment.buckets, kSegmentBytes);
+    segment.buckets = reinterpret_cast<Bucket*>(to);
+  }
+  idle_segments_.clear();
+  chunks_.swap(chunks);
+  open_chunk_ = 0;
+}
+
 // Splits the segment at this place of the directory by the next bit of the hashes.
 void KeyIndex::split(uint64_t place_in_directory) {
+  if (segments_.size() == kSmallSegments && chunks_[0].room() == kSmallChunk) leave_small_chunks();
   uint32_t number = directory_[place_in_directory];
   Segment full = segments_[number];
   if (full.depth == kMaxDepth) {
@@ -426,7 +445,7 @@ KeyIndex::Bucket* KeyIndex::take_segment() {
   }
   if (open_chunk_ == chunks_.size()) {
     uint64_t more = segments_.size() / 4 / kChunkSegments * kChunkSegments;
-    bool small = chunks_.size() < kSmallChunks;
+    bool small = segments_.size() < kSmallSegments;
     add_chunk(std::clamp(more, small ? kSmallChunk : kChunkSegments, kLargestChunk));
   }
   Chunk& chunk = chunks_[open_chunk_];
@@ -457,7 +476,7 @@ uint64_t KeyIndex::bytes_for(int64_t keys) {
   if (keys <= keys_of(buckets))
     return buckets * sizeof(Bucket) + sizeof(Segment) + sizeof(uint32_t);
   uint64_t bytes = sum(product(static_cast<uint64_t>(keys), kMostKeyBytes), 2 * kSegmentBytes);
-  bool small = bytes <= kSmallChunks * kSmallChunk * kSegmentBytes;
+  bool small = bytes <= kSmallSegments * kSegmentBytes;
   return small ? bytes : sum(bytes, Mapping::kHugePage);
 }
 

@@ -25,7 +25,8 @@ struct FreshSlots {
 
 // Extendible hashing (Fagin et al., ACM TODS 1979) over segments of 4096 one-cache-line buckets.
 // A full segment splits in two, so an insert moves at most one segment whatever the size of the
-// table. Any int64 is a legal key. See key_index.cpp for the layout.
+// table, but once all 16 of a small one to huge pages. Any int64 is a legal key. See key_index.cpp
+// for the layout.
 //
 // Threads: const members may run concurrently with each other; every other member needs the index
 // for itself. No member starts threads.
@@ -151,6 +152,7 @@ class KeyIndex {
   static uint32_t keys_of(uint64_t buckets);  // of a segment of so many
   void grow(uint64_t hash);
   void enlarge_only_segment();
+  void leave_small_chunks();
   void split(uint64_t place_in_directory);
   template <class PartOf>
   static void move_keys(const Segment& from, uint64_t buckets, Segment* parts, uint64_t mask,

@@ -405,6 +405,28 @@ TEST(keys_that_no_split_separates_are_refused) {
   check_same(index, oracle, keys);
 }
 
+// From plain pages to huge ones, also where room was set aside in between.
+TEST(a_small_index_becomes_a_large_one) {
+  for (bool reserved : {false, true}) {
+    KeyIndex index;
+    std::vector<int64_t> keys(1000), slots(1000);
+    for (int64_t first = 0; first < 400'000; first += 1000) {
+      for (int64_t i = 0; i < 1000; ++i) keys[i] = (first + i) * 977;
+      CHECK_EQ(index.find_or_insert(keys.data(), 1000, slots.data(), first), 1000);
+      if (first < 120'000)
+        CHECK(index.memory_bytes() < 600'000 + 24 * static_cast<uint64_t>(first));
+      if (first == 50'000) CHECK_EQ(index.erase(keys[0]), first);
+      if (reserved && first == 100'000) index.reserve(1'000'000);
+    }
+    for (int64_t k = 0; k < 400'000; ++k) {
+      int64_t key = k * 977, slot;
+      index.find(&key, 1, &slot);
+      CHECK_EQ(slot, k == 50'000 ? -1 : k);
+    }
+    CHECK(index.memory_bytes() <= KeyIndex::bytes_for(400'000));
+  }
+}
+
 TEST(bytes_for_is_what_a_grown_index_takes_at_most) {
   KeyIndex index;
   CHECK_EQ(KeyIndex::bytes_for(0), 0u);
