@@ -203,6 +203,19 @@ def test_what_is_refused_before_anything_has_changed_changes_nothing(
     train(other, its_optimizer, range(2, 3))
 
 
+def test_rows_that_are_behind_an_optimizer_that_is_not_given_change_nothing(tmp_path: Path) -> None:
+    model, optimizer = made("memory", tmp_path, "Adam", untouched="exact")
+    train(model, optimizer, range(3))
+    hb.save(tmp_path / "run", model, optimizer, step=3)
+    train(model, optimizer, range(3, 5))
+    before = everything(model, optimizer)
+    with pytest.raises(CheckpointError, match="Give load its optimizer") as error:
+        hb.load(tmp_path / "run", model)
+    assert "half loaded" not in str(error.value)
+    assert same(everything(model, optimizer), before)
+    train(model, optimizer, range(5, 6))
+
+
 def test_a_forward_that_waits_for_the_load_is_refused(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -177,6 +177,7 @@ class _Loading:
                     "step(), or call zero_grad() to give it up."
                 )
         self.with_states = self._with_states()
+        self._refuse_rows_that_stay_behind()
         self.ranks = ranks_of(self.tables, model)
         self.own = tables_here(self.tables)
         changes.are_of(self.tables.values())
@@ -222,6 +223,28 @@ class _Loading:
                 raise CheckpointError(f"{loading_from(self.folder)}: {error}") from None
             found.add(stem)
         return found
+
+    def _is_behind(self, stem: str) -> bool:
+        """Whether rows are behind an optimizer that does not come along, and so are brought up to date."""
+        rule = self.manifest["tables"][stem]["rule"]
+        return stem not in self.with_states and rule is not None and rule["untouched"] == "exact"
+
+    def _refuse_rows_that_stay_behind(self) -> None:
+        for stem, table in self.tables.items():
+            if not self._is_behind(stem):
+                continue
+            if table.rule is not None:
+                raise CheckpointError(
+                    f"Table {stem!r} was saved with rows that are behind its optimizer. Give "
+                    "load its optimizer, or load before one is made."
+                )
+            try:
+                table.place.refuse_exact("hotbed.load")
+            except OptimizerError as error:
+                raise CheckpointError(
+                    f"Table {stem!r} was saved with rows that are behind its optimizer, which only "
+                    f"the CPU makes up for. Load the model there, then move it to {table.device}."
+                ) from error
 
     def take_values(self, schedulers: list[Any], loaders: list[Any]) -> None:
         """All but rows. It is checked first that there is as much as was given."""
@@ -296,19 +319,7 @@ class _Loading:
                     for each in rules:
                         with self._naming(stem):
                             give_history(each, rule)
-                elif rule is not None and rule["untouched"] == "exact":
-                    if table.rule is not None:
-                        raise CheckpointError(
-                            f"Table {stem!r} was saved with rows that are behind its optimizer. Give "
-                            "load its optimizer, or load before one is made."
-                        )
-                    try:
-                        table.place.refuse_exact("hotbed.load")
-                    except OptimizerError as error:
-                        raise CheckpointError(
-                            f"Table {stem!r} was saved with rows that are behind its optimizer, which only "
-                            f"the CPU makes up for. Load the model there, then move it to {table.device}."
-                        ) from error
+                elif self._is_behind(stem):
                     with self._naming(stem):
                         finish += [current_anyway(t, rule) for t in table.place.tables_here(table)]
                     as_stored.add(stem)
