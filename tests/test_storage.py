@@ -151,7 +151,7 @@ def test_a_file_is_no_directory(tmp_path: Path) -> None:
 
 def test_rows_that_fit_nowhere_are_refused_at_once() -> None:
     tables = [hb.Table("item", dim=4, rows=100), hb.Table("user", dim=4)]
-    with pytest.raises(hb.StorageError, match=r"1,600 bytes.*ssd="):
-        hb.EmbeddingCollection(tables, storage=hb.Storage(host=1599))
-    collection = hb.EmbeddingCollection(tables, storage=hb.Storage(host=1600))
+    with pytest.raises(hb.StorageError, match=r"4,096 bytes.*ssd="):
+        hb.EmbeddingCollection(tables, storage=hb.Storage(host=4095))
+    collection = hb.EmbeddingCollection(tables, storage=hb.Storage(host=4096))
     assert collection.tiers is None and collection.stats() == {}
