@@ -43,6 +43,7 @@ class RowLogCore {
 
   // Of buffers and queues.
   uint64_t memory_bytes() const;
+  uint64_t most_bytes() const;
 
   // Wakes the thread that compacts.
   void want_compaction();
