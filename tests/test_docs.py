@@ -141,7 +141,7 @@ def test_a_model_that_is_larger_than_memory_trains(place: Path) -> None:
     code = smaller(blocks(README, "python")[1], place)
     names = supposed(code)
     exec(code, names)
-    assert names["model"].embeddings.stats()["batches_ahead"] == 3
+    assert names["model"].embeddings.stats()["batches_unprepared"] == 0
     assert torch.isfinite(names["loss"])
 
 

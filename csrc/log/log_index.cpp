@@ -8,6 +8,8 @@ namespace hotbed {
 namespace {
 
 constexpr size_t kRun = 512;
+constexpr uint64_t kSmall = 4 * Mapping::kGrain;  // that whole huge pages would be too much for
+constexpr const char* kWhat = "The index of rows on SSD";
 constexpr size_t kAhead = 16;  // rows of a static table between prefetching and reading
 
 struct Ids {
@@ -27,10 +29,16 @@ LogIndex::LogIndex(const std::vector<LogTable>& tables) {
   for (const LogTable& described : tables) {
     if (described.rows > 0) static_rows = sum(static_rows, static_cast<uint64_t>(described.rows));
   }
-  static_.reserve(product(static_rows, sizeof(uint32_t)),
-                  "The index of " + std::to_string(static_rows) + " rows on SSD",
-                  "Use rows=None, with which only ids that were met take memory.");
-  auto* places = reinterpret_cast<uint32_t*>(static_.data());
+  static_bytes_ = product(static_rows, sizeof(uint32_t));
+  if (static_bytes_ < kSmall) {
+    small_static_.reset(static_cast<uint32_t*>(std::calloc(static_rows + 1, sizeof(uint32_t))));
+    if (!small_static_) throw OutOfMemory(kWhat, static_bytes_, available_memory());
+  } else {
+    static_.reserve(static_bytes_, "The index of " + std::to_string(static_rows) + " rows on SSD",
+                    "Use rows=None, with which only ids that were met take memory.");
+    static_bytes_ = static_.bytes();
+  }
+  auto* places = small_static_ ? small_static_.get() : reinterpret_cast<uint32_t*>(static_.data());
   for (const LogTable& described : tables) {
     Table table;
     table.number = described.table;
@@ -198,7 +206,7 @@ void LogIndex::ids(int32_t number, int64_t* out) const {
 }
 
 uint64_t LogIndex::memory_bytes() const {
-  uint64_t bytes = static_.bytes();
+  uint64_t bytes = static_bytes_;
   for (const Table& table : tables_) {
     if (table.keys) bytes += table.keys->memory_bytes();
   }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstdlib>
 #include <memory>
 #include <span>
 #include <vector>
@@ -78,7 +79,14 @@ class LogIndex {
   template <class Self, class F>
   static void by_runs(Self& self, std::span<const RowKey> keys, F f);
 
-  Mapping static_;  // of all static tables: each alone would be rounded up to a huge page
+  struct Free {
+    void operator()(uint32_t* memory) const { std::free(memory); }
+  };
+
+  // Of all static tables: each alone would be rounded up to a huge page. A small one is in neither.
+  Mapping static_;
+  std::unique_ptr<uint32_t, Free> small_static_;
+  uint64_t static_bytes_ = 0;
   std::vector<Table> tables_;
   std::vector<int32_t> position_;  // in tables_ by number, or -1
 };
