@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from kept_in import PLACES, storage_of
+from kept_in import PLACES
 from small_models import batch_of, everything, made, same, train
 from torch import nn
 
@@ -426,7 +426,7 @@ def test_a_static_table_in_tiers_stores_no_more_rows_than_were_saved(
     tmp_path: Path, rows: int
 ) -> None:
     def made_in(name: str) -> tuple[Any, Any]:
-        storage = storage_of("ssd", tmp_path / name)
+        storage = hb.Storage(host="4MB", ssd=tmp_path / name)
         model = hb.EmbeddingCollection([hb.Table("t", 4, rows=rows)], seed=1, storage=storage)
         options = {"lr": 0.1, "weight_decay": 0.1, "untouched": "exact"}
         return model, hb.optim.AdamW(model.parameters(), **options)
