@@ -67,12 +67,14 @@ NB_MODULE(_core, module) {
              [](nb::object type) { storage_error = type.release().ptr(); });
   nb::register_exception_translator([](const std::exception_ptr& thrown, void*) {
     auto raise = [](const std::string& message, uint64_t needed, nb::object needs = nb::tuple(),
-                    const std::string& path = {}, nb::object budget = nb::none()) {
+                    const std::string& path = {}, nb::object budget = nb::none(),
+                    nb::object parts = nb::none()) {
       nb::object made = nb::handle(storage_error ? storage_error : PyExc_RuntimeError)(message);
       made.attr("needed") = needed;
       made.attr("needs") = needs;
       made.attr("path") = path;
       made.attr("budget") = budget;
+      made.attr("parts") = parts;
       PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(made.ptr())), made.ptr());
     };
     try {
@@ -86,8 +88,8 @@ NB_MODULE(_core, module) {
             static_cast<uint64_t>(error.needs[0].slots), needs);
     } catch (const hotbed::BudgetTooSmall& error) {
       const char* budget = error.host ? "Storage: host " : "Storage: the tier that computes ";
-      raise(std::string(budget) + error.what() + ".", error.needed, nb::tuple(), {},
-            nb::str(error.host ? "host" : "compute"));
+      raise(std::string(budget) + error.what() + ".", error.needed.total(), nb::tuple(), {},
+            nb::str(error.host ? "host" : "compute"), by_part(error.needed));
     } catch (const hotbed::TierError& error) {
       raise(error.what(), error.bytes, nb::tuple(), error.path);
     } catch (const hotbed::IoError& error) {

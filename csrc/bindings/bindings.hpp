@@ -15,6 +15,8 @@ using namespace nb::literals;
 
 namespace hotbed {
 
+struct BudgetParts;
+
 using Address = uintptr_t;
 
 template <class T>
@@ -49,6 +51,9 @@ nb::capsule owner_of(std::unique_ptr<T> held) {
 }
 
 }  // namespace hotbed
+
+// Bytes by part, and in total.
+nb::typed<nb::dict, nb::str, int64_t> by_part(const hotbed::BudgetParts& parts);
 
 void bind_data(nb::module_& module);
 void bind_device(nb::module_& module);

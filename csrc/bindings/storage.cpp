@@ -56,11 +56,24 @@ nb::typed<nb::dict, nb::str, double> counters_of(const Storage& storage) {
   all["move_ms"] = static_cast<double>(total.move_ns) / 1e6;
   all["wait_ms"] = static_cast<double>(total.waited_ns) / 1e6;
   all["batches"] = total.batches;
-  all["batches_ahead"] = total.batches_ahead;
+  all["batches_prepared"] = total.batches_ahead;
   return all;
 }
 
 }  // namespace
+
+nb::typed<nb::dict, nb::str, int64_t> by_part(const BudgetParts& parts) {
+  nb::typed<nb::dict, nb::str, int64_t> all;
+  all["rows"] = parts.rows;
+  all["other_rows"] = parts.other_rows;
+  all["bookkeeping"] = parts.bookkeeping;
+  all["moving"] = parts.moving;
+  all["buffers"] = parts.buffers;
+  all["index"] = parts.index;
+  all["announced"] = parts.announced;
+  all["total"] = parts.total();
+  return all;
+}
 
 void bind_storage(nb::module_& module) {
   module.def(
@@ -122,13 +135,17 @@ void bind_storage(nb::module_& module) {
             for (auto [space, slots] : needs) {
               all.push_back({pointer<const RowSpace>(space), slots});
             }
-            nb::gil_scoped_release unlocked;
-            return ahead ? storage.compute_budget_for_stream(all, *ahead)
-                         : storage.compute_budget_for(all);
+            BudgetParts parts;
+            {
+              nb::gil_scoped_release unlocked;
+              parts = ahead ? storage.compute_budget_for_stream(all, *ahead)
+                            : storage.compute_budget_for(all);
+            }
+            return by_part(parts);
           },
           "needs"_a, "ahead"_a.none() = nb::none(),
-          "The least budget that meets StorageError.needs; with `ahead` one for a stream like that "
-          "of so far, of which so many batches are brought up ahead.")
+          "The least budget that meets StorageError.needs, by part; with `ahead` one for a stream "
+          "like that of so far, of which so many batches are brought up ahead.")
       .def(
           "pinned",
           [](const Storage& storage) {
@@ -145,6 +162,21 @@ void bind_storage(nb::module_& module) {
              return all;
            })
       .def_prop_ro("memory_bytes", &Storage::memory_bytes, Unlocked());
+
+  module.def(
+      "required_budget",
+      [](const std::vector<std::shared_ptr<Table>>& tables, const std::vector<int64_t>& rows,
+         int64_t batches, bool ssd) {
+        BudgetParts parts;
+        {
+          nb::gil_scoped_release unlocked;
+          parts = required_budget(tables, rows, batches, ssd);
+        }
+        return by_part(parts);
+      },
+      "tables"_a, "rows"_a, "batches"_a, "ssd"_a,
+      "The least budget that holds so many batches at once, of so many rows of each table, by "
+      "part.");
 
   nb::class_<FolderLock>(module, "FolderLock",
                          "A folder locked by a file in it, until this goes or the process ends; "

@@ -16,7 +16,6 @@ namespace {
 
 constexpr uint32_t kAlignment = 4096;
 constexpr uint32_t kMostTries = 100;  // of one transfer that gets nowhere
-constexpr uint64_t kQueues = 5;  // of threads that write, compact, train, look ahead and evaluate
 
 // A number that no other thread of this process has or had.
 uint64_t this_thread() {
@@ -37,16 +36,19 @@ IoBackend io_backend_named(std::string_view name) {
 
 // --- The part of a queue that does not depend on the backend. ---
 
-IoQueue::IoQueue(IoEngine& engine, unsigned depth)
-    : engine_(engine), depth_(depth), pending_(depth), owner_(this_thread()) {
+IoQueue::IoQueue(IoEngine& engine, unsigned depth, uint64_t arena_bytes)
+    : engine_(engine),
+      depth_(depth),
+      arena_bytes_(arena_bytes),
+      pending_(depth),
+      owner_(this_thread()) {
   for (uint32_t place = depth; place > 0; --place) free_places_.push_back(place - 1);
-  arena_.reserve(arena_bytes(), "a queue of transfers");
+  if (!arena_bytes) return;
+  arena_.reserve(arena_bytes, "a queue of transfers");
   // The kernel may move bytes into it at any time, so it must not be copied on write.
   madvise(arena_.data(), arena_.bytes(), MADV_DONTFORK);
-  engine_.counters_.arenas += arena_bytes();
+  engine_.counters_.arenas += arena_bytes;
 }
-
-uint64_t IoQueue::arena_bytes() const { return engine_.options_.arena_bytes; }
 
 void IoQueue::submit(const Transfer& transfer) {
   uint32_t place = free_places_.back();
@@ -192,8 +194,8 @@ class ThreadPool {
 
 class ThreadQueue : public IoQueue {
  public:
-  ThreadQueue(IoEngine& engine, unsigned depth, ThreadPool& pool)
-      : IoQueue(engine, depth), pool_(pool) {}
+  ThreadQueue(IoEngine& engine, unsigned depth, uint64_t arena_bytes, ThreadPool& pool)
+      : IoQueue(engine, depth, arena_bytes), pool_(pool) {}
 
   // By a thread of the pool. The notification stays under the lock: after it the queue may be gone.
   void ended(uint32_t place, int result) {
@@ -291,16 +293,17 @@ IoEngine::IoEngine(IoOptions options) : options_(std::move(options)) {
 IoEngine::~IoEngine() = default;
 
 // Of more queues than so many, the one that was idle longest; its thread may be gone. Under mutex_.
-std::unique_ptr<IoQueue> IoEngine::surplus(uint64_t queues) {
-  if (idle_.empty() || counters_.arenas <= queues * options_.arena_bytes) return nullptr;
+std::unique_ptr<IoQueue> IoEngine::surplus(uint64_t arenas) {
+  if (idle_.empty() || counters_.arenas <= arenas * options_.arena_bytes) return nullptr;
   auto queue = std::move(idle_.front());
   idle_.erase(idle_.begin());
   counters_.arenas -= queue->arena_bytes();
   return queue;
 }
 
-IoEngine::Lease IoEngine::lease() {
+IoEngine::Lease IoEngine::lease(bool with_arena) {
   std::unique_ptr<IoQueue> goes;
+  uint64_t arena_bytes = with_arena ? options_.arena_bytes : 0;
   {
     std::lock_guard lock(mutex_);
     for (size_t i = idle_.size(); i-- > 0;) {
@@ -309,12 +312,12 @@ IoEngine::Lease IoEngine::lease() {
       idle_.erase(idle_.begin() + static_cast<std::ptrdiff_t>(i));
       return Lease(*this, std::move(queue));
     }
-    goes = surplus(kQueues - 1);
+    if (with_arena) goes = surplus(kArenas - 1);
   }
   goes.reset();
   if (options_.backend == IoBackend::ring) {
     try {
-      return Lease(*this, make_ring_queue(*this, options_.depth));
+      return Lease(*this, make_ring_queue(*this, options_.depth, arena_bytes));
     } catch (const IoError&) {
       // Rings take memory that may be limited (RLIMIT_MEMLOCK before Linux 5.12): threads will do.
     }
@@ -325,7 +328,7 @@ IoEngine::Lease IoEngine::lease() {
     if (!pool_) pool_ = std::make_unique<ThreadPool>(options_.threads);
     pool = pool_.get();
   }
-  return Lease(*this, std::make_unique<ThreadQueue>(*this, options_.depth, *pool));
+  return Lease(*this, std::make_unique<ThreadQueue>(*this, options_.depth, arena_bytes, *pool));
 }
 
 void IoEngine::give_back(std::unique_ptr<IoQueue> queue) {
@@ -334,7 +337,7 @@ void IoEngine::give_back(std::unique_ptr<IoQueue> queue) {
   std::unique_ptr<IoQueue> goes;
   std::lock_guard lock(mutex_);
   idle_.push_back(std::move(queue));
-  goes = surplus(kQueues);
+  goes = surplus(kArenas);
 }
 
 IoStatistics IoEngine::statistics() const {
@@ -360,7 +363,5 @@ IoStatistics IoEngine::statistics() const {
 }
 
 uint64_t IoEngine::memory_bytes() const { return counters_.arenas; }
-
-uint64_t IoEngine::most_bytes() const { return kQueues * options_.arena_bytes; }
 
 }  // namespace hotbed

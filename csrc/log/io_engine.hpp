@@ -104,7 +104,7 @@ class IoQueue {
 
   // Memory for transfers, aligned to huge pages, that costs the kernel less than other memory.
   uint8_t* arena() const { return arena_.data(); }
-  uint64_t arena_bytes() const;
+  uint64_t arena_bytes() const { return arena_bytes_; }
 
   // Only with in_flight() < depth(). The memory belongs to the transfer until it is collected. It
   // may start no earlier than the next collect.
@@ -123,7 +123,7 @@ class IoQueue {
     int result;  // bytes, or -errno
   };
 
-  IoQueue(IoEngine& engine, unsigned depth);
+  IoQueue(IoEngine& engine, unsigned depth, uint64_t arena_bytes);
   virtual void start(uint32_t place, const Transfer& part) = 0;
   // Waits for at least this many of the started ones; appends all that ended.
   virtual void reap(unsigned at_least, std::vector<Raw>& ended) = 0;
@@ -143,6 +143,7 @@ class IoQueue {
   void finish(uint32_t place, int error, std::vector<Completion>& done);
 
   unsigned depth_;
+  uint64_t arena_bytes_;
   unsigned in_flight_ = 0;
   std::vector<Pending> pending_;
   std::vector<uint32_t> free_places_;
@@ -175,8 +176,9 @@ class IoEngine {
     std::unique_ptr<IoQueue> queue_;
   };
 
-  // A queue for the calling thread, until the lease ends (in the same thread).
-  Lease lease();
+  // A queue for the calling thread, until the lease ends (in the same thread). Without an arena for
+  // a thread that brings memory of its own, and never leases another.
+  Lease lease(bool with_arena = true);
 
   // A new file of `bytes` bytes. Preallocated where the file system can, so that writing to it does
   // not meet a full disk; otherwise sparse. Throws IoError and leaves no file.
@@ -191,9 +193,10 @@ class IoEngine {
   void remove(const std::string& path);
 
   IoStatistics statistics() const;
+  // Arenas that are kept: of threads that compact, train, look ahead and evaluate. More threads
+  // that transfer at the same moment have more.
+  static constexpr uint64_t kArenas = 4;
   uint64_t memory_bytes() const;
-  // With as many queues as are kept; more threads that transfer at the same moment have more.
-  uint64_t most_bytes() const;
 
  private:
   friend class IoQueue;
@@ -205,7 +208,7 @@ class IoEngine {
   };
 
   void give_back(std::unique_ptr<IoQueue> queue);
-  std::unique_ptr<IoQueue> surplus(uint64_t queues);
+  std::unique_ptr<IoQueue> surplus(uint64_t arenas);
   std::shared_ptr<IoFile> opened(const std::string& path, int flags);
   size_t note(IoEvent::Kind kind, const std::string& path, size_t pair = 0, uint64_t offset = 0,
               const std::string& target = {});
@@ -219,7 +222,7 @@ class IoEngine {
 };
 
 // The two backends, for IoEngine.
-std::unique_ptr<IoQueue> make_ring_queue(IoEngine& engine, unsigned depth);
+std::unique_ptr<IoQueue> make_ring_queue(IoEngine& engine, unsigned depth, uint64_t arena_bytes);
 bool ring_works();
 
 }  // namespace hotbed

@@ -66,7 +66,8 @@ struct Shared {
 
 class RingQueue : public IoQueue {
  public:
-  RingQueue(IoEngine& engine, unsigned depth) : IoQueue(engine, depth) {
+  RingQueue(IoEngine& engine, unsigned depth, uint64_t arena_bytes)
+      : IoQueue(engine, depth, arena_bytes) {
     io_uring_params p;
     ring_ = Descriptor([&] { return setup_best(depth, &p); });
     if (ring_.number() < 0) throw IoError("setting up, with", "io_uring", 0, 0, errno);
@@ -85,7 +86,8 @@ class RingQueue : public IoQueue {
     done_mask_ = p.cq_entries - 1;
     // Pinned once instead of at each transfer. Refused beyond RLIMIT_MEMLOCK, where it does
     // without.
-    iovec region{arena(), arena_bytes()};
+    if (!arena_bytes) return;
+    iovec region{arena(), arena_bytes};
     registered_ =
         syscall(__NR_io_uring_register, ring_.number(), IORING_REGISTER_BUFFERS, &region, 1) == 0;
     engine_.registered_ = registered_;
@@ -143,8 +145,8 @@ class RingQueue : public IoQueue {
   bool registered_ = false;
 };
 
-std::unique_ptr<IoQueue> make_ring_queue(IoEngine& engine, unsigned depth) {
-  return std::make_unique<RingQueue>(engine, depth);
+std::unique_ptr<IoQueue> make_ring_queue(IoEngine& engine, unsigned depth, uint64_t arena_bytes) {
+  return std::make_unique<RingQueue>(engine, depth, arena_bytes);
 }
 
 bool ring_works() {
@@ -171,7 +173,7 @@ bool ring_works() {
 
 namespace hotbed {
 
-std::unique_ptr<IoQueue> make_ring_queue(IoEngine&, unsigned) {
+std::unique_ptr<IoQueue> make_ring_queue(IoEngine&, unsigned, uint64_t) {
   throw IoError("setting up, with", "io_uring", 0, 0, ENOSYS);
 }
 

@@ -11,7 +11,9 @@ namespace {
 // Blocks that nobody asked for but that lie between two wanted ones are read along, up to this many
 // at a time: a request costs more than a block.
 constexpr uint32_t kGap = 1;
-constexpr uint32_t kRequestBytes = 16384;
+constexpr uint64_t kRequestBytes = 16384;
+// Requests that keep a disk busy: a small arena holds shorter ones rather than fewer.
+constexpr uint64_t kBusy = 64;
 
 // Radix sort by the location, the high half: three passes of 11 bits.
 void sort_by_location(std::vector<uint64_t>& wanted) {
@@ -127,7 +129,8 @@ uint64_t LogTier::take_from_buffers(Reading& reading) {
 // Has the blocks of the wanted records read, many requests at a time, and unpacks each as it comes.
 void LogTier::fetch(Reading& reading) {
   auto queue = core_.engine().lease();
-  uint64_t room = std::max(layout_.block_bytes, kRequestBytes);
+  uint64_t room = std::min(kRequestBytes, queue->arena_bytes() / kBusy / kBlockUnit * kBlockUnit);
+  room = std::max<uint64_t>(layout_.block_bytes, room);
   auto most_blocks = static_cast<uint32_t>(room / layout_.block_bytes);
   uint64_t places = std::min<uint64_t>(queue->depth(), queue->arena_bytes() / room);
   std::vector<Request> requests(places);

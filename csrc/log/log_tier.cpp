@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "log/log_sizes.hpp"
 #include "log/row_log_core.hpp"
 
 namespace hotbed {
@@ -351,7 +352,12 @@ uint64_t LogTier::memory_bytes() const {
   return (store_ == 0 ? core_.memory_bytes() : 0) + index_bytes();
 }
 
-uint64_t LogTier::most_bytes_beside_index() const { return store_ == 0 ? core_.most_bytes() : 0; }
+uint64_t LogTier::most_bytes_beside_index(uint64_t budget) const {
+  if (store_ != 0) return 0;
+  std::vector<int64_t> record_bytes;
+  for (const LogStore& store : core_.manifest().stores) record_bytes.push_back(store.record_bytes);
+  return LogSizes(budget, record_bytes).bytes;
+}
 
 uint64_t LogTier::index_bytes() const {
   std::shared_lock state(state_);

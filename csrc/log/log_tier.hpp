@@ -92,7 +92,7 @@ class LogTier : public Tier {
   void ids(int32_t table, int64_t* out) const override;
   uint64_t memory_bytes() const override;
   uint64_t index_bytes() const override;
-  uint64_t most_bytes_beside_index() const override;
+  uint64_t most_bytes_beside_index(uint64_t budget) const override;
   void sync() override;
   TierTraffic traffic() const override;
 

@@ -116,7 +116,7 @@ void LogWriter::work() {
     progress_.notify_all();
   };
   try {
-    auto queue = engine_.lease();
+    auto queue = engine_.lease(false);
     be_ready();
     write(*queue);
   } catch (...) {

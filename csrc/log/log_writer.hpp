@@ -1,6 +1,7 @@
 // Full blocks on their way from memory to the segments of a log.
 #pragma once
 
+#include <algorithm>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -84,8 +85,11 @@ class LogWriter {
   void wait();
 
   LogWriterStatistics statistics() const;
+  // How many buffers of a size there are where each of `stores` may be filling two.
+  static uint64_t buffers(uint64_t append_bytes, uint64_t buffer_bytes, uint64_t stores) {
+    return std::max<uint64_t>(2, append_bytes / buffer_bytes) + 2 * stores;
+  }
   uint64_t memory_bytes() const;
-  uint64_t most_bytes() const { return limit_ * buffer_bytes_; }  // while writes succeed
 
  private:
   void work();

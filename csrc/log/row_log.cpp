@@ -99,9 +99,8 @@ RowLogCore::RowLogCore(std::string path, std::unique_ptr<FolderLock> lock, Manif
       options_(std::move(options)),
       engine_(options_.io) {
   uint64_t buffer_bytes = buffer_bytes_of(manifest_, options_.buffer_bytes);
-  // Each store may be filling two.
   uint64_t buffers =
-      std::max<uint64_t>(2, options_.append_bytes / buffer_bytes) + 2 * manifest_.stores.size();
+      LogWriter::buffers(options_.append_bytes, buffer_bytes, manifest_.stores.size());
   writer_ = std::make_unique<LogWriter>(engine_, buffer_bytes, static_cast<unsigned>(buffers));
   for (size_t s = 0; s < manifest_.stores.size(); ++s) {
     tiers_.push_back(std::make_unique<LogTier>(*this, s, manifest_.stores[s]));
@@ -215,10 +214,6 @@ void RowLogCore::close() {
 
 uint64_t RowLogCore::memory_bytes() const {
   return (writer_ ? writer_->memory_bytes() : 0) + engine_.memory_bytes();
-}
-
-uint64_t RowLogCore::most_bytes() const {
-  return (writer_ ? writer_->most_bytes() : 0) + engine_.most_bytes();
 }
 
 void RowLogCore::want_compaction() {

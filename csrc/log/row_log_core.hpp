@@ -43,7 +43,6 @@ class RowLogCore {
 
   // Of buffers and queues.
   uint64_t memory_bytes() const;
-  uint64_t most_bytes() const;
 
   // Wakes the thread that compacts.
   void want_compaction();

@@ -80,7 +80,7 @@ TEST(small_tables_beside_large_ones_get_what_a_batch_needs) {
   CHECK(of_wide > 100 && of_large > 100);
   // What is asked for is what suffices, and a byte less is not.
   std::vector<OverBudget::Need> needs = {{wide->space().get(), 400}, {large->space().get(), 500}};
-  uint64_t budget = storage.compute_budget_for(needs);
+  uint64_t budget = storage.compute_budget_for(needs).total();
   for (uint64_t bytes : {budget, budget - 1}) {
     auto a = make_table("small", 3), b = make_table("wide", -1), c = make_table("large", -1);
     b->add_state("more", 60, 0);
@@ -142,7 +142,7 @@ TEST(what_the_index_of_the_ssd_takes_slots_give_back) {
     lowest->index += 200'000;  // more than there is
     use(1);
     if (!three) CHECK_EQ(space.limit(), 1);
-    uint64_t needed = storage.compute_budget_for({{&space, 500}});
+    uint64_t needed = storage.compute_budget_for({{&space, 500}}).total();
     CHECK_EQ(needed > 250'000, !three);
     for (int64_t id = 0; id < 2 * wide; ++id) {
       float row[3];

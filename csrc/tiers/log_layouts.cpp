@@ -6,13 +6,9 @@
 #include <filesystem>
 #include <utility>
 
+#include "log/log_sizes.hpp"
+
 namespace hotbed {
-
-namespace {
-
-constexpr uint64_t kLeastArena = 64 << 10;
-
-}  // namespace
 
 std::vector<std::shared_ptr<Tier>> LogLayouts::operator()(const std::vector<RecordGroup>& groups) {
   discard_left();
@@ -51,19 +47,12 @@ std::vector<std::shared_ptr<Tier>> LogLayouts::operator()(const std::vector<Reco
   options.space_ratio = space_ratio;
   options.segment_bytes = segment_bytes;
   options.io.faults = faults;
-  // Queues, of which there are five, take a sixth of a small budget, or what one block takes.
-  options.io.arena_bytes =
-      std::clamp(host / 30 / kBlockUnit * kBlockUnit, kLeastArena, options.io.arena_bytes);
-  for (const LogStore& store : stores) {
-    options.io.arena_bytes =
-        std::max<uint64_t>(options.io.arena_bytes, BlockLayout(store.record_bytes).block_bytes);
-  }
-  // A sixteenth of a small budget.
-  options.append_bytes = std::min(options.append_bytes, host / 16);
-  // Each store may be filling two.
-  uint64_t buffers = std::max<uint64_t>(16, 2 * stores.size());
-  options.buffer_bytes =
-      std::min(options.buffer_bytes, round_up(options.append_bytes / buffers, kBlockUnit));
+  std::vector<int64_t> record_bytes;
+  for (const LogStore& store : stores) record_bytes.push_back(store.record_bytes);
+  LogSizes sizes(host, record_bytes);
+  options.io.arena_bytes = sizes.arena_bytes;
+  options.append_bytes = sizes.append_bytes;
+  options.buffer_bytes = sizes.buffer_bytes;
   std::shared_ptr<RowLog> log = kept(RowLog::create(folder, std::move(stores), options));
   std::vector<std::shared_ptr<Tier>> tiers;
   for (size_t g = 0; g < groups.size(); ++g) {

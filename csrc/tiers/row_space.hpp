@@ -155,6 +155,8 @@ class RowSpace {
   TierCounters counters();
   uint64_t memory_bytes();
   static uint64_t slot_bytes(const RecordLayout& layout);
+  // What a space has for records on their way is such a part of its slots.
+  static constexpr int64_t kStagingShare = 32;
 
  private:
   struct Message {
@@ -184,7 +186,7 @@ class RowSpace {
   void write_held_back();
   void narrow();
   uint64_t bookkeeping_bytes() const;
-  void write_back(const Moves& moves, int64_t& written);
+  void write_back(const Moves& moves, int64_t& written, uint8_t* records, int64_t part);
   void move(int64_t batch, Moves& moves);
   void gather(const int64_t* slots, int64_t n, uint8_t* records) const;
   void scatter(const uint8_t* records, const int64_t* slots, int64_t n);
@@ -197,12 +199,11 @@ class RowSpace {
   int64_t rows_at_once() const { return planes_ ? records_at_once() : 16; }
 
   // Records that are under way at once: enough to keep a disk busy, few enough to stay small, three
-  // times as many being a sixteenth of the slots at most.
-  static constexpr int64_t kStagingShare = 48;
+  // times as many being such a part of the slots at most.
   static constexpr int64_t kRecordsAtOnce = 8192;
   int64_t records_at_once() const { return hotbed::rows_at_once(kRecordsAtOnce, record_bytes_); }
   int64_t at_once() const {
-    return std::clamp<int64_t>(capacity() / kStagingShare, 1, records_at_once());
+    return std::clamp<int64_t>(capacity() / (3 * kStagingShare), 1, records_at_once());
   }
 
   RecordLayout layout_;
@@ -222,7 +223,7 @@ class RowSpace {
   // Records on their way: of two parts that come, and one that leaves. Made beforehand, as rows
   // that leave must have it.
   Buffer<uint8_t> staging_;
-  uint8_t* staging(int which) { return staging_.data() + which * at_once() * record_bytes_; }
+  uint8_t* staging(int64_t which) { return staging_.data() + which * at_once() * record_bytes_; }
   // Rows that were evicted and could not be written: kept until they can.
   std::vector<RowKey> held_back_;
   std::vector<uint8_t> held_back_records_;

@@ -64,9 +64,9 @@ bool beside(const std::function<void()>& first, const std::function<void(int64_t
 
 }  // namespace
 
-// Writes evicted rows to the tier below, under moving_. On TierError those that are not there are
-// held back.
-void RowSpace::write_back(const Moves& moves, int64_t& written) {
+// Writes evicted rows to the tier below, under moving_, by way of `records` with room for `part` of
+// them. On TierError those that are not there are held back.
+void RowSpace::write_back(const Moves& moves, int64_t& written, uint8_t* records, int64_t part) {
   std::vector<RowKey> keys;
   std::vector<int64_t> slots;
   for (size_t i = 0; i < moves.evicted.size(); ++i) {
@@ -75,12 +75,11 @@ void RowSpace::write_back(const Moves& moves, int64_t& written) {
     slots.push_back(moves.evicted_slots[i]);
   }
   auto dirty = static_cast<int64_t>(keys.size());
-  int64_t part = at_once();
   for (int64_t begin = 0; begin < dirty; begin += part) {
     int64_t n = std::min(part, dirty - begin);
-    gather(slots.data() + begin, n, staging(2));
+    gather(slots.data() + begin, n, records);
     try {
-      below_->write(std::span(keys).subspan(begin, n), staging(2));
+      below_->write(std::span(keys).subspan(begin, n), records);
     } catch (...) {
       // These slots are given away: what is in them goes into memory of its own.
       held_back_.assign(keys.begin() + begin, keys.end());
@@ -116,7 +115,7 @@ void RowSpace::narrow() {
   int64_t written = 0;
   std::exception_ptr failure;
   try {
-    write_back(moves, written);
+    write_back(moves, written, staging(0), 3 * at_once());
   } catch (...) {
     failure = std::current_exception();  // what was in the slots is elsewhere all the same
   }
@@ -135,25 +134,26 @@ void RowSpace::narrow() {
 // more, and no row is lost.
 //
 // A disk that waits is lost time: while one part of the rows is read here, a second thread puts the
-// part before into its slots, which it has emptied first.
+// part before into its slots, which it has emptied first. Few rows are read at once instead, as the
+// disk would wait between parts too.
 void RowSpace::move(int64_t batch, Moves& moves) {
   auto count = static_cast<int64_t>(moves.loaded.size());
-  int64_t part = at_once(), parts = (count + part - 1) / part;
+  bool several = count >= kWorthAThread;
+  int64_t part = several ? at_once() : 3 * at_once();
   int64_t written = 0;
   std::vector<RowKey> absent;
   std::vector<int64_t> absent_slots;
-  std::unique_ptr<bool[]> found(new bool[2 * part]);
+  std::unique_ptr<bool[]> found(new bool[6 * at_once()]);
   auto read = [&](int64_t k) {
-    int64_t begin = k * part, n = std::min(part, count - begin);
-    bool* there = found.get() + k % 2 * part;
+    int64_t begin = k * part, n = std::min(part, count - begin), buffer = several ? k % 2 : 0;
+    bool* there = found.get() + buffer * part;
     std::fill_n(there, n, false);
-    below_->read(std::span(moves.loaded).subspan(begin, n), staging(static_cast<int>(k % 2)),
-                 there);
+    below_->read(std::span(moves.loaded).subspan(begin, n), staging(buffer), there);
   };
   auto place = [&](int64_t k) {
-    int64_t begin = k * part, n = std::min(part, count - begin);
-    const bool* there = found.get() + k % 2 * part;
-    uint8_t* records = staging(static_cast<int>(k % 2));
+    int64_t begin = k * part, n = std::min(part, count - begin), buffer = several ? k % 2 : 0;
+    const bool* there = found.get() + buffer * part;
+    uint8_t* records = staging(buffer);
     const RowKey* keys = moves.loaded.data() + begin;
     const int64_t* slots = moves.loaded_slots.data() + begin;
     for (int64_t i = 0; i < n; ++i) {
@@ -166,10 +166,14 @@ void RowSpace::move(int64_t batch, Moves& moves) {
     auto* id_plane = reinterpret_cast<int64_t*>(ids_.data());
     for (int64_t i = 0; i < n; ++i) id_plane[slots[i]] = keys[i].id;
   };
+  auto parts = [&] { return (count + part - 1) / part; };
   try {
-    if (count < kWorthAThread || !beside([&] { write_back(moves, written); }, read, place, parts)) {
-      write_back(moves, written);
-      for (int64_t k = 0; k < parts; ++k) {
+    several = several && beside([&] { write_back(moves, written, staging(2), at_once()); }, read,
+                                place, parts());
+    if (!several) {
+      part = 3 * at_once();
+      write_back(moves, written, staging(0), part);
+      for (int64_t k = 0; k < parts(); ++k) {
         read(k);
         place(k);
       }

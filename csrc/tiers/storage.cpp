@@ -3,14 +3,15 @@
 #include <algorithm>
 #include <numeric>
 
+#include "log/log_sizes.hpp"
 #include "table/record_stream.hpp"
 
 namespace hotbed {
 
 namespace {
 
-// What moving rows takes beside them: records under way, ids of announced batches.
-constexpr uint64_t kStagingShare = 16;  // a sixteenth of the budget, within limits
+// What moving rows takes beside them: records under way.
+constexpr uint64_t kStagingShare = RowSpace::kStagingShare;  // of the budget, within limits
 constexpr uint64_t kLeastStaging = 4096;
 constexpr uint64_t kMostStaging = 96 << 20;
 
@@ -52,11 +53,32 @@ int64_t rows_within(const TableGroup& group, uint64_t row_bytes, uint64_t bytes)
   return low;
 }
 
-constexpr uint64_t kMostOfABatch = 2u << 20;  // by which a batch lets bookkeeping grow
-constexpr uint64_t kWorthwhile = 256;         // growth by such a part of the budget narrows slots
+// By which a batch lets bookkeeping grow: a part of the budget, within a limit.
+constexpr uint64_t kGrowthShare = 32;
+constexpr uint64_t kMostOfABatch = 2u << 20;
+constexpr uint64_t kDoubling = 128 << 10, kDoublingShare = 12;
+constexpr uint64_t kWorthwhile = 256;  // growth by such a part of the budget narrows slots
+
+// What grows is seen a batch late, and where it is worth the while; the indices of small dynamic
+// tables double at once.
+uint64_t growth_unseen(const std::vector<TableGroup>& groups, uint64_t budget) {
+  uint64_t keyed = 0;
+  for (const TableGroup& group : groups) keyed += std::ranges::count(group.rows, -1);
+  uint64_t doubling = std::min(budget / kDoublingShare, keyed * kDoubling);
+  return std::max(std::min(budget / kGrowthShare, kMostOfABatch), budget / kWorthwhile) + doubling;
+}
 
 uint64_t staging(uint64_t budget) {
   return std::clamp(budget / kStagingShare, kLeastStaging, kMostStaging);
+}
+
+// What bookkeeping comes to take beyond that of slots, of which there are so many: counts of uses,
+// indices with few keys, keys of static tables that have no array, scratch space.
+uint64_t more_to_come(const std::vector<TableGroup>& groups, uint64_t slots, uint64_t budget) {
+  constexpr uint64_t kTable = 32 << 10, kLeastKeys = 24 << 10, kLeast = 48 << 10, kSlot = 64;
+  uint64_t tables = 0;
+  for (const TableGroup& group : groups) tables += group.tables.size();
+  return tables * (kTable + kLeastKeys) + slots * kSlot + budget / 32 + kLeast;
 }
 
 // How many rows each group gets of a budget of which `taken` bytes are gone: one at least, or none
@@ -99,12 +121,13 @@ std::vector<int64_t> divide(const std::vector<TableGroup>& groups, RowBytes row_
   return rows;
 }
 
-// The least budget of which every group gets the rows that it wants, or all it may have.
-template <class RowBytes>
-uint64_t least_budget(const std::vector<TableGroup>& groups, RowBytes row_bytes, uint64_t taken,
+// The least budget of which every group gets the rows that it wants, or all it may have; `taken`
+// tells what is gone of a budget.
+template <class RowBytes, class Taken>
+uint64_t least_budget(const std::vector<TableGroup>& groups, RowBytes row_bytes, Taken taken,
                       const std::vector<int64_t>& wanted) {
   auto suffices = [&](uint64_t budget) {
-    std::vector<int64_t> rows = divide(groups, row_bytes, budget, taken);
+    std::vector<int64_t> rows = divide(groups, row_bytes, budget, taken(budget));
     for (size_t g = 0; g < groups.size(); ++g) {
       if (rows[g] < std::min(wanted[g], groups[g].most_rows())) return false;
     }
@@ -120,6 +143,21 @@ uint64_t least_budget(const std::vector<TableGroup>& groups, RowBytes row_bytes,
     (suffices(middle) ? high : low) = middle;
   }
   return high;
+}
+
+// What a budget is spent on of which the groups want so many rows.
+template <class RowBytes>
+BudgetParts parts_of(uint64_t budget, const std::vector<TableGroup>& groups, RowBytes row_bytes,
+                     const std::vector<int64_t>& wanted, BudgetParts parts) {
+  for (size_t g = 0; g < groups.size(); ++g) {
+    int64_t rows = std::min(wanted[g], groups[g].most_rows());
+    uint64_t bytes = static_cast<uint64_t>(rows) * row_bytes(groups[g]);
+    parts.rows += bytes;
+    parts.bookkeeping += bytes_of(groups[g], row_bytes(groups[g]), rows) - bytes;
+  }
+  parts.moving = staging(budget);
+  parts.other_rows = budget - std::min(budget, parts.total());
+  return parts;
 }
 
 uint64_t slot_bytes(const TableGroup& group) { return RowSpace::slot_bytes(group.layout); }
@@ -170,27 +208,32 @@ int64_t TableGroup::most_rows() const {
   return std::max<int64_t>(total, 1);  // a part of a table may have no row
 }
 
-BudgetTooSmall::BudgetTooSmall(bool of_host, uint64_t needed_bytes, uint64_t budget_bytes)
-    : std::runtime_error("needs at least " + std::to_string(needed_bytes) +
+BudgetTooSmall::BudgetTooSmall(bool of_host, const BudgetParts& parts, uint64_t budget_bytes)
+    : std::runtime_error("needs at least " + std::to_string(parts.total()) +
                          " bytes, and the budget is " + std::to_string(budget_bytes)),
       host(of_host),
-      needed(needed_bytes) {}
+      needed(parts) {}
 
 Allowance::Allowance(std::vector<TableGroup> groups, uint64_t (*row_bytes)(const TableGroup&),
                      uint64_t budget, const std::vector<std::shared_ptr<Tier>>& lowest)
     : groups_(std::move(groups)), row_bytes_(row_bytes), budget_(budget) {
   for (const auto& tier : lowest) {
-    if (!tier) continue;
-    lowest_.push_back(tier);
-    beside_index_ += tier->most_bytes_beside_index();
-  }
-  // What grows is seen a batch late, and where it is worth the while.
-  if (!lowest_.empty()) {
-    beside_index_ += std::max(std::min(budget_ / 32, kMostOfABatch), budget_ / kWorthwhile);
+    if (tier) lowest_.push_back(tier);
   }
   more_.resize(groups_.size());
   seen_ = index_bytes();
-  rows_ = divide(groups_, row_bytes_, budget_, beside_index_ + seen_);
+  rows_ = divide(groups_, row_bytes_, budget_, beside_rows(budget_) + seen_);
+}
+
+// Of the lowest tiers, within such a budget.
+uint64_t Allowance::buffers(uint64_t budget) const {
+  uint64_t bytes = 0;
+  for (const auto& tier : lowest_) bytes += tier->most_bytes_beside_index(budget);
+  return bytes;
+}
+
+uint64_t Allowance::beside_rows(uint64_t budget) const {
+  return buffers(budget) + (lowest_.empty() ? 0 : growth_unseen(groups_, budget));
 }
 
 uint64_t Allowance::index_bytes() const {
@@ -208,16 +251,10 @@ int64_t Allowance::rows(size_t group, uint64_t bookkeeping) {
   // Not for every page that an index grows by.
   if (bytes > seen_ + budget_ / kWorthwhile) {
     seen_ = bytes;
-    std::vector<int64_t> now = divide(groups_, row_bytes_, budget_, beside_index_ + bytes);
+    std::vector<int64_t> now = divide(groups_, row_bytes_, budget_, beside_rows(budget_) + bytes);
     for (size_t g = 0; g < now.size(); ++g) rows_[g] = std::min(rows_[g], now[g]);
   }
   return rows_[group];
-}
-
-// With such an index.
-uint64_t Allowance::taken(uint64_t index) const {
-  std::lock_guard lock(mutex_);
-  return beside_index_ + index + more();
 }
 
 // Ids that look-ahead has announced are part of it, and shall not take the rows' place.
@@ -225,17 +262,38 @@ uint64_t Allowance::more() const {
   return std::min(std::accumulate(more_.begin(), more_.end(), uint64_t{0}), budget_ / 2);
 }
 
-// With what the buffers of an SSD take more where the budget is larger: up to 9/32 of it.
-uint64_t Allowance::with_buffers(uint64_t budget) const {
-  return lowest_.empty() || budget < budget_ ? budget : budget + (budget - budget_) * 2 / 5;
+// With such an index; `stream`: with what a stream of batches comes to take that is not taken yet.
+BudgetParts Allowance::least_with(uint64_t index, const std::vector<int64_t>& wanted,
+                                  bool stream) const {
+  BudgetParts parts;
+  parts.index = index;
+  uint64_t more_by_now, slots = 0;
+  {
+    std::lock_guard lock(mutex_);
+    more_by_now = more();
+  }
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    slots += static_cast<uint64_t>(std::min(wanted[g], groups_[g].most_rows()));
+  }
+  auto announced = [&](uint64_t budget) {
+    uint64_t bytes = more_by_now;
+    if (stream) bytes = std::max(bytes, more_to_come(groups_, slots, budget));
+    return bytes + (lowest_.empty() ? 0 : growth_unseen(groups_, budget));
+  };
+  uint64_t budget = hotbed::least_budget(
+      groups_, row_bytes_, [&](uint64_t b) { return buffers(b) + index + announced(b); }, wanted);
+  parts.announced = announced(budget);
+  parts.buffers = buffers(budget);
+  return parts_of(budget, groups_, row_bytes_, wanted, parts);
 }
 
-uint64_t Allowance::least_budget(const std::vector<int64_t>& wanted) const {
-  return with_buffers(hotbed::least_budget(groups_, row_bytes_, taken(index_bytes()), wanted));
+BudgetParts Allowance::least_budget(const std::vector<int64_t>& wanted) const {
+  return least_with(index_bytes(), wanted, false);
 }
 
-uint64_t Allowance::roomy_budget(const std::vector<int64_t>& wanted) const {
-  uint64_t least = least_budget(wanted), index = index_bytes(), fixed = 0;
+BudgetParts Allowance::roomy_budget(const std::vector<int64_t>& wanted) const {
+  BudgetParts least = least_budget(wanted);
+  uint64_t index = index_bytes(), fixed = 0;
   bool grows = false;
   for (const TableGroup& group : groups_) {
     for (int64_t rows : group.rows) {
@@ -243,10 +301,55 @@ uint64_t Allowance::roomy_budget(const std::vector<int64_t>& wanted) const {
       if (rows > 0) fixed += static_cast<uint64_t>(rows) * sizeof(uint32_t);
     }
   }
-  if (lowest_.empty() || !grows) return least;
+  if (lowest_.empty()) return least;
+  if (!grows) return least_with(index, wanted, true);
   fixed = std::min(fixed, index);
-  uint64_t room = std::max(2 * (index - fixed), least - index);
-  return with_buffers(hotbed::least_budget(groups_, row_bytes_, taken(fixed + room), wanted));
+  uint64_t room = std::max(2 * (index - fixed), least.total() - index);
+  return least_with(fixed + room, wanted, true);
+}
+
+BudgetParts required_budget(const std::vector<std::shared_ptr<Table>>& tables,
+                            const std::vector<int64_t>& rows, int64_t batches, bool ssd) {
+  constexpr uint64_t kAnnouncedId = 72;    // its copy, next use, key, and place until it has a slot
+  constexpr uint64_t kAnnouncedShare = 5;  // of the budget, that they may come to
+  constexpr uint64_t kKey = 32;            // of an index that has just grown
+  constexpr uint64_t kScratch = 128;       // of a row of a batch
+  constexpr uint64_t kLeastKeys = 24 << 10;
+  std::vector<TableGroup> groups = group_by_layout(tables);
+  std::vector<int64_t> wanted(groups.size(), 0), record_bytes;
+  BudgetParts parts;
+  uint64_t slots = 0, of_batch = 0;
+  for (size_t g = 0; g < groups.size(); ++g) {
+    record_bytes.push_back(groups[g].layout.bytes());
+    for (size_t t = 0; t < groups[g].tables.size(); ++t) {
+      auto at = std::find_if(tables.begin(), tables.end(),
+                             [&](const auto& table) { return table.get() == groups[g].tables[t]; });
+      int64_t of_table = rows[static_cast<size_t>(at - tables.begin())], most = groups[g].rows[t];
+      int64_t held = most < 0 ? of_table * batches : std::min(of_table * batches, most);
+      of_batch += static_cast<uint64_t>(of_table);
+      wanted[g] += held;
+      if (most >= 0) parts.bookkeeping += static_cast<uint64_t>(held) * kKey;
+      if (!ssd) continue;
+      parts.index += most < 0 ? kLeastKeys + static_cast<uint64_t>((*at)->size() + held) * kKey
+                              : static_cast<uint64_t>(most) * sizeof(uint32_t);
+    }
+    wanted[g] = std::max<int64_t>(1, wanted[g]);
+    slots += static_cast<uint64_t>(wanted[g]);
+  }
+  auto buffers = [&](uint64_t budget) { return ssd ? LogSizes(budget, record_bytes).bytes : 0; };
+  auto announced = [&](uint64_t budget) {
+    uint64_t bytes = more_to_come(groups, slots, budget) + of_batch * kScratch;
+    if (ssd) bytes += growth_unseen(groups, budget);
+    if (batches == 1) return bytes;
+    uint64_t least = of_batch * static_cast<uint64_t>(batches) * kAnnouncedId;
+    return bytes + std::max(least, budget / kAnnouncedShare);
+  };
+  uint64_t fixed = parts.index + parts.bookkeeping;
+  uint64_t budget = least_budget(
+      groups, slot_bytes, [&](uint64_t b) { return fixed + buffers(b) + announced(b); }, wanted);
+  parts.buffers = buffers(budget);
+  parts.announced = announced(budget);
+  return parts_of(budget, groups, slot_bytes, wanted, parts);
 }
 
 Storage::Storage(StorageBudgets budgets, MakeLowest make_lowest)
@@ -325,12 +428,19 @@ std::vector<int64_t> Storage::wanted_by(const std::vector<OverBudget::Need>& nee
   return wanted;
 }
 
-uint64_t Storage::compute_budget_for(const std::vector<OverBudget::Need>& needs) const {
-  return std::max(budgets_.compute + 1, allowance_->least_budget(wanted_by(needs)));
+// More than there is, where there was too little.
+BudgetParts Storage::beyond(BudgetParts parts) const {
+  uint64_t total = parts.total();
+  if (total <= budgets_.compute) parts.announced += budgets_.compute + 1 - total;
+  return parts;
 }
 
-uint64_t Storage::compute_budget_for_stream(std::vector<OverBudget::Need> needs,
-                                            int64_t ahead) const {
+BudgetParts Storage::compute_budget_for(const std::vector<OverBudget::Need>& needs) const {
+  return beyond(allowance_->least_budget(wanted_by(needs)));
+}
+
+BudgetParts Storage::compute_budget_for_stream(std::vector<OverBudget::Need> needs,
+                                               int64_t ahead) const {
   for (const auto& space : spaces_) {
     int64_t slots = space->slots_for_stream(ahead);
     auto need = std::find_if(needs.begin(), needs.end(),
@@ -338,7 +448,7 @@ uint64_t Storage::compute_budget_for_stream(std::vector<OverBudget::Need> needs,
     if (need == needs.end()) need = needs.insert(need, {space.get(), 1});
     need->slots = std::max(need->slots, slots);
   }
-  return std::max(budgets_.compute + 1, allowance_->roomy_budget(wanted_by(needs)));
+  return beyond(allowance_->roomy_budget(wanted_by(needs)));
 }
 
 // Lets the tiers of the last layout go if no row is in them.

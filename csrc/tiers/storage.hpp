@@ -41,6 +41,21 @@ struct TableGroup {
   int64_t most_rows() const;  // that there may be at all
 };
 
+// What a budget is spent on, in bytes.
+struct BudgetParts {
+  uint64_t rows = 0;         // that a batch, and those that are held beside it, need
+  uint64_t other_rows = 0;   // tables with other records get theirs beside them
+  uint64_t bookkeeping = 0;  // of slots
+  uint64_t moving = 0;       // records on their way
+  uint64_t buffers = 0;      // of the lowest tiers: queues, blocks that are being written
+  uint64_t index = 0;        // by which the lowest tiers find rows
+  uint64_t announced = 0;  // ids that look-ahead knows, and what an index grows by until it is seen
+
+  uint64_t total() const {
+    return rows + other_rows + bookkeeping + moving + buffers + index + announced;
+  }
+};
+
 // How many rows of each group a budget holds, while the indices of the lowest tiers grow with their
 // rows.
 //
@@ -55,22 +70,22 @@ class Allowance {
   // the group's residency and what comes with it take by now, of which rows in slots are no part.
   int64_t rows(size_t group, uint64_t bookkeeping = 0);
   // The least budget with which every group would get the rows that it wants, or all it may have.
-  uint64_t least_budget(const std::vector<int64_t>& wanted) const;
+  BudgetParts least_budget(const std::vector<int64_t>& wanted) const;
   // The same where what the lowest tiers find rows by may grow to as much as all the rest, or to
   // twice what it is.
-  uint64_t roomy_budget(const std::vector<int64_t>& wanted) const;
+  BudgetParts roomy_budget(const std::vector<int64_t>& wanted) const;
 
  private:
   uint64_t index_bytes() const;
-  uint64_t taken(uint64_t index) const;
+  uint64_t buffers(uint64_t budget) const;
+  uint64_t beside_rows(uint64_t budget) const;
   uint64_t more() const;
-  uint64_t with_buffers(uint64_t budget) const;
+  BudgetParts least_with(uint64_t index, const std::vector<int64_t>& wanted, bool stream) const;
 
   std::vector<TableGroup> groups_;
   uint64_t (*row_bytes_)(const TableGroup&);
   uint64_t budget_;
   std::vector<std::shared_ptr<Tier>> lowest_;
-  uint64_t beside_index_ = 0;  // of the lowest tiers: what does not grow
   mutable std::mutex mutex_;
   std::vector<uint64_t> more_;  // by group: bookkeeping beyond what was reckoned
   uint64_t seen_ = 0;           // of indices and more_, for which rows_ holds
@@ -91,10 +106,10 @@ class Storage {
   void set_planes(MakePlanes make) { make_planes_ = std::move(make); }
 
   // The least budget for the tier that computes with which every need is met.
-  uint64_t compute_budget_for(const std::vector<OverBudget::Need>& needs) const;
+  BudgetParts compute_budget_for(const std::vector<OverBudget::Need>& needs) const;
   // The same with room for a stream of batches like those of so far that looks `ahead` batches
   // ahead; see RowSpace::slots_for_stream and Allowance::roomy_budget.
-  uint64_t compute_budget_for_stream(std::vector<OverBudget::Need> needs, int64_t ahead) const;
+  BudgetParts compute_budget_for_stream(std::vector<OverBudget::Need> needs, int64_t ahead) const;
 
   const std::vector<std::shared_ptr<RowSpace>>& spaces() const { return spaces_; }
 
@@ -107,6 +122,7 @@ class Storage {
 
  private:
   std::vector<int64_t> wanted_by(const std::vector<OverBudget::Need>& needs) const;
+  BudgetParts beyond(BudgetParts parts) const;
   void release_empty(const std::vector<std::shared_ptr<Table>>& tables);
 
   StorageBudgets budgets_;
@@ -119,11 +135,16 @@ class Storage {
   std::vector<std::shared_ptr<Tier>> lowest_;  // may be null
 };
 
+// The least budget with which the tier that computes holds so many batches at once, of so many rows
+// of each table, as tables are now, wherever they lie. `ssd`: a log is within the budget.
+BudgetParts required_budget(const std::vector<std::shared_ptr<Table>>& tables,
+                            const std::vector<int64_t>& rows, int64_t batches, bool ssd);
+
 // A budget cannot hold even one row of each kind.
 struct BudgetTooSmall : std::runtime_error {
-  BudgetTooSmall(bool of_host, uint64_t needed_bytes, uint64_t budget_bytes);
+  BudgetTooSmall(bool of_host, const BudgetParts& needed, uint64_t budget_bytes);
   bool host;
-  uint64_t needed;
+  BudgetParts needed;
 };
 
 }  // namespace hotbed

@@ -97,8 +97,11 @@ class Tier {
   // Of these, what the rows of the lowest tier are found by: it grows with them.
   virtual uint64_t index_bytes() const { return 0; }
 
-  // What the lowest tier may come to take beside its index.
-  virtual uint64_t most_bytes_beside_index() const { return memory_bytes() - index_bytes(); }
+  // What the lowest tier may come to take beside its index, had it been made for such a budget.
+  virtual uint64_t most_bytes_beside_index(uint64_t budget) const {
+    static_cast<void>(budget);
+    return memory_bytes() - index_bytes();
+  }
 
   // What was written survives a crash of the machine, if the tier can promise that. Throws
   // TierError.

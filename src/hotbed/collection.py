@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import nn
 
 from hotbed.devices import named_device
-from hotbed.errors import InputError, StorageError, TableError
+from hotbed.errors import InputError, StorageError
 from hotbed.init import derive_key
 from hotbed.inputs.bags import Bags, read_bags, split_keyed
 from hotbed.jagged import Jagged
 from hotbed.modules.by_name import Rows, TablesByName
+from hotbed.modules.descriptions import described
 from hotbed.ops.outside_graphs import outside_graphs
 from hotbed.places.moves import home_of, move, refuse_move
 from hotbed.stock_layers import tables_of_layers
 from hotbed.storage import Storage
 from hotbed.table.live import LiveTable
-from hotbed.table.state_dict import refuse_ambiguous_names
 from hotbed.tables import Table
 from hotbed.tiers import hottest
+from hotbed.tiers.budget import required
 from hotbed.tiers.prepared import Prepared
 from hotbed.tiers.tiers import Tiers
 
@@ -69,34 +70,7 @@ class EmbeddingCollection(TablesByName):
         device: Any = None,
     ) -> None:
         super().__init__()
-        if isinstance(tables, (Table, Mapping)) or not isinstance(tables, Iterable):
-            raise TableError(f"tables must be a list of hotbed.Table, got {type(tables).__name__}.")
-        tables = list(tables)
-        if not tables:
-            raise TableError("An EmbeddingCollection needs at least one table.")
-        names: set[str] = set()
-        for table in tables:
-            if not isinstance(table, Table):
-                raise TableError(f"tables must be hotbed.Table, got {type(table).__name__}.")
-            if table.name in names:
-                raise TableError(f"Two tables are named {table.name!r}; names must be distinct.")
-            names.add(table.name)
-        refuse_ambiguous_names(names)
-        if features is None:
-            features = {table.name: table.name for table in tables}
-        if not isinstance(features, Mapping):
-            raise TableError(
-                "features must be a dict feature name → table name, such as "
-                f'{{"watched": {tables[0].name!r}}}, got {type(features).__name__}.'
-            )
-        if not features:
-            raise TableError("An EmbeddingCollection needs at least one feature.")
-        for feature, name in features.items():
-            if name not in names:
-                raise TableError(
-                    f"Feature {feature!r} names table {name!r}, which does not exist; there are "
-                    f"{', '.join(repr(table.name) for table in tables)}."
-                )
+        tables, features = described(tables, features)
         there = named_device(device)
         tiers = None
         if storage is not None:
@@ -238,14 +212,32 @@ class EmbeddingCollection(TablesByName):
         tiers: Tiers | None = self._live[0].tiers
         return tiers
 
+    def required(self, inputs: Any, depth: int = 2) -> dict[str, int]:
+        """Bytes that ``Storage(host=..., ssd=...)`` must have for batches like this one, by part and in
+        ``"total"``: ``rows`` of ``depth`` + 1 such batches with their optimizer states, their
+        ``bookkeeping``, rows that are ``moving``, queues and write ``buffers`` and ``index`` of the SSD,
+        ``announced`` ids; ``other_rows`` are slots that tables with other records get beside them. Of a
+        collection with ``Storage(device=...)`` it is the device's budget.
+
+        To be asked once the optimizer is made, whose states count; whatever budget the collection has,
+        if any. A loop that calls ``zero_grad()`` only before ``backward()`` holds one batch more, and one
+        that accumulates over n batches n - 1 more: add them to `depth`.
+
+        Raises:
+            InputError: `inputs` that forward would refuse.
+            TableError: `depth` is no count.
+        """
+        return required(self._live, self._table_of, self._read(inputs), depth)
+
     def stats(self) -> dict[str, float]:
         """What the tiers have done so far; empty without `Storage`.
 
         ``rows_used`` by training batches (distinct rows of each), of which ``rows_missed`` had to be
         brought up and ``rows_created`` were new; ``hit_rate``; ``rows_written_back``,
         ``rows_evicted``; ``rows_read_past`` by evaluation and lookups, stored or not; ``batches``, of
-        which ``batches_ahead`` were resident before they were asked for; ``move_ms`` moving rows, of
-        which ``wait_ms`` while a forward waited; ``memory_bytes`` that rows, states, indices and
+        which ``batches_ahead`` were resident before they were asked for and ``batches_unprepared`` only
+        in their forward; ``wait_ms`` that training waited for rows, in look-ahead's loop or in a
+        forward; ``move_ms`` moving them, on any thread; ``memory_bytes`` that rows, states, indices and
         buffers take by now, in RAM and on a device together.
 
         ``rows_from_host`` were found in RAM below a device and ``rows_from_ssd`` on the SSD, by

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hotbed import _core
@@ -77,6 +77,8 @@ class StorageError(HotbedError, OSError):
     """The core's: what each row space would need for a batch that did not fit."""
     budget: str | None = None
     """The core's: which budget is too small for any layout, "host" or "compute"."""
+    parts: Mapping[str, int] | None = None
+    """The core's: what that budget would be spent on, in bytes."""
 
 
 _core.register_out_of_memory(OutOfMemory)

@@ -183,11 +183,8 @@ def files(folder: Path) -> dict[str, tuple[int, bytes]]:
 
 def counted(model: Model) -> dict[str, float]:
     """All counters but those of such reads, and the memory that reading from the SSD takes."""
-    return {
-        k: v
-        for k, v in model.embeddings.stats().items()
-        if k not in ("rows_read_past", "rows_from_host", "rows_from_ssd", "memory_bytes")
-    }
+    reads = ("rows_read_past", "rows_from_host", "rows_from_ssd", "memory_bytes")
+    return {k: v for k, v in model.embeddings.stats().items() if k not in reads}
 
 
 def check_that_reading_changes_nothing(
@@ -244,7 +241,9 @@ def train(run: Run, folder: Path, evaluations: dict[tuple[int, str], list[str]])
         moment(at, "after")
         losses.append(loss.item())
         # Not what depends on the clock: times, and how far look-ahead was when the batch was taken.
-        steps.append({k: v for k, v in counted(model).items() if not k.endswith(("_ms", "_depth"))})
+        steps.append(
+            {k: v for k, v in counted(model).items() if not k.endswith(("_ms", "_depth", "_ahead"))}
+        )
     rows = {name: model.embeddings.rows(name) for name in ("item", "user")}
     return losses, steps, rows
 

@@ -14,6 +14,7 @@ from resolve.tiered_models import (
     expected,
     lookahead_threads,
     pinned,
+    prepared,
     step,
     storage,
     train,
@@ -63,7 +64,7 @@ def test_batches_of_any_kind(kind: str) -> None:
     ahead = hb.lookahead([dressed(kind, batch) for batch in data], model, inputs=inputs)
     losses = [step(model, optimizer, undressed(kind, batch)) for batch in ahead]
     assert losses == expected(data)
-    assert model.embeddings.stats()["batches_ahead"] == 6
+    assert prepared(model.embeddings.stats()) == 6
 
 
 def test_features_that_are_not_found_are_said_once() -> None:
@@ -115,7 +116,7 @@ def test_a_data_loader_with_workers() -> None:
     ahead = hb.lookahead(loader, model)
     losses = train(model, optimizer, ahead) + train(model, optimizer, ahead)
     assert losses == expected(data + data)
-    assert model.embeddings.stats()["batches_ahead"] == 16
+    assert prepared(model.embeddings.stats()) == 16
     for _ in ahead:
         break
 
@@ -145,7 +146,7 @@ def test_several_collections() -> None:
         return {name: {f"{name}_id": batch[name]} for name in "ab"}
 
     assert train(model, adagrad(model), hb.lookahead(data, model, inputs=inputs)) == losses
-    assert [model.get_submodule(n).stats()["batches_ahead"] for n in "ab"] == [10, 10]
+    assert [prepared(model.get_submodule(n).stats()) for n in "ab"] == [10, 10]
 
 
 # -- batches that are not as they should be ----------------------------------------------------------

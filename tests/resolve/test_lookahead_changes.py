@@ -12,7 +12,17 @@ from typing import Any
 import pytest
 import torch
 from refills import FILLS, by_numpy, by_torch
-from resolve.tiered_models import Model, Once, adagrad, batches, expected, pinned, step, storage
+from resolve.tiered_models import (
+    Model,
+    Once,
+    adagrad,
+    batches,
+    expected,
+    pinned,
+    prepared,
+    step,
+    storage,
+)
 from torch import Tensor
 
 import hotbed as hb
@@ -107,7 +117,7 @@ def test_a_forward_with_another_batch_gets_its_vectors(kind: str, padding: int |
     ahead = hb.lookahead(data, tiered, inputs=lambda batch: {"a": batch})
     for _, other in zip(ahead, others, strict=True):
         assert torch.equal(tiered({"a": other})["a"], plain({"a": other})["a"])
-    assert tiered.stats()["batches_ahead"] == 0
+    assert prepared(tiered.stats()) == 0
 
 
 @pytest.mark.parametrize("padding", PADDINGS)
@@ -121,7 +131,7 @@ def test_a_forward_with_the_batch_or_a_copy_takes_what_was_prepared(
     for seed, batch in enumerate(ahead):
         given = KINDS[kind](seed) if seed % 2 and kind != "weighted" else batch
         assert torch.equal(tiered({"a": given})["a"], plain({"a": given})["a"])
-    assert tiered.stats()["batches_ahead"] == 4
+    assert prepared(tiered.stats()) == 4
 
 
 def test_the_same_ids_in_other_bags_are_another_batch() -> None:
@@ -132,7 +142,7 @@ def test_the_same_ids_in_other_bags_are_another_batch() -> None:
         for _ in hb.lookahead([hb.Jagged(ids, offsets[0])], tiered, inputs=lambda b: {"a": b}):
             other = {"a": hb.Jagged(ids, given)}
             assert torch.equal(tiered(other)["a"], plain(other)["a"])
-    assert tiered.stats()["batches_ahead"] == 1
+    assert prepared(tiered.stats()) == 1
 
 
 @pytest.mark.parametrize(
@@ -163,7 +173,7 @@ def test_a_frozen_table_is_read_as_the_forward_asks() -> None:
         assert all(torch.equal(found[0][name], found[1][name]) for name in "ab")
         with pytest.raises(hb.IdError, match="outside"):
             models[0]({"a": batch["a"], "b": torch.full((BATCH,), ROWS)})
-    assert models[0].stats()["batches_ahead"] == 2
+    assert prepared(models[0].stats()) == 2
 
 
 # -- loaders that fill their tensors again -------------------------------------------------------------

@@ -59,7 +59,7 @@ def test_the_same_bits_as_in_memory(
     for name in rows:
         assert torch.equal(tiered_rows[name].ids, rows[name].ids)
         assert torch.equal(tiered_rows[name].values, rows[name].values)
-    assert counted["batches_ahead"] == (40 if ahead else 0)
+    assert counted["batches_unprepared"] == (0 if ahead else 40)
     if device is not None:
         assert counted["rows_written_back"] > 1000
     assert counted["rows_to_ssd"] == counted["rows_from_ssd"] == 0  # there is room in RAM

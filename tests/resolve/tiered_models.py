@@ -90,6 +90,11 @@ def assert_same_rows(model: nn.Module, other: nn.Module) -> None:
         assert torch.equal(rows.values, theirs[name].values), name
 
 
+def prepared(stats: dict[str, float]) -> float:
+    """Batches that look-ahead had ready, in time or not."""
+    return stats["batches"] - stats["batches_unprepared"]
+
+
 def lookahead_threads() -> list[threading.Thread]:
     return [t for t in threading.enumerate() if t.name.startswith("hotbed-lookahead")]
 

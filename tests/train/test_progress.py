@@ -42,7 +42,7 @@ def test_counts_have_three_digits(count: float, shown: str) -> None:
 def test_what_tiers_did_is_in_the_bar(ssd: bool, shown: str) -> None:
     counted = {"hit_rate": 0.75, "queue_depth": 2.0, "rows_from_host": 56.0, "rows_to_host": 78.0}
     counted |= {"rows_from_ssd": 12.0 * ssd, "rows_to_ssd": 34.0 * ssd}
-    counted |= {"stall_ms": 1200.0, "wait_ms": 300.0}
+    counted |= {"wait_ms": 1500.0}
     written = io.StringIO()
     console = Console(file=written, width=200, force_terminal=True)
     bar = ProgressBar(100, 1, console, None, lambda: counted)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import operator
 import warnings
 from collections.abc import Iterable, Iterator, Sized
-from typing import Any, Generic, TypeVar, cast
+from typing import Generic, TypeVar, cast
 
 from torch import nn
 
@@ -17,6 +16,7 @@ from hotbed.data.position import seek
 from hotbed.errors import TableError
 from hotbed.modules.owner import tables_of
 from hotbed.table.alone import ALONE
+from hotbed.tiers.budget import count_of_batches
 
 __all__ = ["IDLE_ON_RANKS", "is_idle_on_ranks", "lookahead"]
 
@@ -32,7 +32,7 @@ def lookahead(
     loader: Iterable[T],
     model: nn.Module,
     depth: int = 2,
-    horizon: int = 32,
+    horizon: int | None = None,
     *,
     inputs: Inputs | None = None,
 ) -> Lookahead[T]:
@@ -52,7 +52,8 @@ def lookahead(
             of a distributed model so far, with a warning if it has tiers.
         depth: batches whose rows are resident; 0 leaves everything to the forward. The budget holds
             them beside the batch that is trained on; where it does not, look-ahead shortens itself.
-        horizon: batches whose ids are known.
+        horizon: batches whose ids are known. Default: 32, or up to 128 of small batches; of large ones
+            in a small budget fewer, so that their ids take no more than an eighth of it.
         inputs: what of a batch goes into the collection, ``batch -> dict`` of features; with several
             collections ``batch -> {module name: dict}``. Default: what the module that holds the
             collection says by a method ``embedding_inputs(batch)``; else a mapping with all features
@@ -85,7 +86,7 @@ class Lookahead(Generic[T]):
         loader: Iterable[T],
         model: nn.Module,
         depth: int,
-        horizon: int,
+        horizon: int | None,
         inputs: Inputs | None,
     ) -> None:
         if isinstance(loader, Lookahead):
@@ -100,8 +101,10 @@ class Lookahead(Generic[T]):
                 f"inputs must be a function batch -> dict of features, got {type(inputs).__name__}."
             )
         self.loader, self.model, self.inputs = loader, model, inputs
-        self.depth = _count("depth", depth)
-        self.horizon = max(self.depth, _count("horizon", horizon))
+        self.depth = count_of_batches("depth", depth)
+        self.horizon = (
+            None if horizon is None else max(self.depth, count_of_batches("horizon", horizon))
+        )
         self._left: Source[T] | None = None
         self._said: set[str] = set()
         self._passed = 0
@@ -168,9 +171,3 @@ def is_idle_on_ranks(model: nn.Module) -> bool:
         and any(own.tiers is not None for own in live.place.tables_here(live))
         for live in tables_of(model).values()
     )
-
-
-def _count(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__") or operator.index(value) < 0:
-        raise TableError(f"{name} must be a count of batches, 0 or more, got {value!r}.")
-    return operator.index(value)

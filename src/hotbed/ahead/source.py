@@ -23,6 +23,8 @@ class Entry:
     inputs: dict[str, Any] = dataclasses.field(default_factory=dict)
     """What goes into the collections, by their names, where that is known."""
     prepared: dict[str, Prepared] = dataclasses.field(default_factory=dict)
+    ids: int = 0
+    """How many of them are announced."""
     admitted: bool = False
     failed: bool = False
     tried: int = -1

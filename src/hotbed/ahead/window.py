@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import itertools
 import os
 import threading
 import time
@@ -28,13 +29,18 @@ __all__ = ["Inputs", "Window"]
 Inputs = Callable[[Any], Any]
 READING, BRINGING_UP = "reading", "bringing rows up"
 
+_USUAL, _MOST = 32, 128
+_MANY_IDS = 1 << 17
+"""Batches whose ids are known where nobody says how many: so many as have as many ids as are worth
+knowing, up to the first number, or to the second while they are small."""
+
 
 class Settings(Protocol):
     """What a window is told; see `hotbed.ahead.lookahead.lookahead`."""
 
     model: nn.Module
     depth: int
-    horizon: int
+    horizon: int | None
     inputs: Inputs | None
 
     def say(self, about: str, message: str) -> None: ...
@@ -68,6 +74,7 @@ class Window:
         self._process = os.getpid()
         self._moved = threading.Condition()
         self._entries: deque[Entry] = deque()
+        self._ids = 0  # that they have announced
         self.closed = False
         self.at_work: set[str] = set()  # what threads are doing
         self._in_code_of_user = False  # only while READING is at work
@@ -80,6 +87,7 @@ class Window:
         self._message: tuple[str, str] | None = None  # what it is about, and what it says
         for tiers in self._tiers.values():
             tiers.settle()
+        self._most_ids = sum(tiers.ids_ahead() for tiers in self._tiers.values())
         self._threads = [
             threading.Thread(
                 target=_work,
@@ -116,13 +124,16 @@ class Window:
         for tiers in self._tiers.values():
             tiers.prepared.clear()  # what no forward has used is taken back
             tiers.release_spent()
-        began = time.perf_counter()
+        waited = 0.0  # for rows: a loader that is slow would be so without look-ahead
         with self._moved:
             self._round += 1
             self._asked = True
             self._moved.notify_all()
             while not (self.closed or self.failure or self._ready()):
+                began = time.perf_counter() if self._entries else None
                 self._moved.wait()
+                if began is not None:
+                    waited += time.perf_counter() - began
             self._asked = False
             message, self._message = self._message, None
         if message is not None:
@@ -133,10 +144,10 @@ class Window:
             if self.closed or not self._entries:
                 return None
             entry = self._entries.popleft()
+            self._ids -= entry.ids
             admitted = sum(e.admitted for e in self._entries)
             self._taken = True
             self._moved.notify_all()
-        waited = time.perf_counter() - began
         try:
             change = self._change(entry)
         except BaseException:
@@ -148,7 +159,8 @@ class Window:
         for name, prepared in entry.prepared.items():
             tiers = self._tiers[name]
             tiers.prepared.append(prepared)
-            tiers.stall_ms += waited * 1e3
+            tiers.waited_ms += waited * 1e3
+            prepared.waited_for = entry.admitted and waited > 0
             tiers.queue_depth = admitted
         entry.prepared = {}
         return entry
@@ -208,12 +220,12 @@ class Window:
     def task(self, work: str) -> Callable[[], None] | None:
         """What to do next; under `_moved`."""
         if work == READING:
-            if len(self._entries) >= self._settings.horizon or not self._source.more:
+            if self._knows_enough() or not self._source.more:
                 return None
             if self._only_when_asked and (self._entries or not self._asked):
                 return None
             return self._fetch
-        for entry in list(self._entries)[: self._settings.depth]:
+        for entry in itertools.islice(self._entries, self._settings.depth):
             if entry.admitted or entry.failed:
                 continue
             if entry.tried != self._round:
@@ -221,6 +233,16 @@ class Window:
                 return lambda: self._admit(entry, number)
             break
         return None
+
+    def _knows_enough(self) -> bool:
+        batches, horizon = len(self._entries), self._settings.horizon
+        if horizon is not None:
+            return batches >= horizon
+        if batches <= self._settings.depth:
+            return False
+        if batches >= _MOST or self._ids >= self._most_ids:
+            return True
+        return batches >= _USUAL and self._ids >= _MANY_IDS
 
     def _fetch(self) -> None:
         with self._moved:
@@ -240,6 +262,7 @@ class Window:
         with self._moved:
             self._only_when_asked = not entry.prepared
             self._entries.append(entry)
+            self._ids += entry.ids
 
     def _is_open(self) -> bool:
         """Whether a batch is still wanted; whoever closes the window waits from now on."""
@@ -273,6 +296,7 @@ class Window:
                     prepared.batch.group(prepared.frozen)
                     prepared.batch.announce()
                 entry.prepared[name] = prepared
+                entry.ids += prepared.ids
         except HotbedError:
             # A batch that cannot be looked up is an error of its forward, when its turn comes.
             entry.failed = True

@@ -39,4 +39,6 @@ def resolve_in_tiers(place: Any, call: Call) -> tuple[Any, bool, list[Bags] | No
                 batch.resolve(call.training, wanted, call.frozen)
             except StorageError as again:
                 raise tiers.over_budget(again) from None
+    if prepared is not None:
+        tiers.waited_for += prepared.waited_for
     return batch, wanted, None if prepared is None else prepared.bags

@@ -31,6 +31,8 @@ class Prepared:
     """What the core reads after it has grouped: copies, which nobody else changes."""
     batch: Any = dataclasses.field(init=False)
     """The core's."""
+    waited_for: bool = dataclasses.field(default=False, init=False)
+    """Whether its rows were still on their way when the loop asked for it."""
 
     def __post_init__(self) -> None:
         self.frozen = [t for t, table in enumerate(self.live) if not table.parameter.requires_grad]
@@ -39,6 +41,11 @@ class Prepared:
             for t, bag in zip(self.table_of, self.read(self.inputs), strict=True)
         ]
         self.batch = self.live[0].place.make_batch(self.live, self.table_of, self.bags)
+
+    @property
+    def ids(self) -> int:
+        """Positions, of all features."""
+        return sum(bag.ids.numel() for bag in self.bags)
 
     def serves(self, live: Sequence[Any], batch: Any, frozen: list[int]) -> bool:
         """Whether it is what a forward asks for by `batch`, which need not have been checked."""

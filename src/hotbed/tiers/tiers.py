@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hotbed import _core
@@ -13,6 +13,7 @@ from hotbed.storage import Storage
 from hotbed.table.holds import alone
 from hotbed.table.live import LiveTable
 from hotbed.tiers import folder, hottest
+from hotbed.tiers.budget import by_part, ids_within
 from hotbed.tiers.prepared import Prepared
 
 __all__ = ["Tiers"]
@@ -42,8 +43,10 @@ class Tiers:
         self._planes: Any = None
         """Where rows that compute lie; None: in the core's memory."""
         self._said_changed = False
-        self.stall_ms = 0.0
-        """Time that the loop waited for look-ahead."""
+        self.waited_ms = 0.0
+        """Time that the loop waited for rows of its next batch."""
+        self.waited_for = 0
+        """Batches that look-ahead had ready, but not when they were asked for."""
         self.queue_depth = 0
         """Batches that were resident beside the one taken last."""
 
@@ -170,10 +173,14 @@ class Tiers:
             error,
             self.storage,
             of_host=self.storage.device is None,
-            needed=self.core.compute_budget_for(error.needs),
+            needed=self.core.compute_budget_for(error.needs)["total"],
             advised=self.core.compute_budget_for(error.needs, self.depth),
             remedy=", or use smaller batches; gradients that wait for a step keep their batches' rows too",
         )
+
+    def ids_ahead(self) -> int:
+        """Ids of batches to come that look-ahead knows where nobody says how far it is to look."""
+        return ids_within(sum(self.core.capacities()), self.storage.budgets[0])
 
     def note_hottest(self) -> None:
         """Leaves the most used rows beside the log, for ``hotbed inspect``.
@@ -191,8 +198,10 @@ class Tiers:
         used = counted["rows_used"]
         missed = counted["rows_missed"]
         counted["hit_rate"] = (used - missed) / used if used else 1.0
-        counted["batches_unprepared"] = counted["batches"] - counted["batches_ahead"]
-        counted["stall_ms"] = self.stall_ms
+        prepared = counted.pop("batches_prepared")
+        counted["batches_unprepared"] = counted["batches"] - prepared
+        counted["batches_ahead"] = prepared - self.waited_for
+        counted["wait_ms"] += self.waited_ms
         counted["queue_depth"] = self.queue_depth
         counted["memory_bytes"] = float(self.core.memory_bytes)
         return counted
@@ -203,7 +212,8 @@ def too_small(error: StorageError, storage: Storage) -> StorageError:
     if error.budget is None:
         return error
     of_host = storage.device is None or error.budget == "host"
-    return _with_budget(error, storage, of_host=of_host, needed=error.needed, advised=error.needed)
+    assert error.parts is not None
+    return _with_budget(error, storage, of_host=of_host, needed=error.needed, advised=error.parts)
 
 
 def _with_budget(
@@ -212,13 +222,13 @@ def _with_budget(
     *,
     of_host: bool,
     needed: int,
-    advised: int,
+    advised: Mapping[str, int],
     remedy: str = "",
 ) -> StorageError:
     name = "host" if of_host else "device"
     made = StorageError(
         f"{str(error).rstrip('.')}. Raise Storage({name}={getattr(storage, name):,}) to at least "
-        f"{advised:,} bytes{remedy}."
+        f"{advised['total']:,} bytes ({by_part(advised)}){remedy}."
     )
     made.needed = needed
     return made

@@ -179,7 +179,7 @@ def _fitting(parts: Iterable[str], gap: str, room: int) -> str:
 
 def _of_tiers(counted: dict[str, float]) -> Iterator[str]:
     yield f"{counted['hit_rate']:.0%} hits"
-    yield f"{(counted['stall_ms'] + counted['wait_ms']) / 1e3:,.1f} s waited"
+    yield f"{counted['wait_ms'] / 1e3:,.1f} s waited"
     # Of the SSD once it has some, else of RAM below a device.
     tier = "ssd" if counted["rows_from_ssd"] + counted["rows_to_ssd"] > 0 else "host"
     yield f"{short(counted[f'rows_from_{tier}'])} rows read"

@@ -348,7 +348,7 @@ def _lines(report: dict[str, Any]) -> dict[str, str]:
         lines["rows found in fast memory"] = f"{tiers['hit_rate']:.1%}"
         lines["rows brought up"] = f"{tiers['rows_missed'] - tiers['rows_created']:,.0f}"
         lines["rows written back"] = f"{tiers['rows_written_back']:,.0f}"
-        lines["waited for rows"] = f"{(tiers['stall_ms'] + tiers['wait_ms']) / 1e3:.1f} s"
+        lines["waited for rows"] = f"{tiers['wait_ms'] / 1e3:.1f} s"
     if report["processes"] > 1:
         lines["processes"] = f"{report['processes']}"
     lines["peak memory"] = f"{report['peak_rss_bytes'] / 2**20:,.0f} MiB"

@@ -1,0 +1,64 @@
+"""What a budget is spent on: how errors name its parts, and how many ids look-ahead may know within it."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from hotbed import _core
+from hotbed.errors import TableError
+from hotbed.inputs.bags import Bags
+
+__all__ = ["by_part", "count_of_batches", "ids_within", "required"]
+
+_NAMES = {
+    "rows": "rows that are held at once",
+    "other_rows": "slots of tables with other records",
+    "bookkeeping": "bookkeeping of slots",
+    "moving": "rows on their way",
+    "buffers": "queues and write buffers of the SSD",
+    "index": "index of the SSD",
+    "announced": "ids known ahead and growth",
+}
+
+_ANNOUNCED_ID = 32
+"""Bytes, about, that the core keeps of an id of a batch to come."""
+
+_IDS_A_SLOT = 4  # beyond which they save few reads: docs/internals/eviction.md
+_SHARE = 8  # of the budget
+
+
+def by_part(parts: Mapping[str, int]) -> str:
+    """The parts of a sum of bytes, the largest first."""
+    named = sorted(((parts[key], name) for key, name in _NAMES.items()), reverse=True)
+    return ", ".join(f"{name}: {size:,}" for size, name in named if size)
+
+
+def ids_within(slots: int, budget: int) -> int:
+    """Ids of batches to come that are worth knowing with so many slots in a budget of so many bytes."""
+    return min(_IDS_A_SLOT * slots, budget // _SHARE // _ANNOUNCED_ID)
+
+
+def count_of_batches(name: str, value: Any) -> int:
+    """Raises TableError unless the value of that name is a count."""
+    if isinstance(value, bool) or not hasattr(value, "__index__") or operator.index(value) < 0:
+        raise TableError(f"{name} must be a count of batches, 0 or more, got {value!r}.")
+    return operator.index(value)
+
+
+def required(
+    live: Sequence[Any], table_of: Sequence[int], bags: Sequence[Bags], depth: int
+) -> dict[str, int]:
+    """What a budget must hold for batches like this, by part; see `EmbeddingCollection.required`."""
+    batches = count_of_batches("depth", depth) + 1
+    rows = [0] * len(live)
+    for t in range(len(live)):
+        ids = [bag.ids.flatten() for at, bag in zip(table_of, bags, strict=True) if at == t]
+        rows[t] = len(np.unique(torch.cat(ids).cpu().numpy())) if ids else 0
+    storage = None if live[0].tiers is None else live[0].tiers.storage
+    ssd = storage is None or storage.device is None
+    return _core.required_budget([table.core for table in live], rows, batches, ssd)
