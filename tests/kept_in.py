@@ -15,7 +15,7 @@ PLACES = ("memory", "budget", "host", "ssd", "three")
 
 AROUND = 160_000
 """Bytes for the rows that compute: a few hundred."""
-ABOVE_SSD = 700_000
+ABOVE_SSD = 450_000
 """Bytes of a host above an SSD, whose buffers take nearly all of it."""
 
 

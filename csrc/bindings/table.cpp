@@ -188,7 +188,15 @@ void bind_table(nb::module_& module) {
             for (auto [id, uses, excess] : t.uses.top(count)) all.emplace_back(id, uses, excess);
             return all;
           },
-          "count"_a, "(id, uses, excess) of the most used ids of a tiered table; see top_uses.hpp.")
+          "count"_a, "(id, uses, excess) of the most used ids; see top_uses.hpp.")
+      .def_prop_ro("counts_uses", &Table::counts_uses)
+      .def_prop_ro(
+          "trained",
+          [](const Table& t) {
+            return std::make_tuple(t.trained.batches.load(), t.trained.rows.load(),
+                                   t.trained.created.load());
+          },
+          "Of rows in memory: (batches of training, distinct rows of each, of those new ones).")
       .def(
           "id_of", [](const Table& t, int64_t slot) { return t.ids() ? t.ids()[slot] : slot; },
           "slot"_a)

@@ -317,7 +317,7 @@ void Batch::resolve_part(TableBatch& part, bool insert, bool transpose) {
   if (transpose) {
     part.unique = unique;
     part.reading = reading;
-    if (table.tiered() || reading) {
+    if (table.counts_uses() || reading) {
       part.unique_ids.resize(unique);
       std::copy_n(grouping.unique(), unique, part.unique_ids.data());
     }
@@ -361,12 +361,29 @@ void Batch::resolve(bool insert, bool transpose) {
       error = std::current_exception();
     }
   }
-  if (!error) return;
+  if (!error) {
+    if (insert) count_trained();
+    return;
+  }
   for (TableBatch& part : parts) {
     part.table->forget_last(part.added);
     part.added = 0;
   }
   std::rethrow_exception(error);
+}
+
+// Of rows in memory; a claim counts those of tiers.
+void Batch::count_trained() {
+  for (TableBatch& part : parts) {
+    if (!part.grouped || part.reading || part.table->tiered()) continue;
+    Table& table = *part.table;
+    table.trained.batches.fetch_add(1, std::memory_order_relaxed);
+    table.trained.rows.fetch_add(part.unique, std::memory_order_relaxed);
+    table.trained.created.fetch_add(part.added, std::memory_order_relaxed);
+    if (table.counts_uses()) {
+      table.uses.add(part.unique_ids.data(), part.counts.data(), part.unique);
+    }
+  }
 }
 
 void Batch::group() {

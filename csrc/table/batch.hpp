@@ -59,7 +59,7 @@ struct TableBatch {
   bool seated = false;
   int64_t unique = 0;
   Buffer<int64_t> unique_slots;  // in order of first appearance; -1: has no row and gets none
-  Buffer<int64_t> unique_ids;    // of tiered tables, and where reading
+  Buffer<int64_t> unique_ids;    // of tables that count uses, and where reading
   Buffer<int32_t> groups;        // per position, its index among the unique slots; -1: padding
   Buffer<int32_t> counts;        // positions of each group; spent by transpose()
   // The same the other way round, where transpose() was called: group u holds the positions
@@ -137,6 +137,7 @@ class Batch {
   const int64_t* ids_of(TableBatch& part);
   void place_positions(TableBatch& part);
   bool grows(const TableBatch& part) const;
+  void count_trained();
 
   std::shared_ptr<Claim> claim_;
 };

@@ -60,6 +60,7 @@ Table::Table(std::string name, int64_t rows, int64_t dim, DType dtype, const Ini
       initial_(initial),
       weights_(what_for("weights"), dim, size_of(dtype), dynamic_ ? kSmallerRows : kFewerRows),
       ids_(what_for("ids"), 1, sizeof(int64_t), kSmallerRows),
+      in_budget_(budget != nullptr),
       share_(std::move(budget)),
       tiered_(tiered),
       released_(released) {
@@ -174,9 +175,9 @@ void Table::copy_rows(const int64_t* ids, int64_t n, void* weights, void* const*
 
 void Table::write_first_values() {
   if (released_) return;
+  uses.clear();
   if (tiered_) {
     padding_row_.clear();
-    uses.clear();
     if (!space_) return;
     bool later = catch_up && catch_up->steps() > 0;
     if (states_.empty() && !later) return space_->erase_all(number_);
@@ -537,9 +538,9 @@ void Table::forget_last(int64_t count) {
 
 void Table::clear() {
   if (!dynamic_) return;
+  uses.clear();
   if (tiered_) {
     padding_row_.clear();
-    uses.clear();
     if (space_) space_->erase_all(number_);
     return;
   }

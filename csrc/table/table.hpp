@@ -1,6 +1,7 @@
 // A table as the core sees it: planes over slots and, where ids are open-ended, an index.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -227,8 +228,14 @@ class Table {
 
   RowLock lock;
 
-  // Of its ids in training batches, if it is tiered; what was forgotten counts no more.
+  // Of its ids in training batches, if it counts them: in tiers, and in memory within a budget. What
+  // was forgotten counts no more.
   TopUses uses;
+  bool counts_uses() const { return tiered_ || (in_budget_ && !released_); }
+  // Of rows in memory: how many batches of training were there, with how many distinct rows.
+  struct Trained {
+    std::atomic<int64_t> batches{0}, rows{0}, created{0};
+  } trained;
 
   // Which optimizer rule the states belong to; a rule whose number differs has lost the table.
   uint64_t rule_token = 0;
@@ -271,6 +278,7 @@ class Table {
   std::unique_ptr<Plane> steps_;
   int64_t first_step_ = 0;
   std::unique_ptr<KeyIndex> index_;
+  bool in_budget_;
   BudgetShare share_;
   bool tiered_;
   bool released_;

@@ -230,7 +230,7 @@ class EmbeddingCollection(TablesByName):
         return required(self._live, self._table_of, self._read(inputs), depth)
 
     def stats(self) -> dict[str, float]:
-        """What the tiers have done so far; empty without `Storage`.
+        """What training and the tiers have done so far.
 
         ``rows_used`` by training batches (distinct rows of each), of which ``rows_missed`` had to be
         brought up and ``rows_created`` were new; ``hit_rate``; ``rows_written_back``,
@@ -244,8 +244,12 @@ class EmbeddingCollection(TablesByName):
         training, evaluation, lookups and `assign`; ``rows_to_host`` and ``rows_to_ssd`` went there.
         In a training with nothing beside it ``rows_from_host`` + ``rows_from_ssd`` =
         ``rows_missed`` - ``rows_created``, if each batch that look-ahead brought up was used.
+
+        Where all rows lie in RAM there are ``rows_used``, ``rows_missed`` and ``rows_created`` (equal),
+        ``hit_rate``, ``batches``, ``wait_ms``, ``memory_bytes``; whole on a device only the last.
         """
-        return self._live[0].place.stats()
+        here = [own for t in self._owned.values() for own in t.place.tables_here(t)]
+        return here[0].place.stats(here) if here else {}
 
     def flush(self) -> None:
         """Writes every row that the lowest tier lacks, and to the disk, for looking at it with
@@ -258,11 +262,18 @@ class EmbeddingCollection(TablesByName):
         A use is an occurrence in a batch of training, padding aside. An id was used at most ``uses``
         times and at least ``uses - excess`` times; one that is missing was used no more often than
         the last one that is there. ``excess`` is 0 while a table has met no more than 256 ids, and
-        then about a 2048th of what rarer ids were used together. Empty without `Storage`, where no
-        uses are counted. Of a distributed model they are the rows that this rank keeps,
-        and an id is used once by a batch of a rank, however often that has it.
+        then about a 2048th of what rarer ids were used together. Of a distributed model they are the
+        rows that this rank keeps, and an id is used once by a batch of a rank, however often that has it.
+
+        Raises:
+            TableError: uses are not counted: without `Storage`, or of a table whole on a device.
         """
         table = self.table(name)
+        if not all(own.core.counts_uses for own in table.place.tables_here(table)):
+            raise TableError(
+                f"Table {name!r} counts no uses, as that takes time in every step. Pass "
+                "storage=hotbed.Storage(host=...) to count them; a device that holds a whole table cannot."
+            )
         return [
             hottest.Used(own.spec.origin.ids_in_table(row), uses, excess)
             for own in table.place.tables_here(table)

@@ -61,7 +61,7 @@ def test_a_run_that_could_not_save_keeps_its_rows(
 
     with monkeypatch.context() as patch:
         patch.setattr(recipe, "save_model", full)
-        failed = train(wide_log, tmp_path, "--save", tmp_path / "m", host="2400KB")
+        failed = train(wide_log, tmp_path, "--save", tmp_path / "m", host="1600KB")
         assert failed.exit_code == 2
     del failed
     gc.collect()
@@ -86,7 +86,7 @@ def test_rows_beside_checkpoints_may_go_whatever_ends_the_run(
         monkeypatch.setattr(module, name, noted(getattr(module, name)))
     more = ("--checkpoint", tmp_path / "run", "--resume")
     for _ in range(2):
-        assert train(wide_log, tmp_path, *more, host="2400KB").exit_code == 0
+        assert train(wide_log, tmp_path, *more, host="1600KB").exit_code == 0
     names = ["save", "fit", "save", "load", "fit"]
     assert seen == [(name, True) for name in names]
 
@@ -108,17 +108,17 @@ def test_a_model_that_memory_cannot_hold_is_saved_and_predicts(
     # From here on whoever copies all rows of a table is refused.
     monkeypatch.setattr(_core, "available_memory", lambda: 10_000)
     saved = tmp_path / "saved"
-    result = train(wide_log, tmp_path, "--save", saved, "--reset-ssd", host="2400KB")
+    result = train(wide_log, tmp_path, "--save", saved, "--reset-ssd", host="1600KB")
     assert result.exit_code == 0, result.output
-    tiers = ("--host", "2400KB", "--ssd", tmp_path / "for scores")
+    tiers = ("--host", "1600KB", "--ssd", tmp_path / "for scores")
     assert scores(wide_log, tmp_path, saved, *tiers) == expected
     # What is there is the model's, which is elsewhere too.
     assert scores(wide_log, tmp_path, saved, *tiers) == expected
     # The rows of a run that are saved nowhere else are not touched.
-    train(wide_log, tmp_path, "--reset-ssd", host="2400KB")
+    train(wide_log, tmp_path, "--reset-ssd", host="1600KB")
     refused = run(
         "predict", saved, "--data", wide_log, "--out", tmp_path / "x.csv",
-        "--host", "2400KB", "--ssd", tmp_path / "rows",
+        "--host", "1600KB", "--ssd", tmp_path / "rows",
     )  # fmt: skip
     assert refused.exit_code == 2 and "pass --reset-ssd to delete them" in words(refused)
     assert run("inspect", tmp_path / "rows").exit_code == 0
@@ -149,7 +149,7 @@ def test_all_rows_of_a_run_are_on_the_ssd_when_it_ends(wide_log: Path, tmp_path:
 
 
 def test_inspect_shows_ids_as_the_log_has_them(wide_log: Path, tmp_path: Path) -> None:
-    train(wide_log, tmp_path, "--batch-size", 16, host="2400KB")
+    train(wide_log, tmp_path, "--batch-size", 16, host="1600KB")
     figures = tmp_path / "figures.json"
     result = run("inspect", tmp_path / "rows", "--json", figures)
     assert result.exit_code == 0, result.output

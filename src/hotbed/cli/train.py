@@ -138,8 +138,12 @@ def train(
         ),
     ] = 2,
     horizon: Annotated[
-        int, typer.Option(help="Batches whose ids are known ahead, so that their rows are kept.")
-    ] = 32,
+        int | None,
+        typer.Option(
+            help="Batches whose ids are known ahead, so that their rows are kept. Default: 32, of small "
+            "ones up to 128."
+        ),
+    ] = None,
     trace: Annotated[
         str | None,
         typer.Option("--trace", metavar="FILE", help="Write what ran when, for ui.perfetto.dev."),

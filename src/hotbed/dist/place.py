@@ -72,12 +72,6 @@ class Sharded(Place):
         for live in self.own.values():
             live.settle()
 
-    def stats(self) -> dict[str, float]:
-        """Of this rank."""
-        for live in self.own.values():
-            return live.place.stats()  # type: ignore[no-any-return]
-        return {}
-
     def note_hottest(self) -> None:
         for live in self.own.values():
             live.place.note_hottest()

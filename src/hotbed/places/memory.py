@@ -68,6 +68,19 @@ class Memory(OfCore):
             "total": int(self.core.resident_bytes),
         }
 
+    def stats(self, live: Sequence[Any]) -> dict[str, float]:
+        batches, rows, created = zip(*(table.core.trained for table in live), strict=True)
+        used, new = sum(rows), sum(created)
+        return {
+            **super().stats(live),
+            "rows_used": float(used),
+            "rows_missed": float(new),
+            "rows_created": float(new),
+            "hit_rate": (used - new) / used if used else 1.0,
+            "batches": float(max(batches)),
+            "wait_ms": 0.0,
+        }
+
     # -- states ----------------------------------------------------------------------------------
 
     def reset_states(self, rule: Any, firsts: Sequence[float]) -> None:

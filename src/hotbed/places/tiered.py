@@ -52,7 +52,7 @@ class Tiered(OfCore):
     def settled(self, live: Sequence[Any]) -> bool:
         return not any(table.core.homeless for table in live)
 
-    def stats(self) -> dict[str, float]:
+    def stats(self, live: Sequence[Any]) -> dict[str, float]:
         return self.tiers.stats()
 
     def note_hottest(self) -> None:

@@ -323,9 +323,9 @@ class Place(abc.ABC):
 
     # -- tiers below -----------------------------------------------------------------------------
 
-    def stats(self) -> dict[str, float]:
-        """What its tiers have done so far; empty where there are none."""
-        return {}
+    def stats(self, live: Sequence[Any]) -> dict[str, float]:
+        """What is counted of tables that lie here; see `EmbeddingCollection.stats`."""
+        return {"memory_bytes": float(sum(table.memory()["total"] for table in live))}
 
     def note_hottest(self) -> None:
         """Notes in its folder, for `hotbed inspect`, which ids were used most."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 import time
 from collections.abc import Iterator
@@ -138,7 +139,8 @@ def _train(
     embeddings = _embeddings_of(model)
     # The bar is the first process's alone, and asks no other.
     stored = None if shared else embeddings.count
-    bar = ProgressBar(samples, settings.epochs, progress, stored, embeddings.stats)
+    tiers = functools.partial(_tiers_of, embeddings)
+    bar = ProgressBar(samples, settings.epochs, progress, stored, tiers)
     reached = _Reached()
     evaluation: Evaluation | None = None
     batches: Any = slices(training) if shared else training
@@ -291,6 +293,12 @@ def _embeddings_of(model: nn.Module) -> EmbeddingCollection:
     return embeddings
 
 
+def _tiers_of(embeddings: EmbeddingCollection) -> dict[str, float]:
+    """Its counters, if rows lie in tiers; else none."""
+    counted = embeddings.stats()
+    return counted if "rows_from_ssd" in counted else {}
+
+
 def _report(
     settings: TrainSettings,
     model: nn.Module,
@@ -299,7 +307,7 @@ def _report(
     interrupted: bool,
 ) -> dict[str, Any]:
     ranks = ranks_of(tables_of(model), model)
-    of_ranks = ranks.tell("figures", (peak_rss_bytes(), _embeddings_of(model).stats()))
+    of_ranks = ranks.tell("figures", (peak_rss_bytes(), _tiers_of(_embeddings_of(model))))
     return {
         "auc": None if evaluation is None else evaluation.auc,
         "logloss": None if evaluation is None else evaluation.logloss,

@@ -53,7 +53,7 @@ class TrainSettings:
     ssd: str | None = None
     reset_ssd: bool = False
     depth: int = 2
-    horizon: int = 32
+    horizon: int | None = None
     trace: str | None = None
 
     def __post_init__(self) -> None:
@@ -81,7 +81,7 @@ class TrainSettings:
         _require(0 <= self.test_fraction < 1, "test-fraction", self.test_fraction, "in [0, 1)")
         _require(self.shuffle >= 0, "shuffle", self.shuffle, "0 or a number of samples")
         _require(self.depth >= 0, "depth", self.depth, "0 or a number of batches")
-        _require(self.horizon >= 0, "horizon", self.horizon, "0 or a number of batches")
+        _require((self.horizon or 0) >= 0, "horizon", self.horizon, "0 or a number of batches")
         _require(self.on.partition(":")[0] in ("cpu", "cuda"), "on", self.on, "cpu, cuda or cuda:N")
         if self.on != "cpu":
             self._check_device()
