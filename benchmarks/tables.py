@@ -64,7 +64,7 @@ class Counts:
 
     @classmethod
     def between(cls, before: dict[str, float], after: dict[str, float]) -> Counts:
-        """Without tiers both are empty, and so is what was counted."""
+        """Without tiers nothing is brought up but rows that are created."""
         names = ("rows_used", "rows_missed", "batches", "move_ms")
         return cls(*(after.get(name, 0) - before.get(name, 0) for name in names))
 
