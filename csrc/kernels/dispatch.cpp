@@ -6,32 +6,29 @@
 namespace hotbed {
 
 namespace base {
-Kernels table();
+extern const Kernels table;
 }
 #ifdef HOTBED_X86
 namespace avx2 {
-Kernels table();
+extern const Kernels table;
 }
 namespace avx512 {
-Kernels table();
+extern const Kernels table;
 }
 #endif
 
 namespace {
 
 const Kernels* find(const std::string& isa) {
-  static const Kernels base_table = base::table();
 #ifdef HOTBED_X86
-  static const Kernels avx2_table = avx2::table();
-  static const Kernels avx512_table = avx512::table();
   bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
   bool has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f") &&
                     __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
                     __builtin_cpu_supports("avx512vl");
-  if ((isa == "avx512" || isa == "best") && has_avx512) return &avx512_table;
-  if ((isa == "avx2" || isa == "best") && has_avx2) return &avx2_table;
+  if ((isa == "avx512" || isa == "best") && has_avx512) return &avx512::table;
+  if ((isa == "avx2" || isa == "best") && has_avx2) return &avx2::table;
 #endif
-  if (isa == "base" || isa == "best") return &base_table;
+  if (isa == "base" || isa == "best") return &base::table;
   return nullptr;
 }
 

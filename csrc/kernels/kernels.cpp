@@ -17,21 +17,20 @@
 
 namespace hotbed::HOTBED_ISA {
 
-Kernels table() {
-  Kernels kernels{};
-  kernels.isa = HOTBED_STRING(HOTBED_ISA);
-  kernels.initial_rows = initial_rows;
-  kernels.encode_values = encode_values;
-  kernels.encode_values_stochastic = encode_values_stochastic;
-  kernels.decode_values = decode_values;
-  kernels.update_rows = update_rows;
-  kernels.first_non_finite = first_non_finite;
-  kernels.catch_up_row = catch_up_row;
-  kernels.gather = gather;
-  kernels.read_row = read_row;
-  kernels.reduce = reduce_rows;
-  kernels.reduce_in_order = reduce_in_order;
-  return kernels;
-}
+// A constant, as code to fill it in would run before anybody has asked what the processor has.
+extern constinit const Kernels table{
+    .isa = HOTBED_STRING(HOTBED_ISA),
+    .initial_rows = initial_rows,
+    .encode_values = encode_values,
+    .encode_values_stochastic = encode_values_stochastic,
+    .decode_values = decode_values,
+    .update_rows = update_rows,
+    .first_non_finite = first_non_finite,
+    .catch_up_row = catch_up_row,
+    .gather = gather,
+    .read_row = read_row,
+    .reduce = reduce_rows,
+    .reduce_in_order = reduce_in_order,
+};
 
 }  // namespace hotbed::HOTBED_ISA
