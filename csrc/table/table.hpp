@@ -228,8 +228,8 @@ class Table {
 
   RowLock lock;
 
-  // Of its ids in training batches, if it counts them: in tiers, and in memory within a budget. What
-  // was forgotten counts no more.
+  // Of its ids in training batches, if it counts them: in tiers, and in memory within a budget.
+  // What was forgotten counts no more.
   TopUses uses;
   bool counts_uses() const { return tiered_ || (in_budget_ && !released_); }
   // Of rows in memory: how many batches of training were there, with how many distinct rows.

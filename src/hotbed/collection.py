@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from hotbed.devices import named_device
-from hotbed.errors import InputError, StorageError
+from hotbed.errors import InputError, StorageError, TableError
 from hotbed.init import derive_key
 from hotbed.inputs.bags import Bags, read_bags, split_keyed
 from hotbed.jagged import Jagged
