@@ -38,8 +38,7 @@ class ProgressBar(Callback):
         epochs: how many.
         console: where to draw.
         stored_rows: returns the rows that the model's tables hold; None leaves them out.
-        tiers: returns the counters of the model's tiers, or nothing where it has none. They have a line
-            of their own.
+        tiers: returns the counters of the model's tiers, drawn on a line of their own; None if it has none.
     """
 
     def __init__(
@@ -106,8 +105,10 @@ class ProgressBar(Callback):
             self._auc.update(torch.cat(logits), torch.cat(labels))
             self._waiting.clear()
         epoch = self._epoch(self._last.epoch)
-        if self._tiers is not None and (counted := self._tiers()):
-            self._progress.second = _fitting(_of_tiers(counted), ", ", self._progress.console.width)
+        if self._tiers is not None:
+            self._progress.second = _fitting(
+                _of_tiers(self._tiers()), ", ", self._progress.console.width
+            )
         self._progress.update(
             self._task,
             completed=self._last.rows,
@@ -137,7 +138,7 @@ def progress_bar(model: nn.Module, batches: Any, epochs: int, *, alone: bool) ->
         return []
     tables = [m for m in model.modules() if isinstance(m, EmbeddingCollection)]
     stored = (lambda: sum(one.count() for one in tables)) if alone and tables else None
-    tiers = tables[0].stats if len(tables) == 1 else None
+    tiers = tables[0].stats if len(tables) == 1 and tables[0].tiers is not None else None
     return [ProgressBar(_samples_in(batches), epochs, console, stored, tiers)]
 
 

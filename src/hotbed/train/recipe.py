@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import math
 import time
 from collections.abc import Iterator
@@ -139,7 +138,7 @@ def _train(
     embeddings = _embeddings_of(model)
     # The bar is the first process's alone, and asks no other.
     stored = None if shared else embeddings.count
-    tiers = functools.partial(_tiers_of, embeddings)
+    tiers = None if embeddings.tiers is None else embeddings.stats
     bar = ProgressBar(samples, settings.epochs, progress, stored, tiers)
     reached = _Reached()
     evaluation: Evaluation | None = None
@@ -295,8 +294,7 @@ def _embeddings_of(model: nn.Module) -> EmbeddingCollection:
 
 def _tiers_of(embeddings: EmbeddingCollection) -> dict[str, float]:
     """Its counters, if rows lie in tiers; else none."""
-    counted = embeddings.stats()
-    return counted if "rows_from_ssd" in counted else {}
+    return {} if embeddings.tiers is None else embeddings.stats()
 
 
 def _report(
