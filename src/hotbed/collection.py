@@ -230,7 +230,7 @@ class EmbeddingCollection(TablesByName):
         return required(self._live, self._table_of, self._read(inputs), depth)
 
     def stats(self) -> dict[str, float]:
-        """What training and the tiers have done so far.
+        """Return counters of training and of the tiers since the start.
 
         ``rows_used`` by training batches (distinct rows of each), of which ``rows_missed`` had to be
         brought up and ``rows_created`` were new; ``hit_rate``; ``rows_written_back``,

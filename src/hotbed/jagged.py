@@ -238,7 +238,7 @@ class Jagged:
         return torch.where(chosen < 0, chosen + count, chosen)
 
     def _select(self, bags: Tensor) -> Jagged:
-        """Those of (n,) positions, which are on the host."""
+        """Return the bags at (n,) positions, which lie on the host."""
         edges = torch.tensor(self._edges(0, len(self)))
         begins, lengths = edges[bags], edges[bags + 1] - edges[bags]
         offsets = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
@@ -287,7 +287,7 @@ default_collate_fn_map[Jagged] = _collate_jagged
 
 
 def _is_position(given: Any) -> bool:
-    """Whether it is one integer: Python's, NumPy's, or a tensor of it."""
+    """Return True for one integer: Python's, NumPy's, or a tensor of it."""
     if isinstance(given, Tensor):
         return given.dim() == 0 and given.dtype in ID_DTYPES
     return isinstance(given, numbers.Integral) and not isinstance(given, bool)

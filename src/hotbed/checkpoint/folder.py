@@ -138,7 +138,7 @@ def name_after(names: Iterable[str], step: int) -> str:
 
 
 def is_complete(folder: str) -> bool:
-    """Whether a checkpoint has its manifest."""
+    """Return True if the checkpoint has its manifest."""
     try:
         return stat.S_ISREG(os.lstat(os.path.join(folder, MANIFEST)).st_mode)
     except (FileNotFoundError, NotADirectoryError):
@@ -205,7 +205,7 @@ def whole_beside(folder: str) -> list[str]:
 
 
 def is_held(folder: str) -> bool:
-    """Whether somebody writes to an incomplete checkpoint; also where the file system does not tell."""
+    """Return True if a process writes to this incomplete checkpoint, or the file system cannot tell."""
     try:
         with held(folder, fcntl.LOCK_SH | fcntl.LOCK_NB):
             return False

@@ -1,4 +1,4 @@
-"""What a load that fails leaves: a model that refuses to go on where some of it was changed."""
+"""Loads that fail half way: the model refuses to train and to save until a load succeeds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MOST_TEXT = 800
 
 
 class Changes:
-    """What a load has changed so far.
+    """Parts of a model that a load has changed so far.
 
     Attributes:
         tables: those that it changes, on ranks also those that this one keeps.

@@ -26,7 +26,7 @@ class Checkpoint(NamedTuple):
     reason: str
     """Why it cannot be loaded; empty for a whole one."""
     bytes: int
-    """Of its files that are there, without the manifest."""
+    """Size of the files that exist, without the manifest."""
     when: datetime.datetime
     """When it was completed, or else last changed; in UTC."""
 

@@ -225,7 +225,7 @@ class _Loading:
         return found
 
     def _is_behind(self, stem: str) -> bool:
-        """Whether rows are behind an optimizer that does not come along, and so are brought up to date."""
+        """Return True if rows lag behind an optimizer that is not loaded, and so must catch up."""
         rule = self.manifest["tables"][stem]["rule"]
         return stem not in self.with_states and rule is not None and rule["untouched"] == "exact"
 

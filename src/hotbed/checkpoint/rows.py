@@ -193,7 +193,7 @@ def rows_in(
     stem: str,
     tensors: Mapping[str, Tensor],
 ) -> TableRows:
-    """What a file of tensors has of a table. (Names of tables may have slashes, too.)
+    """Return the rows of one table in a file of tensors; names of tables may have slashes.
 
     Raises:
         DamagedError: it is not what its manifest says.

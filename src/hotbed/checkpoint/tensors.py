@@ -27,7 +27,7 @@ CHUNK_BYTES = 16 << 20
 _MUCH = 1 << 30
 """Bytes; whether there is memory for less is not asked."""
 _MOST_DIMS = 64
-"""Of a tensor, as in torch."""
+"""Most dimensions of a tensor, as in torch."""
 
 DTYPES = {
     "F64": torch.float64,

@@ -36,11 +36,11 @@ class Skipped(NamedTuple):
 
 
 class Fingerprint(NamedTuple):
-    """What tells the contents of logs from others, however the files are compressed."""
+    """Identity of the contents of logs, however the files are compressed."""
 
     rows: int
     crc32c: int
-    """Of the lines, to the end of the last of these rows."""
+    """CRC-32C of all bytes from the first line to the end of the last of these rows."""
 
 
 class CriteoLog(IterableDataset[Batch]):

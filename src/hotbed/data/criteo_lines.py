@@ -73,7 +73,7 @@ class Reader:
         self.faults = 0
         self._numbered = numbered
         self._lines_before = 0
-        """Of the files before."""
+        """Lines in the files before this one."""
         self._summed = summed
         self._sum = 0
         self._open_line = False

@@ -27,7 +27,7 @@ class AveragingGroup(torch_dist.ProcessGroup):
 
     @classmethod
     def over(cls, group: Any, ranks: Ranks) -> Any:
-        """Of another backend the group itself."""
+        """Return a group that averages over Gloo; of any other backend, `group` itself."""
         return cls(group, ranks) if torch_dist.get_backend(group) == "gloo" else group
 
     def getBackendName(self) -> str:

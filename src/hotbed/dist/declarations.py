@@ -1,4 +1,4 @@
-"""What models and optimizers declare, which must be alike on all ranks.
+"""Declarations of models and optimizers, which must be equal on all ranks.
 
 A declaration is walked field by field and option by option, so that a new one is in it by itself.
 """
@@ -72,7 +72,7 @@ def differences(texts: Mapping[int, str]) -> str:
 
 
 def of_plan(shardings: Mapping[str, Sharding]) -> Declaration:
-    """Which rank keeps what."""
+    """Declare which rank owns which shards."""
     values = {f"table {name!r}": in_words(sharding) for name, sharding in shardings.items()}
     remedy = "They have different plans: make it on one, write it, and read it on the others."
     return Declaration(values, remedy, PlanError)

@@ -13,7 +13,7 @@ __all__ = ["Layout", "ShardInfo"]
 
 
 class ShardInfo(NamedTuple):
-    """What one rank keeps of a table, in a batch."""
+    """One rank's shard of a table, as a batch needs it."""
 
     table: int
     """Position among the tables."""
@@ -21,12 +21,12 @@ class ShardInfo(NamedTuple):
     replica: bool
     columns: slice
     whole: bool
-    """Whether it has all columns."""
+    """True if it has all columns."""
     origin: Origin
     stored: Form
-    """Of its rows."""
+    """Form of its rows on the wire."""
     computed: Form
-    """Of gradients of them."""
+    """Form of their gradients on the wire."""
     own: weakref.ref[Any] | None
     """The live table, where this rank keeps it."""
 

@@ -1,4 +1,4 @@
-"""What ranks do together for long, each at its own pace, as saving."""
+"""Work that ranks do together for long, each at its own pace, such as saving."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _BEATS = 5
 
 
 class LongWork(abc.ABC):
-    """What `hotbed.dist.ranks.Ranks` does where some need longer than others may wait.
+    """The part of `hotbed.dist.ranks.Ranks` for work that takes longer than other ranks may wait.
 
     Attributes:
         timeout: seconds that a rank may keep the others waiting.

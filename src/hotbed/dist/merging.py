@@ -69,7 +69,7 @@ def _look_up(ranks: Ranks, trip: Trip, opened: Opened, merged: _Merged | None) -
 
 
 def _let_go(ranks: Ranks) -> None:
-    """Of the batches that were merged."""
+    """Release the batches that were merged."""
     ranks.agree(MERGE)
     ranks.waiting.merged()
 

@@ -1,4 +1,4 @@
-"""What all ranks say to each other beside tables: any value that `codec` takes."""
+"""Values that all ranks exchange beside tables: any that `codec` encodes."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ class Opened(NamedTuple):
 
 
 def opened_by(kind: str, sequence: int, names: Sequence[str] | int) -> str:
-    """What an opening message is for, in words.
+    """Return in words what an opening message is for.
 
     Args:
         names: of the tables concerned, or how many they are.
@@ -104,7 +104,7 @@ def opened_by(kind: str, sequence: int, names: Sequence[str] | int) -> str:
 
 
 def advice(kinds: Sequence[str]) -> str:
-    """What to do where ranks are at different kinds of exchange, or one is alone with one."""
+    """Return the remedy for ranks that are in different kinds of exchange, or for one that is alone."""
     return next((_ADVICE[kind] for kind in _ADVICE if kind in kinds), _SAME_ORDER)
 
 

@@ -148,7 +148,7 @@ def serve_step(ranks: Ranks, opened: Opened) -> None:
 
 
 def _width(told: list[int], tables: int) -> int:
-    """Of `ShardedPart._numbers`."""
+    """Return the number of int64 words that `ShardedPart._numbers` emits."""
     return 2 + tables + told[1] * len(NUMBERS)
 
 

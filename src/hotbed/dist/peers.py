@@ -47,7 +47,7 @@ def mark_told(error: BaseException) -> None:
 
 
 def is_told(error: BaseException) -> bool:
-    """Whether all have heard of it, or of what it was raised from."""
+    """Return True if all ranks know of this error, or of one that it was raised from."""
     cause: BaseException | None = error
     while cause is not None and not hasattr(cause, _TOLD):
         cause = cause.__cause__

@@ -216,7 +216,7 @@ class Ranks(LongWork):
             refuse_others(said, mine, names, declared, self._gathered)
 
     def _names(self, head: list[int], rank: int, own: Sequence[int]) -> list[str] | int:
-        """Of the tables that a message is about, or how many they are."""
+        """Return the names of the tables that a message is about, or how many they are."""
         if head[_TABLES] < 0 and rank != self.rank:
             return head[_TABLE_COUNT]
         chosen = self._known[head[_TABLES]] if head[_TABLES] >= 0 else own
@@ -278,8 +278,8 @@ class Ranks(LongWork):
 
     @contextlib.contextmanager
     def listening(self, waits: str = "") -> Iterator[None]:
-        """What torch raises inside where another process is gone, is told as PeerError; from then on there
-        is nothing to do together.
+        """Raise what torch raises inside when another process is gone as PeerError, and abort the group:
+        later exchanges are refused.
 
         Args:
             waits: what this rank does inside, where it is no exchange.
@@ -302,12 +302,12 @@ class Ranks(LongWork):
             raise self._lost or error from None
 
     def tell(self, kind: str, value: Any) -> list[Any]:
-        """What each rank says, of the types that `codec.encode` takes. Called by all ranks."""
+        """Return the value of each rank, of types that `codec.encode` takes. Called by all ranks."""
         return all_values(self, kind, value)
 
     def ends(self, asked: Callable[[], bool]) -> bool:
-        """Whether all end after this step, as one wanted to when they last agreed. `asked`: whether this one
-        wants to, which the others hear when they next do; without tables they never would."""
+        """Return True if any rank asked to stop at the last handshake: all end after this step. `asked`:
+        returns True if this rank wants to stop, sent with the next handshake."""
         if not self.tables:
             return asked()
         self.leaves, left = asked() and not self.left, self.left

@@ -19,7 +19,7 @@ __all__ = ["Remedy", "all_together_fit", "remedies_of"]
 
 _MOST = 3
 _MOST_TIMES = 64
-"""As many ranks are tried."""
+"""Most ranks to try, as a multiple of those there are."""
 _ROWWISE = {"adam": "rowwise-adam", "adamw": "rowwise-adam"}
 
 
@@ -51,8 +51,8 @@ def remedies_of(request: Request, made: Plan) -> list[Remedy]:
 
 
 def all_together_fit(request: Request) -> bool:
-    """Whether all would fit with the changes that can be combined: as many ranks as are tried, each with some
-    rows of every table, in bfloat16, with the smallest states."""
+    """Return True if all tables fit with every change combined: the most ranks that are tried, tables
+    row-wise in bfloat16, the smallest states."""
     tables = tuple(
         replace(t, sharding=RowWise(), dtype=torch.bfloat16 if t.dtype.itemsize > 2 else t.dtype)
         for t in request.tables

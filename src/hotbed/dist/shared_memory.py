@@ -30,7 +30,7 @@ _GATHERED = _LINE + _TOKEN + 2 * WORD
 """Where what is gathered begins, behind the counter, the token and two headings."""
 _NAME = "hotbed"
 _OWN = 0o600
-"""Who may open it: processes of this user."""
+"""Mode of the file: only processes of this user may open it."""
 _WHY = {
     _core.Waited.too_long: "it kept the others waiting for too long",
     _core.Waited.ended: "it has ended",
@@ -222,7 +222,7 @@ class _Memory:
 
     @classmethod
     def of(cls, process: int, descriptor: int) -> _Memory:
-        """Of another one.
+        """Map the memory of another process.
 
         Raises:
             OSError: it is not there, or its owner could cut it, which would end whoever reads it.

@@ -147,7 +147,7 @@ class Trip:
         frozen: Sequence[int],
         training: bool,
     ) -> None:
-        """What this rank keeps of the rows.
+        """Look up the rows that this rank owns.
 
         Args:
             ids: by rank, of each share.
@@ -253,7 +253,7 @@ class Trip:
     # -- messages --------------------------------------------------------------------------------
 
     def _part_of(self, rows: Rows, s: int) -> Rows:
-        """Of (n, dim) rows of its table what a shard is to have."""
+        """Return the part of (n, dim) rows of its table that belongs to a shard."""
         shard = self._layout.shards[s]
         columns = None if shard.whole else shard.columns
         return rows.cut(self._begins[s], self._ends[s], columns)
@@ -346,7 +346,7 @@ class Trip:
         return [*found.values()]
 
     def _size(self, requester: int, some: Sequence[int]) -> int:
-        """Of a message that has, or is to have, a row for each id that one asks for."""
+        """Return the bytes of a message with one row for each id that `requester` asks for."""
         counts, shards = self._counts[requester], self._layout.shards
         return sum(shards[s].stored.size(counts[s]) for s in some)
 

@@ -1,4 +1,4 @@
-"""What ranks wait for, in words, where one has waited too long: by the store of the process group."""
+"""Reports of what each rank waits for after a timeout, exchanged through the store of the process group."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hotbed.dist.peers import PeerError
 __all__ = ["BACKWARD", "Waits", "meet"]
 
 BACKWARD = "loss.backward(), where gradients of dense layers travel"
-"""What a rank waits in where that is no exchange."""
+"""Name of a wait that is no exchange."""
 
 _PREFIX = "hotbed"
 _OFTEN = 0.01
@@ -32,7 +32,7 @@ _meetings: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
 
 class Waits:
-    """What the ranks of one group say when they have waited too long."""
+    """Reports that the ranks of one group write after a timeout."""
 
     def __init__(self, group: Any, rank: int, size: int, timeout: float) -> None:
         """`timeout`: seconds after which a rank counts as gone."""
@@ -114,7 +114,7 @@ def _store(name: str) -> Any:
 
 
 def _await(store: Any, ranks: Sequence[int], seconds: float) -> list[int]:
-    """Those that have said nothing after some seconds."""
+    """Return the ranks that have reported nothing within `seconds`."""
     until, missing = time.monotonic() + seconds, list(ranks)
     while True:
         missing = [rank for rank in missing if not store.check([str(rank)])]

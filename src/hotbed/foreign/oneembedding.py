@@ -38,7 +38,7 @@ __all__ = ["OneEmbedding"]
 _RANK = re.compile(r"([0-9]+)-([0-9]+)")
 _INDEX = re.compile(r"index-([0-9]{12})")
 _MOST = 1 << 40
-"""Of bytes, or of blocks in a chunk."""
+"""Most bytes, or blocks in a chunk."""
 _IDS: dict[int, np.dtype[Any]] = {4: np.dtype("<i4"), 8: np.dtype("<i8")}
 
 

@@ -71,7 +71,7 @@ def _seal_at(file: IO[bytes], size: int) -> int | None:
 
 
 def _crc32c(path: str, at: int, size: int) -> int:
-    """Of all bytes but those of the seal."""
+    """Return the CRC-32C of all bytes but those of the seal."""
     raw = np.memmap(path, np.uint8, "r")
     crc32c = 0
     for begin, end in ((0, at), (at + _SEAL_BYTES, size)):

@@ -1,4 +1,4 @@
-"""What a collection is told that it is to hold: tables, and the features that are looked up in them."""
+"""Descriptions that a collection is made of: tables, and the features that are looked up in them."""
 
 from __future__ import annotations
 

@@ -41,4 +41,4 @@ FUNCTIONS_BY_ID: dict[Any, Callable[..., Any]] = {
         *(Tensor.index_select, torch.index_select),
     )
 }
-"""What a gradient whose slots are ids can be asked for alone."""
+"""Functions that need slots that are ids."""

@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 Missing = Literal["initial", "error"]
-"""What a lookup does with ids that have no row."""
+"""Behaviour of a lookup for ids that have no row."""
 
 
 _KEYS = torch._C._TorchDispatchModeKey
@@ -100,7 +100,7 @@ def checked_rows(spec: Table, ids: Tensor, given: Any) -> Tensor:
 
 
 def checked_missing(missing: Missing) -> bool:
-    """Whether a lookup refuses ids that have no row.
+    """Return True if a lookup must refuse ids that have no row.
 
     Raises:
         InputError: `missing` is none of what there is.

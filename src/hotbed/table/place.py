@@ -324,7 +324,7 @@ class Place(abc.ABC):
     # -- tiers below -----------------------------------------------------------------------------
 
     def stats(self, live: Sequence[Any]) -> dict[str, float]:
-        """What is counted of tables that lie here; see `EmbeddingCollection.stats`."""
+        """Return counters of tables that lie here; see `EmbeddingCollection.stats`."""
         return {"memory_bytes": float(sum(table.memory()["total"] for table in live))}
 
     def note_hottest(self) -> None:

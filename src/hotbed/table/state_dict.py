@@ -98,8 +98,8 @@ def load_table(
 
 
 def _other_rows(table: LiveTable, rows: Any, ids: Any, key: int | None) -> str:
-    """What is wrong where the processes that share a table are given other rows of it, as far as shapes, keys
-    and a sample of rows show; else empty."""
+    """Return what differs if the ranks of a table are given different rows, as far as shapes, keys and a
+    sample of rows show; else empty."""
     ranks = table.place.ranks
     if ranks.size == 1:
         return ""

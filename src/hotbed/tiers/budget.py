@@ -1,4 +1,4 @@
-"""What a budget is spent on: how errors name its parts, and how many ids look-ahead may know within it."""
+"""Parts of a budget: how errors name them, and how many ids look-ahead may know within one."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def count_of_batches(name: str, value: Any) -> int:
 def required(
     live: Sequence[Any], table_of: Sequence[int], bags: Sequence[Bags], depth: int
 ) -> dict[str, int]:
-    """What a budget must hold for batches like this, by part; see `EmbeddingCollection.required`."""
+    """Return the bytes that a budget needs, by part; see `EmbeddingCollection.required`."""
     batches = count_of_batches("depth", depth) + 1
     rows = [0] * len(live)
     for t in range(len(live)):

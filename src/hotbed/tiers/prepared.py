@@ -32,7 +32,7 @@ class Prepared:
     batch: Any = dataclasses.field(init=False)
     """The core's."""
     waited_for: bool = dataclasses.field(default=False, init=False)
-    """Whether its rows were still on their way when the loop asked for it."""
+    """True if its rows were not yet resident when the loop asked for it."""
 
     def __post_init__(self) -> None:
         self.frozen = [t for t, table in enumerate(self.live) if not table.parameter.requires_grad]

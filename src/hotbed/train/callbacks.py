@@ -1,4 +1,4 @@
-"""What a training loop tells those who listen."""
+"""Callbacks of a training loop, and the step that they are given."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["Callback", "Step"]
 
 
 class Step(NamedTuple):
-    """What a callback sees after each optimizer step."""
+    """Result of one optimizer step, for callbacks."""
 
     number: int
     """From 1, over all epochs, and over earlier runs where one goes on (`Position`)."""
@@ -19,7 +19,7 @@ class Step(NamedTuple):
     rows: int
     """Trained on so far, over all epochs."""
     loss: Tensor
-    """Of this batch, before the step: a number without gradient, where the model computes. Reading it
+    """Loss of this batch before the step: (), detached, on the device that computes. Reading it
     (``float(step.loss)``) waits for a device, so read it as seldom as you show it."""
     logits: Tensor
     """(B,), detached."""

@@ -143,7 +143,7 @@ def progress_bar(model: nn.Module, batches: Any, epochs: int, *, alone: bool) ->
 
 
 def _samples_in(batches: Any) -> int | None:
-    """Of one epoch, if that is known without reading the data."""
+    """Return the samples of one epoch, if that is known without reading the data."""
     while hasattr(batches, "loader"):  # what looks ahead, or slices
         batches = batches.loader
     if isinstance(batches, CriteoLog):

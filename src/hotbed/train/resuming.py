@@ -139,8 +139,8 @@ class _SameRun:
         )
 
     def _has_grown(self, position: dict[str, Any], saved: dict[str, Any]) -> bool:
-        """Whether samples were appended to the data, and all batches so far are as they would have been
-        with those."""
+        """Return True if samples were appended to the data and all batches so far would be the same
+        with them."""
         match position, saved:
             case {"epoch": 1, "batch": int(batch)}, {
                 "samples": int(samples),
@@ -159,7 +159,7 @@ class _SameRun:
 
 
 def _states_in(path: str, values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Those of the position and of the run, in a checkpoint.
+    """Return the states of the position and of the run in a checkpoint.
 
     Raises:
         SettingsError: another program has saved it.

@@ -105,7 +105,7 @@ class TrainSettings:
 
     @property
     def resumes(self) -> bool:
-        """Whether a run is to go on."""
+        """True if the run continues an earlier one."""
         return self.resume or self.resume_from is not None
 
     def checkpoint_to_resume(self) -> str:
