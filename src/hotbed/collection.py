@@ -219,9 +219,10 @@ class EmbeddingCollection(TablesByName):
         ``announced`` ids; ``other_rows`` are slots that tables with other records get beside them. Of a
         collection with ``Storage(device=...)`` it is the device's budget.
 
-        To be asked once the optimizer is made, whose states count; whatever budget the collection has,
-        if any. A loop that calls ``zero_grad()`` only before ``backward()`` holds one batch more, and one
-        that accumulates over n batches n - 1 more: add them to `depth`.
+        Call it after the optimizer is made, whose states count; the collection's own budget, if any, does
+        not matter. A loop that calls ``zero_grad()`` only before ``backward()`` holds one batch more, and
+        one that accumulates over n batches n - 1 more: add them to `depth`. The index counts rows that
+        exist; each new id of a dynamic table adds about 23 bytes to it, twice as many after it has grown.
 
         Raises:
             InputError: `inputs` that forward would refuse.

@@ -37,6 +37,17 @@ class Model(nn.Module):
         return self.top(self.dropout(inputs)).squeeze(1)
 
 
+def with_bias(value: float) -> nn.Module:
+    """A dynamic table with three rows and a dense layer, all of one value."""
+    model = nn.ModuleDict(
+        {"a": hb.EmbeddingCollection([hb.Table("t", 2)], seed=0), "b": nn.Linear(1, 1)}
+    )
+    model["a"].assign("t", [1, 2, 3], torch.full((3, 2), value))
+    with torch.no_grad():
+        model["b"].bias.fill_(value)
+    return model
+
+
 def batch_of(step: int) -> dict[str, Tensor]:
     drawn = torch.Generator().manual_seed(step)
     users = torch.randint(0, 40, (8, 3), generator=drawn) * 2**40 - 1

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-import torch
+from checkpoint.small_models import with_bias
 from torch import nn
 
 import hotbed as hb
@@ -21,16 +21,6 @@ from hotbed.checkpoint import CheckpointError
 from hotbed.checkpoint.folder import complete_in
 from hotbed.checkpoint.looking import differences, verified
 from hotbed.data.position import Position
-
-
-def with_bias(value: float) -> nn.Module:
-    model = nn.ModuleDict(
-        {"a": hb.EmbeddingCollection([hb.Table("t", 2)], seed=0), "b": nn.Linear(1, 1)}
-    )
-    model["a"].assign("t", [1, 2, 3], torch.full((3, 2), value))
-    with torch.no_grad():
-        model["b"].bias.fill_(value)
-    return model
 
 
 def test_a_save_for_which_there_is_no_room_leaves_no_folder(

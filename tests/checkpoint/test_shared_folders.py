@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
+from checkpoint.small_models import with_bias
 from checkpoint.whole_checkpoints import check_whole, names_in
-from torch import nn
 
 import hotbed as hb
 from hotbed.checkpoint import saving
@@ -27,16 +26,6 @@ from hotbed.train.saved import save_model
 ROUNDS = 20
 PATIENCE = 60
 """Seconds after which a thread counts as stuck."""
-
-
-def with_bias(value: float) -> nn.Module:
-    model = nn.ModuleDict(
-        {"a": hb.EmbeddingCollection([hb.Table("t", 2)], seed=0), "b": nn.Linear(1, 1)}
-    )
-    model["a"].assign("t", [1, 2, 3], torch.full((3, 2), value))
-    with torch.no_grad():
-        model["b"].bias.fill_(value)
-    return model
 
 
 def bias_in(path: str | Path) -> float:
