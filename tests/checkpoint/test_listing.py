@@ -24,8 +24,9 @@ ROWS, MANIFEST = "rows-0-0.safetensors", "checkpoint.json"
 
 
 def flip(path: Path) -> None:
+    """Flip a bit: of a manifest the first, as what the one in its middle breaks depends on its length."""
     contents = bytearray(path.read_bytes())
-    contents[len(contents) // 2] ^= 1
+    contents[0 if path.name == MANIFEST else len(contents) // 2] ^= 1
     path.write_bytes(contents)
 
 
