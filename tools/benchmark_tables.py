@@ -21,6 +21,7 @@ SCENARIOS = (
     "resolve",
     "ssd",
     "tiers",
+    "eviction",
     "capacity",
     "synthetic",
     "train",
@@ -30,6 +31,8 @@ SCENARIOS = (
     "scale-10gbit",
     "scale-1gbit",
     "busy",
+    "many-tables",
+    "scale-tables",
     "import",
 )
 MOST_FIGURES = 40
@@ -46,6 +49,8 @@ def with_results(text: str) -> str:
     """The page with the sections of all results in place of those that it has."""
     end = text.index("\n", text.index(BEFORE_TABLES))
     results = [RESULTS / f"{scenario}.json" for scenario in SCENARIOS]
+    if left := sorted(path.stem for path in set(RESULTS.glob("*.json")) - set(results)):
+        raise ValueError(f"Add to SCENARIOS what has results and no section: {', '.join(left)}.")
     sections = [
         section(path.stem, json.loads(path.read_text())) for path in results if path.exists()
     ]
@@ -56,13 +61,14 @@ def section(name: str, result: dict[str, Any]) -> str:
     """One run's part of the page. `name`: the scenario's; and of its network."""
     hardware, versions = result["hardware"], result["versions"]
     copy = hardware["copy_gb_per_s"]
+    run = name if name == result["scenario"] else name.replace("scale-", "scale --link ")
     peer = "fbgemm-gpu-cpu"
     beside = f", FBGEMM {versions[peer]}" if result["scenario"].startswith("step") else ""
     noisiest = max((row["other_work"] for row in result["rows"]), default=0.0)
     lines = [
         f"### `{name}`\n",
-        f"`python -m benchmarks {name.replace('scale-', 'scale --link ')}` · {result['date'][:10]} · commit "
-        f"{result['commit']} · {hardware['cpu']}, {hardware['cores']} cores, copies {copy['1']} GB/s on "
+        f"`python -m benchmarks {run}` · {result['date'][:10]} · commit {result['commit']} · "
+        f"{hardware['cpu']}, {hardware['cores']} cores, copies {copy['1']} GB/s on "
         f"one thread and {copy['2']} on two · torch {versions['torch']}{beside}\n",
         *timings(result["rows"]),
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -29,6 +30,7 @@ import hotbed as hb
 from hotbed.errors import InputError
 
 ROWS, BATCH = 200, 6
+COUNT = 6  # batches of a loader that fills its tensors again
 
 
 def _ids(seed: int, *shape: int) -> Tensor:
@@ -190,20 +192,35 @@ def _refilling(count: int, fill: Callable[[Tensor, Tensor], None], shared: bool)
         yield buffer
 
 
+def _use_behind(
+    data: Iterator[Any], model: Model, use: Callable[[Any], Any], **options: Any
+) -> None:
+    """Uses each batch, and asks for the next when look-ahead has read two beyond it."""
+    loader = Once(data)
+    for at, batch in enumerate(hb.lookahead(loader, model, depth=2, **options)):
+        use(batch)
+        deadline = time.monotonic() + 60
+        while loader.read < min(at + 3, COUNT):
+            assert time.monotonic() < deadline, f"{loader.read} batches were read"
+            time.sleep(0.001)
+
+
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("fill", FILLS)
 def test_a_loader_that_fills_its_tensors_again_is_refused(
     fill: Callable[[Tensor, Tensor], None], shared: bool
 ) -> None:
     model = Model(storage())
+    optimizer = adagrad(model)
     with pytest.raises(InputError, match=r"feature '(item|user)'.*new ones for each batch"):
-        for batch in hb.lookahead(_refilling(6, fill, shared), model, depth=2):
-            step(model, adagrad(model), batch)
+        _use_behind(
+            _refilling(COUNT, fill, shared), model, lambda batch: step(model, optimizer, batch)
+        )
     assert pinned(model) == 0
     model = Model(storage())
     optimizer = adagrad(model)
-    ahead = hb.lookahead(_refilling(6, fill, shared), model, depth=0)
-    assert [step(model, optimizer, batch) for batch in ahead] == expected(batches(6))
+    ahead = hb.lookahead(_refilling(COUNT, fill, shared), model, depth=0)
+    assert [step(model, optimizer, batch) for batch in ahead] == expected(batches(COUNT))
 
 
 def test_offsets_that_are_filled_again_lead_nowhere() -> None:
@@ -266,8 +283,11 @@ def test_a_loader_that_fills_its_containers_again_is_refused(kind: str) -> None:
     model = Model(storage())
     optimizer = adagrad(model)
     with pytest.raises(InputError, match="changed after look-ahead had read it"):
-        for batch in hb.lookahead(Renewing(kind, 6), model):
-            step(model, optimizer, batch if kind == "dict" else batch[0])
+        _use_behind(
+            iter(Renewing(kind, COUNT)),
+            model,
+            lambda batch: step(model, optimizer, batch if kind == "dict" else batch[0]),
+        )
 
 
 def test_what_a_function_makes_of_tensors_that_are_filled_again_is_refused() -> None:
@@ -277,8 +297,12 @@ def test_what_a_function_makes_of_tensors_that_are_filled_again_is_refused() -> 
         return {name: batch[name] % 100 for name in ("item", "user")}
 
     with pytest.raises(InputError, match="changed after look-ahead had read it"):
-        for batch in hb.lookahead(_refilling(6, by_torch, False), model, inputs=inputs):
-            model.embeddings(inputs(batch))
+        _use_behind(
+            _refilling(COUNT, by_torch, False),
+            model,
+            lambda batch: model.embeddings(inputs(batch)),
+            inputs=inputs,
+        )
 
 
 def test_ids_of_a_frozen_table_that_are_filled_again_are_refused() -> None:
@@ -286,8 +310,7 @@ def test_ids_of_a_frozen_table_that_are_filled_again_are_refused() -> None:
     for name in ("item", "user"):
         model.embeddings.parameter(name).requires_grad_(False)
     with pytest.raises(InputError, match="changed after look-ahead had read it"):
-        for batch in hb.lookahead(_refilling(6, by_torch, False), model):
-            model(batch)
+        _use_behind(_refilling(COUNT, by_torch, False), model, model)
 
 
 @pytest.mark.parametrize("why", ["evaluation", "unknown inputs"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -108,7 +108,7 @@ def pinned(model: nn.Module) -> int:
 class Once:
     """A loader that is its own iterator: what was read does not come again."""
 
-    def __init__(self, data: list[Any]) -> None:
+    def __init__(self, data: Iterable[Any]) -> None:
         self.data = iter(data)
         self.read = 0
 
