@@ -48,6 +48,28 @@ def everything(embeddings: hb.EmbeddingCollection) -> list[torch.Tensor]:
     return [part for name in embeddings.tables for part in embeddings.rows(name)]
 
 
+def test_a_refused_batch_catches_no_row_up() -> None:
+    """In two parts a row of untouched="exact" may end with other bits, so nothing is caught up before all
+    tables have taken the batch."""
+    tables = [hb.Table("item", 4, 50), hb.Table("user", 4)]
+    ends = []
+    for refused in (False, True):
+        embeddings = hb.EmbeddingCollection(tables, seed=1, storage=hb.Storage(host="200KB"))
+        optimizer = hb.optim.Adam(embeddings.parameters(), lr=0.1, untouched="exact")
+        every, none = torch.arange(50), torch.zeros(0, dtype=torch.int64)
+        step(
+            embeddings, optimizer, {"item": every.view(-1, 1), "user": torch.arange(50).view(-1, 1)}
+        )
+        for at in range(40):
+            if refused and at % 7 == 3:
+                with pytest.raises(hb.StorageError, match="Table 'user' needs"):
+                    embeddings({"item": every.repeat(200), "user": torch.arange(10_000)})
+            step(embeddings, optimizer, {"item": torch.tensor([[at % 3]]), "user": none.view(1, 0)})
+        ends.append(everything(embeddings))
+    for one, other in zip(*ends, strict=True):
+        assert torch.equal(one, other)
+
+
 @pytest.mark.parametrize("rule", STATES)
 def test_a_dynamic_table_grows_up_to_the_budget(rule: str) -> None:
     table = hb.Table("user", dim=8)

@@ -303,7 +303,6 @@ void Batch::resolve_part(TableBatch& part, bool insert, bool transpose) {
   bool reading = !insert || part.frozen;
   if (!reading) {
     part.added = table.find_or_insert(grouping.unique(), unique, slot_of);
-    if (table.catch_up) table.catch_up->write(table, slot_of, unique);
   } else {
     table.find(grouping.unique(), unique, slot_of);
     read_scratch(table, grouping.unique(), unique, slot_of, part.scratch);
@@ -314,8 +313,8 @@ void Batch::resolve_part(TableBatch& part, bool insert, bool transpose) {
   } else {
     part.slots = ids;
   }
+  part.unique = unique;
   if (transpose) {
-    part.unique = unique;
     part.reading = reading;
     if (table.counts_uses() || reading) {
       part.unique_ids.resize(unique);
@@ -332,6 +331,22 @@ bool Batch::grows(const TableBatch& part) const {
   return part.table->tiered() && !part.frozen && !part.features.empty();
 }
 
+// Does it for every table; returns an error of one of them.
+template <class F>
+std::exception_ptr Batch::in_parallel(F f) {
+  std::exception_ptr error;
+#pragma omp parallel for schedule(dynamic) if (positions > kSerialPositions)
+  for (size_t t = 0; t < parts.size(); ++t) {
+    try {
+      f(parts[t]);
+    } catch (...) {
+#pragma omp critical(hotbed_batch_resolve)
+      error = std::current_exception();
+    }
+  }
+  return error;
+}
+
 void Batch::resolve(bool insert, bool transpose) {
   for (const TableBatch& part : parts) {
     if (part.table->released()) {
@@ -342,24 +357,25 @@ void Batch::resolve(bool insert, bool transpose) {
   bool brings_up = false;
   for (const TableBatch& part : parts) brings_up = brings_up || (insert && grows(part));
   if (brings_up && !claim_) group();
-  std::exception_ptr error;
-#pragma omp parallel for schedule(dynamic) if (positions > kSerialPositions)
-  for (size_t t = 0; t < parts.size(); ++t) {
-    TableBatch& part = parts[t];
-    if (part.features.empty() || (insert && grows(part))) continue;
-    try {
-      resolve_part(part, insert, transpose);
-    } catch (...) {
-#pragma omp critical(hotbed_batch_resolve)
-      error = std::current_exception();
-    }
-  }
+  std::exception_ptr error = in_parallel([&](TableBatch& part) {
+    if (part.features.empty() || (insert && grows(part))) return;
+    resolve_part(part, insert, transpose);
+  });
   if (!error && brings_up) {
     try {
       consume();
     } catch (...) {
       error = std::current_exception();
     }
+  }
+  // Only once no table refuses the batch: a row that is caught up in two parts may end with other
+  // bits. consume() does so for those of tiers.
+  if (!error && insert) {
+    error = in_parallel([](TableBatch& part) {
+      Table& table = *part.table;
+      if (part.features.empty() || part.frozen || table.tiered() || !table.catch_up) return;
+      table.catch_up->write(table, part.unique_slots.data(), part.unique);
+    });
   }
   if (!error) {
     if (insert) count_trained();

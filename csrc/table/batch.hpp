@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <vector>
 
@@ -137,6 +138,8 @@ class Batch {
   const int64_t* ids_of(TableBatch& part);
   void place_positions(TableBatch& part);
   bool grows(const TableBatch& part) const;
+  template <class F>
+  std::exception_ptr in_parallel(F f);
   void count_trained();
 
   std::shared_ptr<Claim> claim_;
