@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import hotbed as hb
@@ -28,6 +30,8 @@ from hotbed.storage import parse_bytes
         ("1.5 MiB", 1_572_864),
         ("3gib", 3 << 30),
         ("1TiB", 1 << 40),
+        (np.int64(12345), 12345),
+        (np.uint8(200), 200),
     ],
 )
 def test_sizes(text: int | str, size: int) -> None:
@@ -36,7 +40,25 @@ def test_sizes(text: int | str, size: int) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    [-1, True, 1.5, None, "", "GB", "-1GB", "1e9", "8 G B", "8XB", "8EB", "1,000", [1], "1/2"],
+    [
+        -1,
+        np.int32(-1),
+        True,
+        np.True_,
+        1.5,
+        np.float32(2),
+        None,
+        "",
+        "GB",
+        "-1GB",
+        "1e9",
+        "8 G B",
+        "8XB",
+        "8EB",
+        "1,000",
+        [1],
+        "1/2",
+    ],
 )
 def test_what_is_no_size_is_refused_by_its_value(text: Any) -> None:
     with pytest.raises(hb.StorageError) as caught:
@@ -95,6 +117,7 @@ def test_without_a_device_the_host_computes(tmp_path: Path) -> None:
         ({"host": 1, "space_ratio": 101}, "space_ratio=101"),
         ({"host": 1, "space_ratio": float("nan")}, "space_ratio=nan"),
         ({"host": 1, "space_ratio": "2"}, "space_ratio='2'"),
+        ({"host": 1, "space_ratio": np.float64("inf")}, "space_ratio=np.float64(inf)"),
         ({"host": 1, "space_ratio": None}, "space_ratio=None"),
         ({"host": 1, "reset": "no"}, "reset='no'"),
         ({"host": 1, "reset": 1}, "reset=1"),
@@ -155,3 +178,15 @@ def test_rows_that_fit_nowhere_are_refused_at_once() -> None:
         hb.EmbeddingCollection(tables, storage=hb.Storage(host=4095))
     collection = hb.EmbeddingCollection(tables, storage=hb.Storage(host=4096))
     assert collection.tiers is None and "rows_from_ssd" not in collection.stats()
+
+
+@pytest.mark.parametrize("ssd", ["", b"", ["somewhere", ""]])
+def test_an_empty_path_is_said_once(ssd: Any) -> None:
+    with pytest.raises(hb.StorageError) as caught:
+        hb.Storage(host=1, ssd=ssd)
+    assert re.fullmatch(r"Storage\(ssd=b?''\) is no path: it is empty\.", str(caught.value))
+
+
+def test_a_ratio_of_numpy_is_a_number() -> None:
+    assert hb.Storage(host=1, space_ratio=np.float32(1.5)) == hb.Storage(host=1, space_ratio=1.5)
+    assert type(hb.Storage(host=1, space_ratio=np.int64(2)).space_ratio) is float

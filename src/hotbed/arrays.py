@@ -1,7 +1,8 @@
-"""NumPy arrays and lists in place of tensors: ids, offsets, weights and rows that a user gives."""
+"""Numbers of any kind, and NumPy arrays and lists in place of tensors, that a user gives."""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,9 +12,19 @@ from torch import Tensor
 
 from hotbed.errors import InputError
 
-__all__ = ["ID_DTYPES", "describe", "id_tensor", "is_array", "real_tensor"]
+__all__ = ["ID_DTYPES", "describe", "id_tensor", "integer", "is_array", "real_tensor"]
 
 ID_DTYPES = (torch.int64, torch.int32)
+
+
+def integer(value: Any) -> int | None:
+    """`value` as an int; None where it is none (bool and float are none, numpy's integers are)."""
+    if isinstance(value, bool):
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
 
 
 def is_array(value: Any) -> bool:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import nn
 
+from hotbed.arrays import integer
 from hotbed.devices import named_device
 from hotbed.errors import InputError, StorageError, TableError
 from hotbed.init import derive_key
@@ -16,9 +18,11 @@ from hotbed.modules.by_name import Rows, TablesByName
 from hotbed.modules.descriptions import described
 from hotbed.ops.outside_graphs import outside_graphs
 from hotbed.places.moves import home_of, move, refuse_move
+from hotbed.resolve.on_host import check, core_batch
 from hotbed.stock_layers import tables_of_layers
 from hotbed.storage import Storage
 from hotbed.table.live import LiveTable
+from hotbed.table.place import Call
 from hotbed.tables import Table
 from hotbed.tiers import hottest
 from hotbed.tiers.budget import required
@@ -225,10 +229,13 @@ class EmbeddingCollection(TablesByName):
         exist; each new id of a dynamic table adds about 23 bytes to it, twice as many after it has grown.
 
         Raises:
-            InputError: `inputs` that forward would refuse.
-            TableError: `depth` is no count.
+            InputError, IdError: `inputs` that forward would refuse.
+            TableError: `depth` is no count, or above a million.
         """
-        return required(self._live, self._table_of, self._read(inputs), depth)
+        bags = [bag.on_host() for bag in self._read(inputs)]
+        call = Call(self._live, self._table_of, list(self.features), bags, [], False)
+        check(core_batch(self._live, self._table_of, bags), call)
+        return required(self._live, self._table_of, bags, depth)
 
     def stats(self) -> dict[str, float]:
         """Return counters of training and of the tiers since the start.
@@ -267,8 +274,12 @@ class EmbeddingCollection(TablesByName):
         rows that this rank keeps, and an id is used once by a batch of a rank, however often that has it.
 
         Raises:
-            TableError: uses are not counted: without `Storage`, or of a table whole on a device.
+            TableError: uses are not counted: without `Storage`, or of a table whole on a device; or
+                `count` is no count.
         """
+        most = integer(count)
+        if most is None or most < 0:
+            raise TableError(f"count must be a count of ids, 0 or more, got {count!r}.")
         table = self.table(name)
         if not all(own.core.counts_uses for own in table.place.tables_here(table)):
             raise TableError(
@@ -278,7 +289,7 @@ class EmbeddingCollection(TablesByName):
         return [
             hottest.Used(own.spec.origin.ids_in_table(row), uses, excess)
             for own in table.place.tables_here(table)
-            for row, uses, excess in own.core.hottest(count)
+            for row, uses, excess in own.core.hottest(min(most, sys.maxsize))
         ]
 
     def extra_repr(self) -> str:

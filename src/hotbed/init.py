@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import operator
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -17,6 +16,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import torch  # before the core, which shares torch's OpenMP runtime
 
 from hotbed import _core
+from hotbed.arrays import integer
 from hotbed.errors import TableError
 
 __all__ = [
@@ -257,7 +257,7 @@ def derive_key(seed: int | None, name: str) -> int:
     """The key of a table: from (seed, name), or from torch's default generator if seed is None."""
     if seed is None:
         seed = int(torch.randint(-(2**63), 2**63 - 1, (), dtype=torch.int64, device="cpu"))
-    if isinstance(seed, bool) or not hasattr(seed, "__index__"):
+    given = integer(seed)
+    if given is None:
         raise TableError(f"seed must be an integer, or None to draw one, got {seed!r}.")
-    seed = operator.index(seed)
-    return table_key(seed, name)
+    return table_key(given, name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import numbers
 import os
 import re
 from collections.abc import Sequence
@@ -10,8 +11,10 @@ from fractions import Fraction
 from typing import Any
 
 from hotbed import _core
+from hotbed.arrays import integer
 from hotbed.errors import StorageError
 from hotbed.tables import Table
+from hotbed.text import brief
 
 __all__ = ["INDEX_BYTES", "Storage", "parse_bytes"]
 
@@ -35,31 +38,21 @@ def parse_bytes(size: int | str) -> int:
     Raises:
         StorageError: it is none of these, or more than 2**60.
     """
-    given: int | None = None
-    if isinstance(size, int) and not isinstance(size, bool) and size >= 0:
-        given = size
-    elif isinstance(size, str) and len(size) <= 1000:
+    given = integer(size)
+    if isinstance(size, str) and len(size) <= 1000:
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", size)
         if match and (unit := _UNITS.get(match[2].upper())) is not None:
             given = int(Fraction(match[1]) * unit)
-    if given is None:
+    if given is None or given < 0:
         raise StorageError(
-            f"A size is a number of bytes or like '8GB' or '512MiB', not {_brief(size)}."
+            f"A size is a number of bytes or like '8GB' or '512MiB', not {brief(size)}."
         )
     if given > MOST_BYTES:
         raise StorageError(
-            f"A size is at most {MOST_BYTES:,} bytes (2**60), not {_brief(size)}. Give what the machine "
+            f"A size is at most {MOST_BYTES:,} bytes (2**60), not {brief(size)}. Give what the machine "
             "has."
         )
     return given
-
-
-def _brief(value: Any) -> str:
-    """How an error shows a value, which may be of any length."""
-    if isinstance(value, int) and value.bit_length() > 256:
-        return f"a number of {value.bit_length():,} bits"
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +99,7 @@ class Storage:
                 try:
                     bytes_ = parse_bytes(size)
                 except StorageError as error:
-                    raise StorageError(f"Storage({name}={_brief(size)}): {error}") from None
+                    raise StorageError(f"Storage({name}={brief(size)}): {error}") from None
                 if not bytes_:
                     raise StorageError(f"Storage({name}={size!r}): a budget must be above 0.")
                 object.__setattr__(self, name, bytes_)
@@ -125,13 +118,14 @@ class Storage:
             raise StorageError("Storage(device=...) needs host=, where rows go that do not fit.")
         if not isinstance(self.reset, bool):
             raise StorageError(
-                f"Storage(reset={_brief(self.reset)}) must be True or False: True deletes rows."
+                f"Storage(reset={brief(self.reset)}) must be True or False: True deletes rows."
             )
-        numeric = isinstance(self.space_ratio, (int, float))
+        numeric = isinstance(self.space_ratio, numbers.Real)
         if not numeric or not 1.15 <= self.space_ratio <= 100:
             raise StorageError(
-                f"Storage(space_ratio={_brief(self.space_ratio)}) must lie between 1.15 and 100."
+                f"Storage(space_ratio={brief(self.space_ratio)}) must lie between 1.15 and 100."
             )
+        object.__setattr__(self, "space_ratio", float(self.space_ratio))
 
     @property
     def budgets(self) -> tuple[int, int]:
@@ -198,14 +192,17 @@ def _directory(given: Any) -> str:
     Raises:
         StorageError: no directory can be there.
     """
-    named = f"Storage(ssd={_brief(given)})"
+    named = f"Storage(ssd={brief(given)})"
     try:
         path = os.fsdecode(os.fspath(given))
-        if not path or "\0" in path:
-            raise StorageError(f"{named} is no path: it {'holds a NUL' if path else 'is empty'}.")
+    except TypeError:
+        raise StorageError(f"{named} is no path; give text in UTF-8 or a pathlib.Path.") from None
+    if not path or "\0" in path:
+        raise StorageError(f"{named} is no path: it {'holds a NUL' if path else 'is empty'}.")
+    try:
         path = os.path.abspath(path)
         total, longest = len(path.encode()), max(len(n.encode()) for n in path.split(os.sep))
-    except (TypeError, UnicodeEncodeError):
+    except UnicodeEncodeError:
         raise StorageError(f"{named} is no path; give text in UTF-8 or a pathlib.Path.") from None
     except OSError as error:  # of the working directory
         raise StorageError(f"{named} leads nowhere: {error}.") from None

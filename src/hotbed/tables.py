@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import operator
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from hotbed import _core
 from hotbed import init as initializers
+from hotbed.arrays import integer
 from hotbed.errors import PlanError, TableError
 from hotbed.sharding import Kept, Sharding, sharding_of
 
@@ -142,7 +142,7 @@ class Table:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
             raise TableError(f"A table's name must be a non-empty string, not {self.name!r}.")
-        dim, rows = _integer(self.dim), _integer(self.rows)
+        dim, rows = integer(self.dim), integer(self.rows)
         if dim is None or not 0 < dim <= MAX_DIM:
             raise TableError(
                 f"Table {self.name!r}: dim must be an integer from 1 to {MAX_DIM}, got {self.dim!r}."
@@ -167,7 +167,7 @@ class Table:
                 f"{', '.join(str(d).removeprefix('torch.') for d in DTYPES)}, got {self.dtype!r}."
             )
         if self.padding_idx is not None:
-            padding = _integer(self.padding_idx)
+            padding = integer(self.padding_idx)
             if padding is None or not -(2**63) <= padding < 2**63:
                 raise TableError(
                     f"Table {self.name!r}: padding_idx must be a 64-bit integer or None, "
@@ -269,13 +269,3 @@ def _no_id(ids: Tensor) -> Tensor:
 
 def _fields_of(table: Table) -> dict[str, Any]:
     return {field.name: getattr(table, field.name) for field in dataclasses.fields(Table)}
-
-
-def _integer(value: Any) -> int | None:
-    """`value` as an int; None where it is none (bool and float are none, numpy's integers are)."""
-    if isinstance(value, bool):
-        return None
-    try:
-        return operator.index(value)
-    except TypeError:
-        return None

@@ -1,10 +1,19 @@
-"""Text from files on its way to a terminal."""
+"""Text from files, and values that a user gave, on their way to a terminal."""
 
 from __future__ import annotations
 
 import re
+from typing import Any
 
-__all__ = ["printable"]
+__all__ = ["brief", "printable"]
+
+
+def brief(value: Any) -> str:
+    """How an error shows a value, which may be of any length."""
+    if isinstance(value, int) and value.bit_length() > 256:
+        return f"a number of {value.bit_length():,} bits"
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def printable(text: str) -> str:

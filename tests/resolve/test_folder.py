@@ -322,3 +322,9 @@ def test_a_layout_that_found_no_room_leaves_nothing(tmp_path: Path) -> None:
     assert torch.equal(embeddings.lookup("a", ids), torch.ones(3000, 4))
     assert [log.name for log in logs_in(tmp_path)] == ["rows-4"]
     assert sorted(p.name for p in tmp_path.glob("rows-*")) == ["rows-4"]
+
+
+def test_a_folder_in_place_of_the_note_is_named(tmp_path: Path) -> None:
+    (tmp_path / "hottest.json").mkdir()
+    with pytest.raises(hb.StorageError, match=r"hottest\.json cannot be deleted"):
+        collection(tmp_path)

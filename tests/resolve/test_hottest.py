@@ -113,3 +113,14 @@ def test_batches_that_look_ahead_brought_up_count_once(depth: int) -> None:
             continue  # no forward uses it
         train(embeddings, optimizer, batch)
     assert embeddings.hottest("a") == [(0, 12, 0), (2, 12, 0), (1, 8, 0)]
+
+
+def test_how_many_are_wanted_is_a_count() -> None:
+    embeddings = collection()
+    optimizer = hb.optim.SGD(embeddings.parameters(), lr=0.1)
+    train(embeddings, optimizer, {"a": torch.tensor([[3], [4], [3]])})
+    assert embeddings.hottest("a", 0) == [] and embeddings.hottest("a", np.int64(1)) == [(3, 2, 0)]
+    assert embeddings.hottest("a", 2**70) == [(3, 2, 0), (4, 1, 0)]
+    for bad in (-1, True, 1.5, None, "2"):
+        with pytest.raises(hb.TableError, match="count must be a count of ids, 0 or more, got"):
+            embeddings.hottest("a", bad)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from resolve.tiered_models import (
     NARROW,
     Model,
@@ -97,11 +98,42 @@ def _ready_when_idle(model: Model) -> list[bool]:
         return [entry.admitted for entry in window._entries]
 
 
-@pytest.mark.parametrize("count", [-1, 2.0, True, "2"])
+@pytest.mark.parametrize("count", [-1, 2.0, True, "2", torch.tensor(1.5)])
 @pytest.mark.parametrize("name", ["depth", "horizon"])
 def test_depths_that_are_no_counts_are_refused(name: str, count: Any) -> None:
+    ahead = hb.lookahead([], Model())
     with pytest.raises(TableError, match=f"{name} must be a count of batches"):
         hb.lookahead([], Model(), **{name: count})
+    with pytest.raises(TableError, match=f"{name} must be a count of batches"):
+        setattr(ahead, name, count)
+
+
+@pytest.mark.parametrize("count", [1_000_001, 2**63, 2**70, pytest.param(1 << 20_000, id="long")])
+@pytest.mark.parametrize("name", ["depth", "horizon"])
+def test_depths_beyond_counting_are_refused(name: str, count: int) -> None:
+    with pytest.raises(TableError, match=f"{name} must be at most 1,000,000 batches"):
+        hb.lookahead([], Model(), **{name: count})
+    assert len(list(hb.lookahead(batches(3), Model(storage()), **{name: 1_000_000}))) == 3
+
+
+@pytest.mark.parametrize("change", [{"depth": 0}, {"horizon": 0}, {"depth": 8}, {"inputs": None}])
+def test_a_loop_goes_on_with_the_settings_that_it_began_with(change: dict[str, Any]) -> None:
+    data = batches(12)
+    model = Model(storage())
+    optimizer = adagrad(model)
+    ahead = hb.lookahead(
+        data, model, 2, 5, inputs=lambda batch: {n: batch[n] for n in ("item", "user")}
+    )
+    losses = []
+    for at, batch in enumerate(ahead):
+        if at == 3:
+            for name, value in change.items():
+                setattr(ahead, name, value)
+        losses.append(step(model, optimizer, batch))
+    assert losses == expected(data)
+    assert prepared(model.embeddings.stats()) == 12
+    list(ahead)
+    assert prepared(model.embeddings.stats()) == 12
 
 
 def test_what_cannot_look_ahead_is_refused() -> None:

@@ -128,6 +128,21 @@ def test_bad_inputs_are_refused() -> None:
         embeddings.required({})
     with pytest.raises(hb.TableError, match="depth must be a count of batches, 0 or more, got -1"):
         embeddings.required({"t0": torch.arange(3)}, -1)
+    with pytest.raises(
+        hb.TableError, match="depth must be at most 1,000,000 batches, got a number of"
+    ):
+        embeddings.required({"t0": torch.arange(3)}, 10**5000)
+    with pytest.raises(hb.IdError, match=r"sample 1: id 10 is outside \[0, 10\)"):
+        embeddings.required({"t0": torch.tensor([9, 10])})
+    with pytest.raises(hb.InputError, match="offsets"):
+        embeddings.required({"t0": hb.Jagged(torch.arange(3), torch.tensor([0, 2, 1]))})
+
+
+def test_more_batches_never_need_less() -> None:
+    embeddings, _ = Training([(10**6, 4), (10**9, 16)], 4, dynamic=True).make(None)
+    batch = {"t0": torch.arange(4), "t1": torch.arange(4)}
+    totals = [embeddings.required(batch, 10**k)["total"] for k in range(7)]
+    assert totals == sorted(totals) and totals[-1] > 10**6 * 4 * (4 + 16) * 4
 
 
 @pytest.mark.parametrize("budget", [300_000, 900_000])

@@ -72,14 +72,15 @@ def lookahead(
     loader lets it.
 
     Raises:
-        TableError: depth or horizon that are no counts, `inputs` that cannot be called, a model that
-            is no module, or a loader that looks ahead already.
+        TableError: depth or horizon that are no counts, or above a million, `inputs` that cannot be
+            called, a model that is no module, or a loader that looks ahead already.
     """
     return Lookahead(loader, model, depth, horizon, inputs)
 
 
 class Lookahead(Generic[T]):
-    """See `lookahead`. ``len()`` is the loader's."""
+    """See `lookahead`. ``len()`` is the loader's. `depth`, `horizon` and `inputs` can be set; a loop that
+    is under way keeps those with which it began to look ahead."""
 
     def __init__(
         self,
@@ -101,13 +102,26 @@ class Lookahead(Generic[T]):
                 f"inputs must be a function batch -> dict of features, got {type(inputs).__name__}."
             )
         self.loader, self.model, self.inputs = loader, model, inputs
-        self.depth = count_of_batches("depth", depth)
-        self.horizon = (
-            None if horizon is None else max(self.depth, count_of_batches("horizon", horizon))
-        )
+        self.depth, self.horizon = depth, horizon
         self._left: Source[T] | None = None
         self._said: set[str] = set()
         self._passed = 0
+
+    @property
+    def depth(self) -> int:
+        return self._depth
+
+    @depth.setter
+    def depth(self, depth: int) -> None:
+        self._depth = count_of_batches("depth", depth)
+
+    @property
+    def horizon(self) -> int | None:
+        return self._horizon
+
+    @horizon.setter
+    def horizon(self, horizon: int | None) -> None:
+        self._horizon = None if horizon is None else count_of_batches("horizon", horizon)
 
     def seek(self, epoch: int, batches: int = 0) -> None:
         """The next iteration is that of `epoch` (from 1), but for its first `batches`, whose rows nobody

@@ -39,9 +39,13 @@ class Settings(Protocol):
     """What a window is told; see `hotbed.ahead.lookahead.lookahead`."""
 
     model: nn.Module
-    depth: int
-    horizon: int | None
     inputs: Inputs | None
+
+    @property
+    def depth(self) -> int: ...
+
+    @property
+    def horizon(self) -> int | None: ...
 
     def say(self, about: str, message: str) -> None: ...
 
@@ -60,7 +64,11 @@ class Window:
         collections: Mapping[str, EmbeddingCollection],
         settings: Settings,
     ) -> None:
-        self._source, self._settings = source, settings
+        self._source, self._say = source, settings.say
+        # Who changes a setting means the next loop; this one might wait for what was not begun.
+        self.depth = settings.depth
+        """Batches whose rows are brought up."""
+        self._horizon, self._inputs = settings.horizon, settings.inputs
         self._collections = dict(collections)
         self._tiers: dict[str, Tiers] = {}
         for name, collection in collections.items():
@@ -104,11 +112,6 @@ class Window:
         for tiers in self._tiers.values():
             tiers.open_window(self)
 
-    @property
-    def depth(self) -> int:
-        """Batches whose rows are brought up."""
-        return self._settings.depth
-
     # -- the training thread ---------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Any]:
@@ -137,7 +140,7 @@ class Window:
             self._asked = False
             message, self._message = self._message, None
         if message is not None:
-            self._settings.say(*message)
+            self._say(*message)
         with self._moved:
             if self.failure is not None:
                 raise self.failure
@@ -225,7 +228,7 @@ class Window:
             if self._only_when_asked and (self._entries or not self._asked):
                 return None
             return self._fetch
-        for entry in itertools.islice(self._entries, self._settings.depth):
+        for entry in itertools.islice(self._entries, self.depth):
             if entry.admitted or entry.failed:
                 continue
             if entry.tried != self._round:
@@ -235,10 +238,10 @@ class Window:
         return None
 
     def _knows_enough(self) -> bool:
-        batches, horizon = len(self._entries), self._settings.horizon
-        if horizon is not None:
-            return batches >= horizon
-        if batches <= self._settings.depth:
+        batches = len(self._entries)
+        if self._horizon is not None:
+            return batches >= max(self.depth, self._horizon)
+        if batches <= self.depth:
             return False
         if batches >= _MOST or self._ids >= self._most_ids:
             return True
@@ -317,14 +320,14 @@ class Window:
                 self._message = (
                     "budget",
                     f"The budget holds {ahead} batches beside the one that is trained on, not "
-                    f"depth={self._settings.depth}: look-ahead is shorter now. Raise the budget, or "
+                    f"depth={self.depth}: look-ahead is shorter now. Raise the budget, or "
                     "lower depth.",
                 )
 
     def _inputs_of(self, batch: Any, name: str, collection: EmbeddingCollection) -> Any:
         """What goes into the collection; None where that is not known."""
-        if self._settings.inputs is not None:
-            given = self._settings.inputs(batch)
+        if self._inputs is not None:
+            given = self._inputs(batch)
             return given[name] if len(self._collections) > 1 else given
         if name in self._given_by:
             return self._given_by[name](batch)

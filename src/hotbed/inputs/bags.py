@@ -45,6 +45,11 @@ class Bags(NamedTuple):
     jagged: bool
     """Unpooled, the output is a Jagged with these offsets."""
 
+    def on_host(self) -> Bags:
+        """Ids and offsets where the core reads them, without weights."""
+        offsets = None if self.offsets is None else self.offsets.cpu()
+        return self._replace(ids=self.ids.cpu(), offsets=offsets, weights=None)
+
 
 def read_bags(
     feature: str,

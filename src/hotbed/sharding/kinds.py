@@ -8,7 +8,6 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import itertools
-import operator
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor
 
 from hotbed import _core
+from hotbed.arrays import integer
 from hotbed.errors import PlanError
 from hotbed.sharding.keepers import Owned, hashed_keeper, modulo_keeper
 from hotbed.sharding.kind import Extent, Kept, Shape, Sharding
@@ -193,7 +193,7 @@ class ColumnWise(Sharding):
         object.__setattr__(self, "keepers", keepers)
         if self.widths is not None:
             given = _items(self, "widths", self.widths)
-            widths = [_integer(width) for width in given]
+            widths = [integer(width) for width in given]
             if len(widths) != len(keepers) or any(width is None or width < 1 for width in widths):
                 raise PlanError(
                     f"ColumnWise: widths={self.widths!r} must be {len(keepers)} positive numbers, one "
@@ -292,7 +292,7 @@ def _no_rank(keeper: int, world_size: int) -> str:
 
 
 def _rank(kind: Sharding, given: Any) -> int:
-    rank = _integer(given)
+    rank = integer(given)
     if rank is None or not 0 <= rank < MOST_RANKS:
         raise PlanError(
             f"{type(kind).__name__}: a rank is a number from 0 to {MOST_RANKS - 1:,}, not {given!r}."
@@ -304,10 +304,3 @@ def _items(kind: Sharding, name: str, given: Any) -> list[Any]:
     if isinstance(given, (tuple, list)):
         return list(given)
     raise PlanError(f"{type(kind).__name__}: {name} must be several numbers, not {given!r}.")
-
-
-def _integer(value: Any) -> int | None:
-    try:
-        return None if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        return None

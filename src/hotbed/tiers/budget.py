@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,10 +9,15 @@ import numpy as np
 import torch
 
 from hotbed import _core
+from hotbed.arrays import integer
 from hotbed.errors import TableError
 from hotbed.inputs.bags import Bags
+from hotbed.text import brief
 
-__all__ = ["by_part", "count_of_batches", "ids_within", "required"]
+__all__ = ["MOST_BATCHES", "by_part", "count_of_batches", "ids_within", "required"]
+
+MOST_BATCHES = 1_000_000
+"""Batches that may be asked for at once: products with their ids and the bytes of these stay below 2**63."""
 
 _NAMES = {
     "rows": "rows that are held at once",
@@ -44,21 +48,25 @@ def ids_within(slots: int, budget: int) -> int:
 
 
 def count_of_batches(name: str, value: Any) -> int:
-    """Raises TableError unless the value of that name is a count."""
-    if isinstance(value, bool) or not hasattr(value, "__index__") or operator.index(value) < 0:
+    """The value of that name as an int; raises TableError where it is no count, or beyond MOST_BATCHES."""
+    count = integer(value)
+    if count is None or count < 0:
         raise TableError(f"{name} must be a count of batches, 0 or more, got {value!r}.")
-    return operator.index(value)
+    if count > MOST_BATCHES:
+        raise TableError(f"{name} must be at most {MOST_BATCHES:,} batches, got {brief(value)}.")
+    return count
 
 
 def required(
     live: Sequence[Any], table_of: Sequence[int], bags: Sequence[Bags], depth: int
 ) -> dict[str, int]:
-    """Return the bytes that a budget needs, by part; see `EmbeddingCollection.required`."""
+    """Return the bytes that a budget needs, by part; see `EmbeddingCollection.required`. Bags lie on
+    the host."""
     batches = count_of_batches("depth", depth) + 1
     rows = [0] * len(live)
     for t in range(len(live)):
         ids = [bag.ids.flatten() for at, bag in zip(table_of, bags, strict=True) if at == t]
-        rows[t] = len(np.unique(torch.cat(ids).cpu().numpy())) if ids else 0
+        rows[t] = len(np.unique(torch.cat(ids).numpy())) if ids else 0
     storage = None if live[0].tiers is None else live[0].tiers.storage
     ssd = storage is None or storage.device is None
     return _core.required_budget([table.core for table in live], rows, batches, ssd)

@@ -61,5 +61,13 @@ def noted(folder: Path) -> dict[str, list[Used]]:
 
 
 def forget(folder: Path) -> None:
-    """What an earlier run has noted is gone."""
-    (folder / NAME).unlink(missing_ok=True)
+    """What an earlier run has noted is gone.
+
+    Raises:
+        StorageError: it cannot be deleted.
+    """
+    path = folder / NAME
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise StorageError(f"{path} cannot be deleted: {error}.") from None
