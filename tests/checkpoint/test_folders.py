@@ -77,6 +77,17 @@ def test_what_a_run_saves_that_goes_back_is_the_latest(tmp_path: Path) -> None:
     assert names_in(tmp_path) == names
 
 
+@pytest.mark.parametrize("kind", ["file", "link to nothing", "link to a file"])
+def test_what_is_no_folder_is_told(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "file").touch()
+    for name, to in (("link to nothing", "nowhere"), ("link to a file", "file")):
+        (tmp_path / name).symlink_to(to)
+    for path in (tmp_path / kind, tmp_path / kind / "run"):
+        with pytest.raises(NotADirectoryError):
+            hb.save(path, with_bias(0), step=1)
+    assert sorted(os.listdir(tmp_path)) == ["file", "link to a file", "link to nothing"]
+
+
 def test_a_checkpoint_is_no_folder_of_checkpoints(tmp_path: Path) -> None:
     saved = hb.save(tmp_path, with_bias(1), step=1)
     with pytest.raises(CheckpointError, match="is a checkpoint itself. Name the folder"):

@@ -16,6 +16,7 @@ from checkpoint.small_models import with_bias
 from checkpoint.whole_checkpoints import check_whole, names_in
 
 import hotbed as hb
+from hotbed.checkpoint import new as new_checkpoints
 from hotbed.checkpoint import saving
 from hotbed.checkpoint.folder import complete_in
 from hotbed.checkpoint.manifest import read_manifest
@@ -249,3 +250,46 @@ def test_one_that_fails_when_it_was_renamed_leaves_nothing(
     with pytest.raises(OSError, match="broken"):
         hb.save(tmp_path, with_bias(1), step=3, keep=1)
     assert [*map(str, tmp_path.iterdir())] == other
+
+
+def test_one_that_takes_another_name_is_not_taken_for_what_a_dead_process_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between `os.mkdir` and `os.rename` nobody holds the folder of the new name."""
+    remove, mkdir, renames, flock = new_checkpoints._remove, os.mkdir, os.rename, fcntl.flock
+    found, removing, renamed = threading.Event(), threading.Event(), threading.Event()
+    sweeping = threading.Thread(target=new_checkpoints.sweep, args=(str(tmp_path),))
+
+    def sweep_then(path: str, *mode: int) -> None:
+        mkdir(path, *mode)
+        if path.endswith(".1"):
+            sweeping.start()
+            assert found.wait(PATIENCE)
+
+    def rename(path: str, to: str) -> None:
+        renames(path, to)
+        renamed.set()
+        if removing.is_set():
+            sweeping.join(PATIENCE)
+
+    def remove_when_renamed(folder: str) -> None:
+        removing.set()
+        found.set()
+        assert renamed.wait(PATIENCE)
+        remove(folder)
+
+    def lock(descriptor: int, how: int) -> None:
+        if threading.current_thread() is sweeping and how == fcntl.LOCK_EX:
+            found.set()
+        flock(descriptor, how)
+
+    with new_checkpoints.new_folder(str(tmp_path), 1) as new:
+        hb.save(tmp_path, with_bias(2), step=2)
+        write_tensors(os.path.join(new.path, "dense.safetensors"), {})
+        monkeypatch.setattr(os, "mkdir", sweep_then)
+        monkeypatch.setattr(fcntl, "flock", lock)
+        monkeypatch.setattr(new_checkpoints, "_remove", remove_when_renamed)
+        monkeypatch.setattr(os, "rename", rename)
+        new.complete({"step": 1})
+    sweeping.join(PATIENCE)
+    assert sorted(os.listdir(new.path)) == ["checkpoint.json", "dense.safetensors"]

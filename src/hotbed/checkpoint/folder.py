@@ -18,6 +18,7 @@ Other files are the user's and stay.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import re
@@ -155,8 +156,11 @@ def made_to_stay(path: str) -> bool:
         return False
     above = os.path.dirname(path)
     made_to_stay(above)
-    with contextlib.suppress(FileExistsError):  # somebody else made it just now
+    try:
         os.mkdir(path)
+    except FileExistsError:
+        if not os.path.isdir(path):  # else somebody made it just now
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path) from None
     sync_folder(above)
     return True
 

@@ -152,7 +152,11 @@ def new_folder(root: str, step: int) -> Iterator[NewCheckpoint]:
 
 def sweep(root: str) -> None:
     """Removes what processes that died have left of checkpoints."""
-    with contextlib.suppress(FileNotFoundError):
+    # While nobody completes one: it takes another name, under which nobody holds it for a moment.
+    with (
+        contextlib.suppress(FileNotFoundError, NotADirectoryError),
+        held(os.path.realpath(root), fcntl.LOCK_EX),
+    ):
         for folder in folders_in(root):
             if not os.path.lexists(os.path.join(folder, MANIFEST)):
                 _remove_unheld(folder, unless_complete=True)
