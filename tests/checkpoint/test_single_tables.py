@@ -174,6 +174,15 @@ def test_the_commands(tmp_path: Path) -> None:
     assert numbers == {"embeddings.item": [0, 0, 1, 59], "embeddings.user": [0, 2, 0, users]}
 
     rows = Path(first) / "rows-0-0.safetensors"
+    for path, file in (
+        (first, "checkpoint.json"),
+        (first, rows.name),
+        (tmp_path / "run", rows.name),
+    ):
+        before = (Path(first) / file).read_bytes()
+        code, said = run("show", path, "--json", Path(first) / file)
+        assert code == 2 and "Name another." in said
+        assert (Path(first) / file).read_bytes() == before
     contents = bytearray(rows.read_bytes())
     contents[-1] ^= 1
     rows.write_bytes(contents)

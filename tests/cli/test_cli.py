@@ -186,9 +186,26 @@ def test_config_file(log, tmp_path):
     assert json.loads(figures.read_text())["config"]["data"] == [str(log)]
 
 
+def test_a_config_file_has_switches_and_numbers_that_may_be_left_out(log, tmp_path):
+    config, figures = tmp_path / "run.toml", tmp_path / "figures.json"
+    config.write_text(
+        f'data = "{log}"\ndim = 2\nhorizon = 7\nhost = "100MB"\nssd = "{tmp_path / "rows"}"\n'
+        f'reset-ssd = true\nresume = true\ncheckpoint = "{tmp_path / "run"}"\n'
+    )
+    for _ in range(2):
+        result = run("train", "--config", config, "--json", figures)
+        assert result.exit_code == 0, result.output
+    report = json.loads(figures.read_text())
+    assert report["resumed_at"] == report["steps"] > 0
+    used = report["config"]
+    assert (used["horizon"], used["reset_ssd"], used["resume"]) == (7, True, True)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        ("resume = 'yes'", "key 'resume' is 'yes'; it must be true or false."),
+        ("horizon = true", "key 'horizon' is True; it must be an integer."),
         ("batchsize = 5", "unknown key 'batchsize'; did you mean 'batch-size'?"),
         ("zebra = 5", "unknown key 'zebra'; there are data, from, model, dim"),
         ("[train]\ndim = 5", "unknown key 'train'"),
@@ -230,8 +247,8 @@ def test_a_wrong_config_file(log, tmp_path, text, message):
             "it must be a size such as 8GB or 512MiB, or a number of bytes, up to 2**60.",
         ),
         (["--data", "{log}", "--on", "tpu"], "--on is tpu; it must be cpu, cuda or cuda:N."),
-        (["--data", "{log}", "--lr", "-1"], "--lr is -1.0; it must be positive."),
-        (["--data", "{log}", "--lr", "nan"], "--lr is nan; it must be positive."),
+        (["--data", "{log}", "--lr", "-1"], "--lr is -1.0; it must be positive, and"),
+        (["--data", "{log}", "--lr", "nan"], "--lr is nan; it must be positive, and"),
         (
             ["--data", "{log}", "--test-fraction", "1"],
             "--test-fraction is 1.0; it must be in [0, 1).",
@@ -240,6 +257,11 @@ def test_a_wrong_config_file(log, tmp_path, text, message):
             ["--data", "{log}", "--on-error", "hide"],
             "--on-error is hide; it must be raise or skip.",
         ),
+        (["--data", "{log}", "--lr", "1e300"], "--lr is 1e+300; it must be positive, and at most"),
+        (["--data", "{pipe}"], "is a pipe or a device, which can be read once"),
+        (["--data", "{log}", "/dev/null"], "--data /dev/null is a pipe or a device, which can"),
+        (["--data", "{log}", "--json", ""], "Cannot write '': the path is empty. Name a file."),
+        (["--data", "{log}", "--trace", ""], "Cannot write '': the path is empty. Name a file."),
         (["--data", "{empty}"], "There are no samples to train on in"),
         (["--data", "{bare}"], "39 columns, expected 40"),
         (["--data", "{log}", "--json", "{tmp}/no/x.json"], "no' does not exist."),
@@ -263,7 +285,9 @@ def test_mistakes_are_told_in_one_sentence(log, tmp_path, arguments, message):
         "tmp": tmp_path,
         "empty": tmp_path / "empty.tsv",
         "bare": tmp_path / "bare.tsv",
+        "pipe": tmp_path / "pipe",
     }
+    os.mkfifo(names["pipe"])
     result = run("train", *(argument.format(**names) for argument in arguments))
     assert result.exit_code == 2, result.output
     assert message.format(**names) in result.stderr
@@ -300,6 +324,10 @@ def test_predict_mistakes(log, tmp_path):
     assert result.exit_code == 2 and "There is no checkpoint" in result.stderr
     result = run("predict", tmp_path, "--data", log, "--out", tmp_path / "no" / "scores.csv")
     assert result.exit_code == 2 and "does not exist" in result.stderr
+    result = run("predict", tmp_path, "--data", log, "--out", "")
+    assert result.exit_code == 2 and "the path is empty. Name a file." in result.stderr
+    result = run("predict", tmp_path, "--data", log, "--out", out, "--batch-size", 2**62)
+    assert result.exit_code == 2 and "--batch-size" in result.stderr
     train(log, tmp_path, "--save", tmp_path / "m")
     (tmp_path / "broken.tsv").write_text(log.read_text() + "broken\n")
     result = run("predict", tmp_path / "m", "--data", tmp_path / "broken.tsv", "--out", out)

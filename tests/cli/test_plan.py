@@ -9,6 +9,7 @@ import torch
 from cli.command_line import run
 
 import hotbed as hb
+from hotbed.checkpoint import write
 from hotbed.dist import Plan, RowWise, TableWise
 
 TABLES = """
@@ -64,6 +65,28 @@ def test_a_checkpoint_says_rows_and_optimizer(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     words = result.stdout.split()
     assert "user" in words and "~4" in words and "1.9" in words  # 5,000 x 16 x 3 x 4 bytes, twice
+
+
+def test_a_plan_is_written_over_nothing_that_it_is_made_of(tmp_path: Path) -> None:
+    tables, link = tmp_path / "tables.toml", tmp_path / "link.toml"
+    tables.write_text("[tables.a]\nrows = 10\ndim = 4\n")
+    link.symlink_to(tables)
+    write(tmp_path / "run", {"a": [(torch.arange(3), torch.ones(3, 4))]})
+    (manifest,) = tmp_path.glob("run/*/checkpoint.json")
+    for source, target in (
+        (("--tables", tables), tables),
+        (("--tables", tables), link),
+        (("--tables", tables), manifest),
+        ((tmp_path / "run",), manifest),
+        ((manifest.parent,), manifest.parent / "rows-0-0.safetensors"),
+    ):
+        before = target.read_bytes()
+        result = run("plan", *source, "--world-size", 2, "--write", target)
+        assert result.exit_code == 2 and "Name another." in result.stderr, result.output
+        assert target.read_bytes() == before
+    assert (
+        run("plan", "--tables", tables, "--world-size", 2, "--write", tmp_path / "p").exit_code == 0
+    )
 
 
 def test_the_remedies_are_told(tmp_path: Path) -> None:

@@ -107,12 +107,16 @@ def show(
     from rich.table import Table
 
     with told_in_one_sentence():
+        from hotbed.checkpoint.folder import is_of_checkpoints
         from hotbed.checkpoint.listing import list as checkpoints_in
         from hotbed.checkpoint.looking import contents
+        from hotbed.train import paths
         from hotbed.train.progress import literal
         from hotbed.train.report import check_writable_file, write_json
 
         if json is not None:
+            of_run = paths.Folder(paths.Named("DIR", path), is_of_checkpoints)
+            paths.refuse_clashes([], [paths.Named("--json", json)], [of_run])
             check_writable_file(json)
         found = checkpoints_in(path)
         if len(found) > 1 or any(one.state != "whole" for one in found):

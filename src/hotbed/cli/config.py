@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import sys
-from typing import Any, get_type_hints
+from types import NoneType
+from typing import Any, get_args, get_type_hints
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -66,11 +67,17 @@ def _fields(settings: type[Any]) -> tuple[dataclasses.Field[Any], ...]:
 
 
 def _checked(path: str, key: str, value: Any, kind: Any) -> Any:
+    if NoneType in get_args(kind):  # an option that may be left out
+        (kind,) = {*get_args(kind)} - {NoneType}
     if kind == tuple[str, ...]:
         value = [value] if isinstance(value, str) else value
         if isinstance(value, list) and all(isinstance(item, str) for item in value):
             return value
         wanted = "a string or a list of strings"
+    elif kind is bool:
+        if isinstance(value, bool):
+            return value
+        wanted = "true or false"
     elif kind is float:
         if isinstance(value, int | float) and not isinstance(value, bool):
             return float(value)

@@ -90,10 +90,15 @@ def plan(
     from rich.console import Console
 
     with told_in_one_sentence({"device": device, "host": host, "ssd": ssd}):
+        from hotbed.checkpoint.folder import is_of_checkpoints
         from hotbed.dist import plan as planned
+        from hotbed.train.paths import Folder, Named, refuse_clashes
         from hotbed.train.report import check_writable_file
 
         if write is not None:
+            reads = [] if tables is None else [Named("--tables", tables)]
+            folders = [] if path is None else [Folder(Named("DIR", path), is_of_checkpoints)]
+            refuse_clashes(reads, [Named("--write", write)], folders)
             check_writable_file(write)
         found, rows, saved_by = _tables(path, tables, model, dim)
         tiers = {"device": device, "host": host, "ssd": ssd}

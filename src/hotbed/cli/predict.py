@@ -25,7 +25,9 @@ def predict(
             help="What tells samples apart in FILE.csv: C1 to C26. Default: the number of the line.",
         ),
     ] = None,
-    batch_size: Annotated[int, typer.Option(help="Samples scored at a time.", min=1)] = 4096,
+    batch_size: Annotated[
+        int, typer.Option(help="Samples scored at a time.", min=1, max=2**31 - 1)
+    ] = 4096,
     host: Annotated[
         str | None,
         typer.Option(

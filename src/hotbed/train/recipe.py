@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import os
+import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -91,6 +93,7 @@ def _train(
         shuffle=settings.shuffle,
         seed=settings.seed,
     )
+    _refuse_what_is_read_once(log.paths)
     with progress.status("Counting samples ..."):
         found = log.fingerprint() if settings.checkpoint is not None else None
         training, test = log.split(settings.test_fraction, None if found is None else found.rows)
@@ -203,6 +206,17 @@ def _train(
         finally:
             results.print(closing_table("Interrupted" if interrupted else "Done", lines))
     return report
+
+
+def _refuse_what_is_read_once(paths: Sequence[str]) -> None:
+    """Refuses pipes and terminals: samples are counted before they are trained on."""
+    for path in paths:
+        kind = os.stat(path).st_mode
+        if not (stat.S_ISREG(kind) or stat.S_ISBLK(kind)):
+            raise SettingsError(
+                f"--data {path} is a pipe or a device, which can be read once; train reads its data several "
+                "times. Write them to a file."
+            )
 
 
 def _samples(log: CriteoLog) -> int:

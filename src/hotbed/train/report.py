@@ -53,6 +53,8 @@ def versions() -> dict[str, str]:
 
 def check_writable_file(path: str) -> None:
     """Raise OutputError if a file cannot be created at `path`."""
+    if not path:
+        raise OutputError("Cannot write '': the path is empty. Name a file.")
     if "\0" in path:
         raise OutputError(f"Cannot write {path!r}: no path can have a zero byte.")
     folder = os.path.dirname(os.path.abspath(path))

@@ -20,6 +20,10 @@ OPTIMIZERS = {kind._rule.command: kind for kind in RULES}
 """By the names of the command line."""
 
 
+_MOST_LR = 1e30
+"""Far from what float32 holds, as optimizers divide it by small numbers."""
+
+
 class SettingsError(HotbedError, ValueError):
     """A setting of a run that cannot be honoured; the message names it as the user wrote it."""
 
@@ -68,7 +72,7 @@ class TrainSettings:
         )
         _require(self.on_error in ("raise", "skip"), "on-error", self.on_error, "raise or skip")
         _require(self.dim > 0, "dim", self.dim, "positive")
-        _require(0 < self.lr < float("inf"), "lr", self.lr, "positive")
+        _require(0 < self.lr <= _MOST_LR, "lr", self.lr, f"positive, and at most {_MOST_LR:g}")
         _require(self.batch_size > 0, "batch-size", self.batch_size, "positive")
         _require(self.epochs > 0, "epochs", self.epochs, "positive")
         _require(self.every > 0, "every", self.every, "positive")
