@@ -61,6 +61,9 @@ def test_tables_that_are_made_elsewhere_are_loaded(tmp_path: Path) -> None:
         (torch.arange(3), torch.ones(4, 2), "a chunk must be ids"),
         (torch.arange(3).int(), torch.ones(3, 2), "a chunk must be ids"),
         (torch.arange(3), torch.ones(3), "a chunk must be ids"),
+        (torch.arange(3), torch.ones(3, 2).to_sparse(), "a chunk must be ids"),
+        (torch.arange(3), torch.ones(3, 2, device="meta"), "a chunk must be ids"),
+        (torch.arange(3), torch.ones(3, 2).numpy(), "a chunk must be ids"),
         (torch.arange(3), torch.ones(3, 3), "differ in dim"),
         (torch.arange(3), torch.ones(3, 2).half(), "differ in dim or dtype"),
         (torch.arange(3) + 8, torch.ones(3, 2), r"outside \[0, 10\)"),
@@ -77,10 +80,25 @@ def test_chunks_that_are_none(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("step", [-1, True, 1.0, "1"])
+def test_what_is_no_dict_of_chunks(tmp_path: Path) -> None:
+    good = torch.arange(2), torch.ones(2, 2)
+    tables: Any
+    for tables in ({1: [good]}, {None: [good]}, [("a", [good])]):
+        with pytest.raises(CheckpointError, match="tables must be a dict of names to chunks"):
+            hb.checkpoint.write(tmp_path, tables)
+    for tables in ({"a": [(*good, 1)]}, {"a": [{"ids": 1}]}, {"a": [good[0]]}):
+        with pytest.raises(CheckpointError, match="Table 'a': a chunk must be ids"):
+            hb.checkpoint.write(tmp_path, tables)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("step", [-1, True, 1.0, "1", 2**63])
 def test_steps_that_are_none(tmp_path: Path, step: Any) -> None:
-    with pytest.raises(CheckpointError, match="step must be an integer from 0 on, got"):
+    told = "step must be (an integer from 0 on, got|less than)"
+    with pytest.raises(CheckpointError, match=told):
         hb.checkpoint.write(tmp_path, {}, step=step)
+    with pytest.raises(CheckpointError, match=told):
+        hb.save(tmp_path, hb.models.DLRM(["a"]), step=step)
     assert not list(tmp_path.iterdir())
 
 

@@ -94,6 +94,40 @@ def test_others_are_refused_by_name(value: Any) -> None:
         encoded([{"a": value}], "x", {})
 
 
+def nested(depth: int) -> Any:
+    value: Any = 1
+    for _ in range(depth):
+        value = {"a": value}
+    return value
+
+
+def holding_itself() -> list[Any]:
+    value: list[Any] = []
+    value.append(value)
+    return value
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        (holding_itself(), "lies in more than 100 lists, tuples and dicts, or one holds itself"),
+        (nested(101), r"x\.a\.a.* lies in more than 100 lists"),
+        pytest.param(10**4000, "x is an integer of more than 10,000 bits", id="large"),
+        (torch.empty(3, device="meta"), "x is on the device meta"),
+        (torch.ones(2, dtype=torch.complex64), "x has the dtype torch.complex64"),
+        (np.ma.array([1, 2], mask=[True, False]), "x is of type MaskedArray"),
+    ],
+)
+def test_what_could_not_be_read_again_is_refused(value: Any, told: str) -> None:
+    with pytest.raises(CheckpointError, match=told):
+        encoded(value, "x", {})
+
+
+def test_large_numbers_and_deep_dicts_come_back() -> None:
+    for value in (2**10_000 - 1, -(2**10_000) + 1, nested(100)):
+        assert through(value) == value
+
+
 @pytest.mark.parametrize(
     "value", [{}, {"x": 1}, {"tensor": "gone"}, {"dict": 3}, {"tuple": [1], "y": 2}, {"float": "1"}]
 )

@@ -89,6 +89,8 @@ def load(
     tables = tables_of(model)
     ranks = ranks_of(tables, model)
     with contextlib.ExitStack() as stack:
+        # States that are made here are trained with later, where inference tensors could not be.
+        stack.enter_context(torch.inference_mode(False))
         found = ""
         with ranks.telling(KIND):
             if ranks.rank == 0:

@@ -109,7 +109,11 @@ def differences(first: str, second: str) -> Iterator[Difference]:
             ids, marks = _marks(one, name, name in tables[0])
             others, their_marks = _marks(other, name, name in tables[1])
             at = torch.searchsorted(ids, others).clamp_(max=max(0, len(ids) - 1))
-            both = ids[at] == others if len(ids) else torch.zeros(len(others), dtype=torch.bool)
+            both = (
+                ids[at] == others
+                if len(ids)
+                else torch.zeros(len(others), dtype=torch.bool, device="cpu")
+            )
             equal = int((marks[at[both]] == their_marks[both]).sum())
             shared = int(both.sum())
             yield Difference(name, len(ids) - shared, len(others) - shared, shared - equal, equal)
@@ -117,12 +121,13 @@ def differences(first: str, second: str) -> Iterator[Difference]:
 
 def _marks(path: str, table: str, there: bool) -> tuple[Tensor, Tensor]:
     """Ids, rising, and a number for the bits of each row."""
-    ids, marks = [torch.empty(0, dtype=torch.int64)], [torch.empty(0, dtype=torch.int64)]
+    none = torch.empty(0, dtype=torch.int64, device="cpu")
+    ids, marks = [none], [none]
     if not there:
         return ids[0], marks[0]
     for chunk in read(path, table):
         bits = chunk.weights.contiguous().view(torch.int16).long() & 0xFFFF
-        mark = torch.zeros(len(bits), dtype=torch.int64)
+        mark = torch.zeros(len(bits), dtype=torch.int64, device="cpu")
         for column in bits.unbind(1):
             mark = (mark ^ column) * 0x100000001B3  # FNV-1a, 16 bits at a time
         ids.append(chunk.ids)

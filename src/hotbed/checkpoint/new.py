@@ -23,9 +23,23 @@ from hotbed.checkpoint.folder import (
 )
 from hotbed.checkpoint.manifest import fault_of
 
-__all__ = ["NewCheckpoint", "new_folder", "sweep"]
+__all__ = ["NewCheckpoint", "check_keep", "check_step", "new_folder", "sweep"]
 
 _NEXT = "checkpoint.json.new"
+
+
+def check_step(step: Any) -> None:
+    """Raises CheckpointError if `step` is no number of steps."""
+    if isinstance(step, bool) or not isinstance(step, int) or step < 0:
+        raise CheckpointError(f"step must be an integer from 0 on, got {step!r}.")
+    if step >= 2**63:
+        raise CheckpointError("step must be less than 2**63.")
+
+
+def check_keep(keep: Any) -> None:
+    """Raises CheckpointError if `keep` is no number of checkpoints, nor None."""
+    if keep is not None and (isinstance(keep, bool) or not isinstance(keep, int) or keep < 1):
+        raise CheckpointError(f"keep must be an integer from 1 on, or None, got {keep!r}.")
 
 
 class NewCheckpoint:

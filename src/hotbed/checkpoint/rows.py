@@ -165,7 +165,7 @@ def read_rows(
     most = max((_size(path) for path in paths), default=0)
     memory: list[Tensor | None] = [None] * (_READERS + 1)
     if again and most <= 4 * FILE_BYTES:  # larger ones have memory of their own
-        memory = [torch.empty(most, dtype=torch.uint8) for _ in memory]
+        memory = [torch.empty(most, dtype=torch.uint8, device="cpu") for _ in memory]
     begun = zip(paths, wanted, itertools.cycle(memory), strict=False)
     with ThreadPoolExecutor(_READERS) as pool:
         under_way = collections.deque(

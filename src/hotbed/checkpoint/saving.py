@@ -17,7 +17,7 @@ from hotbed.checkpoint.files import CheckpointError
 from hotbed.checkpoint.folder import root_of
 from hotbed.checkpoint.manifest import FORMAT, VERSION
 from hotbed.checkpoint.models import description_of
-from hotbed.checkpoint.new import NewCheckpoint, new_folder, sweep
+from hotbed.checkpoint.new import NewCheckpoint, check_keep, check_step, new_folder, sweep
 from hotbed.checkpoint.randomness import random_states
 from hotbed.checkpoint.ranks import KIND, entries_of, own_tables, ranks_of
 from hotbed.checkpoint.rows import most_bytes, write_rows
@@ -81,10 +81,8 @@ def save(
     tables = tables_of(model)
     ranks = ranks_of(tables, model)
     with ranks.telling(KIND), reading(tables.values()):
-        if isinstance(step, bool) or not isinstance(step, int) or step < 0:
-            raise CheckpointError(f"step must be an integer from 0 on, got {step!r}.")
-        if keep is not None and (isinstance(keep, bool) or not isinstance(keep, int) or keep < 1):
-            raise CheckpointError(f"keep must be an integer from 1 on, or None, got {keep!r}.")
+        check_step(step)
+        check_keep(keep)
         root = root_of(path)
         for stem, table in tables.items():
             table.refuse_half_loaded()

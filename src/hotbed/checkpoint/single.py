@@ -14,7 +14,7 @@ from hotbed.checkpoint.files import CheckpointError
 from hotbed.checkpoint.folder import opened, root_of
 from hotbed.checkpoint.joining import whole_rows
 from hotbed.checkpoint.manifest import FORMAT, VERSION, read_manifest
-from hotbed.checkpoint.new import new_folder
+from hotbed.checkpoint.new import check_step, new_folder
 from hotbed.checkpoint.rows import FILE_BYTES, Piece, TableRows, write_files
 from hotbed.checkpoint.tensors import write_tensors
 from hotbed.tables import DTYPES, MAX_DIM
@@ -120,8 +120,9 @@ def write(
             id comes twice.
         OSError: it cannot be written.
     """
-    if isinstance(step, bool) or not isinstance(step, int) or step < 0:
-        raise CheckpointError(f"step must be an integer from 0 on, got {step!r}.")
+    check_step(step)
+    if not isinstance(tables, Mapping) or not all(isinstance(name, str) for name in tables):
+        raise CheckpointError("tables must be a dict of names to chunks of ids and weights.")
     for name, count in (rows or {}).items():
         if name not in tables:
             raise CheckpointError(f"rows= names a table {name!r}, of which there are no chunks.")
@@ -151,8 +152,8 @@ def _pieces(
     for name, chunks in tables.items():
         first: Tensor | None = None
         held: list[Tensor] = []
-        for ids, weights in chunks:
-            _check(name, ids, weights, first, rows.get(name))
+        for chunk in chunks:
+            ids, weights = _checked(name, chunk, first, rows.get(name))
             first = weights[:0] if first is None else first
             held.append(ids.clone())
             dim = weights.shape[1]
@@ -185,23 +186,29 @@ def repeated(ids: list[Tensor]) -> int | None:
     return int(twice[0]) if len(twice) else None
 
 
-def _check(name: str, ids: Tensor, weights: Tensor, first: Tensor | None, rows: int | None) -> None:
-    fits = (
-        isinstance(ids, Tensor)
-        and isinstance(weights, Tensor)
-        and ids.dtype == torch.int64
-        and weights.dtype in DTYPES
-        and ids.dim() == 1
-        and weights.dim() == 2
-        and len(ids) == len(weights)
-        and 0 < weights.shape[1] <= MAX_DIM
-    )
-    if not fits:
-        raise CheckpointError(
-            f"Table {name!r}: a chunk must be ids (n,) int64 and weights (n, dim) of a floating-point dtype."
-        )
+def _checked(
+    name: str, chunk: Any, first: Tensor | None, rows: int | None
+) -> tuple[Tensor, Tensor]:
+    """Ids and weights of a chunk. `first`: weights of the first one, of which no row is looked at."""
+    match chunk:
+        case (Tensor() as ids, Tensor() as weights) if (
+            all(t.layout is torch.strided and t.device.type != "meta" for t in (ids, weights))
+            and ids.dtype == torch.int64
+            and weights.dtype in DTYPES
+            and ids.dim() == 1
+            and weights.dim() == 2
+            and len(ids) == len(weights)
+            and 0 < weights.shape[1] <= MAX_DIM
+        ):
+            pass
+        case _:
+            raise CheckpointError(
+                f"Table {name!r}: a chunk must be ids (n,) int64 and weights (n, dim) of a floating-point "
+                "dtype."
+            )
     if first is not None and (weights.shape[1], weights.dtype) != (first.shape[1], first.dtype):
         raise CheckpointError(f"Table {name!r}: its chunks differ in dim or dtype.")
     if rows is not None and len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < rows:
         worst = int(ids.min()) if int(ids.min()) < 0 else int(ids.max())
         raise CheckpointError(f"Table {name!r}: the id {worst} is outside [0, {rows}).")
+    return ids, weights

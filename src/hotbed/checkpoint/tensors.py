@@ -164,7 +164,9 @@ def _tensors_in(contents: Tensor) -> Iterable[tuple[str, Tensor]]:
         aligned = plain if (begin + first) % kind.itemsize == 0 else plain.clone()
         yield (
             name,
-            aligned.view(kind).reshape(shape) if end > first else torch.empty(shape, dtype=kind),
+            aligned.view(kind).reshape(shape)
+            if end > first
+            else torch.empty(shape, dtype=kind, device="cpu"),
         )
     if at != len(contents):
         raise ValueError(f"{len(contents) - at:,} bytes are no tensor's")
@@ -230,4 +232,4 @@ def _checked_bytes(path: str, expected: Any, into: Tensor | None) -> Tensor:
 def _room_for(path: str, size: int) -> Tensor:
     if size > _MUCH and size > (free := _core.available_memory()):
         raise OutOfMemory(f"{path} has {size:,} bytes, and {free:,} of memory are free.")
-    return torch.empty(size, dtype=torch.uint8)
+    return torch.empty(size, dtype=torch.uint8, device="cpu")

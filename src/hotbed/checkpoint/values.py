@@ -17,40 +17,64 @@ import torch
 from torch import Tensor
 
 from hotbed.checkpoint.files import CheckpointError
+from hotbed.checkpoint.tensors import DTYPES
 
 __all__ = ["decoded", "encoded"]
 
 _ARRAYS = {"b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"}
+_MOST_DEEP = 100
+_MOST_BITS = 10_000
+"""Python reads and writes no decimal of more than 4,300 digits."""
 _DICTS = {"dict": dict, "Counter": Counter, "OrderedDict": OrderedDict}
 
 
-def encoded(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
+def encoded(value: Any, name: str, tensors: dict[str, Tensor], depth: int = 0) -> Any:
     """A value as JSON values. Tensors and arrays in it are added to `tensors`.
 
     Args:
         name: what errors call it, and the names of its tensors begin with.
+        depth: how many lists, tuples and dicts it lies in.
 
     Raises:
-        CheckpointError: it has a part of another type, which is named.
+        CheckpointError: it has a part of another type, which is named, or one that could not be read again.
     """
-    if value is None or isinstance(value, bool | str) or type(value) is int:
+    if depth > _MOST_DEEP:
+        raise CheckpointError(
+            f"{name[:80]}... lies in more than {_MOST_DEEP} lists, tuples and dicts, or one holds itself."
+        )
+    if value is None or isinstance(value, bool | str):
+        return value
+    if type(value) is int:
+        if value.bit_length() > _MOST_BITS:
+            raise CheckpointError(f"{name} is an integer of more than {_MOST_BITS:,} bits.")
         return value
     if type(value) is float:
         return value if math.isfinite(value) else {"float": repr(value)}
+    deeper = depth + 1
     if isinstance(value, list):
-        return [encoded(item, f"{name}.{at}", tensors) for at, item in enumerate(value)]
+        return [encoded(v, f"{name}.{at}", tensors, deeper) for at, v in enumerate(value)]
     if type(value) is tuple:
-        return {"tuple": [encoded(item, f"{name}.{at}", tensors) for at, item in enumerate(value)]}
+        items = [encoded(v, f"{name}.{at}", tensors, deeper) for at, v in enumerate(value)]
+        return {"tuple": items}
     if isinstance(value, Mapping):
         kind = next((k for k, t in _DICTS.items() if type(value) is t), "dict")
         pairs = [
-            [encoded(key, f"{name} (a key)", tensors), encoded(item, f"{name}.{key}", tensors)]
-            for key, item in value.items()
+            [
+                encoded(k, f"{name} (a key)", tensors, deeper),
+                encoded(v, f"{name}.{k}", tensors, deeper),
+            ]
+            for k, v in value.items()
         ]
         return {kind: pairs}
+    if isinstance(value, Tensor) and value.device.type == "meta":
+        raise CheckpointError(f"{name} is on the device meta, which has no numbers to save.")
     if isinstance(value, Tensor) and value.layout is torch.strided:
+        if value.dtype not in DTYPES.values():  # before rows are written
+            raise CheckpointError(
+                f"{name} has the dtype {value.dtype}, which a checkpoint cannot hold."
+            )
         return {"tensor": _added(value.detach(), name, tensors)}
-    if isinstance(value, np.ndarray) and value.dtype.str[1:] in _ARRAYS and value.dtype.isnative:
+    if _is_plain(value):
         made = torch.from_numpy(_as_torch_has(value))
         return {"array": _added(made, name, tensors), "dtype": value.dtype.str}
     if isinstance(value, np.integer | np.floating | np.bool_):
@@ -65,6 +89,16 @@ def encoded(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
     raise CheckpointError(
         f"{name} is of type {type(value).__qualname__}, which a checkpoint cannot hold: it has numbers, "
         "strings, tensors, NumPy arrays of numbers, and lists, tuples and dicts of those."
+    )
+
+
+def _is_plain(value: Any) -> bool:
+    """Return True for an array of numbers without a mask."""
+    return (
+        isinstance(value, np.ndarray)
+        and not isinstance(value, np.ma.MaskedArray)
+        and value.dtype.str[1:] in _ARRAYS
+        and value.dtype.isnative
     )
 
 
