@@ -116,6 +116,40 @@ def test_a_loss_that_is_not_finite_is_not_stepped_on(value):
     assert recorder.events == ["start", 1, 2, "end"]
 
 
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_generator_is_no_loader_of_two_epochs(ahead):
+    model, recorder = Linear(), Recorder()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    once = (batch for batch in batches())
+    loader = hb.lookahead(once, model) if ahead else once
+    with pytest.raises(TrainingError, match="Epoch 2: there are no batches, as a generator"):
+        fit(model, loader, optimizer, epochs=2, callbacks=[recorder])
+    assert recorder.events == ["start", *range(1, 7), "epoch 1", "end"]
+    assert fit(model, iter(batches()), optimizer).steps == 6
+    assert fit(model, [], optimizer, epochs=2).epochs == 2
+
+
+def test_evaluate_tells_scores_of_float64_apart():
+    labels = torch.tensor([0.0, 0.0, 1.0, 1.0])
+    scores = 1 + torch.arange(4, dtype=torch.float64) * 1e-9
+
+    class Scores(nn.Module):
+        def forward(self, batch):
+            return scores
+
+    found = evaluate(Scores(), [{"label": labels}])
+    assert found.auc == 1 and found.logloss == logloss(scores, labels)
+    scores = scores[:, None]
+    assert evaluate(Scores(), [{"label": labels}])[:2] == found[:2]
+
+
+def test_a_default_device_is_not_that_of_figures():
+    model, data = Linear(), batches()
+    found = evaluate(model, data)
+    with torch.device("meta"):
+        assert evaluate(model, data)[:3] == found[:3]
+
+
 def test_evaluate_is_exact_and_leaves_no_trace():
     model, data = Linear(), batches()
     before = [p.clone() for p in model.parameters()]

@@ -54,6 +54,21 @@ def test_extremes():
     assert auc(score, (score < 50_000).float()) == 0
 
 
+def test_scores_that_are_no_numbers_have_no_auc():
+    labels = torch.tensor([0.0, 0.0, 1.0, 1.0])
+    scores = torch.tensor([1.0, math.nan, 2.0, 3.0])
+    assert math.isnan(auc(scores, labels)) and math.isnan(logloss(scores, labels))
+
+
+@pytest.mark.parametrize("figure", [auc, logloss])
+def test_as_many_scores_as_labels(figure):
+    scores, labels = torch.tensor([[1.0], [2.0], [0.5]]), torch.tensor([0.0, 1.0, 1.0])
+    assert figure(scores, labels) == figure(scores[:, 0], labels)
+    for fewer in (labels[:2], labels[:1]):
+        with pytest.raises(ValueError, match="Expected as many .* as labels; got"):
+            figure(scores, fewer)
+
+
 def test_the_running_auc_is_near_the_exact_one():
     generator = np.random.default_rng(0)
     label = torch.from_numpy((generator.random(20_000) < 0.25).astype(np.float32))

@@ -17,7 +17,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 import hotbed as hb
 from hotbed.data import CATEGORIES, CriteoLog, write_criteo_tsv
 from hotbed.data.position import generators_of
-from hotbed.train import Callback, Checkpoints, Position, Step, fit
+from hotbed.train import Callback, Checkpoints, Position, Step, TrainingError, fit
 
 
 class Killed(Exception):
@@ -146,6 +146,44 @@ class Seeing(torch.nn.Linear):
         return super().forward(batch["x"]).squeeze(1)
 
 
+def test_fewer_batches_than_are_done_are_refused() -> None:
+    model, position = Seeing([]), Position(epoch=1, batch=3)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    batches = [{"x": torch.full((2, 1), float(n)), "label": torch.ones(2)} for n in range(3)]
+    with pytest.raises(
+        TrainingError, match="Epoch 1: 3 of its batches are done, and the loader has 2"
+    ):
+        fit(model, batches[:2], optimizer, position=position)
+    assert position == Position(epoch=1, batch=3) and not model.seen
+    assert fit(model, batches, optimizer, position=position).steps == 0
+    assert position == Position(epoch=2)
+
+
+def test_checkpoints_stay_in_one_folder_wherever_the_process_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "there").mkdir()
+    monkeypatch.chdir(tmp_path)
+    model, position = Seeing([]), Position()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    saving = Checkpoints("run", optimizer, position, every=1)
+    monkeypatch.chdir(tmp_path / "there")
+    batches = [{"x": torch.zeros(2, 1), "label": torch.ones(2)}] * 2
+    fit(model, batches, optimizer, callbacks=[saving], position=position)
+    assert [one.step for one in hb.checkpoint.list(tmp_path / "run")] == [1, 2]
+    assert not any((tmp_path / "there").iterdir())
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"every": 0}, {"every": 2.5}, {"every": True}, {"keep": 0}, {"keep": 1.5}, {"path": ""}],
+)
+def test_what_could_not_be_saved_is_told_before_the_first_step(wrong: dict[str, Any]) -> None:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], 0.1)
+    with pytest.raises(ValueError, match="must be an integer from 1 on|is empty"):
+        Checkpoints(**{"path": "run", "optimizer": optimizer, "position": Position(), **wrong})
+
+
 def test_batches_of_no_rows_have_their_place(tmp_path: Path) -> None:
     sizes = [2, 0, 2, 2, 0, 2]
     batches = [
@@ -206,8 +244,6 @@ def test_a_loader_that_can_seek_goes_on_in_its_order(tmp_path: Path) -> None:
 def test_checkpoints_that_are_none(tmp_path: Path, log: Path) -> None:
     model = Seeing([])
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    with pytest.raises(ValueError, match="every is 0; it must be 1 or more"):
-        Checkpoints(tmp_path, optimizer, Position(), every=0)
     saving = Checkpoints(tmp_path, optimizer, Position(), every=1)
     batches = [{"x": torch.ones(2, 1), "label": torch.ones(2)}]
     with pytest.raises(ValueError, match="Give fit the position that Checkpoints has"):

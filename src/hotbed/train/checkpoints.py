@@ -9,6 +9,8 @@ from typing import Any
 from torch import nn
 
 from hotbed.checkpoint import Saved, save
+from hotbed.checkpoint.folder import root_of
+from hotbed.checkpoint.new import check_keep
 from hotbed.data.position import Position
 from hotbed.train.callbacks import Callback, Step
 
@@ -22,13 +24,16 @@ class Checkpoints(Callback):
     first calls ``hotbed.load(path, model, optimizer, loader=position)``.
 
     Args:
-        path: a folder of checkpoints.
+        path: a folder of checkpoints, which stays the same if the current directory changes.
         optimizer, scheduler: as `hotbed.save` takes them.
         position: the one that `fit` is given.
         beside: what else is saved by its ``state_dict()``; `hotbed.load` takes it as ``loader=[position,
             *beside]``.
         every: steps between two checkpoints.
         keep: how many stay; None: all.
+
+    Raises:
+        ValueError: `every` or `keep` is no positive integer, or the path is empty.
     """
 
     def __init__(
@@ -42,9 +47,11 @@ class Checkpoints(Callback):
         scheduler: Any = None,
         beside: Sequence[Any] = (),
     ) -> None:
-        if every < 1:
-            raise ValueError(f"every is {every}; it must be 1 or more.")
-        self.path, self.optimizer, self.position = path, optimizer, position
+        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+            raise ValueError(f"every must be an integer from 1 on, got {every!r}.")
+        check_keep(keep)
+        self.path = root_of(path)
+        self.optimizer, self.position = optimizer, position
         self.every, self.keep, self.scheduler = every, keep, scheduler
         self.beside = beside
         self.last: Saved | None = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import itertools
 import math
 import signal
@@ -106,7 +105,8 @@ def fit(
     Raises:
         TrainingError: the loss of a batch is NaN or infinite; that step is not taken. On a device nothing
             waits for the loss: there a gradient that is not finite is found by the step, which is not
-            taken either, and told one step later.
+            taken either, and told one step later. Or an iterator has no batches for a second epoch; or
+            there are fewer batches than the position is behind.
         NotFiniteError: of such a gradient.
     """
     result = FitResult()
@@ -167,6 +167,11 @@ def fit(
                 if ranks.ends(asked):
                     result.interrupted = True
                     return result
+            if not position.batch and result.steps and _is_iterated_once(batches):
+                raise TrainingError(
+                    f"Epoch {epoch}: there are no batches, as a generator, or another iterator, gives them "
+                    "once. Pass a list, a DataLoader, or whatever can be iterated again."
+                )
             result.epochs = epoch
             position.epoch, position.batch = epoch + 1, 0
             position.random = _random_of(generators_of(batches))
@@ -194,10 +199,24 @@ def _from(batches: Iterable[Batch], epoch: int, position: Position) -> Iterator[
     if begun is not None:
         give_random_states(begun)
     iterator = iter(batches)
+    count, first = 0, []
     # Whatever draws an order has drawn it with the first batch that it gives.
-    last = collections.deque(itertools.islice(iterator, max(1, passed)), maxlen=1)
+    for batch in itertools.islice(iterator, max(1, passed)):
+        count, first = count + 1, [batch]
     give_random_states(now)
-    return iterator if passed else itertools.chain(last, iterator)
+    if count < passed:
+        raise TrainingError(
+            f"Epoch {epoch}: {passed} of its batches are done, and the loader has {count}. Give fit the data "
+            "that the training began with, or no position."
+        )
+    return iterator if passed else itertools.chain(first, iterator)
+
+
+def _is_iterated_once(batches: Any) -> bool:
+    """Return True for a generator or another iterator, also inside of a loader that wraps it."""
+    while hasattr(batches, "loader"):
+        batches = batches.loader
+    return isinstance(batches, Iterator)
 
 
 def _random_of(generators: Sequence[Any]) -> dict[str, Any]:
@@ -239,11 +258,11 @@ def evaluate(
         ranks_of(tables_of(model), model),
         should_stop or _never,
     )
-    logits: list[Tensor] = [torch.empty(0)]
-    labels: list[Tensor] = [torch.empty(0)]
+    logits: list[Tensor] = [torch.empty(0, device="cpu")]
+    labels: list[Tensor] = [torch.empty(0, device="cpu")]
     interrupted = False
     for batch, scores in scored(model, batches, device):
-        logits.append(scores.float().cpu())
+        logits.append(scores.to(torch.promote_types(scores.dtype, torch.float32)).cpu())
         labels.append(batch["label"].cpu())
         if ranks.ends(asked):
             interrupted = True

@@ -11,14 +11,20 @@ import torch
 def auc(scores: torch.Tensor, labels: torch.Tensor) -> float:
     """The area under the ROC curve: how often a positive scores above a negative, ties half.
 
-    Exact, by ranks (Mann and Whitney, 1947). NaN if there is only one class.
+    Exact, by ranks (Mann and Whitney, 1947). NaN if there is only one class, or a score is NaN.
 
     Args:
-        scores: (N,) of any real dtype, larger for likelier positives; not NaN.
+        scores: (N,) of any real dtype, larger for likelier positives.
         labels: (N,) of 0 and 1.
+
+    Raises:
+        ValueError: there are more of one than of the other.
     """
+    _check_sizes("scores", scores, labels)
     score = scores.detach().cpu().double().numpy().ravel()
     positive = labels.detach().cpu().numpy().ravel() > 0.5
+    if np.isnan(score).any():
+        return math.nan
     _, inverse, counts = np.unique(score, return_inverse=True, return_counts=True)
     rank = np.cumsum(counts) - (counts - 1) / 2  # the mean rank of each distinct score
     positives = int(positive.sum())
@@ -35,11 +41,22 @@ def logloss(logits: torch.Tensor, labels: torch.Tensor) -> float:
     Args:
         logits: (N,) log odds of label 1.
         labels: (N,) of 0 and 1.
+
+    Raises:
+        ValueError: there are more of one than of the other.
     """
-    z, y = logits.detach().cpu().double(), labels.detach().cpu().double()
+    _check_sizes("logits", logits, labels)
+    z, y = (each.detach().cpu().double().reshape(-1) for each in (logits, labels))
     if not len(z):
         return math.nan
     return float(torch.nn.functional.binary_cross_entropy_with_logits(z, y))
+
+
+def _check_sizes(what: str, scores: torch.Tensor, labels: torch.Tensor) -> None:
+    if scores.numel() != labels.numel():
+        raise ValueError(
+            f"Expected as many {what} as labels; got {tuple(scores.shape)} and {tuple(labels.shape)}."
+        )
 
 
 class RunningAuc:
@@ -51,7 +68,7 @@ class RunningAuc:
     def __init__(self, bins: int = 1024, keep: float = 0.99) -> None:
         self.bins = bins
         self.keep = keep
-        self._counts = torch.zeros(2, bins, dtype=torch.float64)
+        self._counts = torch.zeros(2, bins, dtype=torch.float64, device="cpu")
 
     def update(self, logits: torch.Tensor, labels: torch.Tensor) -> None:
         """Add rows: logits and labels, (N,) each."""

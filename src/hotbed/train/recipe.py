@@ -358,8 +358,10 @@ def _lines(report: dict[str, Any]) -> dict[str, str]:
     }
     if report["test_rows"]:
         lines["samples tested on"] = f"{report['test_rows']:,} (the last by time)"
-        one_label = math.isnan(report["auc"])
-        lines["test AUC"] = "none: all labels are alike" if one_label else f"{report['auc']:.4f}"
+        lines["test AUC"] = f"{report['auc']:.4f}"
+        if math.isnan(report["auc"]):
+            why = "a score is NaN" if math.isnan(report["logloss"]) else "all labels are alike"
+            lines["test AUC"] = f"none: {why}"
         lines["test log loss"] = f"{report['logloss']:.4f}"
     if report["skipped_lines"]:
         lines["malformed lines skipped"] = f"{report['skipped_lines']:,}"

@@ -59,7 +59,7 @@ class RunCheckpoints(Checkpoints):
         """
         self.on_start(model)
         ranks, told = ranks_of(tables_of(model), model), ""
-        begun = ranks.tell("a checkpoint", complete_in(str(self.path)))[0]
+        begun = ranks.tell("a checkpoint", complete_in(self.path))[0]
         if not begun and self.settings.resume_from is None:
             self.save()
         elif self.settings.resumes:
@@ -71,8 +71,8 @@ class RunCheckpoints(Checkpoints):
             self.at = self.position.steps
         else:
             raise SettingsError(
-                f"--checkpoint {self.path} holds checkpoints of a run. Go on with it by --resume, or name "
-                "another folder."
+                f"--checkpoint {self.settings.checkpoint} holds checkpoints of a run. Go on with it by "
+                "--resume, or name another folder."
             )
         return told
 
