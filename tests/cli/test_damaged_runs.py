@@ -61,6 +61,18 @@ def test_whole_ones_are_named_with_the_option_that_reads_them(
     assert Path(complete_in(str(folder))[-1]) != last
 
 
+def test_resume_from_another_folder_saves_into_its_own(tmp_path: Path, log: Path) -> None:
+    train = ("train", "--data", log, *SIZE, "--checkpoint")
+    assert run(*train, tmp_path / "run").exit_code == 0
+    *_, before, last = map(Path, complete_in(str(tmp_path / "run")))
+    done = run(*train, tmp_path / "other", "--resume-from", last)
+    assert done.exit_code == 0, done.output
+    assert [Path(path).name for path in complete_in(str(tmp_path / "other"))] == [last.name]
+    (last / "dense.safetensors").unlink()
+    refused = run(*train, tmp_path / "other", "--resume-from", tmp_path / "run")
+    assert refused.exit_code == 2 and f"Load one by --resume-from {before}. " in told(refused)
+
+
 def test_resume_from_takes_a_path_too_and_needs_a_folder(tmp_path: Path, log: Path) -> None:
     folder = tmp_path / "run"
     train = ("train", "--data", log, *SIZE)

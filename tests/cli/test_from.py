@@ -94,6 +94,24 @@ def test_a_run_that_was_killed_goes_on_and_does_not_begin_again(tmp_path: Path, 
     assert result.exit_code == 2 and "--from" in result.stderr
 
 
+def test_a_run_goes_on_from_another_directory(
+    tmp_path: Path, log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "there").mkdir()
+    monkeypatch.chdir(tmp_path)
+    train([log], "--save", "first")
+    train([log], "--from", "first", "--checkpoint", "run")
+    for here, up in ((".", ""), ("there", "../")):
+        monkeypatch.chdir(tmp_path / here)
+        for first in (f"{up}first", f"{up}./first/", tmp_path / "first"):
+            train([log], "--from", first, "--checkpoint", f"{up}run", "--resume")
+    result = run(
+        *("train", "--data", log, *SIZE, "--from", tmp_path / "run"),
+        *("--checkpoint", tmp_path / "run", "--resume"),
+    )
+    assert result.exit_code == 2 and "and now it is" in result.stderr
+
+
 def figures_of(folder: Path, log: Path, *arguments: Any) -> dict[str, Any]:
     train([log], *arguments, "--json", folder / "figures.json")
     found: dict[str, Any] = json.loads((folder / "figures.json").read_text())

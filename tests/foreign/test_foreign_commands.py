@@ -37,6 +37,7 @@ def test_nothing_is_overwritten(tables: Path, tmp_path: Path) -> None:
         assert f"{to} is there already. Name another." in refused("dump", tables, *options)
     assert (tmp_path / "mine.pt").read_text() == "mine"
     torch.save({"e.weight": torch.ones(2, 2)}, tmp_path / "a.pt")
+    assert "--to is empty. Name a new file or folder." in refused("dump", tables, "--to", "")
     assert "run is there already. Name a new folder." in refused(
         "import", tmp_path / "a.pt", "--to", tables
     )

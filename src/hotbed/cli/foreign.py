@@ -128,6 +128,8 @@ def dump(
         from hotbed.foreign.writing import tables_in
         from hotbed.train.paths import Folder, Named, refuse_clashes
 
+        if not to:
+            raise ForeignError("--to is empty. Name a new file or folder.")
         writer = writer_of(to, format_)
         if os.path.lexists(to):
             raise ForeignError(f"{to} is there already. Name another.")

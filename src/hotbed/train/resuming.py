@@ -48,7 +48,7 @@ class RunCheckpoints(Checkpoints):
         )
         self.settings = settings
         self.at = -1
-        """The step of the latest."""
+        """The step of the latest in this folder; -1: this run has none there."""
 
     def begin(self, model: nn.Module) -> str:
         """Goes on with the run that is there, or saves the beginning of a new one. Returns what is to be
@@ -64,11 +64,16 @@ class RunCheckpoints(Checkpoints):
             self.save()
         elif self.settings.resumes:
             path = self.settings.checkpoint_to_resume()
-            with others_loaded_by("--resume-from {name}"):
+            is_own = os.path.realpath(self.path) in (
+                os.path.realpath(path),
+                os.path.dirname(os.path.realpath(path)),
+            )
+            with others_loaded_by(f"--resume-from {'{name}' if is_own else '{path}'}"):
                 with ranks.telling("a checkpoint"):
                     told = self.same.check(path)
                 load(path, model, self.optimizer, loader=[self.position, *self.beside])
-            self.at = self.position.steps
+            if is_own:
+                self.at = self.position.steps
         else:
             raise SettingsError(
                 f"--checkpoint {self.settings.checkpoint} holds checkpoints of a run. Go on with it by "
@@ -96,6 +101,7 @@ class _SameRun:
     def state_dict(self) -> dict[str, Any]:
         state = {name: getattr(self.settings, name) for name in self.NAMES}
         state["data"] = [os.path.realpath(path) for path in self.settings.data]
+        state["from_"] = _absolute(self.settings.from_)
         return {**state, "samples": self.found.rows, "crc32c": self.found.crc32c}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -109,6 +115,7 @@ class _SameRun:
         """
         with opened(path) as folder:
             position, saved = _states_in(path, read_manifest(folder)["values"])
+        saved["from_"] = _absolute(saved["from_"])  # earlier versions kept it as it was typed
         now = self.state_dict()
         grown = self._has_grown(position, saved)
         for name in now:
@@ -156,6 +163,10 @@ class _SameRun:
         read = -(-batch * size // window) * window
         trained_on = samples - round(samples * self.settings.test_fraction)
         return read <= trained_on and self.log.fingerprint(samples).crc32c == crc32c
+
+
+def _absolute(path: Any) -> Any:
+    return os.path.abspath(path) if isinstance(path, str) else path
 
 
 def _states_in(path: str, values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
