@@ -18,7 +18,7 @@ from checkpoint.whole_checkpoints import names_in
 from kept_in import PLACES
 
 import hotbed as hb
-from hotbed.checkpoint import CheckpointError, loading
+from hotbed.checkpoint import CheckpointError, DamagedError, loading
 from hotbed.errors import TableError
 from hotbed.table.live import LiveTable
 
@@ -201,6 +201,26 @@ def test_what_is_refused_before_anything_has_changed_changes_nothing(
         hb.load(tmp_path / "run", other, its_optimizer)
     assert its_optimizer.param_groups[0]["lr"] == 0.05
     train(other, its_optimizer, range(2, 3))
+
+
+@pytest.mark.parametrize("fault", ["missing", "shorter", "longer", "a folder"])
+def test_files_that_cannot_be_whole_change_nothing(tmp_path: Path, fault: str) -> None:
+    model, optimizer = made("memory", tmp_path)
+    saved = hb.save(tmp_path / "run", model, optimizer, step=0)
+    train(model, optimizer, range(2))
+    before = everything(model, optimizer)
+    rows = Path(saved.path) / ROWS
+    contents = rows.read_bytes()
+    rows.unlink()
+    if fault == "a folder":
+        rows.mkdir()
+    elif fault != "missing":
+        rows.write_bytes(contents[:-1] if fault == "shorter" else contents + b"0")
+    with pytest.raises(DamagedError) as error:
+        hb.load(tmp_path / "run", model, optimizer)
+    assert str(rows) in str(error.value) and "half loaded" not in str(error.value)
+    assert same(everything(model, optimizer), before)
+    train(model, optimizer, range(2, 3))
 
 
 def test_rows_that_are_behind_an_optimizer_that_is_not_given_change_nothing(tmp_path: Path) -> None:

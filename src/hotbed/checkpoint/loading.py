@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hotbed import _core
-from hotbed.checkpoint.files import CheckpointError
+from hotbed.checkpoint.files import CheckpointError, DamagedError
 from hotbed.checkpoint.folder import MANIFEST, opened
 from hotbed.checkpoint.half_loaded import Changes
 from hotbed.checkpoint.joining import whole_rows
-from hotbed.checkpoint.manifest import dense_file, read_manifest
+from hotbed.checkpoint.manifest import dense_file, fault_of_files, read_manifest
 from hotbed.checkpoint.models import made_again
 from hotbed.checkpoint.randomness import give_random_states
 from hotbed.checkpoint.ranks import KIND, ranks_of, tables_here
@@ -180,6 +180,11 @@ class _Loading:
                 )
         self.with_states = self._with_states()
         self._refuse_rows_that_stay_behind()
+        wanted = [
+            file for file in manifest["files"] if not self.tables.keys().isdisjoint(file["rows"])
+        ]
+        if fault := fault_of_files(folder, wanted):  # before anything has changed
+            raise DamagedError(fault)
         self.ranks = ranks_of(self.tables, model)
         self.own = tables_here(self.tables)
         changes.are_of(self.tables.values())

@@ -6,12 +6,21 @@ import itertools
 import os
 import re
 import stat
+from collections.abc import Iterable
 from typing import Any
 
 from hotbed.checkpoint.files import CheckpointError, DamagedError, read_json_sealed
 from hotbed.tables import DTYPES
 
-__all__ = ["FORMAT", "MANIFEST", "VERSION", "dense_file", "fault_of", "read_manifest"]
+__all__ = [
+    "FORMAT",
+    "MANIFEST",
+    "VERSION",
+    "dense_file",
+    "fault_of",
+    "fault_of_files",
+    "read_manifest",
+]
 
 MANIFEST = "checkpoint.json"
 
@@ -58,6 +67,11 @@ def fault_of(folder: str) -> str:
         files = read_manifest(folder)["files"]
     except CheckpointError as error:
         return str(error)
+    return fault_of_files(folder, files)
+
+
+def fault_of_files(folder: str, files: Iterable[dict[str, Any]]) -> str:
+    """Which of some files of a manifest is missing, no plain file or of another size; empty for none."""
     for file in files:
         path = os.path.join(folder, file["name"])
         try:
@@ -67,7 +81,8 @@ def fault_of(folder: str) -> str:
         except OSError as error:
             return f"{path} cannot be read: {error.strerror}."
         if not stat.S_ISREG(found.st_mode):
-            return f"{path} is no plain file. A checkpoint is plain files."
+            what = "a link" if stat.S_ISLNK(found.st_mode) else "no plain file"
+            return f"{path} is {what}. A checkpoint is plain files."
         if found.st_size != file["bytes"]:
             return (
                 f"{path} has {found.st_size:,} bytes and was saved with {file['bytes']:,}. Copy or save it "
