@@ -102,13 +102,13 @@ class NewCheckpoint:
         with contextlib.suppress(OSError):
             if fault_of(self.path):
                 return  # it may be that only earlier ones are whole
-            left, going = keep - 1, []
+            to_keep, to_remove = keep - 1, []
             for folder in reversed(earlier):
-                if not left:
-                    going.append(folder)
+                if not to_keep:
+                    to_remove.append(folder)
                 elif not fault_of(folder):
-                    left -= 1
-            for folder in reversed(going):
+                    to_keep -= 1
+            for folder in reversed(to_remove):
                 _remove_unheld(folder)
 
 

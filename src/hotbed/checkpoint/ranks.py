@@ -37,12 +37,12 @@ def ranks_of(tables: Mapping[str, LiveTable], model: nn.Module) -> Any:
 
 
 def tables_here(tables: Mapping[str, LiveTable]) -> dict[str, LiveTable]:
-    """Those in this process that they are made of."""
+    """Shards of these tables in this process."""
     return {stem: own for stem, table in tables.items() for own in table.place.tables_here(table)}
 
 
 def own_tables(tables: Mapping[str, LiveTable], ranks: Any) -> dict[str, LiveTable]:
-    """Those whose rows this process saves. A table that is not shared is the first one's."""
+    """Tables and shards whose rows this process saves; rank 0 saves those that are not shared."""
     return {
         stem: own
         for stem, table in tables.items()
