@@ -293,3 +293,10 @@ def test_one_that_takes_another_name_is_not_taken_for_what_a_dead_process_left(
         new.complete({"step": 1})
     sweeping.join(PATIENCE)
     assert sorted(os.listdir(new.path)) == ["checkpoint.json", "dense.safetensors"]
+
+
+def test_one_that_is_complete_can_be_removed_before_its_process_goes_on(tmp_path: Path) -> None:
+    with new_checkpoints.new_folder(str(tmp_path), 1) as new:
+        new.complete({"step": 1})
+        saved = hb.save(tmp_path, with_bias(2), step=2, keep=1)
+        assert [*map(str, tmp_path.iterdir())] == [saved.path]

@@ -6,7 +6,7 @@ import contextlib
 import fcntl
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from hotbed.checkpoint.files import CheckpointError, sync_folder, write_json_sealed
@@ -43,16 +43,16 @@ def check_keep(keep: Any) -> None:
 
 
 class NewCheckpoint:
-    """A checkpoint that is being written, in a folder that this process holds.
+    """A checkpoint that is being written, in a folder that this process holds until it is complete.
 
     Attributes:
         path: the folder.
         is_complete: whether it has its manifest, and so stays whatever comes.
     """
 
-    def __init__(self, path: str, step: int) -> None:
+    def __init__(self, path: str, step: int, release: Callable[[], None]) -> None:
         self.path, self.is_complete = path, False
-        self._step = step
+        self._step, self._release = step, release
 
     def complete(self, manifest: Mapping[str, Any], keep: int | None = None) -> str:
         """Makes it the latest complete checkpoint, when its files are there. Returns its folder, which was
@@ -77,6 +77,7 @@ class NewCheckpoint:
             sync_folder(self.path)
             sync_folder(root)
             self.is_complete = True
+            self._release()  # before another process completes one, which removes this
             if keep is not None:
                 self._remove_earlier(earlier, keep)
             is_shared = last > _last_seen[os.path.realpath(root)]
@@ -151,7 +152,7 @@ def new_folder(root: str, step: int) -> Iterator[NewCheckpoint]:
                 raise
             if not there:  # somebody took it for what a dead process has left
                 continue
-            new = NewCheckpoint(folder, step)
+            new = NewCheckpoint(folder, step, stack.close)
             try:
                 yield new
             except BaseException:
