@@ -1,7 +1,8 @@
-"""Every source file that git knows is seen by the linters that `make lint` runs."""
+"""Every source file that git knows is seen by the linters that `make lint` runs, and every test by pytest."""
 
 from __future__ import annotations
 
+import fnmatch
 import os
 import re
 import shutil
@@ -49,6 +50,15 @@ def test_mypy_sees_every_file(monkeypatch: pytest.MonkeyPatch) -> None:
     assert options.disallow_untyped_defs and not options.exclude
     of_package = options.clone_for_module("hotbed.table.live")
     assert {code.code for code in of_package.enabled_error_codes} >= set(options.disable_error_code)
+
+
+def test_pytest_looks_into_every_folder(pytestconfig: pytest.Config) -> None:
+    """Its own list of those that it leaves out has "dist"."""
+    left_out = pytestconfig.getini("norecursedirs")
+    folders = {Path(path).parent.parts for path in tracked("tests/**/test_*.py")}
+    assert ("tests", "dist") in folders
+    for folder in folders:
+        assert not [part for part in folder for p in left_out if fnmatch.fnmatch(part, p)], folder
 
 
 @pytest.mark.process

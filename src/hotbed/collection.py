@@ -216,6 +216,12 @@ class EmbeddingCollection(TablesByName):
         tiers: Tiers | None = self._live[0].tiers
         return tiers
 
+    @property
+    def has_tiers(self) -> bool:
+        """Whether rows in this process lie in tiers; of a distributed collection those of its shards here."""
+        here = [own for t in self._owned.values() for own in t.place.tables_here(t)]
+        return any(own.tiers is not None for own in here)
+
     def required(self, inputs: Any, depth: int = 2) -> dict[str, int]:
         """Bytes that ``Storage(host=..., ssd=...)`` must have for batches like this one, by part and in
         ``"total"``: ``rows`` of ``depth`` + 1 such batches with their optimizer states, their

@@ -138,7 +138,7 @@ def progress_bar(model: nn.Module, batches: Any, epochs: int, *, alone: bool) ->
         return []
     tables = [m for m in model.modules() if isinstance(m, EmbeddingCollection)]
     stored = (lambda: sum(one.count() for one in tables)) if alone and tables else None
-    tiers = tables[0].stats if len(tables) == 1 and tables[0].tiers is not None else None
+    tiers = tables[0].stats if len(tables) == 1 and tables[0].has_tiers else None
     return [ProgressBar(_samples_in(batches), epochs, console, stored, tiers)]
 
 

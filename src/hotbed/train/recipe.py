@@ -141,7 +141,7 @@ def _train(
     embeddings = _embeddings_of(model)
     # The bar is the first process's alone, and asks no other.
     stored = None if shared else embeddings.count
-    tiers = None if embeddings.tiers is None else embeddings.stats
+    tiers = embeddings.stats if embeddings.has_tiers else None
     bar = ProgressBar(samples, settings.epochs, progress, stored, tiers)
     reached = _Reached()
     evaluation: Evaluation | None = None
@@ -308,7 +308,7 @@ def _embeddings_of(model: nn.Module) -> EmbeddingCollection:
 
 def _tiers_of(embeddings: EmbeddingCollection) -> dict[str, float]:
     """Its counters, if rows lie in tiers; else none."""
-    return {} if embeddings.tiers is None else embeddings.stats()
+    return embeddings.stats() if embeddings.has_tiers else {}
 
 
 def _report(
