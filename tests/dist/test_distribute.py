@@ -18,6 +18,8 @@ from torch import nn
 
 import hotbed as hb
 from hotbed.dist import PeerError
+from hotbed.dist.averaging import AveragingGroup
+from hotbed.dist.ranks import Ranks
 
 
 class Model(nn.Module):
@@ -313,3 +315,42 @@ def goes(rank: int, world: int) -> None:
 @pytest.mark.parametrize("world", [1, 2])
 def test_memory_goes_with_the_model(world: int) -> None:
     run(world, goes)
+
+
+def options(rank: int, world: int) -> None:
+    model = made()
+    wrong: list[dict[str, Any]] = [
+        *({"timeout": value} for value in (0, -1, float("nan"), float("inf"), 1e300, "30", True)),
+        *({"shared_memory": value} for value in ("no", None, 1)),
+        *({"ddp": value} for value in ({"bogus": 1}, {"device_ids": [0]}, [1])),
+    ]
+    for one in wrong:
+        with pytest.raises(hb.TableError, match=next(iter(one))):
+            hb.distribute(model, **one)
+    assert hb.distribute(model, timeout=torch_dist.get_world_size() * 10) is model
+
+
+@pytest.mark.process
+def test_options_that_cannot_be_leave_the_model_as_it_was() -> None:
+    run(2, options)
+
+
+def let_go(rank: int, world: int) -> None:
+    ranks = Ranks(timeout=20)
+    group = torch_dist.new_group(backend="gloo")
+    averaging = AveragingGroup.over(group, ranks)
+    gone = weakref.ref(averaging)
+    if rank:  # the other's sum is under way
+        torch_dist.barrier()
+    work = averaging.allreduce([torch.ones(4)], torch_dist.AllreduceOptions())
+    del averaging
+    assert gone() is None
+    if not rank:
+        torch_dist.barrier()
+    work.wait()
+
+
+@pytest.mark.process
+def test_a_sum_under_way_keeps_no_group() -> None:
+    """Its thread would be the last to let go of the group, and wait for itself: the process ended."""
+    run(2, let_go)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pickle
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -92,3 +94,27 @@ def test_ids_are_ordered_by_their_keepers_as_they_come(
     assert sizes == torch.bincount(keepers, minlength=ranks).tolist()
     assert ordered.tolist() == given_ids[keepers.argsort(stable=True)].tolist()
     assert torch.equal(ordered[place], given_ids)
+
+
+@pytest.mark.parametrize("keeper", [hashed_keeper, modulo_keeper])
+def test_ids_and_ranks_are_whole_numbers(keeper: Any) -> None:
+    assert keeper([3, -4], np.int64(3)).tolist() == keeper(torch.tensor([3, -4]), 3).tolist()
+    for ids in (torch.tensor([1.5]), [1.5], torch.tensor([True]), "12"):
+        with pytest.raises(hb.InputError):
+            keeper(ids, 3)
+    for world_size in (0, -1, 1.0, True, 2**33):
+        with pytest.raises(hb.dist.PlanError, match="world_size"):
+            keeper(torch.tensor([1]), world_size)
+
+
+def test_a_plan_knows_the_keepers_of_whole_numbers() -> None:
+    plan = hb.dist.Plan([hb.Table("t", 8, 9)], np.int64(2), {"t": "row"})
+    assert plan.keeper_of("t", [3, 4]).tolist() == [1, 0]
+    assert plan.part("t", np.int64(1)) == plan.part("t", 1)
+    with pytest.raises(hb.InputError):
+        plan.keeper_of("t", torch.tensor([1.5]))
+    for more in ({"column": 1.5}, {"column": True}, {"requester": 2}, {"requester": -1}):
+        with pytest.raises(hb.dist.PlanError, match="outside"):
+            plan.keeper_of("t", [1], **more)
+    with pytest.raises(hb.dist.PlanError, match="outside"):
+        plan.part("t", True)

@@ -210,6 +210,29 @@ def test_clipping_by_the_norm_over_all_ranks(deal: str, norm_type: float) -> Non
     run(3, clipped, deal, norm_type)
 
 
+def joined_twice(rank: int, world: int, dense: bool) -> None:
+    model: Any = made() if dense else collection()
+    hb.distribute(model, "basic" if dense else plan_of(model, "row", world), timeout=10)
+    optimizer = hb.optim.SGD(model.parameters(), lr=0.1)
+    joinables = hb.dist.joinables(model)
+    for _ in range(3):
+        with Join(joinables):
+            for number in range(BATCHES[rank]):
+                batch = batch_of(number, samples_of(rank))
+                loss = loss_of_model(model, batch) if dense else loss_of(model(batch), world)
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+    steps = 3 * max(BATCHES[:world])
+    assert (model.tables.table("item") if dense else model.table("item")).rule.steps == steps
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("dense", [True, False])
+def test_joinables_serve_every_epoch(dense: bool) -> None:
+    run(2, joined_twice, dense)
+
+
 def spoil(module: Any, inputs: Any, vectors: torch.Tensor) -> None:
     vectors.register_hook(lambda grad: grad + float("inf"))
 

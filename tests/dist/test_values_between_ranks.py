@@ -242,3 +242,18 @@ def test_nothing_unpickles() -> None:
         if word in path.read_text(encoding="utf-8")
     ]
     assert found == []
+
+
+def no_unicode(rank: int, world: int) -> None:
+    ranks = Ranks(timeout=20)
+    with pytest.raises(OSError if rank else hb.dist.PeerError, match="no space in /tmp/"):
+        with ranks.telling("figures"):
+            if rank:
+                raise OSError("no space in /tmp/\udcff")  # as Python has names that are no UTF-8
+            ranks.agree("figures")
+    assert ranks.tell("figures", rank) == [*range(world)]
+
+
+@pytest.mark.process
+def test_an_error_that_names_a_file_of_any_name_is_told_to_all() -> None:
+    run(2, no_unicode)

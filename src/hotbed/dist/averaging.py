@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from typing import Any
 
@@ -35,7 +36,9 @@ class AveragingGroup(torch_dist.ProcessGroup):
 
     def allreduce(self, *arguments: Any) -> Any:
         future = self._group.allreduce(*arguments).get_future()
-        return _work_of(future.then(self._finished))
+        # The last to let go of a group must not be its own thread, which would wait for itself: a
+        # callback runs there, and so keeps none.
+        return _work_of(future.then(functools.partial(_finished, self._ranks)))
 
     def allgather(self, *arguments: Any) -> Any:
         return self._group.allgather(*arguments)
@@ -43,12 +46,13 @@ class AveragingGroup(torch_dist.ProcessGroup):
     def broadcast(self, *arguments: Any) -> Any:
         return self._group.broadcast(*arguments)
 
-    def _finished(self, future: Any) -> Any:
-        try:
-            return future.value()
-        except RuntimeError:
-            ranks = self._ranks()
-            if ranks is None:
-                raise
-            with ranks.listening(BACKWARD):
-                raise
+
+def _finished(kept: weakref.ref[Ranks], future: Any) -> Any:
+    try:
+        return future.value()
+    except RuntimeError:
+        ranks = kept()
+        if ranks is None:
+            raise
+        with ranks.listening(BACKWARD):
+            raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import functools
+import inspect
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -16,9 +17,25 @@ from torch.nn.parallel import DistributedDataParallel
 from hotbed.dist.averaging import AveragingGroup
 from hotbed.dist.ranks import Ranks
 from hotbed.dist.wire import group_of
+from hotbed.errors import TableError
 from hotbed.table.live import live_table
 
-__all__ = ["average_dense"]
+__all__ = ["average_dense", "refuse_options"]
+
+_OWN = ("self", "module", "process_group", "device_ids", "output_device", "device_mesh")
+"""Arguments of DistributedDataParallel that `hotbed.distribute` gives, or that hosts have not."""
+
+
+def refuse_options(given: Any) -> None:
+    """Raise TableError unless they are options of DistributedDataParallel, before anything has changed."""
+    known = [n for n in inspect.signature(DistributedDataParallel).parameters if n not in _OWN]
+    if not isinstance(given, Mapping):
+        raise TableError(
+            f"ddp must be a dict of options, such as {{'static_graph': True}}, got {given!r}."
+        )
+    for name in given:
+        if name not in known:
+            raise TableError(f"ddp={{{name!r}: ...}}: hotbed.distribute takes {', '.join(known)}.")
 
 
 class _Called(nn.Module):

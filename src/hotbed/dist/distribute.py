@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import numbers
 import os
 import warnings
 import weakref
@@ -15,7 +16,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from hotbed.dist.declarations import of_model, of_plan
-from hotbed.dist.dense import average_dense
+from hotbed.dist.dense import average_dense, refuse_options
 from hotbed.dist.peers import PeerError
 from hotbed.dist.place import Sharded
 from hotbed.dist.planning import plan as planned
@@ -36,6 +37,8 @@ from hotbed.tables import Table, part_of
 __all__ = ["Sharing", "distribute", "shard_tables", "sharing_of"]
 
 _ATTRIBUTE = "_hotbed_sharing"
+_LONGEST = 10**9
+"""Seconds of a timeout, which torch counts in milliseconds."""
 
 
 class Sharing(NamedTuple):
@@ -85,7 +88,8 @@ def distribute(
     Raises:
         OptimizerError: a table has an optimizer.
         PlanError: another rank has another plan, or the plan does not fit the model or the ranks.
-        TableError: there is no process group, or the model cannot be distributed.
+        TableError: there is no process group, an argument that cannot be, or the model cannot be
+            distributed.
         PeerError: another rank could not, has another model, or does not call this.
     """
     if not torch_dist.is_available() or not torch_dist.is_initialized():
@@ -98,8 +102,11 @@ def distribute(
             f"This {type(model).__name__} is distributed already. Give the bare model, once: its dense "
             "layers come into DistributedDataParallel by themselves."
         )
-    ranks = Ranks(timeout=timeout, shared_memory=shared_memory)
+    if not isinstance(shared_memory, bool):
+        raise TableError(f"shared_memory must be True or False, got {shared_memory!r}.")
+    ranks = Ranks(timeout=_checked_timeout(timeout), shared_memory=shared_memory)
     with ranks.telling("a distribution"):
+        refuse_options(ddp or {})
         chosen = _chosen(model, plan, ranks)
         _warn_of_idle_cores()
     shard_tables(model, chosen, ranks)
@@ -107,6 +114,14 @@ def distribute(
         dense = average_dense(model, ranks, ddp or {})
     model.__dict__[_ATTRIBUTE] = Sharing(ranks, chosen, dense)
     return model
+
+
+def _checked_timeout(given: Any) -> float:
+    if isinstance(given, numbers.Real) and not isinstance(given, bool):
+        seconds = float(given)
+        if 0 < seconds <= _LONGEST:
+            return seconds
+    raise TableError(f"timeout must be seconds above 0, at most {_LONGEST:,}, got {given!r}.")
 
 
 def _chosen(model: nn.Module, plan: Plan | str, ranks: Ranks) -> Plan | None:

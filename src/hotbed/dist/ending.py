@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +19,7 @@ from hotbed.dist.gradients import (
     SUM,
     Together,
     serve_collect,
+    serve_infinities,
 )
 from hotbed.dist.merging import serve_merge
 from hotbed.dist.opening import ENDED, MERGE, Opened
@@ -75,16 +77,20 @@ class _Tables(Joinable):
         else:
             if ranks.beside is None:
                 ranks.beside = group_of(
-                    ranks, "hotbed.dist.joinables", ranks.timeout, backend="gloo"
+                    ranks,
+                    "hotbed.dist.joinables",
+                    ranks.timeout,
+                    timeout=datetime.timedelta(seconds=ranks.timeout),
+                    backend="gloo",
                 )
             self._group = ranks.beside
-        ranks.before_forward = self._notify
 
     def _notify(self) -> None:
         """Tells Join that there is more to come."""
         Join.notify_join_context(self)
 
     def join_hook(self, **options: Any) -> JoinHook:
+        self._sharing.ranks.before_forward = self._notify  # anew in each Join
         return _Serving(self._sharing.ranks)
 
     @property
@@ -110,6 +116,8 @@ class _Serving(JoinHook):
         if self._thread is None:
             self._thread = threading.Thread(target=self._serve, name="hotbed-shards", daemon=True)
             self._thread.start()
+        elif self._error is not None:
+            raise self._error
 
     def post_hook(self, is_last_joiner: bool) -> None:
         self._ranks.before_forward = nothing
@@ -125,7 +133,7 @@ class _Serving(JoinHook):
             "a lookup": serve_lookup,
             "a lookup of rows": serve_rows,
             "a step": serve_step,
-            "a look for infinities": lambda ranks, opened: None,
+            "a look for infinities": serve_infinities,
             SUM: self._serve_sum,
             NORM: self._serve_norm,
             CHANGE: self._serve_change,

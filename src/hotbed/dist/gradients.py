@@ -37,7 +37,9 @@ __all__ = [
     "ShardedGradient",
     "WaitingOnRanks",
     "collect",
+    "look_for_infinities",
     "serve_collect",
+    "serve_infinities",
 ]
 
 
@@ -288,6 +290,40 @@ class ShardedGradient:
         self._together.change(CLAMP, limit, self._table)
 
 
+def look_for_infinities(ranks: Ranks, tables: Sequence[Any], factor: Tensor, found: Tensor) -> None:
+    """Note in `found` whether a gradient has infinities on any rank, and scale those that clipping
+    has brought to their keepers by `factor`, as GradScaler scales those that it sees. Called by all ranks."""
+    grads = [live.waiting.look(live.parameter) for live in tables]
+    rows = [grad._values() for grad in grads if grad is not None]
+    rows += _scaled_at_keepers(tables, float(factor))
+    bad = any(not bool(torch.isfinite(some).all()) for some in rows)
+    places = [live.place.number for live in tables]
+    told = ranks.agree("a look for infinities", [int(bad), *_bits([float(factor)])], places).numbers
+    if bool(told[:, 0].any()):
+        found.fill_(1.0)
+
+
+def serve_infinities(ranks: Ranks, opened: Opened) -> None:
+    """The part of a rank that has no batch."""
+    told = opened.numbers[opened.ended.index(False)].contiguous()
+    factor = float(told.view(torch.float64)[1])
+    _scaled_at_keepers([ranks.table(number) for number in opened.tables], factor)
+
+
+def _scaled_at_keepers(tables: Iterable[Any], factor: float) -> list[Tensor]:
+    """The collected gradients on this rank, scaled."""
+    parts = [
+        part
+        for live in tables
+        if live.parameter.waiting.collected
+        for part in live.place.own.values()
+    ]
+    rows = [some for part in parts for some in _summed(part)]
+    for some in rows:
+        some.mul_(torch.tensor(factor, dtype=some.dtype))
+    return rows
+
+
 def _bits(numbers: Sequence[float]) -> list[int]:
     found: list[int] = torch.tensor(numbers, dtype=torch.float64).view(torch.int64).tolist()
     return found
@@ -324,14 +360,19 @@ _NOT_OF_A_PART = {
 class SharedHandle(OpenHandle):
     """The handle of a table that ranks share. Its gradient is what this rank's batches left."""
 
+    waiting: WaitingOnRanks
+
     @property
     def grad(self) -> Tensor | None:
         """As of every handle. Where a GradScaler looks for infinities in it, the ranks tell each other
         whether they have some: all skip the step, or none."""
         caller = sys._getframe(1)
+        found = self.waiting.look(self)
         if caller.f_code is GradScaler._unscale_grads_.__code__:
             self.hotbed_table.place.look_for_infinities(caller.f_locals)
-        found = self.waiting.look(self)
+            if found is None and self.waiting.collected:
+                none = torch.empty(0, dtype=torch.int64), torch.empty(0, self.hotbed_table.spec.dim)
+                return TableGradient.over(*none, self.shape, [])  # so that the scaler counts it
         if type(found) is TableGradient:
             found.__class__ = _OfThisRank
         return found

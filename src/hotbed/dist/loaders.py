@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Generic, Literal, TypeVar
 
 import torch
 import torch.distributed as torch_dist
 
-from hotbed.dist.wire import group_of
+from hotbed.dist.opening import raise_fault
+from hotbed.dist.peers import PeerError, is_gone
+from hotbed.dist.wire import Gloo, group_of
 from hotbed.errors import InputError
-from hotbed.jagged import Jagged
 
 __all__ = ["Even", "Slice", "Slices", "even", "slices"]
 
@@ -45,31 +47,29 @@ class Slices:
             counts = {len(value) for value in batch.values()}
             if len(counts) != 1:
                 raise InputError(
-                    f"slices: the values of a batch are of {sorted(counts)} samples; all must be of as many."
+                    "slices: all values of a batch must have the same number of samples; got "
+                    f"{' and '.join(map(str, sorted(counts))) or 'no values'}."
                 )
             (count,) = counts
             begin, end = (count * r // self._size for r in (self._rank, self._rank + 1))
-            yield Slice({name: _cut(v, begin, end) for name, v in batch.items()}, count)
+            yield Slice({name: v[begin:end] for name, v in batch.items()}, count)
 
 
 def slices(loader: Iterable[Mapping[str, Any]]) -> Slices:
     """Wraps a loader of whole batches, the same on all ranks, of which each rank gets its samples: so any
-    number of ranks trains on the same batches.
+    number of ranks trains on the same batches. Without a process group there is one rank.
 
     Args:
         loader: of batches feature → tensor or `Jagged`, of as many samples each. A batch may have fewer
             samples than there are ranks; `hotbed.train.fit` weighs those of all alike.
     """
+    if not _in_a_group():
+        return Slices(loader, 0, 1)
     return Slices(loader, torch_dist.get_rank(), torch_dist.get_world_size())
 
 
-def _cut(value: Any, begin: int, end: int) -> Any:
-    if not isinstance(value, Jagged):
-        return value[begin:end]
-    first, last = int(value.offsets[begin]), int(value.offsets[end])
-    weights = None if value.weights is None else value.weights[first:last]
-    offsets = value.offsets[begin : end + 1] - first
-    return Jagged(value.values[first:last], offsets, weights=weights)
+def _in_a_group() -> bool:
+    return torch_dist.is_available() and torch_dist.is_initialized()
 
 
 def even(loader: Iterable[T], *, end: Literal["drop", "pad"] = "drop") -> Even[T]:
@@ -83,7 +83,8 @@ def even(loader: Iterable[T], *, end: Literal["drop", "pad"] = "drop") -> Even[T
 
     Wrap a loader once, and iterate what comes of it in each epoch: it has a process group of its own.
     Called by all ranks, each with its loader; so is each iteration and each batch. With ``"pad"`` a rank
-    that has no batch at all is an InputError on all.
+    that has no batch at all is an InputError on all. What a loader raises its rank raises, and the others a
+    `PeerError`, as they do where a rank is gone.
     """
     if end not in ("drop", "pad"):
         raise InputError(f'even(end={end!r}): give "drop" or "pad".')
@@ -96,12 +97,12 @@ class Even(Generic[T]):
     def __init__(self, loader: Iterable[T], end: str) -> None:
         self.loader, self.end = loader, end
         self._group: Any = None
-        if torch_dist.is_available() and torch_dist.is_initialized():
+        if _in_a_group():
             self._group = group_of(self, "hotbed.dist.even", _SECONDS, backend="gloo")
 
     def __iter__(self) -> Iterator[T]:
         last, missing = None, True
-        for batch in self.loader:
+        for batch in self._batches():
             everywhere, _ = self._asked(True)
             if not everywhere and self.end == "drop":
                 return
@@ -114,16 +115,42 @@ class Even(Generic[T]):
             assert last is not None
             yield last
 
+    def _batches(self) -> Iterator[T]:
+        """Those of the loader. The other ranks hear of an error in it."""
+        try:
+            yield from self.loader
+        except Exception as error:
+            if self._group is not None:
+                with contextlib.suppress(PeerError):  # nobody is there to hear it
+                    self._gathered(False, fault=error)
+            raise
+
     def _asked(self, own: bool, missing: bool = False) -> tuple[bool, bool]:
         """Whether all ranks have a batch, and whether one has."""
         if self._group is None:
             return own, own
-        told = torch.tensor([int(own), int(not own), int(missing)])
-        torch_dist.all_reduce(told, group=self._group)
-        has, has_not, nothing = told.tolist()
+        has, has_not, nothing = self._gathered(own, missing)
         if self.end == "pad" and nothing and has:
             raise InputError(
                 f"even(end='pad'): {nothing} of {has + has_not} ranks have no batch that could be repeated. "
                 "Give each at least one, or drop."
             )
         return has_not == 0, has > 0
+
+    def _gathered(
+        self, own: bool, missing: bool = False, fault: Exception | None = None
+    ) -> list[int]:
+        """How many ranks have a batch, have none, and have had none."""
+        wire = Gloo(self._group, torch_dist.get_rank(self._group))
+        try:
+            told = wire.gather(torch.tensor([own, not own, missing, fault is not None]).long())
+            if bool(told[:, 3].any()):
+                raise_fault(told[:, 3].tolist(), fault, wire.gather)
+        except RuntimeError as error:
+            if not is_gone(error):
+                raise
+            raise PeerError(
+                "hotbed.dist.even: another rank ended, or kept this one waiting for more than "
+                f"{_SECONDS:g} s. ({' '.join(str(error).split())[:300]})"
+            ) from None
+        return told[:, :3].sum(0).tolist()

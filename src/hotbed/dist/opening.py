@@ -179,5 +179,9 @@ def raise_fault(
 
 def _as_text(error: BaseException | None) -> Tensor:
     """(n,) uint8 of what an error says, and of None; as long for all."""
-    raw = b"" if error is None else f"{type(error).__name__}: {error}".encode()[:_TEXT]
-    return torch.tensor(list(raw.ljust(_TEXT, b"\0")), dtype=torch.uint8)
+    raw = (
+        b""
+        if error is None
+        else f"{type(error).__name__}: {error}".encode(errors="backslashreplace")
+    )
+    return torch.tensor(list(raw[:_TEXT].ljust(_TEXT, b"\0")), dtype=torch.uint8)

@@ -16,6 +16,7 @@ from hotbed.dist.gradients import Collected, collect, serve_collect
 from hotbed.dist.opening import Opened
 from hotbed.dist.peers import PeerError
 from hotbed.dist.ranks import Ranks
+from hotbed.errors import OptimizerError
 from hotbed.optim.options import NUMBERS
 from hotbed.step.on_host import HostPart, rows_of
 from hotbed.table.gradients import LeftRows, plain_access
@@ -136,7 +137,13 @@ def serve_step(ranks: Ranks, opened: Opened) -> None:
     """The part of a rank that has no batch in a step of the others, with their numbers."""
     tables = [ranks.table(number) for number in opened.tables]
     speaks = opened.ended.index(False)
-    part = ShardedPart(tables[0].optimizer, ranks)
+    optimizer = tables[0].optimizer
+    if optimizer is None:
+        raise OptimizerError(
+            f"Rank {ranks.rank} has no optimizer any more, and answers for its shards. Keep it until "
+            "all have left Join."
+        )
+    part = ShardedPart(optimizer, ranks)
     told = opened.numbers[speaks].tolist()
     for numbers, live in zip(_heard(told, len(tables)), tables, strict=True):
         hyper = _core.Hyperparameters()

@@ -11,7 +11,12 @@ from torch import Tensor
 from hotbed import _core
 from hotbed.dist.batch import ShardedBatch
 from hotbed.dist.gathered import gathered
-from hotbed.dist.gradients import ShardedGradient, SharedHandle, WaitingOnRanks
+from hotbed.dist.gradients import (
+    ShardedGradient,
+    SharedHandle,
+    WaitingOnRanks,
+    look_for_infinities,
+)
 from hotbed.dist.part import ShardedPart
 from hotbed.dist.peers import NO_COPY
 from hotbed.dist.ranks import Ranks
@@ -285,12 +290,7 @@ class Sharded(Place):
             return
         self.ranks.looked_at = found
         tables = [live for live in optimizer._live.values() if live.place.stepped is self.ranks]
-        grads = [live.waiting.look(live.parameter) for live in tables]
-        bad = any(g is not None and not bool(torch.isfinite(g._values()).all()) for g in grads)
-        numbers = [live.place.number for live in tables]
-        told = self.ranks.agree("a look for infinities", [int(bad)], numbers).numbers
-        if bool(told.any()):
-            found.fill_(1.0)
+        look_for_infinities(self.ranks, tables, scaler["inv_scale"], found)
 
     def make_part(self, optimizer: Any, tables: Sequence[Any]) -> ShardedPart:
         return ShardedPart(optimizer, self.ranks)

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from hotbed.dist.plans import Plan, checked_tables, checked_world_size
+from hotbed.dist.plans import Plan, checked_tables
 from hotbed.dist.remedies import all_together_fit, remedies_of
 from hotbed.dist.requests import Request
 from hotbed.dist.sizes import States, Tiers, bytes_in_words, expected, states_of
@@ -18,6 +18,7 @@ from hotbed.dist.strategies import STRATEGIES, Thresholds
 from hotbed.errors import PlanError
 from hotbed.modules.owner import tables_of
 from hotbed.optim import TableOptimizer
+from hotbed.sharding import checked_world_size
 from hotbed.storage import Storage
 from hotbed.table.live import LiveTable
 from hotbed.tables import Table

@@ -10,14 +10,15 @@ from typing import Any
 
 from torch import Tensor
 
+from hotbed.arrays import id_tensor, integer
 from hotbed.dist import plan_files
 from hotbed.dist.showing import RankLine, TableLine, printed
 from hotbed.dist.sizes import Load, RankSums, Sizes, Tiers
 from hotbed.errors import PlanError
-from hotbed.sharding import MOST_RANKS, Sharding, sharding_of
+from hotbed.sharding import Sharding, checked_world_size, sharding_of
 from hotbed.tables import Table, part_of
 
-__all__ = ["Plan", "checked_tables", "checked_world_size"]
+__all__ = ["Plan", "checked_tables"]
 
 
 class Plan:
@@ -70,22 +71,26 @@ class Plan:
         Raises:
             PlanError: there is no such table or rank.
         """
-        table = self._table(name)
-        if not isinstance(rank, int) or not 0 <= rank < self.world_size:
+        table, of = self._table(name), integer(rank)
+        if of is None or not 0 <= of < self.world_size:
             raise PlanError(f"Rank {rank!r} is outside [0, {self.world_size}).")
-        return part_of(table, self.shardings[name].kept(table, rank, self.world_size))
+        return part_of(table, self.shardings[name].kept(table, of, self.world_size))
 
-    def keeper_of(self, name: str, ids: Tensor, *, column: int = 0, requester: int = 0) -> Tensor:
-        """(n,) int64: the rank that `requester` asks for (n,) int64 ids; where columns are cut, for that
-        column of their rows. Of a replicated table that is the requester itself.
+    def keeper_of(self, name: str, ids: Any, *, column: int = 0, requester: int = 0) -> Tensor:
+        """(n,) int64: the rank that `requester` asks for (n,) ids (a tensor, an array, a list); where columns
+        are cut, for that column of their rows. Of a replicated table that is the requester itself.
 
         Raises:
-            PlanError: there is no such table or column.
+            InputError: no ids.
+            PlanError: there is no such table, column or rank.
         """
-        table = self._table(name)
-        if not 0 <= column < table.dim:
-            raise PlanError(f"Table {name!r}: column {column} is outside [0, {table.dim}).")
-        return self.shardings[name].keeper_of(table, ids, self.world_size, column, requester)
+        table, at, asks = self._table(name), integer(column), integer(requester)
+        if at is None or not 0 <= at < table.dim:
+            raise PlanError(f"Table {name!r}: column {column!r} is outside [0, {table.dim}).")
+        if asks is None or not 0 <= asks < self.world_size:
+            raise PlanError(f"Rank {requester!r} is outside [0, {self.world_size}).")
+        wanted = id_tensor(f"Table {name!r}", ids).long()
+        return self.shardings[name].keeper_of(table, wanted, self.world_size, at, asks)
 
     @property
     def loads(self) -> list[Load]:
@@ -205,13 +210,6 @@ class Plan:
             RankLine(rank, count, self.tiers.filled(load)[0], load.total)
             for rank, (count, load) in enumerate(zip(shards.of_ranks(), self.loads, strict=True))
         ]
-
-
-def checked_world_size(given: Any) -> int:
-    """Raises PlanError where it is no number of ranks."""
-    if isinstance(given, bool) or not isinstance(given, int) or not 0 < given <= MOST_RANKS:
-        raise PlanError(f"world_size must be a number from 1 to {MOST_RANKS:,}, not {given!r}.")
-    return given
 
 
 def checked_tables(given: Iterable[Table]) -> list[Table]:

@@ -4,11 +4,15 @@ A kind says which rows and columns a rank keeps and which rank keeps an id. One 
 ranks yet (``TableWise()``, ``ColumnWise()``) is a wish, which `hotbed.plan` fulfils.
 """
 
-from hotbed.sharding.keepers import hashed_keeper, modulo_keeper
+from hotbed.sharding.keepers import (
+    MOST_RANKS,
+    checked_world_size,
+    hashed_keeper,
+    modulo_keeper,
+)
 from hotbed.sharding.kind import Extent, Kept, Shape, Sharding
 from hotbed.sharding.kinds import (
     KINDS,
-    MOST_RANKS,
     ColumnWise,
     Replicated,
     RowWise,
@@ -28,6 +32,7 @@ __all__ = [
     "Shape",
     "Sharding",
     "TableWise",
+    "checked_world_size",
     "even_widths",
     "hashed_keeper",
     "modulo_keeper",

@@ -7,34 +7,53 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from hotbed import _core
+from hotbed.arrays import id_tensor, integer
+from hotbed.errors import PlanError
 
-__all__ = ["Owned", "hashed_keeper", "modulo_keeper"]
+__all__ = ["MOST_RANKS", "Owned", "checked_world_size", "hashed_keeper", "modulo_keeper"]
+
+MOST_RANKS = 1 << 20
 
 
-def hashed_keeper(ids: Tensor, world_size: int) -> Tensor:
-    """(n,) int64: the rank that keeps each of (n,) int64 ids of a dynamic table.
+def hashed_keeper(ids: Any, world_size: int) -> Tensor:
+    """(n,) int64: the rank that keeps each of (n,) ids of a dynamic table (a tensor, an array, a list).
 
     ``((h >> 32) * world_size) >> 32``, h being the finalizer of MurmurHash3 (Appleby, public domain) of
     the id's 64 bits, unsigned.
+
+    Raises:
+        InputError: no ids.
+        PlanError: no number of ranks.
     """
     return _kept(ids, world_size, _core.Dealing.hash)
 
 
-def modulo_keeper(ids: Tensor, world_size: int) -> Tensor:
-    """(n,) int64: ``id % world_size``, from 0 on for negative ids, too."""
+def modulo_keeper(ids: Any, world_size: int) -> Tensor:
+    """(n,) int64: ``id % world_size``, from 0 on for negative ids, too. Arguments as of `hashed_keeper`."""
     return _kept(ids, world_size, _core.Dealing.modulo)
 
 
-def _kept(ids: Tensor, world_size: int, dealing: _core.Dealing) -> Tensor:
-    here = ids.to("cpu", torch.int64).contiguous()
+def checked_world_size(given: Any) -> int:
+    """Raises PlanError where it is no number of ranks."""
+    ranks = integer(given)
+    if ranks is None or not 0 < ranks <= MOST_RANKS:
+        raise PlanError(f"world_size must be a number from 1 to {MOST_RANKS:,}, not {given!r}.")
+    return ranks
+
+
+def _kept(ids: Any, world_size: Any, dealing: _core.Dealing) -> Tensor:
+    ranks = checked_world_size(world_size)
+    given = id_tensor("A keeper", ids)
+    here = given.to("cpu", torch.int64).contiguous()
     keepers = torch.empty_like(here)
-    _core.find_keepers(here.data_ptr(), here.numel(), world_size, dealing, keepers.data_ptr())
-    return keepers.to(ids.device)
+    _core.find_keepers(here.data_ptr(), here.numel(), ranks, dealing, keepers.data_ptr())
+    return keepers.to(given.device)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -17,12 +17,11 @@ from torch import Tensor
 from hotbed import _core
 from hotbed.arrays import integer
 from hotbed.errors import PlanError
-from hotbed.sharding.keepers import Owned, hashed_keeper, modulo_keeper
+from hotbed.sharding.keepers import MOST_RANKS, Owned, hashed_keeper, modulo_keeper
 from hotbed.sharding.kind import Extent, Kept, Shape, Sharding
 
 __all__ = [
     "KINDS",
-    "MOST_RANKS",
     "ColumnWise",
     "Replicated",
     "RowWise",
@@ -30,8 +29,6 @@ __all__ = [
     "even_widths",
     "sharding_of",
 ]
-
-MOST_RANKS = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

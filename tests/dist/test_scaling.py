@@ -1,0 +1,69 @@
+"""GradScaler and clipping in any order: the rows of one process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from dist.test_sharded import batch_of, collection, loss_of, plan_of
+from dist.worlds import run
+from torch.distributed.algorithms.join import Join
+
+import hotbed as hb
+
+
+def train(model: Any, order: str, batches: list[slice], world: int) -> Any:
+    """Returns the optimizer, which must be kept as long as other ranks may step."""
+    optimizer = hb.optim.SGD(model.parameters(), lr=0.5)
+    scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
+    for number, samples in enumerate(batches):
+        scaler.scale(loss_of(model(batch_of(number, samples)), world)).backward()
+        for call in order:
+            match call:
+                case "u":
+                    scaler.unscale_(optimizer)
+                case "v":
+                    hb.nn.clip_grad_value_(model.parameters(), 0.25)
+                case "b":  # one more behind
+                    loss = loss_of(model(batch_of(9, samples)), world)
+                    scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    return optimizer
+
+
+def alike(rank: int, world: int, deal: str) -> None:
+    samples = slice(4 * rank, 4 * rank + 4)
+    for order in ("v", "vu", "uv", "vbu", "vb"):
+        whole, own = collection(), collection()
+        hb.distribute(own, plan_of(own, deal, world))
+        train(whole, order, [slice(0, 8)] * 2, 1)
+        train(own, order, [samples] * 2, world)
+        for name in whole.tables:
+            for expected, found in zip(whole.rows(name), own.rows(name), strict=True):
+                assert torch.equal(found, expected), (order, name)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("deal", ["row", "column", "replicated"])
+def test_what_was_clipped_first_is_unscaled_too(deal: str) -> None:
+    run(2, alike, deal)
+
+
+def ended(rank: int, world: int) -> None:
+    whole, own = collection(), collection()
+    hb.distribute(own, plan_of(own, "row", world))
+    with Join(hb.dist.joinables(own)):
+        kept = train(own, "vu", [slice(0, 8)] * (2 if rank else 0), world)
+    del kept
+    train(whole, "vu", [slice(0, 8)] * 2, world)
+    for name in whole.tables:
+        for expected, found in zip(whole.rows(name), own.rows(name), strict=True):
+            assert torch.equal(found, expected), name
+
+
+@pytest.mark.process
+def test_a_rank_that_has_ended_unscales_what_it_keeps() -> None:
+    run(2, ended)
