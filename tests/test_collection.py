@@ -178,3 +178,11 @@ def test_looking_in_from_outside() -> None:
         with pytest.raises(hb.HotbedError, match=says):
             call()
     assert collection.count("user") == len(rows.ids) + 2
+
+
+def test_too_many_features_of_a_table_are_counted_in_the_error() -> None:
+    features = {str(f): "t" for f in range(65_536)}
+    embeddings = hb.EmbeddingCollection([hb.Table("t", 1, 3)], features)
+    ids = torch.tensor([0])
+    with pytest.raises(ValueError, match="'t': 65536 features; at most 65535 can share a table"):
+        embeddings(dict.fromkeys(features, ids))

@@ -154,7 +154,11 @@ Batch::Batch(std::vector<std::shared_ptr<Table>> all_tables, std::vector<Feature
       throw std::length_error("Table '" + part.table->name() + "': " + std::to_string(part.count) +
                               " ids in one batch; at most 2147483647 are possible");
     }
-    if (part.features.size() > UINT16_MAX) throw std::length_error("too many features a table");
+    if (part.features.size() > UINT16_MAX) {
+      throw std::length_error("Table '" + part.table->name() + "': " +
+                              std::to_string(part.features.size()) +
+                              " features; at most 65535 can share a table. Join some into bags");
+    }
   }
 }
 
