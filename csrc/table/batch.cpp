@@ -155,8 +155,8 @@ Batch::Batch(std::vector<std::shared_ptr<Table>> all_tables, std::vector<Feature
                               " ids in one batch; at most 2147483647 are possible");
     }
     if (part.features.size() > UINT16_MAX) {
-      throw std::length_error("Table '" + part.table->name() + "': " +
-                              std::to_string(part.features.size()) +
+      throw std::length_error("Table '" + part.table->name() +
+                              "': " + std::to_string(part.features.size()) +
                               " features; at most 65535 can share a table. Join some into bags");
     }
   }
