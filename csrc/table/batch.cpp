@@ -374,7 +374,9 @@ void Batch::resolve(bool insert, bool transpose) {
   }
   // Only once no table refuses the batch: a row that is caught up in two parts may end with other
   // bits. consume() does so for those of tiers.
-  if (!error && insert) {
+  bool catches_up = false;
+  for (const TableBatch& part : parts) catches_up = catches_up || part.table->catch_up;
+  if (!error && insert && catches_up) {
     error = in_parallel([](TableBatch& part) {
       Table& table = *part.table;
       if (part.features.empty() || part.frozen || table.tiered() || !table.catch_up) return;

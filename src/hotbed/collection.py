@@ -219,8 +219,10 @@ class EmbeddingCollection(TablesByName):
     @property
     def has_tiers(self) -> bool:
         """Whether rows in this process lie in tiers; of a distributed collection those of its shards here."""
-        here = [own for t in self._owned.values() for own in t.place.tables_here(t)]
-        return any(own.tiers is not None for own in here)
+        return any(own.tiers is not None for own in self._tables_here())
+
+    def _tables_here(self) -> list[LiveTable]:
+        return [own for t in self._owned.values() for own in t.place.tables_here(t)]
 
     def required(self, inputs: Any, depth: int = 2) -> dict[str, int]:
         """Bytes that ``Storage(host=..., ssd=...)`` must have for batches like this one, by part and in
@@ -262,7 +264,7 @@ class EmbeddingCollection(TablesByName):
         Where all rows lie in RAM there are ``rows_used``, ``rows_missed`` and ``rows_created`` (equal),
         ``hit_rate``, ``batches``, ``wait_ms``, ``memory_bytes``; whole on a device only the last.
         """
-        here = [own for t in self._owned.values() for own in t.place.tables_here(t)]
+        here = self._tables_here()
         return here[0].place.stats(here) if here else {}
 
     def flush(self) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from dist.test_sharded import DEALS, batch_of, collection, loss_of, plan_of
+from dist.test_sharded import DEALS, assert_same_rows, batch_of, collection, loss_of, plan_of
 from dist.worlds import run
 from torch import Tensor, nn
 
@@ -48,9 +48,7 @@ def as_one_process(rank: int, world: int, deal: str, untouched: str) -> None:
         for name, ids in gone.items():
             forgotten = own.erase(name, torch.as_tensor(ids)[rank::world])
             assert forgotten == whole.erase(name, ids), name
-    for name in whole.tables:
-        for expected, found in zip(whole.rows(name), own.rows(name), strict=True):
-            assert torch.equal(found, expected), name
+    assert_same_rows(own, whole)
 
 
 def check_local(rank: int, world: int, deal: str) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from dist.test_sharded import batch_of, collection, loss_of, plan_of
+from dist.test_sharded import assert_same_rows, batch_of, collection, loss_of, plan_of
 from dist.worlds import run
 from torch.distributed.algorithms.join import Join
 
@@ -41,9 +41,7 @@ def alike(rank: int, world: int, deal: str) -> None:
         hb.distribute(own, plan_of(own, deal, world))
         train(whole, order, [slice(0, 8)] * 2, 1)
         train(own, order, [samples] * 2, world)
-        for name in whole.tables:
-            for expected, found in zip(whole.rows(name), own.rows(name), strict=True):
-                assert torch.equal(found, expected), (order, name)
+        assert_same_rows(own, whole, order)
 
 
 @pytest.mark.process
@@ -59,9 +57,7 @@ def ended(rank: int, world: int) -> None:
         kept = train(own, "vu", [slice(0, 8)] * (2 if rank else 0), world)
     del kept
     train(whole, "vu", [slice(0, 8)] * 2, world)
-    for name in whole.tables:
-        for expected, found in zip(whole.rows(name), own.rows(name), strict=True):
-            assert torch.equal(found, expected), name
+    assert_same_rows(own, whole)
 
 
 @pytest.mark.process

@@ -55,6 +55,15 @@ def batch_of(number: int, samples: slice) -> dict[str, Any]:
     return {name: ids[samples] for name, ids in whole.items()}
 
 
+def assert_same_rows(
+    own: hb.EmbeddingCollection, whole: hb.EmbeddingCollection, about: Any = None
+) -> None:
+    """Of all tables, to the bit, whose ids come in one order."""
+    for name in whole.tables:
+        for expected, found in zip(whole.rows(name), own.rows(name), strict=True):
+            assert torch.equal(found, expected), (name, about)
+
+
 def loss_of(vectors: dict[str, torch.Tensor], scale: float) -> torch.Tensor:
     """Of exact products and sums only, so that the gradients' bits are those of every order."""
     weights = (1, 2, 0.5, 4)
@@ -119,9 +128,7 @@ def without_a_loss(rank: int, world: int, shared_memory: bool) -> None:
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
-    for name in whole.tables:
-        for expected, found in zip(whole.rows(name), own.rows(name), strict=True):
-            assert torch.equal(found, expected), name
+    assert_same_rows(own, whole)
 
 
 @pytest.mark.process

@@ -8,7 +8,7 @@ import pytest
 import torch
 from dist.test_distribute import Model, made
 from dist.test_distribute import loss_of as loss_of_model
-from dist.test_sharded import batch_of, collection, loss_of, plan_of
+from dist.test_sharded import assert_same_rows, batch_of, collection, loss_of, plan_of
 from dist.worlds import run
 from torch.distributed.algorithms.join import Join
 
@@ -44,9 +44,7 @@ def tables_only(rank: int, world: int, deal: str, rule: str) -> None:
         optimizers[0].step()
         optimizers[0].zero_grad()
         optimizers[0].param_groups[0]["lr"] *= 0.5
-    for name in whole.tables:
-        for expected, found in zip(whole.rows(name), own.rows(name), strict=True):
-            assert torch.equal(found, expected), name
+    assert_same_rows(own, whole)
     assert own.table("item").rule.steps == max(BATCHES[:world])
 
 
@@ -103,9 +101,7 @@ def left_alone(rank: int, world: int) -> None:
     whole(first)
     loss_of(whole(second), 1).backward()
     optimizers[0].step()
-    for name in whole.tables:
-        for expected, there in zip(whole.rows(name), own.rows(name), strict=True):
-            assert torch.equal(there, expected), name
+    assert_same_rows(own, whole)
 
 
 @pytest.mark.process

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -59,6 +58,10 @@ def loader_of(kind: str, log: Path, model: Any) -> Any:
             return DataLoader(data, batch_size=None)
         case "look-ahead over workers":
             return hb.lookahead(DataLoader(data, batch_size=None), model)
+        case "look-ahead over even":
+            return hb.lookahead(hb.dist.even(data), model)
+        case "slices over workers":
+            return hb.dist.slices(DataLoader(data, batch_size=None))
     raise ValueError(kind)
 
 
@@ -90,7 +93,17 @@ def run(
     return losses.of, model
 
 
-@pytest.mark.parametrize("kind", ["log", "look-ahead", "workers", "look-ahead over workers"])
+KINDS = [
+    "log",
+    "look-ahead",
+    "workers",
+    "look-ahead over workers",
+    "look-ahead over even",
+    "slices over workers",
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("place", ["memory", "budget"])
 @pytest.mark.parametrize("at", [5, 12, 30])
 def test_it_ends_as_one_that_was_never_stopped(
@@ -265,7 +278,7 @@ def test_all_generators_of_a_loader_are_found() -> None:
     }
     for loader, generators in loaders.items():
         assert generators_of(loader) == generators
-        assert generators_of(SimpleNamespace(loader=loader)) == generators
+        assert generators_of(hb.dist.even(hb.dist.slices(loader))) == generators
 
 
 @pytest.mark.parametrize("shuffle", [False, True])

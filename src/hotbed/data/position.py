@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-__all__ = ["Position", "generators_of", "seek"]
+__all__ = ["Position", "generators_of", "seek", "wrapped_by"]
 
 
 @dataclasses.dataclass(slots=True)
@@ -37,11 +37,19 @@ class Position:
         self.loaded = True
 
 
-def generators_of(loader: Any) -> list[Any]:
-    """The random generators of its own that a ``DataLoader`` has, also one inside of a loader that wraps
-    it as its ``loader``."""
+def wrapped_by(loader: Any) -> list[Any]:
+    """Return the loader, the one that it wraps as its ``loader``, the one that this wraps, and so on."""
     found: list[Any] = []
-    for owner in (loader, getattr(loader, "loader", None)):
+    while loader is not None and not any(loader is one for one in found):
+        found.append(loader)
+        loader = getattr(loader, "loader", None)
+    return found
+
+
+def generators_of(loader: Any) -> list[Any]:
+    """The random generators of its own that a ``DataLoader`` has, also one inside of others."""
+    found: list[Any] = []
+    for owner in wrapped_by(loader):
         for path in ("generator", "sampler.generator", "batch_sampler.sampler.generator"):
             one = owner
             for name in path.split("."):
@@ -54,8 +62,8 @@ def generators_of(loader: Any) -> list[Any]:
 def seek(loader: Any, epoch: int, batches: int) -> int:
     """Has the next iteration of a loader be that of `epoch` (from 1), but for its first `batches`.
 
-    A loader with a method ``seek(epoch, batches)`` passes over them itself. Of another, the data set (of
-    a ``DataLoader``) is told the epoch if it has such a method.
+    A loader with a method ``seek(epoch, batches)`` passes over them itself. Of another, the first that it
+    wraps with such a method is told the epoch, or the data set of a ``DataLoader``.
 
     Returns:
         How many batches whoever iterates it has to pass over.
@@ -63,6 +71,9 @@ def seek(loader: Any, epoch: int, batches: int) -> int:
     if hasattr(loader, "seek"):
         loader.seek(epoch, batches)
         return 0
-    if hasattr(getattr(loader, "dataset", None), "seek"):
-        loader.dataset.seek(epoch, 0)
+    for one in wrapped_by(loader):
+        known = one if hasattr(one, "seek") else getattr(one, "dataset", None)
+        if known is not None and hasattr(known, "seek"):
+            known.seek(epoch, 0)
+            break
     return batches

@@ -39,8 +39,6 @@ class Slices:
 
     def __init__(self, loader: Iterable[Mapping[str, Any]], rank: int, size: int) -> None:
         self.loader, self._rank, self._size = loader, rank, size
-        if hasattr(loader, "seek"):
-            self.seek = loader.seek
 
     def __iter__(self) -> Iterator[Slice]:
         for batch in self.loader:

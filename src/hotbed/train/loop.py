@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from hotbed.checkpoint.randomness import give_random_states, random_states
 from hotbed.checkpoint.ranks import ranks_of
 from hotbed.collection import EmbeddingCollection
-from hotbed.data.position import Position, generators_of, seek
+from hotbed.data.position import Position, generators_of, seek, wrapped_by
 from hotbed.dist.loaders import Slice
 from hotbed.dist.waits import BACKWARD
 from hotbed.errors import HotbedError
@@ -214,9 +214,7 @@ def _from(batches: Iterable[Batch], epoch: int, position: Position) -> Iterator[
 
 def _is_iterated_once(batches: Any) -> bool:
     """Return True for a generator or another iterator, also inside of a loader that wraps it."""
-    while hasattr(batches, "loader"):
-        batches = batches.loader
-    return isinstance(batches, Iterator)
+    return isinstance(wrapped_by(batches)[-1], Iterator)
 
 
 def _random_of(generators: Sequence[Any]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from hotbed.collection import EmbeddingCollection
 from hotbed.data import CriteoLog
+from hotbed.data.position import wrapped_by
 from hotbed.text import printable
 from hotbed.train.callbacks import Callback, Step
 from hotbed.train.metrics import RunningAuc
@@ -144,8 +145,7 @@ def progress_bar(model: nn.Module, batches: Any, epochs: int, *, alone: bool) ->
 
 def _samples_in(batches: Any) -> int | None:
     """Return the samples of one epoch, if that is known without reading the data."""
-    while hasattr(batches, "loader"):  # what looks ahead, or slices
-        batches = batches.loader
+    batches = wrapped_by(batches)[-1]
     if isinstance(batches, CriteoLog):
         return None if batches.stop is None else batches.stop - batches.start
     if isinstance(batches, DataLoader):
