@@ -53,18 +53,19 @@ def test_the_same_batches_in_the_same_order_twice(depth: int, horizon: int) -> N
     assert prepared(stats) == (24 if depth else 0)
 
 
-@pytest.mark.parametrize(("depth", "horizon"), [(1, 1), (2, 5), (4, 4), (3, 8)])
+@pytest.mark.parametrize(("depth", "horizon"), [(1, 1), (2, 5), (4, 4), (3, 8), (3, 1)])
 def test_as_many_batches_are_ahead_as_asked_for(depth: int, horizon: int) -> None:
-    """What the threads have done when they have nothing to do: `horizon` batches beside that of the loop
-    are announced, and the rows of `depth` are in their slots."""
+    """What the threads have done when they have nothing to do: `horizon` batches beside that of the loop,
+    and at least `depth`, are announced, and the rows of `depth` are in their slots."""
+    known = max(depth, horizon)
     loader = Once(batches(20))
     model = Model(storage())
     optimizer = adagrad(model)
     ahead = iter(hb.lookahead(loader, model, depth, horizon))
     for taken in range(1, 4):
         step(model, optimizer, next(ahead))
-        assert _ready_when_idle(model) == [at < depth for at in range(horizon)]
-        assert loader.read == taken + horizon
+        assert _ready_when_idle(model) == [at < depth for at in range(known)]
+        assert loader.read == taken + known
     ahead.close()  # type: ignore[attr-defined]
 
 
