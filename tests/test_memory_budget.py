@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import hotbed as hb
 from hotbed import _core
-from hotbed.places.memory import in_memory
+from hotbed.places.host.place import in_memory
 
 STATES = {"SGD": 0, "Adagrad": 1, "Adam": 2}
 """Numbers a weight."""

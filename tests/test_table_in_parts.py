@@ -13,8 +13,8 @@ import hotbed as hb
 from hotbed import _core
 from hotbed.errors import NotFiniteError, TableError
 from hotbed.places.moves import home_of
-from hotbed.resolve.on_host import HostBatch, HostLeft, check, core_batch
-from hotbed.step.on_host import HostPart, rows_of
+from hotbed.places.host.batch import HostBatch, HostLeft, check, core_batch
+from hotbed.places.host.step import HostPart, rows_of
 from hotbed.table.gradients import LeftRows
 from hotbed.table.home import Home
 from hotbed.table.live import LiveTable

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import hotbed as hb
-from hotbed.places.memory import in_memory
+from hotbed.places.host.place import in_memory
 from hotbed.table.live import LiveTable
 
 

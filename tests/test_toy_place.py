@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import hotbed as hb
 from hotbed.errors import NotFiniteError, TableError
-from hotbed.resolve.on_host import check, core_batch
+from hotbed.places.host.batch import check, core_batch
 from hotbed.table.gradients import LeftRows
 from hotbed.table.home import Home
 from hotbed.table.place import Call, Place
@@ -70,7 +70,7 @@ class DictPlace(Place):
 
 
 class DictBatch:
-    """What `hotbed.resolve.pool` works on."""
+    """What `hotbed.group.pool` works on."""
 
     wants_gradient = True
 

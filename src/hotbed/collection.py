@@ -18,16 +18,16 @@ from hotbed.modules.by_name import Rows, TablesByName
 from hotbed.modules.descriptions import described
 from hotbed.ops.outside_graphs import outside_graphs
 from hotbed.places.moves import home_of, move, refuse_move
-from hotbed.resolve.on_host import check, core_batch
+from hotbed.places.host.batch import check, core_batch
 from hotbed.stock_layers import tables_of_layers
 from hotbed.storage import Storage
 from hotbed.table.live import LiveTable
 from hotbed.table.place import Call
 from hotbed.tables import Table
-from hotbed.tiers import hottest
-from hotbed.tiers.budget import required
-from hotbed.tiers.prepared import Prepared
-from hotbed.tiers.tiers import Tiers
+from hotbed.places.tiered import hottest
+from hotbed.places.tiered.budget import required
+from hotbed.places.tiered.prepared import Prepared
+from hotbed.places.tiered.tiers import Tiers
 
 __all__ = ["EmbeddingCollection", "Rows"]
 

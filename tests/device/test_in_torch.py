@@ -138,7 +138,7 @@ def test_a_step_asks_the_device_nothing(monkeypatch, dense, fused):
         finally:
             torch.cuda.set_sync_debug_mode("default")
         return
-    from hotbed.device import notices
+    from hotbed.places.device import deferred_errors as notices
 
     def refuse(name):
         original = getattr(Tensor, name)
@@ -206,7 +206,7 @@ def test_a_table_without_an_optimizer_is_complained_about():
 
 
 def test_no_gradient_is_summed_that_nobody_looks_at(monkeypatch):
-    from hotbed.device import gradients
+    from hotbed.places.device import gradients
 
     module = to_device(collection())
     optimizer = OPTIMIZERS["SGD"](module.parameters())

@@ -76,7 +76,7 @@ def test_a_lookup_that_waits_for_a_move_finds_the_rows_where_they_are_then(
         return _core.Hold.of_forward(*arguments)
 
     announced = SimpleNamespace(Hold=SimpleNamespace(of_forward=of_forward))
-    monkeypatch.setattr("hotbed.resolve.lookup._core", announced)
+    monkeypatch.setattr("hotbed.group.lookup._core", announced)
 
     def look_up() -> None:
         with torch.no_grad():

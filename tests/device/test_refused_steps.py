@@ -11,7 +11,7 @@ from devices import DEVICE
 from torch import nn
 
 import hotbed as hb
-from hotbed.device.step import Predicated
+from hotbed.places.device.step import Predicated
 from hotbed.errors import IdError, InputError, NotFiniteError, OptimizerError
 
 ROWS = 20
@@ -49,7 +49,7 @@ def settle():
 
 def late(monkeypatch):
     """Nothing has come from the device until somebody waits for it."""
-    from hotbed.device.notices import Notice
+    from hotbed.places.device.deferred_errors import Notice
 
     monkeypatch.setattr(Notice, "ready", property(lambda self: False))
 
@@ -181,7 +181,7 @@ def test_a_fused_step_is_refused_in_the_next_backward(monkeypatch):
 
 
 def test_ids_on_the_host_are_checked_at_once(monkeypatch):
-    from hotbed.places.whole import WholeOnDevice
+    from hotbed.places.device.place import WholeOnDevice
 
     monkeypatch.setattr(WholeOnDevice, "is_here", lambda self, ids: False)
     module = to_device(hb.EmbeddingCollection([hb.Table("t", dim=4, rows=ROWS)], seed=1))

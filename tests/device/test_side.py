@@ -9,8 +9,8 @@ import torch
 from devices import DEVICE
 
 from hotbed import _core
-from hotbed.device import spaces
-from hotbed.device.spaces import Side, SpaceOnDevice, SpacesOnDevice, host_memory
+from hotbed.places.tiered_device import spaces
+from hotbed.places.tiered_device.spaces import Side, SpaceOnDevice, SpacesOnDevice, host_memory
 from hotbed.errors import StorageError
 
 

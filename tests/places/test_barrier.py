@@ -11,8 +11,8 @@ from kept_in import PLACES, collection, step
 from torch import Tensor
 
 import hotbed as hb
-from hotbed.places.memory import Memory
-from hotbed.places.tiered import Tiered
+from hotbed.places.host.place import Memory
+from hotbed.places.tiered.place import Tiered
 
 Rows = dict[int, tuple[float, ...]]
 

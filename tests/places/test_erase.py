@@ -15,8 +15,8 @@ from kept_in import PLACES, collection, step
 from torch import Tensor
 
 import hotbed as hb
-from hotbed.places import of_core
-from hotbed.resolve import pool
+from hotbed.places import core_backed
+from hotbed.group import pool
 
 pytestmark = pytest.mark.filterwarnings("default:The budget holds:UserWarning")
 
@@ -231,7 +231,7 @@ def test_the_most_used_ids_forget_them(tmp_path: Path) -> None:
 def test_a_state_dict_takes_rows_away_and_leaves_the_others_their_states(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(of_core, "rows_at_once", lambda core: 3)
+    monkeypatch.setattr(core_backed, "rows_at_once", lambda core: 3)
     for storage in (None, hb.Storage(device=130_000, host="1MB")):
         model = hb.EmbeddingCollection([hb.Table("a", 2)], storage=storage)
         optimizer = hb.optim.Adagrad(model.parameters(), lr=0.5)

@@ -16,7 +16,7 @@ from kept_in import PLACES, collection, step
 from torch import Tensor
 
 import hotbed as hb
-from hotbed.places import of_core
+from hotbed.places import core_backed
 from hotbed.table.records import Records, records_of
 
 pytestmark = pytest.mark.filterwarnings("default:The budget holds:UserWarning")
@@ -26,7 +26,7 @@ TABLES = hb.Table("item", 48, 400), hb.Table("user", 40, dtype=torch.float16)
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(of_core, "rows_at_once", lambda core: 37)
+    monkeypatch.setattr(core_backed, "rows_at_once", lambda core: 37)
 
 
 def batch_of(number: int, ids: int = 60) -> dict[str, Tensor]:

@@ -19,7 +19,7 @@ from resolve.small_logs import small_logs
 
 import hotbed as hb
 from hotbed import _core
-from hotbed.tiers.folder import logs_in
+from hotbed.places.tiered.folder import logs_in
 
 STORAGE: dict[str, Any] = {"host": "40MB"}
 

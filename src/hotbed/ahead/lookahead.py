@@ -16,7 +16,7 @@ from hotbed.data.position import seek
 from hotbed.errors import TableError
 from hotbed.modules.owner import tables_of
 from hotbed.table.alone import ALONE
-from hotbed.tiers.budget import count_of_batches
+from hotbed.places.tiered.budget import count_of_batches
 
 __all__ = ["IDLE_ON_RANKS", "is_idle_on_ranks", "lookahead"]
 

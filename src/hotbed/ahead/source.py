@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
-from hotbed.tiers.prepared import Prepared
+from hotbed.places.tiered.prepared import Prepared
 
 __all__ = ["Entry", "Source", "find_features"]
 

@@ -18,7 +18,7 @@ from torch import nn
 from hotbed import _core
 from hotbed.ahead.source import Entry, Source, find_features
 from hotbed.errors import HotbedError, InputError
-from hotbed.tiers.tiers import Tiers
+from hotbed.places.tiered.tiers import Tiers
 from hotbed.trace import span
 
 if TYPE_CHECKING:

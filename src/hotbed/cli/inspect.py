@@ -11,7 +11,7 @@ import typer
 from hotbed.cli.errors import told_in_one_sentence
 
 if TYPE_CHECKING:
-    from hotbed.tiers.hottest import Used
+    from hotbed.places.tiered.hottest import Used
 
 _SHOWN = 5
 """Hottest ids of a table; all that were noted are in the JSON."""
@@ -36,7 +36,7 @@ def inspect(
 
     console = Console()
     with told_in_one_sentence():
-        from hotbed.tiers.hottest import noted
+        from hotbed.places.tiered.hottest import noted
         from hotbed.train.paths import Folder, Named, refuse_clashes
         from hotbed.train.report import check_writable_file, write_json
         from hotbed.train.run_note import ids_are_hexadecimal, is_of_a_run
@@ -63,7 +63,7 @@ def contents(folder: Path) -> list[dict[str, Any]]:
     """
     from hotbed import _core
     from hotbed.errors import StorageError
-    from hotbed.tiers.folder import logs_in
+    from hotbed.places.tiered.folder import logs_in
 
     if "\0" in str(folder):
         raise StorageError(f"{str(folder)!r} is no path: it has a zero byte.")

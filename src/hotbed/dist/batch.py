@@ -16,7 +16,7 @@ from hotbed.dist.peers import PeerError
 from hotbed.dist.ranks import Ranks
 from hotbed.dist.trip import Trip
 from hotbed.errors import OptimizerError, TableError
-from hotbed.resolve.on_host import HostBatch, HostLeft, check, core_batch
+from hotbed.places.host.batch import HostBatch, HostLeft, check, core_batch
 from hotbed.table.gradients import LeftRows
 from hotbed.table.place import Call
 from hotbed.tables import CORE_DTYPES

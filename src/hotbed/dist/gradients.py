@@ -16,7 +16,7 @@ from hotbed.dist.ranks import Ranks
 from hotbed.dist.rows import Rows, inverse_of
 from hotbed.dist.trip import Trip
 from hotbed.errors import HotbedError, TableError
-from hotbed.step.on_host import rows_of
+from hotbed.places.host.step import rows_of
 from hotbed.table.clipping import Gradient
 from hotbed.table.gradients import (
     LeftRows,

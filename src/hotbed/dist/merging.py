@@ -13,7 +13,7 @@ from hotbed.dist.opening import MERGE, Opened
 from hotbed.dist.ranks import Ranks
 from hotbed.dist.trip import Trip
 from hotbed.ops.duplicates import sum_duplicates
-from hotbed.step.on_host import rows_of
+from hotbed.places.host.step import rows_of
 from hotbed.table.gradients import LeftRows
 
 __all__ = ["merge", "serve_merge"]

@@ -18,7 +18,7 @@ from hotbed.dist.peers import PeerError
 from hotbed.dist.ranks import Ranks
 from hotbed.errors import OptimizerError
 from hotbed.optim.options import NUMBERS
-from hotbed.step.on_host import HostPart, rows_of
+from hotbed.places.host.step import HostPart, rows_of
 from hotbed.table.gradients import LeftRows, plain_access
 from hotbed.table.holds import alone
 

@@ -19,7 +19,7 @@ from hotbed.dist.rows import Form, Rows, cut, dealt, inverse_of
 from hotbed.dist.wire import block
 from hotbed.errors import TableError
 from hotbed.inputs.bags import Bags
-from hotbed.resolve.lookup import looked_up
+from hotbed.group.lookup import looked_up
 from hotbed.table.place import Call
 
 __all__ = ["Trip"]

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from hotbed.errors import OptimizerError, TableError
 from hotbed.inputs.bags import Bags
 from hotbed.places.moves import move, refuse_move
-from hotbed.resolve.lookup import lookup
+from hotbed.group.lookup import lookup
 from hotbed.table.checks import refuse_tracing
 from hotbed.table.gradients import plain_access
 from hotbed.table.holds import alone, reading

@@ -26,7 +26,7 @@ from hotbed.optim.options import (
     refuse_tables_twice,
 )
 from hotbed.optim.saved_states import Loading, add_states
-from hotbed.step.on_host import HostPart
+from hotbed.places.host.step import HostPart
 from hotbed.table.gradients import plain_access
 from hotbed.table.holds import alone
 from hotbed.table.live import LiveTable, live_table

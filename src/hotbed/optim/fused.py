@@ -6,7 +6,7 @@ import weakref
 from typing import Any, NamedTuple
 
 from hotbed.errors import NotFiniteError, OptimizerError
-from hotbed.step.on_host import not_finite
+from hotbed.places.host.step import not_finite
 from hotbed.table.live import LiveTable
 
 __all__ = ["FusedUpdates"]

@@ -132,7 +132,7 @@ class LiveTable:
 
     @property
     def tiers(self) -> Any:
-        """`hotbed.tiers.tiers.Tiers` that its rows lie in, or None."""
+        """`hotbed.places.tiered.tiers.Tiers` that its rows lie in, or None."""
         return self.place.tiers
 
     @property

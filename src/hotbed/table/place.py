@@ -62,7 +62,7 @@ class Place(abc.ABC):
         device: where vectors come out.
         group: tables in places of equal groups can serve one call.
         ranks: the processes that share its table.
-        tiers: what the tables of its storage share (`hotbed.tiers.tiers.Tiers`); None: it has none.
+        tiers: what the tables of its storage share (`hotbed.places.tiered.tiers.Tiers`); None: it has none.
         changed: whether rows may be others than their first values.
         aliased: whether the data of the handle are the rows.
         rows_move: whether a row may have another slot with the next batch.

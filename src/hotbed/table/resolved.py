@@ -1,4 +1,4 @@
-"""What a place of rows makes of a batch, and `hotbed.resolve.pool` works on."""
+"""What a place of rows makes of a batch, and `hotbed.group.pool` works on."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from hotbed.errors import StorageError
 from hotbed.models import MODELS
 from hotbed.modules.owner import tables_of
 from hotbed.storage import Storage
-from hotbed.tiers.folder import of_process
+from hotbed.places.tiered.folder import of_process
 from hotbed.trace import Trace
 from hotbed.train.callbacks import Callback, Step
 from hotbed.train.loop import (

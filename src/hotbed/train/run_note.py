@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hotbed.checkpoint.files import CheckpointError, read_json_sealed, write_json_sealed
-from hotbed.tiers.folder import is_own, logs_in
+from hotbed.places.tiered.folder import is_own, logs_in
 
 __all__ = [
     "forget_note",

@@ -12,7 +12,7 @@ from hotbed.errors import HotbedError, StorageError
 from hotbed.models import MODELS
 from hotbed.optim import RULES
 from hotbed.storage import Storage, parse_bytes
-from hotbed.tiers.folder import of_process
+from hotbed.places.tiered.folder import of_process
 from hotbed.train.paths import Folder, Named, refuse_clashes
 from hotbed.train.run_note import is_of_a_run, rows_may_go
 

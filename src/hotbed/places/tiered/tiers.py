@@ -12,9 +12,9 @@ from hotbed.errors import StorageError, TableError
 from hotbed.storage import Storage
 from hotbed.table.holds import alone
 from hotbed.table.live import LiveTable
-from hotbed.tiers import folder, hottest
-from hotbed.tiers.budget import by_part, ids_within
-from hotbed.tiers.prepared import Prepared
+from hotbed.places.tiered import folder, hottest
+from hotbed.places.tiered.budget import by_part, ids_within
+from hotbed.places.tiered.prepared import Prepared
 
 __all__ = ["Tiers"]
 

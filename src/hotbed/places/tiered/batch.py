@@ -8,7 +8,7 @@ import torch
 
 from hotbed.errors import StorageError
 from hotbed.inputs.bags import Bags
-from hotbed.resolve.on_host import check
+from hotbed.places.host.batch import check
 from hotbed.table.place import Call
 from hotbed.trace import span
 

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from hotbed import _core
-from hotbed.device.gradients import DeviceGradient
-from hotbed.device.notices import raise_what_is_known
-from hotbed.device.part import DevicePart
+from hotbed.places.device.gradients import DeviceGradient
+from hotbed.places.device.deferred_errors import raise_what_is_known
+from hotbed.places.device.participant import DevicePart
 from hotbed.errors import OptimizerError, TableError
 from hotbed.ops.gpu.rows import KINDS, WIDEST
 from hotbed.table.place import Place

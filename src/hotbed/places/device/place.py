@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from hotbed import _core
-from hotbed.device.resolved import DeviceResolved, resolve_whole
+from hotbed.places.device.batch import DeviceResolved, resolve_whole
 from hotbed.errors import OutOfMemory, TableError
 from hotbed.init import Kind
 from hotbed.ops.gpu.rows import NO_SLOT
 from hotbed.ops.gpu.update import DevicePlanes
-from hotbed.places.memory import Memory, in_memory_again
-from hotbed.places.on_device import OnDevice, remedy_on_device
+from hotbed.places.host.place import Memory, in_memory_again
+from hotbed.places.device.on_device import OnDevice, remedy_on_device
 from hotbed.table.home import Home, make_core
 from hotbed.table.place import Call
 from hotbed.table.records import Records, rows_at_once

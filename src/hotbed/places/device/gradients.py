@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from hotbed import _core
-from hotbed.device.notices import Notice
-from hotbed.device.place import there
+from hotbed.places.device.deferred_errors import Notice
+from hotbed.places.device.planes import there
 from hotbed.errors import OptimizerError
 from hotbed.ops.gpu.ids import Array, check_arrays
 from hotbed.ops.gpu.pool import FeatureSlots

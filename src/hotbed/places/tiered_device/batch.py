@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from hotbed import _core
-from hotbed.device.gradients import Origin
-from hotbed.device.spaces import host_memory
+from hotbed.places.device.gradients import Origin
+from hotbed.places.tiered_device.spaces import host_memory
 from hotbed.errors import StorageError
 from hotbed.inputs.bags import Bags
 from hotbed.ops.gpu.pool import FeatureSlots
 from hotbed.ops.gpu.transpose import TransposedIndex, with_chunks
-from hotbed.resolve.on_host import core_batch
+from hotbed.places.host.batch import core_batch
 
 __all__ = ["TieredBatch"]
 

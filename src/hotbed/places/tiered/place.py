@@ -11,14 +11,14 @@ from torch import Tensor
 from hotbed import _core
 from hotbed.errors import OptimizerError, TableError
 from hotbed.inputs.bags import Bags
-from hotbed.places.of_core import OfCore
-from hotbed.resolve.in_tiers import resolve_in_tiers
-from hotbed.resolve.on_host import HostBatch, core_batch
+from hotbed.places.core_backed import OfCore
+from hotbed.places.tiered.batch import resolve_in_tiers
+from hotbed.places.host.batch import HostBatch, core_batch
 from hotbed.table.home import Home, make_core
 from hotbed.table.place import Call
 from hotbed.table.records import Records, rows_at_once
 from hotbed.tables import Table
-from hotbed.tiers.tiers import Tiers
+from hotbed.places.tiered.tiers import Tiers
 
 __all__ = ["Tiered", "in_tiers"]
 

@@ -10,18 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hotbed.device.gradients import BatchGradient, Origin, Share
-from hotbed.device.inputs import bring, bring_weights
-from hotbed.device.notices import Notice
-from hotbed.device.step import step_in_backward
-from hotbed.device.tiered import TieredBatch
+from hotbed.places.device.gradients import BatchGradient, Origin, Share
+from hotbed.places.device.inputs import bring, bring_weights
+from hotbed.places.device.deferred_errors import Notice
+from hotbed.places.device.step import step_in_backward
+from hotbed.places.tiered_device.batch import TieredBatch
 from hotbed.errors import HotbedError
 from hotbed.inputs.bags import Bags, input_fault
 from hotbed.ops.gpu.ids import GOOD, Array, check_arrays
 from hotbed.ops.gpu.pool import FeatureSlots
 from hotbed.ops.gpu.recording import use
 from hotbed.ops.gpu.table_kernels import DeviceBatch, TableKernels
-from hotbed.resolve.on_host import check, core_batch
+from hotbed.places.host.batch import check, core_batch
 from hotbed.table.place import Call
 from hotbed.table.resolved import Columns
 from hotbed.trace import span

@@ -8,20 +8,20 @@ from typing import Any
 import torch
 
 from hotbed import _core
-from hotbed.device.resolved import DeviceResolved, arrived
-from hotbed.device.spaces import Side, SpaceOnDevice, SpacesOnDevice
-from hotbed.device.tiered import TieredBatch
+from hotbed.places.device.batch import DeviceResolved, arrived
+from hotbed.places.tiered_device.spaces import Side, SpaceOnDevice, SpacesOnDevice
+from hotbed.places.tiered_device.batch import TieredBatch
 from hotbed.errors import TableError
 from hotbed.inputs.bags import Bags
 from hotbed.ops.gpu.rows import NO_SLOT
 from hotbed.ops.gpu.update import DevicePlanes
-from hotbed.places.on_device import OnDevice, remedy_on_device
-from hotbed.places.tiered import Tiered
-from hotbed.resolve.in_tiers import resolve_in_tiers
+from hotbed.places.device.on_device import OnDevice, remedy_on_device
+from hotbed.places.tiered.place import Tiered
+from hotbed.places.tiered.batch import resolve_in_tiers
 from hotbed.storage import Storage
 from hotbed.table.place import Call, Place
 from hotbed.tables import Table
-from hotbed.tiers.tiers import Tiers
+from hotbed.places.tiered.tiers import Tiers
 
 __all__ = ["TieredOnDevice", "place_on", "refuse_tiered"]
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hotbed import _core
 from hotbed.inputs.bags import Bags
-from hotbed.resolve.pool import pool
+from hotbed.group.pool import pool
 from hotbed.table.home import refuse_mixed_places
 from hotbed.table.live import LiveTable
 from hotbed.table.place import Call

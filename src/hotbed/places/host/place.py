@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from hotbed import _core
-from hotbed.places.of_core import OfCore
-from hotbed.resolve.on_host import HostBatch, resolve_in_core
+from hotbed.places.core_backed import OfCore
+from hotbed.places.host.batch import HostBatch, resolve_in_core
 from hotbed.table.home import Home, make_core
 from hotbed.table.place import Call
 from hotbed.tables import Table

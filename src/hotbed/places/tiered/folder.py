@@ -1,6 +1,6 @@
 """The folder of a `Storage` on SSD: who uses it, and what in it is Hotbed's.
 
-Hotbed's are the file ``in-use``, the note of `hotbed.tiers.hottest`, and folders ``rows-<n>`` that hold
+Hotbed's are the file ``in-use``, the note of `hotbed.places.tiered.hottest`, and folders ``rows-<n>`` that hold
 the manifest of a row log. Everything else is the user's, also in these folders, and stays.
 """
 
@@ -16,7 +16,7 @@ import torch.distributed as torch_dist
 
 from hotbed import _core
 from hotbed.errors import StorageError
-from hotbed.tiers import hottest
+from hotbed.places.tiered import hottest
 
 __all__ = ["is_own", "logs_in", "of_process", "take"]
 

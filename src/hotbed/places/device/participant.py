@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hotbed.device.step import DenseGradient, DeviceStep, Entry, Predicated
+from hotbed.places.device.step import DenseGradient, DeviceStep, Entry, Predicated
 from hotbed.ops.gpu.recording import now_or_after
 from hotbed.table.live import LiveTable
 from hotbed.table.part import NOTICE, raise_of_last_step

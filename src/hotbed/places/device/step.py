@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hotbed.device.gradients import BatchGradient, Share, gather, share_of
-from hotbed.device.notices import Notice
-from hotbed.device.place import there
+from hotbed.places.device.gradients import BatchGradient, Share, gather, share_of
+from hotbed.places.device.deferred_errors import Notice
+from hotbed.places.device.planes import there
 from hotbed.errors import HotbedError, NotFiniteError, OptimizerError
 from hotbed.ops.gpu.finite import check_finite
 from hotbed.ops.gpu.recording import now_or_after, recording

@@ -1,0 +1,1 @@
+"""Tables that are looked up together: the one lookup, the one pool."""

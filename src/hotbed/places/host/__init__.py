@@ -1,0 +1,1 @@
+"""Rows in the memory of the host, which the core computes on."""

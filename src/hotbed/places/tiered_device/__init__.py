@@ -1,0 +1,1 @@
+"""Rows in tiers whose uppermost is the memory of a device."""

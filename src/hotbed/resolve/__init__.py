@@ -1,1 +1,0 @@
-"""Resolve: ids become slots, here and nowhere else."""
