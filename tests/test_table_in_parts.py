@@ -12,13 +12,14 @@ from torch import Tensor, nn
 import hotbed as hb
 from hotbed import _core
 from hotbed.errors import NotFiniteError, TableError
-from hotbed.places.moves import home_of
 from hotbed.places.host.batch import HostBatch, HostLeft, check, core_batch
 from hotbed.places.host.step import HostPart, rows_of
+from hotbed.places.moves import home_of
 from hotbed.table.gradients import LeftRows
 from hotbed.table.home import Home
 from hotbed.table.live import LiveTable
-from hotbed.table.place import Call, Place
+from hotbed.table.lookups import Call, Lookups
+from hotbed.table.place import Place
 from hotbed.table.records import Records
 from hotbed.tables import CORE_DTYPES, Table, TablePart, columns_of, ids_of
 from hotbed.tables import rows_of as every
@@ -70,14 +71,22 @@ class Share:
         return (ids - self.origin.first) // self.origin.stride
 
 
+class PartsLookups(Lookups):
+    def resolve(self, call: Call) -> PartsBatch:
+        check(core_batch(call.live, call.table_of, call.bags), call)
+        return PartsBatch.of(call)
+
+
+IN_PARTS = PartsLookups()
+
+
 class InParts(Place):
     """Asks the parts for rows, pools them itself, and gives gradients back by row."""
 
     stepped = "parts"
 
     def __init__(self, core: Any, spec: Table, deal: str) -> None:
-        super().__init__(core, spec)
-        self.group = "parts"
+        super().__init__(core, spec, IN_PARTS)
         self.shares = [Share(part, core.key) for part in DEALS[deal](spec)]
         self.numbers: dict[int, int] = {}  # of a dynamic table, which stand for slots
         self.by_number: list[int] = []
@@ -95,10 +104,6 @@ class InParts(Place):
         if self.spec.rows is not None:
             return slots
         return torch.tensor([self.by_number[s] for s in slots.tolist()], dtype=torch.int64)
-
-    def resolve(self, call: Call) -> PartsBatch:
-        check(core_batch(call.live, call.table_of, call.bags), call)
-        return PartsBatch.of(call)
 
     def read(self, ids: Tensor) -> Tensor:
         rows = torch.empty(len(ids), self.spec.dim, dtype=self.spec.dtype)

@@ -14,11 +14,21 @@ from hotbed.errors import NotFiniteError, TableError
 from hotbed.places.host.batch import check, core_batch
 from hotbed.table.gradients import LeftRows
 from hotbed.table.home import Home
-from hotbed.table.place import Call, Place
+from hotbed.table.lookups import Call, Lookups
+from hotbed.table.place import Place
 from hotbed.table.records import Records
 from hotbed.table.resolved import Columns
 
 Gradients = Sequence[Tensor | None]
+
+
+class DictLookups(Lookups):
+    def resolve(self, call: Call) -> DictBatch:
+        check(core_batch(call.live, call.table_of, call.bags), call)
+        return DictBatch(call)
+
+
+IN_DICTS = DictLookups()
 
 
 class DictPlace(Place):
@@ -27,13 +37,8 @@ class DictPlace(Place):
     stepped = "dicts"
 
     def __init__(self, core: Any, spec: hb.Table, rows: Tensor) -> None:
-        super().__init__(core, spec)
-        self.group = "dicts"
+        super().__init__(core, spec, IN_DICTS)
         self.rows = dict(enumerate(rows.clone().unbind()))
-
-    def resolve(self, call: Call) -> DictBatch:
-        check(core_batch(call.live, call.table_of, call.bags), call)
-        return DictBatch(call)
 
     def read(self, ids: Tensor) -> Tensor:
         rows = [self.rows[id] for id in ids.tolist()]

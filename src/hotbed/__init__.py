@@ -22,6 +22,7 @@ from hotbed.errors import (
     TableError,
 )
 from hotbed.graphs import graphed
+from hotbed.group.group import Group
 from hotbed.jagged import Jagged
 from hotbed.optim import split_parameters
 from hotbed.storage import Storage
@@ -33,6 +34,7 @@ __all__ = [
     "Embedding",
     "EmbeddingBag",
     "EmbeddingCollection",
+    "Group",
     "HotbedError",
     "IdError",
     "InputError",

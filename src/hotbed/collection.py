@@ -10,24 +10,23 @@ from torch import nn
 
 from hotbed.arrays import integer
 from hotbed.devices import named_device
-from hotbed.errors import InputError, StorageError, TableError
+from hotbed.errors import InputError, TableError
+from hotbed.group.group import Group
 from hotbed.init import derive_key
 from hotbed.inputs.bags import Bags, read_bags, split_keyed
 from hotbed.jagged import Jagged
 from hotbed.modules.by_name import Rows, TablesByName
-from hotbed.modules.descriptions import described
+from hotbed.modules.descriptions import described, group_for
 from hotbed.ops.outside_graphs import outside_graphs
-from hotbed.places.moves import home_of, move, refuse_move
 from hotbed.places.host.batch import check, core_batch
-from hotbed.stock_layers import tables_of_layers
-from hotbed.storage import Storage
-from hotbed.table.live import LiveTable
-from hotbed.table.place import Call
-from hotbed.tables import Table
 from hotbed.places.tiered import hottest
 from hotbed.places.tiered.budget import required
 from hotbed.places.tiered.prepared import Prepared
-from hotbed.places.tiered.tiers import Tiers
+from hotbed.stock_layers import tables_of_layers
+from hotbed.storage import Storage
+from hotbed.table.live import LiveTable
+from hotbed.table.lookups import Call, lookups_of
+from hotbed.tables import Table
 
 __all__ = ["EmbeddingCollection", "Rows"]
 
@@ -46,6 +45,7 @@ class EmbeddingCollection(TablesByName):
             so that rows are there before they are asked for.
         device: where the tables compute; whole static ones are made there, without a copy in RAM.
             Default: on the host, until ``to("cuda")``.
+        group: in place of `storage`, a `Group` that other modules put tables into, too.
 
     ``forward`` takes a dict feature → input (see `hotbed.inputs`) and returns a dict feature →
     vectors: (B, dim) pooled; unpooled (B, dim) for (B,) ids, (B, K, dim) for (B, K), and a `Jagged`
@@ -72,29 +72,15 @@ class EmbeddingCollection(TablesByName):
         seed: int | None = None,
         storage: Storage | None = None,
         device: Any = None,
+        group: Group | None = None,
     ) -> None:
         super().__init__()
         tables, features = described(tables, features)
         there = named_device(device)
-        tiers = None
-        if storage is not None:
-            if not isinstance(storage, Storage):
-                raise StorageError(
-                    f"storage must be a hotbed.Storage, such as Storage(host='4GB'), got {storage!r}."
-                )
-            storage.check_fit(tables)
-            tiers = Tiers(storage) if storage.tiered else None
-        budget = None if storage is None else storage.memory_budget()
-        live: dict[str, LiveTable] = {}
-        for table in tables:
-            home = home_of(table, device=there, tiers=tiers, budget=budget)
-            live[table.name] = LiveTable(table, derive_key(seed, table.name), home)
-        self._serve(live, features)
-        if there is not None:
-            for made in live.values():
-                refuse_move(made, there)
-            for made in live.values():
-                move(made, there)
+        group = group_for(group, storage)
+        live = group.make([(table, derive_key(seed, table.name)) for table in tables], there)
+        self._serve({table.name: table for table in live}, features)
+        group.place(live, there)
 
     def _serve(self, live: dict[str, LiveTable], features: Mapping[str, str]) -> None:
         self._features = dict(features)
@@ -207,27 +193,21 @@ class EmbeddingCollection(TablesByName):
     # -- look-ahead ------------------------------------------------------------------------------
 
     def prepare(self, inputs: Any) -> Prepared:
-        """Reads and groups a batch that a training forward will come with. Changes nothing."""
+        """Read and group a batch that a training forward will come with. Changes nothing."""
         return Prepared(inputs, self._live, self._table_of, list(self.features), self._read)
 
-    @property
-    def tiers(self) -> Tiers | None:
-        """What the tables have below the memory that computes, or None."""
-        tiers: Tiers | None = self._live[0].tiers
-        return tiers
+    def features_of(self, name: str) -> dict[str, LiveTable]:
+        return {feature: self._owned[table] for feature, table in self.features.items()}
 
-    @property
-    def has_tiers(self) -> bool:
-        """Whether rows in this process lie in tiers; of a distributed collection those of its shards here."""
-        return any(own.tiers is not None for own in self._tables_here())
-
-    def _tables_here(self) -> list[LiveTable]:
-        return [own for t in self._owned.values() for own in t.place.tables_here(t)]
+    def inputs_from(self, batch: Mapping[str, Any], name: str) -> Any:
+        return {feature: batch[feature] for feature in self.features if feature in batch}
 
     def required(self, inputs: Any, depth: int = 2) -> dict[str, int]:
-        """Bytes that ``Storage(host=..., ssd=...)`` must have for batches like this one, by part and in
-        ``"total"``: ``rows`` of ``depth`` + 1 such batches with their optimizer states, their
-        ``bookkeeping``, rows that are ``moving``, queues and write ``buffers`` and ``index`` of the SSD,
+        """Return the bytes that ``Storage(host=..., ssd=...)`` needs for batches like this one.
+
+        The total is in ``"total"``, and its parts are ``rows`` of ``depth`` + 1 such batches with their
+        optimizer states, their ``bookkeeping``, rows that are ``moving``, queues and write ``buffers`` and
+        ``index`` of the SSD,
         ``announced`` ids; ``other_rows`` are slots that tables with other records get beside them. Of a
         collection with ``Storage(device=...)`` it is the device's budget.
 
@@ -261,19 +241,19 @@ class EmbeddingCollection(TablesByName):
         In a training with nothing beside it ``rows_from_host`` + ``rows_from_ssd`` =
         ``rows_missed`` - ``rows_created``, if each batch that look-ahead brought up was used.
 
+        Of a collection that shares a `Group` with tiers they are those of the group.
+
         Where all rows lie in RAM there are ``rows_used``, ``rows_missed`` and ``rows_created`` (equal),
         ``hit_rate``, ``batches``, ``wait_ms``, ``memory_bytes``; whole on a device only the last.
         """
-        here = self._tables_here()
-        return here[0].place.stats(here) if here else {}
+        return lookups_of(self._live).stats(self._live)
 
     def flush(self) -> None:
-        """Writes every row that the lowest tier lacks, and to the disk, for looking at it with
-        ``hotbed inspect``."""
-        self._live[0].place.flush()
+        """Write every row that the lowest tier lacks to the disk, where ``hotbed inspect`` can read it."""
+        lookups_of(self._live).flush(self._live)
 
     def hottest(self, name: str, count: int = hottest.COUNT) -> list[hottest.Used]:
-        """The most used ids of a table as (id, uses, excess), wherever their rows lie.
+        """Return the most used ids of a table as (id, uses, excess), wherever their rows lie.
 
         A use is an occurrence in a batch of training, padding aside. An id was used at most ``uses``
         times and at least ``uses - excess`` times; one that is missing was used no more often than

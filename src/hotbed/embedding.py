@@ -9,7 +9,8 @@ from torch import Tensor
 
 from hotbed import init as initializers
 from hotbed.arrays import id_tensor, is_array
-from hotbed.inputs.bags import read_bags
+from hotbed.group.group import Group
+from hotbed.inputs.bags import Bags, read_bags
 from hotbed.jagged import Jagged
 from hotbed.modules.one_table import OneTable, refuse_options, weights_of
 from hotbed.ops.outside_graphs import outside_graphs
@@ -49,6 +50,7 @@ class Embedding(OneTable):
         dtype: torch.dtype | None = None,
         *,
         init: initializers.Initializer | None = None,
+        group: Group | None = None,
     ) -> None:
         super().__init__()
         refuse_options("Embedding", max_norm, scale_grad_by_freq)
@@ -65,6 +67,7 @@ class Embedding(OneTable):
             device,
             dtype,
             init,
+            group,
         )
 
     @classmethod
@@ -78,8 +81,9 @@ class Embedding(OneTable):
         scale_grad_by_freq: bool = False,
         sparse: bool = True,
     ) -> Embedding:
-        """A layer with these (rows, dim) weights (a tensor, a NumPy array, lists), copied; frozen by
-        default, as torch's.
+        """Return a layer with a copy of these weights, frozen by default as torch's.
+
+        ``embeddings``: (rows, dim), a tensor, a NumPy array or lists.
 
         Raises:
             TableError, InputError: they are no such weights.
@@ -108,17 +112,19 @@ class Embedding(OneTable):
         if is_array(input):
             input = id_tensor("Feature 'input'", input)
         single = isinstance(input, Tensor) and input.dim() == 0
-        bags = read_bags(
-            "input",
-            input[None] if single else input,
-            self._live.spec.compute_dtype,
-            "none",
-            self._live.device,
-        )
+        (bags,) = self._bags_of(input)
         vectors = self._vectors(bags)
         if bags.offsets is not None:
             return Jagged(vectors, bags.offsets)
         return vectors[0] if single else vectors
+
+    def _bags_of(self, inputs: Any) -> list[Bags]:
+        if is_array(inputs):
+            inputs = id_tensor("Feature 'input'", inputs)
+        if isinstance(inputs, Tensor) and inputs.dim() == 0:
+            inputs = inputs[None]
+        table = self._live
+        return [read_bags("input", inputs, table.compute_dtype, "none", table.device)]
 
     def extra_repr(self) -> str:
         padding = f", padding_idx={self.padding_idx}" if self.padding_idx is not None else ""

@@ -10,6 +10,7 @@ from torch import Tensor
 from hotbed import init as initializers
 from hotbed.arrays import ID_DTYPES, describe, id_tensor, is_array, real_tensor
 from hotbed.errors import InputError, TableError
+from hotbed.group.group import Group
 from hotbed.inputs.bags import Bags, read_bags
 from hotbed.jagged import Jagged
 from hotbed.modules.one_table import OneTable, refuse_options, weights_of
@@ -48,6 +49,7 @@ class EmbeddingBag(OneTable):
         dtype: torch.dtype | None = None,
         *,
         init: initializers.Initializer | None = None,
+        group: Group | None = None,
     ) -> None:
         super().__init__()
         refuse_options("EmbeddingBag", max_norm, scale_grad_by_freq)
@@ -70,6 +72,7 @@ class EmbeddingBag(OneTable):
             device,
             dtype,
             init,
+            group,
         )
 
     @classmethod
@@ -85,8 +88,9 @@ class EmbeddingBag(OneTable):
         include_last_offset: bool = False,
         padding_idx: int | None = None,
     ) -> EmbeddingBag:
-        """A layer with these (rows, dim) weights (a tensor, a NumPy array, lists), copied; frozen by
-        default, as torch's.
+        """Return a layer with a copy of these weights, frozen by default as torch's.
+
+        ``embeddings``: (rows, dim), a tensor, a NumPy array or lists.
 
         Raises:
             TableError, InputError: they are no such weights.
@@ -119,6 +123,10 @@ class EmbeddingBag(OneTable):
                 if offsets is None or not self.include_last_offset or not _ends_early(bags):
                     raise
             return self._vectors(bags._replace(offsets=self._up_to_the_end(bags)))
+
+    def _bags_of(self, inputs: Any) -> list[Bags]:
+        given = inputs if isinstance(inputs, tuple) else (inputs,)
+        return [self._bags(*given, *(None,) * (3 - len(given)))]
 
     def _bags(self, input: Any, offsets: Any, weights: Any) -> Bags:
         compute = self._live.spec.compute_dtype

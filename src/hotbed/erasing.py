@@ -8,11 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hotbed.collection import EmbeddingCollection
 from hotbed.errors import InputError, TableError
 from hotbed.inputs.bags import read_bags
-from hotbed.modules.one_table import OneTable
-from hotbed.modules.owner import tables_of
+from hotbed.modules.owner import owners_of, tables_of
 from hotbed.table.alone import ALONE
 from hotbed.table.checks import checked_ids, refuse_to_erase
 from hotbed.table.live import LiveTable
@@ -93,22 +91,15 @@ class _Batch(Mapping[str, Any]):
 def _by_table(model: nn.Module, batch: _Batch) -> dict[LiveTable, Tensor]:
     """(n,) int64 ids of each table, of all its features."""
     found: dict[LiveTable, list[Tensor]] = {}
-    for name, module in model.named_modules():
+    for name, module in owners_of(model).items():
         inputs: Mapping[str, Any] = batch
-        if isinstance(module, EmbeddingCollection):
-            holder = model.get_submodule(name.rpartition(".")[0])
-            if callable(given := getattr(holder, "embedding_inputs", None)):
-                inputs = given(batch)
-            features = {feature: module.table(of) for feature, of in module.features.items()}
-        elif isinstance(module, OneTable):
-            features = {name: module._live}
-        else:
-            continue
-        for feature, live in features.items():
+        holder = model.get_submodule(name.rpartition(".")[0])
+        if callable(given := getattr(holder, "embedding_inputs", None)):
+            inputs = given(batch)
+        for feature, live in module.features_of(name).items():
             spec = live.spec
-            bags = read_bags(
-                feature, inputs[feature], spec.compute_dtype, spec.combiner, live.device
-            )
+            given_for = inputs[feature] if feature in inputs else batch[feature]
+            bags = read_bags(feature, given_for, spec.compute_dtype, spec.combiner, live.device)
             found.setdefault(live, []).append(checked_ids(spec, bags.ids))
     unknown = [feature for feature in batch if feature not in batch.asked]
     if unknown:

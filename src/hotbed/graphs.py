@@ -27,7 +27,7 @@ MOST = 4
 
 
 def graphed(step: Callable[..., Any], optimizer: TableOptimizer) -> StepGraphs:
-    """Makes a training step a CUDA graph: the host launches it at one stroke, not kernel by kernel.
+    """Make a training step a CUDA graph: the host launches it at one stroke, not kernel by kernel.
 
     >>> def step(batch):
     ...     loss = loss_fn(model(batch), batch["label"])
@@ -226,7 +226,7 @@ class StepGraphs:
                 raise error
         for table in tables:  # in steps that are not replayed, forward takes these
             table.refuse_half_loaded()
-            table.place.hear([table])
+            table.place.lookups.raise_deferred([table])
 
     def _rehearse(self, layout: Any, count: int, graph: CudaGraph, batch: Any) -> Any:
         rehearsal = Rehearsal()

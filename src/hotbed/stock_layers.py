@@ -11,11 +11,12 @@ from hotbed import init as initializers
 from hotbed.embedding import Embedding
 from hotbed.embedding_bag import EmbeddingBag
 from hotbed.errors import TableError
+from hotbed.group.group import Group
 from hotbed.init import derive_key
 from hotbed.modules.one_table import OneTable, refuse_options
 from hotbed.places.moves import home_of
-from hotbed.table.home import refuse_mixed_places
 from hotbed.table.live import LiveTable
+from hotbed.table.lookups import lookups_of
 from hotbed.table.state_dict import refuse_ambiguous_names
 from hotbed.tables import Table
 
@@ -51,7 +52,8 @@ def tables_of_layers(
             served[id(source)] = label
             live[label] = live_of(layer, label)
         features[label] = served[id(source)]
-    refuse_mixed_places(live)
+    lookups_of(list(live.values()), list(live))
+    Group.of(list(live.values()))
     for label, table in live.items():  # only now that nothing can be refused any more
         if table.name != label:
             table.rename(label)

@@ -11,8 +11,8 @@ from devices import DEVICE
 from torch import nn
 
 import hotbed as hb
-from hotbed.places.device.step import Predicated
 from hotbed.errors import IdError, InputError, NotFiniteError, OptimizerError
+from hotbed.places.device.step import Predicated
 
 ROWS = 20
 
@@ -181,9 +181,9 @@ def test_a_fused_step_is_refused_in_the_next_backward(monkeypatch):
 
 
 def test_ids_on_the_host_are_checked_at_once(monkeypatch):
-    from hotbed.places.device.place import WholeOnDevice
+    from hotbed.places.device.place import WholeLookups
 
-    monkeypatch.setattr(WholeOnDevice, "is_here", lambda self, ids: False)
+    monkeypatch.setattr(WholeLookups, "is_here", lambda self, ids: False)
     module = to_device(hb.EmbeddingCollection([hb.Table("t", dim=4, rows=ROWS)], seed=1))
     with pytest.raises(IdError, match=r"Table 't', feature 't', sample 1: id 20"):
         module({"t": hb.Jagged.from_lists([[1], [2, 20]])})

@@ -9,9 +9,9 @@ import torch
 from devices import DEVICE
 
 from hotbed import _core
+from hotbed.errors import StorageError
 from hotbed.places.tiered_device import spaces
 from hotbed.places.tiered_device.spaces import Side, SpaceOnDevice, SpacesOnDevice, host_memory
-from hotbed.errors import StorageError
 
 
 def address(tensor):

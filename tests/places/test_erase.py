@@ -15,8 +15,8 @@ from kept_in import PLACES, collection, step
 from torch import Tensor
 
 import hotbed as hb
-from hotbed.places import core_backed
 from hotbed.group import pool
+from hotbed.places import core_backed
 
 pytestmark = pytest.mark.filterwarnings("default:The budget holds:UserWarning")
 

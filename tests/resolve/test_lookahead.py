@@ -89,7 +89,7 @@ def test_a_budget_that_is_short_says_how_many_batches_it_holds() -> None:
 
 def _ready_when_idle(model: Model) -> list[bool]:
     """Of the batches ahead, once the threads have nothing to do, whether their rows are in slots."""
-    (window,) = (w for w in _windows if model.embeddings in w._collections.values())
+    (window,) = (w for w in _windows if model.embeddings in w._modules.values())
 
     def is_idle() -> bool:
         return not window.at_work and not any(map(window.task, (READING, BRINGING_UP)))

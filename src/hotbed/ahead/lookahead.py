@@ -11,12 +11,11 @@ from torch import nn
 
 from hotbed.ahead.source import Source
 from hotbed.ahead.window import Inputs, Window
-from hotbed.collection import EmbeddingCollection
 from hotbed.data.position import seek
 from hotbed.errors import TableError
-from hotbed.modules.owner import tables_of
-from hotbed.table.alone import ALONE
+from hotbed.modules.owner import TableOwner, owners_of
 from hotbed.places.tiered.budget import count_of_batches
+from hotbed.table.alone import ALONE
 
 __all__ = ["IDLE_ON_RANKS", "is_idle_on_ranks", "lookahead"]
 
@@ -36,7 +35,7 @@ def lookahead(
     *,
     inputs: Inputs | None = None,
 ) -> Lookahead[T]:
-    """Wraps a loader: the same batches in the same order with the same results, sooner.
+    """Wrap a loader: the same batches in the same order with the same results, sooner.
 
     Of the next `horizon` batches the ids are known, so that rows that will come again are kept. Of
     the next `depth` batches every row is brought up and stays until the batch is used. Both happen on
@@ -148,11 +147,11 @@ class Lookahead(Generic[T]):
             # Whatever closes a window, an optimizer that is made or a state_dict that is loaded, the
             # next batch opens another.
             while source.more:
-                collections = self._collections()
-                if not collections:
+                modules = self._modules()
+                if not modules:
                     yield from source
                     continue
-                window = Window(source, collections, self)
+                window = Window(source, modules, self)
                 try:
                     yield from window
                 finally:
@@ -161,13 +160,14 @@ class Lookahead(Generic[T]):
             if source.being_read or (iterator is self.loader and source.left):
                 self._left = source
 
-    def _collections(self) -> dict[str, EmbeddingCollection]:
+    def _modules(self) -> dict[str, TableOwner]:
+        """Return the modules whose rows are brought up."""
         if self.depth == 0:
             return {}
         return {
             name: module
-            for name, module in self.model.named_modules()
-            if isinstance(module, EmbeddingCollection) and module.tiers is not None
+            for name, module in owners_of(self.model).items()
+            if module.tiers is not None
         }
 
     def say(self, about: str, message: str, stacklevel: int = 5) -> None:
@@ -180,8 +180,6 @@ class Lookahead(Generic[T]):
 def is_idle_on_ranks(model: nn.Module) -> bool:
     """Return True on the first rank of a distributed model with tiers, whose batches are passed on."""
     return any(
-        live.place.ranks is not ALONE
-        and live.place.ranks.rank == 0
-        and any(own.tiers is not None for own in live.place.tables_here(live))
-        for live in tables_of(model).values()
+        module.has_tiers and module.ranks is not ALONE and module.ranks.rank == 0
+        for module in owners_of(model).values()
     )

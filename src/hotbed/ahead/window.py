@@ -10,7 +10,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -18,11 +18,9 @@ from torch import nn
 from hotbed import _core
 from hotbed.ahead.source import Entry, Source, find_features
 from hotbed.errors import HotbedError, InputError
+from hotbed.modules.owner import TableOwner
 from hotbed.places.tiered.tiers import Tiers
 from hotbed.trace import span
-
-if TYPE_CHECKING:
-    from hotbed.collection import EmbeddingCollection
 
 __all__ = ["Inputs", "Window"]
 
@@ -61,7 +59,7 @@ class Window:
     def __init__(
         self,
         source: Source[Any],
-        collections: Mapping[str, EmbeddingCollection],
+        modules: Mapping[str, TableOwner],
         settings: Settings,
     ) -> None:
         self._source, self._say = source, settings.say
@@ -69,13 +67,15 @@ class Window:
         self.depth = settings.depth
         """Batches whose rows are brought up."""
         self._horizon, self._inputs = settings.horizon, settings.inputs
-        self._collections = dict(collections)
+        self._modules = dict(modules)
         self._tiers: dict[str, Tiers] = {}
-        for name, collection in collections.items():
-            assert collection.tiers is not None
-            self._tiers[name] = collection.tiers
+        for name, module in modules.items():
+            tiers = module.tiers
+            assert tiers is not None
+            self._tiers[name] = tiers
+        self._every: list[Tiers] = list(dict.fromkeys(self._tiers.values()))
         self._given_by: dict[str, Inputs] = {}
-        for name in collections:
+        for name in modules:
             holder = settings.model.get_submodule(name.rpartition(".")[0])
             if callable(given := getattr(holder, "embedding_inputs", None)):
                 self._given_by[name] = given
@@ -93,9 +93,9 @@ class Window:
         self._taken = False  # any batch
         self._round = 0  # of releases: what did not fit is tried once a round
         self._message: tuple[str, str] | None = None  # what it is about, and what it says
-        for tiers in self._tiers.values():
+        for tiers in self._every:
             tiers.settle()
-        self._most_ids = sum(tiers.ids_ahead() for tiers in self._tiers.values())
+        self._most_ids = sum(tiers.ids_ahead() for tiers in self._every)
         self._threads = [
             threading.Thread(
                 target=_work,
@@ -109,7 +109,7 @@ class Window:
             thread.start()
         with _of_windows:
             _windows.add(self)
-        for tiers in self._tiers.values():
+        for tiers in self._every:
             tiers.open_window(self)
 
     # -- the training thread ---------------------------------------------------------------------
@@ -124,7 +124,7 @@ class Window:
 
     def _next(self) -> Entry | None:
         """The next batch; None: there is no more, or the window was closed."""
-        for tiers in self._tiers.values():
+        for tiers in self._every:
             tiers.prepared.clear()  # what no forward has used is taken back
             tiers.release_spent()
         waited = 0.0  # for rows: a loader that is slow would be so without look-ahead
@@ -160,10 +160,10 @@ class Window:
             entry.prepared = {}
             raise InputError(change)
         for name, prepared in entry.prepared.items():
-            tiers = self._tiers[name]
-            tiers.prepared.append(prepared)
-            tiers.waited_ms += waited * 1e3
             prepared.waited_for = entry.admitted and waited > 0
+            self._tiers[name].prepared.append(prepared)
+        for tiers in {self._tiers[name] for name in entry.prepared}:
+            tiers.waited_ms += waited * 1e3
             tiers.queue_depth = admitted
         entry.prepared = {}
         return entry
@@ -171,7 +171,7 @@ class Window:
     def _change(self, entry: Entry) -> str | None:
         """What to say where a batch is not any more what was announced."""
         for name, prepared in entry.prepared.items():
-            inputs = self._inputs_of(entry.batch, name, self._collections[name])
+            inputs = self._inputs_of(entry.batch, name, self._modules[name])
             if (change := prepared.change(inputs)) is not None:
                 return change
         return None
@@ -210,7 +210,7 @@ class Window:
         while self._entries:
             self._entries.popleft()
         self._source.left.extendleft(reversed(left))
-        for tiers in self._tiers.values():
+        for tiers in self._every:
             tiers.prepared.clear()
 
     @property
@@ -274,13 +274,13 @@ class Window:
             return not self.closed
 
     def _look(self, entry: Entry) -> None:
-        """Finds what goes into collections that are trained; evaluation brings nothing up."""
+        """Find what goes into modules that are trained; evaluation brings nothing up."""
         if entry.error is not None or self.closed:
             return
         try:
-            for name, collection in self._collections.items():
-                if collection.training:
-                    inputs = self._inputs_of(entry.batch, name, collection)
+            for name, module in self._modules.items():
+                if module.training:
+                    inputs = self._inputs_of(entry.batch, name, module)
                     if inputs is not None:
                         entry.inputs[name] = inputs
         except HotbedError:
@@ -292,7 +292,7 @@ class Window:
         try:
             for name, inputs in entry.inputs.items():
                 with span("announce ids"):
-                    prepared = self._collections[name].prepare(inputs)
+                    prepared = self._modules[name].prepare(inputs)
                     if prepared.batch.check()[0]:
                         entry.failed = True
                         return
@@ -324,22 +324,24 @@ class Window:
                     "lower depth.",
                 )
 
-    def _inputs_of(self, batch: Any, name: str, collection: EmbeddingCollection) -> Any:
-        """What goes into the collection; None where that is not known."""
+    def _inputs_of(self, batch: Any, name: str, module: TableOwner) -> Any:
+        """Return what goes into the module; None where that is not known."""
         if self._inputs is not None:
             given = self._inputs(batch)
-            return given[name] if len(self._collections) > 1 else given
+            return given[name] if len(self._modules) > 1 else given
         if name in self._given_by:
-            return self._given_by[name](batch)
-        found = find_features(batch, list(collection.features), 3)
+            given = self._given_by[name](batch)
+            return module.inputs_from(given, name) if isinstance(given, Mapping) else given
+        features = list(module.features_of(name))
+        found = find_features(batch, features, 3)
         if found is not None:
-            return {feature: found[feature] for feature in collection.features}
+            return module.inputs_from(found, name)
         with self._moved:
             self._message = (
                 f"inputs of {name}",
-                f"Look-ahead finds no mapping with all features of the collection {name!r} in a "
-                "batch, and does nothing for it. Tell it where they are: lookahead(..., "
-                "inputs=lambda batch: ...).",
+                f"Look-ahead finds no mapping with all features of {type(module).__name__} {name!r} "
+                f"({', '.join(map(repr, features))}) in a batch, and does nothing for it. Tell it where they "
+                "are: lookahead(..., inputs=lambda batch: ...).",
             )
         return None
 

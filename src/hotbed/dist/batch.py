@@ -18,7 +18,7 @@ from hotbed.dist.trip import Trip
 from hotbed.errors import OptimizerError, TableError
 from hotbed.places.host.batch import HostBatch, HostLeft, check, core_batch
 from hotbed.table.gradients import LeftRows
-from hotbed.table.place import Call
+from hotbed.table.lookups import Call
 from hotbed.tables import CORE_DTYPES
 
 __all__ = ["ShardedBatch", "serve_lookup", "serve_rows"]

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hotbed.collection import EmbeddingCollection
 from hotbed.dist.peers import PeerError
 from hotbed.errors import HotbedError, PlanError
+from hotbed.modules.owner import owners_of
 from hotbed.optim.dense import LR_RATIO
 from hotbed.optim.options import Number
 from hotbed.sharding import Sharding
@@ -92,10 +92,10 @@ def of_model(model: nn.Module, tables: Sequence[Table]) -> Declaration:
                 # Of an initializer what it draws from, as any object can be one.
                 value = table.distribution() if field.name == "init" else getattr(table, field.name)
                 values[f"{field.name} of table {table.name!r}"] = in_words(value)
-    for prefix, module in model.named_modules():
-        if isinstance(module, EmbeddingCollection):
-            at = f" of module {prefix!r}" if prefix else ""
-            values[f"features{at}"] = in_words([*module.features.items()])
+    for prefix, module in owners_of(model).items():
+        at = f" of module {prefix!r}" if prefix else ""
+        features = [(name, table.name) for name, table in module.features_of(prefix).items()]
+        values[f"features{at}"] = in_words(features)
     for name, parameter in model.named_parameters():
         if live_table(parameter) is None:
             values[f"parameter {name!r}"] = _shape(parameter)

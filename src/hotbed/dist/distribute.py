@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from hotbed.dist.declarations import of_model, of_plan
 from hotbed.dist.dense import average_dense, refuse_options
 from hotbed.dist.peers import PeerError
-from hotbed.dist.place import Sharded
+from hotbed.dist.place import Sharded, ShardedLookups
 from hotbed.dist.planning import plan as planned
 from hotbed.dist.planning import tables_to_plan
 from hotbed.dist.plans import Plan
@@ -65,8 +65,10 @@ def distribute(
     shared_memory: bool = True,
     ddp: Mapping[str, Any] | None = None,
 ) -> nn.Module:
-    """Trains one model by all processes of the default process group: each keeps a part of the tables, and
-    all have the dense layers alike. Called by all ranks, before an optimizer is made.
+    """Train one model by all processes of the default process group.
+
+    Each keeps a part of the tables, and all have the dense layers alike. All ranks call this, before an
+    optimizer is made.
 
     >>> torch.distributed.init_process_group("gloo")     # under torchrun
     >>> model = hb.distribute(hb.models.DLRM(["item"]))
@@ -157,12 +159,13 @@ def shard_tables(model: nn.Module, plan: Plan | None, ranks: Ranks) -> None:
     changed = [int(_has_rows(live)) for live in tables]
     of_first = ranks.agree("a distribution", [*keys, *changed]).numbers[0].tolist()
     fault: HotbedError | None = None
+    lookups = ShardedLookups(ranks)
     try:
         for (live, spec), key, rows in zip(
             tables.items(), of_first, of_first[len(tables) :], strict=False
         ):
             assert plan is not None
-            _share(live, spec.name, plan, ranks, key % (1 << 64), bool(rows))
+            _share(live, spec.name, plan, lookups, key % (1 << 64), bool(rows))
     except PeerError:
         raise
     except HotbedError as error:
@@ -189,9 +192,11 @@ def _has_rows(live: LiveTable) -> bool:
     return len(live) > 0 if live.spec.rows is None else live.place.changed
 
 
-def _share(live: LiveTable, name: str, plan: Plan, ranks: Ranks, key: int, rows: bool) -> None:
+def _share(
+    live: LiveTable, name: str, plan: Plan, lookups: ShardedLookups, key: int, rows: bool
+) -> None:
     """`name`: in the plan. `rows`: whether rank 0 has some to hand out."""
-    spec, old, kind = live.spec, live.place, plan.shardings[name]
+    spec, old, kind, ranks = live.spec, live.place, plan.shardings[name], lookups.ranks
     shares = [
         Share(rank, part_of(spec, kept), isinstance(kind, Replicated))
         for rank in range(ranks.size)
@@ -206,7 +211,7 @@ def _share(live: LiveTable, name: str, plan: Plan, ranks: Ranks, key: int, rows:
             part = dataclasses.replace(share.part, combiner="none")
             own[share] = LiveTable(part, key, home_of(part, tiers=old.tiers, budget=old.budget))
     core = make_core(spec, key, elsewhere=True)
-    place = Sharded(core, spec, ranks, len(ranks.tables), kind, shares, own)
+    place = Sharded(core, spec, lookups, len(ranks.tables), kind, shares, own)
     ranks.tables.append(weakref.ref(live))
     if rows:
         _hand_out(place, stream)

@@ -27,11 +27,47 @@ from hotbed.errors import HotbedError, OptimizerError, TableError
 from hotbed.sharding import Sharding
 from hotbed.table.clipping import Gradient
 from hotbed.table.home import Home
-from hotbed.table.place import Call, Place
+from hotbed.table.lookups import Call, Lookups
+from hotbed.table.place import Place
 from hotbed.table.records import Records
 from hotbed.tables import Table
 
-__all__ = ["Sharded"]
+__all__ = ["Sharded", "ShardedLookups"]
+
+
+class ShardedLookups(Lookups):
+    """Tables that the same ranks share."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self.ranks: Ranks = ranks
+
+    @property
+    def where(self) -> str:
+        return f"shards of {self.ranks.size} ranks"
+
+    def allocate(self, live: Sequence[Any]) -> None:
+        for own in _own(live):
+            own.settle()
+
+    def resolve(self, call: Call) -> ShardedBatch:
+        return ShardedBatch.of(self.ranks, call)
+
+    def stats(self, live: Sequence[Any]) -> dict[str, float]:
+        own = _own(live)
+        return own[0].place.lookups.stats(own) if own else {}
+
+    def flush(self, live: Sequence[Any]) -> None:
+        for one in _own(live)[:1]:
+            one.place.lookups.flush([one])
+
+    def note_hottest(self, live: Sequence[Any]) -> None:
+        for one in _own(live)[:1]:
+            one.place.lookups.note_hottest([one])
+
+
+def _own(live: Sequence[Any]) -> list[Any]:
+    """Shards of these tables on this rank. They lie in one place."""
+    return [own for table in live for own in table.place.own.values()]
 
 
 class Sharded(Place):
@@ -52,38 +88,19 @@ class Sharded(Place):
         self,
         core: _core.Table,
         spec: Table,
-        ranks: Ranks,
+        lookups: ShardedLookups,
         number: int,
         kind: Sharding,
         shares: Sequence[Share],
         own: Mapping[Share, Any],
     ) -> None:
-        super().__init__(core, spec)
-        self.ranks, self.number, self.kind = ranks, number, kind
+        super().__init__(core, spec, lookups)
+        self.number, self.kind = number, kind
         self.shares, self.own = list(shares), dict(own)
-        self.group = self.stepped = ranks
+        self.stepped = lookups.ranks
         self.slots_taken = 0
         self.scratch: list[_core.Table] = []
         self._handles = [live.parameter for live in self.own.values()]  # they keep gradients
-
-    @property
-    def where(self) -> str:
-        return f"shards of {self.ranks.size} ranks"
-
-    def resolve(self, call: Call) -> ShardedBatch:
-        return ShardedBatch.of(self.ranks, call)
-
-    def settle(self) -> None:
-        for live in self.own.values():
-            live.settle()
-
-    def note_hottest(self) -> None:
-        for live in self.own.values():
-            live.place.note_hottest()
-
-    def flush(self) -> None:
-        for live in self.own.values():
-            live.place.flush()
 
     # -- rows of all ranks -----------------------------------------------------------------------
 

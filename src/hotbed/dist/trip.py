@@ -18,9 +18,9 @@ from hotbed.dist.ranks import Ranks
 from hotbed.dist.rows import Form, Rows, cut, dealt, inverse_of
 from hotbed.dist.wire import block
 from hotbed.errors import TableError
-from hotbed.inputs.bags import Bags
 from hotbed.group.lookup import looked_up
-from hotbed.table.place import Call
+from hotbed.inputs.bags import Bags
+from hotbed.table.lookups import Call
 
 __all__ = ["Trip"]
 

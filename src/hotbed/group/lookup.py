@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 
 from hotbed import _core
-from hotbed.inputs.bags import Bags
 from hotbed.group.pool import pool
-from hotbed.table.home import refuse_mixed_places
+from hotbed.inputs.bags import Bags
 from hotbed.table.live import LiveTable
-from hotbed.table.place import Call
+from hotbed.table.lookups import Call, lookups_of
 from hotbed.table.resolved import Columns, Resolved
 from hotbed.trace import span
 
@@ -83,20 +82,20 @@ def _resolved(call: Call, behind: Sequence[LiveTable], pooled: Callable[[Resolve
     """`behind`: tables some of whose rows may be. `pooled`: what is done while rows stay."""
     live, training = call.live, call.training
     while True:
-        live[0].place.settle()
+        live[0].place.lookups.allocate(live)
         with _core.Hold.of_forward([table.core for table in live], training) as hold:
-            place = live[0].place  # another thread may have moved the tables until now
+            lookups = live[0].place.lookups  # another thread may have moved the tables until now
             for table in live:
                 if table.failed_load:
                     table.refuse_half_loaded()
-                if table.place is not place and table.place.group != place.group:
-                    refuse_mixed_places({t.name: t for t in live})
-            if not place.settled(live):
+                if table.place.lookups is not lookups:
+                    lookups_of(live)
+            if not lookups.are_allocated(live):
                 continue  # an optimizer was made just now
-            place.hear(live, training=training)
+            lookups.raise_deferred(live, training=training)
             for table in behind:
                 table.place.changing("catch up")
-            resolved = place.resolve(call)
+            resolved = lookups.resolve(call)
             hold.share()
             with span("pool"):
                 return pooled(resolved)

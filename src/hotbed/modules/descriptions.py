@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from hotbed.errors import TableError
+from hotbed.group.group import Group
+from hotbed.storage import Storage
 from hotbed.table.state_dict import refuse_ambiguous_names
 from hotbed.tables import Table
 
-__all__ = ["described"]
+__all__ = ["described", "group_for"]
 
 
 def described(
@@ -48,3 +50,21 @@ def described(
                 f"{', '.join(repr(table.name) for table in given)}."
             )
     return given, features
+
+
+def group_for(group: Group | None, storage: Storage | None = None) -> Group:
+    """Return the group that a module's tables go into: the one given, or a new one.
+
+    Raises:
+        TableError: it is no `Group`, or there is a `storage` beside it.
+        StorageError: as from `Group`.
+    """
+    if group is None:
+        return Group(storage)
+    if not isinstance(group, Group):
+        raise TableError(f"group must be a hotbed.Group, got {type(group).__name__}.")
+    if storage is not None:
+        raise TableError(
+            "Give storage= to the Group that modules share, or to the module, not both."
+        )
+    return group

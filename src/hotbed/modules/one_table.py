@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -11,10 +13,12 @@ from hotbed import init as initializers
 from hotbed.arrays import real_tensor
 from hotbed.devices import named_device
 from hotbed.errors import TableError
+from hotbed.group.group import Group
 from hotbed.init import derive_key
 from hotbed.inputs.bags import Bags
+from hotbed.modules.descriptions import group_for
 from hotbed.modules.owner import TableOwner
-from hotbed.places.moves import home_of, refuse_move
+from hotbed.places.tiered.prepared import Prepared
 from hotbed.table.checks import Missing
 from hotbed.table.live import LiveTable
 from hotbed.tables import Table
@@ -42,6 +46,7 @@ class OneTable(TableOwner):
 
     _keys_in_state_dict = False
     _live: LiveTable
+    _tables: tuple[LiveTable, ...]
 
     def _make(
         self,
@@ -55,6 +60,7 @@ class OneTable(TableOwner):
         device: Any,
         dtype: torch.dtype | None,
         init: initializers.Initializer | None,
+        group: Group | None,
     ) -> None:
         there = named_device(device)
         if weight is not None:
@@ -74,14 +80,16 @@ class OneTable(TableOwner):
             init or initializers.Normal(0.0, 1.0),
             padding_idx,
         )
+        group = group_for(group)
         key = derive_key(None, spec.name)
-        home = home_of(spec, device=there)
-        self._live = LiveTable(spec, key, home, requires_grad=not freeze)
+        spec = dataclasses.replace(spec, name=group.name_for(spec.name))
+        (self._live,) = group.make([(spec, key)], there, requires_grad=not freeze)
+        self._tables = (self._live,)
         self._own({"weight": self._live})
         if weight is not None:
             self._assign_weight(weight.detach())
         if there is not None:
-            refuse_move(self._live, there)
+            group.place([self._live], there)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "weight" and "_live" in self.__dict__:
@@ -132,16 +140,33 @@ class OneTable(TableOwner):
 
     @property
     def dtype(self) -> torch.dtype:
-        """What rows are stored as, and vectors come out as."""
+        """Dtype of stored rows and of the vectors that come out."""
         return self._live.spec.dtype
 
     @property
     def padding_idx(self) -> int | None:
-        """The id that stands for "nothing", or None."""
+        """Id that stands for "nothing", or None."""
         return self._live.spec.padding_idx
 
+    # -- look-ahead ------------------------------------------------------------------------------
+
+    def features_of(self, name: str) -> dict[str, LiveTable]:
+        return {name: self._live}
+
+    def inputs_from(self, batch: Mapping[str, Any], name: str) -> Any:
+        return batch.get(name)
+
+    def prepare(self, inputs: Any) -> Prepared:
+        return Prepared(inputs, self._tables, (0,), ("input",), self._bags_of)
+
+    def _bags_of(self, inputs: Any) -> list[Bags]:
+        """Return the one bag of each sample, as forward reads it."""
+        raise NotImplementedError
+
+    # --------------------------------------------------------------------------------------------
+
     def reset_parameters(self) -> None:
-        """Gives every row a new first value; a dynamic table forgets its rows."""
+        """Give every row a new first value; a dynamic table forgets its rows."""
         self._live.draw_again(derive_key(None, self._live.name))
 
     # After hotbed.distribute these are called by all ranks.
@@ -151,20 +176,20 @@ class OneTable(TableOwner):
         return self._live.place.count()
 
     def lookup(self, ids: Any, *, missing: Missing = "initial") -> Tensor:
-        """(n, dim) rows of (n,) ids; see `EmbeddingCollection.lookup`."""
+        """Return the (n, dim) rows of (n,) ids; see `EmbeddingCollection.lookup`."""
         return self._live.lookup(ids, missing)
 
     def contains(self, ids: Any) -> Tensor:
-        """(n,) bool: which of (n,) ids have a row; see `EmbeddingCollection.contains`."""
+        """Return (n,) bool: True for each id that has a row; see `EmbeddingCollection.contains`."""
         return self._live.contains(ids)
 
     def erase(self, ids: Any) -> int:
-        """Forgets the rows of (n,) ids, and returns how many went; see `EmbeddingCollection.erase`."""
+        """Forget the rows of (n,) ids and return how many went; see `EmbeddingCollection.erase`."""
         return self._live.erase(ids)
 
     def _vectors(self, bags: Bags) -> Tensor:
-        with self._live.place.without_autocast():
-            out = self._look_up([self._live], [0], ["input"], [bags])[0]
+        with self._live.place.lookups.without_autocast():
+            out = self._look_up(self._tables, (0,), ("input",), [bags])[0]
         return out if out.dtype == self._live.spec.dtype else out.to(self._live.spec.dtype)
 
 

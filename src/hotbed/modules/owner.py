@@ -13,16 +13,19 @@ from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from hotbed.errors import OptimizerError, TableError
+from hotbed.group.group import Group
+from hotbed.group.lookup import lookup
 from hotbed.inputs.bags import Bags
 from hotbed.places.moves import move, refuse_move
-from hotbed.group.lookup import lookup
+from hotbed.places.tiered.prepared import Prepared
+from hotbed.places.tiered.tiers import Tiers
 from hotbed.table.checks import refuse_tracing
 from hotbed.table.gradients import plain_access
 from hotbed.table.holds import alone, reading
 from hotbed.table.live import LiveTable, live_table
 from hotbed.table.state_dict import ENDINGS, load_table, save_table, signed_key
 
-__all__ = ["TableOwner", "tables_left_out", "tables_of"]
+__all__ = ["TableOwner", "groups_of", "owners_of", "tables_left_out", "tables_of"]
 
 _left_out = contextvars.ContextVar("tables left out of state_dicts", default=False)
 
@@ -41,11 +44,20 @@ def tables_of(model: nn.Module) -> dict[str, LiveTable]:
     """All tables of a model by their names in its state_dict; one that several modules share by the
     first."""
     found: dict[LiveTable, str] = {}
-    for prefix, module in model.named_modules():
-        if isinstance(module, TableOwner):
-            for name, table in module._owned.items():
-                found.setdefault(table, f"{prefix}.{name}" if prefix else name)
+    for prefix, module in owners_of(model).items():
+        for name, table in module._owned.items():
+            found.setdefault(table, f"{prefix}.{name}" if prefix else name)
     return {stem: table for table, stem in found.items()}
+
+
+def owners_of(model: nn.Module) -> dict[str, TableOwner]:
+    """Return all modules of a model that have tables, by their names."""
+    return {name: m for name, m in model.named_modules() if isinstance(m, TableOwner)}
+
+
+def groups_of(model: nn.Module) -> list[Group]:
+    """Return the groups of a model's tables, each once."""
+    return list(dict.fromkeys(module.group for module in owners_of(model).values()))
 
 
 class TableOwner(nn.Module):
@@ -63,6 +75,46 @@ class TableOwner(nn.Module):
     def device(self) -> torch.device:
         """Where the tables compute and vectors come out."""
         return next(iter(self._owned.values())).device
+
+    @property
+    def group(self) -> Group:
+        """The `hotbed.Group` that its tables belong to."""
+        group: Group = next(iter(self._owned.values())).group
+        return group
+
+    @property
+    def ranks(self) -> Any:
+        """The processes that share the tables (`hotbed.table.alone.ALONE` or `hotbed.dist.ranks.Ranks`)."""
+        return next(iter(self._owned.values())).place.ranks
+
+    @property
+    def tiers(self) -> Tiers | None:
+        """The tiers in which its rows are looked up, or None."""
+        tiers: Tiers | None = next(iter(self._owned.values())).place.lookups.tiers
+        return tiers
+
+    @property
+    def has_tiers(self) -> bool:
+        """Whether rows in this process lie in tiers; of a distributed module those of its shards here."""
+        return any(
+            own.place.tiers is not None
+            for table in self._owned.values()
+            for own in table.place.tables_here(table)
+        )
+
+    # -- look-ahead ------------------------------------------------------------------------------
+
+    def features_of(self, name: str) -> dict[str, LiveTable]:
+        """Return feature of a batch → table, of a module that has this name in its model."""
+        raise NotImplementedError
+
+    def inputs_from(self, batch: Mapping[str, Any], name: str) -> Any:
+        """Return what forward takes, of a mapping that has all features of `features_of`."""
+        raise NotImplementedError
+
+    def prepare(self, inputs: Any) -> Prepared:
+        """Read and group a batch that a training forward will come with. Changes nothing."""
+        raise NotImplementedError
 
     def _own(self, tables: dict[str, LiveTable]) -> None:
         self._owned = tables

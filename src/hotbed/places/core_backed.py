@@ -3,14 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from torch import Tensor
 
 from hotbed import _core
+from hotbed.table.lookups import Lookups
 from hotbed.table.place import Place
 from hotbed.table.records import Records, rows_at_once
 
-__all__ = ["OfCore"]
+__all__ = ["CoreLookups", "OfCore"]
+
+
+class CoreLookups(Lookups):
+    """Tables whose rows the core reads in one pass."""
+
+    def records(
+        self, live: Sequence[Any], *, states: bool, current: bool
+    ) -> Iterator[tuple[int, Records]]:
+        return _stream([table.core for table in live], states, current)
+
+
+def _stream(
+    cores: Sequence[_core.Table], states: bool, current: bool
+) -> Iterator[tuple[int, Records]]:
+    # Of many tables more in all, as small chunks take longer.
+    most = max(1, min(map(rows_at_once, cores)) * min(4, len(cores)) // len(cores))
+    stream = _core.RecordStream.make(cores, most, current)
+    try:
+        while (rows := stream.next(states)) is not None:
+            at, ids, weights, of_states, steps = rows
+            yield at, Records(ids, weights, of_states if states else None, steps)
+    finally:
+        stream.close()
 
 
 class OfCore(Place):
@@ -20,21 +45,7 @@ class OfCore(Place):
         return _core.read_rows(self.core, ids.data_ptr(), len(ids))
 
     def records(self, *, states: bool = True, current: bool = True) -> Iterator[Records]:
-        return (rows for _, rows in self.records_of([self], states=states, current=current))
-
-    def records_of(
-        self, places: Sequence[Place], *, states: bool = True, current: bool = True
-    ) -> Iterator[tuple[int, Records]]:
-        cores = [place.core for place in places]
-        # Of many tables more in all, as small chunks take longer.
-        most = max(1, min(map(rows_at_once, cores)) * min(4, len(cores)) // len(cores))
-        stream = _core.RecordStream.make(cores, most, current)
-        try:
-            while (rows := stream.next(states)) is not None:
-                at, ids, weights, of_states, steps = rows
-                yield at, Records(ids, weights, of_states if states else None, steps)
-        finally:
-            stream.close()
+        return (rows for _, rows in _stream([self.core], states, current))
 
     def write(self, records: Records) -> None:
         ids, weights, states, steps = records

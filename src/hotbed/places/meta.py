@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 import torch
 from torch import Tensor
@@ -11,7 +11,8 @@ from torch import Tensor
 from hotbed import _core
 from hotbed.errors import TableError
 from hotbed.table.home import Home, make_core
-from hotbed.table.place import Call, Place
+from hotbed.table.lookups import Call, Lookups
+from hotbed.table.place import Place
 from hotbed.table.records import Records
 from hotbed.tables import Table
 
@@ -27,6 +28,25 @@ def nowhere(
     return made
 
 
+class MetaLookups(Lookups):
+    """Tables that have no rows yet."""
+
+    where = "nowhere yet"
+
+    def resolve(self, call: Call) -> NoReturn:
+        _refuse(call.live[0].name)
+
+
+_ON_META: Final = MetaLookups()
+
+
+def _refuse(name: str) -> NoReturn:
+    raise TableError(
+        f'Table {name!r} was made with device="meta" and has no rows. hotbed.distribute(model) gives each '
+        "rank its part of them."
+    )
+
+
 class Nowhere(Place):
     """All rows are their first values, and take no memory."""
 
@@ -35,21 +55,10 @@ class Nowhere(Place):
     def __init__(
         self, core: _core.Table, spec: Table, budget: _core.MemoryBudget | None = None
     ) -> None:
-        super().__init__(core, spec, budget)
-        self.group = "nowhere"
-
-    @property
-    def where(self) -> str:
-        return "nowhere yet"
+        super().__init__(core, spec, _ON_META, budget)
 
     def _refuse(self) -> NoReturn:
-        raise TableError(
-            f'Table {self.core.name!r} was made with device="meta" and has no rows. hotbed.distribute(model) '
-            "gives each rank its part of them."
-        )
-
-    def resolve(self, call: Call) -> Any:
-        self._refuse()
+        _refuse(self.core.name)
 
     def read(self, ids: Tensor) -> Tensor:
         self._refuse()

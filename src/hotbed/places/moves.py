@@ -11,11 +11,11 @@ from hotbed import _core, devices
 from hotbed.places.host.place import in_memory
 from hotbed.places.meta import nowhere
 from hotbed.places.tiered.place import in_tiers
+from hotbed.places.tiered.tiers import Tiers
 from hotbed.table.holds import alone
 from hotbed.table.home import Home
 from hotbed.table.live import LiveTable
 from hotbed.tables import Table
-from hotbed.places.tiered.tiers import Tiers
 
 __all__ = ["home_of", "move", "refuse_move"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from multiprocessing.context import get_spawning_popen
 from typing import Any
 
@@ -23,7 +24,8 @@ def copied(table: Any, memo: dict[int, Any]) -> Any:
     table.place.refuse_copy_beyond_memory("deepcopy")
     with reading([table]):
         table.hear()
-        made: tuple[Any, ...] = *_made_of(table), *made_by, _rows_of(table)
+        group = copy.deepcopy(table.group, memo)
+        made: tuple[Any, ...] = *_made_of(table), group, *made_by, _rows_of(table)
         return _restore(*made)
 
 
@@ -42,7 +44,7 @@ def pickled(table: Any) -> Any:
         # A process that is being spawned would be sent tensors by the numbers of their files, which
         # are closed with these copies before it has started.
         rows = tuple(part.contiguous().view(torch.uint8).numpy() for part in rows)
-    return _restore, (*_made_of(table), *made_by, rows)
+    return _restore, (*_made_of(table), table.group, *made_by, rows)
 
 
 def _made_of(table: Any) -> tuple[type, Any, int, bool]:
@@ -59,9 +61,16 @@ def _rows_of(table: Any) -> Any:
 
 
 def _restore(
-    kind: type, spec: Any, key: int, requires_grad: bool, home: Any, bring: Any, rows: Any
+    kind: type,
+    spec: Any,
+    key: int,
+    requires_grad: bool,
+    group: Any,
+    home: Any,
+    bring: Any,
+    rows: Any,
 ) -> Any:
-    table = kind(spec, key, home, requires_grad=requires_grad)
+    table = kind(spec, key, home, group=group, requires_grad=requires_grad)
     if rows is not None:
         if not isinstance(rows[0], Tensor):
             dtypes = torch.int64, spec.dtype

@@ -45,6 +45,7 @@ class LiveTable:
         spec: the description it was made from.
         compute_dtype: of gradients and vectors.
         combiner: the core's number of spec.combiner.
+        group: the `hotbed.Group` of its module; None: it is a shard of another table.
         place: where its rows lie.
         core: the compiled table.
         address: of the handle's data, unless the user replaced them.
@@ -67,9 +68,11 @@ class LiveTable:
         key: int,
         home: Home,
         *,
+        group: Any = None,
         requires_grad: bool = True,
     ) -> None:
         """`home`: as `hotbed.places.moves.home_of` gives it."""
+        self.group = group
         self.spec = spec
         self.compute_dtype = spec.compute_dtype
         self.combiner = COMBINERS.index(spec.combiner or "none")
@@ -90,6 +93,8 @@ class LiveTable:
         with _of_live_tables:
             _live_tables.add(self)
         self.place.join(self)
+        if group is not None:
+            group.take(self)
 
     @property
     def parameter(self) -> Handle:
@@ -172,7 +177,7 @@ class LiveTable:
 
     def settle(self) -> None:
         """Gives the rows their place, where they have none yet."""
-        self.place.settle()
+        self.place.lookups.allocate([self])
 
     # -- the gradient ----------------------------------------------------------------------------
 
@@ -272,7 +277,7 @@ class LiveTable:
         """Raises what an earlier step was refused for, before somebody looks at rows; or that they are half
         loaded."""
         self.refuse_half_loaded()
-        self.place.hear([self], wait=True)
+        self.place.lookups.raise_deferred([self], wait=True)
 
     def assign(self, ids: Tensor, values: Tensor) -> None:
         """Writes rows; ids of a dynamic table that have none get one. Of duplicates the last wins.

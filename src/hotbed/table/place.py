@@ -3,51 +3,29 @@
 from __future__ import annotations
 
 import abc
-import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from hotbed import _core
 from hotbed.errors import OptimizerError, TableError
-from hotbed.inputs.bags import Bags
-from hotbed.table.alone import ALONE
 from hotbed.table.by_slot import OPEN_ROWS
 from hotbed.table.clipping import Gradient, gradient_of
 from hotbed.table.gradients import WaitingGradient
 from hotbed.table.handles import FollowingHandle, Handle, OpenHandle
+from hotbed.table.lookups import Lookups
 from hotbed.table.part import Part
 from hotbed.table.records import Records, gather_states, gather_weights
-from hotbed.table.resolved import Resolved
 from hotbed.tables import Table
 
-__all__ = ["ON_HOST", "Call", "Place"]
-
-CPU = torch.device("cpu")
+__all__ = ["ON_HOST", "Place"]
 
 Changes = Literal["step", "fused", "catch up", "write", "erase", "forget", "move", "handle"]
 
 ON_HOST = "host"
 """Rows that the core computes on take their step together."""
-
-
-class Call(NamedTuple):
-    """A batch that is to be looked up."""
-
-    live: Sequence[Any]
-    """The tables."""
-    table_of: Sequence[int]
-    """For each feature, the position of its table."""
-    names: Sequence[str]
-    """Of the features, for errors."""
-    bags: Sequence[Bags]
-    """The features' inputs."""
-    frozen: Sequence[int]
-    """Positions of tables whose parameter requires no gradient; they take no new rows."""
-    training: bool
-    """Whether ids that a dynamic table has not met get rows."""
 
 
 class Place(abc.ABC):
@@ -59,10 +37,10 @@ class Place(abc.ABC):
         core: the compiled table: its name, its rule, first values; in some places the rows.
         spec: what the table was made from.
         budget: what rows in the core's memory share with others; None: all that there is.
+        lookups: what it has in common with the tables that can be looked up in one call with its own.
         device: where vectors come out.
-        group: tables in places of equal groups can serve one call.
         ranks: the processes that share its table.
-        tiers: what the tables of its storage share (`hotbed.places.tiered.tiers.Tiers`); None: it has none.
+        tiers: those that its rows lie in, or will lie in (`hotbed.places.tiered.tiers.Tiers`); or None.
         changed: whether rows may be others than their first values.
         aliased: whether the data of the handle are the rows.
         rows_move: whether a row may have another slot with the next batch.
@@ -71,56 +49,25 @@ class Place(abc.ABC):
         recorded_on: the device on which a step over its rows can become a graph; None: it cannot.
     """
 
-    tiers: Any = None
-    ranks: Any = ALONE
     rows_move = False
     stepped: Any = ON_HOST
     unscales = False
     recorded_on: torch.device | None = None
-    device = CPU
 
     def __init__(
-        self, core: _core.Table, spec: Table, budget: _core.MemoryBudget | None = None
+        self,
+        core: _core.Table,
+        spec: Table,
+        lookups: Lookups,
+        budget: _core.MemoryBudget | None = None,
     ) -> None:
         self.core, self.spec, self.budget = core, spec, budget
-        self.group: Any = "memory"
+        self.lookups = lookups
+        self.device, self.ranks, self.tiers = lookups.device, lookups.ranks, lookups.tiers
         self.changed = False
 
     def join(self, live: Any) -> None:
         """Told once of the table that is here."""
-
-    # -- which tables go together ----------------------------------------------------------------
-
-    @property
-    def where(self) -> str:
-        """For errors."""
-        return str(self.device)
-
-    # -- lookups ---------------------------------------------------------------------------------
-
-    def settle(self) -> None:
-        """Gives the rows their place, where that waits for the optimizer that decides of what they are
-        made."""
-
-    def settled(self, live: Sequence[Any]) -> bool:
-        """Whether tables of its group have one. Asked while they are held."""
-        return True
-
-    def without_autocast(self) -> contextlib.AbstractContextManager[Any]:
-        """Lookups inside give vectors of the compute dtype."""
-        return contextlib.nullcontext()
-
-    def hear(self, live: Sequence[Any], *, training: bool = True, wait: bool = False) -> None:
-        """Raises what an earlier batch or step of these tables was refused for, as far as that is known;
-        or all there is to know if `wait`."""
-
-    @abc.abstractmethod
-    def resolve(self, call: Call) -> Resolved:
-        """Checks a batch of tables of its group and finds the slots of their rows.
-
-        Raises:
-            IdError, InputError, OutOfMemory, StorageError: before anything has changed.
-        """
 
     # -- the handle ------------------------------------------------------------------------------
 
@@ -221,15 +168,6 @@ class Place(abc.ABC):
             StorageError: rows cannot be read.
         """
 
-    def records_of(
-        self, places: Sequence[Place], *, states: bool = True, current: bool = True
-    ) -> Iterator[tuple[int, Records]]:
-        """The same of several places of its group, itself among them, and whose each chunk is. What lies
-        together is read in one pass."""
-        for at, place in enumerate(places):
-            for rows in place.records(states=states, current=current):
-                yield at, rows
-
     @abc.abstractmethod
     def write(self, records: Records) -> None:
         """Overwrites rows, and gives ids of a dynamic table that have none one. Of duplicates the last
@@ -320,18 +258,6 @@ class Place(abc.ABC):
     @abc.abstractmethod
     def memory(self) -> dict[str, int]:
         """Bytes by what they hold, wherever that lies."""
-
-    # -- tiers below -----------------------------------------------------------------------------
-
-    def stats(self, live: Sequence[Any]) -> dict[str, float]:
-        """Return counters of tables that lie here; see `EmbeddingCollection.stats`."""
-        return {"memory_bytes": float(sum(table.memory()["total"] for table in live))}
-
-    def note_hottest(self) -> None:
-        """Notes in its folder, for `hotbed inspect`, which ids were used most."""
-
-    def flush(self) -> None:
-        """Brings to the disk what the tiers of its group keep there."""
 
     # -- states ----------------------------------------------------------------------------------
 

@@ -45,10 +45,9 @@ def records_of(
     with reading(tables):
         for table in tables:
             table.hear()
-            groups.setdefault(table.place.group, []).append(table)
-        for group in groups.values():
-            places = [table.place for table in group]
-            for at, rows in places[0].records_of(places, states=states, current=current):
+            groups.setdefault(table.place.lookups, []).append(table)
+        for lookups, group in groups.items():
+            for at, rows in lookups.records(group, states=states, current=current):
                 yield group[at], rows
 
 

@@ -19,12 +19,11 @@ from torch import Tensor, nn
 
 from hotbed.checkpoint.randomness import give_random_states, random_states
 from hotbed.checkpoint.ranks import ranks_of
-from hotbed.collection import EmbeddingCollection
 from hotbed.data.position import Position, generators_of, seek, wrapped_by
 from hotbed.dist.loaders import Slice
 from hotbed.dist.waits import BACKWARD
 from hotbed.errors import HotbedError
-from hotbed.modules.owner import tables_of
+from hotbed.modules.owner import owners_of, tables_of
 from hotbed.trace import span
 from hotbed.train.callbacks import Callback, Step
 from hotbed.train.metrics import auc, logloss
@@ -320,8 +319,12 @@ def stop_on_interrupt() -> Iterator[Interrupts]:
 
 def _ids_of_tiers(model: nn.Module) -> frozenset[str]:
     """The features of tables in tiers."""
-    found = [m for m in model.modules() if isinstance(m, EmbeddingCollection)]
-    return frozenset(name for m in found if m.tiers is not None for name in m.features)
+    return frozenset(
+        feature
+        for name, module in owners_of(model).items()
+        if module.tiers is not None
+        for feature in module.features_of(name)
+    )
 
 
 def _moved(batch: Batch, device: torch.device | str | None, staying: frozenset[str]) -> Batch:

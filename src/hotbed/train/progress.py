@@ -15,9 +15,9 @@ from rich.text import Text
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
-from hotbed.collection import EmbeddingCollection
 from hotbed.data import CriteoLog
 from hotbed.data.position import wrapped_by
+from hotbed.modules.owner import groups_of, tables_of
 from hotbed.text import printable
 from hotbed.train.callbacks import Callback, Step
 from hotbed.train.metrics import RunningAuc
@@ -137,9 +137,9 @@ def progress_bar(model: nn.Module, batches: Any, epochs: int, *, alone: bool) ->
     console = Console(stderr=True)
     if not console.is_terminal:
         return []
-    tables = [m for m in model.modules() if isinstance(m, EmbeddingCollection)]
-    stored = (lambda: sum(one.count() for one in tables)) if alone and tables else None
-    tiers = tables[0].stats if len(tables) == 1 and tables[0].has_tiers else None
+    tables, groups = list(tables_of(model).values()), groups_of(model)
+    stored = (lambda: sum(map(len, tables))) if alone and tables else None
+    tiers = groups[0].stats if len(groups) == 1 and groups[0].tiers is not None else None
     return [ProgressBar(_samples_in(batches), epochs, console, stored, tiers)]
 
 

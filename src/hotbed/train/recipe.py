@@ -25,8 +25,8 @@ from hotbed.dist import distribute, slices
 from hotbed.errors import StorageError
 from hotbed.models import MODELS
 from hotbed.modules.owner import tables_of
-from hotbed.storage import Storage
 from hotbed.places.tiered.folder import of_process
+from hotbed.storage import Storage
 from hotbed.trace import Trace
 from hotbed.train.callbacks import Callback, Step
 from hotbed.train.loop import (
@@ -282,7 +282,7 @@ def _write_rows(settings: TrainSettings, model: nn.Module, progress: Console) ->
     assert settings.ssd is not None
     if settings.save is not None:
         with _told_if_not_written(settings.ssd, progress):
-            embeddings.table(next(iter(embeddings.tables))).place.note_hottest()
+            embeddings.group.note_hottest()
         return
     try:
         with progress.status("Writing rows to the SSD ..."):

@@ -11,8 +11,8 @@ from hotbed.checkpoint.folder import is_of_checkpoints
 from hotbed.errors import HotbedError, StorageError
 from hotbed.models import MODELS
 from hotbed.optim import RULES
-from hotbed.storage import Storage, parse_bytes
 from hotbed.places.tiered.folder import of_process
+from hotbed.storage import Storage, parse_bytes
 from hotbed.train.paths import Folder, Named, refuse_clashes
 from hotbed.train.run_note import is_of_a_run, rows_may_go
 

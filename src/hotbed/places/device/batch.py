@@ -4,32 +4,34 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from hotbed.places.device.gradients import BatchGradient, Origin, Share
-from hotbed.places.device.inputs import bring, bring_weights
-from hotbed.places.device.deferred_errors import Notice
-from hotbed.places.device.step import step_in_backward
-from hotbed.places.tiered_device.batch import TieredBatch
 from hotbed.errors import HotbedError
 from hotbed.inputs.bags import Bags, input_fault
 from hotbed.ops.gpu.ids import GOOD, Array, check_arrays
 from hotbed.ops.gpu.pool import FeatureSlots
 from hotbed.ops.gpu.recording import use
 from hotbed.ops.gpu.table_kernels import DeviceBatch, TableKernels
+from hotbed.ops.gpu.transpose import TransposedIndex
+from hotbed.places.device.deferred_errors import Notice
+from hotbed.places.device.gradients import BatchGradient, Origin, Share
+from hotbed.places.device.inputs import bring, bring_weights
+from hotbed.places.device.step import step_in_backward
 from hotbed.places.host.batch import check, core_batch
-from hotbed.table.place import Call
+from hotbed.table.lookups import Call
 from hotbed.table.resolved import Columns
 from hotbed.trace import span
 
-__all__ = ["DeviceResolved", "arrived", "resolve_whole"]
+__all__ = ["BatchSource", "DeviceResolved", "resolve_whole"]
 
 
-def resolve_whole(call: Call) -> DeviceResolved:
+def resolve_whole(
+    call: Call, device: torch.device, is_here: Callable[[Tensor], bool]
+) -> DeviceResolved:
     """A batch of tables that lie on one device whole: an id is its slot.
 
     Raises:
@@ -37,18 +39,8 @@ def resolve_whole(call: Call) -> DeviceResolved:
     """
     use(call.live)
     with span("resolve"):
-        features, weights, origin = _resolve(call)
-    return DeviceResolved(call, weights, features, _Whole(origin))
-
-
-def arrived(batch: TieredBatch, call: Call) -> DeviceResolved:
-    """A batch of tables in tiers, which has its slots, when it has come to the device."""
-    use(call.live)
-    device = call.live[0].place.device
-    weights = [bring_weights(bag.weights, device) for bag in call.bags]
-    with span("bring the batch"):
-        features = batch.features(weights)
-    return DeviceResolved(call, weights, features, batch)
+        features, weights, origin = _resolve(call, device, is_here)
+    return DeviceResolved(call, device, weights, features, _Whole(origin))
 
 
 def _out_dtype(device: torch.device) -> torch.dtype:
@@ -61,12 +53,12 @@ def _out_dtype(device: torch.device) -> torch.dtype:
 # -- resolve -------------------------------------------------------------------------------------
 
 
-def _resolve(call: Call) -> tuple[list[FeatureSlots], list[Tensor | None], Origin]:
+def _resolve(
+    call: Call, device: torch.device, is_here: Callable[[Tensor], bool]
+) -> tuple[list[FeatureSlots], list[Tensor | None], Origin]:
     """The batch over slots, its weights as autograd knows them, and where it comes from."""
     live, table_of, names, bags, _, _ = call
-    place = live[0].place
-    device = place.device
-    on_host = [f for f, bag in enumerate(bags) if not place.is_here(bag.ids)]
+    on_host = [f for f, bag in enumerate(bags) if not is_here(bag.ids)]
     if on_host:
         bags = [_offsets_by_ids(bag) if f in on_host else bag for f, bag in enumerate(bags)]
         _check_on_host(call._replace(bags=bags), on_host)
@@ -167,6 +159,16 @@ class _Faults:
 # -- pool ----------------------------------------------------------------------------------------
 
 
+class BatchSource(Protocol):
+    """Where a batch comes from."""
+
+    @property
+    def origin(self) -> Origin: ...
+
+    def index(self) -> TransposedIndex | None:
+        """Return the transposed index for backward; None: it is built on the device."""
+
+
 @dataclasses.dataclass(eq=False)
 class _Whole:
     """Where a batch of whole tables comes from."""
@@ -185,15 +187,16 @@ class DeviceResolved:
     def __init__(
         self,
         call: Call,
+        device: torch.device,
         weights: Sequence[Tensor | None],
         features: list[FeatureSlots],
-        source: _Whole | TieredBatch,
+        source: BatchSource,
     ) -> None:
         """`weights`: on the device, as autograd knows them. `source`: what backward asks for the index."""
         self.live, self.table_of, self.bags = call.live, call.table_of, call.bags
         self.weights = weights
         self.features, self.source = tuple(features), source
-        self.device = call.live[0].place.device
+        self.device = device
         self.kernels = TableKernels([table.place.planes() for table in call.live])
         self.inverses: Sequence[Tensor | None] = ()
         self._dtype = _out_dtype(self.device)

@@ -17,14 +17,14 @@ import torch
 from torch import Tensor
 
 from hotbed import _core
-from hotbed.places.device.deferred_errors import Notice
-from hotbed.places.device.planes import there
 from hotbed.errors import OptimizerError
 from hotbed.ops.gpu.ids import Array, check_arrays
 from hotbed.ops.gpu.pool import FeatureSlots
 from hotbed.ops.gpu.reduce import reduce
 from hotbed.ops.gpu.table_kernels import TableKernels
 from hotbed.ops.gpu.terms import Terms
+from hotbed.places.device.deferred_errors import Notice
+from hotbed.places.device.planes import there
 from hotbed.table.gradients import TableGradient, WaitingGradient, by_rows, stored_gradient
 from hotbed.table.live import LiveTable
 

@@ -9,15 +9,16 @@ from typing import Any
 import torch
 
 from hotbed import _core
-from hotbed.places.device.gradients import DeviceGradient
-from hotbed.places.device.deferred_errors import raise_what_is_known
-from hotbed.places.device.participant import DevicePart
 from hotbed.errors import OptimizerError, TableError
 from hotbed.ops.gpu.rows import KINDS, WIDEST
+from hotbed.places.device.deferred_errors import raise_what_is_known
+from hotbed.places.device.gradients import DeviceGradient
+from hotbed.places.device.participant import DevicePart
+from hotbed.table.lookups import Lookups
 from hotbed.table.place import Place
 from hotbed.tables import Table
 
-__all__ = ["OnDevice", "remedy_on_device"]
+__all__ = ["DeviceLookups", "OnDevice", "remedy_on_device"]
 
 
 def remedy_on_device(core: _core.Table, spec: Table) -> str:
@@ -38,6 +39,21 @@ def remedy_on_device(core: _core.Table, spec: Table) -> str:
     return ""
 
 
+class DeviceLookups(Lookups):
+    """Tables whose rows kernels compute on; what they find out comes to the host later."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def raise_deferred(
+        self, live: Sequence[Any], *, training: bool = True, wait: bool = False
+    ) -> None:
+        raise_what_is_known(live, training=training, wait=wait)
+
+    def without_autocast(self) -> contextlib.AbstractContextManager[Any]:
+        return torch.autocast(self.device.type, enabled=False)
+
+
 class OnDevice(Place):
     """Kernels compute on its rows; what they find out comes to the host later."""
 
@@ -50,17 +66,11 @@ class OnDevice(Place):
     def make_part(self, optimizer: Any, tables: Sequence[Any]) -> DevicePart:
         return DevicePart(optimizer, tables)
 
-    def hear(self, live: Sequence[Any], *, training: bool = True, wait: bool = False) -> None:
-        raise_what_is_known(live, training=training, wait=wait)
-
     def refuse_to_share(self) -> None:
         raise TableError(
             f"Table {self.core.name!r} lies on {self.device}; ranks share tables on their hosts so far. "
             "Distribute the model before it is moved, and move its dense layers only."
         )
-
-    def without_autocast(self) -> contextlib.AbstractContextManager[Any]:
-        return torch.autocast(self.device.type, enabled=False)
 
     def nothing_waiting(self) -> DeviceGradient:
         return DeviceGradient()

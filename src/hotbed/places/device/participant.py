@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hotbed.places.device.step import DenseGradient, DeviceStep, Entry, Predicated
 from hotbed.ops.gpu.recording import now_or_after
+from hotbed.places.device.step import DenseGradient, DeviceStep, Entry, Predicated
 from hotbed.table.live import LiveTable
 from hotbed.table.part import NOTICE, raise_of_last_step
 
@@ -34,7 +34,7 @@ class DevicePart:
         raise_of_last_step(optimizer)
         self._table = tables[0]
         """Its next forward tells what was found out."""
-        self._table.place.hear(tables)
+        self._table.place.lookups.raise_deferred(tables)
         self._optimizer = optimizer
         self._found_inf: Tensor | None = getattr(optimizer, "found_inf", None)
         scale: Tensor | None = getattr(optimizer, "grad_scale", None)

@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 
 from hotbed import _core
-from hotbed.places.device.batch import DeviceResolved, resolve_whole
 from hotbed.errors import OutOfMemory, TableError
 from hotbed.init import Kind
 from hotbed.ops.gpu.rows import NO_SLOT
 from hotbed.ops.gpu.update import DevicePlanes
+from hotbed.places.device.batch import DeviceResolved, resolve_whole
+from hotbed.places.device.on_device import DeviceLookups, OnDevice, remedy_on_device
 from hotbed.places.host.place import Memory, in_memory_again
-from hotbed.places.device.on_device import OnDevice, remedy_on_device
 from hotbed.table.home import Home, make_core
-from hotbed.table.place import Call
+from hotbed.table.lookups import Call
 from hotbed.table.records import Records, rows_at_once
 from hotbed.tables import Table
 
@@ -65,6 +65,23 @@ def bring(live: Any, device: torch.device) -> None:
     live.adopt(there)
 
 
+class WholeLookups(DeviceLookups):
+    """Static tables that lie on one device whole."""
+
+    def resolve(self, call: Call) -> DeviceResolved:
+        return resolve_whole(call, self.device, self.is_here)
+
+    def is_here(self, ids: Tensor) -> bool:
+        """True if ids need not be brought, and are checked on the device."""
+        return ids.device == self.device
+
+
+@functools.cache
+def whole_on(device: torch.device) -> WholeLookups:
+    """Return the one of a device."""
+    return WholeLookups(device)
+
+
 class WholeOnDevice(OnDevice):
     """All rows, by slot.
 
@@ -88,9 +105,8 @@ class WholeOnDevice(OnDevice):
         Raises:
             TableError, OutOfMemory: they cannot lie there.
         """
-        super().__init__(core, spec, budget)
+        super().__init__(core, spec, whole_on(device), budget)
         refuse_whole(core, spec, device)
-        self.device, self.group = device, f"whole on {device}"
         self.padding_slot = NO_SLOT if spec.padding_idx is None else spec.padding_idx
         self.states: list[Tensor] = []
         assert spec.rows is not None
@@ -109,9 +125,6 @@ class WholeOnDevice(OnDevice):
 
     # -- lookups ---------------------------------------------------------------------------------
 
-    def resolve(self, call: Call) -> DeviceResolved:
-        return resolve_whole(call)
-
     def planes(self) -> DevicePlanes:
         """What kernels take."""
         return DevicePlanes(weights=self.plane, states=self.states, key=self.core.key)
@@ -120,10 +133,6 @@ class WholeOnDevice(OnDevice):
     def slots(self) -> int:
         """Slots lie below it."""
         return len(self.plane)
-
-    def is_here(self, ids: Tensor) -> bool:
-        """Whether ids need not be brought, and are checked, on the device."""
-        return ids.device == self.device
 
     @property
     def recorded_on(self) -> torch.device:  # type: ignore[override]
@@ -228,7 +237,7 @@ class WholeOnDevice(OnDevice):
         if device == self.device:
             return
         there = copy.copy(self)
-        there.device, there.group = device, f"whole on {device}"
+        there.lookups, there.device = whole_on(device), device
         there.plane = self.plane.to(device)
         there.states = [state.to(device) for state in self.states]
         live.adopt(there)

@@ -16,9 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hotbed.places.device.gradients import BatchGradient, Share, gather, share_of
-from hotbed.places.device.deferred_errors import Notice
-from hotbed.places.device.planes import there
 from hotbed.errors import HotbedError, NotFiniteError, OptimizerError
 from hotbed.ops.gpu.finite import check_finite
 from hotbed.ops.gpu.recording import now_or_after, recording
@@ -26,6 +23,9 @@ from hotbed.ops.gpu.rows import KINDS
 from hotbed.ops.gpu.table_kernels import Step, TableKernels
 from hotbed.ops.gpu.terms import Terms
 from hotbed.ops.gpu.update import Launched, RowsToUpdate, renumber, update
+from hotbed.places.device.deferred_errors import Notice
+from hotbed.places.device.gradients import BatchGradient, Share, gather, share_of
+from hotbed.places.device.planes import there
 from hotbed.table.live import LiveTable
 
 __all__ = ["DenseGradient", "DeviceStep", "Entry", "step_in_backward"]

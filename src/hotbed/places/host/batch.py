@@ -12,7 +12,7 @@ from hotbed import _core
 from hotbed.errors import StorageError
 from hotbed.inputs.bags import Bags, core_input, input_fault
 from hotbed.table.gradients import LeftRows
-from hotbed.table.place import Call
+from hotbed.table.lookups import Call
 from hotbed.table.resolved import Columns
 from hotbed.tables import CORE_DTYPES
 from hotbed.trace import span

@@ -5,19 +5,19 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from hotbed import _core
-from hotbed.places.core_backed import OfCore
+from hotbed.places.core_backed import CoreLookups, OfCore
 from hotbed.places.host.batch import HostBatch, resolve_in_core
 from hotbed.table.home import Home, make_core
-from hotbed.table.place import Call
+from hotbed.table.lookups import Call
 from hotbed.tables import Table
 
-__all__ = ["Memory", "in_memory", "in_memory_again"]
+__all__ = ["IN_MEMORY", "Memory", "in_memory", "in_memory_again"]
 
 # A float32 gradient of a half-precision parameter.
 _GRADIENTS_OF_OTHER_DTYPE = hasattr(torch.Tensor, "grad_dtype")
@@ -35,11 +35,36 @@ def in_memory_again(budget: _core.MemoryBudget | None, memo: dict[int, Any] | No
     )
 
 
-class Memory(OfCore):
-    """The slot of a static table's row is its id; a dynamic table has an index."""
+class MemoryLookups(CoreLookups):
+    """Tables whose rows all lie in the core's memory."""
 
     def resolve(self, call: Call) -> HostBatch:
         return resolve_in_core(call)
+
+    def stats(self, live: Sequence[Any]) -> dict[str, float]:
+        batches, rows, created = zip(*(table.core.trained for table in live), strict=True)
+        used, new = sum(rows), sum(created)
+        return {
+            **super().stats(live),
+            "rows_used": float(used),
+            "rows_missed": float(new),
+            "rows_created": float(new),
+            "hit_rate": (used - new) / used if used else 1.0,
+            "batches": float(max(batches)),
+            "wait_ms": 0.0,
+        }
+
+
+IN_MEMORY: Final = MemoryLookups()
+
+
+class Memory(OfCore):
+    """The slot of a static table's row is its id; a dynamic table has an index."""
+
+    def __init__(
+        self, core: _core.Table, spec: Table, budget: _core.MemoryBudget | None = None
+    ) -> None:
+        super().__init__(core, spec, IN_MEMORY, budget)
 
     @property
     def aliased(self) -> bool:
@@ -66,19 +91,6 @@ class Memory(OfCore):
             "states": planes - weights,
             "index": index,
             "total": int(self.core.resident_bytes),
-        }
-
-    def stats(self, live: Sequence[Any]) -> dict[str, float]:
-        batches, rows, created = zip(*(table.core.trained for table in live), strict=True)
-        used, new = sum(rows), sum(created)
-        return {
-            **super().stats(live),
-            "rows_used": float(used),
-            "rows_missed": float(new),
-            "rows_created": float(new),
-            "hit_rate": (used - new) / used if used else 1.0,
-            "batches": float(max(batches)),
-            "wait_ms": 0.0,
         }
 
     # -- states ----------------------------------------------------------------------------------

@@ -9,16 +9,16 @@ import torch
 from hotbed.errors import StorageError
 from hotbed.inputs.bags import Bags
 from hotbed.places.host.batch import check
-from hotbed.table.place import Call
+from hotbed.table.lookups import Call, Lookups
 from hotbed.trace import span
 
 __all__ = ["resolve_in_tiers"]
 
 
-def resolve_in_tiers(place: Any, call: Call) -> tuple[Any, bool, list[Bags] | None]:
+def resolve_in_tiers(lookups: Lookups, call: Call) -> tuple[Any, bool, list[Bags] | None]:
     """The batch with its slots, whether a gradient will come, and what it reads in place of the inputs."""
-    tiers = place.tiers
-    batch = place.make_batch(call.live, call.table_of, call.bags)
+    tiers = lookups.tiers
+    batch = lookups.make_batch(call.live, call.table_of, call.bags)
     prepared = None
     if call.training and tiers.prepared:
         prepared = tiers.take_prepared(call.live, batch, call.frozen)

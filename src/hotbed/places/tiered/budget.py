@@ -67,6 +67,7 @@ def required(
     for t in range(len(live)):
         ids = [bag.ids.flatten() for at, bag in zip(table_of, bags, strict=True) if at == t]
         rows[t] = len(np.unique(torch.cat(ids).numpy())) if ids else 0
-    storage = None if live[0].tiers is None else live[0].tiers.storage
+    tiers = live[0].place.tiers
+    storage = None if tiers is None else tiers.storage
     ssd = storage is None or storage.device is None
     return _core.required_budget([table.core for table in live], rows, batches, ssd)

@@ -1,7 +1,7 @@
 """The folder of a `Storage` on SSD: who uses it, and what in it is Hotbed's.
 
-Hotbed's are the file ``in-use``, the note of `hotbed.places.tiered.hottest`, and folders ``rows-<n>`` that hold
-the manifest of a row log. Everything else is the user's, also in these folders, and stays.
+Hotbed's are the file ``in-use``, the note of the most used ids, and folders ``rows-<n>`` that hold the
+manifest of a row log. Everything else is the user's, also in these folders, and stays.
 """
 
 from __future__ import annotations

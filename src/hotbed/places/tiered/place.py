@@ -10,15 +10,12 @@ from torch import Tensor
 
 from hotbed import _core
 from hotbed.errors import OptimizerError, TableError
-from hotbed.inputs.bags import Bags
 from hotbed.places.core_backed import OfCore
-from hotbed.places.tiered.batch import resolve_in_tiers
-from hotbed.places.host.batch import HostBatch, core_batch
+from hotbed.places.tiered.tiers import Tiers
 from hotbed.table.home import Home, make_core
-from hotbed.table.place import Call
+from hotbed.table.lookups import Lookups
 from hotbed.table.records import Records, rows_at_once
 from hotbed.tables import Table
-from hotbed.places.tiered.tiers import Tiers
 
 __all__ = ["Tiered", "in_tiers"]
 
@@ -34,44 +31,13 @@ class Tiered(OfCore):
     rows_move = True
     tiers: Tiers
 
-    def __init__(self, core: _core.Table, spec: Table, tiers: Tiers) -> None:
-        super().__init__(core, spec)
-        self.tiers = self.group = tiers
+    def __init__(self, core: _core.Table, spec: Table, lookups: Lookups) -> None:
+        super().__init__(core, spec, lookups)
 
     def join(self, live: Any) -> None:
         self.tiers.add(live)
 
-    @property
-    def where(self) -> str:
-        return f"the tiers of a Storage on {self.device}"
-
-    def settle(self) -> None:
-        self.tiers.release_spent()
-        self.tiers.settle()
-
-    def settled(self, live: Sequence[Any]) -> bool:
-        return not any(table.core.homeless for table in live)
-
-    def stats(self, live: Sequence[Any]) -> dict[str, float]:
-        return self.tiers.stats()
-
-    def note_hottest(self) -> None:
-        self.tiers.note_hottest()
-
-    def flush(self) -> None:
-        self.tiers.settle()
-        self.tiers.core.flush()
-        self.tiers.note_hottest()
-
     # -- lookups ---------------------------------------------------------------------------------
-
-    def make_batch(self, live: Sequence[Any], table_of: Sequence[int], bags: Sequence[Bags]) -> Any:
-        """The core's batch of tables of its group, or what goes by its methods."""
-        return core_batch(live, table_of, bags)
-
-    def resolve(self, call: Call) -> Any:
-        batch, wanted, read = resolve_in_tiers(self, call)
-        return HostBatch(batch, call, wanted, self.tiers.over_budget, read)
 
     def slots_of(self, grad: Tensor, origins: Sequence[Any]) -> Tensor:
         if grad.is_sparse and grad._nnz() and not origins:

@@ -8,6 +8,7 @@ from typing import Any
 
 from hotbed.errors import InputError
 from hotbed.inputs.bags import Bags
+from hotbed.table.lookups import lookups_of
 
 __all__ = ["Prepared"]
 
@@ -40,7 +41,7 @@ class Prepared:
             _copied(bag, t in self.frozen)
             for t, bag in zip(self.table_of, self.read(self.inputs), strict=True)
         ]
-        self.batch = self.live[0].place.make_batch(self.live, self.table_of, self.bags)
+        self.batch = lookups_of(self.live).make_batch(self.live, self.table_of, self.bags)
 
     @property
     def ids(self) -> int:
@@ -56,7 +57,7 @@ class Prepared:
         """What to say where the inputs of the same batch are not any more what was read."""
         try:
             bags = self.read(inputs)
-            now = self.live[0].place.make_batch(self.live, self.table_of, bags)
+            now = lookups_of(self.live).make_batch(self.live, self.table_of, bags)
             at = self.batch.first_difference(now)
             if at < 0:
                 return None

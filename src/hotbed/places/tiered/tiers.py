@@ -9,18 +9,23 @@ from typing import Any
 
 from hotbed import _core
 from hotbed.errors import StorageError, TableError
+from hotbed.inputs.bags import Bags
+from hotbed.places.core_backed import CoreLookups
+from hotbed.places.host.batch import HostBatch, core_batch
+from hotbed.places.tiered import folder, hottest
+from hotbed.places.tiered.batch import resolve_in_tiers
+from hotbed.places.tiered.budget import by_part, ids_within
+from hotbed.places.tiered.prepared import Prepared
 from hotbed.storage import Storage
 from hotbed.table.holds import alone
 from hotbed.table.live import LiveTable
-from hotbed.places.tiered import folder, hottest
-from hotbed.places.tiered.budget import by_part, ids_within
-from hotbed.places.tiered.prepared import Prepared
+from hotbed.table.lookups import Call
 
 __all__ = ["Tiers"]
 
 
-class Tiers:
-    """What tables of one collection share that has tiers.
+class Tiers(CoreLookups):
+    """Tables of one group whose rows lie in tiers, the uppermost of them the core's memory.
 
     Threading: for the training thread. The core guards what look-ahead does beside it.
     """
@@ -61,6 +66,37 @@ class Tiers:
     @property
     def tables(self) -> list[LiveTable]:
         return [table for ref in self._tables if (table := ref()) is not None]
+
+    @property
+    def tiers(self) -> Tiers:
+        return self
+
+    @property
+    def where(self) -> str:
+        return f"the tiers of a Storage on {self.device}"
+
+    # -- lookups ---------------------------------------------------------------------------------
+
+    def allocate(self, live: Sequence[Any]) -> None:
+        self.release_spent()
+        self.settle()
+
+    def are_allocated(self, live: Sequence[Any]) -> bool:
+        return not any(table.core.homeless for table in live)
+
+    def make_batch(self, live: Sequence[Any], table_of: Sequence[int], bags: Sequence[Bags]) -> Any:
+        return core_batch(live, table_of, bags)
+
+    def resolve(self, call: Call) -> HostBatch:
+        batch, wanted, read = resolve_in_tiers(self, call)
+        return HostBatch(batch, call, wanted, self.over_budget, read)
+
+    def flush(self, live: Sequence[Any]) -> None:
+        self.settle()
+        self.core.flush()
+        self.note_hottest(live)
+
+    # -- their tables ----------------------------------------------------------------------------
 
     def settle(self) -> None:
         """Gives every table its place, where a table or its optimizer is new.
@@ -182,8 +218,8 @@ class Tiers:
         """Ids of batches to come that look-ahead knows where nobody says how far it is to look."""
         return ids_within(sum(self.core.capacities()), self.storage.budgets[0])
 
-    def note_hottest(self) -> None:
-        """Leaves the most used rows beside the log, for ``hotbed inspect``.
+    def note_hottest(self, live: Sequence[Any]) -> None:
+        """Of all its tables.
 
         Raises:
             StorageError: they cannot be written.
@@ -192,8 +228,7 @@ class Tiers:
             used = {table.name: table.core.hottest(hottest.COUNT) for table in self.tables}
             hottest.note(self.folder, used)
 
-    def stats(self) -> dict[str, float]:
-        """What the tiers have done; see `EmbeddingCollection.stats`."""
+    def stats(self, live: Sequence[Any]) -> dict[str, float]:
         counted: dict[str, float] = dict(self.core.counters())
         used = counted["rows_used"]
         missed = counted["rows_missed"]

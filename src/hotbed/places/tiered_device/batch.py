@@ -10,15 +10,30 @@ import torch
 from torch import Tensor
 
 from hotbed import _core
-from hotbed.places.device.gradients import Origin
-from hotbed.places.tiered_device.spaces import host_memory
 from hotbed.errors import StorageError
 from hotbed.inputs.bags import Bags
 from hotbed.ops.gpu.pool import FeatureSlots
+from hotbed.ops.gpu.recording import use
 from hotbed.ops.gpu.transpose import TransposedIndex, with_chunks
+from hotbed.places.device.batch import DeviceResolved
+from hotbed.places.device.gradients import Origin
+from hotbed.places.device.inputs import bring_weights
 from hotbed.places.host.batch import core_batch
+from hotbed.places.tiered.tiers import Tiers
+from hotbed.places.tiered_device.spaces import Side, host_memory
+from hotbed.table.lookups import Call
+from hotbed.trace import span
 
-__all__ = ["TieredBatch"]
+__all__ = ["TieredBatch", "arrived"]
+
+
+def arrived(batch: TieredBatch, call: Call, device: torch.device) -> DeviceResolved:
+    """A batch of tables in tiers, which has its slots, when it has come to the device."""
+    use(call.live)
+    weights = [bring_weights(bag.weights, device) for bag in call.bags]
+    with span("bring the batch"):
+        features = batch.features(weights)
+    return DeviceResolved(call, device, weights, features, batch)
 
 
 class TieredBatch:
@@ -28,11 +43,18 @@ class TieredBatch:
     `admit` on its thread; `resolve` and what follows are for the training thread.
     """
 
-    def __init__(self, live: Sequence[Any], table_of: Sequence[int], bags: Sequence[Bags]) -> None:
+    def __init__(
+        self,
+        live: Sequence[Any],
+        table_of: Sequence[int],
+        bags: Sequence[Bags],
+        tiers: Tiers,
+        side: Side,
+    ) -> None:
         self._live, self._table_of = list(live), list(table_of)
         self._given = list(bags)
         self._known = [_memory_on_device(bag) for bag in bags]
-        self._side = live[0].place.side
+        self._tiers, self._side = tiers, side
         self._rounds = any(table.spec.dtype.itemsize == 2 for table in live)
         self._frozen: frozenset[int] = frozenset()
         self._written: tuple[tuple[Any, Tensor], ...] | None = None
@@ -129,7 +151,7 @@ class TieredBatch:
             try:
                 self._core.seat()
             except StorageError as error:
-                raise self._live[0].place.tiers.over_budget(error) from None
+                raise self._tiers.over_budget(error) from None
             sent = _Sent(self._core, self._bags, self._side, True)
             sent.arrive(self._side)
             self._take_index(sent)

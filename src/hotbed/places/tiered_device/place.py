@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
 from hotbed import _core
-from hotbed.places.device.batch import DeviceResolved, arrived
-from hotbed.places.tiered_device.spaces import Side, SpaceOnDevice, SpacesOnDevice
-from hotbed.places.tiered_device.batch import TieredBatch
 from hotbed.errors import TableError
 from hotbed.inputs.bags import Bags
 from hotbed.ops.gpu.rows import NO_SLOT
 from hotbed.ops.gpu.update import DevicePlanes
-from hotbed.places.device.on_device import OnDevice, remedy_on_device
-from hotbed.places.tiered.place import Tiered
+from hotbed.places.device.batch import DeviceResolved
+from hotbed.places.device.on_device import DeviceLookups, OnDevice, remedy_on_device
 from hotbed.places.tiered.batch import resolve_in_tiers
-from hotbed.storage import Storage
-from hotbed.table.place import Call, Place
-from hotbed.tables import Table
+from hotbed.places.tiered.place import Tiered
 from hotbed.places.tiered.tiers import Tiers
+from hotbed.places.tiered_device.batch import TieredBatch, arrived
+from hotbed.places.tiered_device.spaces import Side, SpaceOnDevice, SpacesOnDevice
+from hotbed.storage import Storage
+from hotbed.table.lookups import Call
+from hotbed.table.place import Place
+from hotbed.table.records import Records
+from hotbed.tables import Table
 
 __all__ = ["TieredOnDevice", "place_on", "refuse_tiered"]
 
@@ -40,7 +42,48 @@ def place_on(
 ) -> tuple[SpacesOnDevice, Callable[[_core.Table, Table], Place]]:
     """Planes on a device, and what makes places of them; for `Tiers.move_to`."""
     spaces = SpacesOnDevice(device)
-    return spaces, lambda core, spec: TieredOnDevice(core, spec, tiers, spaces.side)
+    lookups = DeviceTiers(tiers, spaces.side)
+    return spaces, lambda core, spec: TieredOnDevice(core, spec, lookups)
+
+
+class DeviceTiers(DeviceLookups):
+    """Tables of one group whose rows lie in tiers, the uppermost of them a device's memory."""
+
+    def __init__(self, tiers: Tiers, side: Side) -> None:
+        super().__init__(side.device)
+        self.tiers: Tiers = tiers
+        self.side = side
+
+    @property
+    def where(self) -> str:
+        return f"the tiers of a Storage on {self.device}"
+
+    def allocate(self, live: Sequence[Any]) -> None:
+        self.tiers.allocate(live)
+
+    def are_allocated(self, live: Sequence[Any]) -> bool:
+        return self.tiers.are_allocated(live)
+
+    def records(
+        self, live: Sequence[Any], *, states: bool, current: bool
+    ) -> Iterator[tuple[int, Records]]:
+        return self.tiers.records(live, states=states, current=current)
+
+    def stats(self, live: Sequence[Any]) -> dict[str, float]:
+        return self.tiers.stats(live)
+
+    def flush(self, live: Sequence[Any]) -> None:
+        self.tiers.flush(live)
+
+    def note_hottest(self, live: Sequence[Any]) -> None:
+        self.tiers.note_hottest(live)
+
+    def make_batch(self, live: Sequence[Any], table_of: Sequence[int], bags: Sequence[Bags]) -> Any:
+        return TieredBatch(live, table_of, bags, self.tiers, self.side)
+
+    def resolve(self, call: Call) -> DeviceResolved:
+        batch, _, _ = resolve_in_tiers(self, call)
+        return arrived(batch, call, self.device)
 
 
 class TieredOnDevice(OnDevice, Tiered):
@@ -52,18 +95,11 @@ class TieredOnDevice(OnDevice, Tiered):
     padding_slot = NO_SLOT
     """Padding has none."""
 
-    def __init__(self, core: _core.Table, spec: Table, tiers: Tiers, side: Side) -> None:
-        super().__init__(core, spec, tiers)
-        self.side, self.device = side, side.device
+    def __init__(self, core: _core.Table, spec: Table, lookups: DeviceTiers) -> None:
+        super().__init__(core, spec, lookups)
+        self.side = lookups.side
 
     # -- lookups ---------------------------------------------------------------------------------
-
-    def make_batch(self, live: Sequence[Any], table_of: Sequence[int], bags: Sequence[Bags]) -> Any:
-        return TieredBatch(live, table_of, bags)
-
-    def resolve(self, call: Call) -> DeviceResolved:
-        batch, _, _ = resolve_in_tiers(self, call)
-        return arrived(batch, call)
 
     @property
     def space(self) -> SpaceOnDevice:
