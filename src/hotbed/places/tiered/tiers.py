@@ -115,7 +115,7 @@ class Tiers(CoreLookups):
             return
         with alone(tables):
             if any(table.core.homeless for table in tables):  # nobody else was faster
-                self._lay_out(tables, "an optimizer was made")
+                self._lay_out(tables, "a table or an optimizer was made")
 
     def _lay_out(self, tables: list[LiveTable], why: str, *, again: bool = False) -> None:
         self.close_window()
