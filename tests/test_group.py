@@ -158,7 +158,7 @@ def test_copies_and_pickles_share_a_group_of_their_own() -> None:
 
 
 def test_layers_without_a_storage_join_one_group(tmp_path: Path) -> None:
-    layers = [hb.Embedding(9, 2), nn.Embedding(9, 2), hb.EmbeddingBag(9, 2)]
+    layers: list[Any] = [hb.Embedding(9, 2), nn.Embedding(9, 2), hb.EmbeddingBag(9, 2)]
     collection = hb.EmbeddingCollection.from_layers(layers)
     assert len(collection.group.tables) == 3
     assert layers[0].group is layers[2].group is collection.group

@@ -1,23 +1,15 @@
-"""What every place of rows does."""
+"""Where the rows of a table lie: the type that every place has."""
 
 from __future__ import annotations
 
-import abc
-from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from hotbed import _core
-from hotbed.errors import OptimizerError, TableError
-from hotbed.table.by_slot import OPEN_ROWS
-from hotbed.table.clipping import Gradient, gradient_of
-from hotbed.table.gradients import WaitingGradient
-from hotbed.table.handles import FollowingHandle, Handle, OpenHandle
 from hotbed.table.lookups import Lookups
-from hotbed.table.part import Part
-from hotbed.table.records import Records, gather_states, gather_weights
+from hotbed.table.protocols import HandleOfTable, LocalShards, Relocation, RowCopies, StepState
 from hotbed.tables import Table
 
 __all__ = ["ON_HOST", "Place"]
@@ -28,7 +20,7 @@ ON_HOST = "host"
 """Rows that the core computes on take their step together."""
 
 
-class Place(abc.ABC):
+class Place(HandleOfTable, RowCopies, LocalShards, StepState, Relocation):
     """Where the rows of one table lie, and all that depends on it.
 
     Ids that it is given are (n,) int64 on the host, and were checked.
@@ -49,7 +41,6 @@ class Place(abc.ABC):
         recorded_on: the device on which a step over its rows can become a graph; None: it cannot.
     """
 
-    rows_move = False
     stepped: Any = ON_HOST
     unscales = False
     recorded_on: torch.device | None = None
@@ -69,51 +60,6 @@ class Place(abc.ABC):
     def join(self, live: Any) -> None:
         """Told once of the table that is here."""
 
-    # -- the handle ------------------------------------------------------------------------------
-
-    @property
-    def aliased(self) -> bool:
-        return False
-
-    def handle_kind(self, follows: bool) -> type[Handle]:
-        """`follows`: whether rows that no batch touches may be behind the steps taken."""
-        if not self.aliased:
-            return OpenHandle
-        return FollowingHandle if follows else Handle
-
-    def handle_data(self) -> Tensor:
-        """What the handle has as its data."""
-        rows = OPEN_ROWS if self.spec.rows is None or self.rows_move else self.spec.rows
-        nothing = torch.full((), float("nan"), dtype=self.spec.compute_dtype, device=self.device)
-        return nothing.expand(rows, self.spec.dim)
-
-    def nothing_waiting(self) -> WaitingGradient:
-        """What is to keep gradients."""
-        return WaitingGradient()
-
-    def slots_of(self, grad: Tensor, origins: Sequence[Any]) -> Tensor:
-        """(n,) int64 slots of the rows of a gradient that autograd or the user has made.
-
-        Args:
-            origins: the batches that it comes from, as far as that is known.
-
-        Raises:
-            OptimizerError: its rows could be anywhere.
-        """
-        if grad.is_sparse:
-            return grad._indices()[0]
-        if self.spec.rows is None or self.rows_move:
-            kind = "is dynamic" if self.spec.rows is None else "lies in tiers"
-            raise OptimizerError(
-                f"Table {self.core.name!r} {kind} and has a dense gradient: the loss used its parameter "
-                "directly. Use the vectors that forward returns."
-            )
-        return torch.arange(self.spec.rows, device=self.device)
-
-    def gradients_of(self, tables: Sequence[Any]) -> list[Gradient | None]:
-        """For clipping: of tables in places of an equal `stepped`; None where there is none."""
-        return [gradient_of(live.parameter) for live in tables]
-
     # -- the barrier -----------------------------------------------------------------------------
 
     def changing(
@@ -129,193 +75,3 @@ class Place(abc.ABC):
             slots: or their slots; neither: any row may change.
         """
         self.changed = True
-
-    # -- rows as they are seen from outside ------------------------------------------------------
-
-    def set_key(self, key: int) -> None:
-        """First values come from another key; rows that are stored stay as they are."""
-        self.core.set_key(key)
-
-    def weights(self) -> Tensor:
-        """(rows, dim) the plane itself, by slot; where all rows have slots that stay."""
-        raise TableError(f"Table {self.core.name!r} has no plane of its own.")
-
-    def ids(self) -> Tensor:
-        """(rows,) int64, on the host: of a static table all, else those that are stored."""
-        if self.spec.rows is not None:
-            return torch.arange(self.spec.rows, device="cpu")
-        return self.core.stored_ids()
-
-    @abc.abstractmethod
-    def read(self, ids: Tensor) -> Tensor:
-        """(n, dim) rows, wherever they are at hand; an id without a row reads its first value."""
-
-    @abc.abstractmethod
-    def records(self, *, states: bool = True, current: bool = True) -> Iterator[Records]:
-        """All rows that are stored, each once, in the order in which they lie, some megabytes at a time.
-        A static table in tiers stores those that a batch or an assignment has touched; if steps have
-        moved others too (``untouched="exact"``), they come last, where `current`.
-
-        Rows must not change until it is exhausted or closed, and rows of tiers do not move: who calls
-        holds the tables.
-
-        Args:
-            states: whether states come along.
-            current: as the last step has left them; else as they are stored, with the steps up to which
-                they are current (``untouched="exact"``).
-
-        Raises:
-            StorageError: rows cannot be read.
-        """
-
-    @abc.abstractmethod
-    def write(self, records: Records) -> None:
-        """Overwrites rows, and gives ids of a dynamic table that have none one. Of duplicates the last
-        wins. Whole records (weights, and states if the table has some) are written without reading what
-        they overwrite.
-
-        Raises:
-            OutOfMemory: nothing has changed.
-            StorageError: of rows in tiers some may be written, each of them whole.
-        """
-
-    def assign(self, ids: Tensor, values: Tensor) -> None:
-        """(n, dim) values into the rows of n ids; as `write`."""
-        self.write(Records(ids, values))
-
-    def refuse_copy_beyond_memory(self, purpose: str) -> None:
-        """Raises TableError where a copy of all rows and ids does not fit in memory."""
-        needed = int(self.core.size) * (self.spec.dim * self.spec.dtype.itemsize + 16)
-        free = _core.available_memory()
-        if needed > free:
-            raise TableError(
-                f"Table {self.core.name!r}: {purpose} would copy {needed} bytes, and {free} are free; "
-                "it is meant for tables that fit twice in memory. Read a part of the rows with lookup(ids)."
-            )
-
-    def all_rows(self, *, everywhere: bool = True) -> tuple[Tensor, Tensor] | None:
-        """A copy of all rows as the last step has left them: (n,) ids, rising, and weights (n, dim).
-
-        Args:
-            everywhere: whether each process that shares them gets it; else None comes back on some.
-        """
-        ids = self.ids()
-        ids = ids.sort().values if self.spec.rows is None else ids
-        return ids, gather_weights(self, ids)
-
-    def all_states(self) -> tuple[Tensor, Sequence[Tensor]] | None:
-        """A copy of all optimizer states: (n,) ids of stored rows, rising, and states in the order of the
-        rule; None on some of the processes that share them.
-
-        Raises:
-            OptimizerError: it does not fit in memory.
-        """
-        ids = self.core.stored_ids()
-        width = sum(self.core.state_widths()) * self.spec.compute_dtype.itemsize
-        needed, free = len(ids) * (width + 16), _core.available_memory()
-        if needed > free:
-            raise OptimizerError(
-                f"Table {self.core.name!r}: a state_dict would copy {needed} bytes of optimizer state and "
-                f"{free} are free; it is meant for tables that fit twice in memory."
-            )
-        return ids, gather_states(self, ids)
-
-    def count(self) -> int:
-        """Rows that there are."""
-        return int(self.core.size)
-
-    def tables_here(self, live: Any) -> list[Any]:
-        """Tables of this process that its table, `live`, is made of."""
-        return [live]
-
-    def tables_to_save(self, live: Any) -> list[Any]:
-        """Of these the ones whose rows this process saves, so that all processes together save each once."""
-        return [live]
-
-    def parts(self, live: Any, ids: Tensor, rows: Tensor) -> Iterator[tuple[Any, Tensor, Tensor]]:
-        """Tables of this process that its table, `live`, is made of, with what belongs to each of (n,) ids
-        and (n, dim) rows."""
-        yield live, ids, rows
-
-    def refuse_local_change(self, wanted: str) -> None:
-        """Raises TableError where others have copies of its rows. `wanted`: what would change those here."""
-
-    def contains(self, ids: Tensor) -> Tensor:
-        """(n,) bool: which ids have a row. A static table has those of all ids in [0, rows)."""
-        found = torch.empty(len(ids), dtype=torch.bool, device="cpu")
-        self.core.contains(ids.data_ptr(), len(ids), found.data_ptr())
-        return found
-
-    def erase(self, ids: Tensor) -> int:
-        """Forgets the rows of distinct ids, those that there are: how many. Other rows of a dynamic table may
-        get other slots; those of a static one are as if no batch had had them."""
-        return int(self.core.erase(ids.data_ptr(), len(ids)))
-
-    @abc.abstractmethod
-    def forget(self) -> None:
-        """Every row is its first value again; a dynamic table is empty."""
-
-    @abc.abstractmethod
-    def memory(self) -> dict[str, int]:
-        """Bytes by what they hold, wherever that lies."""
-
-    # -- states ----------------------------------------------------------------------------------
-
-    def refuse_exact(self, optimizer: str) -> None:
-        """Raises OptimizerError where rows that no batch touches cannot be brought up to date."""
-
-    def refuse_rule(self, optimizer: str, options: Any, *, fused: bool) -> None:
-        """Raises OptimizerError where rows cannot be stepped by a rule, or not during backward."""
-
-    def make_states(self, rule: Any) -> None:
-        """Makes the states of a rule that the core has taken, at their first values; None: there are
-        none."""
-
-    @abc.abstractmethod
-    def reset_states(self, rule: Any, firsts: Sequence[float]) -> None:
-        """Gives all rows the first values of their states."""
-
-    def restart(self, rule: Any, steps: int, base: Sequence[float], last: Any) -> None:
-        """The rule has taken so many steps; see the core's."""
-        rule.restart(steps, base, last)
-
-    def make_part(self, optimizer: Any, tables: Sequence[Any]) -> Part:
-        """What an optimizer's tables in places of an equal ``stepped`` do in a step; where that is not
-        `ON_HOST`."""
-        raise NotImplementedError
-
-    # -- moving ----------------------------------------------------------------------------------
-
-    def refuse_to_share(self) -> None:
-        """Raises TableError where its rows cannot be handed out to ranks."""
-
-    def give_up(self, live: Any) -> None:
-        """Its rows will lie elsewhere."""
-        self.core.release_rows()
-
-    @abc.abstractmethod
-    def for_copy(
-        self, memo: dict[int, Any] | None
-    ) -> tuple[Callable[[Table, int], Place], Callable[[Any], None] | None]:
-        """What makes the place of a copy of the table, and what brings it to where it belongs when it has
-        its rows. `memo`: of deepcopy; None: both are to be pickled.
-
-        Raises:
-            TableError: there cannot be one.
-        """
-
-    @abc.abstractmethod
-    def refuse_device(self, device: torch.device, by_kernels: Any) -> None:
-        """Raises TableError where its rows cannot lie on a device, whatever its memory. `by_kernels`: the
-        places there."""
-
-    @abc.abstractmethod
-    def move_to_device(self, live: Any, device: torch.device, by_kernels: Any) -> None:
-        """Brings rows and states to a device, and has the table adopt its new place.
-
-        Raises:
-            TableError, OutOfMemory: they cannot lie there; all is as it was.
-        """
-
-    def move_to_host(self, live: Any) -> None:
-        """The way back, if they lie elsewhere."""
