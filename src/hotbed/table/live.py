@@ -1,32 +1,18 @@
-"""A live table: its place, and the handle parameter through which torch sees it.
-
-The handle is what ``model.parameters()`` yields and what carries the gradient: a sparse COO tensor
-over slots, (slots (1, n), values (n, dim)). Where a place has a plane whose slots are ids, the handle
-aliases it, so it can be read, printed and initialised like any parameter. Else it has the table's dim
-and more rows than can be, without memory of its own; reading or writing it raises.
-"""
+"""A live table: its rows as they are seen from outside."""
 
 from __future__ import annotations
 
-import dataclasses
-import threading
-import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hotbed.errors import HotbedError
 from hotbed.table import checks
 from hotbed.table.copies import copied, pickled
-from hotbed.table.gradients import plain_access
-from hotbed.table.handles import Handle
 from hotbed.table.holds import alone, reading
-from hotbed.table.home import Home
-from hotbed.table.place import Place
 from hotbed.table.records import Records, records_of
-from hotbed.tables import COMBINERS, Table
+from hotbed.table.with_handle import TableWithHandle, being_made, every
 
 __all__ = ["LiveTable", "live_table", "live_tables"]
 
@@ -34,173 +20,9 @@ _ROWS_AT_ONCE = 1 << 20
 
 _CPU = torch.device("cpu")
 
-_live_tables: weakref.WeakSet[LiveTable] = weakref.WeakSet()
-_of_live_tables = threading.Lock()
 
-
-class LiveTable:
-    """One table with its memory. Made by the modules; users meet it through them.
-
-    Attributes:
-        spec: the description it was made from.
-        compute_dtype: of gradients and vectors.
-        combiner: the core's number of spec.combiner.
-        group: the `hotbed.Group` of its module; None: it is a shard of another table.
-        place: where its rows lie.
-        core: the compiled table.
-        address: of the handle's data, unless the user replaced them.
-        shape: of the handle.
-        generation: how often rows were forgotten or erased; slots of an earlier one mean nothing.
-        optimizer: the Hotbed optimizer that drives the table, or None (a weak reference call).
-        complaint: set where another optimizer stepped past a gradient of this table; the next
-            training forward raises it.
-        failed_load: where hotbed.load failed after it had begun to change the model: how. Until a load
-            succeeds, rows are neither looked up nor stepped, saved or copied.
-        rule: the core's hold of the optimizer whose states the table has, or None.
-        follows: whether rows that no batch touches follow a dense optimizer, and so may be behind it.
-        fused_update: set by an optimizer with ``fused=True``: steps the table in backward, which then
-            leaves no gradient.
-    """
-
-    def __init__(
-        self,
-        spec: Table,
-        key: int,
-        home: Home,
-        *,
-        group: Any = None,
-        requires_grad: bool = True,
-    ) -> None:
-        """`home`: as `hotbed.places.moves.home_of` gives it."""
-        self.group = group
-        self.spec = spec
-        self.compute_dtype = spec.compute_dtype
-        self.combiner = COMBINERS.index(spec.combiner or "none")
-        self.place = home(spec, key)
-        self.core = self.place.core
-        self._requires_grad = requires_grad
-        self._parameter: weakref.ref[Handle] | None = None
-        self._rule: Any = None
-        self.follows = False
-        self._data = self.place.handle_data()
-        self.address, self.shape = self._data.data_ptr(), self._data.shape
-        self.generation = 0
-        self._optimizer: weakref.ref[Any] | None = None
-        self._seen = 0  # of torch's count of changes to the handle
-        self.complaint: HotbedError | None = None
-        self.failed_load = ""
-        self.fused_update: Any = None
-        with _of_live_tables:
-            _live_tables.add(self)
-        self.place.join(self)
-        if group is not None:
-            group.take(self)
-
-    @property
-    def parameter(self) -> Handle:
-        """The handle. It keeps the table, not the table it: a model that goes takes its tables along."""
-        handle = None if self._parameter is None else self._parameter()
-        if handle is None:
-            kind = self.place.handle_kind(self.follows)
-            handle = kind(self._data, requires_grad=self._requires_grad)
-            handle.hotbed_table = self
-            if handle.dtype != self.compute_dtype:
-                handle.grad_dtype = self.compute_dtype
-            handle.waiting = self.place.nothing_waiting()
-            self._parameter = weakref.ref(handle)
-        return handle
-
-    @property
-    def rule(self) -> Any:
-        return self._rule
-
-    @rule.setter
-    def rule(self, rule: Any) -> None:
-        self._rule = rule
-        self.follows = rule is not None and bool(rule.exact)
-        self.parameter.__class__ = self.place.handle_kind(self.follows)
-        self.place.make_states(rule)
-
-    @property
-    def name(self) -> str:
-        return self.spec.name
-
-    @property
-    def key(self) -> int:
-        """64-bit table key, the seed of first values and of stochastic rounding."""
-        return int(self.core.key)
-
-    @property
-    def device(self) -> torch.device:
-        """Where its vectors come out."""
-        return self.place.device
-
-    @property
-    def tiers(self) -> Any:
-        """`hotbed.places.tiered.tiers.Tiers` that its rows lie in, or None."""
-        return self.place.tiers
-
-    @property
-    def optimizer(self) -> Any:
-        return None if self._optimizer is None else self._optimizer()
-
-    @optimizer.setter
-    def optimizer(self, value: Any) -> None:
-        self._optimizer = None if value is None else weakref.ref(value)
-
-    def __len__(self) -> int:
-        return int(self.core.size)
-
-    def check_handle(self) -> None:
-        """Adopts weights that were put in place of the handle's (``p.data = ...``), and tells the place of
-        what was written into it as far as torch counts that.
-
-        Raises:
-            TableError: they do not fit; the table is as it was.
-        """
-        with plain_access():
-            if self.parameter.data_ptr() == self.address:
-                if self.parameter._version != self._seen:
-                    self._seen = self.parameter._version
-                    self.place.changing("handle")
-                return
-            data = self.parameter.data
-            self.parameter.data = self._data
-        plane = self._data
-        checks.refuse_other_layout(self.spec, data, plane)
-        self.assign(self.ids(), data)
-
-    def ready(self) -> None:
-        """What may change rows before somebody reads them; see `check_handle` and `settle`."""
-        self.check_handle()
-        self.settle()
-
-    def settle(self) -> None:
-        """Gives the rows their place, where they have none yet."""
-        self.place.lookups.allocate([self])
-
-    # -- the gradient ----------------------------------------------------------------------------
-
-    @property
-    def waiting(self) -> Any:
-        """The gradient that waits for a step. The handle keeps it, as it keeps tables."""
-        return self.parameter.waiting
-
-    @property
-    def has_gradient(self) -> bool:
-        """Whether a gradient waits for a step, without summing it."""
-        parameter = self.parameter
-        return parameter.waiting.waits(parameter)
-
-    @property
-    def owes_step(self) -> bool:
-        """Whether that gradient is one that no step has taken."""
-        return self.has_gradient and not self.parameter.waiting.is_stepped(self.parameter)
-
-    def drop_gradient(self) -> None:
-        """Forgets it, without summing it."""
-        parameter = self.parameter
-        parameter.waiting.drop(parameter)
+class LiveTable(TableWithHandle):
+    """One table with its memory, and its rows as they are seen from outside."""
 
     # -- rows ------------------------------------------------------------------------------------
 
@@ -261,10 +83,6 @@ class LiveTable:
                         checks.refuse_absent(self.spec, ids, found)
                 return self.place.read(ids).to(wanted)
 
-    def refuse_half_loaded(self) -> None:
-        """Raises TableError where a load has failed in its middle."""
-        checks.refuse_half_loaded(self.spec, self.failed_load)
-
     def contains(self, ids: Tensor) -> Tensor:
         """(n,) bool: which of the ids have a row; see `EmbeddingCollection.contains`."""
         with self.place.ranks.telling("a search for ids"):
@@ -272,12 +90,6 @@ class LiveTable:
             with reading([self]):
                 self.hear()
                 return self.place.contains(ids)
-
-    def hear(self) -> None:
-        """Raises what an earlier step was refused for, before somebody looks at rows; or that they are half
-        loaded."""
-        self.refuse_half_loaded()
-        self.place.lookups.raise_deferred([self], wait=True)
 
     def assign(self, ids: Tensor, values: Tensor) -> None:
         """Writes rows; ids of a dynamic table that have none get one. Of duplicates the last wins.
@@ -335,11 +147,6 @@ class LiveTable:
                 self.place.changing("erase", ids=ids)
                 return self.place.erase(ids)
 
-    def rename(self, name: str) -> None:
-        """What errors, and descriptions, call the table from now on. The key stays."""
-        self.spec = dataclasses.replace(self.spec, name=name)
-        self.core.rename(name)
-
     def draw_again(self, key: int) -> None:
         """Gives every row its first value under a new key, rank 0's; a dynamic table forgets its rows."""
         self.hear()
@@ -370,20 +177,6 @@ class LiveTable:
 
     # -- moving and copying ----------------------------------------------------------------------
 
-    def adopt(self, place: Place) -> None:
-        """Rows lie elsewhere from now on; a gradient that waits is dropped."""
-        self.drop_gradient()
-        self.place.changing("move")
-        self.place, self.core = place, place.core
-        parameter = self.parameter
-        parameter.waiting = place.nothing_waiting()
-        self._data = place.handle_data()
-        self.address, self.shape = self._data.data_ptr(), self._data.shape
-        with plain_access():
-            parameter.data = self._data
-            self._seen = parameter._version
-        parameter.__class__ = place.handle_kind(self.follows)
-
     def __deepcopy__(self, memo: dict[int, Any]) -> LiveTable:
         """A second table with the same rows and key, without optimizer or gradient."""
         second: LiveTable = copied(self, memo)
@@ -395,8 +188,8 @@ class LiveTable:
 
 def live_tables() -> Iterable[LiveTable]:
     """All tables there are."""
-    with _of_live_tables:
-        return list(_live_tables)
+    with being_made:
+        return list(every)
 
 
 def live_table(parameter: Any) -> LiveTable | None:
