@@ -1,4 +1,4 @@
-"""Writes the committed results into docs/benchmarks.md: python -m tools.benchmark_tables"""
+"""Writes the committed results into docs/results.md: python -m tools.benchmark_tables"""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from benchmarks.report import NOISY_SHARE
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-PAGE = ROOT / "docs" / "benchmarks.md"
+PAGE = ROOT / "docs" / "results.md"
 SCENARIOS = (
     "step",
     "step-multihot",
