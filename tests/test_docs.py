@@ -17,16 +17,16 @@ import pytest
 import torch
 import torch.distributed as torch_dist
 from devices import DEVICE, interpret_kernels
+from public_names import docstring, public
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 import hotbed as hb
-from tools.api_reference import EXAMPLES
 
 interpret_kernels()
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
-API = ROOT / "docs" / "api.md"
+API = ROOT / "docs" / "api" / "index.md"
 PAGES = sorted([README, ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
@@ -90,11 +90,16 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 PASTED = [
     pytest.param(code, id=f"{page.relative_to(ROOT)}-{number}")
     for page in PAGES
-    if page != API
     for number, code in enumerate(blocks(page, "python", "pycon"))
 ]
 RANKS = [pasted for pasted in PASTED if "init_process_group" in str(pasted.values[0])]
-DOCSTRINGS = blocks(API, "pycon")
+EXAMPLES = {
+    name: "\n".join(re.sub(r"^(>>>|\.\.\.) ?", "", line) for line in typed)
+    for name, thing in public()
+    if (
+        typed := [li for li in docstring(name, thing).splitlines() if li.startswith((">>>", "..."))]
+    )
+}
 
 
 @pytest.mark.parametrize("code", [pasted for pasted in PASTED if pasted not in RANKS])
@@ -105,10 +110,10 @@ def test_a_pasted_block_runs(
     run(code, request.node.callspec.id)
 
 
-@pytest.mark.parametrize("number", range(len(DOCSTRINGS)))
-def test_an_example_of_the_api_runs_after_its_first_lines(number: int) -> None:
-    assert blocks(API, "python")[0] == EXAMPLES
-    run(DOCSTRINGS[number], f"api.md, {number}", run(EXAMPLES, "api.md"))
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_of_the_api_runs_after_its_first_lines(name: str) -> None:
+    (begin,) = blocks(API, "python")
+    run(EXAMPLES[name], name, run(begin, "api/index.md"))
 
 
 @pytest.mark.process

@@ -207,29 +207,30 @@ class EmbeddingCollection(TablesByName):
     # -- look-ahead ------------------------------------------------------------------------------
 
     def prepare(self, inputs: Any) -> Prepared:
-        """Reads and groups a batch that a training forward will come with. Changes nothing."""
+        """Read and group a batch that a training forward will come with. Changes nothing."""
         return Prepared(inputs, self._live, self._table_of, list(self.features), self._read)
 
     @property
     def tiers(self) -> Tiers | None:
-        """What the tables have below the memory that computes, or None."""
+        """Tiers below the memory that computes, or None."""
         tiers: Tiers | None = self._live[0].tiers
         return tiers
 
     @property
     def has_tiers(self) -> bool:
-        """Whether rows in this process lie in tiers; of a distributed collection those of its shards here."""
+        """True if rows in this process lie in tiers; of a distributed collection, rows of its shards here."""
         return any(own.tiers is not None for own in self._tables_here())
 
     def _tables_here(self) -> list[LiveTable]:
         return [own for t in self._owned.values() for own in t.place.tables_here(t)]
 
     def required(self, inputs: Any, depth: int = 2) -> dict[str, int]:
-        """Bytes that ``Storage(host=..., ssd=...)`` must have for batches like this one, by part and in
-        ``"total"``: ``rows`` of ``depth`` + 1 such batches with their optimizer states, their
-        ``bookkeeping``, rows that are ``moving``, queues and write ``buffers`` and ``index`` of the SSD,
-        ``announced`` ids; ``other_rows`` are slots that tables with other records get beside them. Of a
-        collection with ``Storage(device=...)`` it is the device's budget.
+        """Return the bytes that ``Storage(host=..., ssd=...)`` needs for batches like this one.
+
+        The total is in ``"total"``. Its parts are ``rows`` of ``depth`` + 1 such batches with their
+        optimizer states, their ``bookkeeping``, rows that are ``moving``, queues and write ``buffers`` and
+        ``index`` of the SSD, ``announced`` ids, and ``other_rows``: slots that tables with other records get
+        beside them. For ``Storage(device=...)`` it is the device's budget.
 
         Call it after the optimizer is made, whose states count; the collection's own budget, if any, does
         not matter. A loop that calls ``zero_grad()`` only before ``backward()`` holds one batch more, and
@@ -268,12 +269,11 @@ class EmbeddingCollection(TablesByName):
         return here[0].place.stats(here) if here else {}
 
     def flush(self) -> None:
-        """Writes every row that the lowest tier lacks, and to the disk, for looking at it with
-        ``hotbed inspect``."""
+        """Write every row that the lowest tier lacks to the disk, where ``hotbed inspect`` can read it."""
         self._live[0].place.flush()
 
     def hottest(self, name: str, count: int = hottest.COUNT) -> list[hottest.Used]:
-        """The most used ids of a table as (id, uses, excess), wherever their rows lie.
+        """Return the most used ids of a table as (id, uses, excess), wherever their rows lie.
 
         A use is an occurrence in a batch of training, padding aside. An id was used at most ``uses``
         times and at least ``uses - excess`` times; one that is missing was used no more often than

@@ -78,8 +78,9 @@ class Embedding(OneTable):
         scale_grad_by_freq: bool = False,
         sparse: bool = True,
     ) -> Embedding:
-        """A layer with these (rows, dim) weights (a tensor, a NumPy array, lists), copied; frozen by
-        default, as torch's.
+        """Return a layer with a copy of these weights, frozen by default as torch's.
+
+        ``embeddings``: (rows, dim), a tensor, a NumPy array or lists.
 
         Raises:
             TableError, InputError: they are no such weights.

@@ -85,8 +85,9 @@ class EmbeddingBag(OneTable):
         include_last_offset: bool = False,
         padding_idx: int | None = None,
     ) -> EmbeddingBag:
-        """A layer with these (rows, dim) weights (a tensor, a NumPy array, lists), copied; frozen by
-        default, as torch's.
+        """Return a layer with a copy of these weights, frozen by default as torch's.
+
+        ``embeddings``: (rows, dim), a tensor, a NumPy array or lists.
 
         Raises:
             TableError, InputError: they are no such weights.

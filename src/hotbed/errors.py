@@ -1,4 +1,4 @@
-"""What Hotbed raises. Every message names the table or feature, the offending value and the remedy."""
+"""Errors that Hotbed raises. Every message names the table or feature, the offending value and the remedy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = [
 
 
 class HotbedError(Exception):
-    """Base of everything that Hotbed raises on purpose."""
+    """Base of every error that Hotbed raises on purpose."""
 
 
 class InputError(HotbedError, ValueError):
@@ -37,8 +37,7 @@ class TableError(HotbedError, ValueError):
 
 
 class OptimizerError(HotbedError, RuntimeError, ValueError):
-    """A table that is driven by the wrong optimizer, by none, or by two; or an option that cannot be
-    honoured."""
+    """A table driven by the wrong optimizer, by none or by two; or an option that cannot be honoured."""
 
 
 class NotFiniteError(HotbedError, ArithmeticError):
@@ -46,7 +45,7 @@ class NotFiniteError(HotbedError, ArithmeticError):
 
 
 class PlanError(HotbedError, ValueError):
-    """A plan that cannot be: a shard that fits no rank, table or memory; a file that tells of none.
+    """An impossible plan: a shard that fits no rank, table or memory; a file without a plan.
 
     ``remedies`` are, where memory does not suffice, changes with which it would; see `hotbed.plan`.
     """

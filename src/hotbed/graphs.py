@@ -27,7 +27,7 @@ MOST = 4
 
 
 def graphed(step: Callable[..., Any], optimizer: TableOptimizer) -> StepGraphs:
-    """Makes a training step a CUDA graph: the host launches it at one stroke, not kernel by kernel.
+    """Make a training step a CUDA graph: the host launches it at one stroke, not kernel by kernel.
 
     >>> def step(batch):
     ...     loss = loss_fn(model(batch), batch["label"])

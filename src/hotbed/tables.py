@@ -131,12 +131,12 @@ class Table:
 
     @property
     def origin(self) -> Origin:
-        """Of a whole table: its own ids and columns."""
+        """Position in the whole table: here its own ids and columns."""
         return Origin(self.rows, self.dim)
 
     @property
     def columns(self) -> slice:
-        """Those of the whole table that it has."""
+        """Columns of the whole table that this part has."""
         return slice(self.origin.column, self.origin.column + self.dim)
 
     def __post_init__(self) -> None:
@@ -188,7 +188,7 @@ class Table:
         self.distribution()
 
     def distribution(self) -> initializers.Distribution:
-        """What first values are drawn from.
+        """Return the distribution that first values are drawn from.
 
         Raises:
             TableError: the initializer is none, or needs a number of rows that the table has not.

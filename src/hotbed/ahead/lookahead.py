@@ -36,7 +36,7 @@ def lookahead(
     *,
     inputs: Inputs | None = None,
 ) -> Lookahead[T]:
-    """Wraps a loader: the same batches in the same order with the same results, sooner.
+    """Wrap a loader: the same batches in the same order with the same results, sooner.
 
     Of the next `horizon` batches the ids are known, so that rows that will come again are kept. Of
     the next `depth` batches every row is brought up and stays until the batch is used. Both happen on

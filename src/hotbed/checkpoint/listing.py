@@ -32,8 +32,10 @@ class Checkpoint(NamedTuple):
 
 
 def list(path: str | os.PathLike[str]) -> Sequence[Checkpoint]:
-    """Lists checkpoints in the order in which they were completed; the last complete one is what
-    `hotbed.load` reads. Bytes of rows are not read: ``hotbed checkpoint verify --all`` does that.
+    """List checkpoints in the order in which they were completed.
+
+    `hotbed.load` reads the last complete one. Bytes of rows are not read:
+    ``hotbed checkpoint verify --all`` does that.
 
     Args:
         path: a folder of checkpoints, or one of them. None are in a folder that is not there.

@@ -40,7 +40,7 @@ __all__ = ["Restored", "load", "load_model"]
 
 
 class Restored(NamedTuple):
-    """What `load` has read."""
+    """Result of `load`."""
 
     path: str
     """The folder of the checkpoint."""
@@ -62,7 +62,7 @@ def load(
     strict: bool = True,
     rename: Mapping[str, str] | None = None,
 ) -> Restored:
-    """Reads a checkpoint into a model of the same tables, wherever rows lay and will lie.
+    """Read a checkpoint into a model of the same tables, wherever rows lay and will lie.
 
     Rows come into static and dynamic tables, tiers, devices and parts alike; but those that are behind
     their optimizer (``untouched="exact"``) not to a device. Those of another dtype are rounded to the
@@ -122,7 +122,7 @@ def load(
 def load_model(
     path: str | os.PathLike[str], *, storage: Storage | None = None, device: Any = None
 ) -> nn.Module:
-    """Makes the model of a checkpoint, one of `hotbed.models`, and reads it; in evaluation mode.
+    """Make the model of a checkpoint, one of `hotbed.models`, and read it; in evaluation mode.
 
     Args:
         path: a checkpoint, or a folder of them, of which the latest is read.

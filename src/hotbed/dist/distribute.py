@@ -65,8 +65,10 @@ def distribute(
     shared_memory: bool = True,
     ddp: Mapping[str, Any] | None = None,
 ) -> nn.Module:
-    """Trains one model by all processes of the default process group: each keeps a part of the tables, and
-    all have the dense layers alike. Called by all ranks, before an optimizer is made.
+    """Train one model by all processes of the default process group.
+
+    Each keeps a part of the tables, and all have the dense layers alike. All ranks call this, before an
+    optimizer is made.
 
     >>> torch.distributed.init_process_group("gloo")     # under torchrun
     >>> model = hb.distribute(hb.models.DLRM(["item"]))

@@ -132,16 +132,16 @@ class OneTable(TableOwner):
 
     @property
     def dtype(self) -> torch.dtype:
-        """What rows are stored as, and vectors come out as."""
+        """Dtype of stored rows and of the vectors that come out."""
         return self._live.spec.dtype
 
     @property
     def padding_idx(self) -> int | None:
-        """The id that stands for "nothing", or None."""
+        """Id that stands for "nothing", or None."""
         return self._live.spec.padding_idx
 
     def reset_parameters(self) -> None:
-        """Gives every row a new first value; a dynamic table forgets its rows."""
+        """Give every row a new first value; a dynamic table forgets its rows."""
         self._live.draw_again(derive_key(None, self._live.name))
 
     # After hotbed.distribute these are called by all ranks.
@@ -151,15 +151,15 @@ class OneTable(TableOwner):
         return self._live.place.count()
 
     def lookup(self, ids: Any, *, missing: Missing = "initial") -> Tensor:
-        """(n, dim) rows of (n,) ids; see `EmbeddingCollection.lookup`."""
+        """Return the (n, dim) rows of (n,) ids; see `EmbeddingCollection.lookup`."""
         return self._live.lookup(ids, missing)
 
     def contains(self, ids: Any) -> Tensor:
-        """(n,) bool: which of (n,) ids have a row; see `EmbeddingCollection.contains`."""
+        """Return (n,) bool: True for each id that has a row; see `EmbeddingCollection.contains`."""
         return self._live.contains(ids)
 
     def erase(self, ids: Any) -> int:
-        """Forgets the rows of (n,) ids, and returns how many went; see `EmbeddingCollection.erase`."""
+        """Forget the rows of (n,) ids and return how many went; see `EmbeddingCollection.erase`."""
         return self._live.erase(ids)
 
     def _vectors(self, bags: Bags) -> Tensor:

@@ -28,16 +28,16 @@ class Step(NamedTuple):
 
 
 class Callback:
-    """Something to be told about a run. Override what is wanted."""
+    """Base of objects that `fit` calls during a run. Override the methods that you need."""
 
     def on_start(self, model: nn.Module) -> None:
-        """Before the first batch is asked for."""
+        """Run before the first batch is asked for."""
 
     def on_step(self, step: Step) -> None:
-        """After each optimizer step."""
+        """Run after each optimizer step."""
 
     def on_epoch(self, epoch: int) -> None:
-        """After the last step of an epoch (from 1) that was not cut short."""
+        """Run after the last step of an epoch (from 1) that was not cut short."""
 
     def on_end(self) -> None:
-        """Once, also after an error."""
+        """Run once at the end, also after an error."""
