@@ -212,7 +212,7 @@ void bind_log(nb::module_& module) {
       .def_prop_ro("reads", &IoFaults::reads);
 
   nb::class_<RowLog>(module, "RowLog",
-                     "csrc/row_log.hpp. Keys are arrays of table numbers (int32) and ids (int64), "
+                     "csrc/log/row_log.hpp. Keys are arrays of table numbers (int32) and ids (int64), "
                      "records (keys, record bytes) of uint8, found (keys,) of bool. Thread-safe.")
       .def_static("create", &create, "path"_a, "stores"_a, "segment_bytes"_a = uint64_t{64} << 20,
                   "space_ratio"_a = 1.5, "append_bytes"_a = uint64_t{8} << 20,

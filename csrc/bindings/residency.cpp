@@ -87,7 +87,7 @@ void bind_residency(nb::module_& module) {
       .def_ro("slots_needed", &Moves::slots_needed);
 
   nb::class_<Residency>(module, "Residency",
-                        "Which rows have which slot of a pool (csrc/residency.hpp). Parts are "
+                        "Which rows have which slot of a pool (csrc/tiers/residency.hpp). Parts are "
                         "(table, address of distinct int64 ids, how many). One user at a time.")
       .def(
           "__init__",
