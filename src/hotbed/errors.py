@@ -73,11 +73,11 @@ class StorageError(HotbedError, OSError):
     needed: int = 0
     path: str = ""
     needs: Sequence[tuple[int, int]] = ()
-    """The core's: what each row space would need for a batch that did not fit."""
+    """For a batch that did not fit: what each row space would need. The core sets it."""
     budget: str | None = None
-    """The core's: which budget is too small for any layout, "host" or "compute"."""
+    """Budget that is too small for any layout, "host" or "compute". The core sets it."""
     parts: Mapping[str, int] | None = None
-    """The core's: what that budget would be spent on, in bytes."""
+    """Bytes that the budget would be spent on, by part. The core sets it."""
 
 
 _core.register_out_of_memory(OutOfMemory)

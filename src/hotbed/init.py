@@ -149,7 +149,7 @@ class Normal:
     """Normal with mean ``mean`` and standard deviation ``std``.
 
     float64 rows reach 8.2 standard deviations from the mean, the other dtypes 6.2: the tail
-    beyond has a probability of 2**-53 and 2**-32.
+    beyond has a probability of ``2**-53`` and ``2**-32``.
     """
 
     mean: float = 0.0

@@ -43,13 +43,14 @@ class Restored(NamedTuple):
     """Result of `load`."""
 
     path: str
-    """The folder of the checkpoint."""
+    """Folder of the checkpoint."""
     step: int
     missing: list[str]
     """Tables, tensors and others that the model has and the checkpoint has not: as they were, but states of
     rows start anew."""
     unexpected: list[str]
-    """Those that the checkpoint has and the model has not, or that were not given; not read."""
+    """Tables, tensors and others that the checkpoint has and the model has not, or that were not given.
+    They are not read."""
 
 
 def load(
@@ -190,7 +191,7 @@ class _Loading:
         changes.are_of(self.tables.values())
 
     def of_rank(self, name: str) -> Any:
-        """What this rank has saved; or the first one, where it was not as many."""
+        """Return what this rank has saved, or the first one where there were fewer."""
         of_ranks = self.values.get("ranks", [])
         same = len(of_ranks) == self.ranks.size
         return of_ranks[self.ranks.rank][name] if same else self.values[name]

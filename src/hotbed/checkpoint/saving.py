@@ -34,12 +34,12 @@ class Saved(NamedTuple):
     """Result of `save`."""
 
     path: str
-    """The folder of the checkpoint."""
+    """Folder of the checkpoint."""
     step: int
     rows: int
-    """Of all tables."""
+    """Rows of all tables."""
     bytes: int
-    """Of all files."""
+    """Bytes of all files."""
     seconds: float
 
 

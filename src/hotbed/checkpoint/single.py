@@ -32,7 +32,7 @@ class Chunk(NamedTuple):
     states: Mapping[str, Tensor] = {}
     """(n, dim) or (n, 1) each."""
     steps: Tensor | None = None
-    """(n,) int64, of a table with ``untouched="exact"``: the step up to which each row is current."""
+    """(n,) int64, for a table with ``untouched="exact"``: the step up to which each row is current."""
 
 
 def read(path: str | os.PathLike[str], table: str) -> Iterator[Chunk]:

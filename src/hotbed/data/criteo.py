@@ -31,7 +31,7 @@ class Skipped(NamedTuple):
     """Malformed lines passed over with ``on_error="skip"``."""
 
     lines: int
-    """How many, over all DataLoader workers."""
+    """Number of lines, over all DataLoader workers."""
     examples: tuple[str, ...]
     """Messages for the first few of each worker."""
 
@@ -53,7 +53,7 @@ class CriteoLog(IterableDataset[Batch]):
         "dense"       float32 (B, 13)  log(1 + max(x, 0)) of I1..I13; missing: 0
         "C1".."C26"   int64   (B,)     rows of one contiguous (26, B) block
 
-    The ids are the hexadecimal values themselves (0 to 2**32 - 1; `criteo_ids` of their text), ready
+    The ids are the hexadecimal values themselves (0 to ``2**32 - 1``; `criteo_ids` of their text), ready
     for dynamic tables; no pass over the data builds a vocabulary. A missing value is id -1, which no
     value equals, so each column has a row of its own for it. Negative integers occur in the logs
     (-1, -2, -3 in I2) and become 0, as missing ones do.

@@ -16,13 +16,13 @@ class Position:
     """
 
     epoch: int = 1
-    """From 1: the one that is under way, or comes next."""
+    """Number of the epoch that is under way, or comes next, from 1."""
     batch: int = 0
     """Batches of that epoch that are done."""
     steps: int = 0
-    """Over all epochs."""
+    """Steps taken, over all epochs."""
     rows: int = 0
-    """Trained on, over all epochs."""
+    """Samples trained on, over all epochs."""
     random: Any = dataclasses.field(default=None, compare=False, repr=False)
     """States of random generators as the epoch began, from which a ``DataLoader`` draws its order; between
     two epochs, as the next one will begin."""

@@ -55,7 +55,7 @@ class TablesByName(TableOwner):
         """Return the handle of a table, for parameter groups.
 
         ``[{"params": [c.parameter("item")], "lr": .1}]`` is such a group. Where rows are kept by id (dynamic
-        tables, tiers, ranks), its ``shape`` only says that there is room for any id: (2**37, dim), of no
+        tables, tiers, ranks), its ``shape`` only says that there is room for any id: ``(2**37, dim)``, of no
         memory. ``numel()`` counts rows that are stored.
         """
         return self.table(name).parameter

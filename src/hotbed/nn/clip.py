@@ -79,7 +79,7 @@ def clip_grad_value_(parameters: Tensor | Iterable[Tensor], clip_value: float) -
 
 
 def _gradients(parameters: Tensor | Iterable[Tensor]) -> list[Gradient]:
-    """Those that there are, in the order of the parameters."""
+    """Return the gradients that there are, in the order of the parameters."""
     every = [parameters] if isinstance(parameters, Tensor) else list(parameters)
     together: dict[Any, list[tuple[int, Any]]] = {}  # tables whose gradients come at once
     found: list[Gradient | None] = [None] * len(every)

@@ -1,4 +1,4 @@
-"""What a kind of sharding must answer.
+"""Base of the kinds of sharding.
 
 Shapes: n ids.
 """
@@ -17,7 +17,7 @@ __all__ = ["Extent", "Kept", "Shape", "Sharding"]
 
 
 class Shape(Protocol):
-    """What of a table a kind must know; a `Table` has it."""
+    """Facts of a table that a kind must know; a `Table` has them."""
 
     @property
     def rows(self) -> int | None: ...
@@ -35,7 +35,7 @@ class Extent(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """What one rank keeps: ids ``first``, ``first + stride``, ..., columns from ``begin`` to before
+    """Shard that one rank keeps: ids ``first``, ``first + stride``, ..., columns from ``begin`` to before
     ``end``. Of a dynamic table the ids for which `owns` is true; None: all."""
 
     begin: int
@@ -49,7 +49,7 @@ class Sharding(abc.ABC):
     """A way to cut a table among ranks."""
 
     name: ClassVar[str]
-    """What files and tables call it."""
+    """Name of the kind in files and tables."""
 
     __slots__ = ()
 

@@ -64,7 +64,7 @@ class TableWise(Sharding):
     """
 
     keeper: int | None = None
-    """None: whichever the plan chooses."""
+    """Rank that keeps the table. None: whichever the plan chooses."""
 
     name: ClassVar[str] = "table"
 

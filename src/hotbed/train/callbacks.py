@@ -13,18 +13,18 @@ class Step(NamedTuple):
     """Result of one optimizer step, for callbacks."""
 
     number: int
-    """From 1, over all epochs, and over earlier runs where one goes on (`Position`)."""
+    """Number of the step, from 1, over all epochs, and over earlier runs where one goes on (`Position`)."""
     epoch: int
-    """From 1."""
+    """Number of the epoch, from 1."""
     rows: int
-    """Trained on so far, over all epochs."""
+    """Samples trained on so far, over all epochs."""
     loss: Tensor
     """Loss of this batch before the step: (), detached, on the device that computes. Reading it
     (``float(step.loss)``) waits for a device, so read it as seldom as you show it."""
     logits: Tensor
-    """(B,), detached."""
+    """Logits (B,), detached."""
     labels: Tensor
-    """(B,)"""
+    """Labels (B,) of the batch."""
 
 
 class Callback:

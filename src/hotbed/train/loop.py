@@ -42,14 +42,14 @@ class FitResult:
     """Result of a call of `fit`."""
 
     rows: int = 0
-    """Trained on, over all epochs."""
+    """Samples trained on, over all epochs."""
     steps: int = 0
     epochs: int = 0
-    """Completed."""
+    """Epochs that were completed."""
     seconds: float = 0.0
-    """From asking for the first batch to the end of the last step."""
+    """Time from asking for the first batch to the end of the last step."""
     interrupted: bool = False
-    """`should_stop` ended the run."""
+    """True if `should_stop` ended the run."""
 
     @property
     def samples_per_second(self) -> float:
