@@ -111,14 +111,24 @@ def _result(scenario: str) -> dict[str, Any]:
     return result
 
 
+def sources(*scenarios: str) -> str:
+    """Return the runs that a picture shows, which it keeps as its description."""
+    runs = {name: _result(name) for name in scenarios}
+    return "; ".join(f"{name} {run['date']} {run['commit']}" for name, run in runs.items())
+
+
 def main() -> None:
-    figures = {
-        "steps": steps({name: _result(name) for name in STEPS}),
-        "tiers": tiers(_result("tiers")),
-    }
     PICTURES.mkdir(exist_ok=True)
-    for name, figure in figures.items():
-        figure.savefig(PICTURES / f"{name}.svg", metadata={"Date": None}, facecolor="white")
+    figures = {
+        "steps": (steps({name: _result(name) for name in STEPS}), sources(*STEPS)),
+        "tiers": (tiers(_result("tiers")), sources("tiers")),
+    }
+    for name, (figure, runs) in figures.items():
+        figure.savefig(
+            PICTURES / f"{name}.svg",
+            metadata={"Date": None, "Description": runs},
+            facecolor="white",
+        )
 
 
 if __name__ == "__main__":

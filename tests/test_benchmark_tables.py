@@ -57,6 +57,12 @@ def test_pictures_show_the_committed_figures() -> None:
             )
 
 
+def test_pictures_are_of_the_committed_runs() -> None:
+    for name, scenarios in {"steps": draw.STEPS, "tiers": ["tiers"]}.items():
+        drawn = (draw.PICTURES / f"{name}.svg").read_text(encoding="utf-8")
+        assert draw.sources(*scenarios) in drawn, "python -m benchmarks.draw"
+
+
 def test_noisy_rows_are_not_drawn() -> None:
     config = "sgd, forward+backward+update"
     rows = [
