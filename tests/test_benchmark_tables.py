@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from benchmarks import draw
-from tools.benchmark_tables import PAGE, section, with_results
+from tools.benchmark_tables import PAGE, SCENARIOS, section, to_be_run, with_results
 
 
 def row(name: str, times_floor: float, other_work: float) -> dict[str, Any]:
@@ -70,3 +70,12 @@ def test_noisy_rows_are_not_drawn() -> None:
         {**row("fbgemm", 9.5, 0.01), "config": config},
     ]
     assert draw.training_steps({"rows": rows}) == {("sgd", "fbgemm"): 9.5}
+
+
+def test_what_is_missing_or_noisy_is_named() -> None:
+    quiet = {name: {"rows": [row("hotbed", 1.75, 0.01)]} for name in SCENARIOS}
+    assert "step" not in to_be_run(quiet)
+    mixed = {**quiet, "step": {"rows": [row("hotbed", 1.75, 0.06)]}}
+    del mixed["index"]
+    said = to_be_run(mixed)
+    assert "Without a committed run: `index`" in said and "run again: `step`." in said
