@@ -325,7 +325,7 @@ class Window:
                 )
 
     def _inputs_of(self, batch: Any, name: str, collection: EmbeddingCollection) -> Any:
-        """Return what goes into the collection; None where that is not known."""
+        """What goes into the collection; None where that is not known."""
         if self._inputs is not None:
             given = self._inputs(batch)
             return given[name] if len(self._collections) > 1 else given
