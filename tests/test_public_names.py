@@ -60,7 +60,7 @@ def test_every_page_is_in_the_site_and_every_module_has_one() -> None:
     pages = re.findall(r"[\w/-]+\.md$", SITE, re.MULTILINE)
     assert sorted(pages) == sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md"))
     for name in MODULES:
-        page = f"api/{name[1:] or 'hotbed'}.md"
+        page = f"api/{name[1:] or 'top'}.md"
         assert f"::: hotbed{name}\n" in (DOCS / page).read_text(encoding="utf-8") and page in pages
 
 
