@@ -48,6 +48,11 @@ $(VENV)/stamp-tools: $(VENV)/stamp-hotbed
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) --no-build-isolation ".[dev]"
 	@touch $@
 
+$(VENV)/stamp-docs: $(VENV)/stamp-build pyproject.toml
+	@echo "Installing what makes the site of docs/ ..."
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) --no-build-isolation ".[docs]"
+	@touch $@
+
 install: $(VENV)/stamp-hotbed
 tools: $(VENV)/stamp-tools
 
@@ -152,9 +157,11 @@ stub: $(VENV)/stamp-tools
 	@$(BIN)/ruff check -q --fix --ignore E501 src/hotbed/_core.pyi
 	@$(BIN)/ruff format -q src/hotbed/_core.pyi
 
-# The API reference, from the docstrings of what is installed.
-docs: $(VENV)/stamp-hotbed
-	@$(BIN)/python -m tools.api_reference
+# The pages as a site with search. Tables that a program writes into pages are to be written anew by
+# `python -m tools.rules_table` and `python -m tools.benchmark_tables`: tests say when.
+docs: $(VENV)/stamp-docs
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict -q
+	@echo "The site is in build/site. To read it: $(BIN)/python -m http.server -d build/site"
 
 # --- Measuring it. ---
 

@@ -1,26 +1,73 @@
-"""Draws the curve of the scenario `tiers`: python -m benchmarks.draw RESULT.json PICTURE
+"""Draws the pictures of docs/ from the committed results: python -m benchmarks.draw
 
-Writes PICTURE.png and PICTURE.svg. Needs matplotlib.
+Writes docs/pictures/steps.svg and docs/pictures/tiers.svg. Needs matplotlib.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 from typing import Any
 
+from benchmarks.report import NOISY_SHARE
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+PICTURES = ROOT / "docs" / "pictures"
+
 AHEAD, NONE, BOUND = "#d9480f", "#868e96", "#1c7ed6"
+COLOURS = {"hotbed": AHEAD, "fbgemm": BOUND, "torch": NONE}
+LABELS = {"hotbed": "Hotbed", "fbgemm": "FBGEMM 1.8", "torch": "torch"}
+STEPS = {
+    "step-multihot": "26 tables × 64, 10 ids a bag",
+    "step-narrow": "26 tables × 16, 1 id a bag",
+    "step-ragged": "8 tables × 128, 0 to 40 ids a bag",
+}
+RULES = {"sgd": "SGD", "rowwise_adagrad": "row-wise\nAdagrad", "adagrad": "Adagrad"}
 
 
-def draw(result: dict[str, Any], picture: Path) -> None:
-    """`result`: what ``python -m benchmarks tiers --json`` wrote."""
-    import matplotlib
+def training_steps(result: dict[str, Any]) -> dict[tuple[str, str], float]:
+    """Multiples of the floor of the training steps, by rule and contender; noisy rows are left out."""
+    return {
+        (row["config"].split(",")[0], row["name"]): row["times_floor"]
+        for row in result["rows"]
+        if "update" in row["config"] and row["other_work"] <= NOISY_SHARE
+    }
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
 
-    matplotlib.rcParams.update({"svg.hashsalt": "hotbed", "font.size": 11})
+def steps(results: dict[str, dict[str, Any]]) -> Any:
+    """Figure of training steps, a panel for each scenario of `results`."""
+    plt = _pyplot()
+    figure, panels = plt.subplots(1, len(results), figsize=(10, 3.8), sharex=True)
+    for axes, (scenario, result) in zip(panels, results.items(), strict=True):
+        measured = training_steps(result)
+        for at, name in enumerate(COLOURS):
+            there = [
+                (n, measured[rule, name])
+                for n, rule in enumerate(RULES)
+                if (rule, name) in measured
+            ]
+            bars = axes.bar(
+                [n + 0.28 * (at - 1) for n, _ in there],
+                [value for _, value in there],
+                width=0.26,
+                color=COLOURS[name],
+                label=LABELS[name],
+            )
+            axes.bar_label(bars, fmt="%.1f", fontsize=7)
+        axes.axhline(1, color="black", linewidth=0.8, linestyle=":")
+        axes.set_xticks(range(len(RULES)), list(RULES.values()))
+        axes.set_title(STEPS[scenario], fontsize=10)
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[0].set_ylabel("training step, × floor (less is better)")
+    panels[0].legend(frameon=False, loc="upper left")
+    figure.tight_layout()
+    return figure
+
+
+def tiers(result: dict[str, Any]) -> Any:
+    """Figure of the speed within a share of the memory, of the scenario `tiers`."""
+    plt = _pyplot()
     ratios, figures = result["ratios"], result["figures"]
     shares = [name for name in ratios if name.removesuffix("%").isdigit()]
     x = [float(name.rstrip("%")) for name in shares]
@@ -28,37 +75,60 @@ def draw(result: dict[str, Any], picture: Path) -> None:
     def curve(values: dict[str, float], ending: str) -> list[float]:
         return [100 * values[name + ending] for name in shares]
 
-    figure, axes = plt.subplots(figsize=(7.5, 4.5))
-    axes.plot(
-        x, curve(figures, ": bound"), "--", color=BOUND, label="bound with look-ahead's reads"
-    )
+    figure, axes = plt.subplots(figsize=(7.5, 4.2))
+    bound = curve(figures, ": bound")
+    axes.plot(x, bound, "--", color=BOUND, label="bound with look-ahead's reads")
     axes.plot(x, curve(ratios, ""), "o-", color=AHEAD, label="with look-ahead")
     axes.plot(x, curve(ratios, "/no look-ahead"), "s-", color=NONE, label="without")
     axes.set_xscale("log")
     axes.set_xticks(x, shares)
     axes.minorticks_off()
     axes.invert_xaxis()
-    axes.set_ylim(0, 110)
+    axes.set_ylim(0, 112)
     axes.set_xlabel("memory, of what all rows and states take")
-    axes.set_ylabel("rows/s, % of all in memory")
+    axes.set_ylabel("rows a second, % of all in memory")
     size = figures["bytes of rows and states"] / 1e9
-    hardware = result["hardware"]
-    axes.set_title(
-        f"DLRM step, {size:.0f} GB of tables, Adagrad; {hardware['cores']} cores", fontsize=11
-    )
+    cores = result["hardware"]["cores"]
+    axes.set_title(f"DLRM step, {size:.0f} GB of tables, Adagrad; {cores} cores", fontsize=11)
     axes.grid(alpha=0.3)
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, loc="lower left")
     figure.tight_layout()
-    figure.savefig(picture.with_suffix(".png"), dpi=130, metadata={"Software": None})
-    figure.savefig(picture.with_suffix(".svg"), metadata={"Date": None})
+    return figure
+
+
+def _pyplot() -> Any:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    matplotlib.rcParams.update({"svg.hashsalt": "hotbed", "font.size": 10, "svg.fonttype": "none"})
+    return plt
+
+
+def _result(scenario: str) -> dict[str, Any]:
+    result: dict[str, Any] = json.loads((RESULTS / f"{scenario}.json").read_text())
+    return result
+
+
+def sources(*scenarios: str) -> str:
+    """Return the runs that a picture shows, which it keeps as its description."""
+    runs = {name: _result(name) for name in scenarios}
+    return "; ".join(f"{name} {run['date']} {run['commit']}" for name, run in runs.items())
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.draw", description=__doc__)
-    parser.add_argument("result", type=Path)
-    parser.add_argument("picture", type=Path, help="without an ending")
-    arguments = parser.parse_args()
-    draw(json.loads(arguments.result.read_text()), arguments.picture)
+    PICTURES.mkdir(exist_ok=True)
+    figures = {
+        "steps": (steps({name: _result(name) for name in STEPS}), sources(*STEPS)),
+        "tiers": (tiers(_result("tiers")), sources("tiers")),
+    }
+    for name, (figure, runs) in figures.items():
+        figure.savefig(
+            PICTURES / f"{name}.svg",
+            metadata={"Date": None, "Description": runs},
+            facecolor="white",
+        )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What csrc/residency decides, said with dicts and sets: slow, and plain enough to believe."""
+"""What csrc/tiers/residency.hpp decides, said with dicts and sets: slow, and plain enough to believe."""
 
 from __future__ import annotations
 

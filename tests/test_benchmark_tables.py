@@ -1,10 +1,12 @@
-"""docs/benchmarks.md quotes the committed results, and of those only what was measured quietly."""
+"""docs/results.md and its pictures show the committed results, of those only what was measured quietly."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
-from tools.benchmark_tables import PAGE, section, with_results
+from benchmarks import draw
+from tools.benchmark_tables import PAGE, SCENARIOS, section, to_be_run, with_results
 
 
 def row(name: str, times_floor: float, other_work: float) -> dict[str, Any]:
@@ -41,3 +43,39 @@ def test_quiet_rows_are_quoted_and_noisy_ones_named() -> None:
     mixed = told(row("hotbed", 1.75, 0.05), row("fbgemm", 9.5, 0.06))
     assert "| sgd, forward | 1.75 | noisy |" in mixed
     assert "up to 6% of the machine" in mixed and "4.50" not in mixed and "9.5" not in mixed
+
+
+def test_pictures_show_the_committed_figures() -> None:
+    shown = (draw.PICTURES / "steps.svg").read_text(encoding="utf-8")
+    for scenario in draw.STEPS:
+        result = json.loads((draw.RESULTS / f"{scenario}.json").read_text(encoding="utf-8"))
+        measured = draw.training_steps(result)
+        assert set(rule for rule, _ in measured) == set(draw.RULES)
+        for (_, name), value in measured.items():
+            assert name not in draw.COLOURS or f">{value:.1f}<" in shown, (
+                "python -m benchmarks.draw"
+            )
+
+
+def test_pictures_are_of_the_committed_runs() -> None:
+    for name, scenarios in {"steps": draw.STEPS, "tiers": ["tiers"]}.items():
+        drawn = (draw.PICTURES / f"{name}.svg").read_text(encoding="utf-8")
+        assert draw.sources(*scenarios) in drawn, "python -m benchmarks.draw"
+
+
+def test_noisy_rows_are_not_drawn() -> None:
+    config = "sgd, forward+backward+update"
+    rows = [
+        {**row("hotbed", 1.75, 0.06), "config": config},
+        {**row("fbgemm", 9.5, 0.01), "config": config},
+    ]
+    assert draw.training_steps({"rows": rows}) == {("sgd", "fbgemm"): 9.5}
+
+
+def test_what_is_missing_or_noisy_is_named() -> None:
+    quiet = {name: {"rows": [row("hotbed", 1.75, 0.01)]} for name in SCENARIOS}
+    assert "step" not in to_be_run(quiet)
+    mixed = {**quiet, "step": {"rows": [row("hotbed", 1.75, 0.06)]}}
+    del mixed["index"]
+    said = to_be_run(mixed)
+    assert "Without a committed run: `index`" in said and "run again: `step`." in said

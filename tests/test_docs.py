@@ -17,16 +17,16 @@ import pytest
 import torch
 import torch.distributed as torch_dist
 from devices import DEVICE, interpret_kernels
+from public_names import docstring, public
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 import hotbed as hb
-from tools.api_reference import EXAMPLES
 
 interpret_kernels()
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
-API = ROOT / "docs" / "api.md"
+API = ROOT / "docs" / "api" / "index.md"
 PAGES = sorted([README, ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
@@ -87,14 +87,22 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+TUTORIAL = ROOT / "docs" / "tutorial.md"
+"""Its blocks follow each other."""
 PASTED = [
     pytest.param(code, id=f"{page.relative_to(ROOT)}-{number}")
     for page in PAGES
-    if page != API
+    if page != TUTORIAL
     for number, code in enumerate(blocks(page, "python", "pycon"))
 ]
 RANKS = [pasted for pasted in PASTED if "init_process_group" in str(pasted.values[0])]
-DOCSTRINGS = blocks(API, "pycon")
+EXAMPLES = {
+    name: "\n".join(re.sub(r"^(>>>|\.\.\.) ?", "", line) for line in typed)
+    for name, thing in public()
+    if (
+        typed := [li for li in docstring(name, thing).splitlines() if li.startswith((">>>", "..."))]
+    )
+}
 
 
 @pytest.mark.parametrize("code", [pasted for pasted in PASTED if pasted not in RANKS])
@@ -105,10 +113,16 @@ def test_a_pasted_block_runs(
     run(code, request.node.callspec.id)
 
 
-@pytest.mark.parametrize("number", range(len(DOCSTRINGS)))
-def test_an_example_of_the_api_runs_after_its_first_lines(number: int) -> None:
-    assert blocks(API, "python")[0] == EXAMPLES
-    run(DOCSTRINGS[number], f"api.md, {number}", run(EXAMPLES, "api.md"))
+def test_the_tutorial_runs_from_its_first_block_to_its_last(empty_folder: Path) -> None:
+    run("\n".join(blocks(TUTORIAL, "python")), "tutorial.md")
+    lines = (empty_folder / "predictions.csv").read_text(encoding="utf-8").splitlines()
+    assert len(lines) == 1001 and lines[0] == "line,probability"
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_of_the_api_runs_after_its_first_lines(name: str) -> None:
+    (begin,) = blocks(API, "python")
+    run(EXAMPLES[name], name, run(begin, "api/index.md"))
 
 
 @pytest.mark.process
@@ -207,3 +221,45 @@ def test_commands_exist(page: Path) -> None:
         assert importlib.util.find_spec(module), module
     for target in re.findall(r"\]\((?!http)([^)#]+)", text):
         assert (page.parent / target).exists(), target
+
+
+def words(page: Path) -> int:
+    """Words of a page beside its code, its tables and formulas."""
+    text = re.sub(
+        r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE
+    )
+    return sum(
+        len(line.split())
+        for line in text.splitlines()
+        if not line.startswith(("|", "    ", "<!--"))
+    )
+
+
+FOR_USERS = [README, *(p for p in (ROOT / "docs").glob("*.md") if p.name != "results.md")]
+
+
+@pytest.mark.parametrize("page", FOR_USERS, ids=lambda p: p.name)
+def test_a_page_for_users_is_read_in_five_minutes(page: Path) -> None:
+    assert words(page) <= 1000
+
+
+def test_the_page_of_errors_has_each_of_them() -> None:
+    page = (ROOT / "docs" / "errors.md").read_text(encoding="utf-8")
+    errors = {
+        thing: name.replace("hotbed", "hb", 1)
+        for name, thing in public()
+        if isinstance(thing, type) and issubclass(thing, Exception)
+    }
+    assert {getattr(hb.errors, name) for name in hb.errors.__all__} <= set(errors)
+    for name in errors.values():
+        assert f"| `{name}` |" in page or f"| `{name.replace('.dist.', '.')}` |" in page, name
+
+
+PATH = re.compile(r"`((?:csrc|src|tests|benchmarks|tools|docs|examples)/[\w/.*-]+)`")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_paths_exist(page: Path) -> None:
+    for path in PATH.findall(page.read_text(encoding="utf-8")):
+        beside = [*ROOT.glob(path), *ROOT.glob(path + ".*")]
+        assert beside or path == "benchmarks/results/gpu/", path

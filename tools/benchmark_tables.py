@@ -1,4 +1,4 @@
-"""Writes the committed results into docs/benchmarks.md: python -m tools.benchmark_tables"""
+"""Writes the committed results into docs/results.md: python -m tools.benchmark_tables"""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from benchmarks.report import NOISY_SHARE
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-PAGE = ROOT / "docs" / "benchmarks.md"
+PAGE = ROOT / "docs" / "results.md"
 SCENARIOS = (
     "step",
     "step-multihot",
@@ -21,6 +21,7 @@ SCENARIOS = (
     "resolve",
     "ssd",
     "tiers",
+    "tiers-small",
     "eviction",
     "capacity",
     "synthetic",
@@ -51,10 +52,29 @@ def with_results(text: str) -> str:
     results = [RESULTS / f"{scenario}.json" for scenario in SCENARIOS]
     if left := sorted(path.stem for path in set(RESULTS.glob("*.json")) - set(results)):
         raise ValueError(f"Add to SCENARIOS what has results and no section: {', '.join(left)}.")
-    sections = [
-        section(path.stem, json.loads(path.read_text())) for path in results if path.exists()
-    ]
+    runs = {path.stem: json.loads(path.read_text()) for path in results if path.exists()}
+    sections = [to_be_run(runs), *(section(name, run) for name, run in runs.items())]
     return text[:end] + "\n\n" + "\n".join(sections).rstrip() + "\n"
+
+
+def to_be_run(runs: dict[str, dict[str, Any]]) -> str:
+    """Return what is missing: scenarios without a run, and those most of whose rows are noisy."""
+    missing = [name for name in SCENARIOS if name not in runs]
+    if not any((RESULTS / "gpu").glob("*.json")):
+        missing.append("gpu")
+    noisy = [
+        name
+        for name, run in runs.items()
+        if sum(row["other_work"] > NOISY_SHARE for row in run["rows"]) * 2 > len(run["rows"])
+    ]
+    lines = [f"Without a committed run: {', '.join(f'`{name}`' for name in missing)}."] * bool(
+        missing
+    )
+    if noisy:
+        lines.append(
+            f"Noisy in most rows, to be run again: {', '.join(f'`{name}`' for name in noisy)}."
+        )
+    return "\n".join([*lines, ""])
 
 
 def section(name: str, result: dict[str, Any]) -> str:

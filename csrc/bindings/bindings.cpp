@@ -20,7 +20,7 @@ NB_MODULE(_core, module) {
         nb::gil_scoped_release unlocked;
         return hotbed::crc32c(data.data(), data.size(), before);
       },
-      "data"_a, "before"_a = 0, "csrc/crc32c.hpp. Thread-safe.");
+      "data"_a, "before"_a = 0, "csrc/base/crc32c.hpp. Thread-safe.");
   nb::enum_<hotbed::Waited>(module, "Waited")
       .value("raised", hotbed::Waited::raised)
       .value("too_long", hotbed::Waited::too_long)

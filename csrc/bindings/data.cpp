@@ -47,7 +47,7 @@ void bind_data(nb::module_& module) {
         return as_tuple(progress);
       },
       "text"_a, "at"_a, "most"_a, "label"_a.none(), "dense"_a, "ids"_a, "row"_a,
-      "(rows, lines, bytes, fault, column, begin, end) of csrc/criteo.hpp's parse.");
+      "(rows, lines, bytes, fault, column, begin, end) of csrc/data/criteo.hpp's parse.");
 
   module.def(
       "criteo_skip",

@@ -211,9 +211,10 @@ void bind_log(nb::module_& module) {
       .def("make_room", &IoFaults::make_room, nb::rv_policy::reference_internal)
       .def_prop_ro("reads", &IoFaults::reads);
 
-  nb::class_<RowLog>(module, "RowLog",
-                     "csrc/row_log.hpp. Keys are arrays of table numbers (int32) and ids (int64), "
-                     "records (keys, record bytes) of uint8, found (keys,) of bool. Thread-safe.")
+  nb::class_<RowLog>(
+      module, "RowLog",
+      "csrc/log/row_log.hpp. Keys are arrays of table numbers (int32) and ids (int64), "
+      "records (keys, record bytes) of uint8, found (keys,) of bool. Thread-safe.")
       .def_static("create", &create, "path"_a, "stores"_a, "segment_bytes"_a = uint64_t{64} << 20,
                   "space_ratio"_a = 1.5, "append_bytes"_a = uint64_t{8} << 20,
                   "background"_a = true, "preallocate"_a = true, "reset"_a = false,

@@ -86,9 +86,10 @@ void bind_residency(nb::module_& module) {
       .def_prop_ro("evictions", [](const Moves& moves) { return moves.evicted.size(); })
       .def_ro("slots_needed", &Moves::slots_needed);
 
-  nb::class_<Residency>(module, "Residency",
-                        "Which rows have which slot of a pool (csrc/residency.hpp). Parts are "
-                        "(table, address of distinct int64 ids, how many). One user at a time.")
+  nb::class_<Residency>(
+      module, "Residency",
+      "Which rows have which slot of a pool (csrc/tiers/residency.hpp). Parts are "
+      "(table, address of distinct int64 ids, how many). One user at a time.")
       .def(
           "__init__",
           [](Residency* self, const std::vector<int64_t>& table_rows, int64_t capacity,

@@ -87,7 +87,8 @@ void bind_rules(nb::module_& module) {
       .def_rw("l2_shrinkage", &Hyperparameters::l2_shrinkage)
       .def_rw("beta", &Hyperparameters::beta);
 
-  nb::class_<RowUpdate>(module, "RowUpdate", "One table's share of a step; see csrc/rules.hpp.")
+  nb::class_<RowUpdate>(module, "RowUpdate",
+                        "One table's share of a step; see csrc/rules/rules.hpp.")
       .def(nb::init<>())
       .def_rw("options", &RowUpdate::options)
       .def_rw("hyper", &RowUpdate::hyper)

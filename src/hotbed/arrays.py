@@ -133,7 +133,7 @@ def _not_ids(must_be: str, array: np.ndarray[Any, Any]) -> InputError:
 
 
 def describe(value: Any) -> str:
-    """What a value is, for an error message."""
+    """Return what a value is, for an error message."""
     if isinstance(value, Tensor):
         layout = "" if value.layout is torch.strided else f"{value.layout} "
         kind = layout.removeprefix("torch.") + str(value.dtype).removeprefix("torch.")

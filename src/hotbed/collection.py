@@ -205,11 +205,10 @@ class EmbeddingCollection(TablesByName):
     def required(self, inputs: Any, depth: int = 2) -> dict[str, int]:
         """Return the bytes that ``Storage(host=..., ssd=...)`` needs for batches like this one.
 
-        The total is in ``"total"``, and its parts are ``rows`` of ``depth`` + 1 such batches with their
+        The total is in ``"total"``. Its parts are ``rows`` of ``depth`` + 1 such batches with their
         optimizer states, their ``bookkeeping``, rows that are ``moving``, queues and write ``buffers`` and
-        ``index`` of the SSD,
-        ``announced`` ids; ``other_rows`` are slots that tables with other records get beside them. Of a
-        collection with ``Storage(device=...)`` it is the device's budget.
+        ``index`` of the SSD, ``announced`` ids, and ``other_rows``: slots that tables with other records get
+        beside them. For ``Storage(device=...)`` it is the device's budget.
 
         Call it after the optimizer is made, whose states count; the collection's own budget, if any, does
         not matter. A loop that calls ``zero_grad()`` only before ``backward()`` holds one batch more, and

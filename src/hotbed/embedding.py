@@ -26,8 +26,8 @@ class Embedding(OneTable):
     that), and ``hotbed.optim`` applies it. First values are N(0, 1), drawn by row from a key that
     ``torch.manual_seed`` governs; they are not torch's own numbers.
 
-    Input: int64 or int32 ids of any shape (*), a tensor, a NumPy array or (nested) lists; output
-    (*, embedding_dim). A `Jagged` of ids gives a `Jagged` of vectors.
+    Input: int64 or int32 ids of any shape ``(*)``, a tensor, a NumPy array or (nested) lists; output
+    ``(*, embedding_dim)``. A `Jagged` of ids gives a `Jagged` of vectors.
 
     Raises:
         TableError: an argument that cannot be honoured: ``max_norm`` (it would rewrite rows in a

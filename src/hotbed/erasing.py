@@ -20,8 +20,9 @@ __all__ = ["erase"]
 
 
 def erase(model: nn.Module, ids: Mapping[str, Any], *, local: bool = False) -> dict[str, int]:
-    """Forgets all rows that a batch with these ids would look up, in every table of a model, optimizer
-    states included; see `EmbeddingCollection.erase` for what is left of them.
+    """Forget all rows that a batch with these ids would look up, in every table of a model.
+
+    Optimizer states go, too; `EmbeddingCollection.erase` says what is left.
 
     >>> wide = hb.models.WideDeep([hb.Table("user", 16, 2000), "item"])
     >>> hb.erase(wide, {"user": [1007]})      # {'embeddings.user': 1, 'embeddings.user.wide': 1}

@@ -1,4 +1,4 @@
-"""What Hotbed raises. Every message names the table or feature, the offending value and the remedy."""
+"""Errors that Hotbed raises. Every message names the table or feature, the offending value and the remedy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = [
 
 
 class HotbedError(Exception):
-    """Base of everything that Hotbed raises on purpose."""
+    """Base of every error that Hotbed raises on purpose."""
 
 
 class InputError(HotbedError, ValueError):
@@ -37,8 +37,7 @@ class TableError(HotbedError, ValueError):
 
 
 class OptimizerError(HotbedError, RuntimeError, ValueError):
-    """A table that is driven by the wrong optimizer, by none, or by two; or an option that cannot be
-    honoured."""
+    """A table driven by the wrong optimizer, by none or by two; or an option that cannot be honoured."""
 
 
 class NotFiniteError(HotbedError, ArithmeticError):
@@ -46,7 +45,7 @@ class NotFiniteError(HotbedError, ArithmeticError):
 
 
 class PlanError(HotbedError, ValueError):
-    """A plan that cannot be: a shard that fits no rank, table or memory; a file that tells of none.
+    """An impossible plan: a shard that fits no rank, table or memory; a file without a plan.
 
     ``remedies`` are, where memory does not suffice, changes with which it would; see `hotbed.plan`.
     """
@@ -74,11 +73,11 @@ class StorageError(HotbedError, OSError):
     needed: int = 0
     path: str = ""
     needs: Sequence[tuple[int, int]] = ()
-    """The core's: what each row space would need for a batch that did not fit."""
+    """For a batch that did not fit: what each row space would need. The core sets it."""
     budget: str | None = None
-    """The core's: which budget is too small for any layout, "host" or "compute"."""
+    """Budget that is too small for any layout, "host" or "compute". The core sets it."""
     parts: Mapping[str, int] | None = None
-    """The core's: what that budget would be spent on, in bytes."""
+    """Bytes that the budget would be spent on, by part. The core sets it."""
 
 
 _core.register_out_of_memory(OutOfMemory)

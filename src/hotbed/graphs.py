@@ -155,7 +155,7 @@ GRAPHS: dict[str, Any] = {"cuda": CudaGraph}
 
 
 class StepGraphs:
-    """What `graphed` returns.
+    """Training step that is recorded and replayed; `graphed` returns it.
 
     Threading: for the training thread.
     """
@@ -305,7 +305,7 @@ def _planes(rows: Any) -> tuple[Tensor, ...]:
 
 
 def _layout(part: Any, tensors: list[Tensor]) -> Any:
-    """What two batches have in common that one graph serves; collects the tensors on the way.
+    """Return what batches that one graph serves have in common; collect the tensors on the way.
 
     Raises TypeError for tensors that cannot be copied into others of their shape.
     """

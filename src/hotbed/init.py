@@ -1,4 +1,4 @@
-"""What rows start as.
+"""First values of rows.
 
 An initializer describes a distribution; the rows are drawn by the core. A row's first value is a
 pure function of (table key, id, column): it depends neither on when or with which other ids the
@@ -64,10 +64,10 @@ class Distribution(NamedTuple):
 
 @runtime_checkable
 class Initializer(Protocol):
-    """Anything that can say which distribution the rows of a table start from."""
+    """Object that can say which distribution the rows of a table start from."""
 
     def resolve(self, rows: int | None, dim: int) -> Distribution:
-        """The distribution for a table of ``rows`` rows (None: dynamic) and ``dim`` columns."""
+        """Return the distribution for a table of ``rows`` rows (None: dynamic) and ``dim`` columns."""
         ...
 
 
@@ -149,7 +149,7 @@ class Normal:
     """Normal with mean ``mean`` and standard deviation ``std``.
 
     float64 rows reach 8.2 standard deviations from the mean, the other dtypes 6.2: the tail
-    beyond has a probability of 2**-53 and 2**-32.
+    beyond has a probability of ``2**-53`` and ``2**-32``.
     """
 
     mean: float = 0.0

@@ -98,7 +98,7 @@ class Jagged:
 
     @classmethod
     def concatenate(cls, parts: Sequence[Jagged]) -> Jagged:
-        """The bags of all parts, one part after the other; what a DataLoader collates with."""
+        """Join the bags of all parts, one part after the other; what a DataLoader collates with."""
         if not parts:
             raise InputError("Jagged.concatenate: there is nothing to concatenate.")
         weights = [part.weights for part in parts if part.weights is not None]
@@ -141,12 +141,13 @@ class Jagged:
         return (self.values[begin:end] for begin, end in zip(edges[:-1], edges[1:], strict=True))
 
     def to_lists(self) -> list[list[Any]]:
-        """The values of each bag. Those of the weights are ``Jagged(j.weights, j.offsets).to_lists()``."""
+        """Return the values of each bag; ``Jagged(j.weights, j.offsets).to_lists()`` has the weights."""
         return [bag.tolist() for bag in self]
 
     def to_padded(self, padding: float, length: int | None = None) -> Tensor:
-        """(B, length) values, and `padding` behind those of shorter bags; vectors (B, length, dim). Weights
-        are padded by ``Jagged(j.weights, j.offsets).to_padded(0.0)``.
+        """Return the values as (B, length), with `padding` behind those of shorter bags.
+
+        Vectors become (B, length, dim). ``Jagged(j.weights, j.offsets).to_padded(0.0)`` pads weights.
 
         Args:
             padding: such as the table's ``padding_idx``.
@@ -250,7 +251,7 @@ class Jagged:
         )
 
     def to(self, *args: Any, **kwargs: Any) -> Jagged:
-        """The same bags on another device, as ``Tensor.to``.
+        """Return the same bags on another device, as ``Tensor.to``.
 
         Raises:
             InputError: a dtype; the values and offsets are what they are.
@@ -261,7 +262,7 @@ class Jagged:
         return self._map(lambda t: t.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> Jagged:
-        """The same bags in page-locked memory."""
+        """Return the same bags in page-locked memory."""
         return self._map(lambda t: t.pin_memory())
 
     def _map(self, move: Callable[[Tensor], Tensor]) -> Jagged:

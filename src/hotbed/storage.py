@@ -135,17 +135,17 @@ class Storage:
 
     @property
     def tiered(self) -> bool:
-        """Whether rows may leave the tier that computes."""
+        """True if rows may leave the tier that computes."""
         return self.device is not None or self.ssd is not None
 
     def memory_budget(self) -> _core.MemoryBudget | None:
-        """A fresh one, where all rows must fit into the host's memory."""
+        """Return a fresh budget where all rows must fit into the host's memory, else None."""
         if self.tiered or self.host is None:
             return None
         return _core.MemoryBudget(parse_bytes(self.host))
 
     def check_fit(self, tables: Sequence[Table]) -> None:
-        """Raises StorageError where the tables take more from the start than there may be."""
+        """Raise StorageError where the tables take more from the start than there may be."""
         if self.ssd is not None:
             self._check_log(tables)
         if self.tiered or self.host is None:

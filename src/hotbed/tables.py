@@ -61,8 +61,8 @@ class Origin(NamedTuple):
         return ids if plain else self.first + self.stride * ids
 
     def ids_in_part(self, ids: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Of (n,) int64 ids of the table those that the part has, as its own; and (n,) bool, which they
-        are. None: all."""
+        """Return the ids of (n,) int64 ids of the table that the part has, as its own ids, and their
+        mask (n,) bool. None: all."""
         if self.owns is not None:
             here = self.owns(ids)
             return ids[here], here
@@ -72,7 +72,7 @@ class Origin(NamedTuple):
         return self.own_ids(ids[here]), here
 
     def own_ids(self, ids: Tensor) -> Tensor:
-        """What the part calls (n,) ids of the table that it has, all of them."""
+        """Return the part's own ids of (n,) ids of the table, all of which it has."""
         plain = (self.first, self.stride) == (0, 1)
         return ids if plain else (ids - self.first) // self.stride
 
@@ -94,7 +94,7 @@ class Table:
     """
 
     name: str
-    """Names the table in errors, checkpoints and ``collection.parameter(name)``. Together with the
+    """Name of the table in errors, checkpoints and ``collection.parameter(name)``. Together with the
     collection's seed it fixes the first values: renaming a table changes them."""
 
     dim: int
@@ -110,7 +110,7 @@ class Table:
     zeros."""
 
     dtype: torch.dtype = torch.float32
-    """What rows are stored as. float16 and bfloat16 halve memory and traffic; updates then round
+    """Dtype of stored rows. float16 and bfloat16 halve memory and traffic; updates then round
     stochastically, so small ones are kept on average. Arithmetic, gradients and pooled vectors are
     float32 (float64 for float64 rows)."""
 
@@ -131,12 +131,12 @@ class Table:
 
     @property
     def origin(self) -> Origin:
-        """Of a whole table: its own ids and columns."""
+        """Position in the whole table: here its own ids and columns."""
         return Origin(self.rows, self.dim)
 
     @property
     def columns(self) -> slice:
-        """Those of the whole table that it has."""
+        """Columns of the whole table that this part has."""
         return slice(self.origin.column, self.origin.column + self.dim)
 
     def __post_init__(self) -> None:
@@ -188,7 +188,7 @@ class Table:
         self.distribution()
 
     def distribution(self) -> initializers.Distribution:
-        """What first values are drawn from.
+        """Return the distribution that first values are drawn from.
 
         Raises:
             TableError: the initializer is none, or needs a number of rows that the table has not.
@@ -250,7 +250,7 @@ def columns_of(table: Table, begin: int, end: int) -> TablePart:
 
 
 def part_of(table: Table, kept: Kept | None) -> Table:
-    """What is kept of a table: the table itself where that is all, else a part; None: one without rows."""
+    """Return the kept part of a table: the table itself where that is all; None: a part without rows."""
     if kept is None:
         return rows_of(table, table.rows, 1) if table.rows is not None else ids_of(table, _no_id)
     part = table

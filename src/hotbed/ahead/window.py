@@ -34,7 +34,7 @@ knowing, up to the first number, or to the second while they are small."""
 
 
 class Settings(Protocol):
-    """What a window is told; see `hotbed.ahead.lookahead.lookahead`."""
+    """Settings of a window; see `hotbed.ahead.lookahead.lookahead`."""
 
     model: nn.Module
     inputs: Inputs | None
@@ -169,7 +169,7 @@ class Window:
         return entry
 
     def _change(self, entry: Entry) -> str | None:
-        """What to say where a batch is not any more what was announced."""
+        """Return the message for a batch that is no longer what was announced."""
         for name, prepared in entry.prepared.items():
             inputs = self._inputs_of(entry.batch, name, self._modules[name])
             if (change := prepared.change(inputs)) is not None:
@@ -221,7 +221,7 @@ class Window:
     # -- the threads -----------------------------------------------------------------------------
 
     def task(self, work: str) -> Callable[[], None] | None:
-        """What to do next; under `_moved`."""
+        """Return what to do next; call it under `_moved`."""
         if work == READING:
             if self._knows_enough() or not self._source.more:
                 return None

@@ -21,7 +21,7 @@ from hotbed.errors import HotbedError
 
 
 class CheckpointError(HotbedError, ValueError):
-    """What was saved cannot be loaded, or not be saved; the message names the file, or what it is about."""
+    """A checkpoint cannot be loaded or saved; the message names the file, table or value."""
 
 
 class DamagedError(CheckpointError):
@@ -35,7 +35,7 @@ class DamagedError(CheckpointError):
     fault = ""
 
     def name_others(self, others: Sequence[str], line: str = "hotbed.load({path!r}, ...)") -> None:
-        """Adds to the message which other checkpoints there are.
+        """Add to the message which other checkpoints there are.
 
         Args:
             line: how one is loaded, by its ``{path}`` or ``{name}``.

@@ -106,7 +106,7 @@ def order_of(folder: str) -> tuple[int, int]:
 
 
 def latest(root: str | os.PathLike[str]) -> str | None:
-    """The folder of the checkpoint that `hotbed.load` would read; None: there is none.
+    """Return the folder of the checkpoint that `hotbed.load` would read; None: there is none.
 
     Raises:
         CheckpointError: what is there cannot be looked at, or the path is empty.

@@ -18,22 +18,24 @@ class Checkpoint(NamedTuple):
     """A checkpoint, as far as its manifest and the sizes of its files tell."""
 
     path: str
-    """Its folder."""
+    """Folder of the checkpoint."""
     step: int | None
-    """How many steps were taken; None: neither its name nor its manifest tells."""
+    """Number of steps taken; None: neither its name nor its manifest tells."""
     state: Literal["whole", "damaged", "incomplete", "being written"]
     """``incomplete``: a save that did not end has left it, and the next one removes it."""
     reason: str
-    """Why it cannot be loaded; empty for a whole one."""
+    """Reason why it cannot be loaded; empty for a whole one."""
     bytes: int
     """Size of the files that exist, without the manifest."""
     when: datetime.datetime
-    """When it was completed, or else last changed; in UTC."""
+    """Time when it was completed, or else last changed; in UTC."""
 
 
 def list(path: str | os.PathLike[str]) -> Sequence[Checkpoint]:
-    """Lists checkpoints in the order in which they were completed; the last complete one is what
-    `hotbed.load` reads. Bytes of rows are not read: ``hotbed checkpoint verify --all`` does that.
+    """List checkpoints in the order in which they were completed.
+
+    `hotbed.load` reads the last complete one. Bytes of rows are not read:
+    ``hotbed checkpoint verify --all`` does that.
 
     Args:
         path: a folder of checkpoints, or one of them. None are in a folder that is not there.

@@ -40,16 +40,17 @@ __all__ = ["Restored", "load", "load_model"]
 
 
 class Restored(NamedTuple):
-    """What `load` has read."""
+    """Result of `load`."""
 
     path: str
-    """The folder of the checkpoint."""
+    """Folder of the checkpoint."""
     step: int
     missing: list[str]
     """Tables, tensors and others that the model has and the checkpoint has not: as they were, but states of
     rows start anew."""
     unexpected: list[str]
-    """Those that the checkpoint has and the model has not, or that were not given; not read."""
+    """Tables, tensors and others that the checkpoint has and the model has not, or that were not given.
+    They are not read."""
 
 
 def load(
@@ -62,7 +63,7 @@ def load(
     strict: bool = True,
     rename: Mapping[str, str] | None = None,
 ) -> Restored:
-    """Reads a checkpoint into a model of the same tables, wherever rows lay and will lie.
+    """Read a checkpoint into a model of the same tables, wherever rows lay and will lie.
 
     Rows come into static and dynamic tables, tiers, devices and parts alike; but those that are behind
     their optimizer (``untouched="exact"``) not to a device. Those of another dtype are rounded to the
@@ -122,7 +123,7 @@ def load(
 def load_model(
     path: str | os.PathLike[str], *, storage: Storage | None = None, device: Any = None
 ) -> nn.Module:
-    """Makes the model of a checkpoint, one of `hotbed.models`, and reads it; in evaluation mode.
+    """Make the model of a checkpoint, one of `hotbed.models`, and read it; in evaluation mode.
 
     Args:
         path: a checkpoint, or a folder of them, of which the latest is read.
@@ -190,7 +191,7 @@ class _Loading:
         changes.are_of(self.tables.values())
 
     def of_rank(self, name: str) -> Any:
-        """What this rank has saved; or the first one, where it was not as many."""
+        """Return what this rank has saved, or the first one where there were fewer."""
         of_ranks = self.values.get("ranks", [])
         same = len(of_ranks) == self.ranks.size
         return of_ranks[self.ranks.rank][name] if same else self.values[name]

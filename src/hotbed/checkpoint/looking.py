@@ -58,7 +58,7 @@ def _fault(path: str, table: dict[str, Any], rows: TableRows) -> str:
 
 
 def contents(path: str) -> dict[str, Any]:
-    """What a checkpoint holds, as JSON values: the folder, the step, tables and files."""
+    """Return what a checkpoint holds, as JSON values: the folder, the step, tables and files."""
     with opened(path) as folder:
         manifest = read_manifest(folder)
         tables = []

@@ -92,7 +92,7 @@ def fault_of_files(folder: str, files: Iterable[dict[str, Any]]) -> str:
 
 
 def dense_file(manifest: dict[str, Any]) -> dict[str, Any]:
-    """What a manifest says of the file that holds all tensors but rows."""
+    """Return the manifest's entry of the file that holds all tensors but rows."""
     return next(file for file in manifest["files"] if file["name"] == "dense.safetensors")
 
 

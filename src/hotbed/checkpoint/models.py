@@ -1,4 +1,4 @@
-"""What a model is, by the name of one of `hotbed.models` and its arguments, so that it can be made again."""
+"""Description of a model: the name of one of `hotbed.models` and the arguments that make it again."""
 
 from __future__ import annotations
 

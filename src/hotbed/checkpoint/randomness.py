@@ -12,7 +12,7 @@ __all__ = ["give_random_states", "random_states"]
 
 
 def random_states() -> dict[str, Any]:
-    """Of Python, NumPy, and torch on all its devices."""
+    """Random states of Python, NumPy, and torch on all its devices."""
     used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     cuda = torch.cuda.get_rng_state_all() if used else []
     return {

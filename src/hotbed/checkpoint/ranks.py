@@ -54,7 +54,7 @@ def own_tables(tables: Mapping[str, LiveTable], ranks: Any) -> dict[str, LiveTab
 def entries_of(
     tables: Mapping[str, LiveTable], own: Mapping[str, LiveTable], ranks: Any, *, states: bool
 ) -> dict[str, Any]:
-    """What the manifest says of all tables. Called by all ranks."""
+    """Return the manifest's entries of all tables. All ranks call this."""
     rules = ranks.tell(
         KIND, {stem: rule_of(table) for stem, table in own.items()} if states else {}
     )
@@ -65,7 +65,7 @@ def entries_of(
 
 
 def _longest(rules: list[Any]) -> dict[str, Any] | None:
-    """Of the rule in several processes the one that remembers most of what rows may have missed."""
+    """Return, of one rule in several processes, the one that remembers most of what rows may have missed."""
 
     def forgotten(rule: Any) -> int:
         return 0 if rule is None or rule["history"] is None else int(rule["history"]["forgotten"])

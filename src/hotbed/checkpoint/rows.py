@@ -111,7 +111,7 @@ def _packed(
 
 
 def most_bytes(tables: Mapping[str, LiveTable], *, states: bool) -> int:
-    """What the rows take in files, if all are stored."""
+    """Return the bytes that the rows take in files, if all are stored."""
     size = 0
     for table in tables.values():
         spec = table.spec

@@ -31,15 +31,15 @@ __all__ = ["Saved", "save", "several"]
 
 
 class Saved(NamedTuple):
-    """What `save` has written."""
+    """Result of `save`."""
 
     path: str
-    """The folder of the checkpoint."""
+    """Folder of the checkpoint."""
     step: int
     rows: int
-    """Of all tables."""
+    """Rows of all tables."""
     bytes: int
-    """Of all files."""
+    """Bytes of all files."""
     seconds: float
 
 
@@ -54,7 +54,7 @@ def save(
     states: bool = True,
     keep: int | None = None,
 ) -> Saved:
-    """Writes a checkpoint to a new folder in `path`, complete or not at all; `load` reads the latest.
+    """Write a checkpoint to a new folder in `path`, complete or not at all; `load` reads the latest.
 
     Of a distributed model all ranks call it, and write to one folder that all see: each its rows, rank 0
     the rest, its optimizers and schedulers among it; of loaders and random states each its own.

@@ -32,11 +32,11 @@ class Chunk(NamedTuple):
     states: Mapping[str, Tensor] = {}
     """(n, dim) or (n, 1) each."""
     steps: Tensor | None = None
-    """(n,) int64, of a table with ``untouched="exact"``: the step up to which each row is current."""
+    """(n,) int64, for a table with ``untouched="exact"``: the step up to which each row is current."""
 
 
 def read(path: str | os.PathLike[str], table: str) -> Iterator[Chunk]:
-    """The rows of one table, some megabytes at a time, in the order of the files.
+    """Yield the rows of one table, some megabytes at a time, in the order of the files.
 
     Args:
         path: a checkpoint, or a folder of them, of which the latest is read.
@@ -63,8 +63,9 @@ def read(path: str | os.PathLike[str], table: str) -> Iterator[Chunk]:
 
 
 def contains(path: str | os.PathLike[str], table: str, ids: Any) -> Tensor:
-    """(n,) bool: of which of (n,) ids a checkpoint has a row, as `read` finds it. Of a static table it may
-    have rows that no batch ever had: their first values.
+    """Return (n,) bool: True for each of (n,) ids of which a checkpoint has a row, as `read` finds it.
+
+    Of a static table it may have rows that no batch ever had: their first values.
 
     Raises:
         CheckpointError, InputError: as `read`; or they are no ids.
@@ -103,7 +104,7 @@ def write(
     rows: Mapping[str, int] | None = None,
     step: int = 0,
 ) -> str:
-    """Writes a checkpoint that holds tables and nothing else, for `hotbed.load` with ``strict=False``.
+    """Write a checkpoint that holds tables and nothing else, for `hotbed.load` with ``strict=False``.
 
     Args:
         path: a folder of checkpoints; it is made if there is none.

@@ -1,4 +1,4 @@
-"""What a manifest says of tables."""
+"""Entries of tables in a manifest."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def table_of(name: str, entry: dict[str, Any]) -> Table:
 
 
 def entry_of(table: LiveTable, rule: dict[str, Any] | None) -> dict[str, Any]:
-    """What a manifest says of a table. `rule`: of its states, if they are saved."""
+    """Return a manifest's entry of a table. `rule`: of its states, if they are saved."""
     return {
         **described(table.spec),
         "key": f"{table.key:016x}",

@@ -113,7 +113,7 @@ def _added(tensor: Tensor, name: str, tensors: dict[str, Tensor]) -> str:
 
 
 def _as_torch_has(array: np.ndarray) -> np.ndarray:
-    """Of a dtype that safetensors has: unsigned ones as the bits of signed ones."""
+    """Return an array of a dtype that safetensors has: unsigned ones as the bits of signed ones."""
     dense: np.ndarray = array.copy(order="C")
     if array.dtype.kind == "u" and array.dtype.itemsize > 1:
         dense = dense.view(f"i{array.dtype.itemsize}")
@@ -121,7 +121,7 @@ def _as_torch_has(array: np.ndarray) -> np.ndarray:
 
 
 def decoded(value: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """What `encoded` was given.
+    """Return what `encoded` was given.
 
     Raises:
         ValueError: no `encoded` has made it.

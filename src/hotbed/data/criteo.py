@@ -16,6 +16,7 @@ from hotbed.data.criteo_lines import CATEGORIES, DENSE, Batch, Reader
 from hotbed.data.lines import DataError, existing
 
 MISSING_ID = -1
+"""Id of a column that is empty."""
 SHUFFLE_WINDOW = 65_536
 
 Path = str | os.PathLike[str]
@@ -30,7 +31,7 @@ class Skipped(NamedTuple):
     """Malformed lines passed over with ``on_error="skip"``."""
 
     lines: int
-    """How many, over all DataLoader workers."""
+    """Number of lines, over all DataLoader workers."""
     examples: tuple[str, ...]
     """Messages for the first few of each worker."""
 
@@ -52,7 +53,7 @@ class CriteoLog(IterableDataset[Batch]):
         "dense"       float32 (B, 13)  log(1 + max(x, 0)) of I1..I13; missing: 0
         "C1".."C26"   int64   (B,)     rows of one contiguous (26, B) block
 
-    The ids are the hexadecimal values themselves (0 to 2**32 - 1; `criteo_ids` of their text), ready
+    The ids are the hexadecimal values themselves (0 to ``2**32 - 1``; `criteo_ids` of their text), ready
     for dynamic tables; no pass over the data builds a vocabulary. A missing value is id -1, which no
     value equals, so each column has a row of its own for it. Negative integers occur in the logs
     (-1, -2, -3 in I2) and become 0, as missing ones do.
@@ -135,7 +136,7 @@ class CriteoLog(IterableDataset[Batch]):
 
     @property
     def skipped(self) -> Skipped:
-        """What the latest iteration passed over so far. Workers may be ahead of the consumer."""
+        """Lines that the latest iteration passed over so far. Workers may be ahead of the consumer."""
         if self._counts is None:
             return Skipped(0, ())
         examples = [e for row in self._counts.nonzero() for e in self._examples_of(int(row))]
@@ -154,8 +155,7 @@ class CriteoLog(IterableDataset[Batch]):
         return reader.skip(most)
 
     def fingerprint(self, rows: int | None = None) -> Fingerprint:
-        """That of all lines in the files, or of the first `rows` rows with what lies before them. Reads them
-        through, fast.
+        """Return the fingerprint of all lines, or of those up to row `rows`. Reads them through, fast.
 
         A log that lines were appended to has the fingerprint that it had, for the rows that it had.
         """
@@ -185,8 +185,10 @@ class CriteoLog(IterableDataset[Batch]):
         return train, test
 
     def seek(self, epoch: int, batches: int = 0) -> None:
-        """The next iteration is that of `epoch` (from 1), but for its first `batches`, which are read and
-        not given. In a DataLoader with workers, pass over them there."""
+        """Begin the next iteration behind the first `batches` of `epoch` (from 1).
+
+        They are read and not given. In a DataLoader with workers, pass over them there.
+        """
         if epoch < 1 or batches < 0:
             raise ValueError(f"epoch is {epoch} and batches {batches}; they count from 1 and 0.")
         if self.shuffle and self.seed is None:

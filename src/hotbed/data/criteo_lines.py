@@ -14,7 +14,9 @@ from hotbed.data.lines import line_blocks
 __all__ = ["CATEGORIES", "DENSE", "Batch", "Block", "Reader"]
 
 DENSE = tuple(f"I{i}" for i in range(1, 14))
+"""Names of the columns of numbers in a Criteo log: I1 to I13."""
 CATEGORIES = tuple(f"C{i}" for i in range(1, 27))
+"""Names of the columns of categories in a Criteo log: C1 to C26."""
 
 Batch = dict[str, torch.Tensor]
 

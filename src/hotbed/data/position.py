@@ -10,28 +10,32 @@ __all__ = ["Position", "generators_of", "seek", "wrapped_by"]
 
 @dataclasses.dataclass(slots=True)
 class Position:
-    """How far a training has come. `hotbed.train.fit` begins there and keeps it up to date, and
-    ``hotbed.save(loader=position)`` saves it."""
+    """Position of a training in its data.
+
+    `hotbed.train.fit` begins there and keeps it up to date; ``hotbed.save(loader=position)`` saves it.
+    """
 
     epoch: int = 1
-    """From 1: the one that is under way, or comes next."""
+    """Number of the epoch that is under way, or comes next, from 1."""
     batch: int = 0
     """Batches of that epoch that are done."""
     steps: int = 0
-    """Over all epochs."""
+    """Steps taken, over all epochs."""
     rows: int = 0
-    """Trained on, over all epochs."""
+    """Samples trained on, over all epochs."""
     random: Any = dataclasses.field(default=None, compare=False, repr=False)
     """States of random generators as the epoch began, from which a ``DataLoader`` draws its order; between
     two epochs, as the next one will begin."""
     loaded: bool = dataclasses.field(default=False, compare=False, repr=False)
-    """Whether it was loaded, and `fit` has not begun there yet."""
+    """True if it was loaded, and `fit` has not begun there yet."""
 
     def state_dict(self) -> dict[str, Any]:
+        """Return what `hotbed.save` stores."""
         names = [field.name for field in dataclasses.fields(self) if field.name != "loaded"]
         return {name: getattr(self, name) for name in names}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what `state_dict` returned."""
         for name in self.state_dict():
             setattr(self, name, state[name])
         self.loaded = True

@@ -94,7 +94,7 @@ def write_criteo_tsv(
     The file appears when it is complete. With ``labels=False`` the lines lack the first column.
 
     Returns:
-        The planted model's expected AUC: what a perfect model would reach.
+        Expected AUC of the planted model, which a perfect model would reach.
     """
     if rows < 0:
         raise ValueError(f"rows is {rows}; it must not be negative.")
@@ -114,7 +114,7 @@ def write_criteo_tsv(
 
 
 class SyntheticClicks(IterableDataset[Batch]):
-    """What `synthetic_clicks` returns: iterable again and again, with the same batches.
+    """Generated clicks, iterable again and again, with the same batches.
 
     In DataLoader workers every batch is made once, in the same order as without workers.
     """
@@ -130,7 +130,7 @@ class SyntheticClicks(IterableDataset[Batch]):
 
     @property
     def auc(self) -> float:
-        """The planted model's expected AUC: what a perfect model would reach."""
+        """Expected AUC of the planted model, which a perfect model would reach."""
         return self._model.auc
 
     def __len__(self) -> int:

@@ -35,7 +35,7 @@ class Slice(dict[str, Any]):
 
 
 class Slices:
-    """What `slices` returns."""
+    """Loader of this rank's slices of batches."""
 
     def __init__(self, loader: Iterable[Mapping[str, Any]], rank: int, size: int) -> None:
         self.loader, self._rank, self._size = loader, rank, size
@@ -54,8 +54,9 @@ class Slices:
 
 
 def slices(loader: Iterable[Mapping[str, Any]]) -> Slices:
-    """Wraps a loader of whole batches, the same on all ranks, of which each rank gets its samples: so any
-    number of ranks trains on the same batches. Without a process group there is one rank.
+    """Wrap a loader of whole batches, the same on all ranks, of which each rank gets its samples.
+
+    So any number of ranks trains on the same batches. Without a process group there is one rank.
 
     Args:
         loader: of batches feature → tensor or `Jagged`, of as many samples each. A batch may have fewer
@@ -71,7 +72,7 @@ def _in_a_group() -> bool:
 
 
 def even(loader: Iterable[T], *, end: Literal["drop", "pad"] = "drop") -> Even[T]:
-    """Wraps a loader so that all ranks get as many batches: the simple way to end together.
+    """Wrap a loader so that all ranks get as many batches: the simple way to end together.
 
     Args:
         loader: of this rank.
@@ -90,7 +91,7 @@ def even(loader: Iterable[T], *, end: Literal["drop", "pad"] = "drop") -> Even[T
 
 
 class Even(Generic[T]):
-    """What `even` returns."""
+    """Loader that gives all ranks as many batches."""
 
     def __init__(self, loader: Iterable[T], end: str) -> None:
         self.loader, self.end = loader, end

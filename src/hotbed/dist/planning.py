@@ -39,8 +39,9 @@ def plan(
     storage: Storage | Mapping[str, int | str | None] | None = None,
     memory: int | str | None = None,
 ) -> Plan:
-    """Which of `world_size` ranks keeps which part of which table. Pure arithmetic: the same arguments give
-    the same plan everywhere. See docs/plans.md.
+    """Plan which of `world_size` ranks keeps which part of which table.
+
+    This is pure arithmetic: the same arguments give the same plan everywhere. See docs/plans.md.
 
     >>> print(hb.plan(model, 8, optimizer="adagrad", memory="80GB"))
 

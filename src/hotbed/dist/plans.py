@@ -66,7 +66,7 @@ class Plan:
         self._digest = ""
 
     def part(self, name: str, rank: int) -> Table:
-        """What `rank` keeps of a table: the table itself, or a `TablePart`, which may have no rows.
+        """Return what `rank` keeps of a table: the table itself, or a `TablePart`, which may have no rows.
 
         Raises:
             PlanError: there is no such table or rank.
@@ -77,8 +77,10 @@ class Plan:
         return part_of(table, self.shardings[name].kept(table, of, self.world_size))
 
     def keeper_of(self, name: str, ids: Any, *, column: int = 0, requester: int = 0) -> Tensor:
-        """(n,) int64: the rank that `requester` asks for (n,) ids (a tensor, an array, a list); where columns
-        are cut, for that column of their rows. Of a replicated table that is the requester itself.
+        """Return (n,) int64: the rank that `requester` asks for (n,) ids (a tensor, an array, a list).
+
+        Where columns are cut, it is asked for `column` of their rows. For a replicated table the requester
+        asks itself.
 
         Raises:
             InputError: no ids.
@@ -94,14 +96,14 @@ class Plan:
 
     @property
     def loads(self) -> list[Load]:
-        """Bytes of each rank."""
+        """Return the bytes of each rank."""
         if self._loads is None:
             self._loads = self._summed()
         return self._loads
 
     @property
     def missing(self) -> list[int]:
-        """Bytes of each rank for which its tiers have no room."""
+        """Return the bytes of each rank for which its tiers have no room."""
         return [self.tiers.filled(load)[1] for load in self.loads]
 
     @property
@@ -113,7 +115,7 @@ class Plan:
         return self._digest
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """As TOML, which `read` reads.
+        """Write the plan as TOML, which `read` reads.
 
         Raises:
             OSError: it cannot be written.
@@ -135,7 +137,7 @@ class Plan:
         sizes: Sizes | None = None,
         tiers: Tiers | None = None,
     ) -> Plan:
-        """The plan in a TOML file, for these tables; the order of either does not matter.
+        """Read a plan from a TOML file, for these tables; the order of either does not matter.
 
         Raises:
             PlanError: naming the file and what in it is wrong.
@@ -148,7 +150,7 @@ class Plan:
             raise PlanError(f"{os.fspath(path)}: {error}") from None
 
     def printed(self, width: int = 100) -> str:
-        """The plan as tables of `width` characters: who keeps what, and bytes by tier."""
+        """Return the plan as tables of `width` characters: who keeps what, and bytes by tier."""
         title = f"{len(self.tables):,} tables on {self.world_size:,} ranks, plan {self.digest[:12]}"
         return printed(title, self._table_lines(), self._rank_lines(), width)
 

@@ -31,7 +31,7 @@ class Remedy(NamedTuple):
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Of `hotbed.plan`, changed so."""
+        """Arguments of `hotbed.plan` with that change."""
         return self.request.arguments
 
 

@@ -40,7 +40,7 @@ _Format = TypeVar("_Format", Reader, Writer)
 
 
 def found_in(path: str, format_: str | None, hints: Hints) -> Found:
-    """What is there, in the format of that name, else the one that the path looks like.
+    """Return what is there, in the format of that name, else the one that the path looks like.
 
     Raises:
         ForeignError: it cannot be read, or there is no such format, or several fit.

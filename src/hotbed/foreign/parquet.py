@@ -157,7 +157,7 @@ def _rows_of(path: str, text: bytes) -> int:
 
 
 def _columns(path: str, schema: Any) -> list[str]:
-    """Those of ids and of vectors: the only ones of their kind, or those that are named so."""
+    """Return the columns of ids and of vectors: the only ones of their kind, or those that are named so."""
     import pyarrow as pa
 
     def is_vector(kind: Any) -> bool:

@@ -44,7 +44,7 @@ class Found(NamedTuple):
 
 
 class Hints(NamedTuple):
-    """What a user knows of a folder that does not tell it itself."""
+    """Facts that a user knows of a folder that does not say them itself."""
 
     dim: int | None = None
     snapshot: str | None = None
@@ -60,7 +60,7 @@ class Reader(Protocol):
         """Whether a folder is one of this format, by its names."""
 
     def read(self, path: str, hints: Hints) -> Found:
-        """What is there; rows are read later.
+        """Tables that are there; rows are read later.
 
         Raises:
             ForeignError, OSError: it cannot be read.
@@ -168,7 +168,7 @@ def refuse_without_room(path: str, tables: Sequence[ForeignTable]) -> None:
 
 
 def slices(count: int, row_bytes: int) -> Iterator[slice]:
-    """Of so many rows, those that go into a file of a checkpoint at a time; an empty one of none."""
+    """Yield slices of so many rows, each for a file of a checkpoint; an empty one for none."""
     some = max(1, FILE_BYTES // (8 + row_bytes))
     for start in range(0, max(count, 1), some):
         yield slice(start, min(start + some, count))

@@ -83,7 +83,7 @@ class WideDeep(nn.Module):
             self.to(device)
 
     def embedding_inputs(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """What of a batch `embeddings` looks up; `hotbed.lookahead` asks for it."""
+        """Return what `embeddings` looks up of a batch; `hotbed.lookahead` asks for it."""
         inputs = {name: batch[name] for name in self.features}
         inputs.update({f"{name}.wide": batch[name] for name in self.features})
         return inputs

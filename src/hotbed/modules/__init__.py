@@ -1,1 +1,1 @@
-"""What the modules that own tables have in common, and how they take over stock layers."""
+"""Common parts of the modules that own tables, and how they take over stock layers."""

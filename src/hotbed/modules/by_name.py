@@ -38,7 +38,7 @@ class TablesByName(TableOwner):
     rows here, unless it is ``local``."""
 
     def table(self, name: str) -> LiveTable:
-        """The live table of that name."""
+        """Return the live table of that name."""
         try:
             return self._owned[name]
         except (KeyError, TypeError):
@@ -48,13 +48,16 @@ class TablesByName(TableOwner):
 
     @property
     def tables(self) -> dict[str, Table]:
-        """The descriptions by name."""
+        """Descriptions of the tables, by name."""
         return {name: table.spec for name, table in self._owned.items()}
 
     def parameter(self, name: str) -> nn.Parameter:
-        """The handle of a table, for parameter groups: ``[{"params": [c.parameter("item")], "lr": .1}]``.
-        Where rows are kept by id (dynamic tables, tiers, ranks), its ``shape`` only says that there is room
-        for any id: (2**37, dim), of no memory. ``numel()`` counts rows that are stored."""
+        """Return the handle of a table, for parameter groups.
+
+        ``[{"params": [c.parameter("item")], "lr": .1}]`` is such a group. Where rows are kept by id (dynamic
+        tables, tiers, ranks), its ``shape`` only says that there is room for any id: ``(2**37, dim)``, of no
+        memory. ``numel()`` counts rows that are stored.
+        """
         return self.table(name).parameter
 
     # After hotbed.distribute these are called by all ranks, or are ``local``.
@@ -65,8 +68,9 @@ class TablesByName(TableOwner):
             return self.table(name)
 
     def rows(self, name: str, *, local: bool = False) -> Rows:
-        """A copy of all rows of a table: (ids (n,) rising, values (n, dim)). Of tables that ranks share,
-        all ranks call this, and each gets all.
+        """Return a copy of all rows of a table: (ids (n,) rising, values (n, dim)).
+
+        Of tables that ranks share, all ranks call this, and each gets all rows.
 
         Args:
             local: only those that this rank keeps; the others need not call it.
@@ -86,9 +90,10 @@ class TablesByName(TableOwner):
     def lookup(
         self, name: str, ids: Any, *, missing: Missing = "initial", local: bool = False
     ) -> Tensor:
-        """(n, dim) rows of (n,) ids (a tensor, an array, a list) as they are. Stores nothing. Of tables that
-        ranks share, all ranks call it, each with ids of its own. Text has the ids that the loader gave it:
-        `hotbed.data.hash_ids`, or `hotbed.data.criteo_ids` for those of a `CriteoLog`.
+        """Return the (n, dim) rows of (n,) ids (a tensor, an array, a list), and store nothing.
+
+        Of tables that ranks share, all ranks call it, each with ids of its own. Text has the ids that the
+        loader gave it: `hotbed.data.hash_ids`, or `hotbed.data.criteo_ids` for those of a `CriteoLog`.
 
         Args:
             missing: ``"initial"``: an id without a row reads its first value; ``"error"``: it is an IdError.
@@ -101,9 +106,10 @@ class TablesByName(TableOwner):
         return local_lookup(table, ids, missing) if local else table.lookup(ids, missing)
 
     def contains(self, name: str, ids: Any, *, local: bool = False) -> Tensor:
-        """(n,) bool on the host: which of (n,) ids (a tensor, an array, a list) have a row. Those of a static
-        table are all ids in [0, rows). Of tables that ranks share, all ranks call it, each with ids of its
-        own.
+        """Return (n,) bool on the host: True for each of (n,) ids (a tensor, an array, a list) with a row.
+
+        In a static table these are all ids in [0, rows). Of tables that ranks share, all ranks call it, each
+        with ids of its own.
 
         Args:
             local: whether this rank keeps the row, or columns of it; the others need not call it.
@@ -115,7 +121,7 @@ class TablesByName(TableOwner):
         return (local_contains if local else LiveTable.contains)(table, ids)
 
     def assign(self, name: str, ids: Any, values: Any, *, local: bool = False) -> None:
-        """Writes (n, dim) values into the rows of (n,) ids; in a dynamic table, absent ids get a row.
+        """Write (n, dim) values into the rows of (n,) ids; in a dynamic table, absent ids get a row.
         Both may be tensors, NumPy arrays or lists. Of tables that ranks share, all ranks call it, each with
         rows of its own; of an id that several give, those of the last rank stay.
 
@@ -132,12 +138,13 @@ class TablesByName(TableOwner):
         (local_assign if local else LiveTable.assign)(table, ids, values)
 
     def erase(self, name: str, ids: Any, *, local: bool = False) -> int:
-        """Forgets the rows of (n,) ids (a tensor, an array, a list), optimizer states included. A dynamic
-        table has them no more; ids without a row are passed over. In a static one they are what they would
-        be if no batch had had them: their first values. An id that comes again is a new one. Between steps:
-        after ``step()`` and ``zero_grad()``, before the next forward. Of tables that ranks share, all ranks
-        call it, each with ids of its own. `hotbed.erase` does it in all tables that have an id; states of
-        torch's own optimizers are theirs, and stay.
+        """Forget the rows of (n,) ids (a tensor, an array, a list), optimizer states included.
+
+        A dynamic table loses the rows; ids without a row are passed over. Rows of a static table go back to
+        their first values, as if no batch had had them. An id that comes again is a new one. Call it between
+        steps: after ``step()`` and ``zero_grad()``, before the next forward. Of tables that ranks share, all
+        ranks call it, each with ids of its own. `hotbed.erase` does it in all tables that have an id; states
+        of torch's own optimizers stay.
 
         Args:
             local: only rows that this rank keeps go; the others need not call it. Not of a replicated

@@ -1,4 +1,4 @@
-"""What `Embedding` and `EmbeddingBag` share: a module with one table."""
+"""Base of `Embedding` and `EmbeddingBag`: a module with one table."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ class TableOwner(nn.Module):
 
     @property
     def has_tiers(self) -> bool:
-        """Whether rows in this process lie in tiers; of a distributed module those of its shards here."""
+        """True if rows in this process lie in tiers; of a distributed module, rows of its shards here."""
         return any(
             own.place.tiers is not None
             for table in self._owned.values()

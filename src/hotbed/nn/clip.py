@@ -23,7 +23,7 @@ def clip_grad_norm_(
     norm_type: float = 2.0,
     error_if_nonfinite: bool = False,
 ) -> Tensor:
-    """Scales all gradients so that their norm, taken together, is at most `max_norm`.
+    """Scale all gradients so that their norm, taken together, is at most `max_norm`.
 
     As ``torch.nn.utils.clip_grad_norm_``, which takes tables of one process only. The norm is
     that of the gradient a dense table would have: rows that several backwards added count summed. Of
@@ -65,7 +65,7 @@ def clip_grad_norm_(
 @outside_graphs
 @torch.no_grad()
 def clip_grad_value_(parameters: Tensor | Iterable[Tensor], clip_value: float) -> None:
-    """Brings every element of all gradients into [-clip_value, clip_value].
+    """Bring every element of all gradients into [-clip_value, clip_value].
 
     As ``torch.nn.utils.clip_grad_value_``. Of a table, the elements are those of the gradient that a
     dense table would have: rows that several backwards added are summed first.
@@ -79,7 +79,7 @@ def clip_grad_value_(parameters: Tensor | Iterable[Tensor], clip_value: float) -
 
 
 def _gradients(parameters: Tensor | Iterable[Tensor]) -> list[Gradient]:
-    """Those that there are, in the order of the parameters."""
+    """Return the gradients that there are, in the order of the parameters."""
     every = [parameters] if isinstance(parameters, Tensor) else list(parameters)
     together: dict[Any, list[tuple[int, Any]]] = {}  # tables whose gradients come at once
     found: list[Gradient | None] = [None] * len(every)

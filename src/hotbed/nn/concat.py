@@ -18,7 +18,7 @@ __all__ = ["concat", "joined_view"]
 
 
 def concat(vectors: Mapping[str, Tensor] | Sequence[Tensor]) -> Tensor:
-    """Joins vectors of shapes (B, d_1), (B, d_2), … into (B, d_1 + d_2 + …), in their order.
+    """Join vectors of shapes (B, d_1), (B, d_2), … into (B, d_1 + d_2 + …), in their order.
 
     A mapping stands for its values. Equals ``torch.cat(vectors, 1)``. Where the vectors are
     neighbouring columns of one buffer, as an ``EmbeddingCollection`` returns them, the result is

@@ -84,7 +84,7 @@ class CrossInteraction(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draws the first values anew from torch's generator."""
+        """Draw the first values anew from torch's generator."""
         for weight in (self.weight, self.inner):
             if weight is not None:
                 bound = math.sqrt(6.0 / (sum(weight.shape[1:]) + (weight.dim() == 2)))

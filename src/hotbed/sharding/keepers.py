@@ -22,7 +22,7 @@ MOST_RANKS = 1 << 20
 
 
 def hashed_keeper(ids: Any, world_size: int) -> Tensor:
-    """(n,) int64: the rank that keeps each of (n,) ids of a dynamic table (a tensor, an array, a list).
+    """Return (n,) int64: the rank that keeps each of (n,) ids of a dynamic table.
 
     ``((h >> 32) * world_size) >> 32``, h being the finalizer of MurmurHash3 (Appleby, public domain) of
     the id's 64 bits, unsigned.
@@ -35,7 +35,7 @@ def hashed_keeper(ids: Any, world_size: int) -> Tensor:
 
 
 def modulo_keeper(ids: Any, world_size: int) -> Tensor:
-    """(n,) int64: ``id % world_size``, from 0 on for negative ids, too. Arguments as of `hashed_keeper`."""
+    """Return (n,) int64: ``id % world_size``, never negative. Arguments as of `hashed_keeper`."""
     return _kept(ids, world_size, _core.Dealing.modulo)
 
 

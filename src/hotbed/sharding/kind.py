@@ -1,4 +1,4 @@
-"""What a kind of sharding must answer.
+"""Base of the kinds of sharding.
 
 Shapes: n ids.
 """
@@ -17,7 +17,7 @@ __all__ = ["Extent", "Kept", "Shape", "Sharding"]
 
 
 class Shape(Protocol):
-    """What of a table a kind must know; a `Table` has it."""
+    """Facts of a table that a kind must know; a `Table` has them."""
 
     @property
     def rows(self) -> int | None: ...
@@ -35,7 +35,7 @@ class Extent(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """What one rank keeps: ids ``first``, ``first + stride``, ..., columns from ``begin`` to before
+    """Shard that one rank keeps: ids ``first``, ``first + stride``, ..., columns from ``begin`` to before
     ``end``. Of a dynamic table the ids for which `owns` is true; None: all."""
 
     begin: int
@@ -49,27 +49,29 @@ class Sharding(abc.ABC):
     """A way to cut a table among ranks."""
 
     name: ClassVar[str]
-    """What files and tables call it."""
+    """Name of the kind in files and tables."""
 
     __slots__ = ()
 
     @property
     def placed(self) -> bool:
-        """Whether it says which ranks keep something."""
+        """True if it says which ranks keep something."""
         return True
 
     def slices(self, table: Shape, wanted: int, world_size: int) -> int:
-        """In how many slices of columns a plan is to place one without ranks; `wanted`: by its threshold."""
+        """Return the number of column slices in which a plan places a table; `wanted`: by its threshold."""
         return 1
 
     def settled(self, table: Shape) -> Sharding:
-        """The same with everything said that depends on the table, so that equal cuts are equal values.
-        For a table of which `fault` finds none."""
+        """Return the same with all that depends on the table, so that equal cuts are equal values.
+
+        `fault` must find nothing wrong with the table.
+        """
         return self
 
     @abc.abstractmethod
     def fault(self, table: Shape, world_size: int) -> str:
-        """Why it cannot be; empty if it can."""
+        """Return why the table cannot be cut so; empty if it can."""
 
     @abc.abstractmethod
     def extents(self, table: Shape, rows: int, world_size: int) -> list[Extent]:
@@ -77,13 +79,13 @@ class Sharding(abc.ABC):
 
     @abc.abstractmethod
     def kept(self, table: Shape, rank: int, world_size: int) -> Kept | None:
-        """What `rank` keeps; None: nothing."""
+        """Return the shard that `rank` keeps; None: nothing."""
 
     @abc.abstractmethod
     def keeper_of(
         self, table: Shape, ids: Tensor, world_size: int, column: int = 0, requester: int = 0
     ) -> Tensor:
-        """(n,) int64: the rank that `requester` asks for a column of the rows of (n,) int64 ids."""
+        """Return (n,) int64: the rank that `requester` asks for a column of the rows of (n,) int64 ids."""
 
     def dealing(self, table: Shape) -> _core.Dealing | None:
         """How rows are dealt out to ranks; None: they are not."""

@@ -64,7 +64,7 @@ class TableWise(Sharding):
     """
 
     keeper: int | None = None
-    """None: whichever the plan chooses."""
+    """Rank that keeps the table. None: whichever the plan chooses."""
 
     name: ClassVar[str] = "table"
 
@@ -98,8 +98,10 @@ class TableWise(Sharding):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RowWise(Sharding):
-    """Every rank keeps some rows. Of a static table rank r keeps the ids with ``id % n == r``, as its own
-    rows ``id // n``; of a dynamic one those that `hashed_keeper` gives it.
+    """Every rank keeps some rows.
+
+    Rank r keeps the ids of a static table with ``id % n == r``, as its own rows ``id // n``; of a dynamic
+    table the ids that `hashed_keeper` gives it.
 
     Raises:
         PlanError: there is no such placement.

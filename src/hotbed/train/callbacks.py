@@ -13,31 +13,31 @@ class Step(NamedTuple):
     """Result of one optimizer step, for callbacks."""
 
     number: int
-    """From 1, over all epochs, and over earlier runs where one goes on (`Position`)."""
+    """Number of the step, from 1, over all epochs, and over earlier runs where one goes on (`Position`)."""
     epoch: int
-    """From 1."""
+    """Number of the epoch, from 1."""
     rows: int
-    """Trained on so far, over all epochs."""
+    """Samples trained on so far, over all epochs."""
     loss: Tensor
     """Loss of this batch before the step: (), detached, on the device that computes. Reading it
     (``float(step.loss)``) waits for a device, so read it as seldom as you show it."""
     logits: Tensor
-    """(B,), detached."""
+    """Logits (B,), detached."""
     labels: Tensor
-    """(B,)"""
+    """Labels (B,) of the batch."""
 
 
 class Callback:
-    """Something to be told about a run. Override what is wanted."""
+    """Base of objects that `fit` calls during a run. Override the methods that you need."""
 
     def on_start(self, model: nn.Module) -> None:
-        """Before the first batch is asked for."""
+        """Run before the first batch is asked for."""
 
     def on_step(self, step: Step) -> None:
-        """After each optimizer step."""
+        """Run after each optimizer step."""
 
     def on_epoch(self, epoch: int) -> None:
-        """After the last step of an epoch (from 1) that was not cut short."""
+        """Run after the last step of an epoch (from 1) that was not cut short."""
 
     def on_end(self) -> None:
-        """Once, also after an error."""
+        """Run once at the end, also after an error."""

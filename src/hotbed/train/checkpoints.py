@@ -70,7 +70,7 @@ class Checkpoints(Callback):
             self.save()
 
     def save(self) -> Saved:
-        """Saves now."""
+        """Save now."""
         assert self._model is not None
         self.last = save(
             self.path,

@@ -38,25 +38,26 @@ class TrainingError(HotbedError, RuntimeError):
 
 @dataclass(slots=True)
 class FitResult:
-    """What a call of `fit` did."""
+    """Result of a call of `fit`."""
 
     rows: int = 0
-    """Trained on, over all epochs."""
+    """Samples trained on, over all epochs."""
     steps: int = 0
     epochs: int = 0
-    """Completed."""
+    """Epochs that were completed."""
     seconds: float = 0.0
-    """From asking for the first batch to the end of the last step."""
+    """Time from asking for the first batch to the end of the last step."""
     interrupted: bool = False
-    """`should_stop` ended the run."""
+    """True if `should_stop` ended the run."""
 
     @property
     def samples_per_second(self) -> float:
+        """Rows trained on, over the seconds that it took."""
         return self.rows / self.seconds if self.seconds else 0.0
 
 
 class Evaluation(NamedTuple):
-    """What a model's scores are worth."""
+    """Quality of a model's scores."""
 
     auc: float
     logloss: float
@@ -248,8 +249,10 @@ def evaluate(
     device: torch.device | str | None = None,
     should_stop: Callable[[], bool] | None = None,
 ) -> Evaluation:
-    """Exact AUC and log loss of `model` on `batches`, of a distributed model on those of all ranks. Changes
-    nothing in the model."""
+    """Return the exact AUC and log loss of `model` on `batches`; nothing in the model changes.
+
+    A distributed model is evaluated on the batches of all ranks.
+    """
     began, ranks, asked = (
         time.perf_counter(),
         ranks_of(tables_of(model), model),

@@ -9,7 +9,7 @@ import torch
 
 
 def auc(scores: torch.Tensor, labels: torch.Tensor) -> float:
-    """The area under the ROC curve: how often a positive scores above a negative, ties half.
+    """Area under the ROC curve: how often a positive scores above a negative, ties half.
 
     Exact, by ranks (Mann and Whitney, 1947). NaN if there is only one class, or a score is NaN.
 
@@ -36,7 +36,7 @@ def auc(scores: torch.Tensor, labels: torch.Tensor) -> float:
 
 
 def logloss(logits: torch.Tensor, labels: torch.Tensor) -> float:
-    """The mean negative log likelihood, in nats, in float64. NaN of no rows.
+    """Mean negative log likelihood, in nats, in float64. NaN of no rows.
 
     Args:
         logits: (N,) log odds of label 1.

@@ -1,4 +1,4 @@
-"""What a run shows on a terminal: a progress bar while it goes, a table when it is over."""
+"""Output of a run on a terminal: a progress bar while it goes, a table when it is over."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run leaves behind: its figures as JSON, and the measurements they need."""
+"""Report of a run: its figures as JSON, and the measurements they need."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def peak_rss_bytes() -> int:
 
 
 def versions() -> dict[str, str]:
-    """Of everything that may change a figure."""
+    """Versions of everything that may change a figure."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:

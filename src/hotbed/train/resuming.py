@@ -88,7 +88,7 @@ class RunCheckpoints(Checkpoints):
 
 
 class _SameRun:
-    """What must not change when a run goes on, or it would not be the same."""
+    """Settings that must not change when a run goes on."""
 
     NAMES = (
         *("data", "from_", "model", "dim", "optimizer", "lr", "batch_size", "test_fraction"),

@@ -1,4 +1,4 @@
-"""What `hotbed train` notes beside the rows of a run: how the log wrote its ids, and whether something is
+"""Note of `hotbed train` beside the rows of a run: how the log wrote its ids, and whether something is
 lost with the rows.
 
 A note is about the very logs that it names, by their manifests' checksums. Rows that any other run
@@ -53,7 +53,7 @@ def write_note(folder: str, *, may_go: bool) -> None:
 
 
 def forget_note(folder: str) -> None:
-    """What was noted is gone."""
+    """Remove the note."""
     if _noted(folder) is not None:
         os.unlink(os.path.join(folder, _NAME))
 

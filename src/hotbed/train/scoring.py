@@ -22,7 +22,7 @@ from hotbed.train.settings import SettingsError
 
 
 class Scores(NamedTuple):
-    """What `write_scores` did."""
+    """Result of `write_scores`."""
 
     rows: int
     seconds: float
