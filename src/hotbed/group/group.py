@@ -56,7 +56,7 @@ class Group:
 
     @property
     def storage(self) -> Storage | None:
-        """What it was made with."""
+        """Storage that the group was made with, or None."""
         return self._storage
 
     @property
