@@ -12,7 +12,7 @@
 #include <set>
 
 #include "base/forks.hpp"
-#include "tiers/tier.hpp"
+#include "base/tier.hpp"
 
 namespace hotbed {
 

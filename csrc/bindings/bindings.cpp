@@ -7,7 +7,7 @@
 #include "base/shared_counter.hpp"
 #include "kernels/kernels.hpp"
 #include "log/io_engine.hpp"
-#include "tiers/storage.hpp"
+#include "storage/storage.hpp"
 
 NB_MODULE(_core, module) {
   nb::set_leak_warnings(false);  // a model alive at exit is no leak

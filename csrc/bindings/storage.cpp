@@ -1,5 +1,5 @@
 // Tiers for Python.
-#include "tiers/storage.hpp"
+#include "storage/storage.hpp"
 
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
@@ -12,10 +12,10 @@
 #include <utility>
 
 #include "base/folder_lock.hpp"
+#include "batch/claim.hpp"
 #include "bindings/bindings.hpp"
 #include "log/row_log.hpp"
-#include "table/claim.hpp"
-#include "tiers/log_layouts.hpp"
+#include "storage/log_layouts.hpp"
 
 using namespace hotbed;
 

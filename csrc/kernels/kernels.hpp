@@ -9,9 +9,9 @@
 #include <string>
 
 #include "base/common.hpp"
+#include "kernels/rule.hpp"
 #include "rules/catch_up.hpp"
 #include "rules/initial.hpp"
-#include "rules/rules.hpp"
 
 namespace hotbed {
 

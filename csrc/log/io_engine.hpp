@@ -13,9 +13,9 @@
 #include <string_view>
 #include <vector>
 
+#include "base/descriptor.hpp"
 #include "base/memory.hpp"
 #include "log/io_faults.hpp"
-#include "table/descriptor.hpp"
 
 namespace hotbed {
 

@@ -11,10 +11,10 @@
 #include <string>
 #include <vector>
 
+#include "base/tier.hpp"
 #include "log/log_format.hpp"
 #include "log/log_index.hpp"
 #include "log/log_writer.hpp"
-#include "tiers/tier.hpp"
 
 namespace hotbed {
 

@@ -4,8 +4,8 @@
 
 #include <cstdint>
 
+#include "kernels/rule.hpp"
 #include "rules/history.hpp"
-#include "rules/rules.hpp"
 
 namespace hotbed {
 

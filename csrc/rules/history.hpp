@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "rules/rules.hpp"
+#include "kernels/rule.hpp"
 
 namespace hotbed {
 

@@ -5,7 +5,7 @@
 
 #include "base/common.hpp"
 #include "base/forks.hpp"
-#include "tiers/tier.hpp"
+#include "base/tier.hpp"
 
 namespace hotbed {
 

@@ -12,8 +12,8 @@
 #include "base/memory.hpp"
 #include "index/key_index.hpp"
 #include "rules/initial.hpp"
+#include "table/hold.hpp"
 #include "table/memory_budget.hpp"
-#include "table/row_lock.hpp"
 #include "tiers/top_uses.hpp"
 
 namespace hotbed {

@@ -17,10 +17,10 @@
 #include <vector>
 
 #include "base/memory.hpp"
+#include "base/tier.hpp"
 #include "table/table.hpp"
 #include "tiers/residency.hpp"
 #include "tiers/row_planes.hpp"
-#include "tiers/tier.hpp"
 
 namespace hotbed {
 

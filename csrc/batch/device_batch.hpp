@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <utility>
 
-#include "table/batch.hpp"
+#include "batch/batch.hpp"
 
 namespace hotbed {
 

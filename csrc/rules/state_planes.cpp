@@ -1,4 +1,4 @@
-#include "rules/rules.hpp"
+#include "kernels/rule.hpp"
 
 namespace hotbed {
 

@@ -1,8 +1,8 @@
-#include "table/claim.hpp"
+#include "batch/claim.hpp"
 
 #include <algorithm>
 
-#include "table/batch.hpp"
+#include "batch/batch.hpp"
 
 namespace hotbed {
 

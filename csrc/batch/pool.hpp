@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "batch/batch.hpp"
 #include "kernels/kernels.hpp"
-#include "table/batch.hpp"
 
 namespace hotbed {
 

@@ -1,4 +1,4 @@
-#include "table/descriptor.hpp"
+#include "base/descriptor.hpp"
 
 #include <fcntl.h>
 #include <unistd.h>

@@ -1,4 +1,4 @@
-#include "tiers/log_layouts.hpp"
+#include "storage/log_layouts.hpp"
 
 #include <unistd.h>
 

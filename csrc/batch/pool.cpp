@@ -1,4 +1,4 @@
-#include "rules/pool.hpp"
+#include "batch/pool.hpp"
 
 #include <omp.h>
 

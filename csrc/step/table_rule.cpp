@@ -1,4 +1,4 @@
-#include "table/table_rule.hpp"
+#include "step/table_rule.hpp"
 
 #include <algorithm>
 #include <atomic>
@@ -7,7 +7,7 @@
 #include <numeric>
 #include <stdexcept>
 
-#include "rules/reduce.hpp"
+#include "batch/reduce.hpp"
 #include "tiers/row_space.hpp"
 
 namespace hotbed {

@@ -1,4 +1,4 @@
-#include "table/device_batch.hpp"
+#include "batch/device_batch.hpp"
 
 #include <algorithm>
 #include <vector>

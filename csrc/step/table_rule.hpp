@@ -9,12 +9,12 @@
 #include <utility>
 #include <vector>
 
+#include "batch/batch.hpp"
+#include "batch/pool.hpp"
+#include "kernels/rule.hpp"
 #include "rules/catch_up.hpp"
 #include "rules/history.hpp"
-#include "rules/pool.hpp"
-#include "rules/rules.hpp"
 #include "rules/update.hpp"
-#include "table/batch.hpp"
 #include "table/table.hpp"
 
 namespace hotbed {

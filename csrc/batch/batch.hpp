@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "base/memory.hpp"
-#include "table/claim.hpp"
+#include "batch/claim.hpp"
 #include "table/table.hpp"
 
 namespace hotbed {

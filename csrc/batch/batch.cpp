@@ -1,4 +1,4 @@
-#include "table/batch.hpp"
+#include "batch/batch.hpp"
 
 #include <algorithm>
 #include <cstring>

@@ -5,8 +5,8 @@
 #include <functional>
 #include <vector>
 
-#include "rules/pool.hpp"
-#include "table/batch.hpp"
+#include "batch/batch.hpp"
+#include "batch/pool.hpp"
 
 namespace hotbed {
 

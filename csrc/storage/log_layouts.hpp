@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "log/row_log.hpp"
-#include "tiers/storage.hpp"
+#include "storage/storage.hpp"
 
 namespace hotbed {
 

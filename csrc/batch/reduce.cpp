@@ -1,4 +1,4 @@
-#include "rules/reduce.hpp"
+#include "batch/reduce.hpp"
 
 #include <omp.h>
 

@@ -1,4 +1,4 @@
-#include "table/row_lock.hpp"
+#include "table/hold.hpp"
 
 #include <algorithm>
 #include <condition_variable>

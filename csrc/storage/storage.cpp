@@ -1,4 +1,4 @@
-#include "tiers/storage.hpp"
+#include "storage/storage.hpp"
 
 #include <algorithm>
 #include <numeric>
