@@ -5,19 +5,10 @@
 #include <cstring>
 #include <memory>
 #include <span>
-#include <stdexcept>
-#include <string>
+
+#include "base/errors.hpp"
 
 namespace hotbed {
-
-// A tier that cannot keep a row, or cannot give one back. `path` and `bytes` (0: unknown) say of
-// which file and how many bytes the matter is.
-struct TierError : std::runtime_error {
-  explicit TierError(const std::string& message, std::string of_path = {}, uint64_t of_bytes = 0)
-      : std::runtime_error(message), path(std::move(of_path)), bytes(of_bytes) {}
-  std::string path;
-  uint64_t bytes;
-};
 
 // What helps where the memory that a budget promises is not there.
 inline constexpr const char* kLowerBudget = "Give Storage smaller budgets, or free memory.";

@@ -123,22 +123,6 @@ void locate(const std::vector<FeatureBatch>& features, TableBatch& part) {
 
 }  // namespace
 
-void TableBatch::transpose() {
-  if (starts.size()) return;
-  starts.resize(unique + 1);
-  int32_t total = 0;
-  for (int64_t g = 0; g < unique; ++g) {
-    starts[g] = total;
-    total += counts[g];
-    counts[g] = starts[g];
-  }
-  starts[unique] = total;
-  order.resize(total);
-  for (int64_t p = 0; p < count; ++p) {
-    if (groups[p] >= 0) order[counts[groups[p]]++] = static_cast<int32_t>(p);
-  }
-}
-
 Batch::Batch(std::vector<std::shared_ptr<Table>> all_tables, std::vector<FeatureInput> inputs)
     : tables(std::move(all_tables)), parts(tables.size()) {
   for (size_t t = 0; t < tables.size(); ++t) parts[t].table = tables[t].get();

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "batch/batch.hpp"
-
 namespace hotbed {
 
 Claim::Claim(const std::vector<TableBatch*>& parts) {

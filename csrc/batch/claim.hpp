@@ -5,11 +5,10 @@
 #include <memory>
 #include <vector>
 
+#include "batch/table_batch.hpp"
 #include "tiers/row_space.hpp"
 
 namespace hotbed {
-
-struct TableBatch;
 
 // Announced, then admitted, then consumed; when it goes, its rows may be evicted, and what was
 // announced and not admitted is forgotten. Claims are admitted in the order of announcement.

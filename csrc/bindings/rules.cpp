@@ -7,6 +7,7 @@
 #include "kernels/rule.hpp"
 #include "rules/catch_up.hpp"
 #include "rules/history.hpp"
+#include "rules/state_planes.hpp"
 #include "rules/update.hpp"
 
 using namespace hotbed;

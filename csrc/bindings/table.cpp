@@ -13,6 +13,7 @@
 #include "batch/pool.hpp"
 #include "batch/reduce.hpp"
 #include "bindings/bindings.hpp"
+#include "table/hold.hpp"
 #include "table/record_stream.hpp"
 
 using namespace hotbed;

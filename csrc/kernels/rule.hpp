@@ -1,13 +1,10 @@
-// The optimizer rules as data: what a rule keeps for a row, what one step of it needs to know, and
-// what one call updates. The arithmetic lies in kernels/rules.inl, the formulas in
-// docs/optimizers.md.
+// The optimizer rules as kernels take them: which there are, what one step needs to know, and what
+// one call updates. The arithmetic lies in kernels/rules.inl, the formulas in docs/optimizers.md.
 #pragma once
 
 #include <cstdint>
-#include <string>
-#include <vector>
 
-#include "base/common.hpp"
+#include "base/dtype.hpp"
 #include "base/random.hpp"
 
 namespace hotbed {
@@ -61,16 +58,6 @@ struct Hyperparameters {
 
   bool operator==(const Hyperparameters&) const = default;
 };
-
-// One array that a rule keeps beside the weights: dim values a row, or one.
-struct StatePlane {
-  std::string name;  // torch's name where torch has the state
-  bool one_per_row;
-  double first_value;
-};
-
-// The states of a rule in the order of RowUpdate::states.
-std::vector<StatePlane> state_planes(const RuleOptions& options, double initial_accumulator_value);
 
 // One table's share of a step. Rows lie dim elements apart. States are double for f64 rows and
 // float for all others, and so are the gradient rows.

@@ -1,4 +1,4 @@
-#include "kernels/rule.hpp"
+#include "rules/state_planes.hpp"
 
 namespace hotbed {
 

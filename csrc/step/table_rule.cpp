@@ -7,7 +7,9 @@
 #include <numeric>
 #include <stdexcept>
 
+#include "base/integers.hpp"
 #include "batch/reduce.hpp"
+#include "rules/state_planes.hpp"
 #include "tiers/row_space.hpp"
 
 namespace hotbed {

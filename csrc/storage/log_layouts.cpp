@@ -46,7 +46,7 @@ std::vector<std::shared_ptr<Tier>> LogLayouts::operator()(const std::vector<Reco
   LogOptions options;
   options.space_ratio = space_ratio;
   options.segment_bytes = segment_bytes;
-  options.io.faults = faults;
+  options.io.observer = observer;
   std::vector<int64_t> record_bytes;
   for (const LogStore& store : stores) record_bytes.push_back(store.record_bytes);
   LogSizes sizes(host, record_bytes);

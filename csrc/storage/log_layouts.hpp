@@ -20,7 +20,7 @@ struct LogLayouts {
   uint64_t host;  // bytes of the budget that the logs are in
   double space_ratio;
   uint64_t segment_bytes;
-  std::shared_ptr<IoFaults> faults;
+  std::shared_ptr<IoObserver> observer;
   int layouts = 0;
   struct Logs {
     std::mutex mutex;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "base/integers.hpp"
 #include "log/log_sizes.hpp"
 #include "table/record_stream.hpp"
 
@@ -389,7 +390,8 @@ void Storage::lay_out(const std::vector<std::shared_ptr<Table>>& tables, bool ag
   for (size_t g = 0; g < groups.size(); ++g) {
     std::shared_ptr<RowPlanes> planes;
     if (make_planes_) planes = make_planes_(groups[g].layout, of_compute->rows(g));
-    spaces.push_back(std::make_shared<RowSpace>(groups[g].layout, groups[g].tables,
+    std::vector<const SpaceTable*> members(groups[g].tables.begin(), groups[g].tables.end());
+    spaces.push_back(std::make_shared<RowSpace>(groups[g].layout, std::move(members),
                                                 of_compute->rows(g), below[g], std::move(planes)));
     if (!budgets_.host) {
       spaces.back()->allow([of_compute, g](uint64_t b) { return of_compute->rows(g, b); });

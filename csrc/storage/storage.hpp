@@ -8,6 +8,7 @@
 #include <mutex>
 #include <vector>
 
+#include "table/table.hpp"
 #include "tiers/host_tier.hpp"
 #include "tiers/row_space.hpp"
 

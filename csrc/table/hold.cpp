@@ -6,7 +6,6 @@
 #include <stdexcept>
 
 #include "base/forks.hpp"
-#include "table/table.hpp"
 
 namespace hotbed {
 

@@ -5,17 +5,9 @@
 #include <memory>
 #include <vector>
 
+#include "table/table.hpp"
+
 namespace hotbed {
-
-class Table;
-
-// The lock of one table; only Hold looks inside.
-struct RowLock {
-  int readers = 0;
-  int waiting = 0;  // writers; new readers let them go first
-  bool writing = false;
-  uint64_t process = 0;  // forks seen by whom it was last taken
-};
 
 // A thread's hold on the rows of some tables, all taken together or none, so that nobody waits for
 // another who waits for him. A thread that has rows to itself may take them again.

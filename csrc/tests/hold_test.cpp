@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "check.hpp"
+#include "rules/initial.hpp"
 #include "table/table.hpp"
 
 using namespace hotbed;

@@ -1,4 +1,4 @@
-// Faults for tests: makes chosen transfers fail, and records what reached the files in which order.
+// Faults of disks: makes chosen transfers fail, and records what reached the files in which order.
 #pragma once
 
 #include <cstdint>
@@ -7,37 +7,16 @@
 #include <string>
 #include <vector>
 
-namespace hotbed {
+#include "log/io_observer.hpp"
 
-// One step of what was done to files, for replaying a crash. `pair` of a finished step is the
-// number of the event that started it.
-struct IoEvent {
-  enum class Kind {
-    create,
-    write_started,
-    write_finished,
-    sync_started,
-    sync_finished,
-    rename,
-    remove,
-    directory_started,
-    directory_finished,
-    mark,
-  };
-  Kind kind;
-  std::string path;
-  std::string target;         // of a rename
-  uint64_t offset = 0;        // of a write; of a creation, the size; of a mark, its number
-  std::vector<uint8_t> data;  // of a write
-  size_t pair = 0;
-};
+namespace hotbed {
 
 // Counts reads and writes from 1, retries included, over all files of an engine.
 //
 //   faults.fail_read(3).flip_bit(5, 8 * 100 + 2).full_after(1 << 20).record();
 //
 // Threading: every member may be called by several threads at once.
-class IoFaults {
+class IoFaults : public IoObserver {
  public:
   IoFaults& fail_read(uint64_t nth, int error);
   IoFaults& fail_write(uint64_t nth, int error);
@@ -61,22 +40,12 @@ class IoFaults {
   uint64_t reads() const;
   uint64_t writes() const;
 
-  // --- What the engine calls. ---
-
-  struct Verdict {
-    int error = 0;
-    uint32_t bytes;  // to transfer
-    uint64_t nth;
-    size_t event = 0;
-  };
   Verdict before_transfer(const std::string& path, bool write, uint64_t offset, const uint8_t* data,
-                          uint32_t bytes);
-  // A transfer that moved `bytes` bytes.
-  void after_transfer(const Verdict& verdict, bool write, uint8_t* data, uint32_t bytes);
-  // An error number, or 0.
-  int before_preallocation(uint64_t bytes);
-  int before_sync();
-  size_t note(IoEvent event);
+                          uint32_t bytes) override;
+  void after_transfer(const Verdict& verdict, bool write, uint8_t* data, uint32_t bytes) override;
+  int before_preallocation(uint64_t bytes) override;
+  int before_sync() override;
+  size_t note(IoEvent event) override;
 
  private:
   static constexpr uint64_t kEndless = UINT64_MAX;

@@ -1,4 +1,4 @@
-#include "log/io_faults.hpp"
+#include "testing/io_faults.hpp"
 
 #include <algorithm>
 #include <cerrno>
