@@ -1,6 +1,7 @@
 // Arrays over slots.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -27,7 +28,9 @@ class Plane {
   void rename(std::string what_for) { what_for_ = std::move(what_for); }
 
   // Room for `rows` rows; grows by halves, and by just what is needed where memory is short.
-  void ensure(int64_t rows);
+  void ensure(int64_t rows) {
+    if (bytes(rows) > mapping_->bytes()) grow(rows);
+  }
 
   // Gives the memory of rows from `rows` on back.
   void release(int64_t rows) { mapping_->release(bytes(rows), mapping_->bytes()); }
@@ -55,7 +58,11 @@ class Plane {
   uint64_t resident_bytes() const { return mapping_->resident_bytes(); }
 
  private:
-  uint64_t room(int64_t rows) const;
+  void grow(int64_t rows);
+  uint64_t room(int64_t rows) const {
+    uint64_t needed = bytes(rows), have = mapping_->bytes();
+    return needed <= have ? have : std::max(needed, have + have / 2);
+  }
 
   std::string what_for_;
   std::string remedy_;
