@@ -71,8 +71,8 @@ def pretend_memory() -> Iterator[Callable[[int], None]]:
     """`pretend_memory(bytes)`: what the machine can give, until the test ends."""
     from hotbed import _core
 
-    yield _core.set_available_memory_for_test
-    _core.set_available_memory_for_test(0)
+    yield _core.pretend_memory
+    _core.pretend_memory(0)
 
 
 @pytest.fixture(autouse=True)

@@ -158,7 +158,7 @@ def test_buffered_files_do_too(tmp_path: Path, backend: str) -> None:
 
 def test_a_full_disk_is_a_storage_error(tmp_path: Path, faults: _core.IoFaults) -> None:
     faults.full_after_preallocating(2 * SEGMENT_BYTES)
-    log = Log.create(tmp_path / "log", [(0, "item", 50_000)], faults=faults, background=False)
+    log = Log.create(tmp_path / "log", [(0, "item", 50_000)], observer=faults, background=False)
     tables, ids = np.zeros(1000, np.int32), np.arange(1000)
     with pytest.raises(StorageError, match="No space left.*make space") as raised:
         for begin in range(0, 50_000, 1000):
@@ -173,7 +173,7 @@ def test_a_full_disk_is_a_storage_error(tmp_path: Path, faults: _core.IoFaults) 
 
 
 def test_a_bad_disk_is_a_storage_error(tmp_path: Path, faults: _core.IoFaults) -> None:
-    log = Log.create(tmp_path / "log", TABLES, faults=faults)
+    log = Log.create(tmp_path / "log", TABLES, observer=faults)
     tables, ids = arrays([(0, i) for i in range(300)])
     log.write(tables, ids, 1)
     log.core.flush()

@@ -62,9 +62,9 @@ CPP = [
         "same && header.count < most",
         "row_log_test",
     ),
-    ("csrc/table/row_lock.cpp", "nested || lock->waiting == 0", "true", "row_lock_test"),
-    ("csrc/table/row_lock.cpp", "if (lock->writing) return false;", "", "row_lock_test"),
-    ("csrc/table/row_lock.cpp", "lock->readers = 1;", "lock->readers = 0;", "row_lock_test"),
+    ("csrc/table/hold.cpp", "nested || lock->waiting == 0", "true", "hold_test"),
+    ("csrc/table/hold.cpp", "if (lock->writing) return false;", "", "hold_test"),
+    ("csrc/table/hold.cpp", "lock->readers = 1;", "lock->readers = 0;", "hold_test"),
     (
         "csrc/tiers/host_tier.cpp",
         "if (!moves.evicted_dirty[i]) continue;",

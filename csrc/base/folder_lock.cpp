@@ -11,8 +11,8 @@
 #include <mutex>
 #include <set>
 
+#include "base/errors.hpp"
 #include "base/forks.hpp"
-#include "tiers/tier.hpp"
 
 namespace hotbed {
 

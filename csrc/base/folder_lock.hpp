@@ -4,7 +4,7 @@
 #include <string>
 #include <utility>
 
-#include "table/descriptor.hpp"
+#include "base/descriptor.hpp"
 
 namespace hotbed {
 

@@ -5,10 +5,11 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+
+#include "base/integers.hpp"
 
 namespace hotbed {
 
@@ -27,7 +28,7 @@ constexpr uint64_t kWorthAsking = 64u << 20;
 const char* const kBuffer = "A buffer of this batch";
 const char* const kSmallerBatch = "Use a smaller batch, or smaller tables.";
 
-std::atomic<uint64_t> pretended_bytes{0};
+std::atomic<MemorySource> memory_source{nullptr};
 
 uint64_t read_number(const char* path) {
   std::ifstream file(path);
@@ -49,12 +50,6 @@ uint64_t number_after(const char* path, const char* name, uint64_t otherwise) {
 uint64_t meminfo_available() {
   uint64_t kib = number_after("/proc/meminfo", "MemAvailable:", UINT64_MAX >> 10);
   return kib << 10;
-}
-
-std::string with_unit(uint64_t bytes) {
-  char text[64];
-  std::snprintf(text, sizeof text, "%.2f GB", static_cast<double>(bytes) / 1e9);
-  return text;
 }
 
 uint8_t* map_plain(uint64_t bytes) {
@@ -84,16 +79,8 @@ uint8_t* map_aligned(uint64_t bytes) {
 
 }  // namespace
 
-OutOfMemory::OutOfMemory(const std::string& what_for, uint64_t asked_bytes, uint64_t free_bytes,
-                         const std::string& remedy)
-    : std::runtime_error(what_for + " needs " + std::to_string(asked_bytes) + " bytes (" +
-                         with_unit(asked_bytes) + ") more, and " + std::to_string(free_bytes) +
-                         " bytes (" + with_unit(free_bytes) + ") are free. " + remedy),
-      asked(asked_bytes),
-      free(free_bytes) {}
-
 uint64_t available_memory() {
-  if (uint64_t bytes = pretended_bytes.load()) return bytes;
+  if (MemorySource source = memory_source.load()) return source();
   uint64_t available = meminfo_available();
   uint64_t limit = read_number("/sys/fs/cgroup/memory.max");
   if (limit) {
@@ -106,7 +93,7 @@ uint64_t available_memory() {
   return available;
 }
 
-void set_available_memory_for_test(uint64_t bytes) { pretended_bytes = bytes; }
+void set_memory_source(MemorySource source) { memory_source = source; }
 
 Mapping::~Mapping() {
   if (data_) munmap(data_, bytes_);

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "base/common.hpp"
+#include "base/errors.hpp"
 #include "base/forks.hpp"
 
 namespace hotbed {
@@ -15,8 +15,9 @@ namespace hotbed {
 // Bytes the machine (or the control group of this process) can still give.
 uint64_t available_memory();
 
-// Pretends that available_memory() returns `bytes`; 0 ends the pretence. For tests.
-void set_available_memory_for_test(uint64_t bytes);
+// Answers available_memory() from now on; null: the system does.
+using MemorySource = uint64_t (*)();
+void set_memory_source(MemorySource source);
 
 // A private anonymous mapping that reads as zero until written. A small one takes plain pages, so
 // that many of them cost what is in them; a large one takes huge pages, where they are whole.

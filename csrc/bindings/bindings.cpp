@@ -7,7 +7,7 @@
 #include "base/shared_counter.hpp"
 #include "kernels/kernels.hpp"
 #include "log/io_engine.hpp"
-#include "tiers/storage.hpp"
+#include "storage/storage.hpp"
 
 NB_MODULE(_core, module) {
   nb::set_leak_warnings(false);  // a model alive at exit is no leak
@@ -44,7 +44,6 @@ NB_MODULE(_core, module) {
       "counter"_a, "value"_a, "seconds"_a, "process"_a, hotbed::Unlocked(),
       "csrc/base/shared_counter.hpp.");
   module.def("available_memory", &hotbed::available_memory);
-  module.def("set_available_memory_for_test", &hotbed::set_available_memory_for_test);
   // hotbed.errors defines the class (an import cycle in C++ would be worse) and registers it here.
   static PyObject* out_of_memory = nullptr;
   module.def("register_out_of_memory",
@@ -107,4 +106,5 @@ NB_MODULE(_core, module) {
   bind_residency(module);
   bind_storage(module);
   bind_device(module);
+  bind_testing(module);
 }

@@ -65,3 +65,4 @@ void bind_rules(nb::module_& module);
 void bind_storage(nb::module_& module);
 void bind_table(nb::module_& module);
 void bind_table_rule(nb::module_& module);
+void bind_testing(nb::module_& module);

@@ -5,10 +5,10 @@
 
 #include <memory>
 
+#include "batch/device_batch.hpp"
 #include "bindings/bindings.hpp"
-#include "table/device_batch.hpp"
+#include "storage/storage.hpp"
 #include "tiers/row_planes.hpp"
-#include "tiers/storage.hpp"
 
 using namespace hotbed;
 

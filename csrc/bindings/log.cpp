@@ -41,13 +41,13 @@ void check_records(const LogTier& tier, size_t keys, size_t rows, size_t bytes) 
 }
 
 IoOptions io_options(const std::string& backend, unsigned depth, unsigned threads, bool direct,
-                     std::shared_ptr<IoFaults> faults) {
+                     std::shared_ptr<IoObserver> observer) {
   IoOptions io;
   io.backend = io_backend_named(backend);
   io.depth = depth;
   io.threads = threads;
   io.direct = direct;
-  io.faults = std::move(faults);
+  io.observer = std::move(observer);
   return io;
 }
 
@@ -55,7 +55,7 @@ std::unique_ptr<RowLog> create(const std::string& path, const std::vector<Store>
                                uint64_t segment_bytes, double space_ratio, uint64_t append_bytes,
                                bool background, bool preallocate, bool reset,
                                const std::string& backend, unsigned depth, unsigned threads,
-                               bool direct, std::shared_ptr<IoFaults> faults) {
+                               bool direct, std::shared_ptr<IoObserver> observer) {
   std::vector<LogStore> described;
   for (const auto& [record_bytes, tables] : stores) {
     LogStore store{record_bytes, {}};
@@ -71,7 +71,7 @@ std::unique_ptr<RowLog> create(const std::string& path, const std::vector<Store>
   options.background = background;
   options.preallocate = preallocate;
   options.reset = reset;
-  options.io = io_options(backend, depth, threads, direct, std::move(faults));
+  options.io = io_options(backend, depth, threads, direct, std::move(observer));
   return RowLog::create(path, std::move(described), std::move(options));
 }
 
@@ -196,20 +196,7 @@ double random_reads(const std::vector<std::string>& paths, uint32_t bytes, uint6
 }  // namespace
 
 void bind_log(nb::module_& module) {
-  nb::class_<IoFaults>(module, "IoFaults", "Makes chosen transfers of a log fail. For tests.")
-      .def(nb::init<>())
-      .def("fail_read", &IoFaults::fail_read, "nth"_a, "error"_a, nb::rv_policy::reference_internal)
-      .def("fail_write", &IoFaults::fail_write, "nth"_a, "error"_a,
-           nb::rv_policy::reference_internal)
-      .def("flip_bit", &IoFaults::flip_bit, "nth"_a, "bit"_a, nb::rv_policy::reference_internal)
-      .def("shorten_read", &IoFaults::shorten_read, "nth"_a, "nbytes"_a,
-           nb::rv_policy::reference_internal)
-      .def("full_after_writing", &IoFaults::full_after_writing, "nbytes"_a,
-           nb::rv_policy::reference_internal)
-      .def("full_after_preallocating", &IoFaults::full_after_preallocating, "nbytes"_a,
-           nb::rv_policy::reference_internal)
-      .def("make_room", &IoFaults::make_room, nb::rv_policy::reference_internal)
-      .def_prop_ro("reads", &IoFaults::reads);
+  nb::class_<IoObserver>(module, "IoObserver", "Watches what a log does to files.");
 
   nb::class_<RowLog>(
       module, "RowLog",
@@ -219,7 +206,7 @@ void bind_log(nb::module_& module) {
                   "space_ratio"_a = 1.5, "append_bytes"_a = uint64_t{8} << 20,
                   "background"_a = true, "preallocate"_a = true, "reset"_a = false,
                   "backend"_a = "auto", "depth"_a = 128, "threads"_a = 32, "direct"_a = true,
-                  "faults"_a.none() = nullptr,
+                  "observer"_a.none() = nullptr,
                   "stores: [(record bytes, [(table number, name, rows or None)])]")
       .def_static(
           "open_to_read",

@@ -1,13 +1,13 @@
 // Optimizer rules for Python.
-#include "rules/rules.hpp"
-
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include "bindings/bindings.hpp"
+#include "kernels/rule.hpp"
 #include "rules/catch_up.hpp"
 #include "rules/history.hpp"
+#include "rules/state_planes.hpp"
 #include "rules/update.hpp"
 
 using namespace hotbed;

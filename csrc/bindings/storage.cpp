@@ -1,5 +1,5 @@
 // Tiers for Python.
-#include "tiers/storage.hpp"
+#include "storage/storage.hpp"
 
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
@@ -12,10 +12,10 @@
 #include <utility>
 
 #include "base/folder_lock.hpp"
+#include "batch/claim.hpp"
 #include "bindings/bindings.hpp"
 #include "log/row_log.hpp"
-#include "table/claim.hpp"
-#include "tiers/log_layouts.hpp"
+#include "storage/log_layouts.hpp"
 
 using namespace hotbed;
 
@@ -100,19 +100,18 @@ void bind_storage(nb::module_& module) {
       .def_static(
           "make",
           [](uint64_t compute, uint64_t host, std::optional<std::string> ssd, double space_ratio,
-             uint64_t segment_bytes, std::shared_ptr<IoFaults> faults) {
+             uint64_t segment_bytes, std::shared_ptr<IoObserver> observer) {
             MakeLowest lowest = [](const std::vector<RecordGroup>& groups) {
               return std::vector<std::shared_ptr<Tier>>(groups.size());
             };
             if (ssd) {
               uint64_t of_logs = host ? host : compute;
-              lowest = LogLayouts{*ssd, of_logs, space_ratio, segment_bytes, faults};
+              lowest = LogLayouts{*ssd, of_logs, space_ratio, segment_bytes, observer};
             }
             return std::make_shared<Storage>(StorageBudgets{compute, host}, std::move(lowest));
           },
           "compute"_a, "host"_a, "ssd"_a.none(), "space_ratio"_a,
-          "segment_bytes"_a = LogOptions{}.segment_bytes, "faults"_a.none() = nullptr,
-          "The last two are for tests.")
+          "segment_bytes"_a = LogOptions{}.segment_bytes, "observer"_a.none() = nullptr)
       .def(
           "lay_out",
           [](Storage& storage, const std::vector<std::shared_ptr<Table>>& tables, bool again) {

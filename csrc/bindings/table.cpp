@@ -9,10 +9,11 @@
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
+#include "batch/batch.hpp"
+#include "batch/pool.hpp"
+#include "batch/reduce.hpp"
 #include "bindings/bindings.hpp"
-#include "rules/pool.hpp"
-#include "rules/reduce.hpp"
-#include "table/batch.hpp"
+#include "table/hold.hpp"
 #include "table/record_stream.hpp"
 
 using namespace hotbed;

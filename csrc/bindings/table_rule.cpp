@@ -1,5 +1,5 @@
 // An optimizer's hold on a table, for Python.
-#include "table/table_rule.hpp"
+#include "step/table_rule.hpp"
 
 #include <nanobind/stl/array.h>
 #include <nanobind/stl/pair.h>

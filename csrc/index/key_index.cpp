@@ -18,7 +18,7 @@
 #include <new>
 #include <stdexcept>
 
-#include "base/common.hpp"
+#include "base/integers.hpp"
 #include "base/random.hpp"
 
 namespace hotbed {

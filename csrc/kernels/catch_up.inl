@@ -3,8 +3,8 @@
 
 #include <cmath>
 
+#include "kernels/missed_steps.hpp"
 #include "kernels/rules.inl"
-#include "rules/catch_up.hpp"
 
 namespace hotbed::HOTBED_ISA {
 namespace catching_up {

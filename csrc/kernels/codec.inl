@@ -4,7 +4,7 @@
 
 #include <cstring>
 
-#include "base/common.hpp"
+#include "base/dtype.hpp"
 #include "kernels/codec.hpp"
 
 namespace hotbed::HOTBED_ISA {

@@ -7,8 +7,8 @@
 #include "base/random.hpp"
 #include "kernels/codec.hpp"
 #include "kernels/codec.inl"
+#include "kernels/initial_spec.hpp"
 #include "kernels/inverse_normal.inl"
-#include "rules/initial.hpp"
 
 namespace hotbed::HOTBED_ISA {
 namespace initial {

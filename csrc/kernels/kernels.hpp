@@ -8,10 +8,10 @@
 
 #include <string>
 
-#include "base/common.hpp"
-#include "rules/catch_up.hpp"
-#include "rules/initial.hpp"
-#include "rules/rules.hpp"
+#include "base/dtype.hpp"
+#include "kernels/initial_spec.hpp"
+#include "kernels/missed_steps.hpp"
+#include "kernels/rule.hpp"
 
 namespace hotbed {
 

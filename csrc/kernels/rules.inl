@@ -10,7 +10,7 @@
 #include "kernels/codec.hpp"
 #include "kernels/lanes.inl"
 #include "kernels/power.inl"
-#include "rules/rules.hpp"
+#include "kernels/rule.hpp"
 
 namespace hotbed::HOTBED_ISA {
 namespace rules {

@@ -10,6 +10,8 @@
 #include <deque>
 #include <thread>
 
+#include "base/integers.hpp"
+
 namespace hotbed {
 
 namespace {
@@ -70,9 +72,9 @@ void IoQueue::issue(uint32_t place) {
   part.bytes -= pending.moved;
   auto& counters = engine_.counters_;
   (part.write ? counters.writes : counters.reads).fetch_add(1, std::memory_order_relaxed);
-  if (IoFaults* faults = engine_.options_.faults.get()) {
-    pending.verdict =
-        faults->before_transfer(part.file->path(), part.write, part.offset, part.data, part.bytes);
+  if (IoObserver* observer = engine_.options_.observer.get()) {
+    pending.verdict = observer->before_transfer(part.file->path(), part.write, part.offset,
+                                                part.data, part.bytes);
     if (pending.verdict.error) {
       refused_.push_back({place, -pending.verdict.error});
       return;
@@ -81,7 +83,7 @@ void IoQueue::issue(uint32_t place) {
       refused_.push_back({place, 0});
       return;
     }
-    // A little more than the fault allows, since only whole sectors can be asked for.
+    // A little more than is allowed, since only whole sectors can be asked for.
     auto allowed = static_cast<uint32_t>(round_up(pending.verdict.bytes, kAlignment));
     part.bytes = std::min(part.bytes, allowed);
   }
@@ -119,9 +121,9 @@ void IoQueue::collect(unsigned at_least, std::vector<Completion>& done) {
         auto moved = static_cast<uint32_t>(raw.result);
         auto& bytes = write ? engine_.counters_.bytes_written : engine_.counters_.bytes_read;
         bytes.fetch_add(moved, std::memory_order_relaxed);
-        if (IoFaults* faults = engine_.options_.faults.get()) {
+        if (IoObserver* observer = engine_.options_.observer.get()) {
           moved = std::min(moved, pending.verdict.bytes);
-          faults->after_transfer(pending.verdict, write, transfer.data + pending.moved, moved);
+          observer->after_transfer(pending.verdict, write, transfer.data + pending.moved, moved);
         }
         if (pending.moved + moved == transfer.bytes) {
           finish(raw.place, 0, done);

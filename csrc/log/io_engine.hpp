@@ -1,6 +1,6 @@
 // Asynchronous reads and writes of files past the page cache, many at a time: by io_uring where the
 // kernel allows it, else by a pool of threads. And what else a log does to files (create, sync,
-// remove), so that tests can watch and disturb all of it in one place (IoFaults).
+// remove), so that all of it can be watched in one place (IoObserver).
 #pragma once
 
 #include <atomic>
@@ -13,9 +13,9 @@
 #include <string_view>
 #include <vector>
 
+#include "base/descriptor.hpp"
 #include "base/memory.hpp"
-#include "log/io_faults.hpp"
-#include "table/descriptor.hpp"
+#include "log/io_observer.hpp"
 
 namespace hotbed {
 
@@ -32,7 +32,7 @@ struct IoOptions {
   bool direct = true;     // O_DIRECT, where the file system allows it
   // Memory of one queue; a multiple of 4096, at most 2 MiB.
   uint64_t arena_bytes = 2u << 20;
-  std::shared_ptr<IoFaults> faults;
+  std::shared_ptr<IoObserver> observer;  // or null
 };
 
 // A transfer or another operation on a file that failed. `code` is an errno.
@@ -137,7 +137,7 @@ class IoQueue {
     Transfer transfer;
     uint32_t moved;
     uint32_t tries;
-    IoFaults::Verdict verdict;
+    IoObserver::Verdict verdict;
   };
   void issue(uint32_t place);
   void finish(uint32_t place, int error, std::vector<Completion>& done);
@@ -148,7 +148,7 @@ class IoQueue {
   std::vector<Pending> pending_;
   std::vector<uint32_t> free_places_;
   std::vector<Raw> ended_;
-  std::vector<Raw> refused_;  // by a fault, without having been started
+  std::vector<Raw> refused_;  // by the observer, without having been started
   uint64_t owner_ = 0;        // the thread that made it
 };
 

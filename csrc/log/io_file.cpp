@@ -37,8 +37,8 @@ uint64_t IoFile::size() const {
 
 size_t IoEngine::note(IoEvent::Kind kind, const std::string& path, size_t pair, uint64_t offset,
                       const std::string& target) {
-  if (!options_.faults) return 0;
-  return options_.faults->note(
+  if (!options_.observer) return 0;
+  return options_.observer->note(
       {.kind = kind, .path = path, .target = target, .offset = offset, .data = {}, .pair = pair});
 }
 
@@ -60,7 +60,7 @@ std::shared_ptr<IoFile> IoEngine::opened(const std::string& path, int flags) {
 
 std::shared_ptr<IoFile> IoEngine::create(const std::string& path, uint64_t bytes,
                                          bool preallocate) {
-  int error = preallocate && options_.faults ? options_.faults->before_preallocation(bytes) : 0;
+  int error = preallocate && options_.observer ? options_.observer->before_preallocation(bytes) : 0;
   if (error) throw IoError("preallocating", path, 0, bytes, error);
   auto file = opened(path, O_RDWR | O_CREAT | O_EXCL);
   note(IoEvent::Kind::create, path, 0, bytes);
@@ -84,7 +84,7 @@ std::shared_ptr<IoFile> IoEngine::open(const std::string& path) { return opened(
 
 void IoEngine::sync(const IoFile& file) {
   size_t started = note(IoEvent::Kind::sync_started, file.path());
-  int error = options_.faults ? options_.faults->before_sync() : 0;
+  int error = options_.observer ? options_.observer->before_sync() : 0;
   if (!error && fdatasync(file.descriptor()) != 0) error = errno;
   if (error) {
     ++counters_.errors;
@@ -118,11 +118,11 @@ void IoEngine::replace(const std::string& path, std::span<const uint8_t> bytes) 
       if (count < 0) throw IoError("writing", fresh, moved, bytes.size() - moved, errno);
       moved += static_cast<size_t>(count);
     }
-    if (options_.faults) {
-      size_t event = options_.faults->note({.kind = IoEvent::Kind::write_started,
-                                            .path = fresh,
-                                            .target = {},
-                                            .data = {bytes.begin(), bytes.end()}});
+    if (options_.observer) {
+      size_t event = options_.observer->note({.kind = IoEvent::Kind::write_started,
+                                              .path = fresh,
+                                              .target = {},
+                                              .data = {bytes.begin(), bytes.end()}});
       note(IoEvent::Kind::write_finished, fresh, event);
     }
     size_t started = note(IoEvent::Kind::sync_started, fresh);

@@ -5,7 +5,7 @@
 #include <set>
 #include <stdexcept>
 
-#include "base/common.hpp"
+#include "base/integers.hpp"
 
 namespace hotbed {
 

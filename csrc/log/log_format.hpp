@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "base/crc32c.hpp"
-#include "tiers/tier.hpp"
+#include "base/tier.hpp"
 
 namespace hotbed {
 

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <stdexcept>
 
+#include "base/integers.hpp"
+
 namespace hotbed {
 
 namespace {

@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <unordered_map>
 
+#include "base/integers.hpp"
 #include "base/random.hpp"
 #include "log/log_tier.hpp"
 #include "log/row_log_core.hpp"

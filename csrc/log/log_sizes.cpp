@@ -4,8 +4,8 @@
 
 #include "log/io_engine.hpp"
 #include "log/log_format.hpp"
+#include "log/log_options.hpp"
 #include "log/log_writer.hpp"
-#include "log/row_log.hpp"
 
 namespace hotbed {
 

@@ -402,12 +402,4 @@ std::vector<std::shared_ptr<LogSegment>> LogTier::take_unsynced() {
   return taken;
 }
 
-void LogTier::skip_blocks_for_test(uint32_t blocks) {
-  std::lock_guard appending(append_mutex_);
-  make_room(fresh_, 1);
-  seal(fresh_);
-  open_segment(fresh_);
-  fresh_.next_block = std::min(segment_blocks_ - 1, fresh_.next_block + blocks);
-}
-
 }  // namespace hotbed

@@ -11,9 +11,15 @@
 #include <vector>
 
 #include "base/folder_lock.hpp"
-#include "log/row_log.hpp"
+#include "base/tier.hpp"
+#include "log/log_format.hpp"
+#include "log/log_options.hpp"
+#include "log/log_reports.hpp"
+#include "log/log_writer.hpp"
 
 namespace hotbed {
+
+class LogTier;
 
 // Threading: as RowLog.
 class RowLogCore {

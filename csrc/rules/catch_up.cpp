@@ -7,6 +7,7 @@
 
 #include "base/random.hpp"
 #include "kernels/kernels.hpp"
+#include "rules/state_planes.hpp"
 
 namespace hotbed {
 

@@ -2,20 +2,14 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <utility>
 #include <vector>
 
-#include "rules/rules.hpp"
+#include "kernels/missed_steps.hpp"
+#include "kernels/rule.hpp"
 
 namespace hotbed {
-
-// The effect of some zero-gradient steps on one column, as far as it is linear: of weight w and
-// first moment (or momentum buffer) b, w' = ww w + wb b and b' = bw w + bb b; the second moments
-// are multiplied by `second`.
-struct Transition {
-  double ww = 1, wb = 0, bw = 0, bb = 1, second = 1;
-  bool operator==(const Transition&) const = default;
-};
 
 // First `first`, then `later`.
 Transition compose(const Transition& first, const Transition& later);

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "base/memory.hpp"
-#include "rules/rules.hpp"
+#include "kernels/rule.hpp"
 
 namespace hotbed {
 

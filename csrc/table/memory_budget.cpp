@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <map>
 
-#include "base/common.hpp"
+#include "base/errors.hpp"
 #include "base/forks.hpp"
-#include "tiers/tier.hpp"
+#include "base/integers.hpp"
 
 namespace hotbed {
 

@@ -5,6 +5,7 @@
 #include <functional>
 #include <numeric>
 
+#include "base/integers.hpp"
 #include "tiers/row_space.hpp"
 
 namespace hotbed {
@@ -34,22 +35,6 @@ constexpr uint64_t kTouchedAtOnce = 16u << 20;
 const char* const kNoLastSteps = "Use untouched=\"lazy\", which keeps no last steps.";
 
 }  // namespace
-
-uint64_t Plane::room(int64_t rows) const {
-  uint64_t needed = bytes(rows), have = mapping_->bytes();
-  return needed <= have ? have : std::max(needed, have + have / 2);
-}
-
-void Plane::ensure(int64_t rows) {
-  uint64_t needed = bytes(rows), generous = room(rows);
-  if (needed <= mapping_->bytes()) return;
-  try {
-    mapping_->reserve(generous, what_for_, remedy_);
-  } catch (const OutOfMemory&) {
-    if (generous == needed) throw;
-    mapping_->reserve(needed, what_for_, remedy_);
-  }
-}
 
 Table::Table(std::string name, int64_t rows, int64_t dim, DType dtype, const InitialSpec& initial,
              bool tiered, bool released, std::shared_ptr<MemoryBudget> budget)
@@ -583,6 +568,12 @@ uint64_t Table::plane_bytes() const {
   uint64_t total = 0;
   for_planes(*this, [&](const Plane& plane) { total += plane.bytes(size_); });
   return total;
+}
+
+RecordLayout layout_of(const Table& table) {
+  RecordLayout layout{table.dtype(), table.dim(), {}, table.tracks_steps()};
+  for (const State& state : table.states()) layout.state_widths.push_back(state.plane.width());
+  return layout;
 }
 
 }  // namespace hotbed

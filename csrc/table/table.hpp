@@ -8,67 +8,17 @@
 #include <string>
 #include <vector>
 
-#include "base/common.hpp"
-#include "base/memory.hpp"
+#include "base/dtype.hpp"
+#include "base/plane.hpp"
 #include "index/key_index.hpp"
 #include "rules/initial.hpp"
 #include "table/memory_budget.hpp"
 #include "table/row_lock.hpp"
+#include "tiers/record_layout.hpp"
+#include "tiers/space_table.hpp"
 #include "tiers/top_uses.hpp"
 
 namespace hotbed {
-
-// One array over slots: `width` elements of `element` bytes a row, rows without padding.
-class Plane {
- public:
-  // `what_for` begins, and `remedy` ends, the message where there is no memory for it.
-  Plane(std::string what_for, int64_t width, size_t element,
-        std::string remedy = OutOfMemory::kRemedy)
-      : what_for_(std::move(what_for)),
-        remedy_(std::move(remedy)),
-        width_(width),
-        row_bytes_(width * element),
-        mapping_(std::make_shared<Mapping>()) {}
-
-  void rename(std::string what_for) { what_for_ = std::move(what_for); }
-
-  // Room for `rows` rows; grows by halves, and by just what is needed where memory is short.
-  void ensure(int64_t rows);
-
-  // Gives the memory of rows from `rows` on back.
-  void release(int64_t rows) { mapping_->release(bytes(rows), mapping_->bytes()); }
-  // The same without splitting a huge page.
-  void release_pages(int64_t rows) { mapping_->release(page_bytes(rows), mapping_->bytes()); }
-
-  // Another view of the same memory; none of them may grow any more.
-  void share(const Plane& other) { mapping_ = other.mapping_; }
-
-  // Lets go of the memory, which stays as long as somebody holds it.
-  void release() { mapping_ = std::make_shared<Mapping>(); }
-  std::shared_ptr<const void> hold() const { return mapping_; }
-
-  uint8_t* data() const { return mapping_->data(); }
-  uint8_t* row(int64_t slot) const { return mapping_->data() + slot * row_bytes_; }
-  int64_t width() const { return width_; }
-  int64_t row_bytes() const { return row_bytes_; }
-  // Bytes that `rows` rows take; UINT64_MAX where that is beyond counting.
-  uint64_t bytes(int64_t rows) const {
-    return product(static_cast<uint64_t>(rows), static_cast<uint64_t>(row_bytes_));
-  }
-  // What they take in whole pages, also where it must grow for them; UINT64_MAX as above.
-  uint64_t page_bytes(int64_t rows) const { return mapping_->page_bytes(bytes(rows), room(rows)); }
-  // What it takes now.
-  uint64_t resident_bytes() const { return mapping_->resident_bytes(); }
-
- private:
-  uint64_t room(int64_t rows) const;
-
-  std::string what_for_;
-  std::string remedy_;
-  int64_t width_;
-  int64_t row_bytes_;
-  std::shared_ptr<Mapping> mapping_;
-};
 
 // An optimizer state: elements of the table's compute type (double for f64 rows, else float).
 struct State {
@@ -104,7 +54,7 @@ class CatchUp {
 
 // Threading: reading (find, read) is safe among readers; everything else wants the table alone. Who
 // calls takes a Hold.
-class Table {
+class Table final : public SpaceTable {
  public:
   // rows < 0 makes the table dynamic. A static table gets all its rows and their first values now.
   // Throws OutOfMemory.
@@ -119,13 +69,13 @@ class Table {
 
   const std::string& name() const { return name_; }
   void rename(const std::string& name);
-  bool dynamic() const { return dynamic_; }
-  int64_t size() const;  // rows that exist
+  bool dynamic() const override { return dynamic_; }
+  int64_t size() const override;  // rows that exist
   // Slots lie below it.
   int64_t slot_limit() const;
   int64_t dim() const { return dim_; }
   DType dtype() const { return dtype_; }
-  size_t compute_size() const { return dtype_ == DType::f64 ? 8 : 4; }
+  size_t compute_size() const { return hotbed::compute_size(dtype_); }
   const InitialSpec& initial() const { return initial_; }
 
   // The slot whose row stands for padding: never in a bag, never given a gradient. INT64_MIN: there
@@ -147,7 +97,9 @@ class Table {
   }
   bool tracks_steps() const { return steps_ != nullptr; }
   // The last step of rows that no step has touched.
-  int64_t first_step() const { return first_step_; }
+  int64_t first_step() const override { return first_step_; }
+
+  double first_state(size_t k) const override { return states_[k].initial; }
 
   // A tiered table has planes, and rows, once it lives in a row space: `number` is its number
   // there. The records of the space must be laid out as this table's are; adding or removing
@@ -221,7 +173,7 @@ class Table {
   void copy_padding(void* row) const;
 
   // First values, n x dim rows of dtype(), for ids that may or may not exist.
-  void first_values(const int64_t* ids, int64_t n, void* rows) const;
+  void first_values(const int64_t* ids, int64_t n, void* rows) const override;
 
   // Set by an optimizer with untouched="exact"; nullptr otherwise.
   std::shared_ptr<CatchUp> catch_up;
@@ -231,6 +183,7 @@ class Table {
   // Of its ids in training batches, if it counts them: in tiers, and in memory within a budget.
   // What was forgotten counts no more.
   TopUses uses;
+  uint64_t uses_bytes() const override { return uses.memory_bytes(); }
   bool counts_uses() const { return tiered_ || (in_budget_ && !released_); }
   // Of rows in memory: how many batches of training were there, with how many distinct rows.
   struct Trained {
@@ -287,5 +240,8 @@ class Table {
   int32_t number_ = 0;
   std::vector<uint8_t> padding_row_;  // tiered: what was assigned
 };
+
+// How its rows lie in records.
+RecordLayout layout_of(const Table& table);
 
 }  // namespace hotbed

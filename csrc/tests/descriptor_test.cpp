@@ -1,5 +1,5 @@
 // Descriptors and locks stay with the process that made them.
-#include "table/descriptor.hpp"
+#include "base/descriptor.hpp"
 
 #include <fcntl.h>
 #include <sys/wait.h>
@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "base/folder_lock.hpp"
+#include "base/tier.hpp"
 #include "check.hpp"
 #include "folder.hpp"
-#include "tiers/tier.hpp"
 
 using namespace hotbed;
 

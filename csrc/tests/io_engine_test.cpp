@@ -9,6 +9,7 @@
 
 #include "check.hpp"
 #include "folder.hpp"
+#include "testing/io_faults.hpp"
 
 using namespace hotbed;
 
@@ -36,7 +37,7 @@ IoOptions options_of(IoBackend backend, std::shared_ptr<IoFaults> faults = nullp
   options.backend = backend;
   options.depth = 16;
   options.threads = 4;
-  options.faults = std::move(faults);
+  options.observer = std::move(faults);
   return options;
 }
 

@@ -8,6 +8,7 @@
 
 #include "base/random.hpp"
 #include "check.hpp"
+#include "testing/pretended_memory.hpp"
 
 using hotbed::KeyIndex;
 
@@ -308,7 +309,7 @@ TEST(running_out_of_memory_changes_nothing) {
   for (size_t i = 0; i < keys.size(); ++i) keys[i] = static_cast<int64_t>(i);
   insert_like(index, oracle, keys, 0);
 
-  hotbed::set_available_memory_for_test(1 << 20);
+  hotbed::pretend_memory(1 << 20);
   CHECK_THROWS(index.reserve(100'000'000), hotbed::OutOfMemory);
   // Enough new keys to need a chunk that is large enough to be checked.
   Numbers more(2'500'000), slots(more.size());
@@ -318,7 +319,7 @@ TEST(running_out_of_memory_changes_nothing) {
       hotbed::OutOfMemory);
   CHECK(message.find("table 'item'") != std::string::npos);
   check_same(index, oracle, more);
-  hotbed::set_available_memory_for_test(0);
+  hotbed::pretend_memory(0);
   insert_like(index, oracle, more, 200000);
   check_same(index, oracle);
 }
@@ -328,11 +329,11 @@ TEST(reserved_memory_is_enough) {
   index.reserve(1'000'000);
   uint64_t before = index.memory_bytes();
   CHECK(before < 100'000);
-  hotbed::set_available_memory_for_test(1);
+  hotbed::pretend_memory(1);
   Numbers keys(1'000'000), slots(keys.size());
   for (size_t i = 0; i < keys.size(); ++i) keys[i] = static_cast<int64_t>(i) << 20;
   CHECK_EQ(index.find_or_insert(keys.data(), 1'000'000, slots.data(), 0), 1'000'000);
-  hotbed::set_available_memory_for_test(0);
+  hotbed::pretend_memory(0);
   CHECK(index.memory_bytes() < 24'500'000);
 }
 

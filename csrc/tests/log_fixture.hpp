@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "log/row_log.hpp"
+#include "testing/io_faults.hpp"
 
 namespace hotbed {
 
@@ -21,7 +22,7 @@ inline LogOptions small(IoBackend backend = IoBackend::automatic,
   options.io.backend = backend;
   options.io.threads = 4;
   options.io.depth = 32;
-  options.io.faults = std::move(faults);
+  options.io.observer = std::move(faults);
   return options;
 }
 

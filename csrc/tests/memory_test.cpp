@@ -8,6 +8,9 @@
 #include <thread>
 #include <vector>
 
+#include "base/integers.hpp"
+#include "testing/pretended_memory.hpp"
+
 using namespace hotbed;
 
 #define CHECK(condition)                                                 \
@@ -85,7 +88,7 @@ void refusal_changes_nothing() {
   Mapping mapping;
   mapping.reserve(4 * kMegabyte, "a test");
   mapping.data()[0] = 42;
-  set_available_memory_for_test(100 * kMegabyte);
+  pretend_memory(100 * kMegabyte);
   bool refused = false;
   try {
     mapping.reserve(200 * kMegabyte, "table 'item'");
@@ -95,7 +98,7 @@ void refusal_changes_nothing() {
     CHECK(error.free == 100 * kMegabyte);
     CHECK(std::string(error.what()).find("table 'item'") == 0);
   }
-  set_available_memory_for_test(0);
+  pretend_memory(0);
   CHECK(refused);
   CHECK(mapping.bytes() == 4 * kMegabyte && mapping.data()[0] == 42);
 }

@@ -11,6 +11,7 @@
 #include <unordered_map>
 
 #include "check.hpp"
+#include "testing/pretended_memory.hpp"
 
 using hotbed::FrequencyClock;
 using hotbed::Ghosts;
@@ -383,11 +384,11 @@ TEST(running_out_of_memory_changes_nothing) {
   pool.use(range(0, 1000));
   pool.announce(range(500, 200'000));
   Numbers more = range(-1000, 2'500'000);
-  hotbed::set_available_memory_for_test(1 << 20);
+  hotbed::pretend_memory(1 << 20);
   CHECK_THROWS(pool.announce(more), hotbed::OutOfMemory);
   CHECK_THROWS(pool.admit_now(more), hotbed::OutOfMemory);
   CHECK_THROWS(Residency({10'000'000}, 1'000'000), hotbed::OutOfMemory);
-  hotbed::set_available_memory_for_test(0);
+  hotbed::pretend_memory(0);
   CHECK_EQ(pool.residency.announced(), 1);
   CHECK_EQ(pool.residency.next_batch(), 2);
   CHECK(pool.resident() == range(0, 1000));

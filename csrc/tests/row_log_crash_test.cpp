@@ -10,6 +10,7 @@
 #include "folder.hpp"
 #include "log/row_log.hpp"
 #include "log_model.hpp"
+#include "testing/io_faults.hpp"
 
 using namespace hotbed;
 
@@ -44,7 +45,7 @@ Story live(const std::string& folder, uint64_t seed) {
   options.space_ratio = random() % 2 ? 1.5 : 1.15;
   options.preallocate = random() % 2;
   options.background = random() % 4 > 0;
-  options.io.faults = faults;
+  options.io.observer = faults;
   options.io.threads = 4;
   Story story;
   auto log =

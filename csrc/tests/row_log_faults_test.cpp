@@ -13,6 +13,7 @@
 #include "log/row_log.hpp"
 #include "log_fixture.hpp"
 #include "log_model.hpp"
+#include "log_tier_access.hpp"
 
 using namespace hotbed;
 using model::Versions;
@@ -403,7 +404,7 @@ TEST(offsets_go_beyond_two_to_the_forty) {
       return;
     }
     // A block has 12288 bytes, so this is beyond 2^40 bytes and before 2^41.
-    log->tier(0).skip_blocks_for_test(100000000);
+    skip_blocks(log->tier(0), 100000000);
     model::write(log->tier(0), range(5, 50), 2);
     for (const RowKey& key : range(0, 10)) versions[key] = 1;
     for (const RowKey& key : range(5, 50)) versions[key] = 2;

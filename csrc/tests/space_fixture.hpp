@@ -14,6 +14,8 @@
 #include <vector>
 
 #include "check.hpp"
+#include "rules/initial.hpp"
+#include "table/table.hpp"
 #include "tiers/row_space.hpp"
 
 namespace hotbed {
@@ -169,7 +171,7 @@ struct Pair {
       : item(make_table("item", 100, steps)), user(make_table("user", -1, steps)) {
     tier = std::make_shared<MapTier>(layout_of(*item).bytes());
     if (elsewhere) planes = std::make_shared<OwnPlanes>(capacity);
-    std::vector<Table*> tables{item.get(), user.get()};
+    std::vector<const SpaceTable*> tables{item.get(), user.get()};
     space = std::make_shared<RowSpace>(layout_of(*item), tables, capacity, tier, planes);
     item->live_in(space, 0);
     user->live_in(space, 1);

@@ -1,5 +1,5 @@
 // Storage: how budgets are divided, and what a layout that does not fit leaves.
-#include "tiers/storage.hpp"
+#include "storage/storage.hpp"
 
 #include "check.hpp"
 #include "space_fixture.hpp"

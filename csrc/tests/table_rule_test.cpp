@@ -1,4 +1,4 @@
-#include "table/table_rule.hpp"
+#include "step/table_rule.hpp"
 
 #include <cmath>
 #include <limits>

@@ -6,7 +6,7 @@
 
 #include "base/prefetch.hpp"
 #include "base/random.hpp"
-#include "tiers/tier.hpp"
+#include "base/tier.hpp"
 
 namespace hotbed {
 

@@ -5,6 +5,8 @@
 #include <map>
 #include <set>
 
+#include "base/integers.hpp"
+
 namespace hotbed {
 
 HostTier::HostTier(int64_t record_bytes, const std::vector<int64_t>& table_rows, int64_t capacity,

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "base/memory.hpp"
+#include "base/tier.hpp"
 #include "tiers/residency.hpp"
-#include "tiers/tier.hpp"
 
 namespace hotbed {
 

@@ -17,7 +17,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "base/common.hpp"
+#include "base/integers.hpp"
 
 namespace hotbed {
 

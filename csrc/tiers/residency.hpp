@@ -11,9 +11,9 @@
 
 #include "base/memory.hpp"
 #include "base/prefetch.hpp"
+#include "base/tier.hpp"
 #include "tiers/frequency.hpp"
 #include "tiers/row_map.hpp"
-#include "tiers/tier.hpp"
 
 namespace hotbed {
 

@@ -24,27 +24,7 @@ int64_t ns_since(Clock::time_point start) {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count();
 }
 
-size_t compute_size(DType dtype) { return dtype == DType::f64 ? 8 : 4; }
-
 }  // namespace
-
-int64_t RecordLayout::weight_bytes() const { return dim * static_cast<int64_t>(size_of(dtype)); }
-
-int64_t RecordLayout::state_bytes(size_t k) const {
-  return state_widths[k] * static_cast<int64_t>(compute_size(dtype));
-}
-
-int64_t RecordLayout::bytes() const {
-  int64_t total = weight_bytes() + (steps ? 8 : 0);
-  for (size_t k = 0; k < state_widths.size(); ++k) total += state_bytes(k);
-  return total;
-}
-
-RecordLayout layout_of(const Table& table) {
-  RecordLayout layout{table.dtype(), table.dim(), {}, table.tracks_steps()};
-  for (const State& state : table.states()) layout.state_widths.push_back(state.plane.width());
-  return layout;
-}
 
 OverBudget::OverBudget(std::vector<Need> of_spaces)
     : std::runtime_error("a batch needs room for " + std::to_string(of_spaces[0].slots) +
@@ -52,8 +32,8 @@ OverBudget::OverBudget(std::vector<Need> of_spaces)
                          std::to_string(of_spaces[0].space->limit())),
       needs(std::move(of_spaces)) {}
 
-RowSpace::RowSpace(const RecordLayout& layout, std::vector<Table*> tables, int64_t capacity,
-                   std::shared_ptr<Tier> below, std::shared_ptr<RowPlanes> planes)
+RowSpace::RowSpace(const RecordLayout& layout, std::vector<const SpaceTable*> tables,
+                   int64_t capacity, std::shared_ptr<Tier> below, std::shared_ptr<RowPlanes> planes)
     : layout_(layout),
       record_bytes_(layout.bytes()),
       tables_(std::move(tables)),
@@ -65,7 +45,7 @@ RowSpace::RowSpace(const RecordLayout& layout, std::vector<Table*> tables, int64
       residency_(
           [&] {
             std::vector<int64_t> rows;
-            for (const Table* table : tables_)
+            for (const SpaceTable* table : tables_)
               rows.push_back(table->dynamic() ? -1 : table->size());
             return rows;
           }(),
@@ -253,11 +233,11 @@ void RowSpace::scatter(const uint8_t* records, const int64_t* slots, int64_t n) 
 }
 
 // The record of a row that is nowhere.
-void RowSpace::new_record(const Table& table, const int64_t* id, uint8_t* record) const {
+void RowSpace::new_record(const SpaceTable& table, const int64_t* id, uint8_t* record) const {
   table.first_values(id, 1, record);
   uint8_t* to = record + layout_.weight_bytes();
   for (size_t k = 0; k < states_.size(); ++k) {
-    double initial = table.states()[k].initial;
+    double initial = table.first_state(k);
     int64_t width = layout_.state_widths[k];
     if (layout_.dtype == DType::f64) {
       for (int64_t j = 0; j < width; ++j) std::memcpy(to + 8 * j, &initial, 8);

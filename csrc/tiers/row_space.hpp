@@ -16,29 +16,16 @@
 #include <thread>
 #include <vector>
 
+#include "base/integers.hpp"
 #include "base/memory.hpp"
-#include "table/table.hpp"
+#include "base/plane.hpp"
+#include "base/tier.hpp"
+#include "tiers/record_layout.hpp"
 #include "tiers/residency.hpp"
 #include "tiers/row_planes.hpp"
-#include "tiers/tier.hpp"
+#include "tiers/space_table.hpp"
 
 namespace hotbed {
-
-// How a row with its states and metadata lies in a record: one part after the other, as planes have
-// them.
-struct RecordLayout {
-  DType dtype = DType::f32;
-  int64_t dim = 0;
-  std::vector<int64_t> state_widths;
-  bool steps = false;  // the step up to which the row is current
-
-  bool operator==(const RecordLayout&) const = default;
-  int64_t weight_bytes() const;
-  int64_t state_bytes(size_t k) const;
-  int64_t bytes() const;
-};
-
-RecordLayout layout_of(const Table& table);
 
 // What tiers have done so far; counts are rows unless they say otherwise.
 struct TierCounters {
@@ -76,7 +63,7 @@ class RowSpace {
  public:
   // Tables are numbered by their order. `below` has records of layout.bytes(). `planes`: where rows
   // lie, of a layout without steps; null: in planes of its own.
-  RowSpace(const RecordLayout& layout, std::vector<Table*> tables, int64_t capacity,
+  RowSpace(const RecordLayout& layout, std::vector<const SpaceTable*> tables, int64_t capacity,
            std::shared_ptr<Tier> below, std::shared_ptr<RowPlanes> planes = nullptr);
 
   const RecordLayout& layout() const { return layout_; }
@@ -87,7 +74,6 @@ class RowSpace {
   // now on, never more than before. What others take of the budget grows, and then memory of slots
   // is given back.
   void allow(std::function<int64_t(uint64_t)> allowed) { allowed_ = std::move(allowed); }
-  const std::vector<Table*>& tables() const { return tables_; }
   Tier& below() const { return *below_; }
   RowPlanes* planes() const { return planes_.get(); }
 
@@ -191,7 +177,7 @@ class RowSpace {
   void gather(const int64_t* slots, int64_t n, uint8_t* records) const;
   void scatter(const uint8_t* records, const int64_t* slots, int64_t n);
   void fill_new(const std::vector<RowKey>& keys, const std::vector<int64_t>& slots);
-  void new_record(const Table& table, const int64_t* id, uint8_t* record) const;
+  void new_record(const SpaceTable& table, const int64_t* id, uint8_t* record) const;
   void read_below(std::span<const RowKey> keys, uint8_t* records, bool* found);
   std::vector<int64_t> stored(int32_t table, bool resident = false) const;
 
@@ -208,7 +194,7 @@ class RowSpace {
 
   RecordLayout layout_;
   int64_t record_bytes_;
-  std::vector<Table*> tables_;
+  std::vector<const SpaceTable*> tables_;
   std::shared_ptr<Tier> below_;
   std::shared_ptr<RowPlanes> planes_;
   Plane weights_, ids_, steps_;

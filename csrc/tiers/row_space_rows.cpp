@@ -80,7 +80,7 @@ void RowSpace::write(int32_t table, const int64_t* ids, int64_t n, const void* w
   std::lock_guard lock(mutex_);
   drain();
   write_held_back();
-  const Table& owner = *tables_[table];
+  const SpaceTable& owner = *tables_[table];
   bool whole = weights && (states || states_.empty()) && (last || !layout_.steps);
   auto take = [&](int64_t i, uint8_t* record) {
     int64_t at = layout_.weight_bytes();
@@ -393,7 +393,7 @@ TierCounters RowSpace::counters() {
 // Under mutex_.
 uint64_t RowSpace::bookkeeping_bytes() const {
   uint64_t bytes = residency_.used_bytes();
-  for (const Table* table : tables_) bytes += table->uses.memory_bytes();
+  for (const SpaceTable* table : tables_) bytes += table->uses_bytes();
   return bytes;
 }
 

@@ -123,12 +123,12 @@ def test_what_does_not_fit_is_refused_before_anything_changes() -> None:
 def test_a_state_too_large_to_copy_is_refused() -> None:
     model = Model()
     optimizer = hb.optim.Adam(model.parameters(), lr=0.01)
-    _core.set_available_memory_for_test(1000)
+    _core.pretend_memory(1000)
     try:
         with pytest.raises(hb.OptimizerError, match="would copy 3360 bytes.*1000 are free"):
             optimizer.state_dict()
     finally:
-        _core.set_available_memory_for_test(0)
+        _core.pretend_memory(0)
 
 
 def test_loading_weights_keeps_the_states() -> None:

@@ -20,7 +20,7 @@ def small_logs(
     faults: _core.IoFaults | None = None, segment_bytes: int = SEGMENT_BYTES
 ) -> Iterator[None]:
     """Collections that are made meanwhile have such logs."""
-    make = functools.partial(_core.Storage.make, segment_bytes=segment_bytes, faults=faults)
+    make = functools.partial(_core.Storage.make, segment_bytes=segment_bytes, observer=faults)
     with mock.patch.object(_core, "Storage", types.SimpleNamespace(make=make)):
         yield
 

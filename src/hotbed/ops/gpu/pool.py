@@ -1,6 +1,6 @@
 """Gather and pool: slots → rows → one vector a bag, for all features of a collection.
 
-Twin of csrc/rules/pool.cpp. Features that move equally wide values share a launch, whatever their dims,
+Twin of csrc/batch/pool.cpp. Features that move equally wide values share a launch, whatever their dims,
 combiners, offsets and weights. Each bag is summed in float32 in the order of its positions, so the
 result has the bits of the core's.
 

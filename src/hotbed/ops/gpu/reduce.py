@@ -1,6 +1,6 @@
 """Segment sum: the terms of a slot (see `terms`) → its gradient row, in float32.
 
-Twin of csrc/rules/reduce.cpp. Every CHUNK positions of a slot, from its first on, are a chunk, summed by
+Twin of csrc/batch/reduce.cpp. Every CHUNK positions of a slot, from its first on, are a chunk, summed by
 threads of its own; every CHUNK of its chunks are a group, summed likewise. A slot's row is the sum
 of its groups, then the chunks behind them, then the terms behind those. So an id that takes a tenth
 of the batch delays nobody, and what is added in which order depends on nothing but the slot's own

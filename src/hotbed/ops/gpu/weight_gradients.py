@@ -1,6 +1,6 @@
 """The gradient of per-sample weights: of each position, its bag's gradient times its row.
 
-Twin of `weight_gradients` in csrc/rules/pool.cpp. With g the gradient of a bag, v the row of a position,
+Twin of `weight_gradients` in csrc/batch/pool.cpp. With g the gradient of a bag, v the row of a position,
 y the bag's vector and d what the bag was divided by: sum g·v; mean (g·v − g·y) / d;
 sqrtn g·v / d − g·y · w / d².
 """
