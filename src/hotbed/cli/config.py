@@ -34,7 +34,7 @@ def read_config(path: str, settings: type[Any]) -> dict[str, Any]:
             near = difflib.get_close_matches(name, known, 1)
             hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}."
             raise ConfigError(f"{path}: unknown key {key!r}; {hint}")
-        options[known[name].field] = _checked(path, key, value, known[name].type)
+        options[known[name].field] = _checked(path, key, value, known[name].value_type)
     return options
 
 

@@ -29,7 +29,7 @@ def command(settings: type[Any], *, config: bool = False) -> Callable[[Callable[
         parameters.insert(1, _config_parameter(settings))
 
     def decorate(run: Callable[..., None]) -> Callable[..., None]:
-        def called(**typed: Any) -> None:
+        def called(**typed: object) -> None:
             given = {name: _value(option, typed.pop(name)) for name, option in options.items()}
             run(given, **typed)
 
@@ -42,20 +42,22 @@ def command(settings: type[Any], *, config: bool = False) -> Callable[[Callable[
 
 
 def _parameter(option: Option) -> inspect.Parameter:
-    kind, is_list = option.mark(Kind), option.type == tuple[str, ...]
+    kind, is_list = option.mark(Kind), option.value_type == tuple[str, ...]
     shown: dict[str, Any] = {"help": option.help, "metavar": kind and kind.metavar}
     declared = (
         typer.Argument(**shown)
         if kind is not None and kind.is_positional
         else typer.Option(f"--{option.key}", **shown)
     )
-    type_ = list[str] if is_list else option.type
+    type_: Any = list[str] if is_list else option.value_type
     default = None if is_list else option.default
     return _keyword(option.field, type_ | None if default is None else type_, declared, default)
 
 
-def _value(option: Option, typed: Any) -> Any:
-    return tuple(typed or ()) if option.type == tuple[str, ...] else typed
+def _value(option: Option, typed: object) -> object:
+    if option.value_type == tuple[str, ...]:
+        return tuple(typed) if isinstance(typed, list) else ()
+    return typed
 
 
 def _config_parameter(settings: type[Any]) -> inspect.Parameter:
@@ -73,8 +75,8 @@ def _config_parameter(settings: type[Any]) -> inspect.Parameter:
     return _keyword("config", str | None, declared, None)
 
 
-def _keyword(name: str, type_: Any, declared: Any, default: Any) -> inspect.Parameter:
-    annotation = Annotated[type_, declared]
+def _keyword(name: str, type_: Any, declared: object, default: object) -> inspect.Parameter:
+    annotation: Any = Annotated[type_, declared]
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
     )

@@ -21,7 +21,7 @@ _A = TypeVar("_A")
 
 
 class Kind(NamedTuple):
-    """What the text of an option stands for."""
+    """The meaning of an option's text."""
 
     metavar: str
     """Its name in the help."""
@@ -47,7 +47,7 @@ class OneOf(NamedTuple):
 
 
 class Mark(enum.Enum):
-    """What else there is to know of an option."""
+    """Properties of an option that its type does not show."""
 
     SAME_RUN = enum.auto()
     """A run that goes on must have the value with which it began."""
@@ -62,11 +62,11 @@ class Option:
 
     field: str
     """Its name in Python."""
-    type: Any
+    value_type: object
     """str, int, float, bool, or tuple[str, ...] for one that may be given several times."""
     is_optional: bool
     """True if its value may be None."""
-    default: Any
+    default: object
     """None where a value must be given."""
     help: str
     marks: tuple[Any, ...]
@@ -77,7 +77,7 @@ class Option:
         return self.field.rstrip("_").replace("_", "-")
 
     def mark(self, kind: type[_A]) -> _A | None:
-        """What its annotation says of this kind."""
+        """The first of its marks that is of this kind, or None."""
         return next((mark for mark in self.marks if isinstance(mark, kind)), None)
 
 
@@ -90,7 +90,7 @@ def options_of(settings: type[Any]) -> dict[str, Option]:
     }
 
 
-def _option(field: dataclasses.Field[Any], hint: Any, told: dict[str, str]) -> Option:
+def _option(field: dataclasses.Field[Any], hint: object, told: dict[str, str]) -> Option:
     kind, *marks = get_args(hint) if get_origin(hint) is Annotated else (hint,)
     is_optional = NoneType in get_args(kind)
     if is_optional:
@@ -103,7 +103,7 @@ def _option(field: dataclasses.Field[Any], hint: Any, told: dict[str, str]) -> O
             text = text.replace("{choices}", f"{', '.join(most)} or {last}")
     return Option(
         field=field.name,
-        type=kind,
+        value_type=kind,
         is_optional=is_optional,
         default=default,
         help=text,

@@ -89,7 +89,7 @@ class RunCheckpoints(Checkpoints):
 
 
 class _SameRun:
-    """What must not change when a run goes on, or it would not be the same."""
+    """Settings and data that a run must have again when it goes on."""
 
     NAMES = tuple(name for name, option in OPTIONS.items() if SAME_RUN in option.marks)
 

@@ -102,9 +102,9 @@ class TrainSettings:
             self._require(getattr(self, name) > 0, name, "positive")
         self._require(0 < self.lr <= _MOST_LR, "lr", f"positive, and at most {_MOST_LR:g}")
         if self.resumes and self.checkpoint is None:
-            option = "--resume" if self.resume_from is None else "--resume-from"
+            typed = "--resume" if self.resume_from is None else "--resume-from"
             raise SettingsError(
-                f"{option} goes on from a checkpoint: name their folder, --checkpoint DIR."
+                f"{typed} goes on from a checkpoint: name their folder, --checkpoint DIR."
             )
         self._require(self.on_error in ("raise", "skip"), "on_error", "raise or skip")
         self._require(0 <= self.test_fraction < 1, "test_fraction", "in [0, 1)")
@@ -154,7 +154,8 @@ class TrainSettings:
         """
         reads = [Named("--data", path) for path in self.data]
         reads += [] if config is None else [Named("--config", config)]
-        writes, folders = [], []
+        writes: list[Named] = []
+        folders: list[Folder] = []
         for option in OPTIONS.values():
             kind, path = option.mark(Kind), getattr(self, option.field)
             if kind is not None and path is not None:
