@@ -9,7 +9,7 @@ import importlib
 import inspect
 import re
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -38,7 +38,6 @@ lines:
 """
 
 OPTIMIZERS = PAGE.with_name("optimizers.md")
-BEGIN, END = "<!-- rules: begin -->\n", "<!-- rules: end -->"
 
 
 def main() -> None:
@@ -47,14 +46,42 @@ def main() -> None:
 
 
 def with_rules(page: str) -> str:
-    """A page with the table of all rules between its markers."""
+    """A page with the tables of all rules between their markers."""
     rules = importlib.import_module("hotbed.optim").RULES
-    lines = ["| class | states a row | update | source |", "|---|---|---|---|"]
+    cells = [
+        (f"`{rule.__name__}`", rule._rule.states, rule._rule.update, rule._rule.source)
+        for rule in rules
+    ]
+    page = between(page, "rules", table(("class", "states a row", "update", "source"), cells))
+    alike: dict[tuple[tuple[str, str, str], ...], list[str]] = {}
     for rule in rules:
-        cells = (f"`{rule.__name__}`", rule._rule.states, rule._rule.update, rule._rule.source)
-        lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
-    head, rest = page.split(BEGIN, 1)
-    return head + BEGIN + "\n".join(lines) + "\n" + END + rest.split(END, 1)[1]
+        alike.setdefault(rule._rule.exact, []).append(rule.__name__)
+    cells = [(", ".join(names), *row) for rows, names in alike.items() for row in rows]
+    cells.append(COUPLED)
+    head = ("rule", "option", "`exact` is", "cost of a missed stretch, or why")
+    return between(page, "exact", table(head, cells))
+
+
+COUPLED = (
+    "every rule but SGD",
+    "L2 added to the gradient",
+    "refused",
+    "g = wd·w makes each missed step depend on the one before through a square root",
+)
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
+    for row in rows:
+        lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |")
+    return "\n".join(lines) + "\n"
+
+
+def between(page: str, name: str, written: str) -> str:
+    """The page with `written` between the markers of this name."""
+    begin, end = f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->"
+    head, rest = page.split(begin, 1)
+    return head + begin + written + end + rest.split(end, 1)[1]
 
 
 def text() -> str:
