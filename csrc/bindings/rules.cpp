@@ -42,53 +42,26 @@ Addresses sum_duplicates_into(Address slots, Address values, int64_t count, int6
 }  // namespace
 
 void bind_rules(nb::module_& module) {
-  nb::enum_<Rule>(module, "Rule")
-      .value("sgd", Rule::sgd)
-      .value("adagrad", Rule::adagrad)
-      .value("rowwise_adagrad", Rule::rowwise_adagrad)
-      .value("adam", Rule::adam)
-      .value("rowwise_adam", Rule::rowwise_adam)
-      .value("adamax", Rule::adamax)
-      .value("adadelta", Rule::adadelta)
-      .value("rmsprop", Rule::rmsprop)
-      .value("ftrl", Rule::ftrl);
+  nb::enum_<Rule> rules(module, "Rule");
+  for (const RuleKind& kind : kRuleKinds) rules.value(kind.name, kind.rule);
 
-  nb::class_<RuleOptions>(module, "RuleOptions")
-      .def(nb::init<>())
+  nb::class_<RuleOptions> options(module, "RuleOptions");
+  options.def(nb::init<>())
       .def(
           "__eq__", [](const RuleOptions& a, const RuleOptions& b) { return a == b; },
           nb::sig("def __eq__(self, other: object, /) -> bool"))
-      .def_rw("rule", &RuleOptions::rule)
-      .def_rw("momentum", &RuleOptions::momentum)
-      .def_rw("nesterov", &RuleOptions::nesterov)
-      .def_rw("amsgrad", &RuleOptions::amsgrad)
-      .def_rw("centered", &RuleOptions::centered)
-      .def_rw("maximize", &RuleOptions::maximize)
-      .def_rw("plain_eps", &RuleOptions::plain_eps)
-      .def_rw("decoupled_weight_decay", &RuleOptions::decoupled_weight_decay);
+      .def_rw("rule", &RuleOptions::rule);
+  for (auto [name, member] : kOptions) options.def_rw(name, member);
 
-  nb::class_<Hyperparameters>(module, "Hyperparameters")
-      .def(nb::init<>())
+  nb::class_<Hyperparameters> numbers(module, "Hyperparameters");
+  numbers.def(nb::init<>())
       .def(
           "__eq__", [](const Hyperparameters& a, const Hyperparameters& b) { return a == b; },
-          nb::sig("def __eq__(self, other: object, /) -> bool"))
-      .def_rw("lr", &Hyperparameters::lr)
-      .def_rw("momentum", &Hyperparameters::momentum)
-      .def_rw("dampening", &Hyperparameters::dampening)
-      .def_rw("beta1", &Hyperparameters::beta1)
-      .def_rw("beta2", &Hyperparameters::beta2)
-      .def_rw("alpha", &Hyperparameters::alpha)
-      .def_rw("eps", &Hyperparameters::eps)
-      .def_rw("weight_decay", &Hyperparameters::weight_decay)
-      .def_rw("lr_decay", &Hyperparameters::lr_decay)
-      .def_rw("lr_power", &Hyperparameters::lr_power)
-      .def_rw("l1", &Hyperparameters::l1)
-      .def_rw("l2", &Hyperparameters::l2)
-      .def_rw("l2_shrinkage", &Hyperparameters::l2_shrinkage)
-      .def_rw("beta", &Hyperparameters::beta);
+          nb::sig("def __eq__(self, other: object, /) -> bool"));
+  for (auto [name, member] : kNumbers) numbers.def_rw(name, member);
 
   nb::class_<RowUpdate>(module, "RowUpdate",
-                        "One table's share of a step; see csrc/rules/rules.hpp.")
+                        "One table's share of a step; see csrc/kernels/rule.hpp.")
       .def(nb::init<>())
       .def_rw("options", &RowUpdate::options)
       .def_rw("hyper", &RowUpdate::hyper)

@@ -1,10 +1,12 @@
-// The effect of missed zero-gradient steps on one row, by rule.
+// The effect of missed zero-gradient steps on one row: what rules choose from, in
+// kernels/rules.inl.
 #pragma once
 
 #include <cmath>
 
+#include "base/prefetch.hpp"
+#include "kernels/lanes.inl"
 #include "kernels/missed_steps.hpp"
-#include "kernels/rules.inl"
 
 namespace hotbed::HOTBED_ISA {
 namespace catching_up {
@@ -48,7 +50,7 @@ static HOTBED_INLINE bool replays(const MissedSteps& missed) {
   return missed.replayed || missed.segment_count;
 }
 
-// Rules whose first moment goes on moving the weight. `largest`: Adamax.
+// Rules whose first moment goes on moving the weight. `largest`: Missed::replays_largest.
 template <class C, bool largest>
 static void replay_columns(const MissedSteps& missed, int64_t dim, C* w, C* first,
                            const C* second) {
@@ -107,96 +109,5 @@ static void linear(const Transition& t, int64_t dim, C* w, C* b) {
   }
 }
 
-// A weight of FTRL is a function of its states and the numbers of the last step.
-template <class C>
-static void ftrl(const Hyperparameters& h, int64_t dim, C* w, const C* sum, const C* z) {
-  const C l1 = static_cast<C>(h.l1), inverse_lr = static_cast<C>(1 / h.lr);
-  const C ridge = static_cast<C>(2 * h.l2 + h.beta / h.lr);
-  for (int64_t j = 0; j < dim; ++j) {
-    C root = h.lr_power == -0.5
-                 ? std::sqrt(sum[j])
-                 : static_cast<C>(power_of(static_cast<double>(sum[j]), -h.lr_power));
-    w[j] = rules::ftrl_weight(z[j], l1, root * inverse_lr + ridge);
-  }
-}
-
-template <class C>
-static void row(const RuleOptions& o, const MissedSteps& missed, int64_t dim, C* w,
-                void* const* states) {
-  C* s[kMaxStates];
-  for (int k = 0; k < kMaxStates; ++k) s[k] = static_cast<C*>(states[k]);
-  const Transition& t = missed.across;
-  switch (o.rule) {
-    case Rule::sgd:
-      if (o.momentum) {
-        linear(t, dim, w, s[0]);
-      } else {
-        scale_by(w, dim, t.ww);
-      }
-      break;
-    case Rule::adagrad:
-    case Rule::rowwise_adagrad: scale_by(w, dim, t.ww); break;
-    case Rule::adam:
-      replay_columns<C, false>(missed, dim, w, s[0], o.amsgrad ? s[2] : s[1]);
-      scale_by(s[1], dim, t.second);
-      break;
-    case Rule::rowwise_adam:
-      replay_row<C>(missed, dim, w, s[0], o.amsgrad ? s[2][0] : s[1][0]);
-      scale_by(s[1], 1, t.second);
-      break;
-    case Rule::adamax: {
-      replay_columns<C, true>(missed, dim, w, s[0], s[1]);
-      C decay = static_cast<C>(t.second), eps = static_cast<C>(missed.last.eps);
-      for (int64_t j = 0; j < dim; ++j) {
-        C decayed = s[1][j] * decay;
-        s[1][j] = decayed > eps ? decayed : eps;
-      }
-      break;
-    }
-    case Rule::adadelta:
-      scale_by(w, dim, t.ww);
-      scale_by(s[0], dim, t.second);
-      scale_by(s[1], dim, t.second);
-      break;
-    case Rule::rmsprop:
-      if (o.momentum) {
-        linear(t, dim, w, s[o.centered ? 2 : 1]);
-      } else {
-        scale_by(w, dim, t.ww);
-      }
-      scale_by(s[0], dim, t.second);
-      if (o.centered) scale_by(s[1], dim, t.second);
-      break;
-    case Rule::ftrl: ftrl(missed.last, dim, w, s[0], s[1]); break;
-  }
-}
-
-template <class H>
-static void half_row(const RuleOptions& o, const MissedSteps& missed, int64_t dim, H* w,
-                     void* const* states, uint64_t stream, float* scratch) {
-  for (int64_t j = 0; j < dim; ++j) scratch[j] = decode(w[j]);
-  row<float>(o, missed, dim, scratch, states);
-  rules::round_row(scratch, stream, w, dim);
-}
-
 }  // namespace catching_up
-
-// Catches one row up. `stream` is of the rounding, for 16-bit rows; scratch holds dim floats.
-static void catch_up_row(const RuleOptions& options, const MissedSteps& missed, DType dtype,
-                         int64_t dim, void* weights, void* const* states, uint64_t stream,
-                         void* scratch) {
-  switch (dtype) {
-    case DType::f32:
-      return catching_up::row(options, missed, dim, static_cast<float*>(weights), states);
-    case DType::f64:
-      return catching_up::row(options, missed, dim, static_cast<double*>(weights), states);
-    case DType::f16:
-      return catching_up::half_row(options, missed, dim, static_cast<f16*>(weights), states, stream,
-                                   static_cast<float*>(scratch));
-    case DType::bf16:
-      return catching_up::half_row(options, missed, dim, static_cast<bf16*>(weights), states,
-                                   stream, static_cast<float*>(scratch));
-  }
-}
-
 }  // namespace hotbed::HOTBED_ISA

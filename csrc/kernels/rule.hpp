@@ -1,8 +1,11 @@
-// The optimizer rules as kernels take them: which there are, what one step needs to know, and what
-// one call updates. The arithmetic lies in kernels/rules.inl, the formulas in docs/optimizers.md.
+// The optimizer rules as data: what a rule keeps for a row, what one step of it needs to know, and
+// what one call updates. A rule is declared here, in kRuleKinds; its arithmetic lies in
+// kernels/rules.inl, its formula in docs/optimizers.md.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <iterator>
 
 #include "base/dtype.hpp"
 #include "base/random.hpp"
@@ -21,7 +24,6 @@ enum class Rule : int {
   ftrl = 8,
 };
 
-constexpr int kRules = 9;
 constexpr int kMaxStates = 3;
 
 // What decides which states a row has and which code runs. Fixed for the life of an optimizer.
@@ -38,6 +40,21 @@ struct RuleOptions {
 
   bool operator==(const RuleOptions&) const = default;
 };
+
+// The options by name.
+inline constexpr struct {
+  const char* name;
+  bool RuleOptions::* member;
+} kOptions[] = {
+    {"momentum", &RuleOptions::momentum},
+    {"nesterov", &RuleOptions::nesterov},
+    {"amsgrad", &RuleOptions::amsgrad},
+    {"centered", &RuleOptions::centered},
+    {"maximize", &RuleOptions::maximize},
+    {"plain_eps", &RuleOptions::plain_eps},
+    {"decoupled_weight_decay", &RuleOptions::decoupled_weight_decay},
+};
+static_assert((sizeof(Rule) + std::size(kOptions) + 3) / 4 * 4 == sizeof(RuleOptions));
 
 // The numbers of one step; a schedule may change any of them between steps.
 struct Hyperparameters {
@@ -58,6 +75,110 @@ struct Hyperparameters {
 
   bool operator==(const Hyperparameters&) const = default;
 };
+
+// The numbers by name.
+inline constexpr struct {
+  const char* name;
+  double Hyperparameters::* member;
+} kNumbers[] = {
+    {"lr", &Hyperparameters::lr},
+    {"momentum", &Hyperparameters::momentum},
+    {"dampening", &Hyperparameters::dampening},
+    {"beta1", &Hyperparameters::beta1},
+    {"beta2", &Hyperparameters::beta2},
+    {"alpha", &Hyperparameters::alpha},
+    {"eps", &Hyperparameters::eps},
+    {"weight_decay", &Hyperparameters::weight_decay},
+    {"lr_decay", &Hyperparameters::lr_decay},
+    {"lr_power", &Hyperparameters::lr_power},
+    {"l1", &Hyperparameters::l1},
+    {"l2", &Hyperparameters::l2},
+    {"l2_shrinkage", &Hyperparameters::l2_shrinkage},
+    {"beta", &Hyperparameters::beta},
+};
+static_assert(sizeof(double) * std::size(kNumbers) == sizeof(Hyperparameters));
+
+// How missed steps without a gradient are made up for at once; see docs/optimizers.md.
+enum class Missed {
+  unknown,          // they cannot be: the rule has no untouched="exact"
+  linear,           // weight and buffer are multiplied by a matrix
+  replays,          // the changes by the first moment are added up, over the root of the last state
+  replays_largest,  // likewise, over the last state itself
+  last_step,        // the weight is a function of its states and the numbers of the last step
+};
+
+// A state that a rule declares: dim values a row, or one.
+struct StateKind {
+  const char* name = nullptr;  // torch's name where torch has the state; nullptr: there is none
+  bool one_per_row = false;
+  bool is_accumulator = false;              // begins at the initial accumulator value, not at 0
+  bool RuleOptions::* only_with = nullptr;  // there with this option only
+};
+
+struct RuleKind {
+  Rule rule;
+  const char* name;
+  StateKind states[kMaxStates];  // in the order of RowUpdate::states
+  Missed missed = Missed::unknown;
+  double Hyperparameters::* second = nullptr;  // decay of the states that fade by it
+  bool follows_l2 = false;                     // L2 in the gradient leaves missed steps linear
+};
+
+inline constexpr RuleKind kRuleKinds[] = {
+    {.rule = Rule::sgd,
+     .name = "sgd",
+     .states = {{.name = "momentum_buffer", .only_with = &RuleOptions::momentum}},
+     .missed = Missed::linear,
+     .follows_l2 = true},
+    {.rule = Rule::adagrad,
+     .name = "adagrad",
+     .states = {{.name = "sum", .is_accumulator = true}},
+     .missed = Missed::linear},
+    {.rule = Rule::rowwise_adagrad,
+     .name = "rowwise_adagrad",
+     .states = {{.name = "sum", .one_per_row = true, .is_accumulator = true}},
+     .missed = Missed::linear},
+    {.rule = Rule::adam,
+     .name = "adam",
+     .states = {{.name = "exp_avg"},
+                {.name = "exp_avg_sq"},
+                {.name = "max_exp_avg_sq", .only_with = &RuleOptions::amsgrad}},
+     .missed = Missed::replays,
+     .second = &Hyperparameters::beta2},
+    {.rule = Rule::rowwise_adam,
+     .name = "rowwise_adam",
+     .states = {{.name = "exp_avg"},
+                {.name = "exp_avg_sq", .one_per_row = true},
+                {.name = "max_exp_avg_sq",
+                 .one_per_row = true,
+                 .only_with = &RuleOptions::amsgrad}},
+     .missed = Missed::replays,
+     .second = &Hyperparameters::beta2},
+    {.rule = Rule::adamax,
+     .name = "adamax",
+     .states = {{.name = "exp_avg"}, {.name = "exp_inf"}},
+     .missed = Missed::replays_largest,
+     .second = &Hyperparameters::beta2},
+    {.rule = Rule::adadelta,
+     .name = "adadelta",
+     .states = {{.name = "square_avg"}, {.name = "acc_delta"}},
+     .missed = Missed::linear,
+     .second = &Hyperparameters::alpha},
+    {.rule = Rule::rmsprop,
+     .name = "rmsprop",
+     .states = {{.name = "square_avg"},
+                {.name = "grad_avg", .only_with = &RuleOptions::centered},
+                {.name = "momentum_buffer", .only_with = &RuleOptions::momentum}},
+     .missed = Missed::linear,
+     .second = &Hyperparameters::alpha},
+    {.rule = Rule::ftrl,
+     .name = "ftrl",
+     .states = {{.name = "accumulator", .is_accumulator = true}, {.name = "linear"}},
+     .missed = Missed::last_step},
+};
+
+// The declaration of a rule.
+const RuleKind& kind_of(Rule rule);
 
 // One table's share of a step. Rows lie dim elements apart. States are double for f64 rows and
 // float for all others, and so are the gradient rows.

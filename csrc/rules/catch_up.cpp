@@ -37,9 +37,8 @@ class Planner {
     missed_ = {};
     missed_.across = history_.since(from);
     missed_.last = history_.last();
-    bool replays = options_.rule == Rule::adam || options_.rule == Rule::rowwise_adam ||
-                   options_.rule == Rule::adamax;
-    if (replays && from > 0) plan_replay(from);  // a row never touched has no first moment
+    bool replayed = replays(kind_of(options_.rule));
+    if (replayed && from > 0) plan_replay(from);  // a row never touched has no first moment
     planned_ = from;
     return missed_;
   }
@@ -51,7 +50,7 @@ class Planner {
     floor_.clear();
     keep_.clear();
     const auto& runs = history_.runs();
-    bool adamax = options_.rule == Rule::adamax;
+    bool by_largest = kind_of(options_.rule).missed == Missed::replays_largest;
     double ratio = history_.largest_ratio();
     double first = 1, second = 1;                       // decay of the moments since the gap began
     double power1 = 0, power2 = 0, of1 = -1, of2 = -1;  // beta^step, and of which betas
@@ -68,7 +67,7 @@ class Planner {
         first *= h.beta1;
         second *= h.beta2;
         change_.push_back(h.lr / (1 - power1) * first);
-        if (adamax) {
+        if (by_largest) {
           scale_.push_back(second);
         } else {
           scale_.push_back(std::sqrt((options_.amsgrad ? 1 : second) / (1 - power2)));
@@ -77,7 +76,7 @@ class Planner {
         keep_.push_back(run.one.ww);
         if (step % kCheckEvery != 0) continue;
         // All later changes together, each at most the size of a settled step.
-        double denominator = adamax ? second : (options_.amsgrad ? 1 : std::sqrt(second));
+        double denominator = by_largest ? second : (options_.amsgrad ? 1 : std::sqrt(second));
         double rest =
             history_.largest_size() * first / denominator / (1 - power1) * ratio / (1 - ratio);
         if (rest <= kNegligible) {
@@ -93,7 +92,7 @@ class Planner {
       change_[k] *= after;
       after *= keep_[k];
     }
-    if (!adamax && change_.size() > kFewSteps) return plan_segments();
+    if (!by_largest && change_.size() > kFewSteps) return plan_segments();
     missed_.replayed = static_cast<int64_t>(change_.size());
     missed_.change = change_.data();
     missed_.scale = scale_.data();

@@ -12,45 +12,31 @@ double keep_of(const RuleOptions& options, const Hyperparameters& h) {
   return options.decoupled_weight_decay ? 1 - h.lr * h.weight_decay : 1;
 }
 
+bool divides_by_largest(const RuleOptions& options) {
+  return kind_of(options.rule).missed == Missed::replays_largest;
+}
+
 Transition one_step(const RuleOptions& options, const Hyperparameters& h, int64_t step) {
+  const RuleKind& kind = kind_of(options.rule);
   Transition t;
   double keep = keep_of(options, h);
   t.ww = keep;
-  switch (options.rule) {
-    case Rule::sgd: {
-      double l2 = options.decoupled_weight_decay ? 0 : h.weight_decay;
-      if (!options.momentum) {
-        t.ww = keep - h.lr * l2;
-        break;
-      }
-      // The buffer: b' = momentum b + share l2 w; torch's first step takes the whole gradient.
-      double share = step == 1 ? 1 : 1 - h.dampening;
-      t.bb = h.momentum;
-      t.bw = share * l2;
-      // The step is b', or l2 w + momentum b' with Nesterov.
-      double direct = options.nesterov ? l2 : 0, through = options.nesterov ? h.momentum : 1;
-      t.ww = keep - h.lr * (direct + through * t.bw);
-      t.wb = -h.lr * through * t.bb;
-      break;
-    }
-    case Rule::adagrad:
-    case Rule::rowwise_adagrad: break;
-    case Rule::adam:
-    case Rule::rowwise_adam:
-    case Rule::adamax:
-      t.bb = h.beta1;
-      t.second = h.beta2;
-      break;
-    case Rule::adadelta: t.second = h.alpha; break;
-    case Rule::rmsprop:
-      t.second = h.alpha;
-      if (options.momentum) {
-        t.bb = h.momentum;
-        t.wb = -h.lr * h.momentum;
-      }
-      break;
-    case Rule::ftrl: break;
+  if (kind.second) t.second = h.*kind.second;
+  if (replays(kind)) t.bb = h.beta1;
+  if (kind.missed != Missed::linear) return t;
+  double l2 = kind.follows_l2 && !options.decoupled_weight_decay ? h.weight_decay : 0;
+  if (!options.momentum) {
+    t.ww = keep - h.lr * l2;
+    return t;
   }
+  // The buffer: b' = momentum b + share l2 w; torch's first step takes the whole gradient.
+  double share = step == 1 ? 1 : 1 - h.dampening;
+  t.bb = h.momentum;
+  t.bw = share * l2;
+  // The step is b', or l2 w + momentum b' with Nesterov.
+  double direct = options.nesterov ? l2 : 0, through = options.nesterov ? h.momentum : 1;
+  t.ww = keep - h.lr * (direct + through * t.bw);
+  t.wb = -h.lr * through * t.bb;
   return t;
 }
 
@@ -63,11 +49,11 @@ Transition power(Transition base, int64_t n) {
   return result;
 }
 
-bool replays(Rule rule) {
-  return rule == Rule::adam || rule == Rule::rowwise_adam || rule == Rule::adamax;
-}
-
 }  // namespace
+
+bool replays(const RuleKind& kind) {
+  return kind.missed == Missed::replays || kind.missed == Missed::replays_largest;
+}
 
 Transition compose(const Transition& a, const Transition& b) {
   return {b.ww * a.ww + b.wb * a.bw, b.ww * a.wb + b.wb * a.bb, b.bw * a.ww + b.bb * a.bw,
@@ -75,30 +61,36 @@ Transition compose(const Transition& a, const Transition& b) {
 }
 
 double decay_ratio(const RuleOptions& options, const Hyperparameters& h) {
-  if (options.rule == Rule::adamax) return h.beta1 / h.beta2;
+  if (divides_by_largest(options)) return h.beta1 / h.beta2;
   if (options.amsgrad) return h.beta1;
   return h.beta1 / std::sqrt(h.beta2);
 }
 
 double moment_bound(const RuleOptions& options, const Hyperparameters& h) {
   // By Cauchy-Schwarz over the gradients that both moments are made of.
-  if (options.rule == Rule::adamax) return (1 - h.beta1) / (1 - h.beta1 / h.beta2);
+  if (divides_by_largest(options)) return (1 - h.beta1) / (1 - h.beta1 / h.beta2);
   double ratio = h.beta1 * h.beta1 / h.beta2;
   return (1 - h.beta1) / std::sqrt((1 - h.beta2) * (1 - ratio));
 }
 
 std::string why_not_exact(const RuleOptions& options, const Hyperparameters& h) {
   bool coupled = h.weight_decay != 0 && !options.decoupled_weight_decay;
-  if (coupled && options.rule != Rule::sgd) {
+  const RuleKind& kind = kind_of(options.rule);
+  if (kind.missed == Missed::unknown) {
+    return std::string(
+               "nobody has worked out what steps without a gradient do to rows of the rule ") +
+           kind.name + "; use untouched=\"lazy\"";
+  }
+  if (coupled && !kind.follows_l2) {
     return "weight_decay that is added to the gradient makes every row's steps depend on the row "
            "itself, so missed steps cannot be made up for at once; use decoupled_weight_decay=True";
   }
-  if (options.rule == Rule::ftrl && h.l2_shrinkage != 0) {
+  if (h.l2_shrinkage != 0) {
     return "l2_shrinkage makes every row's steps depend on the row itself, so missed steps cannot "
            "be made up for at once; use l2";
   }
-  if (!replays(options.rule)) return "";
-  if (options.rule == Rule::adamax) {
+  if (!replays(kind)) return "";
+  if (divides_by_largest(options)) {
     if (h.beta1 < h.beta2) return "";
     return "with betas[0] >= betas[1] the steps of an untouched row do not fade, so replaying them "
            "has no bound";
@@ -110,12 +102,8 @@ std::string why_not_exact(const RuleOptions& options, const Hyperparameters& h) 
 }
 
 bool untouched_rows_stay(const RuleOptions& options, const Hyperparameters& h) {
-  switch (options.rule) {
-    case Rule::sgd: return !options.momentum && h.weight_decay == 0;
-    case Rule::adagrad:
-    case Rule::rowwise_adagrad: return h.weight_decay == 0;
-    default: return false;
-  }
+  const RuleKind& kind = kind_of(options.rule);
+  return kind.missed == Missed::linear && !kind.second && !options.momentum && h.weight_decay == 0;
 }
 
 void History::restart(int64_t steps, const Transition& base, const Hyperparameters& last) {
@@ -155,7 +143,7 @@ void History::record(const Hyperparameters& hyper) {
     ++runs_.back().count;
     return;
   }
-  if (replays(options_.rule)) {
+  if (replays(kind_of(options_.rule))) {
     largest_ratio_ = std::max(largest_ratio_, decay_ratio(options_, hyper));
     largest_size_ = std::max(largest_size_, moment_bound(options_, hyper));
   }

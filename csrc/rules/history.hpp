@@ -14,6 +14,9 @@ namespace hotbed {
 // First `first`, then `later`.
 Transition compose(const Transition& first, const Transition& later);
 
+// Whether a first moment goes on moving untouched rows, so that missed steps are replayed.
+bool replays(const RuleKind& kind);
+
 // Why a rule with these numbers has no bounded way to make up for missed steps; empty if it has.
 // See docs/optimizers.md.
 std::string why_not_exact(const RuleOptions& options, const Hyperparameters& hyper);

@@ -58,8 +58,7 @@ class Embedding(OneTable):
         self.scale_grad_by_freq, self.sparse = scale_grad_by_freq, True
         self._make(
             "Embedding",
-            num_embeddings,
-            embedding_dim,
+            (num_embeddings, embedding_dim),
             "none",
             padding_idx,
             _weight,

@@ -63,8 +63,7 @@ class EmbeddingBag(OneTable):
         self.include_last_offset = include_last_offset
         self._make(
             "EmbeddingBag",
-            num_embeddings,
-            embedding_dim,
+            (num_embeddings, embedding_dim),
             mode,
             padding_idx,
             _weight,

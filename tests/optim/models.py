@@ -12,8 +12,7 @@ import hotbed as hb
 
 ROWS, DIM = 30, 6
 
-ALL = ["SGD", "Adagrad", "RowwiseAdagrad", "Adam", "AdamW", "RowwiseAdam"]
-ALL += ["Adamax", "Adadelta", "RMSprop", "FTRL"]
+ALL = [kind.__name__ for kind in hb.optim.RULES]
 
 Batch = dict[str, Tensor]
 

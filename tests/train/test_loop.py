@@ -89,19 +89,37 @@ def test_fit_does_what_a_plain_loop_does():
     assert recorder.steps[7].epoch == 2 and not recorder.steps[7].logits.requires_grad
 
 
-def test_should_stop_ends_after_a_step():
+class Until(Callback):
+    """Stops a run after some steps."""
+
+    def __init__(self, recorder, steps):
+        self.recorder, self.steps = recorder, steps
+
+    def should_stop(self):
+        return len(self.recorder.steps) == self.steps
+
+
+def stopped(recorder, **options):
     model = Linear()
+    return fit(model, batches(), torch.optim.SGD(model.parameters(), 0.1), epochs=3, **options)
+
+
+def test_a_callback_ends_a_run_after_a_step():
     recorder = Recorder()
-    result = fit(
-        model,
-        batches(),
-        torch.optim.SGD(model.parameters(), 0.1),
-        epochs=3,
-        callbacks=[recorder],
-        should_stop=lambda: len(recorder.steps) == 8,
-    )
+    result = stopped(recorder, callbacks=[Until(recorder, 8), recorder])
     assert result.interrupted and (result.steps, result.epochs, result.rows) == (8, 1, 64)
     assert recorder.events[-1] == "end" and recorder.events[-2] == 8
+
+
+def test_should_stop_is_taken_for_one_more_version():
+    recorder = Recorder()
+    with pytest.warns(DeprecationWarning, match="becomes a callback"):
+        result = stopped(
+            recorder, callbacks=[recorder], should_stop=lambda: len(recorder.steps) == 8
+        )
+    assert result.interrupted and result.steps == 8
+    with pytest.raises(TypeError, match="unexpected keyword argument 'stop'"):
+        stopped(recorder, stop=lambda: True)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import sys
-from types import NoneType
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -14,6 +12,7 @@ else:
     import tomli as tomllib
 
 from hotbed.errors import HotbedError
+from hotbed.train.options import options_of
 
 
 class ConfigError(HotbedError, ValueError):
@@ -27,8 +26,7 @@ def read_config(path: str, settings: type[Any]) -> dict[str, Any]:
         ConfigError: no such file, not TOML, an unknown key or a value of the wrong type.
     """
     read = read_toml(path, "--config")
-    types = get_type_hints(settings)
-    known = {_key_of(field.name): (field.name, types[field.name]) for field in _fields(settings)}
+    known = {option.key: option for option in options_of(settings).values()}
     options = {}
     for key, value in read.items():
         name = key.replace("_", "-")
@@ -36,8 +34,7 @@ def read_config(path: str, settings: type[Any]) -> dict[str, Any]:
             near = difflib.get_close_matches(name, known, 1)
             hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}."
             raise ConfigError(f"{path}: unknown key {key!r}; {hint}")
-        field, kind = known[name]
-        options[field] = _checked(path, key, value, kind)
+        options[known[name].field] = _checked(path, key, value, known[name].value_type)
     return options
 
 
@@ -57,18 +54,7 @@ def read_toml(path: str, option: str) -> dict[str, Any]:
         raise ConfigError(f"{path} is not TOML: {error}.") from None
 
 
-def _key_of(field: str) -> str:
-    """Without the underscore of a name that is Python's, such as ``from_``."""
-    return field.rstrip("_").replace("_", "-")
-
-
-def _fields(settings: type[Any]) -> tuple[dataclasses.Field[Any], ...]:
-    return dataclasses.fields(settings)
-
-
 def _checked(path: str, key: str, value: Any, kind: Any) -> Any:
-    if NoneType in get_args(kind):  # an option that may be left out
-        (kind,) = {*get_args(kind)} - {NoneType}
     if kind == tuple[str, ...]:
         value = [value] if isinstance(value, str) else value
         if isinstance(value, list) and all(isinstance(item, str) for item in value):

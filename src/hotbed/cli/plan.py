@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,63 +10,57 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hotbed.cli.errors import told_in_one_sentence
+from hotbed.cli.options import command
+from hotbed.models import MODELS
+from hotbed.train.options import FILE, SIZE, Kind, OneOf
 
 if TYPE_CHECKING:
+    from hotbed.dist import Plan
     from hotbed.tables import Table
 
+_NUMBER = Kind("N", is_path=False)
 
-def plan(
-    path: Annotated[
-        str | None,
-        typer.Argument(metavar="DIR", help="A checkpoint, or a folder of them: plan its tables."),
-    ] = None,
-    tables: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="Plan the tables in a TOML file, as below."),
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            help="Plan a model on click logs: dlrm or wide-deep, as hotbed train makes it."
-        ),
-    ] = None,
-    dim: Annotated[int, typer.Option(help="Of --model: width of the tables.")] = 16,
-    world_size: Annotated[int, typer.Option(help="Number of ranks, a process each.")] = 8,
-    strategy: Annotated[
-        str, typer.Option(help="auto, basic, memory_balanced or memory_optimized.")
-    ] = "auto",
-    column_slice_threshold: Annotated[
-        int | None, typer.Option(metavar="N", help="Most elements of a slice of columns.")
-    ] = None,
-    row_slice_threshold: Annotated[
-        int | None, typer.Option(metavar="N", help="Tables of so many elements are cut by row.")
-    ] = None,
-    data_parallel_threshold: Annotated[
-        int | None, typer.Option(metavar="N", help="Tables of at most so many are replicated.")
-    ] = None,
-    optimizer: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Count its states. Default: the checkpoint's, or none."),
-    ] = None,
-    expected_rows: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="[TABLE=]ROWS",
-            help="Rows of a dynamic table, or of all that are not named. Default: the checkpoint's.",
-        ),
-    ] = None,
-    memory: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="What a rank holds, like 80GB.")
-    ] = None,
-    device: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Instead: memory of a rank's GPU,")
-    ] = None,
-    host: Annotated[str | None, typer.Option(metavar="SIZE", help="its RAM,")] = None,
-    ssd: Annotated[str | None, typer.Option(metavar="SIZE", help="its SSD.")] = None,
-    write: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Write the plan as TOML.")
-    ] = None,
-) -> None:
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PlanSettings:
+    """The options of `hotbed plan`."""
+
+    path: Annotated[str | None, Kind("DIR", is_positional=True)] = None
+    """A checkpoint, or a folder of them: plan its tables."""
+    tables: Annotated[str | None, FILE] = None
+    """Plan the tables in a TOML file, as below."""
+    model: Annotated[str | None, OneOf(MODELS)] = None
+    """Plan a model on click logs: {choices}, as hotbed train makes it."""
+    dim: int = 16
+    """Of --model: width of the tables."""
+    world_size: int = 8
+    """Number of ranks, a process each."""
+    strategy: str = "auto"
+    """auto, basic, memory_balanced or memory_optimized."""
+    column_slice_threshold: Annotated[int | None, _NUMBER] = None
+    """Most elements of a slice of columns."""
+    row_slice_threshold: Annotated[int | None, _NUMBER] = None
+    """Tables of so many elements are cut by row."""
+    data_parallel_threshold: Annotated[int | None, _NUMBER] = None
+    """Tables of at most so many are replicated."""
+    optimizer: Annotated[str | None, Kind("NAME", is_path=False)] = None
+    """Count its states. Default: the checkpoint's, or none."""
+    expected_rows: Annotated[tuple[str, ...], Kind("[TABLE=]ROWS", is_path=False)] = ()
+    """Rows of a dynamic table, or of all that are not named. Default: the checkpoint's."""
+    memory: Annotated[str | None, SIZE] = None
+    """What a rank holds, like 80GB."""
+    device: Annotated[str | None, SIZE] = None
+    """Instead: memory of a rank's GPU,"""
+    host: Annotated[str | None, SIZE] = None
+    """its RAM,"""
+    ssd: Annotated[str | None, SIZE] = None
+    """its SSD."""
+    write: Annotated[str | None, FILE] = None
+    """Write the plan as TOML."""
+
+
+@command(PlanSettings)
+def plan(given: dict[str, Any]) -> None:
     """Show which rank would keep which part of which table. Nothing runs and no memory is taken.
 
     If a rank keeps more than it holds, the exit code is 2 and the three cheapest remedies are told.
@@ -89,34 +84,44 @@ def plan(
     """
     from rich.console import Console
 
-    with told_in_one_sentence({"device": device, "host": host, "ssd": ssd}):
-        from hotbed.checkpoint.folder import is_of_checkpoints
-        from hotbed.dist import plan as planned
-        from hotbed.train.paths import Folder, Named, refuse_clashes
-        from hotbed.train.report import check_writable_file
-
-        if write is not None:
-            reads = [] if tables is None else [Named("--tables", tables)]
-            folders = [] if path is None else [Folder(Named("DIR", path), is_of_checkpoints)]
-            refuse_clashes(reads, [Named("--write", write)], folders)
-            check_writable_file(write)
-        found, rows, saved_by = _tables(path, tables, model, dim)
-        tiers = {"device": device, "host": host, "ssd": ssd}
-        made = planned(
-            found,
-            world_size,
-            strategy=strategy,
-            column_slice_threshold=column_slice_threshold,
-            row_slice_threshold=row_slice_threshold,
-            data_parallel_threshold=data_parallel_threshold,
-            optimizer=optimizer or saved_by,
-            expected_rows=rows | _expected(found, rows, expected_rows or []),
-            storage={name: size for name, size in tiers.items() if size is not None} or None,
-            memory=memory,
-        )
+    with told_in_one_sentence(given):
+        asked = PlanSettings(**given)
+        if asked.write is not None:
+            _check_output(asked, asked.write)
+        made = _plan(asked)
         typer.echo(made.printed(Console().width))
-        if write is not None:
-            made.write(write)
+        if asked.write is not None:
+            made.write(asked.write)
+
+
+def _check_output(asked: PlanSettings, write: str) -> None:
+    from hotbed.checkpoint.folder import is_of_checkpoints
+    from hotbed.train.paths import Folder, Named, refuse_clashes
+    from hotbed.train.report import check_writable_file
+
+    reads = [] if asked.tables is None else [Named("--tables", asked.tables)]
+    folders = [] if asked.path is None else [Folder(Named("DIR", asked.path), is_of_checkpoints)]
+    refuse_clashes(reads, [Named("--write", write)], folders)
+    check_writable_file(write)
+
+
+def _plan(asked: PlanSettings) -> Plan:
+    from hotbed.dist import plan as planned
+
+    found, rows, saved_by = _tables(asked.path, asked.tables, asked.model, asked.dim)
+    tiers = {"device": asked.device, "host": asked.host, "ssd": asked.ssd}
+    return planned(
+        found,
+        asked.world_size,
+        strategy=asked.strategy,
+        column_slice_threshold=asked.column_slice_threshold,
+        row_slice_threshold=asked.row_slice_threshold,
+        data_parallel_threshold=asked.data_parallel_threshold,
+        optimizer=asked.optimizer or saved_by,
+        expected_rows=rows | _expected(found, rows, asked.expected_rows),
+        storage={name: size for name, size in tiers.items() if size is not None} or None,
+        memory=asked.memory,
+    )
 
 
 _Found = tuple[list["Table"], dict[str, int], Any]
@@ -134,7 +139,6 @@ def _tables(path: str | None, file: str | None, model: str | None, dim: int) -> 
         return _of_file(file)
     from hotbed.data import CATEGORIES
     from hotbed.dist.planning import tables_in
-    from hotbed.models import MODELS
 
     if model not in MODELS:
         raise ConfigError(f"--model is {model!r}; it must be one of {', '.join(MODELS)}.")

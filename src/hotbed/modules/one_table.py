@@ -51,8 +51,7 @@ class OneTable(TableOwner):
     def _make(
         self,
         kind: str,
-        num_embeddings: int | None,
-        embedding_dim: int,
+        shape: tuple[int | None, int],
         combiner: str,
         padding_idx: int | None,
         weight: Any,
@@ -65,16 +64,15 @@ class OneTable(TableOwner):
         there = named_device(device)
         if weight is not None:
             weight = real_tensor(f"hotbed.{kind}", "_weight", weight)
-            if tuple(weight.shape) != (num_embeddings, embedding_dim):
+            if tuple(weight.shape) != shape:
                 raise TableError(
-                    f"hotbed.{kind}: _weight has shape {tuple(weight.shape)}, the arguments say "
-                    f"({num_embeddings}, {embedding_dim})."
+                    f"hotbed.{kind}: _weight has shape {tuple(weight.shape)}, the arguments say {shape}."
                 )
             dtype, init = dtype or weight.dtype, initializers.Zeros()
         spec = Table(
             kind.lower(),
-            embedding_dim,
-            num_embeddings,
+            shape[1],
+            shape[0],
             combiner,
             dtype or torch.get_default_dtype(),
             init or initializers.Normal(0.0, 1.0),

@@ -6,10 +6,11 @@ import dataclasses
 from typing import Any
 
 import torch
+from typing_extensions import Unpack
 
 from hotbed.optim.base import TableOptimizer
-from hotbed.optim.dense import DenseFactory
-from hotbed.optim.options import DECAY, EPS, FOREACH, LR, MAXIMIZE, Fixed, Number, Rule, arguments
+from hotbed.optim.constructors import Coupled, Stock, arguments
+from hotbed.optim.options import DECAY, EPS, FOREACH, LR, MAXIMIZE, Fixed, Number, Rule
 
 __all__ = ["Adadelta", "Adagrad", "RMSprop", "RowwiseAdagrad"]
 
@@ -47,6 +48,10 @@ class Adagrad(TableOptimizer):
         states="dim",
         update="s += g²; w −= lr/(1+(t−1)·lr_decay) · g/(√s + eps)",
         source="torch",
+        exact=(
+            ("plain, lr_decay", "same as lazy", "none"),
+            ("decoupled decay", "closed form", "one factor a stretch"),
+        ),
     )
 
     def __init__(
@@ -57,15 +62,7 @@ class Adagrad(TableOptimizer):
         weight_decay: float = 0.0,
         initial_accumulator_value: float = 0.0,
         eps: float = 1e-10,
-        *,
-        maximize: bool = False,
-        decoupled_weight_decay: bool = False,
-        foreach: bool | None = None,
-        differentiable: bool = False,
-        untouched: str = "lazy",
-        dense: DenseFactory | None = None,
-        fused: bool = False,
-        replace_state: bool = False,
+        **options: Unpack[Coupled],
     ) -> None:
         super().__init__(params, arguments(locals()))
 
@@ -117,6 +114,7 @@ class Adadelta(TableOptimizer):
         states="2 dim",
         update="v = ρv + (1−ρ)g²; d = √(a+eps)/√(v+eps) · g; a = ρa + (1−ρ)d²; w −= lr·d",
         source="torch",
+        exact=(("also decoupled decay", "closed form", "two factors"),),
     )
 
     def __init__(
@@ -126,16 +124,7 @@ class Adadelta(TableOptimizer):
         rho: float = 0.9,
         eps: float = 1e-6,
         weight_decay: float = 0.0,
-        *,
-        maximize: bool = False,
-        decoupled_weight_decay: bool = False,
-        foreach: bool | None = None,
-        capturable: bool = False,
-        differentiable: bool = False,
-        untouched: str = "lazy",
-        dense: DenseFactory | None = None,
-        fused: bool = False,
-        replace_state: bool = False,
+        **options: Unpack[Stock],
     ) -> None:
         super().__init__(params, arguments(locals()))
 
@@ -176,6 +165,13 @@ class RMSprop(TableOptimizer):
         states="dim (+ dim centered, + dim momentum)",
         update="v = αv + (1−α)g²; d = g/(√v + eps); momentum: b = μb + d; w −= lr·b",
         source="torch",
+        exact=(
+            (
+                "plain, centered, momentum, decoupled decay",
+                "closed form",
+                "a 2×2 matrix and a factor",
+            ),
+        ),
     )
 
     def __init__(
@@ -187,15 +183,6 @@ class RMSprop(TableOptimizer):
         weight_decay: float = 0.0,
         momentum: float = 0.0,
         centered: bool = False,
-        *,
-        maximize: bool = False,
-        decoupled_weight_decay: bool = False,
-        foreach: bool | None = None,
-        capturable: bool = False,
-        differentiable: bool = False,
-        untouched: str = "lazy",
-        dense: DenseFactory | None = None,
-        fused: bool = False,
-        replace_state: bool = False,
+        **options: Unpack[Stock],
     ) -> None:
         super().__init__(params, arguments(locals()))

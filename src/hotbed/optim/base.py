@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from hotbed import _core
 from hotbed.errors import OptimizerError
 from hotbed.ops.outside_graphs import outside_graphs
+from hotbed.optim.constructors import spell_out
 from hotbed.optim.dense import DenseFactory, DenseHalf, name_of
 from hotbed.optim.fused import FusedUpdates
 from hotbed.optim.guards import mark_table_optimizer
@@ -65,6 +66,11 @@ class TableOptimizer(Optimizer):
     """
 
     _rule: ClassVar[Rule]
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "__init__" in vars(cls):
+            spell_out(cls.__init__)
 
     def __new__(cls, *args: Any, **options: Any) -> TableOptimizer:
         accepted = inspect.signature(cls.__init__).parameters

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import inspect
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from hotbed.errors import OptimizerError
 from hotbed.optim.guards import mark_inner
 from hotbed.table.live import live_table
 
-__all__ = ["LR_RATIO", "DenseFactory", "DenseHalf", "Ftrl", "name_of"]
+__all__ = ["LR_RATIO", "DenseFactory", "DenseHalf", "name_of"]
 
 DenseFactory = Callable[[list[dict[str, Any]]], Optimizer]
 
@@ -189,59 +189,3 @@ def name_of(parameter: Tensor, group: dict[str, Any], position: int) -> str:
                     best = name
     shape = tuple(parameter.shape)
     return f"Parameter {best!r} of shape {shape}" if best else f"A dense parameter of shape {shape}"
-
-
-class Ftrl(Optimizer):
-    """FTRL for dense parameters, with the arithmetic of `hotbed.optim.FTRL`; torch has none."""
-
-    def __init__(
-        self,
-        params: Iterable[Any],
-        lr: float = 1e-3,
-        lr_power: float = -0.5,
-        initial_accumulator_value: float = 0.1,
-        l1: float = 0.0,
-        l2: float = 0.0,
-        l2_shrinkage: float = 0.0,
-        beta: float = 0.0,
-        maximize: bool = False,
-    ) -> None:
-        super().__init__(
-            params,
-            {
-                "lr": lr,
-                "lr_power": lr_power,
-                "initial_accumulator_value": initial_accumulator_value,
-                "l1": l1,
-                "l2": l2,
-                "l2_shrinkage": l2_shrinkage,
-                "beta": beta,
-                "maximize": maximize,
-            },
-        )
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            lr = float(group["lr"])
-            power = -group["lr_power"]
-            ridge = 2 * group["l2"] + group["beta"] / lr
-            for w in group["params"]:
-                if w.grad is None:
-                    continue
-                g = -w.grad if group["maximize"] else w.grad
-                state = self.state[w]
-                if not state:
-                    state["accumulator"] = torch.full_like(w, group["initial_accumulator_value"])
-                    state["linear"] = torch.zeros_like(w)
-                total, z = state["accumulator"], state["linear"]
-                old = total.pow(power)
-                total.addcmul_(g, g)
-                new = total.pow(power)
-                z.add_(g).add_(w, alpha=2 * group["l2_shrinkage"]).addcmul_(
-                    new - old, w, value=-1 / lr
-                )
-                curvature = new / lr + ridge
-                clipped = z.clamp(-group["l1"], group["l1"])
-                flat = ~(curvature > 0)
-                w.copy_(((clipped - z) / curvature).masked_fill_(flat, 0.0))

@@ -9,24 +9,13 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from hotbed.errors import OptimizerError
 from hotbed.ops.outside_graphs import outside_graphs
+from hotbed.optim.options import torch_classes
 from hotbed.table.live import live_table, live_tables
 
 __all__ = ["mark_inner", "mark_table_optimizer"]
 
-# torch's name → the Hotbed class with the same rule, or the nearest one.
-_COUNTERPARTS = {
-    "SGD": "SGD",
-    "ASGD": "SGD",
-    "Adagrad": "Adagrad",
-    "Adam": "Adam",
-    "SparseAdam": "SparseAdam",
-    "NAdam": "Adam",
-    "RAdam": "Adam",
-    "AdamW": "AdamW",
-    "Adamax": "Adamax",
-    "Adadelta": "Adadelta",
-    "RMSprop": "RMSprop",
-}
+# Classes of torch whose rule is no other's → the Hotbed class with that of the same, or the nearest, rule.
+_NEAREST = {"ASGD": "SGD", "SparseAdam": "SparseAdam"}
 
 _KIND = "_hotbed_kind"
 _CHECKED = "_hotbed_checked"
@@ -70,7 +59,8 @@ def _refuse_handles(optimizer: Optimizer) -> None:
                 continue
             name = type(optimizer).__name__
             dense = "Adam" if name == "SparseAdam" else name  # which takes no dense gradients
-            use = f"hotbed.optim.{_COUNTERPARTS.get(name, 'Adam')}"
+            nearest = name if name in torch_classes() else _NEAREST.get(name, "Adam")
+            use = f"hotbed.optim.{nearest}"
             raise OptimizerError(
                 f"Table {live.name!r} is in a torch.optim.{name}, which cannot update its rows. Use "
                 f"{use}(model.parameters(), ...) for tables and dense parameters alike, or give "

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
+from torch.optim import Optimizer
+from typing_extensions import Unpack
 
 from hotbed.optim.base import TableOptimizer
-from hotbed.optim.dense import DenseFactory, Ftrl
-from hotbed.optim.options import DECAY, FOREACH, LR, MAXIMIZE, Fixed, Number, Rule, arguments
+from hotbed.optim.constructors import Coupled, Shared, arguments
+from hotbed.optim.options import DECAY, FOREACH, LR, MAXIMIZE, Fixed, Number, Rule
 
 __all__ = ["FTRL", "SGD"]
 
@@ -53,6 +55,14 @@ class SGD(TableOptimizer):
         states="none, or one buffer",
         update="b = μb + (1−damp)g; w −= lr·b; Nesterov: w −= lr·(g + μb)",
         source="torch",
+        exact=(
+            ("plain", "same as lazy", "none"),
+            (
+                "momentum, Nesterov, weight decay of either kind",
+                "closed form",
+                "a 2×2 matrix a stretch",
+            ),
+        ),
     )
 
     def __init__(
@@ -63,17 +73,65 @@ class SGD(TableOptimizer):
         dampening: float = 0.0,
         weight_decay: float = 0.0,
         nesterov: bool = False,
-        *,
-        maximize: bool = False,
-        decoupled_weight_decay: bool = False,
-        foreach: bool | None = None,
-        differentiable: bool = False,
-        untouched: str = "lazy",
-        dense: DenseFactory | None = None,
-        fused: bool = False,
-        replace_state: bool = False,
+        **options: Unpack[Coupled],
     ) -> None:
         super().__init__(params, arguments(locals()))
+
+
+class Ftrl(Optimizer):
+    """FTRL for dense parameters, with the arithmetic of `hotbed.optim.FTRL`; torch has none."""
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        lr_power: float = -0.5,
+        initial_accumulator_value: float = 0.1,
+        l1: float = 0.0,
+        l2: float = 0.0,
+        l2_shrinkage: float = 0.0,
+        beta: float = 0.0,
+        maximize: bool = False,
+    ) -> None:
+        super().__init__(
+            params,
+            {
+                "lr": lr,
+                "lr_power": lr_power,
+                "initial_accumulator_value": initial_accumulator_value,
+                "l1": l1,
+                "l2": l2,
+                "l2_shrinkage": l2_shrinkage,
+                "beta": beta,
+                "maximize": maximize,
+            },
+        )
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            lr = float(group["lr"])
+            power = -group["lr_power"]
+            ridge = 2 * group["l2"] + group["beta"] / lr
+            for w in group["params"]:
+                if w.grad is None:
+                    continue
+                g = -w.grad if group["maximize"] else w.grad
+                state = self.state[w]
+                if not state:
+                    state["accumulator"] = torch.full_like(w, group["initial_accumulator_value"])
+                    state["linear"] = torch.zeros_like(w)
+                total, z = state["accumulator"], state["linear"]
+                old = total.pow(power)
+                total.addcmul_(g, g)
+                new = total.pow(power)
+                z.add_(g).add_(w, alpha=2 * group["l2_shrinkage"]).addcmul_(
+                    new - old, w, value=-1 / lr
+                )
+                curvature = new / lr + ridge
+                clipped = z.clamp(-group["l1"], group["l1"])
+                flat = ~(curvature > 0)
+                w.copy_(((clipped - z) / curvature).masked_fill_(flat, 0.0))
 
 
 class FTRL(TableOptimizer):
@@ -116,6 +174,10 @@ class FTRL(TableOptimizer):
             "z)/(n′⁻ᵖ/lr + 2·l2 + beta/lr), p = lr_power ≤ 0"
         ),
         source="McMahan et al., KDD 2013; Keras",
+        exact=(
+            ("l1, l2, beta", "closed form", "w = f(z, n) at the last step's numbers"),
+            ("l2_shrinkage", "refused", "g depends on w, so each missed step on the one before"),
+        ),
     )
 
     def __init__(
@@ -128,11 +190,6 @@ class FTRL(TableOptimizer):
         l2: float = 0.0,
         l2_shrinkage: float = 0.0,
         beta: float = 0.0,
-        *,
-        maximize: bool = False,
-        untouched: str = "lazy",
-        dense: DenseFactory | None = None,
-        fused: bool = False,
-        replace_state: bool = False,
+        **options: Unpack[Shared],
     ) -> None:
         super().__init__(params, arguments(locals()))

@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from hotbed.optim.base import TableOptimizer
-from hotbed.optim.dense import DenseFactory
-from hotbed.optim.options import DECAY, EPS, FOREACH, LR, MAXIMIZE, Fixed, Number, Rule, arguments
+from hotbed.optim.constructors import Stock, arguments
+from hotbed.optim.options import DECAY, EPS, FOREACH, LR, MAXIMIZE, Fixed, Number, Rule
 
 __all__ = ["Adam", "AdamW", "Adamax", "RowwiseAdam", "SparseAdam"]
 
@@ -57,6 +58,14 @@ class Adam(TableOptimizer):
             "m/(√(v/(1−β₂ᵗ)) + eps); lazy: w −= lr·√(1−β₂ᵗ)/(1−β₁ᵗ) · m/(√v + eps)"
         ),
         source="torch's Adam; its SparseAdam, which places eps so",
+        exact=(
+            ("also amsgrad", "bounded replay", "at most K steps (below), then closed form"),
+            (
+                "β₁² ≥ β₂ (amsgrad too)",
+                "refused",
+                "the steps of an untouched row do not fade, so replay has no bound",
+            ),
+        ),
     )
 
     def __init__(
@@ -67,16 +76,7 @@ class Adam(TableOptimizer):
         eps: float = 1e-8,
         weight_decay: float = 0.0,
         amsgrad: bool = False,
-        *,
-        maximize: bool = False,
-        decoupled_weight_decay: bool = False,
-        foreach: bool | None = None,
-        capturable: bool = False,
-        differentiable: bool = False,
-        untouched: str = "lazy",
-        dense: DenseFactory | None = None,
-        fused: bool = False,
-        replace_state: bool = False,
+        **options: Unpack[Stock],
     ) -> None:
         super().__init__(params, arguments(locals()))
 
@@ -172,6 +172,10 @@ class Adamax(TableOptimizer):
         states="2 dim",
         update="m as Adam; u = max(β₂u, |g| + eps); w −= lr/(1−β₁ᵗ) · m/u",
         source="torch",
+        exact=(
+            ("", "bounded replay", "at most K steps, then closed form"),
+            ("β₁ ≥ β₂", "refused", "likewise"),
+        ),
     )
 
     def __init__(
@@ -181,15 +185,6 @@ class Adamax(TableOptimizer):
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         weight_decay: float = 0.0,
-        *,
-        maximize: bool = False,
-        decoupled_weight_decay: bool = False,
-        foreach: bool | None = None,
-        capturable: bool = False,
-        differentiable: bool = False,
-        untouched: str = "lazy",
-        dense: DenseFactory | None = None,
-        fused: bool = False,
-        replace_state: bool = False,
+        **options: Unpack[Stock],
     ) -> None:
         super().__init__(params, arguments(locals()))

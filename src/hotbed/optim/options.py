@@ -14,6 +14,7 @@ from itertools import compress
 from operator import is_not, itemgetter
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -33,7 +34,6 @@ __all__ = [
     "GroupOptions",
     "Number",
     "Rule",
-    "arguments",
     "fault_of_numbers",
     "loadable",
     "numbers_of",
@@ -42,6 +42,7 @@ __all__ = [
     "refuse_strangers",
     "refuse_tables_twice",
     "strangers",
+    "torch_classes",
 ]
 
 
@@ -119,7 +120,7 @@ class DenseOnly:
     name: str
 
 
-_OF_SOME_RULE: set[str] = set()
+_DECLARED: list[Rule] = []
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,8 +137,9 @@ class Rule:
         command_dense: the class of torch.optim with which that steps the dense parameters, as it comes;
             None: with `dense`, told all numbers of the rule.
         states: of a row, for docs/optimizers.md, as are
-        update: the formula, and
-        source: where it comes from.
+        update: the formula,
+        source: where it comes from, and
+        exact: of options, what untouched="exact" is with them, and what a missed stretch costs then.
     """
 
     core: str
@@ -150,11 +152,12 @@ class Rule:
     states: str = ""
     update: str = ""
     source: str = ""
+    exact: tuple[tuple[str, str, str], ...] = ()
     names: frozenset[str] = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "names", frozenset(option.name for option in self.options))
-        _OF_SOME_RULE.update(self.names)
+        _DECLARED.append(self)
 
 
 LR = Number("lr", "[0, inf)")
@@ -289,11 +292,6 @@ def loadable(own: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]
     return {**own, **{name: value for name, value in saved.items() if name not in dropped}}
 
 
-def arguments(local: dict[str, Any]) -> dict[str, Any]:
-    """What an ``__init__(self, params, ...)`` was called with besides params; `local` is its locals()."""
-    return {k: v for k, v in local.items() if k not in ("self", "params", "__class__")}
-
-
 def refuse_dense_only(kind: str, options: Mapping[str, Any]) -> None:
     """Raises where an option is set that only torch's optimizers can honour."""
     for name in NOT_FOR_TABLES:
@@ -306,8 +304,14 @@ def refuse_dense_only(kind: str, options: Mapping[str, Any]) -> None:
 
 def strangers(rule: Rule, names: Iterable[str]) -> list[str]:
     """Those of `names` that are options of other rules only."""
-    known = _OF_SOME_RULE | _STRANGERS.keys()
+    known = _STRANGERS.keys() | {name for declared in _DECLARED for name in declared.names}
     return [name for name in names if name in known and name not in rule.names]
+
+
+def torch_classes() -> set[str]:
+    """Names of the classes of torch.optim of whose rule there is a class here."""
+    kinds = {rule.dense for rule in _DECLARED}
+    return {kind.__name__ for kind in kinds if getattr(torch.optim, kind.__name__, None) is kind}
 
 
 def refuse_strangers(kind: str, rule: Rule, names: Iterable[str]) -> None:

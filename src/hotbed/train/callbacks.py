@@ -39,5 +39,9 @@ class Callback:
     def on_epoch(self, epoch: int) -> None:
         """Run after the last step of an epoch (from 1) that was not cut short."""
 
+    def should_stop(self) -> bool:
+        """Asked after each step; True from any callback, on any rank, ends the run."""
+        return False
+
     def on_end(self) -> None:
         """Run once at the end, also after an error."""

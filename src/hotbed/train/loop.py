@@ -7,6 +7,7 @@ import math
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -48,7 +49,7 @@ class FitResult:
     seconds: float = 0.0
     """Time from asking for the first batch to the end of the last step."""
     interrupted: bool = False
-    """True if `should_stop` ended the run."""
+    """True if a callback ended the run, by its ``should_stop()``."""
 
     @property
     def samples_per_second(self) -> float:
@@ -76,9 +77,9 @@ def fit(
     scheduler: torch.optim.lr_scheduler.LRScheduler | None = None,
     callbacks: Sequence[Callback] = (),
     device: torch.device | str | None = None,
-    should_stop: Callable[[], bool] | None = None,
     position: Position | None = None,
     progress: bool = False,
+    **former: Callable[[], bool],
 ) -> FitResult:
     """Train `model` on `batches`; `model(batch)` returns the logits of ``batch["label"]``.
 
@@ -89,15 +90,15 @@ def fit(
         epochs: passes over the batches.
         loss: of (logits, labels), to a scalar.
         scheduler: stepped after each optimizer step.
-        callbacks: told of each step, in this order.
+        callbacks: told of each step, in this order, and asked whether to stop (see `stop_on_interrupt`).
         device: where batches are moved; None leaves them where they are. Ids of tables in tiers stay,
             as they are looked up on the host, and look-ahead knows them by where they lie.
-        should_stop: asked after each step; True ends the run (see `stop_on_interrupt`).
         position: where to begin; it goes along with the training, and is right whenever a callback is told
             of a step. Default: the beginning. Batches before it are passed over by the loader, if it has a
             method ``seek(epoch, batches)``, as `CriteoLog` and `lookahead` have; else they are asked for.
         progress: draw a bar on standard error, if that is a terminal: loss and AUC of recent samples, samples
             a second, rows that the tables hold.
+        former: ``should_stop=``, a function, as earlier versions had it: a callback's method now.
 
     Of a distributed model all ranks call it, each with batches of its own, or with those of
     `hotbed.dist.slices`; they end after the same step, where one is to stop.
@@ -111,8 +112,9 @@ def fit(
     """
     result = FitResult()
     given, position = position is not None, position or Position()
-    staying, ranks = _ids_of_tiers(model), ranks_of(tables_of(model), model)
-    asked = should_stop or _never
+    callbacks = [*callbacks, *_former_options(former)]
+    trainer = _Trainer(model, optimizer, loss, scheduler, device, position)
+    ranks = trainer.ranks
     if progress and ranks.rank == 0:
         from hotbed.train.progress import (
             progress_bar,
@@ -122,49 +124,20 @@ def fit(
     model.train()
     for callback in callbacks:
         callback.on_start(model)
-    began = time.perf_counter()
+    began, rows = time.perf_counter(), position.rows
     try:
         for epoch in range(position.epoch, epochs + 1):
             for batch in _from(batches, epoch, position) if given else batches:
                 position.batch += 1
-                of_all = batch.samples if isinstance(batch, Slice) else None
-                batch = _moved(batch, device, staying)
-                labels = batch["label"]
-                samples = len(labels) if of_all is None else of_all
-                if not samples and (ranks.size == 1 or of_all is not None):
+                step = trainer.step(batch, epoch)
+                if step is None:
                     continue
-                with span("forward"):
-                    logits = model(batch)
-                    value = loss(logits, labels) if len(labels) else logits.sum()
-                    if of_all:  # ranks with more samples count more
-                        value = value * (ranks.size * len(labels) / of_all)
-                if (
-                    value.device.type == "cpu"
-                    and ranks.size == 1
-                    and not math.isfinite(value.item())
-                ):
-                    raise TrainingError(
-                        f"Step {position.steps + 1}, epoch {epoch}: the loss is {value.item()}, so the "
-                        "step was not taken. Lower the learning rate, or look for extreme inputs."
-                    )
-                with span("backward"), ranks.listening(BACKWARD):
-                    value.backward()
-                with span("step"):
-                    optimizer.step()
-                optimizer.zero_grad()
-                if scheduler is not None:
-                    scheduler.step()
                 result.steps += 1
-                result.rows += samples
-                position.steps += 1
-                position.rows += samples
+                result.rows = position.rows - rows
                 result.seconds = time.perf_counter() - began
-                step = Step(
-                    position.steps, epoch, position.rows, value.detach(), logits.detach(), labels
-                )
                 for callback in callbacks:
                     callback.on_step(step)
-                if ranks.ends(asked):
+                if ranks.ends(lambda: any(callback.should_stop() for callback in callbacks)):
                     result.interrupted = True
                     return result
             if not position.batch and result.steps and _is_iterated_once(batches):
@@ -182,6 +155,79 @@ def fit(
         for callback in callbacks:
             callback.on_end()
     return result
+
+
+def _former_options(former: Mapping[str, Callable[[], bool]]) -> Iterator[Callback]:
+    """Callbacks for options that `fit` had in earlier versions."""
+    for name, value in former.items():
+        if name != "should_stop":
+            raise TypeError(f"fit() got an unexpected keyword argument {name!r}")
+        warnings.warn(
+            "fit(should_stop=...) becomes a callback: override should_stop() of hotbed.train.Callback, or "
+            "pass what stop_on_interrupt() gives in callbacks=.",
+            DeprecationWarning,
+            stacklevel=3,
+        )
+        yield _Asking(value)
+
+
+class _Asking(Callback):
+    """Stops a run when a function says so."""
+
+    def __init__(self, asked: Callable[[], bool]) -> None:
+        self.should_stop = asked  # type: ignore[method-assign]
+
+
+class _Trainer:
+    """Takes the steps of `fit`, whose arguments it has."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        loss: Loss,
+        scheduler: torch.optim.lr_scheduler.LRScheduler | None,
+        device: torch.device | str | None,
+        position: Position,
+    ) -> None:
+        self.model, self.optimizer, self.loss = model, optimizer, loss
+        self.scheduler, self.device = scheduler, device
+        self.position, self.ranks = position, ranks_of(tables_of(model), model)
+        self.staying = _ids_of_tiers(model)
+
+    def step(self, batch: Batch, epoch: int) -> Step | None:
+        """Train on one batch. None: it has no rows, so there was no step.
+
+        Raises:
+            TrainingError: the loss is not finite.
+        """
+        position, ranks = self.position, self.ranks
+        of_all = batch.samples if isinstance(batch, Slice) else None
+        batch = _moved(batch, self.device, self.staying)
+        labels = batch["label"]
+        samples = len(labels) if of_all is None else of_all
+        if not samples and (ranks.size == 1 or of_all is not None):
+            return None
+        with span("forward"):
+            logits = self.model(batch)
+            value = self.loss(logits, labels) if len(labels) else logits.sum()
+            if of_all:  # ranks with more samples count more
+                value = value * (ranks.size * len(labels) / of_all)
+        if value.device.type == "cpu" and ranks.size == 1 and not math.isfinite(value.item()):
+            raise TrainingError(
+                f"Step {position.steps + 1}, epoch {epoch}: the loss is {value.item()}, so the "
+                "step was not taken. Lower the learning rate, or look for extreme inputs."
+            )
+        with span("backward"), ranks.listening(BACKWARD):
+            value.backward()
+        with span("step"):
+            self.optimizer.step()
+        self.optimizer.zero_grad()
+        if self.scheduler is not None:
+            self.scheduler.step()
+        position.steps += 1
+        position.rows += samples
+        return Step(position.steps, epoch, position.rows, value.detach(), logits.detach(), labels)
 
 
 def _from(batches: Iterable[Batch], epoch: int, position: Position) -> Iterator[Batch]:
@@ -277,11 +323,14 @@ def _never() -> bool:
     return False
 
 
-class Interrupts:
-    """How often Ctrl-C was pressed inside `stop_on_interrupt`."""
+class Interrupts(Callback):
+    """How often Ctrl-C was pressed inside `stop_on_interrupt`; a callback that stops a run then."""
 
     def __init__(self) -> None:
         self.count = 0
+
+    def should_stop(self) -> bool:
+        return self()
 
     def __call__(self) -> bool:
         return self.count > 0
@@ -291,7 +340,7 @@ class Interrupts:
 def stop_on_interrupt() -> Iterator[Interrupts]:
     """Let the first Ctrl-C be asked for instead of raised, so that no step is cut in two.
 
-    Pass the yielded object as ``should_stop``. From the second Ctrl-C on KeyboardInterrupt is
+    Pass the yielded object to `fit` as a callback. From the second Ctrl-C on KeyboardInterrupt is
     raised as usual. Outside the main thread, where no handler can be set, nothing changes.
 
     Where torchrun has started the process, it sends SIGTERM when it gets Ctrl-C: that is asked for, too.

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import math
 import os
 import stat
 import time
@@ -18,31 +16,30 @@ from torch import nn
 from hotbed.ahead.lookahead import IDLE_ON_RANKS, is_idle_on_ranks, lookahead
 from hotbed.checkpoint.folder import complete_in
 from hotbed.checkpoint.ranks import ranks_of
-from hotbed.collection import EmbeddingCollection
 from hotbed.data import CATEGORIES, DENSE, CriteoLog
 from hotbed.data.position import Position
 from hotbed.dist import distribute, slices
-from hotbed.errors import StorageError
 from hotbed.models import MODELS
 from hotbed.modules.owner import tables_of
-from hotbed.places.tiered.folder import of_process
 from hotbed.storage import Storage
 from hotbed.trace import Trace
 from hotbed.train.callbacks import Callback, Step
+from hotbed.train.figures import embeddings_of, figures, lines
 from hotbed.train.loop import (
     Evaluation,
     FitResult,
+    Interrupts,
     evaluate,
     fit,
     stop_on_interrupt,
 )
 from hotbed.train.processes import first, process_group
 from hotbed.train.progress import ProgressBar, closing_table, notice
-from hotbed.train.report import check_writable_file, peak_rss_bytes, versions, write_json
+from hotbed.train.report import check_writable_file, write_json
 from hotbed.train.resuming import RunCheckpoints, begin_from
-from hotbed.train.run_note import forget_note, write_note
 from hotbed.train.saved import check_writable_folder, save_model
 from hotbed.train.settings import OPTIMIZERS, SettingsError, TrainSettings
+from hotbed.train.ssd_rows import SsdRows
 
 
 class _Reached(Callback):
@@ -72,140 +69,180 @@ def train(settings: TrainSettings, progress: Console, results: Console) -> dict[
         HotbedError, OSError: bad input, or an output that cannot be written.
     """
     with process_group() as shared:
-        return _train(settings, progress, results, shared=shared)
+        if first():
+            _check_outputs(settings)
+        run = _Run(settings, progress, shared=shared)
+        run.begin()
+        with stop_on_interrupt() as interrupts, _trace_into(settings.trace if first() else None):
+            evaluation = run.fit_and_test(interrupts)
+            return run.finish(evaluation, interrupts, results)
 
 
-def _train(
-    settings: TrainSettings, progress: Console, results: Console, *, shared: bool
-) -> dict[str, Any]:
-    """`shared`: with the other processes of a process group."""
-    if first():
-        if settings.json is not None:
-            check_writable_file(settings.json)
-        if settings.save is not None:
-            check_writable_folder(settings.save)
-        if settings.trace is not None:
-            check_writable_file(settings.trace)
-    log = CriteoLog(
-        settings.data,
-        settings.batch_size,
-        on_error="skip" if settings.on_error == "skip" else "raise",
-        shuffle=settings.shuffle,
-        seed=settings.seed,
-    )
-    _refuse_what_is_read_once(log.paths)
-    with progress.status("Counting samples ..."):
-        found = log.fingerprint() if settings.checkpoint is not None else None
-        training, test = log.split(settings.test_fraction, None if found is None else found.rows)
-    samples = _samples(training)
-    if samples == 0:
-        raise SettingsError(f"There are no samples to train on in {', '.join(settings.data)}.")
-    storage = settings.storage()
-    torch.manual_seed(settings.seed)
-    model = MODELS[settings.model](
-        CATEGORIES,
-        settings.dim,
-        len(DENSE),
-        seed=settings.seed,
-        storage=storage,
-        device=settings.on,
-    )
-    for text in _notices(settings, storage, samples, _samples(test)):
-        notice(progress, text)
-    if settings.ssd is not None:
-        forget_note(_rows_at(settings))
-    if shared:
-        distribute(model)
-    ranks = ranks_of(tables_of(model), model)
-    optimizer = make_optimizer(settings.optimizer, model, settings.lr)
-    if settings.checkpoint is not None:
-        for table in tables_of(model).values():
-            table.ready()  # a log is there from now on, whose rows can be had again whatever ends the run
-        _leave_note(settings, progress, may_go=True)
-    position = Position()
-    begun = settings.resumes and complete_in(settings.checkpoint or "")
-    begun = ranks.tell("a checkpoint", bool(begun or settings.resume_from))[0]
-    if settings.from_ is not None and not begun:
-        with progress.status("Loading the model ..."):
-            told = begin_from(settings.from_, model, optimizer, settings.lr, position)
-        if told:
-            notice(progress, told)
-    saving = None
-    if found is not None:
-        saving = RunCheckpoints(settings, log, found, optimizer, position)
-        with progress.status("Loading the checkpoint ..." if settings.resumes else "Saving ..."):
-            told = saving.begin(model)
-        if told:
-            notice(progress, told)
-    resumed_at = position.steps
-    embeddings = _embeddings_of(model)
-    # The bar is the first process's alone, and asks no other.
-    stored = None if shared else embeddings.count
-    tiers = embeddings.stats if embeddings.has_tiers else None
-    bar = ProgressBar(samples, settings.epochs, progress, stored, tiers)
-    reached = _Reached()
-    evaluation: Evaluation | None = None
-    batches: Any = slices(training) if shared else training
-    depth, horizon = (0, 0) if shared else (settings.depth, settings.horizon)
-    if settings.depth and is_idle_on_ranks(model):
-        notice(progress, IDLE_ON_RANKS)
-    ahead = lookahead(batches, model, depth, horizon)
-    with stop_on_interrupt() as interrupts, _trace_into(settings.trace if first() else None):
-        result = None
-        try:
-            result = fit(
-                model,
-                ahead,
-                optimizer,
-                epochs=settings.epochs,
-                callbacks=[
-                    *([bar] if first() else []),
-                    reached,
-                    *([] if saving is None else [saving]),
-                ],
-                device=settings.on,
-                should_stop=interrupts,
-                position=position,
+class _Run:
+    """A run, from the log to the saved model. Its methods are called once each, in their order.
+
+    Args:
+        shared: the process belongs to a process group.
+    """
+
+    def __init__(self, settings: TrainSettings, progress: Console, *, shared: bool) -> None:
+        self.settings, self.progress, self.shared = settings, progress, shared
+        self.ssd = SsdRows(settings.ssd, progress)
+        self.position, self.reached = Position(), _Reached()
+        self.log = CriteoLog(
+            settings.data,
+            settings.batch_size,
+            on_error="skip" if settings.on_error == "skip" else "raise",
+            shuffle=settings.shuffle,
+            seed=settings.seed,
+        )
+        _refuse_what_is_read_once(self.log.paths)
+        with progress.status("Counting samples ..."):
+            self.found = self.log.fingerprint() if settings.checkpoint is not None else None
+            rows = None if self.found is None else self.found.rows
+            self.training, self.test = self.log.split(settings.test_fraction, rows)
+        self.samples = _samples(self.training)
+        if self.samples == 0:
+            raise SettingsError(f"There are no samples to train on in {', '.join(settings.data)}.")
+        self.model = self._make_model()
+        self.ranks = ranks_of(tables_of(self.model), self.model)
+        self.optimizer = make_optimizer(settings.optimizer, self.model, settings.lr)
+        self.saving: RunCheckpoints | None = None
+        self.resumed_at = 0
+
+    def _make_model(self) -> nn.Module:
+        settings, storage = self.settings, self.settings.storage()
+        torch.manual_seed(settings.seed)
+        model: nn.Module = MODELS[settings.model](
+            CATEGORIES,
+            settings.dim,
+            len(DENSE),
+            seed=settings.seed,
+            storage=storage,
+            device=settings.on,
+        )
+        for text in _notices(settings, storage, self.samples, _samples(self.test)):
+            notice(self.progress, text)
+        self.ssd.forget_note()
+        if self.shared:
+            distribute(model)
+        return model
+
+    def begin(self) -> None:
+        """Load what an earlier run has left, as far as the settings ask for it."""
+        settings = self.settings
+        if settings.checkpoint is not None:
+            for table in tables_of(self.model).values():
+                table.ready()  # a log is there from now on, whose rows can be had again whatever ends the run
+            self.ssd.leave_note(may_go=True)
+        begun = settings.resumes and complete_in(settings.checkpoint or "")
+        begun = self.ranks.tell("a checkpoint", bool(begun or settings.resume_from))[0]
+        if settings.from_ is not None and not begun:
+            with self.progress.status("Loading the model ..."):
+                told = begin_from(
+                    settings.from_, self.model, self.optimizer, settings.lr, self.position
+                )
+            if told:
+                notice(self.progress, told)
+        if self.found is not None:
+            self.saving = RunCheckpoints(
+                settings, self.log, self.found, self.optimizer, self.position
             )
-            if saving is not None and saving.at != position.steps:
-                with progress.status("Saving ..."):
-                    saving.save()
+            doing = "Loading the checkpoint ..." if settings.resumes else "Saving ..."
+            with self.progress.status(doing):
+                told = self.saving.begin(self.model)
+            if told:
+                notice(self.progress, told)
+        self.resumed_at = self.position.steps
+
+    def fit_and_test(self, interrupts: Interrupts) -> Evaluation | None:
+        """Train and test; None where a second Ctrl-C has ended the test, or the training."""
+        try:
+            self.reached.result = self._fit(interrupts)
+            if self.saving is not None and self.saving.at != self.position.steps:
+                with self.progress.status("Saving ..."):
+                    self.saving.save()
             before = interrupts.count
-            with progress.status("Testing ..."):
-                evaluation = evaluate(
-                    model,
-                    slices(test) if shared else test,
-                    device=settings.on,
+            with self.progress.status("Testing ..."):
+                return evaluate(
+                    self.model,
+                    slices(self.test) if self.shared else self.test,
+                    device=self.settings.on,
                     should_stop=lambda: interrupts.count > before,
                 )
         except KeyboardInterrupt:
-            pass
+            return None
         except BaseException:
-            _leave_note(settings, progress, may_go=saving is not None or not reached.result.steps)
+            is_saved = self.saving is not None or not self.reached.result.steps
+            self.ssd.leave_note(may_go=is_saved)
             raise
-        interrupted = any(ranks.tell("figures", interrupts()))
-        report = _report(settings, model, result or reached.result, evaluation, interrupted)
-        report |= {"rows": position.rows, "steps": position.steps, "epochs": position.epoch - 1}
-        report["resumed_at"] = resumed_at
-        _leave_note(settings, progress, may_go=saving is not None)
-        if settings.ssd is not None:
-            _write_rows(settings, model, progress)
-        report["skipped_lines"] = training.skipped.lines + test.skipped.lines
+
+    def _fit(self, interrupts: Interrupts) -> FitResult:
+        settings, batches = self.settings, self.training
+        if settings.depth and is_idle_on_ranks(self.model):
+            notice(self.progress, IDLE_ON_RANKS)
+        bars = [self._bar()] if first() else []
+        return fit(
+            self.model,
+            lookahead(slices(batches), self.model, 0, 0)
+            if self.shared
+            else lookahead(batches, self.model, settings.depth, settings.horizon),
+            self.optimizer,
+            epochs=settings.epochs,
+            callbacks=[
+                *bars,
+                self.reached,
+                *([] if self.saving is None else [self.saving]),
+                interrupts,
+            ],
+            device=settings.on,
+            position=self.position,
+        )
+
+    def _bar(self) -> ProgressBar:
+        """The bar is the first process's alone, and asks no other."""
+        embeddings = embeddings_of(self.model)
+        stored = None if self.shared else embeddings.count
+        tiers = embeddings.stats if embeddings.has_tiers else None
+        return ProgressBar(self.samples, self.settings.epochs, self.progress, stored, tiers)
+
+    def finish(
+        self, evaluation: Evaluation | None, interrupts: Interrupts, results: Console
+    ) -> dict[str, Any]:
+        """Write figures, rows and the model, print the closing table, and return the figures."""
+        settings = self.settings
+        interrupted = any(self.ranks.tell("figures", interrupts()))
+        report = figures(settings, self.model, self.reached.result, evaluation, interrupted)
+        report |= {"rows": self.position.rows, "steps": self.position.steps}
+        report |= {"epochs": self.position.epoch - 1, "resumed_at": self.resumed_at}
+        self.ssd.leave_note(may_go=self.saving is not None)
+        self.ssd.complete(self.model, is_saved=settings.save is not None)
+        report["skipped_lines"] = self.training.skipped.lines + self.test.skipped.lines
         # The figures first: a disk that is too full for the model must not cost them too.
         if settings.json is not None and first():
             write_json(settings.json, report)
-        lines = _lines(report)
+        shown = lines(report)
         try:
             if settings.save is not None:
-                with progress.status("Saving ..."):
-                    save_model(settings.save, model, optimizer, position.steps)
-                lines["saved to"] = settings.save
-                _leave_note(settings, progress, may_go=True)
+                with self.progress.status("Saving ..."):
+                    save_model(settings.save, self.model, self.optimizer, self.position.steps)
+                shown["saved to"] = settings.save
+                self.ssd.leave_note(may_go=True)
             if settings.checkpoint is not None:
-                lines["checkpoints in"] = settings.checkpoint
+                shown["checkpoints in"] = settings.checkpoint
         finally:
-            results.print(closing_table("Interrupted" if interrupted else "Done", lines))
-    return report
+            results.print(closing_table("Interrupted" if interrupted else "Done", shown))
+        return report
+
+
+def _check_outputs(settings: TrainSettings) -> None:
+    """Raise where an output cannot be written, before anything is read."""
+    if settings.json is not None:
+        check_writable_file(settings.json)
+    if settings.save is not None:
+        check_writable_folder(settings.save)
+    if settings.trace is not None:
+        check_writable_file(settings.trace)
 
 
 def _refuse_what_is_read_once(paths: Sequence[str]) -> None:
@@ -262,120 +299,3 @@ def make_optimizer(name: str, model: nn.Module, lr: float) -> torch.optim.Optimi
         model.parameters(), lr=lr, **({} if dense is None else {"dense": dense})
     )
     return made
-
-
-def _leave_note(settings: TrainSettings, progress: Console, *, may_go: bool) -> None:
-    """Leaves beside the log what `hotbed inspect` and the next run want to know."""
-    if settings.ssd is not None:
-        with _told_if_not_written(settings.ssd, progress):
-            write_note(_rows_at(settings), may_go=may_go)
-
-
-def _rows_at(settings: TrainSettings) -> str:
-    """Where on the SSD this process has its rows."""
-    return str(of_process(settings.ssd))
-
-
-def _write_rows(settings: TrainSettings, model: nn.Module, progress: Console) -> None:
-    """Writes to --ssd what is not there yet: all rows, if they are saved nowhere else."""
-    embeddings = _embeddings_of(model)
-    assert settings.ssd is not None
-    if settings.save is not None:
-        with _told_if_not_written(settings.ssd, progress):
-            embeddings.group.note_hottest()
-        return
-    try:
-        with progress.status("Writing rows to the SSD ..."):
-            embeddings.flush()
-    except StorageError as error:
-        notice(progress, f"rows of this run are missing in --ssd {settings.ssd}: {error}")
-
-
-@contextlib.contextmanager
-def _told_if_not_written(ssd: str, progress: Console) -> Iterator[None]:
-    """A disk too full for a note costs nothing else."""
-    try:
-        yield
-    except OSError as error:
-        notice(progress, f"what the rows in --ssd {ssd} are was not noted: {error}")
-
-
-def _embeddings_of(model: nn.Module) -> EmbeddingCollection:
-    embeddings = model.embeddings
-    assert isinstance(embeddings, EmbeddingCollection)
-    return embeddings
-
-
-def _tiers_of(embeddings: EmbeddingCollection) -> dict[str, float]:
-    """Its counters, if rows lie in tiers; else none."""
-    return embeddings.stats() if embeddings.has_tiers else {}
-
-
-def _report(
-    settings: TrainSettings,
-    model: nn.Module,
-    result: FitResult,
-    evaluation: Evaluation | None,
-    interrupted: bool,
-) -> dict[str, Any]:
-    ranks = ranks_of(tables_of(model), model)
-    of_ranks = ranks.tell("figures", (peak_rss_bytes(), _tiers_of(_embeddings_of(model))))
-    return {
-        "auc": None if evaluation is None else evaluation.auc,
-        "logloss": None if evaluation is None else evaluation.logloss,
-        "samples_per_second": result.samples_per_second,
-        "rows": result.rows,
-        "epochs": result.epochs,
-        "steps": result.steps,
-        "test_rows": 0 if evaluation is None else evaluation.rows,
-        "stored_rows": _embeddings_of(model).count(),
-        "seconds": result.seconds,
-        "processes": ranks.size,
-        "peak_rss_bytes": max(peak for peak, _ in of_ranks),
-        "interrupted": interrupted,
-        "tiers": _together([tiers for _, tiers in of_ranks]),
-        "config": dataclasses.asdict(settings),
-        "versions": versions(),
-    }
-
-
-def _together(tiers: list[dict[str, float]]) -> dict[str, float]:
-    """Counters of all processes."""
-    if len(tiers) == 1 or not tiers[0]:
-        return tiers[0]
-    summed = {name: sum(one.get(name, 0.0) for one in tiers) for name in tiers[0]}
-    summed["hit_rate"] = 1 - summed["rows_missed"] / max(1.0, summed["rows_used"])
-    return summed
-
-
-def _lines(report: dict[str, Any]) -> dict[str, str]:
-    config = report["config"]
-    lines = {
-        "model": f"{config['model']}, dim {config['dim']}, {config['optimizer']} {config['lr']:g}",
-        "samples trained on": f"{report['rows']:,}",
-        "samples a second": f"{report['samples_per_second']:,.0f}",
-        "samples tested on": "none",
-    }
-    if report["test_rows"]:
-        lines["samples tested on"] = f"{report['test_rows']:,} (the last by time)"
-        lines["test AUC"] = f"{report['auc']:.4f}"
-        if math.isnan(report["auc"]):
-            why = "a score is NaN" if math.isnan(report["logloss"]) else "all labels are alike"
-            lines["test AUC"] = f"none: {why}"
-        lines["test log loss"] = f"{report['logloss']:.4f}"
-    if report["skipped_lines"]:
-        lines["malformed lines skipped"] = f"{report['skipped_lines']:,}"
-    lines["rows stored"] = f"{report['stored_rows']:,}"
-    if tiers := report["tiers"]:
-        lines["rows found in fast memory"] = f"{tiers['hit_rate']:.1%}"
-        lines["rows brought up"] = f"{tiers['rows_missed'] - tiers['rows_created']:,.0f}"
-        lines["rows written back"] = f"{tiers['rows_written_back']:,.0f}"
-        lines["waited for rows"] = f"{tiers['wait_ms'] / 1e3:.1f} s"
-    if report["processes"] > 1:
-        lines["processes"] = f"{report['processes']}"
-    lines["peak memory"] = f"{report['peak_rss_bytes'] / 2**20:,.0f} MiB"
-    if config["json"]:
-        lines["figures in"] = config["json"]
-    if config["trace"]:
-        lines["trace in"] = f"{config['trace']} (open it in ui.perfetto.dev)"
-    return lines

@@ -20,7 +20,8 @@ from hotbed.data.criteo import Fingerprint
 from hotbed.data.position import Position
 from hotbed.modules.owner import tables_of
 from hotbed.train.checkpoints import Checkpoints
-from hotbed.train.settings import SettingsError, TrainSettings
+from hotbed.train.options import SAME_RUN
+from hotbed.train.settings import OPTIONS, SettingsError, TrainSettings
 
 __all__ = ["RunCheckpoints", "begin_from"]
 
@@ -88,12 +89,9 @@ class RunCheckpoints(Checkpoints):
 
 
 class _SameRun:
-    """Settings that must not change when a run goes on."""
+    """Settings and data that must not change when a run goes on."""
 
-    NAMES = (
-        *("data", "from_", "model", "dim", "optimizer", "lr", "batch_size", "test_fraction"),
-        *("shuffle", "on_error", "seed"),
-    )
+    NAMES = tuple(name for name, option in OPTIONS.items() if SAME_RUN in option.marks)
 
     def __init__(self, settings: TrainSettings, log: CriteoLog, found: Fingerprint) -> None:
         self.settings, self.log, self.found = settings, log, found
@@ -128,14 +126,14 @@ class _SameRun:
                         "were, or begin a new run in another folder."
                     )
             elif saved.get(name) != now[name] and not (grown and name == "samples"):
-                option = "samples in --data" if name == "samples" else f"--{name.rstrip('_')}"
+                option = "samples in --data" if name == "samples" else f"--{OPTIONS[name].key}"
                 was, own = (
                     " ".join(map(str, v or ())) if name == "data" else v
                     for v in (saved.get(name), now[name])
                 )
                 was, own = (v if v is not None else "nothing" for v in (was, own))
                 raise SettingsError(
-                    f"--resume: the run in {path} has {option.replace('_', '-')} {was}, and now it is {own}. "
+                    f"--resume: the run in {path} has {option} {was}, and now it is {own}. "
                     "Give it as it was, or begin a new run in another folder."
                 )
         return (

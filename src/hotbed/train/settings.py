@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from typing import Annotated, Any
 
 import torch
 
@@ -13,13 +14,15 @@ from hotbed.models import MODELS
 from hotbed.optim import RULES
 from hotbed.places.tiered.folder import of_process
 from hotbed.storage import Storage, parse_bytes
+from hotbed.train.options import FILE, FOLDER, SAME_RUN, SIZE, Kind, OneOf, Option, options_of
 from hotbed.train.paths import Folder, Named, refuse_clashes
 from hotbed.train.run_note import is_of_a_run, rows_may_go
 
 OPTIMIZERS = {kind._rule.command: kind for kind in RULES}
 """By the names of the command line."""
 
-
+CHECKPOINTS = Kind("DIR", owns=is_of_checkpoints)
+ROWS = Kind("DIR", owns=is_of_a_run)
 _MOST_LR = 1e30
 """Far from what float32 holds, as optimizers divide it by small numbers."""
 
@@ -30,82 +33,92 @@ class SettingsError(HotbedError, ValueError):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TrainSettings:
-    """The options of `hotbed train`, which explains them; a TOML file has the same names."""
+    """The settings of a training run: the options of `hotbed train`, and the keys of its TOML files."""
 
-    data: tuple[str, ...]
-    from_: str | None = None
-    model: str = "dlrm"
-    dim: int = 16
-    optimizer: str = "adam"
-    lr: float = 1e-3
-    batch_size: int = 512
+    data: Annotated[tuple[str, ...], Kind("PATH..."), SAME_RUN]
+    """Click logs, in order of time."""
+    from_: Annotated[str | None, FOLDER, SAME_RUN] = None
+    """Begin with the model and optimizer that an earlier run has left (--save, --checkpoint)."""
+    model: Annotated[str, OneOf(MODELS), SAME_RUN] = "dlrm"
+    """{choices}."""
+    dim: Annotated[int, SAME_RUN] = 16
+    """Width of the embeddings."""
+    optimizer: Annotated[str, OneOf(OPTIMIZERS), SAME_RUN] = "adam"
+    """{choices}; for tables and dense layers alike."""
+    lr: Annotated[float, SAME_RUN] = 1e-3
+    """Learning rate."""
+    batch_size: Annotated[int, SAME_RUN] = 512
+    """Samples a step."""
     epochs: int = 1
-    test_fraction: float = 0.1
-    shuffle: int = 0
-    on_error: str = "raise"
-    seed: int = 0
-    json: str | None = None
-    save: str | None = None
-    checkpoint: str | None = None
+    """Passes over the training samples."""
+    test_fraction: Annotated[float, SAME_RUN] = 0.1
+    """Share of the samples, the last ones, that is kept for testing."""
+    shuffle: Annotated[int, SAME_RUN] = 0
+    """Shuffle within windows of so many samples; 0 keeps the order of time."""
+    on_error: Annotated[str, SAME_RUN] = "raise"
+    """At a malformed line: raise, or skip (and count)."""
+    seed: Annotated[int, SAME_RUN] = 0
+    """Of first values and shuffling."""
+    json: Annotated[str | None, FILE] = None
+    """Write the figures here."""
+    save: Annotated[str | None, CHECKPOINTS] = None
+    """Save the model here at the end, with its optimizer, in place of one that is there."""
+    checkpoint: Annotated[str | None, CHECKPOINTS] = None
+    """Save the run here every so many steps (--every), so that it can go on."""
     every: int = 1000
+    """Steps between two checkpoints."""
     keep: int = 3
+    """Checkpoints that stay in --checkpoint."""
     resume: bool = False
-    resume_from: str | None = None
+    """Go on from the latest in --checkpoint; begin if there is none. The end is the same to the bit as that
+    of a run that was never stopped; --epochs may be more."""
+    resume_from: Annotated[str | None, Kind("NAME")] = None
+    """As --resume, from this checkpoint in --checkpoint, such as step-000000001000, and not from the latest,
+    which may be damaged; hotbed checkpoint show lists them."""
     on: str = "cpu"
-    device: str | None = None
-    host: str | None = None
-    ssd: str | None = None
+    """Where the model computes: cpu, cuda or cuda:N. See --device."""
+    host: Annotated[str | None, SIZE] = None
+    """Memory that tables and optimizer states may take, like 2GB; the rest goes to --ssd."""
+    ssd: Annotated[str | None, ROWS] = None
+    """Where rows go that do not fit into --host."""
     reset_ssd: bool = False
+    """Delete the rows that an earlier run left in --ssd, also where it did not save them."""
+    device: Annotated[str | None, SIZE] = None
+    """Memory of the device that computes, above --host."""
     depth: int = 2
+    """Batches whose rows are brought up ahead, on one process; 0 disables it."""
     horizon: int | None = None
-    trace: str | None = None
+    """Batches whose ids are known ahead, so that their rows are kept. Default: 32, of small ones up to
+    128."""
+    trace: Annotated[str | None, FILE] = None
+    """Write what ran when, for ui.perfetto.dev."""
 
     def __post_init__(self) -> None:
         if not self.data:
             raise SettingsError("Name at least one click log: --data PATH.")
-        _require(self.model in MODELS, "model", self.model, f"one of {', '.join(MODELS)}")
-        _require(
-            self.optimizer in OPTIMIZERS,
-            "optimizer",
-            self.optimizer,
-            f"one of {', '.join(OPTIMIZERS)}",
-        )
-        _require(self.on_error in ("raise", "skip"), "on-error", self.on_error, "raise or skip")
-        _require(self.dim > 0, "dim", self.dim, "positive")
-        _require(0 < self.lr <= _MOST_LR, "lr", self.lr, f"positive, and at most {_MOST_LR:g}")
-        _require(self.batch_size > 0, "batch-size", self.batch_size, "positive")
-        _require(self.epochs > 0, "epochs", self.epochs, "positive")
-        _require(self.every > 0, "every", self.every, "positive")
-        _require(self.keep > 0, "keep", self.keep, "positive")
+        for option in OPTIONS.values():
+            _check(option, getattr(self, option.field))
+        for name in ("dim", "batch_size", "epochs", "every", "keep"):
+            self._require(getattr(self, name) > 0, name, "positive")
+        self._require(0 < self.lr <= _MOST_LR, "lr", f"positive, and at most {_MOST_LR:g}")
         if self.resumes and self.checkpoint is None:
-            option = "--resume" if self.resume_from is None else "--resume-from"
+            typed = "--resume" if self.resume_from is None else "--resume-from"
             raise SettingsError(
-                f"{option} goes on from a checkpoint: name their folder, --checkpoint DIR."
+                f"{typed} goes on from a checkpoint: name their folder, --checkpoint DIR."
             )
-        _require(0 <= self.test_fraction < 1, "test-fraction", self.test_fraction, "in [0, 1)")
-        _require(self.shuffle >= 0, "shuffle", self.shuffle, "0 or a number of samples")
-        _require(self.depth >= 0, "depth", self.depth, "0 or a number of batches")
-        _require((self.horizon or 0) >= 0, "horizon", self.horizon, "0 or a number of batches")
-        _require(self.on.partition(":")[0] in ("cpu", "cuda"), "on", self.on, "cpu, cuda or cuda:N")
+        self._require(self.on_error in ("raise", "skip"), "on_error", "raise or skip")
+        self._require(0 <= self.test_fraction < 1, "test_fraction", "in [0, 1)")
+        self._require(self.shuffle >= 0, "shuffle", "0 or a number of samples")
+        self._require(self.depth >= 0, "depth", "0 or a number of batches")
+        self._require((self.horizon or 0) >= 0, "horizon", "0 or a number of batches")
+        self._require(self.on.partition(":")[0] in ("cpu", "cuda"), "on", "cpu, cuda or cuda:N")
         if self.on != "cpu":
             self._check_device()
-        _require(0 <= self.seed < 2**63, "seed", self.seed, "in [0, 2**63)")
-        for name in ("device", "host"):
-            size = getattr(self, name)
-            try:
-                parse_bytes(0 if size is None else size)
-            except StorageError:
-                wanted = "a size such as 8GB or 512MiB, or a number of bytes, up to 2**60"
-                _require(False, name, size, wanted)
-        paths = ("data", "from_", "json", "save", "checkpoint", "resume_from", "ssd", "trace")
-        for name in paths:
-            value = getattr(self, name) or ""
-            _require(
-                "\0" not in "".join(value),
-                name.rstrip("_"),
-                repr(value),
-                "a path, without a zero byte",
-            )
+        self._require(0 <= self.seed < 2**63, "seed", "in [0, 2**63)")
+
+    def _require(self, good: bool, name: str, wanted: str) -> None:
+        if not good:
+            raise _error(OPTIONS[name], getattr(self, name), wanted)
 
     @property
     def resumes(self) -> bool:
@@ -141,20 +154,14 @@ class TrainSettings:
         """
         reads = [Named("--data", path) for path in self.data]
         reads += [] if config is None else [Named("--config", config)]
-        writes = [
-            Named(f"--{name}", path)
-            for name in ("json", "trace")
-            if (path := getattr(self, name)) is not None
-        ]
-        folders = [
-            Folder(Named(f"--{name}", path), owns)
-            for name, owns in (
-                ("save", is_of_checkpoints),
-                ("checkpoint", is_of_checkpoints),
-                ("ssd", is_of_a_run),
-            )
-            if (path := getattr(self, name)) is not None
-        ]
+        writes: list[Named] = []
+        folders: list[Folder] = []
+        for option in OPTIONS.values():
+            kind, path = option.mark(Kind), getattr(self, option.field)
+            if kind is not None and path is not None:
+                named = Named(f"--{option.key}", path)
+                writes += [named] if kind is FILE else []
+                folders += [] if kind.owns is None else [Folder(named, kind.owns)]
         refuse_clashes(reads, writes, folders)
 
     def storage(self) -> Storage | None:
@@ -173,6 +180,24 @@ def storage_of(
     return Storage(device=device, host=host, ssd=ssd, reset=reset)
 
 
-def _require(good: bool, name: str, value: object, wanted: str) -> None:
-    if not good:
-        raise SettingsError(f"--{name} is {value}; it must be {wanted}.")
+def _check(option: Option, value: Any) -> None:
+    """Raise SettingsError where a value is not what the option's annotation says."""
+    choices, kind = option.mark(OneOf), option.mark(Kind)
+    if choices is not None and value not in choices.choices:
+        raise _error(option, value, f"one of {choices}")
+    if kind is SIZE:
+        try:
+            parse_bytes(0 if value is None else value)
+        except StorageError:
+            wanted = "a size such as 8GB or 512MiB, or a number of bytes, up to 2**60"
+            raise _error(option, value, wanted) from None
+    elif kind is not None and "\0" in "".join(value or ""):
+        raise _error(option, repr(value), "a path, without a zero byte")
+
+
+def _error(option: Option, value: object, wanted: str) -> SettingsError:
+    return SettingsError(f"--{option.key} is {value}; it must be {wanted}.")
+
+
+OPTIONS = options_of(TrainSettings)
+"""The options of a run, by the names of their fields."""

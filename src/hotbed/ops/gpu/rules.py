@@ -13,8 +13,17 @@ import triton
 import triton.language as tl
 
 from hotbed import _core
+from hotbed.ops.gpu.rows import at32, only_if
 
-__all__ = ["COLUMN_RULES", "NUMBERS", "ROW_RULES", "apply_rule", "numbers_of", "rule_of"]
+__all__ = [
+    "COLUMN_RULES",
+    "NUMBERS",
+    "ROW_RULES",
+    "apply_rule",
+    "numbers_of",
+    "row_rate",
+    "rule_of",
+]
 
 COLUMN_RULES = {
     "sgd": 0,
@@ -36,7 +45,7 @@ COLUMN_RULES = {
 """What a column of a row becomes, and how many states of `dim` values it has."""
 
 ROW_RULES = ("rowwise_adagrad", "rowwise_adam")
-"""Those whose other states are one value a row: `update.row_rates_kernel` moves these first."""
+"""Those whose other states are one value a row: `row_rate` moves these first."""
 
 NUMBERS = 12
 """Doubles of a step, at most: three of every rule, then the rule's own."""
@@ -195,6 +204,32 @@ def apply_rule(w, g, a, b, c, rate, numbers, RULE: tl.constexpr):
     else:
         w, a, b, c = rmsprop(w, g, a, b, c, numbers, RULE)
     return w, a, b, c
+
+
+@triton.jit
+def row_rate(mean, states, slot, live, numbers, ROWS: tl.constexpr, RULE: tl.constexpr):
+    """Moves the states of one value a row by the mean squares (ROWS,) of gradients; returns the rates."""
+    state = at32(tl.load(states)) + slot
+    square = tl.load(state, mask=live, other=0.0)
+    if RULE == "rowwise_adagrad":
+        square = square + mean
+        tl.store(state, square, mask=live)
+        divisor = tl.sqrt_rn(square) + single(numbers, 4)
+        rate = single(numbers, 3)
+    else:
+        square = square * single(numbers, 6) + single(numbers, 7) * mean
+        tl.store(state, square, mask=live)
+        largest = tl.load(states + 1)
+        kept = only_if(largest != 0, live)
+        before = tl.load(at32(largest) + slot, mask=kept, other=0.0)
+        square = tl.where(before > square, before, square)
+        tl.store(at32(largest) + slot, square, mask=kept)
+        divisor = tl.sqrt_rn(square) * single(numbers, 9) + single(numbers, 10)
+        rate = single(numbers, 8)
+    # A row of zero gradients and eps 0 would give 0 / 0 in every column.
+    some = divisor > 0
+    rate = tl.div_rn(tl.zeros([ROWS], tl.float32) + rate, tl.where(some, divisor, 1.0))
+    return tl.where(some, rate, 0.0)
 
 
 @triton.jit

@@ -10,6 +10,7 @@ Positions count through all features of a batch, one feature after another; n of
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -88,9 +89,7 @@ def transpose(features: Sequence[FeatureSlots], rows: Sequence[int]) -> Transpos
     """
     require_gpu("transpose", *(f.slots for f in features))
     bases, n = bases_of(features), sum(f.positions for f in features)
-    table_bases = [0]
-    for count in rows:
-        table_bases.append(table_bases[-1] + count)
+    table_bases = [0, *itertools.accumulate(rows)]
     total = table_bases[-1]
     if total >= 2**62:
         raise InputError(f"transpose: the tables have {total} slots together. Split the batch.")
@@ -107,10 +106,9 @@ def transpose(features: Sequence[FeatureSlots], rows: Sequence[int]) -> Transpos
         [f.positions, f.slots.data_ptr(), f.padding_slot, base, table_bases[f.table]]
         for f, base in zip(features, bases, strict=False)
     ]
-    most = max(f.positions for f in features)
     launch(
         _keys_variant(keys.dtype),
-        (-(-most // _BLOCK), len(features)),
+        (-(-max(f.positions for f in features) // _BLOCK), len(features)),
         lines=upload(lines, device),
         keys=keys,
         total=total,

@@ -18,7 +18,7 @@ from hotbed.ops.gpu.rows import (
     store_values,
     width_of,
 )
-from hotbed.ops.gpu.rules import NUMBERS, apply_rule, shrunk_gradient, single
+from hotbed.ops.gpu.rules import NUMBERS, apply_rule, row_rate, shrunk_gradient, single
 
 __all__ = ["row_rates_kernel", "update_kernel"]
 
@@ -159,24 +159,5 @@ def row_rates_kernel(
         half = tl.sum(tl.reshape(half, [ROWS, 2, 2]), 1)
         total = tl.sum(half, 1)
         mean = tl.div_rn(total, tl.zeros([ROWS], tl.float32) + dim.to(tl.float32))
-        state = at32(tl.load(line + _ROW_STATES)) + slot
-        square = tl.load(state, mask=live, other=0.0)
-        if RULE == "rowwise_adagrad":
-            square = square + mean
-            tl.store(state, square, mask=live)
-            divisor = tl.sqrt_rn(square) + single(numbers, 4)
-            rate = single(numbers, 3)
-        else:
-            square = square * single(numbers, 6) + single(numbers, 7) * mean
-            tl.store(state, square, mask=live)
-            largest = tl.load(line + _ROW_STATES + 1)
-            kept = only_if(largest != 0, live)
-            before = tl.load(at32(largest) + slot, mask=kept, other=0.0)
-            square = tl.where(before > square, before, square)
-            tl.store(at32(largest) + slot, square, mask=kept)
-            divisor = tl.sqrt_rn(square) * single(numbers, 9) + single(numbers, 10)
-            rate = single(numbers, 8)
-        # A row of zero gradients and eps 0 would give 0 / 0 in every column.
-        some = divisor > 0
-        rate = tl.div_rn(tl.zeros([ROWS], tl.float32) + rate, tl.where(some, divisor, 1.0))
-        tl.store(at32(tl.load(line + _RATES)) + row, tl.where(some, rate, 0.0), mask=live)
+        rate = row_rate(mean, line + _ROW_STATES, slot, live, numbers, ROWS, RULE)
+        tl.store(at32(tl.load(line + _RATES)) + row, rate, mask=live)

@@ -73,19 +73,7 @@ def weight_gradients(
             continue
         plane = planes[feature.table]
         dim = plane.shape[1]
-        for name, tensor in (("gradient", grad), ("output", out)):
-            askew = dim > 1 and tensor.stride(1) != 1
-            if tensor.shape != (feature.bags, dim) or tensor.dtype not in KINDS or askew:
-                raise InputError(
-                    f"weight_gradients: the {name} of feature {f} is {tensor.dtype} "
-                    f"{tuple(tensor.shape)} of stride {tensor.stride()}. Pass float32, float16 or "
-                    f"bfloat16 {(feature.bags, dim)} whose columns lie side by side."
-                )
-        if feature.divided and inverse is None:
-            raise InputError(
-                f"weight_gradients: feature {f} has the combiner {feature.combiner!r}. Pass the "
-                "inverse that pool_into wrote."
-            )
+        _check(f, feature, dim, grad, out, inverse)
         require_gpu("weight_gradients", plane, grad, out)
         result = torch.empty_like(feature.weights)
         results.append(result)
@@ -120,6 +108,25 @@ def weight_gradients(
         lines = upload(group.lines, planes[0].device)
         launch(_variant(*shared), group.most, lines=lines, bag_steps=steps)
     return results
+
+
+def _check(
+    f: int, feature: FeatureSlots, dim: int, grad: Tensor, out: Tensor, inverse: Tensor | None
+) -> None:
+    """Raise InputError where tensors of feature number `f` are not as they must be."""
+    for name, tensor in (("gradient", grad), ("output", out)):
+        askew = dim > 1 and tensor.stride(1) != 1
+        if tensor.shape != (feature.bags, dim) or tensor.dtype not in KINDS or askew:
+            raise InputError(
+                f"weight_gradients: the {name} of feature {f} is {tensor.dtype} "
+                f"{tuple(tensor.shape)} of stride {tensor.stride()}. Pass float32, float16 or "
+                f"bfloat16 {(feature.bags, dim)} whose columns lie side by side."
+            )
+    if feature.divided and inverse is None:
+        raise InputError(
+            f"weight_gradients: feature {f} has the combiner {feature.combiner!r}. Pass the "
+            "inverse that pool_into wrote."
+        )
 
 
 def variants() -> list[Variant]:

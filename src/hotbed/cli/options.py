@@ -1,0 +1,82 @@
+"""The options of a command, made from the fields of a dataclass."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from hotbed.cli.config import read_config
+from hotbed.cli.errors import told_in_one_sentence
+from hotbed.train.options import Kind, Option, options_of
+
+__all__ = ["command"]
+
+_CONFIG = "Options from a file, by the names below (batch-size = 512); those given here win."
+
+
+def command(settings: type[Any], *, config: bool = False) -> Callable[[Callable[..., None]], Any]:
+    """Decorate a function that is called with a dict of values for the dataclass `settings`, as typed.
+
+    Args:
+        config: offer --config FILE.toml, whose path the function gets as a second argument.
+    """
+    options = options_of(settings)
+    parameters = [_parameter(option) for option in options.values()]
+    if config:
+        parameters.insert(1, _config_parameter(settings))
+
+    def decorate(run: Callable[..., None]) -> Callable[..., None]:
+        def called(**typed: object) -> None:
+            given = {name: _value(option, typed.pop(name)) for name, option in options.items()}
+            run(given, **typed)
+
+        called.__name__, called.__doc__ = run.__name__, run.__doc__
+        called.__annotations__ = {each.name: each.annotation for each in parameters}
+        called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        return called
+
+    return decorate
+
+
+def _parameter(option: Option) -> inspect.Parameter:
+    kind, is_list = option.mark(Kind), option.value_type == tuple[str, ...]
+    shown: dict[str, Any] = {"help": option.help, "metavar": kind and kind.metavar}
+    declared = (
+        typer.Argument(**shown)
+        if kind is not None and kind.is_positional
+        else typer.Option(f"--{option.key}", **shown)
+    )
+    type_: Any = list[str] if is_list else option.value_type
+    default = None if is_list else option.default
+    return _keyword(option.field, type_ | None if default is None else type_, declared, default)
+
+
+def _value(option: Option, typed: object) -> object:
+    if option.value_type == tuple[str, ...]:
+        return tuple(typed) if isinstance(typed, list) else ()
+    return typed
+
+
+def _config_parameter(settings: type[Any]) -> inspect.Parameter:
+    def take(ctx: typer.Context, path: str | None) -> str | None:
+        if path is not None:
+            with told_in_one_sentence():
+                ctx.default_map = {**(ctx.default_map or {}), **read_config(path, settings)}
+        return path
+
+    declared = typer.Option(
+        "--config", metavar="FILE.toml", is_eager=True, callback=take, help=_CONFIG
+    )
+    # Typer reads the callback's own annotations, which name types as strings here.
+    take.__annotations__ = {"ctx": typer.Context, "path": str | None}
+    return _keyword("config", str | None, declared, None)
+
+
+def _keyword(name: str, type_: Any, declared: object, default: object) -> inspect.Parameter:
+    annotation: Any = Annotated[type_, declared]
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
+    )
