@@ -107,4 +107,5 @@ NB_MODULE(_core, module) {
   bind_residency(module);
   bind_storage(module);
   bind_device(module);
+  bind_exchange(module);
 }

@@ -32,9 +32,12 @@ class HostPart:
 
     def take_table(self, live: LiveTable, rule: Any, hyper: Any, share: Any = None) -> None:
         rows = rows_of(live) if share is None else share
-        if rows is None:
-            return
-        self._optimizer.check_hold(live, rule)
+        if rows is not None:
+            self._optimizer.check_hold(live, rule)
+            self.take_rows(live, rule, hyper, rows)
+
+    def take_rows(self, live: LiveTable, rule: Any, hyper: Any, rows: LeftRows) -> None:
+        """A table with a gradient, of an optimizer that is known to hold it."""
         slots, values = rows.slots, rows.rows
         at = slots.data_ptr(), values.data_ptr(), slots.shape[0]
         self._entries.append((rule, *at, hyper, rows.distinct, rows.finite))
