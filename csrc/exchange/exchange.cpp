@@ -13,6 +13,7 @@ namespace hotbed {
 namespace {
 
 constexpr int64_t kWord = 8;
+constexpr int64_t kMostIds = int64_t{1} << 32;  // of a table that a rank asks for
 
 int64_t rounded(int64_t bytes) { return (bytes + kWord - 1) / kWord * kWord; }
 
@@ -34,14 +35,58 @@ void own_ids(const ExchangedShard& shard, const int64_t* ids, int64_t n, int64_t
   for (int64_t i = 0; i < n; ++i) out[i] = (ids[i] - shard.first) / shard.stride;
 }
 
-// n rows of `row` bytes, or a part of `part` bytes of each.
-void copy_rows(const uint8_t* from, int64_t from_stride, uint8_t* to, int64_t to_stride,
-               int64_t part, int64_t n) {
-  if (from_stride == part && to_stride == part) {
-    if (n) std::memcpy(to, from, n * part);
+// Rows that are copied: row i from row_of[i], -1 being zeros; or, where row_of is nullptr, from row
+// i.
+struct Copied {
+  const uint8_t* from;  // nullptr: zeros
+  int64_t from_stride;
+  uint8_t* to;
+  int64_t to_stride;
+  int64_t bytes;  // of each row
+  int64_t rows;
+  const int64_t* row_of = nullptr;
+};
+
+void copy(const Copied& c) {
+  if (c.from && !c.row_of && c.from_stride == c.bytes && c.to_stride == c.bytes) {
+    if (c.rows) std::memcpy(c.to, c.from, c.rows * c.bytes);
     return;
   }
-  for (int64_t i = 0; i < n; ++i) std::memcpy(to + i * to_stride, from + i * from_stride, part);
+  for (int64_t i = 0; i < c.rows; ++i) {
+    int64_t row = c.row_of ? c.row_of[i] : i;
+    if (!c.from || row < 0) {
+      std::memset(c.to + i * c.to_stride, 0, c.bytes);
+    } else {
+      std::memcpy(c.to + i * c.to_stride, c.from + row * c.from_stride, c.bytes);
+    }
+  }
+}
+
+// Bytes that a task copies, and below which one thread copies all.
+constexpr int64_t kTaskBytes = 256 << 10;
+
+// All of them, in parallel where it is worth it.
+void copy_all(const std::vector<Copied>& wanted) {
+  std::vector<Copied> tasks;
+  tasks.reserve(wanted.size());
+  int64_t total = 0;
+  for (const Copied& c : wanted) {
+    total += c.rows * c.bytes;
+    int64_t most = std::max<int64_t>(1, kTaskBytes / std::max<int64_t>(1, c.bytes));
+    for (int64_t first = 0; first < c.rows; first += most) {
+      Copied task = c;
+      task.rows = std::min(most, c.rows - first);
+      task.to += first * c.to_stride;
+      if (c.row_of) {
+        task.row_of += first;
+      } else if (c.from) {
+        task.from += first * c.from_stride;
+      }
+      tasks.push_back(task);
+    }
+  }
+#pragma omp parallel for schedule(dynamic) if (total > kTaskBytes)
+  for (size_t i = 0; i < tasks.size(); ++i) copy(tasks[i]);
 }
 
 // Where some ids have no row, the rows count as added to zeros: -0 becomes 0.
@@ -119,6 +164,12 @@ std::vector<int64_t> distinct_ids(const Batch& batch, int64_t* distinct, int64_t
 Exchange::Exchange(std::shared_ptr<const ExchangeLayout> all, const int64_t* numbers)
     : layout(std::move(all)) {
   const ExchangeLayout& l = *layout;
+  for (int64_t n = 0; n < l.ranks * l.number_of.back(); ++n) {  // they come from other processes
+    if (numbers[n] < 0 || numbers[n] > kMostIds) {
+      throw std::invalid_argument("a rank tells that it asks for " + std::to_string(numbers[n]) +
+                                  " ids");
+    }
+  }
   ranges_.reserve(l.ranks * l.shards.size());
   std::vector<int64_t> begins(l.ranks);
   for (int r = 0; r < l.ranks; ++r, numbers += l.number_of.back()) {
@@ -270,6 +321,7 @@ void Exchange::narrow(const void* wide, const Messages& messages) const {
 }
 
 void Exchange::take_rows(const Messages& messages, const std::vector<void*>& out) const {
+  std::vector<Copied> copied;
   for (int r = 0; r < layout->ranks; ++r) {
     const uint8_t* from = bytes(messages[r]);
     for (int s : layout->kept_by[r]) {
@@ -278,10 +330,12 @@ void Exchange::take_rows(const Messages& messages, const std::vector<void*>& out
       const ExchangedTable& table = layout->tables[shard.table];
       int64_t size = element(table.dtype, true), stride = table.dim * size;
       uint8_t* to = bytes(out[shard.table]) + begin(layout->rank, s) * stride + shard.column * size;
-      copy_rows(from, shard.width * size, to, stride, shard.width * size, count(layout->rank, s));
+      int64_t part = shard.width * size;
+      copied.push_back({from, part, to, stride, part, count(layout->rank, s)});
       from += piece_bytes(layout->rank, s, true);
     }
   }
+  copy_all(copied);
 }
 
 // -- rows, or their gradients, to the owners
@@ -322,36 +376,33 @@ void Exchange::write_given(const std::vector<bool>& chosen, bool stored,
       row_of[t][position] = i;
     }
   }
+  std::vector<Copied> copied;
+  struct Added {
+    DType dtype;
+    uint8_t* values;
+    int64_t count;
+  };
+  std::vector<Added> added;
   for (int r = 0; r < l.ranks; ++r) {
     uint8_t* to = bytes(messages[r]);
     for (int s : l.kept_by[r]) {
       const ExchangedShard& shard = l.shards[s];
       if (!chosen[shard.table]) continue;
-      const ExchangedTable& table = l.tables[shard.table];
+      const GivenRows& own = given[shard.table];
       const auto& rows = row_of[shard.table];
-      int64_t size = element(table.dtype, stored), stride = table.dim * size;
+      DType dtype = l.tables[shard.table].dtype;
+      int64_t size = element(dtype, stored), stride = l.tables[shard.table].dim * size;
       int64_t part = shard.width * size, n = count(l.rank, s), first = begin(l.rank, s);
-      const uint8_t* from = bytes(given[shard.table].rows);
-      if (!from) {
-        std::memset(to, 0, n * part);
-      } else if (rows.empty()) {
-        copy_rows(from + first * stride + shard.column * size, stride, to, part, part, n);
-      } else {
-        from += shard.column * size;
-        bool added = given[shard.table].count < asked(shard.table);
-        for (int64_t i = 0; i < n; ++i) {
-          int64_t row = rows[first + i];
-          if (row < 0) {
-            std::memset(to + i * part, 0, part);
-          } else {
-            std::memcpy(to + i * part, from + row * stride, part);
-          }
-        }
-        if (added) add_to_zeros(table.dtype, to, n * shard.width);
-      }
+      const uint8_t* from = own.rows ? bytes(own.rows) + shard.column * size : nullptr;
+      const int64_t* row_at = rows.empty() ? nullptr : rows.data() + first;
+      if (from && !row_at) from += first * stride;
+      copied.push_back({from, stride, to, part, part, n, row_at});
+      if (row_at && own.count < asked(shard.table)) added.push_back({dtype, to, n * shard.width});
       to += piece_bytes(l.rank, s, stored);
     }
   }
+  copy_all(copied);
+  for (const Added& rows : added) add_to_zeros(rows.dtype, rows.values, rows.count);
 }
 
 std::vector<Vectors> Exchange::given_places(const std::vector<bool>& chosen, bool stored,

@@ -81,7 +81,8 @@ using Messages = std::vector<void*>;  // one a rank
 // One batch, once all ranks have told their numbers. Immutable.
 class Exchange {
  public:
-  // `numbers`: of each rank those that deal() writes.
+  // `numbers`: of each rank those that deal() writes. Throws std::invalid_argument where they
+  // cannot be.
   Exchange(std::shared_ptr<const ExchangeLayout> layout, const int64_t* numbers);
 
   // How many ids a rank asks of a shard, and where they begin among those of the table.

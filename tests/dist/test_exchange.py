@@ -186,6 +186,14 @@ def test_rows_and_gradients_find_their_ways(size: int, seed: int) -> None:
                 assert torch.equal(found, expected[first + stride * at])
 
 
+def test_numbers_that_cannot_be_are_refused() -> None:
+    layout = World(2, random.Random(1)).layouts[0]
+    for number in (-1, 2**40):
+        told = torch.full((2, layout.numbers), number)
+        with pytest.raises(ValueError, match=f"asks for {number} ids"):
+            _core.Exchange(layout, told.data_ptr())
+
+
 def test_a_gradient_of_other_slots_is_refused() -> None:
     world = World(1, random.Random(1))
     exchange, (_, _, counts) = world.exchanges[0], world.dealt[0]

@@ -17,7 +17,6 @@ class Layout:
 
     Attributes:
         core: computes the sizes and the contents of messages.
-        places: of the tables, weakly: in a circle, a model that goes would leave its tables behind.
         numbers: of the tables among those that the ranks share.
         position: of each table among these, by its number.
         own_tables: position of the table of each shard that this rank owns.
@@ -42,7 +41,6 @@ class Layout:
                     own.append(weakref.ref(place.own[share]))
                     names += [spec.name] * size
         self.core = _core.ExchangeLayout.make(rank, size, tables, shards)
-        self.places: list[Any] = [weakref.proxy(place) for place in places]
         self.numbers = tuple(place.number for place in places)
         self.position = {number: t for t, number in enumerate(self.numbers)}
         self.table_of = [at for at in range(len(own)) for _ in range(size)]

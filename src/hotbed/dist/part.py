@@ -6,7 +6,6 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from hotbed import _core
@@ -17,15 +16,11 @@ from hotbed.dist.peers import PeerError
 from hotbed.dist.ranks import Ranks
 from hotbed.errors import OptimizerError
 from hotbed.optim.options import NUMBERS
-from hotbed.step.on_host import HostPart
-from hotbed.table.gradients import LeftRows, plain_access
+from hotbed.step.on_host import NO_ROWS, HostPart
+from hotbed.table.gradients import plain_access
 from hotbed.table.holds import alone
 
 __all__ = ["ShardedPart", "serve_step"]
-
-
-_NO_ROWS = LeftRows(torch.empty(0, dtype=torch.int64), torch.empty((0, 1)), True, True)
-"""Of any table: a step all the same."""
 
 
 class ShardedPart:
@@ -76,10 +71,10 @@ class ShardedPart:
         self._stepped = [one for one in self._tables if one[0] in chosen]
         fault: Exception | None = collected.fault
         try:
-            for live, rule, hyper in self._stepped:
-                self._host.take_rows(live, rule, hyper, _NO_ROWS)  # it counts on all ranks
+            self._host.take_without_rows(self._stepped)  # they count on all ranks
+            for live, _, hyper in self._stepped:
                 for part in live.place.own.values():
-                    rows = collected.rows_of(live, part) or _NO_ROWS
+                    rows = collected.rows_of(live, part) or NO_ROWS
                     self._host.take_rows(part, part.rule, hyper, rows)
             if fault is None:
                 self._host.decide(beside=beside)

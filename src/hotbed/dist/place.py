@@ -61,7 +61,6 @@ class Sharded(Place):
         self.ranks, self.number, self.kind = ranks, number, kind
         self.shares, self.own = list(shares), dict(own)
         self.group = self.stepped = ranks
-        self.slots_taken = 0
         self._handles = [live.parameter for live in self.own.values()]  # they keep gradients
 
     @property

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from hotbed import _core
+from hotbed.dist.peers import PeerError
 from hotbed.dist.ranks import Ranks
 from hotbed.dist.wire import block, rounded
 from hotbed.errors import TableError
@@ -100,12 +101,16 @@ class Trip:
 
     def wait(self, batch: Any) -> None:
         """Stays for the gradients of a batch; None: this rank has none."""
-        fresh = not len(self.ranks.waiting)  # no other batch has slots
-        self.first_slots = []
-        for place, count in zip(self.layout.places, self.counts, strict=True):
-            first = 0 if fresh else place.slots_taken
-            self.first_slots.append(first)
-            place.slots_taken = first + count
+        self.first_slots = [0] * len(self.counts)
+        sought = self.layout.position
+        for trip in reversed(self.ranks.waiting.trips):  # the last of each table has the last slots
+            there = trip.layout.position
+            for number in sought.keys() & there.keys():
+                t = there[number]
+                self.first_slots[sought[number]] = trip.first_slots[t] + trip.counts[t]
+            sought = {number: t for number, t in sought.items() if number not in there}
+            if not sought:
+                break
         self.ranks.waiting.add(batch, self)
 
     # -- rows to who asks ------------------------------------------------------------------------
@@ -289,6 +294,11 @@ class Trip:
         sizes = [0 if r == own else size for r, size in enumerate(coming)]
         received: list[Tensor] = self.ranks.send(what, sizes, fault)
         received[own] = messages[own]
+        for rank, (message, size) in enumerate(zip(received, coming, strict=True)):
+            if len(message) != size:  # the core would read beyond it
+                raise PeerError(
+                    f"Rank {rank} sent {len(message)} bytes of {what} where it had announced {size}."
+                )
         return received
 
 
