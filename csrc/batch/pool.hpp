@@ -16,6 +16,11 @@ struct Vectors {
   int64_t stride = 0;
 };
 
+// One a feature.
+struct VectorPlaces {
+  std::vector<Vectors> of_features;
+};
+
 // Writes out[f], one Vectors a feature, and remembers in the batch what backward will need.
 // Each bag is summed in the order of its ids; combiner none treats every id as a bag of its own.
 void pool(Batch& batch, const std::vector<Vectors>& out);

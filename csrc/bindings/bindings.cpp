@@ -106,5 +106,6 @@ NB_MODULE(_core, module) {
   bind_residency(module);
   bind_storage(module);
   bind_device(module);
+  bind_exchange(module);
   bind_testing(module);
 }

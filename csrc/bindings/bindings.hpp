@@ -57,6 +57,7 @@ nb::typed<nb::dict, nb::str, int64_t> by_part(const hotbed::BudgetParts& parts);
 
 void bind_data(nb::module_& module);
 void bind_device(nb::module_& module);
+void bind_exchange(nb::module_& module);
 void bind_index(nb::module_& module);
 void bind_initial(nb::module_& module);
 void bind_log(nb::module_& module);

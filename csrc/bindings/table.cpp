@@ -63,11 +63,37 @@ std::shared_ptr<Batch> make_batch(std::vector<std::shared_ptr<Table>> tables,
   return std::make_shared<Batch>(std::move(tables), std::move(inputs));
 }
 
+std::shared_ptr<Batch> batch_of_ids(std::vector<std::shared_ptr<Table>> tables,
+                                    const std::vector<int>& table_of, Address ids,
+                                    const std::vector<int64_t>& counts) {
+  if (table_of.size() != counts.size()) throw std::invalid_argument("a count for each feature");
+  std::vector<FeatureInput> inputs;
+  inputs.reserve(counts.size());
+  auto* next = pointer<const int64_t>(ids);
+  for (size_t f = 0; f < counts.size(); ++f) {
+    inputs.push_back(
+        {table_of[f], Combiner::none, next, 8, counts[f], nullptr, 1, counts[f], nullptr});
+    next += counts[f];
+  }
+  return std::make_shared<Batch>(std::move(tables), std::move(inputs));
+}
+
 std::vector<Vectors> vectors_of(const std::vector<std::pair<Address, int64_t>>& pairs) {
   std::vector<Vectors> vectors;
   vectors.reserve(pairs.size());
   for (auto [data, stride] : pairs) vectors.push_back({pointer<void>(data), stride});
   return vectors;
+}
+
+std::vector<bool> reduced(Batch& batch, const std::vector<Vectors>& grads,
+                          const std::vector<Address>& values, const std::vector<Address>& indices) {
+  for (size_t t = 0; t < values.size(); ++t) {
+    const TableBatch& part = batch.parts[t];
+    if (indices[t] && part.unique) {
+      std::memcpy(pointer<void>(indices[t]), part.unique_slots.data(), part.unique * 8);
+    }
+  }
+  return reduce(batch, grads, pointers<void>(values));
 }
 
 // Rows of `ids` as they are, absent ones with their first values; nothing is stored.
@@ -339,6 +365,9 @@ void bind_table(nb::module_& module) {
 
   nb::class_<Batch>(module, "Batch")
       .def_static("make", &make_batch, "tables"_a, "inputs"_a)
+      .def_static("of_ids", &batch_of_ids, "tables"_a, "table_of"_a, "ids"_a, "counts"_a,
+                  "Of int64 ids alone, one feature after the other, with one vector an id.")
+      .def_prop_ro("positions", [](const Batch& batch) { return batch.positions; })
       .def(
           "check",
           [](const Batch& batch) {
@@ -388,21 +417,24 @@ void bind_table(nb::module_& module) {
              pool(batch, vectors_of(out));
            })
       .def(
+          "pool", [](Batch& batch, const VectorPlaces& out) { pool(batch, out.of_features); },
+          "out"_a, Unlocked())
+      .def(
           "reduce",
           // For each table the addresses of (unique, dim) values and (unique,) slots to write; 0
           // leaves the table out.
           [](Batch& batch, const std::vector<std::pair<Address, int64_t>>& grads,
              const std::vector<Address>& values, const std::vector<Address>& indices) {
             nb::gil_scoped_release unlocked;
-            for (size_t t = 0; t < values.size(); ++t) {
-              const TableBatch& part = batch.parts[t];
-              if (indices[t] && part.unique) {
-                std::memcpy(pointer<void>(indices[t]), part.unique_slots.data(), part.unique * 8);
-              }
-            }
-            return reduce(batch, vectors_of(grads), pointers<void>(values));
+            return reduced(batch, vectors_of(grads), values, indices);
           },
           "Whether the values of each table are all finite.")
+      .def("reduce",
+           [](Batch& batch, const VectorPlaces& grads, const std::vector<Address>& values,
+              const std::vector<Address>& indices) {
+             nb::gil_scoped_release unlocked;
+             return reduced(batch, grads.of_features, values, indices);
+           })
       .def("weight_gradients", [](const Batch& batch,
                                   const std::vector<std::pair<Address, int64_t>>& grads,
                                   const std::vector<std::pair<Address, int64_t>>& outputs,

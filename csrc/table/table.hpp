@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -167,6 +168,11 @@ class Table final : public SpaceTable {
   void write_first_values();
   // Changes the key that first values come from; rows that exist keep theirs.
   void set_key(uint64_t key) { initial_.table_key = key; }
+  // Changes which id stands for padding; the row stays.
+  void set_padding(std::optional<int64_t> id) {
+    initial_.has_padding = id.has_value();
+    initial_.padding_id = id.value_or(0);
+  }
 
   // The row of padding as it was assigned, or zeros; of tiered tables, where batches never store
   // it.

@@ -11,7 +11,7 @@ from dist.test_sharded import batch_of, collection, loss_of, plan_of
 from dist.worlds import run
 
 import hotbed as hb
-from hotbed.dist import PeerError, Plan, TableWise, batch, trip
+from hotbed.dist import PeerError, Plan, TableWise, trip
 from hotbed.dist.peers import PeerLost, is_gone
 from hotbed.errors import NotFiniteError, OptimizerError
 
@@ -182,7 +182,7 @@ def in_the_middle(rank: int, world: int, shared_memory: bool) -> None:
                 step(model, optimizer)
         except (MemoryError, PeerError):
             if rank == 1:
-                patch.setattr(batch, "_Scratch", failing)
+                patch.setattr(trip.Trip, "fetched", failing)
             with pytest.raises((MemoryError, PeerLost)):
                 step(model, optimizer)
         for _ in range(3):

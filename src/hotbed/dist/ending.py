@@ -159,6 +159,7 @@ class _Serving(JoinHook):
     def _serve_sum(self, ranks: Ranks, opened: Opened) -> None:
         collected = serve_collect(ranks, opened, 0)
         ranks.agree(SUM, fault=collected.fault)
+        collected.keep()
         self._together = Together(ranks, collected.tables)
 
     def _serve_norm(self, ranks: Ranks, opened: Opened) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -13,8 +13,7 @@ from torch.amp.grad_scaler import GradScaler
 from hotbed.dist.declarations import Declaration
 from hotbed.dist.opening import Opened
 from hotbed.dist.ranks import Ranks
-from hotbed.dist.rows import Rows, inverse_of
-from hotbed.dist.trip import Trip
+from hotbed.dist.trip import Given, Trip
 from hotbed.errors import HotbedError, TableError
 from hotbed.places.host.step import rows_of
 from hotbed.table.clipping import Gradient
@@ -57,7 +56,8 @@ class WaitingOnRanks(WaitingGradient):
 
     def drop(self, handle: Tensor) -> None:
         self.give_away(handle)
-        self.drop_collected()
+        if self.collected:
+            self.drop_collected()
 
     def drop_collected(self) -> None:
         """The keepers on this rank have nothing any more."""
@@ -92,19 +92,34 @@ class Collected:
         fault: why this rank could not take some.
     """
 
-    def __init__(self, tables: list[Any]) -> None:
-        self.tables = tables
+    def __init__(self, tables: list[Any], kept: Collection[Any]) -> None:
+        """`kept`: tables of which the owners have gradients already."""
+        self.tables, self._kept = tables, kept
         self.fault: HotbedError | None = None
-        self._before = [
-            (part, stored_gradient(part.parameter))
-            for live in tables
-            for part in live.place.own.values()
-        ]
+        self._arrived: dict[Any, list[LeftRows]] = {}
 
-    def restore(self) -> None:
-        """The keepers have what they had before."""
-        for part, before in self._before:
-            part.parameter.waiting.take_place(part.parameter, before)
+    def add(self, arrived: Iterable[tuple[Any, LeftRows]]) -> None:
+        """Take gradients of shards in."""
+        for part, rows in arrived:
+            self._arrived.setdefault(part, []).append(rows)
+
+    def keep(self) -> None:
+        """Leave the gradients at their owners."""
+        for part, arrived in self._arrived.items():
+            part.waiting.shares += arrived
+
+    def rows_of(self, live: Any, part: Any) -> LeftRows | None:
+        """The gradient of a shard of a table, with what its owner has of it; None: there is none."""
+        arrived = self._arrived.get(part, ())
+        if len(arrived) <= 1 and live not in self._kept:
+            return arrived[0] if arrived else None
+        handle = part.parameter
+        before = stored_gradient(handle)
+        handle.waiting.shares += arrived
+        try:
+            return rows_of(part)
+        finally:
+            handle.waiting.take_place(handle, before)
 
 
 def collect(
@@ -121,88 +136,89 @@ def collect(
         declared: what must be alike on all ranks.
     """
     trips = ranks.waiting.trips
-    most = max((ids.shape[0] for trip in trips for ids in trip.asked), default=0)
-    in_order = torch.arange(most)
-    own = [_by_trip(live, trips, in_order) for live in tables]
+    own = [_by_trip(live, trips) for live in tables]
+    waiting = [live.waiting for live in tables]
     flags = [
         int(flag)
-        for live, of_table in zip(tables, own, strict=True)
-        for flag in (*(g is not None for g in of_table), live.parameter.waiting.collected)
+        for one, of_table in zip(waiting, own, strict=True)
+        for flag in (*[g is not None for g in of_table], one.collected)
     ]
     places = [live.place.number for live in tables]
     opened = ranks.agree(kind, [*numbers, *flags], places, declared=declared)
-    found = _brought(opened, tables, own, opened.numbers[:, len(numbers) :])
+    found = _brought(opened, tables, waiting, own, opened.numbers[:, len(numbers) :])
     return opened, found
 
 
 def serve_collect(ranks: Ranks, opened: Opened, width: int) -> Collected:
     """The part of a rank that has no batch. `width`: of the numbers that go along."""
     tables = [ranks.table(number) for number in opened.tables]
-    nothing: list[list[Rows | None]] = [[None] * len(opened.waiting) for _ in tables]
-    return _brought(opened, tables, nothing, opened.numbers[:, width:])
+    nothing: list[list[Given | None]] = [[None] * len(opened.waiting) for _ in tables]
+    waiting = [live.waiting for live in tables]
+    return _brought(opened, tables, waiting, nothing, opened.numbers[:, width:])
 
 
-def _by_trip(live: Any, trips: list[Trip], in_order: Tensor) -> list[Rows | None]:
-    """The gradient of a table as (n, dim) for each trip; None where there is none. `in_order`: (any,) int64
-    from 0 on."""
-    waiting = live.parameter.waiting
-    left = [getattr(o, "trip", None) for o in waiting.origins_of(live.parameter)]
+def _by_trip(live: Any, trips: list[Trip]) -> list[Given | None]:
+    """The gradient of a table for each trip; None where there is none."""
+    handle = live.parameter
+    waiting, number = handle.waiting, live.place.number
+    found: list[Given | None] = [None] * len(trips)
+    shares = waiting.shares
+    if len(shares) == 1 and not waiting.origins and stored_gradient(handle) is None:
+        share = shares[0]
+        for at, trip in enumerate(trips if share.distinct else ()):
+            if trip is getattr(share.claim, "trip", None):  # as one backward has left it
+                t = trip.layout.position[number]
+                found[at] = Given(share.rows, share.slots, trip.first_slots[t])
+                return found
+    left = [getattr(o, "trip", None) for o in waiting.origins_of(handle)]
     rows = rows_of(live)
-    found: list[Rows | None] = []
-    for trip in trips:
-        t = trip.position.get(live.place.number)
-        if rows is None or t is None:
-            found.append(None)
+    if rows is None:
+        return found
+    for at, trip in enumerate(trips):
+        t = trip.layout.position.get(number, -1)
+        if t < 0:
             continue
-        first, count = trip.first_slots[t], trip.asked[t].shape[0]
-        own = rows.slots - first if first else rows.slots
-        if (
-            count and rows.distinct and own.shape[0] == count
-        ):  # as one backward has left it, perhaps
-            if torch.equal(own, in_order[:count]):
-                found.append(Rows(rows.rows))
-                continue
-            inside = (own >= 0) & (own < count)
-            if bool(inside.all()):
-                found.append(Rows(rows.rows, inverse_of(own)))
-                continue
-        else:
-            inside = (own >= 0) & (own < count)
+        first, count = trip.first_slots[t], trip.counts[t]
+        own = rows.slots - first
+        inside = (own >= 0) & (own < count)
+        if rows.distinct and own.shape[0] == count and bool(inside.all()):
+            found[at] = Given(rows.rows, rows.slots, first)
+            continue
         here = torch.nonzero(inside).flatten()
         if not here.shape[0] and not any(one is trip for one in left):
-            found.append(None)
             continue
         grad = torch.zeros((count, live.spec.dim), dtype=live.spec.compute_dtype)
         grad.index_add_(0, own[here], rows.rows[here])
-        found.append(Rows(grad))
+        found[at] = Given(grad)
     return found
 
 
 def _brought(
     opened: Opened,
     tables: Sequence[Any],
-    own: list[list[Rows | None]],
+    waiting: Sequence[WaitingOnRanks],
+    own: list[list[Given | None]],
     flags: Tensor,
 ) -> Collected:
     any_rank: list[list[bool]] = flags.any(0).view(len(tables), -1).tolist()
-    for live, (*_, collected) in zip(tables, any_rank, strict=True):
-        waiting = live.parameter.waiting
-        if waiting.collected and not collected:  # a rank without batches hears of zero_grad() here
-            waiting.drop_collected()
-        waiting.collected = collected
+    for one, of_table in zip(waiting, any_rank, strict=True):
+        if one.collected and not of_table[-1]:  # a rank without batches hears of zero_grad() here
+            one.drop_collected()
+        one.collected = of_table[-1]
     found = Collected(
-        [live for live, of_table in zip(tables, any_rank, strict=True) if any(of_table)]
+        [live for live, of_table in zip(tables, any_rank, strict=True) if any(of_table)],
+        {live for live, of_table in zip(tables, any_rank, strict=True) if of_table[-1]},
     )
     for at, trip in enumerate(opened.waiting):
-        wanted = [n for n, flags in enumerate(any_rank) if flags[at]]
+        wanted = [n for n, of_table in enumerate(any_rank) if of_table[at]]
         if not wanted:
             continue
-        grads: list[Rows | None] = [None] * len(trip.places)
-        positions = {n: trip.position[tables[n].place.number] for n in wanted}
-        for n, t in positions.items():
+        grads: list[Given | None] = [None] * len(trip.counts)
+        positions = [trip.layout.position[tables[n].place.number] for n in wanted]
+        for n, t in zip(wanted, positions, strict=True):
             grads[t] = own[n][at]
         try:
-            trip.give(grads, sorted(positions.values()))
+            found.add(trip.give(grads, positions))
         except HotbedError as error:  # of this rank alone: the others go on to the vote
             found.fault = error
     return found
@@ -276,6 +292,7 @@ class ShardedGradient:
         with ranks.telling(SUM):
             _, collected = collect(ranks, SUM, tables)
         ranks.agree(SUM, fault=collected.fault)
+        collected.keep()
         together = Together(ranks, collected.tables)
         made = {live: cls(together, t) for t, live in enumerate(collected.tables)}
         return [made.get(live) for live in tables]

@@ -4,73 +4,50 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-from hotbed.dist.rows import Form
-from hotbed.tables import Origin
+from hotbed import _core
+from hotbed.tables import CORE_DTYPES
 
-__all__ = ["Layout", "ShardInfo"]
-
-
-class ShardInfo(NamedTuple):
-    """One rank's shard of a table, as a batch needs it."""
-
-    table: int
-    """Position among the tables."""
-    rank: int
-    replica: bool
-    columns: slice
-    whole: bool
-    """True if it has all columns."""
-    origin: Origin
-    stored: Form
-    """Form of its rows on the wire."""
-    computed: Form
-    """Form of their gradients on the wire."""
-    own: weakref.ref[Any] | None
-    """The live table, where this rank keeps it."""
+__all__ = ["Layout"]
 
 
 class Layout:
     """Shards of some tables, the same on all ranks.
 
     Attributes:
-        shards: of the first table in the order of their ranks, then of the next.
-        kept_by: positions of the shards of each rank.
-        mine: of this rank.
-        dealings: how rows of each table are dealt out to ranks; None: they are not.
+        core: computes the sizes and the contents of messages.
+        numbers: of the tables among those that the ranks share.
+        position: of each table among these, by its number.
+        own_tables: position of the table of each shard that this rank owns.
+        table_of: position of the shard of each feature at its owner; what a rank asks of one is one.
+        names: of these features, for errors.
+        fetched: rows of batches that are gone, for those to come.
     """
 
     def __init__(self, rank: int, size: int, places: Sequence[Any]) -> None:
-        self.shards: list[ShardInfo] = []
-        self.dealings = [place.kind.dealing(place.spec) for place in places]
+        tables, shards, own, names = [], [], [], []
+        self.own_tables: list[int] = []
         for t, place in enumerate(places):
             spec = place.spec
+            dealing, padding = place.kind.dealing(spec), spec.padding_idx
+            tables.append((spec.name, spec.dim, CORE_DTYPES[spec.dtype], dealing, padding))
             for share in place.shares:
-                part, live = share.part, place.own.get(share)
-                self.shards.append(
-                    ShardInfo(
-                        t,
-                        share.rank,
-                        share.replica,
-                        part.columns,
-                        part.dim == spec.dim,
-                        part.origin,
-                        Form(spec.dtype, part.dim),
-                        Form(spec.compute_dtype, part.dim),
-                        None if live is None else weakref.ref(live),
-                    )
-                )
-        self.kept_by: list[list[int]] = [[] for _ in range(size)]
-        for s, shard in enumerate(self.shards):
-            self.kept_by[shard.rank].append(s)
-        self.mine = self.kept_by[rank]
+                part = share.part
+                first, stride, column = part.origin.first, part.origin.stride, part.columns.start
+                shards.append((t, share.rank, share.replica, first, stride, column, part.dim))
+                if share.rank == rank:
+                    self.own_tables.append(t)
+                    own.append(weakref.ref(place.own[share]))
+                    names += [spec.name] * size
+        self.core = _core.ExchangeLayout.make(rank, size, tables, shards)
+        self.numbers = tuple(place.number for place in places)
+        self.position = {number: t for t, number in enumerate(self.numbers)}
+        self.table_of = [at for at in range(len(own)) for _ in range(size)]
+        self.names: list[str] = names
+        self.fetched: list[_core.FetchedRows] = []
+        self._own = own
 
     def own(self) -> list[Any]:
-        """Live tables of `mine`."""
-        found = []
-        for s in self.mine:
-            live = self.shards[s].own
-            assert live is not None
-            found.append(live())
-        return found
+        """The live tables of the shards that this rank owns."""
+        return [live() for live in self._own]

@@ -33,7 +33,7 @@ def merge(ranks: Ranks) -> None:
     Batches whose backward is yet to come wait on.
     """
     trips = ranks.waiting.trips
-    numbers = [*dict.fromkeys(number for trip in trips for number in trip.position)]
+    numbers = [*dict.fromkeys(number for trip in trips for number in trip.layout.numbers)]
     tables = [ranks.table(number) for number in numbers]
     with ranks.telling(MERGE):
         found = [_summed(live, trips) for live in tables]
@@ -80,7 +80,9 @@ def _summed(live: Any, trips: Sequence[Trip]) -> tuple[Tensor, Tensor | None]:
     if rows is None:
         return torch.empty(0, dtype=torch.int64), None
     number = live.place.number
-    here = [(trip, trip.position[number]) for trip in trips if number in trip.position]
+    here = [
+        (trip, trip.layout.position[number]) for trip in trips if number in trip.layout.position
+    ]
     asked = [trip.asked[t] for trip, t in here]
     firsts = torch.tensor([trip.first_slots[t] for trip, t in here])  # rising
     counts = torch.tensor([len(ids) for ids in asked])

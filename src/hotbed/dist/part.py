@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import struct
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from hotbed import _core
@@ -18,8 +16,8 @@ from hotbed.dist.peers import PeerError
 from hotbed.dist.ranks import Ranks
 from hotbed.errors import OptimizerError
 from hotbed.optim.options import NUMBERS
-from hotbed.places.host.step import HostPart, rows_of
-from hotbed.table.gradients import LeftRows, plain_access
+from hotbed.places.host.step import NO_ROWS, HostPart
+from hotbed.table.gradients import plain_access
 from hotbed.table.holds import alone
 
 __all__ = ["ShardedPart", "serve_step"]
@@ -57,11 +55,7 @@ class ShardedPart:
         declared = of_optimizer(self._optimizer)
         with plain_access():
             opened, collected = collect(self._ranks, "a step", live, numbers, declared)
-            try:
-                self._refuse_other_numbers(opened, numbers)
-            except PeerError:
-                collected.restore()
-                raise
+            self._refuse_other_numbers(opened, numbers)
             self._vote(collected, beside=beside)
         return True
 
@@ -77,19 +71,15 @@ class ShardedPart:
         self._stepped = [one for one in self._tables if one[0] in chosen]
         fault: Exception | None = collected.fault
         try:
-            for live, rule, hyper in self._stepped:
-                self._host.take_table(
-                    live, rule, hyper, _none_of(live)
-                )  # the step counts on all ranks
+            self._host.take_without_rows(self._stepped)  # they count on all ranks
+            for live, _, hyper in self._stepped:
                 for part in live.place.own.values():
-                    rows = rows_of(part) or _none_of(part)
-                    self._host.take_table(part, part.rule, hyper, rows)
+                    rows = collected.rows_of(live, part) or NO_ROWS
+                    self._host.take_rows(part, part.rule, hyper, rows)
             if fault is None:
                 self._host.decide(beside=beside)
         except Exception as error:
             fault = error
-        finally:
-            collected.restore()
         self._ranks.agree("a step", fault=fault)
 
     def _numbers(self) -> list[int]:
@@ -170,14 +160,3 @@ def _heard(told: list[int], tables: int) -> list[tuple[float, ...]]:
     """For each table its numbers."""
     groups = _groups(told, tables)
     return [groups[at] for at in told[2 : 2 + tables]]
-
-
-def _none_of(live: Any) -> LeftRows:
-    """No rows: a step all the same."""
-    return _no_rows(live.spec.dim, live.spec.compute_dtype)
-
-
-@functools.cache
-def _no_rows(dim: int, dtype: torch.dtype) -> LeftRows:
-    rows = torch.empty((0, dim), dtype=dtype)
-    return LeftRows(torch.empty(0, dtype=torch.int64), rows, True, True)

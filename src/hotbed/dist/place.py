@@ -78,7 +78,6 @@ class Sharded(Place):
         number: of the table among those that they share.
         kind: how it is cut.
         shares: all of them, in the order of their ranks.
-        scratch: what batches that are gone had their rows in.
         own: tables of their own with the rows that this rank keeps.
     """
 
@@ -98,8 +97,6 @@ class Sharded(Place):
         self.number, self.kind = number, kind
         self.shares, self.own = list(shares), dict(own)
         self.stepped = lookups.ranks
-        self.slots_taken = 0
-        self.scratch: list[_core.Table] = []
         self._handles = [live.parameter for live in self.own.values()]  # they keep gradients
 
     # -- rows of all ranks -----------------------------------------------------------------------
@@ -109,9 +106,11 @@ class Sharded(Place):
         distinct, inverse = torch.unique(ids, return_inverse=True)
         trip = Trip(self.ranks, [self], [distinct])
         opened = self.ranks.agree("a lookup of rows", trip.numbers, [self.number])
+        rows = torch.empty((len(distinct), self.spec.dim), dtype=self.spec.dtype)
         with torch.no_grad():
-            (pieces,) = trip.fetch(opened.numbers, [], False)
-        return torch.cat(pieces)[trip.renumbered(0, inverse)]
+            messages = trip.fetch(opened.numbers, [], False)
+        trip.exchange.take_rows([some.data_ptr() for some in messages], [rows.data_ptr()])
+        return rows[trip.renumbered(0, inverse)]
 
     def assign(self, ids: Tensor, values: Tensor) -> None:
         """Called by all ranks, each with rows of its own; of an id that several give the last one's stays."""
@@ -133,13 +132,12 @@ class Sharded(Place):
         """Called by all ranks, each with ids of its own."""
         distinct, inverse = torch.unique(ids, return_inverse=True)
         trip, kind = Trip(self.ranks, [self], [distinct]), "a search for ids"
-        counts = self.ranks.agree(kind, trip.numbers, [self.number]).numbers.tolist()
+        told = self.ranks.agree(kind, trip.numbers, [self.number]).numbers
         answers: list[list[Tensor]] = [[] for _ in range(self.ranks.size)]
-        for (live, own, _), share in zip(
-            trip.deliver(torch.tensor(counts), None), self.own, strict=True
-        ):
+        for (live, own, _), share in zip(trip.deliver(told, None), self.own, strict=True):
             s = self.shares.index(share)
-            found = live.contains(own).split([of_rank[s] for of_rank in counts])
+            asks = [trip.exchange.count(rank, s) for rank in range(self.ranks.size)]
+            found = live.contains(own).split(asks)
             for rank, some in enumerate(found if self._speaks(share) else ()):
                 answers[rank].append(bytes_of(some))
         asked: list[list[slice]] = [[] for _ in range(self.ranks.size)]

@@ -13,7 +13,7 @@ from hotbed.group.pool import pool
 from hotbed.inputs.bags import Bags
 from hotbed.table.live import LiveTable
 from hotbed.table.lookups import Call, lookups_of
-from hotbed.table.resolved import Columns, Resolved
+from hotbed.table.resolved import Resolved
 from hotbed.trace import span
 
 __all__ = ["looked_up", "lookup"]
@@ -61,18 +61,18 @@ def lookup(
     return _resolved(call, behind, lambda resolved: pool(resolved, handles))
 
 
-def looked_up(call: Call, vectors: Sequence[Tensor | None]) -> Resolved:
-    """A batch that others ask for: resolved, for a backward that somebody else calls.
+def looked_up(call: Call, places: _core.VectorPlaces | None) -> Resolved:
+    """Resolve a batch that others ask for, of tables in the core's memory, for a backward that somebody else
+    calls.
 
     Args:
-        vectors: (ids, dim) contiguous of each feature, of the compute dtype, to be written to; features
-            have one vector an id. None: its rows are not wanted.
+        places: where the vectors of each feature go, in the compute dtype. None: no rows are wanted.
     """
     behind = [table for table in call.live if call.training and table.follows]
 
     def write(resolved: Resolved) -> Resolved:
-        columns = [Columns(own, (f,), (own,)) for f, own in enumerate(vectors) if own is not None]
-        resolved.pool(columns)
+        if places is not None:
+            resolved.write(places)
         return resolved
 
     return _resolved(call, behind, write)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from hotbed import _core
 from hotbed.errors import StorageError
-from hotbed.inputs.bags import Bags, core_input, input_fault
+from hotbed.inputs.bags import Bags, FlatIds, core_input, input_fault
 from hotbed.table.gradients import LeftRows
 from hotbed.table.lookups import Call
 from hotbed.table.resolved import Columns
@@ -24,9 +25,12 @@ _Addresses = list[tuple[int, int]]
 
 
 def core_batch(live: Sequence[Any], table_of: Sequence[int], bags: Sequence[Bags]) -> Any:
-    """The core's batch over inputs that are read."""
+    """The core's batch over inputs that are read. Those of `FlatIds` have tables that pool nothing."""
+    cores = [table.core for table in live]
+    if isinstance(bags, FlatIds):
+        return _core.Batch.of_ids(cores, table_of, bags.ids.data_ptr(), bags.counts)
     inputs = [core_input(t, live[t].combiner, bag) for t, bag in zip(table_of, bags, strict=True)]
-    return _core.Batch.make([table.core for table in live], inputs)
+    return _core.Batch.make(cores, inputs)
 
 
 def check(batch: Any, call: Call) -> None:
@@ -62,9 +66,12 @@ class HostBatch:
         """`core`: resolved, and transposed if `wants_gradient`. `over_budget`: what to raise where there
         is no room for rows that backward needs. `kept`: what the core's batch reads."""
         self.core, self.live, self.table_of, self.bags = core, call.live, call.table_of, call.bags
-        self.weights = [bag.weights for bag in call.bags]
         self.wants_gradient = wants_gradient
         self._over_budget, self._kept = over_budget, kept
+
+    @functools.cached_property
+    def weights(self) -> list[Tensor | None]:
+        return [bag.weights for bag in self.bags]
 
     def dtype_of(self, table: Any) -> torch.dtype:
         dtype: torch.dtype = table.compute_dtype
@@ -81,6 +88,10 @@ class HostBatch:
             for f in features:
                 places[f] = at, width
                 at += self.live[self.table_of[f]].spec.dim * size
+        self.core.pool(places)
+
+    def write(self, places: _core.VectorPlaces) -> None:
+        """Write the vectors of each feature to its place."""
         self.core.pool(places)
 
     def keep_inputs(self) -> None:
@@ -106,15 +117,25 @@ class HostBatch:
                 stride = dim
             held.append(grad)
             places[f] = grad.data_ptr(), stride
+        return self.left(places, held)
+
+    def left(self, places: _Addresses | _core.VectorPlaces, held: Sequence[Tensor]) -> HostLeft:
+        """What gradients of vectors leave. `held`: what lies at these places."""
         try:
             all_seated = bool(self.core.seat())
         except StorageError as error:
             raise self._over_budget(error) from None
-        return HostLeft(self.core, self.live, places, held, all_seated)
+        return HostLeft(self.core, self.live, places, held, all_seated, self.claim)
+
+    @property
+    def claim(self) -> Any:
+        """What keeps the rows of the slots where they are, as `LeftRows.claim`."""
+        return self.core.claim
 
     def weight_gradients(
         self, left: HostLeft, outputs: dict[int, Tensor], wanted: Sequence[int]
     ) -> list[Tensor]:
+        assert isinstance(left.places, list)
         results: list[Tensor] = []
         pooled, addresses = [(0, 0)] * len(self.bags), [0] * len(self.bags)
         for f in wanted:
@@ -135,46 +156,55 @@ class HostLeft(NamedTuple):
 
     core: Any
     live: Sequence[Any]
-    places: _Addresses
-    held: list[Tensor]
+    places: _Addresses | _core.VectorPlaces
+    held: Sequence[Tensor]
     """What lies at these places."""
     all_seated: bool
     """Whether every id has a row; evaluation stores none."""
+    claim: Any
+    """Of its rows, as `LeftRows.claim`."""
 
     def step(self, updates: Sequence[tuple[int, Any, Any, Any]]) -> None:
+        assert isinstance(self.places, list)
         steps = [(t, rule, numbers) for t, _, rule, numbers in updates]
         at, element, slot = _core.step_fused(self.core, self.places, steps)
         if at >= 0:
             raise self.live[at].fused_update.refuse(slot, element)
 
-    def shares(self, tables: Sequence[int]) -> list[LeftRows]:
+    def shares(self, tables: Sequence[int], *, divisor: int = 1) -> list[LeftRows]:
+        """As `Left.shares`. `divisor`: of all sums."""
         every = self.core.unique_counts()
         counts = [every[t] for t in tables]
-        indices = torch.empty((1, sum(counts)), dtype=torch.int64, device="cpu")
-        index_parts = indices.split(counts, 1)  # type: ignore[no-untyped-call]
-        # One block of values for all tables of a dtype: memory is taken, and given back, once.
-        values: dict[int, Tensor] = {}
-        for dtype in {self.live[t].compute_dtype for t in tables}:
-            same = [t for t in tables if self.live[t].compute_dtype is dtype]
-            sizes = [every[t] * self.live[t].spec.dim for t in same]
-            block = _core.empty([sum(sizes)], CORE_DTYPES[dtype])
-            for t, part in zip(same, block.split(sizes), strict=True):
-                values[t] = part.view(every[t], self.live[t].spec.dim)
+        indices = torch.empty(sum(counts), dtype=torch.int64, device="cpu")
+        slots_of = dict(zip(tables, indices.split(counts), strict=True))  # type: ignore[no-untyped-call]
         values_at, indices_at = [0] * len(self.live), [0] * len(self.live)
         at = indices.data_ptr()
-        for t in tables:
-            values_at[t], indices_at[t] = values[t].data_ptr(), at
-            at += 8 * every[t]
+        alike: dict[tuple[torch.dtype, int], list[int]] = {}
+        for t, count in zip(tables, counts, strict=True):
+            indices_at[t], at = at, at + 8 * count
+            table = self.live[t]
+            alike.setdefault((table.compute_dtype, table.spec.dim), []).append(t)
+        # One block of values for tables whose rows are alike: memory is taken, and given back, once.
+        rows_of: dict[int, Tensor] = {}
+        blocks = []
+        for (dtype, dim), same in alike.items():
+            sizes = [every[t] for t in same]
+            block = _core.empty([sum(sizes), dim], CORE_DTYPES[dtype])
+            blocks.append(block)
+            at = block.data_ptr()
+            for t, rows in zip(same, block.split(sizes), strict=True):
+                rows_of[t], values_at[t], at = rows, at, at + every[t] * dim * dtype.itemsize
         all_finite = self.core.reduce(self.places, values_at, indices_at)
+        for block in blocks if divisor > 1 else ():
+            block.div_(divisor)
         shares = []
-        for t, index in zip(tables, index_parts, strict=True):
-            slots, rows = index[0], values[t]
+        for t in tables:
+            slots, rows = slots_of[t], rows_of[t]
             if not self.all_seated:
                 kept = slots >= 0
                 slots, rows = slots[kept], rows[kept]
-            if not rows.shape[
-                0
-            ]:  # torch adds to it in place, which memory of the core would not allow
+            # Torch adds to it in place, which memory of the core would not allow.
+            if not slots.shape[0]:
                 slots, rows = slots.clone(), torch.empty_like(rows)
-            shares.append(LeftRows(slots, rows, True, all_finite[t], self.core.claim))
+            shares.append(LeftRows(slots, rows, True, all_finite[t], self.claim))
         return shares

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,10 @@ from hotbed.errors import NotFiniteError, OptimizerError
 from hotbed.table.gradients import LeftRows, stored_gradient
 from hotbed.table.live import LiveTable
 
-__all__ = ["HostPart", "not_finite"]
+__all__ = ["NO_ROWS", "HostPart", "not_finite"]
+
+NO_ROWS = LeftRows(torch.empty(0, dtype=torch.int64), torch.empty((0, 1)), True, True)
+"""Of any table: a step all the same."""
 
 
 class HostPart:
@@ -32,14 +35,23 @@ class HostPart:
 
     def take_table(self, live: LiveTable, rule: Any, hyper: Any, share: Any = None) -> None:
         rows = rows_of(live) if share is None else share
-        if rows is None:
-            return
-        self._optimizer.check_hold(live, rule)
+        if rows is not None:
+            self._optimizer.check_hold(live, rule)
+            self.take_rows(live, rule, hyper, rows)
+
+    def take_rows(self, live: LiveTable, rule: Any, hyper: Any, rows: LeftRows) -> None:
+        """A table with a gradient, of an optimizer that is known to hold it."""
         slots, values = rows.slots, rows.rows
         at = slots.data_ptr(), values.data_ptr(), slots.shape[0]
         self._entries.append((rule, *at, hyper, rows.distinct, rows.finite))
         self._tables.append(live)
         self._held.append(rows)
+
+    def take_without_rows(self, stepped: Sequence[tuple[LiveTable, Any, Any]]) -> None:
+        """The same of tables, with their rules and numbers, whose step counts without a row."""
+        self._entries += [(rule, 0, 0, 0, hyper, True, True) for _, rule, hyper in stepped]
+        self._tables += [live for live, _, _ in stepped]
+        self._held += [NO_ROWS] * len(stepped)
 
     def take_dense(self, parameter: Tensor, grad: Tensor, index: int, position: int) -> None:
         if grad.is_sparse:

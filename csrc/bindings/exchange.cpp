@@ -1,0 +1,172 @@
+// Exchanges of ranks for Python.
+#include "exchange/exchange.hpp"
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include "bindings/bindings.hpp"
+
+using namespace hotbed;
+
+namespace {
+
+using TableTuple =
+    std::tuple<std::string, int64_t, DType, std::optional<Dealing>, std::optional<int64_t>>;
+using ShardTuple = std::tuple<int, int, bool, int64_t, int64_t, int64_t, int64_t>;
+using GivenTuple = std::tuple<Address, Address, int64_t, int64_t>;
+
+std::shared_ptr<ExchangeLayout> make_layout(int rank, int ranks,
+                                            const std::vector<TableTuple>& table_tuples,
+                                            const std::vector<ShardTuple>& shard_tuples) {
+  std::vector<ExchangedTable> tables;
+  for (const auto& [name, dim, dtype, dealing, padding] : table_tuples) {
+    tables.push_back({name, dim, dtype, dealing, padding});
+  }
+  std::vector<ExchangedShard> shards;
+  for (const auto& [table, owner, replica, first, stride, column, width] : shard_tuples) {
+    shards.push_back({table, owner, replica, first, stride, column, width});
+  }
+  return std::make_shared<ExchangeLayout>(rank, ranks, std::move(tables), std::move(shards));
+}
+
+std::vector<GivenRows> given_of(const std::vector<GivenTuple>& tuples) {
+  std::vector<GivenRows> given;
+  given.reserve(tuples.size());
+  for (auto [slots, rows, count, first] : tuples) {
+    given.push_back({pointer<int64_t>(slots), pointer<void>(rows), count, first});
+  }
+  return given;
+}
+
+}  // namespace
+
+void bind_exchange(nb::module_& module) {
+  nb::class_<VectorPlaces>(module, "VectorPlaces",
+                           "Where vectors of each feature of a batch are, or go.");
+
+  nb::class_<ExchangeLayout>(module, "ExchangeLayout",
+                             "The shards of some tables, the same on all ranks.")
+      .def_static("make", &make_layout, "rank"_a, "ranks"_a, "tables"_a, "shards"_a,
+                  "Tables are (name, dim, dtype, dealing, padding), shards (table, rank, is a "
+                  "replica, first id, stride, first column, columns), of the first table in the "
+                  "order of their ranks, then of the next.")
+      .def_prop_ro(
+          "numbers", [](const ExchangeLayout& l) { return l.number_of.back(); },
+          "How many numbers ranks tell each other of their ids.")
+      .def_ro("kept_by", &ExchangeLayout::kept_by, "Positions of the shards of each rank.")
+      .def(
+          "deal",
+          [](const ExchangeLayout& layout, Address ids, const std::vector<int64_t>& counts,
+             Address asked, Address moved) {
+            std::vector<int64_t> numbers(layout.number_of.back());
+            layout.deal(pointer<int64_t>(ids), counts, pointer<int64_t>(asked),
+                        pointer<int64_t>(moved), numbers.data());
+            return numbers;
+          },
+          "ids"_a, "counts"_a, "asked"_a, "moved"_a, Unlocked(),
+          "Writes the ids of each table ordered by their owners, and where each went. Returns what "
+          "the other ranks must know.");
+
+  module.def(
+      "distinct_ids",
+      [](const Batch& batch, Address distinct, Address inverse) {
+        return distinct_ids(batch, pointer<int64_t>(distinct), pointer<int64_t>(inverse));
+      },
+      "batch"_a, "distinct"_a, "inverse"_a, Unlocked(),
+      "Writes the distinct ids of each table of a checked batch as they first appear, and the "
+      "position of each id among those of its table. Returns how many each table has.");
+
+  nb::class_<Exchange>(module, "Exchange",
+                       "Sizes, places, and contents of the messages of one batch; messages are "
+                       "addresses, one a rank.")
+      .def(
+          "__init__",
+          [](Exchange* made, std::shared_ptr<ExchangeLayout> layout, Address numbers) {
+            new (made) Exchange(std::move(layout), pointer<int64_t>(numbers));
+          },
+          "layout"_a, "numbers"_a)
+      .def("count", &Exchange::count, "rank"_a, "shard"_a)
+      .def("begin", &Exchange::begin, "rank"_a, "shard"_a)
+      .def("id_sizes", &Exchange::id_sizes)
+      .def(
+          "write_ids",
+          [](const Exchange& exchange, Address asked, const std::vector<Address>& messages) {
+            exchange.write_ids(pointer<int64_t>(asked), pointers<void>(messages));
+          },
+          "asked"_a, "messages"_a, Unlocked())
+      .def("asked_here", &Exchange::asked_here,
+           "How many ids are asked of the shards of this rank: of the first by each rank, then of "
+           "the next.")
+      .def(
+          "take_ids",
+          [](const Exchange& exchange, Address asked, const std::vector<Address>& messages,
+             Address ids) {
+            exchange.take_ids(pointer<int64_t>(asked), pointers<void>(messages),
+                              pointer<int64_t>(ids));
+          },
+          "asked"_a, "messages"_a, "ids"_a, Unlocked())
+      .def("row_sizes", &Exchange::row_sizes)
+      .def(
+          "row_places",
+          [](const Exchange& exchange, const std::vector<Address>& messages, Address wide) {
+            return VectorPlaces{exchange.row_places(pointers<void>(messages), pointer<void>(wide))};
+          },
+          "messages"_a, "wide"_a)
+      .def_prop_ro("wide_bytes", &Exchange::wide_bytes)
+      .def(
+          "narrow",
+          [](const Exchange& exchange, Address wide, const std::vector<Address>& messages) {
+            exchange.narrow(pointer<void>(wide), pointers<void>(messages));
+          },
+          "wide"_a, "messages"_a, Unlocked())
+      .def(
+          "take_rows",
+          [](const Exchange& exchange, const std::vector<Address>& messages,
+             const std::vector<Address>& out) {
+            exchange.take_rows(pointers<void>(messages), pointers<void>(out));
+          },
+          "messages"_a, "out"_a, Unlocked())
+      .def("given_sizes", &Exchange::given_sizes, "chosen"_a, "stored"_a)
+      .def(
+          "write_given",
+          [](const Exchange& exchange, const std::vector<bool>& chosen, bool stored,
+             const std::vector<GivenTuple>& given, const std::vector<Address>& messages) {
+            nb::gil_scoped_release unlocked;
+            exchange.write_given(chosen, stored, given_of(given), pointers<void>(messages));
+          },
+          "chosen"_a, "stored"_a, "given"_a, "messages"_a)
+      .def(
+          "given_places",
+          [](const Exchange& exchange, const std::vector<bool>& chosen, bool stored,
+             const std::vector<Address>& messages) {
+            return VectorPlaces{exchange.given_places(chosen, stored, pointers<void>(messages))};
+          },
+          "chosen"_a, "stored"_a, "messages"_a);
+
+  nb::class_<FetchedRows>(module, "FetchedRows",
+                          "Rows that came for one batch, as tables that a batch reads.")
+      .def(
+          "__init__",
+          [](FetchedRows* made, std::shared_ptr<ExchangeLayout> layout) {
+            new (made) FetchedRows(std::move(layout));
+          },
+          "layout"_a)
+      .def(
+          "take",
+          [](FetchedRows& rows, const Exchange& exchange, Address asked,
+             const std::vector<Address>& messages) {
+            rows.take(exchange, pointer<int64_t>(asked), pointers<void>(messages));
+          },
+          "exchange"_a, "asked"_a, "messages"_a, Unlocked())
+      .def(
+          "batch",
+          [](const FetchedRows& rows, const Batch& given, const std::vector<int64_t>& counts,
+             Address moved, Address inverse) {
+            return rows.batch(given, counts, pointer<int64_t>(moved), pointer<int64_t>(inverse));
+          },
+          "given"_a, "counts"_a, "moved"_a, "inverse"_a, Unlocked());
+}
