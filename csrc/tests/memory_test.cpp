@@ -81,6 +81,26 @@ void a_mapping_takes_what_is_written() {
   CHECK(none.page_bytes(UINT64_MAX, 0) == UINT64_MAX && none.page_bytes(0, 0) == 0);
 }
 
+// A large mapping of which little was written takes its last huge page, where the machine has any;
+// what is told of it is what all its pages tell.
+void a_part_takes_the_pages_in_which_it_lies() {
+  Mapping mapping;
+  CHECK(mapping.written_bytes(0, 0) == 0);
+  mapping.reserve(40 * kMegabyte, "a test");
+  CHECK(mapping.written_bytes(0, 0) == 0 && mapping.page() == Mapping::kHugePage);
+  for (uint64_t written : {uint64_t{1}, 3 * kMegabyte, 7 * kMegabyte, 21 * kMegabyte + 1}) {
+    std::memset(mapping.data(), 1, written);
+    uint64_t told = mapping.written_bytes(0, written);
+    CHECK(told == mapping.resident_bytes());
+    CHECK(told >= written && told <= round_up(written, Mapping::kHugePage));
+  }
+  std::memset(mapping.data() + 30 * kMegabyte, 1, 1);
+  uint64_t apart = mapping.written_bytes(30 * kMegabyte, 30 * kMegabyte + 1);
+  CHECK(apart + mapping.written_bytes(0, 21 * kMegabyte + 1) == mapping.resident_bytes());
+  mapping.release(5 * kMegabyte, 40 * kMegabyte);
+  CHECK(mapping.written_bytes(0, 5 * kMegabyte) == 5 * kMegabyte);
+}
+
 void refusal_changes_nothing() {
   Mapping mapping;
   mapping.reserve(4 * kMegabyte, "a test");
@@ -154,6 +174,7 @@ void a_released_buffer_belongs_to_the_receiver() {
 int main() {
   growing_keeps_contents();
   a_mapping_takes_what_is_written();
+  a_part_takes_the_pages_in_which_it_lies();
   refusal_changes_nothing();
   blocks_of_every_size_come_and_go();
   threads_share_the_pool();

@@ -319,7 +319,7 @@ class Place(abc.ABC):
 
     @abc.abstractmethod
     def memory(self) -> dict[str, int]:
-        """Bytes by what they hold, wherever that lies."""
+        """Bytes by what they hold, wherever that lies; as ``total``, what is in memory."""
 
     # -- tiers below -----------------------------------------------------------------------------
 
