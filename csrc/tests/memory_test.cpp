@@ -2,6 +2,8 @@
 // system is given back the way it was taken.
 #include "base/memory.hpp"
 
+#include <sys/mman.h>
+
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -142,6 +144,20 @@ void blocks_of_every_size_come_and_go() {
   pool.trim();
 }
 
+// A batch that is the first to use a block waits for little more than it asked for.
+void the_end_of_a_block_takes_plain_pages() {
+  constexpr uint64_t kEnd = 800'000;
+  BlockPool& pool = BlockPool::instance();
+  auto* block = static_cast<uint8_t*>(pool.take(2 * Mapping::kHugePage + kEnd));
+  uint8_t* end = block + 2 * Mapping::kHugePage;
+  *end = 1;
+  std::vector<unsigned char> present(kEnd / Mapping::kPage);
+  CHECK(mincore(end, present.size() * Mapping::kPage, present.data()) == 0);
+  for (size_t p = 0; p < present.size(); ++p) CHECK((present[p] & 1) == (p == 0));
+  pool.give(block);
+  pool.trim();
+}
+
 void threads_share_the_pool() {
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t) {
@@ -177,6 +193,7 @@ int main() {
   a_part_takes_the_pages_in_which_it_lies();
   refusal_changes_nothing();
   blocks_of_every_size_come_and_go();
+  the_end_of_a_block_takes_plain_pages();
   threads_share_the_pool();
   a_released_buffer_belongs_to_the_receiver();
 }

@@ -359,7 +359,7 @@ class LiveTable:
             self.place.set_key(key)
 
     def memory(self) -> dict[str, int]:
-        """Bytes of this table by what they hold; in tiers, of its rows wherever they lie, but for the total."""
+        """Bytes of this table by what they hold; in tiers, but for the total, of rows wherever they lie."""
         self.settle()
         return self.place.memory()
 
