@@ -26,8 +26,8 @@ def resident() -> int:
 
 
 def made(tables: int, kind: str, folder: str) -> hb.EmbeddingCollection:
-    rows = ROWS if kind == "static" else None
-    storage = hb.Storage(host="100MB", ssd=folder) if kind == "ssd" else None
+    rows = ROWS if kind.startswith("static") else None
+    storage = hb.Storage(host="100MB", ssd=folder) if kind.endswith("ssd") else None
     return hb.EmbeddingCollection(
         [hb.Table(f"t{k}", DIM, rows) for k in range(tables)], storage=storage
     )
@@ -51,8 +51,7 @@ def stages(tables: int, kind: str, folder: str) -> Iterator[tuple[str, int, int]
     embeddings = made(tables, kind, folder + "/this")
 
     def now(stage: str) -> tuple[str, int, int]:
-        total = sum(table["total"] for table in embeddings.memory().values())
-        counted = int(embeddings.stats()["memory_bytes"]) if kind == "ssd" else total
+        counted = sum(table["total"] for table in embeddings.memory().values())
         return stage, resident() - before, counted
 
     yield now("made")

@@ -22,6 +22,9 @@ constexpr uint64_t kSmallBlock = 64u << 10;
 // A freed block is handed out for a request of at least this share of its size.
 constexpr uint64_t kWaste = 2;
 constexpr uint64_t kIdleLimit = 4ull << 30;
+// Up to this share of a huge page, the end of a block takes plain ones: whoever uses it first waits
+// for the machine to clear, and some machines to find, all of it.
+constexpr uint64_t kWorthAHugePage = kHugePage / 2;
 // Filling a block of this size takes longer than finding out whether there is memory for it.
 constexpr uint64_t kWorthAsking = 64u << 20;
 
@@ -161,16 +164,27 @@ uint64_t Mapping::page_bytes(uint64_t written, uint64_t room) const {
   return round_up(written, in_huge ? kHugePage : kPage);
 }
 
-uint64_t Mapping::resident_bytes() const {
+// Of whole pages.
+uint64_t Mapping::resident_bytes(uint64_t begin, uint64_t end) const {
   constexpr uint64_t kAtOnce = 16384;  // pages
-  std::vector<unsigned char> present(std::min(kAtOnce, bytes_ / kPage));
+  std::vector<unsigned char> present(std::min(kAtOnce, (end - begin) / kPage));
   uint64_t pages = 0;
-  for (uint64_t begin = 0; begin < bytes_; begin += kAtOnce * kPage) {
-    uint64_t bytes = std::min(kAtOnce * kPage, bytes_ - begin);
-    if (mincore(data_ + begin, bytes, present.data())) return bytes_;
+  for (uint64_t bytes; begin < end; begin += bytes) {
+    bytes = std::min(kAtOnce * kPage, end - begin);
+    if (mincore(data_ + begin, bytes, present.data())) return pages * kPage + (end - begin);
     for (uint64_t p = 0; p < bytes / kPage; ++p) pages += present[p] & 1;
   }
   return pages * kPage;
+}
+
+uint64_t Mapping::written_bytes(uint64_t begin, uint64_t end) const {
+  if (begin >= end || !data_) return 0;
+  // In pages of the machine, as it may have no huge ones to give.
+  uint64_t first = begin / kHugePage * kHugePage, last = (end - 1) / kHugePage * kHugePage;
+  uint64_t stop = std::min(bytes_, last + kHugePage);
+  if (last <= first + kHugePage) return resident_bytes(first, stop);
+  uint64_t between = last - first - kHugePage;
+  return resident_bytes(first, first + kHugePage) + between + resident_bytes(last, stop);
 }
 
 BlockPool& BlockPool::instance() {
@@ -203,6 +217,10 @@ void* BlockPool::take(uint64_t bytes) {
   // By the rounded size, as give() and trim() see it: just under 2 MB rounds up to 2 MB.
   if (size >= kHugePage) {
     block = map_aligned(size);
+    uint64_t whole = bytes / kHugePage * kHugePage;
+    if (block && whole && bytes - whole <= kWorthAHugePage) {
+      madvise(static_cast<uint8_t*>(block) + whole, size - whole, MADV_NOHUGEPAGE);
+    }
   } else {
     block = std::aligned_alloc(64, size);
   }

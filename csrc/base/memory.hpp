@@ -51,8 +51,14 @@ class Mapping {
   // What the first `written` bytes take in whole pages once there is room for `room` bytes.
   // UINT64_MAX where that is beyond counting.
   uint64_t page_bytes(uint64_t written, uint64_t room) const;
-  // What it takes now. Pages that nobody touched take nothing.
-  uint64_t resident_bytes() const;
+  // What it takes now. Pages that nobody touched take nothing; pages that were read and never
+  // written are counted, and take nothing either.
+  uint64_t resident_bytes() const { return resident_bytes(0, bytes_); }
+  // What [begin, end), all of it written, takes with the rest of the pages in which it lies; of a
+  // mapping of any size by looking at its two ends.
+  uint64_t written_bytes(uint64_t begin, uint64_t end) const;
+  // Of the pages that it would like to take.
+  uint64_t page() const { return huge_ ? kHugePage : kPage; }
 
  private:
   struct Size {
@@ -61,6 +67,7 @@ class Mapping {
   };
   Size grown(uint64_t bytes) const;
   uint8_t* moved_to(Size size);
+  uint64_t resident_bytes(uint64_t begin, uint64_t end) const;
   void swap(Mapping& other) noexcept {
     std::swap(data_, other.data_);
     std::swap(bytes_, other.bytes_);

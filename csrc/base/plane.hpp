@@ -56,6 +56,8 @@ class Plane {
   uint64_t page_bytes(int64_t rows) const { return mapping_->page_bytes(bytes(rows), room(rows)); }
   // What it takes now.
   uint64_t resident_bytes() const { return mapping_->resident_bytes(); }
+  // The same where the first `rows` rows were written, and no others.
+  uint64_t written_bytes(int64_t rows) const { return mapping_->written_bytes(0, bytes(rows)); }
 
  private:
   void grow(int64_t rows);

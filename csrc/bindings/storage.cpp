@@ -160,7 +160,13 @@ void bind_storage(nb::module_& module) {
              for (const auto& space : storage.spaces()) all.push_back(space->limit());
              return all;
            })
-      .def_prop_ro("memory_bytes", &Storage::memory_bytes, Unlocked());
+      .def_prop_ro(
+          "memory_bytes", [](const Storage& storage) { return storage.memory_bytes(); }, Unlocked())
+      .def(
+          "memory_bytes_of",
+          [](const Storage& storage, const Table& table) { return storage.memory_bytes(table); },
+          "table"_a, nb::call_guard<nb::gil_scoped_release>(),
+          "The part of memory_bytes of one table, by the bytes of rows.");
 
   module.def(
       "required_budget",

@@ -49,7 +49,13 @@ IoQueue::IoQueue(IoEngine& engine, unsigned depth, uint64_t arena_bytes)
   arena_.reserve(arena_bytes, "a queue of transfers");
   // The kernel may move bytes into it at any time, so it must not be copied on write.
   madvise(arena_.data(), arena_.bytes(), MADV_DONTFORK);
-  engine_.counters_.arenas += arena_bytes;
+  std::lock_guard lock(engine_.mutex_);
+  engine_.arenas_.insert(&arena_);
+}
+
+IoQueue::~IoQueue() {
+  std::lock_guard lock(engine_.mutex_);
+  engine_.arenas_.erase(&arena_);
 }
 
 void IoQueue::submit(const Transfer& transfer) {
@@ -296,15 +302,14 @@ IoEngine::~IoEngine() = default;
 
 // Of more queues than so many, the one that was idle longest; its thread may be gone. Under mutex_.
 std::unique_ptr<IoQueue> IoEngine::surplus(uint64_t arenas) {
-  if (idle_.empty() || counters_.arenas <= arenas * options_.arena_bytes) return nullptr;
+  if (idle_.empty() || arenas_.size() <= arenas) return nullptr;
   auto queue = std::move(idle_.front());
   idle_.erase(idle_.begin());
-  counters_.arenas -= queue->arena_bytes();
   return queue;
 }
 
 IoEngine::Lease IoEngine::lease(bool with_arena) {
-  std::unique_ptr<IoQueue> goes;
+  std::unique_ptr<IoQueue> goes;  // when mutex_ is free
   uint64_t arena_bytes = with_arena ? options_.arena_bytes : 0;
   {
     std::lock_guard lock(mutex_);
@@ -364,6 +369,11 @@ IoStatistics IoEngine::statistics() const {
   return s;
 }
 
-uint64_t IoEngine::memory_bytes() const { return counters_.arenas; }
+uint64_t IoEngine::memory_bytes() const {
+  std::lock_guard lock(mutex_);
+  uint64_t bytes = 0;
+  for (const Mapping* arena : arenas_) bytes += arena->resident_bytes();
+  return bytes;
+}
 
 }  // namespace hotbed

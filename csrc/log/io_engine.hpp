@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -97,7 +98,9 @@ class IoEngine;
 // Not thread-safe: it belongs to the thread that leased it.
 class IoQueue {
  public:
-  virtual ~IoQueue() = default;
+  IoQueue(const IoQueue&) = delete;
+  IoQueue& operator=(const IoQueue&) = delete;
+  virtual ~IoQueue();
 
   unsigned depth() const { return depth_; }
   unsigned in_flight() const { return in_flight_; }
@@ -196,6 +199,7 @@ class IoEngine {
   // Arenas that are kept: of threads that compact, train, look ahead and evaluate. More threads
   // that transfer at the same moment have more.
   static constexpr uint64_t kArenas = 4;
+  // What all arenas take by now.
   uint64_t memory_bytes() const;
 
  private:
@@ -204,7 +208,7 @@ class IoEngine {
   friend class ThreadQueue;
   struct Counters {
     std::atomic<uint64_t> reads{0}, writes{0}, bytes_read{0}, bytes_written{0}, retries{0},
-        errors{0}, syncs{0}, deepest{0}, direct_files{0}, buffered_files{0}, arenas{0};
+        errors{0}, syncs{0}, deepest{0}, direct_files{0}, buffered_files{0};
   };
 
   void give_back(std::unique_ptr<IoQueue> queue);
@@ -218,6 +222,7 @@ class IoEngine {
   std::atomic<bool> registered_{false};
   mutable std::mutex mutex_;
   std::unique_ptr<class ThreadPool> pool_;  // made when first needed
+  std::set<const Mapping*> arenas_;         // of all queues
   std::vector<std::unique_ptr<IoQueue>> idle_;
 };
 

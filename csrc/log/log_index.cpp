@@ -199,8 +199,18 @@ void LogIndex::ids(int32_t number, int64_t* out) const {
   }
 }
 
-uint64_t LogIndex::memory_bytes() const {
-  uint64_t bytes = static_.bytes();
+uint64_t LogIndex::memory_bytes() const { return static_.bytes() + dynamic_bytes(); }
+
+uint64_t LogIndex::resident_bytes() const {
+  uint64_t rows = 0;
+  for (const Table& table : tables_) {
+    if (!table.keys) rows += static_cast<uint64_t>(table.rows);
+  }
+  return std::min(static_.bytes(), product(rows, static_.page())) + dynamic_bytes();
+}
+
+uint64_t LogIndex::dynamic_bytes() const {
+  uint64_t bytes = 0;
   for (const Table& table : tables_) {
     if (table.keys) bytes += table.keys->memory_bytes();
   }

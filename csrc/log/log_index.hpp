@@ -43,6 +43,8 @@ class LogIndex {
   int64_t rows(int32_t table) const;
   void ids(int32_t table, int64_t* out) const;
   uint64_t memory_bytes() const;
+  // Of these, what takes memory by now.
+  uint64_t resident_bytes() const;
 
   // Calls f(RowKey, location) once for each row.
   template <class F>
@@ -74,6 +76,7 @@ class LogIndex {
   };
 
   const Table& table(int32_t number) const;
+  uint64_t dynamic_bytes() const;
   // Calls f(table, first, count) for runs of keys of one table.
   template <class Self, class F>
   static void by_runs(Self& self, std::span<const RowKey> keys, F f);

@@ -349,7 +349,9 @@ void LogTier::ids(int32_t table, int64_t* out) const {
 
 uint64_t LogTier::memory_bytes() const {
   // What all stores share is counted with the first.
-  return (store_ == 0 ? core_.memory_bytes() : 0) + index_bytes();
+  uint64_t bytes = store_ == 0 ? core_.memory_bytes() : 0;
+  std::shared_lock state(state_);
+  return bytes + index_.resident_bytes() + segment_bytes();
 }
 
 uint64_t LogTier::most_bytes_beside_index(uint64_t budget) const {
@@ -361,8 +363,10 @@ uint64_t LogTier::most_bytes_beside_index(uint64_t budget) const {
 
 uint64_t LogTier::index_bytes() const {
   std::shared_lock state(state_);
-  return index_.memory_bytes() + segments_->size() * (sizeof(LogSegment) + 64);
+  return index_.memory_bytes() + segment_bytes();
 }
+
+uint64_t LogTier::segment_bytes() const { return segments_->size() * (sizeof(LogSegment) + 64); }
 
 void LogTier::sync() { core_.sync(); }
 

@@ -72,6 +72,7 @@ class LogTier : public Tier {
 
  private:
   friend class RowLogCore;
+  uint64_t segment_bytes() const;
   using Segments = std::vector<std::shared_ptr<LogSegment>>;  // by slot; null where free
 
   // A place to append at. Changed by one thread at a time: under append_mutex_ or compact_mutex_.

@@ -493,4 +493,23 @@ uint64_t Storage::memory_bytes() const {
   return total;
 }
 
+uint64_t Storage::memory_bytes(const Table& table) const {
+  double own = 0, all = 0, tables = 0;
+  bool known = false;
+  for (const TableGroup& group : groups_) {
+    auto record_bytes = static_cast<double>(group.layout.bytes());
+    for (const Table* one : group.tables) {
+      double bytes = static_cast<double>(one->size()) * record_bytes;
+      all += bytes;
+      ++tables;
+      if (one != &table) continue;
+      own = bytes;
+      known = true;
+    }
+  }
+  if (!known) return 0;
+  double share = all > 0 ? own / all : 1 / tables;
+  return static_cast<uint64_t>(static_cast<double>(memory_bytes()) * share);
+}
+
 }  // namespace hotbed

@@ -117,6 +117,8 @@ class Storage {
   // Writes every row that the lowest tier lacks, and to the disk.
   void flush();
   uint64_t memory_bytes() const;
+  // The part of it of one of its tables, by the bytes of their rows wherever they lie.
+  uint64_t memory_bytes(const Table& table) const;
   // Since the last layout.
   TierTraffic host_traffic() const;  // of the tier between the one that computes and the SSD
   TierTraffic lowest_traffic() const;

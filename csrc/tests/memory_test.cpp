@@ -2,6 +2,8 @@
 // system is given back the way it was taken.
 #include "base/memory.hpp"
 
+#include <sys/mman.h>
+
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -84,6 +86,26 @@ void a_mapping_takes_what_is_written() {
   CHECK(none.page_bytes(UINT64_MAX, 0) == UINT64_MAX && none.page_bytes(0, 0) == 0);
 }
 
+// A large mapping of which little was written takes its last huge page, where the machine has any;
+// what is told of it is what all its pages tell.
+void a_part_takes_the_pages_in_which_it_lies() {
+  Mapping mapping;
+  CHECK(mapping.written_bytes(0, 0) == 0);
+  mapping.reserve(40 * kMegabyte, "a test");
+  CHECK(mapping.written_bytes(0, 0) == 0 && mapping.page() == Mapping::kHugePage);
+  for (uint64_t written : {uint64_t{1}, 3 * kMegabyte, 7 * kMegabyte, 21 * kMegabyte + 1}) {
+    std::memset(mapping.data(), 1, written);
+    uint64_t told = mapping.written_bytes(0, written);
+    CHECK(told == mapping.resident_bytes());
+    CHECK(told >= written && told <= round_up(written, Mapping::kHugePage));
+  }
+  std::memset(mapping.data() + 30 * kMegabyte, 1, 1);
+  uint64_t apart = mapping.written_bytes(30 * kMegabyte, 30 * kMegabyte + 1);
+  CHECK(apart + mapping.written_bytes(0, 21 * kMegabyte + 1) == mapping.resident_bytes());
+  mapping.release(5 * kMegabyte, 40 * kMegabyte);
+  CHECK(mapping.written_bytes(0, 5 * kMegabyte) == 5 * kMegabyte);
+}
+
 void refusal_changes_nothing() {
   Mapping mapping;
   mapping.reserve(4 * kMegabyte, "a test");
@@ -125,6 +147,20 @@ void blocks_of_every_size_come_and_go() {
   pool.trim();
 }
 
+// A batch that is the first to use a block waits for little more than it asked for.
+void the_end_of_a_block_takes_plain_pages() {
+  constexpr uint64_t kEnd = 800'000;
+  BlockPool& pool = BlockPool::instance();
+  auto* block = static_cast<uint8_t*>(pool.take(2 * Mapping::kHugePage + kEnd));
+  uint8_t* end = block + 2 * Mapping::kHugePage;
+  *end = 1;
+  std::vector<unsigned char> present(kEnd / Mapping::kPage);
+  CHECK(mincore(end, present.size() * Mapping::kPage, present.data()) == 0);
+  for (size_t p = 0; p < present.size(); ++p) CHECK((present[p] & 1) == (p == 0));
+  pool.give(block);
+  pool.trim();
+}
+
 void threads_share_the_pool() {
   std::vector<std::thread> threads;
   for (int t = 0; t < 4; ++t) {
@@ -157,8 +193,10 @@ void a_released_buffer_belongs_to_the_receiver() {
 int main() {
   growing_keeps_contents();
   a_mapping_takes_what_is_written();
+  a_part_takes_the_pages_in_which_it_lies();
   refusal_changes_nothing();
   blocks_of_every_size_come_and_go();
+  the_end_of_a_block_takes_plain_pages();
   threads_share_the_pool();
   a_released_buffer_belongs_to_the_receiver();
 }

@@ -49,6 +49,7 @@ void Ghosts::put(const RowKey& row, uint16_t score) {
     least = rank < least ? rank : least;
   }
   entries[place] = wanted << kScoreBits | score;
+  ++written_;
 }
 
 uint16_t Ghosts::take(const RowKey& row) {
@@ -63,6 +64,7 @@ uint16_t Ghosts::take(const RowKey& row) {
 
 void Ghosts::lower() {
   for (int64_t e = 0; e < lines_ * kLine; ++e) {
+    if (!entries_[e]) continue;  // pages that were never written stay so
     uint16_t score =
         FrequencyClock::lower(static_cast<uint16_t>(entries_[e] % FrequencyClock::kScores));
     entries_[e] = score ? (entries_[e] >> kScoreBits << kScoreBits | score) : 0;
@@ -70,7 +72,7 @@ void Ghosts::lower() {
 }
 
 void Ghosts::clear() {
-  if (lines_) std::memset(entries_, 0, bytes());
+  if (written_) std::memset(entries_, 0, bytes());
 }
 
 }  // namespace hotbed

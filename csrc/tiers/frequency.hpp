@@ -81,6 +81,8 @@ class Ghosts {
   // FrequencyClock::lower() of everything.
   void lower();
   void clear();
+  // How often entries were written so far.
+  uint64_t written() const { return written_; }
 
  private:
   static constexpr int kLine = 16;
@@ -96,6 +98,7 @@ class Ghosts {
   static uint32_t tag(uint64_t hash) { return static_cast<uint32_t>(hash) >> kScoreBits; }
 
   int64_t lines_;
+  uint64_t written_ = 0;
   uint32_t* entries_ = nullptr;  // tag << kScoreBits | score; score 0: none
 };
 

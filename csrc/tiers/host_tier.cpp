@@ -232,7 +232,8 @@ void HostTier::ids(int32_t table, int64_t* out) const {
 
 uint64_t HostTier::memory_bytes() const {
   std::lock_guard lock(mutex_);
-  return static_cast<uint64_t>(residency_.used() * record_bytes_) + residency_.used_bytes() +
+  auto records = static_cast<uint64_t>(residency_.used() * record_bytes_);
+  return records_.written_bytes(0, records) + residency_.resident_bytes() +
          (below_ ? below_->memory_bytes() : 0);
 }
 

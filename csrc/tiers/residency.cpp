@@ -535,6 +535,20 @@ uint64_t Residency::used_bytes() const {
          std::min(map_.array_bytes(), slots * kPage) + beside_slots();
 }
 
+uint64_t Residency::resident_bytes() const {
+  auto offset = [&](const void* array) {
+    return static_cast<uint64_t>(static_cast<const uint8_t*>(array) - memory_.data());
+  };
+  auto slots = static_cast<uint64_t>(used());
+  uint64_t ids = offset(ids_), page = memory_.page();
+  uint64_t bytes = memory_.written_bytes(0, slots * sizeof(Row)) +
+                   memory_.written_bytes(ids, ids + slots * sizeof(int64_t));
+  // Written here and there; elsewhere they were only read.
+  bytes += std::min(ghosts_.bytes(), ghosts_.written() * page) +
+           std::min(map_.array_bytes(), (slots + awaited_.size()) * page);
+  return std::min(bytes, memory_.bytes() - released_) + beside_slots();
+}
+
 uint64_t Residency::beside_slots() const {
   uint64_t bytes = map_.index_bytes();
   auto of = [](const auto& array) { return array.capacity() * sizeof(array[0]); };

@@ -174,6 +174,8 @@ class Residency {
   uint64_t memory_bytes() const;
   // Without that of slots that were never used, which has no pages.
   uint64_t used_bytes() const;
+  // What it takes of the machine, in whole pages.
+  uint64_t resident_bytes() const;
 
   // Forgets all rows, batches and frequencies. Numbers of batches go on.
   void clear();

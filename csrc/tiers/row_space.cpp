@@ -52,7 +52,8 @@ RowSpace::RowSpace(const RecordLayout& layout, std::vector<const SpaceTable*> ta
           capacity),
       born_(tables_.size()) {
   if (planes_ && layout.steps) throw std::invalid_argument("planes elsewhere keep no last steps");
-  staging_.resize(static_cast<uint64_t>(3 * at_once() * record_bytes_));
+  staging_.reserve(static_cast<uint64_t>(3 * at_once() * record_bytes_),
+                   "The compute tier, records on their way", kLowerBudget);
   if (!planes_) weights_.ensure(capacity);
   ids_.ensure(capacity);
   for (int64_t width : layout.state_widths) {

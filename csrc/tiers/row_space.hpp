@@ -208,7 +208,7 @@ class RowSpace {
   std::function<int64_t(uint64_t)> allowed_;
   // Records on their way: of two parts that come, and one that leaves. Made beforehand, as rows
   // that leave must have it.
-  Buffer<uint8_t> staging_;
+  Mapping staging_;
   uint8_t* staging(int64_t which) { return staging_.data() + which * at_once() * record_bytes_; }
   // Rows that were evicted and could not be written: kept until they can.
   std::vector<RowKey> held_back_;

@@ -399,8 +399,16 @@ uint64_t RowSpace::bookkeeping_bytes() const {
 
 uint64_t RowSpace::memory_bytes() {
   std::lock_guard lock(mutex_);
-  return bookkeeping_bytes() + below_->memory_bytes() + staging_.size() + held_back_bytes_ +
-         static_cast<uint64_t>(residency_.used()) * slot_bytes(layout_);
+  int64_t used = residency_.used();
+  // Those of a device are its own.
+  auto of = [&](const Plane& plane) {
+    return plane.data() ? plane.written_bytes(used) : plane.bytes(used);
+  };
+  uint64_t bytes = of(weights_) + ids_.written_bytes(used) + (layout_.steps ? of(steps_) : 0);
+  for (const Plane& state : states_) bytes += of(state);
+  for (const Table* table : tables_) bytes += table->uses.memory_bytes();
+  return bytes + residency_.resident_bytes() + below_->memory_bytes() + staging_.resident_bytes() +
+         held_back_bytes_;
 }
 
 }  // namespace hotbed

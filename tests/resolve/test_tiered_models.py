@@ -297,7 +297,8 @@ def test_memory_of_tables_is_that_of_their_rows() -> None:
         assert parts["rows"] == plain[name]["rows"]
         assert parts["weights"] == plain[name]["weights"] == parts["rows"] * 16
         assert parts["states"] == 2 * parts["weights"]
-        assert parts["total"] == 3 * parts["weights"]
+    taken = models[1].embeddings.stats()["memory_bytes"]
+    assert taken - len(tiered) <= sum(parts["total"] for parts in tiered.values()) <= taken
 
 
 def test_padding_that_was_assigned_is_what_an_unpooled_lookup_returns() -> None:

@@ -163,6 +163,7 @@ class TablesByName(TableOwner):
 
     def memory(self) -> dict[str, dict[str, int]]:
         """Per table: rows, bytes of weights, states and index, and in total what they take of memory:
-        whole pages, of states only those that a step has touched; in tiers, of rows wherever they lie.
+        whole pages, of states only those that a step has touched. In tiers weights and states are of rows
+        wherever they lie, and the total is the table's part, by its rows, of what the tiers take of memory.
         """
         return {name: table.memory() for name, table in self._owned.items()}

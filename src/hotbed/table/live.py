@@ -171,7 +171,7 @@ class LiveTable(TableWithHandle):
             self.place.set_key(key)
 
     def memory(self) -> dict[str, int]:
-        """Bytes of this table by what they hold; in tiers, of its rows wherever they lie."""
+        """Bytes of this table by what they hold; in tiers, but for the total, of rows wherever they lie."""
         self.settle()
         return self.place.memory()
 

@@ -152,7 +152,7 @@ class RowAccess(_TableInPlace):
 
     @abc.abstractmethod
     def memory(self) -> dict[str, int]:
-        """Bytes by what they hold, wherever that lies."""
+        """Bytes by what they hold, wherever that lies; as ``total``, what is in memory."""
 
     def count(self) -> int:
         """Rows that there are."""

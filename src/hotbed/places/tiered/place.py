@@ -72,7 +72,7 @@ class Tiered(OfCore):
             "weights": weights,
             "states": states,
             "index": 0,
-            "total": weights + states,
+            "total": int(self.tiers.core.memory_bytes_of(self.core)),
         }
 
     # -- states ----------------------------------------------------------------------------------
