@@ -9,9 +9,8 @@ and more rows than can be, without memory of its own; reading or writing it rais
 from __future__ import annotations
 
 import dataclasses
-import threading
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -26,16 +25,14 @@ from hotbed.table.holds import alone, reading
 from hotbed.table.home import Home
 from hotbed.table.place import Place
 from hotbed.table.records import Records, records_of
+from hotbed.table.registry import register
 from hotbed.tables import COMBINERS, Table
 
-__all__ = ["LiveTable", "live_table", "live_tables"]
+__all__ = ["LiveTable", "live_table"]
 
 _ROWS_AT_ONCE = 1 << 20
 
 _CPU = torch.device("cpu")
-
-_live_tables: weakref.WeakSet[LiveTable] = weakref.WeakSet()
-_of_live_tables = threading.Lock()
 
 
 class LiveTable:
@@ -87,8 +84,7 @@ class LiveTable:
         self.complaint: HotbedError | None = None
         self.failed_load = ""
         self.fused_update: Any = None
-        with _of_live_tables:
-            _live_tables.add(self)
+        register(self)
         self.place.join(self)
 
     @property
@@ -96,8 +92,7 @@ class LiveTable:
         """The handle. It keeps the table, not the table it: a model that goes takes its tables along."""
         handle = None if self._parameter is None else self._parameter()
         if handle is None:
-            kind = self.place.handle_kind(self.follows)
-            handle = kind(self._data, requires_grad=self._requires_grad)
+            handle = self._handle_kind()(self._data, requires_grad=self._requires_grad)
             handle.hotbed_table = self
             if handle.dtype != self.compute_dtype:
                 handle.grad_dtype = self.compute_dtype
@@ -113,7 +108,7 @@ class LiveTable:
     def rule(self, rule: Any) -> None:
         self._rule = rule
         self.follows = rule is not None and bool(rule.exact)
-        self.parameter.__class__ = self.place.handle_kind(self.follows)
+        self.parameter.__class__ = self._handle_kind()
         self.place.make_states(rule)
 
     @property
@@ -256,6 +251,14 @@ class LiveTable:
                         checks.refuse_absent(self.spec, ids, found)
                 return self.place.read(ids).to(wanted)
 
+    def note_load(self, failed: str) -> None:
+        """Remember how a load has failed in its middle; "": one has succeeded, or is tried again."""
+        self.failed_load = failed
+        self.parameter.__class__ = self._handle_kind()
+
+    def _handle_kind(self) -> type[Handle]:
+        return self.place.handle_kind(self.follows, half_loaded=bool(self.failed_load))
+
     def refuse_half_loaded(self) -> None:
         """Raises TableError where a load has failed in its middle."""
         checks.refuse_half_loaded(self.spec, self.failed_load)
@@ -377,7 +380,7 @@ class LiveTable:
         with plain_access():
             parameter.data = self._data
             self._seen = parameter._version
-        parameter.__class__ = place.handle_kind(self.follows)
+        parameter.__class__ = self._handle_kind()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LiveTable:
         """A second table with the same rows and key, without optimizer or gradient."""
@@ -386,12 +389,6 @@ class LiveTable:
 
     def __reduce__(self) -> Any:
         return pickled(self)
-
-
-def live_tables() -> Iterable[LiveTable]:
-    """All tables there are."""
-    with _of_live_tables:
-        return list(_live_tables)
 
 
 def live_table(parameter: Any) -> LiveTable | None:
