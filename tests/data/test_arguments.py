@@ -191,3 +191,13 @@ def test_lists_without_end() -> None:
         for ids in (hb.data.hash_ids, hb.data.criteo_ids):
             with pytest.raises(hb.InputError):
                 ids(values)
+
+
+def test_a_log_is_read_whatever_the_default_device(tmp_path: Any) -> None:
+    path = write(tmp_path / "a", [good_line(0), "malformed", good_line(2)])
+    with torch.device("meta"):
+        log = CriteoLog(path, 2, on_error="skip", shuffle=10)
+        assert sorted(rows_of(log)) == [0, 2] and log.skipped.lines == 1
+        hb.erase(
+            hb.EmbeddingCollection([hb.Table("a", 2), hb.Table("b", 2)], device="cpu"), {"a": [1]}
+        )

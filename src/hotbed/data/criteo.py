@@ -125,8 +125,10 @@ class CriteoLog(IterableDataset[Batch]):
         self._counts: torch.Tensor | None = None
         self._examples: torch.Tensor | None = None
         if on_error == "skip":
-            counts: Any = torch.zeros(1 + _MOST_WORKERS, dtype=torch.int64)
-            examples: Any = torch.zeros(1 + _MOST_WORKERS, _EXAMPLE_BYTES, dtype=torch.uint8)
+            counts: Any = torch.zeros(1 + _MOST_WORKERS, dtype=torch.int64, device="cpu")
+            examples: Any = torch.zeros(
+                1 + _MOST_WORKERS, _EXAMPLE_BYTES, dtype=torch.uint8, device="cpu"
+            )
             self._counts, self._examples = counts.share_memory_(), examples.share_memory_()
 
     @property
@@ -203,7 +205,7 @@ class CriteoLog(IterableDataset[Batch]):
         unit = self.batch_size
         if self.shuffle:
             if self.seed is None:
-                self.seed = int(torch.randint(2**62, ()))
+                self.seed = int(torch.randint(2**62, (), device="cpu"))
             generator = np.random.default_rng((self.seed, epoch, worker))
             unit = -(-self.shuffle // self.batch_size) * self.batch_size
         row = 1 + worker if info else 0
