@@ -190,3 +190,12 @@ def test_a_bag_and_a_slice_are_no_copies() -> None:
     jagged = hb.Jagged(values, lengths=[2, 3])
     assert jagged[1].data_ptr() == values[2:].data_ptr()
     assert jagged[1:].values.data_ptr() == values[2:].data_ptr()
+
+
+def test_bags_are_selected_whatever_the_default_device() -> None:
+    bags = hb.Jagged.from_lists([[1, 2], [], [3, 4, 5]])
+    with torch.device("meta"):
+        found = bags[[2, 0]], bags[::-2], bags[torch.tensor([True, False, True], device="cpu")]
+        padded = bags.to_padded(0)
+    assert [one.to_lists() for one in found] == [[[3, 4, 5], [1, 2]]] * 2 + [[[1, 2], [3, 4, 5]]]
+    assert padded.tolist() == [[1, 2, 0], [0, 0, 0], [3, 4, 5]]

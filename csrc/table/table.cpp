@@ -7,6 +7,7 @@
 #include <functional>
 #include <numeric>
 
+#include "base/forks.hpp"
 #include "base/integers.hpp"
 #include "tiers/row_space.hpp"
 
@@ -251,6 +252,7 @@ void Table::settle_share() {
 }
 
 void Table::reserve(int64_t rows) {
+  WholeInForks whole;
   BudgetShare::Growth growth{&share_, name_, rows, bytes_with(rows, state_bytes(rows))};
   BudgetShare::check({&growth, 1});
   ensure(rows);
@@ -275,6 +277,7 @@ void Table::fill_state(State& state, int64_t first, int64_t count) {
 }
 
 void Table::add_state(const std::string& name, int64_t width, double initial) {
+  WholeInForks whole;
   State state{name, initial, Plane(what_for(name), width, compute_size(), kSmallerStates)};
   at_home_ = false;
   if (has_rows()) {
@@ -286,6 +289,7 @@ void Table::add_state(const std::string& name, int64_t width, double initial) {
 }
 
 void Table::clear_states() {
+  WholeInForks whole;
   at_home_ = at_home_ && states_.empty() && !steps_;
   states_.clear();
   steps_.reset();
@@ -294,6 +298,7 @@ void Table::clear_states() {
 }
 
 void Table::track_steps(int64_t step) {
+  WholeInForks whole;
   auto plane = std::make_unique<Plane>(what_for("last steps"), 1, sizeof(int64_t), kNoLastSteps);
   if (tiered_ && steps_) {
     // The plane stays; every row starts again at `step`.
@@ -338,6 +343,7 @@ int64_t Table::find_or_insert(const int64_t* ids, int64_t n, int64_t* slots, boo
   int64_t absent = 0;
   for (int64_t i = 0; i < n; ++i) absent += slots[i] < 0;
   if (!absent) return 0;
+  WholeInForks whole;
   take(size_ + absent, state_bytes(size_ + absent));
   Buffer<int64_t> positions;
   int64_t added;
@@ -369,6 +375,7 @@ void Table::write(const int64_t* ids, int64_t n, const void* weights, const void
                   const int64_t* last) {
   if (released_ || !n) return;
   if (tiered_) return write_tiered(ids, n, static_cast<const uint8_t*>(weights), states, last);
+  WholeInForks whole;
   Buffer<int64_t> slots(n);
   // What is written anyway is not drawn first, unless it would be read before.
   bool read = catch_up && !last;
@@ -477,6 +484,7 @@ int64_t Table::erase(const int64_t* ids, int64_t n) {
     }
     return n;
   }
+  WholeInForks whole;
   // The newest rows take the places of those that go, so that rows lie without gaps.
   Buffer<int64_t> slots(n);
   int64_t gone = index_->erase(ids, n, slots.data());
@@ -526,6 +534,7 @@ int64_t Table::padding_slot() const {
 }
 
 void Table::forget_last(int64_t count) {
+  WholeInForks whole;
   if (count == 0) return;
   Buffer<int64_t> slots(count);
   size_ -= count;
@@ -541,6 +550,7 @@ void Table::clear() {
     if (space_) space_->erase_all(number_);
     return;
   }
+  WholeInForks whole;
   index_->clear();
   size_ = 0;
   settle_share();
@@ -551,6 +561,7 @@ void Table::first_values(const int64_t* ids, int64_t n, void* rows) const {
 }
 
 void Table::release_rows() {
+  WholeInForks whole;
   released_ = true;
   weights_.release();
   for (State& state : states_) state.plane.release();
@@ -558,6 +569,7 @@ void Table::release_rows() {
 }
 
 void Table::take_rows_back() {
+  WholeInForks whole;
   released_ = false;
   try {
     take(size_, state_bytes(size_));

@@ -141,4 +141,7 @@ def describe(value: Any) -> str:
         return f"{article} {kind} tensor of shape {tuple(value.shape)}"
     if value is None:
         return "None"
-    return f"{type(value).__name__} {value!r}"[:80]
+    try:
+        return f"{type(value).__name__} {value!r}"[:80]
+    except RecursionError:
+        return f"{type(value).__name__} of too many levels"

@@ -18,6 +18,8 @@ from hotbed.table.local import local_erase
 
 __all__ = ["erase"]
 
+_NO_IDS = torch.empty(0, dtype=torch.int64, device="cpu")
+
 
 def erase(model: nn.Module, ids: Mapping[str, Any], *, local: bool = False) -> dict[str, int]:
     """Forget all rows that a batch with these ids would look up, in every table of a model.
@@ -80,7 +82,7 @@ class _Batch(Mapping[str, Any]):
 
     def __getitem__(self, feature: str) -> Any:
         self.asked.add(feature)
-        return self._ids[feature] if feature in self._ids else torch.empty(0, dtype=torch.int64)
+        return self._ids[feature] if feature in self._ids else _NO_IDS
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._ids)

@@ -157,7 +157,7 @@ class Jagged:
             InputError: a `padding` that values of their dtype cannot be, a negative length.
         """
         values = self.values
-        edges = torch.tensor(self._edges(0, len(self)))
+        edges = torch.tensor(self._edges(0, len(self)), device="cpu")
         lengths = edges[1:] - edges[:-1]
         if length is None:
             length = int(lengths.max()) if len(lengths) else 0
@@ -174,7 +174,9 @@ class Jagged:
             raise InputError(
                 f"Jagged.to_padded: padding must be one {dtype} number, got {describe(padding)}."
             ) from None
-        rows, columns = torch.nonzero(torch.arange(length) < lengths[:, None], as_tuple=True)
+        rows, columns = torch.nonzero(
+            torch.arange(length, device="cpu") < lengths[:, None], as_tuple=True
+        )
         at = (edges[rows] + columns).to(values.device)
         return padded.index_put((rows.to(values.device), columns.to(values.device)), values[at])
 
@@ -202,7 +204,9 @@ class Jagged:
         except TypeError:
             raise InputError(f"Jagged: a slice must be of ints, got {bags!r}.") from None
         if step != 1:
-            return self._select(torch.tensor([*range(first, last, step)], dtype=torch.int64))
+            return self._select(
+                torch.tensor([*range(first, last, step)], dtype=torch.int64, device="cpu")
+            )
         last = max(first, last)
         edges = self._edges(first, last)
         own = slice(edges[0], edges[-1])
@@ -240,10 +244,12 @@ class Jagged:
 
     def _select(self, bags: Tensor) -> Jagged:
         """Return the bags at (n,) positions, which lie on the host."""
-        edges = torch.tensor(self._edges(0, len(self)))
+        edges = torch.tensor(self._edges(0, len(self)), device="cpu")
         begins, lengths = edges[bags], edges[bags + 1] - edges[bags]
         offsets = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
-        at = torch.arange(int(offsets[-1])) + (begins - offsets[:-1]).repeat_interleave(lengths)
+        at = torch.arange(int(offsets[-1]), device="cpu") + (
+            begins - offsets[:-1]
+        ).repeat_interleave(lengths)
         return Jagged(
             self.values[at.to(self.values.device)],
             offsets.to(self.offsets.device),

@@ -99,6 +99,8 @@ def test_tables_that_are_not_there(tables: Path, tmp_path: Path) -> None:
         "dump", tables, *to, "--table", "x"
     )
     assert "has no table 'x'" in refused("dump", tables, *to, "--rename", "x=y")
+    twice = ("--rename", "user=a", "--rename", "user=b")
+    assert "--rename gives 'user' two names, 'a' and 'b'" in refused("dump", tables, *to, *twice)
     said = refused("dump", tables, *to, "--rename", "user=item.weight.ids")
     assert said == "Error: Table 'item.weight.ids' is named as a part of table 'item.weight'" + (
         " in a state_dict; rename one."

@@ -183,3 +183,6 @@ def test_a_table_without_rows_there_and_back(tmp_path: Path, dtype: torch.dtype)
     assert run("dump", tmp_path / "none", "--to", tmp_path / "e", "--format", "sok")[0] == 0
     said = refused("import", tmp_path / "e", "--to", tmp_path / "no")
     assert "has no table: 'empty' has no rows, and only --dim" in said
+    for dim in (-5, 0, 2**40, 2**63, 10**30):
+        said = refused("import", tmp_path / "e", "--to", tmp_path / "no", "--dim", dim)
+        assert f"--dim is {dim}; a table has from 1 to 4,194,304 columns" in said

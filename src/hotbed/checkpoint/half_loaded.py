@@ -37,7 +37,7 @@ class Changes:
         """For a ``with`` statement, in which rows change: while the tables are held alone."""
         self.begun = True
         for table in self.tables:
-            table.failed_load = ""
+            table.note_load("")
         try:
             yield
         except BaseException as error:
@@ -66,7 +66,7 @@ class Changes:
         text = " ".join(str(error).split())[:_MOST_TEXT].rstrip(".")
         cause = text if isinstance(error, HotbedError) else f"{type(error).__name__}: {text}"
         for table in self.tables:
-            table.failed_load = f"hotbed.load of {self._folder} has failed ({cause})."
+            table.note_load(f"hotbed.load of {self._folder} has failed ({cause}).")
 
 
 def _with_own(tables: Iterable[LiveTable]) -> list[LiveTable]:

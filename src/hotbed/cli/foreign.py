@@ -148,7 +148,11 @@ def _pairs(renamed: list[str] | None) -> dict[str, str]:
     for old, sign, new in pairs:
         if not (old and sign and new):
             raise ForeignError(f"--rename takes OLD=NEW, got {old + sign + new!r}.")
-    return {old: new for old, _, new in pairs}
+    found: dict[str, str] = {}
+    for old, _, new in pairs:
+        if found.setdefault(old, new) != new:
+            raise ForeignError(f"--rename gives {old!r} two names, {found[old]!r} and {new!r}.")
+    return found
 
 
 @contextlib.contextmanager

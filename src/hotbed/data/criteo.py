@@ -12,8 +12,12 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
+from hotbed.arrays import integer
+from hotbed.data.arguments import real, seed_of, whole
 from hotbed.data.criteo_lines import CATEGORIES, DENSE, Batch, Reader
 from hotbed.data.lines import DataError, existing
+from hotbed.errors import InputError
+from hotbed.text import brief
 
 MISSING_ID = -1
 """Id of a column that is empty."""
@@ -75,8 +79,8 @@ class CriteoLog(IterableDataset[Batch]):
         labels: True where lines start with a label (40 columns), False where they do not (39),
             ``"auto"`` to let the first line decide for all.
         line_numbers: add ``"line"``, int64 (B,): from 1 over all files, blank lines counted.
-        seed: of the permutations, 64 bits; None: one drawn from torch's default generator at the first
-            iteration.
+        seed: of the permutations, 0 <= seed < 2**64; None: one drawn from torch's default generator at
+            the first iteration.
 
     In a ``DataLoader(log, batch_size=None, num_workers=k)`` worker w reads batches w, w + k, ...
     (windows, with `shuffle`), so every row comes once and, unshuffled, the batches come in the
@@ -104,34 +108,28 @@ class CriteoLog(IterableDataset[Batch]):
         seed: int | None = None,
     ) -> None:
         self.paths = existing(paths)
-        if batch_size < 1:
-            raise ValueError(f"batch_size is {batch_size}; it must be at least 1.")
+        self.batch_size = whole("batch_size", batch_size, 1)
         if on_error not in ("raise", "skip"):
             raise ValueError(f"on_error is {on_error!r}; it must be 'raise' or 'skip'.")
         if labels not in (True, False, "auto"):
             raise ValueError(f"labels is {labels!r}; it must be True, False or 'auto'.")
-        window = SHUFFLE_WINDOW if shuffle is True else int(shuffle)
-        if window < 0:
-            raise ValueError(f"shuffle is {shuffle}; it must be a number of rows, or a bool.")
-        self.batch_size = batch_size
         self.on_error = on_error
         self.drop_last = drop_last
-        self.shuffle = window
+        self.shuffle = _window(shuffle)
         self.labels = labels
         self.line_numbers = line_numbers
-        self.seed = seed
-        self._epoch, self._passed = (
-            0,
-            0,
-        )  # of the next iteration, and its batches that are passed over
+        self.seed = None if seed is None else seed_of(seed)
+        self._epoch = self._passed = 0  # of the next iteration; its batches that are passed over
         self.start, self.stop = self._range(rows)
         # A row for each worker (the first: no workers) in memory that all of them share: a counter,
         # and example messages, one a line.
         self._counts: torch.Tensor | None = None
         self._examples: torch.Tensor | None = None
         if on_error == "skip":
-            counts: Any = torch.zeros(1 + _MOST_WORKERS, dtype=torch.int64)
-            examples: Any = torch.zeros(1 + _MOST_WORKERS, _EXAMPLE_BYTES, dtype=torch.uint8)
+            counts: Any = torch.zeros(1 + _MOST_WORKERS, dtype=torch.int64, device="cpu")
+            examples: Any = torch.zeros(
+                1 + _MOST_WORKERS, _EXAMPLE_BYTES, dtype=torch.uint8, device="cpu"
+            )
             self._counts, self._examples = counts.share_memory_(), examples.share_memory_()
 
     @property
@@ -159,6 +157,7 @@ class CriteoLog(IterableDataset[Batch]):
 
         A log that lines were appended to has the fingerprint that it had, for the rows that it had.
         """
+        rows = None if rows is None else whole("rows", rows)
         reader = Reader(self.paths, summed=True)
         passed = reader.skip(rows)
         return Fingerprint(passed, reader.crc32c())
@@ -176,10 +175,11 @@ class CriteoLog(IterableDataset[Batch]):
         Args:
             rows: what `count_rows` returns, if it is known. Default: they are counted.
         """
-        if not 0 <= test_fraction < 1:
+        fraction = real("test_fraction", test_fraction)
+        if not 0 <= fraction < 1:
             raise ValueError(f"test_fraction is {test_fraction}; it must lie in [0, 1).")
-        total = self.count_rows() if rows is None else rows
-        cut = self.start + total - round(total * test_fraction)
+        total = self.count_rows() if rows is None else whole("rows", rows)
+        cut = self.start + total - round(total * fraction)
         train = self._with(rows=(self.start, cut))
         test = self._with(rows=(cut, self.start + total), drop_last=False, shuffle=False)
         return train, test
@@ -189,8 +189,7 @@ class CriteoLog(IterableDataset[Batch]):
 
         They are read and not given. In a DataLoader with workers, pass over them there.
         """
-        if epoch < 1 or batches < 0:
-            raise ValueError(f"epoch is {epoch} and batches {batches}; they count from 1 and 0.")
+        epoch, batches = whole("epoch", epoch, 1), whole("batches", batches)
         if self.shuffle and self.seed is None:
             raise ValueError(
                 "A log that is shuffled by no seed has no place to go on from; give seed=."
@@ -208,7 +207,7 @@ class CriteoLog(IterableDataset[Batch]):
         unit = self.batch_size
         if self.shuffle:
             if self.seed is None:
-                self.seed = int(torch.randint(2**62, ()))
+                self.seed = int(torch.randint(2**62, (), device="cpu"))
             generator = np.random.default_rng((self.seed, epoch, worker))
             unit = -(-self.shuffle // self.batch_size) * self.batch_size
         row = 1 + worker if info else 0
@@ -281,12 +280,18 @@ class CriteoLog(IterableDataset[Batch]):
     def _range(self, rows: slice | tuple[int | None, int | None] | None) -> tuple[int, int | None]:
         if rows is None:
             return 0, None
-        part = rows if isinstance(rows, slice) else slice(*rows)
+        part = rows if isinstance(rows, slice) else _slice(rows)
         if part.step not in (None, 1):
             raise ValueError(f"rows has step {part.step}; only ranges of rows can be read.")
-        start, stop = part.start or 0, part.stop
-        if start < 0 or (stop is not None and stop < 0):
-            start, stop, _ = part.indices(Reader(self.paths).skip(None))
+        start, stop = (None if at is None else integer(at) for at in (part.start, part.stop))
+        for given, at in ((part.start, start), (part.stop, stop)):
+            if given is not None and (at is None or not -(2**63) <= at < 2**63):
+                raise InputError(
+                    f"rows begin or end with {brief(given)}; they are numbers of rows, below 2**63."
+                )
+        if min(start or 0, stop or 0) < 0:
+            start, stop, _ = slice(start, stop).indices(Reader(self.paths).skip(None))
+        start = start or 0
         return start, None if stop is None else max(start, stop)
 
     def _with(self, **changes: Any) -> CriteoLog:
@@ -300,3 +305,22 @@ class CriteoLog(IterableDataset[Batch]):
             "seed": self.seed,
         }
         return CriteoLog(self.paths, **{**options, **changes})
+
+
+def _window(shuffle: Any) -> int:
+    if isinstance(shuffle, bool):
+        return SHUFFLE_WINDOW if shuffle else 0
+    window = integer(shuffle)
+    if window is None or not 0 <= window < 2**63:
+        raise InputError(
+            f"shuffle is {brief(shuffle)}; it must be a number of rows below 2**63, or a bool."
+        )
+    return window
+
+
+def _slice(rows: Any) -> slice:
+    try:
+        begin, end = rows
+    except (TypeError, ValueError):
+        raise InputError(f"rows is {brief(rows)}; give (begin, end), or a slice.") from None
+    return slice(begin, end)

@@ -21,6 +21,8 @@ CATEGORIES = tuple(f"C{i}" for i in range(1, 27))
 Batch = dict[str, torch.Tensor]
 
 _COLUMNS = ("label", *DENSE, *CATEGORIES)
+_ROOM = 1 << 17
+"""Rows for which there is room at first: a batch, or a window, may be larger than what the files hold."""
 _WANTED = {
     2: "0 or 1",
     3: "an integer of at most 18 digits",
@@ -45,6 +47,18 @@ class Block(NamedTuple):
             np.empty((rows, len(DENSE)), np.float32),
             np.empty((len(CATEGORIES), rows), np.int64),
         )
+
+    @property
+    def room(self) -> int:
+        return len(self.dense)
+
+    def grown(self, rows: int) -> Block:
+        """Room for so many rows, which begin with these."""
+        larger = Block.empty(rows, self.label is not None, self.line is not None)
+        for old, new in zip(self, larger, strict=True):
+            if old is not None and new is not None:
+                (new[:, : self.room] if old is self.ids else new[: self.room])[...] = old
+        return larger
 
     def permuted(self, order: np.ndarray[Any, Any]) -> Block:
         label = None if self.label is None else self.label[order]
@@ -91,7 +105,7 @@ class Reader:
         """Pass up to `most` rows (None: all); returns how many there were."""
         passed = 0
         while (most is None or passed < most) and self._more():
-            room = len(self._text) if most is None else most - passed
+            room = len(self._text) if most is None else min(most - passed, len(self._text))
             rows, lines, size, *_ = _core.criteo_skip(self._text, self._at, room)
             if self._summed:
                 self._add(self._text, self._at, size)
@@ -115,12 +129,15 @@ class Reader:
         self, most: int, labels: bool, on_fault: Callable[[Reader, str], None]
     ) -> tuple[int, int, Block]:
         """Parse up to `most` rows: (rows passed, rows parsed, where they are)."""
-        block = Block.empty(most, labels, self._numbered)
+        block = Block.empty(min(most, _ROOM), labels, self._numbered)
         passed = parsed = 0
         while passed < most and self._more():
             at = self._at
+            if parsed == block.room:
+                block = block.grown(min(2 * parsed, parsed + most - passed))
+            room = min(most - passed, len(self._text))
             rows, lines, size, fault, column, begin, end = _core.criteo_parse(
-                self._text, at, most - passed, block.label, block.dense, block.ids, parsed
+                self._text, at, room, block.label, block.dense, block.ids, parsed
             )
             if block.line is not None:
                 block.line[parsed : parsed + rows] = self._numbers(at, size, rows, lines)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hotbed import _core
 from hotbed.arrays import describe
+from hotbed.data.arguments import seed_of
 from hotbed.errors import InputError
 
 __all__ = ["hash_ids"]
@@ -46,14 +47,16 @@ def hash_ids(values: Any, *, seed: int = 0) -> Tensor:
         InputError: a missing value (None, NaN), a float, a bool, lists of different lengths, an integer
             outside [-2**63, 2**64).
     """
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**64:
-        raise InputError(f"hash_ids: seed must be an integer in [0, 2**64), got {seed!r}.")
+    seed = seed_of(seed)
     if hasattr(values, "__array__"):
         values = _array_of(values)
     if isinstance(values, np.ndarray) and values.dtype.kind in "iu":
         data, offsets, shape = _little_endian(values), None, values.shape
     else:
-        flat, shape = _flattened(values)
+        try:
+            flat, shape = _flattened(values)
+        except RecursionError:
+            raise InputError("hash_ids: lists in lists in lists, without end.") from None
         data, offsets = _bytes_of(flat)
     ids = torch.empty(shape, dtype=torch.int64, device="cpu")
     starts = 0 if offsets is None else offsets.ctypes.data

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from hotbed.errors import HotbedError
+from hotbed.text import brief
 
 BLOCK_BYTES = 1 << 20
 _GZIP_MAGIC = b"\x1f\x8b"
@@ -41,6 +42,8 @@ def line_blocks(path: str, longest: int) -> Iterator[bytes]:
 def _pieces(path: str) -> Iterator[bytes]:
     with open(path, "rb", buffering=0) as file:
         head = file.read(BLOCK_BYTES)
+        if len(head) == 1:  # of a pipe
+            head += file.read(BLOCK_BYTES)
         if head[:2] == _GZIP_MAGIC:
             yield from _inflated(path, head, file.fileno())
             return
@@ -85,8 +88,13 @@ def existing(paths: Any) -> list[str]:
     Raises:
         ValueError, IsADirectoryError, FileNotFoundError: no file is named, or what is named is none.
     """
-    listed = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
-    names = [os.fspath(path) for path in listed]
+    one = isinstance(paths, str | bytes | os.PathLike)
+    try:
+        names = [os.fsdecode(path) for path in ([paths] if one else paths)]
+    except TypeError as error:
+        raise TypeError(
+            f"paths must be one path or several, got {brief(paths)}: {error}."
+        ) from None
     if not names:
         raise ValueError("No click log was given: paths is empty.")
     for name in names:

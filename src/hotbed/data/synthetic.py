@@ -16,9 +16,13 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 import hotbed._core as _core
+from hotbed.arrays import integer
+from hotbed.data.arguments import real, seed_of, whole
 from hotbed.data.criteo import MISSING_ID
 from hotbed.data.criteo_lines import CATEGORIES, DENSE, Batch
+from hotbed.errors import InputError
 from hotbed.files import appearing
+from hotbed.text import brief
 
 # Distinct values in the columns C1..C26 of the full Kaggle 2014 log.
 CRITEO_TABLE_ROWS = (
@@ -71,7 +75,7 @@ def synthetic_clicks(
     Args:
         rows: how many.
         batch_size: rows a batch.
-        seed: of everything: ids, the planted model, labels.
+        seed: of everything: ids, the planted model, labels; 0 <= seed < 2**64.
         alpha: exponent of the power law, at least 0.
         table_rows: distinct ids of each of the 26 columns, 1 to 2**32.
         click_rate: expected share of clicks, in (0, 1).
@@ -96,10 +100,12 @@ def write_criteo_tsv(
     Returns:
         Expected AUC of the planted model, which a perfect model would reach.
     """
-    if rows < 0:
-        raise ValueError(f"rows is {rows}; it must not be negative.")
+    rows = whole("rows", rows)
+    path = os.fsdecode(path)
+    if not path:
+        raise InputError("path is empty; name the file to write.")
     model = _PlantedModel(seed, alpha, table_rows, click_rate)
-    name = os.path.basename(os.fspath(path))
+    name = os.path.basename(path)
     with (
         appearing(path) as part,
         open(part, "wb") as plain,
@@ -120,12 +126,8 @@ class SyntheticClicks(IterableDataset[Batch]):
     """
 
     def __init__(self, rows: int, batch_size: int, model: _PlantedModel) -> None:
-        if rows < 0:
-            raise ValueError(f"rows is {rows}; it must not be negative.")
-        if batch_size < 1:
-            raise ValueError(f"batch_size is {batch_size}; it must be at least 1.")
-        self.rows = rows
-        self.batch_size = batch_size
+        self.rows = whole("rows", rows)
+        self.batch_size = whole("batch_size", batch_size, 1)
         self._model = model
 
     @property
@@ -199,17 +201,15 @@ class _PlantedModel:
     def __init__(
         self, seed: int, alpha: float, table_rows: Sequence[int], click_rate: float
     ) -> None:
+        seed, alpha = seed_of(seed), real("alpha", alpha)
         if not alpha >= 0:
             raise ValueError(f"alpha is {alpha}; it must be at least 0.")
-        if len(table_rows) != len(CATEGORIES):
-            raise ValueError(f"table_rows has {len(table_rows)} entries; there are 26 columns.")
-        for name, count in zip(CATEGORIES, table_rows, strict=True):
-            if not 1 <= count <= 2**32:
-                raise ValueError(f"table_rows of {name} is {count}; it must lie in [1, 2**32].")
+        counts = _counts(table_rows)
+        click_rate = real("click_rate", click_rate)
         if not 0 < click_rate < 1:
             raise ValueError(f"click_rate is {click_rate}; it must lie in (0, 1).")
-        n = np.array(table_rows, np.float64)[:, None]
-        self._table_rows = np.array(table_rows, np.int64)[:, None]
+        n = np.array(counts, np.float64)[:, None]
+        self._table_rows = np.array(counts, np.int64)[:, None]
         self._gamma = 1 - alpha
         self._span = (n + 1) ** self._gamma - 1 if self._gamma else np.log(n + 1)
         self._id_keys = _keys(seed, _ID, 26)[:, None]
@@ -271,6 +271,23 @@ class _PlantedModel:
         missing = (words & np.uint64(2047)) < np.array(_DENSE_MISSING, np.uint64)
         integers[missing] = _MISSING_INTEGER
         return integers
+
+
+def _counts(table_rows: Any) -> list[int]:
+    """Ids of each of the 26 columns."""
+    try:
+        given = list(table_rows)
+    except TypeError:
+        raise InputError(f"table_rows is {brief(table_rows)}; give a list of 26 numbers.") from None
+    if len(given) != len(CATEGORIES):
+        raise InputError(f"table_rows has {len(given)} entries; there are 26 columns.")
+    counts = [integer(count) for count in given]
+    for name, count, value in zip(CATEGORIES, counts, given, strict=True):
+        if count is None or not 1 <= count <= 2**32:
+            raise InputError(
+                f"table_rows of {name} is {brief(value)}; it must be an integer in [1, 2**32]."
+            )
+    return [count for count in counts if count is not None]
 
 
 def _bias_for(logit: _Floats, rate: float) -> float:

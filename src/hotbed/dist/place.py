@@ -288,7 +288,7 @@ class Sharded(Place):
         for live in self.own.values():
             live.rule.restart(steps, base, last)
 
-    def handle_kind(self, follows: bool) -> type[SharedHandle]:
+    def handle_kind(self, follows: bool, half_loaded: bool) -> type[SharedHandle]:
         return SharedHandle
 
     def nothing_waiting(self) -> WaitingOnRanks:

@@ -14,6 +14,8 @@ from hotbed.foreign.safetensors_files import SafetensorsFile
 from hotbed.foreign.sok import Sok
 from hotbed.foreign.tables import ForeignError, Found, Hints, Reader, Writer
 from hotbed.foreign.torch_files import TorchFile
+from hotbed.tables import MAX_DIM
+from hotbed.text import brief
 
 __all__ = ["READERS", "WRITERS", "ForeignError", "Hints", "found_in", "writer_of"]
 
@@ -55,6 +57,10 @@ def found_in(path: str, format_: str | None, hints: Hints) -> Found:
     for name, hint in hints._asdict().items():
         if hint is not None and name not in reader.hints:
             raise ForeignError(f"--{name} is not for this format, which tells it itself.")
+    if hints.dim is not None and not 0 < hints.dim <= MAX_DIM:
+        raise ForeignError(
+            f"--dim is {brief(hints.dim)}; a table has from 1 to {MAX_DIM:,} columns."
+        )
     return reader.read(path, hints)
 
 

@@ -80,7 +80,8 @@ class Npy:
 
 def _opened(path: str) -> Numbers:
     try:
-        array: Any = np.load(path, mmap_mode="r", allow_pickle=False)
+        with np.errstate(all="ignore"):  # a shape in a header may be of any size
+            array: Any = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, MemoryError):
         raise
     except Exception as error:  # whatever a header can make NumPy raise

@@ -10,7 +10,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from hotbed.errors import OptimizerError
 from hotbed.ops.outside_graphs import outside_graphs
 from hotbed.optim.options import torch_classes
-from hotbed.table.live import live_table, live_tables
+from hotbed.table.live import live_table
+from hotbed.table.registry import live_tables
 
 __all__ = ["mark_inner", "mark_table_optimizer"]
 

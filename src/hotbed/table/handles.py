@@ -2,7 +2,8 @@
 
 `Handle` aliases the rows of a static table: it is them. `FollowingHandle` does too, but some of its
 rows may be behind the steps taken (``untouched="exact"``), so they are brought up to date before torch
-reads or writes any. `OpenHandle` has no rows: those of a dynamic table come and go.
+reads or writes any. `HalfLoadedHandle` refuses both. `OpenHandle` has no rows: those of a dynamic table
+come and go.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from hotbed.errors import TableError
 from hotbed.table.gradients import WaitingGradient, plain_access
 
-__all__ = ["FollowingHandle", "Handle", "OpenHandle"]
+__all__ = ["FollowingHandle", "HalfLoadedHandle", "Handle", "OpenHandle"]
 
 # Properties that hand out rows. All others tell about the parameter, or carry its gradient.
 _ROW_PROPERTIES = {"data", "T", "mT", "H", "mH", "real", "imag", "__cuda_array_interface__"}
@@ -116,6 +117,27 @@ class FollowingHandle(Handle):
                 found.hotbed_table.bring_up_to_date()
         with plain_access():
             return func(*args, **kwargs)
+
+
+class HalfLoadedHandle(Handle):
+    """The handle of a static table whose load has failed in its middle: its rows are those of no
+    checkpoint."""
+
+    is_current = False
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Iterable[Any] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if _touches_rows(func):
+            for found in _instances((args, kwargs), cls):
+                found.hotbed_table.refuse_half_loaded()
+        with plain_access():
+            return func(*args, **kwargs)
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        return f"Handle of table {self.hotbed_table.name!r}, which is half loaded"
 
 
 class _Rowless:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -12,9 +12,9 @@ from hotbed.table import checks
 from hotbed.table.copies import copied, pickled
 from hotbed.table.holds import alone, reading
 from hotbed.table.records import Records, records_of
-from hotbed.table.with_handle import TableWithHandle, being_made, every
+from hotbed.table.with_handle import TableWithHandle
 
-__all__ = ["LiveTable", "live_table", "live_tables"]
+__all__ = ["LiveTable", "live_table"]
 
 _ROWS_AT_ONCE = 1 << 20
 
@@ -184,12 +184,6 @@ class LiveTable(TableWithHandle):
 
     def __reduce__(self) -> Any:
         return pickled(self)
-
-
-def live_tables() -> Iterable[LiveTable]:
-    """All tables there are."""
-    with being_made:
-        return list(every)
 
 
 def live_table(parameter: Any) -> LiveTable | None:

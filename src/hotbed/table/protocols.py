@@ -14,7 +14,7 @@ from hotbed.errors import OptimizerError, TableError
 from hotbed.table.by_slot import OPEN_ROWS
 from hotbed.table.clipping import Gradient, gradient_of
 from hotbed.table.gradients import WaitingGradient
-from hotbed.table.handles import FollowingHandle, Handle, OpenHandle
+from hotbed.table.handles import FollowingHandle, HalfLoadedHandle, Handle, OpenHandle
 from hotbed.table.part import Part
 from hotbed.table.records import Records, gather_states, gather_weights
 from hotbed.tables import Table
@@ -45,10 +45,17 @@ class HandleOfTable(_TableInPlace):
     def aliased(self) -> bool:
         return False
 
-    def handle_kind(self, follows: bool) -> type[Handle]:
-        """`follows`: whether rows that no batch touches may be behind the steps taken."""
+    def handle_kind(self, follows: bool, half_loaded: bool) -> type[Handle]:
+        """Return the class of the handle.
+
+        Args:
+            follows: rows that no batch touches may be behind the steps taken.
+            half_loaded: rows are those of no checkpoint.
+        """
         if not self.aliased:
             return OpenHandle
+        if half_loaded:
+            return HalfLoadedHandle
         return FollowingHandle if follows else Handle
 
     def handle_data(self) -> Tensor:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-import threading
 import weakref
 from typing import Any
 
@@ -23,13 +22,10 @@ from hotbed.table.gradients import plain_access
 from hotbed.table.handles import Handle
 from hotbed.table.home import Home
 from hotbed.table.place import Place
+from hotbed.table.registry import register
 from hotbed.tables import COMBINERS, Table
 
-__all__ = ["TableWithHandle", "being_made", "every"]
-
-every: weakref.WeakSet[Any] = weakref.WeakSet()
-"""All tables there are; read and changed with `being_made`."""
-being_made = threading.Lock()
+__all__ = ["TableWithHandle"]
 
 
 class TableWithHandle(abc.ABC):
@@ -84,8 +80,7 @@ class TableWithHandle(abc.ABC):
         self.complaint: HotbedError | None = None
         self.failed_load = ""
         self.fused_update: Any = None
-        with being_made:
-            every.add(self)
+        register(self)
         self.place.join(self)
         if group is not None:
             group.take(self)
@@ -95,8 +90,7 @@ class TableWithHandle(abc.ABC):
         """The handle. It keeps the table, not the table it: a model that goes takes its tables along."""
         handle = None if self._parameter is None else self._parameter()
         if handle is None:
-            kind = self.place.handle_kind(self.follows)
-            handle = kind(self._data, requires_grad=self._requires_grad)
+            handle = self._handle_kind()(self._data, requires_grad=self._requires_grad)
             handle.hotbed_table = self
             if handle.dtype != self.compute_dtype:
                 handle.grad_dtype = self.compute_dtype
@@ -112,7 +106,7 @@ class TableWithHandle(abc.ABC):
     def rule(self, rule: Any) -> None:
         self._rule = rule
         self.follows = rule is not None and bool(rule.exact)
-        self.parameter.__class__ = self.place.handle_kind(self.follows)
+        self.parameter.__class__ = self._handle_kind()
         self.place.make_states(rule)
 
     @property
@@ -194,6 +188,14 @@ class TableWithHandle(abc.ABC):
         parameter = self.parameter
         parameter.waiting.drop(parameter)
 
+    def note_load(self, failed: str) -> None:
+        """Remember how a load has failed in its middle; "": one has succeeded, or is tried again."""
+        self.failed_load = failed
+        self.parameter.__class__ = self._handle_kind()
+
+    def _handle_kind(self) -> type[Handle]:
+        return self.place.handle_kind(self.follows, half_loaded=bool(self.failed_load))
+
     def refuse_half_loaded(self) -> None:
         """Raises TableError where a load has failed in its middle."""
         checks.refuse_half_loaded(self.spec, self.failed_load)
@@ -221,7 +223,7 @@ class TableWithHandle(abc.ABC):
         with plain_access():
             parameter.data = self._data
             self._seen = parameter._version
-        parameter.__class__ = place.handle_kind(self.follows)
+        parameter.__class__ = self._handle_kind()
 
     @abc.abstractmethod
     def ids(self) -> Tensor: ...
