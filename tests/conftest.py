@@ -6,6 +6,10 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+# Read by OpenMP when torch is loaded, here and in child processes. Its threads else spin while they wait,
+# and the workers of pytest-xdist share the processors.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 import pytest
 import torch
 from effort import SOAK, examples
