@@ -103,7 +103,7 @@ def broken_line(draw):
     return "\t".join(fields).rstrip("\r") or "x"
 
 
-@settings(max_examples=examples(200))
+@settings(max_examples=examples(100))
 @given(
     lines=st.lists(line_text, max_size=12),
     batch_size=st.integers(1, 14),
@@ -122,7 +122,7 @@ def test_good_lines_match_the_naive_reader(
     assert len(log) == len(list(log))
 
 
-@settings(max_examples=examples(300))
+@settings(max_examples=examples(150))
 @given(lines=st.lists(st.one_of(line_text, broken_line()), min_size=1, max_size=8))
 def test_broken_lines_are_named_or_skipped(tmp_path_factory, lines):
     path = write(tmp_path_factory.mktemp("log") / "a.tsv", lines)

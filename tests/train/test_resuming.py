@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from dist.pairwise import Case, covering
 from kept_in import storage_of
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
@@ -103,17 +105,30 @@ KINDS = [
 ]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("place", ["memory", "budget"])
-@pytest.mark.parametrize("at", [5, 12, 30])
+CASES = covering({"kind": KINDS, "at": [5, 12, 30], "place": ["memory", "budget"]}, lambda *_: True)
+
+
+@pytest.fixture(scope="module")
+def whole(log: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Any]:
+    """The losses and the model of a run that was never stopped, by where its rows lie and its loader."""
+
+    @functools.cache
+    def whole(place: str, kind: str) -> tuple[dict[int, float], Any]:
+        return run(log, tmp_path_factory.mktemp("whole"), place, kind, None, resume=False)
+
+    return whole
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case.values())))
 def test_it_ends_as_one_that_was_never_stopped(
-    tmp_path: Path, log: Path, place: str, kind: str, at: int
+    tmp_path: Path, log: Path, whole: Callable[[str, str], Any], case: Case
 ) -> None:
-    expected, model = run(log, tmp_path / "whole", place, kind, None, resume=False)
+    place, kind, at = case["place"], case["kind"], case["at"]
+    expected, model = whole(place, kind)
     assert len(expected) == 33
-    first, _ = run(log, tmp_path / "stopped", place, kind, at, resume=False)
+    first, _ = run(log, tmp_path, place, kind, at, resume=False)
     assert max(first) == at
-    second, other = run(log, tmp_path / "stopped", place, kind, None, resume=True)
+    second, other = run(log, tmp_path, place, kind, None, resume=True)
     assert min(second) == at // 4 * 4 + 1
     assert {**first, **second} == expected
     for mine, theirs in zip(model.parameters(), other.parameters(), strict=True):
@@ -122,7 +137,7 @@ def test_it_ends_as_one_that_was_never_stopped(
     for name in model.embeddings.tables:
         mine, theirs = model.embeddings.rows(name), other.embeddings.rows(name)
         assert torch.equal(mine.ids, theirs.ids) and torch.equal(mine.values, theirs.values)
-    assert len(list((tmp_path / "stopped" / "run").iterdir())) == 2
+    assert len(list((tmp_path / "run").iterdir())) == 2
 
 
 def test_any_other_loader_is_asked_for_what_was_done(tmp_path: Path) -> None:
