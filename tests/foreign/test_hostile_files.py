@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from dist.worlds import STARTS
 from effort import examples
-from foreign.hostile_files import FORMATS
-
-PROGRAM = Path(__file__).with_name("hostile_files.py")
+from foreign.hostile_files import FORMATS, tell_tally
 
 
 @pytest.mark.process
@@ -20,9 +16,19 @@ def test_a_damaged_file_is_read_or_refused(tmp_path: Path, name: str) -> None:
     if "parquet" in name:
         pytest.importorskip("pyarrow", reason="Parquet files need pyarrow")
     count = examples(150)
-    arguments = [sys.executable, str(PROGRAM), name, str(tmp_path), str(count)]
-    done = subprocess.run(arguments, capture_output=True, text=True, timeout=100 + count)
-    assert done.returncode == 0, done.stderr[-4000:]
-    tally = json.loads(done.stdout)
+    own, other = STARTS.Pipe()
+    process = STARTS.Process(target=tell_tally, args=(other, name, tmp_path, count), daemon=True)
+    process.start()
+    other.close()
+    try:
+        assert own.poll(100 + count), "it does not end"
+        tally = own.recv()
+    except EOFError:
+        process.join()
+        pytest.fail(f"it has crashed: {process.exitcode}")
+    finally:
+        process.kill()
+        process.join()
+    assert isinstance(tally, dict), tally
     assert sum(tally.values()) == count
     assert tally["refused"] > count // 20
