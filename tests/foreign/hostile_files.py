@@ -7,10 +7,8 @@ import os
 import random
 import re
 import resource
-import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -258,11 +256,3 @@ def tally_of(name: str, folder: Path, count: int) -> dict[str, int]:
             raise AssertionError(f"example {number}: {path} is {bad[:2000]!r}") from error
         path.write_bytes(good[path])
     return tally
-
-
-def tell_tally(pipe: Connection, name: str, folder: Path, count: int) -> None:
-    """In a process of its own."""
-    try:
-        pipe.send(tally_of(name, folder, count))
-    except BaseException:
-        pipe.send(traceback.format_exc()[-4000:])
