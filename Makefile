@@ -86,15 +86,15 @@ demo: $(DEMO_LOG)
 
 # --- Testing it. ---
 
-# Two cores are enough for it; tests of one file share their worker.
+# Two cores are enough for it. A worker that has ended its half takes tests from what is left of the others.
 WORKERS ?= 2
 test: test-core
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
 test-core: $(VENV)/stamp-hotbed
 	@$(BIN)/cmake -S . -B build/tests $(CMAKE_NINJA) -DHOTBED_TESTS=ON >build/tests.log 2>&1 && \
 	  $(BIN)/cmake --build build/tests >>build/tests.log 2>&1 || (cat build/tests.log; exit 1)
-	@$(BIN)/ctest --test-dir build/tests --output-on-failure -Q -O build/ctest.log || \
+	@OMP_WAIT_POLICY=passive $(BIN)/ctest --test-dir build/tests -j $(WORKERS) --output-on-failure -Q -O build/ctest.log || \
 	  (cat build/ctest.log; exit 1)
 	@grep "tests passed" build/ctest.log | sed 's/^/C++: /'
 

@@ -68,6 +68,10 @@ def stages(tables: int, kind: str, folder: str) -> Iterator[tuple[str, int, int]
         yield now("forgotten")
 
 
+def told_stages(tables: int, kind: str, folder: str) -> list[tuple[str, int, int]]:
+    return list(stages(tables, kind, folder))
+
+
 if __name__ == "__main__":
     for stage, grown, counted in stages(int(sys.argv[1]), sys.argv[2], sys.argv[3]):
         print(json.dumps({"stage": stage, "grown": grown, "counted": counted}), flush=True)

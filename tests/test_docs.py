@@ -6,7 +6,6 @@ import contextlib
 import importlib.util
 import os
 import re
-import subprocess
 import sys
 import types
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ import pytest
 import torch
 import torch.distributed as torch_dist
 from devices import DEVICE, interpret_kernels
+from dist.launching import torchrun_to_its_end
 from public_names import docstring, public
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
@@ -129,19 +129,14 @@ def test_an_example_of_the_api_runs_after_its_first_lines(name: str) -> None:
 @pytest.mark.parametrize("code", RANKS)
 def test_what_is_distributed_runs_under_torchrun(code: str, empty_folder: Path) -> None:
     Path("train.py").write_text(code, encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-        + ["train.py"],
-        env={
-            **os.environ,
-            "OMP_NUM_THREADS": "1",
-            "GLOO_SOCKET_IFNAME": "lo",
-            "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
-        },
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
+    }
+    arguments = ["--standalone", "--nproc-per-node", "2", str(empty_folder / "train.py")]
+    done = torchrun_to_its_end(arguments, environment, empty_folder / "said")
     assert done.returncode == 0, done.stderr
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
+import memory_of_tables
 import pytest
 import torch
+from copies import in_a_copy
 from memory_of_tables import DIM, ROWS
 
 import hotbed as hb
@@ -28,16 +27,8 @@ def slack(tables: int) -> int:
 
 def stages(tables: int, kind: str, folder: Path) -> dict[str, tuple[int, int]]:
     """Stage → (bytes by which a fresh process has grown, bytes that the collection counts)."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.memory_of_tables", str(tables), kind, str(folder)],
-        capture_output=True,
-        text=True,
-        cwd=Path(__file__).parent.parent,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    lines = map(json.loads, done.stdout.splitlines())
-    return {line["stage"]: (line["grown"], line["counted"]) for line in lines}
+    found = in_a_copy(memory_of_tables.told_stages, tables, kind, str(folder))
+    return {stage: (grown, counted) for stage, grown, counted in found}
 
 
 @pytest.mark.process

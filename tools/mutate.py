@@ -38,8 +38,34 @@ TESTS = {
     "checkpoint": "checkpoint/test_files.py checkpoint/test_values.py checkpoint/test_save_and_load.py "
     "checkpoint/test_folders.py checkpoint/test_made_again.py checkpoint/test_single_tables.py "
     "checkpoint/test_damage.py checkpoint/test_writers.py",
-    "dist": "dist/test_plans.py dist/test_strategies.py dist/test_known_cases.py dist/test_wire.py "
-    "dist/test_sharded.py dist/test_distribute.py dist/test_uneven.py",
+    "dist": "dist/test_sharded.py dist/test_distribute.py dist/test_agreement.py dist/test_known_cases.py "
+    "dist/test_uneven.py dist/test_rows_by_id.py dist/test_local_changes.py dist/test_saving_together.py "
+    "dist/test_lookahead_on_ranks.py",
+    **dict.fromkeys(
+        ("dist/codec", "dist/messages", "dist/raw", "dist/wire", "dist/shared_memory"),
+        "dist/test_values_between_ranks.py dist/test_wire.py dist/test_agreement.py",
+    ),
+    **dict.fromkeys(
+        ("dist/loaders", "dist/ending"),
+        "dist/test_uneven.py dist/test_loaders.py dist/test_out_of_step.py dist/test_habits.py",
+    ),
+    **dict.fromkeys(
+        ("dist/declarations", "dist/opening", "dist/long_work"),
+        "dist/test_declarations.py dist/test_agreement.py dist/test_out_of_step.py "
+        "dist/test_distribute.py",
+    ),
+    **dict.fromkeys(
+        ("dist/plan", "dist/strategies", "dist/sizes", "dist/remedies", "dist/showing"),
+        "dist/test_plans.py dist/test_strategies.py cli/test_plan.py",
+    ),
+    **dict.fromkeys(
+        ("dist/gradients", "dist/merging", "dist/wait"),
+        "dist/test_waiting.py dist/test_sharded.py dist/test_merging.py dist/test_uneven.py "
+        "dist/test_scaling.py dist/test_out_of_step.py",
+    ),
+    **dict.fromkeys(
+        ("dist/averaging", "dist/dense"), "dist/test_distribute.py dist/test_habits.py"
+    ),
 }
 
 # File, what stands there, what is put in its place, and the C++ tests of it.

@@ -31,6 +31,7 @@ from typing import Any
 
 import pytest
 import torch
+from dist.pairwise import Case, covering
 from dist.test_strategies import LARGE
 from dist.worlds import run
 from effort import SOAK
@@ -279,7 +280,10 @@ def test_model_fit_bce() -> None:
 
 # -- OneEmbedding ----------------------------------------------------------------------------------
 
-ONE_TABLES = [[32, 65536, 100, 7], [32768, 10000, 17, 3, 686]]
+ONE_TABLES = {"4 tables": [32, 65536, 100, 7], "5 tables": [32768, 10000, 17, 3, 686]}
+ONE_CASES = covering(
+    {"tables": [*ONE_TABLES], "dim": [17, 128], "batch": [32, 4096]}, lambda *_: True
+)
 
 
 def one_embedding(rank: int, world: int, rows: list[int], dim: int, batch: int, steps: int) -> None:
@@ -316,11 +320,10 @@ def one_embedding(rank: int, world: int, rows: list[int], dim: int, batch: int, 
             torch.testing.assert_close(found, layer.weight.detach(), rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("rows", ONE_TABLES, ids=["4 tables", "5 tables"])
-@pytest.mark.parametrize("dim", [17, 128])
-@pytest.mark.parametrize("batch", [32, 4096])
-def test_one_embedding(rows: list[int], dim: int, batch: int) -> None:
-    run(2, one_embedding, rows, dim, batch, 100 if SOAK else 3, seconds=600)
+@pytest.mark.parametrize("case", ONE_CASES, ids=lambda case: "-".join(map(str, case.values())))
+def test_one_embedding(case: Case) -> None:
+    rows, steps = ONE_TABLES[case["tables"]], 100 if SOAK else 3
+    run(2, one_embedding, rows, case["dim"], case["batch"], steps, seconds=600)
 
 
 def padding(rank: int, world: int, folder: str) -> None:

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 import torch
+from cli import command_line
+from dist.launching import torchrun, torchrun_to_its_end
 
 import hotbed as hb
 from hotbed.checkpoint import load_model
@@ -33,21 +35,19 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def command(processes: int, *options: Any) -> list[str]:
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
-    launcher += ["--max-restarts", "1" if "--resume" in options else "0", "--standalone"]
-    begin = launcher if processes > 1 else [sys.executable]
-    return [*begin, "-m", "hotbed", "train", *map(str, options), *SIZE]
+def given(processes: int, *options: Any) -> list[str]:
+    """To torchrun."""
+    launcher = ["--nproc-per-node", str(processes), "--standalone"]
+    launcher += ["--max-restarts", "1" if "--resume" in options else "0"]
+    return [*launcher, "-m", "hotbed", "train", *map(str, options), *SIZE]
 
 
 def environment() -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 
 
-def run(processes: int, *options: Any) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        command(processes, *options), capture_output=True, text=True, env=environment(), timeout=100
-    )
+def run(said: Path, processes: int, *options: Any) -> subprocess.CompletedProcess[str]:
+    done = torchrun_to_its_end(given(processes, *options), environment(), said)
     assert done.returncode == 0, done.stdout + done.stderr
     return done
 
@@ -69,17 +69,21 @@ def assert_close(first: str, second: str) -> None:
 @pytest.mark.process
 def test_any_number_of_processes_trains_on_the_same_batches(log: Path, tmp_path: Path) -> None:
     data = ["--data", log, "--checkpoint", tmp_path / "run", "--epochs", 1]
-    run(
-        1, "--data", log, "--save", tmp_path / "one", "--json", tmp_path / "one.json", "--epochs", 2
-    )
+    said = tmp_path / "said"
+
+    def kept(name: str) -> list[Any]:
+        return ["--save", tmp_path / name, "--json", tmp_path / f"{name}.json"]
+
+    alone = ["train", "--data", log, *kept("one"), "--epochs", 2, *SIZE]
+    assert command_line.run(*alone).exit_code == 0
     ssd = ["--host", "24MB", "--ssd", tmp_path / "rows"]
-    shown = run(2, *data, "--json", tmp_path / "half.json", *ssd)
+    shown = run(said, 2, *data, "--json", tmp_path / "half.json", *ssd)
     assert shown.stdout.count("Done") == 1
     assert (shown.stdout + shown.stderr).count("Look-ahead does nothing yet") == 1
     assert sorted(p.name for p in (tmp_path / "rows").iterdir()) == ["rank-0", "rank-1"]
     # The run goes on with another number of processes, where all rows lie in memory.
     data[-1] = 2
-    run(3, *data, "--resume", "--save", tmp_path / "two", "--json", tmp_path / "two.json")
+    run(said, 3, *data, "--resume", *kept("two"))
     one, half, two = (figures(tmp_path / f"{name}.json") for name in ("one", "half", "two"))
     assert half["processes"] == 2 and half["tiers"]["rows_used"] > 0
     assert two["processes"] == 3 and two["resumed_at"] == half["steps"] == one["steps"] / 2
@@ -104,18 +108,19 @@ def workers_of(launcher: int) -> list[int]:
 
 @pytest.mark.process
 def test_a_killed_rank_costs_nothing_but_time(log: Path, tmp_path: Path) -> None:
-    run(2, "--data", log, "--checkpoint", tmp_path / "expected", "--resume")
-    given = command(2, "--data", log, "--checkpoint", tmp_path / "run", "--resume")
-    launcher = subprocess.Popen(given, env=environment(), stdout=subprocess.DEVNULL)
+    said = tmp_path / "said"
+    run(said, 2, "--data", log, "--checkpoint", tmp_path / "expected", "--resume")
+    again = given(2, "--data", log, "--checkpoint", tmp_path / "run", "--resume")
+    launcher = torchrun(again, environment(), said)
     while len(complete_in(str(tmp_path / "run"))) < 2:
-        assert launcher.poll() is None
+        assert launcher.exitcode is None
         time.sleep(0.02)
     os.kill(workers_of(launcher.pid)[0], signal.SIGKILL)
     try:
-        assert launcher.wait(timeout=60) == 0
+        launcher.join(60)
+        assert launcher.exitcode == 0
     finally:
         launcher.kill()
-        launcher.wait()
     compared = list(differences(str(tmp_path / "expected"), str(tmp_path / "run")))
     assert len(compared) == 26 and all(each.equal for each in compared)
     assert not any(each.only_first or each.only_second or each.changed for each in compared)
@@ -123,18 +128,18 @@ def test_a_killed_rank_costs_nothing_but_time(log: Path, tmp_path: Path) -> None
 
 @pytest.mark.process
 def test_ctrl_c_ends_all_after_the_same_step(log: Path, tmp_path: Path) -> None:
-    given = command(2, "--data", log, "--checkpoint", tmp_path / "run", "--epochs", 999)
-    given += ["--json", str(tmp_path / "figures.json")]
-    launcher = subprocess.Popen(given, env=environment(), stdout=subprocess.DEVNULL)
+    long = ["--data", log, "--checkpoint", tmp_path / "run", "--epochs", 999]
+    long += ["--json", tmp_path / "figures.json"]
+    launcher = torchrun(given(2, *long), environment(), tmp_path / "said")
     while len(complete_in(str(tmp_path / "run"))) < 2:
-        assert launcher.poll() is None
+        assert launcher.exitcode is None
         time.sleep(0.02)
-    launcher.send_signal(signal.SIGINT)
+    os.kill(launcher.pid, signal.SIGINT)
     try:
-        launcher.wait(timeout=60)
+        launcher.join(60)
+        assert launcher.exitcode is not None
     finally:
         launcher.kill()
-        launcher.wait()
     told = figures(tmp_path / "figures.json")
     assert told["interrupted"] is True
     assert complete_in(str(tmp_path / "run"))[-1].endswith(f"{told['steps']:012d}")
@@ -144,9 +149,7 @@ def test_ctrl_c_ends_all_after_the_same_step(log: Path, tmp_path: Path) -> None:
 def test_what_is_wrong_is_told(log: Path, tmp_path: Path) -> None:
     bad = tmp_path / "bad.tsv"
     bad.write_text(log.read_text() + "no sample\n")
-    done = subprocess.run(
-        command(2, "--data", bad), capture_output=True, text=True, env=environment(), timeout=200
-    )
+    done = torchrun_to_its_end(given(2, "--data", bad), environment(), tmp_path / "said", 200)
     assert done.returncode != 0
     assert "bad.tsv" in done.stderr and "line 2002" in done.stderr
 
@@ -154,14 +157,8 @@ def test_what_is_wrong_is_told(log: Path, tmp_path: Path) -> None:
 @pytest.mark.process
 def test_the_example(log: Path, tmp_path: Path) -> None:
     example = Path(__file__).resolve().parents[2] / "examples" / "many_processes.py"
-    begin = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
-    done = subprocess.run(
-        [*begin, str(example), str(log), str(tmp_path)],
-        capture_output=True,
-        text=True,
-        env=environment(),
-        timeout=100,
-    )
+    arguments = ["--nproc-per-node", "2", "--standalone", str(example), str(log), str(tmp_path)]
+    done = torchrun_to_its_end(arguments, environment(), tmp_path / "said")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("2,001 samples") == 1
 

@@ -19,8 +19,9 @@ SECONDS = 120
 """A function may take."""
 
 STARTS = processes.get_context("forkserver")
-"""Starts processes as copies of one that has imported these, which takes a processor's two seconds."""
-STARTS.set_forkserver_preload(["torch.distributed", "hotbed", "pytest"])
+"""Starts processes as copies of one that has imported these, which takes a processor's three seconds.
+The first optimizer of a process imports torch._dynamo."""
+STARTS.set_forkserver_preload(["torch.distributed", "torch._dynamo", "hotbed", "pytest"])
 
 _worlds: dict[int, list[tuple[Any, Connection]]] = {}
 

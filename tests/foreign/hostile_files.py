@@ -1,16 +1,12 @@
-"""Reads damaged files of one format in bounded memory: `python hostile_files.py FORMAT FOLDER COUNT`.
-
-Prints how many were read and how many refused. Anything but an error of Hotbed's ends it.
-"""
+"""Reads damaged files of one format in bounded memory, and tells how many were read and how many refused.
+Anything but an error of Hotbed's ends it."""
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import re
 import resource
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -231,7 +227,8 @@ SEALED = {"parquet, dumped"}
 """Formats that tell every change."""
 
 
-def main(name: str, folder: Path, count: int) -> None:
+def tally_of(name: str, folder: Path, count: int) -> dict[str, int]:
+    """How many damaged files of this format were read, and how many refused, in bounded memory."""
     make, read = FORMATS[name]
     make(folder)
     files = sorted(path for path in folder.rglob("*") if path.is_file())
@@ -255,12 +252,7 @@ def main(name: str, folder: Path, count: int) -> None:
         except HotbedError as error:
             assert str(error), number
             tally["refused"] += 1
-        except BaseException:
-            print(f"example {number}: {path} is {bad[:2000]!r}", file=sys.stderr)
-            raise
+        except BaseException as error:
+            raise AssertionError(f"example {number}: {path} is {bad[:2000]!r}") from error
         path.write_bytes(good[path])
-    print(json.dumps(tally))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))
+    return tally

@@ -16,6 +16,9 @@ from hotbed import _core
 from hotbed.ops.duplicates import sum_duplicates
 
 ROWS = 40
+STEPS = 400
+SEED = 35
+"""Of what is drawn: some rows are left alone for more steps than replay takes (237) and then met again."""
 
 
 def refusal(case: Case) -> str:
@@ -35,8 +38,13 @@ class ExactTable(CoreTable):
     def __init__(self, case: Case, weights: torch.Tensor) -> None:
         super().__init__(case, weights)
         self.history = _core.History(case.core_options())
+        self.longest_gap = 0
 
     def step(self, ids: torch.Tensor, grads: torch.Tensor, **changes: float) -> None:
+        met = ids[self.last_step[ids] > 0]
+        self.longest_gap = max(
+            [self.longest_gap, *(self.step_count - self.last_step[met]).tolist()]
+        )
         unique, _ = sum_duplicates(ids, grads.to(self.compute))
         self.update.set_gradient(unique.data_ptr(), 0, len(unique), 0)
         _core.catch_up(self.update, self.history)
@@ -75,7 +83,7 @@ def schedule(kind: str, step: int, steps: int) -> float:
 def run(
     case: Case, steps: int, kind: str, dtype: torch.dtype, vary_momentum: bool = False
 ) -> tuple[ExactTable, torch.nn.Parameter, torch.optim.Optimizer]:
-    generator = torch.Generator().manual_seed(11)
+    generator = torch.Generator().manual_seed(SEED)
     weights = torch.randn(ROWS, 5, generator=generator).to(dtype)
     table = ExactTable(case, weights)
     parameter = torch.nn.Parameter(weights.clone())
@@ -115,7 +123,8 @@ def planes_of(oracle: torch.optim.Optimizer, parameter: torch.nn.Parameter) -> d
 @pytest.mark.parametrize("kind", ["constant", "warmup_cosine", "steps"])
 @pytest.mark.parametrize("case", EXACT, ids=[c.name for c in EXACT])
 def test_float64_rows_follow_the_dense_optimizer(case: Case, kind: str) -> None:
-    table, parameter, oracle = run(case, 700, kind, torch.float64)
+    table, parameter, oracle = run(case, STEPS, kind, torch.float64)
+    assert table.longest_gap > 237
     weights, states = table.caught_up_copy()
     # Replay leaves out less than 1e-9 of a learning rate a gap.
     tolerance = 1e-9 if case.rule in ("adam", "rowwise_adam", "adamax") else 1e-12
@@ -130,7 +139,7 @@ def test_float64_rows_follow_the_dense_optimizer(case: Case, kind: str) -> None:
     "name", ["adam", "adamw", "adam_amsgrad", "adamax", "sgd_nesterov_l2", "rmsprop_momentum"]
 )
 def test_momentum_schedules(name: str) -> None:
-    table, parameter, _ = run(find(name), 500, "warmup_cosine", torch.float64, vary_momentum=True)
+    table, parameter, _ = run(find(name), STEPS, "warmup_cosine", torch.float64, vary_momentum=True)
     weights, _ = table.caught_up_copy()
     torch.testing.assert_close(weights, parameter.detach(), rtol=0, atol=1e-9)
 
@@ -147,7 +156,7 @@ def test_float32_rows_follow_as_closely_as_the_dense_optimizer(case: Case) -> No
 
 def run_in_double(case: Case, steps: int) -> torch.Tensor:
     """The dense optimizer in double on the float32 gradients that `run` draws."""
-    generator = torch.Generator().manual_seed(11)
+    generator = torch.Generator().manual_seed(SEED)
     parameter = torch.nn.Parameter(torch.randn(ROWS, 5, generator=generator).double())
     assert case.oracle is not None
     oracle = case.oracle([parameter], case.hyper["lr"])
