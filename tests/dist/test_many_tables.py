@@ -14,7 +14,7 @@ import hotbed as hb
 from hotbed.dist import Plan, Replicated, RowWise, TableWise
 
 KINDS = (Replicated(), RowWise(), TableWise(0), TableWise(1))
-MOST_CALLS = 140
+MOST_CALLS = 65
 """Of Python's functions, for a table and step."""
 
 
