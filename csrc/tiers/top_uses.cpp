@@ -4,6 +4,7 @@
 #include <numeric>
 #include <utility>
 
+#include "base/forks.hpp"
 #include "base/random.hpp"
 
 namespace hotbed {
@@ -60,6 +61,7 @@ void TopUses::make_heap() {
 
 void TopUses::add(const int64_t* ids, const int32_t* counts, int64_t n) {
   if (!n) return;
+  WholeInForks whole;
   std::lock_guard lock(mutex_);
   if (cells_.empty()) {
     used_.reserve(kIds);
@@ -100,6 +102,7 @@ void TopUses::add(const int64_t* ids, const int32_t* counts, int64_t n) {
 }
 
 void TopUses::forget(const int64_t* ids, int64_t n) {
+  WholeInForks whole;
   std::lock_guard lock(mutex_);
   if (cells_.empty()) return;
   std::vector<bool> goes(used_.size());
@@ -121,6 +124,7 @@ void TopUses::forget(const int64_t* ids, int64_t n) {
 }
 
 void TopUses::clear() {
+  WholeInForks whole;
   std::lock_guard lock(mutex_);
   used_.clear();
   numbers_.clear();
@@ -131,6 +135,7 @@ void TopUses::clear() {
 std::vector<TopUses::Used> TopUses::top(int64_t count) const {
   std::vector<Used> all;
   {
+    WholeInForks whole;
     std::lock_guard lock(mutex_);
     all = used_;
   }
@@ -142,6 +147,7 @@ std::vector<TopUses::Used> TopUses::top(int64_t count) const {
 }
 
 uint64_t TopUses::memory_bytes() const {
+  WholeInForks whole;
   std::lock_guard lock(mutex_);
   return used_.capacity() * sizeof(Used) + cells_.capacity() * sizeof(uint64_t) +
          (numbers_.capacity() + heap_.capacity() + position_.capacity()) * sizeof(uint16_t);
