@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import launching
 import pytest
 import torch
 import torch.distributed as torch_dist
 from devices import DEVICE, interpret_kernels
-from dist.launching import torchrun_to_its_end
 from public_names import docstring, public
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
@@ -136,7 +136,7 @@ def test_what_is_distributed_runs_under_torchrun(code: str, empty_folder: Path) 
         "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
     }
     arguments = ["--standalone", "--nproc-per-node", "2", str(empty_folder / "train.py")]
-    done = torchrun_to_its_end(arguments, environment, empty_folder / "said")
+    done = launching.run(launching.torchrun, arguments, empty_folder / "said", environment)
     assert done.returncode == 0, done.stderr
 
 

@@ -193,7 +193,7 @@ void bind_table(nb::module_& module) {
           "`origin`: (first id, stride, first column) in the table of which it is a part. "
           "`released`: of a static table, as after `release_rows`.")
       .def_prop_ro("tiered", &Table::tiered)
-      .def_prop_ro("homeless", &Table::homeless)
+      .def_prop_ro("unallocated", &Table::homeless)
       .def(
           "stored_ids",
           [](const Table& t) {

@@ -7,19 +7,19 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
+import launching
 import pytest
 from effort import examples
+from launching import hotbed
 
 from hotbed.checkpoint.folder import complete_in
 from hotbed.checkpoint.looking import differences, verified
 from hotbed.data import write_criteo_tsv
 
-HOTBED = [sys.executable, "-c", "from hotbed_command import main; main()"]
 SIZE = ["--dim", "4", "--batch-size", "32", "--every", "5", "--shuffle", "96", "--epochs", "2"]
 
 
@@ -30,9 +30,10 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def command(log: Path, folder: Path, *more: str) -> list[str]:
+def given(log: Path, folder: Path, *more: str) -> list[str]:
+    """To the command."""
     return [
-        *(*HOTBED, "train", "--data", str(log), *SIZE),
+        *("train", "--data", str(log), *SIZE),
         *("--checkpoint", str(folder / "run"), "--json", str(folder / "figures.json"), *more),
     ]
 
@@ -41,8 +42,8 @@ def figures(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "figures.json").read_text())
 
 
-def run(*given: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(*given), capture_output=True, text=True)
+def run(log: Path, folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    return launching.run(hotbed, given(log, folder, *more), folder / "said")
 
 
 STORAGES = {
@@ -51,22 +52,22 @@ STORAGES = {
 }
 
 
-def killed(given: list[str], run: Path, chance: random.Random) -> bool:
+def killed(log: Path, folder: Path, chance: random.Random, *more: str) -> bool:
     """Starts a training and kills it: at any moment, and mostly one at which it has begun to save. Whether
     it was killed before its end."""
+    run, said = folder / "run", folder / "said"
     before = names_in(run)
-    process = subprocess.Popen(given, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    process = launching.start(hotbed, given(log, folder, *more), said)
     if chance.random() < 0.1:
         time.sleep(chance.uniform(0, 3))
     else:
-        while process.poll() is None and names_in(run) == before:
+        while process.exitcode is None and names_in(run) == before:
             time.sleep(0.001)
         time.sleep(chance.uniform(0, 0.2))
-    if process.poll() is None:
-        os.kill(process.pid, signal.SIGKILL)
-    _, said = process.communicate()
-    assert process.returncode in (0, -signal.SIGKILL), said
-    return process.returncode != 0
+    process.kill()
+    process.join()
+    assert process.exitcode in (0, -signal.SIGKILL), (said / "stderr").read_text()
+    return process.exitcode != 0
 
 
 def names_in(run: Path) -> list[str]:
@@ -99,7 +100,7 @@ def test_a_run_that_is_killed_again_and_again_ends_as_one_that_is_not(
     kills, runs = 0, 0
     while kills < examples(3, soak=50):
         other = tmp_path / str(runs)
-        if killed(command(log, other, "--resume", *more(other)), other / "run", chance):
+        if killed(log, other, chance, "--resume", *more(other)):
             kills += 1
             for path in complete_in(str(other / "run")):
                 assert [fault for _, _, fault in verified(path) if fault] == []
@@ -124,9 +125,5 @@ def test_what_is_refused(tmp_path: Path, log: Path) -> None:
     done = run(log, tmp_path, "--resume")
     assert done.returncode == 0 and figures(tmp_path)["resumed_at"] == figures(tmp_path)["steps"]
     assert len(list((tmp_path / "run").iterdir())) == 3
-    alone = subprocess.run(
-        [*HOTBED, "train", "--data", str(log), "--resume"],
-        capture_output=True,
-        text=True,
-    )
+    alone = launching.run(hotbed, ["train", "--data", str(log), "--resume"], tmp_path / "said")
     assert alone.returncode == 2 and "name their folder" in alone.stderr

@@ -12,10 +12,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+import launching
 import pytest
 import torch
 from cli import command_line
-from dist.launching import torchrun, torchrun_to_its_end
+from launching import torchrun
 
 import hotbed as hb
 from hotbed.checkpoint import load_model
@@ -47,7 +48,7 @@ def environment() -> dict[str, str]:
 
 
 def run(said: Path, processes: int, *options: Any) -> subprocess.CompletedProcess[str]:
-    done = torchrun_to_its_end(given(processes, *options), environment(), said)
+    done = launching.run(torchrun, given(processes, *options), said, environment())
     assert done.returncode == 0, done.stdout + done.stderr
     return done
 
@@ -111,7 +112,7 @@ def test_a_killed_rank_costs_nothing_but_time(log: Path, tmp_path: Path) -> None
     said = tmp_path / "said"
     run(said, 2, "--data", log, "--checkpoint", tmp_path / "expected", "--resume")
     again = given(2, "--data", log, "--checkpoint", tmp_path / "run", "--resume")
-    launcher = torchrun(again, environment(), said)
+    launcher = launching.start(torchrun, again, said, environment())
     while len(complete_in(str(tmp_path / "run"))) < 2:
         assert launcher.exitcode is None
         time.sleep(0.02)
@@ -130,7 +131,7 @@ def test_a_killed_rank_costs_nothing_but_time(log: Path, tmp_path: Path) -> None
 def test_ctrl_c_ends_all_after_the_same_step(log: Path, tmp_path: Path) -> None:
     long = ["--data", log, "--checkpoint", tmp_path / "run", "--epochs", 999]
     long += ["--json", tmp_path / "figures.json"]
-    launcher = torchrun(given(2, *long), environment(), tmp_path / "said")
+    launcher = launching.start(torchrun, given(2, *long), tmp_path / "said", environment())
     while len(complete_in(str(tmp_path / "run"))) < 2:
         assert launcher.exitcode is None
         time.sleep(0.02)
@@ -149,7 +150,9 @@ def test_ctrl_c_ends_all_after_the_same_step(log: Path, tmp_path: Path) -> None:
 def test_what_is_wrong_is_told(log: Path, tmp_path: Path) -> None:
     bad = tmp_path / "bad.tsv"
     bad.write_text(log.read_text() + "no sample\n")
-    done = torchrun_to_its_end(given(2, "--data", bad), environment(), tmp_path / "said", 200)
+    done = launching.run(
+        torchrun, given(2, "--data", bad), tmp_path / "said", environment(), seconds=200
+    )
     assert done.returncode != 0
     assert "bad.tsv" in done.stderr and "line 2002" in done.stderr
 
@@ -158,7 +161,7 @@ def test_what_is_wrong_is_told(log: Path, tmp_path: Path) -> None:
 def test_the_example(log: Path, tmp_path: Path) -> None:
     example = Path(__file__).resolve().parents[2] / "examples" / "many_processes.py"
     arguments = ["--nproc-per-node", "2", "--standalone", str(example), str(log), str(tmp_path)]
-    done = torchrun_to_its_end(arguments, environment(), tmp_path / "said")
+    done = launching.run(torchrun, arguments, tmp_path / "said", environment())
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("2,001 samples") == 1
 
