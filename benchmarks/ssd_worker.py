@@ -61,7 +61,7 @@ class Worker:
         for begin in range(0, self.rows, FILL):
             ids = np.arange(begin, min(begin + FILL, self.rows))
             self.store.write(ids, self.records(ids))
-        self.store.settle()
+        self.store.allocate()
         return {"seconds": time.perf_counter() - start}
 
     def age(self, seed: int, batches: int) -> dict[str, Any]:
@@ -70,7 +70,7 @@ class Worker:
             ids = self.ids(seed + i)
             self.versions[ids] += 1
             self.store.write(ids, self.records(ids))
-        self.store.settle()
+        self.store.allocate()
         return {}
 
     def run(self, seed: int) -> dict[str, Any]:
@@ -125,8 +125,8 @@ class Worker:
         self.store.threads = min(taken, key=taken.__getitem__)
         return {"threads": {str(k): v for k, v in taken.items()}}
 
-    def settle(self) -> dict[str, Any]:
-        self.store.settle()
+    def allocate(self) -> dict[str, Any]:
+        self.store.allocate()
         return {}
 
     def settings(self) -> dict[str, Any]:

@@ -12,14 +12,14 @@ from torch import Tensor, nn
 import hotbed as hb
 from hotbed import _core
 from hotbed.errors import NotFiniteError, TableError
-from hotbed.places.host.batch import HostBatch, HostLeft, check, core_batch
-from hotbed.places.host.step import HostPart, rows_of
-from hotbed.places.moves import home_of
-from hotbed.table.gradients import LeftRows
-from hotbed.table.home import Home
+from hotbed.places.host.batch import HostBatch, HostPendingGradient, check, core_batch
+from hotbed.places.host.step import HostParticipant, rows_of
+from hotbed.places.moves import factory_for
+from hotbed.table.gradients import GradientRows
 from hotbed.table.live import LiveTable
 from hotbed.table.lookups import Call, Lookups
 from hotbed.table.place import Place
+from hotbed.table.place_factory import PlaceFactory
 from hotbed.table.records import Records
 from hotbed.tables import CORE_DTYPES, Table, TablePart, columns_of, ids_of
 from hotbed.tables import rows_of as every
@@ -56,7 +56,7 @@ class Share:
     """A part with its place, and how it stands to the whole."""
 
     def __init__(self, part: TablePart, key: int) -> None:
-        self.live = LiveTable(part, key, home_of(part))
+        self.live = LiveTable(part, key, factory_for(part))
         self.origin = part.origin
         self.columns = slice(part.origin.column, part.origin.column + part.dim)
 
@@ -147,15 +147,15 @@ class InParts(Place):
             initial = rule.initial_accumulator_value
             made = _core.TableRule.make(share.live.core, rule.options, initial, rule.exact)
             share.live.rule = made
-            share.live.settle()
+            share.live.allocate()
 
     def reset_states(self, rule: Any, firsts: Sequence[float]) -> None:
         raise NotImplementedError
 
-    def make_part(self, optimizer: Any, tables: Sequence[Any]) -> PartsPart:
+    def make_participant(self, optimizer: Any, tables: Sequence[Any]) -> PartsPart:
         return PartsPart(optimizer)
 
-    def for_copy(self, memo: Any) -> tuple[Home, Any]:
+    def for_copy(self, memo: Any) -> tuple[PlaceFactory, Any]:
         raise TableError("no copies")
 
     def refuse_device(self, device: torch.device, by_kernels: Any) -> None:
@@ -201,7 +201,7 @@ class PartsBatch(HostBatch):
         return made
 
     def backward(self, grads: Sequence[Tensor | None]) -> Any:
-        return PartsLeft(super().backward(grads), self)
+        return PartsPendingGradient(super().backward(grads), self)
 
 
 class Scratch:
@@ -209,16 +209,16 @@ class Scratch:
         self.core, self.combiner = core, live.combiner
 
 
-class PartsLeft:
-    def __init__(self, left: HostLeft, batch: PartsBatch) -> None:
+class PartsPendingGradient:
+    def __init__(self, left: HostPendingGradient, batch: PartsBatch) -> None:
         self._left, self._batch = left, batch
 
-    def shares(self, tables: Sequence[int]) -> list[LeftRows]:
+    def shares(self, tables: Sequence[int]) -> list[GradientRows]:
         found = []
         for t, share in zip(tables, self._left.shares(tables), strict=True):
             ids = self._batch.distinct[t][share.slots]
             slots = self._batch.live[t].place.slots(ids)
-            found.append(LeftRows(slots, share.rows, share.distinct, share.finite))
+            found.append(GradientRows(slots, share.rows, share.distinct, share.finite))
         return found
 
     def step(self, updates: Any) -> None:
@@ -231,7 +231,7 @@ class PartsPart:
     takes_host = False
 
     def __init__(self, optimizer: Any) -> None:
-        self._host = HostPart(optimizer)
+        self._host = HostParticipant(optimizer)
         self._rules: list[Any] = []
 
     def take_table(self, live: Any, rule: Any, hyper: Any, share: Any = None) -> None:
@@ -246,7 +246,7 @@ class PartsPart:
             slots = torch.empty_like(own)
             part.live.core.find(own.data_ptr(), len(own), slots.data_ptr())
             grads = rows.rows[at, part.columns].contiguous()
-            self._host.take_table(part.live, part.live.rule, hyper, LeftRows(slots, grads))
+            self._host.take_table(part.live, part.live.rule, hyper, GradientRows(slots, grads))
         self._rules.append(rule)
 
     def take_dense(self, parameter: Tensor, grad: Tensor, index: int, position: int) -> None:
@@ -355,9 +355,9 @@ def test_what_is_wrong_is_told_as_of_the_whole() -> None:
     optimizer = hb.optim.SGD(hb.Embedding(3, 2).parameters(), lr=0.1)
     (known,) = optimizer._rules.values()
     rule = _core.TableRule.make(cut.live.core, known.options, 0.0, False)
-    part = HostPart(Held())
+    part = HostParticipant(Held())
     grads = torch.tensor([[0.0, float("nan")]])
-    part.take_table(cut.live, rule, _core.Hyperparameters(), LeftRows(torch.tensor([5]), grads))
+    part.take_table(cut.live, rule, _core.Hyperparameters(), GradientRows(torch.tensor([5]), grads))
     with pytest.raises(NotFiniteError, match="Table 'word', id 16, column 3"):
         part.decide(beside=False)
 

@@ -213,7 +213,7 @@ def test_rows_and_state_dicts_beside_a_training_are_of_one_step() -> None:
 
 
 def test_whoever_reads_rows_must_not_write_them() -> None:
-    from hotbed.table.holds import alone, together
+    from hotbed.table.locks import alone, together
 
     table = _model("static")[0].table("a")
     with together([table]), together([table]):

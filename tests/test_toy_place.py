@@ -12,10 +12,10 @@ from torch import Tensor, nn
 import hotbed as hb
 from hotbed.errors import NotFiniteError, TableError
 from hotbed.places.host.batch import check, core_batch
-from hotbed.table.gradients import LeftRows
-from hotbed.table.home import Home
+from hotbed.table.gradients import GradientRows
 from hotbed.table.lookups import Call, Lookups
 from hotbed.table.place import Place
+from hotbed.table.place_factory import PlaceFactory
 from hotbed.table.records import Records
 from hotbed.table.resolved import Columns
 
@@ -61,10 +61,10 @@ class DictPlace(Place):
     def reset_states(self, rule: Any, firsts: Sequence[float]) -> None:
         pass
 
-    def make_part(self, optimizer: Any, tables: Sequence[Any]) -> DictPart:
+    def make_participant(self, optimizer: Any, tables: Sequence[Any]) -> DictPart:
         return DictPart()
 
-    def for_copy(self, memo: Any) -> tuple[Home, Any]:
+    def for_copy(self, memo: Any) -> tuple[PlaceFactory, Any]:
         raise TableError("no copies")
 
     def refuse_device(self, device: torch.device, by_kernels: Any) -> None:
@@ -112,15 +112,15 @@ class DictBatch:
     def weight_gradients(self, left: Any, outputs: Any, wanted: Any) -> list[Tensor]:
         raise NotImplementedError
 
-    def backward(self, grads: Gradients) -> DictLeft:
-        return DictLeft(self, grads)
+    def backward(self, grads: Gradients) -> DictPendingGradient:
+        return DictPendingGradient(self, grads)
 
 
-class DictLeft(NamedTuple):
+class DictPendingGradient(NamedTuple):
     batch: DictBatch
     grads: Gradients
 
-    def shares(self, tables: Sequence[int]) -> list[LeftRows]:
+    def shares(self, tables: Sequence[int]) -> list[GradientRows]:
         sums: dict[int, dict[int, Tensor]] = {t: {} for t in tables}
         for f, (t, grad) in enumerate(zip(self.batch.table_of, self.grads, strict=True)):
             if grad is None or t not in sums:
@@ -130,7 +130,9 @@ class DictLeft(NamedTuple):
                     found = sums[t].get(id)
                     sums[t][id] = vector.clone() if found is None else found + vector
         return [
-            LeftRows(torch.tensor(list(rows), dtype=torch.int64), torch.stack(list(rows.values())))
+            GradientRows(
+                torch.tensor(list(rows), dtype=torch.int64), torch.stack(list(rows.values()))
+            )
             for rows in sums.values()
         ]
 

@@ -59,7 +59,7 @@ class Lmdb:
         with self.environment.begin(write=True) as transaction, transaction.cursor() as cursor:
             cursor.putmulti(list(items), append=self.filling)
 
-    def settle(self) -> None:
+    def allocate(self) -> None:
         self.filling = False
         self.environment.sync(True)
 

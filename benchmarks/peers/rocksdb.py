@@ -80,7 +80,7 @@ class RocksDb:
             batch.put(key, record.tobytes())
         self.database.write(batch, self.writing)
 
-    def settle(self) -> None:
+    def allocate(self) -> None:
         for _ in range(600):
             pending = self.database.property_int_value("rocksdb.compaction-pending")
             running = self.database.property_int_value("rocksdb.num-running-compactions")

@@ -36,7 +36,7 @@ class RowLog:
     def write(self, ids: np.ndarray, records: np.ndarray) -> None:
         self.log.write(0, self.tables[: len(ids)], ids, records)
 
-    def settle(self) -> None:
+    def allocate(self) -> None:
         self.log.flush()
 
     def files(self) -> list[str]:

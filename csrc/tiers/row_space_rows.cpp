@@ -406,7 +406,7 @@ uint64_t RowSpace::memory_bytes() {
   };
   uint64_t bytes = of(weights_) + ids_.written_bytes(used) + (layout_.steps ? of(steps_) : 0);
   for (const Plane& state : states_) bytes += of(state);
-  for (const Table* table : tables_) bytes += table->uses.memory_bytes();
+  for (const SpaceTable* table : tables_) bytes += table->uses_bytes();
   return bytes + residency_.resident_bytes() + below_->memory_bytes() + staging_.resident_bytes() +
          held_back_bytes_;
 }

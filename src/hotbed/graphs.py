@@ -15,7 +15,7 @@ from hotbed.jagged import Jagged
 from hotbed.ops.gpu.recording import Recording, Rehearsal, staged
 from hotbed.optim.base import TableOptimizer
 from hotbed.table.live import LiveTable
-from hotbed.table.part import raise_of_last_step
+from hotbed.table.participant import raise_of_last_step
 
 __all__ = ["CudaGraph", "StepGraphs", "graphed"]
 

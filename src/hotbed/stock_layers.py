@@ -14,7 +14,7 @@ from hotbed.errors import TableError
 from hotbed.group.group import Group
 from hotbed.init import derive_key
 from hotbed.modules.one_table import OneTable, refuse_options
-from hotbed.places.moves import home_of
+from hotbed.places.moves import factory_for
 from hotbed.table.live import LiveTable
 from hotbed.table.lookups import lookups_of
 from hotbed.table.state_dict import refuse_ambiguous_names
@@ -105,7 +105,7 @@ def live_of(layer: nn.Module, name: str) -> LiveTable:
     if layer.weight.is_meta:
         raise TableError(f"from_layers: layer {name!r} is on the meta device and has no weights.")
     live = LiveTable(
-        spec, derive_key(None, name), home_of(spec), requires_grad=layer.weight.requires_grad
+        spec, derive_key(None, name), factory_for(spec), requires_grad=layer.weight.requires_grad
     )
     with torch.no_grad():
         live.weights().copy_(layer.weight)

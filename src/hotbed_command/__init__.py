@@ -13,9 +13,9 @@ def main() -> None:
     import sys
 
     try:
-        from hotbed_command.threads import settle
+        from hotbed_command.threads import allocate
 
-        settle(os.environ)
+        allocate(os.environ)
         from hotbed.cli.app import app
 
         app()

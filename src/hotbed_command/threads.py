@@ -15,7 +15,7 @@ libgomp's own 300,000 take milliseconds of a core. On a busy machine it is that 
 would need (`python -m benchmarks busy`)."""
 
 
-def settle(environment: MutableMapping[str, str], root: Path = Path("/")) -> None:
+def allocate(environment: MutableMapping[str, str], root: Path = Path("/")) -> None:
     """Sets what OpenMP reads when it is loaded, where the user has not."""
     environment.setdefault("OMP_NUM_THREADS", str(usable_cores(root)))
     if "OMP_WAIT_POLICY" not in environment:

@@ -22,7 +22,7 @@ from checkpoint.small_models import made, train
 
 import hotbed as hb
 from hotbed.checkpoint import load_model, read
-from hotbed.checkpoint.looking import contents, differences, verified
+from hotbed.checkpoint.inspect import contents, differences, verified
 from hotbed.data.position import Position
 from hotbed.errors import HotbedError
 from hotbed.models import DLRM

@@ -19,7 +19,7 @@ from torch import nn
 import hotbed as hb
 from hotbed.checkpoint import CheckpointError
 from hotbed.checkpoint.folder import complete_in
-from hotbed.checkpoint.looking import differences, verified
+from hotbed.checkpoint.inspect import differences, verified
 from hotbed.data.position import Position
 
 
@@ -80,7 +80,7 @@ def test_what_a_run_saves_that_goes_back_is_the_latest(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["file", "link to nothing", "link to a file"])
 def test_what_is_no_folder_is_told(tmp_path: Path, kind: str) -> None:
     (tmp_path / "file").touch()
-    for name, to in (("link to nothing", "nowhere"), ("link to a file", "file")):
+    for name, to in (("link to nothing", "on_meta"), ("link to a file", "file")):
         (tmp_path / name).symlink_to(to)
     for path in (tmp_path / kind, tmp_path / kind / "run"):
         with pytest.raises(NotADirectoryError):

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 import hotbed as hb
 from hotbed.checkpoint import Checkpoint, CheckpointError, DamagedError, load_model, read
-from hotbed.checkpoint.looking import contents, differences
+from hotbed.checkpoint.inspect import contents, differences
 from hotbed.checkpoint.new import new_folder
 from hotbed.cli.app import app
 

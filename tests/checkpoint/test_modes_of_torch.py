@@ -11,7 +11,7 @@ import torch
 from checkpoint.small_models import made, train
 
 import hotbed as hb
-from hotbed.checkpoint.looking import differences, verified
+from hotbed.checkpoint.inspect import differences, verified
 
 
 @contextmanager

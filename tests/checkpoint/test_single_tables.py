@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 import hotbed as hb
 from hotbed.checkpoint import CheckpointError, rows, single, tensors
-from hotbed.checkpoint.looking import differences, verified
+from hotbed.checkpoint.inspect import differences, verified
 from hotbed.checkpoint.manifest import read_manifest
 from hotbed.cli.app import app
 

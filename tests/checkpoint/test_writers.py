@@ -18,7 +18,7 @@ from torch import nn
 import hotbed as hb
 from hotbed import _core
 from hotbed.checkpoint import CheckpointError, joining, rows
-from hotbed.checkpoint.looking import contents, differences, verified
+from hotbed.checkpoint.inspect import contents, differences, verified
 from hotbed.checkpoint.manifest import FORMAT, VERSION, read_manifest
 from hotbed.checkpoint.new import new_folder
 from hotbed.checkpoint.rows import write_rows

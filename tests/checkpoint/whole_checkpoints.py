@@ -11,7 +11,7 @@ from checkpoint.small_models import everything, made, same, train
 
 import hotbed as hb
 from hotbed.checkpoint.folder import complete_in
-from hotbed.checkpoint.looking import verified
+from hotbed.checkpoint.inspect import verified
 
 STEPS = 4
 """Of the training of `made("memory", ..., "Adam")` that is saved."""

@@ -17,7 +17,7 @@ from torch import nn
 import hotbed as hb
 from hotbed.checkpoint.files import read_json_sealed, write_json_sealed
 from hotbed.checkpoint.folder import complete_in
-from hotbed.checkpoint.looking import differences
+from hotbed.checkpoint.inspect import differences
 from hotbed.data import CriteoLog, write_criteo_tsv
 
 ROWS, BATCH = 480, 32

@@ -54,7 +54,7 @@ def test_whole_ones_are_named_with_the_option_that_reads_them(
     assert '"resumed_at": 8' in figures.read_text()
     assert run(*train, "--checkpoint", whole, "--json", whole_figures).exit_code == 0
     assert run("checkpoint", "diff", folder, whole).exit_code == 0
-    from hotbed.checkpoint.looking import differences
+    from hotbed.checkpoint.inspect import differences
 
     for table in differences(str(folder), str(whole)):
         assert (table.only_first, table.only_second, table.changed) == (0, 0, 0)

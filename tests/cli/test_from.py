@@ -15,7 +15,7 @@ from cli.command_line import run
 
 import hotbed as hb
 from hotbed.checkpoint import load_model
-from hotbed.checkpoint.looking import differences
+from hotbed.checkpoint.inspect import differences
 from hotbed.train.report import OutputError
 from hotbed.train.saved import save_model
 

@@ -13,7 +13,7 @@ from cli.command_line import run
 from rich.console import Console
 
 import hotbed as hb
-from hotbed.dist.showing import RankLine, TableLine, printed
+from hotbed.dist.plan_table import RankLine, TableLine, printed
 from hotbed.text import printable
 from hotbed.train.progress import closing_table, notice
 

@@ -17,7 +17,7 @@ from effort import examples
 from launching import hotbed
 
 from hotbed.checkpoint.folder import complete_in
-from hotbed.checkpoint.looking import differences, verified
+from hotbed.checkpoint.inspect import differences, verified
 from hotbed.data import write_criteo_tsv
 
 SIZE = ["--dim", "4", "--batch-size", "32", "--every", "5", "--shuffle", "96", "--epochs", "2"]

@@ -288,7 +288,7 @@ def test_what_replays_have_told_is_not_kept():
         recorded(seed)
     assert recorded.step.recorded == 1
     tables = recorded.optimizer._live.values()
-    assert sum(len(table.waiting.notices) for table in tables) <= 4
+    assert sum(len(table.waiting.deferred_errors) for table in tables) <= 4
 
 
 def test_weights_that_autocast_has_cast_before_are_cast_in_each_replay():

@@ -138,7 +138,7 @@ def test_a_step_asks_the_device_nothing(monkeypatch, dense, fused):
         finally:
             torch.cuda.set_sync_debug_mode("default")
         return
-    from hotbed.places.device import deferred_errors as notices
+    from hotbed.places.device import deferred_errors as deferred_errors
 
     def refuse(name):
         original = getattr(Tensor, name)
@@ -162,7 +162,7 @@ def test_a_step_asks_the_device_nothing(monkeypatch, dense, fused):
         finally:
             allowed.pop()
 
-    take = notices.Notice.take
+    take = deferred_errors.DeferredError.take
 
     def taken(self):  # what has arrived on the host
         allowed.append(True)
@@ -172,7 +172,7 @@ def test_a_step_asks_the_device_nothing(monkeypatch, dense, fused):
             allowed.pop()
 
     monkeypatch.setattr(GridExecutor, "__call__", launched)
-    monkeypatch.setattr(notices.Notice, "take", taken)
+    monkeypatch.setattr(deferred_errors.DeferredError, "take", taken)
     for name in WAITING:
         monkeypatch.setattr(Tensor, name, refuse(name))
     for batch in batches[2:]:

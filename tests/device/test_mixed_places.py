@@ -16,7 +16,7 @@ from torch import nn
 import hotbed as hb
 from hotbed import _core
 from hotbed.errors import TableError
-from hotbed.table.holds import alone
+from hotbed.table.locks import alone
 
 
 def _layers() -> list[nn.Module]:

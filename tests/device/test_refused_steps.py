@@ -42,16 +42,16 @@ def unchanged(before, after):
     return all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
 
 
-def settle():
+def allocate():
     if DEVICE.type == "cuda":
         torch.cuda.synchronize()
 
 
 def late(monkeypatch):
     """Nothing has come from the device until somebody waits for it."""
-    from hotbed.places.device.deferred_errors import Notice
+    from hotbed.places.device.deferred_errors import DeferredError
 
-    monkeypatch.setattr(Notice, "ready", property(lambda self: False))
+    monkeypatch.setattr(DeferredError, "ready", property(lambda self: False))
 
 
 @pytest.mark.parametrize("kind", ["SGD", "Adam", "RowwiseAdagrad"])
@@ -77,13 +77,13 @@ def test_a_bad_id_that_is_known_by_then_stops_the_step_or_the_next_forward():
     model = Model()
     before = model.all()
     model([1, -1], [3, 4]).backward()
-    settle()
+    allocate()
     with pytest.raises(IdError, match="id -1"):
         model.optimizer.step()
     model.optimizer.zero_grad()
     with torch.no_grad():
         model([1, 2], [3, 99])
-    settle()
+    allocate()
     with pytest.raises(IdError, match="id 99"):
         model([1, 2], [3, 4])
     model([1, 2], [3, 4])
@@ -103,7 +103,7 @@ def test_bad_offsets(offsets, match):
     module = to_device(hb.EmbeddingCollection([hb.Table("t", dim=4, rows=ROWS)], seed=1))
     bags = hb.Jagged(torch.tensor([1, 2, 3]), torch.tensor(offsets)).to(DEVICE)
     module({"t": bags})["t"].sum().backward()
-    settle()
+    allocate()
     with pytest.raises(InputError, match=match):
         module({"t": torch.tensor([1]).to(DEVICE)})
 
@@ -139,7 +139,7 @@ def test_the_first_step_of_all_is_not_finite():
     model([1, 2], [3, 4], scale=float("nan")).backward()
     model.optimizer.step()
     model.optimizer.zero_grad()
-    settle()
+    allocate()
     with pytest.raises(NotFiniteError):
         model([1, 2], [3, 4])
     for one in (model, twin):
@@ -157,7 +157,7 @@ def test_a_dense_gradient_that_is_not_finite():
     model.top.bias.grad.fill_(float("inf"))
     model.optimizer.step()
     model.optimizer.zero_grad()
-    settle()
+    allocate()
     with pytest.raises(NotFiniteError, match="'top.bias'.*its gradient had"):
         model([1, 2], [3, 4])
     assert unchanged(before, model.all())

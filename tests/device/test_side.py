@@ -18,7 +18,7 @@ def address(tensor):
     return tensor.data_ptr()
 
 
-def settle():
+def allocate():
     if DEVICE.type == "cuda":
         torch.cuda.synchronize()
 
@@ -41,7 +41,7 @@ def test_records_are_what_planes_hold(dim, dtype, widths, rows_at_once, monkeypa
     slots = torch.randperm(20)[:10]
     records = torch.randint(0, 256, (10, record), dtype=torch.uint8)
     space.scatter(address(records), address(slots), 10)
-    settle()
+    allocate()
     begin = 0
     for (size, kind), plane in zip(parts, [space.weights, *space.states], strict=True):
         rows = records[:, begin : begin + size].contiguous().view(kind)

@@ -11,8 +11,8 @@ from dist.test_sharded import batch_of, collection, loss_of, plan_of
 from dist.worlds import run
 
 import hotbed as hb
-from hotbed.dist import PeerError, Plan, TableWise, trip
-from hotbed.dist.peers import PeerLost, is_gone
+from hotbed.dist import PeerError, Plan, TableWise, exchange
+from hotbed.dist.errors import PeerLost, is_gone
 from hotbed.errors import NotFiniteError, OptimizerError
 
 
@@ -166,7 +166,7 @@ def in_the_middle(rank: int, world: int, shared_memory: bool) -> None:
     step(model, optimizer)
     with pytest.MonkeyPatch.context() as patch:
         if rank == 1:
-            patch.setattr(trip, "looked_up", failing)
+            patch.setattr(exchange, "looked_up", failing)
         with pytest.raises((MemoryError, PeerError), match="no memory"):
             step(model, optimizer)
     step(model, optimizer)
@@ -178,11 +178,11 @@ def in_the_middle(rank: int, world: int, shared_memory: bool) -> None:
         try:
             with patch.context() as told:
                 if rank == 1:
-                    told.setattr(trip, "looked_up", failing)
+                    told.setattr(exchange, "looked_up", failing)
                 step(model, optimizer)
         except (MemoryError, PeerError):
             if rank == 1:
-                patch.setattr(trip.Trip, "fetched", failing)
+                patch.setattr(exchange.Exchange, "fetched", failing)
             with pytest.raises((MemoryError, PeerLost)):
                 step(model, optimizer)
         for _ in range(3):

@@ -13,8 +13,8 @@ from torch.distributed.algorithms.join import Join
 
 import hotbed as hb
 from hotbed.dist import ColumnWise, Plan, Replicated, RowWise, TableWise
-from hotbed.dist.peers import PeerError
-from hotbed.dist.trip import Trip
+from hotbed.dist.errors import PeerError
+from hotbed.dist.exchange import Exchange
 
 NEXT = 64
 """Batches that wait at most, where each has its backward at once."""
@@ -282,13 +282,13 @@ def fails(rank: int, world: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         if rank == 1:
 
-            def full(trip: Trip, ids: Any, places: Any, *given: Any) -> None:
+            def full(trip: Exchange, ids: Any, places: Any, *given: Any) -> None:
                 if not places:  # as a merge, which wants no rows
                     raise hb.OutOfMemory("no memory")
                 look_up(trip, ids, places, *given)
 
-            look_up = Trip._look_up
-            patch.setattr(Trip, "_look_up", full)
+            look_up = Exchange._look_up
+            patch.setattr(Exchange, "_look_up", full)
         with pytest.raises((hb.OutOfMemory, PeerError), match="no memory"):
             both.own({"user": hb.Jagged([1], lengths=[1])})
     for number in range(20):

@@ -15,7 +15,7 @@ from dist.worlds import run
 import hotbed as hb
 from hotbed.dist import PeerError
 from hotbed.dist.distribute import sharing_of
-from hotbed.dist.peers import PeerLost
+from hotbed.dist.errors import PeerLost
 from hotbed.dist.waits import BACKWARD
 
 SECONDS = 4.0

@@ -14,7 +14,7 @@ from effort import examples
 
 import hotbed as hb
 from hotbed.checkpoint import CheckpointError
-from hotbed.checkpoint.looking import verified
+from hotbed.checkpoint.inspect import verified
 from hotbed.dist import PeerError
 
 

@@ -21,7 +21,7 @@ from launching import torchrun
 import hotbed as hb
 from hotbed.checkpoint import load_model
 from hotbed.checkpoint.folder import complete_in
-from hotbed.checkpoint.looking import differences
+from hotbed.checkpoint.inspect import differences
 from hotbed.data import write_criteo_tsv
 from hotbed.train.processes import first, process_group
 from hotbed.train.settings import SettingsError

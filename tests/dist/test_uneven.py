@@ -13,7 +13,7 @@ from dist.worlds import run
 from torch.distributed.algorithms.join import Join
 
 import hotbed as hb
-from hotbed.dist import PeerError, trip
+from hotbed.dist import PeerError, exchange
 
 BATCHES = [2, 5, 3]
 """That each rank has."""
@@ -277,13 +277,13 @@ def failing_keeper(rank: int, world: int) -> None:
             raise MemoryError("no memory")
         return looked_up(*arguments)
 
-    looked_up = trip.looked_up  # type: ignore[attr-defined]
+    looked_up = exchange.looked_up  # type: ignore[attr-defined]
     model = collection()
     hb.distribute(model, plan_of(model, "row", world))
     optimizer = hb.optim.SGD(model.parameters(), lr=0.1)
     errors = []
     with pytest.MonkeyPatch.context() as patch, Join(hb.dist.joinables(model)):
-        patch.setattr(trip, "looked_up", fails_once)
+        patch.setattr(exchange, "looked_up", fails_once)
         for number in range(0 if rank == world - 1 else 3):
             try:
                 loss_of(model(batch_of(number, slice(rank, rank + 3))), 1).backward()

@@ -16,7 +16,7 @@ from dist.worlds import run, shared_files
 
 import hotbed as hb
 from hotbed.dist import shared_memory
-from hotbed.dist.peers import Gone
+from hotbed.dist.errors import Gone
 from hotbed.dist.ranks import Ranks
 from hotbed.dist.shared_memory import SharedMemory
 from hotbed.dist.wire import Gloo, block, rounded

@@ -38,7 +38,7 @@ def imported(path: Any, to: Path, *options: Any) -> dict[str, tuple[Tensor, Tens
 
 def about(checkpoint: Path) -> dict[str, dict[str, Any]]:
     """What its manifest says of each table."""
-    from hotbed.checkpoint.looking import contents
+    from hotbed.checkpoint.inspect import contents
 
     return {entry["table"]: entry for entry in contents(str(checkpoint))["tables"]}
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotbed_command.threads import SPINS, cpu_quotas, settle, usable_cores
+from hotbed_command.threads import SPINS, allocate, cpu_quotas, usable_cores
 
 V2 = "37 24 0:30 {top} {at} rw,nosuid shared:9 - cgroup2 cgroup2 rw,nsdelegate"
 V1 = "32 31 0:29 {top} {at} rw,relatime - cgroup cgroup rw,{controllers}"
@@ -115,7 +115,7 @@ def test_a_machine_that_tells_nothing(tmp_path: Path, monkeypatch: pytest.Monkey
 @given(chosen=st.sets(st.sampled_from(["OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT"])))
 def test_what_the_user_has_set_wins(chosen: set[str]) -> None:
     environment = {name: "mine" for name in chosen}
-    settle(environment)
+    allocate(environment)
     assert all(environment[name] == "mine" for name in chosen)
     assert environment.keys() >= {"OMP_NUM_THREADS"} and ("OMP_WAIT_POLICY" in environment) == (
         "OMP_WAIT_POLICY" in chosen

@@ -83,7 +83,7 @@ def test_nothing_changes_without_a_word(
     optimizer = hb.optim.AdamW(model.parameters(), **options)
     live = {name: model.table(name) for name in model.tables}
     for table in live.values():
-        table.settle()
+        table.allocate()
         heard[table.place] = Listener(table.place)
     chance = torch.Generator().manual_seed(0)
     for number in range(12):

@@ -275,7 +275,7 @@ def test_of_ids_that_come_twice_the_last_is_written(rows: list[tuple[int, float]
         )
         rule = hb.optim.RowwiseAdagrad(model.parameters(), lr=0.1)
         table = model.table("a")
-        table.settle()
+        table.allocate()
         states = [torch.arange(len(ids)).float()[:, None]]
         table.place.write(Records(ids, values, states))
         found = by_id(table)

@@ -185,8 +185,8 @@ def test_evaluation_counts_what_it_reads_past_the_slots(layout: str) -> None:
             return {name: change for name, change in changes.items() if change}
 
         numbers = torch.arange(900)
-        nowhere = {"item": ROWS + numbers % NEVER_TRAINED, "user": numbers % 100 * 10**9 + 1}
-        assert changed_by(nowhere) == {"rows_read_past": NEVER_TRAINED + 100}
+        on_meta = {"item": ROWS + numbers % NEVER_TRAINED, "user": numbers % 100 * 10**9 + 1}
+        assert changed_by(on_meta) == {"rows_read_past": NEVER_TRAINED + 100}
         changes = changed_by(counted.trained_of({"item": numbers % ROWS, "user": numbers * 10**9}))
         past = changes.pop("rows_read_past")
         in_slots = sum(counted.embeddings.tiers.core.capacities())

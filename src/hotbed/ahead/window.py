@@ -94,7 +94,7 @@ class Window:
         self._round = 0  # of releases: what did not fit is tried once a round
         self._message: tuple[str, str] | None = None  # what it is about, and what it says
         for tiers in self._every:
-            tiers.settle()
+            tiers.allocate_all()
         self._most_ids = sum(tiers.ids_ahead() for tiers in self._every)
         self._threads = [
             threading.Thread(

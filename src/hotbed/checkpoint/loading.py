@@ -17,8 +17,8 @@ from hotbed import _core
 from hotbed.checkpoint.files import CheckpointError, DamagedError
 from hotbed.checkpoint.folder import MANIFEST, opened
 from hotbed.checkpoint.half_loaded import Changes
-from hotbed.checkpoint.joining import whole_rows
 from hotbed.checkpoint.manifest import dense_file, fault_of_files, read_manifest
+from hotbed.checkpoint.merge_columns import whole_rows
 from hotbed.checkpoint.models import made_again
 from hotbed.checkpoint.randomness import give_random_states
 from hotbed.checkpoint.ranks import KIND, ranks_of, tables_here
@@ -31,8 +31,8 @@ from hotbed.checkpoint.values import decoded
 from hotbed.errors import HotbedError, OptimizerError
 from hotbed.modules.owner import tables_left_out, tables_of
 from hotbed.storage import Storage
-from hotbed.table.holds import alone
 from hotbed.table.live import LiveTable
+from hotbed.table.locks import alone
 from hotbed.table.records import Records
 from hotbed.table.states import reset_states
 
@@ -332,10 +332,10 @@ class _Loading:
                         finish += [current_anyway(t, rule) for t in table.place.tables_here(table)]
                     as_stored.add(stem)
             for table in self.tables.values():
-                table.settle()  # before rows come, as those come with what their rule keeps of them
+                table.allocate()  # before rows come, as those come with what their rule keeps of them
             columns = {stem: table.spec.columns for stem, table in self.own.items()}
             found = whole_rows(self.folder, self.manifest, columns, as_stored, again=True)
-            for path, rows in self.ranks.beating(KIND, found):
+            for path, rows in self.ranks.heartbeat(KIND, found):
                 table = self.own[rows.stem]
                 try:
                     self._take(table, rows.stem, rows.columns, rows.tensors, rows.stem in as_stored)

@@ -63,7 +63,7 @@ def write_rows(
     stems = {table: stem for stem, table in tables.items()}
     records = records_of([*stems], states=states, current=not states)
     pieces = ((stems[t], t.spec.columns, tensors_of(t, some)) for t, some in records)
-    return write_files(folder, ranks.beating("a checkpoint", pieces), writer)
+    return write_files(folder, ranks.heartbeat("a checkpoint", pieces), writer)
 
 
 Piece = tuple[str, slice, Mapping[str, Tensor]]

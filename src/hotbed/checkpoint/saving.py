@@ -25,7 +25,7 @@ from hotbed.checkpoint.tensors import write_tensors
 from hotbed.checkpoint.values import decoded, encoded
 from hotbed.modules.owner import tables_left_out, tables_of
 from hotbed.optim.base import TableOptimizer
-from hotbed.table.holds import reading
+from hotbed.table.locks import reading
 
 __all__ = ["Saved", "save", "several"]
 

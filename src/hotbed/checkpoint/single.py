@@ -12,8 +12,8 @@ from torch import Tensor
 from hotbed.arrays import id_tensor
 from hotbed.checkpoint.files import CheckpointError
 from hotbed.checkpoint.folder import opened, root_of
-from hotbed.checkpoint.joining import whole_rows
 from hotbed.checkpoint.manifest import FORMAT, VERSION, read_manifest
+from hotbed.checkpoint.merge_columns import whole_rows
 from hotbed.checkpoint.new import check_step, new_folder
 from hotbed.checkpoint.rows import FILE_BYTES, Piece, TableRows, write_files
 from hotbed.checkpoint.tensors import write_tensors

@@ -55,8 +55,8 @@ def verify(
     with told_in_one_sentence():
         from hotbed.checkpoint import DamagedError
         from hotbed.checkpoint.folder import opened, whole_beside
+        from hotbed.checkpoint.inspect import contents, verified
         from hotbed.checkpoint.listing import list as checkpoints_in
-        from hotbed.checkpoint.looking import contents, verified
         from hotbed.train.progress import literal
 
         columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
@@ -108,8 +108,8 @@ def show(
 
     with told_in_one_sentence():
         from hotbed.checkpoint.folder import is_of_checkpoints
+        from hotbed.checkpoint.inspect import contents
         from hotbed.checkpoint.listing import list as checkpoints_in
-        from hotbed.checkpoint.looking import contents
         from hotbed.train import paths
         from hotbed.train.progress import literal
         from hotbed.train.report import check_writable_file, write_json
@@ -176,7 +176,7 @@ def diff(
     from rich.table import Table
 
     with told_in_one_sentence():
-        from hotbed.checkpoint.looking import differences
+        from hotbed.checkpoint.inspect import differences
         from hotbed.train.progress import literal
 
         shown = Table()

@@ -149,7 +149,7 @@ def _of_checkpoint(path: str) -> _Found:
     """Its tables go by their names in the model, without the module's that all have in common."""
     import torch
 
-    from hotbed.checkpoint.looking import contents
+    from hotbed.checkpoint.inspect import contents
     from hotbed.optim import RULES
     from hotbed.tables import Table
 

@@ -5,9 +5,9 @@ A plan cuts each table into shards, one for each rank, in one of four ways: `Rep
 """
 
 from hotbed.dist.distribute import distribute
-from hotbed.dist.ending import joinables
+from hotbed.dist.errors import PeerError
+from hotbed.dist.join import joinables
 from hotbed.dist.loaders import Even, Slice, Slices, even, slices
-from hotbed.dist.peers import PeerError
 from hotbed.dist.planning import plan
 from hotbed.dist.plans import Plan
 from hotbed.dist.remedies import Remedy

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from hotbed import _core
+from hotbed.dist.errors import PeerError
+from hotbed.dist.exchange import Exchange
+from hotbed.dist.handshake import Opened
 from hotbed.dist.merging import merge
-from hotbed.dist.opening import Opened
-from hotbed.dist.peers import PeerError
 from hotbed.dist.ranks import Ranks
-from hotbed.dist.trip import Trip
 from hotbed.errors import OptimizerError, TableError
-from hotbed.places.host.batch import HostBatch, HostLeft, check, core_batch
-from hotbed.table.gradients import LeftRows
+from hotbed.places.host.batch import HostBatch, HostPendingGradient, check, core_batch
+from hotbed.table.gradients import GradientRows
 from hotbed.table.lookups import Call
 
 __all__ = ["ShardedBatch", "serve_lookup", "serve_rows"]
@@ -31,7 +31,7 @@ _MOST_KEPT = 2
 class ShardedBatch(HostBatch):
     """Its rows lie beside it as long as it does."""
 
-    trip: Trip
+    trip: Exchange
 
     @classmethod
     def of(cls, ranks: Ranks, call: Call) -> ShardedBatch:
@@ -40,7 +40,7 @@ class ShardedBatch(HostBatch):
             _refuse_beside_dense(ranks)
         given = core_batch(call.live, call.table_of, call.bags)
         check(given, call)
-        trip, inverse = Trip.of_batch(ranks, [live.place for live in call.live], given)
+        trip, inverse = Exchange.of_batch(ranks, [live.place for live in call.live], given)
         modes = [int(call.training), int(wanted), *_bits(call.frozen, len(call.live))]
         opened = ranks.agree("a lookup", [*modes, *trip.numbers], trip.layout.numbers)
         _refuse_other_modes(ranks, opened, modes)
@@ -62,7 +62,7 @@ class ShardedBatch(HostBatch):
         return self
 
     def backward(self, grads: Sequence[Tensor | None]) -> Any:
-        return ShardedLeft(super().backward(grads), self.trip.first_slots)
+        return ShardedPendingGradient(super().backward(grads), self.trip.first_slots)
 
 
 def _give_back(kept: list[_core.FetchedRows], rows: _core.FetchedRows) -> None:
@@ -103,7 +103,7 @@ def serve_lookup(ranks: Ranks, opened: Opened) -> None:
     modes = 2 + len(_bits((), len(opened.tables)))
     training, wanted, *bits = opened.numbers[speaks, :modes].tolist()
     places = [ranks.table(number).place for number in opened.tables]
-    trip = Trip(ranks, places, [torch.empty(0, dtype=torch.int64) for _ in places])
+    trip = Exchange(ranks, places, [torch.empty(0, dtype=torch.int64) for _ in places])
     frozen = [t for t in range(len(places)) if bits[t // _BITS] >> t % _BITS & 1]
     with torch.set_grad_enabled(bool(wanted)):
         trip.fetch(opened.numbers[:, modes:], frozen, bool(training))
@@ -116,18 +116,18 @@ def serve_rows(ranks: Ranks, opened: Opened) -> None:
     (number,) = opened.tables
     place = ranks.table(number).place
     with torch.no_grad():
-        trip = Trip(ranks, [place], [torch.empty(0, dtype=torch.int64)])
+        trip = Exchange(ranks, [place], [torch.empty(0, dtype=torch.int64)])
         trip.fetch(opened.numbers, [], False)
 
 
-class ShardedLeft:
+class ShardedPendingGradient:
     """What one backward left: by the batch's own numbers, which its places make slots of."""
 
-    def __init__(self, left: HostLeft, first_slots: Sequence[int]) -> None:
+    def __init__(self, left: HostPendingGradient, first_slots: Sequence[int]) -> None:
         self._left, self._first_slots = left, first_slots
         self.places = left.places
 
-    def shares(self, tables: Sequence[int]) -> list[LeftRows]:
+    def shares(self, tables: Sequence[int]) -> list[GradientRows]:
         shares = self._left.shares(tables)
         if not any(self._first_slots):
             return shares

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hotbed.dist.peers import PeerError
+from hotbed.dist.errors import PeerError
 from hotbed.errors import HotbedError, PlanError
 from hotbed.modules.owner import owners_of
 from hotbed.optim.dense import LR_RATIO

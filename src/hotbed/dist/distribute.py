@@ -17,19 +17,19 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hotbed.dist.declarations import of_model, of_plan
 from hotbed.dist.dense import average_dense, refuse_options
-from hotbed.dist.peers import PeerError
+from hotbed.dist.errors import PeerError
+from hotbed.dist.exchange import Exchange
 from hotbed.dist.place import Sharded, ShardedLookups
 from hotbed.dist.planning import plan as planned
 from hotbed.dist.planning import tables_to_plan
 from hotbed.dist.plans import Plan
 from hotbed.dist.ranks import Ranks
-from hotbed.dist.shares import Share
-from hotbed.dist.trip import Trip
+from hotbed.dist.shards import Shard
 from hotbed.errors import HotbedError, OptimizerError, PlanError, TableError
-from hotbed.places.moves import home_of
+from hotbed.places.moves import factory_for
 from hotbed.sharding import Replicated
-from hotbed.table.home import make_core
 from hotbed.table.live import LiveTable
+from hotbed.table.place_factory import make_core
 from hotbed.table.records import Records
 from hotbed.table.state_dict import signed_key
 from hotbed.tables import Table, part_of
@@ -198,18 +198,18 @@ def _share(
     """`name`: in the plan. `rows`: whether rank 0 has some to hand out."""
     spec, old, kind, ranks = live.spec, live.place, plan.shardings[name], lookups.ranks
     shares = [
-        Share(rank, part_of(spec, kept), isinstance(kind, Replicated))
+        Shard(rank, part_of(spec, kept), isinstance(kind, Replicated))
         for rank in range(ranks.size)
         if (kept := kind.kept(plan.tables[name], rank, ranks.size)) is not None
     ]
     stream = live.records(states=False) if rows and ranks.rank == 0 else iter(())
     if not rows:
         old.give_up(live)
-    own: dict[Share, Any] = {}
+    own: dict[Shard, Any] = {}
     for share in shares:
         if share.rank == ranks.rank:
             part = dataclasses.replace(share.part, combiner="none")
-            own[share] = LiveTable(part, key, home_of(part, tiers=old.tiers, budget=old.budget))
+            own[share] = LiveTable(part, key, factory_for(part, tiers=old.tiers, budget=old.budget))
     core = make_core(spec, key, elsewhere=True)
     place = Sharded(core, spec, lookups, len(ranks.tables), kind, shares, own)
     ranks.tables.append(weakref.ref(live))
@@ -226,7 +226,7 @@ def _hand_out(place: Sharded, stream: Iterator[Records]) -> None:
         rows = next(stream, None)
         ids, weights = nothing if rows is None else (rows.ids, rows.weights)
         assert weights is not None
-        trip = Trip(place.ranks, [place], [ids])
+        trip = Exchange(place.ranks, [place], [ids])
         said = [int(rows is not None), *trip.numbers]
         told = place.ranks.agree("a distribution", said).numbers
         if not bool(told[:, 0].any()):

@@ -11,7 +11,7 @@ from torch import Tensor
 from hotbed import _core
 from hotbed.dist.ranks import Ranks
 from hotbed.dist.raw import bytes_of, numbers_in
-from hotbed.dist.shares import Share
+from hotbed.dist.shards import Shard
 from hotbed.errors import HotbedError, TableError
 
 __all__ = ["Gathered", "gathered"]
@@ -75,7 +75,7 @@ def gathered(place: Any, *, states: bool, everywhere: bool) -> Gathered | None:
     return found if wants else None
 
 
-def _known(rows: Gathered, share: Share, ids: Tensor) -> tuple[Gathered, Tensor]:
+def _known(rows: Gathered, share: Shard, ids: Tensor) -> tuple[Gathered, Tensor]:
     """Of a share's rows those whose ids are wanted, and where. (Steps move rows that are not stored, too.)"""
     own = share.part.origin.ids_in_table(rows.ids)
     at = torch.searchsorted(ids, own)
@@ -96,7 +96,7 @@ def _read_first_values(place: Any, found: Gathered, absent: Tensor) -> None:
         found.weights[at] = place.read(found.ids[at])
 
 
-def _spoken(place: Any) -> list[Share]:
+def _spoken(place: Any) -> list[Shard]:
     """Shares that have each element of the table once."""
     return [share for share in place.shares if not share.replica or share.rank == 0]
 
@@ -118,7 +118,7 @@ def _ids(place: Any, everywhere: bool, *, stored: bool) -> Tensor:
     return torch.cat([numbers_in(block, torch.int64) for block in blocks]).sort().values
 
 
-def _all_records(place: Any, *, states: bool, everywhere: bool) -> Iterator[tuple[Share, Gathered]]:
+def _all_records(place: Any, *, states: bool, everywhere: bool) -> Iterator[tuple[Shard, Gathered]]:
     """Chunk after chunk of all ranks, each rank's next at once, until no rank has more."""
     ranks, spec = place.ranks, place.spec
     shares = _spoken(place)
@@ -166,7 +166,7 @@ def _all_records(place: Any, *, states: bool, everywhere: bool) -> Iterator[tupl
 
 
 def _shapes(
-    share: Share, spec: Any, count: int, widths: list[int]
+    share: Shard, spec: Any, count: int, widths: list[int]
 ) -> list[tuple[tuple[int, ...], torch.dtype]]:
     """Of a chunk's ids, weights and states."""
     dim = share.part.dim

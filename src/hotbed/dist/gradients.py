@@ -11,14 +11,14 @@ from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 
 from hotbed.dist.declarations import Declaration
-from hotbed.dist.opening import Opened
+from hotbed.dist.exchange import Exchange, Given
+from hotbed.dist.handshake import Opened
 from hotbed.dist.ranks import Ranks
-from hotbed.dist.trip import Given, Trip
 from hotbed.errors import HotbedError, TableError
 from hotbed.places.host.step import rows_of
 from hotbed.table.clipping import Gradient
 from hotbed.table.gradients import (
-    LeftRows,
+    GradientRows,
     TableGradient,
     WaitingGradient,
     norm_of_rows,
@@ -69,7 +69,7 @@ class WaitingOnRanks(WaitingGradient):
         """The keepers have it."""
         super().drop(handle)
 
-    def put(self, handle: Tensor, share: LeftRows) -> None:
+    def put(self, handle: Tensor, share: GradientRows) -> None:
         """Keep the same gradient in other slots."""
         with self._lock:
             self.shares, self.origins, self._summed = [share], [], None
@@ -96,9 +96,9 @@ class Collected:
         """`kept`: tables of which the owners have gradients already."""
         self.tables, self._kept = tables, kept
         self.fault: HotbedError | None = None
-        self._arrived: dict[Any, list[LeftRows]] = {}
+        self._arrived: dict[Any, list[GradientRows]] = {}
 
-    def add(self, arrived: Iterable[tuple[Any, LeftRows]]) -> None:
+    def add(self, arrived: Iterable[tuple[Any, GradientRows]]) -> None:
         """Take gradients of shards in."""
         for part, rows in arrived:
             self._arrived.setdefault(part, []).append(rows)
@@ -108,7 +108,7 @@ class Collected:
         for part, arrived in self._arrived.items():
             part.waiting.shares += arrived
 
-    def rows_of(self, live: Any, part: Any) -> LeftRows | None:
+    def rows_of(self, live: Any, part: Any) -> GradientRows | None:
         """The gradient of a shard of a table, with what its owner has of it; None: there is none."""
         arrived = self._arrived.get(part, ())
         if len(arrived) <= 1 and live not in self._kept:
@@ -157,7 +157,7 @@ def serve_collect(ranks: Ranks, opened: Opened, width: int) -> Collected:
     return _brought(opened, tables, waiting, nothing, opened.numbers[:, width:])
 
 
-def _by_trip(live: Any, trips: list[Trip]) -> list[Given | None]:
+def _by_trip(live: Any, trips: list[Exchange]) -> list[Given | None]:
     """The gradient of a table for each trip; None where there is none."""
     handle = live.parameter
     waiting, number = handle.waiting, live.place.number

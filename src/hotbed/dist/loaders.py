@@ -9,8 +9,8 @@ from typing import Any, Generic, Literal, TypeVar
 import torch
 import torch.distributed as torch_dist
 
-from hotbed.dist.opening import raise_fault
-from hotbed.dist.peers import PeerError, is_gone
+from hotbed.dist.errors import PeerError, is_gone
+from hotbed.dist.handshake import raise_fault
 from hotbed.dist.wire import Gloo, group_of
 from hotbed.errors import InputError
 

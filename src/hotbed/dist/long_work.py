@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from hotbed.dist.peers import PeerError
+from hotbed.dist.errors import PeerError
 
 __all__ = ["LongWork"]
 
@@ -54,7 +54,7 @@ class LongWork(abc.ABC):
         while not bool(self.agree(kind, [1]).numbers.all()):
             pass
 
-    def beating(self, kind: str, items: Iterable[T]) -> Iterator[T]:
+    def heartbeat(self, kind: str, items: Iterable[T]) -> Iterator[T]:
         """Inside of `working`: shows the others now and then that this rank is there."""
         last = time.monotonic()
         for item in items:

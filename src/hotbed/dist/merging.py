@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from hotbed import _core
-from hotbed.dist.opening import MERGE, Opened
+from hotbed.dist.exchange import Exchange
+from hotbed.dist.handshake import MERGE, Opened
 from hotbed.dist.ranks import Ranks
-from hotbed.dist.trip import Trip
 from hotbed.ops.duplicates import sum_duplicates
 from hotbed.places.host.step import rows_of
-from hotbed.table.gradients import LeftRows
+from hotbed.table.gradients import GradientRows
 
 __all__ = ["merge", "serve_merge"]
 
@@ -22,7 +22,7 @@ __all__ = ["merge", "serve_merge"]
 class _Merged:
     """Stands for the batches that were merged, as long as a gradient of theirs waits on this rank."""
 
-    def __init__(self, trip: Trip) -> None:
+    def __init__(self, trip: Exchange) -> None:
         self.trip = trip
 
 
@@ -37,14 +37,16 @@ def merge(ranks: Ranks) -> None:
     tables = [ranks.table(number) for number in numbers]
     with ranks.telling(MERGE):
         found = [_summed(live, trips) for live in tables]
-    trip = Trip(ranks, [live.place for live in tables], [ids for ids, _ in found])
+    trip = Exchange(ranks, [live.place for live in tables], [ids for ids, _ in found])
     opened = ranks.agree(MERGE, trip.numbers, numbers)
     merged = _Merged(trip)
     _look_up(ranks, trip, opened, merged)
     for t, (live, (_, rows)) in enumerate(zip(tables, found, strict=True)):
         if rows is not None:
             slots = trip.first_slots[t] + trip.renumbered(t, torch.arange(len(rows)))
-            live.parameter.waiting.put(live.parameter, LeftRows(slots, rows, True, False, merged))
+            live.parameter.waiting.put(
+                live.parameter, GradientRows(slots, rows, True, False, merged)
+            )
     del merged
     _let_go(ranks)
 
@@ -52,13 +54,13 @@ def merge(ranks: Ranks) -> None:
 def serve_merge(ranks: Ranks, opened: Opened) -> None:
     """The part of a rank that has no batch."""
     places = [ranks.table(number).place for number in opened.tables]
-    trip = Trip(ranks, places, [torch.empty(0, dtype=torch.int64) for _ in places])
+    trip = Exchange(ranks, places, [torch.empty(0, dtype=torch.int64) for _ in places])
     with torch.enable_grad():
         _look_up(ranks, trip, opened, None)
     _let_go(ranks)
 
 
-def _look_up(ranks: Ranks, trip: Trip, opened: Opened, merged: _Merged | None) -> None:
+def _look_up(ranks: Ranks, trip: Exchange, opened: Opened, merged: _Merged | None) -> None:
     fault: Exception | None = None
     try:
         trip.take_over(opened.numbers)
@@ -74,7 +76,7 @@ def _let_go(ranks: Ranks) -> None:
     ranks.waiting.merged()
 
 
-def _summed(live: Any, trips: Sequence[Trip]) -> tuple[Tensor, Tensor | None]:
+def _summed(live: Any, trips: Sequence[Exchange]) -> tuple[Tensor, Tensor | None]:
     """(n,) distinct ids and (n, dim) rows of what waits of a table; None: nothing does."""
     rows = rows_of(live)
     if rows is None:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from hotbed import _core
 from hotbed.dist.codec import MessageError, decode, encode
-from hotbed.dist.peers import PeerError
+from hotbed.dist.errors import PeerError
 
 __all__ = ["all_values"]
 

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from hotbed import _core
 from hotbed.dist.batch import ShardedBatch
+from hotbed.dist.errors import NO_COPY
+from hotbed.dist.exchange import Exchange
 from hotbed.dist.gathered import gathered
 from hotbed.dist.gradients import (
     ShardedGradient,
@@ -17,18 +19,16 @@ from hotbed.dist.gradients import (
     WaitingOnRanks,
     look_for_infinities,
 )
-from hotbed.dist.part import ShardedPart
-from hotbed.dist.peers import NO_COPY
+from hotbed.dist.participant import ShardedParticipant
 from hotbed.dist.ranks import Ranks
 from hotbed.dist.raw import bytes_of
-from hotbed.dist.shares import Share
-from hotbed.dist.trip import Trip
+from hotbed.dist.shards import Shard
 from hotbed.errors import HotbedError, OptimizerError, TableError
 from hotbed.sharding import Sharding
 from hotbed.table.clipping import Gradient
-from hotbed.table.home import Home
 from hotbed.table.lookups import Call, Lookups
 from hotbed.table.place import Place
+from hotbed.table.place_factory import PlaceFactory
 from hotbed.table.records import Records
 from hotbed.tables import Table
 
@@ -47,7 +47,7 @@ class ShardedLookups(Lookups):
 
     def allocate(self, live: Sequence[Any]) -> None:
         for own in _own(live):
-            own.settle()
+            own.allocate()
 
     def resolve(self, call: Call) -> ShardedBatch:
         return ShardedBatch.of(self.ranks, call)
@@ -90,8 +90,8 @@ class Sharded(Place):
         lookups: ShardedLookups,
         number: int,
         kind: Sharding,
-        shares: Sequence[Share],
-        own: Mapping[Share, Any],
+        shares: Sequence[Shard],
+        own: Mapping[Shard, Any],
     ) -> None:
         super().__init__(core, spec, lookups)
         self.number, self.kind = number, kind
@@ -104,7 +104,7 @@ class Sharded(Place):
     def read(self, ids: Tensor) -> Tensor:
         """Called by all ranks, each with ids of its own."""
         distinct, inverse = torch.unique(ids, return_inverse=True)
-        trip = Trip(self.ranks, [self], [distinct])
+        trip = Exchange(self.ranks, [self], [distinct])
         opened = self.ranks.agree("a lookup of rows", trip.numbers, [self.number])
         rows = torch.empty((len(distinct), self.spec.dim), dtype=self.spec.dtype)
         with torch.no_grad():
@@ -114,7 +114,7 @@ class Sharded(Place):
 
     def assign(self, ids: Tensor, values: Tensor) -> None:
         """Called by all ranks, each with rows of its own; of an id that several give the last one's stays."""
-        trip = Trip(self.ranks, [self], [ids])
+        trip = Exchange(self.ranks, [self], [ids])
         told = self.ranks.agree("an assignment", trip.numbers, [self.number]).numbers
         rows = trip.deliver(told, values.to(self.spec.dtype))
         fault: HotbedError | None = None
@@ -131,7 +131,7 @@ class Sharded(Place):
     def contains(self, ids: Tensor) -> Tensor:
         """Called by all ranks, each with ids of its own."""
         distinct, inverse = torch.unique(ids, return_inverse=True)
-        trip, kind = Trip(self.ranks, [self], [distinct]), "a search for ids"
+        trip, kind = Exchange(self.ranks, [self], [distinct]), "a search for ids"
         told = self.ranks.agree(kind, trip.numbers, [self.number]).numbers
         answers: list[list[Tensor]] = [[] for _ in range(self.ranks.size)]
         for (live, own, _), share in zip(trip.deliver(told, None), self.own, strict=True):
@@ -154,7 +154,7 @@ class Sharded(Place):
 
     def erase(self, ids: Tensor) -> int:
         """Called by all ranks, each with ids of its own."""
-        trip = Trip(self.ranks, [self], [torch.unique(ids)])
+        trip = Exchange(self.ranks, [self], [torch.unique(ids)])
         told = self.ranks.agree("a deletion of rows", trip.numbers, [self.number]).numbers
         rows = trip.deliver(told, None)
         gone = [live.erase(torch.unique(own)) for live, own, _ in rows]
@@ -181,7 +181,7 @@ class Sharded(Place):
         found = gathered(self, states=True, everywhere=False)
         return None if found is None else (found.ids, found.states)
 
-    def _speaks(self, share: Share) -> bool:
+    def _speaks(self, share: Shard) -> bool:
         """Whether the rows of a share count: columns and copies of them do once."""
         return share.part.origin.column == 0 and not (share.replica and share.rank)
 
@@ -307,15 +307,17 @@ class Sharded(Place):
         tables = [live for live in optimizer._live.values() if live.place.stepped is self.ranks]
         look_for_infinities(self.ranks, tables, scaler["inv_scale"], found)
 
-    def make_part(self, optimizer: Any, tables: Sequence[Any]) -> ShardedPart:
-        return ShardedPart(optimizer, self.ranks)
+    def make_participant(self, optimizer: Any, tables: Sequence[Any]) -> ShardedParticipant:
+        return ShardedParticipant(optimizer, self.ranks)
 
     # -- moving ----------------------------------------------------------------------------------
 
     def refuse_to_share(self) -> None:
         raise TableError(f"Table {self.core.name!r} is shared by ranks already.")
 
-    def for_copy(self, memo: dict[int, Any] | None) -> tuple[Home, Callable[[Any], None] | None]:
+    def for_copy(
+        self, memo: dict[int, Any] | None
+    ) -> tuple[PlaceFactory, Callable[[Any], None] | None]:
         raise TableError(f"Table {self.core.name!r} is shared by ranks, so {NO_COPY}")
 
     def refuse_device(self, device: torch.device, by_kernels: Any) -> None:

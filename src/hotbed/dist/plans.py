@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hotbed.arrays import id_tensor, integer
 from hotbed.dist import plan_files
-from hotbed.dist.showing import RankLine, TableLine, printed
+from hotbed.dist.plan_table import RankLine, TableLine, printed
 from hotbed.dist.sizes import Load, RankSums, Sizes, Tiers
 from hotbed.errors import PlanError
 from hotbed.sharding import Sharding, checked_world_size, sharding_of

@@ -15,10 +15,8 @@ import torch.distributed as torch_dist
 from torch import Tensor
 
 from hotbed.dist.declarations import Declaration
-from hotbed.dist.layout import Layout
-from hotbed.dist.long_work import LongWork
-from hotbed.dist.messages import all_values
-from hotbed.dist.opening import (
+from hotbed.dist.errors import NO_COPY, PeerError, PeerLost, is_gone, is_told
+from hotbed.dist.handshake import (
     ENDED,
     KINDS,
     SERVED,
@@ -27,7 +25,9 @@ from hotbed.dist.opening import (
     raise_fault,
     refuse_others,
 )
-from hotbed.dist.peers import NO_COPY, PeerError, PeerLost, is_gone, is_told
+from hotbed.dist.layout import Layout
+from hotbed.dist.long_work import LongWork
+from hotbed.dist.messages import all_values
 from hotbed.dist.shared_memory import SharedMemory
 from hotbed.dist.waiting import Waiting
 from hotbed.dist.waits import Waits

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hotbed import _core
-from hotbed.dist.peers import Gone
+from hotbed.dist.errors import Gone
 from hotbed.dist.wire import WORD, Wire, block
 
 __all__ = ["SharedMemory"]

@@ -11,8 +11,8 @@ from typing import Any
 import torch.distributed as torch_dist
 from torch.distributed import distributed_c10d
 
-from hotbed.dist.opening import advice
-from hotbed.dist.peers import PeerError
+from hotbed.dist.errors import PeerError
+from hotbed.dist.handshake import advice
 
 __all__ = ["BACKWARD", "Waits", "meet"]
 

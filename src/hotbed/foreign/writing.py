@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hotbed.checkpoint.looking import contents
+from hotbed.checkpoint.inspect import contents
 from hotbed.checkpoint.single import read
 from hotbed.foreign.tables import Chunks, ForeignError, ForeignTable, Found
 from hotbed.table.state_dict import refuse_ambiguous_names

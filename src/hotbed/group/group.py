@@ -12,11 +12,11 @@ import torch
 
 from hotbed import _core
 from hotbed.errors import StorageError, TableError
-from hotbed.places.moves import home_of, move, refuse_move
+from hotbed.places.moves import factory_for, move, refuse_move
 from hotbed.places.tiered.tiers import Tiers
 from hotbed.storage import Storage
-from hotbed.table.holds import reading
 from hotbed.table.live import LiveTable
+from hotbed.table.locks import reading
 from hotbed.table.lookups import Lookups
 from hotbed.table.records import Records, records_of
 from hotbed.tables import Table
@@ -100,7 +100,7 @@ class Group:
             )
         made = []
         for spec, key in tables:
-            home = home_of(spec, device=device, tiers=self._tiers, budget=self._budget)
+            home = factory_for(spec, device=device, tiers=self._tiers, budget=self._budget)
             made.append(LiveTable(spec, key, home, group=self, requires_grad=requires_grad))
         return made
 

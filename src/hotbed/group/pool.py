@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 from hotbed.errors import TableError
 from hotbed.ops.outside_graphs import outside_graphs
 from hotbed.table.gradients import leave
-from hotbed.table.holds import alone, together
+from hotbed.table.locks import alone, together
 from hotbed.table.resolved import Columns, Resolved
 
 __all__ = ["pool"]

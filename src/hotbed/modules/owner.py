@@ -21,8 +21,8 @@ from hotbed.places.tiered.prepared import Prepared
 from hotbed.places.tiered.tiers import Tiers
 from hotbed.table.checks import refuse_tracing
 from hotbed.table.gradients import plain_access
-from hotbed.table.holds import alone, reading
 from hotbed.table.live import LiveTable, live_table
+from hotbed.table.locks import alone, reading
 from hotbed.table.state_dict import ENDINGS, load_table, save_table, signed_key
 
 __all__ = ["TableOwner", "groups_of", "owners_of", "tables_left_out", "tables_of"]
@@ -212,7 +212,7 @@ class TableOwner(nn.Module):
         if _left_out.get():
             return
         for table in self._owned.values():
-            table.settle()
+            table.allocate()
         with alone(self._owned.values()):
             for name, table in self._owned.items():
                 key = local_metadata.get(f"{name}.key")

@@ -27,11 +27,11 @@ from hotbed.optim.options import (
     refuse_tables_twice,
 )
 from hotbed.optim.saved_states import Loading, add_states
-from hotbed.places.host.step import HostPart
+from hotbed.places.host.step import HostParticipant
 from hotbed.table.gradients import plain_access
-from hotbed.table.holds import alone
 from hotbed.table.live import LiveTable, live_table
-from hotbed.table.part import Part
+from hotbed.table.locks import alone
+from hotbed.table.participant import StepParticipant
 from hotbed.table.place import ON_HOST
 
 __all__ = ["TableOptimizer"]
@@ -242,7 +242,7 @@ class TableOptimizer(Optimizer):
         with alone(self._live.values()):
             if place is None:
                 self._refuse_half_loaded()
-                self._step({ON_HOST: HostPart(self)})
+                self._step({ON_HOST: HostParticipant(self)})
             else:
                 with place.ranks.telling("a step"):
                     self._refuse_half_loaded()
@@ -253,7 +253,7 @@ class TableOptimizer(Optimizer):
         for live in self._live.values():
             live.refuse_half_loaded()
 
-    def _step(self, parts: dict[Any, Part]) -> None:
+    def _step(self, parts: dict[Any, StepParticipant]) -> None:
         if len(self._groups) != len(self.param_groups):
             raise OptimizerError(
                 f"{type(self).__name__}: {len(self._groups)} groups were added and param_groups has "
@@ -286,7 +286,7 @@ class TableOptimizer(Optimizer):
         if self._in_backward is not None:
             self._in_backward.stepped()
 
-    def _parts(self, place: Any) -> dict[Any, Part]:
+    def _parts(self, place: Any) -> dict[Any, StepParticipant]:
         """What each memory does in a step, that of the host last: what it finds bad, it says at once.
 
         Args:
@@ -302,8 +302,8 @@ class TableOptimizer(Optimizer):
             raise OptimizerError(
                 f"{type(self).__name__}: its tables lie on {where}. Make an optimizer a device."
             )
-        part = place.make_part(self, elsewhere)
-        return {place.stepped: part, ON_HOST: part if part.takes_host else HostPart(self)}
+        part = place.make_participant(self, elsewhere)
+        return {place.stepped: part, ON_HOST: part if part.takes_host else HostParticipant(self)}
 
     @outside_graphs
     def zero_grad(self, set_to_none: bool = True) -> None:

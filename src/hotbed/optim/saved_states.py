@@ -10,8 +10,8 @@ from torch import Tensor
 from hotbed import _core
 from hotbed.errors import OptimizerError
 from hotbed.optim.options import fault_of_numbers, loadable, numbers_of, strangers
-from hotbed.table.holds import alone, reading
 from hotbed.table.live import LiveTable
+from hotbed.table.locks import alone, reading
 from hotbed.table.states import check_states, copy_states, reset_states, write_states
 
 __all__ = ["Loading", "add_states"]

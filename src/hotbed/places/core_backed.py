@@ -12,7 +12,7 @@ from hotbed.table.lookups import Lookups
 from hotbed.table.place import Place
 from hotbed.table.records import Records, rows_at_once
 
-__all__ = ["CoreLookups", "OfCore"]
+__all__ = ["CoreLookups", "CoreBacked"]
 
 
 class CoreLookups(Lookups):
@@ -38,7 +38,7 @@ def _stream(
         stream.close()
 
 
-class OfCore(Place):
+class CoreBacked(Place):
     """Rows are the core's, wherever it keeps them."""
 
     def read(self, ids: Tensor) -> Tensor:

@@ -10,20 +10,20 @@ from torch import Tensor
 
 from hotbed import _core
 from hotbed.errors import TableError
-from hotbed.table.home import Home, make_core
 from hotbed.table.lookups import Call, Lookups
 from hotbed.table.place import Place
+from hotbed.table.place_factory import PlaceFactory, make_core
 from hotbed.table.records import Records
 from hotbed.tables import Table
 
-__all__ = ["Nowhere", "nowhere"]
+__all__ = ["OnMeta", "on_meta"]
 
 
-def nowhere(
+def on_meta(
     spec: Table, key: int, tiers: Any = None, budget: _core.MemoryBudget | None = None
-) -> Nowhere:
-    """A `Home`. `tiers`: in which they will lie."""
-    made = Nowhere(make_core(spec, key, elsewhere=True), spec, budget)
+) -> OnMeta:
+    """A `PlaceFactory`. `tiers`: in which they will lie."""
+    made = OnMeta(make_core(spec, key, elsewhere=True), spec, budget)
     made.tiers = tiers
     return made
 
@@ -47,7 +47,7 @@ def _refuse(name: str) -> NoReturn:
     )
 
 
-class Nowhere(Place):
+class OnMeta(Place):
     """All rows are their first values, and take no memory."""
 
     rows_move = True
@@ -94,8 +94,10 @@ class Nowhere(Place):
     def give_up(self, live: Any) -> None:
         """There are none."""
 
-    def for_copy(self, memo: dict[int, Any] | None) -> tuple[Home, Callable[[Any], None] | None]:
-        return nowhere, None
+    def for_copy(
+        self, memo: dict[int, Any] | None
+    ) -> tuple[PlaceFactory, Callable[[Any], None] | None]:
+        return on_meta, None
 
     def refuse_device(self, device: torch.device, by_kernels: Any) -> None:
         self._refuse()

@@ -9,15 +9,15 @@ import torch
 
 from hotbed import _core, devices
 from hotbed.places.host.place import in_memory
-from hotbed.places.meta import nowhere
+from hotbed.places.meta import on_meta
 from hotbed.places.tiered.place import in_tiers
 from hotbed.places.tiered.tiers import Tiers
-from hotbed.table.holds import alone
-from hotbed.table.home import Home
 from hotbed.table.live import LiveTable
+from hotbed.table.locks import alone
+from hotbed.table.place_factory import PlaceFactory
 from hotbed.tables import Table
 
-__all__ = ["home_of", "move", "refuse_move"]
+__all__ = ["factory_for", "move", "refuse_move"]
 
 
 def _by_kernels() -> Any:
@@ -27,13 +27,13 @@ def _by_kernels() -> Any:
     return by_kernels
 
 
-def home_of(
+def factory_for(
     spec: Table,
     *,
     device: torch.device | None = None,
     tiers: Tiers | None = None,
     budget: _core.MemoryBudget | None = None,
-) -> Home:
+) -> PlaceFactory:
     """What makes the place of a new table.
 
     Args:
@@ -46,7 +46,7 @@ def home_of(
         TableError: there are no kernels.
     """
     if device is not None and device.type == "meta":
-        return functools.partial(nowhere, tiers=tiers, budget=budget)
+        return functools.partial(on_meta, tiers=tiers, budget=budget)
     if tiers is not None:
         return functools.partial(in_tiers, tiers=tiers)
     if device is None or spec.rows is None:
@@ -70,7 +70,7 @@ def move(live: LiveTable, device: torch.device) -> None:
     """
     live.check_handle()
     with alone([live]):
-        live.hear()
+        live.raise_deferred()
         if not devices.has_kernels(device):
             live.place.move_to_host(live)
             return

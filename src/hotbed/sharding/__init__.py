@@ -4,12 +4,6 @@ A kind says which rows and columns a rank keeps and which rank keeps an id. One 
 ranks yet (``TableWise()``, ``ColumnWise()``) is a wish, which `hotbed.plan` fulfils.
 """
 
-from hotbed.sharding.keepers import (
-    MOST_RANKS,
-    checked_world_size,
-    hashed_keeper,
-    modulo_keeper,
-)
 from hotbed.sharding.kind import Extent, Kept, Shape, Sharding
 from hotbed.sharding.kinds import (
     KINDS,
@@ -19,6 +13,12 @@ from hotbed.sharding.kinds import (
     TableWise,
     even_widths,
     sharding_of,
+)
+from hotbed.sharding.owners import (
+    MOST_RANKS,
+    checked_world_size,
+    hashed_keeper,
+    modulo_keeper,
 )
 
 __all__ = [

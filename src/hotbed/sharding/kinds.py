@@ -17,8 +17,8 @@ from torch import Tensor
 from hotbed import _core
 from hotbed.arrays import integer
 from hotbed.errors import PlanError
-from hotbed.sharding.keepers import MOST_RANKS, Owned, hashed_keeper, modulo_keeper
 from hotbed.sharding.kind import Extent, Kept, Shape, Sharding
+from hotbed.sharding.owners import MOST_RANKS, Owned, hashed_keeper, modulo_keeper
 
 __all__ = [
     "KINDS",

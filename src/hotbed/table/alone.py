@@ -34,7 +34,7 @@ class Alone:
         has failed."""
         return contextlib.nullcontext()
 
-    def beating(self, kind: str, items: Iterable[T]) -> Iterable[T]:
+    def heartbeat(self, kind: str, items: Iterable[T]) -> Iterable[T]:
         """Inside of `working`: shows the others now and then that this rank is there."""
         return items
 

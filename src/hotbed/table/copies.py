@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hotbed.table.holds import reading
+from hotbed.table.locks import reading
 
 __all__ = ["copied", "pickled"]
 
@@ -23,7 +23,7 @@ def copied(table: Any, memo: dict[int, Any]) -> Any:
     made_by = table.place.for_copy(memo)
     table.place.refuse_copy_beyond_memory("deepcopy")
     with reading([table]):
-        table.hear()
+        table.raise_deferred()
         group = copy.deepcopy(table.group, memo)
         made: tuple[Any, ...] = *_made_of(table), group, *made_by, _rows_of(table)
         return _restore(*made)
@@ -38,7 +38,7 @@ def pickled(table: Any) -> Any:
     made_by = table.place.for_copy(None)
     table.place.refuse_copy_beyond_memory("pickle")
     with reading([table]):
-        table.hear()
+        table.raise_deferred()
         rows = _rows_of(table)
     if rows is not None and get_spawning_popen() is not None:
         # A process that is being spawned would be sent tensors by the numbers of their files, which

@@ -19,8 +19,8 @@ from hotbed.ops.duplicates import sum_duplicates
 from hotbed.table.by_slot import FUNCTIONS_BY_ID
 
 __all__ = [
-    "Left",
-    "LeftRows",
+    "PendingGradient",
+    "GradientRows",
     "TableGradient",
     "WaitingGradient",
     "by_rows",
@@ -194,7 +194,7 @@ def norm_of_rows(rows: Tensor, norm_type: float) -> Tensor:
     return total.pow(1 / norm_type).to(norms.dtype)
 
 
-class LeftRows(NamedTuple):
+class GradientRows(NamedTuple):
     """What one backward left of a table in the core's memory."""
 
     slots: Tensor
@@ -217,7 +217,7 @@ class LeftRows(NamedTuple):
         return TableGradient.over(self.slots, self.rows, handle.shape, [self.claim])
 
 
-class Left(Protocol):
+class PendingGradient(Protocol):
     """What one backward left of the tables of a batch: all that it takes to sum it by row."""
 
     def step(self, updates: Sequence[tuple[int, Any, Any, Any]]) -> None:
@@ -227,7 +227,9 @@ class Left(Protocol):
         """Of the tables at these positions, for `WaitingGradient.take`."""
 
 
-def leave(left: Left, live: Sequence[Any], nodes: Mapping[int, Any]) -> list[Tensor | None]:
+def leave(
+    left: PendingGradient, live: Sequence[Any], nodes: Mapping[int, Any]
+) -> list[Tensor | None]:
     """Gives handles what a backward left of their tables, and updates those whose optimizers want it
     now (``fused=True``).
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hotbed.table import checks
 from hotbed.table.copies import copied, pickled
-from hotbed.table.holds import alone, reading
+from hotbed.table.locks import alone, reading
 from hotbed.table.records import Records, records_of
 from hotbed.table.with_handle import TableWithHandle
 
@@ -62,7 +62,7 @@ class LiveTable(TableWithHandle):
         """(rows, dim) weights of a static table: the plane, or a copy where there is none that is up to
         date."""
         with reading([self]):
-            self.hear()
+            self.raise_deferred()
             if self.parameter.is_current:
                 return self.place.weights()
             found = self.place.all_rows()
@@ -76,7 +76,7 @@ class LiveTable(TableWithHandle):
             self.ready()
             ids = checks.checked_ids(self.spec, ids)
             with reading([self]):
-                self.hear()
+                self.raise_deferred()
                 if checks.checked_missing(missing):
                     found = self.place.contains(ids)
                     with self.place.ranks.telling("a lookup of rows"):
@@ -88,7 +88,7 @@ class LiveTable(TableWithHandle):
         with self.place.ranks.telling("a search for ids"):
             ids = checks.any_ids(self.spec, ids)
             with reading([self]):
-                self.hear()
+                self.raise_deferred()
                 return self.place.contains(ids)
 
     def assign(self, ids: Tensor, values: Tensor) -> None:
@@ -104,7 +104,7 @@ class LiveTable(TableWithHandle):
             ids = checks.checked_ids(self.spec, ids)
             values = checks.checked_rows(self.spec, ids, values)
             with alone([self]):
-                self.hear()
+                self.raise_deferred()
                 self.place.changing("write", ids=ids)
                 self.place.assign(ids, values)
 
@@ -127,7 +127,7 @@ class LiveTable(TableWithHandle):
         """The same; of a table that ranks share on all of them, or else on the first only."""
         self.place.refuse_copy_beyond_memory(purpose)
         with reading([self]):
-            self.hear()
+            self.raise_deferred()
             return self.place.all_rows(everywhere=everywhere)
 
     def records(self, *, states: bool = True, current: bool = True) -> Iterator[Records]:
@@ -141,7 +141,7 @@ class LiveTable(TableWithHandle):
             self.ready()
             ids = torch.unique(checks.checked_ids(self.spec, ids))
             with alone([self]):
-                self.hear()
+                self.raise_deferred()
                 checks.refuse_to_erase(self)
                 self.generation += 1
                 self.place.changing("erase", ids=ids)
@@ -149,16 +149,16 @@ class LiveTable(TableWithHandle):
 
     def draw_again(self, key: int) -> None:
         """Gives every row its first value under a new key, rank 0's; a dynamic table forgets its rows."""
-        self.hear()
+        self.raise_deferred()
         self.set_key(int(self.place.ranks.tell("a reset of rows", str(key))[0]))
         self.forget_rows()
 
     def forget_rows(self) -> None:
         """Every row is its first value again; a dynamic table is empty. If slots get other ids with
         it, the gradient goes too."""
-        self.settle()
+        self.allocate()
         with alone([self]):
-            self.hear()
+            self.raise_deferred()
             if self.spec.rows is None:
                 self.generation += 1
                 self.drop_gradient()
@@ -172,7 +172,7 @@ class LiveTable(TableWithHandle):
 
     def memory(self) -> dict[str, int]:
         """Bytes of this table by what they hold; in tiers, but for the total, of rows wherever they lie."""
-        self.settle()
+        self.allocate()
         return self.place.memory()
 
     # -- moving and copying ----------------------------------------------------------------------

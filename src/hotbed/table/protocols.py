@@ -15,7 +15,7 @@ from hotbed.table.by_slot import OPEN_ROWS
 from hotbed.table.clipping import Gradient, gradient_of
 from hotbed.table.gradients import WaitingGradient
 from hotbed.table.handles import FollowingHandle, HalfLoadedHandle, Handle, OpenHandle
-from hotbed.table.part import Part
+from hotbed.table.participant import StepParticipant
 from hotbed.table.records import Records, gather_states, gather_weights
 from hotbed.tables import Table
 
@@ -248,7 +248,7 @@ class StepState(_TableInPlace):
         """The rule has taken so many steps; see the core's."""
         rule.restart(steps, base, last)
 
-    def make_part(self, optimizer: Any, tables: Sequence[Any]) -> Part:
+    def make_participant(self, optimizer: Any, tables: Sequence[Any]) -> StepParticipant:
         """What an optimizer's tables in places of an equal ``stepped`` do in a step; where that is not
         `ON_HOST`."""
         raise NotImplementedError

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hotbed import _core
-from hotbed.table.holds import reading
+from hotbed.table.locks import reading
 
 __all__ = ["Records", "gather_states", "gather_weights", "records_of", "rows_at_once"]
 
@@ -44,7 +44,7 @@ def records_of(
     groups: dict[Any, list[Any]] = {}
     with reading(tables):
         for table in tables:
-            table.hear()
+            table.raise_deferred()
             groups.setdefault(table.place.lookups, []).append(table)
         for lookups, group in groups.items():
             for at, rows in lookups.records(group, states=states, current=current):

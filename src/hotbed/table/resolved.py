@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hotbed.inputs.bags import Bags
-from hotbed.table.gradients import Left
+from hotbed.table.gradients import PendingGradient
 
 __all__ = ["Columns", "Resolved"]
 
@@ -58,7 +58,7 @@ class Resolved(Protocol):
     def keep_inputs(self) -> None:
         """A backward will ask for gradients of weights: inputs may change until then."""
 
-    def backward(self, grads: Sequence[Tensor | None]) -> Left:
+    def backward(self, grads: Sequence[Tensor | None]) -> PendingGradient:
         """What gradients of vectors, None where there is none, leave of the tables. They keep it alive."""
 
     def weight_gradients(

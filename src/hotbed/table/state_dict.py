@@ -15,8 +15,8 @@ from torch import Tensor
 
 from hotbed.errors import HotbedError, TableError
 from hotbed.table.checks import checked_ids
-from hotbed.table.holds import alone
 from hotbed.table.live import LiveTable
+from hotbed.table.locks import alone
 
 __all__ = ["ENDINGS", "load_table", "refuse_ambiguous_names", "save_table", "signed_key"]
 
@@ -85,7 +85,7 @@ def load_table(
     with alone([table]):
         parts = list(table.place.parts(table, ids, rows))
         try:
-            table.hear()
+            table.raise_deferred()
             for part, own, _ in parts:
                 part.core.reserve(len(own))
         except HotbedError as error:

@@ -23,7 +23,7 @@ def copy_states(live: LiveTable) -> dict[str, Tensor]:
     Raises:
         OptimizerError: the copy would not fit in memory.
     """
-    live.hear()
+    live.raise_deferred()
     if (found := live.place.all_states()) is None:
         return {}  # rank 0 has them
     ids, states = found
@@ -34,7 +34,7 @@ def reset_states(live: LiveTable) -> None:
     """Gives all rows the first values of their states."""
     options, initial = live.rule.options, live.rule.initial_accumulator_value
     firsts = [first for _, _, first in _core.state_planes(options, initial)]
-    live.settle()
+    live.allocate()
     live.place.changing("write")
     live.place.reset_states(live.rule, firsts)
 
@@ -92,7 +92,7 @@ def _is_dense(value: Any) -> bool:
 
 def write_states(live: LiveTable, states: Mapping[str, Tensor]) -> None:
     """Puts states back by id, as of the last step. Ids without a row get one."""
-    live.settle()
+    live.allocate()
     ids = states["ids"].to(dtype=torch.int64, device="cpu")
     values = [states[name].detach() for name in live.core.state_names]
     steps = torch.full_like(ids, live.rule.steps) if live.follows else None

@@ -20,8 +20,8 @@ from hotbed.errors import HotbedError
 from hotbed.table import checks
 from hotbed.table.gradients import plain_access
 from hotbed.table.handles import Handle
-from hotbed.table.home import Home
 from hotbed.table.place import Place
+from hotbed.table.place_factory import PlaceFactory
 from hotbed.table.registry import register
 from hotbed.tables import COMBINERS, Table
 
@@ -56,12 +56,12 @@ class TableWithHandle(abc.ABC):
         self,
         spec: Table,
         key: int,
-        home: Home,
+        home: PlaceFactory,
         *,
         group: Any = None,
         requires_grad: bool = True,
     ) -> None:
-        """`home`: as `hotbed.places.moves.home_of` gives it."""
+        """`home`: as `hotbed.places.moves.factory_for` gives it."""
         self.group = group
         self.spec = spec
         self.compute_dtype = spec.compute_dtype
@@ -159,11 +159,11 @@ class TableWithHandle(abc.ABC):
         self.assign(self.ids(), data)
 
     def ready(self) -> None:
-        """What may change rows before somebody reads them; see `check_handle` and `settle`."""
+        """What may change rows before somebody reads them; see `check_handle` and `allocate`."""
         self.check_handle()
-        self.settle()
+        self.allocate()
 
-    def settle(self) -> None:
+    def allocate(self) -> None:
         """Gives the rows their place, where they have none yet."""
         self.place.lookups.allocate([self])
 
@@ -200,7 +200,7 @@ class TableWithHandle(abc.ABC):
         """Raises TableError where a load has failed in its middle."""
         checks.refuse_half_loaded(self.spec, self.failed_load)
 
-    def hear(self) -> None:
+    def raise_deferred(self) -> None:
         """Raises what an earlier step was refused for, before somebody looks at rows; or that they are half
         loaded."""
         self.refuse_half_loaded()

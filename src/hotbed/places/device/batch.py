@@ -17,8 +17,8 @@ from hotbed.ops.gpu.pool import FeatureSlots
 from hotbed.ops.gpu.recording import use
 from hotbed.ops.gpu.table_kernels import DeviceBatch, TableKernels
 from hotbed.ops.gpu.transpose import TransposedIndex
-from hotbed.places.device.deferred_errors import Notice
-from hotbed.places.device.gradients import BatchGradient, Origin, Share
+from hotbed.places.device.deferred_errors import DeferredError
+from hotbed.places.device.gradients import BatchGradient, DeviceGradientRows, Origin
 from hotbed.places.device.inputs import bring, bring_weights
 from hotbed.places.device.step import step_in_backward
 from hotbed.places.host.batch import check, core_batch
@@ -84,7 +84,7 @@ def _resolve(
         given = [(f, kind, array) for (f, kind), (_, array, _) in zip(of, arrays, strict=True)]
         faults = _Faults(list(live), list(table_of), list(names), list(bags), given)
         origin = Origin(
-            good, Notice(told, faults.first, live[0], reader=not torch.is_grad_enabled())
+            good, DeferredError(told, faults.first, live[0], reader=not torch.is_grad_enabled())
         )
     weights = [bring_weights(bag.weights, device) for bag in bags]
     features = []
@@ -217,7 +217,7 @@ class DeviceResolved:
     def keep_inputs(self) -> None:
         """They are kept."""
 
-    def backward(self, grads: Sequence[Tensor | None]) -> DeviceLeft:
+    def backward(self, grads: Sequence[Tensor | None]) -> DevicePendingGradient:
         """Gradients become (bags, dim), all of one dtype, columns side by side."""
         dtypes = {grad.dtype for grad in grads if grad is not None}
         dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32
@@ -232,10 +232,10 @@ class DeviceResolved:
                 if dim > 1 and grad.stride(1) != 1:
                     grad = grad.contiguous()
             flat.append(grad)
-        return DeviceLeft(self, flat)
+        return DevicePendingGradient(self, flat)
 
     def weight_gradients(
-        self, left: DeviceLeft, outputs: dict[int, Tensor], wanted: Sequence[int]
+        self, left: DevicePendingGradient, outputs: dict[int, Tensor], wanted: Sequence[int]
     ) -> list[Tensor]:
         grads = [left.grads[f] for f in wanted]
         # Of bags that were not divided none is read.
@@ -255,8 +255,8 @@ class DeviceResolved:
         return results
 
 
-class DeviceLeft:
-    """`hotbed.table.gradients.Left`: what kernels sum by row while they update, or when somebody looks."""
+class DevicePendingGradient:
+    """`hotbed.table.gradients.PendingGradient`, which kernels sum by row as they update, or on demand."""
 
     def __init__(self, resolved: DeviceResolved, grads: list[Tensor | None]) -> None:
         """`grads`: (bags, dim) of each feature, of one dtype."""
@@ -278,5 +278,5 @@ class DeviceLeft:
     def step(self, updates: Sequence[tuple[int, Any, Any, Any]]) -> None:
         step_in_backward(self._gradient, updates)
 
-    def shares(self, tables: Sequence[int]) -> list[Share]:
-        return [Share(self._gradient, t) for t in tables]
+    def shares(self, tables: Sequence[int]) -> list[DeviceGradientRows]:
+        return [DeviceGradientRows(self._gradient, t) for t in tables]

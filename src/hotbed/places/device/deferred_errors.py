@@ -12,10 +12,10 @@ from hotbed.errors import HotbedError
 from hotbed.ops.gpu.recording import now_or_after, recording
 from hotbed.table.live import LiveTable
 
-__all__ = ["Notice", "raise_what_is_known"]
+__all__ = ["DeferredError", "raise_deferred_errors"]
 
 
-class Notice:
+class DeferredError:
     """Integers on their way to the host, and what they mean. One that was made while a step was
     recorded is sent anew after each replay.
 
@@ -49,7 +49,7 @@ class Notice:
         else:
             self._host = told.clone()
         self._taken, self.error = False, None
-        table.waiting.notices.append(self)
+        table.waiting.deferred_errors.append(self)
 
     def concerns(self, training: bool) -> bool:
         """Whether the thread that asks, in a training forward or not, is to hear of it."""
@@ -71,7 +71,7 @@ class Notice:
         return self.error
 
 
-def raise_what_is_known(
+def raise_deferred_errors(
     tables: Sequence[LiveTable], *, training: bool = True, wait: bool = False
 ) -> None:
     """Raises the error of an earlier batch or step of these tables, if it has arrived.
@@ -84,8 +84,8 @@ def raise_what_is_known(
     if recording() is not None:
         return
     for table in tables:
-        notices = table.waiting.notices
-        while notices and (wait or (notices[0].concerns(training) and notices[0].ready)):
-            error = notices.popleft().take()
+        errors = table.waiting.deferred_errors
+        while errors and (wait or (errors[0].concerns(training) and errors[0].ready)):
+            error = errors.popleft().take()
             if error is not None:
                 raise error

@@ -23,12 +23,19 @@ from hotbed.ops.gpu.pool import FeatureSlots
 from hotbed.ops.gpu.reduce import reduce
 from hotbed.ops.gpu.table_kernels import TableKernels
 from hotbed.ops.gpu.terms import Terms
-from hotbed.places.device.deferred_errors import Notice
+from hotbed.places.device.deferred_errors import DeferredError
 from hotbed.places.device.planes import there
 from hotbed.table.gradients import TableGradient, WaitingGradient, by_rows, stored_gradient
 from hotbed.table.live import LiveTable
 
-__all__ = ["BatchGradient", "DeviceGradient", "Origin", "Share", "gather", "share_of"]
+__all__ = [
+    "BatchGradient",
+    "DeviceGradient",
+    "Origin",
+    "DeviceGradientRows",
+    "gather",
+    "gradient_rows_of",
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +49,7 @@ class Origin:
     """
 
     good: Tensor | None = None
-    notice: Notice | None = None
+    notice: DeferredError | None = None
     claim: Any = None
     written: tuple[tuple[Any, Tensor], ...] | None = None
     """The core's tables and the slots, on the host, that a step writes; None: all of the claim's."""
@@ -88,7 +95,7 @@ class BatchGradient:
 
 
 @dataclass(frozen=True, eq=False)
-class Share:
+class DeviceGradientRows:
     """One table's share of what a backward left."""
 
     gradient: BatchGradient
@@ -109,10 +116,10 @@ class Share:
         return _coo(handle, *self.rows(), [self.origin])
 
 
-def share_of(live: LiveTable) -> Share | None:
+def gradient_rows_of(live: LiveTable) -> DeviceGradientRows | None:
     """What the last backward left, if that is all that the table's gradient is."""
     if len(live.waiting.shares) == 1 and stored_gradient(live.parameter) is None:
-        share: Share = live.waiting.shares[0]
+        share: DeviceGradientRows = live.waiting.shares[0]
         return share
     return None
 
@@ -122,7 +129,7 @@ class DeviceGradient(WaitingGradient):
 
     def __init__(self) -> None:
         super().__init__()
-        self.notices: deque[Notice] = deque()
+        self.deferred_errors: deque[DeferredError] = deque()
         """On their way from the device, in their order."""
 
     def zero(self, handle: Tensor) -> None:
@@ -134,7 +141,7 @@ class DeviceGradient(WaitingGradient):
 
     def _total(self, handle: Any, stored: Tensor | None, shares: list[Any]) -> Tensor:
         live = handle.hotbed_table
-        share = share_of(live)
+        share = gradient_rows_of(live)
         if share is not None:
             return share.coo(handle)
         terms, _ = gather([live])

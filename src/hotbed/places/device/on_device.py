@@ -11,9 +11,9 @@ import torch
 from hotbed import _core
 from hotbed.errors import OptimizerError, TableError
 from hotbed.ops.gpu.rows import KINDS, WIDEST
-from hotbed.places.device.deferred_errors import raise_what_is_known
+from hotbed.places.device.deferred_errors import raise_deferred_errors
 from hotbed.places.device.gradients import DeviceGradient
-from hotbed.places.device.participant import DevicePart
+from hotbed.places.device.participant import DeviceParticipant
 from hotbed.table.lookups import Lookups
 from hotbed.table.place import Place
 from hotbed.tables import Table
@@ -48,7 +48,7 @@ class DeviceLookups(Lookups):
     def raise_deferred(
         self, live: Sequence[Any], *, training: bool = True, wait: bool = False
     ) -> None:
-        raise_what_is_known(live, training=training, wait=wait)
+        raise_deferred_errors(live, training=training, wait=wait)
 
     def without_autocast(self) -> contextlib.AbstractContextManager[Any]:
         return torch.autocast(self.device.type, enabled=False)
@@ -63,8 +63,8 @@ class OnDevice(Place):
     def stepped(self) -> Any:
         return self.device
 
-    def make_part(self, optimizer: Any, tables: Sequence[Any]) -> DevicePart:
-        return DevicePart(optimizer, tables)
+    def make_participant(self, optimizer: Any, tables: Sequence[Any]) -> DeviceParticipant:
+        return DeviceParticipant(optimizer, tables)
 
     def refuse_to_share(self) -> None:
         raise TableError(

@@ -12,13 +12,13 @@ from torch import Tensor
 from hotbed.ops.gpu.recording import now_or_after
 from hotbed.places.device.step import DenseGradient, DeviceStep, Entry, Predicated
 from hotbed.table.live import LiveTable
-from hotbed.table.part import NOTICE, raise_of_last_step
+from hotbed.table.participant import DEFERRED, raise_of_last_step
 
-__all__ = ["DevicePart"]
+__all__ = ["DeviceParticipant"]
 
 
-class DevicePart:
-    """`hotbed.table.part.Part`: what is decided is a number on the device, which every update reads.
+class DeviceParticipant:
+    """`hotbed.table.participant.StepParticipant`: its decision is a number on the device that updates read.
 
     Threading: for the training thread.
     """
@@ -101,10 +101,10 @@ class DevicePart:
         finally:
             for inner in asking:
                 del inner.found_inf
-        predicated.settle(self._take)
+        predicated.allocate(self._take)
         for one, grad in zip(self._dense, given, strict=True):
             one.parameter.grad = grad
-        self._optimizer.__dict__[NOTICE] = self._step.tell(predicated.take_back)
+        self._optimizer.__dict__[DEFERRED] = self._step.tell(predicated.take_back)
 
 
 def _asks_found_inf(inner: Any) -> bool:

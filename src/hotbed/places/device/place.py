@@ -18,8 +18,8 @@ from hotbed.ops.gpu.update import DevicePlanes
 from hotbed.places.device.batch import DeviceResolved, resolve_whole
 from hotbed.places.device.on_device import DeviceLookups, OnDevice, remedy_on_device
 from hotbed.places.host.place import Memory, in_memory_again
-from hotbed.table.home import Home, make_core
 from hotbed.table.lookups import Call
+from hotbed.table.place_factory import PlaceFactory, make_core
 from hotbed.table.records import Records, rows_at_once
 from hotbed.tables import Table
 
@@ -48,7 +48,7 @@ def refuse_whole(core: _core.Table, spec: Table, device: torch.device) -> None:
 def on_device(
     spec: Table, key: int, device: torch.device, budget: _core.MemoryBudget | None = None
 ) -> WholeOnDevice:
-    """A `Home`: rows are made there.
+    """A `PlaceFactory`: rows are made there.
 
     Raises:
         TableError, OutOfMemory: they cannot lie there.
@@ -226,7 +226,9 @@ class WholeOnDevice(OnDevice):
 
     # -- moving ----------------------------------------------------------------------------------
 
-    def for_copy(self, memo: dict[int, Any] | None) -> tuple[Home, Callable[[Any], None] | None]:
+    def for_copy(
+        self, memo: dict[int, Any] | None
+    ) -> tuple[PlaceFactory, Callable[[Any], None] | None]:
         """By way of the host: beside both tables nothing lies on the device."""
         return in_memory_again(self.budget, memo), functools.partial(bring, device=self.device)
 

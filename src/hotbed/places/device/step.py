@@ -23,8 +23,13 @@ from hotbed.ops.gpu.rows import KINDS
 from hotbed.ops.gpu.table_kernels import Step, TableKernels
 from hotbed.ops.gpu.terms import Terms
 from hotbed.ops.gpu.update import Launched, RowsToUpdate, renumber, update
-from hotbed.places.device.deferred_errors import Notice
-from hotbed.places.device.gradients import BatchGradient, Share, gather, share_of
+from hotbed.places.device.deferred_errors import DeferredError
+from hotbed.places.device.gradients import (
+    BatchGradient,
+    DeviceGradientRows,
+    gather,
+    gradient_rows_of,
+)
 from hotbed.places.device.planes import there
 from hotbed.table.live import LiveTable
 
@@ -38,7 +43,7 @@ class Entry:
     live: LiveTable
     rule: Any
     hyper: Any
-    share: Share | None = None
+    share: DeviceGradientRows | None = None
     """Its gradient, where that is not the handle's."""
 
     @property
@@ -81,7 +86,7 @@ class DeviceStep:
         together: dict[int, tuple[BatchGradient, list[tuple[int, Entry]]]] = {}
         apart: list[Entry] = []
         for entry in self.entries:
-            share = entry.share or share_of(entry.live)
+            share = entry.share or gradient_rows_of(entry.live)
             if share is None:
                 apart.append(entry)
                 self._origins += entry.live.waiting.origins_of(entry.live.parameter)
@@ -157,7 +162,9 @@ class DeviceStep:
         for entry in self.entries:
             _count(entry.rule, 1)
 
-    def tell(self, take_back: Callable[[], None] | None = None, *, counted: bool = True) -> Notice:
+    def tell(
+        self, take_back: Callable[[], None] | None = None, *, counted: bool = True
+    ) -> DeferredError:
         """Sends what was decided to the host, behind what is launched so far.
 
         Args:
@@ -166,7 +173,7 @@ class DeviceStep:
         """
         names = [one.name for one in self.dense]
         slot_flags = len(self._slot_flags)
-        notices = [origin.notice for origin in self._origins if origin.good is not None]
+        deferred_errors = [origin.notice for origin in self._origins if origin.good is not None]
         # Without gradients and claims, which would be kept for as long.
         rules = [entry.rule for entry in self.entries if counted]
         tables = [entry.live for entry in self.entries]
@@ -184,13 +191,13 @@ class DeviceStep:
             bad_tables = [t for t in tables if not next(flags)]
             bad_dense = [name for name in names if not next(flags)]
             bad_slots = [1 for _ in range(slot_flags) if not next(flags)]
-            for of_batch in notices:
+            for of_batch in deferred_errors:
                 if not next(flags):
                     of_batch.take()
                     return of_batch.error  # type: ignore[no-any-return]
             return _error(bad_tables, bad_dense, bool(bad_slots))
 
-        return Notice(self._told, error_of, self.table)
+        return DeferredError(self._told, error_of, self.table)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -247,7 +254,7 @@ class Predicated:
             t for t in state if isinstance(t, Tensor) and t.device == parameter.device and t.dim()
         ]
 
-    def settle(self, take: Tensor) -> None:
+    def allocate(self, take: Tensor) -> None:
         """After the optimizer's step."""
         taken = take.reshape(()) != 0
         for tensor, before in self._before:
@@ -274,7 +281,7 @@ def step_in_backward(gradient: BatchGradient, wanted: Sequence[tuple[int, Any, A
     """Steps tables at once (``fused=True``): (position, its update, rule, numbers) each."""
     steps: dict[int, tuple[Any, list[Entry]]] = {}
     for t, of_table, rule, hyper in wanted:
-        entry = Entry(gradient.tables[t], rule, hyper, Share(gradient, t))
+        entry = Entry(gradient.tables[t], rule, hyper, DeviceGradientRows(gradient, t))
         updates = of_table.updates
         steps.setdefault(id(updates), (updates, []))[1].append(entry)
     for updates, entries in steps.values():

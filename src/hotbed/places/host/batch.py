@@ -12,7 +12,7 @@ from torch import Tensor
 from hotbed import _core
 from hotbed.errors import StorageError
 from hotbed.inputs.bags import Bags, FlatIds, core_input, input_fault
-from hotbed.table.gradients import LeftRows
+from hotbed.table.gradients import GradientRows
 from hotbed.table.lookups import Call
 from hotbed.table.resolved import Columns
 from hotbed.tables import CORE_DTYPES
@@ -97,7 +97,7 @@ class HostBatch:
     def keep_inputs(self) -> None:
         self.core.keep_inputs()
 
-    def backward(self, grads: Sequence[Tensor | None]) -> HostLeft:
+    def backward(self, grads: Sequence[Tensor | None]) -> HostPendingGradient:
         held: list[Tensor] = []
         places: _Addresses = [(0, 0)] * len(grads)
         for f, grad in enumerate(grads):
@@ -119,21 +119,23 @@ class HostBatch:
             places[f] = grad.data_ptr(), stride
         return self.left(places, held)
 
-    def left(self, places: _Addresses | _core.VectorPlaces, held: Sequence[Tensor]) -> HostLeft:
+    def left(
+        self, places: _Addresses | _core.VectorPlaces, held: Sequence[Tensor]
+    ) -> HostPendingGradient:
         """What gradients of vectors leave. `held`: what lies at these places."""
         try:
             all_seated = bool(self.core.seat())
         except StorageError as error:
             raise self._over_budget(error) from None
-        return HostLeft(self.core, self.live, places, held, all_seated, self.claim)
+        return HostPendingGradient(self.core, self.live, places, held, all_seated, self.claim)
 
     @property
     def claim(self) -> Any:
-        """What keeps the rows of the slots where they are, as `LeftRows.claim`."""
+        """What keeps the rows of the slots where they are, as `GradientRows.claim`."""
         return self.core.claim
 
     def weight_gradients(
-        self, left: HostLeft, outputs: dict[int, Tensor], wanted: Sequence[int]
+        self, left: HostPendingGradient, outputs: dict[int, Tensor], wanted: Sequence[int]
     ) -> list[Tensor]:
         assert isinstance(left.places, list)
         results: list[Tensor] = []
@@ -151,8 +153,8 @@ class HostBatch:
         return results
 
 
-class HostLeft(NamedTuple):
-    """`hotbed.table.gradients.Left`: gradients of vectors, and the core's batch, which sums them by row."""
+class HostPendingGradient(NamedTuple):
+    """`hotbed.table.gradients.PendingGradient`, which the core's batch sums by row."""
 
     core: Any
     live: Sequence[Any]
@@ -162,7 +164,7 @@ class HostLeft(NamedTuple):
     all_seated: bool
     """Whether every id has a row; evaluation stores none."""
     claim: Any
-    """Of its rows, as `LeftRows.claim`."""
+    """Of its rows, as `GradientRows.claim`."""
 
     def step(self, updates: Sequence[tuple[int, Any, Any, Any]]) -> None:
         assert isinstance(self.places, list)
@@ -171,8 +173,8 @@ class HostLeft(NamedTuple):
         if at >= 0:
             raise self.live[at].fused_update.refuse(slot, element)
 
-    def shares(self, tables: Sequence[int], *, divisor: int = 1) -> list[LeftRows]:
-        """As `Left.shares`. `divisor`: of all sums."""
+    def shares(self, tables: Sequence[int], *, divisor: int = 1) -> list[GradientRows]:
+        """As `PendingGradient.shares`. `divisor`: of all sums."""
         every = self.core.unique_counts()
         counts = [every[t] for t in tables]
         indices = torch.empty(sum(counts), dtype=torch.int64, device="cpu")
@@ -206,5 +208,5 @@ class HostLeft(NamedTuple):
             # Torch adds to it in place, which memory of the core would not allow.
             if not slots.shape[0]:
                 slots, rows = slots.clone(), torch.empty_like(rows)
-            shares.append(LeftRows(slots, rows, True, all_finite[t], self.claim))
+            shares.append(GradientRows(slots, rows, True, all_finite[t], self.claim))
         return shares

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from hotbed import _core
-from hotbed.places.core_backed import CoreLookups, OfCore
+from hotbed.places.core_backed import CoreBacked, CoreLookups
 from hotbed.places.host.batch import HostBatch, resolve_in_core
-from hotbed.table.home import Home, make_core
 from hotbed.table.lookups import Call
+from hotbed.table.place_factory import PlaceFactory, make_core
 from hotbed.tables import Table
 
 __all__ = ["IN_MEMORY", "Memory", "in_memory", "in_memory_again"]
@@ -24,11 +24,11 @@ _GRADIENTS_OF_OTHER_DTYPE = hasattr(torch.Tensor, "grad_dtype")
 
 
 def in_memory(spec: Table, key: int, budget: _core.MemoryBudget | None = None) -> Memory:
-    """A `Home`."""
+    """A `PlaceFactory`."""
     return Memory(make_core(spec, key, budget=budget), spec, budget)
 
 
-def in_memory_again(budget: _core.MemoryBudget | None, memo: dict[int, Any] | None) -> Home:
+def in_memory_again(budget: _core.MemoryBudget | None, memo: dict[int, Any] | None) -> PlaceFactory:
     """With a copy of the budget, where that is wanted."""
     return functools.partial(
         in_memory, budget=budget if memo is None else copy.deepcopy(budget, memo)
@@ -58,7 +58,7 @@ class MemoryLookups(CoreLookups):
 IN_MEMORY: Final = MemoryLookups()
 
 
-class Memory(OfCore):
+class Memory(CoreBacked):
     """The slot of a static table's row is its id; a dynamic table has an index."""
 
     def __init__(
@@ -101,7 +101,9 @@ class Memory(OfCore):
 
     # -- moving ----------------------------------------------------------------------------------
 
-    def for_copy(self, memo: dict[int, Any] | None) -> tuple[Home, Callable[[Any], None] | None]:
+    def for_copy(
+        self, memo: dict[int, Any] | None
+    ) -> tuple[PlaceFactory, Callable[[Any], None] | None]:
         return in_memory_again(self.budget, memo), None
 
     def refuse_device(self, device: torch.device, by_kernels: Any) -> None:

@@ -10,17 +10,17 @@ from torch import Tensor
 
 from hotbed import _core
 from hotbed.errors import NotFiniteError, OptimizerError
-from hotbed.table.gradients import LeftRows, stored_gradient
+from hotbed.table.gradients import GradientRows, stored_gradient
 from hotbed.table.live import LiveTable
 
-__all__ = ["NO_ROWS", "HostPart", "not_finite"]
+__all__ = ["NO_ROWS", "HostParticipant", "not_finite"]
 
-NO_ROWS = LeftRows(torch.empty(0, dtype=torch.int64), torch.empty((0, 1)), True, True)
+NO_ROWS = GradientRows(torch.empty(0, dtype=torch.int64), torch.empty((0, 1)), True, True)
 """Of any table: a step all the same."""
 
 
-class HostPart:
-    """`hotbed.table.part.Part`, of tables of which the core computes on rows, in one call."""
+class HostParticipant:
+    """`hotbed.table.participant.StepParticipant` of tables in the core's memory, stepped in one call."""
 
     takes_host = True
 
@@ -28,7 +28,7 @@ class HostPart:
         self._optimizer = optimizer
         self._entries: list[tuple[Any, int, int, int, Any, bool, bool]] = []
         self._tables: list[LiveTable] = []
-        self._held: list[LeftRows] = []  # alive until the core has read them
+        self._held: list[GradientRows] = []  # alive until the core has read them
         self._views: list[tuple[int, int, bool]] = []
         self._dense: list[tuple[Tensor, int, int]] = []
         self._core: Any = None
@@ -39,7 +39,7 @@ class HostPart:
             self._optimizer.check_hold(live, rule)
             self.take_rows(live, rule, hyper, rows)
 
-    def take_rows(self, live: LiveTable, rule: Any, hyper: Any, rows: LeftRows) -> None:
+    def take_rows(self, live: LiveTable, rule: Any, hyper: Any, rows: GradientRows) -> None:
         """A table with a gradient, of an optimizer that is known to hold it."""
         slots, values = rows.slots, rows.rows
         at = slots.data_ptr(), values.data_ptr(), slots.shape[0]
@@ -100,7 +100,7 @@ class HostPart:
         return step
 
 
-def rows_of(live: LiveTable) -> LeftRows | None:
+def rows_of(live: LiveTable) -> GradientRows | None:
     """The gradient of a table in the core's memory, as it is to be stepped; None where it has none.
 
     Raises:
@@ -108,7 +108,7 @@ def rows_of(live: LiveTable) -> LeftRows | None:
     """
     handle = live.parameter
     if len(handle.waiting.shares) == 1 and stored_gradient(handle) is None:
-        share: LeftRows = handle.waiting.shares[0]
+        share: GradientRows = handle.waiting.shares[0]
         return share
     grad = handle.grad
     if grad is None:
@@ -117,7 +117,7 @@ def rows_of(live: LiveTable) -> LeftRows | None:
     values = grad._values() if grad.is_sparse else grad
     if values.dtype != live.spec.compute_dtype:
         values = values.to(live.spec.compute_dtype)
-    return LeftRows(slots.contiguous(), values.contiguous())
+    return GradientRows(slots.contiguous(), values.contiguous())
 
 
 def not_finite(live: LiveTable, slot: int, element: int, *, fused: bool = False) -> NotFiniteError:

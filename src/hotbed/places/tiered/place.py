@@ -10,10 +10,10 @@ from torch import Tensor
 
 from hotbed import _core
 from hotbed.errors import OptimizerError, TableError
-from hotbed.places.core_backed import OfCore
+from hotbed.places.core_backed import CoreBacked
 from hotbed.places.tiered.tiers import Tiers
-from hotbed.table.home import Home, make_core
 from hotbed.table.lookups import Lookups
+from hotbed.table.place_factory import PlaceFactory, make_core
 from hotbed.table.records import Records, rows_at_once
 from hotbed.tables import Table
 
@@ -21,11 +21,11 @@ __all__ = ["Tiered", "in_tiers"]
 
 
 def in_tiers(spec: Table, key: int, tiers: Tiers) -> Tiered:
-    """A `Home`."""
+    """A `PlaceFactory`."""
     return Tiered(make_core(spec, key, tiered=True), spec, tiers)
 
 
-class Tiered(OfCore):
+class Tiered(CoreBacked):
     """Tables of one storage share slots."""
 
     rows_move = True
@@ -90,7 +90,7 @@ class Tiered(OfCore):
     # -- moving ----------------------------------------------------------------------------------
 
     def refuse_to_share(self) -> None:
-        if not self.core.homeless:
+        if not self.core.unallocated:
             raise TableError(
                 f"Table {self.core.name!r} has rows in tiers already, which stay in this process. Distribute "
                 "the model first, then load rows into it."
@@ -99,7 +99,9 @@ class Tiered(OfCore):
     def give_up(self, live: Any) -> None:
         self.tiers.give_up(live)
 
-    def for_copy(self, memo: dict[int, Any] | None) -> tuple[Home, Callable[[Any], None] | None]:
+    def for_copy(
+        self, memo: dict[int, Any] | None
+    ) -> tuple[PlaceFactory, Callable[[Any], None] | None]:
         raise TableError(
             f"Table {self.core.name!r}: a table with Storage(...) cannot be copied or pickled: its tiers "
             "are its own. Make a new collection and load the state_dict."

@@ -17,8 +17,8 @@ from hotbed.places.tiered.batch import resolve_in_tiers
 from hotbed.places.tiered.budget import by_part, ids_within
 from hotbed.places.tiered.prepared import Prepared
 from hotbed.storage import Storage
-from hotbed.table.holds import alone
 from hotbed.table.live import LiveTable
+from hotbed.table.locks import alone
 from hotbed.table.lookups import Call
 
 __all__ = ["Tiers"]
@@ -79,10 +79,10 @@ class Tiers(CoreLookups):
 
     def allocate(self, live: Sequence[Any]) -> None:
         self.release_spent()
-        self.settle()
+        self.allocate_all()
 
     def are_allocated(self, live: Sequence[Any]) -> bool:
-        return not any(table.core.homeless for table in live)
+        return not any(table.core.unallocated for table in live)
 
     def make_batch(self, live: Sequence[Any], table_of: Sequence[int], bags: Sequence[Bags]) -> Any:
         return core_batch(live, table_of, bags)
@@ -92,13 +92,13 @@ class Tiers(CoreLookups):
         return HostBatch(batch, call, wanted, self.over_budget, read)
 
     def flush(self, live: Sequence[Any]) -> None:
-        self.settle()
+        self.allocate_all()
         self.core.flush()
         self.note_hottest(live)
 
     # -- their tables ----------------------------------------------------------------------------
 
-    def settle(self) -> None:
+    def allocate_all(self) -> None:
         """Gives every table its place, where a table or its optimizer is new.
 
         Raises:
@@ -111,10 +111,10 @@ class Tiers(CoreLookups):
                 "forked. Make a collection of its own here."
             )
         tables = self.tables
-        if not any(table.core.homeless for table in tables):
+        if not any(table.core.unallocated for table in tables):
             return
         with alone(tables):
-            if any(table.core.homeless for table in tables):  # nobody else was faster
+            if any(table.core.unallocated for table in tables):  # nobody else was faster
                 self._lay_out(tables, "a table or an optimizer was made")
 
     def _lay_out(self, tables: list[LiveTable], why: str, *, again: bool = False) -> None:
@@ -139,7 +139,7 @@ class Tiers(CoreLookups):
             place_of: makes the new place of a table's core and description.
 
         Raises:
-            StorageError, TableError: as `settle`; rows stay where they were.
+            StorageError, TableError: as `allocate_all`; rows stay where they were.
         """
         if planes is self._planes:
             return
@@ -151,7 +151,7 @@ class Tiers(CoreLookups):
         before, self._planes = self._planes, planes
         _core.set_planes(self.core, planes)
         try:
-            if any(not table.core.homeless for table in tables):
+            if any(not table.core.unallocated for table in tables):
                 self._lay_out(tables, "a module was moved", again=True)
         except BaseException:
             self._planes = before

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hotbed.dist.declarations import Declaration, differences
-from hotbed.dist.peers import PeerError, mark_told
+from hotbed.dist.errors import PeerError, mark_told
 
 __all__ = [
     "ENDED",

@@ -8,9 +8,9 @@ from hotbed import _core
 from hotbed.table.place import Place
 from hotbed.tables import CORE_DTYPES, Table
 
-__all__ = ["Home", "make_core"]
+__all__ = ["PlaceFactory", "make_core"]
 
-Home = Callable[[Table, int], Place]
+PlaceFactory = Callable[[Table, int], Place]
 """Makes the place of a table with a key."""
 
 

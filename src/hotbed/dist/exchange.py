@@ -14,16 +14,16 @@ import torch
 from torch import Tensor
 
 from hotbed import _core
-from hotbed.dist.peers import PeerError
+from hotbed.dist.errors import PeerError
 from hotbed.dist.ranks import Ranks
 from hotbed.dist.wire import block, rounded
 from hotbed.errors import TableError
 from hotbed.group.lookup import looked_up
 from hotbed.inputs.bags import FlatIds
-from hotbed.table.gradients import LeftRows
+from hotbed.table.gradients import GradientRows
 from hotbed.table.lookups import Call
 
-__all__ = ["Given", "Trip"]
+__all__ = ["Given", "Exchange"]
 
 _NO_IDS = torch.empty(0, dtype=torch.int64)
 
@@ -42,7 +42,7 @@ class Given(NamedTuple):
 _NOTHING_GIVEN = 0, 0, 0, 0
 
 
-class Trip:
+class Exchange:
     """One batch of tables of the same ranks.
 
     Attributes:
@@ -63,7 +63,7 @@ class Trip:
         self._announce(ranks, places, torch.cat([_NO_IDS, *ids]), counts)
 
     @classmethod
-    def of_batch(cls, ranks: Ranks, places: Sequence[Any], batch: Any) -> tuple[Trip, Tensor]:
+    def of_batch(cls, ranks: Ranks, places: Sequence[Any], batch: Any) -> tuple[Exchange, Tensor]:
         """The distinct ids of a core's batch, and for each position of each table, feature after feature,
         which of them it has."""
         distinct, inverse = (torch.empty(batch.positions, dtype=torch.int64) for _ in range(2))
@@ -178,7 +178,7 @@ class Trip:
 
     def give(
         self, grads: Sequence[Given | None], wanted: Sequence[int]
-    ) -> list[tuple[Any, LeftRows]]:
+    ) -> list[tuple[Any, GradientRows]]:
         """Bring gradients to the owners and return their means, of each shard of this rank. Called by all
         ranks.
 

@@ -7,13 +7,13 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-__all__ = ["NOTICE", "Part", "raise_of_last_step"]
+__all__ = ["DEFERRED", "StepParticipant", "raise_of_last_step"]
 
-NOTICE = "_hotbed_notice"
+DEFERRED = "_hotbed_notice"
 """Where an optimizer has what a device will tell of its last step."""
 
 
-class Part(Protocol):
+class StepParticipant(Protocol):
     """The tables of an optimizer whose rows lie in one memory, and dense parameters there. First it takes
     them in, then it decides, applies and lets the dense parameters step; all parts do, or none."""
 
@@ -55,6 +55,6 @@ def raise_of_last_step(optimizer: Any) -> None:
     Raises:
         NotFiniteError, IdError: it was not taken.
     """
-    notice = optimizer.__dict__.pop(NOTICE, None)
+    notice = optimizer.__dict__.pop(DEFERRED, None)
     if notice is not None and (error := notice.take()) is not None:
         raise error

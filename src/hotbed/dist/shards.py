@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 from hotbed.tables import Table
 
-__all__ = ["Share"]
+__all__ = ["Shard"]
 
 
-class Share(NamedTuple):
+class Shard(NamedTuple):
     """A part of a table, and the rank that keeps it."""
 
     rank: int

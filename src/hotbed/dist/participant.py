@@ -10,28 +10,30 @@ from torch import Tensor
 
 from hotbed import _core
 from hotbed.dist.declarations import of_optimizer
+from hotbed.dist.errors import PeerError
 from hotbed.dist.gradients import Collected, collect, serve_collect
-from hotbed.dist.opening import Opened
-from hotbed.dist.peers import PeerError
+from hotbed.dist.handshake import Opened
 from hotbed.dist.ranks import Ranks
 from hotbed.errors import OptimizerError
 from hotbed.optim.options import NUMBERS
-from hotbed.places.host.step import NO_ROWS, HostPart
+from hotbed.places.host.step import NO_ROWS, HostParticipant
 from hotbed.table.gradients import plain_access
-from hotbed.table.holds import alone
+from hotbed.table.locks import alone
 
-__all__ = ["ShardedPart", "serve_step"]
+__all__ = ["ShardedParticipant", "serve_step"]
 
 
-class ShardedPart:
-    """`hotbed.table.part.Part`. Called by all ranks, with the same tables. What the host steps besides, it
-    steps with them, so that all ranks vote on it."""
+class ShardedParticipant:
+    """`hotbed.table.participant.StepParticipant`. Called by all ranks, with the same tables.
+
+    What the host steps besides, it steps with them, so that all ranks vote on it.
+    """
 
     takes_host = True
 
     def __init__(self, optimizer: Any, ranks: Ranks) -> None:
         self._optimizer, self._ranks = optimizer, ranks
-        self._host = HostPart(optimizer)
+        self._host = HostParticipant(optimizer)
         self._tables: list[tuple[Any, Any, Any]] = []
         self._stepped: list[tuple[Any, Any, Any]] = []
 
@@ -133,7 +135,7 @@ def serve_step(ranks: Ranks, opened: Opened) -> None:
             f"Rank {ranks.rank} has no optimizer any more, and answers for its shards. Keep it until "
             "all have left Join."
         )
-    part = ShardedPart(optimizer, ranks)
+    part = ShardedParticipant(optimizer, ranks)
     told = opened.numbers[speaks].tolist()
     for numbers, live in zip(_heard(told, len(tables)), tables, strict=True):
         hyper = _core.Hyperparameters()
@@ -145,7 +147,7 @@ def serve_step(ranks: Ranks, opened: Opened) -> None:
 
 
 def _width(told: list[int], tables: int) -> int:
-    """Return the number of int64 words that `ShardedPart._numbers` emits."""
+    """Return the number of int64 words that `ShardedParticipant._numbers` emits."""
     return 2 + tables + told[1] * len(NUMBERS)
 
 

@@ -35,6 +35,8 @@ def reading(tables: Iterable[Any]) -> Iterator[None]:
         for table in tables:
             table.ready()
         with together(tables):
-            if not any(table.core.homeless for table in tables):  # an optimizer was made just now
+            if not any(
+                table.core.unallocated for table in tables
+            ):  # an optimizer was made just now
                 yield
                 return
