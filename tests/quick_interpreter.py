@@ -48,7 +48,7 @@ def _prepare_once() -> None:
 def _leave_out_unread_checks() -> None:
     """Of overflow: what they find is asserted in debugging mode only."""
     builder: Any = getattr(interpreter, "interpreter_builder", None)
-    options = getattr(builder, "options", None)
+    options: Any = getattr(builder, "options", None)
     if getattr(options, "debug", True) is False and hasattr(options, "sanitize_overflow"):
         builder.options = dataclasses.replace(options, sanitize_overflow=False)
 
