@@ -17,7 +17,7 @@ from torch import nn
 
 import hotbed as hb
 from hotbed import _core
-from hotbed.checkpoint import CheckpointError, joining, rows
+from hotbed.checkpoint import CheckpointError, merge_columns, rows
 from hotbed.checkpoint.inspect import contents, differences, verified
 from hotbed.checkpoint.manifest import FORMAT, VERSION, read_manifest
 from hotbed.checkpoint.new import new_folder
@@ -230,7 +230,7 @@ def test_columns_that_do_not_fit_together(tmp_path: Path) -> None:
         own = {name: piece.tensors[name][number:] for name in ("ids", "weights")}
         pieces[number] = piece._replace(tensors=own)
     with pytest.raises(ValueError, match="some rows have not all of them"):
-        joining._joined("m.t", slice(0, 5), pieces, {"states/sum"})
+        merge_columns._joined("m.t", slice(0, 5), pieces, {"states/sum"})
     halves = [
         rows.TableRows("t", columns, {"ids": ids, "weights": torch.ones(2, 2)})
         for columns, ids in (
@@ -245,7 +245,7 @@ def test_columns_that_do_not_fit_together(tmp_path: Path) -> None:
     ]
     for pieces in (halves, singles):  # twice in a file, and in two files
         with pytest.raises(ValueError, match="or twice"):
-            joining._joined("t", slice(0, 4), pieces, set())
+            merge_columns._joined("t", slice(0, 4), pieces, set())
 
 
 def joined_pieces(folder: Path) -> list[Any]:

@@ -228,7 +228,7 @@ class Exchange:
             return [(live, some, None) for live, some in zip(own, ids, strict=True)]
         given = Given(rows.contiguous(), self.moved)
         received, begins = self._give("rows", [given], [True], stored=True), [0] * size
-        found = []
+        found: list[tuple[Any, Tensor, Tensor | None]] = []
         for live, some, of_ranks in zip(own, ids, of_shards, strict=True):
             pieces, dim = [], live.spec.dim
             for rank, count in enumerate(of_ranks):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -70,7 +70,7 @@ def looked_up(call: Call, places: _core.VectorPlaces | None) -> Resolved:
     """
     behind = [table for table in call.live if call.training and table.follows]
 
-    def write(resolved: Resolved) -> Resolved:
+    def write(resolved: Any) -> Any:
         if places is not None:
             resolved.write(places)
         return resolved
