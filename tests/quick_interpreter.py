@@ -50,7 +50,7 @@ def _leave_out_unread_checks() -> None:
     builder: Any = getattr(interpreter, "interpreter_builder", None)
     options: Any = getattr(builder, "options", None)
     if getattr(options, "debug", True) is False and hasattr(options, "sanitize_overflow"):
-        builder.options = dataclasses.replace(options, sanitize_overflow=False)  # type: ignore[type-var]
+        builder.options = dataclasses.replace(options, sanitize_overflow=False)
 
 
 def _remember_dtypes() -> None:

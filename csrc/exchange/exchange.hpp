@@ -13,9 +13,9 @@
 #include <utility>
 #include <vector>
 
-#include "index/group.hpp"
-#include "batch/pool.hpp"
 #include "batch/batch.hpp"
+#include "batch/pool.hpp"
+#include "index/group.hpp"
 
 namespace hotbed {
 

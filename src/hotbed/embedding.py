@@ -62,12 +62,12 @@ class Embedding(OneTable):
             "none",
             padding_idx,
             _weight,
-            _freeze,
             device,
             dtype,
             init,
             group,
         )
+        self._live.parameter.requires_grad_(not _freeze)
 
     @classmethod
     def from_pretrained(

@@ -67,7 +67,6 @@ class EmbeddingBag(OneTable):
             mode,
             padding_idx,
             _weight,
-            False,
             device,
             dtype,
             init,

@@ -75,8 +75,6 @@ class Group:
         self,
         tables: Sequence[tuple[Table, int]],
         device: torch.device | None = None,
-        *,
-        requires_grad: bool = True,
     ) -> list[LiveTable]:
         """Return new tables of these (description, key).
 
@@ -101,7 +99,7 @@ class Group:
         made = []
         for spec, key in tables:
             home = factory_for(spec, device=device, tiers=self._tiers, budget=self._budget)
-            made.append(LiveTable(spec, key, home, group=self, requires_grad=requires_grad))
+            made.append(LiveTable(spec, key, home, group=self))
         return made
 
     def place(self, tables: Sequence[LiveTable], device: torch.device | None) -> None:

@@ -61,7 +61,7 @@ def lookup(
     return _resolved(call, behind, lambda resolved: pool(resolved, handles))
 
 
-def looked_up(call: Call, places: _core.VectorPlaces | None) -> Resolved:
+def looked_up(call: Call, places: _core.VectorPlaces | None) -> Any:
     """Resolve a batch that others ask for, of tables in the core's memory, for a backward that somebody else
     calls.
 

@@ -55,7 +55,6 @@ class OneTable(TableOwner):
         combiner: str,
         padding_idx: int | None,
         weight: Any,
-        freeze: bool,
         device: Any,
         dtype: torch.dtype | None,
         init: initializers.Initializer | None,
@@ -81,7 +80,7 @@ class OneTable(TableOwner):
         group = group_for(group)
         key = derive_key(None, spec.name)
         spec = dataclasses.replace(spec, name=group.name_for(spec.name))
-        (self._live,) = group.make([(spec, key)], there, requires_grad=not freeze)
+        (self._live,) = group.make([(spec, key)], there)
         self._tables = (self._live,)
         self._own({"weight": self._live})
         if weight is not None:

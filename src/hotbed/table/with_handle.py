@@ -124,11 +124,6 @@ class TableWithHandle(abc.ABC):
         return self.place.device
 
     @property
-    def tiers(self) -> Any:
-        """`hotbed.places.tiered.tiers.Tiers` that its rows lie in, or None."""
-        return self.place.tiers
-
-    @property
     def optimizer(self) -> Any:
         return None if self._optimizer is None else self._optimizer()
 
