@@ -61,7 +61,7 @@ def tables_of_layers(
 
 
 def weights_of(layer: nn.Module) -> object:
-    """What two layers have in common when they share their weights.
+    """Return the object that two layers have in common when they share their weights.
 
     Raises:
         TableError: a layer of another kind, or of a class of its own.

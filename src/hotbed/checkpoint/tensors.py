@@ -75,7 +75,7 @@ def write_tensors(path: str, tensors: Mapping[str, Tensor | Sequence[Tensor]]) -
 def header_of(
     shapes: Mapping[str, tuple[torch.dtype, Sequence[int]]],
 ) -> tuple[bytes, dict[str, int]]:
-    """What a file of such tensors begins with, and where each begins in it, in the order of the file.
+    """Return the header of a file of such tensors, and where each begins in it, in the order of the file.
 
     Raises:
         CheckpointError: a dtype cannot be saved.
@@ -173,7 +173,7 @@ def _tensors_in(contents: Tensor) -> Iterable[tuple[str, Tensor]]:
 
 
 class _Checksums:
-    """Of pieces that follow each other."""
+    """Checksums of pieces that follow each other."""
 
     def __init__(self) -> None:
         self._sums: list[str] = []
@@ -194,7 +194,7 @@ class _Checksums:
             yield piece.data
 
     def ended(self) -> list[str]:
-        """Of each chunk."""
+        """Return the checksum of each chunk."""
         return [*self._sums, f"{self._sum:08x}"] if self._bytes or not self._sums else self._sums
 
 

@@ -1,2 +1,2 @@
-"""What the command `hotbed` does. Imported by nothing else in the package, so that `import hotbed` needs no
+"""The command `hotbed`. Imported by nothing else in the package, so that `import hotbed` needs no
 typer; `hotbed_command` starts it."""

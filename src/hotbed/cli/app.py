@@ -1,4 +1,4 @@
-"""What `hotbed` itself says, and its commands."""
+"""The command `hotbed`: its help, and its subcommands."""
 
 from __future__ import annotations
 

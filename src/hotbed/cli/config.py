@@ -39,7 +39,7 @@ def read_config(path: str, settings: type[Any]) -> dict[str, Any]:
 
 
 def read_toml(path: str, option: str) -> dict[str, Any]:
-    """What is in a TOML file, which `option` names.
+    """Return the contents of a TOML file, which `option` names.
 
     Raises:
         ConfigError: no such file, or not TOML.

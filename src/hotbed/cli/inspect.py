@@ -56,7 +56,7 @@ def inspect(
 
 
 def contents(folder: Path) -> list[dict[str, Any]]:
-    """What the logs of a folder hold, or of the folders ``rows-<n>`` in it.
+    """Return the rows in the logs of a folder, or of the folders ``rows-<n>`` in it.
 
     Raises:
         StorageError: there is none, or one is in use or damaged beyond reading.

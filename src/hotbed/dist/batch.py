@@ -1,4 +1,4 @@
-"""A batch of tables that ranks share: its rows, fetched from their keepers, lie beside it."""
+"""A batch of tables that ranks share: its rows, fetched from their owners, lie beside it."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def serve_rows(ranks: Ranks, opened: Opened) -> None:
 
 
 class ShardedPendingGradient:
-    """What one backward left: by the batch's own numbers, which its places make slots of."""
+    """Gradients of one backward: by the batch's own numbers, which its places make slots of."""
 
     def __init__(self, left: HostPendingGradient, first_slots: Sequence[int]) -> None:
         self._left, self._first_slots = left, first_slots

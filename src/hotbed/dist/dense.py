@@ -39,8 +39,8 @@ def refuse_options(given: Any) -> None:
 
 
 class _Called(nn.Module):
-    """What DistributedDataParallel wraps: the model's own forward, over its parts. It does not keep the
-    model, which keeps it."""
+    """Module that DistributedDataParallel wraps: the model's own forward, over its parts. It does not keep
+    the model, which keeps it."""
 
     def __init__(self, model: nn.Module, ranks: Ranks) -> None:
         super().__init__()

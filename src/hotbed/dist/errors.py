@@ -1,4 +1,4 @@
-"""What is said where another rank could not go on."""
+"""Errors of another rank, and of ranks that differ."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Gone(RuntimeError):
 
 
 class PeerLost(PeerError):
-    """It is gone, or has kept this rank waiting for too long."""
+    """A peer exited or timed out."""
 
 
 def is_gone(error: RuntimeError) -> bool:

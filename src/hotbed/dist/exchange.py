@@ -95,7 +95,7 @@ class Exchange:
         return slice(begin, begin + self.exchange.count(self.ranks.rank, s))
 
     def renumbered(self, t: int, positions: Tensor) -> Tensor:
-        """What positions among the ids that were given are in `asked`."""
+        """Return positions in `asked` of positions among the ids that were given."""
         begin = sum(self.counts[:t])
         return self.moved[begin : begin + self.counts[t]][positions]
 

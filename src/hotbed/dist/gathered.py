@@ -76,7 +76,10 @@ def gathered(place: Any, *, states: bool, everywhere: bool) -> Gathered | None:
 
 
 def _known(rows: Gathered, share: Shard, ids: Tensor) -> tuple[Gathered, Tensor]:
-    """Of a share's rows those whose ids are wanted, and where. (Steps move rows that are not stored, too.)"""
+    """Return the rows of a shard whose ids are wanted, and where they are.
+
+    Steps move rows that are not stored, too.
+    """
     own = share.part.origin.ids_in_table(rows.ids)
     at = torch.searchsorted(ids, own)
     if not len(ids):
@@ -168,7 +171,7 @@ def _all_records(place: Any, *, states: bool, everywhere: bool) -> Iterator[tupl
 def _shapes(
     share: Shard, spec: Any, count: int, widths: list[int]
 ) -> list[tuple[tuple[int, ...], torch.dtype]]:
-    """Of a chunk's ids, weights and states."""
+    """Return the shapes of a chunk's ids, weights and states."""
     dim = share.part.dim
     return [
         ((count,), torch.int64),

@@ -1,4 +1,4 @@
-"""Gradients of tables that ranks share: what waits on each rank, and how it comes to the keepers."""
+"""Gradients of tables that ranks share: what waits on each rank, and how it comes to the owners."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ __all__ = [
 
 
 class WaitingOnRanks(WaitingGradient):
-    """What waits on this rank, and what the ranks have brought to the shards that it keeps.
+    """Gradients that wait on this rank, and those that ranks have brought to its shards.
 
     Attributes:
-        collected: whether gradients were brought to the keepers, who have them until zero_grad().
+        collected: whether gradients were brought to the owners, who have them until zero_grad().
     """
 
     def __init__(self, place: Any) -> None:
@@ -60,13 +60,13 @@ class WaitingOnRanks(WaitingGradient):
             self.drop_collected()
 
     def drop_collected(self) -> None:
-        """The keepers on this rank have nothing any more."""
+        """The owners on this rank have nothing any more."""
         self.collected = False
         for live in self._place.own.values():
             live.drop_gradient()
 
     def give_away(self, handle: Tensor) -> None:
-        """The keepers have it."""
+        """The owners have it."""
         super().drop(handle)
 
     def put(self, handle: Tensor, share: GradientRows) -> None:
@@ -85,7 +85,7 @@ class WaitingOnRanks(WaitingGradient):
 
 
 class Collected:
-    """What came of it.
+    """Result of bringing gradients to the owners.
 
     Attributes:
         tables: those of which any rank has a gradient.
@@ -129,7 +129,7 @@ def collect(
     numbers: Sequence[int] = (),
     declared: Declaration | None = None,
 ) -> tuple[Opened, Collected]:
-    """Brings gradients to the keepers. Called by all ranks, with the same tables.
+    """Brings gradients to the owners. Called by all ranks, with the same tables.
 
     Args:
         numbers: what else goes along with the opening message.
@@ -225,7 +225,7 @@ def _brought(
 
 
 class Together:
-    """Gradients at their keepers, of several tables, as they are clipped."""
+    """Gradients at their owners, of several tables, as they are clipped."""
 
     def __init__(self, ranks: Ranks, tables: Sequence[Any]) -> None:
         """`tables`: of which any rank has a gradient."""
@@ -279,7 +279,7 @@ class Together:
 
 
 class ShardedGradient:
-    """`hotbed.table.clipping.Gradient`, at the keepers. Called by all ranks."""
+    """`hotbed.table.clipping.Gradient`, at the owners. Called by all ranks."""
 
     device = torch.device("cpu")
 
@@ -288,7 +288,7 @@ class ShardedGradient:
 
     @classmethod
     def every(cls, ranks: Ranks, tables: Sequence[Any]) -> list[Gradient | None]:
-        """Brings the gradients of tables to their keepers."""
+        """Brings the gradients of tables to their owners."""
         with ranks.telling(SUM):
             _, collected = collect(ranks, SUM, tables)
         ranks.agree(SUM, fault=collected.fault)
@@ -309,7 +309,7 @@ class ShardedGradient:
 
 def look_for_infinities(ranks: Ranks, tables: Sequence[Any], factor: Tensor, found: Tensor) -> None:
     """Note in `found` whether a gradient has infinities on any rank, and scale those that clipping
-    has brought to their keepers by `factor`, as GradScaler scales those that it sees. Called by all ranks."""
+    has brought to their owners by `factor`, as GradScaler scales those that it sees. Called by all ranks."""
     grads = [live.waiting.look(live.parameter) for live in tables]
     rows = [grad._values() for grad in grads if grad is not None]
     rows += _scaled_at_keepers(tables, float(factor))
@@ -353,7 +353,7 @@ def _summed(part: Any) -> list[Tensor]:
 
 
 class _OfThisRank(TableGradient):
-    """What this rank's batches left. With a part of a sum nobody can tell how large that is, so what torch
+    """Gradients of this rank's batches. With a part of a sum nobody can tell how large that is, so what torch
     clips by is refused."""
 
     @classmethod

@@ -1,4 +1,4 @@
-"""What ranks can agree to do together, and what each is told when they do."""
+"""The handshake that opens an exchange: what ranks do together, and the numbers that each sends."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ _ADVICE = {
 
 
 class Opened(NamedTuple):
-    """What all ranks agree to do."""
+    """Exchange that all ranks agree on."""
 
     kind: str
     tables: tuple[int, ...]

@@ -115,7 +115,7 @@ class Even(Generic[T]):
             yield last
 
     def _batches(self) -> Iterator[T]:
-        """Those of the loader. The other ranks hear of an error in it."""
+        """Yield the loader's batches. The other ranks hear of an error in it."""
         try:
             yield from self.loader
         except Exception as error:

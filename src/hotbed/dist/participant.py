@@ -1,4 +1,4 @@
-"""What sharded tables do in a step: gradients go to the keepers, all vote, each steps what it keeps."""
+"""A step of sharded tables: gradients go to the owners, all vote, each steps the rows that it owns."""
 
 from __future__ import annotations
 

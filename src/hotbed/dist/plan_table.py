@@ -31,7 +31,7 @@ class TableLine(NamedTuple):
 
 
 class RankLine(NamedTuple):
-    """What one rank keeps."""
+    """Line of one rank: its shards and bytes."""
 
     rank: int
     shards: int

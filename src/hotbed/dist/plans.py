@@ -186,7 +186,7 @@ class Plan:
         return [extent for extent in extents if len(extent.ranks)]
 
     def _said(self, name: str) -> list[Any]:
-        """What of a table ranks must agree on."""
+        """Return the fields of a table that ranks must agree on."""
         table = self.tables[name]
         return [name, table.rows, table.dim, _dtype(table), repr(self.shardings[name])]
 

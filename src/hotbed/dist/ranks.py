@@ -159,7 +159,7 @@ class Ranks(LongWork):
         return self._open(own, wanted, numbers, fault, declared)
 
     def serve(self) -> Opened:
-        """What the ranks agree to do that have batches yet, where this one has none."""
+        """Take part in what ranks that still have batches do, where this one has none."""
         own = torch.zeros(_HEADER + _ROOM, dtype=torch.int64)
         own[_KIND], own[_TABLES] = KINDS.index(ENDED), 0
         return self._open(own, None, None, None, None)
@@ -228,7 +228,7 @@ class Ranks(LongWork):
     def _tables_told(
         self, told: Tensor, ended: list[bool], speaks: int, own: tuple[int, ...] | None
     ) -> tuple[int, ...]:
-        """What tables are meant. Many in a row are told by a number once they were told in full."""
+        """Return the tables that are meant. Many are told by a number once they were told in full."""
         numbers = {int(told[r, _TABLES]) for r in range(self.size) if not ended[r]}
         if len(numbers) == 1 and (known := numbers.pop()) >= 0:
             return self._known[known]

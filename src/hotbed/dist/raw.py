@@ -19,6 +19,6 @@ def bytes_of(tensor: Tensor) -> Tensor:
 
 
 def numbers_in(raw: Tensor, dtype: torch.dtype) -> Tensor:
-    """What bytes are of a dtype; a copy where they do not lie at a multiple of its size."""
+    """Return bytes as numbers of a dtype; a copy where they do not lie at a multiple of its size."""
     aligned = raw if raw.storage_offset() % dtype.itemsize == 0 else raw.clone()
     return aligned.view(dtype)

@@ -1,4 +1,4 @@
-"""What a plan is asked for."""
+"""Arguments of a plan, checked."""
 
 from __future__ import annotations
 

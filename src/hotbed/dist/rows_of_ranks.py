@@ -122,7 +122,7 @@ class ShardedRows(RowCopies):
             live.set_key(key)
 
     def records(self, *, states: bool = True, current: bool = True) -> Iterator[Records]:
-        """Those of this rank, with whole rows only."""
+        """Stream rows of this rank; whole rows only."""
         for share, live in self.own.items():
             if share.part.dim != self.spec.dim:
                 raise TableError(
@@ -133,7 +133,7 @@ class ShardedRows(RowCopies):
                 yield rows._replace(ids=origin.ids_in_table(rows.ids))
 
     def write(self, records: Records) -> None:
-        """Of the rows those that this rank keeps."""
+        """Write those of the rows that this rank owns."""
         ids, weights, states, steps = records
         for share, live in self.own.items():
             own, here = share.part.origin.ids_in_part(ids)
@@ -155,7 +155,7 @@ class ShardedRows(RowCopies):
             live.forget_rows()
 
     def memory(self) -> dict[str, int]:
-        """Of this rank."""
+        """Return the bytes on this rank."""
         found: dict[str, int] = {}
         for live in self.own.values():
             for what, size in live.memory().items():

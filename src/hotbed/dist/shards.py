@@ -1,4 +1,4 @@
-"""What a rank keeps of a table."""
+"""Shards: the parts of a table that ranks own."""
 
 from __future__ import annotations
 

@@ -209,7 +209,7 @@ class _Memory:
 
     @classmethod
     def made(cls) -> _Memory:
-        """Of this process."""
+        """Make the shared memory of this process."""
         descriptor = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.fchmod(descriptor, _OWN)

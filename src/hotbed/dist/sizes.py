@@ -53,7 +53,7 @@ class Load(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Sizes:
-    """What a row takes, and how many rows a dynamic table will have."""
+    """Bytes of a row, and the number of rows that a dynamic table will have."""
 
     states: States = States()
     expected_rows: Mapping[str, int] = dataclasses.field(default_factory=dict)
@@ -70,18 +70,18 @@ class Sizes:
         return Load(rows * row, rows * index)
 
     def bytes_of(self, table: Table) -> int:
-        """Of the whole table, once."""
+        """Return the bytes of one copy of a table."""
         return self.load_of(table, self.rows_of(table), table.dim).total
 
 
 class Tiers(NamedTuple):
-    """What each tier of a rank holds, the uppermost first; None: there is no limit. No tiers: all fits."""
+    """Bytes that each tier of a rank holds, the uppermost first; None: no limit. No tiers: all fits."""
 
     bytes: tuple[tuple[str, int | None], ...] = ()
 
     @classmethod
     def of(cls, storage: Any, memory: int | str | None) -> Tiers:
-        """Of the arguments of `hotbed.plan`.
+        """Return the tiers that the arguments of `hotbed.plan` say.
 
         Raises:
             PlanError: they are none.
@@ -139,8 +139,8 @@ def _parsed(tier: str, size: Any) -> int:
 
 
 def states_of(optimizer: Any) -> States:
-    """Of an optimizer's name, such as ``"rowwise-adagrad"``, its class, or a `States` for options that add
-    some; None: no states.
+    """Return the states of an optimizer by its name, such as ``"rowwise-adagrad"``, its class, or a `States`
+    for options that add some; None: no states.
 
     Raises:
         PlanError: there is no such optimizer.

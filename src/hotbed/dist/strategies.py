@@ -178,7 +178,7 @@ STRATEGIES: dict[str, Strategy] = {
 
 
 def wished(table: Table) -> Sharding | None:
-    """What `Table(sharding=...)` says."""
+    """Return the sharding that `Table(sharding=...)` asks for."""
     return None if table.sharding is None else sharding_of(table.sharding)
 
 
@@ -245,7 +245,7 @@ def _kept(
     sizes: Sizes,
     measure: Measure,
 ) -> list[int]:
-    """What each rank keeps of these tables, whose kinds name their ranks."""
+    """Return the load of each rank by these tables, whose kinds name their ranks."""
     sums = RankSums(world_size)
     for table in tables:
         kind, rows = chosen[table.name], sizes.rows_of(table)

@@ -118,7 +118,7 @@ def _end(group: Any) -> None:
 
 
 def _begins(whole: Sequence[int]) -> list[int]:
-    """Of messages that are there, with their words."""
+    """Return where each message begins, with its words."""
     ends = itertools.accumulate(whole)
     return [end - size for end, size in zip(ends, whole, strict=True) if size]
 

@@ -1,4 +1,4 @@
-"""What all Hotbed optimizers share: one torch optimizer over tables and dense parameters."""
+"""Base of all Hotbed optimizers: one torch optimizer over tables and dense parameters."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class TableOptimizer(Optimizer):
 
     @property
     def untouched(self) -> str:
-        """What happens to rows that a batch does not touch."""
+        """Treatment of rows that a batch does not touch: "lazy" or "exact"."""
         return self._untouched
 
     @property
@@ -287,7 +287,7 @@ class TableOptimizer(Optimizer):
             self._in_backward.stepped()
 
     def _parts(self, place: Any) -> dict[Any, StepParticipant]:
-        """What each memory does in a step, that of the host last: what it finds bad, it says at once.
+        """Return the participants of a step by memory, the host last, as it raises at once.
 
         Args:
             place: one that is not the host's.
@@ -320,7 +320,7 @@ class TableOptimizer(Optimizer):
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        """What ``GradScaler.step`` asks first, and nothing else does."""
+        """True if the step unscales by itself; only ``GradScaler.step`` asks, and asks it first."""
         if self.fused:
             raise OptimizerError(
                 f"{type(self).__name__}(fused=True) updates tables during backward, before a "
@@ -339,7 +339,7 @@ class TableOptimizer(Optimizer):
             )
 
     def name_of(self, parameter: Tensor, index: int, position: int) -> str:
-        """What to call a dense parameter, by its group and its place there, in an error."""
+        """Return the name of a dense parameter for errors, by its group and position there."""
         return name_of(parameter, self.param_groups[index], position)
 
     # -- saving ----------------------------------------------------------------------------------

@@ -178,7 +178,7 @@ def _shrink(group: dict[str, Any]) -> None:
 
 
 def name_of(parameter: Tensor, group: dict[str, Any], position: int) -> str:
-    """What to call a dense parameter in an error: its name in the largest module that has it."""
+    """Return the name of a dense parameter for errors: its name in the largest module that has it."""
     if "param_names" in group:
         return f"Parameter {group['param_names'][position]!r}"
     best = ""

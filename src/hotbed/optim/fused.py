@@ -13,7 +13,7 @@ __all__ = ["FusedUpdates"]
 
 
 class FirstGradient(NamedTuple):
-    """What the first backward left of a table."""
+    """Gradient of a table from the first backward."""
 
     live: LiveTable
     rule: Any
@@ -23,7 +23,7 @@ class FirstGradient(NamedTuple):
 
 
 class FusedUpdates:
-    """What backward does to the tables of one optimizer.
+    """Updates that backward makes to the tables of one optimizer.
 
     Attributes:
         first: what the first backward left; None from the first step on. Only ``step`` shows that a

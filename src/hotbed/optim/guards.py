@@ -1,4 +1,4 @@
-"""What must not pass silently: a table that the wrong optimizer drives, or none."""
+"""Guards against what would pass silently: a table that the wrong optimizer drives, or none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an optimizer may be told: a rule declares its options once, and every check follows from that.
+"""Options of optimizers: a rule declares its options once, and every check follows from that.
 
 An option is a `Number`, which may be another at each step and then counts for tables and dense
 parameters alike; or `Fixed`: it decides which states a row has or what moves it, and must stay what it
@@ -303,7 +303,7 @@ def refuse_dense_only(kind: str, options: Mapping[str, Any]) -> None:
 
 
 def strangers(rule: Rule, names: Iterable[str]) -> list[str]:
-    """Those of `names` that are options of other rules only."""
+    """Return those of `names` that are options of other rules only."""
     known = _STRANGERS.keys() | {name for declared in _DECLARED for name in declared.names}
     return [name for name in names if name in known and name not in rule.names]
 

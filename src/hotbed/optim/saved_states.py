@@ -41,7 +41,7 @@ def add_states(optimizer: Any, packed: dict[str, Any]) -> None:
 
 
 class _Entry(NamedTuple):
-    """What a state_dict has for a table."""
+    """Entry of a table in a state_dict."""
 
     steps: int = 0
     base: list[float] = [1, 0, 0, 1, 1]
@@ -59,7 +59,7 @@ class Loading:
         self._tables: list[tuple[LiveTable, Any, _Entry]] = []
 
     def check(self, _: Any, given: dict[str, Any]) -> dict[str, Any]:
-        """What torch is to load of it.
+        """Return the part of it that torch is to load.
 
         Raises:
             OptimizerError: it does not fit.

@@ -1,4 +1,4 @@
-"""What places have in common whose rows the core reads and writes by id."""
+"""Base of places whose rows the core reads and writes by id."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ class OnMeta(Place):
         self._refuse()
 
     def forget(self) -> None:
-        """They are their first values."""
+        """Do nothing: all rows are their first values."""
 
     def memory(self) -> dict[str, int]:
         return dict.fromkeys(("rows", "weights", "states", "index", "total"), 0)

@@ -34,7 +34,7 @@ def factory_for(
     tiers: Tiers | None = None,
     budget: _core.MemoryBudget | None = None,
 ) -> PlaceFactory:
-    """What makes the place of a new table.
+    """Return the factory for the place of a new table.
 
     Args:
         device: where static tables are made whole; None: the host. What cannot be made there is moved

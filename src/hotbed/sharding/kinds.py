@@ -172,7 +172,7 @@ class ColumnWise(Sharding):
     """Ranks, in the order of their columns. None: whichever the plan chooses."""
 
     widths: tuple[int, ...] | None = None
-    """Columns of each keeper. None: as many each, one more for the first where they do not divide."""
+    """Columns of each owner. None: as many each, one more for the first where they do not divide."""
 
     name: ClassVar[str] = "column"
 
@@ -250,7 +250,7 @@ class ColumnWise(Sharding):
         return self.keepers
 
     def _begins(self, table: Shape) -> list[int]:
-        """The first column of each keeper, and the number of columns."""
+        """The first column of each owner, and the number of columns."""
         return [0, *itertools.accumulate(self._widths(table))]
 
     def _widths(self, table: Shape) -> tuple[int, ...]:

@@ -12,21 +12,21 @@ T = TypeVar("T")
 
 
 class Alone:
-    """What `hotbed.dist.ranks.Ranks` does, where there are no others."""
+    """One process without peers, with the methods of `hotbed.dist.ranks.Ranks`."""
 
     rank = 0
     size = 1
 
     def telling(self, kind: str) -> contextlib.AbstractContextManager[Any]:
-        """What goes wrong inside, before all do `kind`, is told to the others, who wait for it."""
+        """Broadcast errors raised inside, before all ranks do `kind`, to the others, which wait for it."""
         return contextlib.nullcontext()
 
     def listening(self, waits: str = "") -> contextlib.AbstractContextManager[Any]:
-        """What torch raises inside where another process is gone, is told as such."""
+        """Turn what torch raises inside where a peer exited into `PeerError`."""
         return contextlib.nullcontext()
 
     def tell(self, kind: str, value: Any) -> list[Any]:
-        """What each rank says."""
+        """Return the value that each rank gives."""
         return [value]
 
     def working(self, kind: str) -> contextlib.AbstractContextManager[Any]:

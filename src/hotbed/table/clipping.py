@@ -13,7 +13,7 @@ __all__ = ["DenseGradient", "Gradient", "RowGradient", "gradient_of"]
 
 
 class Gradient(Protocol):
-    """Of one parameter."""
+    """Gradient of one parameter."""
 
     device: torch.device
 

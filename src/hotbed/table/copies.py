@@ -30,7 +30,7 @@ def copied(table: Any, memo: dict[int, Any]) -> Any:
 
 
 def pickled(table: Any) -> Any:
-    """What ``__reduce__`` returns.
+    """Return what ``__reduce__`` must.
 
     Raises:
         TableError: it lies in tiers, or would not fit in memory.

@@ -38,7 +38,7 @@ _GRAD: Any = Tensor.grad  # the descriptor
 
 
 def stored_gradient(parameter: Tensor) -> Tensor | None:
-    """What torch holds as the gradient of a parameter."""
+    """Return what torch holds as the gradient of a parameter."""
     return _GRAD.__get__(parameter)  # type: ignore[no-any-return]
 
 
@@ -61,7 +61,7 @@ class TableGradient(Tensor):
     def over(
         cls, slots: Tensor, rows: Tensor, shape: torch.Size, origins: Iterable[Any]
     ) -> TableGradient:
-        """Of (n,) slots and (n, dim) rows, which it aliases."""
+        """Return a gradient over (n,) slots and (n, dim) rows, which it aliases."""
         return cls.adopt(_coo(slots, rows, shape), origins)
 
     @classmethod
@@ -195,7 +195,7 @@ def norm_of_rows(rows: Tensor, norm_type: float) -> Tensor:
 
 
 class GradientRows(NamedTuple):
-    """What one backward left of a table in the core's memory."""
+    """Gradient rows of one backward for a table in the core's memory."""
 
     slots: Tensor
     """(n,) int64."""
@@ -218,13 +218,13 @@ class GradientRows(NamedTuple):
 
 
 class PendingGradient(Protocol):
-    """What one backward left of the tables of a batch: all that it takes to sum it by row."""
+    """Gradient of one backward for the tables of a batch, not yet summed by row."""
 
     def step(self, updates: Sequence[tuple[int, Any, Any, Any]]) -> None:
         """Updates tables at once: (position, its ``fused_update``, rule, numbers) each."""
 
     def shares(self, tables: Sequence[int]) -> list[Any]:
-        """Of the tables at these positions, for `WaitingGradient.take`."""
+        """Return the rows of the tables at these positions, for `WaitingGradient.take`."""
 
 
 def leave(
@@ -274,7 +274,7 @@ def _steps_of(handle: Any) -> int:
 
 
 class WaitingGradient:
-    """What waits for the step of one table. Its handle keeps it.
+    """Gradients that wait for the step of one table. Its handle keeps them.
 
     Threading: `take` and `look` from any thread; the rest where no backward is under way.
     """

@@ -203,7 +203,7 @@ class OpenHandle(_Rowless, Handle):  # type: ignore[override]
 
 
 class _OpenRows(_Rowless, Tensor):  # type: ignore[override]
-    """What ``data`` and ``detach()`` of an `OpenHandle` are: as little."""
+    """Result of ``data`` and ``detach()`` of an `OpenHandle`, without rows as that is."""
 
     @classmethod
     def over(cls, rows: Tensor, table: Any) -> Tensor:

@@ -36,7 +36,7 @@ class Call(NamedTuple):
 
 
 class Lookups(abc.ABC):
-    """What tables that lie alike do together: one call resolves a batch of them.
+    """Tables that lie alike, and can be looked up in one call.
 
     Two tables can serve one call if their places have the same `Lookups`, which is compared by
     identity. Every method that is given tables is given some of its own.

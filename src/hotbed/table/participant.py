@@ -1,4 +1,4 @@
-"""What the memory of the host, or of a device, does in a step."""
+"""Participants of a step: the memory of the host, or of a device."""
 
 from __future__ import annotations
 

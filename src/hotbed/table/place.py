@@ -58,15 +58,17 @@ class Place(HandleOfTable, RowCopies, LocalShards, StepState, Relocation):
         self.changed = False
 
     def join(self, live: Any) -> None:
-        """Told once of the table that is here."""
+        """Attach the table that lives here; called once."""
 
     # -- the barrier -----------------------------------------------------------------------------
 
     def changing(
         self, kind: Changes, *, ids: Tensor | None = None, slots: Tensor | None = None
     ) -> None:
-        """Told before rows change, by whoever has the table alone: for a place that keeps something of
-        them elsewhere. (A step may still be refused by a device, and leave them as they were.)
+        """Note that rows are about to change; called by whoever has the table alone.
+
+        For a place that keeps something of them elsewhere. (A step may still be refused by a device, and
+        leave them as they were.)
 
         Args:
             kind: what changes them; "handle": somebody has written through the parameter, and it is

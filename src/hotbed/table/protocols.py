@@ -1,4 +1,4 @@
-"""What a place does for whoever calls it: a protocol for each caller, with what most places do."""
+"""Protocols of a place, one for each caller, with the defaults of most places."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class _TableInPlace(abc.ABC):
 
 
 class HandleOfTable(_TableInPlace):
-    """What the handle of a table needs from the place of its rows."""
+    """Data, class and gradients of the handle, by the place of the rows."""
 
     @property
     def aliased(self) -> bool:
@@ -59,13 +59,13 @@ class HandleOfTable(_TableInPlace):
         return FollowingHandle if follows else Handle
 
     def handle_data(self) -> Tensor:
-        """What the handle has as its data."""
+        """Return the data of the handle."""
         rows = OPEN_ROWS if self.spec.rows is None or self.rows_move else self.spec.rows
         nothing = torch.full((), float("nan"), dtype=self.spec.compute_dtype, device=self.device)
         return nothing.expand(rows, self.spec.dim)
 
     def nothing_waiting(self) -> WaitingGradient:
-        """What is to keep gradients."""
+        """Return an empty store of gradients."""
         return WaitingGradient()
 
     def slots_of(self, grad: Tensor, origins: Sequence[Any]) -> Tensor:
@@ -215,7 +215,7 @@ class LocalShards(_TableInPlace):
         return [live]
 
     def tables_to_save(self, live: Any) -> list[Any]:
-        """Of these the ones whose rows this process saves, so that all processes together save each once."""
+        """Return those of them that this process saves, so that all processes together save each once."""
         return [live]
 
     def parts(self, live: Any, ids: Tensor, rows: Tensor) -> Iterator[tuple[Any, Tensor, Tensor]]:
@@ -249,7 +249,7 @@ class StepState(_TableInPlace):
         rule.restart(steps, base, last)
 
     def make_participant(self, optimizer: Any, tables: Sequence[Any]) -> StepParticipant:
-        """What an optimizer's tables in places of an equal ``stepped`` do in a step; where that is not
+        """Return the participant of an optimizer's tables in places of an equal ``stepped``; not for
         `ON_HOST`."""
         raise NotImplementedError
 
@@ -272,8 +272,8 @@ class Relocation(_TableInPlace):
     def for_copy(
         self, memo: dict[int, Any] | None
     ) -> tuple[Callable[[Table, int], Any], Callable[[Any], None] | None]:
-        """What makes the place of a copy of the table, and what brings it to where it belongs when it has
-        its rows. `memo`: of deepcopy; None: both are to be pickled.
+        """Return the factory for the place of a copy, and a function that brings it to where it belongs when
+        it has its rows. `memo`: of deepcopy; None: both are to be pickled.
 
         Raises:
             TableError: there cannot be one.

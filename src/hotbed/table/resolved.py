@@ -1,4 +1,4 @@
-"""What a place of rows makes of a batch, and `hotbed.group.pool` works on."""
+"""A resolved batch: made by `Lookups`, pooled by `hotbed.group.pool`."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Resolved(Protocol):
     def wants_gradient(self) -> bool: ...
 
     def dtype_of(self, table: Any) -> torch.dtype:
-        """Of its vectors."""
+        """Return the dtype of its vectors."""
 
     def empty(self, vectors: int, dim: int, dtype: torch.dtype) -> Tensor:
         """A buffer to write to."""
@@ -59,12 +59,12 @@ class Resolved(Protocol):
         """A backward will ask for gradients of weights: inputs may change until then."""
 
     def backward(self, grads: Sequence[Tensor | None]) -> PendingGradient:
-        """What gradients of vectors, None where there is none, leave of the tables. They keep it alive."""
+        """Return the pending gradient of the tables for gradients of vectors, None where there is none."""
 
     def weight_gradients(
         self, left: Any, outputs: dict[int, Tensor], wanted: Sequence[int]
     ) -> list[Tensor]:
-        """Of the weights of the features `wanted`, by what `backward` has returned.
+        """Return the gradients of the weights of the features `wanted`, by what `backward` has returned.
 
         Args:
             outputs: vectors of the features whose bags were divided.

@@ -1,4 +1,4 @@
-"""What a table writes into a ``state_dict``, and what it takes from one.
+"""A table's entries in a ``state_dict``: written, and loaded.
 
 ``<name>``: (rows, dim) by rising id; ``<name>.ids``: (rows,) int64, of dynamic tables only;
 ``<name>.key``: the table key, int64. A static and a dynamic table load what the other saved.

@@ -154,7 +154,7 @@ class TableWithHandle(abc.ABC):
         self.assign(self.ids(), data)
 
     def ready(self) -> None:
-        """What may change rows before somebody reads them; see `check_handle` and `allocate`."""
+        """Do what may change rows before somebody reads them; see `check_handle` and `allocate`."""
         self.check_handle()
         self.allocate()
 
@@ -202,7 +202,7 @@ class TableWithHandle(abc.ABC):
         self.place.lookups.raise_deferred([self], wait=True)
 
     def rename(self, name: str) -> None:
-        """What errors, and descriptions, call the table from now on. The key stays."""
+        """Set the name that errors and descriptions use. The key stays."""
         self.spec = dataclasses.replace(self.spec, name=name)
         self.core.rename(name)
 

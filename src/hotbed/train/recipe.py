@@ -257,7 +257,7 @@ def _refuse_what_is_read_once(paths: Sequence[str]) -> None:
 
 
 def _samples(log: CriteoLog) -> int:
-    """Of a part of a log, as `CriteoLog.split` has counted them."""
+    """Return the samples of a part of a log, as `CriteoLog.split` has counted them."""
     assert log.stop is not None
     return log.stop - log.start
 
@@ -265,7 +265,7 @@ def _samples(log: CriteoLog) -> int:
 def _notices(
     settings: TrainSettings, storage: Storage | None, training: int, testing: int
 ) -> Iterator[str]:
-    """What is to be known before hours of training."""
+    """Yield notices that a user wants before hours of training."""
     if storage is not None and storage.reset and not settings.reset_ssd:
         yield (
             f"the rows that an earlier run left in --ssd {settings.ssd} were deleted: it had saved them, "

@@ -71,7 +71,7 @@ def slots_of(ids: Tensor, rows: int, apply: Tensor, first_bad: Tensor) -> Tensor
 
 
 class Array(IntEnum):
-    """What an array of integers is."""
+    """Kind of an array of integers."""
 
     IDS = 0
     """Of a static table; become slots, a bad one NO_SLOT."""

@@ -142,7 +142,7 @@ def _masked_variant(dtype: torch.dtype, wide: bool) -> Variant:
 @triton.jit
 def let_through(values, seed, row, column, columns, threshold,
                 ROWS: tl.constexpr, COLUMNS: tl.constexpr, DROP: tl.constexpr):  # fmt: skip
-    """What ReLU and dropout let through of a tile, whose columns begin at a multiple of 8."""
+    """Mask of what ReLU and dropout let through of a tile, whose columns begin at a multiple of 8."""
     kept = values > 0
     if DROP:
         group = tl.min(column, 0) // 4 + tl.arange(0, COLUMNS // 4)

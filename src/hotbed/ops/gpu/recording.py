@@ -1,4 +1,4 @@
-"""What a step must do otherwise while it becomes a CUDA graph (`hotbed.graphs`).
+"""Launches and notes of a step while it becomes a CUDA graph (`hotbed.graphs`).
 
 A graph repeats launches and copies between buffers of the device. Whatever the host says anew in each
 step (a rule's numbers), asks (whether the last step was taken) or keeps count of is no part of it:
@@ -74,7 +74,7 @@ _stage: Rehearsal | None = None
 
 @contextmanager
 def staged(stage: Rehearsal) -> Iterator[None]:
-    """What is launched inside belongs to `stage`."""
+    """Let launches inside belong to `stage`."""
     global _stage
     if _stage is not None:
         raise RuntimeError("a step is recorded already")

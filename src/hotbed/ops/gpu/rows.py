@@ -1,4 +1,4 @@
-"""What the sparse kernels share: how rows are addressed, read, written and rounded.
+"""Parts that the sparse kernels share: how rows are addressed, read, written and rounded.
 
 One launch serves many tables or features. Their addresses and numbers travel in one int64 array,
 a line each ("lines" below), which a program reads at its start. Rows are cut into vectors of
@@ -52,7 +52,7 @@ _BLOCKS_PER_PROCESSOR = 16
 
 @dataclass
 class Launch:
-    """What shares a launch: a line each, and the most work of any."""
+    """Lines that share a launch, and the most work of any."""
 
     lines: list[list[int]] = field(default_factory=list)
     blocks: int = 0

@@ -66,7 +66,7 @@ def rule_of(options: _core.RuleOptions, hyper: _core.Hyperparameters) -> str:
 
 
 def numbers_of(options: _core.RuleOptions, hyper: _core.Hyperparameters, step: int) -> list[float]:
-    """What the kernels need of a step, in double: sign, L2, what decoupled decay keeps; the rule's.
+    """Return numbers of a step for kernels, in double: sign, L2, what decoupled decay keeps; the rule's.
 
     A single precision copy of each is what the core computes with.
     """

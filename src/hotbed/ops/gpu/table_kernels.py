@@ -166,7 +166,7 @@ class TableKernels:
         *,
         fused: bool = True,
     ) -> list[RowsToUpdate]:
-        """What is to be done for a step, with gradients checked and nothing changed; for `update`.
+        """Return the work of a step, with gradients checked and nothing changed; for `update`.
 
         Args:
             flags: for each table (1,) int32, set to 0 where its gradient is not finite.

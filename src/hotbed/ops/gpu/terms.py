@@ -1,4 +1,4 @@
-"""What a slot's gradient row is the sum of: the bags that its positions belong to, each weighed.
+"""Terms of a slot's gradient row: the bags that its positions belong to, each weighed.
 
 A position's term is weight / divisor of its bag times the bag's gradient. Where the terms lie in
 memory is found once a backward, in the order of the transposed index; what sums them (`reduce`, or

@@ -92,7 +92,7 @@ TYPES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """What Triton compiles one binary for.
+    """Kernel with types and constants, for which Triton compiles one binary.
 
     Args:
         kernel: the function, decorated with ``triton.jit``.
@@ -115,7 +115,7 @@ class Variant:
 
     @property
     def options(self) -> dict[str, Any]:
-        """What Triton is told beside the arguments."""
+        """Return Triton's options beside the arguments."""
         return {
             "num_warps": self.num_warps,
             "num_stages": self.num_stages,

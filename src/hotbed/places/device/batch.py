@@ -215,7 +215,7 @@ class DeviceResolved:
         self.inverses = self.kernels.forward(self.features, self._dtype, outputs).inverses
 
     def keep_inputs(self) -> None:
-        """They are kept."""
+        """Do nothing: inputs are kept anyway."""
 
     def backward(self, grads: Sequence[Tensor | None]) -> DevicePendingGradient:
         """Gradients become (bags, dim), all of one dtype, columns side by side."""

@@ -1,4 +1,4 @@
-"""What the device found out about a batch or a step, told to the host when it is known."""
+"""Errors that a device finds in a batch or a step, and the host raises when it knows of them."""
 
 from __future__ import annotations
 

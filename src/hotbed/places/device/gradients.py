@@ -67,7 +67,7 @@ class Origin:
 
 @dataclass(eq=False)
 class BatchGradient:
-    """What one backward left for the tables of one lookup.
+    """Gradient of one backward for the tables of one lookup.
 
     Args:
         tables: those of the lookup.
@@ -117,7 +117,7 @@ class DeviceGradientRows:
 
 
 def gradient_rows_of(live: LiveTable) -> DeviceGradientRows | None:
-    """What the last backward left, if that is all that the table's gradient is."""
+    """Return the rows of the last backward, if they are all of the table's gradient."""
     if len(live.waiting.shares) == 1 and stored_gradient(live.parameter) is None:
         share: DeviceGradientRows = live.waiting.shares[0]
         return share
@@ -125,7 +125,7 @@ def gradient_rows_of(live: LiveTable) -> DeviceGradientRows | None:
 
 
 class DeviceGradient(WaitingGradient):
-    """What waits for the step of a table on a device."""
+    """Gradients that wait for the step of a table on a device."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What places on a device have in common."""
+"""Base of places on a device."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["DeviceLookups", "OnDevice", "remedy_on_device"]
 
 
 def remedy_on_device(core: _core.Table, spec: Table) -> str:
-    """What keeps a table from lying on a device, and what to do; "" where nothing does."""
+    """Return the reason why a table cannot lie on a device, with the remedy; "" if it can."""
     if spec.dtype not in KINDS:
         return "its rows are float64. Use Table(dtype=torch.float32), or leave it on the CPU"
     if spec.combiner == "max":

@@ -116,7 +116,7 @@ def _asks_found_inf(inner: Any) -> bool:
 
 
 def _namer(optimizer: Any, parameter: Tensor, index: int, position: int) -> Callable[[], str]:
-    """What to call a dense parameter in an error, perhaps when it is gone."""
+    """Return a function that names a dense parameter for errors, even when that is gone."""
     owner, known = weakref.ref(optimizer), weakref.ref(parameter)
 
     def name() -> str:

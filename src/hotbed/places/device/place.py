@@ -126,7 +126,7 @@ class WholeOnDevice(OnDevice):
     # -- lookups ---------------------------------------------------------------------------------
 
     def planes(self) -> DevicePlanes:
-        """What kernels take."""
+        """Return the planes that kernels take."""
         return DevicePlanes(weights=self.plane, states=self.states, key=self.core.key)
 
     @property

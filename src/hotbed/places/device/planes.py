@@ -1,4 +1,4 @@
-"""What kernels ask of a place."""
+"""Planes: what kernels need of a place."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class PlanesOnDevice(Protocol):
     def slots(self) -> int: ...
 
     def planes(self) -> DevicePlanes:
-        """What kernels take."""
+        """Return the planes that kernels take."""
 
 
 def there(live: LiveTable) -> PlanesOnDevice:

@@ -202,7 +202,7 @@ class DeviceStep:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Part:
-    """What is updated of one lookup."""
+    """Tables of one lookup that are updated."""
 
     terms: Terms
     shares: list[RowsToUpdate]
@@ -262,7 +262,7 @@ class Predicated:
         self._before = []
 
     def take_back(self) -> None:
-        """What the host counted of a step that was not taken."""
+        """Take back what the host counted of a step that was not taken."""
         for parameter in self._born:
             self._state.pop(parameter, None)
         for parameter in self._dense:

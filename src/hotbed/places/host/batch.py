@@ -122,7 +122,7 @@ class HostBatch:
     def left(
         self, places: _Addresses | _core.VectorPlaces, held: Sequence[Tensor]
     ) -> HostPendingGradient:
-        """What gradients of vectors leave. `held`: what lies at these places."""
+        """Return the pending gradient of vectors. `held`: the tensors at these addresses."""
         try:
             all_seated = bool(self.core.seat())
         except StorageError as error:
@@ -131,7 +131,7 @@ class HostBatch:
 
     @property
     def claim(self) -> Any:
-        """What keeps the rows of the slots where they are, as `GradientRows.claim`."""
+        """Claim that keeps the rows of the slots where they are, as `GradientRows.claim`."""
         return self.core.claim
 
     def weight_gradients(

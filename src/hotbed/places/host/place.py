@@ -78,7 +78,7 @@ class Memory(CoreBacked):
         return _core.weights(self.core)
 
     def ids(self) -> Tensor:
-        """Of a dynamic table by slot; valid until rows come or go."""
+        """Return ids, of a dynamic table by slot; valid until rows come or go."""
         return _core.ids(self.core) if self.spec.rows is None else super().ids()
 
     def memory(self) -> dict[str, int]:

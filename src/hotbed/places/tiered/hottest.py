@@ -61,7 +61,7 @@ def noted(folder: Path) -> dict[str, list[Used]]:
 
 
 def forget(folder: Path) -> None:
-    """What an earlier run has noted is gone.
+    """Delete the note of an earlier run.
 
     Raises:
         StorageError: it cannot be deleted.

@@ -54,7 +54,7 @@ class Prepared:
         return same and bool(self.batch.first_difference(batch) < 0)
 
     def change(self, inputs: Any) -> str | None:
-        """What to say where the inputs of the same batch are not any more what was read."""
+        """Return the error message if the inputs of a batch have changed since they were read; else None."""
         try:
             bags = self.read(inputs)
             now = lookups_of(self.live).make_batch(self.live, self.table_of, bags)

@@ -188,7 +188,7 @@ class Tiers(CoreLookups):
     def take_prepared(
         self, live: Sequence[LiveTable], batch: Any, frozen: list[int]
     ) -> Prepared | None:
-        """What look-ahead has made for the batch that a forward has, or None."""
+        """Return what look-ahead has prepared for the batch of a forward, or None."""
         for at, prepared in enumerate(self.prepared):
             if prepared.serves(live, batch, frozen):
                 del self.prepared[at]
@@ -219,7 +219,7 @@ class Tiers(CoreLookups):
         return ids_within(sum(self.core.capacities()), self.storage.budgets[0])
 
     def note_hottest(self, live: Sequence[Any]) -> None:
-        """Of all its tables.
+        """Write the note for all tables of the storage.
 
         Raises:
             StorageError: they cannot be written.

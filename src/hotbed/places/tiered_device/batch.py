@@ -88,7 +88,7 @@ class TieredBatch:
         return int(self._core.first_difference(now._core))
 
     def take_weights(self, now: TieredBatch) -> None:
-        """They are read where the forward has them."""
+        """Do nothing: weights are read where the forward has them."""
 
     def group(self, frozen: Sequence[int]) -> None:
         self._frozen = frozenset(frozen)
@@ -243,8 +243,8 @@ class _Sent:
 
 
 def _memory_on_device(bag: Bags) -> Any:
-    """What tells the ids and offsets of a feature from others as long as they are alive; None where
-    they lie on the host, or that cannot be told."""
+    """Return a key of the ids and offsets of a feature, valid while they are alive; None where they lie on
+    the host, or there is no such key."""
     parts = [part for part in (bag.ids, bag.offsets) if part is not None]
     if any(part.device.type == "cpu" or part.is_inference() for part in parts):
         return None

@@ -103,13 +103,13 @@ class TieredOnDevice(OnDevice, Tiered):
 
     @property
     def space(self) -> SpaceOnDevice:
-        """Of its row space."""
+        """Device planes of this table's row space."""
         space = _core.planes_of(self.core)
         assert isinstance(space, SpaceOnDevice)
         return space
 
     def planes(self) -> DevicePlanes:
-        """What kernels take; tables of equal records have planes in common."""
+        """Return the planes that kernels take; tables of equal records have planes in common."""
         space = self.space
         return DevicePlanes(
             weights=space.weights, states=space.states, ids=space.ids, key=self.core.key

@@ -51,7 +51,7 @@ class Side:
             self.compute = torch.cuda.current_stream(device)
 
     def entered(self) -> contextlib.AbstractContextManager[Any]:
-        """What is launched inside runs on the stream."""
+        """Run launches inside on the stream."""
         return torch.cuda.stream(self.stream) if self._real else contextlib.nullcontext()
 
     def pinned(self, elements: int, dtype: torch.dtype = torch.int64) -> Tensor:
