@@ -41,7 +41,7 @@ def rule_of(table: Any) -> dict[str, Any] | None:
     }
 
 
-def _history_of(rule: Any) -> dict[str, Any]:
+def _history_of(rule: _core.TableRule) -> dict[str, Any]:
     forgotten, base, ratio, size, last, runs = rule.history()
     return {
         "forgotten": forgotten,
@@ -53,7 +53,7 @@ def _history_of(rule: Any) -> dict[str, Any]:
     }
 
 
-def _numbers_of(hyper: Any) -> list[float]:
+def _numbers_of(hyper: _core.Hyperparameters) -> list[float]:
     return [getattr(hyper, name) for name in _NUMBERS]
 
 
@@ -72,12 +72,12 @@ def refuse_other_rule(stem: str, table: Any, saved: dict[str, Any]) -> None:
         )
 
 
-def forget_steps(rule: Any) -> None:
+def forget_steps(rule: _core.TableRule) -> None:
     """As if none had been taken."""
     rule.restart(0, [1, 0, 0, 1, 1], _core.Hyperparameters())
 
 
-def give_history(rule: Any, saved: dict[str, Any]) -> None:
+def give_history(rule: _core.TableRule, saved: dict[str, Any]) -> None:
     """Starts a rule over with the steps that were saved.
 
     Raises:
@@ -113,7 +113,7 @@ def give_history(rule: Any, saved: dict[str, Any]) -> None:
             raise ValueError("the history of its steps is incomplete")
 
 
-def _check_numbers(rule: Any, hyper: Any) -> None:
+def _check_numbers(rule: _core.TableRule, hyper: _core.Hyperparameters) -> None:
     """Raises ValueError where no step of a table's rule can have had these numbers."""
     faults = [
         fault_of_numbers(kind._rule, hyper)

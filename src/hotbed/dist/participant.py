@@ -37,7 +37,9 @@ class ShardedParticipant:
         self._tables: list[tuple[Any, Any, Any]] = []
         self._stepped: list[tuple[Any, Any, Any]] = []
 
-    def take_table(self, live: Any, rule: Any, hyper: Any, share: Any = None) -> None:
+    def take_table(
+        self, live: Any, rule: _core.TableRule, hyper: _core.Hyperparameters, share: Any = None
+    ) -> None:
         if live.place.stepped is not self._ranks:
             self._host.take_table(live, rule, hyper, share)
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -136,7 +137,7 @@ class Sharded(ShardedRows, Place):
                 'no rank has a whole row. Give Table(sharding="row"), or another rule.'
             )
 
-    def make_states(self, rule: Any) -> None:
+    def make_states(self, rule: _core.TableRule | None) -> None:
         for live in self.own.values():
             made = None
             if rule is not None:
@@ -144,11 +145,11 @@ class Sharded(ShardedRows, Place):
                 made = _core.TableRule.make(live.core, rule.options, initial, rule.exact)
             live.rule = made
 
-    def reset_states(self, rule: Any, firsts: Sequence[float]) -> None:
+    def reset_states(self, rule: _core.TableRule, firsts: Sequence[float]) -> None:
         for live in self.own.values():
             live.place.reset_states(live.rule, firsts)
 
-    def restart(self, rule: Any, steps: int, base: Sequence[float], last: Any) -> None:
+    def restart(self, rule: _core.TableRule, steps: int, base: Sequence[float], last: Any) -> None:
         super().restart(rule, steps, base, last)
         for live in self.own.values():
             live.rule.restart(steps, base, last)
@@ -185,8 +186,8 @@ class Sharded(ShardedRows, Place):
     ) -> tuple[PlaceFactory, Callable[[Any], None] | None]:
         raise TableError(f"Table {self.core.name!r} is shared by ranks, so {NO_COPY}")
 
-    def refuse_device(self, device: torch.device, by_kernels: Any) -> None:
+    def refuse_device(self, device: torch.device, by_kernels: ModuleType) -> None:
         raise TableError(f"Table {self.core.name!r} is shared by ranks, on their hosts so far.")
 
-    def move_to_device(self, live: Any, device: torch.device, by_kernels: Any) -> None:
+    def move_to_device(self, live: Any, device: torch.device, by_kernels: ModuleType) -> None:
         self.refuse_device(device, by_kernels)

@@ -330,7 +330,7 @@ class TableOptimizer(Optimizer):
         # On a device the step takes what the scaler has found along, unseen by the host.
         return any(live.place.unscales for live in self._live.values())
 
-    def check_hold(self, live: LiveTable, rule: Any) -> None:
+    def check_hold(self, live: LiveTable, rule: _core.TableRule) -> None:
         if not rule.holds_table:
             raise OptimizerError(
                 f"Table {live.name!r} was taken over by another optimizer "
@@ -385,7 +385,7 @@ class TableOptimizer(Optimizer):
         )
 
 
-def _same(rule: Any, options: GroupOptions, exact: bool) -> bool:
+def _same(rule: _core.TableRule, options: GroupOptions, exact: bool) -> bool:
     return bool(
         rule.options == options.rule
         and rule.exact == exact

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import Any, NamedTuple
 
+from hotbed import _core
 from hotbed.errors import NotFiniteError, OptimizerError
 from hotbed.places.host.step import not_finite
 from hotbed.table.live import LiveTable
@@ -16,7 +17,7 @@ class FirstGradient(NamedTuple):
     """Gradient of a table from the first backward."""
 
     live: LiveTable
-    rule: Any
+    rule: _core.TableRule
     group: int
     share: Any
     """What backward left of it."""
@@ -37,7 +38,7 @@ class FusedUpdates:
         self._tables: list[LiveTable] = []
         self.first: list[FirstGradient] | None = []
 
-    def attach(self, live: LiveTable, rule: Any, index: int) -> None:
+    def attach(self, live: LiveTable, rule: _core.TableRule, index: int) -> None:
         """Lets backward update `live` with the numbers of group `index`.
 
         The table does not keep the optimizer alive: one that is gone updates nothing.
@@ -74,7 +75,9 @@ class FusedUpdates:
 class FusedUpdate:
     """How backward updates one table."""
 
-    def __init__(self, updates: FusedUpdates, live: LiveTable, rule: Any, index: int) -> None:
+    def __init__(
+        self, updates: FusedUpdates, live: LiveTable, rule: _core.TableRule, index: int
+    ) -> None:
         self.updates, self._live, self._rule, self._index = updates, live, rule, index
         self._waiting = OptimizerError(
             f"Table {live.name!r} is updated during backward (fused=True), so there must be one "

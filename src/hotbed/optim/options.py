@@ -71,7 +71,7 @@ class Number:
         if self.core is None:
             object.__setattr__(self, "core", (self.name,))
 
-    def read(self, value: Any, hyper: Any) -> str:
+    def read(self, value: Any, hyper: _core.Hyperparameters) -> str:
         """Puts it into the core's numbers of a step; or says what is wrong with it."""
         core = self.core or ()
         if len(core) < 2:
@@ -352,7 +352,7 @@ NUMBERS = [name for name in dir(_core.Hyperparameters) if not name.startswith("_
 """Names of the core's numbers of a step."""
 
 
-def fault_of_numbers(rule: Rule, hyper: Any) -> str:
+def fault_of_numbers(rule: Rule, hyper: _core.Hyperparameters) -> str:
     """Why no step of a rule can have had these numbers of the core's; empty if one can."""
     for option in rule.options:
         if not isinstance(option, Number):
@@ -363,6 +363,6 @@ def fault_of_numbers(rule: Rule, hyper: Any) -> str:
     return ""
 
 
-def numbers_of(hyper: Any) -> dict[str, float]:
+def numbers_of(hyper: _core.Hyperparameters) -> dict[str, float]:
     """The core's numbers of a step by name."""
     return {name: getattr(hyper, name) for name in NUMBERS}

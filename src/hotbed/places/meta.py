@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from types import ModuleType
 from typing import Any, Final, NoReturn
 
 import torch
@@ -84,10 +85,10 @@ class OnMeta(Place):
     def memory(self) -> dict[str, int]:
         return dict.fromkeys(("rows", "weights", "states", "index", "total"), 0)
 
-    def reset_states(self, rule: Any, firsts: Sequence[float]) -> None:
+    def reset_states(self, rule: _core.TableRule, firsts: Sequence[float]) -> None:
         self._refuse()
 
-    def make_states(self, rule: Any) -> None:
+    def make_states(self, rule: _core.TableRule | None) -> None:
         if rule is not None:
             self._refuse()
 
@@ -99,8 +100,8 @@ class OnMeta(Place):
     ) -> tuple[PlaceFactory, Callable[[Any], None] | None]:
         return on_meta, None
 
-    def refuse_device(self, device: torch.device, by_kernels: Any) -> None:
+    def refuse_device(self, device: torch.device, by_kernels: ModuleType) -> None:
         self._refuse()
 
-    def move_to_device(self, live: Any, device: torch.device, by_kernels: Any) -> None:
+    def move_to_device(self, live: Any, device: torch.device, by_kernels: ModuleType) -> None:
         self._refuse()

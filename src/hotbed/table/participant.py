@@ -7,6 +7,8 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from hotbed import _core
+
 __all__ = ["DEFERRED", "StepParticipant", "raise_of_last_step"]
 
 DEFERRED = "_hotbed_notice"
@@ -20,7 +22,13 @@ class StepParticipant(Protocol):
     takes_host: bool
     """Whether it takes in what the host steps, too."""
 
-    def take_table(self, live: Any, rule: Any, hyper: Any, share: Any = None) -> None:
+    def take_table(
+        self,
+        live: Any,
+        rule: _core.TableRule,
+        hyper: _core.Hyperparameters,
+        share: Any = None,
+    ) -> None:
         """A table, if it has a gradient, with the numbers of its group. `share`: its gradient, where that
         is not the handle's."""
 

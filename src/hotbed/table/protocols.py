@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Iterator, Sequence
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -236,15 +237,15 @@ class StepState(_TableInPlace):
     def refuse_rule(self, optimizer: str, options: Any, *, fused: bool) -> None:
         """Raises OptimizerError where rows cannot be stepped by a rule, or not during backward."""
 
-    def make_states(self, rule: Any) -> None:
+    def make_states(self, rule: _core.TableRule | None) -> None:
         """Makes the states of a rule that the core has taken, at their first values; None: there are
         none."""
 
     @abc.abstractmethod
-    def reset_states(self, rule: Any, firsts: Sequence[float]) -> None:
+    def reset_states(self, rule: _core.TableRule, firsts: Sequence[float]) -> None:
         """Gives all rows the first values of their states."""
 
-    def restart(self, rule: Any, steps: int, base: Sequence[float], last: Any) -> None:
+    def restart(self, rule: _core.TableRule, steps: int, base: Sequence[float], last: Any) -> None:
         """The rule has taken so many steps; see the core's."""
         rule.restart(steps, base, last)
 
@@ -280,12 +281,12 @@ class Relocation(_TableInPlace):
         """
 
     @abc.abstractmethod
-    def refuse_device(self, device: torch.device, by_kernels: Any) -> None:
+    def refuse_device(self, device: torch.device, by_kernels: ModuleType) -> None:
         """Raises TableError where its rows cannot lie on a device, whatever its memory. `by_kernels`: the
         places there."""
 
     @abc.abstractmethod
-    def move_to_device(self, live: Any, device: torch.device, by_kernels: Any) -> None:
+    def move_to_device(self, live: Any, device: torch.device, by_kernels: ModuleType) -> None:
         """Brings rows and states to a device, and has the table adopt its new place.
 
         Raises:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hotbed import _core
 from hotbed.errors import HotbedError
 from hotbed.table import checks
 from hotbed.table.gradients import plain_access
@@ -103,7 +104,7 @@ class TableWithHandle(abc.ABC):
         return self._rule
 
     @rule.setter
-    def rule(self, rule: Any) -> None:
+    def rule(self, rule: _core.TableRule | None) -> None:
         self._rule = rule
         self.follows = rule is not None and bool(rule.exact)
         self.parameter.__class__ = self._handle_kind()

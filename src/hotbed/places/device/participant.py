@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hotbed import _core
 from hotbed.ops.gpu.recording import now_or_after
 from hotbed.places.device.step import DenseGradient, DeviceStep, Entry, Predicated
 from hotbed.table.live import LiveTable
@@ -45,7 +46,13 @@ class DeviceParticipant:
         self._step: DeviceStep | None = None
         self._take: Tensor | None = None
 
-    def take_table(self, live: LiveTable, rule: Any, hyper: Any, share: Any = None) -> None:
+    def take_table(
+        self,
+        live: LiveTable,
+        rule: _core.TableRule,
+        hyper: _core.Hyperparameters,
+        share: Any = None,
+    ) -> None:
         if share is not None or live.has_gradient:
             self._optimizer.check_hold(live, rule)
             self._entries.append(Entry(live, rule, hyper, share))

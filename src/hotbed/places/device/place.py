@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Iterator, Sequence
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -209,7 +210,7 @@ class WholeOnDevice(OnDevice):
 
     # -- states ----------------------------------------------------------------------------------
 
-    def make_states(self, rule: Any) -> None:
+    def make_states(self, rule: _core.TableRule | None) -> None:
         self.states = []
         if rule is None:
             return
@@ -220,7 +221,7 @@ class WholeOnDevice(OnDevice):
             made.append(plane.fill_(first))
         self.states = made
 
-    def reset_states(self, rule: Any, firsts: Sequence[float]) -> None:
+    def reset_states(self, rule: _core.TableRule, firsts: Sequence[float]) -> None:
         for state, first in zip(self.states, firsts, strict=True):
             state.fill_(first)
 
@@ -232,10 +233,10 @@ class WholeOnDevice(OnDevice):
         """By way of the host: beside both tables nothing lies on the device."""
         return in_memory_again(self.budget, memo), functools.partial(bring, device=self.device)
 
-    def refuse_device(self, device: torch.device, by_kernels: Any) -> None:
+    def refuse_device(self, device: torch.device, by_kernels: ModuleType) -> None:
         refuse_whole(self.core, self.spec, device)
 
-    def move_to_device(self, live: Any, device: torch.device, by_kernels: Any) -> None:
+    def move_to_device(self, live: Any, device: torch.device, by_kernels: ModuleType) -> None:
         if device == self.device:
             return
         there = copy.copy(self)

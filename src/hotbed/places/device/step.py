@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hotbed import _core
 from hotbed.errors import HotbedError, NotFiniteError, OptimizerError
 from hotbed.ops.gpu.finite import check_finite
 from hotbed.ops.gpu.recording import now_or_after, recording
@@ -41,8 +42,8 @@ class Entry:
     """A table that takes a step."""
 
     live: LiveTable
-    rule: Any
-    hyper: Any
+    rule: _core.TableRule
+    hyper: _core.Hyperparameters
     share: DeviceGradientRows | None = None
     """Its gradient, where that is not the handle's."""
 
@@ -231,7 +232,7 @@ def _error(
     )
 
 
-def _count(rule: Any, steps: int) -> None:
+def _count(rule: _core.TableRule, steps: int) -> None:
     rule.restart(rule.steps + steps, rule.base, rule.last)
 
 

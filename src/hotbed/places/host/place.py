@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any, Final
 
 import torch
@@ -95,7 +96,7 @@ class Memory(CoreBacked):
 
     # -- states ----------------------------------------------------------------------------------
 
-    def reset_states(self, rule: Any, firsts: Sequence[float]) -> None:
+    def reset_states(self, rule: _core.TableRule, firsts: Sequence[float]) -> None:
         for k, first in enumerate(firsts):
             _core.state(self.core, k).fill_(first)
 
@@ -106,8 +107,8 @@ class Memory(CoreBacked):
     ) -> tuple[PlaceFactory, Callable[[Any], None] | None]:
         return in_memory_again(self.budget, memo), None
 
-    def refuse_device(self, device: torch.device, by_kernels: Any) -> None:
+    def refuse_device(self, device: torch.device, by_kernels: ModuleType) -> None:
         by_kernels.refuse_whole(self.core, self.spec, device)
 
-    def move_to_device(self, live: Any, device: torch.device, by_kernels: Any) -> None:
+    def move_to_device(self, live: Any, device: torch.device, by_kernels: ModuleType) -> None:
         by_kernels.bring(live, device)

@@ -33,13 +33,25 @@ class HostParticipant:
         self._dense: list[tuple[Tensor, int, int]] = []
         self._core: Any = None
 
-    def take_table(self, live: LiveTable, rule: Any, hyper: Any, share: Any = None) -> None:
+    def take_table(
+        self,
+        live: LiveTable,
+        rule: _core.TableRule,
+        hyper: _core.Hyperparameters,
+        share: Any = None,
+    ) -> None:
         rows = rows_of(live) if share is None else share
         if rows is not None:
             self._optimizer.check_hold(live, rule)
             self.take_rows(live, rule, hyper, rows)
 
-    def take_rows(self, live: LiveTable, rule: Any, hyper: Any, rows: GradientRows) -> None:
+    def take_rows(
+        self,
+        live: LiveTable,
+        rule: _core.TableRule,
+        hyper: _core.Hyperparameters,
+        rows: GradientRows,
+    ) -> None:
         """A table with a gradient, of an optimizer that is known to hold it."""
         slots, values = rows.slots, rows.rows
         at = slots.data_ptr(), values.data_ptr(), slots.shape[0]

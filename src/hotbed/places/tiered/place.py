@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -77,7 +78,7 @@ class Tiered(CoreBacked):
 
     # -- states ----------------------------------------------------------------------------------
 
-    def reset_states(self, rule: Any, firsts: Sequence[float]) -> None:
+    def reset_states(self, rule: _core.TableRule, firsts: Sequence[float]) -> None:
         widths, dtype = self.core.state_widths(), self.spec.compute_dtype
         for ids in self.core.stored_ids().split(rows_at_once(self.core)):  # type: ignore[no-untyped-call]
             states = [
@@ -107,9 +108,9 @@ class Tiered(CoreBacked):
             "are its own. Make a new collection and load the state_dict."
         )
 
-    def refuse_device(self, device: torch.device, by_kernels: Any) -> None:
+    def refuse_device(self, device: torch.device, by_kernels: ModuleType) -> None:
         by_kernels.refuse_tiered(self.core, self.spec, self.tiers.storage, device)
 
-    def move_to_device(self, live: Any, device: torch.device, by_kernels: Any) -> None:
+    def move_to_device(self, live: Any, device: torch.device, by_kernels: ModuleType) -> None:
         """All tables of the storage go along."""
         self.tiers.move_to(*by_kernels.place_on(self.tiers, device))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -122,7 +123,7 @@ class TieredOnDevice(OnDevice, Tiered):
 
     # -- moving ----------------------------------------------------------------------------------
 
-    def move_to_device(self, live: Any, device: torch.device, by_kernels: Any) -> None:
+    def move_to_device(self, live: Any, device: torch.device, by_kernels: ModuleType) -> None:
         if device != self.device:
             super().move_to_device(live, device, by_kernels)
 
