@@ -109,7 +109,7 @@ class TableOptimizer(Optimizer):
 
     @property
     def fused(self) -> bool:
-        """Whether tables are updated during backward."""
+        """True if tables are updated during backward."""
         return self._fused
 
     # -- groups and tables -----------------------------------------------------------------------
