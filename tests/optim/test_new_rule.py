@@ -120,6 +120,7 @@ PROGRAM = """
 #include <cstdio>
 #include "kernels/rules.inl"
 #include "rules/history.hpp"
+#include "rules/state_planes.hpp"
 using namespace hotbed;
 int main() {
   float weights[6] = {0, 1, 2, 3, 4, 5}, average[6] = {};

@@ -39,8 +39,10 @@ class Group:
         storage: budgets for the tiers that rows may lie in. Default: all rows in the memory that
             computes.
 
+    Its folder on an SSD is made, and locked, when the first table comes.
+
     Raises:
-        StorageError: `storage` is no `Storage`, or its folder cannot be used.
+        StorageError: `storage` is no `Storage`.
     """
 
     def __init__(self, storage: Storage | None = None) -> None:
@@ -49,7 +51,7 @@ class Group:
                 f"storage must be a hotbed.Storage, such as Storage(host='4GB'), got {storage!r}."
             )
         self._storage = storage
-        self._tiers = Tiers(storage) if storage is not None and storage.tiered else None
+        self._tiers: Tiers | None = None
         self._budget = None if storage is None else storage.memory_budget()
         # Weakly: tables keep their group, and go when their modules do.
         self._tables: list[weakref.ref[LiveTable]] = []
@@ -61,7 +63,7 @@ class Group:
 
     @property
     def tiers(self) -> Tiers | None:
-        """The tiers that rows lie in, or None."""
+        """The tiers that rows lie in; None without any, or while there are no tables."""
         return self._tiers
 
     @property
@@ -82,7 +84,8 @@ class Group:
             device: where they compute; None: the host.
 
         Raises:
-            StorageError: they take more from the start than there may be.
+            StorageError: they take more from the start than there may be, or the storage's folder cannot
+                be used.
             TableError: a name that the group has already, or the tables cannot lie there.
         """
         if self._storage is not None:
@@ -96,6 +99,8 @@ class Group:
             self._storage.check_fit(
                 [*(table.spec for table in self.tables), *(spec for spec, _ in tables)]
             )
+            if self._storage.tiered and self._tiers is None:
+                self._tiers = Tiers(self._storage)
         made = []
         for spec, key in tables:
             home = factory_for(spec, device=device, tiers=self._tiers, budget=self._budget)
