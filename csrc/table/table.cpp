@@ -1,7 +1,5 @@
 #include "table/table.hpp"
 
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <cstring>
 #include <functional>
@@ -35,16 +33,6 @@ constexpr int64_t kSpareShare = 8;
 // Fresh pages are zeros, but the first step would wait for all of them: the ids of a batch lie
 // everywhere. What is larger may be meant to be used in part.
 constexpr uint64_t kTouchedAtOnce = 16u << 20;
-
-// Fresh pages for rows that are about to be written: one at a time they take a third longer.
-void touch(const Plane& plane, int64_t first, int64_t count) {
-#ifdef MADV_POPULATE_WRITE
-  constexpr uint64_t kPage = Mapping::kPage, kWorthACall = 16 * kPage;
-  uint64_t begin = round_up(plane.bytes(first), kPage), end = plane.bytes(first + count);
-  if (end < begin + kWorthACall) return;
-  madvise(plane.data() + begin, (end - begin) / kPage * kPage, MADV_POPULATE_WRITE);
-#endif
-}
 
 }  // namespace
 
@@ -355,7 +343,7 @@ int64_t Table::find_or_insert(const int64_t* ids, int64_t n, int64_t* slots, boo
     settle_share();
     throw;
   }
-  for_planes(*this, [&](const Plane& plane) { touch(plane, size_, added); });
+  for_planes(*this, [&](const Plane& plane) { plane.populate(size_, added); });
   auto* id_plane = reinterpret_cast<int64_t*>(ids_.data());
   for (int64_t i = 0; i < added; ++i) id_plane[size_ + i] = ids[positions[i]];
   if (weights) {

@@ -45,8 +45,7 @@ __all__ = [
 class WaitingOnRanks(WaitingGradient):
     """Gradients that wait on this rank, and those that ranks have brought to its shards.
 
-    Attributes:
-        collected: whether gradients were brought to the owners, who have them until zero_grad().
+    `collected`: True if gradients were brought to the owners, who have them until zero_grad().
     """
 
     def __init__(self, place: Any) -> None:
@@ -353,8 +352,7 @@ def _summed(part: Any) -> list[Tensor]:
 
 
 class _OfThisRank(TableGradient):
-    """Gradients of this rank's batches. With a part of a sum nobody can tell how large that is, so what torch
-    clips by is refused."""
+    """Gradients of this rank's batches alone, by which torch must not clip."""
 
     @classmethod
     def __torch_function__(
@@ -381,8 +379,7 @@ class SharedHandle(OpenHandle):
 
     @property
     def grad(self) -> Tensor | None:
-        """As of every handle. Where a GradScaler looks for infinities in it, the ranks tell each other
-        whether they have some: all skip the step, or none."""
+        """As of every handle; where a GradScaler looks for infinities in it, all ranks skip, or none."""
         caller = sys._getframe(1)
         found = self.waiting.look(self)
         if caller.f_code is GradScaler._unscale_grads_.__code__:

@@ -1,8 +1,7 @@
 """The gradient of a table: what each backward left, as one tensor once somebody looks at it.
 
-Backward hands its rows to the table's `WaitingGradient` itself, so that several backwards at once lose
-none, an optimizer can take the rows as they are, and the slots that they name keep their rows for just
-as long as the gradient is there.
+Backward hands its rows to the table's `WaitingGradient` itself: several backwards at once lose none, an
+optimizer takes the rows as they are, and slots keep their rows just as long as the gradient is there.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ from hotbed.ops.duplicates import sum_duplicates
 from hotbed.table.by_slot import FUNCTIONS_BY_ID
 
 __all__ = [
-    "PendingGradient",
     "GradientRows",
+    "PendingGradient",
     "TableGradient",
     "WaitingGradient",
     "by_rows",
@@ -230,8 +229,7 @@ class PendingGradient(Protocol):
 def leave(
     left: PendingGradient, live: Sequence[Any], nodes: Mapping[int, Any]
 ) -> list[Tensor | None]:
-    """Gives handles what a backward left of their tables, and updates those whose optimizers want it
-    now (``fused=True``).
+    """Give handles the gradients of a backward, and update tables of optimizers with ``fused=True``.
 
     Args:
         live: the tables.
