@@ -145,3 +145,8 @@ def test_single_layers_have_the_same() -> None:
     assert bag.erase([0]) == 1
     changed = (bag.weight.detach() != before).any(1).tolist()
     assert changed == [False, True, False, False]
+
+
+def test_what_is_no_model_is_refused() -> None:
+    with pytest.raises(hb.TableError, match="model must be a torch.nn.Module, got NoneType"):
+        hb.erase(None, {"user": [1]})

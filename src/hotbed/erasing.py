@@ -46,6 +46,8 @@ def erase(model: nn.Module, ids: Mapping[str, Any], *, local: bool = False) -> d
         TableError: a model without tables, or a gradient that waits for its step: nothing has gone.
         StorageError: a tier could not be written; call it again.
     """
+    if not isinstance(model, nn.Module):
+        raise TableError(f"model must be a torch.nn.Module, got {type(model).__name__}.")
     tables = tables_of(model)
     if not tables:
         raise TableError("erase: the model has no tables.")
