@@ -101,6 +101,7 @@ class Group:
             )
             if self._storage.tiered and self._tiers is None:
                 self._tiers = Tiers(self._storage)
+        self._tables = [ref for ref in self._tables if ref() is not None]
         made = []
         for spec, key in tables:
             home = factory_for(spec, device=device, tiers=self._tiers, budget=self._budget)
@@ -126,7 +127,6 @@ class Group:
 
     def take(self, table: LiveTable) -> None:
         """Note a table as one of the group."""
-        self._tables = [ref for ref in self._tables if ref() is not None]
         self._tables.append(weakref.ref(table))
 
     @classmethod
