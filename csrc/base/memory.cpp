@@ -25,6 +25,12 @@ constexpr uint64_t kIdleLimit = 4ull << 30;
 // Up to this share of a huge page, the end of a block takes plain ones: whoever uses it first waits
 // for the machine to clear, and some machines to find, all of it.
 constexpr uint64_t kWorthAHugePage = kHugePage / 2;
+// Linux 6.1's MADV_COLLAPSE, which headers of many systems do not have yet; older kernels refuse
+// it.
+constexpr int kCollapse = 25;
+// Blocks up to this size begin with plain pages: the first step of a model waits for 2 MB to be
+// cleared for less time where the machine has them as 4 kB pages that were used before.
+constexpr uint64_t kPlainAtFirst = 8 * kHugePage;
 // Filling a block of this size takes longer than finding out whether there is memory for it.
 constexpr uint64_t kWorthAsking = 64u << 20;
 
@@ -78,6 +84,21 @@ uint8_t* map_aligned(uint64_t bytes) {
   auto* data = reinterpret_cast<uint8_t*>(start);
   madvise(data, bytes, MADV_HUGEPAGE);
   return data;
+}
+
+// Has the system make the pages now, in one call, where it can.
+void populate(void* data, uint64_t bytes) {
+#ifdef MADV_POPULATE_WRITE
+  madvise(data, bytes, MADV_POPULATE_WRITE);
+#else
+  static_cast<void>(data), static_cast<void>(bytes);
+#endif
+}
+
+// Puts a huge page in the place of the plain ones, where the system can.
+void make_huge(uint8_t* data) {
+  madvise(data, kHugePage, MADV_HUGEPAGE);
+  madvise(data, kHugePage, kCollapse);
 }
 
 }  // namespace
@@ -198,14 +219,23 @@ void* BlockPool::take(uint64_t bytes) {
     if (!block) throw OutOfMemory(kBuffer, bytes, available_memory(), kSmallerBatch);
     return block;
   }
-  std::lock_guard<std::mutex> lock(mutex_);
+  std::unique_lock<std::mutex> lock(mutex_);
   auto found = idle_.lower_bound(bytes);
-  if (found != idle_.end() && found->first <= kWaste * bytes) {
-    void* block = found->second;
-    idle_bytes_ -= found->first;
-    idle_.erase(found);
-    return block;
-  }
+  if (found == idle_.end() || found->first > kWaste * bytes) return fresh(bytes);
+  void* block = found->second;
+  idle_bytes_ -= found->first;
+  idle_.erase(found);
+  Block& known = blocks_[block];
+  if (known.plain_from == known.plain_to) return block;
+  uint64_t begin = known.plain_from;
+  known.plain_from += kHugePage;
+  lock.unlock();
+  make_huge(static_cast<uint8_t*>(block) + begin);
+  return block;
+}
+
+// With the lock held.
+void* BlockPool::fresh(uint64_t bytes) {
   uint64_t size = round_up(bytes, bytes >= kHugePage ? kHugePage : kSmallBlock);
   // The system would promise any number of pages, and end the process when they are used.
   if (size > kWorthAsking && size > available_memory()) {
@@ -213,40 +243,41 @@ void* BlockPool::take(uint64_t bytes) {
     uint64_t available = available_memory();
     if (size > available) throw OutOfMemory(kBuffer, bytes, available, kSmallerBatch);
   }
-  void* block;
   // By the rounded size, as give() and trim() see it: just under 2 MB rounds up to 2 MB.
-  if (size >= kHugePage) {
-    block = map_aligned(size);
-    uint64_t whole = bytes / kHugePage * kHugePage;
-    if (block && whole && bytes - whole <= kWorthAHugePage) {
-      madvise(static_cast<uint8_t*>(block) + whole, size - whole, MADV_NOHUGEPAGE);
-    }
-  } else {
-    block = std::aligned_alloc(64, size);
-  }
+  void* block = size >= kHugePage ? map_aligned(size) : std::aligned_alloc(64, size);
   if (!block) throw OutOfMemory(kBuffer, bytes, available_memory(), kSmallerBatch);
-  size_[block] = size;
+  Block& known = blocks_[block] = {size, 0, 0};
+  uint64_t whole = bytes / kHugePage * kHugePage;
+  if (whole && bytes - whole > kWorthAHugePage) whole = size;
+  if (whole && size <= kPlainAtFirst) {
+    madvise(block, size, MADV_NOHUGEPAGE);
+    populate(block, bytes);
+    known.plain_to = whole;
+  } else if (whole) {
+    madvise(static_cast<uint8_t*>(block) + whole, size - whole, MADV_NOHUGEPAGE);
+  }
   return block;
 }
 
 void BlockPool::give(void* block) {
   std::lock_guard<std::mutex> lock(mutex_);
-  auto known = size_.find(block);
-  if (known == size_.end()) {
+  auto found = blocks_.find(block);
+  if (found == blocks_.end()) {
     std::free(block);
     return;
   }
-  if (idle_bytes_ + known->second > kIdleLimit) {
-    if (known->second >= kHugePage) {
-      munmap(block, known->second);
+  uint64_t size = found->second.bytes;
+  if (idle_bytes_ + size > kIdleLimit) {
+    if (size >= kHugePage) {
+      munmap(block, size);
     } else {
       std::free(block);
     }
-    size_.erase(known);
+    blocks_.erase(found);
     return;
   }
-  idle_bytes_ += known->second;
-  idle_.emplace(known->second, block);
+  idle_bytes_ += size;
+  idle_.emplace(size, block);
 }
 
 uint64_t BlockPool::idle_bytes() const {
@@ -266,7 +297,7 @@ void BlockPool::return_idle() {
     } else {
       std::free(block);
     }
-    size_.erase(block);
+    blocks_.erase(block);
   }
   idle_.clear();
   idle_bytes_ = 0;

@@ -93,11 +93,20 @@ class BlockPool {
   void trim();
 
  private:
+  // Its pages between `plain_from` and `plain_to` become huge ones, one each time that it is taken
+  // again.
+  struct Block {
+    uint64_t bytes;
+    uint64_t plain_from;
+    uint64_t plain_to;
+  };
+
+  void* fresh(uint64_t bytes);
   void return_idle();
 
   ForkMutex& mutex_ = *new ForkMutex;
   std::multimap<uint64_t, void*> idle_;
-  std::map<void*, uint64_t> size_;
+  std::map<void*, Block> blocks_;
   uint64_t idle_bytes_ = 0;
 };
 

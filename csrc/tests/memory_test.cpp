@@ -4,9 +4,12 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -151,12 +154,53 @@ void blocks_of_every_size_come_and_go() {
 void the_end_of_a_block_takes_plain_pages() {
   constexpr uint64_t kEnd = 800'000;
   BlockPool& pool = BlockPool::instance();
-  auto* block = static_cast<uint8_t*>(pool.take(2 * Mapping::kHugePage + kEnd));
-  uint8_t* end = block + 2 * Mapping::kHugePage;
+  auto* block = static_cast<uint8_t*>(pool.take(8 * Mapping::kHugePage + kEnd));
+  uint8_t* end = block + 8 * Mapping::kHugePage;
   *end = 1;
   std::vector<unsigned char> present(kEnd / Mapping::kPage);
   CHECK(mincore(end, present.size() * Mapping::kPage, present.data()) == 0);
   for (size_t p = 0; p < present.size(); ++p) CHECK((present[p] & 1) == (p == 0));
+  pool.give(block);
+  pool.trim();
+}
+
+// Bytes from `data` on that lie in huge pages, by the system's account of the mapping.
+uint64_t in_huge_pages(const void* data, uint64_t bytes) {
+  auto begin = reinterpret_cast<uint64_t>(data);
+  std::ifstream maps("/proc/self/smaps");
+  uint64_t from = 0, to = 0, kilobytes = 0, sum = 0;
+  bool inside = false;
+  for (std::string line; std::getline(maps, line);) {
+    if (std::sscanf(line.c_str(), "%lx-%lx", &from, &to) == 2) {
+      inside = from < begin + bytes && begin < to;
+    } else if (inside && std::sscanf(line.c_str(), "AnonHugePages: %lu", &kilobytes) == 1) {
+      sum += kilobytes * 1024;
+    }
+  }
+  return sum;
+}
+
+// The first batch waits for plain pages only; those that take the block again put huge ones in
+// their place, where the system makes any when asked to.
+void blocks_get_huge_pages_when_taken_again() {
+  constexpr uint64_t kBytes = 2 * Mapping::kHugePage;
+  Mapping probe;
+  probe.reserve(kBytes, "probe");
+  std::memset(probe.data(), 1, kBytes);
+  bool collapses = madvise(probe.data(), kBytes, 25) == 0;
+  if (!collapses) std::printf("this machine makes no huge pages when asked to\n");
+  BlockPool& pool = BlockPool::instance();
+  pool.trim();
+  auto* block = static_cast<uint8_t*>(pool.take(kBytes));
+  std::memset(block, 7, kBytes);
+  CHECK(in_huge_pages(block, kBytes) == 0);
+  for (uint64_t taken = 1; taken <= 3; ++taken) {
+    pool.give(block);
+    CHECK(pool.take(kBytes) == block);
+    uint64_t huge = in_huge_pages(block, kBytes);
+    if (collapses) CHECK(huge == std::min(taken * Mapping::kHugePage, kBytes));
+    for (uint64_t i = 0; i < kBytes; i += 4096) CHECK(block[i] == 7);
+  }
   pool.give(block);
   pool.trim();
 }
@@ -197,6 +241,7 @@ int main() {
   refusal_changes_nothing();
   blocks_of_every_size_come_and_go();
   the_end_of_a_block_takes_plain_pages();
+  blocks_get_huge_pages_when_taken_again();
   threads_share_the_pool();
   a_released_buffer_belongs_to_the_receiver();
 }
