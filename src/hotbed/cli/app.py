@@ -10,10 +10,10 @@ import typer
 from typer.core import TyperCommand
 
 from hotbed.cli import checkpoint
-from hotbed.cli.foreign import dump, import_
 from hotbed.cli.inspect import inspect
 from hotbed.cli.plan import plan
 from hotbed.cli.predict import predict
+from hotbed.cli.table_formats import dump, import_
 from hotbed.cli.train import train
 
 app = typer.Typer(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from hotbed.foreign.tables import Array, Found, fault_of, table_of
+from hotbed.formats.tables import Array, Found, fault_of, table_of
 from hotbed.table.state_dict import ENDINGS
 
 __all__ = ["found_in"]
@@ -17,7 +17,7 @@ def found_in(path: str, tensors: Mapping[str, Array], others: Mapping[str, str])
         others: of what is no tensor, by name: why it is left.
 
     Raises:
-        ForeignError: ids are not those of their rows.
+        FormatError: ids are not those of their rows.
     """
     tables, left = [], dict(others)
     for name, tensor in tensors.items():

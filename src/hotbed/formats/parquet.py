@@ -2,7 +2,7 @@
 
 A table is a file ``NAME.parquet`` or a folder of that name with the files of its parts. Files that were
 dumped have two entries in their schema's metadata: the table's name, and the rows of a static one. They
-are sealed, see `hotbed.foreign.parquet_seal`.
+are sealed, see `hotbed.formats.parquet_seal`.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from hotbed.files import appearing, appearing_folder
-from hotbed.foreign.mapped import synced
-from hotbed.foreign.parquet_seal import refuse_other_bytes, seal
-from hotbed.foreign.tables import (
+from hotbed.formats.mapped import synced
+from hotbed.formats.parquet_seal import refuse_other_bytes, seal
+from hotbed.formats.tables import (
     Chunks,
-    ForeignError,
-    ForeignTable,
+    FileTable,
+    FormatError,
     Found,
     Hints,
     distinct,
@@ -29,7 +29,7 @@ from hotbed.foreign.tables import (
     plain,
     slices,
 )
-from hotbed.foreign.writing import file_name, widened
+from hotbed.formats.writing import file_name, widened
 from hotbed.tables import MAX_DIM
 
 __all__ = ["Parquet"]
@@ -52,12 +52,12 @@ class Parquet:
         names = [name for name in sorted(os.listdir(path)) if name.endswith(_ENDING)]
         return Found([_table(os.path.join(path, name), path) for name in names], {})
 
-    def write(self, path: str, tables: Sequence[ForeignTable]) -> None:
+    def write(self, path: str, tables: Sequence[FileTable]) -> None:
         _needs_arrow()
         tables = widened(tables)
         if path.endswith(_ENDING):
             if len(tables) != 1:
-                raise ForeignError(
+                raise FormatError(
                     f"{path} is to be a file of one table, and there are {len(tables)}: choose one with "
                     "--table, or name a folder."
                 )
@@ -73,10 +73,10 @@ def _needs_arrow() -> None:
     try:
         import pyarrow.parquet  # noqa: F401
     except ImportError:
-        raise ForeignError("Parquet needs pyarrow: pip install hotbed[arrow].") from None
+        raise FormatError("Parquet needs pyarrow: pip install hotbed[arrow].") from None
 
 
-def _table(path: str, folder: str | None = None) -> ForeignTable:
+def _table(path: str, folder: str | None = None) -> FileTable:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -94,7 +94,7 @@ def _table(path: str, folder: str | None = None) -> ForeignTable:
         ]
         count = sum(file.metadata.num_rows for file in files)
         if not files:
-            raise ForeignError(f"{path} has no files that end in {_ENDING}.")
+            raise FormatError(f"{path} has no files that end in {_ENDING}.")
         schema = files[0].schema_arrow
         columns = _columns(path, schema)
         types = [
@@ -102,7 +102,7 @@ def _table(path: str, folder: str | None = None) -> ForeignTable:
             for file in files
         ]
         if any(own != types[0] for own in types):
-            raise ForeignError(f"{path} has parts whose columns differ.")
+            raise FormatError(f"{path} has parts whose columns differ.")
         vectors = schema.field(columns[1]).type
         dim = (
             vectors.list_size
@@ -110,7 +110,7 @@ def _table(path: str, folder: str | None = None) -> ForeignTable:
             else _first_length(files, columns[1])
         )
     if not 0 < dim <= MAX_DIM:
-        raise ForeignError(
+        raise FormatError(
             f"{path} has vectors of {dim:,} numbers; a table has from 1 to {MAX_DIM:,}."
         )
     kind = vectors.value_type
@@ -134,23 +134,23 @@ def _table(path: str, folder: str | None = None) -> ForeignTable:
         if not there:
             yield torch.empty(0, dtype=torch.int64), torch.empty(0, dim, dtype=dtype)
 
-    return ForeignTable(name, rows, count, dim, dtype, lambda: distinct(path, name, chunks()))
+    return FileTable(name, rows, count, dim, dtype, lambda: distinct(path, name, chunks()))
 
 
 @contextlib.contextmanager
 def _told(path: str) -> Iterator[None]:
     try:
         yield
-    except (ForeignError, MemoryError):
+    except (FormatError, MemoryError):
         raise
     except Exception as error:  # whatever a footer can make pyarrow raise
         text = " ".join(str(error).split())[:200].rstrip(".")
-        raise ForeignError(f"{path} cannot be read as Parquet: {text}.") from None
+        raise FormatError(f"{path} cannot be read as Parquet: {text}.") from None
 
 
 def _rows_of(path: str, text: bytes) -> int:
     if not text.isdigit() or len(text) > 15 or not 0 < int(text) < 1 << 48:
-        raise ForeignError(
+        raise FormatError(
             f"{path}: its entry {_ROWS.decode()} is {text[:20]!r}, which is no number of rows."
         )
     return int(text)
@@ -169,7 +169,7 @@ def _columns(path: str, schema: Any) -> list[str]:
         names = [field.name for field in schema if fits(field.type)]
         if len(names) != 1 and what not in names:
             kind = "integers" if what == "id" else "lists of floats"
-            raise ForeignError(
+            raise FormatError(
                 f"{path} needs one column of {kind}, or one that is named {what!r}; it has the columns "
                 f"{', '.join(f'{field.name} ({field.type})' for field in schema) or 'none'}."
             )
@@ -187,7 +187,7 @@ def _first_length(files: Sequence[Any], column: str) -> int:
 
 def _ids(path: str, column: Any) -> Tensor:
     if column.null_count:
-        raise ForeignError(f"{path} has rows without an id.")
+        raise FormatError(f"{path} has rows without an id.")
     # Those of uint64 keep their bits.
     return torch.from_numpy(column.to_numpy(zero_copy_only=False).astype("int64"))
 
@@ -198,11 +198,11 @@ def _vectors(path: str, column: Any, dim: int) -> Tensor:
     numbers = column.flatten()
     lengths = pc.min_max(pc.list_value_length(column)).as_py()
     if column.null_count or numbers.null_count or set(lengths.values()) != {dim}:
-        raise ForeignError(f"{path} has vectors that lack numbers, or not all are of {dim:,}.")
+        raise FormatError(f"{path} has vectors that lack numbers, or not all are of {dim:,}.")
     return torch.from_numpy(numbers.to_numpy(zero_copy_only=False).copy()).view(-1, dim)
 
 
-def _write(path: str, table: ForeignTable) -> None:
+def _write(path: str, table: FileTable) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 

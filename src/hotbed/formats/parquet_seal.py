@@ -14,7 +14,7 @@ from typing import IO
 import numpy as np
 
 from hotbed import _core
-from hotbed.foreign.tables import ForeignError
+from hotbed.formats.tables import FormatError
 
 __all__ = ["refuse_other_bytes", "seal"]
 
@@ -44,7 +44,7 @@ def seal(path: str) -> None:
 
 
 def refuse_other_bytes(path: str) -> None:
-    """Raises ForeignError where a file that Hotbed has written has other bytes than then."""
+    """Raises FormatError where a file that Hotbed has written has other bytes than then."""
     with open(path, "rb") as file:
         size = file.seek(0, os.SEEK_END)
         at = _seal_at(file, size)
@@ -52,7 +52,7 @@ def refuse_other_bytes(path: str) -> None:
             return
         file.seek(at)
         if file.read(_SEAL_BYTES) != _sealed(_crc32c(path, at, size)):
-            raise ForeignError(
+            raise FormatError(
                 f"{path} is damaged: its bytes are not those that were written. Copy or dump it again."
             )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from hotbed.foreign.tables import ForeignError, Found, Hints
+from hotbed.formats.tables import FormatError, Found, Hints
 
 __all__ = ["OpenEmbedding"]
 
@@ -18,7 +18,7 @@ class OpenEmbedding:
         return any(os.path.isfile(os.path.join(folder, place)) for place in places)
 
     def read(self, path: str, hints: Hints) -> Found:
-        raise ForeignError(
+        raise FormatError(
             f"{path} is in OpenEmbedding's own serialization, which is documented nowhere and has changed "
             "between its versions; pull the rows there, write them as Parquet (id, vector), and import that."
         )

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from foreign.foreign_tables import a_checkpoint, about, imported, refused, run, same
+from formats.format_tables import a_checkpoint, about, imported, refused, run, same
 
-from hotbed.foreign import ForeignError, Hints
-from hotbed.foreign.parquet import Parquet
+from hotbed.formats import FormatError, Hints
+from hotbed.formats.parquet import Parquet
 
 pa = pytest.importorskip("pyarrow", reason="Parquet files need pyarrow")
 pq = pytest.importorskip("pyarrow.parquet", reason="Parquet files need pyarrow")
@@ -58,7 +58,7 @@ def test_ids_of_any_integers(tmp_path: Path, name: str) -> None:
 
 
 def test_a_table_of_many_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hotbed.foreign.tables.FILE_BYTES", 100)
+    monkeypatch.setattr("hotbed.formats.tables.FILE_BYTES", 100)
     folder = tmp_path / "out" / "user.parquet"
     folder.parent.mkdir()
     for part in range(3):
@@ -198,7 +198,7 @@ def test_every_byte_of_a_dump_is_checked(tmp_path: Path) -> None:
         raw = bytearray(whole)
         raw[at] ^= 1
         path.write_bytes(raw)
-        with pytest.raises(ForeignError, match=r"user\.parquet (is damaged|cannot be read)"):
+        with pytest.raises(FormatError, match=r"user\.parquet (is damaged|cannot be read)"):
             Parquet().read(str(path), Hints())
 
 

@@ -16,10 +16,10 @@ import numpy as np
 import torch
 
 from hotbed.files import appearing_folder
-from hotbed.foreign.mapped import Numbers, mapped, numbers_in, synced
-from hotbed.foreign.tables import (
-    ForeignError,
-    ForeignTable,
+from hotbed.formats.mapped import Numbers, mapped, numbers_in, synced
+from hotbed.formats.tables import (
+    FileTable,
+    FormatError,
     Found,
     Hints,
     fault_of,
@@ -27,7 +27,7 @@ from hotbed.foreign.tables import (
     plain,
     table_of,
 )
-from hotbed.foreign.writing import fill, shapes_of, widened
+from hotbed.formats.writing import fill, shapes_of, widened
 
 __all__ = ["Sok"]
 
@@ -53,7 +53,7 @@ class Sok:
             stem, dash, kind = name.rpartition("-")
             if dash and kind in ("key", "weight"):
                 if f"{stem}-key" not in names or f"{stem}-weight" not in names:
-                    raise ForeignError(f"{path} has {name!r} and not the other file of {stem!r}.")
+                    raise FormatError(f"{path} has {name!r} and not the other file of {stem!r}.")
                 if kind == "key":
                     table = _table(path, stem, hints.dim)
                     if table is None:
@@ -61,20 +61,20 @@ class Sok:
                         continue
                     tables.append(table)
                     if hints.dim not in (None, tables[-1].dim):
-                        raise ForeignError(
+                        raise FormatError(
                             f"{path}: {stem!r} has rows of {tables[-1].dim} numbers, and not {hints.dim}."
                         )
             elif f"{name.partition('-')[0]}-weight" in names:
                 left[name] = "is an optimizer's state"
         return Found(tables, left)
 
-    def write(self, path: str, tables: Sequence[ForeignTable]) -> None:
+    def write(self, path: str, tables: Sequence[FileTable]) -> None:
         tables = widened(tables)
         shapes = shapes_of(tables)
         stems = [table.name.translate(_IN_FILE_NAMES) for table in tables]
         for table, stem in zip(tables, stems, strict=True):
             if stems.count(stem) > 1:
-                raise ForeignError(
+                raise FormatError(
                     f"{path}: {table.name!r} and another table would both be {stem!r} there; --rename one."
                 )
         with appearing_folder(path) as folder:
@@ -93,7 +93,7 @@ class Sok:
                 synced(file)
 
 
-def _table(folder: str, stem: str, dim: int | None) -> ForeignTable | None:
+def _table(folder: str, stem: str, dim: int | None) -> FileTable | None:
     """None: it has no rows, whose `dim` its files do not tell."""
     where = {kind: os.path.join(folder, f"{stem}-{kind}") for kind in ("key", "weight")}
     _, keys = _numbers(plain(where["key"], folder), _KEYS, 1)
@@ -102,7 +102,7 @@ def _table(folder: str, stem: str, dim: int | None) -> ForeignTable | None:
     if not count and dim is None:
         return None
     if fault := fault_of(weights, static=False):
-        raise ForeignError(f"{where['weight']} {fault}.")
+        raise FormatError(f"{where['weight']} {fault}.")
     return table_of(folder, name or stem, weights, keys)
 
 
@@ -114,12 +114,12 @@ def _numbers(path: str, kind: int, rows: int, dim: int = 0) -> tuple[str, Number
     type_at = int.from_bytes(header[-4:], "big")
     found = int.from_bytes(header[_NAME_BYTES : _NAME_BYTES + 4], "big")
     if size < 0 or found != kind or type_at >= len(_TYPES):
-        raise ForeignError(f"{path} does not begin as a file of sok.dump does.")
+        raise FormatError(f"{path} does not begin as a file of sok.dump does.")
     dtype = _TYPES[type_at]
     item = int(dtype[-2:]) // 8
     if size % (item * rows) if rows else size:
         what = f"{rows:,} rows" if kind == _WEIGHTS else dtype
-        raise ForeignError(
+        raise FormatError(
             f"{path} has {size:,} bytes after its header, which are no {what}: it is cut off."
         )
     shape = (size // item,) if kind == _KEYS else (rows, size // item // rows if rows else dim)
@@ -130,6 +130,6 @@ def _numbers(path: str, kind: int, rows: int, dim: int = 0) -> tuple[str, Number
 def _header(name: str, kind: int, dtype: str) -> bytes:
     raw = name.encode()
     if len(raw) > _NAME_BYTES:
-        raise ForeignError(f"Table {name!r} has a name of more than {_NAME_BYTES} bytes.")
+        raise FormatError(f"Table {name!r} has a name of more than {_NAME_BYTES} bytes.")
     slot, numbers = b" " * _SLOT_BYTES, _TYPES.index(dtype).to_bytes(4, "big")
     return raw.rjust(_NAME_BYTES) + kind.to_bytes(4, "big") + slot + numbers

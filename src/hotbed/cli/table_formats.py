@@ -72,12 +72,12 @@ def import_(
     with told_in_one_sentence():
         from hotbed.checkpoint import write
         from hotbed.checkpoint.folder import is_of_checkpoints
-        from hotbed.foreign import ForeignError, Hints, found_in
-        from hotbed.foreign.tables import chosen, refuse_without_room
+        from hotbed.formats import FormatError, Hints, found_in
+        from hotbed.formats.tables import chosen, refuse_without_room
         from hotbed.train.paths import Folder, Named, refuse_clashes
 
         if os.path.lexists(to) and not (os.path.isdir(to) and not os.listdir(to)):
-            raise ForeignError(f"{to} is there already. Name a new folder.")
+            raise FormatError(f"{to} is there already. Name a new folder.")
         refuse_clashes([Named("PATH", path)], [], [Folder(Named("--to", to), is_of_checkpoints)])
         found = found_in(path, format_, Hints(dim, snapshot))
         tables = chosen(path, found, table or [], _pairs(rename))
@@ -123,16 +123,16 @@ def dump(
     """
     with told_in_one_sentence():
         from hotbed.checkpoint.folder import is_of_checkpoints, opened
-        from hotbed.foreign import ForeignError, writer_of
-        from hotbed.foreign.tables import chosen
-        from hotbed.foreign.writing import tables_in
+        from hotbed.formats import FormatError, writer_of
+        from hotbed.formats.tables import chosen
+        from hotbed.formats.writing import tables_in
         from hotbed.train.paths import Folder, Named, refuse_clashes
 
         if not to:
-            raise ForeignError("--to is empty. Name a new file or folder.")
+            raise FormatError("--to is empty. Name a new file or folder.")
         writer = writer_of(to, format_)
         if os.path.lexists(to):
-            raise ForeignError(f"{to} is there already. Name another.")
+            raise FormatError(f"{to} is there already. Name another.")
         refuse_clashes([], [Named("--to", to)], [Folder(Named("DIR", folder), is_of_checkpoints)])
         with opened(folder) as checkpoint:
             tables = chosen(folder, tables_in(checkpoint), table or [], _pairs(rename))
@@ -142,16 +142,16 @@ def dump(
 
 
 def _pairs(renamed: list[str] | None) -> dict[str, str]:
-    from hotbed.foreign import ForeignError
+    from hotbed.formats import FormatError
 
     pairs = [text.partition("=") for text in renamed or []]
     for old, sign, new in pairs:
         if not (old and sign and new):
-            raise ForeignError(f"--rename takes OLD=NEW, got {old + sign + new!r}.")
+            raise FormatError(f"--rename takes OLD=NEW, got {old + sign + new!r}.")
     found: dict[str, str] = {}
     for old, _, new in pairs:
         if found.setdefault(old, new) != new:
-            raise ForeignError(f"--rename gives {old!r} two names, {found[old]!r} and {new!r}.")
+            raise FormatError(f"--rename gives {old!r} two names, {found[old]!r} and {new!r}.")
     return found
 
 

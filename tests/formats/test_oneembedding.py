@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from foreign.foreign_tables import imported, refused, run
+from formats.format_tables import imported, refused, run
 
 BLOCK = 512
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from copies import in_a_copy
 from effort import examples
-from foreign.hostile_files import FORMATS, tally_of
+from formats.hostile_files import FORMATS, tally_of
 
 
 @pytest.mark.process

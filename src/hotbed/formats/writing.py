@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hotbed.checkpoint.inspect import contents
 from hotbed.checkpoint.single import read
-from hotbed.foreign.tables import Chunks, ForeignError, ForeignTable, Found
+from hotbed.formats.tables import Chunks, FileTable, FormatError, Found
 from hotbed.table.state_dict import refuse_ambiguous_names
 from hotbed.tables import DTYPES
 
@@ -25,10 +25,10 @@ def tables_in(checkpoint: str) -> Found:
         CheckpointError: it is damaged.
     """
 
-    def table(about: dict[str, Any]) -> ForeignTable:
+    def table(about: dict[str, Any]) -> FileTable:
         name, dim, dtype = about["table"], about["dim"], getattr(torch, about["dtype"], None)
         if dtype not in DTYPES:
-            raise ForeignError(
+            raise FormatError(
                 f"Table {name!r} is {about['dtype']}, which rows of a table cannot be."
             )
 
@@ -36,7 +36,7 @@ def tables_in(checkpoint: str) -> Found:
             there = 0
             for chunk in read(checkpoint, name):
                 if chunk.steps is not None and bool((chunk.steps != about["steps"]).any()):
-                    raise ForeignError(
+                    raise FormatError(
                         f"Table {name!r} has rows that are behind its optimizer. Load the checkpoint into "
                         "its model without one, and save that again."
                     )
@@ -44,7 +44,7 @@ def tables_in(checkpoint: str) -> Found:
                 if chunk.weights.dtype != dtype or (
                     rows and bool(((ids < 0) | (ids >= rows)).any())
                 ):
-                    raise ForeignError(
+                    raise FormatError(
                         f"Table {name!r} has rows that are none of it; hotbed checkpoint verify tells more."
                     )
                 there += len(ids)
@@ -52,15 +52,15 @@ def tables_in(checkpoint: str) -> Found:
             if not there:
                 yield torch.empty(0, dtype=torch.int64), torch.empty(0, dim, dtype=dtype)
 
-        return ForeignTable(name, about["rows"], about["saved_rows"], dim, dtype, chunks)
+        return FileTable(name, about["rows"], about["saved_rows"], dim, dtype, chunks)
 
     return Found([table(about) for about in contents(checkpoint)["tables"]], {})
 
 
-def widened(tables: Iterable[ForeignTable]) -> list[ForeignTable]:
+def widened(tables: Iterable[FileTable]) -> list[FileTable]:
     """Tables without bfloat16, whose numbers are float32's, too."""
 
-    def wide(table: ForeignTable) -> ForeignTable:
+    def wide(table: FileTable) -> FileTable:
         if table.dtype != torch.bfloat16:
             return table
         chunks = table.chunks
@@ -70,12 +70,12 @@ def widened(tables: Iterable[ForeignTable]) -> list[ForeignTable]:
     return [wide(table) for table in tables]
 
 
-def shapes_of(tables: Sequence[ForeignTable]) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+def shapes_of(tables: Sequence[FileTable]) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
     """The tensors of tables as a ``state_dict`` has them: ``NAME`` (rows, dim), by id if the table is static;
     of a dynamic one beside it ``NAME.ids`` (rows,).
 
     Raises:
-        ForeignError: a static table lacks rows.
+        FormatError: a static table lacks rows.
         TableError: a table is named as a part of another.
     """
     refuse_ambiguous_names({table.name for table in tables})
@@ -89,11 +89,11 @@ def shapes_of(tables: Sequence[ForeignTable]) -> dict[str, tuple[torch.dtype, tu
     return shapes
 
 
-def fill(tables: Sequence[ForeignTable], tensors: Mapping[str, Tensor]) -> None:
+def fill(tables: Sequence[FileTable], tensors: Mapping[str, Tensor]) -> None:
     """Writes tables into tensors of the names and shapes of `shapes_of`.
 
     Raises:
-        ForeignError: a static table lacks rows.
+        FormatError: a static table lacks rows.
     """
     for table in tables:
         weights, at = tensors[table.name], 0
@@ -109,8 +109,8 @@ def fill(tables: Sequence[ForeignTable], tensors: Mapping[str, Tensor]) -> None:
             raise _lacking(table, missing)
 
 
-def _lacking(table: ForeignTable, missing: int) -> ForeignError:
-    return ForeignError(
+def _lacking(table: FileTable, missing: int) -> FormatError:
+    return FormatError(
         f"Table {table.name!r} lacks {missing:,} of its {table.rows:,} rows: no batch has touched them, and "
         "only its model knows their first values. --format parquet writes those that are there."
     )
@@ -120,11 +120,11 @@ def file_name(table: str, ending: str) -> str:
     """The name of a table's file.
 
     Raises:
-        ForeignError: no file can have it.
+        FormatError: no file can have it.
     """
     name = table + ending
     if "/" in name or name.startswith(".") or len(os.fsencode(name)) > _LONGEST_NAME:
-        raise ForeignError(f"Table {table!r} cannot name a file. --rename OLD=NEW helps.")
+        raise FormatError(f"Table {table!r} cannot name a file. --rename OLD=NEW helps.")
     return name
 
 

@@ -6,18 +6,18 @@ import os
 from collections.abc import Mapping
 from typing import Protocol, TypeVar
 
-from hotbed.foreign.npy import Npy
-from hotbed.foreign.oneembedding import OneEmbedding
-from hotbed.foreign.openembedding import OpenEmbedding
-from hotbed.foreign.parquet import Parquet
-from hotbed.foreign.safetensors_files import SafetensorsFile
-from hotbed.foreign.sok import Sok
-from hotbed.foreign.tables import ForeignError, Found, Hints, Reader, Writer
-from hotbed.foreign.torch_files import TorchFile
+from hotbed.formats.npy import Npy
+from hotbed.formats.oneembedding import OneEmbedding
+from hotbed.formats.openembedding import OpenEmbedding
+from hotbed.formats.parquet import Parquet
+from hotbed.formats.safetensors_files import SafetensorsFile
+from hotbed.formats.sok import Sok
+from hotbed.formats.tables import FormatError, Found, Hints, Reader, Writer
+from hotbed.formats.torch_files import TorchFile
 from hotbed.tables import MAX_DIM
 from hotbed.text import brief
 
-__all__ = ["READERS", "WRITERS", "ForeignError", "Hints", "found_in", "writer_of"]
+__all__ = ["READERS", "WRITERS", "FormatError", "Hints", "found_in", "writer_of"]
 
 
 class _Both(Reader, Writer, Protocol):
@@ -45,7 +45,7 @@ def found_in(path: str, format_: str | None, hints: Hints) -> Found:
     """Return what is there, in the format of that name, else the one that the path looks like.
 
     Raises:
-        ForeignError: it cannot be read, or there is no such format, or several fit.
+        FormatError: it cannot be read, or there is no such format, or several fit.
         OSError: there is nothing at the path.
     """
     os.stat(path)
@@ -56,9 +56,9 @@ def found_in(path: str, format_: str | None, hints: Hints) -> Found:
         reader = _by_name(READERS, path, format_)
     for name, hint in hints._asdict().items():
         if hint is not None and name not in reader.hints:
-            raise ForeignError(f"--{name} is not for this format, which tells it itself.")
+            raise FormatError(f"--{name} is not for this format, which tells it itself.")
     if hints.dim is not None and not 0 < hints.dim <= MAX_DIM:
-        raise ForeignError(
+        raise FormatError(
             f"--dim is {brief(hints.dim)}; a table has from 1 to {MAX_DIM:,} columns."
         )
     return reader.read(path, hints)
@@ -68,14 +68,14 @@ def writer_of(path: str, name: str | None) -> Writer:
     """The format of that name, else the one that a path ends like.
 
     Raises:
-        ForeignError: there is none.
+        FormatError: there is none.
     """
     return _by_name(WRITERS, path, name)
 
 
 def _by_name(formats: Mapping[str, _Format], path: str, name: str | None) -> _Format:
     if name is not None and name not in formats:
-        raise ForeignError(f"There is no format {name!r}. There are {', '.join(formats)}.")
+        raise FormatError(f"There is no format {name!r}. There are {', '.join(formats)}.")
     ending = os.path.splitext(path)[1]
     return _only(
         formats, path, [name] if name else [n for n, f in formats.items() if ending in f.endings]
@@ -85,5 +85,5 @@ def _by_name(formats: Mapping[str, _Format], path: str, name: str | None) -> _Fo
 def _only(formats: Mapping[str, _Format], path: str, fits: list[str]) -> _Format:
     if len(fits) != 1:
         why = f"looks like {' and '.join(fits)}" if fits else "does not tell its format"
-        raise ForeignError(f"{path} {why}. Say --format: {', '.join(formats)}.")
+        raise FormatError(f"{path} {why}. Say --format: {', '.join(formats)}.")
     return formats[fits[0]]

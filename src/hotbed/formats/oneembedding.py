@@ -22,10 +22,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from hotbed.foreign.tables import (
+from hotbed.formats.tables import (
     Chunks,
-    ForeignError,
-    ForeignTable,
+    FileTable,
+    FormatError,
     Found,
     Hints,
     distinct,
@@ -54,10 +54,10 @@ class OneEmbedding:
         parts = [_Part.of(folder) for folder in _ranks(path)]
         widths = {part.row_bytes // 4 for part in parts}
         if len(widths) > 1 or any(part.row_bytes % 4 for part in parts):
-            raise ForeignError(f"{path} has rows of several sizes, or of no float32.")
+            raise FormatError(f"{path} has rows of several sizes, or of no float32.")
         (width,) = widths
         if hints.dim is None or not 0 < hints.dim <= width:
-            raise ForeignError(
+            raise FormatError(
                 f"{path} has rows of {width} numbers, the vector first, then states of an optimizer; "
                 "say how long the vector is with --dim."
             )
@@ -73,7 +73,7 @@ class OneEmbedding:
                 yield torch.empty(0, dtype=torch.int64), torch.empty(0, dim)
 
         all_chunks = lambda: distinct(path, name, chunks())  # noqa: E731
-        return Found([ForeignTable(name, None, count, dim, torch.float32, all_chunks)], {})
+        return Found([FileTable(name, None, count, dim, torch.float32, all_chunks)], {})
 
 
 def _ranks(path: str) -> list[str]:
@@ -81,7 +81,7 @@ def _ranks(path: str) -> list[str]:
     own = _RANK.fullmatch(os.path.basename(os.path.realpath(path)))
     if os.path.isfile(os.path.join(path, "VALUE_SIZE")):
         if own and int(own[2]) > 1:
-            raise ForeignError(
+            raise FormatError(
                 f"{path} has the rows of one rank of {own[2]}. Name the folder above it."
             )
         return [path]
@@ -91,7 +91,7 @@ def _ranks(path: str) -> list[str]:
     whole = range(found[0][0] if found else 0)
     if not found or [(ranks, rank) for ranks, rank, _ in found] != [(len(whole), r) for r in whole]:
         there = ", ".join(name for *_, name in found) or "none"
-        raise ForeignError(
+        raise FormatError(
             f"{path} needs the folders of all ranks of one run, 0-N to (N-1)-N; it has {there}."
         )
     return [os.path.join(path, name) for *_, name in found]
@@ -103,7 +103,7 @@ def _snapshot(path: str, parts: list[_Part], asked: str | None) -> str:
     if asked in common or (asked is None and len(common) == 1):
         return asked or common[0]
     wrong = "say which snapshot, with --snapshot" if asked is None else f"no snapshot {asked!r}"
-    raise ForeignError(f"{path}: {wrong}; there are {', '.join(common) or 'none'}.")
+    raise FormatError(f"{path}: {wrong}; there are {', '.join(common) or 'none'}.")
 
 
 class _Part(NamedTuple):
@@ -122,12 +122,12 @@ class _Part(NamedTuple):
             with open(plain(os.path.join(folder, name), folder), "rb") as file:
                 text = file.read(32).strip()
             if not text.isdigit() or not 0 < int(text) <= _MOST:
-                raise ForeignError(f"{file.name} has no size in it.")
+                raise FormatError(f"{file.name} has no size in it.")
             return int(text)
 
         ids, row, block = size("KEY_SIZE"), size("VALUE_SIZE"), size("PHYSICAL_BLOCK_SIZE")
         if ids not in _IDS:
-            raise ForeignError(f"{folder} has ids of {ids} bytes, which are no integers.")
+            raise FormatError(f"{folder} has ids of {ids} bytes, which are no integers.")
         whole = block if block >= row else -(-row // block) * block
         return cls(folder, ids, row, whole, size("NUM_LOGICAL_BLOCKS_PER_CHUNK"))
 
@@ -139,7 +139,7 @@ class _Part(NamedTuple):
             most = sum(len(os.fsencode(name)) + 2 for name in there)  # with what ends its line
             listed = [os.fsdecode(name) for name in file.read(most + 1).split()]
         if sorted(there) != sorted(listed) or not all(map(_INDEX.fullmatch, listed)):
-            raise ForeignError(f"{folder} is no snapshot that was finished.")
+            raise FormatError(f"{folder} is no snapshot that was finished.")
         found = [(int(name[-12:]), plain(os.path.join(folder, name), folder)) for name in listed]
         return sorted(found)
 
@@ -153,7 +153,7 @@ class _Part(NamedTuple):
         fits = size % 8 == 0 and size // 8 <= room and first + room <= 1 << 64
         at = np.sort(np.fromfile(places, "<u8")) - np.uint64(first) if fits else np.empty(0)
         if not fits or (len(at) and int(at.max()) >= room):
-            raise ForeignError(f"{places} names rows that {values} or {keys} have not.")
+            raise FormatError(f"{places} names rows that {values} or {keys} have not.")
         if not len(at):
             return
         ids = np.memmap(keys, _IDS[self.id_bytes], "r", shape=(room,))

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from foreign.foreign_tables import a_checkpoint, about, imported, refused, run, same, tables_in
+from formats.format_tables import a_checkpoint, about, imported, refused, run, same, tables_in
 
 import hotbed as hb
-from hotbed.foreign import WRITERS
+from hotbed.formats import WRITERS
 
 
 def test_the_help_teaches_by_examples() -> None:

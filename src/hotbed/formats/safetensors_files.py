@@ -9,10 +9,10 @@ from torch import Tensor
 
 from hotbed.checkpoint.tensors import DTYPES, header_of
 from hotbed.files import appearing
-from hotbed.foreign.mapped import into, synced
-from hotbed.foreign.state_dicts import found_in
-from hotbed.foreign.tables import ForeignError, ForeignTable, Found, Hints, plain
-from hotbed.foreign.writing import fill, shapes_of
+from hotbed.formats.mapped import into, synced
+from hotbed.formats.state_dicts import found_in
+from hotbed.formats.tables import FileTable, FormatError, Found, Hints, plain
+from hotbed.formats.writing import fill, shapes_of
 
 __all__ = ["SafetensorsFile"]
 
@@ -45,11 +45,9 @@ class SafetensorsFile:
             file: Any = safe_open(plain(path), framework="pt")
             return found_in(path, {name: _Lazy(file, name) for name in file.keys()}, {})
         except SafetensorError as error:
-            raise ForeignError(
-                f"{path} is no safetensors file that can be read: {error}."
-            ) from None
+            raise FormatError(f"{path} is no safetensors file that can be read: {error}.") from None
 
-    def write(self, path: str, tables: Sequence[ForeignTable]) -> None:
+    def write(self, path: str, tables: Sequence[FileTable]) -> None:
         shapes = shapes_of(tables)
         first, begins = header_of(shapes)
         with appearing(path) as part:

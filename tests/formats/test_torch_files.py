@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from foreign.foreign_tables import a_checkpoint, about, imported, refused, run, same, tables_in
+from formats.format_tables import a_checkpoint, about, imported, refused, run, same, tables_in
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
@@ -290,9 +290,9 @@ names = st.text(st.characters(categories=("L", "N"), include_characters="._- "),
 def test_any_tables_there_and_back(
     tmp_path_factory: pytest.TempPathFactory, shapes: dict[str, Any], dtype: torch.dtype
 ) -> None:
-    from hotbed.foreign import READERS, WRITERS
-    from hotbed.foreign.tables import Hints
-    from hotbed.foreign.writing import tables_in
+    from hotbed.formats import READERS, WRITERS
+    from hotbed.formats.tables import Hints
+    from hotbed.formats.writing import tables_in
 
     folder = tmp_path_factory.mktemp("any")
     given_ = {
@@ -314,7 +314,7 @@ def test_any_tables_there_and_back(
 
 
 def test_a_table_comes_in_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("foreign.tables", "checkpoint.rows"):
+    for module in ("formats.tables", "checkpoint.rows"):
         monkeypatch.setattr(f"hotbed.{module}.FILE_BYTES", 100)
     weight = torch.randn(50, 4)
     torch.save({"e.weight": weight}, tmp_path / "a.pt")

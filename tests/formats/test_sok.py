@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from foreign.foreign_tables import USERS, a_checkpoint, about, imported, refused, run, same
+from formats.format_tables import USERS, a_checkpoint, about, imported, refused, run, same
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -42,8 +42,8 @@ def table(folder: Path, stem: str, keys: np.ndarray, weights: np.ndarray, name: 
 def test_tables_of_any_types(
     tmp_path_factory: pytest.TempPathFactory, key: str, number: str, n: int, dim: int, seed: int
 ) -> None:
-    from hotbed.foreign.sok import Sok
-    from hotbed.foreign.tables import Hints
+    from hotbed.formats.sok import Sok
+    from hotbed.formats.tables import Hints
 
     random = np.random.default_rng(seed)
     limits = np.iinfo(key)

@@ -94,11 +94,11 @@ def parquet_file(folder: Path) -> None:
 
 
 def dumped_parquet(folder: Path) -> None:
-    from hotbed.foreign.parquet import Parquet
-    from hotbed.foreign.tables import ForeignTable
+    from hotbed.formats.parquet import Parquet
+    from hotbed.formats.tables import FileTable
 
     chunk = tuple(map(torch.from_numpy, tables()))
-    whole = ForeignTable("t", ROWS, ROWS, DIM, torch.float32, lambda: iter([chunk]))
+    whole = FileTable("t", ROWS, ROWS, DIM, torch.float32, lambda: iter([chunk]))
     Parquet().write(str(folder / "t.parquet"), [whole])
 
 
@@ -127,8 +127,8 @@ def oneembedding_files(folder: Path) -> None:
 
 def read_format(name: str, file: str = "") -> Callable[[Path], Any]:
     def read(folder: Path) -> dict[str, Any]:
-        from hotbed.foreign import READERS
-        from hotbed.foreign.tables import Hints, chosen, refuse_without_room
+        from hotbed.formats import READERS
+        from hotbed.formats.tables import Hints, chosen, refuse_without_room
 
         hints = Hints(DIM) if name == "oneembedding" else Hints()
         found = READERS[name].read(str(folder / file), hints)

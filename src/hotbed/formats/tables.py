@@ -20,11 +20,11 @@ Chunks = Iterator[tuple[Tensor, Tensor]]
 """Ids (n,) int64 and weights (n, dim)."""
 
 
-class ForeignError(HotbedError, ValueError):
+class FormatError(HotbedError, ValueError):
     """A table that cannot be read or written; the message names the file and the table."""
 
 
-class ForeignTable(NamedTuple):
+class FileTable(NamedTuple):
     name: str
     rows: int | None
     """Of a static table; None: dynamic."""
@@ -38,7 +38,7 @@ class ForeignTable(NamedTuple):
 
 
 class Found(NamedTuple):
-    tables: list[ForeignTable]
+    tables: list[FileTable]
     left: dict[str, str]
     """Of other things, by name: why they are no tables."""
 
@@ -63,18 +63,18 @@ class Reader(Protocol):
         """Tables that are there; rows are read later.
 
         Raises:
-            ForeignError, OSError: it cannot be read.
+            FormatError, OSError: it cannot be read.
         """
 
 
 class Writer(Protocol):
     endings: tuple[str, ...]
 
-    def write(self, path: str, tables: Sequence[ForeignTable]) -> None:
+    def write(self, path: str, tables: Sequence[FileTable]) -> None:
         """Writes a file or a folder where nothing is; it appears when it is complete, or not at all.
 
         Raises:
-            ForeignError, OSError: nothing is there.
+            FormatError, OSError: nothing is there.
         """
 
 
@@ -125,7 +125,7 @@ def fault_of(array: Array, *, static: bool = True) -> str:
 
 def table_of(
     where: str, name: str, weights: Array, ids: Array | None = None, unasked: str = ""
-) -> ForeignTable:
+) -> FileTable:
     """The table of an array without `fault_of`.
 
     Args:
@@ -133,13 +133,13 @@ def table_of(
         ids: None: row i is that of id i, and the table static.
 
     Raises:
-        ForeignError: the ids are not those of its rows.
+        FormatError: the ids are not those of its rows.
     """
     count, dim = weights.shape
     if ids is not None and (len(ids.shape) != 1 or ids.dtype not in _INTEGERS):
-        raise ForeignError(f"{where}: the ids of {name!r} are no integers in one dimension.")
+        raise FormatError(f"{where}: the ids of {name!r} are no integers in one dimension.")
     if ids is not None and ids.shape[0] != count:
-        raise ForeignError(f"{where}: {name!r} has {count:,} rows and {ids.shape[0]:,} ids.")
+        raise FormatError(f"{where}: {name!r} has {count:,} rows and {ids.shape[0]:,} ids.")
 
     def chunks() -> Chunks:
         for some in slices(count, dim * weights.dtype.itemsize):
@@ -149,11 +149,11 @@ def table_of(
 
     all_chunks = chunks if ids is None else lambda: distinct(where, name, chunks())
     rows = count if ids is None else None
-    return ForeignTable(name, rows, count, dim, weights.dtype, all_chunks, unasked)
+    return FileTable(name, rows, count, dim, weights.dtype, all_chunks, unasked)
 
 
-def refuse_without_room(path: str, tables: Sequence[ForeignTable]) -> None:
-    """Raises ForeignError where a checkpoint of tables has no room on the disk of `path`. A small file can
+def refuse_without_room(path: str, tables: Sequence[FileTable]) -> None:
+    """Raises FormatError where a checkpoint of tables has no room on the disk of `path`. A small file can
     tell of tables that are larger than any disk."""
     needed = sum(table.stored * (8 + table.dim * table.dtype.itemsize) for table in tables)
     folder = os.path.abspath(path)
@@ -161,7 +161,7 @@ def refuse_without_room(path: str, tables: Sequence[ForeignTable]) -> None:
         folder = os.path.dirname(folder)
     free = shutil.disk_usage(folder).free
     if needed > free:
-        raise ForeignError(
+        raise FormatError(
             f"{path} would have {needed:,} bytes, and {free:,} are free there. --table takes "
             "some tables only."
         )
@@ -183,7 +183,7 @@ def distinct(where: str, name: str, chunks: Chunks) -> Chunks:
     """Chunks as they are. Holds 8 bytes a row.
 
     Raises:
-        ForeignError: after the last one, if an id was there twice.
+        FormatError: after the last one, if an id was there twice.
     """
     seen = []
     for ids, weights in chunks:
@@ -192,12 +192,12 @@ def distinct(where: str, name: str, chunks: Chunks) -> Chunks:
     together = torch.cat(seen).sort().values
     twice = together[1:][together[1:] == together[:-1]]
     if len(twice):
-        raise ForeignError(f"{where}: {name!r} has the id {int(twice[0])} twice.")
+        raise FormatError(f"{where}: {name!r} has the id {int(twice[0])} twice.")
 
 
 def chosen(
     path: str, found: Found, names: Sequence[str], renamed: Mapping[str, str]
-) -> list[ForeignTable]:
+) -> list[FileTable]:
     """The tables that are meant, under their new names.
 
     Args:
@@ -205,36 +205,34 @@ def chosen(
         renamed: new names by those that they have.
 
     Raises:
-        ForeignError: there are none, or no such ones, or two of a name.
+        FormatError: there are none, or no such ones, or two of a name.
     """
     known = {table.name: table for table in found.tables}
     if len(known) < len(found.tables):
         names_there = [table.name for table in found.tables]
         twice = next(name for name in names_there if names_there.count(name) > 1)
-        raise ForeignError(f"{path} has two tables that are named {twice!r}.")
+        raise FormatError(f"{path} has two tables that are named {twice!r}.")
     for name in [*names, *renamed]:
         if name in found.left:
-            raise ForeignError(f"{path}: {name!r} {found.left[name]}.")
+            raise FormatError(f"{path}: {name!r} {found.left[name]}.")
         if name not in known:
-            raise ForeignError(
-                f"{path} has no table {name!r}. It has {', '.join(known) or 'none'}."
-            )
+            raise FormatError(f"{path} has no table {name!r}. It has {', '.join(known) or 'none'}.")
     taken = [known[name] for name in dict.fromkeys(names)]
     taken = taken or [table for table in found.tables if not table.unasked]
     if not taken:
         others = [f"{table.name!r} {table.unasked}" for table in found.tables]
         others += [f"{name!r} {why}" for name, why in found.left.items()]
         hint = " --table takes one nevertheless." if found.tables else ""
-        raise ForeignError(f"{path} has no table: {'; '.join(others[:5]) or 'it is empty'}.{hint}")
+        raise FormatError(f"{path} has no table: {'; '.join(others[:5]) or 'it is empty'}.{hint}")
     if unused := set(renamed) - {table.name for table in taken}:
-        raise ForeignError(f"{path}: {min(unused)!r} is to be renamed, and is not taken.")
+        raise FormatError(f"{path}: {min(unused)!r} is to be renamed, and is not taken.")
     taken = [table._replace(name=renamed.get(table.name, table.name)) for table in taken]
     own = [table.name for table in taken]
     for name in own:
         if not name or not name.isprintable():
-            raise ForeignError(f"{path}: {name!r} cannot name a table. --rename OLD=NEW helps.")
+            raise FormatError(f"{path}: {name!r} cannot name a table. --rename OLD=NEW helps.")
         if own.count(name) > 1:
-            raise ForeignError(f"{path}: two tables would be named {name!r}.")
+            raise FormatError(f"{path}: two tables would be named {name!r}.")
     return taken
 
 
@@ -249,13 +247,13 @@ def plain(path: str, folder: str | None = None) -> str:
         folder: in which it must lie, links followed.
 
     Raises:
-        ForeignError: it is none.
+        FormatError: it is none.
         OSError: there is none.
     """
     if folder is not None:
         root = os.path.realpath(folder)
         if os.path.commonpath([root, os.path.realpath(path)]) != root:
-            raise ForeignError(f"{path} is a link out of its folder, which is not followed.")
+            raise FormatError(f"{path} is a link out of its folder, which is not followed.")
     if not stat.S_ISREG(os.stat(path).st_mode):
-        raise ForeignError(f"{path} is no plain file.")
+        raise FormatError(f"{path} is no plain file.")
     return path

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from foreign.foreign_tables import a_checkpoint, about, imported, refused, run, same
+from formats.format_tables import a_checkpoint, about, imported, refused, run, same
 
 FLOATS = ["float16", "float32", "float64"]
 

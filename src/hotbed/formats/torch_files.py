@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from hotbed.files import appearing
-from hotbed.foreign.mapped import mapped, synced
-from hotbed.foreign.state_dicts import found_in
-from hotbed.foreign.tables import ForeignError, ForeignTable, Found, Hints, plain
-from hotbed.foreign.writing import fill, shapes_of
+from hotbed.formats.mapped import mapped, synced
+from hotbed.formats.state_dicts import found_in
+from hotbed.formats.tables import FileTable, FormatError, Found, Hints, plain
+from hotbed.formats.writing import fill, shapes_of
 
 __all__ = ["TorchFile"]
 
@@ -37,12 +37,12 @@ class TorchFile:
             if isinstance(loaded, Mapping) and isinstance(loaded.get(name), Mapping):
                 loaded = loaded[name]
         if not isinstance(loaded, Mapping):
-            raise ForeignError(f"{path} holds no state_dict, but {type(loaded).__name__!r}.")
+            raise FormatError(f"{path} holds no state_dict, but {type(loaded).__name__!r}.")
         tensors = {str(name): value for name, value in loaded.items() if isinstance(value, Tensor)}
         left = {str(name): "is no tensor" for name in loaded if str(name) not in tensors}
         return found_in(path, tensors, left)
 
-    def write(self, path: str, tables: Sequence[ForeignTable]) -> None:
+    def write(self, path: str, tables: Sequence[FileTable]) -> None:
         shapes = shapes_of(tables)
         beside = os.path.dirname(os.path.abspath(path))
         with appearing(path) as part, tempfile.TemporaryDirectory(dir=beside) as scratch:
@@ -69,9 +69,9 @@ def _loaded(path: str) -> Any:
         file.seek(0)
         begin = file.read(len(_ZIP))
     if not size:
-        raise ForeignError(f"{path} is empty.")
+        raise FormatError(f"{path} is empty.")
     if begin == _ZIP and not maps:
-        raise ForeignError(
+        raise FormatError(
             f"{path} is cut off: it begins as a file of torch.save, and its end is missing. Copy or save it "
             "again."
         )
@@ -91,7 +91,7 @@ def _loaded(path: str) -> Any:
             .partition(". ")[0][:200]
             .rstrip(".")
         )
-        raise ForeignError(
+        raise FormatError(
             f"{path} cannot be read by torch.load(weights_only=True): {text}. Save model.state_dict() alone; "
             "other objects are not unpickled, as they may run any code."
         ) from None

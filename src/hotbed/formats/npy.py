@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from hotbed.files import appearing_folder
-from hotbed.foreign.mapped import Numbers, mapped, synced
-from hotbed.foreign.tables import (
-    ForeignError,
-    ForeignTable,
+from hotbed.formats.mapped import Numbers, mapped, synced
+from hotbed.formats.tables import (
+    FileTable,
+    FormatError,
     Found,
     Hints,
     fault_of,
@@ -24,7 +24,7 @@ from hotbed.foreign.tables import (
     plain,
     table_of,
 )
-from hotbed.foreign.writing import file_name, fill, shapes_of, widened
+from hotbed.formats.writing import file_name, fill, shapes_of, widened
 
 __all__ = ["Npy"]
 
@@ -58,9 +58,9 @@ class Npy:
                 tables.append(table_of(files[stem], stem, array, ids))
         return Found(tables, left)
 
-    def write(self, path: str, tables: Sequence[ForeignTable]) -> None:
+    def write(self, path: str, tables: Sequence[FileTable]) -> None:
         if path.endswith(".npy"):
-            raise ForeignError(
+            raise FormatError(
                 f"{path} would be a folder of .npy files. Name one, with --format npy."
             )
         tables = widened(tables)
@@ -86,10 +86,10 @@ def _opened(path: str) -> Numbers:
         raise
     except Exception as error:  # whatever a header can make NumPy raise
         text = " ".join(str(error).split())[:200].rstrip(".")
-        raise ForeignError(f"{path} is no array of numbers that can be read: {text}.") from None
+        raise FormatError(f"{path} is no array of numbers that can be read: {text}.") from None
     if not isinstance(array, np.ndarray):
         array.close()
-        raise ForeignError(f"{path} is no .npy file, but an archive of several.")
+        raise FormatError(f"{path} is no .npy file, but an archive of several.")
     return Numbers(array)
 
 
