@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
 
 from hotbed.dist.declarations import Declaration, differences
 from hotbed.dist.errors import PeerError, mark_told
+from hotbed.dist.lookup import Lookup
 
 __all__ = [
     "ENDED",
@@ -85,8 +86,8 @@ class Opened(NamedTuple):
     """(ranks, n) int64: what each says beside it; of a rank that has ended, zeros."""
     ended: list[bool]
     """Which ranks have no batches any more."""
-    waiting: list[Any]
-    """Trips as they waited when it was opened, which `Ranks.waiting` may have let go since."""
+    waiting: list[Lookup]
+    """Lookups that waited when it was opened, which `Ranks.waiting` may have let go since."""
 
 
 def opened_by(kind: str, sequence: int, names: Sequence[str] | int) -> str:
