@@ -224,12 +224,12 @@ def give(
     if not mine or owned is None:
         return []
     own = owned.resolved.live
-    for live, generation in zip(own, owned.generations, strict=True):
-        if live.generation != generation:
-            raise TableError(
-                f"Table {live.name!r}: rows were erased since a batch was looked up whose gradient now "
-                "comes. Erase between steps."
-            )
+    if (now := [live.generation for live in own]) != owned.generations:
+        at = next(at for at, n in enumerate(owned.generations) if now[at] != n)
+        raise TableError(
+            f"Table {own[at].name!r}: rows were erased since a batch was looked up whose gradient now comes. "
+            "Erase between steps."
+        )
     places = core.given_places(chosen, False, _addresses(received))
     shares = owned.resolved.left(places, received).shares(mine, divisor=ranks.size)
     return [(own[at], share) for at, share in zip(mine, shares, strict=True)]

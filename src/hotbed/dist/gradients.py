@@ -57,7 +57,7 @@ class WaitingOnRanks(WaitingGradient):
         self.collected = False
 
     def drop(self, handle: Tensor) -> None:
-        self.give_away(handle)
+        super().drop(handle)
         if self.collected:
             self.drop_collected()
 
@@ -138,8 +138,8 @@ def collect(
         declared: what must be alike on all ranks.
     """
     lookups = ranks.waiting.lookups
-    own = [_by_lookup(live, lookups) for live in tables]
     waiting = [live.waiting for live in tables]
+    own = [_by_lookup(live, one, lookups) for live, one in zip(tables, waiting, strict=True)]
     flags = [
         int(flag)
         for one, of_table in zip(waiting, own, strict=True)
@@ -159,18 +159,19 @@ def serve_collect(ranks: Ranks, opened: Opened, width: int) -> Collected:
     return _brought(ranks, opened, tables, waiting, nothing, opened.numbers[:, width:])
 
 
-def _by_lookup(live: TableOnRanks, lookups: list[Lookup]) -> list[Given | None]:
+def _by_lookup(
+    live: TableOnRanks, waiting: WaitingOnRanks, lookups: list[Lookup]
+) -> list[Given | None]:
     """The gradient of a table for each lookup; None where there is none."""
-    handle = live.parameter
-    waiting, number = handle.waiting, live.place.number
+    handle, number = live.parameter, live.place.number
     found: list[Given | None] = [None] * len(lookups)
     shares = waiting.shares
     if len(shares) == 1 and not waiting.origins and stored_gradient(handle) is None:
-        share = shares[0]
-        for at, lookup in enumerate(lookups if share.distinct else ()):
-            if lookup is getattr(share.claim, "lookup", None):  # as one backward has left it
+        slots, values, distinct, _, claim = shares[0]
+        for at, lookup in enumerate(lookups if distinct else ()):
+            if lookup is getattr(claim, "lookup", None):  # as one backward has left it
                 t = lookup.layout.position[number]
-                found[at] = Given(share.rows, share.slots, lookup.first_slots[t])
+                found[at] = Given(values, slots, lookup.first_slots[t])
                 return found
     left = [getattr(o, "lookup", None) for o in waiting.origins_of(handle)]
     rows = rows_of(live)
@@ -204,14 +205,16 @@ def _brought(
     flags: Tensor,
 ) -> Collected:
     any_rank: list[list[bool]] = flags.any(0).view(len(tables), -1).tolist()
-    for one, of_table in zip(waiting, any_rank, strict=True):
+    stepped, kept = [], set()
+    for live, one, of_table in zip(tables, waiting, any_rank, strict=True):
         if one.collected and not of_table[-1]:  # a rank without batches hears of zero_grad() here
             one.drop_collected()
         one.collected = of_table[-1]
-    found = Collected(
-        [live for live, of_table in zip(tables, any_rank, strict=True) if any(of_table)],
-        {live for live, of_table in zip(tables, any_rank, strict=True) if of_table[-1]},
-    )
+        if True in of_table:
+            stepped.append(live)
+        if of_table[-1]:
+            kept.add(live)
+    found = Collected(stepped, kept)
     numbers = [live.place.number for live in tables]
     for at, lookup in enumerate(opened.waiting):
         position = lookup.layout.position
@@ -220,8 +223,8 @@ def _brought(
             if of_table[at]:
                 t = position[number]
                 chosen[t] = True
-                if (one_given := of_own[at]) is not None:
-                    given[t] = one_given.in_core()
+                if (rows := of_own[at]) is not None:
+                    given[t] = rows.in_core()
         if not any(chosen):
             continue
         try:
