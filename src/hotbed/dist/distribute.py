@@ -33,6 +33,7 @@ from hotbed.places.moves import factory_for
 from hotbed.table.live import LiveTable
 from hotbed.table.place_factory import make_core
 from hotbed.table.records import Records
+from hotbed.table.registry import unregister
 from hotbed.table.state_dict import signed_key
 from hotbed.tables import Table, part_of
 
@@ -215,7 +216,9 @@ def _share(
     for share in shares:
         if share.rank == ranks.rank:
             part = dataclasses.replace(share.part, combiner="none")
-            own[share] = LiveTable(part, key, factory_for(part, tiers=old.tiers, budget=old.budget))
+            made = LiveTable(part, key, factory_for(part, tiers=old.tiers, budget=old.budget))
+            unregister(made)
+            own[share] = made
     core = make_core(spec, key, elsewhere=True)
     place = Sharded(core, spec, lookups, len(ranks.tables), kind, shares, own)
     ranks.tables.append(weakref.ref(cast(TableOnRanks, live)))
