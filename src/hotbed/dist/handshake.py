@@ -150,8 +150,10 @@ def refuse_others(
 def _texts(own: str, gather: Callable[[Tensor], Tensor]) -> list[str]:
     """One of each rank."""
     raw = own.encode()
-    sizes = gather(torch.tensor([len(raw)])).flatten().tolist()
-    every = gather(torch.tensor(list(raw.ljust(max(sizes), b"\0")), dtype=torch.uint8))
+    sizes = gather(torch.tensor([len(raw)], device="cpu")).flatten().tolist()
+    every = gather(
+        torch.tensor(list(raw.ljust(max(sizes), b"\0")), dtype=torch.uint8, device="cpu")
+    )
     return [bytes(some[:n].tolist()).decode() for some, n in zip(every, sizes, strict=True)]
 
 
@@ -185,4 +187,4 @@ def _as_text(error: BaseException | None) -> Tensor:
         if error is None
         else f"{type(error).__name__}: {error}".encode(errors="backslashreplace")
     )
-    return torch.tensor(list(raw[:_TEXT].ljust(_TEXT, b"\0")), dtype=torch.uint8)
+    return torch.tensor(list(raw[:_TEXT].ljust(_TEXT, b"\0")), dtype=torch.uint8, device="cpu")

@@ -93,7 +93,7 @@ class SharedMemory:
 
     def send(self, sizes: Sequence[int], word: int) -> tuple[list[Tensor], list[int]]:
         at = self._sent % 2
-        said = torch.tensor([word, self._own.messages[at].size, *self._begins])
+        said = torch.tensor([word, self._own.messages[at].size, *self._begins], device="cpu")
         told = self._gather(_MESSAGES, said).tolist()
         received = []
         for source, (size, (_, whole, *begins)) in enumerate(zip(sizes, told, strict=True)):
