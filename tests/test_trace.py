@@ -6,22 +6,23 @@ import threading
 
 import pytest
 
-from hotbed.trace import Trace, span
+from hotbed import trace
+from hotbed.trace import Trace
 
 
 def test_totals_sum_the_spans_of_all_threads() -> None:
-    with Trace() as trace:
+    with Trace() as taken:
         for start in (0, 10_000_000):
-            trace.add("read", start, start + 2_500_000)
-        thread = threading.Thread(target=trace.add, args=("read", 5, 1_000_005))
+            taken.add("read", start, start + 2_500_000)
+        thread = threading.Thread(target=taken.add, args=("read", 5, 1_000_005))
         thread.start()
         thread.join()
-        with span("step"):
+        with trace.span("step"):
             pass
         with pytest.raises(RuntimeError, match="Another trace"), Trace():
             pass
-    with span("after"):
+    with trace.span("after"):
         pass
-    totals = trace.totals()
+    totals = taken.totals()
     assert totals["read"] == (3, 6.0)
     assert totals.keys() == {"read", "step"} and totals["step"][0] == 1

@@ -68,8 +68,9 @@ void bind_exchange(nb::module_& module) {
             return numbers;
           },
           "ids"_a, "counts"_a, "asked"_a, "moved"_a, Unlocked(),
-          "Writes the ids of each table ordered by their owners, and where each went. Returns what "
-          "the other ranks must know.");
+          "Writes the ids of each table ordered by their owners, and where each went; of tables "
+          "with "
+          "Dealing.given its keeper is there before. Returns what the other ranks must know.");
 
   module.def(
       "distinct_ids",

@@ -40,7 +40,8 @@ void bind_index(nb::module_& module) {
       "Returns how many are distinct.");
   nb::enum_<Dealing>(module, "Dealing")
       .value("modulo", Dealing::modulo)
-      .value("hash", Dealing::hash);
+      .value("hash", Dealing::hash)
+      .value("given", Dealing::given);
   module.def(
       "find_keepers",
       [](Address ids, int64_t n, int64_t ranks, Dealing dealing, Address keepers) {

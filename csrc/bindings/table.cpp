@@ -155,6 +155,10 @@ void bind_table(nb::module_& module) {
       "shape"_a, "dtype"_a,
       nb::sig("def empty(shape: collections.abc.Sequence[int], dtype: DType) -> typing.Any"),
       "A tensor over a block of the core's memory pool.");
+  module.def(
+      "block", [](size_t size) { return block_tensor({size}, nb::dtype<uint8_t>()); }, "size"_a,
+      nb::sig("def block(size: int) -> torch.Tensor"),
+      "(size,) uint8 over a block of the core's memory pool.");
 
   nb::enum_<DType>(module, "DType")
       .value("f32", DType::f32)

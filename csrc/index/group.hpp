@@ -13,7 +13,8 @@ int64_t group_ids(const int64_t* ids, int64_t n, int64_t* distinct, int64_t* inv
 // Which of several ranks keeps a row: id % ranks, from 0 on; or ((h >> 32) * ranks) >> 32, h being
 // the finalizer of MurmurHash3 (Austin Appleby, public domain) of the id's bits. An index hashes
 // ids by another function, or else all ids of a rank would share leading bits there.
-enum class Dealing { modulo, hash };
+// given: whoever has ids ordered says the keeper of each.
+enum class Dealing { modulo, hash, given };
 
 // Writes the keeper of each of n ids. Throws std::invalid_argument where there is no rank.
 void find_keepers(const int64_t* ids, int64_t n, int64_t ranks, Dealing dealing, int64_t* keepers);
@@ -23,5 +24,9 @@ void find_keepers(const int64_t* ids, int64_t n, int64_t ranks, Dealing dealing,
 // as find_keepers.
 void order_by_keeper(const int64_t* ids, int64_t n, int64_t ranks, Dealing dealing,
                      int64_t* ordered, int64_t* place, int64_t* sizes);
+
+// The same by keepers that place has until then. Throws std::invalid_argument where one is no rank.
+void order_by_given_keeper(const int64_t* ids, int64_t n, int64_t ranks, int64_t* ordered,
+                           int64_t* place, int64_t* sizes);
 
 }  // namespace hotbed

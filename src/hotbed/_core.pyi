@@ -317,6 +317,8 @@ class Dealing(enum.Enum):
 
     hash = 1
 
+    given = 2
+
 def find_keepers(ids: int, n: int, ranks: int, dealing: Dealing, keepers: int) -> None: ...
 def order_by_keeper(
     ids: int, n: int, ranks: int, dealing: Dealing, ordered: int, place: int
@@ -420,6 +422,7 @@ def random_reads(
     paths: Sequence[str], nbytes: int, count: int, depth: int, backend: str = "auto", seed: int = 0
 ) -> float: ...
 def empty(shape: Sequence[int], dtype: DType) -> Any: ...
+def block(size: int) -> torch.Tensor: ...
 
 class DType(enum.Enum):
     f32 = 0

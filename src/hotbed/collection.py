@@ -178,7 +178,11 @@ class EmbeddingCollection(TablesByName):
                 )
             table = self._live[t]
             bag = read_bags(
-                feature, inputs[feature], table.compute_dtype, table.spec.combiner, table.device
+                feature,
+                inputs[feature],
+                table.compute_dtype,
+                table.spec.combiner,
+                table.place.device,
             )
             if batch < 0:
                 batch, first = bag.batch, feature

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,11 @@ from hotbed.files import appearing
 
 __all__ = ["Trace", "span"]
 
-_active: Trace | None = None
+_untraced: Callable[[str], contextlib.AbstractContextManager[object]] = contextlib.nullcontext
+
+span = _untraced
+"""Names what runs inside a ``with`` statement, where a trace is being taken. To be called as ``trace.span``:
+a trace puts another one in its place."""
 
 
 class Trace:
@@ -37,15 +43,15 @@ class Trace:
         self.left_out = 0
 
     def __enter__(self) -> Trace:
-        global _active
-        if _active is not None:
+        global span
+        if span is not _untraced:
             raise RuntimeError("Another trace is being taken.")
-        _active = self
+        span = functools.partial(_Span, self)
         return self
 
     def __exit__(self, *error: object) -> None:
-        global _active
-        _active = None
+        global span
+        span = _untraced
 
     def add(self, name: str, start_ns: int, end_ns: int) -> None:
         """One span of the calling thread, in ``time.perf_counter_ns``."""
@@ -111,11 +117,3 @@ class _Span:
 
     def __exit__(self, *_: object) -> None:
         self._trace.add(self._name, self._start, time.perf_counter_ns())
-
-
-_UNTRACED = contextlib.nullcontext()
-
-
-def span(name: str) -> contextlib.AbstractContextManager[None]:
-    """Names what runs inside, where a trace is being taken. For a ``with`` statement."""
-    return _UNTRACED if _active is None else _Span(_active, name)

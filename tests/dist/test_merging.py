@@ -12,9 +12,9 @@ from dist.worlds import run
 from torch.distributed.algorithms.join import Join
 
 import hotbed as hb
-from hotbed.dist import ColumnWise, Plan, Replicated, RowWise, TableWise
+from hotbed.dist import ColumnWise, Plan, Replicated, RowWise, TableWise, merging
 from hotbed.dist.errors import PeerError
-from hotbed.dist.exchange import Exchange
+from hotbed.dist.lookup import Announced
 
 NEXT = 64
 """Batches that wait at most, where each has its backward at once."""
@@ -282,13 +282,10 @@ def fails(rank: int, world: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         if rank == 1:
 
-            def full(trip: Exchange, ids: Any, places: Any, *given: Any) -> None:
-                if not places:  # as a merge, which wants no rows
-                    raise hb.OutOfMemory("no memory")
-                look_up(trip, ids, places, *given)
+            def full(announced: Announced) -> None:
+                raise hb.OutOfMemory("no memory")
 
-            look_up = Exchange._look_up
-            patch.setattr(Exchange, "_look_up", full)
+            patch.setattr(merging, "look_up_owned", full)
         with pytest.raises((hb.OutOfMemory, PeerError), match="no memory"):
             both.own({"user": hb.Jagged([1], lengths=[1])})
     for number in range(20):

@@ -15,11 +15,13 @@ from dist.test_sharded import batch_of, collection, loss_of, plan_of
 from dist.worlds import run, shared_files
 
 import hotbed as hb
+from hotbed import _core
 from hotbed.dist import shared_memory
 from hotbed.dist.errors import Gone
 from hotbed.dist.ranks import Ranks
+from hotbed.dist.raw import rounded
 from hotbed.dist.shared_memory import SharedMemory
-from hotbed.dist.wire import Gloo, block, rounded
+from hotbed.dist.wire import Gloo
 from hotbed.trace import Trace
 
 
@@ -189,8 +191,12 @@ def test_messages_are_in_a_trace() -> None:
 
 def test_sizes() -> None:
     assert [rounded(size) for size in (0, 1, 8, 9)] == [0, 8, 8, 16]
-    assert block(0).numel() == 0
-    assert (block(13).dtype, block(13).shape, block(13).data_ptr() % 64) == (torch.uint8, (13,), 0)
+    assert _core.block(0).numel() == 0
+    assert (_core.block(13).dtype, _core.block(13).shape, _core.block(13).data_ptr() % 64) == (
+        torch.uint8,
+        (13,),
+        0,
+    )
 
 
 def out_of_step(rank: int, world: int) -> None:

@@ -15,12 +15,11 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from hotbed import _core
+from hotbed import _core, trace
 from hotbed.ahead.source import Entry, Source, find_features
 from hotbed.errors import HotbedError, InputError
 from hotbed.modules.owner import TableOwner
 from hotbed.places.tiered.tiers import Tiers
-from hotbed.trace import span
 
 __all__ = ["Inputs", "Window"]
 
@@ -116,7 +115,7 @@ class Window:
 
     def __iter__(self) -> Iterator[Any]:
         while True:
-            with span("wait for a batch"):
+            with trace.span("wait for a batch"):
                 entry = self._next()
             if entry is None:
                 return
@@ -252,7 +251,7 @@ class Window:
             self._in_code_of_user = True
             self._moved.notify_all()
         try:
-            with span("read a batch"):
+            with trace.span("read a batch"):
                 entry = self._source.read(self._is_open, self._look)
         finally:
             self._is_open()
@@ -291,7 +290,7 @@ class Window:
     def _announce(self, entry: Entry) -> None:
         try:
             for name, inputs in entry.inputs.items():
-                with span("announce ids"):
+                with trace.span("announce ids"):
                     prepared = self._modules[name].prepare(inputs)
                     if prepared.batch.check()[0]:
                         entry.failed = True
@@ -309,7 +308,7 @@ class Window:
     def _admit(self, entry: Entry, number: int) -> None:
         fits, failed = False, False
         try:
-            with span("bring rows up"):
+            with trace.span("bring rows up"):
                 fits = all(prepared.batch.admit() for prepared in entry.prepared.values())
         except Exception:
             failed = True  # the forward tries again, and says so

@@ -11,6 +11,7 @@ from hotbed.dist.loaders import Even, Slice, Slices, even, slices
 from hotbed.dist.planning import plan
 from hotbed.dist.plans import Plan
 from hotbed.dist.remedies import Remedy
+from hotbed.dist.row_codecs import CODECS, ByRow, Codecs
 from hotbed.dist.sizes import States
 from hotbed.errors import PlanError
 from hotbed.sharding import (
@@ -24,6 +25,9 @@ from hotbed.sharding import (
 )
 
 __all__ = [
+    "CODECS",
+    "ByRow",
+    "Codecs",
     "ColumnWise",
     "Even",
     "Plan",

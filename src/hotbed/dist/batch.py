@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
 from hotbed import _core
 from hotbed.dist.errors import PeerError
-from hotbed.dist.exchange import Exchange
+from hotbed.dist.exchange import announce, announce_nothing, ask, fetch, keep
 from hotbed.dist.handshake import Opened
+from hotbed.dist.lookup import Lookup
 from hotbed.dist.merging import merge
 from hotbed.dist.ranks import Ranks
+from hotbed.dist.row_codecs import STORED
 from hotbed.errors import OptimizerError, TableError
 from hotbed.places.host.batch import HostBatch, HostPendingGradient, check, core_batch
 from hotbed.table.gradients import GradientRows
-from hotbed.table.lookups import Call
+from hotbed.table.live import LiveTable
+from hotbed.table.lookups import Call, Lookups
 
-__all__ = ["ShardedBatch", "serve_lookup", "serve_rows"]
+__all__ = ["ShardedBatch", "ShardedLookups", "serve_lookup", "serve_rows"]
 
 _BITS = 62
 """Of tables in a number."""
@@ -28,41 +31,84 @@ _MOST_KEPT = 2
 """Rows of batches that are gone, kept for those to come."""
 
 
-class ShardedBatch(HostBatch):
-    """Its rows lie beside it as long as it does."""
+class ShardedLookups(Lookups):
+    """Tables that the same ranks share."""
 
-    trip: Exchange
+    ranks: Ranks
+    is_immediate = True  # those of the shards see to it
 
-    @classmethod
-    def of(cls, ranks: Ranks, call: Call) -> ShardedBatch:
+    def __init__(self, ranks: Ranks) -> None:
+        self.ranks = ranks
+
+    @property
+    def where(self) -> str:
+        return f"shards of {self.ranks.size} ranks"
+
+    def allocate(self, live: Sequence[LiveTable]) -> None:
+        for own in _own(live):
+            own.allocate()
+
+    def resolve(self, call: Call) -> ShardedBatch:
+        ranks = self.ranks
         wanted = torch.is_grad_enabled() and len(call.frozen) < len(call.live)
         if wanted and call.training:
             _refuse_beside_dense(ranks)
         given = core_batch(call.live, call.table_of, call.bags)
         check(given, call)
-        trip, inverse = Exchange.of_batch(ranks, [live.place for live in call.live], given)
+        ids, inverse = (
+            torch.empty(given.positions, dtype=torch.int64, device="cpu") for _ in range(2)
+        )
+        counts = _core.distinct_ids(given, ids.data_ptr(), inverse.data_ptr())
+        asked = ask(ranks, [live.place for live in call.live], ids, counts)
         modes = [int(call.training), int(wanted), *_bits(call.frozen, len(call.live))]
-        opened = ranks.agree("a lookup", [*modes, *trip.numbers], trip.layout.numbers)
+        opened = ranks.agree("a lookup", [*modes, *asked.numbers], asked.layout.numbers)
         _refuse_other_modes(ranks, opened, modes)
-        messages = trip.fetch(opened.numbers[:, len(modes) :], call.frozen, call.training)
-        rows = trip.fetched(messages)
-        core = rows.batch(given, trip.counts, trip.moved.data_ptr(), inverse.data_ptr())
+        announced = announce(ranks, asked, opened.numbers[:, len(modes) :])
+        fetched = fetch(ranks, announced, ranks.codecs[0], call.frozen, call.training)
+        rows = fetched.rows()
+        core = rows.batch(given, counts, asked.moved.data_ptr(), inverse.data_ptr())
         core.resolve(False, wanted, call.frozen)
-        made = cls(core, call, wanted, kept=(rows, inverse))
-        made.trip = trip
-        weakref.finalize(made, _give_back, trip.layout.fetched, rows).atexit = False
+        made = ShardedBatch(core, call, wanted, kept=(rows, inverse))
+        weakref.finalize(made, _give_back, asked.layout.fetched, rows).atexit = False
         if wanted:
-            trip.wait(made)
+            made.lookup = keep(ranks, made, announced, fetched.owned)
             if ranks.waiting.to_be_merged:
                 merge(ranks)
         return made
+
+    def stats(self, live: Sequence[LiveTable]) -> dict[str, float]:
+        own = _own(live)
+        return own[0].place.lookups.stats(own) if own else {}
+
+    def flush(self, live: Sequence[LiveTable]) -> None:
+        for one in _own(live)[:1]:
+            one.place.lookups.flush([one])
+
+    def note_hottest(self, live: Sequence[LiveTable]) -> None:
+        for one in _own(live)[:1]:
+            one.place.lookups.note_hottest([one])
+
+
+def _own(live: Sequence[LiveTable]) -> list[LiveTable]:
+    """Shards of these tables on this rank. They lie in one place."""
+    return [own for table in live for own in table.place.tables_here(table)]
+
+
+class ShardedBatch(HostBatch):
+    """Its rows lie beside it as long as it does.
+
+    Attributes:
+        lookup: which the ranks keep for its gradients; only where they are wanted.
+    """
+
+    lookup: Lookup
 
     @property
     def claim(self) -> ShardedBatch:
         return self
 
     def backward(self, grads: Sequence[Tensor | None]) -> Any:
-        return ShardedPendingGradient(super().backward(grads), self.trip.first_slots)
+        return ShardedPendingGradient(super().backward(grads), self.lookup.first_slots)
 
 
 def _give_back(kept: list[_core.FetchedRows], rows: _core.FetchedRows) -> None:
@@ -102,22 +148,18 @@ def serve_lookup(ranks: Ranks, opened: Opened) -> None:
     speaks = opened.ended.index(False)
     modes = 2 + len(_bits((), len(opened.tables)))
     training, wanted, *bits = opened.numbers[speaks, :modes].tolist()
-    places = [ranks.table(number).place for number in opened.tables]
-    trip = Exchange(ranks, places, [torch.empty(0, dtype=torch.int64) for _ in places])
-    frozen = [t for t in range(len(places)) if bits[t // _BITS] >> t % _BITS & 1]
+    frozen = [t for t in range(len(opened.tables)) if bits[t // _BITS] >> t % _BITS & 1]
+    announced = announce_nothing(ranks, opened, opened.numbers[:, modes:])
     with torch.set_grad_enabled(bool(wanted)):
-        trip.fetch(opened.numbers[:, modes:], frozen, bool(training))
+        fetched = fetch(ranks, announced, ranks.codecs[0], frozen, bool(training))
     if wanted:
-        trip.wait(None)
+        keep(ranks, None, announced, fetched.owned)
 
 
 def serve_rows(ranks: Ranks, opened: Opened) -> None:
     """The same of a lookup of rows."""
-    (number,) = opened.tables
-    place = ranks.table(number).place
     with torch.no_grad():
-        trip = Exchange(ranks, [place], [torch.empty(0, dtype=torch.int64)])
-        trip.fetch(opened.numbers, [], False)
+        fetch(ranks, announce_nothing(ranks, opened, opened.numbers), STORED, (), False)
 
 
 class ShardedPendingGradient:
@@ -136,5 +178,5 @@ class ShardedPendingGradient:
             for t, share in zip(tables, shares, strict=True)
         ]
 
-    def step(self, updates: Any) -> None:
+    def step(self, updates: object) -> NoReturn:
         raise OptimizerError("fused=True updates tables in backward, which ranks cannot agree on.")

@@ -15,8 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hotbed.dist.raw import bytes_of
-from hotbed.dist.wire import WORD, rounded
+from hotbed.dist.raw import WORD, bytes_of, rounded
 from hotbed.errors import HotbedError
 
 __all__ = ["MOST_DEPTH", "MOST_JSON", "MessageError", "decode", "encode"]
@@ -62,7 +61,7 @@ def encode(value: Any) -> list[Tensor]:
     return [
         piece
         for some in pieces
-        for piece in (some, torch.zeros(-len(some) % WORD, dtype=torch.uint8))
+        for piece in (some, torch.zeros(-len(some) % WORD, dtype=torch.uint8, device="cpu"))
     ]
 
 

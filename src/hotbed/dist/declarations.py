@@ -25,7 +25,15 @@ from hotbed.sharding import Sharding
 from hotbed.table.live import live_table
 from hotbed.tables import Table
 
-__all__ = ["Declaration", "differences", "in_words", "of_model", "of_optimizer", "of_plan"]
+__all__ = [
+    "Declaration",
+    "differences",
+    "in_words",
+    "of_codecs",
+    "of_model",
+    "of_optimizer",
+    "of_plan",
+]
 
 _MOST_NAMED = 3
 """Differences that an error names."""
@@ -76,6 +84,12 @@ def of_plan(shardings: Mapping[str, Sharding]) -> Declaration:
     values = {f"table {name!r}": in_words(sharding) for name, sharding in shardings.items()}
     remedy = "They have different plans: make it on one, write it, and read it on the others."
     return Declaration(values, remedy, PlanError)
+
+
+def of_codecs(names: Mapping[str, str]) -> Declaration:
+    """Declare the forms in which rows travel."""
+    values = {f"the codec of {what}": name for what, name in names.items()}
+    return Declaration(values, "Give hotbed.distribute the same codecs on all ranks.")
 
 
 def of_model(model: nn.Module, tables: Sequence[Table]) -> Declaration:

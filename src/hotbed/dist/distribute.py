@@ -8,29 +8,32 @@ import os
 import warnings
 import weakref
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.distributed as torch_dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from hotbed.dist.declarations import of_model, of_plan
+from hotbed.dist.batch import ShardedLookups
+from hotbed.dist.declarations import of_codecs, of_model, of_plan
+from hotbed.dist.delivery import deliver
 from hotbed.dist.dense import average_dense, refuse_options
 from hotbed.dist.errors import PeerError
-from hotbed.dist.exchange import Exchange
-from hotbed.dist.place import Sharded, ShardedLookups
+from hotbed.dist.exchange import announce, ask
+from hotbed.dist.place import Sharded
 from hotbed.dist.planning import plan as planned
 from hotbed.dist.planning import tables_to_plan
 from hotbed.dist.plans import Plan
 from hotbed.dist.ranks import Ranks
-from hotbed.dist.shards import Shard
+from hotbed.dist.row_codecs import AS_STORED, Codecs, codecs_of
+from hotbed.dist.shards import Shard, TableOnRanks
 from hotbed.errors import HotbedError, OptimizerError, PlanError, TableError
 from hotbed.places.moves import factory_for
-from hotbed.sharding import Replicated
 from hotbed.table.live import LiveTable
 from hotbed.table.place_factory import make_core
 from hotbed.table.records import Records
+from hotbed.table.registry import unregister
 from hotbed.table.state_dict import signed_key
 from hotbed.tables import Table, part_of
 
@@ -63,6 +66,7 @@ def distribute(
     *,
     timeout: float = 30.0,
     shared_memory: bool = True,
+    codecs: Codecs = AS_STORED,
     ddp: Mapping[str, Any] | None = None,
 ) -> nn.Module:
     """Train one model by all processes of the default process group.
@@ -85,6 +89,7 @@ def distribute(
         plan: who keeps what: a `Plan`, or a strategy of `plan`.
         timeout: seconds that a rank may keep the others waiting until they raise `PeerError`.
         shared_memory: whether ranks of one machine exchange rows through memory that all see, if they can.
+        codecs: forms in which rows and their gradients travel, by their names in `hotbed.dist.CODECS`.
         ddp: arguments of DistributedDataParallel, such as ``{"find_unused_parameters": True}``.
 
     Raises:
@@ -109,8 +114,10 @@ def distribute(
     ranks = Ranks(timeout=_checked_timeout(timeout), shared_memory=shared_memory)
     with ranks.telling("a distribution"):
         refuse_options(ddp or {})
+        ranks.codecs = codecs_of(codecs)
         chosen = _chosen(model, plan, ranks)
         _warn_of_idle_cores()
+    ranks.agree("a distribution", declared=of_codecs(codecs._asdict()))
     shard_tables(model, chosen, ranks)
     with ranks.listening("hotbed.distribute"):
         dense = average_dense(model, ranks, ddp or {})
@@ -198,7 +205,7 @@ def _share(
     """`name`: in the plan. `rows`: whether rank 0 has some to hand out."""
     spec, old, kind, ranks = live.spec, live.place, plan.shardings[name], lookups.ranks
     shares = [
-        Shard(rank, part_of(spec, kept), isinstance(kind, Replicated))
+        Shard(rank, part_of(spec, kept), kind.replicated)
         for rank in range(ranks.size)
         if (kept := kind.kept(plan.tables[name], rank, ranks.size)) is not None
     ]
@@ -209,10 +216,12 @@ def _share(
     for share in shares:
         if share.rank == ranks.rank:
             part = dataclasses.replace(share.part, combiner="none")
-            own[share] = LiveTable(part, key, factory_for(part, tiers=old.tiers, budget=old.budget))
+            made = LiveTable(part, key, factory_for(part, tiers=old.tiers, budget=old.budget))
+            unregister(made)
+            own[share] = made
     core = make_core(spec, key, elsewhere=True)
     place = Sharded(core, spec, lookups, len(ranks.tables), kind, shares, own)
-    ranks.tables.append(weakref.ref(live))
+    ranks.tables.append(weakref.ref(cast(TableOnRanks, live)))
     if rows:
         _hand_out(place, stream)
         old.give_up(live)
@@ -221,17 +230,21 @@ def _share(
 
 def _hand_out(place: Sharded, stream: Iterator[Records]) -> None:
     """`stream`: of rank 0 all rows, of others nothing."""
-    nothing = torch.empty(0, dtype=torch.int64), torch.empty((0, place.spec.dim))
+    nothing = (
+        torch.empty(0, dtype=torch.int64, device="cpu"),
+        torch.empty((0, place.spec.dim), device="cpu"),
+    )
     while True:
         rows = next(stream, None)
         ids, weights = nothing if rows is None else (rows.ids, rows.weights)
         assert weights is not None
-        trip = Exchange(place.ranks, [place], [ids])
-        said = [int(rows is not None), *trip.numbers]
+        asked = ask(place.ranks, [place], ids, [len(ids)])
+        said = [int(rows is not None), *asked.numbers]
         told = place.ranks.agree("a distribution", said).numbers
         if not bool(told[:, 0].any()):
             return
-        for live, own, some in trip.deliver(told[:, 1:], weights.to(place.spec.dtype)):
+        announced = announce(place.ranks, asked, told[:, 1:])
+        for live, own, some in deliver(place.ranks, announced, weights.to(place.spec.dtype)):
             live.assign(own, some)
 
 

@@ -57,10 +57,10 @@ def gathered(place: Any, *, states: bool, everywhere: bool) -> Gathered | None:
     size = len(ids) if wants else 0
     found = Gathered(
         ids,
-        torch.empty((size, spec.dim), dtype=spec.dtype),
-        [torch.empty((size, width), dtype=spec.compute_dtype) for width in widths],
+        torch.empty((size, spec.dim), dtype=spec.dtype, device="cpu"),
+        [torch.empty((size, width), dtype=spec.compute_dtype, device="cpu") for width in widths],
     )
-    absent = torch.ones(size, dtype=torch.bool)
+    absent = torch.ones(size, dtype=torch.bool, device="cpu")
     for share, rows in _all_records(place, states=states, everywhere=everywhere):
         rows, at = _known(rows, share, ids)
         absent[at] = False
@@ -83,7 +83,7 @@ def _known(rows: Gathered, share: Shard, ids: Tensor) -> tuple[Gathered, Tensor]
     own = share.part.origin.ids_in_table(rows.ids)
     at = torch.searchsorted(ids, own)
     if not len(ids):
-        here = torch.zeros(len(own), dtype=torch.bool)
+        here = torch.zeros(len(own), dtype=torch.bool, device="cpu")
     else:
         here = ids[at.clamp(max=len(ids) - 1)] == own
     if bool(here.all()):
@@ -111,7 +111,7 @@ def _ids(place: Any, everywhere: bool, *, stored: bool) -> Tensor:
         for share, live in place.own.items()
         if share in _spoken(place) and share.part.origin.column == 0
     ]
-    mine = torch.cat([torch.empty(0, dtype=torch.int64), *own])
+    mine = torch.cat([torch.empty(0, dtype=torch.int64, device="cpu"), *own])
     ranks: Ranks = place.ranks
     counts = ranks.agree(_KIND, [len(mine)], [place.number]).numbers[:, 0].tolist()
     outgoing = [[bytes_of(mine)] if everywhere or to == 0 else [] for to in range(ranks.size)]

@@ -11,9 +11,11 @@ from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 
 from hotbed.dist.declarations import Declaration
-from hotbed.dist.exchange import Exchange, Given
+from hotbed.dist.exchange import NOTHING_GIVEN, Given, give
 from hotbed.dist.handshake import Opened
+from hotbed.dist.lookup import Lookup
 from hotbed.dist.ranks import Ranks
+from hotbed.dist.shards import ShardedPlace, TableOnRanks
 from hotbed.errors import HotbedError, TableError
 from hotbed.places.host.step import rows_of
 from hotbed.table.clipping import Gradient
@@ -26,6 +28,7 @@ from hotbed.table.gradients import (
     stored_gradient,
 )
 from hotbed.table.handles import OpenHandle
+from hotbed.table.live import LiveTable
 
 SUM, NORM, CHANGE = "a sum of gradients", "a norm of gradients", "a change of gradients"
 SCALE, CLAMP = range(2)
@@ -48,13 +51,13 @@ class WaitingOnRanks(WaitingGradient):
     `collected`: True if gradients were brought to the owners, who have them until zero_grad().
     """
 
-    def __init__(self, place: Any) -> None:
+    def __init__(self, place: ShardedPlace) -> None:
         super().__init__()
         self._place = place
         self.collected = False
 
     def drop(self, handle: Tensor) -> None:
-        self.give_away(handle)
+        super().drop(handle)
         if self.collected:
             self.drop_collected()
 
@@ -91,13 +94,13 @@ class Collected:
         fault: why this rank could not take some.
     """
 
-    def __init__(self, tables: list[Any], kept: Collection[Any]) -> None:
+    def __init__(self, tables: list[TableOnRanks], kept: Collection[TableOnRanks]) -> None:
         """`kept`: tables of which the owners have gradients already."""
         self.tables, self._kept = tables, kept
         self.fault: HotbedError | None = None
-        self._arrived: dict[Any, list[GradientRows]] = {}
+        self._arrived: dict[LiveTable, list[GradientRows]] = {}
 
-    def add(self, arrived: Iterable[tuple[Any, GradientRows]]) -> None:
+    def add(self, arrived: Iterable[tuple[LiveTable, GradientRows]]) -> None:
         """Take gradients of shards in."""
         for part, rows in arrived:
             self._arrived.setdefault(part, []).append(rows)
@@ -107,7 +110,7 @@ class Collected:
         for part, arrived in self._arrived.items():
             part.waiting.shares += arrived
 
-    def rows_of(self, live: Any, part: Any) -> GradientRows | None:
+    def rows_of(self, live: TableOnRanks, part: LiveTable) -> GradientRows | None:
         """The gradient of a shard of a table, with what its owner has of it; None: there is none."""
         arrived = self._arrived.get(part, ())
         if len(arrived) <= 1 and live not in self._kept:
@@ -124,7 +127,7 @@ class Collected:
 def collect(
     ranks: Ranks,
     kind: str,
-    tables: Sequence[Any],
+    tables: Sequence[TableOnRanks],
     numbers: Sequence[int] = (),
     declared: Declaration | None = None,
 ) -> tuple[Opened, Collected]:
@@ -134,9 +137,9 @@ def collect(
         numbers: what else goes along with the opening message.
         declared: what must be alike on all ranks.
     """
-    trips = ranks.waiting.trips
-    own = [_by_trip(live, trips) for live in tables]
+    lookups = ranks.waiting.lookups
     waiting = [live.waiting for live in tables]
+    own = [_by_lookup(live, one, lookups) for live, one in zip(tables, waiting, strict=True)]
     flags = [
         int(flag)
         for one, of_table in zip(waiting, own, strict=True)
@@ -144,7 +147,7 @@ def collect(
     ]
     places = [live.place.number for live in tables]
     opened = ranks.agree(kind, [*numbers, *flags], places, declared=declared)
-    found = _brought(opened, tables, waiting, own, opened.numbers[:, len(numbers) :])
+    found = _brought(ranks, opened, tables, waiting, own, opened.numbers[:, len(numbers) :])
     return opened, found
 
 
@@ -153,71 +156,79 @@ def serve_collect(ranks: Ranks, opened: Opened, width: int) -> Collected:
     tables = [ranks.table(number) for number in opened.tables]
     nothing: list[list[Given | None]] = [[None] * len(opened.waiting) for _ in tables]
     waiting = [live.waiting for live in tables]
-    return _brought(opened, tables, waiting, nothing, opened.numbers[:, width:])
+    return _brought(ranks, opened, tables, waiting, nothing, opened.numbers[:, width:])
 
 
-def _by_trip(live: Any, trips: list[Exchange]) -> list[Given | None]:
-    """The gradient of a table for each trip; None where there is none."""
-    handle = live.parameter
-    waiting, number = handle.waiting, live.place.number
-    found: list[Given | None] = [None] * len(trips)
+def _by_lookup(
+    live: TableOnRanks, waiting: WaitingOnRanks, lookups: list[Lookup]
+) -> list[Given | None]:
+    """The gradient of a table for each lookup; None where there is none."""
+    handle, number = live.parameter, live.place.number
+    found: list[Given | None] = [None] * len(lookups)
     shares = waiting.shares
     if len(shares) == 1 and not waiting.origins and stored_gradient(handle) is None:
-        share = shares[0]
-        for at, trip in enumerate(trips if share.distinct else ()):
-            if trip is getattr(share.claim, "trip", None):  # as one backward has left it
-                t = trip.layout.position[number]
-                found[at] = Given(share.rows, share.slots, trip.first_slots[t])
+        slots, values, distinct, _, claim = shares[0]
+        for at, lookup in enumerate(lookups if distinct else ()):
+            if lookup is getattr(claim, "lookup", None):  # as one backward has left it
+                t = lookup.layout.position[number]
+                found[at] = Given(values, slots, lookup.first_slots[t])
                 return found
-    left = [getattr(o, "trip", None) for o in waiting.origins_of(handle)]
+    left = [getattr(o, "lookup", None) for o in waiting.origins_of(handle)]
     rows = rows_of(live)
     if rows is None:
         return found
-    for at, trip in enumerate(trips):
-        t = trip.layout.position.get(number, -1)
+    for at, lookup in enumerate(lookups):
+        t = lookup.layout.position.get(number, -1)
         if t < 0:
             continue
-        first, count = trip.first_slots[t], trip.counts[t]
+        first, count = lookup.first_slots[t], lookup.counts[t]
         own = rows.slots - first
         inside = (own >= 0) & (own < count)
         if rows.distinct and own.shape[0] == count and bool(inside.all()):
             found[at] = Given(rows.rows, rows.slots, first)
             continue
         here = torch.nonzero(inside).flatten()
-        if not here.shape[0] and not any(one is trip for one in left):
+        if not here.shape[0] and not any(one is lookup for one in left):
             continue
-        grad = torch.zeros((count, live.spec.dim), dtype=live.spec.compute_dtype)
+        grad = torch.zeros((count, live.spec.dim), dtype=live.spec.compute_dtype, device="cpu")
         grad.index_add_(0, own[here], rows.rows[here])
         found[at] = Given(grad)
     return found
 
 
 def _brought(
+    ranks: Ranks,
     opened: Opened,
-    tables: Sequence[Any],
+    tables: Sequence[TableOnRanks],
     waiting: Sequence[WaitingOnRanks],
     own: list[list[Given | None]],
     flags: Tensor,
 ) -> Collected:
     any_rank: list[list[bool]] = flags.any(0).view(len(tables), -1).tolist()
-    for one, of_table in zip(waiting, any_rank, strict=True):
+    stepped, kept = [], set()
+    for live, one, of_table in zip(tables, waiting, any_rank, strict=True):
         if one.collected and not of_table[-1]:  # a rank without batches hears of zero_grad() here
             one.drop_collected()
         one.collected = of_table[-1]
-    found = Collected(
-        [live for live, of_table in zip(tables, any_rank, strict=True) if any(of_table)],
-        {live for live, of_table in zip(tables, any_rank, strict=True) if of_table[-1]},
-    )
-    for at, trip in enumerate(opened.waiting):
-        wanted = [n for n, of_table in enumerate(any_rank) if of_table[at]]
-        if not wanted:
+        if True in of_table:
+            stepped.append(live)
+        if of_table[-1]:
+            kept.add(live)
+    found = Collected(stepped, kept)
+    numbers = [live.place.number for live in tables]
+    for at, lookup in enumerate(opened.waiting):
+        position = lookup.layout.position
+        given, chosen = [NOTHING_GIVEN] * len(position), [False] * len(position)
+        for number, of_table, of_own in zip(numbers, any_rank, own, strict=True):
+            if of_table[at]:
+                t = position[number]
+                chosen[t] = True
+                if (rows := of_own[at]) is not None:
+                    given[t] = rows.in_core()
+        if not any(chosen):
             continue
-        grads: list[Given | None] = [None] * len(trip.counts)
-        positions = [trip.layout.position[tables[n].place.number] for n in wanted]
-        for n, t in zip(wanted, positions, strict=True):
-            grads[t] = own[n][at]
         try:
-            found.add(trip.give(grads, positions))
+            found.add(give(ranks, lookup, ranks.codecs[1], given, chosen))
         except HotbedError as error:  # of this rank alone: the others go on to the vote
             found.fault = error
     return found
@@ -226,12 +237,12 @@ def _brought(
 class Together:
     """Gradients at their owners, of several tables, as they are clipped."""
 
-    def __init__(self, ranks: Ranks, tables: Sequence[Any]) -> None:
+    def __init__(self, ranks: Ranks, tables: Sequence[TableOnRanks]) -> None:
         """`tables`: of which any rank has a gradient."""
         self._ranks, self._tables = ranks, list(tables)
         self._rows: list[list[Tensor]] = []
         for live in tables:
-            waiting = live.parameter.waiting
+            waiting: WaitingOnRanks = live.waiting
             waiting.give_away(live.parameter)
             waiting.collected = True
             parts = live.place.own.values()
@@ -256,7 +267,7 @@ class Together:
         return [live.place.number for live in self._tables]
 
     def sum_norms(self, norm_type: float) -> list[Tensor]:
-        own = torch.zeros(len(self._tables), dtype=torch.float64)
+        own = torch.zeros(len(self._tables), dtype=torch.float64, device="cpu")
         for t, (live, rows) in enumerate(zip(self._tables, self._rows, strict=True)):
             if self._ranks.rank == 0 or not any(share.replica for share in live.place.shares):
                 norms = [norm_of_rows(r.double(), norm_type) for r in rows if r.numel()]
@@ -272,7 +283,7 @@ class Together:
         for rows in self._rows:
             for some in rows:
                 if how == SCALE:
-                    some.mul_(torch.tensor(value, dtype=some.dtype))
+                    some.mul_(torch.tensor(value, dtype=some.dtype, device="cpu"))
                 else:
                     some.clamp_(-value, value)
 
@@ -286,7 +297,7 @@ class ShardedGradient:
         self._together, self._table = together, table
 
     @classmethod
-    def every(cls, ranks: Ranks, tables: Sequence[Any]) -> list[Gradient | None]:
+    def every(cls, ranks: Ranks, tables: Sequence[TableOnRanks]) -> list[Gradient | None]:
         """Brings the gradients of tables to their owners."""
         with ranks.telling(SUM):
             _, collected = collect(ranks, SUM, tables)
@@ -306,7 +317,9 @@ class ShardedGradient:
         self._together.change(CLAMP, limit, self._table)
 
 
-def look_for_infinities(ranks: Ranks, tables: Sequence[Any], factor: Tensor, found: Tensor) -> None:
+def look_for_infinities(
+    ranks: Ranks, tables: Sequence[TableOnRanks], factor: Tensor, found: Tensor
+) -> None:
     """Note in `found` whether a gradient has infinities on any rank, and scale those that clipping
     has brought to their owners by `factor`, as GradScaler scales those that it sees. Called by all ranks."""
     grads = [live.waiting.look(live.parameter) for live in tables]
@@ -336,16 +349,18 @@ def _scaled_at_keepers(tables: Iterable[Any], factor: float) -> list[Tensor]:
     ]
     rows = [some for part in parts for some in _summed(part)]
     for some in rows:
-        some.mul_(torch.tensor(factor, dtype=some.dtype))
+        some.mul_(torch.tensor(factor, dtype=some.dtype, device="cpu"))
     return rows
 
 
 def _bits(numbers: Sequence[float]) -> list[int]:
-    found: list[int] = torch.tensor(numbers, dtype=torch.float64).view(torch.int64).tolist()
+    found: list[int] = (
+        torch.tensor(numbers, dtype=torch.float64, device="cpu").view(torch.int64).tolist()
+    )
     return found
 
 
-def _summed(part: Any) -> list[Tensor]:
+def _summed(part: LiveTable) -> list[Tensor]:
     """The rows of a part's gradient, each once; changes to them count."""
     grad = part.waiting.look(part.parameter, each_once=True)
     return [] if grad is None else [grad._values()]
@@ -385,7 +400,10 @@ class SharedHandle(OpenHandle):
         if caller.f_code is GradScaler._unscale_grads_.__code__:
             self.hotbed_table.place.look_for_infinities(caller.f_locals)
             if found is None and self.waiting.collected:
-                none = torch.empty(0, dtype=torch.int64), torch.empty(0, self.hotbed_table.spec.dim)
+                none = (
+                    torch.empty(0, dtype=torch.int64, device="cpu"),
+                    torch.empty(0, self.hotbed_table.spec.dim, device="cpu"),
+                )
                 return TableGradient.over(*none, self.shape, [])  # so that the scaler counts it
         if type(found) is TableGradient:
             found.__class__ = _OfThisRank

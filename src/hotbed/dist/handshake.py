@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
 
 from hotbed.dist.declarations import Declaration, differences
 from hotbed.dist.errors import PeerError, mark_told
+from hotbed.dist.lookup import Lookup
 
 __all__ = [
     "ENDED",
@@ -85,8 +86,8 @@ class Opened(NamedTuple):
     """(ranks, n) int64: what each says beside it; of a rank that has ended, zeros."""
     ended: list[bool]
     """Which ranks have no batches any more."""
-    waiting: list[Any]
-    """Trips as they waited when it was opened, which `Ranks.waiting` may have let go since."""
+    waiting: list[Lookup]
+    """Lookups that waited when it was opened, which `Ranks.waiting` may have let go since."""
 
 
 def opened_by(kind: str, sequence: int, names: Sequence[str] | int) -> str:
@@ -149,8 +150,10 @@ def refuse_others(
 def _texts(own: str, gather: Callable[[Tensor], Tensor]) -> list[str]:
     """One of each rank."""
     raw = own.encode()
-    sizes = gather(torch.tensor([len(raw)])).flatten().tolist()
-    every = gather(torch.tensor(list(raw.ljust(max(sizes), b"\0")), dtype=torch.uint8))
+    sizes = gather(torch.tensor([len(raw)], device="cpu")).flatten().tolist()
+    every = gather(
+        torch.tensor(list(raw.ljust(max(sizes), b"\0")), dtype=torch.uint8, device="cpu")
+    )
     return [bytes(some[:n].tolist()).decode() for some, n in zip(every, sizes, strict=True)]
 
 
@@ -184,4 +187,4 @@ def _as_text(error: BaseException | None) -> Tensor:
         if error is None
         else f"{type(error).__name__}: {error}".encode(errors="backslashreplace")
     )
-    return torch.tensor(list(raw[:_TEXT].ljust(_TEXT, b"\0")), dtype=torch.uint8)
+    return torch.tensor(list(raw[:_TEXT].ljust(_TEXT, b"\0")), dtype=torch.uint8, device="cpu")

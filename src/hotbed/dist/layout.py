@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from typing import Any
 
 from hotbed import _core
-from hotbed.tables import CORE_DTYPES
+from hotbed.dist.shards import Shard, ShardedPlace
+from hotbed.sharding import Sharding
+from hotbed.table.live import LiveTable
+from hotbed.tables import CORE_DTYPES, Table
 
 __all__ = ["Layout"]
 
@@ -16,38 +18,44 @@ class Layout:
     """Shards of some tables, the same on all ranks.
 
     Attributes:
+        rank: of this process among `size`.
         core: computes the sizes and the contents of messages.
         numbers: of the tables among those that the ranks share.
         position: of each table among these, by its number.
-        own_tables: position of the table of each shard that this rank owns.
+        shards: position and description of the table of each, in the core's order.
+        own: the live tables of the shards that this rank owns.
+        own_tables: position of the table of each of these.
         table_of: position of the shard of each feature at its owner; what a rank asks of one is one.
         names: of these features, for errors.
+        dealt_by_kind: position, kind and description of the tables whose kind says the owner of each id.
         fetched: rows of batches that are gone, for those to come.
     """
 
-    def __init__(self, rank: int, size: int, places: Sequence[Any]) -> None:
-        tables, shards, own, names = [], [], [], []
+    def __init__(self, rank: int, size: int, places: Sequence[ShardedPlace]) -> None:
+        tables, shards, names = [], [], []
+        self.rank, self.size = rank, size
+        self.own: list[weakref.ref[LiveTable]] = []
         self.own_tables: list[int] = []
+        self.shards: list[tuple[int, Shard, Table]] = []
+        self.dealt_by_kind: list[tuple[int, Sharding, Table]] = []
         for t, place in enumerate(places):
             spec = place.spec
             dealing, padding = place.kind.dealing(spec), spec.padding_idx
             tables.append((spec.name, spec.dim, CORE_DTYPES[spec.dtype], dealing, padding))
+            if dealing is _core.Dealing.given:
+                self.dealt_by_kind.append((t, place.kind, spec))
             for share in place.shares:
                 part = share.part
                 first, stride, column = part.origin.first, part.origin.stride, part.columns.start
                 shards.append((t, share.rank, share.replica, first, stride, column, part.dim))
+                self.shards.append((t, share, spec))
                 if share.rank == rank:
                     self.own_tables.append(t)
-                    own.append(weakref.ref(place.own[share]))
+                    self.own.append(weakref.ref(place.own[share]))
                     names += [spec.name] * size
         self.core = _core.ExchangeLayout.make(rank, size, tables, shards)
         self.numbers = tuple(place.number for place in places)
         self.position = {number: t for t, number in enumerate(self.numbers)}
-        self.table_of = [at for at in range(len(own)) for _ in range(size)]
+        self.table_of = [at for at in range(len(self.own)) for _ in range(size)]
         self.names: list[str] = names
         self.fetched: list[_core.FetchedRows] = []
-        self._own = own
-
-    def own(self) -> list[Any]:
-        """The live tables of the shards that this rank owns."""
-        return [live() for live in self._own]

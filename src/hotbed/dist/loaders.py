@@ -142,7 +142,9 @@ class Even(Generic[T]):
         """How many ranks have a batch, have none, and have had none."""
         wire = Gloo(self._group, torch_dist.get_rank(self._group))
         try:
-            told = wire.gather(torch.tensor([own, not own, missing, fault is not None]).long())
+            told = wire.gather(
+                torch.tensor([own, not own, missing, fault is not None], device="cpu").long()
+            )
             if bool(told[:, 3].any()):
                 raise_fault(told[:, 3].tolist(), fault, wire.gather)
         except RuntimeError as error:

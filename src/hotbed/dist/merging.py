@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from hotbed import _core
-from hotbed.dist.exchange import Exchange
+from hotbed.dist.exchange import announce, announce_nothing, ask, keep, look_up_owned
 from hotbed.dist.handshake import MERGE, Opened
+from hotbed.dist.lookup import Announced, Lookup
 from hotbed.dist.ranks import Ranks
+from hotbed.dist.shards import TableOnRanks
 from hotbed.ops.duplicates import sum_duplicates
 from hotbed.places.host.step import rows_of
 from hotbed.table.gradients import GradientRows
@@ -22,8 +23,7 @@ __all__ = ["merge", "serve_merge"]
 class _Merged:
     """Stands for the batches that were merged, as long as a gradient of theirs waits on this rank."""
 
-    def __init__(self, trip: Exchange) -> None:
-        self.trip = trip
+    lookup: Lookup
 
 
 def merge(ranks: Ranks) -> None:
@@ -32,42 +32,42 @@ def merge(ranks: Ranks) -> None:
 
     Batches whose backward is yet to come wait on.
     """
-    trips = ranks.waiting.trips
-    numbers = [*dict.fromkeys(number for trip in trips for number in trip.layout.numbers)]
+    lookups = ranks.waiting.lookups
+    numbers = [*dict.fromkeys(number for one in lookups for number in one.layout.numbers)]
     tables = [ranks.table(number) for number in numbers]
     with ranks.telling(MERGE):
-        found = [_summed(live, trips) for live in tables]
-    trip = Exchange(ranks, [live.place for live in tables], [ids for ids, _ in found])
-    opened = ranks.agree(MERGE, trip.numbers, numbers)
-    merged = _Merged(trip)
-    _look_up(ranks, trip, opened, merged)
+        found = [_summed(live, lookups) for live in tables]
+    ids = torch.cat([some for some, _ in found])
+    asked = ask(ranks, [live.place for live in tables], ids, [len(some) for some, _ in found])
+    opened = ranks.agree(MERGE, asked.numbers, numbers)
+    merged = _Merged()
+    merged.lookup = _look_up(ranks, announce(ranks, asked, opened.numbers), merged)
     for t, (live, (_, rows)) in enumerate(zip(tables, found, strict=True)):
         if rows is not None:
-            slots = trip.first_slots[t] + trip.renumbered(t, torch.arange(len(rows)))
-            live.parameter.waiting.put(
-                live.parameter, GradientRows(slots, rows, True, False, merged)
-            )
+            positions = asked.renumbered(t, torch.arange(len(rows), device="cpu"))
+            slots = merged.lookup.first_slots[t] + positions
+            live.waiting.put(live.parameter, GradientRows(slots, rows, True, False, merged))
     del merged
     _let_go(ranks)
 
 
 def serve_merge(ranks: Ranks, opened: Opened) -> None:
     """The part of a rank that has no batch."""
-    places = [ranks.table(number).place for number in opened.tables]
-    trip = Exchange(ranks, places, [torch.empty(0, dtype=torch.int64) for _ in places])
+    announced = announce_nothing(ranks, opened, opened.numbers)
     with torch.enable_grad():
-        _look_up(ranks, trip, opened, None)
+        _look_up(ranks, announced, None)
     _let_go(ranks)
 
 
-def _look_up(ranks: Ranks, trip: Exchange, opened: Opened, merged: _Merged | None) -> None:
+def _look_up(ranks: Ranks, announced: Announced, merged: _Merged | None) -> Lookup:
     fault: Exception | None = None
+    owned = None
     try:
-        trip.take_over(opened.numbers)
+        owned = look_up_owned(announced)
     except Exception as error:
         fault = error
     ranks.agree(MERGE, fault=fault)
-    trip.wait(merged)
+    return keep(ranks, merged, announced, owned)
 
 
 def _let_go(ranks: Ranks) -> None:
@@ -76,26 +76,28 @@ def _let_go(ranks: Ranks) -> None:
     ranks.waiting.merged()
 
 
-def _summed(live: Any, trips: Sequence[Exchange]) -> tuple[Tensor, Tensor | None]:
+def _summed(live: TableOnRanks, lookups: Sequence[Lookup]) -> tuple[Tensor, Tensor | None]:
     """(n,) distinct ids and (n, dim) rows of what waits of a table; None: nothing does."""
     rows = rows_of(live)
     if rows is None:
-        return torch.empty(0, dtype=torch.int64), None
+        return torch.empty(0, dtype=torch.int64, device="cpu"), None
     number = live.place.number
     here = [
-        (trip, trip.layout.position[number]) for trip in trips if number in trip.layout.position
+        (lookup, lookup.layout.position[number])
+        for lookup in lookups
+        if number in lookup.layout.position
     ]
-    asked = [trip.asked[t] for trip, t in here]
-    firsts = torch.tensor([trip.first_slots[t] for trip, t in here])  # rising
-    counts = torch.tensor([len(ids) for ids in asked])
+    asked = [lookup.announced.asked.of_table(t) for lookup, t in here]
+    firsts = torch.tensor([lookup.first_slots[t] for lookup, t in here], device="cpu")  # rising
+    counts = torch.tensor([len(ids) for ids in asked], device="cpu")
     begins = counts.cumsum(0) - counts
     slots, values = rows.slots, rows.rows
-    of_trip = (torch.searchsorted(firsts, slots, right=True) - 1).clamp(min=0)
-    within = slots - firsts[of_trip]
-    inside = (within >= 0) & (within < counts[of_trip])
+    of_lookup = (torch.searchsorted(firsts, slots, right=True) - 1).clamp(min=0)
+    within = slots - firsts[of_lookup]
+    inside = (within >= 0) & (within < counts[of_lookup])
     if not bool(inside.all()):
-        of_trip, within, values = of_trip[inside], within[inside], values[inside]
-    ids = torch.cat(asked)[begins[of_trip] + within]
+        of_lookup, within, values = of_lookup[inside], within[inside], values[inside]
+    ids = torch.cat(asked)[begins[of_lookup] + within]
     distinct, positions = torch.empty_like(ids), torch.empty_like(ids)
     given = ids.data_ptr(), len(ids), distinct.data_ptr(), positions.data_ptr()
     count = _core.group_ids(*given)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hotbed import _core
-from hotbed.dist.batch import ShardedBatch
+from hotbed.dist.batch import ShardedLookups
 from hotbed.dist.errors import NO_COPY
 from hotbed.dist.gradients import (
     ShardedGradient,
@@ -19,64 +19,22 @@ from hotbed.dist.gradients import (
     look_for_infinities,
 )
 from hotbed.dist.participant import ShardedParticipant
-from hotbed.dist.ranks import Ranks
 from hotbed.dist.rows_of_ranks import ShardedRows
 from hotbed.dist.shards import Shard
 from hotbed.errors import OptimizerError, TableError
 from hotbed.sharding import Sharding
 from hotbed.table.clipping import Gradient
-from hotbed.table.lookups import Call, Lookups
-from hotbed.table.place import Place
 from hotbed.table.place_factory import PlaceFactory
 from hotbed.tables import Table
 
-__all__ = ["Sharded", "ShardedLookups"]
+__all__ = ["Sharded"]
 
 
-class ShardedLookups(Lookups):
-    """Tables that the same ranks share."""
-
-    def __init__(self, ranks: Ranks) -> None:
-        self.ranks: Ranks = ranks
-
-    @property
-    def where(self) -> str:
-        return f"shards of {self.ranks.size} ranks"
-
-    def allocate(self, live: Sequence[Any]) -> None:
-        for own in _own(live):
-            own.allocate()
-
-    def resolve(self, call: Call) -> ShardedBatch:
-        return ShardedBatch.of(self.ranks, call)
-
-    def stats(self, live: Sequence[Any]) -> dict[str, float]:
-        own = _own(live)
-        return own[0].place.lookups.stats(own) if own else {}
-
-    def flush(self, live: Sequence[Any]) -> None:
-        for one in _own(live)[:1]:
-            one.place.lookups.flush([one])
-
-    def note_hottest(self, live: Sequence[Any]) -> None:
-        for one in _own(live)[:1]:
-            one.place.lookups.note_hottest([one])
-
-
-def _own(live: Sequence[Any]) -> list[Any]:
-    """Shards of these tables on this rank. They lie in one place."""
-    return [own for table in live for own in table.place.own.values()]
-
-
-class Sharded(ShardedRows, Place):
+class Sharded(ShardedRows):
     """A slot is the number of a distinct id in the batches that wait for their step.
 
     Attributes:
         ranks: the processes that share the table.
-        number: of the table among those that they share.
-        kind: how it is cut.
-        shares: all of them, in the order of their ranks.
-        own: tables of their own with the rows that this rank keeps.
     """
 
     rows_move = True

@@ -5,15 +5,17 @@ from __future__ import annotations
 import contextlib
 import datetime
 import functools
+import operator
 import os
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as torch_dist
 from torch import Tensor
 
+from hotbed import _core, trace
 from hotbed.dist.declarations import Declaration
 from hotbed.dist.errors import NO_COPY, PeerError, PeerLost, is_gone, is_told
 from hotbed.dist.handshake import (
@@ -28,23 +30,25 @@ from hotbed.dist.handshake import (
 from hotbed.dist.layout import Layout
 from hotbed.dist.long_work import LongWork
 from hotbed.dist.messages import all_values
+from hotbed.dist.row_codecs import STORED, RowCodec
+from hotbed.dist.shards import ShardedPlace, TableOnRanks
 from hotbed.dist.shared_memory import SharedMemory
 from hotbed.dist.waiting import Waiting
 from hotbed.dist.waits import Waits
 from hotbed.dist.wire import Gloo, Wire, group_of
 from hotbed.errors import TableError
-from hotbed.trace import span
 
 __all__ = ["Ranks"]
 
 _ROOM = 1024
 """Numbers that go along with the opening message."""
 
-_NOTHING = torch.empty(0, dtype=torch.uint8)
+_NOTHING = torch.empty(0, dtype=torch.uint8, device="cpu")
 
 _KIND, _SEQUENCE, _FAULT, _COUNT, _ALIVE, _TABLES, _TABLE_COUNT, _LEAVES, _DECLARED = range(9)
 _HEADER = 9
 _ALIKE = _KIND, _SEQUENCE, _DECLARED, _COUNT
+_ENDED = KINDS.index(ENDED)
 
 
 class Ranks(LongWork):
@@ -55,8 +59,9 @@ class Ranks(LongWork):
         size: how many there are.
         timeout: seconds that a rank may keep the others waiting.
         tables: of the models that they share, by number.
-        waiting: trips of the lookups whose gradients may be asked for, the same on all ranks.
+        waiting: lookups whose gradients may be asked for, the same on all ranks.
         steps: that they have taken together.
+        codecs: forms in which rows travel to forwards, and gradients to owners.
         sent: bytes that this rank has sent to others so far, by what they were.
         inside_forward: whether dense gradients of what is looked up will be averaged.
         before_forward: what is to be called before a model is called; or tables, where those are all.
@@ -86,7 +91,7 @@ class Ranks(LongWork):
         self.rank = torch_dist.get_rank(self.group)
         self.size = torch_dist.get_world_size(self.group)
         self.timeout = timeout
-        self.tables: list[weakref.ref[Any]] = []
+        self.tables: list[weakref.ref[TableOnRanks]] = []
         self.steps = 0
         self.sent: dict[str, int] = {}
         self.inside_forward = True
@@ -94,9 +99,11 @@ class Ranks(LongWork):
         self.beside: Any = None
         self.leaves = self.left = False
         self.looked_at: Any = None
+        self.codecs: tuple[RowCodec, RowCodec] = STORED, STORED
         self._layouts: dict[tuple[int, ...], Layout] = {}
         self._known: list[tuple[int, ...]] = []
         self._sequence = self._taken = 0
+        self._own_message = _NOTHING
         self._call: tuple[str, int, Sequence[int]] = "a distribution", 0, ()
         self._process = os.getpid()
         self._lost: PeerLost | None = None
@@ -110,13 +117,13 @@ class Ranks(LongWork):
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TableError(f"This model is distributed, so {NO_COPY}")
 
-    def table(self, number: int) -> Any:
+    def table(self, number: int) -> TableOnRanks:
         """A live table that they share."""
         live = self.tables[number]()
         assert live is not None, "the ranks let go of a model at the same time"
         return live
 
-    def layout(self, places: Sequence[Any]) -> Layout:
+    def layout(self, places: Sequence[ShardedPlace]) -> Layout:
         """Where their shards lie in messages."""
         numbers = tuple(place.number for place in places)
         found = self._layouts.get(numbers)
@@ -148,72 +155,70 @@ class Ranks(LongWork):
             HotbedError: the error of `declared`: another rank declares something else.
             BaseException: `fault`.
         """
-        own = torch.zeros(_HEADER + _ROOM, dtype=torch.int64)
         wanted = tuple(tables)
-        own[_KIND], own[_FAULT], own[_COUNT] = KINDS.index(kind), fault is not None, len(numbers)
-        own[_TABLES] = self._known.index(wanted) if wanted in self._known else -1
-        own[_TABLE_COUNT] = len(wanted)
-        some = list(numbers[:_ROOM])
-        own[_HEADER : _HEADER + len(some)] = torch.tensor(some, dtype=torch.int64)
-        own[_DECLARED] = 0 if declared is None else declared.digest
-        return self._open(own, wanted, numbers, fault, declared)
+        head = [0] * _HEADER
+        head[_KIND], head[_FAULT], head[_COUNT] = KINDS.index(kind), fault is not None, len(numbers)
+        head[_TABLES] = self._known.index(wanted) if wanted in self._known else -1
+        head[_TABLE_COUNT] = len(wanted)
+        head[_DECLARED] = 0 if declared is None else declared.digest
+        return self._open(head, wanted, numbers, fault, declared)
 
     def serve(self) -> Opened:
         """Take part in what ranks that still have batches do, where this one has none."""
-        own = torch.zeros(_HEADER + _ROOM, dtype=torch.int64)
-        own[_KIND], own[_TABLES] = KINDS.index(ENDED), 0
-        return self._open(own, None, None, None, None)
+        head = [0] * _HEADER
+        head[_KIND] = _ENDED
+        return self._open(head, None, None, None, None)
 
     def _open(
         self,
-        own: Tensor,
+        head: list[int],
         tables: tuple[int, ...] | None,
         numbers: Sequence[int] | None,
         fault: BaseException | None,
         declared: Declaration | None,
     ) -> Opened:
         """`tables`, `numbers`: None where this rank has ended."""
-        own[_SEQUENCE], own[_LEAVES] = self._sequence, self.leaves
-        self._call = KINDS[int(own[_KIND])], self._sequence, tables or ()
-        own[_ALIVE], *more_alive = self.waiting.alive()
+        head[_SEQUENCE], head[_LEAVES] = self._sequence, self.leaves
+        self._call = KINDS[head[_KIND]], self._sequence, tables or ()
+        head[_ALIVE], *more_alive = self.waiting.alive()
         self._sequence += 1
-        with span("agree"):
+        some = [*head, *(numbers or ())[:_ROOM]]
+        own = torch.zeros(_HEADER + _ROOM, dtype=torch.int64, device="cpu")
+        own[: len(some)] = _int64(some)
+        with trace.span("agree"):
             told = self._gathered(own)
-        ended = (told[:, _KIND] == KINDS.index(ENDED)).tolist()
+        heads: list[list[int]] = told[:, :_HEADER].tolist()
+        ended = [head[_KIND] == _ENDED for head in heads]
         speaks = ended.index(False)  # a rank that has something to say
-        if bool(told[:, _FAULT].any()):
-            raise_fault(told[:, _FAULT].tolist(), fault, self._gathered)
-        self._refuse_others(told, ended, tables or (), declared)
-        kind = KINDS[int(told[speaks, _KIND])]
+        faults = [head[_FAULT] for head in heads]
+        if any(faults):
+            raise_fault(faults, fault, self._gathered)
+        alike = operator.itemgetter(*_ALIKE)
+        said = {r: alike(head) for r, head in enumerate(heads) if not ended[r]}
+        if len(set(said.values())) > 1:
+            names = {r: self._names(heads[r], r, tables or ()) for r in said}
+            mine = self.rank if self.rank in said else min(said)
+            refuse_others(said, mine, names, declared, self._gathered)
+        kind = KINDS[heads[speaks][_KIND]]
         if any(ended) and not SERVED[kind]:
             raise PeerError(
                 f"Rank {ended.index(True)} has no batches any more and waits in Join, where it cannot take "
                 f"part in {kind}. Do that when all have left Join."
             )
-        found = self._tables_told(told, ended, speaks, tables)
-        waiting = self.waiting.trips
-        alive = told[:, _ALIVE : _ALIVE + 1]
+        found = self._tables_told(heads, ended, speaks, tables)
+        waiting = self.waiting.lookups
+        alive = [[head[_ALIVE]] for head in heads]
         if more_alive:
-            alive = torch.cat([alive, self._gathered(torch.tensor(more_alive))], 1)
-        self.waiting.let_go(alive.tolist())
-        self.left = bool(told[:, _LEAVES].any())
-        count = int(told[speaks, _COUNT])
+            more: list[list[int]] = self._gathered(_int64(more_alive)).tolist()
+            alive = [[*first, *rest] for first, rest in zip(alive, more, strict=True)]
+        self.waiting.let_go(alive)
+        self.left = any(head[_LEAVES] for head in heads)
+        count = heads[speaks][_COUNT]
         if count <= _ROOM:
             all_numbers = told[:, _HEADER : _HEADER + count]
         else:
-            all_numbers = self._gathered(torch.tensor(numbers or [0] * count, dtype=torch.int64))
+            all_numbers = self._gathered(_int64(numbers or [0] * count))
         return Opened(kind, found, all_numbers, ended, waiting)
-
-    def _refuse_others(
-        self, told: Tensor, ended: list[bool], own: Sequence[int], declared: Declaration | None
-    ) -> None:
-        """`own`: tables that this rank is about to use."""
-        heads = {r: head for r, head in enumerate(told[:, :_HEADER].tolist()) if not ended[r]}
-        said = {r: tuple(head[field] for field in _ALIKE) for r, head in heads.items()}
-        if len(set(said.values())) > 1:
-            names = {r: self._names(head, r, own) for r, head in heads.items()}
-            mine = self.rank if self.rank in heads else min(heads)
-            refuse_others(said, mine, names, declared, self._gathered)
 
     def _names(self, head: list[int], rank: int, own: Sequence[int]) -> list[str] | int:
         """Return the names of the tables that a message is about, or how many they are."""
@@ -226,14 +231,18 @@ class Ranks(LongWork):
         return [live.name for n in tables if (live := self.tables[n]()) is not None]
 
     def _tables_told(
-        self, told: Tensor, ended: list[bool], speaks: int, own: tuple[int, ...] | None
+        self,
+        heads: list[list[int]],
+        ended: list[bool],
+        speaks: int,
+        own: tuple[int, ...] | None,
     ) -> tuple[int, ...]:
         """Return the tables that are meant. Many are told by a number once they were told in full."""
-        numbers = {int(told[r, _TABLES]) for r in range(self.size) if not ended[r]}
+        numbers = {head[_TABLES] for r, head in enumerate(heads) if not ended[r]}
         if len(numbers) == 1 and (known := numbers.pop()) >= 0:
             return self._known[known]
-        width = int(told[:, _TABLE_COUNT].max())
-        mine = torch.tensor([*(own or ()), *[-1] * (width - len(own or ()))], dtype=torch.int64)
+        width = max(head[_TABLE_COUNT] for head in heads)
+        mine = _int64([*(own or ()), *[-1] * (width - len(own or ()))])
         every = [tuple(n for n in row if n >= 0) for row in self._gathered(mine).tolist()]
         for rank, other in enumerate(every):
             if not ended[rank] and other != every[speaks]:
@@ -284,6 +293,14 @@ class Ranks(LongWork):
         Args:
             waits: what this rank does inside, where it is no exchange.
         """
+        self._refuse_lost()
+        try:
+            yield
+        except RuntimeError as error:
+            self._raise_lost(error, waits)
+
+    def _refuse_lost(self) -> None:
+        """Raise PeerError where the ranks do nothing together any more."""
         if self._lost is not None:
             raise self._lost
         if os.getpid() != self._process:
@@ -291,15 +308,15 @@ class Ranks(LongWork):
                 "A forked process takes no part in what ranks do together: it is not the rank that it was "
                 "forked from. Read rows there before the fork, or start it by spawn."
             )
-        try:
-            yield
-        except RuntimeError as error:
-            if not is_gone(error):
-                raise
-            if self._lost is None:
-                call = opened_by(*self._call[:2], self._names_of(self._call[2]))
-                self._lose(self._waits.loss(error, self._call[0], call, waits, self.steps))
-            raise self._lost or error from None
+
+    def _raise_lost(self, error: RuntimeError, waits: str = "") -> NoReturn:
+        """Raise an error of torch's as PeerError if it says that another process is gone, else itself."""
+        if not is_gone(error):
+            raise error
+        if self._lost is None:
+            call = opened_by(*self._call[:2], self._names_of(self._call[2]))
+            self._lose(self._waits.loss(error, self._call[0], call, waits, self.steps))
+        raise self._lost or error from None
 
     def tell(self, kind: str, value: Any) -> list[Any]:
         """Return the value of each rank, of types that `codec.encode` takes. Called by all ranks."""
@@ -322,13 +339,12 @@ class Ranks(LongWork):
     # -- bytes -----------------------------------------------------------------------------------
 
     def take(self, sizes: Sequence[int]) -> list[Tensor]:
-        """Memory for messages to all ranks, (bytes,) uint8 each, to be written to before `send`.
-
-        Args:
-            sizes: in bytes; 0 for this rank.
-        """
-        self._taken = sum(sizes)
-        return self._wire.take(sizes)
+        """Memory for messages to all ranks, this one among them, (bytes,) uint8 each, to be written to
+        before `send`."""
+        own, self._taken = self.rank, sum(sizes) - sizes[self.rank]
+        messages = self._wire.take([*sizes[:own], 0, *sizes[own + 1 :]])
+        messages[own] = self._own_message = _core.block(sizes[own])
+        return messages
 
     def send(
         self, what: str, sizes: Sequence[int], fault: BaseException | None = None
@@ -337,18 +353,30 @@ class Ranks(LongWork):
 
         Args:
             what: the bytes are.
-            sizes: in bytes; 0 from this rank.
+            sizes: of the messages that come, in bytes.
             fault: why those of this rank are none.
 
         Raises:
-            PeerError: another rank has a fault, or is gone.
+            PeerError: another rank has a fault, sent other sizes, or is gone.
             BaseException: `fault`.
         """
-        with span(f"send {what}"), self.listening():
-            messages, faults = self._wire.send(sizes, int(fault is not None))
+        own = self.rank
+        coming = [*sizes[:own], 0, *sizes[own + 1 :]]
+        self._refuse_lost()
+        try:
+            with trace.span(f"send {what}"):
+                messages, faults = self._wire.send(coming, int(fault is not None))
+        except RuntimeError as error:
+            self._raise_lost(error)
         self.sent[what] = self.sent.get(what, 0) + self._taken
         if any(faults):
             raise_fault(faults, fault, self._gathered)
+        messages[own], self._own_message = self._own_message, _NOTHING
+        for rank, (message, size) in enumerate(zip(messages, sizes, strict=True)):
+            if len(message) != size:  # the core would read beyond it
+                raise PeerError(
+                    f"Rank {rank} sent {len(message)} bytes of {what} where it had announced {size}."
+                )
         return messages
 
     def exchange(
@@ -359,18 +387,22 @@ class Ranks(LongWork):
         Args:
             sizes: bytes that come from each rank.
         """
-        own = self.rank
-        messages = self.take([0 if r == own else sum(map(len, p)) for r, p in enumerate(parts)])
-        for rank, (message, pieces) in enumerate(zip(messages, parts, strict=True)):
-            if rank != own and pieces:
+        messages = self.take([sum(map(len, pieces)) for pieces in parts])
+        for message, pieces in zip(messages, parts, strict=True):
+            if pieces:
                 torch.cat(list(pieces), out=message)
-        received = self.send(what, [0 if r == own else size for r, size in enumerate(sizes)])
-        received[own] = torch.cat([_NOTHING, *parts[own]])
-        return received
+        return self.send(what, sizes)
 
     def _gathered(self, own: Tensor) -> Tensor:
-        with self.listening():
+        self._refuse_lost()
+        try:
             return self._wire.gather(own)
+        except RuntimeError as error:
+            self._raise_lost(error)
+
+
+def _int64(numbers: Sequence[int]) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.int64, device="cpu")
 
 
 def nothing() -> None:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-__all__ = ["bytes_of", "numbers_in"]
+__all__ = ["WORD", "bytes_of", "numbers_in", "rounded"]
+
+WORD = 8
+"""Bytes of a word. Messages, and what they are made of, begin at multiples of it."""
+
+
+def rounded(size: int) -> int:
+    """Bytes with what fills the last word."""
+    return -(-size // WORD) * WORD
 
 
 def bytes_of(tensor: Tensor) -> Tensor:
     """(bytes,) uint8: the same memory."""
     if not tensor.numel():  # whose strides may be any
-        return torch.empty(0, dtype=torch.uint8)
-    flat: Any = tensor.contiguous().reshape(-1)
-    return flat.view(torch.uint8)  # type: ignore[no-any-return]
+        return torch.empty(0, dtype=torch.uint8, device="cpu")
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
 
 
 def numbers_in(raw: Tensor, dtype: torch.dtype) -> Tensor:

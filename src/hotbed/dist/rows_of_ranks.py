@@ -3,49 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from hotbed.dist.exchange import Exchange
+from hotbed.dist.delivery import deliver, owned_ids
+from hotbed.dist.exchange import announce, ask, fetch
 from hotbed.dist.gathered import gathered
+from hotbed.dist.handshake import Opened
+from hotbed.dist.lookup import Asked
 from hotbed.dist.ranks import Ranks
 from hotbed.dist.raw import bytes_of
-from hotbed.dist.shards import Shard
+from hotbed.dist.row_codecs import STORED
+from hotbed.dist.shards import Shard, ShardedPlace
 from hotbed.errors import HotbedError, TableError
-from hotbed.table.protocols import RowCopies
 from hotbed.table.records import Records
 
 __all__ = ["ShardedRows"]
 
 
-class ShardedRows(RowCopies):
+class ShardedRows(ShardedPlace):
     """Rows by id. What all ranks share is read and written by all of them together."""
 
     ranks: Ranks
-    number: int
-    shares: list[Shard]
-    own: dict[Shard, Any]
 
     # -- rows of all ranks -----------------------------------------------------------------------
 
     def read(self, ids: Tensor) -> Tensor:
         """Called by all ranks, each with ids of its own."""
         distinct, inverse = torch.unique(ids, return_inverse=True)
-        trip = Exchange(self.ranks, [self], [distinct])
-        opened = self.ranks.agree("a lookup of rows", trip.numbers, [self.number])
-        rows = torch.empty((len(distinct), self.spec.dim), dtype=self.spec.dtype)
+        asked, opened = self._asked("a lookup of rows", distinct)
+        announced = announce(self.ranks, asked, opened.numbers)
+        rows = torch.empty((len(distinct), self.spec.dim), dtype=self.spec.dtype, device="cpu")
         with torch.no_grad():
-            messages = trip.fetch(opened.numbers, [], False)
-        trip.exchange.take_rows([some.data_ptr() for some in messages], [rows.data_ptr()])
-        return rows[trip.renumbered(0, inverse)]
+            messages = fetch(self.ranks, announced, STORED, (), False).messages
+        announced.core.take_rows([some.data_ptr() for some in messages], [rows.data_ptr()])
+        return rows[asked.renumbered(0, inverse)]
 
     def assign(self, ids: Tensor, values: Tensor) -> None:
         """Called by all ranks, each with rows of its own; of an id that several give the last one's stays."""
-        trip = Exchange(self.ranks, [self], [ids])
-        told = self.ranks.agree("an assignment", trip.numbers, [self.number]).numbers
-        rows = trip.deliver(told, values.to(self.spec.dtype))
+        asked, opened = self._asked("an assignment", ids)
+        announced = announce(self.ranks, asked, opened.numbers)
+        rows = deliver(self.ranks, announced, values.to(self.spec.dtype))
         fault: HotbedError | None = None
         try:
             for live, own, _ in rows:
@@ -60,36 +59,34 @@ class ShardedRows(RowCopies):
     def contains(self, ids: Tensor) -> Tensor:
         """Called by all ranks, each with ids of its own."""
         distinct, inverse = torch.unique(ids, return_inverse=True)
-        trip, kind = Exchange(self.ranks, [self], [distinct]), "a search for ids"
-        told = self.ranks.agree(kind, trip.numbers, [self.number]).numbers
+        kind, rank = "a search for ids", self.ranks.rank
+        asked, opened = self._asked(kind, distinct)
+        announced = announce(self.ranks, asked, opened.numbers)
         answers: list[list[Tensor]] = [[] for _ in range(self.ranks.size)]
-        for (live, own, _), share in zip(trip.deliver(told, None), self.own, strict=True):
-            s = self.shares.index(share)
-            asks = [trip.exchange.count(rank, s) for rank in range(self.ranks.size)]
-            found = live.contains(own).split(asks)
-            for rank, some in enumerate(found if self._speaks(share) else ()):
-                answers[rank].append(bytes_of(some))
-        asked: list[list[slice]] = [[] for _ in range(self.ranks.size)]
+        for (live, own, counts), share in zip(owned_ids(announced), self.own, strict=True):
+            found = live.contains(own).split_with_sizes(counts)
+            for to, piece in enumerate(found if self._speaks(share) else ()):
+                answers[to].append(bytes_of(piece))
+        parts: list[list[slice]] = [[] for _ in range(self.ranks.size)]
         for s, share in enumerate(self.shares):
             if self._speaks(share):
-                asked[share.rank].append(trip.asked_of(s))
-        sizes = [sum(part.stop - part.start for part in parts) for parts in asked]
-        there = torch.empty(len(distinct), dtype=torch.bool)
-        for parts, block in zip(asked, self.ranks.exchange(kind, answers, sizes), strict=True):
-            pieces = block.split([part.stop - part.start for part in parts])  # type: ignore[no-untyped-call]
-            for part, piece in zip(parts, pieces, strict=True):
+                parts[share.rank].append(announced.asked_of(rank, s))
+        sizes = [sum(part.stop - part.start for part in some) for some in parts]
+        there = torch.empty(len(distinct), dtype=torch.bool, device="cpu")
+        for some, message in zip(parts, self.ranks.exchange(kind, answers, sizes), strict=True):
+            pieces = message.split_with_sizes([part.stop - part.start for part in some])
+            for part, piece in zip(some, pieces, strict=True):
                 there[part] = piece.bool()
-        return there[trip.renumbered(0, inverse)]
+        return there[asked.renumbered(0, inverse)]
 
     def erase(self, ids: Tensor) -> int:
         """Called by all ranks, each with ids of its own."""
-        trip = Exchange(self.ranks, [self], [torch.unique(ids)])
-        told = self.ranks.agree("a deletion of rows", trip.numbers, [self.number]).numbers
-        rows = trip.deliver(told, None)
+        kind = "a deletion of rows"
+        asked, opened = self._asked(kind, torch.unique(ids))
+        rows = owned_ids(announce(self.ranks, asked, opened.numbers))
         gone = [live.erase(torch.unique(own)) for live, own, _ in rows]
         spoken = [n for n, share in zip(gone, self.own, strict=True) if self._speaks(share)]
-        told = self.ranks.agree("a deletion of rows", [sum(spoken)], [self.number]).numbers
-        return int(told.sum())
+        return int(self.ranks.agree(kind, [sum(spoken)], [self.number]).numbers.sum())
 
     def count(self) -> int:
         """Called by all ranks."""
@@ -109,6 +106,11 @@ class ShardedRows(RowCopies):
         """Called by all ranks."""
         found = gathered(self, states=True, everywhere=False)
         return None if found is None else (found.ids, found.states)
+
+    def _asked(self, kind: str, ids: Tensor) -> tuple[Asked, Opened]:
+        """Order ids by their owners, and open an exchange of `kind` with them."""
+        asked = ask(self.ranks, [self], ids, [len(ids)])
+        return asked, self.ranks.agree(kind, asked.numbers, [self.number])
 
     def _speaks(self, share: Shard) -> bool:
         """Whether the rows of a share count: columns and copies of them do once."""

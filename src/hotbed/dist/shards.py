@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from hotbed.sharding import Sharding
+from hotbed.table.live import LiveTable
+from hotbed.table.place import Place
 from hotbed.tables import Table
 
-__all__ = ["Shard"]
+__all__ = ["Shard", "ShardedPlace", "TableOnRanks"]
 
 
 class Shard(NamedTuple):
@@ -16,3 +19,25 @@ class Shard(NamedTuple):
     part: Table
     replica: bool = False
     """Whether every rank keeps the same."""
+
+
+class ShardedPlace(Place):
+    """Place of a table that ranks share, as exchanges see it; `hotbed.dist.place.Sharded` is one.
+
+    Attributes:
+        number: of the table among those that the ranks share.
+        kind: how it is cut.
+        shares: all shards, in the order of their ranks.
+        own: tables of their own with the rows that this rank keeps.
+    """
+
+    number: int
+    kind: Sharding
+    shares: list[Shard]
+    own: dict[Shard, LiveTable]
+
+
+class TableOnRanks(LiveTable):
+    """Type of a live table that ranks share. `hotbed.distribute` gives a `LiveTable` such a place."""
+
+    place: ShardedPlace

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from hotbed import _core
 from hotbed.dist.errors import Gone
-from hotbed.dist.wire import WORD, Wire, block
+from hotbed.dist.raw import WORD
+from hotbed.dist.wire import Wire
 
 __all__ = ["SharedMemory"]
 
@@ -28,6 +29,7 @@ _SMALLEST = 1 << 20
 _TOKEN = 16
 _GATHERED = _LINE + _TOKEN + 2 * WORD
 """Where what is gathered begins, behind the counter, the token and two headings."""
+_NOTHING = torch.empty(0, dtype=torch.uint8, device="cpu")
 _NAME = "hotbed"
 _OWN = 0o600
 """Mode of the file: only processes of this user may open it."""
@@ -91,12 +93,12 @@ class SharedMemory:
 
     def send(self, sizes: Sequence[int], word: int) -> tuple[list[Tensor], list[int]]:
         at = self._sent % 2
-        said = torch.tensor([word, self._own.messages[at].size, *self._begins])
+        said = torch.tensor([word, self._own.messages[at].size, *self._begins], device="cpu")
         told = self._gather(_MESSAGES, said).tolist()
         received = []
         for source, (size, (_, whole, *begins)) in enumerate(zip(sizes, told, strict=True)):
             if source == self._rank:
-                received.append(block(0))
+                received.append(_NOTHING)
                 continue
             memory, begin = self._members[source].messages[at], begins[self._rank]
             memory.map(whole)  # it may have grown

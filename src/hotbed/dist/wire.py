@@ -13,12 +13,10 @@ import torch.distributed as torch_dist
 from torch import Tensor
 
 from hotbed import _core
+from hotbed.dist.raw import WORD, rounded
 from hotbed.dist.waits import meet
 
-__all__ = ["Gloo", "Wire", "block", "group_of", "rounded"]
-
-WORD = 8
-"""Bytes of a word. Messages, and what they are made of, begin at multiples of it."""
+__all__ = ["Gloo", "Wire", "group_of"]
 
 
 class Wire(Protocol):
@@ -58,19 +56,19 @@ class Gloo:
 
     def __init__(self, group: Any, rank: int) -> None:
         self._group, self._rank = group, rank
-        self._outgoing, self._whole = block(0), [0]
+        self._outgoing, self._whole = _core.block(0), [0]
 
     def take(self, sizes: Sequence[int]) -> list[Tensor]:
         self._whole = self._with_words(sizes)
-        self._outgoing = block(sum(self._whole))
+        self._outgoing = _core.block(sum(self._whole))
         return _messages(self._outgoing, self._whole, sizes)
 
     def send(self, sizes: Sequence[int], word: int) -> tuple[list[Tensor], list[int]]:
         for at in _begins(self._whole):
             self._outgoing[at : at + WORD].view(torch.int64).fill_(word)
-        outgoing, self._outgoing = self._outgoing, block(0)
+        outgoing, self._outgoing = self._outgoing, _core.block(0)
         whole = self._with_words(sizes)
-        incoming = block(sum(whole))
+        incoming = _core.block(sum(whole))
         torch_dist.all_to_all_single(incoming, outgoing, whole, self._whole, group=self._group)
         words = [int(incoming[at : at + WORD].view(torch.int64)) for at in _begins(whole)]
         words.insert(self._rank, word)
@@ -130,14 +128,3 @@ def _messages(memory: Tensor, whole: Sequence[int], sizes: Sequence[int]) -> lis
         piece[WORD : WORD + size] if len(piece) else piece
         for piece, size in zip(pieces, sizes, strict=True)
     ]
-
-
-def rounded(size: int) -> int:
-    """Bytes with what fills the last word."""
-    return -(-size // WORD) * WORD
-
-
-def block(size: int) -> Tensor:
-    """(size,) uint8, of memory that is used again when it is gone."""
-    floats: Any = _core.empty([-(-size // 4)], _core.DType.f32)
-    return floats.view(torch.uint8)[:size]  # type: ignore[no-any-return]

@@ -8,13 +8,12 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from hotbed import _core
+from hotbed import _core, trace
 from hotbed.group.pool import pool
 from hotbed.inputs.bags import Bags
 from hotbed.table.live import LiveTable
 from hotbed.table.lookups import Call, lookups_of
 from hotbed.table.resolved import Resolved
-from hotbed.trace import span
 
 __all__ = ["looked_up", "lookup"]
 
@@ -23,6 +22,7 @@ T = TypeVar("T")
 
 def lookup(
     live: Sequence[LiveTable],
+    handles: Sequence[Tensor],
     table_of: Sequence[int],
     names: Sequence[str],
     bags: Sequence[Bags],
@@ -32,6 +32,7 @@ def lookup(
 
     Args:
         live: the tables.
+        handles: of these.
         table_of: for each feature, the position of its table in `live`.
         names: of the features, for errors.
         bags: the features' inputs.
@@ -44,10 +45,8 @@ def lookup(
         TableError: a table is half loaded.
     """
     training = training and torch.is_grad_enabled()
-    handles, frozen, behind = [], [], []
-    for t, table in enumerate(live):
-        handle = table.parameter
-        handles.append(handle)
+    frozen, behind = [], []
+    for t, (table, handle) in enumerate(zip(live, handles, strict=True)):
         if not handle.requires_grad:
             frozen.append(t)
         if handle.data_ptr() != table.address:
@@ -82,7 +81,9 @@ def _resolved(call: Call, behind: Sequence[LiveTable], pooled: Callable[[Resolve
     """`behind`: tables some of whose rows may be. `pooled`: what is done while rows stay."""
     live, training = call.live, call.training
     while True:
-        live[0].place.lookups.allocate(live)
+        lookups = live[0].place.lookups
+        if not lookups.is_immediate:
+            lookups.allocate(live)
         with _core.Hold.of_forward([table.core for table in live], training) as hold:
             lookups = live[0].place.lookups  # another thread may have moved the tables until now
             for table in live:
@@ -90,12 +91,13 @@ def _resolved(call: Call, behind: Sequence[LiveTable], pooled: Callable[[Resolve
                     table.refuse_half_loaded()
                 if table.place.lookups is not lookups:
                     lookups_of(live)
-            if not lookups.are_allocated(live):
-                continue  # an optimizer was made just now
-            lookups.raise_deferred(live, training=training)
+            if not lookups.is_immediate:
+                if not lookups.are_allocated(live):
+                    continue  # an optimizer was made just now
+                lookups.raise_deferred(live, training=training)
             for table in behind:
                 table.place.changing("catch up")
             resolved = lookups.resolve(call)
             hold.share()
-            with span("pool"):
+            with trace.span("pool"):
                 return pooled(resolved)

@@ -134,7 +134,8 @@ class TableOwner(nn.Module):
                 "torch.func cannot go through tables, as a lookup may give ids their rows. Look vectors "
                 "up outside of vmap, grad and the like, and hand them in."
             )
-        refuse_tracing(next(iter(self._owned.values())).name)
+        if torch._C._is_tracing() or torch._C._len_torch_dispatch_stack():
+            refuse_tracing(next(iter(self._owned.values())).name)
 
     def _look_up(
         self,
@@ -143,14 +144,18 @@ class TableOwner(nn.Module):
         features: Sequence[str],
         bags: Sequence[Bags],
     ) -> list[Tensor]:
+        """`live`: the module's own, in their order; look-ahead knows a batch by them."""
+        handles = []
         for name, table in self._owned.items():
-            if self._parameters.get(name) is not table.parameter:
+            handle: Any = self._parameters.get(name)
+            if getattr(handle, "hotbed_table", None) is not table:
                 raise TableError(
                     f"Table {table.name!r}: the module's parameter {name!r} was replaced by another. "
                     "Rows are not kept in it: load a state_dict, or use assign(), instead."
                 )
+            handles.append(handle)
         with plain_access():
-            return lookup(live, table_of, features, bags, self.training)
+            return lookup(live, handles, table_of, features, bags, self.training)
 
     def _without_handles(self) -> Any:
         """Stands in for this module where nn.Module's own methods are to see no table. The module stays

@@ -51,6 +51,9 @@ class Sharding(abc.ABC):
     name: ClassVar[str]
     """Name of the kind in files and tables."""
 
+    replicated: ClassVar[bool] = False
+    """True if every rank keeps the whole table."""
+
     __slots__ = ()
 
     @property
@@ -88,7 +91,7 @@ class Sharding(abc.ABC):
         """Return (n,) int64: the rank that `requester` asks for a column of the rows of (n,) int64 ids."""
 
     def dealing(self, table: Shape) -> _core.Dealing | None:
-        """How rows are dealt out to ranks; None: they are not."""
+        """How rows are dealt out to ranks; `Dealing.given`: as `keeper_of` says; None: they are not."""
         return None
 
     @abc.abstractmethod

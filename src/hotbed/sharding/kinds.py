@@ -36,6 +36,7 @@ class Replicated(Sharding):
     """Every rank keeps the whole table, and gradients are summed over all ranks."""
 
     name: ClassVar[str] = "replicated"
+    replicated: ClassVar[bool] = True
 
     def fault(self, table: Shape, world_size: int) -> str:
         return ""

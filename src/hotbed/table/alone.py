@@ -9,6 +9,7 @@ from typing import Any, Final, TypeVar
 __all__ = ["ALONE", "Alone"]
 
 T = TypeVar("T")
+_Context = Callable[..., contextlib.AbstractContextManager[Any]]
 
 
 class Alone:
@@ -17,22 +18,17 @@ class Alone:
     rank = 0
     size = 1
 
-    def telling(self, kind: str) -> contextlib.AbstractContextManager[Any]:
-        """Broadcast errors raised inside, before all ranks do `kind`, to the others, which wait for it."""
-        return contextlib.nullcontext()
-
-    def listening(self, waits: str = "") -> contextlib.AbstractContextManager[Any]:
-        """Turn what torch raises inside where a peer exited into `PeerError`."""
-        return contextlib.nullcontext()
+    # As on ranks, for ``with`` statements; alone there is nobody to tell, or to hear of.
+    telling: _Context = staticmethod(contextlib.nullcontext)
+    """Broadcast errors raised inside, before all ranks do something, to the others, which wait for it."""
+    listening: _Context = staticmethod(contextlib.nullcontext)
+    """Turn what torch raises inside where a peer exited into `PeerError`."""
+    working: _Context = staticmethod(contextlib.nullcontext)
+    """All do something for long; it ends when all have done it, or where one has failed."""
 
     def tell(self, kind: str, value: Any) -> list[Any]:
         """Return the value that each rank gives."""
         return [value]
-
-    def working(self, kind: str) -> contextlib.AbstractContextManager[Any]:
-        """For a ``with`` statement: all do something for long; it ends when all have done it, or where one
-        has failed."""
-        return contextlib.nullcontext()
 
     def heartbeat(self, kind: str, items: Iterable[T]) -> Iterable[T]:
         """Inside of `working`: shows the others now and then that this rank is there."""

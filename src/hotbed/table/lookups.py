@@ -45,11 +45,14 @@ class Lookups(abc.ABC):
         device: where vectors come out.
         tiers: the tiers below, or None (`hotbed.places.tiered.tiers.Tiers`).
         ranks: the processes that share the tables.
+        is_immediate: True if a forward finds all rows allocated and no error deferred, so that it need not
+            ask.
     """
 
     device = torch.device("cpu")
     tiers: Any = None
     ranks: Any = ALONE
+    is_immediate = False
 
     @property
     def where(self) -> str:

@@ -1,4 +1,4 @@
-"""All live tables of this process."""
+"""All live tables of this process that an optimizer may hold."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Iterable
 from typing import Any
 
-__all__ = ["live_tables", "register"]
+__all__ = ["live_tables", "register", "unregister"]
 
 _tables: weakref.WeakSet[Any] = weakref.WeakSet()
 _lock = threading.Lock()
@@ -17,6 +17,12 @@ def register(table: Any) -> None:
     """Add a `hotbed.table.live.LiveTable`, which is not kept alive by it."""
     with _lock:
         _tables.add(table)
+
+
+def unregister(table: Any) -> None:
+    """Leave out a table that no optimizer holds, as it is a shard of another one."""
+    with _lock:
+        _tables.discard(table)
 
 
 def live_tables() -> Iterable[Any]:

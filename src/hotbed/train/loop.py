@@ -18,6 +18,7 @@ import torch
 import torch.distributed as torch_dist
 from torch import Tensor, nn
 
+from hotbed import trace
 from hotbed.checkpoint.randomness import give_random_states, random_states
 from hotbed.checkpoint.ranks import ranks_of
 from hotbed.data.position import Position, generators_of, seek, wrapped_by
@@ -25,7 +26,6 @@ from hotbed.dist.loaders import Slice
 from hotbed.dist.waits import BACKWARD
 from hotbed.errors import HotbedError
 from hotbed.modules.owner import owners_of, tables_of
-from hotbed.trace import span
 from hotbed.train.callbacks import Callback, Step
 from hotbed.train.metrics import auc, logloss
 
@@ -208,7 +208,7 @@ class _Trainer:
         samples = len(labels) if of_all is None else of_all
         if not samples and (ranks.size == 1 or of_all is not None):
             return None
-        with span("forward"):
+        with trace.span("forward"):
             logits = self.model(batch)
             value = self.loss(logits, labels) if len(labels) else logits.sum()
             if of_all:  # ranks with more samples count more
@@ -218,9 +218,9 @@ class _Trainer:
                 f"Step {position.steps + 1}, epoch {epoch}: the loss is {value.item()}, so the "
                 "step was not taken. Lower the learning rate, or look for extreme inputs."
             )
-        with span("backward"), ranks.listening(BACKWARD):
+        with trace.span("backward"), ranks.listening(BACKWARD):
             value.backward()
-        with span("step"):
+        with trace.span("step"):
             self.optimizer.step()
         self.optimizer.zero_grad()
         if self.scheduler is not None:

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from hotbed import trace
 from hotbed.errors import HotbedError
 from hotbed.inputs.bags import Bags, input_fault
 from hotbed.ops.gpu.ids import GOOD, Array, check_arrays
@@ -24,7 +25,6 @@ from hotbed.places.device.step import step_in_backward
 from hotbed.places.host.batch import check, core_batch
 from hotbed.table.lookups import Call
 from hotbed.table.resolved import Columns
-from hotbed.trace import span
 
 __all__ = ["BatchSource", "DeviceResolved", "resolve_whole"]
 
@@ -38,7 +38,7 @@ def resolve_whole(
         IdError, InputError: of this batch, where its ids are on the host.
     """
     use(call.live)
-    with span("resolve"):
+    with trace.span("resolve"):
         features, weights, origin = _resolve(call, device, is_here)
     return DeviceResolved(call, device, weights, features, _Whole(origin))
 

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
 
-from hotbed import _core
+from hotbed import _core, trace
 from hotbed.errors import StorageError
 from hotbed.inputs.bags import Bags, FlatIds, core_input, input_fault
+from hotbed.places.core_backed import CoreLookups
 from hotbed.table.gradients import GradientRows
 from hotbed.table.lookups import Call
 from hotbed.table.resolved import Columns
 from hotbed.tables import CORE_DTYPES
-from hotbed.trace import span
 
-__all__ = ["HostBatch", "check", "core_batch", "resolve_in_core"]
+__all__ = ["IN_MEMORY", "HostBatch", "HostPendingGradient", "check", "core_batch"]
 
 _Addresses = list[tuple[int, int]]
 """Of (n, dim) vectors of each feature: address, and elements from one to the next. 0: there are none."""
@@ -40,16 +40,6 @@ def check(batch: Any, call: Call) -> None:
         name = call.live[call.table_of[feature]].name
         bag = call.bags[feature]
         raise input_fault(kind, name, call.names[feature], bag, bag_at, value, bound)
-
-
-def resolve_in_core(call: Call) -> HostBatch:
-    """A batch of tables that lie in the core's memory."""
-    batch = core_batch(call.live, call.table_of, call.bags)
-    check(batch, call)
-    wanted = torch.is_grad_enabled() and len(call.frozen) < len(call.live)
-    with span("resolve"):
-        batch.resolve(call.training, wanted, call.frozen)
-    return HostBatch(batch, call, wanted)
 
 
 class HostBatch:
@@ -210,3 +200,33 @@ class HostPendingGradient(NamedTuple):
                 slots, rows = slots.clone(), torch.empty_like(rows)
             shares.append(GradientRows(slots, rows, True, all_finite[t], self.claim))
         return shares
+
+
+class MemoryLookups(CoreLookups):
+    """Tables whose rows all lie in the core's memory."""
+
+    is_immediate = True
+
+    def resolve(self, call: Call) -> HostBatch:
+        batch = core_batch(call.live, call.table_of, call.bags)
+        check(batch, call)
+        wanted = torch.is_grad_enabled() and len(call.frozen) < len(call.live)
+        with trace.span("resolve"):
+            batch.resolve(call.training, wanted, call.frozen)
+        return HostBatch(batch, call, wanted)
+
+    def stats(self, live: Sequence[Any]) -> dict[str, float]:
+        batches, rows, created = zip(*(table.core.trained for table in live), strict=True)
+        used, new = sum(rows), sum(created)
+        return {
+            **super().stats(live),
+            "rows_used": float(used),
+            "rows_missed": float(new),
+            "rows_created": float(new),
+            "hit_rate": (used - new) / used if used else 1.0,
+            "batches": float(max(batches)),
+            "wait_ms": 0.0,
+        }
+
+
+IN_MEMORY: Final = MemoryLookups()

@@ -6,19 +6,18 @@ import copy
 import functools
 from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from hotbed import _core
-from hotbed.places.core_backed import CoreBacked, CoreLookups
-from hotbed.places.host.batch import HostBatch, resolve_in_core
-from hotbed.table.lookups import Call
+from hotbed.places.core_backed import CoreBacked
+from hotbed.places.host.batch import IN_MEMORY
 from hotbed.table.place_factory import PlaceFactory, make_core
 from hotbed.tables import Table
 
-__all__ = ["IN_MEMORY", "Memory", "in_memory", "in_memory_again"]
+__all__ = ["Memory", "in_memory", "in_memory_again"]
 
 # A float32 gradient of a half-precision parameter.
 _GRADIENTS_OF_OTHER_DTYPE = hasattr(torch.Tensor, "grad_dtype")
@@ -34,29 +33,6 @@ def in_memory_again(budget: _core.MemoryBudget | None, memo: dict[int, Any] | No
     return functools.partial(
         in_memory, budget=budget if memo is None else copy.deepcopy(budget, memo)
     )
-
-
-class MemoryLookups(CoreLookups):
-    """Tables whose rows all lie in the core's memory."""
-
-    def resolve(self, call: Call) -> HostBatch:
-        return resolve_in_core(call)
-
-    def stats(self, live: Sequence[Any]) -> dict[str, float]:
-        batches, rows, created = zip(*(table.core.trained for table in live), strict=True)
-        used, new = sum(rows), sum(created)
-        return {
-            **super().stats(live),
-            "rows_used": float(used),
-            "rows_missed": float(new),
-            "rows_created": float(new),
-            "hit_rate": (used - new) / used if used else 1.0,
-            "batches": float(max(batches)),
-            "wait_ms": 0.0,
-        }
-
-
-IN_MEMORY: Final = MemoryLookups()
 
 
 class Memory(CoreBacked):

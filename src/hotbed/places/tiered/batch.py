@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
+from hotbed import trace
 from hotbed.errors import StorageError
 from hotbed.inputs.bags import Bags
 from hotbed.places.host.batch import check
 from hotbed.table.lookups import Call, Lookups
-from hotbed.trace import span
 
 __all__ = ["resolve_in_tiers"]
 
@@ -28,7 +28,7 @@ def resolve_in_tiers(lookups: Lookups, call: Call) -> tuple[Any, bool, list[Bags
         prepared.batch.take_weights(batch)
         batch = prepared.batch
     wanted = torch.is_grad_enabled() and len(call.frozen) < len(call.live)
-    with span("resolve"):
+    with trace.span("resolve"):
         try:
             batch.resolve(call.training, wanted, call.frozen)
         except StorageError as error:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hotbed import _core
+from hotbed import _core, trace
 from hotbed.errors import StorageError
 from hotbed.inputs.bags import Bags
 from hotbed.ops.gpu.pool import FeatureSlots
@@ -22,7 +22,6 @@ from hotbed.places.host.batch import core_batch
 from hotbed.places.tiered.tiers import Tiers
 from hotbed.places.tiered_device.spaces import Side, host_memory
 from hotbed.table.lookups import Call
-from hotbed.trace import span
 
 __all__ = ["TieredBatch", "arrived"]
 
@@ -31,7 +30,7 @@ def arrived(batch: TieredBatch, call: Call, device: torch.device) -> DeviceResol
     """A batch of tables in tiers, which has its slots, when it has come to the device."""
     use(call.live)
     weights = [bring_weights(bag.weights, device) for bag in call.bags]
-    with span("bring the batch"):
+    with trace.span("bring the batch"):
         features = batch.features(weights)
     return DeviceResolved(call, device, weights, features, batch)
 
