@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import hotbed as hb
 from hotbed.modules.owner import groups_of
+from hotbed.table.lookups import lookups_of
 
 STEPS = 8
 
@@ -198,6 +199,17 @@ def test_layers_without_a_storage_join_one_group(tmp_path: Path) -> None:
     tiered = [hb.Embedding(9, 2, group=hb.Group(storage_of("ssd", tmp_path))), hb.Embedding(9, 2)]
     with pytest.raises(hb.TableError, match="lie in different places"):
         hb.EmbeddingCollection.from_layers(tiered)
+
+
+def test_one_call_over_two_storages_names_two_tables() -> None:
+    parts = [
+        hb.EmbeddingCollection([hb.Table(name, 2, 9)], storage=hb.Storage(device="1MB", host="1MB"))
+        for name in ("first", "second")
+    ]
+    with pytest.raises(hb.TableError, match="'first' and 'second' have Storage of their own each"):
+        lookups_of(
+            [part.table(name) for part, name in zip(parts, ("first", "second"), strict=True)]
+        )
 
 
 def test_look_ahead_says_what_it_does_not_find(tmp_path: Path) -> None:

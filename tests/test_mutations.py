@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+
 from tools import mutate
 
 

@@ -26,6 +26,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 COPY = ROOT / "build" / "mutants"
+LOG = ROOT / "build" / "mutants.log"
+"""Output of the tests of the last change, with the stacks of a test that hangs."""
 SECONDS = 600
 """For tests without a change."""
 
@@ -41,9 +43,10 @@ TESTS = {
         "test_embedding.py test_parameters.py test_collection.py test_collection_in_torch.py "
         "test_table_owner.py test_threads_on_tables.py",
     ),
+    "table/local": "dist/test_rows_by_id.py dist/test_local_changes.py",
     "ahead": "resolve/test_wait_counts.py resolve/test_refilled_batches.py "
     "resolve/test_lookahead_batches.py resolve/test_tier_counts.py resolve/test_lookahead_changes.py "
-    "resolve/test_lookahead.py resolve/test_evaluation.py",
+    "resolve/test_lookahead.py resolve/test_evaluation.py dist/test_lookahead_on_ranks.py",
     "group": "test_group.py test_embedding.py test_embedding_bag.py resolve/test_lookup.py "
     "test_collection.py test_collection_gradients.py test_gradients_in_use.py test_trace.py "
     "test_inputs.py test_layers.py test_toy_place.py resolve/test_hottest.py test_table_owner.py "
@@ -292,45 +295,48 @@ class Tests:
         compileall.compile_dir(COPY / "src", quiet=1, invalidation_mode=mode)
         self._seconds: dict[str, float] = {}
 
-    def survives(self, tests: str) -> bool:
-        """Return True if all pass; a change that makes them take three times as long is caught.
+    def outcome(self, tests: str) -> str:
+        """Return SURVIVED if all pass, "hung" if they take three times as long as without the change,
+        "caught" otherwise."""
+        passed = self._pass(tests, 15 + 3 * self._seconds[tests])
+        return "hung    " if passed is None else "SURVIVED" if passed else "caught  "
+
+    def measure(self, tests: str) -> None:
+        """Call before the first change.
 
         Raises:
             SystemExit: they fail without any change.
         """
-        return self._pass(tests, 15 + 3 * self._seconds[tests])
-
-    def measure(self, tests: str) -> None:
-        """Call before the first change."""
         if tests not in self._seconds:
             began = time.monotonic()
             if not self._pass(tests, SECONDS):
                 raise SystemExit(f"They fail, or take {SECONDS} s, without any change: {tests}")
             self._seconds[tests] = time.monotonic() - began
 
-    def _pass(self, tests: str, seconds: float) -> bool:
+    def _pass(self, tests: str, seconds: float) -> bool | None:
         process = multiprocessing.get_context("fork").Process(target=_test, args=(tests.split(),))
         process.start()
         assert process.pid is not None
         process.join(seconds)
+        hung = process.exitcode is None
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, 9)  # with what it has started
         process.join()
-        return process.exitcode == 0
+        return None if hung else process.exitcode == 0
 
 
 def _test(tests: list[str]) -> None:
     os.setsid()
-    nowhere = os.open(os.devnull, os.O_RDWR)
-    for number in range(3):
-        os.dup2(nowhere, number)
+    log = os.open(LOG, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+    for number in (1, 2):
+        os.dup2(log, number)
     os.chdir(COPY)
     os.environ.update(PYTHONPATH=str(COPY / "src"), PYTHONDONTWRITEBYTECODE="1")
     sys.dont_write_bytecode = True
     sys.path[:] = [str(COPY / "src"), *(path for path in sys.path if path != str(ROOT))]
     import pytest
 
-    command = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    command = "-x -q -p no:cacheprovider -p no:xdist -o faulthandler_timeout=30".split()
     os._exit(pytest.main([*command, *(f"tests/{test}" for test in tests)]))
 
 
@@ -347,12 +353,10 @@ def of_python(count: int, seed: int, only: list[str]) -> int:
         run.measure(tests)
         began = time.monotonic()
         (COPY / path).write_text(source)
-        lives = run.survives(tests)
+        outcome = run.outcome(tests)
         (COPY / path).write_text((ROOT / path).read_text())
-        survivors += lives
-        told = (
-            f"{'SURVIVED' if lives else 'caught  '} {time.monotonic() - began:4.0f} s {path}:{line}"
-        )
+        survivors += outcome == "SURVIVED"
+        told = f"{outcome} {time.monotonic() - began:4.0f} s {path}:{line}"
         print(f"{told}: {before}  ->  {after}", flush=True)
     return survivors
 

@@ -96,4 +96,7 @@ def test_bytes_of_a_table_in_memory() -> None:
     }  # fmt: skip
     b = found["b"]
     assert (b["rows"], b["weights"]) == (10, 10 * 12) and b["index"] > 0
+    tiers = hb.EmbeddingCollection(tables, storage=hb.Storage(device="1MB", host="1MB"))
+    tiers({"a": torch.arange(10), "b": torch.arange(10)})
+    assert [table["index"] for table in tiers.memory().values()] == [0, 0]
     assert b["states"] == 10 * (2 * 6 * 4 + 8)  # with the ids

@@ -36,11 +36,13 @@ def test_a_fused_update_takes_the_gradient() -> None:
     assert torch.allclose(moved, torch.tensor([[-2.0, -2.0], [-1.0, -1.0], [0.0, 0.0]]))
 
 
+@pytest.mark.parametrize("storage", [None, hb.Storage(device="1MB", host="1MB")])
 @pytest.mark.parametrize("frozen", [False, True])
 def test_a_backward_is_prepared_for_only_where_one_may_come(
-    frozen: bool, monkeypatch: pytest.MonkeyPatch
+    frozen: bool, storage: hb.Storage | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    layer = hb.EmbeddingCollection([hb.Table("a", 2, 4), hb.Table("b", 2, 4)])
+    tables = [hb.Table("a", 2, 4), hb.Table("b", 2, 4)]
+    layer = hb.EmbeddingCollection(tables, storage=storage)
     layer.parameter("a").requires_grad_(False)
     layer.parameter("b").requires_grad_(not frozen)
     wanted = []
@@ -63,6 +65,8 @@ def test_gradient_rows_of_a_backward_are_known_to_be_distinct_and_finite() -> No
     (rows,) = layer.weight.waiting.shares
     assert rows.slots.tolist() == [1, 3] and rows.rows.tolist() == [[4.0, 2.0], [2.0, 1.0]]
     assert (rows.distinct, rows.finite) == (True, True)
+    grad = layer.weight.grad
+    assert grad is not None and grad._values().data_ptr() == rows.rows.data_ptr()  # not copied
     layer.zero_grad()
     (layer(torch.tensor([1])) * float("inf")).sum().backward()
     assert not layer.weight.waiting.shares[0].finite

@@ -59,11 +59,13 @@ def test_a_loader_that_fills_its_tensors_again_is_refused(
 ) -> None:
     model = Model(storage())
     optimizer = adagrad(model)
-    with pytest.raises(InputError, match=r"feature '(item|user)'.*new ones for each batch"):
+    with pytest.raises(
+        InputError, match=r"feature '(item|user)'.*new ones for each batch"
+    ) as raised:
         _use_behind(
             _refilling(COUNT, fill, shared), model, lambda batch: step(model, optimizer, batch)
         )
-    assert pinned(model) == 0
+    assert pinned(model) == 0, raised  # whoever keeps the error keeps no rows
     model = Model(storage())
     optimizer = adagrad(model)
     ahead = hb.lookahead(_refilling(COUNT, fill, shared), model, depth=0)
