@@ -295,6 +295,18 @@ def test_seek_passes_over_batches_of_the_next_iteration_alone() -> None:
     assert len(list(ahead)) == 5
 
 
+def test_a_loader_that_can_seek_is_asked_to() -> None:
+    class Seeking(list[Any]):
+        def seek(self, epoch: int, batches: int) -> None:
+            self.asked = epoch, batches
+
+    loader = Seeking(batches(3))
+    ahead = hb.lookahead(loader, Model(storage()))
+    ahead.seek(2, 1)
+    assert loader.asked == (2, 1)
+    assert len(list(ahead)) == 3  # it passes over batches itself, or not
+
+
 def test_without_a_horizon_128_small_batches_are_known_and_no_more() -> None:
     model = Model(storage())
     adagrad(model)
