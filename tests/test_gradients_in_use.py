@@ -173,6 +173,14 @@ def test_a_gradient_that_comes_after_a_step_waits_for_the_next(hooked: bool) -> 
         assert table.has_gradient and not table.owes_step
 
 
+def test_a_gradient_that_no_backward_left_waits_too() -> None:
+    collection, handle = _one()
+    table = collection.table("a")
+    assert not table.owes_step
+    handle.grad = torch.zeros(handle.shape)
+    assert table.owes_step
+
+
 class AnnouncedLock:
     """A lock that says when a thread other than the one that made it is about to take it."""
 

@@ -7,6 +7,7 @@ import gc
 import pickle
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 import hotbed as hb
 from hotbed.modules.owner import groups_of
+from hotbed.table.lookups import lookups_of
 
 STEPS = 8
 
@@ -137,6 +139,33 @@ def test_a_group_goes_on_without_a_module_that_is_gone(tmp_path: Path) -> None:
     assert torch.equal(kept.lookup(ids), before)
     assert late(ids.view(4, 10)).shape == (4, 4)
     assert set(group.usage()) == {"embedding", "embeddingbag"}
+    assert len(group._tables) == 2
+
+
+def test_records_have_states_and_are_up_to_date_unless_said_otherwise() -> None:
+    layer = hb.Embedding(6, 2)
+    optimizer = hb.optim.SGD(layer.parameters(), lr=0.5, momentum=0.5, untouched="exact")
+    for ids in (torch.arange(6), torch.tensor([0])):
+        optimizer.zero_grad()
+        layer(ids).sum().backward()
+        optimizer.step()
+    ((_, behind),) = layer.group.records(current=False)
+    ((table, rows),) = layer.group.records()
+    assert table is layer._live
+    assert rows.states is not None and rows.states[0][:, 0].tolist() == [1.5, *[0.5] * 5]
+    assert not torch.equal(behind.weights[1:], rows.weights[1:])
+    assert torch.equal(rows.weights, layer.weight.detach())
+
+
+def test_figures_of_tables_in_several_places_are_added_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    def place(used: float, missed: float) -> Any:
+        counted = {"rows_used": used, "rows_missed": missed, "hit_rate": (used - missed) / used}
+        return Mock(stats=lambda tables: counted)
+
+    group = hb.Group()
+    places = [place(80.0, 20.0), place(20.0, 10.0)]
+    monkeypatch.setattr(group, "_by_lookups", lambda: dict(zip(places, ([], []), strict=True)))
+    assert group.stats() == {"rows_used": 100, "rows_missed": 30, "hit_rate": 0.7}
 
 
 def test_copies_and_pickles_share_a_group_of_their_own() -> None:
@@ -170,6 +199,17 @@ def test_layers_without_a_storage_join_one_group(tmp_path: Path) -> None:
     tiered = [hb.Embedding(9, 2, group=hb.Group(storage_of("ssd", tmp_path))), hb.Embedding(9, 2)]
     with pytest.raises(hb.TableError, match="lie in different places"):
         hb.EmbeddingCollection.from_layers(tiered)
+
+
+def test_one_call_over_two_storages_names_two_tables() -> None:
+    parts = [
+        hb.EmbeddingCollection([hb.Table(name, 2, 9)], storage=hb.Storage(device="1MB", host="1MB"))
+        for name in ("first", "second")
+    ]
+    with pytest.raises(hb.TableError, match="'first' and 'second' have Storage of their own each"):
+        lookups_of(
+            [part.table(name) for part, name in zip(parts, ("first", "second"), strict=True)]
+        )
 
 
 def test_look_ahead_says_what_it_does_not_find(tmp_path: Path) -> None:

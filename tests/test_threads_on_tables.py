@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -12,6 +14,9 @@ import torch
 from torch import Tensor
 
 import hotbed as hb
+from hotbed.group.pool import pool
+from hotbed.table.gradients import leave
+from hotbed.table.locks import alone, together
 
 IDS = 40_000
 
@@ -212,9 +217,83 @@ def test_rows_and_state_dicts_beside_a_training_are_of_one_step() -> None:
     _beside(1, look, train)
 
 
-def test_whoever_reads_rows_must_not_write_them() -> None:
-    from hotbed.table.locks import alone, together
+@pytest.mark.parametrize("place", ["static", "dynamic", "exact"])
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_a_copy_beside_a_training_is_of_one_step(place: str, copied: Callable[[Any], Any]) -> None:
+    model, optimizer = _model(place)
+    _step(model, optimizer, _everything())
+    optimizer.zero_grad()
+    twin = _twin_that_shares(model)
 
+    def look() -> None:
+        made = copied(twin)
+        for name in "ab":
+            assert len(made.rows(name).values.unique()) == 1
+
+    def train() -> None:
+        for _ in range(15):
+            _step(model, optimizer, _everything())
+
+    _beside(1, look, train)
+
+
+@pytest.mark.parametrize("place", ["static", "dynamic", "exact"])
+def test_a_pickle_has_the_rows_that_were_there_when_it_was_begun(place: str) -> None:
+    model, optimizer = _model(place)
+    _step(model, optimizer, _everything())
+    make, given = model.table("a").__reduce__()
+    _step(model, optimizer, _everything())
+    ids, weights = make(*given).rows_of_all("rows", everywhere=True)
+    assert torch.equal(ids, torch.arange(IDS)) and weights.unique().tolist() == [1.0]
+
+
+def _reader(tables: list[Any]) -> threading.Thread:
+    """A thread that ends when it may read rows of these tables."""
+
+    def read() -> None:
+        with together(tables):
+            pass
+
+    thread = threading.Thread(target=read, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_a_forward_that_pools_lets_others_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, _ = _model("both")
+    readers = []
+
+    def pooled(*given: Any) -> Any:
+        readers.append(_reader([model.table("a"), model.table("b")]))
+        readers[0].join(30)
+        assert not readers[0].is_alive()
+        return pool(*given)
+
+    monkeypatch.setattr("hotbed.group.lookup.pool", pooled)
+    model(_everything())
+    assert len(readers) == 1
+
+
+@pytest.mark.parametrize("place", ["both", "fused"])
+def test_a_backward_lets_others_read_unless_it_steps(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, _ = _model(place)
+    readers = []
+
+    def left(*given: Any) -> Any:
+        readers.append(_reader([model.table("a"), model.table("b")]))
+        readers[0].join(0.2 if place == "fused" else 30)
+        assert readers[0].is_alive() == (place == "fused")
+        return leave(*given)
+
+    monkeypatch.setattr("hotbed.group.pool.leave", left)
+    sum(v.sum() for v in model(_everything()).values()).backward()
+    readers[0].join(30)
+    assert not readers[0].is_alive()
+
+
+def test_whoever_reads_rows_must_not_write_them() -> None:
     table = _model("static")[0].table("a")
     with together([table]), together([table]):
         pass

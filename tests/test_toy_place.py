@@ -243,6 +243,12 @@ def test_it_is_read_written_and_refused_as_any_other() -> None:
     beside = Model(False).embeddings
     with pytest.raises(TableError, match="lie in different places"):
         hb.EmbeddingCollection.from_layers([_layer(beside), _layer(embeddings)])
+    user = embeddings.table("user")
+    place = user.place
+    user.adopt(beside.table("user").place)
+    with pytest.raises(TableError, match="'item' and 'user' of one module lie in different places"):
+        embeddings(batch_of(0))
+    user.adopt(place)
     optimizer = hb.optim.SGD(model.parameters(), lr=0.1)
     before = embeddings.rows("item").values
     (model(batch_of(0)) * float("nan")).backward()

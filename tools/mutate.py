@@ -8,58 +8,119 @@ from __future__ import annotations
 
 import argparse
 import ast
+import compileall
+import contextlib
 import copy
-import functools
+import importlib
+import multiprocessing
 import os
+import py_compile
 import random
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 COPY = ROOT / "build" / "mutants"
+LOG = ROOT / "build" / "mutants.log"
+"""Output of the tests of the last change, with the stacks of a test that hangs."""
 SECONDS = 600
-"""For the tests of one change; those that take longer hang."""
+"""For tests without a change."""
 
 # Tests that are run for a change in a folder or file of src/hotbed, in this order, the longest name first.
 TESTS = {
-    "table": "test_gradients.py test_parameters.py test_collection.py test_table_owner.py "
-    "test_embedding.py optim/test_guards.py optim/test_saving.py places/test_records.py",
-    "ahead": "resolve/test_lookahead.py resolve/test_lookahead_batches.py "
-    "resolve/test_lookahead_changes.py resolve/test_evaluation.py",
-    "tiers": "resolve/test_lookahead.py resolve/test_tiered_models.py resolve/test_tier_counts.py "
-    "resolve/test_ssd.py resolve/test_folder.py",
-    "step": "optim/test_guards.py optim/test_fused.py optim/test_optimizers.py optim/test_untouched.py",
-    "resolve": "test_collection.py test_collection_gradients.py test_embedding_bag.py "
-    "resolve/test_lookup.py resolve/test_lookahead_batches.py optim/test_fused.py test_inputs.py",
-    "checkpoint": "checkpoint/test_files.py checkpoint/test_values.py checkpoint/test_save_and_load.py "
-    "checkpoint/test_folders.py checkpoint/test_made_again.py checkpoint/test_single_tables.py "
-    "checkpoint/test_damage.py checkpoint/test_writers.py",
+    "table": "test_embedding.py test_parameters.py test_collection.py test_collection_gradients.py "
+    "test_gradients_in_use.py test_layers.py test_toy_place.py test_trace.py optim/test_clip.py "
+    "optim/test_saving.py optim/test_fused.py checkpoint/test_single_tables.py resolve/test_lookup.py "
+    "places/test_contains.py places/test_counts_in_memory.py test_group.py test_gradients.py "
+    "test_table_owner.py optim/test_guards.py test_table_in_parts.py",
+    **dict.fromkeys(
+        ("table/copies", "table/locks"),
+        "test_embedding.py test_parameters.py test_collection.py test_collection_in_torch.py "
+        "test_table_owner.py test_threads_on_tables.py",
+    ),
+    "table/local": "dist/test_rows_by_id.py dist/test_local_changes.py",
+    "ahead": "resolve/test_wait_counts.py resolve/test_refilled_batches.py "
+    "resolve/test_lookahead_batches.py resolve/test_tier_counts.py resolve/test_lookahead_changes.py "
+    "resolve/test_lookahead.py resolve/test_evaluation.py dist/test_lookahead_on_ranks.py",
+    "group": "test_group.py test_embedding.py test_embedding_bag.py resolve/test_lookup.py "
+    "test_collection.py test_collection_gradients.py test_gradients_in_use.py test_trace.py "
+    "test_inputs.py test_layers.py test_toy_place.py resolve/test_hottest.py test_table_owner.py "
+    "test_gradients.py test_threads_on_tables.py dist/test_sharded.py",
+    "checkpoint": "checkpoint/test_files.py checkpoint/test_values.py checkpoint/test_single_tables.py "
+    "checkpoint/test_names.py checkpoint/test_damage.py checkpoint/test_save_and_load.py "
+    "checkpoint/test_half_loaded.py checkpoint/test_listing.py checkpoint/test_modes_of_torch.py "
+    "checkpoint/test_made_again.py checkpoint/test_folders.py",
+    **dict.fromkeys(
+        ("checkpoint/ranks", "checkpoint/merge_columns"),
+        "checkpoint/test_save_and_load.py checkpoint/test_listing.py checkpoint/test_shared_folders.py "
+        "dist/test_saving_together.py",
+    ),
+    "checkpoint/new": "checkpoint/test_folders.py checkpoint/test_writers.py checkpoint/test_power_cuts.py "
+    "checkpoint/test_no_room.py checkpoint/test_shared_folders.py",
+    "places": "test_placement.py test_embedding.py test_embedding_bag.py test_collection.py "
+    "test_collection_gradients.py test_gradients_in_use.py test_trace.py resolve/test_lookup.py "
+    "places/test_contains.py places/test_counts_in_memory.py optim/test_fused.py "
+    "optim/test_optimizers.py optim/test_saving.py test_gradients.py optim/test_guards.py",
+    "places/tiered": "resolve/test_refilled_batches.py resolve/test_wait_counts.py resolve/test_hottest.py "
+    "resolve/test_lookahead_batches.py resolve/test_tier_counts.py resolve/test_tiered_models.py "
+    "resolve/test_extreme_sizes.py resolve/test_budget_advice.py resolve/test_tiered_gradients.py "
+    "resolve/test_lookahead_changes.py resolve/test_small_budgets.py resolve/test_folder.py",
+    **dict.fromkeys(
+        ("places/device", "places/tiered_device", "places/by_kernels"),
+        "device/test_whole_tables.py device/test_refused_steps.py device/test_mixed_places.py "
+        "device/test_device_tiers.py",
+    ),
+    "optim": "optim/test_arguments.py optim/test_clip.py optim/test_lazy_adam.py optim/test_untouched.py "
+    "optim/test_fused.py optim/test_optimizers.py optim/test_saving.py optim/test_guards.py "
+    "optim/test_options.py optim/test_rules.py",
+    "modules": "test_embedding.py test_embedding_bag.py test_collection.py test_layers.py test_group.py "
+    "test_table_owner.py checkpoint/test_names.py",
+    "inputs": "test_inputs.py test_embedding_bag.py test_collection.py test_jagged.py",
     "dist": "dist/test_sharded.py dist/test_distribute.py dist/test_agreement.py dist/test_known_cases.py "
     "dist/test_uneven.py dist/test_rows_by_id.py dist/test_local_changes.py dist/test_saving_together.py "
     "dist/test_lookahead_on_ranks.py",
     **dict.fromkeys(
-        ("dist/codec", "dist/messages", "dist/raw", "dist/wire", "dist/shared_memory"),
-        "dist/test_values_between_ranks.py dist/test_wire.py dist/test_agreement.py",
+        (
+            "dist/codec",
+            "dist/messages",
+            "dist/raw",
+            "dist/wire",
+            "dist/shared_memory",
+            "dist/exchange",
+            "dist/requests",
+        ),
+        "dist/test_values_between_ranks.py dist/test_wire.py dist/test_exchanged_messages.py "
+        "dist/test_agreement.py",
     ),
     **dict.fromkeys(
-        ("dist/loaders", "dist/ending"),
+        ("dist/loaders", "dist/join"),
         "dist/test_uneven.py dist/test_loaders.py dist/test_out_of_step.py dist/test_habits.py",
     ),
     **dict.fromkeys(
-        ("dist/declarations", "dist/opening", "dist/long_work"),
+        ("dist/declarations", "dist/handshake", "dist/long_work"),
         "dist/test_declarations.py dist/test_agreement.py dist/test_out_of_step.py "
         "dist/test_distribute.py",
     ),
     **dict.fromkeys(
-        ("dist/plan", "dist/strategies", "dist/sizes", "dist/remedies", "dist/showing"),
+        (
+            "dist/plan_files",
+            "dist/plan_table",
+            "dist/planning",
+            "dist/plans",
+            "dist/strategies",
+            "dist/sizes",
+            "dist/remedies",
+            "sharding",
+        ),
         "dist/test_plans.py dist/test_strategies.py cli/test_plan.py",
     ),
     **dict.fromkeys(
-        ("dist/gradients", "dist/merging", "dist/wait"),
+        ("dist/gradients", "dist/merging", "dist/waiting", "dist/waits"),
         "dist/test_waiting.py dist/test_sharded.py dist/test_merging.py dist/test_uneven.py "
         "dist/test_scaling.py dist/test_out_of_step.py",
     ),
@@ -154,6 +215,13 @@ def mutants(source: str) -> Iterator[tuple[int, str, str, str]]:
     functions = (n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef))
     seen = set()
     for function in functions:
+        # For readers and mypy, or to find a mistake of ours.
+        idle = (
+            n
+            for n in ast.walk(function)
+            if isinstance(n, ast.Assert) or isinstance(n, ast.keyword) and n.arg == "strict"
+        )
+        seen |= {id(part) for found in idle for part in ast.walk(found)}
         for parent in ast.walk(function):
             for field, value in ast.iter_fields(parent):
                 if field in ("returns", "annotation", "decorator_list", "args") and not isinstance(
@@ -187,55 +255,109 @@ def line_of(node: ast.AST) -> str:
     return ast.unparse(ast.fix_missing_locations(node)).split("\n")[0][:90]
 
 
-@functools.cache
-def tests_of(path: str) -> tuple[str, ...]:
-    """A command that runs them; they pass without a change."""
-    within = path.removeprefix("src/hotbed/")
-    (_, tests) = max((name, tests) for name, tests in TESTS.items() if within.startswith(name))
-    return passing(tuple(f"tests/{test}" for test in tests.split()))
+def unknown() -> list[str]:
+    """Return what TESTS and CPP name and the tree lacks."""
+    names = {f"src/hotbed/{name}" for name in TESTS}
+    names = {name for name in names if not any(files_of(name))}
+    tests = {f"tests/{test}" for tests in TESTS.values() for test in tests.split()}
+    tests |= {f"csrc/tests/{test}.cpp" for *_, tests_of_it in CPP for test in tests_of_it.split()}
+    names |= {test for test in tests if not (ROOT / test).is_file()}
+    return sorted(names) + [
+        f"{before!r} once in {path}"
+        for path, before, *_ in CPP
+        if (ROOT / path).read_text().count(before) != 1
+    ]
 
 
-@functools.cache
-def passing(tests: tuple[str, ...]) -> tuple[str, ...]:
-    command = (sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests)
-    if not survives(*command):
-        raise SystemExit(f"They fail, or take {SECONDS} s, without any change: {' '.join(tests)}")
-    return command
+def files_of(name: str) -> list[Path]:
+    """Return the Python files of a folder, or the one of a name without ending."""
+    folder = ROOT / name
+    return (
+        sorted(folder.rglob("*.py"))
+        if folder.is_dir()
+        else [*folder.parent.glob(folder.name + ".py")]
+    )
 
 
-def survives(*command: str) -> bool:
-    """Whether all tests pass; none of them may hang."""
-    environment = {**os.environ, "PYTHONPATH": str(COPY / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
-    with subprocess.Popen(
-        command, cwd=COPY, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    ) as tests:  # fmt: skip
-        try:
-            return tests.wait(SECONDS) == 0
-        except subprocess.TimeoutExpired:
-            os.killpg(tests.pid, 9)
-            return False
+def tests_of(path: str) -> str:
+    within = path.removeprefix("src/hotbed/").removesuffix(".py")
+    return TESTS[max(name for name in TESTS if f"{within}/".startswith(f"{name}/"))]
+
+
+class Tests:
+    """Runs tests in processes that have imported torch when they begin."""
+
+    def __init__(self) -> None:
+        for module in ("torch.distributed", "torch._dynamo", "pytest"):
+            importlib.import_module(module)
+        # By their contents: a changed file may be as old, and as long, as the one before.
+        mode = py_compile.PycInvalidationMode.CHECKED_HASH
+        compileall.compile_dir(COPY / "src", quiet=1, invalidation_mode=mode)
+        self._seconds: dict[str, float] = {}
+
+    def outcome(self, tests: str) -> str:
+        """Return SURVIVED if all pass, "hung" if they take three times as long as without the change,
+        "caught" otherwise."""
+        passed = self._pass(tests, 15 + 3 * self._seconds[tests])
+        return "hung    " if passed is None else "SURVIVED" if passed else "caught  "
+
+    def measure(self, tests: str) -> None:
+        """Call before the first change.
+
+        Raises:
+            SystemExit: they fail without any change.
+        """
+        if tests not in self._seconds:
+            began = time.monotonic()
+            if not self._pass(tests, SECONDS):
+                raise SystemExit(f"They fail, or take {SECONDS} s, without any change: {tests}")
+            self._seconds[tests] = time.monotonic() - began
+
+    def _pass(self, tests: str, seconds: float) -> bool | None:
+        process = multiprocessing.get_context("fork").Process(target=_test, args=(tests.split(),))
+        process.start()
+        assert process.pid is not None
+        process.join(seconds)
+        hung = process.exitcode is None
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, 9)  # with what it has started
+        process.join()
+        return None if hung else process.exitcode == 0
+
+
+def _test(tests: list[str]) -> None:
+    os.setsid()
+    log = os.open(LOG, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+    for number in (1, 2):
+        os.dup2(log, number)
+    os.chdir(COPY)
+    os.environ.update(PYTHONPATH=str(COPY / "src"), PYTHONDONTWRITEBYTECODE="1")
+    sys.dont_write_bytecode = True
+    sys.path[:] = [str(COPY / "src"), *(path for path in sys.path if path != str(ROOT))]
+    import pytest
+
+    command = "-x -q -p no:cacheprovider -p no:xdist -o faulthandler_timeout=30".split()
+    os._exit(pytest.main([*command, *(f"tests/{test}" for test in tests)]))
 
 
 def of_python(count: int, seed: int, only: list[str]) -> int:
-    folders = {name.split("/")[0] for name in TESTS}
-    files = [p for folder in folders for p in (ROOT / "src/hotbed" / folder).rglob("*.py")]
-    paths = sorted(str(file.relative_to(ROOT)) for file in files)
+    files = sorted({file for name in TESTS for file in files_of(f"src/hotbed/{name}")})
+    paths = [str(file.relative_to(ROOT)) for file in files]
     chosen = [path for path in paths if any(part in path for part in only)]
     found = [(path, mutant) for path in chosen for mutant in mutants((ROOT / path).read_text())]
+    drawn = random.Random(seed).sample(found, min(count, len(found)))
+    run = Tests()
     survivors = 0
-    for path, (line, before, after, source) in random.Random(seed).sample(
-        found, min(count, len(found))
-    ):
-        command = tests_of(path)
+    for path, (line, before, after, source) in sorted(drawn, key=lambda one: one[0]):
+        tests = tests_of(path)
+        run.measure(tests)
+        began = time.monotonic()
         (COPY / path).write_text(source)
-        lives = survives(*command)
+        outcome = run.outcome(tests)
         (COPY / path).write_text((ROOT / path).read_text())
-        survivors += lives
-        print(
-            f"{'SURVIVED' if lives else 'caught  '} {path}:{line}: {before}  ->  {after}",
-            flush=True,
-        )
+        survivors += outcome == "SURVIVED"
+        told = f"{outcome} {time.monotonic() - began:4.0f} s {path}:{line}"
+        print(f"{told}: {before}  ->  {after}", flush=True)
     return survivors
 
 
@@ -247,12 +369,13 @@ def of_cpp() -> int:
     survivors = 0
     for path, before, after, tests in CPP:
         source = (ROOT / path).read_text()
-        assert source.count(before) == 1, f"{path} has {before!r} {source.count(before)} times"
         (COPY / path).write_text(source.replace(before, after))
         build = ["cmake", "--build", "build/tests", "--target", *tests.split()]
         subprocess.run(build, cwd=COPY, check=True, stdout=subprocess.DEVNULL)
         names = f"^({'|'.join(tests.split())})$"
-        lives = survives("ctest", "--timeout", "60", "--test-dir", "build/tests", "-R", names)
+        command = ["ctest", "--timeout", "60", "--test-dir", "build/tests", "-R", names]
+        ran = subprocess.run(command, cwd=COPY, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT)
+        lives = ran.returncode == 0
         (COPY / path).write_text(source)
         survivors += lives
         print(f"{'SURVIVED' if lives else 'caught  '} {path}: {before}  ->  {after}", flush=True)
@@ -266,6 +389,10 @@ def main() -> None:
     parser.add_argument("--only", default=["/"], nargs="+", help="folders or files of src/hotbed")
     parser.add_argument("--cpp", action="store_true", help="the list of changes in C++ instead")
     given = parser.parse_args()
+    if gone := unknown():
+        raise SystemExit(
+            f"TESTS or CPP of tools/mutate.py name what is not there: {', '.join(gone)}"
+        )
     shutil.rmtree(COPY, ignore_errors=True)
     shutil.copytree(ROOT, COPY, ignore=shutil.ignore_patterns("build", ".*", "__pycache__"))
     survivors = of_cpp() if given.cpp else of_python(given.count, given.seed, given.only)

@@ -10,6 +10,7 @@ from optim.models import Model, Twin, backward
 from torch import Tensor, nn
 
 import hotbed as hb
+from hotbed.table.gradients import norm_of_rows
 
 
 @pytest.mark.parametrize("clip", [hb.nn.clip_grad_norm_, nn.utils.clip_grad_norm_])
@@ -84,3 +85,13 @@ def test_a_foreach_function_names_what_to_use() -> None:
     backward(model)
     with pytest.raises(hb.TableError, match="hotbed.nn.clip_grad_norm_"):
         torch._foreach_norm([model.embeddings.parameter("item").grad])
+
+
+@pytest.mark.parametrize("norm_type", [0.0, 0.5, 1.0, 2.0, 3.0, float("inf"), -float("inf")])
+def test_a_norm_of_rows_is_that_of_their_elements_in_any_order(norm_type: float) -> None:
+    rows = torch.randn(999, 3, dtype=torch.float64).exp()
+    rows[5, 1] = 0.0
+    norm = norm_of_rows(rows, norm_type)
+    torch.testing.assert_close(norm, torch.linalg.vector_norm(rows, norm_type), rtol=1e-12, atol=0)
+    for _ in range(5):
+        assert torch.equal(norm_of_rows(rows[torch.randperm(999)], norm_type), norm)

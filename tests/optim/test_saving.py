@@ -302,3 +302,19 @@ def test_missed_steps_with_numbers_that_no_step_can_have_had(name: str, value: f
     state["state"][0]["untouched"]["last"][name] = value
     with pytest.raises(hb.OptimizerError, match=f"{name} is {value}, which is outside"):
         optimizer.load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    "ids", [torch.zeros(1, 1).long(), torch.zeros(1), torch.zeros(1).short(), [0], torch.tensor(0)]
+)
+def test_ids_of_a_loaded_state_must_be_a_row_of_integers(ids: Any) -> None:
+    layer = hb.Embedding(None, 2)
+    optimizer = hb.optim.Adagrad(layer.parameters(), lr=0.1)
+    layer(torch.tensor([3])).sum().backward()
+    optimizer.step()
+    saved = optimizer.state_dict()
+    saved["state"][0]["ids"] = ids
+    with pytest.raises(hb.OptimizerError, match=r"must be \(n,\) int64"):
+        optimizer.load_state_dict(saved)
+    saved["state"][0]["ids"] = torch.tensor([3], dtype=torch.int32)
+    optimizer.load_state_dict(saved)

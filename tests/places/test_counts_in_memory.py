@@ -83,3 +83,20 @@ def test_without_storage_uses_are_not_counted_and_that_is_said() -> None:
     train(embeddings)
     with pytest.raises(hb.TableError, match=r"'user' counts no uses.*Storage\(host="):
         embeddings.hottest("user")
+
+
+def test_bytes_of_a_table_in_memory() -> None:
+    tables = [hb.Table("a", 4, 30), hb.Table("b", 6, dtype=torch.float16)]
+    embeddings = hb.EmbeddingCollection(tables)
+    hb.optim.Adam(embeddings.parameters())
+    embeddings({"a": torch.arange(10), "b": torch.arange(10)})
+    found = embeddings.memory()
+    assert {k: v for k, v in found["a"].items() if k != "total"} == {
+        "rows": 30, "weights": 30 * 16, "states": 2 * 30 * 16, "index": 0
+    }  # fmt: skip
+    b = found["b"]
+    assert (b["rows"], b["weights"]) == (10, 10 * 12) and b["index"] > 0
+    tiers = hb.EmbeddingCollection(tables, storage=hb.Storage(device="1MB", host="1MB"))
+    tiers({"a": torch.arange(10), "b": torch.arange(10)})
+    assert [table["index"] for table in tiers.memory().values()] == [0, 0]
+    assert b["states"] == 10 * (2 * 6 * 4 + 8)  # with the ids

@@ -19,7 +19,7 @@ from resolve.small_logs import small_logs
 
 import hotbed as hb
 from hotbed import _core
-from hotbed.places.tiered.folder import logs_in
+from hotbed.places.tiered.folder import is_own, logs_in
 
 STORAGE: dict[str, Any] = {"host": "40MB"}
 
@@ -328,3 +328,9 @@ def test_a_folder_in_place_of_the_note_is_named(tmp_path: Path) -> None:
     (tmp_path / "hottest.json").mkdir()
     with pytest.raises(hb.StorageError, match=r"hottest\.json cannot be deleted"):
         collection(tmp_path)
+
+
+def test_names_in_the_folder_that_are_hotbeds() -> None:
+    own = ["in-use", "hottest.json", "rows-0", "rows-17"]
+    others = ["rows", "rows-", "rows-1.txt", "my-rows-1", "train.tsv", ""]
+    assert [name for name in own + others if is_own(name)] == own

@@ -1,6 +1,7 @@
 """`lookahead`: batches of every kind, and batches that are not as they should be."""
 
 import dataclasses
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 from resolve.tiered_models import (
     Model,
+    Once,
     adagrad,
     assert_same_rows,
     batches,
@@ -283,3 +285,39 @@ def test_skipped_batches_leave_no_rows() -> None:
         assert model.embeddings.count("user") == plain.embeddings.count("user")
     assert_same_rows(model, plain)
     assert pinned(model) == 0
+
+
+def test_seek_passes_over_batches_of_the_next_iteration_alone() -> None:
+    model, data = Model(storage()), batches(5)
+    ahead = hb.lookahead(data, model)
+    ahead.seek(1, 3)
+    assert [id(batch) for batch in ahead] == [id(batch) for batch in data[3:]]
+    assert len(list(ahead)) == 5
+
+
+def test_a_loader_that_can_seek_is_asked_to() -> None:
+    class Seeking(list[Any]):
+        def seek(self, epoch: int, batches: int) -> None:
+            self.asked = epoch, batches
+
+    loader = Seeking(batches(3))
+    ahead = hb.lookahead(loader, Model(storage()))
+    ahead.seek(2, 1)
+    assert loader.asked == (2, 1)
+    assert len(list(ahead)) == 3  # it passes over batches itself, or not
+
+
+def test_without_a_horizon_128_small_batches_are_known_and_no_more() -> None:
+    model = Model(storage())
+    adagrad(model)
+    small = {name: values[:1] for name, values in batches(1)[0].items()}
+    loader = Once(dict(small) for _ in range(400))
+    ahead = iter(hb.lookahead(loader, model))
+    next(ahead)
+    deadline = time.monotonic() + 60
+    while loader.read < 129:
+        assert time.monotonic() < deadline, loader.read
+        time.sleep(0.001)
+    time.sleep(0.1)
+    assert loader.read == 129
+    assert len(list(ahead)) == 399

@@ -59,11 +59,13 @@ def test_a_loader_that_fills_its_tensors_again_is_refused(
 ) -> None:
     model = Model(storage())
     optimizer = adagrad(model)
-    with pytest.raises(InputError, match=r"feature '(item|user)'.*new ones for each batch"):
+    with pytest.raises(
+        InputError, match=r"feature '(item|user)'.*new ones for each batch"
+    ) as raised:
         _use_behind(
             _refilling(COUNT, fill, shared), model, lambda batch: step(model, optimizer, batch)
         )
-    assert pinned(model) == 0
+    assert pinned(model) == 0, raised  # whoever keeps the error keeps no rows
     model = Model(storage())
     optimizer = adagrad(model)
     ahead = hb.lookahead(_refilling(COUNT, fill, shared), model, depth=0)
@@ -162,3 +164,18 @@ def test_where_nothing_can_be_announced_nothing_is_read_ahead(why: str) -> None:
         for x, y in zip(seen, expected_ids, strict=True)
         for a, b in zip(x, y, strict=True)
     )
+
+
+def test_what_became_of_a_feature_that_is_none_any_more_is_told() -> None:
+    model = Model(storage())
+    optimizer = adagrad(model)
+    data = [dict(batch) for batch in batches(6)]
+    loader = Once(iter(data))
+    with pytest.raises(InputError, match=r"had read it \(Feature 'item'.*[^.]\)\. A loader"):
+        for at, batch in enumerate(hb.lookahead(loader, model, depth=2)):
+            step(model, optimizer, batch)
+            deadline = time.monotonic() + 60
+            while loader.read < 3:
+                assert time.monotonic() < deadline
+                time.sleep(0.001)
+            data[at + 1]["item"] = torch.tensor([0.5])  # announced before the third was read

@@ -17,6 +17,7 @@ from resolve.small_logs import in_memory, small_logs
 from torch import Tensor
 
 import hotbed as hb
+from hotbed.places.tiered.budget import _NAMES, by_part
 
 DIM = 64
 ROWS = 400
@@ -239,3 +240,9 @@ def test_memory_counts_what_is_used(tmp_path: Path, rows: int | None, budgets: A
         full = embeddings.stats()["memory_bytes"]
         assert 50_000 * 128 < full < 20_000_000 * len(budgets)
     assert taken[0] < 10_000_000 and taken[1] < 20_000_000
+
+
+def test_parts_of_a_budget_are_named_from_the_largest_on() -> None:
+    parts = dict.fromkeys(_NAMES, 0) | {"bookkeeping": 30, "index": 5, "announced": 7, "moving": 20}
+    told = by_part({"total": 62, **parts})
+    assert [part.split(": ")[1] for part in told.split(", ")] == ["30", "20", "7", "5"]

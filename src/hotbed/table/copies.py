@@ -39,7 +39,8 @@ def pickled(table: Any) -> Any:
     table.place.refuse_copy_beyond_memory("pickle")
     with reading([table]):
         table.raise_deferred()
-        rows = _rows_of(table)
+        # Pickle reads them when the table is no longer held.
+        rows = _rows_of(table, own=True)
     if rows is not None and get_spawning_popen() is not None:
         # A process that is being spawned would be sent tensors by the numbers of their files, which
         # are closed with these copies before it has started.
@@ -51,11 +52,11 @@ def _made_of(table: Any) -> tuple[type, Any, int, bool]:
     return type(table), table.spec, table.key, table.parameter.requires_grad
 
 
-def _rows_of(table: Any) -> Any:
+def _rows_of(table: Any, *, own: bool = False) -> Any:
     if not len(table):
         return None
     if table.spec.rows is not None:
-        return table.ids(), table.current_weights().cpu()
+        return table.ids(), table.current_weights().to("cpu", copy=own)
     rows = list(table.records(states=False))  # by slot, as the copy will have them
     return torch.cat([some.ids for some in rows]), torch.cat([some.weights for some in rows])
 
