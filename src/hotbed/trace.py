@@ -8,7 +8,6 @@ import os
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 from hotbed.files import appearing
 
@@ -73,7 +72,7 @@ class Trace:
         """
         process = os.getpid()
         order = {thread: number for number, thread in enumerate(self._threads)}
-        events: list[dict[str, Any]] = [
+        events: list[dict[str, object]] = [
             {
                 "name": "thread_name",
                 "ph": "M",

@@ -72,7 +72,7 @@ def others_loaded_by(line: str) -> Iterator[None]:
 # -- JSON files that check themselves ----------------------------------------------------------------
 
 
-def write_json_sealed(path: str, contents: Mapping[str, Any]) -> None:
+def write_json_sealed(path: str, contents: Mapping[str, object]) -> None:
     """Writes `contents`, with a checksum as their last entry, where no file is, to stay.
 
     Raises:

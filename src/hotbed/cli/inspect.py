@@ -11,6 +11,8 @@ import typer
 from hotbed.cli.errors import told_in_one_sentence
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from hotbed.places.tiered.hottest import Used
 
 _SHOWN = 5
@@ -102,7 +104,7 @@ def contents(folder: Path) -> list[dict[str, Any]]:
     return logs
 
 
-def _show(log: dict[str, Any], console: Any) -> None:
+def _show(log: dict[str, Any], console: Console) -> None:
     from rich.table import Table
 
     from hotbed.train.progress import literal
@@ -142,7 +144,9 @@ def _hexadecimal(row: int) -> str:
     return f"{row:08x}" if row >= 0 else "missing"
 
 
-def _show_hottest(used: dict[str, list[Used]], written: Callable[[int], str], console: Any) -> None:
+def _show_hottest(
+    used: dict[str, list[Used]], written: Callable[[int], str], console: Console
+) -> None:
     from rich.table import Table
 
     from hotbed.train.progress import literal

@@ -295,7 +295,7 @@ class CriteoLog(IterableDataset[Batch]):
         return start, None if stop is None else max(start, stop)
 
     def _with(self, **changes: Any) -> CriteoLog:
-        options: dict[str, Any] = {
+        options = {
             "batch_size": self.batch_size,
             "on_error": self.on_error,
             "drop_last": self.drop_last,
@@ -307,7 +307,7 @@ class CriteoLog(IterableDataset[Batch]):
         return CriteoLog(self.paths, **{**options, **changes})
 
 
-def _window(shuffle: Any) -> int:
+def _window(shuffle: object) -> int:
     if isinstance(shuffle, bool):
         return SHUFFLE_WINDOW if shuffle else 0
     window = integer(shuffle)
@@ -318,9 +318,9 @@ def _window(shuffle: Any) -> int:
     return window
 
 
-def _slice(rows: Any) -> slice:
+def _slice(rows: object) -> slice:
     try:
-        begin, end = rows
+        begin, end = rows if isinstance(rows, Iterable) else ()
     except (TypeError, ValueError):
         raise InputError(f"rows is {brief(rows)}; give (begin, end), or a slice.") from None
     return slice(begin, end)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from hotbed.checkpoint.tensors import DTYPES, header_of
@@ -24,7 +25,7 @@ class _Lazy:
         self._file, self._name = file, name
         part = file.get_slice(name)
         self.shape = tuple(part.get_shape())
-        self.dtype: Any = DTYPES.get(part.get_dtype(), part.get_dtype())
+        self.dtype: torch.dtype | str = DTYPES.get(part.get_dtype(), part.get_dtype())
 
     def __getitem__(self, rows: slice) -> Tensor:
         found: Tensor = self._file.get_slice(self._name)[rows.start : rows.stop]

@@ -4,11 +4,26 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable
-from typing import Any, Final, TypeVar
+from typing import Final, Protocol, TypeVar
 
-__all__ = ["ALONE", "Alone"]
+__all__ = ["ALONE", "Alone", "Processes"]
 
 T = TypeVar("T")
+
+
+class Processes(Protocol):
+    """The processes that share tables: `Alone`, or `hotbed.dist.ranks.Ranks`."""
+
+    rank: int
+    size: int
+
+    def telling(self, kind: str) -> contextlib.AbstractContextManager[object]: ...
+    def listening(self, waits: str = "") -> contextlib.AbstractContextManager[object]: ...
+    def tell(self, kind: str, value: T) -> list[T]: ...
+    def working(self, kind: str) -> contextlib.AbstractContextManager[object]: ...
+    def heartbeat(self, kind: str, items: Iterable[T]) -> Iterable[T]: ...
+    def ends(self, asked: Callable[[], bool]) -> bool: ...
+    def stopped(self, kind: str) -> None: ...
 
 
 class Alone:
@@ -17,19 +32,19 @@ class Alone:
     rank = 0
     size = 1
 
-    def telling(self, kind: str) -> contextlib.AbstractContextManager[Any]:
+    def telling(self, kind: str) -> contextlib.AbstractContextManager[object]:
         """Broadcast errors raised inside, before all ranks do `kind`, to the others, which wait for it."""
         return contextlib.nullcontext()
 
-    def listening(self, waits: str = "") -> contextlib.AbstractContextManager[Any]:
+    def listening(self, waits: str = "") -> contextlib.AbstractContextManager[object]:
         """Turn what torch raises inside where a peer exited into `PeerError`."""
         return contextlib.nullcontext()
 
-    def tell(self, kind: str, value: Any) -> list[Any]:
+    def tell(self, kind: str, value: T) -> list[T]:
         """Return the value that each rank gives."""
         return [value]
 
-    def working(self, kind: str) -> contextlib.AbstractContextManager[Any]:
+    def working(self, kind: str) -> contextlib.AbstractContextManager[object]:
         """For a ``with`` statement: all do something for long; it ends when all have done it, or where one
         has failed."""
         return contextlib.nullcontext()

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from hotbed.checkpoint.randomness import give_random_states, random_states
 from hotbed.checkpoint.ranks import ranks_of
-from hotbed.data.position import Position, generators_of, seek, wrapped_by
+from hotbed.data.position import Position, RandomStates, generators_of, seek, wrapped_by
 from hotbed.dist.loaders import Slice
 from hotbed.dist.waits import BACKWARD
 from hotbed.errors import HotbedError
@@ -258,12 +258,12 @@ def _from(batches: Iterable[Batch], epoch: int, position: Position) -> Iterator[
     return iterator if passed else itertools.chain(first, iterator)
 
 
-def _is_iterated_once(batches: Any) -> bool:
+def _is_iterated_once(batches: object) -> bool:
     """Return True for a generator or another iterator, also inside of a loader that wraps it."""
     return isinstance(wrapped_by(batches)[-1], Iterator)
 
 
-def _random_of(generators: Sequence[Any]) -> dict[str, Any]:
+def _random_of(generators: Sequence[torch.Generator]) -> RandomStates:
     states = [generator.get_state() for generator in generators]
     return {**random_states(), "generators": states}
 

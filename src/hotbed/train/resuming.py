@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
+from torch.optim import Optimizer
 
 from hotbed.checkpoint import Saved, load
 from hotbed.checkpoint.files import others_loaded_by
@@ -34,7 +36,7 @@ class RunCheckpoints(Checkpoints):
         settings: TrainSettings,
         log: CriteoLog,
         found: Fingerprint,
-        optimizer: Any,
+        optimizer: Optimizer,
         position: Position,
     ) -> None:
         assert settings.checkpoint is not None
@@ -102,7 +104,7 @@ class _SameRun:
         state["from_"] = _absolute(self.settings.from_)
         return {**state, "samples": self.found.rows, "crc32c": self.found.crc32c}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, object]) -> None:
         """Nothing: it was checked before anything was read."""
 
     def check(self, path: str) -> str:
@@ -143,7 +145,7 @@ class _SameRun:
             else ""
         )
 
-    def _has_grown(self, position: dict[str, Any], saved: dict[str, Any]) -> bool:
+    def _has_grown(self, position: dict[str, int], saved: dict[str, object]) -> bool:
         """Return True if samples were appended to the data and all batches so far would be the same
         with them."""
         match position, saved:
@@ -163,11 +165,11 @@ class _SameRun:
         return read <= trained_on and self.log.fingerprint(samples).crc32c == crc32c
 
 
-def _absolute(path: Any) -> Any:
+def _absolute(path: object) -> object:
     return os.path.abspath(path) if isinstance(path, str) else path
 
 
-def _states_in(path: str, values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def _states_in(path: str, values: Mapping[str, object]) -> tuple[dict[str, int], dict[str, Any]]:
     """Return the states of the position and of the run in a checkpoint.
 
     Raises:
@@ -186,14 +188,18 @@ def _states_in(path: str, values: dict[str, Any]) -> tuple[dict[str, Any], dict[
     )
 
 
-def begin_from(path: str, model: nn.Module, optimizer: Any, lr: float, position: Position) -> str:
+def begin_from(
+    path: str, model: nn.Module, optimizer: Optimizer, lr: float, position: Position
+) -> str:
     """Reads rows, states and steps that an earlier run has left; the rest is this run's. Returns what is to
     be told."""
     with others_loaded_by("--from {path}"):
         return _begin_from(path, model, optimizer, lr, position)
 
 
-def _begin_from(path: str, model: nn.Module, optimizer: Any, lr: float, position: Position) -> str:
+def _begin_from(
+    path: str, model: nn.Module, optimizer: Optimizer, lr: float, position: Position
+) -> str:
     with opened(path) as folder:
         left, own = read_manifest(folder).get("model"), description_of(model)
     if left and own:

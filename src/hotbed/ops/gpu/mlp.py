@@ -13,6 +13,7 @@ time, after which `hotbed.ops.gpu.masks` does the rest.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -133,7 +134,13 @@ def variants() -> list[Variant]:
 
 
 def _chosen(
-    kernel: Any, dtype: torch.dtype, rows: int, columns: int, inner: int, run: Any, **flags: bool
+    kernel: Any,
+    dtype: torch.dtype,
+    rows: int,
+    columns: int,
+    inner: int,
+    run: Callable[[Variant], None],
+    **flags: bool,
 ) -> Variant:
     make = _linear_variant if kernel is linear_kernel else _product_variant
     first = tile(rows, columns)

@@ -6,7 +6,7 @@ import copy
 import functools
 from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -14,7 +14,8 @@ from torch import Tensor
 from hotbed import _core
 from hotbed.places.core_backed import CoreBacked, CoreLookups
 from hotbed.places.host.batch import HostBatch, resolve_in_core
-from hotbed.table.lookups import Call
+from hotbed.table.lookups import Call, StoredTable
+from hotbed.table.place import MovedTable
 from hotbed.table.place_factory import PlaceFactory, make_core
 from hotbed.tables import Table
 
@@ -29,7 +30,9 @@ def in_memory(spec: Table, key: int, budget: _core.MemoryBudget | None = None) -
     return Memory(make_core(spec, key, budget=budget), spec, budget)
 
 
-def in_memory_again(budget: _core.MemoryBudget | None, memo: dict[int, Any] | None) -> PlaceFactory:
+def in_memory_again(
+    budget: _core.MemoryBudget | None, memo: dict[int, object] | None
+) -> PlaceFactory:
     """With a copy of the budget, where that is wanted."""
     return functools.partial(
         in_memory, budget=budget if memo is None else copy.deepcopy(budget, memo)
@@ -42,7 +45,7 @@ class MemoryLookups(CoreLookups):
     def resolve(self, call: Call) -> HostBatch:
         return resolve_in_core(call)
 
-    def stats(self, live: Sequence[Any]) -> dict[str, float]:
+    def stats(self, live: Sequence[StoredTable]) -> dict[str, float]:
         batches, rows, created = zip(*(table.core.trained for table in live), strict=True)
         used, new = sum(rows), sum(created)
         return {
@@ -103,12 +106,14 @@ class Memory(CoreBacked):
     # -- moving ----------------------------------------------------------------------------------
 
     def for_copy(
-        self, memo: dict[int, Any] | None
-    ) -> tuple[PlaceFactory, Callable[[Any], None] | None]:
+        self, memo: dict[int, object] | None
+    ) -> tuple[PlaceFactory, Callable[[MovedTable], None] | None]:
         return in_memory_again(self.budget, memo), None
 
     def refuse_device(self, device: torch.device, by_kernels: ModuleType) -> None:
         by_kernels.refuse_whole(self.core, self.spec, device)
 
-    def move_to_device(self, live: Any, device: torch.device, by_kernels: ModuleType) -> None:
+    def move_to_device(
+        self, live: MovedTable, device: torch.device, by_kernels: ModuleType
+    ) -> None:
         by_kernels.bring(live, device)
