@@ -106,7 +106,7 @@ class EmbeddingBag(OneTable):
             include_last_offset,
             padding_idx,
         )
-        layer._live.parameter.requires_grad_(not freeze)
+        layer.weight.requires_grad_(not freeze)
         return layer
 
     @outside_graphs

@@ -6,7 +6,7 @@ import contextlib
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import lru_cache
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from torch import Tensor
 from hotbed.jagged import Jagged
 from hotbed.ops.gpu.recording import Recording, Rehearsal, staged
 from hotbed.optim.base import TableOptimizer
-from hotbed.table.live import LiveTable
+from hotbed.table.live import LiveTable, live_table
 from hotbed.table.participant import raise_of_last_step
 from hotbed.table.place import Place
 
@@ -215,20 +215,15 @@ class StepGraphs(Generic[R]):
 
     def _device(self) -> torch.device | None:
         """Where all tables lie, if that is one device that makes graphs."""
-        tables = self._optimizer._live.values()
-        devices = {t.place.recorded_on for t in tables}
+        devices = {table.place.recorded_on for table in self._optimizer.tables}
         if len(devices) != 1:
             return None
-        device: torch.device | None = devices.pop()
+        device = devices.pop()
         return device if device is not None and device.type in GRAPHS else None
 
     def _raise_of_last_step(self, tables: Iterable[LiveTable] = ()) -> None:
         raise_of_last_step(self._optimizer)
-        updates = self._optimizer._in_backward
-        if updates is not None:
-            notice, updates.notice = updates.notice, None
-            if notice is not None and (error := notice.take()) is not None:
-                raise error
+        self._optimizer.raise_of_last_backward()
         for table in tables:  # in steps that are not replayed, forward takes these
             table.refuse_half_loaded()
             table.place.lookups.raise_deferred([table])
@@ -285,7 +280,7 @@ class StepGraphs(Generic[R]):
             (p, p.data_ptr())
             for group in self._optimizer.param_groups
             for p in group["params"]
-            if p not in self._optimizer._live
+            if live_table(p) is None
         ]
         found = self._graphs[layout] = _Graph(graph, recording, inputs, outputs, rows, dense)
         return found
@@ -309,8 +304,13 @@ class StepGraphs(Generic[R]):
             return mine
 
 
+class _Whole(Protocol):
+    plane: Tensor
+    states: list[Tensor]
+
+
 def _planes(rows: Place) -> tuple[Tensor, ...]:
-    whole: Any = rows  # of places whose steps are recorded
+    whole = cast(_Whole, rows)  # as are those whose steps are recorded
     return whole.plane, *whole.states
 
 

@@ -12,7 +12,6 @@ import json
 import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -89,7 +88,7 @@ def write_json_sealed(path: str, contents: Mapping[str, object]) -> None:
         raise
 
 
-def read_json_sealed(path: str) -> tuple[Any, bool]:
+def read_json_sealed(path: str) -> tuple[object, bool]:
     """(contents, whether the checksum is there and right); contents are None where they are no JSON.
 
     Raises:

@@ -7,6 +7,7 @@ import os
 import re
 import stat
 from collections.abc import Iterable, Mapping
+from typing import cast
 
 from hotbed.checkpoint.entries import FileEntry, Manifest
 from hotbed.checkpoint.files import CheckpointError, DamagedError, read_json_sealed
@@ -52,12 +53,12 @@ def read_manifest(folder: str) -> Manifest:
             raise DamagedError(f"{path} is no manifest of a checkpoint, or damaged.")
     if fault := _fault(manifest):
         raise DamagedError(f"{path} is no manifest of a checkpoint: {fault}.")
-    if manifest["base"] is not None:
+    checked = cast(Manifest, manifest)  # as `_fault` has found
+    if checked["base"] is not None:
         raise CheckpointError(
-            f"{path} tells what has changed since {manifest['base']!r}, which this Hotbed cannot read. "
+            f"{path} tells what has changed since {checked['base']!r}, which this Hotbed cannot read. "
             "Update it."
         )
-    checked: Manifest = manifest
     return checked
 
 

@@ -21,7 +21,7 @@ from hotbed.checkpoint.tensors import read_tensors
 from hotbed.checkpoint.values import decoded
 from hotbed.devices import Device
 from hotbed.errors import OutOfMemory, StorageError
-from hotbed.models import MODELS
+from hotbed.models import DLRM, MODELS, WideDeep
 from hotbed.modules.owner import tables_left_out
 from hotbed.storage import Storage
 from hotbed.tables import Table
@@ -36,8 +36,8 @@ def description_of(model: nn.Module) -> ModelEntry | None:
     """As JSON values; None for a model that is none of `hotbed.models`."""
     for name, kind in MODELS.items():
         if type(model) is kind:
-            config: Any = model.config
-            arguments = dict(config)
+            assert isinstance(model, (DLRM, WideDeep))
+            arguments: dict[str, Any] = dict(model.config)
             arguments["tables"] = [{"name": t.name, **described(t)} for t in arguments["tables"]]
             return {"name": name, "arguments": arguments}
     return None

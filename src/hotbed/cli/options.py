@@ -53,7 +53,8 @@ def _parameter(option: Option) -> inspect.Parameter:
     )
     type_: Any = list[str] if is_list else option.value_type
     default = None if is_list else option.default
-    return _keyword(option.field, type_ | None if default is None else type_, declared, default)
+    shown: Any = type_ | None if default is None else type_
+    return _keyword(option.field, Annotated[shown, declared], default)
 
 
 def _value(option: Option, typed: object) -> object:
@@ -74,13 +75,13 @@ def _config_parameter(settings: type) -> inspect.Parameter:
     )
     # Typer reads the callback's own annotations, which name types as strings here.
     take.__annotations__ = {"ctx": typer.Context, "path": str | None}
-    return _keyword("config", str | None, declared, None)
+    return _keyword("config", Annotated[str | None, declared], None)
 
 
-def _keyword(name: str, type_: Any, declared: object, default: object) -> inspect.Parameter:
+def _keyword(name: str, annotation: object, default: object) -> inspect.Parameter:
     return inspect.Parameter(
         name,
         inspect.Parameter.KEYWORD_ONLY,
         default=default,
-        annotation=Annotated[type_, declared],
+        annotation=annotation,
     )

@@ -126,11 +126,11 @@ class CriteoLog(IterableDataset[Batch]):
         self._counts: torch.Tensor | None = None
         self._examples: torch.Tensor | None = None
         if on_error == "skip":
-            counts: Any = torch.zeros(1 + _MOST_WORKERS, dtype=torch.int64, device="cpu")
-            examples: Any = torch.zeros(
-                1 + _MOST_WORKERS, _EXAMPLE_BYTES, dtype=torch.uint8, device="cpu"
-            )
-            self._counts, self._examples = counts.share_memory_(), examples.share_memory_()
+            rooms: list[Any] = [
+                torch.zeros(1 + _MOST_WORKERS, dtype=torch.int64, device="cpu"),
+                torch.zeros(1 + _MOST_WORKERS, _EXAMPLE_BYTES, dtype=torch.uint8, device="cpu"),
+            ]
+            self._counts, self._examples = (room.share_memory_() for room in rooms)
 
     @property
     def skipped(self) -> Skipped:

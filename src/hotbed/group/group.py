@@ -205,18 +205,18 @@ class Group:
 
     def __deepcopy__(self, memo: dict[int, object]) -> Group:
         """Without its tables: copies of them come into it one by one."""
-        return _restored(self._storage, copy.deepcopy(self._budget, memo))
+        return self._restored(self._storage, copy.deepcopy(self._budget, memo))
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _restored, (self._storage, self._budget)
+        return Group._restored, (self._storage, self._budget)
+
+    @classmethod
+    def _restored(cls, storage: Storage | None, budget: _core.MemoryBudget | None) -> Group:
+        """Return a group of rows in memory; tables in tiers are never copied."""
+        made = cls()
+        made._storage, made._budget = storage, budget
+        return made
 
     def __repr__(self) -> str:
         names = ", ".join(repr(table.name) for table in self.tables) or "no tables"
         return f"Group of {names}; storage: {self._storage}"
-
-
-def _restored(storage: Storage | None, budget: _core.MemoryBudget | None) -> Group:
-    """Return a group of rows in memory; tables in tiers are never copied."""
-    made = Group()
-    made._storage, made._budget = storage, budget
-    return made

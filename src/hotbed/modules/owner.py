@@ -46,7 +46,7 @@ def tables_of(model: nn.Module) -> dict[str, LiveTable]:
     first."""
     found: dict[LiveTable, str] = {}
     for prefix, module in owners_of(model).items():
-        for name, table in module._owned.items():
+        for name, table in module.live_tables().items():
             found.setdefault(table, f"{prefix}.{name}" if prefix else name)
     return {stem: table for table, stem in found.items()}
 
@@ -103,6 +103,10 @@ class TableOwner(nn.Module):
             for table in self._owned.values()
             for own in table.place.tables_here(table)
         )
+
+    def live_tables(self) -> dict[str, LiveTable]:
+        """Return parameter name → live table."""
+        return self._owned
 
     # -- look-ahead ------------------------------------------------------------------------------
 

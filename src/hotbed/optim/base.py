@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, ClassVar, NoReturn, SupportsIndex
+from typing import Any, ClassVar, NoReturn, SupportsIndex, TypeVar, overload
 
 import torch
 from torch import Tensor
@@ -37,6 +37,8 @@ from hotbed.table.participant import StepParticipant
 from hotbed.table.place import ON_HOST, Place
 
 __all__ = ["TableOptimizer"]
+
+R = TypeVar("R")
 
 _Joining = tuple[int, list[LiveTable], bool]
 """A group's number, its tables, and whether rows of them need catching up."""
@@ -123,6 +125,16 @@ class TableOptimizer(Optimizer):
     def dense_optimizers(self) -> Sequence[Optimizer]:
         """Torch's optimizers that step the dense parameters."""
         return [inner for _, inner in self._half.inners]
+
+    @property
+    def tables(self) -> list[LiveTable]:
+        """Its live tables."""
+        return list(self._live.values())
+
+    def raise_of_last_backward(self) -> None:
+        """Raise what a device has found out of tables updated during backward; waits for it."""
+        if self._in_backward is not None:
+            self._in_backward.raise_deferred()
 
     @property
     def _held(self) -> Held:
@@ -243,9 +255,13 @@ class TableOptimizer(Optimizer):
 
     # -- stepping --------------------------------------------------------------------------------
 
+    @overload
+    def step(self, closure: None = None) -> None: ...
+    @overload
+    def step(self, closure: Callable[[], R]) -> R: ...
     @outside_graphs
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+    def step(self, closure: Callable[[], R] | None = None) -> R | None:
         """One step over tables and dense parameters.
 
         Raises:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import inspect
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -182,10 +182,11 @@ def _shrink(group: dict[str, Any]) -> None:
                 parameter.mul_(factor)
 
 
-def name_of(parameter: Tensor, group: Mapping[str, Any], position: int) -> str:
+def name_of(parameter: Tensor, group: Mapping[str, object], position: int) -> str:
     """Return the name of a dense parameter for errors: its name in the largest module that has it."""
-    if "param_names" in group:
-        return f"Parameter {group['param_names'][position]!r}"
+    names = group.get("param_names")
+    if isinstance(names, Sequence):
+        return f"Parameter {names[position]!r}"
     best = ""
     for thing in gc.get_objects():
         if isinstance(type(thing), type) and issubclass(type(thing), nn.Module):

@@ -64,6 +64,12 @@ class FusedUpdates:
 
         weakref.finalize(optimizer, stop).atexit = False
 
+    def raise_deferred(self) -> None:
+        """Raise what a device has found out about the last update."""
+        notice, self.notice = self.notice, None
+        if notice is not None and (error := notice.take()) is not None:
+            raise error
+
     def stepped(self) -> None:
         """A step was taken: the next forward and backward may come."""
         self.first = None
@@ -103,9 +109,7 @@ class FusedUpdate:
         optimizer = self.updates.optimizer()
         assert optimizer is not None
         optimizer.check_hold(self._live, self._rule)
-        notice, self.updates.notice = self.updates.notice, None
-        if notice is not None and (error := notice.take()) is not None:
-            raise error
+        self.updates.raise_deferred()
         if self._live.complaint is self._waiting:
             raise self._waiting
         if self.updates.first is not None:

@@ -341,10 +341,10 @@ def refuse_in_groups(kind: str, names: Iterable[str]) -> None:
             )
 
 
-def refuse_tables_twice(group: dict[str, Any]) -> None:
+def refuse_tables_twice(group: dict[str, object]) -> None:
     """Raises where a table is in `group` twice: torch only warns, and would step it twice."""
     given = group["params"]
-    if not isinstance(given, (Tensor, set)):
+    if isinstance(given, Iterable) and not isinstance(given, (Tensor, set)):
         given = group["params"] = list(given)
     seen: set[object] = set()
     for parameter in given if isinstance(given, list) else ():

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.distributed as torch_dist
@@ -385,5 +385,5 @@ def _moved(batch: Batch, device: torch.device | str | None, staying: frozenset[s
     return {name: value if name in staying else _to(value, device) for name, value in batch.items()}
 
 
-def _to(value: Any, device: torch.device | str) -> Any:
+def _to(value: Tensor, device: torch.device | str) -> Tensor:
     return value.to(device, non_blocking=True) if hasattr(value, "to") else value

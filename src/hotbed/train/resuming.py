@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Mapping
-from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
@@ -98,7 +97,7 @@ class _SameRun:
     def __init__(self, settings: TrainSettings, log: CriteoLog, found: Fingerprint) -> None:
         self.settings, self.log, self.found = settings, log, found
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         state = {name: getattr(self.settings, name) for name in self.NAMES}
         state["data"] = [os.path.realpath(path) for path in self.settings.data]
         state["from_"] = _absolute(self.settings.from_)
@@ -130,7 +129,7 @@ class _SameRun:
             elif saved.get(name) != now[name] and not (grown and name == "samples"):
                 option = "samples in --data" if name == "samples" else f"--{OPTIONS[name].key}"
                 was, own = (
-                    " ".join(map(str, v or ())) if name == "data" else v
+                    " ".join(map(str, v)) if isinstance(v, (list, tuple)) else v
                     for v in (saved.get(name), now[name])
                 )
                 was, own = (v if v is not None else "nothing" for v in (was, own))
@@ -169,7 +168,7 @@ def _absolute(path: object) -> object:
     return os.path.abspath(path) if isinstance(path, str) else path
 
 
-def _states_in(path: str, values: Mapping[str, object]) -> tuple[dict[str, int], dict[str, Any]]:
+def _states_in(path: str, values: Mapping[str, object]) -> tuple[dict[str, int], dict[str, object]]:
     """Return the states of the position and of the run in a checkpoint.
 
     Raises:

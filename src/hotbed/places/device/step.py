@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, MutableMapping, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -246,7 +245,7 @@ class Predicated:
     """
 
     def __init__(
-        self, state: MutableMapping[Tensor, dict[str, Any]], dense: Sequence[Tensor]
+        self, state: MutableMapping[Tensor, dict[str, object]], dense: Sequence[Tensor]
     ) -> None:
         """`state`: the optimizer's, of the parameters `dense`."""
         self._state = state
@@ -275,7 +274,7 @@ class Predicated:
             step = self._state.get(parameter, {}).get("step")
             if isinstance(step, Tensor):
                 step -= 1
-            elif step is not None:
+            elif isinstance(step, (int, float)):
                 self._state[parameter]["step"] = step - 1
 
 
