@@ -173,7 +173,8 @@ class PartsBatch(HostBatch):
     @classmethod
     def of(cls, call: Call) -> PartsBatch:
         distinct, cores, bags = [], [], list(call.bags)
-        for t, live in enumerate(call.live):
+        tables: Sequence[Any] = call.live
+        for t, live in enumerate(tables):
             features = [f for f, of in enumerate(call.table_of) if of == t]
             ids = torch.cat([call.bags[f].ids.long().flatten() for f in features]).unique()
             spec = live.spec
@@ -217,7 +218,8 @@ class PartsPendingGradient:
         found = []
         for t, share in zip(tables, self._left.shares(tables), strict=True):
             ids = self._batch.distinct[t][share.slots]
-            slots = self._batch.live[t].place.slots(ids)
+            place: Any = self._batch.live[t].place
+            slots = place.slots(ids)
             found.append(GradientRows(slots, share.rows, share.distinct, share.finite))
         return found
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import hotbed as hb
 from hotbed.group.pool import pool
-from hotbed.table.gradients import leave
+from hotbed.table.backward import leave
 from hotbed.table.locks import alone, together
 
 IDS = 40_000

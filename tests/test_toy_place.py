@@ -80,7 +80,8 @@ class DictBatch:
     wants_gradient = True
 
     def __init__(self, call: Call) -> None:
-        self.live, self.table_of, self.bags = call.live, call.table_of, call.bags
+        self.live: Sequence[Any] = call.live
+        self.table_of, self.bags = call.table_of, call.bags
         self.weights = [bag.weights for bag in call.bags]
 
     def dtype_of(self, table: Any) -> torch.dtype:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import Any
+from typing import SupportsIndex
 
 import numpy as np
 import torch
@@ -17,9 +17,9 @@ __all__ = ["ID_DTYPES", "describe", "id_tensor", "integer", "is_array", "real_te
 ID_DTYPES = (torch.int64, torch.int32)
 
 
-def integer(value: Any) -> int | None:
+def integer(value: object) -> int | None:
     """`value` as an int; None where it is none (bool and float are none, numpy's integers are)."""
-    if isinstance(value, bool):
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
         return None
     try:
         return operator.index(value)
@@ -27,14 +27,14 @@ def integer(value: Any) -> int | None:
         return None
 
 
-def is_array(value: Any) -> bool:
+def is_array(value: object) -> bool:
     """Whether `value` is no tensor, but something that NumPy makes an array of."""
     if isinstance(value, Tensor):
         return False
     return isinstance(value, (Sequence, int)) or hasattr(value, "__array__")
 
 
-def id_tensor(where: str, value: Any, what: str = "ids") -> Tensor:
+def id_tensor(where: str, value: object, what: str = "ids") -> Tensor:
     """Ids (or offsets) as a dense tensor: tensors as they are, arrays and (nested) lists as
     ``torch.as_tensor`` makes them.
 
@@ -62,7 +62,7 @@ def id_tensor(where: str, value: Any, what: str = "ids") -> Tensor:
     return _shared(array)
 
 
-def real_tensor(where: str, what: str, value: Any) -> Tensor:
+def real_tensor(where: str, what: str, value: object) -> Tensor:
     """Weights or rows as a dense tensor of real numbers, of tensors, arrays and lists.
 
     Raises:
@@ -92,7 +92,7 @@ def _dense(where: str, what: str, tensor: Tensor) -> Tensor:
     return tensor.resolve_neg()
 
 
-def _array(where: str, value: Any) -> np.ndarray[Any, Any]:
+def _array(where: str, value: object) -> np.ndarray:
     if isinstance(value, np.ma.MaskedArray):
         raise InputError(
             f"{where}: a masked array has elements that mean nothing; give .compressed() or .filled(id)."
@@ -108,13 +108,13 @@ def _array(where: str, value: Any) -> np.ndarray[Any, Any]:
         raise InputError(f"{where}: got {describe(value)}, of which NumPy says: {error}") from None
 
 
-def _shared(array: np.ndarray[Any, Any]) -> Tensor:
+def _shared(array: np.ndarray) -> Tensor:
     # torch reads no other arrays, or warns of them.
     array = np.require(array, array.dtype.newbyteorder("="), ["C", "ALIGNED", "WRITEABLE"])
     return torch.from_numpy(array)
 
 
-def _not_ids(must_be: str, array: np.ndarray[Any, Any]) -> InputError:
+def _not_ids(must_be: str, array: np.ndarray) -> InputError:
     """The error for an array that is neither int64 nor int32."""
     for element in array.flat if array.dtype.kind in "OSTUu" else ():
         if isinstance(element, (str, bytes)):
@@ -132,7 +132,7 @@ def _not_ids(must_be: str, array: np.ndarray[Any, Any]) -> InputError:
     )
 
 
-def describe(value: Any) -> str:
+def describe(value: object) -> str:
     """Return what a value is, for an error message."""
     if isinstance(value, Tensor):
         layout = "" if value.layout is torch.strided else f"{value.layout} "

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from hotbed.arrays import integer
-from hotbed.devices import named_device
+from hotbed.devices import Device, named_device
 from hotbed.errors import InputError, TableError
 from hotbed.group.group import Group
 from hotbed.init import derive_key
@@ -71,7 +70,7 @@ class EmbeddingCollection(TablesByName):
         *,
         seed: int | None = None,
         storage: Storage | None = None,
-        device: Any = None,
+        device: Device | None = None,
         group: Group | None = None,
     ) -> None:
         super().__init__()
@@ -125,22 +124,21 @@ class EmbeddingCollection(TablesByName):
     # -- lookup ----------------------------------------------------------------------------------
 
     @outside_graphs
-    def forward(self, inputs: Any) -> Any:
+    def forward(self, inputs: object) -> dict[str, Tensor | Jagged] | list[Tensor | Jagged]:
         with self._live[0].place.ranks.telling("a lookup"):
             self._refuse_transforms()
             bags = self._read(inputs)
-            outputs: list[Any] = self._look_up(
-                self._live, self._table_of, list(self.features), bags
-            )
+            looked_up = self._look_up(self._live, self._table_of, list(self.features), bags)
+        outputs: list[Tensor | Jagged] = [*looked_up]
         for f, bag in enumerate(bags):
             if bag.jagged and self._live[self._table_of[f]].spec.combiner == "none":
                 assert bag.offsets is not None
-                outputs[f] = Jagged(outputs[f], bag.offsets)
+                outputs[f] = Jagged(looked_up[f], bag.offsets)
         if self._in_order:
             return outputs
         return dict(zip(self.features, outputs, strict=True))
 
-    def _read(self, inputs: Any) -> list[Bags]:
+    def _read(self, inputs: object) -> list[Bags]:
         if self._in_order:
             if isinstance(inputs, (list, tuple)):
                 if len(inputs) != len(self.features):
@@ -196,17 +194,17 @@ class EmbeddingCollection(TablesByName):
 
     # -- look-ahead ------------------------------------------------------------------------------
 
-    def prepare(self, inputs: Any) -> Prepared:
+    def prepare(self, inputs: object) -> Prepared:
         """Read and group a batch that a training forward will come with. Changes nothing."""
         return Prepared(inputs, self._live, self._table_of, list(self.features), self._read)
 
     def features_of(self, name: str) -> dict[str, LiveTable]:
         return {feature: self._owned[table] for feature, table in self.features.items()}
 
-    def inputs_from(self, batch: Mapping[str, Any], name: str) -> Any:
+    def inputs_from(self, batch: Mapping[str, object], name: str) -> object:
         return {feature: batch[feature] for feature in self.features if feature in batch}
 
-    def required(self, inputs: Any, depth: int = 2) -> dict[str, int]:
+    def required(self, inputs: object, depth: int = 2) -> dict[str, int]:
         """Return the bytes that ``Storage(host=..., ssd=...)`` needs for batches like this one.
 
         The total is in ``"total"``. Its parts are ``rows`` of ``depth`` + 1 such batches with their

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
-from typing import Any
 
 import torch
 
 from hotbed.errors import TableError
 
-__all__ = ["KINDS", "has_kernels", "named_device", "refuse_without_kernels"]
+__all__ = ["Device", "KINDS", "has_kernels", "named_device", "refuse_without_kernels"]
+
+Device = torch.device | str | int
+"""A device, or its name or number."""
 
 KINDS: tuple[str, ...] = ("cuda",)
 """Types of devices for which there are kernels."""
@@ -29,7 +31,7 @@ def refuse_without_kernels(table: str, device: torch.device) -> None:
         )
 
 
-def named_device(device: Any) -> torch.device | None:
+def named_device(device: Device | None) -> torch.device | None:
     """The device that is meant, with its number; None: the host.
 
     Raises:
@@ -41,9 +43,8 @@ def named_device(device: Any) -> torch.device | None:
         device = torch.device(device)
     except (RuntimeError, TypeError):
         raise TableError(f'device={device!r} names no device; give "cpu" or "cuda".') from None
-    there: torch.device = device
-    if there.type == "meta":
-        return there
+    if device.type == "meta":
+        return device
     if device.type == "cpu":
         return device if has_kernels(device) else None
     if device.type != "cuda":

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from hotbed import init as initializers
 from hotbed.arrays import id_tensor, is_array
+from hotbed.devices import Device
 from hotbed.group.group import Group
 from hotbed.inputs.bags import Bags, read_bags
 from hotbed.jagged import Jagged
@@ -46,7 +45,7 @@ class Embedding(OneTable):
         sparse: bool = True,
         _weight: Tensor | None = None,
         _freeze: bool = False,
-        device: Any = None,
+        device: Device | None = None,
         dtype: torch.dtype | None = None,
         *,
         init: initializers.Initializer | None = None,
@@ -72,7 +71,7 @@ class Embedding(OneTable):
     @classmethod
     def from_pretrained(
         cls,
-        embeddings: Any,
+        embeddings: object,
         freeze: bool = True,
         padding_idx: int | None = None,
         max_norm: float | None = None,
@@ -102,11 +101,11 @@ class Embedding(OneTable):
         )
 
     @outside_graphs
-    def forward(self, input: Any) -> Any:
+    def forward(self, input: object) -> Tensor | Jagged:
         with self._live.place.ranks.telling("a lookup"):
             return self._forward(input)
 
-    def _forward(self, input: Any) -> Any:
+    def _forward(self, input: object) -> Tensor | Jagged:
         self._refuse_transforms()
         if is_array(input):
             input = id_tensor("Feature 'input'", input)
@@ -117,7 +116,7 @@ class Embedding(OneTable):
             return Jagged(vectors, bags.offsets)
         return vectors[0] if single else vectors
 
-    def _bags_of(self, inputs: Any) -> list[Bags]:
+    def _bags_of(self, inputs: object) -> list[Bags]:
         if is_array(inputs):
             inputs = id_tensor("Feature 'input'", inputs)
         if isinstance(inputs, Tensor) and inputs.dim() == 0:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from hotbed import init as initializers
 from hotbed.arrays import ID_DTYPES, describe, id_tensor, is_array, real_tensor
+from hotbed.devices import Device
 from hotbed.errors import InputError, TableError
 from hotbed.group.group import Group
 from hotbed.inputs.bags import Bags, read_bags
@@ -45,7 +44,7 @@ class EmbeddingBag(OneTable):
         _weight: Tensor | None = None,
         include_last_offset: bool = False,
         padding_idx: int | None = None,
-        device: Any = None,
+        device: Device | None = None,
         dtype: torch.dtype | None = None,
         *,
         init: initializers.Initializer | None = None,
@@ -76,7 +75,7 @@ class EmbeddingBag(OneTable):
     @classmethod
     def from_pretrained(
         cls,
-        embeddings: Any,
+        embeddings: object,
         freeze: bool = True,
         max_norm: float | None = None,
         norm_type: float = 2.0,
@@ -107,11 +106,13 @@ class EmbeddingBag(OneTable):
             include_last_offset,
             padding_idx,
         )
-        layer._live.parameter.requires_grad_(not freeze)
+        layer.weight.requires_grad_(not freeze)
         return layer
 
     @outside_graphs
-    def forward(self, input: Any, offsets: Any = None, per_sample_weights: Any = None) -> Tensor:
+    def forward(
+        self, input: object, offsets: object = None, per_sample_weights: object = None
+    ) -> Tensor:
         with self._live.place.ranks.telling("a lookup"):
             self._refuse_transforms()
             bags = self._bags(input, offsets, per_sample_weights)
@@ -122,53 +123,56 @@ class EmbeddingBag(OneTable):
                     raise
             return self._vectors(bags._replace(offsets=self._up_to_the_end(bags)))
 
-    def _bags_of(self, inputs: Any) -> list[Bags]:
+    def _bags_of(self, inputs: object) -> list[Bags]:
         given = inputs if isinstance(inputs, tuple) else (inputs,)
         return [self._bags(*given, *(None,) * (3 - len(given)))]
 
-    def _bags(self, input: Any, offsets: Any, weights: Any) -> Bags:
+    def _bags(self, input: object, offsets: object, weights: object) -> Bags:
         compute = self._live.spec.compute_dtype
         if is_array(input):
             input = id_tensor("Feature 'input'", input)
         if is_array(offsets):
             offsets = id_tensor("EmbeddingBag", offsets, "offsets")
-        plain = isinstance(input, Tensor) and input.layout is torch.strided and not input.is_nested
+        ids = input if isinstance(input, Tensor) else None
+        if ids is not None and (ids.layout is not torch.strided or ids.is_nested):
+            ids = None
+        of_ids: Tensor | None = None
         if weights is not None:
-            if not plain:
+            if ids is None:
                 raise InputError(
                     "per_sample_weights go with a tensor of ids; give Jagged(weights=...)."
                 )
             if self.mode == "max":
                 raise InputError("per_sample_weights need mode sum, mean or sqrtn, not max.")
-            weights = real_tensor("EmbeddingBag", "per_sample_weights", weights)
-            if weights.shape != input.shape:
+            of_ids = real_tensor("EmbeddingBag", "per_sample_weights", weights)
+            if of_ids.shape != ids.shape:
                 raise InputError(
-                    f"per_sample_weights must have the shape of input, {tuple(input.shape)}, "
-                    f"got {describe(weights)}."
+                    f"per_sample_weights must have the shape of input, {tuple(ids.shape)}, "
+                    f"got {describe(of_ids)}."
                 )
-        if not plain:
+        if ids is None:
             if offsets is not None:
                 raise InputError("offsets go with a 1-D tensor of ids.")
             return read_bags("input", input, compute, self.mode, self._live.device)
-        if input.dim() == 2:
+        if ids.dim() == 2:
             if offsets is not None:
                 raise InputError("offsets go with a 1-D input; a 2-D input is (bags, ids a bag).")
             bags = read_bags("input", input, compute, self.mode, self._live.device)
-            if weights is None:
+            if of_ids is None:
                 return bags
-            return bags._replace(weights=weights.to(compute).reshape(-1).contiguous())
-        if input.dim() != 1:
-            raise InputError(f"input must be 1-D or 2-D, got shape {tuple(input.shape)}.")
+            return bags._replace(weights=of_ids.to(compute).reshape(-1).contiguous())
+        if ids.dim() != 1:
+            raise InputError(f"input must be 1-D or 2-D, got shape {tuple(ids.shape)}.")
         if not isinstance(offsets, Tensor) or offsets.dim() != 1 or offsets.dtype not in ID_DTYPES:
             raise InputError(
                 "A 1-D input needs offsets, a 1-D int64 tensor: the start of each bag; got "
                 f"{describe(offsets)}."
             )
         if not self.include_last_offset:
-            offsets = torch.nn.functional.pad(offsets, (0, 1), value=len(input))
+            offsets = torch.nn.functional.pad(offsets, (0, 1), value=len(ids))
         elif len(offsets) == 0:
             raise InputError("include_last_offset=True needs at least one offset.")
-        jagged = Jagged(input, offsets, weights=weights)
+        jagged = Jagged(ids, offsets, weights=of_ids)
         return read_bags("input", jagged, compute, self.mode, self._live.device)
 
     def _up_to_the_end(self, bags: Bags) -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +20,7 @@ __all__ = ["erase"]
 _NO_IDS = torch.empty(0, dtype=torch.int64, device="cpu")
 
 
-def erase(model: nn.Module, ids: Mapping[str, Any], *, local: bool = False) -> dict[str, int]:
+def erase(model: nn.Module, ids: Mapping[str, object], *, local: bool = False) -> dict[str, int]:
     """Forget all rows that a batch with these ids would look up, in every table of a model.
 
     Optimizer states go, too; `EmbeddingCollection.erase` says what is left.
@@ -64,25 +63,25 @@ def erase(model: nn.Module, ids: Mapping[str, Any], *, local: bool = False) -> d
             if len(own) or ranks.size > 1  # another rank may have some
         }
         for live in found:
-            refuse_to_erase(live)
+            refuse_to_erase(live.spec, live.has_gradient)
             if local:
                 live.place.refuse_local_change("erase()")
     forget = local_erase if local else LiveTable.erase
     return {name: forget(live, found[live]) for name, live in tables.items() if live in found}
 
 
-class _Batch(Mapping[str, Any]):
+class _Batch(Mapping[str, object]):
     """A batch of some features, in which any other one has no ids.
 
     Attributes:
         asked: the features that somebody has looked at.
     """
 
-    def __init__(self, ids: Mapping[str, Any]) -> None:
+    def __init__(self, ids: Mapping[str, object]) -> None:
         self._ids = ids
         self.asked: set[str] = set()
 
-    def __getitem__(self, feature: str) -> Any:
+    def __getitem__(self, feature: str) -> object:
         self.asked.add(feature)
         return self._ids[feature] if feature in self._ids else _NO_IDS
 
@@ -97,7 +96,7 @@ def _by_table(model: nn.Module, batch: _Batch) -> dict[LiveTable, Tensor]:
     """(n,) int64 ids of each table, of all its features."""
     found: dict[LiveTable, list[Tensor]] = {}
     for name, module in owners_of(model).items():
-        inputs: Mapping[str, Any] = batch
+        inputs: Mapping[str, object] = batch
         holder = model.get_submodule(name.rpartition(".")[0])
         if callable(given := getattr(holder, "embedding_inputs", None)):
             inputs = given(batch)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Protocol
 
 from hotbed import _core
 
@@ -44,13 +44,22 @@ class NotFiniteError(HotbedError, ArithmeticError):
     """A gradient with a NaN or an infinity; nothing was written."""
 
 
+class PlanRemedy(Protocol):
+    """One change with which a plan is possible."""
+
+    @property
+    def said(self) -> str: ...
+    @property
+    def arguments(self) -> dict[str, object]: ...
+
+
 class PlanError(HotbedError, ValueError):
     """An impossible plan: a shard that fits no rank, table or memory; a file without a plan.
 
     ``remedies`` are, where memory does not suffice, changes with which it would; see `hotbed.plan`.
     """
 
-    remedies: Sequence[Any] = ()
+    remedies: Sequence[PlanRemedy] = ()
 
 
 class OutOfMemory(HotbedError, MemoryError):

@@ -7,8 +7,13 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterator
+from typing import TypeAlias
 
-__all__ = ["appearing", "appearing_folder", "is_special", "new_beside"]
+__all__ = ["Json", "appearing", "appearing_folder", "is_special", "new_beside"]
+
+
+Json: TypeAlias = "None | bool | int | float | str | list[Json] | dict[str, Json]"
+"""Values that a JSON file can hold."""
 
 
 @contextlib.contextmanager

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -14,10 +14,13 @@ from torch import Tensor
 from hotbed.jagged import Jagged
 from hotbed.ops.gpu.recording import Recording, Rehearsal, staged
 from hotbed.optim.base import TableOptimizer
-from hotbed.table.live import LiveTable
+from hotbed.table.live import LiveTable, live_table
 from hotbed.table.participant import raise_of_last_step
+from hotbed.table.place import Place
 
 __all__ = ["CudaGraph", "StepGraphs", "graphed"]
+
+R = TypeVar("R")
 
 REHEARSALS = 3
 """Steps that run as ever before one is recorded: kernels are compiled and memory is found in them."""
@@ -26,7 +29,7 @@ MOST = 4
 """Graphs of one step. Each keeps the memory of a whole step."""
 
 
-def graphed(step: Callable[..., Any], optimizer: TableOptimizer) -> StepGraphs:
+def graphed(step: Callable[..., R], optimizer: TableOptimizer) -> StepGraphs[R]:
     """Make a training step a CUDA graph: the host launches it at one stroke, not kernel by kernel.
 
     >>> def step(batch):
@@ -68,10 +71,11 @@ def graphed(step: Callable[..., Any], optimizer: TableOptimizer) -> StepGraphs:
 
 
 @lru_cache(maxsize=16)
-def _stream_of(device: torch.device) -> Any:
+def _stream_of(device: torch.device) -> torch.cuda.Stream:
     """The stream on which steps are rehearsed and recorded. One for all: what autograd keeps of an
     earlier step would else run on another one, which a recording must not wait for."""
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    made: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    return made
 
 
 class CudaGraph:
@@ -80,9 +84,9 @@ class CudaGraph:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = _stream_of(device)
-        self._graph: Any = None
+        self._graph: torch.cuda.CUDAGraph | None = None
 
-    def rehearse(self, function: Callable[[], Any]) -> Any:
+    def rehearse(self, function: Callable[[], R]) -> R:
         """Runs it where it will be recorded, behind what is launched so far."""
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
@@ -92,7 +96,7 @@ class CudaGraph:
         finally:  # what was launched before an error was launched
             current.wait_stream(self._stream)
 
-    def record(self, function: Callable[[], Any]) -> Any:
+    def record(self, function: Callable[[], R]) -> R:
         """Records its launches; none is done. Its tensors lie in the graph's memory."""
         self._graph = torch.cuda.CUDAGraph()
         pool = torch.cuda.graph_pool_handle()
@@ -114,7 +118,7 @@ class CudaGraph:
                     raise failure from None  # what ending the recording said after it tells less
                 raise
 
-    def _clear_up(self, pool: Any) -> None:
+    def _clear_up(self, pool: tuple[int, int]) -> None:
         """After a recording that was broken off: some releases of torch go on to believe in it. Memory
         that another stream uses would never be free again, and random numbers would be refused."""
         with contextlib.suppress(RuntimeError, AttributeError):
@@ -124,6 +128,7 @@ class CudaGraph:
             torch.zeros(1, device=self._device)
 
     def replay(self) -> None:
+        assert self._graph is not None
         self._graph.replay()
 
 
@@ -134,8 +139,8 @@ class _Graph(NamedTuple):
     recording: Recording
     inputs: list[Tensor]
     """Where a replay reads its batch."""
-    outputs: Any
-    rows: list[tuple[LiveTable, Any, tuple[Tensor, ...], int]]
+    outputs: object
+    rows: list[tuple[LiveTable, Place, tuple[Tensor, ...], int]]
     """Of each table the planes whose addresses were recorded."""
     dense: list[tuple[Tensor, int]]
     """The optimizer's dense parameters, and where they lay."""
@@ -150,20 +155,20 @@ class _Graph(NamedTuple):
         )
 
 
-GRAPHS: dict[str, Any] = {"cuda": CudaGraph}
+GRAPHS: dict[str, type[CudaGraph]] = {"cuda": CudaGraph}
 """Kind of device → its graphs."""
 
 
-class StepGraphs:
+class StepGraphs(Generic[R]):
     """Training step that is recorded and replayed; `graphed` returns it.
 
     Threading: for the training thread.
     """
 
-    def __init__(self, function: Callable[..., Any], optimizer: TableOptimizer) -> None:
+    def __init__(self, function: Callable[..., R], optimizer: TableOptimizer) -> None:
         self._function, self._optimizer = function, optimizer
-        self._rehearsed: dict[Any, tuple[int, int, CudaGraph]] = {}
-        self._graphs: dict[Any, _Graph] = {}
+        self._rehearsed: dict[Hashable, tuple[int, int, CudaGraph]] = {}
+        self._graphs: dict[Hashable, _Graph] = {}
         self.refused = ""
         """Why steps run one launch after the other from now on; "" as long as they do not."""
 
@@ -177,7 +182,7 @@ class StepGraphs:
         self._rehearsed.clear()
         self._graphs.clear()
 
-    def __call__(self, *batch: Any) -> Any:
+    def __call__(self, *batch: object) -> R:
         device = self._device()
         if device is None or self.refused:
             return self._function(*batch)
@@ -191,7 +196,7 @@ class StepGraphs:
         known = self._graphs.get(layout)
         if known is not None:
             # What the last step was refused for is told before its batch is overwritten.
-            self._raise_of_last_step(known.recording.tables.values())
+            self._raise_of_last_step(table for table, *_ in known.rows)
             if self._renumbered(known):
                 return self._replay(known, tensors)
             self.forget()
@@ -210,39 +215,37 @@ class StepGraphs:
 
     def _device(self) -> torch.device | None:
         """Where all tables lie, if that is one device that makes graphs."""
-        tables = self._optimizer._live.values()
-        devices = {t.place.recorded_on for t in tables}
+        devices = {table.place.recorded_on for table in self._optimizer.tables}
         if len(devices) != 1:
             return None
-        device: torch.device | None = devices.pop()
+        device = devices.pop()
         return device if device is not None and device.type in GRAPHS else None
 
     def _raise_of_last_step(self, tables: Iterable[LiveTable] = ()) -> None:
         raise_of_last_step(self._optimizer)
-        updates = self._optimizer._in_backward
-        if updates is not None:
-            notice, updates.notice = updates.notice, None
-            if notice is not None and (error := notice.take()) is not None:
-                raise error
+        self._optimizer.raise_of_last_backward()
         for table in tables:  # in steps that are not replayed, forward takes these
             table.refuse_half_loaded()
             table.place.lookups.raise_deferred([table])
 
-    def _rehearse(self, layout: Any, count: int, graph: CudaGraph, batch: Any) -> Any:
+    def _rehearse(
+        self, layout: Hashable, count: int, graph: CudaGraph, batch: tuple[object, ...]
+    ) -> R:
         rehearsal = Rehearsal()
         with staged(rehearsal):
             result = graph.rehearse(lambda: self._function(*batch))
         self._rehearsed[layout] = count + 1, rehearsal.room, graph
         # History that the caller keeps would keep streams of this step for the next.
-        return _rebuilt(result, Tensor.detach)
+        mine: R = _rebuilt(result, Tensor.detach)
+        return mine
 
     def _record(
         self,
         device: torch.device,
-        layout: Any,
+        layout: Hashable,
         room: int,
         graph: CudaGraph,
-        batch: Any,
+        batch: tuple[object, ...],
         tensors: Sequence[Tensor],
     ) -> _Graph | None:
         """None: it cannot be recorded, and nothing has changed."""
@@ -271,13 +274,13 @@ class StepGraphs:
             torch.clear_autocast_cache()
         recording.fill()
         rows = [(t, t.place, _planes(t.place), t.generation)
-                for t in recording.tables.values()]  # fmt: skip
+                for t in recording.tables.values() if isinstance(t, LiveTable)]  # fmt: skip
         del self._rehearsed[layout]
         dense = [
             (p, p.data_ptr())
             for group in self._optimizer.param_groups
             for p in group["params"]
-            if p not in self._optimizer._live
+            if live_table(p) is None
         ]
         found = self._graphs[layout] = _Graph(graph, recording, inputs, outputs, rows, dense)
         return found
@@ -290,21 +293,28 @@ class StepGraphs:
             self._optimizer.numbers_of_step(index)
         return all(renumber() for renumber in known.recording.before)
 
-    def _replay(self, known: _Graph, tensors: Sequence[Tensor]) -> Any:
+    def _replay(self, known: _Graph, tensors: Sequence[Tensor]) -> R:
         with torch.no_grad():
             for there, tensor in zip(known.inputs, tensors, strict=True):
                 there.copy_(tensor, non_blocking=True)
             known.graph.replay()
             for action in known.recording.after:
                 action()
-            return _rebuilt(known.outputs, Tensor.clone)  # the next replay overwrites them
+            mine: R = _rebuilt(known.outputs, Tensor.clone)  # the next replay overwrites them
+            return mine
 
 
-def _planes(rows: Any) -> tuple[Tensor, ...]:
-    return rows.plane, *rows.states
+class _Whole(Protocol):
+    plane: Tensor
+    states: list[Tensor]
 
 
-def _layout(part: Any, tensors: list[Tensor]) -> Any:
+def _planes(rows: Place) -> tuple[Tensor, ...]:
+    whole = cast(_Whole, rows)  # as are those whose steps are recorded
+    return whole.plane, *whole.states
+
+
+def _layout(part: object, tensors: list[Tensor]) -> Hashable:
     """Return what batches that one graph serves have in common; collect the tensors on the way.
 
     Raises TypeError for tensors that cannot be copied into others of their shape.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, SupportsInt, TypeGuard, overload
 
 import torch
 from torch import Tensor
@@ -45,11 +45,11 @@ class Jagged:
 
     def __init__(
         self,
-        values: Any,
-        offsets: Any = None,
+        values: object,
+        offsets: object = None,
         *,
-        lengths: Any = None,
-        weights: Any = None,
+        lengths: object = None,
+        weights: object = None,
     ) -> None:
         if (offsets is None) == (lengths is None):
             raise InputError("Jagged takes offsets=(B + 1,) or lengths=(B,): exactly one of them.")
@@ -70,16 +70,17 @@ class Jagged:
             torch.cumsum(counts, 0, out=boundary[1:])
         elif len(boundary) == 0:
             raise InputError("Jagged: offsets must have one entry more than there are bags, got 0.")
-        if weights is not None and not isinstance(weights, Tensor):
-            weights = real_tensor("Jagged", "weights", weights)
-        if weights is not None and weights.shape != values.shape[:1]:
+        weighed = weights if isinstance(weights, Tensor) else None
+        if weights is not None and weighed is None:
+            weighed = real_tensor("Jagged", "weights", weights)
+        if weighed is not None and weighed.shape != values.shape[:1]:
             raise InputError(
                 f"Jagged: one weight an id is needed, a tensor of shape ({len(values)},); got "
-                f"{describe(weights)}."
+                f"{describe(weighed)}."
             )
         self.values = values
         self.offsets = boundary.to(torch.int64)
-        self.weights = weights
+        self.weights = weighed
 
     @classmethod
     def from_lists(
@@ -118,7 +119,11 @@ class Jagged:
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
-    def __getitem__(self, bags: Any) -> Any:
+    @overload
+    def __getitem__(self, bags: int) -> Tensor: ...
+    @overload
+    def __getitem__(self, bags: slice | Sequence[int] | Tensor) -> Jagged: ...
+    def __getitem__(self, bags: object) -> Tensor | Jagged:
         """The values of one bag, for an int: (n,), or (n, dim) of vectors. Or a Jagged of the bags that a
         slice, positions (negative ones count from the end) or a mask of bools select, in that order.
 
@@ -140,7 +145,7 @@ class Jagged:
         edges = self._edges(0, len(self))
         return (self.values[begin:end] for begin, end in zip(edges[:-1], edges[1:], strict=True))
 
-    def to_lists(self) -> list[list[Any]]:
+    def to_lists(self) -> list[list[float]]:
         """Return the values of each bag; ``Jagged(j.weights, j.offsets).to_lists()`` has the weights."""
         return [bag.tolist() for bag in self]
 
@@ -213,7 +218,7 @@ class Jagged:
         weights = None if self.weights is None else self.weights[own]
         return Jagged(self.values[own], self.offsets[first : last + 1] - edges[0], weights=weights)
 
-    def _positions(self, given: Any) -> Tensor:
+    def _positions(self, given: object) -> Tensor:
         """(n,) int64 positions of bags, on the host, of positions or a mask."""
         count = len(self)
         several = isinstance(given, Tensor) or is_array(given)
@@ -286,21 +291,23 @@ class Jagged:
         return f"Jagged({len(self)} bags, values {tuple(self.values.shape)}{weighted})"
 
 
-def _collate_jagged(batch: Sequence[Jagged], *, collate_fn_map: Any = None) -> Jagged:
+def _collate_jagged(batch: Sequence[Jagged], *, collate_fn_map: object = None) -> Jagged:
     return Jagged.concatenate(batch)
 
 
 default_collate_fn_map[Jagged] = _collate_jagged
 
 
-def _is_position(given: Any) -> bool:
+def _is_position(given: object) -> TypeGuard[SupportsInt]:
     """Return True for one integer: Python's, NumPy's, or a tensor of it."""
     if isinstance(given, Tensor):
         return given.dim() == 0 and given.dtype in ID_DTYPES
     return isinstance(given, numbers.Integral) and not isinstance(given, bool)
 
 
-def _flattened(what: str, bags: Iterable[Any]) -> tuple[list[Any], list[int]]:
+def _flattened(
+    what: str, bags: Iterable[Iterable[float] | Tensor]
+) -> tuple[list[float], list[int]]:
     """The elements of all bags, and how many each has."""
     try:
         lists = [bag.tolist() if hasattr(bag, "tolist") else list(bag) for bag in bags]

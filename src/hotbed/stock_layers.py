@@ -15,7 +15,7 @@ from hotbed.group.group import Group
 from hotbed.init import derive_key
 from hotbed.modules.one_table import OneTable, refuse_options
 from hotbed.places.moves import factory_for
-from hotbed.table.live import LiveTable
+from hotbed.table.live import LiveTable, live_table
 from hotbed.table.lookups import lookups_of
 from hotbed.table.state_dict import refuse_ambiguous_names
 from hotbed.tables import Table
@@ -67,7 +67,7 @@ def weights_of(layer: nn.Module) -> object:
         TableError: a layer of another kind, or of a class of its own.
     """
     if isinstance(layer, OneTable):
-        return layer._live
+        return live_table(layer.weight)
     for kind in (nn.Embedding, nn.EmbeddingBag):
         if isinstance(layer, kind):
             if type(layer).forward is not kind.forward:
@@ -99,7 +99,9 @@ def live_of(layer: nn.Module, name: str) -> LiveTable:
         TableError: an option that has no counterpart.
     """
     if isinstance(layer, (Embedding, EmbeddingBag)):
-        return layer._live
+        live = live_table(layer.weight)
+        assert live is not None
+        return live
     assert isinstance(layer, (nn.Embedding, nn.EmbeddingBag))
     spec = _describe(layer, name)
     if layer.weight.is_meta:

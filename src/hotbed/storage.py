@@ -8,7 +8,6 @@ import os
 import re
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import Any
 
 from hotbed import _core
 from hotbed.arrays import integer
@@ -186,7 +185,7 @@ class Storage:
             )
 
 
-def _directory(given: Any) -> str:
+def _directory(given: str | os.PathLike[str]) -> str:
     """The absolute path that is meant.
 
     Raises:

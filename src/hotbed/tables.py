@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -40,6 +40,9 @@ DTYPES = tuple(CORE_DTYPES)
 MAX_DIM = 1 << 22
 
 
+Ids = TypeVar("Ids", int, Tensor)
+
+
 class Origin(NamedTuple):
     """Where the rows of a part lie in the table that was cut. Ids of a static part count from 0: its id i
     is the table's ``first + stride * i``; a dynamic part has the table's own ids."""
@@ -55,7 +58,7 @@ class Origin(NamedTuple):
     owns: Callable[[Tensor], Tensor] | None = None
     """Of a dynamic part: (n,) bool for (n,) int64 ids, whether they belong to it. None: all do."""
 
-    def ids_in_table(self, ids: Any) -> Any:
+    def ids_in_table(self, ids: Ids) -> Ids:
         """The table's ids of ids of the part: ints, or (n,) int64."""
         plain = (self.first, self.stride) == (0, 1)
         return ids if plain else self.first + self.stride * ids

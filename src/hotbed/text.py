@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 __all__ = ["brief", "printable"]
 
 
-def brief(value: Any) -> str:
+def brief(value: object) -> str:
     """How an error shows a value, which may be of any length."""
     if isinstance(value, int) and value.bit_length() > 256:
         return f"a number of {value.bit_length():,} bits"

@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from hotbed.files import appearing
 
@@ -79,7 +78,7 @@ class Trace:
         """
         process = os.getpid()
         order = {thread: number for number, thread in enumerate(self._threads)}
-        events: list[dict[str, Any]] = [
+        events: list[dict[str, object]] = [
             {
                 "name": "thread_name",
                 "ph": "M",

@@ -20,9 +20,13 @@ NEXT = 64
 """Batches that wait at most, where each has its backward at once."""
 
 
+def waiting_of(table: Any) -> Any:
+    return table.place.ranks.waiting
+
+
 def one_rank_has_ids(rank: int, world: int, backwards: int) -> None:
     both = Both(rank, world, "Adam", {})
-    waiting = both.own.table("user").place.ranks.waiting
+    waiting = waiting_of(both.own.table("user"))
     chance, most = random.Random(1), 0
     for _ in range(2):
         for _ in range(backwards):
@@ -65,7 +69,7 @@ class Kinds:
         hb.distribute(self.own, Plan(TABLES, world, kinds))
         self.models = self.whole, self.own
         self.optimizers = [hb.optim.Adam(m.parameters(), lr=0.125, **options) for m in self.models]
-        self.waiting = self.own.table("static").place.ranks.waiting
+        self.waiting = waiting_of(self.own.table("static"))
 
     @staticmethod
     def batch(number: int, samples: range) -> dict[str, Any]:
@@ -117,7 +121,7 @@ def test_every_kind_of_shard_merges_what_waits(tiers: bool, tmp_path: Any) -> No
 
 def thousand(rank: int, world: int) -> None:
     both = Both(rank, world, "SGD", {})
-    place = both.own.table("user").place
+    place: Any = both.own.table("user").place
     for number in range(1000):
         both.backward(both.forward([number % 10, number % 7]))
         assert len(place.ranks.waiting) <= NEXT
@@ -135,7 +139,7 @@ def many_forwards(rank: int, world: int) -> None:
     """All forwards before all backwards: nothing can be merged before, and nothing is lost."""
     both = Both(rank, world, "Adam", {})
     vectors = [both.forward([number % 10]) for number in range(200)]
-    assert len(both.own.table("user").place.ranks.waiting) >= 200
+    assert len(waiting_of(both.own.table("user"))) >= 200
     for some in reversed(vectors):
         both.backward(some)
     del vectors, some
@@ -143,7 +147,7 @@ def many_forwards(rank: int, world: int) -> None:
     both.zero()
     both.assert_equal()
     both.backward(both.forward([1]))
-    assert len(both.own.table("user").place.ranks.waiting) == 1
+    assert len(waiting_of(both.own.table("user"))) == 1
     both.step()
     both.assert_equal()
 
@@ -220,7 +224,7 @@ def dropped(rank: int, world: int) -> None:
     both.step()
     both.zero()
     both.assert_equal()
-    assert len(both.own.table("user").place.ranks.waiting) <= NEXT
+    assert len(waiting_of(both.own.table("user"))) <= NEXT
 
 
 CASES = [
@@ -276,7 +280,7 @@ def test_uneven_ranks_merge_together(what: Any, world: int) -> None:
 def fails(rank: int, world: int) -> None:
     """A keeper that cannot look up again: an error on all ranks, and nothing is lost."""
     both = Both(rank, world, "SGD", {})
-    place = both.own.table("user").place
+    place: Any = both.own.table("user").place
     for number in range(61):
         both.backward(both.forward([number % 10]))
     with pytest.MonkeyPatch.context() as patch:

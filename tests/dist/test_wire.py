@@ -87,7 +87,8 @@ def unseen(rank: int, world: int, what: str) -> None:
             patch.delattr(os, "memfd_create")
         own = collection()
         hb.distribute(own, plan_of(own, "row", world))
-    assert isinstance(own.table("item").place.ranks._wire, Gloo)
+    ranks: Any = own.table("item").place.ranks
+    assert isinstance(ranks._wire, Gloo)
     del made
     assert shared_files() == before
     optimizer = hb.optim.SGD(own.parameters(), lr=0.1)

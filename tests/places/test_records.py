@@ -17,7 +17,8 @@ from torch import Tensor
 
 import hotbed as hb
 from hotbed.places import core_backed
-from hotbed.table.records import Records, records_of
+from hotbed.table.lookups import records_of
+from hotbed.table.records import Records
 
 pytestmark = pytest.mark.filterwarnings("default:The budget holds:UserWarning")
 

@@ -20,7 +20,7 @@ class Entry:
     batch: Any
     error: BaseException | None = None
     """What the loader raised in its place, or a function of the user over it."""
-    inputs: dict[str, Any] = dataclasses.field(default_factory=dict)
+    inputs: dict[str, object] = dataclasses.field(default_factory=dict)
     """What goes into the collections, by their names, where that is known."""
     prepared: dict[str, Prepared] = dataclasses.field(default_factory=dict)
     ids: int = 0
@@ -94,9 +94,9 @@ class Source(Generic[T]):
             yield entry.given()
 
 
-def find_features(batch: Any, features: list[str], deep: int) -> Any:
+def find_features(batch: object, features: list[str], deep: int) -> Mapping[str, object] | None:
     """The mapping in `batch` that has all the features."""
-    parts: Iterable[Any]
+    parts: Iterable[object]
     if isinstance(batch, Mapping):
         if all(feature in batch for feature in features):
             return batch

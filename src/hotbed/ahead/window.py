@@ -323,7 +323,7 @@ class Window:
                     "lower depth.",
                 )
 
-    def _inputs_of(self, batch: Any, name: str, module: TableOwner) -> Any:
+    def _inputs_of(self, batch: object, name: str, module: TableOwner) -> object:
         """Return what goes into the module; None where that is not known."""
         if self._inputs is not None:
             given = self._inputs(batch)

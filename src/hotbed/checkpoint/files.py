@@ -12,7 +12,6 @@ import json
 import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -72,7 +71,7 @@ def others_loaded_by(line: str) -> Iterator[None]:
 # -- JSON files that check themselves ----------------------------------------------------------------
 
 
-def write_json_sealed(path: str, contents: Mapping[str, Any]) -> None:
+def write_json_sealed(path: str, contents: Mapping[str, object]) -> None:
     """Writes `contents`, with a checksum as their last entry, where no file is, to stay.
 
     Raises:
@@ -89,7 +88,7 @@ def write_json_sealed(path: str, contents: Mapping[str, Any]) -> None:
         raise
 
 
-def read_json_sealed(path: str) -> tuple[Any, bool]:
+def read_json_sealed(path: str) -> tuple[object, bool]:
     """(contents, whether the checksum is there and right); contents are None where they are no JSON.
 
     Raises:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 from hotbed.checkpoint.ranks import KIND
 from hotbed.errors import HotbedError
+from hotbed.table.alone import Processes
 from hotbed.table.live import LiveTable
 
 __all__ = ["Changes"]
@@ -45,7 +45,7 @@ class Changes:
             raise
 
     @contextlib.contextmanager
-    def kept_from_use_if_failed(self, ranks: Any) -> Iterator[None]:
+    def kept_from_use_if_failed(self, ranks: Processes) -> Iterator[None]:
         """For a ``with`` statement: a load. Where it fails on a rank, all refuse what any has changed."""
         try:
             yield

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypedDict
 
 import torch
 from torch import Tensor
 
+from hotbed.checkpoint.entries import TableEntry
 from hotbed.checkpoint.files import CheckpointError
 from hotbed.checkpoint.folder import MANIFEST, opened
 from hotbed.checkpoint.manifest import read_manifest
@@ -16,7 +17,7 @@ from hotbed.checkpoint.rows import TableRows, rows_in
 from hotbed.checkpoint.single import differs, read, repeated
 from hotbed.checkpoint.tensors import read_views
 
-__all__ = ["Difference", "contents", "differences", "verified"]
+__all__ = ["Contents", "Difference", "TableContents", "contents", "differences", "verified"]
 
 
 def verified(path: str) -> Iterator[tuple[str, int, str]]:
@@ -48,7 +49,7 @@ def verified(path: str) -> Iterator[tuple[str, int, str]]:
                 yield MANIFEST, 0, f"{folder} has the row {twice} of {stem!r} twice"
 
 
-def _fault(path: str, table: dict[str, Any], rows: TableRows) -> str:
+def _fault(path: str, table: TableEntry, rows: TableRows) -> str:
     if fault := differs(path, table, rows):
         return fault
     ids, limit = rows.tensors["ids"], table["rows"]
@@ -57,14 +58,37 @@ def _fault(path: str, table: dict[str, Any], rows: TableRows) -> str:
     return ""
 
 
-def contents(path: str) -> dict[str, Any]:
+class TableContents(TypedDict):
+    """One table of a checkpoint."""
+
+    table: str
+    rows: int | None
+    saved_rows: int
+    dim: int
+    dtype: str
+    rule: str | None
+    untouched: str | None
+    steps: int | None
+
+
+class Contents(TypedDict):
+    """Contents of a checkpoint."""
+
+    path: str
+    step: int
+    tables: list[TableContents]
+    files: int
+    bytes: int
+
+
+def contents(path: str) -> Contents:
     """Return what a checkpoint holds, as JSON values: the folder, the step, tables and files."""
     with opened(path) as folder:
         manifest = read_manifest(folder)
-        tables = []
+        tables: list[TableContents] = []
         for stem, table in manifest["tables"].items():
             parts = [file["rows"][stem] for file in manifest["files"] if stem in file["rows"]]
-            rule = table["rule"] or {}
+            rule = table["rule"]
             tables.append(
                 {
                     "table": stem,
@@ -72,9 +96,9 @@ def contents(path: str) -> dict[str, Any]:
                     "saved_rows": sum(p["count"] for p in parts if p["columns"][0] == 0),
                     "dim": table["dim"],
                     "dtype": table["dtype"],
-                    "rule": rule.get("name"),
-                    "untouched": rule.get("untouched"),
-                    "steps": rule.get("steps"),
+                    "rule": rule and rule["name"],
+                    "untouched": rule and rule["untouched"],
+                    "steps": rule and rule.get("steps"),
                 }
             )
         return {

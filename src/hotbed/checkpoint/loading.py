@@ -6,7 +6,7 @@ import contextlib
 import os
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hotbed import _core
+from hotbed.checkpoint.entries import Manifest
 from hotbed.checkpoint.files import CheckpointError, DamagedError
 from hotbed.checkpoint.folder import MANIFEST, opened
 from hotbed.checkpoint.half_loaded import Changes
@@ -27,7 +28,8 @@ from hotbed.checkpoint.rules import current_anyway, forget_steps, give_history, 
 from hotbed.checkpoint.saving import several
 from hotbed.checkpoint.tables import differences, key_in
 from hotbed.checkpoint.tensors import read_tensors
-from hotbed.checkpoint.values import decoded
+from hotbed.checkpoint.values import Stateful, decoded
+from hotbed.devices import Device
 from hotbed.errors import HotbedError, OptimizerError
 from hotbed.modules.owner import tables_left_out, tables_of
 from hotbed.storage import Storage
@@ -56,10 +58,10 @@ class Restored(NamedTuple):
 def load(
     path: str | os.PathLike[str],
     model: nn.Module,
-    optimizer: Any = None,
+    optimizer: Optimizer | Sequence[Optimizer] | None = None,
     *,
-    scheduler: Any = None,
-    loader: Any = None,
+    scheduler: Stateful | Sequence[Stateful] | None = None,
+    loader: Stateful | Sequence[Stateful] | None = None,
     strict: bool = True,
     rename: Mapping[str, str] | None = None,
 ) -> Restored:
@@ -121,7 +123,7 @@ def load(
 
 
 def load_model(
-    path: str | os.PathLike[str], *, storage: Storage | None = None, device: Any = None
+    path: str | os.PathLike[str], *, storage: Storage | None = None, device: Device | None = None
 ) -> nn.Module:
     """Make the model of a checkpoint, one of `hotbed.models`, and read it; in evaluation mode.
 
@@ -149,7 +151,7 @@ class _Loading:
     def __init__(
         self,
         folder: str,
-        manifest: dict[str, Any],
+        manifest: Manifest,
         model: nn.Module,
         optimizers: list[Optimizer],
         strict: bool,
@@ -254,9 +256,9 @@ class _Loading:
                     f"the CPU makes up for. Load the model there, then move it to {table.device}."
                 ) from error
 
-    def take_values(self, schedulers: list[Any], loaders: list[Any]) -> None:
+    def take_values(self, schedulers: list[Stateful], loaders: list[Stateful]) -> None:
         """All but rows. It is checked first that there is as much as was given."""
-        states: list[tuple[Any, Any]] = []
+        states: list[tuple[Stateful, dict[str, object]]] = []
         for what, own in (
             ("optimizers", self.optimizers),
             ("schedulers", schedulers),
@@ -283,9 +285,9 @@ class _Loading:
                 one.load_state_dict(state)
                 self.changes.begun = True
             self.changes.begun = True
-            given: Any = OrderedDict(dense)
+            given = OrderedDict(dense)
             versions = self.values.get("versions", {})
-            given._metadata = OrderedDict(
+            vars(given)["_metadata"] = OrderedDict(
                 (self.renaming.of_module(n), {"version": v}) for n, v in versions.items()
             )
             self.model.load_state_dict(given, strict=False)
@@ -317,7 +319,9 @@ class _Loading:
             for stem, table in self.tables.items():
                 entry = self.manifest["tables"][stem]
                 rule = entry["rule"]
-                rules = [t.rule for t in {table, *table.place.tables_here(table)}]
+                rules = [
+                    r for t in {table, *table.place.tables_here(table)} if (r := t.rule) is not None
+                ]
                 if stem in self.with_states and table.follows:
                     for each in rules:
                         forget_steps(each)  # so that no row counts as of one
@@ -329,6 +333,7 @@ class _Loading:
                             give_history(each, rule)
                 elif self._is_behind(stem):
                     with self._naming(stem):
+                        assert rule is not None
                         finish += [current_anyway(t, rule) for t in table.place.tables_here(table)]
                     as_stored.add(stem)
             for table in self.tables.values():
@@ -382,17 +387,17 @@ class _Loading:
 
         own_states = None
         if as_stored:
-            planes = _core.state_planes(table.rule.options)
+            planes = _core.state_planes(table.held_rule.options)
             own_states = [of_table(f"states/{n}", spec.compute_dtype, one) for n, one, _ in planes]
         steps = None
         if table.follows and as_stored:
             steps = tensors["steps"] if here is None else tensors["steps"][here]
-            forgotten = table.rule.history()[0]
-            known = (steps == 0) | ((steps >= forgotten) & (steps <= table.rule.steps))
+            forgotten = table.held_rule.history()[0]
+            known = (steps == 0) | ((steps >= forgotten) & (steps <= table.held_rule.steps))
             if steps.shape != ids.shape or steps.dtype != torch.int64 or not bool(known.all()):
                 raise ValueError("its steps are none that the table has taken")
             steps = steps.contiguous()
         elif table.follows:
-            steps = torch.full_like(ids, table.rule.steps)
+            steps = torch.full_like(ids, table.held_rule.steps)
         weights = of_table("weights", spec.dtype)
         table.write(Records(ids.contiguous(), weights, own_states, steps))

@@ -6,9 +6,10 @@ import itertools
 import os
 import re
 import stat
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import cast
 
+from hotbed.checkpoint.entries import FileEntry, Manifest
 from hotbed.checkpoint.files import CheckpointError, DamagedError, read_json_sealed
 from hotbed.tables import DTYPES
 
@@ -30,7 +31,7 @@ _DTYPES = {str(dtype).removeprefix("torch.") for dtype in DTYPES}
 _FILE = re.compile(r"(dense|rows-[0-9]+-[0-9]+)\.safetensors")
 
 
-def read_manifest(folder: str) -> dict[str, Any]:
+def read_manifest(folder: str) -> Manifest:
     """The manifest, whose entries have the types that they should. Others than those of this version are
     passed over.
 
@@ -52,12 +53,13 @@ def read_manifest(folder: str) -> dict[str, Any]:
             raise DamagedError(f"{path} is no manifest of a checkpoint, or damaged.")
     if fault := _fault(manifest):
         raise DamagedError(f"{path} is no manifest of a checkpoint: {fault}.")
-    if manifest["base"] is not None:
+    checked = cast(Manifest, manifest)  # as `_fault` has found
+    if checked["base"] is not None:
         raise CheckpointError(
-            f"{path} tells what has changed since {manifest['base']!r}, which this Hotbed cannot read. "
+            f"{path} tells what has changed since {checked['base']!r}, which this Hotbed cannot read. "
             "Update it."
         )
-    return dict(manifest)
+    return checked
 
 
 def fault_of(folder: str) -> str:
@@ -70,7 +72,7 @@ def fault_of(folder: str) -> str:
     return fault_of_files(folder, files)
 
 
-def fault_of_files(folder: str, files: Iterable[dict[str, Any]]) -> str:
+def fault_of_files(folder: str, files: Iterable[FileEntry]) -> str:
     """Which of some files of a manifest is missing, no plain file or of another size; empty for none."""
     for file in files:
         path = os.path.join(folder, file["name"])
@@ -91,12 +93,12 @@ def fault_of_files(folder: str, files: Iterable[dict[str, Any]]) -> str:
     return ""
 
 
-def dense_file(manifest: dict[str, Any]) -> dict[str, Any]:
+def dense_file(manifest: Manifest) -> FileEntry:
     """Return the manifest's entry of the file that holds all tensors but rows."""
     return next(file for file in manifest["files"] if file["name"] == "dense.safetensors")
 
 
-def _fault(manifest: dict[str, Any]) -> str:
+def _fault(manifest: object) -> str:
     match manifest:
         case {
             "step": int(),
@@ -154,7 +156,7 @@ def _fault(manifest: dict[str, Any]) -> str:
     return ""
 
 
-def _is_rule(rule: dict[str, Any]) -> bool:
+def _is_rule(rule: Mapping[object, object]) -> bool:
     match rule:
         case {"name": str(), "options": dict(), "untouched": "lazy" | "exact", "states": [*states]}:
             return all(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from hotbed import _core
+from hotbed.checkpoint.entries import FileEntry, Manifest, RuleEntry
 from hotbed.checkpoint.files import DamagedError
 from hotbed.checkpoint.rows import TableRows, read_rows
 
@@ -22,7 +22,7 @@ _SHARE_OF_MEMORY = 4
 
 def whole_rows(
     folder: str,
-    manifest: dict[str, Any],
+    manifest: Manifest,
     columns: Mapping[str, slice],
     as_stored: Collection[str],
     *,
@@ -54,10 +54,10 @@ def whole_rows(
 
 def _joined_rows(
     folder: str,
-    manifest: dict[str, Any],
+    manifest: Manifest,
     stem: str,
     columns: slice,
-    rule: dict[str, Any] | None,
+    rule: RuleEntry | None,
 ) -> Iterator[tuple[str, TableRows]]:
     """Where they do not fit into a part of the free memory, the files are read several times.
 
@@ -85,12 +85,14 @@ def _joined_rows(
             ) from None
 
 
-def _has(file: dict[str, Any], stem: str, columns: slice) -> bool:
-    first, end = file["rows"].get(stem, {"columns": (0, 0)})["columns"]
+def _has(file: FileEntry, stem: str, columns: slice) -> bool:
+    if stem not in file["rows"]:
+        return False
+    first, end = file["rows"][stem]["columns"]
     return bool(first < columns.stop and columns.start < end)
 
 
-def _has_all(file: dict[str, Any], stem: str, columns: slice) -> bool:
+def _has_all(file: FileEntry, stem: str, columns: slice) -> bool:
     first, end = file["rows"][stem]["columns"]
     return bool(first <= columns.start and columns.stop <= end)
 

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hotbed import _core
+from hotbed.checkpoint.entries import Manifest, ModelEntry
 from hotbed.checkpoint.files import CheckpointError
 from hotbed.checkpoint.folder import MANIFEST
 from hotbed.checkpoint.manifest import dense_file
 from hotbed.checkpoint.tables import described, table_of
 from hotbed.checkpoint.tensors import read_tensors
 from hotbed.checkpoint.values import decoded
+from hotbed.devices import Device
 from hotbed.errors import OutOfMemory, StorageError
-from hotbed.models import MODELS
+from hotbed.models import DLRM, MODELS, WideDeep
 from hotbed.modules.owner import tables_left_out
 from hotbed.storage import Storage
 from hotbed.tables import Table
@@ -29,19 +32,19 @@ _OF_A_RUN = {"seed", "storage", "device"}
 """Arguments of models that say how one is made, and not what it is."""
 
 
-def description_of(model: nn.Module) -> dict[str, Any] | None:
+def description_of(model: nn.Module) -> ModelEntry | None:
     """As JSON values; None for a model that is none of `hotbed.models`."""
     for name, kind in MODELS.items():
         if type(model) is kind:
-            config: Any = model.config
-            arguments = dict(config)
+            assert isinstance(model, (DLRM, WideDeep))
+            arguments: dict[str, Any] = dict(model.config)
             arguments["tables"] = [{"name": t.name, **described(t)} for t in arguments["tables"]]
             return {"name": name, "arguments": arguments}
     return None
 
 
 def made_again(
-    folder: str, manifest: dict[str, Any], storage: Storage | None, device: Any
+    folder: str, manifest: Manifest, storage: Storage | None, device: Device | None
 ) -> nn.Module:
     """The model of a checkpoint, before anything is read into it.
 
@@ -50,10 +53,10 @@ def made_again(
         OutOfMemory, StorageError: tiers have no room.
     """
     named = os.path.join(folder, MANIFEST)
-    kind, arguments = _described_by(named, manifest)
-    _check_sizes(folder, manifest, kind, arguments, storage)
+    kind, tables, arguments = _described_by(named, manifest)
+    _check_sizes(folder, manifest, functools.partial(kind, **arguments), tables, storage)
     try:
-        model: nn.Module = kind(**arguments, storage=storage, device=device)
+        model: nn.Module = kind(tables=tables, **arguments, storage=storage, device=device)
     except (OutOfMemory, StorageError):
         raise
     except Exception as error:  # whatever a manifest can make a model raise
@@ -66,11 +69,13 @@ def _no_model(named: str, error: Exception) -> CheckpointError:
     return CheckpointError(f"{named} tells of a model that cannot be made: {text}.")
 
 
-def _described_by(named: str, manifest: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """(class, its arguments)"""
+def _described_by(
+    named: str, manifest: Manifest
+) -> tuple[Callable[..., nn.Module], list[Table], dict[str, object]]:
+    """(class, its tables, its other arguments)"""
     match manifest.get("model"):
         case {"name": str(name), "arguments": {"tables": [*tables], **others}}:
-            arguments: dict[str, Any] = {str(key): value for key, value in others.items()}
+            arguments: dict[str, object] = {str(key): value for key, value in others.items()}
         case None:
             raise CheckpointError(
                 f"{named} is of a model that is none of hotbed.models ({', '.join(MODELS)}). Make it "
@@ -88,19 +93,18 @@ def _described_by(named: str, manifest: dict[str, Any]) -> tuple[Any, dict[str, 
         raise
     except Exception as error:
         raise _no_model(named, error) from error
-    return MODELS[name], {**arguments, "tables": made}
+    return MODELS[name], made, arguments
 
 
 def _check_sizes(
     folder: str,
-    manifest: dict[str, Any],
-    kind: Any,
-    arguments: Mapping[str, Any],
+    manifest: Manifest,
+    kind: Callable[..., nn.Module],
+    tables: Sequence[Table],
     storage: Storage | None,
 ) -> None:
     """Raises CheckpointError where dense layers are not of the sizes that were saved, or tables are to lie in
     memory that is not there: before either takes any."""
-    tables = arguments["tables"]
     static = sum((t.rows or 0) * t.dim * t.dtype.itemsize for t in tables)
     if storage is None and static > (free := _core.available_memory()):
         raise CheckpointError(
@@ -114,7 +118,7 @@ def _check_sizes(
     try:
         with torch.device("meta"), tables_left_out():  # shapes without memory
             empty = [Table(table.name, table.dim) for table in tables]
-            wanted = _shapes(kind(**{**arguments, "tables": empty}, seed=0).state_dict())
+            wanted = _shapes(kind(tables=empty, seed=0).state_dict())
         found = _shapes(decoded(manifest["values"]["model"], tensors))
     except Exception as error:
         raise _no_model(os.path.join(folder, MANIFEST), error) from error

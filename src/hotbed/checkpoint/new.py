@@ -7,7 +7,6 @@ import fcntl
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
 from hotbed.checkpoint.files import CheckpointError, sync_folder, write_json_sealed
 from hotbed.checkpoint.folder import (
@@ -28,7 +27,7 @@ __all__ = ["NewCheckpoint", "check_keep", "check_step", "new_folder", "sweep"]
 _NEXT = "checkpoint.json.new"
 
 
-def check_step(step: Any) -> None:
+def check_step(step: object) -> None:
     """Raises CheckpointError if `step` is no number of steps."""
     if isinstance(step, bool) or not isinstance(step, int) or step < 0:
         raise CheckpointError(f"step must be an integer from 0 on, got {step!r}.")
@@ -36,7 +35,7 @@ def check_step(step: Any) -> None:
         raise CheckpointError("step must be less than 2**63.")
 
 
-def check_keep(keep: Any) -> None:
+def check_keep(keep: object) -> None:
     """Raises CheckpointError if `keep` is no number of checkpoints, nor None."""
     if keep is not None and (isinstance(keep, bool) or not isinstance(keep, int) or keep < 1):
         raise CheckpointError(f"keep must be an integer from 1 on, or None, got {keep!r}.")
@@ -54,7 +53,7 @@ class NewCheckpoint:
         self.path, self.is_complete = path, False
         self._step, self._release = step, release
 
-    def complete(self, manifest: Mapping[str, Any], keep: int | None = None) -> str:
+    def complete(self, manifest: Mapping[str, object], keep: int | None = None) -> str:
         """Makes it the latest complete checkpoint, when its files are there. Returns its folder, which was
         renamed if one that was begun later was completed before.
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import random
-from typing import Any
 
 import numpy as np
 import torch
 
+from hotbed.data.position import RandomStates
+
 __all__ = ["give_random_states", "random_states"]
 
 
-def random_states() -> dict[str, Any]:
+def random_states() -> RandomStates:
     """Random states of Python, NumPy, and torch on all its devices."""
     used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     cuda = torch.cuda.get_rng_state_all() if used else []
@@ -23,7 +24,7 @@ def random_states() -> dict[str, Any]:
     }
 
 
-def give_random_states(states: dict[str, Any]) -> None:
+def give_random_states(states: RandomStates) -> None:
     random.setstate(states["python"])
     np.random.set_state(states["numpy"])
     torch.set_rng_state(states["torch"])

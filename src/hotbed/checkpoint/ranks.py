@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from torch import nn
 
+from hotbed.checkpoint.entries import RuleEntry, TableEntry
 from hotbed.checkpoint.files import CheckpointError
 from hotbed.checkpoint.rules import rule_of
 from hotbed.checkpoint.tables import entry_of
 from hotbed.dist.distribute import sharing_of
-from hotbed.table.alone import ALONE
+from hotbed.table.alone import ALONE, Processes
 from hotbed.table.live import LiveTable
 
 __all__ = ["KIND", "entries_of", "own_tables", "ranks_of", "tables_here"]
@@ -19,7 +19,7 @@ __all__ = ["KIND", "entries_of", "own_tables", "ranks_of", "tables_here"]
 KIND = "a checkpoint"
 
 
-def ranks_of(tables: Mapping[str, LiveTable], model: nn.Module) -> Any:
+def ranks_of(tables: Mapping[str, LiveTable], model: nn.Module) -> Processes:
     """The processes that share the tables of a model, or train it; or the one that has it alone.
 
     Raises:
@@ -41,7 +41,7 @@ def tables_here(tables: Mapping[str, LiveTable]) -> dict[str, LiveTable]:
     return {stem: own for stem, table in tables.items() for own in table.place.tables_here(table)}
 
 
-def own_tables(tables: Mapping[str, LiveTable], ranks: Any) -> dict[str, LiveTable]:
+def own_tables(tables: Mapping[str, LiveTable], ranks: Processes) -> dict[str, LiveTable]:
     """Tables and shards whose rows this process saves; rank 0 saves those that are not shared."""
     return {
         stem: own
@@ -52,8 +52,8 @@ def own_tables(tables: Mapping[str, LiveTable], ranks: Any) -> dict[str, LiveTab
 
 
 def entries_of(
-    tables: Mapping[str, LiveTable], own: Mapping[str, LiveTable], ranks: Any, *, states: bool
-) -> dict[str, Any]:
+    tables: Mapping[str, LiveTable], own: Mapping[str, LiveTable], ranks: Processes, *, states: bool
+) -> dict[str, TableEntry]:
     """Return the manifest's entries of all tables. All ranks call this."""
     rules = ranks.tell(
         KIND, {stem: rule_of(table) for stem, table in own.items()} if states else {}
@@ -64,10 +64,10 @@ def entries_of(
     }
 
 
-def _longest(rules: list[Any]) -> dict[str, Any] | None:
+def _longest(rules: list[RuleEntry | None]) -> RuleEntry | None:
     """Return, of one rule in several processes, the one that remembers most of what rows may have missed."""
 
-    def forgotten(rule: Any) -> int:
+    def forgotten(rule: RuleEntry | None) -> int:
         return 0 if rule is None or rule["history"] is None else int(rule["history"]["forgotten"])
 
     return min(rules, key=forgotten, default=None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from hotbed.checkpoint.files import CheckpointError
 
@@ -18,7 +17,7 @@ class Renaming:
 
     def __init__(self, prefixes: Mapping[str, str] | None) -> None:
         """`prefixes`: as saved → in the model."""
-        given: Any = {} if prefixes is None else prefixes
+        given: object = {} if prefixes is None else prefixes
         if not isinstance(given, Mapping) or not all(
             isinstance(part, str) for pair in given.items() for part in pair
         ):

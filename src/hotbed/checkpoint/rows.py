@@ -11,16 +11,18 @@ import itertools
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from hotbed.checkpoint.entries import FileEntry, FileRows, Manifest, Written
 from hotbed.checkpoint.files import DamagedError
 from hotbed.checkpoint.tensors import read_views, write_tensors
-from hotbed.table.alone import ALONE
+from hotbed.table.alone import ALONE, Processes
 from hotbed.table.live import LiveTable
-from hotbed.table.records import Records, records_of
+from hotbed.table.lookups import records_of
+from hotbed.table.records import Records
 
 __all__ = [
     "FILE_BYTES",
@@ -52,8 +54,8 @@ def write_rows(
     *,
     states: bool,
     writer: int = 0,
-    ranks: Any = ALONE,
-) -> list[dict[str, Any]]:
+    ranks: Processes = ALONE,
+) -> list[FileEntry]:
     """Writes all stored rows, while the tables are held; with states as they are stored, else weights as
     the last step has left them. Returns what the manifest says of the files.
 
@@ -70,32 +72,35 @@ Piece = tuple[str, slice, Mapping[str, Tensor]]
 """Some rows on their way to files: table, columns, and tensors by their part, which stay as they are."""
 
 
-def write_files(folder: str, pieces: Iterable[Piece], writer: int = 0) -> list[dict[str, Any]]:
+def write_files(folder: str, pieces: Iterable[Piece], writer: int = 0) -> list[FileEntry]:
     """Writes rows to files of about `FILE_BYTES`. Returns what the manifest says of them.
 
     Raises:
         OSError: some files may be there.
     """
-    files: list[dict[str, Any]] = []
-    under_way: list[Future[dict[str, Any]]] = []
+    named: list[tuple[str, dict[str, FileRows]]] = []
+    written: list[Written] = []
+    under_way: list[Future[Written]] = []
     with ThreadPoolExecutor(_WRITERS) as pool:
         for number, (tensors, rows) in enumerate(_packed(pieces)):
             name = f"rows-{writer}-{number}.safetensors"
-            files.append({"name": name, "rows": rows})
+            named.append((name, rows))
             if len(under_way) == _WRITERS:
-                files[number - _WRITERS] |= under_way.pop(0).result()
+                written.append(under_way.pop(0).result())
             under_way.append(pool.submit(write_tensors, os.path.join(folder, name), tensors))
-        for file, written in zip(files[len(files) - len(under_way) :], under_way, strict=True):
-            file |= written.result()
-    return files
+        written += [one.result() for one in under_way]
+    return [
+        {"name": name, "rows": rows, **one}
+        for (name, rows), one in zip(named, written, strict=True)
+    ]
 
 
 def _packed(
     pieces: Iterable[Piece],
-) -> Iterator[tuple[dict[str, list[Tensor]], dict[str, dict[str, Any]]]]:
+) -> Iterator[tuple[dict[str, list[Tensor]], dict[str, FileRows]]]:
     """(tensors in parts, what the manifest says of their rows) of one file after the other."""
     tensors: dict[str, list[Tensor]] = {}
-    rows: dict[str, dict[str, Any]] = {}
+    rows: dict[str, FileRows] = {}
     held = 0
     for stem, columns, parts in pieces:
         own = rows.setdefault(stem, {"count": 0, "columns": [columns.start, columns.stop]})
@@ -142,10 +147,10 @@ class TableRows(NamedTuple):
 
 def read_rows(
     folder: str,
-    manifest: dict[str, Any],
+    manifest: Manifest,
     stems: Sequence[str],
     *,
-    files: Sequence[dict[str, Any]] | None = None,
+    files: Sequence[FileEntry] | None = None,
     again: bool = False,
 ) -> Iterator[tuple[str, TableRows]]:
     """The rows of some tables, file by file: the path of the file, and what it has of one table. The next
@@ -188,8 +193,8 @@ def _size(path: str) -> int:
 
 def rows_in(
     path: str,
-    manifest: dict[str, Any],
-    file: dict[str, Any],
+    manifest: Manifest,
+    file: FileEntry,
     stem: str,
     tensors: Mapping[str, Tensor],
 ) -> TableRows:
@@ -200,10 +205,11 @@ def rows_in(
     """
     count, columns = file["rows"][stem]["count"], slice(*file["rows"][stem]["columns"])
     wide, narrow = (count, columns.stop - columns.start), (count, 1)
-    rule = manifest["tables"][stem]["rule"] or {"states": []}
-    known = ["ids", "weights", "steps", *(f"states/{name}" for name, _ in rule["states"])]
+    rule = manifest["tables"][stem]["rule"]
+    states = rule["states"] if rule else []
+    known = ["ids", "weights", "steps", *(f"states/{name}" for name, _ in states)]
     own = {part: tensors[f"{stem}/{part}"] for part in known if f"{stem}/{part}" in tensors}
-    shapes: dict[str, tuple[Any, ...]] = {
+    shapes: dict[str, tuple[tuple[int, ...], ...]] = {
         "ids": ((count,),),
         "steps": ((count,),),
         "weights": (wide,),

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from hotbed import _core
+from hotbed.checkpoint.entries import History, RuleEntry
 from hotbed.checkpoint.files import CheckpointError
 from hotbed.optim import RULES
 from hotbed.optim.options import fault_of_numbers
+from hotbed.table.live import LiveTable
 
 __all__ = ["current_anyway", "forget_steps", "give_history", "refuse_other_rule", "rule_of"]
 
@@ -22,7 +25,7 @@ _NUMBERS = sorted(
 )
 
 
-def rule_of(table: Any) -> dict[str, Any] | None:
+def rule_of(table: LiveTable) -> RuleEntry | None:
     """None: no optimizer has it."""
     rule = table.rule
     if rule is None:
@@ -41,7 +44,7 @@ def rule_of(table: Any) -> dict[str, Any] | None:
     }
 
 
-def _history_of(rule: _core.TableRule) -> dict[str, Any]:
+def _history_of(rule: _core.TableRule) -> History:
     forgotten, base, ratio, size, last, runs = rule.history()
     return {
         "forgotten": forgotten,
@@ -57,10 +60,12 @@ def _numbers_of(hyper: _core.Hyperparameters) -> list[float]:
     return [getattr(hyper, name) for name in _NUMBERS]
 
 
-def refuse_other_rule(stem: str, table: Any, saved: dict[str, Any]) -> None:
+def refuse_other_rule(stem: str, table: LiveTable, saved: RuleEntry) -> None:
     """Raises CheckpointError where the states of a table are not those that were saved."""
     own = rule_of(table)
     assert own is not None
+    was: dict[str, object]
+    now: dict[str, object]
     was, now = ({**rule, **rule["options"]} for rule in (saved, own))
     kind = ("name", "untouched", "initial_accumulator_value", *_OPTIONS, "states")
     told = [name for name in kind if was.get(name) != now[name]]
@@ -77,13 +82,14 @@ def forget_steps(rule: _core.TableRule) -> None:
     rule.restart(0, [1, 0, 0, 1, 1], _core.Hyperparameters())
 
 
-def give_history(rule: _core.TableRule, saved: dict[str, Any]) -> None:
+def give_history(rule: _core.TableRule, saved: Mapping[str, object] | None) -> None:
     """Starts a rule over with the steps that were saved.
 
     Raises:
         ValueError: no `rule_of` has made it.
     """
-    match saved:
+    given: Mapping[str, Any] = saved or {}
+    match given:
         case {"steps": int(steps), "history": None}:
             rule.restart(steps, [1, 0, 0, 1, 1], _core.Hyperparameters())
         case {
@@ -104,7 +110,7 @@ def give_history(rule: _core.TableRule, saved: dict[str, Any]) -> None:
                 not all(map(math.isfinite, base))
                 or not (ratio >= 0 and size >= 0)
                 or min([forgotten, *(count - 1 for count, _ in again)]) < 0
-                or total != saved.get("steps")
+                or total != given.get("steps")
                 or total >= 1 << 40
             ):
                 raise ValueError("the history of its steps has no such numbers")
@@ -116,15 +122,15 @@ def give_history(rule: _core.TableRule, saved: dict[str, Any]) -> None:
 def _check_numbers(rule: _core.TableRule, hyper: _core.Hyperparameters) -> None:
     """Raises ValueError where no step of a table's rule can have had these numbers."""
     faults = [
-        fault_of_numbers(kind._rule, hyper)
+        fault_of_numbers(kind.declared_rule(), hyper)
         for kind in RULES
-        if kind._rule.core == rule.options.rule.name
+        if kind.declared_rule().core == rule.options.rule.name
     ]
     if fault := min(faults, key=len) or _core.why_not_exact(rule.options, hyper):
         raise ValueError(f"the history of its steps has numbers that none can have had: {fault}")
 
 
-def _hyper_of(numbers: list[float]) -> Any:
+def _hyper_of(numbers: list[float]) -> _core.Hyperparameters:
     if len(numbers) != len(_NUMBERS):
         raise ValueError("the history of its steps is incomplete")
     hyper = _core.Hyperparameters()
@@ -133,7 +139,7 @@ def _hyper_of(numbers: list[float]) -> Any:
     return hyper
 
 
-def current_anyway(table: Any, saved: dict[str, Any]) -> Any:
+def current_anyway(table: LiveTable, saved: RuleEntry) -> Callable[[bool], None]:
     """Gives a table without optimizer the rule that it was saved with, for rows that are behind.
 
     Returns:
@@ -147,7 +153,7 @@ def current_anyway(table: Any, saved: dict[str, Any]) -> Any:
         setattr(options, name, value)
     initial = float(saved["initial_accumulator_value"])
     table.rule = _core.TableRule.make(table.core, options, initial, True)
-    give_history(table.rule, saved)
+    give_history(table.held_rule, saved)
 
     def finish(loaded: bool) -> None:
         if loaded:

@@ -7,8 +7,8 @@ import errno
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, TypedDict
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -22,9 +22,11 @@ from hotbed.checkpoint.randomness import random_states
 from hotbed.checkpoint.ranks import KIND, entries_of, own_tables, ranks_of
 from hotbed.checkpoint.rows import most_bytes, write_rows
 from hotbed.checkpoint.tensors import write_tensors
-from hotbed.checkpoint.values import decoded, encoded
+from hotbed.checkpoint.values import Saveable, decoded, encoded
+from hotbed.files import Json
 from hotbed.modules.owner import tables_left_out, tables_of
 from hotbed.optim.base import TableOptimizer
+from hotbed.table.alone import Processes
 from hotbed.table.locks import reading
 
 __all__ = ["Saved", "save", "several"]
@@ -46,11 +48,11 @@ class Saved(NamedTuple):
 def save(
     path: str | os.PathLike[str],
     model: nn.Module,
-    optimizer: Any = None,
+    optimizer: Optimizer | Sequence[Optimizer] | None = None,
     *,
     step: int,
-    scheduler: Any = None,
-    loader: Any = None,
+    scheduler: Saveable | Sequence[Saveable] | None = None,
+    loader: Saveable | Sequence[Saveable] | None = None,
     states: bool = True,
     keep: int | None = None,
 ) -> Saved:
@@ -118,7 +120,9 @@ def save(
 
 
 @contextlib.contextmanager
-def _folder_of_all(root: str, step: int, ranks: Any) -> Iterator[tuple[str, NewCheckpoint | None]]:
+def _folder_of_all(
+    root: str, step: int, ranks: Processes
+) -> Iterator[tuple[str, NewCheckpoint | None]]:
     """For a ``with`` statement: the folder of a new checkpoint, which is the first rank's."""
     with contextlib.ExitStack() as stack:
         new = None
@@ -158,11 +162,13 @@ def _told_how_much(root: str, most: Callable[[], int]) -> Iterator[None]:
         raise OSError(error.errno, f"{os.strerror(error.errno)}: {text}", root) from error
 
 
-def several(one_or_more: Any, method: str) -> list[Any]:
+def several(one_or_more: object, method: str) -> list[Any]:
     """`method`: what each must have."""
     if one_or_more is None:
         return []
-    found = list(one_or_more) if type(one_or_more) in (list, tuple) else [one_or_more]
+    found = [one_or_more]
+    if isinstance(one_or_more, (list, tuple)) and type(one_or_more) in (list, tuple):
+        found = list(one_or_more)
     for one in found:
         if not callable(getattr(one, method, None)):
             raise CheckpointError(
@@ -172,13 +178,18 @@ def several(one_or_more: Any, method: str) -> list[Any]:
     return found
 
 
+class _OfRank(TypedDict):
+    values: Json
+    tensors: dict[str, Tensor]
+
+
 def _values_of(
-    model: nn.Module, optimizer: Any, scheduler: Any, loader: Any, ranks: Any
-) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    model: nn.Module, optimizer: object, scheduler: object, loader: object, ranks: Processes
+) -> tuple[dict[str, Json], dict[str, Tensor]]:
     """All but rows: as JSON values, and the tensors in them."""
     with tables_left_out():
         dense = model.state_dict()
-    found = {
+    found: dict[str, object] = {
         "model": dict(dense),
         "versions": {
             name: about["version"]
@@ -193,14 +204,15 @@ def _values_of(
     of_others = {"loaders": found["loaders"], "random": found["random"]}
     if ranks.size > 1:
         own: dict[str, Tensor] = {}
-        said = {"values": encoded(of_others, "ranks", own), "tensors": own}
-        found["ranks"] = [decoded(one["values"], one["tensors"]) for one in ranks.tell(KIND, said)]
+        said = encoded(of_others, "ranks", own)
+        every = ranks.tell(KIND, _OfRank(values=said, tensors=own))
+        found["ranks"] = [decoded(one["values"], one["tensors"]) for one in every]
     tensors: dict[str, Tensor] = {}
     values = {name: encoded(value, name, tensors) for name, value in found.items()}
     return values, tensors
 
 
-def _state_of(optimizer: Optimizer) -> dict[str, Any]:
+def _state_of(optimizer: Optimizer) -> dict[str, object]:
     """Without the states of tables, which lie with their rows."""
     if isinstance(optimizer, TableOptimizer):
         return Optimizer.state_dict(optimizer)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from hotbed.arrays import id_tensor
+from hotbed.checkpoint.entries import TableEntry
 from hotbed.checkpoint.files import CheckpointError
 from hotbed.checkpoint.folder import opened, root_of
 from hotbed.checkpoint.manifest import FORMAT, VERSION, read_manifest
@@ -62,7 +63,7 @@ def read(path: str | os.PathLike[str], table: str) -> Iterator[Chunk]:
             yield Chunk(rows.tensors["ids"], rows.tensors["weights"], named, steps)
 
 
-def contains(path: str | os.PathLike[str], table: str, ids: Any) -> Tensor:
+def contains(path: str | os.PathLike[str], table: str, ids: object) -> Tensor:
     """Return (n,) bool: True for each of (n,) ids of which a checkpoint has a row, as `read` finds it.
 
     Of a static table it may have rows that no batch ever had: their first values.
@@ -77,7 +78,7 @@ def contains(path: str | os.PathLike[str], table: str, ids: Any) -> Tensor:
     return found
 
 
-def differs(file: str, table: dict[str, Any], rows: TableRows) -> str:
+def differs(file: str, table: TableEntry, rows: TableRows) -> str:
     """How rows of a file are not as a manifest says of their table; empty if they are."""
     weights, stem = rows.tensors["weights"], rows.stem
     if str(weights.dtype) != f"torch.{table['dtype']}":
@@ -86,15 +87,15 @@ def differs(file: str, table: dict[str, Any], rows: TableRows) -> str:
         found = rows.tensors.get(part)
         if found is None or found.shape[1] != (1 if one_a_row else weights.shape[1]):
             return f"{file} has no {part} of {stem!r} as its manifest says"
-    if (table["rule"] or {}).get("untouched") == "exact" and "steps" not in rows.tensors:
+    if table["rule"] and table["rule"]["untouched"] == "exact" and "steps" not in rows.tensors:
         return f"{file} has no steps of {stem!r}"
     return ""
 
 
-def _states_of(table: dict[str, Any]) -> list[tuple[str, str, bool]]:
+def _states_of(table: TableEntry) -> list[tuple[str, str, bool]]:
     """(name, tensor, whether it is one number a row)"""
-    states = (table["rule"] or {"states": []})["states"]
-    return [(name, f"states/{name}", width == 1) for name, width in states]
+    states = table["rule"]["states"] if table["rule"] else []
+    return [(str(name), f"states/{name}", width == 1) for name, width in states]
 
 
 def write(
@@ -131,7 +132,7 @@ def write(
             raise CheckpointError(
                 f"Table {name!r} has rows={count!r}; it must be a positive number."
             )
-    entries: dict[str, Any] = {}
+    entries: dict[str, TableEntry] = {}
     with new_folder(root_of(path), step) as new:
         dense = write_tensors(os.path.join(new.path, "dense.safetensors"), {})
         files = [
@@ -146,7 +147,7 @@ def write(
 def _pieces(
     tables: Mapping[str, Iterable[tuple[Tensor, Tensor]]],
     rows: Mapping[str, int],
-    entries: dict[str, Any],
+    entries: dict[str, TableEntry],
 ) -> Iterator[Piece]:
     """Copies of chunks, as whoever makes them may fill the same tensors again, no larger than a file. What
     the manifest says of each table is added to `entries`."""
@@ -174,7 +175,12 @@ def _pieces(
             "rows": rows.get(name),
             "dim": first.shape[1],
             "dtype": str(first.dtype).removeprefix("torch."),
-            **dict.fromkeys(("combiner", "padding_idx", "init", "key", "rule", "removed")),
+            "combiner": None,
+            "padding_idx": None,
+            "init": None,
+            "key": None,
+            "rule": None,
+            "removed": None,
         }
 
 
@@ -188,7 +194,7 @@ def repeated(ids: list[Tensor]) -> int | None:
 
 
 def _checked(
-    name: str, chunk: Any, first: Tensor | None, rows: int | None
+    name: str, chunk: object, first: Tensor | None, rows: int | None
 ) -> tuple[Tensor, Tensor]:
     """Ids and weights of a chunk. `first`: weights of the first one, of which no row is looked at."""
     match chunk:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Literal
 
 import torch
 
 from hotbed import init
+from hotbed.checkpoint.entries import RuleEntry, TableDescription, TableEntry
 from hotbed.checkpoint.files import CheckpointError
+from hotbed.files import Json
 from hotbed.table.live import LiveTable
 from hotbed.tables import Table
 
 __all__ = ["described", "differences", "entry_of", "key_in", "table_of"]
 
 
-def described(spec: Table) -> dict[str, Any]:
+def described(spec: Table) -> TableDescription:
     """A `Table` but for its name, as JSON values; a part as the table that was cut."""
     return {
         "rows": spec.origin.rows,
@@ -27,14 +29,15 @@ def described(spec: Table) -> dict[str, Any]:
     }
 
 
-def table_of(name: str, entry: dict[str, Any]) -> Table:
+def table_of(name: str, entry: TableDescription) -> Table:
     """The `Table` that was `described`.
 
     Raises:
         CheckpointError: its initializer was the user's own.
         KeyError, TableError, TypeError, ValueError: no `described` has made it.
     """
-    match entry["init"]:
+    initializer: object = entry["init"]
+    match initializer:
         case None:
             raise CheckpointError(
                 f"Table {name!r} starts from an initializer that is none of hotbed.init, so the model cannot "
@@ -44,12 +47,18 @@ def table_of(name: str, entry: dict[str, Any]) -> Table:
             made = getattr(init, kind)(**{str(key): value for key, value in options.items()})
         case _:
             raise ValueError(f"its initializer {entry['init']!r} is unknown")
-    wanted = {"rows", "dim", "dtype", "combiner", "padding_idx"}
-    fields: dict[str, Any] = {field: entry[field] for field in wanted}
-    return Table(name, **{**fields, "dtype": getattr(torch, fields["dtype"]), "init": made})
+    return Table(
+        name,
+        entry["dim"],
+        entry["rows"],
+        entry["combiner"],
+        getattr(torch, entry["dtype"]),
+        made,
+        entry["padding_idx"],
+    )
 
 
-def entry_of(table: LiveTable, rule: dict[str, Any] | None) -> dict[str, Any]:
+def entry_of(table: LiveTable, rule: RuleEntry | None) -> TableEntry:
     """Return a manifest's entry of a table. `rule`: of its states, if they are saved."""
     return {
         **described(table.spec),
@@ -65,18 +74,19 @@ def _padding_of(spec: Table) -> int | None:
     return int(spec.origin.ids_in_table(spec.padding_idx))
 
 
-def _init_of(initializer: Any) -> dict[str, Any] | None:
-    if type(initializer).__name__ not in init.__all__:
+def _init_of(initializer: init.Initializer) -> dict[str, Json] | None:
+    known = type(initializer).__name__ in init.__all__
+    if not known or not dataclasses.is_dataclass(initializer):
         return None  # one of the user's
     return {"kind": type(initializer).__name__, **dataclasses.asdict(initializer)}
 
 
-def key_in(entry: dict[str, Any], table: LiveTable) -> int:
+def key_in(entry: TableEntry, table: LiveTable) -> int:
     """The table's own where none was saved."""
     return table.key if entry["key"] is None else int(entry["key"], 16)
 
 
-def differences(table: LiveTable, entry: dict[str, Any], strict: bool) -> str:
+def differences(table: LiveTable, entry: TableEntry, strict: bool) -> str:
     """Why rows of what was saved are none of a table; empty if they are. `strict`: or mean something else
     there."""
     origin = table.spec.origin
@@ -86,6 +96,7 @@ def differences(table: LiveTable, entry: dict[str, Any], strict: bool) -> str:
         return f"was saved with {entry['rows']} rows, and has {origin.rows}"
     if not strict or entry.get("combiner") is None:  # which tables made elsewhere do not tell
         return ""
+    field: Literal["combiner", "padding_idx", "init"]
     for field in ("combiner", "padding_idx", "init"):
         was, now = entry.get(field), described(table.spec)[field]
         if field == "padding_idx" and now is None and table.spec.origin.is_cut:

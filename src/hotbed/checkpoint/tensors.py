@@ -11,13 +11,13 @@ import json
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from hotbed import _core
+from hotbed.checkpoint.entries import Written
 from hotbed.checkpoint.files import CheckpointError, DamagedError, open_plain, write_new
 from hotbed.errors import OutOfMemory
 
@@ -47,7 +47,7 @@ DTYPES = {
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
-def write_tensors(path: str, tensors: Mapping[str, Tensor | Sequence[Tensor]]) -> dict[str, Any]:
+def write_tensors(path: str, tensors: Mapping[str, Tensor | Sequence[Tensor]]) -> Written:
     """Writes a file where none is, to stay. Returns what `read_views` asks for.
 
     Args:
@@ -80,7 +80,8 @@ def header_of(
     Raises:
         CheckpointError: a dtype cannot be saved.
     """
-    header: dict[str, dict[str, Any]] = {}
+    header: dict[str, dict[str, object]] = {}
+    begins: dict[str, int] = {}
     at = 0
     # By falling size of elements, so that each lies at a multiple of it.
     for name, (dtype, shape) in sorted(shapes.items(), key=lambda item: -item[1][0].itemsize):
@@ -88,11 +89,11 @@ def header_of(
             raise CheckpointError(f"{name} has the dtype {dtype}, which a checkpoint cannot hold.")
         end = at + math.prod(shape) * dtype.itemsize
         header[name] = {"dtype": _NAMES[dtype], "shape": list(shape), "data_offsets": [at, end]}
-        at = end
+        begins[name], at = at, end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     first = len(text).to_bytes(8, "little") + text
-    return first, {name: len(first) + about["data_offsets"][0] for name, about in header.items()}
+    return first, {name: len(first) + begin for name, begin in begins.items()}
 
 
 def _chain(first: bytes, pieces: Iterable[np.ndarray]) -> Iterable[np.ndarray]:
@@ -108,12 +109,14 @@ def _bytes_of(tensor: Tensor) -> np.ndarray:
     return plain
 
 
-def read_tensors(path: str, expected: Any) -> dict[str, Tensor]:
+def read_tensors(path: str, expected: Mapping[str, object]) -> dict[str, Tensor]:
     """The tensors of a file, each with memory of its own; else as `read_views`."""
     return {name: view.clone() for name, view in read_views(path, expected).items()}
 
 
-def read_views(path: str, expected: Any, into: Tensor | None = None) -> dict[str, Tensor]:
+def read_views(
+    path: str, expected: Mapping[str, object], into: Tensor | None = None
+) -> dict[str, Tensor]:
     """The tensors of a file, which lie together as they do in it.
 
     Args:
@@ -198,7 +201,7 @@ class _Checksums:
         return [*self._sums, f"{self._sum:08x}"] if self._bytes or not self._sums else self._sums
 
 
-def _checked_bytes(path: str, expected: Any, into: Tensor | None) -> Tensor:
+def _checked_bytes(path: str, expected: Mapping[str, object], into: Tensor | None) -> Tensor:
     match expected:
         case {"bytes": int(size), "crc32c": list(sums)}:
             pass

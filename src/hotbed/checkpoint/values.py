@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter, OrderedDict
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol, TypeGuard
 
 import numpy as np
 import torch
@@ -18,8 +18,22 @@ from torch import Tensor
 
 from hotbed.checkpoint.files import CheckpointError
 from hotbed.checkpoint.tensors import DTYPES
+from hotbed.files import Json
 
-__all__ = ["decoded", "encoded"]
+__all__ = ["Saveable", "Stateful", "decoded", "encoded"]
+
+
+class Saveable(Protocol):
+    """An optimizer, scheduler or loader whose state can be saved."""
+
+    def state_dict(self) -> Mapping[str, object]: ...
+
+
+class Stateful(Saveable, Protocol):
+    """One whose state can be loaded, too."""
+
+    def load_state_dict(self, state_dict: dict[str, object], /) -> object: ...
+
 
 _ARRAYS = {"b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"}
 _MOST_DEEP = 100
@@ -28,7 +42,7 @@ _MOST_BITS = 10_000
 _DICTS = {"dict": dict, "Counter": Counter, "OrderedDict": OrderedDict}
 
 
-def encoded(value: Any, name: str, tensors: dict[str, Tensor], depth: int = 0) -> Any:
+def encoded(value: object, name: str, tensors: dict[str, Tensor], depth: int = 0) -> Json:
     """A value as JSON values. Tensors and arrays in it are added to `tensors`.
 
     Args:
@@ -58,7 +72,7 @@ def encoded(value: Any, name: str, tensors: dict[str, Tensor], depth: int = 0) -
         return {"tuple": items}
     if isinstance(value, Mapping):
         kind = next((k for k, t in _DICTS.items() if type(value) is t), "dict")
-        pairs = [
+        pairs: list[Json] = [
             [
                 encoded(k, f"{name} (a key)", tensors, deeper),
                 encoded(v, f"{name}.{k}", tensors, deeper),
@@ -92,7 +106,7 @@ def encoded(value: Any, name: str, tensors: dict[str, Tensor], depth: int = 0) -
     )
 
 
-def _is_plain(value: Any) -> bool:
+def _is_plain(value: object) -> TypeGuard[np.ndarray]:
     """Return True for an array of numbers without a mask."""
     return (
         isinstance(value, np.ndarray)
@@ -120,7 +134,7 @@ def _as_torch_has(array: np.ndarray) -> np.ndarray:
     return dense
 
 
-def decoded(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+def decoded(value: object, tensors: Mapping[str, Tensor]) -> Any:
     """Return what `encoded` was given.
 
     Raises:

@@ -93,10 +93,10 @@ class Command(TyperCommand):
         except Exception as error:
             near = getattr(error, "possibilities", None)
             if near:
-                wrong: Any = error
                 meant = " or ".join(sorted(near))
-                wrong.message = f"There is no option {wrong.option_name}. Did you mean {meant}?"
-                wrong.possibilities = None
+                named = getattr(error, "option_name", "")
+                told = f"There is no option {named}. Did you mean {meant}?"
+                vars(error).update(message=told, possibilities=None)
             raise
 
 

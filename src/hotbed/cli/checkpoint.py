@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hotbed.cli.errors import told_in_one_sentence
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from hotbed.checkpoint.listing import Checkpoint
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich")
 
@@ -145,7 +150,7 @@ def show(
         Console().print(shown)
 
 
-def _states(found: Sequence[Any]) -> Any:
+def _states(found: Sequence[Checkpoint]) -> Table:
     """A table of `hotbed.checkpoint.Checkpoint`."""
     from rich.table import Table
 
@@ -184,7 +189,7 @@ def diff(
         for heading in ("only in the first", "only in the second", "changed", "equal"):
             shown.add_column(heading, justify="right")
         with Console(stderr=True).status("Reading both ..."):
-            found: list[Any] = list(differences(first, second))
+            found = list(differences(first, second))
         for each in found:
             shown.add_row(literal(each.table), *(f"{count:,}" for count in each[1:]))
         Console().print(shown)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import sys
-from typing import Any
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -19,7 +18,7 @@ class ConfigError(HotbedError, ValueError):
     """A TOML file of options that cannot be honoured; the message names file and key."""
 
 
-def read_config(path: str, settings: type[Any]) -> dict[str, Any]:
+def read_config(path: str, settings: type) -> dict[str, object]:
     """The options in a TOML file, checked against the fields of the dataclass `settings`.
 
     Raises:
@@ -38,7 +37,7 @@ def read_config(path: str, settings: type[Any]) -> dict[str, Any]:
     return options
 
 
-def read_toml(path: str, option: str) -> dict[str, Any]:
+def read_toml(path: str, option: str) -> dict[str, object]:
     """Return the contents of a TOML file, which `option` names.
 
     Raises:
@@ -46,7 +45,7 @@ def read_toml(path: str, option: str) -> dict[str, Any]:
     """
     try:
         with open(path, "rb") as file:
-            read: dict[str, Any] = tomllib.load(file)
+            read: dict[str, object] = tomllib.load(file)
             return read
     except OSError as error:
         raise ConfigError(f"{option} {path}: {error.strerror}.") from None
@@ -54,7 +53,7 @@ def read_toml(path: str, option: str) -> dict[str, Any]:
         raise ConfigError(f"{path} is not TOML: {error}.") from None
 
 
-def _checked(path: str, key: str, value: Any, kind: Any) -> Any:
+def _checked(path: str, key: str, value: object, kind: object) -> object:
     if kind == tuple[str, ...]:
         value = [value] if isinstance(value, str) else value
         if isinstance(value, list) and all(isinstance(item, str) for item in value):

@@ -7,12 +7,15 @@ import logging
 import re
 import warnings
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 import typer
 
 from hotbed.errors import HotbedError
 from hotbed.text import printable
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 _VALUE = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[\w.]+(?:,\d+)*|"""
 _SETTINGS = "device|host|ssd|reset|depth|horizon|batch_size|shuffle"
@@ -29,7 +32,7 @@ _NOT_HERE = {
 
 @contextlib.contextmanager
 def told_in_one_sentence(
-    typed: Mapping[str, Any] | None = None, console: Any = None
+    typed: Mapping[str, object] | None = None, console: Console | None = None
 ) -> Iterator[None]:
     """Turn errors that a user can act on into a message and exit code 2, and warnings into notices.
 
@@ -67,7 +70,7 @@ def told_in_one_sentence(
         logger.removeHandler(handler)
 
 
-def in_options(text: str, typed: Mapping[str, Any]) -> str:
+def in_options(text: str, typed: Mapping[str, object]) -> str:
     """A message of the library, as the command line has it: ``Storage(host=4,000,000)`` is ``--host 4MB``.
 
     >>> in_options("Raise Storage(host=4,000,000), or pass reset=True.", {"host": "4MB"})

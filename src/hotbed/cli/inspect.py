@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, TypedDict
 
 import typer
 
 from hotbed.cli.errors import told_in_one_sentence
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from hotbed.places.tiered.hottest import Used
 
 _SHOWN = 5
@@ -55,7 +57,28 @@ def inspect(
         _show_hottest(used, _hexadecimal if ids_are_hexadecimal(path) else str, console)
 
 
-def contents(folder: Path) -> list[dict[str, Any]]:
+class TableContents(TypedDict):
+    """Rows of one table in a log."""
+
+    table: str
+    ids: str | int
+    rows: int
+    record_bytes: int
+
+
+class LogContents(TypedDict):
+    """Rows in a log, and what it takes on the disk."""
+
+    path: str
+    tables: list[TableContents]
+    segments: int
+    bytes: int
+    live_bytes: int
+    superseded_records: int
+    dropped_blocks: list[dict[str, str | int]]
+
+
+def contents(folder: Path) -> list[LogContents]:
     """Return the rows in the logs of a folder, or of the folders ``rows-<n>`` in it.
 
     Raises:
@@ -70,11 +93,11 @@ def contents(folder: Path) -> list[dict[str, Any]]:
     folders = logs_in(folder) or [folder]
     if not folder.is_dir():
         raise StorageError(f"{folder} is not a folder. Name the --ssd folder of a run.")
-    logs = []
+    logs: list[LogContents] = []
     for each in folders:
         log = _core.RowLog.open_to_read(str(each))
         statistics = log.statistics()["stores"]
-        tables = [
+        tables: list[TableContents] = [
             {
                 "table": name,
                 "ids": "any" if limit is None else limit,
@@ -102,7 +125,7 @@ def contents(folder: Path) -> list[dict[str, Any]]:
     return logs
 
 
-def _show(log: dict[str, Any], console: Any) -> None:
+def _show(log: LogContents, console: Console) -> None:
     from rich.table import Table
 
     from hotbed.train.progress import literal
@@ -113,7 +136,7 @@ def _show(log: dict[str, Any], console: Any) -> None:
     for each in log["tables"]:
         if not each["rows"]:
             continue
-        ids = each["ids"] if each["ids"] == "any" else f"0 .. {each['ids'] - 1:,}"
+        ids = f"0 .. {each['ids'] - 1:,}" if isinstance(each["ids"], int) else each["ids"]
         mb = each["rows"] * each["record_bytes"] / 1e6
         table.add_row(
             literal(each["table"]),
@@ -142,7 +165,9 @@ def _hexadecimal(row: int) -> str:
     return f"{row:08x}" if row >= 0 else "missing"
 
 
-def _show_hottest(used: dict[str, list[Used]], written: Callable[[int], str], console: Any) -> None:
+def _show_hottest(
+    used: dict[str, list[Used]], written: Callable[[int], str], console: Console
+) -> None:
     from rich.table import Table
 
     from hotbed.train.progress import literal

@@ -17,7 +17,9 @@ __all__ = ["command"]
 _CONFIG = "Options from a file, by the names below (batch-size = 512); those given here win."
 
 
-def command(settings: type[Any], *, config: bool = False) -> Callable[[Callable[..., None]], Any]:
+def command(
+    settings: type, *, config: bool = False
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Decorate a function that is called with a dict of values for the dataclass `settings`, as typed.
 
     Args:
@@ -43,15 +45,16 @@ def command(settings: type[Any], *, config: bool = False) -> Callable[[Callable[
 
 def _parameter(option: Option) -> inspect.Parameter:
     kind, is_list = option.mark(Kind), option.value_type == tuple[str, ...]
-    shown: dict[str, Any] = {"help": option.help, "metavar": kind and kind.metavar}
+    metavar = kind and kind.metavar
     declared = (
-        typer.Argument(**shown)
+        typer.Argument(help=option.help, metavar=metavar)
         if kind is not None and kind.is_positional
-        else typer.Option(f"--{option.key}", **shown)
+        else typer.Option(f"--{option.key}", help=option.help, metavar=metavar)
     )
     type_: Any = list[str] if is_list else option.value_type
     default = None if is_list else option.default
-    return _keyword(option.field, type_ | None if default is None else type_, declared, default)
+    shown: Any = type_ | None if default is None else type_
+    return _keyword(option.field, Annotated[shown, declared], default)
 
 
 def _value(option: Option, typed: object) -> object:
@@ -60,7 +63,7 @@ def _value(option: Option, typed: object) -> object:
     return typed
 
 
-def _config_parameter(settings: type[Any]) -> inspect.Parameter:
+def _config_parameter(settings: type) -> inspect.Parameter:
     def take(ctx: typer.Context, path: str | None) -> str | None:
         if path is not None:
             with told_in_one_sentence():
@@ -72,11 +75,13 @@ def _config_parameter(settings: type[Any]) -> inspect.Parameter:
     )
     # Typer reads the callback's own annotations, which name types as strings here.
     take.__annotations__ = {"ctx": typer.Context, "path": str | None}
-    return _keyword("config", str | None, declared, None)
+    return _keyword("config", Annotated[str | None, declared], None)
 
 
-def _keyword(name: str, type_: Any, declared: object, default: object) -> inspect.Parameter:
-    annotation: Any = Annotated[type_, declared]
+def _keyword(name: str, annotation: object, default: object) -> inspect.Parameter:
     return inspect.Parameter(
-        name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=default,
+        annotation=annotation,
     )

@@ -16,6 +16,7 @@ from hotbed.train.options import FILE, SIZE, Kind, OneOf
 
 if TYPE_CHECKING:
     from hotbed.dist import Plan
+    from hotbed.optim import TableOptimizer
     from hotbed.tables import Table
 
 _NUMBER = Kind("N", is_path=False)
@@ -124,7 +125,7 @@ def _plan(asked: PlanSettings) -> Plan:
     )
 
 
-_Found = tuple[list["Table"], dict[str, int], Any]
+_Found = tuple[list["Table"], dict[str, int], "type[TableOptimizer] | None"]
 """(tables, rows of dynamic ones, optimizer), as far as they are known."""
 
 
@@ -163,7 +164,7 @@ def _of_checkpoint(path: str) -> _Found:
         if each["rows"] is None:
             rows[name] = each["saved_rows"]
     rules = {each["rule"] for each in saved}
-    named = [rule for rule in RULES if rules == {rule._rule.core}]
+    named = [rule for rule in RULES if rules == {rule.declared_rule().core}]
     return found, rows, named[0] if named else None
 
 

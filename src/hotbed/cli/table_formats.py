@@ -6,11 +6,16 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hotbed.cli.errors import told_in_one_sentence
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from hotbed.formats.tables import FileTable
 
 _SHOWN = 20
 
@@ -156,7 +161,7 @@ def _pairs(renamed: list[str] | None) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def _counted(what: str, tables: list[Any]) -> Iterator[list[Any]]:
+def _counted(what: str, tables: list[FileTable]) -> Iterator[list[FileTable]]:
     """Tables whose rows move a bar when they are read."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -166,7 +171,9 @@ def _counted(what: str, tables: list[Any]) -> Iterator[list[Any]]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(what, total=sum(table.stored for table in tables))
 
-        def counted(chunks: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+        def counted(
+            chunks: Callable[[], Iterator[tuple[Tensor, Tensor]]],
+        ) -> Iterator[tuple[Tensor, Tensor]]:
             for ids, weights in chunks():
                 yield ids, weights
                 bar.advance(task, len(ids))
@@ -174,7 +181,7 @@ def _counted(what: str, tables: list[Any]) -> Iterator[list[Any]]:
         yield [table._replace(chunks=partial(counted, table.chunks)) for table in tables]
 
 
-def _show(tables: list[Any], title: str) -> None:
+def _show(tables: list[FileTable], title: str) -> None:
     from rich.console import Console
     from rich.table import Table
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import SupportsFloat, SupportsIndex
 
 from hotbed.arrays import integer
 from hotbed.errors import InputError
@@ -14,7 +14,7 @@ __all__ = ["real", "seed_of", "whole"]
 _MOST = 2**63 - 1
 
 
-def whole(name: str, value: Any, least: int = 0) -> int:
+def whole(name: str, value: object, least: int = 0) -> int:
     """The value of that name as an int of at least `least`; raises InputError where it is none."""
     given = integer(value)
     if given is None or not least <= given <= _MOST:
@@ -24,10 +24,10 @@ def whole(name: str, value: Any, least: int = 0) -> int:
     return given
 
 
-def real(name: str, value: Any) -> float:
+def real(name: str, value: object) -> float:
     """The value of that name as a float; raises InputError where it is no real number."""
     try:
-        if not isinstance(value, (bool, str, bytes, bytearray)):
+        if isinstance(value, (SupportsFloat, SupportsIndex)) and not isinstance(value, bool):
             given = float(value)
             if not math.isnan(given):
                 return given
@@ -36,7 +36,7 @@ def real(name: str, value: Any) -> float:
     raise InputError(f"{name} is {brief(value)}; it must be a number.")
 
 
-def seed_of(value: Any) -> int:
+def seed_of(value: object) -> int:
     """The value of a seed; raises InputError where it is no integer of 64 bits."""
     given = integer(value)
     if given is None or not 0 <= given < 2**64:

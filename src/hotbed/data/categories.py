@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +17,7 @@ __all__ = ["criteo_ids"]
 _DIGITS = re.compile("[0-9a-fA-F]{8}")
 
 
-def criteo_ids(values: Any) -> Tensor:
+def criteo_ids(values: object) -> Tensor:
     """int64 ids of the text in columns C1 to C26, as `CriteoLog` reads them.
 
     >>> hb.data.criteo_ids(["68fd1e64", ""])      # tensor([1761418852, -1])
@@ -45,7 +44,7 @@ def criteo_ids(values: Any) -> Tensor:
     return torch.tensor(ids, dtype=torch.int64, device="cpu").view(array.shape)
 
 
-def _id_of(value: Any) -> int:
+def _id_of(value: object) -> int:
     text = value.decode("latin-1") if isinstance(value, bytes) else value
     if isinstance(text, str) and _DIGITS.fullmatch(text):
         return int(text, 16)

@@ -126,11 +126,11 @@ class CriteoLog(IterableDataset[Batch]):
         self._counts: torch.Tensor | None = None
         self._examples: torch.Tensor | None = None
         if on_error == "skip":
-            counts: Any = torch.zeros(1 + _MOST_WORKERS, dtype=torch.int64, device="cpu")
-            examples: Any = torch.zeros(
-                1 + _MOST_WORKERS, _EXAMPLE_BYTES, dtype=torch.uint8, device="cpu"
-            )
-            self._counts, self._examples = counts.share_memory_(), examples.share_memory_()
+            rooms: list[Any] = [
+                torch.zeros(1 + _MOST_WORKERS, dtype=torch.int64, device="cpu"),
+                torch.zeros(1 + _MOST_WORKERS, _EXAMPLE_BYTES, dtype=torch.uint8, device="cpu"),
+            ]
+            self._counts, self._examples = (room.share_memory_() for room in rooms)
 
     @property
     def skipped(self) -> Skipped:
@@ -295,7 +295,7 @@ class CriteoLog(IterableDataset[Batch]):
         return start, None if stop is None else max(start, stop)
 
     def _with(self, **changes: Any) -> CriteoLog:
-        options: dict[str, Any] = {
+        options = {
             "batch_size": self.batch_size,
             "on_error": self.on_error,
             "drop_last": self.drop_last,
@@ -307,7 +307,7 @@ class CriteoLog(IterableDataset[Batch]):
         return CriteoLog(self.paths, **{**options, **changes})
 
 
-def _window(shuffle: Any) -> int:
+def _window(shuffle: object) -> int:
     if isinstance(shuffle, bool):
         return SHUFFLE_WINDOW if shuffle else 0
     window = integer(shuffle)
@@ -318,9 +318,9 @@ def _window(shuffle: Any) -> int:
     return window
 
 
-def _slice(rows: Any) -> slice:
+def _slice(rows: object) -> slice:
     try:
-        begin, end = rows
+        begin, end = rows if isinstance(rows, Iterable) else ()
     except (TypeError, ValueError):
         raise InputError(f"rows is {brief(rows)}; give (begin, end), or a slice.") from None
     return slice(begin, end)

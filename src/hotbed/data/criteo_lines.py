@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 import hotbed._core as _core
 from hotbed.data.lines import line_blocks
@@ -33,11 +34,11 @@ _WANTED = {
 class Block(NamedTuple):
     """Room for rows, filled from the front."""
 
-    label: np.ndarray[Any, np.dtype[np.float32]] | None
-    line: np.ndarray[Any, np.dtype[np.int64]] | None
+    label: NDArray[np.float32] | None
+    line: NDArray[np.int64] | None
     """Their numbers, if they are asked for."""
-    dense: np.ndarray[Any, np.dtype[np.float32]]
-    ids: np.ndarray[Any, np.dtype[np.int64]]
+    dense: NDArray[np.float32]
+    ids: NDArray[np.int64]
 
     @classmethod
     def empty(cls, rows: int, labels: bool, numbered: bool) -> Block:
@@ -60,7 +61,7 @@ class Block(NamedTuple):
                 (new[:, : self.room] if old is self.ids else new[: self.room])[...] = old
         return larger
 
-    def permuted(self, order: np.ndarray[Any, Any]) -> Block:
+    def permuted(self, order: np.ndarray) -> Block:
         label = None if self.label is None else self.label[order]
         line = None if self.line is None else self.line[order]
         return Block(label, line, self.dense[order], np.take(self.ids, order, axis=1))
@@ -150,7 +151,7 @@ class Reader:
                 on_fault(self, self._message(fault, column, field, labels))
         return passed, parsed, block
 
-    def _numbers(self, at: int, size: int, rows: int, lines: int) -> np.ndarray[Any, Any]:
+    def _numbers(self, at: int, size: int, rows: int, lines: int) -> np.ndarray:
         """The numbers of the next rows, from 1 over all files, among so many lines."""
         first = self._lines_before + self._line + 1
         if lines == rows:

@@ -18,7 +18,7 @@ from hotbed.errors import InputError
 __all__ = ["hash_ids"]
 
 
-def hash_ids(values: Any, *, seed: int = 0) -> Tensor:
+def hash_ids(values: object, *, seed: int = 0) -> Tensor:
     """int64 ids of strings, bytes or integers, for tables that take any id (``rows=None``).
 
     >>> ids = hb.data.hash_ids(["Lyon", "Oslo", "Lyon"])
@@ -64,7 +64,7 @@ def hash_ids(values: Any, *, seed: int = 0) -> Tensor:
     return ids
 
 
-def _array_of(values: Any) -> np.ndarray[Any, Any]:
+def _array_of(values: object) -> np.ndarray:
     if isinstance(values, np.ma.MaskedArray):
         raise InputError(
             "hash_ids: a masked array has values missing; give .compressed() or .filled(x)."
@@ -76,11 +76,11 @@ def _array_of(values: Any) -> np.ndarray[Any, Any]:
     return np.asarray(values)
 
 
-def _little_endian(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def _little_endian(array: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(array, "<i8" if array.dtype.kind == "i" else "<u8")
 
 
-def _flattened(values: Any) -> tuple[Sequence[Any], tuple[int, ...]]:
+def _flattened(values: object) -> tuple[Sequence[Any], tuple[int, ...]]:
     """The strings, bytes and integers in lists and arrays, and the shape that they are in."""
     if hasattr(values, "__array__"):
         array = _array_of(values)
@@ -103,7 +103,7 @@ def _flattened(values: Any) -> tuple[Sequence[Any], tuple[int, ...]]:
 
 def _bytes_of(
     values: Sequence[Any],
-) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any] | None]:
+) -> tuple[np.ndarray, np.ndarray | None]:
     """The bytes of all values behind one another, and where each begins and ends; None: 8 bytes each."""
     kinds = set(map(type, values))
     if kinds == {int}:
@@ -121,7 +121,7 @@ def _bytes_of(
     return np.frombuffer(data or bytes(1), np.uint8), offsets
 
 
-def _encoded(at: int, value: Any) -> bytes:
+def _encoded(at: int, value: object) -> bytes:
     if isinstance(value, str):
         try:
             return value.encode()

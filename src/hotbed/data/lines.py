@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
 
 from hotbed.errors import HotbedError
 from hotbed.text import brief
@@ -82,15 +81,18 @@ def _inflated(path: str, data: bytes, descriptor: int) -> Iterator[bytes]:
             data = block.lstrip(b"\0")
 
 
-def existing(paths: Any) -> list[str]:
+_Path = str | bytes | os.PathLike[str]
+
+
+def existing(paths: _Path | Iterable[_Path]) -> list[str]:
     """The names of one file, or of several; they are there.
 
     Raises:
         ValueError, IsADirectoryError, FileNotFoundError: no file is named, or what is named is none.
     """
-    one = isinstance(paths, str | bytes | os.PathLike)
+    one: Iterable[_Path] = [paths] if isinstance(paths, str | bytes | os.PathLike) else paths
     try:
-        names = [os.fsdecode(path) for path in ([paths] if one else paths)]
+        names = [os.fsdecode(path) for path in one]
     except TypeError as error:
         raise TypeError(
             f"paths must be one path or several, got {brief(paths)}: {error}."

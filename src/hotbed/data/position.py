@@ -3,9 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Protocol, TypedDict, runtime_checkable
 
-__all__ = ["Position", "generators_of", "seek", "wrapped_by"]
+import numpy as np
+import torch
+from torch import Tensor
+
+__all__ = ["Position", "RandomStates", "generators_of", "seek", "wrapped_by"]
+
+
+class RandomStates(TypedDict, total=False):
+    """States of random generators: Python's, NumPy's, torch's on its devices, and those of a loader."""
+
+    python: tuple[object, ...]
+    numpy: dict[str, object] | tuple[str, np.ndarray, int, int, float]
+    torch: Tensor
+    cuda: list[Tensor]
+    generators: list[Tensor]
 
 
 @dataclasses.dataclass(slots=True)
@@ -23,39 +38,46 @@ class Position:
     """Steps taken, over all epochs."""
     rows: int = 0
     """Samples trained on, over all epochs."""
-    random: Any = dataclasses.field(default=None, compare=False, repr=False)
+    random: RandomStates | None = dataclasses.field(default=None, compare=False, repr=False)
     """States of random generators as the epoch began, from which a ``DataLoader`` draws its order; between
     two epochs, as the next one will begin."""
     loaded: bool = dataclasses.field(default=False, compare=False, repr=False)
     """True if it was loaded, and `fit` has not begun there yet."""
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """Return what `hotbed.save` stores."""
         names = [field.name for field in dataclasses.fields(self) if field.name != "loaded"]
         return {name: getattr(self, name) for name in names}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Take over what `state_dict` returned."""
         for name in self.state_dict():
             setattr(self, name, state[name])
         self.loaded = True
 
 
-def wrapped_by(loader: Any) -> list[Any]:
+@runtime_checkable
+class Seekable(Protocol):
+    """A loader or data set that passes over batches itself."""
+
+    def seek(self, epoch: int, batches: int, /) -> object: ...
+
+
+def wrapped_by(loader: object) -> list[object]:
     """Return the loader, the one that it wraps as its ``loader``, the one that this wraps, and so on."""
-    found: list[Any] = []
+    found: list[object] = []
     while loader is not None and not any(loader is one for one in found):
         found.append(loader)
         loader = getattr(loader, "loader", None)
     return found
 
 
-def generators_of(loader: Any) -> list[Any]:
+def generators_of(loader: object) -> list[torch.Generator]:
     """The random generators of its own that a ``DataLoader`` has, also one inside of others."""
-    found: list[Any] = []
+    found: list[torch.Generator] = []
     for owner in wrapped_by(loader):
         for path in ("generator", "sampler.generator", "batch_sampler.sampler.generator"):
-            one = owner
+            one: Any = owner
             for name in path.split("."):
                 one = getattr(one, name, None)
             if hasattr(one, "get_state") and not any(one is other for other in found):
@@ -63,7 +85,7 @@ def generators_of(loader: Any) -> list[Any]:
     return found
 
 
-def seek(loader: Any, epoch: int, batches: int) -> int:
+def seek(loader: object, epoch: int, batches: int) -> int:
     """Has the next iteration of a loader be that of `epoch` (from 1), but for its first `batches`.
 
     A loader with a method ``seek(epoch, batches)`` passes over them itself. Of another, the first that it
@@ -72,12 +94,12 @@ def seek(loader: Any, epoch: int, batches: int) -> int:
     Returns:
         How many batches whoever iterates it has to pass over.
     """
-    if hasattr(loader, "seek"):
+    if isinstance(loader, Seekable):
         loader.seek(epoch, batches)
         return 0
     for one in wrapped_by(loader):
-        known = one if hasattr(one, "seek") else getattr(one, "dataset", None)
-        if known is not None and hasattr(known, "seek"):
+        known = one if isinstance(one, Seekable) else getattr(one, "dataset", None)
+        if isinstance(known, Seekable):
             known.seek(epoch, 0)
             break
     return batches

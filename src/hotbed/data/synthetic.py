@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import gzip
 import os
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.utils.data import IterableDataset, get_worker_info
 
 import hotbed._core as _core
@@ -30,9 +31,9 @@ CRITEO_TABLE_ROWS = (
     *(27, 14992, 5461306, 10, 5652, 2173, 4, 7046547, 18, 15, 286181, 105, 142572),
 )
 
-_Floats = np.ndarray[Any, np.dtype[np.float64]]
-_Ints = np.ndarray[Any, np.dtype[np.int64]]
-_Words = np.ndarray[Any, np.dtype[np.uint64]]
+_Floats = NDArray[np.float64]
+_Ints = NDArray[np.int64]
+_Words = NDArray[np.uint64]
 
 _SAMPLE_ROWS = 1 << 16
 _SAMPLE_START = 1 << 48  # rows that no log reaches, kept for calibration
@@ -47,7 +48,7 @@ _ID, _INTEGER, _LABEL, _WEIGHT, _SCATTER, _SLOPE = range(6)
 
 
 class _Rows(NamedTuple):
-    label: np.ndarray[Any, np.dtype[np.uint8]]
+    label: NDArray[np.uint8]
     integers: _Ints  # (n, 13)
     ids: _Ints  # (26, n)
     logit: _Floats  # (n,)
@@ -273,7 +274,7 @@ class _PlantedModel:
         return integers
 
 
-def _counts(table_rows: Any) -> list[int]:
+def _counts(table_rows: Iterable[object]) -> list[int]:
     """Ids of each of the 26 columns."""
     try:
         given = list(table_rows)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import torch
 from torch import Tensor
@@ -17,11 +17,12 @@ from hotbed.dist.lookup import Lookup
 from hotbed.dist.merging import merge
 from hotbed.dist.ranks import Ranks
 from hotbed.dist.row_codecs import STORED
+from hotbed.dist.shards import ShardedPlace
 from hotbed.errors import OptimizerError, TableError
 from hotbed.places.host.batch import HostBatch, HostPendingGradient, check, core_batch
 from hotbed.table.gradients import GradientRows
 from hotbed.table.live import LiveTable
-from hotbed.table.lookups import Call, Lookups
+from hotbed.table.lookups import Call, Lookups, StoredTable
 
 __all__ = ["ShardedBatch", "ShardedLookups", "serve_lookup", "serve_rows"]
 
@@ -44,7 +45,7 @@ class ShardedLookups(Lookups):
     def where(self) -> str:
         return f"shards of {self.ranks.size} ranks"
 
-    def allocate(self, live: Sequence[LiveTable]) -> None:
+    def allocate(self, live: Sequence[StoredTable]) -> None:
         for own in _own(live):
             own.allocate()
 
@@ -59,7 +60,7 @@ class ShardedLookups(Lookups):
             torch.empty(given.positions, dtype=torch.int64, device="cpu") for _ in range(2)
         )
         counts = _core.distinct_ids(given, ids.data_ptr(), inverse.data_ptr())
-        asked = ask(ranks, [live.place for live in call.live], ids, counts)
+        asked = ask(ranks, [cast(ShardedPlace, live.place) for live in call.live], ids, counts)
         modes = [int(call.training), int(wanted), *_bits(call.frozen, len(call.live))]
         opened = ranks.agree("a lookup", [*modes, *asked.numbers], asked.layout.numbers)
         _refuse_other_modes(ranks, opened, modes)
@@ -76,22 +77,24 @@ class ShardedLookups(Lookups):
                 merge(ranks)
         return made
 
-    def stats(self, live: Sequence[LiveTable]) -> dict[str, float]:
+    def stats(self, live: Sequence[StoredTable]) -> dict[str, float]:
         own = _own(live)
         return own[0].place.lookups.stats(own) if own else {}
 
-    def flush(self, live: Sequence[LiveTable]) -> None:
+    def flush(self, live: Sequence[StoredTable]) -> None:
         for one in _own(live)[:1]:
             one.place.lookups.flush([one])
 
-    def note_hottest(self, live: Sequence[LiveTable]) -> None:
+    def note_hottest(self, live: Sequence[StoredTable]) -> None:
         for one in _own(live)[:1]:
             one.place.lookups.note_hottest([one])
 
 
-def _own(live: Sequence[LiveTable]) -> list[LiveTable]:
+def _own(live: Sequence[StoredTable]) -> list[LiveTable]:
     """Shards of these tables on this rank. They lie in one place."""
-    return [own for table in live for own in table.place.tables_here(table)]
+    return [
+        own for table in cast(Sequence[LiveTable], live) for own in table.place.tables_here(table)
+    ]
 
 
 class ShardedBatch(HostBatch):

@@ -33,8 +33,8 @@ from hotbed.places.moves import factory_for
 from hotbed.table.live import LiveTable
 from hotbed.table.place_factory import make_core
 from hotbed.table.records import Records
-from hotbed.table.registry import unregister
 from hotbed.table.state_dict import signed_key
+from hotbed.table.with_handle import unregister
 from hotbed.tables import Table, part_of
 
 __all__ = ["Sharing", "distribute", "shard_tables", "sharing_of"]

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -232,7 +232,7 @@ def give(
         )
     places = core.given_places(chosen, False, _addresses(received))
     shares = owned.resolved.left(places, received).shares(mine, divisor=ranks.size)
-    return [(own[at], share) for at, share in zip(mine, shares, strict=True)]
+    return [(cast(LiveTable, own[at]), share) for at, share in zip(mine, shares, strict=True)]
 
 
 def to_owners(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -42,6 +42,7 @@ __all__ = [
     "look_for_infinities",
     "serve_collect",
     "serve_infinities",
+    "waiting_of",
 ]
 
 
@@ -84,6 +85,11 @@ class WaitingOnRanks(WaitingGradient):
 
     def waits(self, handle: Tensor) -> bool:
         return self.collected or super().waits(handle)
+
+
+def waiting_of(live: TableOnRanks) -> WaitingOnRanks:
+    """Return what waits for the step of a table that ranks share."""
+    return cast(WaitingOnRanks, live.waiting)
 
 
 class Collected:
@@ -138,7 +144,7 @@ def collect(
         declared: what must be alike on all ranks.
     """
     lookups = ranks.waiting.lookups
-    waiting = [live.waiting for live in tables]
+    waiting = [waiting_of(live) for live in tables]
     own = [_by_lookup(live, one, lookups) for live, one in zip(tables, waiting, strict=True)]
     flags = [
         int(flag)
@@ -155,7 +161,7 @@ def serve_collect(ranks: Ranks, opened: Opened, width: int) -> Collected:
     """The part of a rank that has no batch. `width`: of the numbers that go along."""
     tables = [ranks.table(number) for number in opened.tables]
     nothing: list[list[Given | None]] = [[None] * len(opened.waiting) for _ in tables]
-    waiting = [live.waiting for live in tables]
+    waiting = [waiting_of(live) for live in tables]
     return _brought(ranks, opened, tables, waiting, nothing, opened.numbers[:, width:])
 
 
@@ -167,11 +173,11 @@ def _by_lookup(
     found: list[Given | None] = [None] * len(lookups)
     shares = waiting.shares
     if len(shares) == 1 and not waiting.origins and stored_gradient(handle) is None:
-        slots, values, distinct, _, claim = shares[0]
-        for at, lookup in enumerate(lookups if distinct else ()):
-            if lookup is getattr(claim, "lookup", None):  # as one backward has left it
+        share = cast(GradientRows, shares[0])
+        for at, lookup in enumerate(lookups if share.distinct else ()):
+            if lookup is getattr(share.origin, "lookup", None):  # as one backward has left it
                 t = lookup.layout.position[number]
-                found[at] = Given(values, slots, lookup.first_slots[t])
+                found[at] = Given(share.rows, share.slots, lookup.first_slots[t])
                 return found
     left = [getattr(o, "lookup", None) for o in waiting.origins_of(handle)]
     rows = rows_of(live)
@@ -242,7 +248,7 @@ class Together:
         self._ranks, self._tables = ranks, list(tables)
         self._rows: list[list[Tensor]] = []
         for live in tables:
-            waiting: WaitingOnRanks = live.waiting
+            waiting = waiting_of(live)
             waiting.give_away(live.parameter)
             waiting.collected = True
             parts = live.place.own.values()

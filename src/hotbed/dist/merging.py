@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hotbed import _core
 from hotbed.dist.exchange import announce, announce_nothing, ask, keep, look_up_owned
+from hotbed.dist.gradients import waiting_of
 from hotbed.dist.handshake import MERGE, Opened
 from hotbed.dist.lookup import Announced, Lookup
 from hotbed.dist.ranks import Ranks
@@ -46,7 +47,7 @@ def merge(ranks: Ranks) -> None:
         if rows is not None:
             positions = asked.renumbered(t, torch.arange(len(rows), device="cpu"))
             slots = merged.lookup.first_slots[t] + positions
-            live.waiting.put(live.parameter, GradientRows(slots, rows, True, False, merged))
+            waiting_of(live).put(live.parameter, GradientRows(slots, rows, True, False, merged))
     del merged
     _let_go(ranks)
 

@@ -143,6 +143,7 @@ def serve_step(ranks: Ranks, opened: Opened) -> None:
         hyper = _core.Hyperparameters()
         for name, number in zip(NUMBERS, numbers, strict=True):
             setattr(hyper, name, number)
+        assert live.rule is not None
         part.take_table(live, live.rule, hyper)
     with alone(tables):
         part.serve(opened)

@@ -105,11 +105,13 @@ class Sharded(ShardedRows):
 
     def reset_states(self, rule: _core.TableRule, firsts: Sequence[float]) -> None:
         for live in self.own.values():
+            assert live.rule is not None
             live.place.reset_states(live.rule, firsts)
 
     def restart(self, rule: _core.TableRule, steps: int, base: Sequence[float], last: Any) -> None:
         super().restart(rule, steps, base, last)
         for live in self.own.values():
+            assert live.rule is not None
             live.rule.restart(steps, base, last)
 
     def handle_kind(self, follows: bool, half_loaded: bool) -> type[SharedHandle]:

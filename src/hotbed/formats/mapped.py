@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -25,16 +24,16 @@ _DTYPES = {np.dtype(name): getattr(torch, name) for name in _NAMES}
 class Numbers:
     """A NumPy array of any byte and axis order, as a tensor of this machine where it is read."""
 
-    def __init__(self, array: np.ndarray[Any, Any]) -> None:
+    def __init__(self, array: np.ndarray) -> None:
         self._array, self.shape = array, array.shape
-        self.dtype: Any = _DTYPES.get(array.dtype.newbyteorder("="), array.dtype)
+        self.dtype: torch.dtype | np.dtype = _DTYPES.get(array.dtype.newbyteorder("="), array.dtype)
 
     def __getitem__(self, rows: slice) -> Tensor:
         some = self._array[rows]
         return torch.from_numpy(np.array(some, some.dtype.newbyteorder("="), order="C"))
 
 
-def numbers_in(path: str, dtype: np.dtype[Any], shape: tuple[int, ...], offset: int = 0) -> Numbers:
+def numbers_in(path: str, dtype: np.dtype, shape: tuple[int, ...], offset: int = 0) -> Numbers:
     """The numbers from `offset` on of a file that has as many bytes at least."""
     if not math.prod(shape):
         return Numbers(np.empty(shape, dtype))

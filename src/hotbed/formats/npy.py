@@ -8,7 +8,6 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -81,7 +80,7 @@ class Npy:
 def _opened(path: str) -> Numbers:
     try:
         with np.errstate(all="ignore"):  # a shape in a header may be of any size
-            array: Any = np.load(path, mmap_mode="r", allow_pickle=False)
+            array = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, MemoryError):
         raise
     except Exception as error:  # whatever a header can make NumPy raise

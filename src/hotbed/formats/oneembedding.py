@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -39,7 +39,7 @@ _RANK = re.compile(r"([0-9]+)-([0-9]+)")
 _INDEX = re.compile(r"index-([0-9]{12})")
 _MOST = 1 << 40
 """Most bytes, or blocks in a chunk."""
-_IDS: dict[int, np.dtype[Any]] = {4: np.dtype("<i4"), 8: np.dtype("<i8")}
+_IDS: dict[int, np.dtype] = {4: np.dtype("<i4"), 8: np.dtype("<i8")}
 
 
 class OneEmbedding:

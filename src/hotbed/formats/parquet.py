@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -31,6 +31,10 @@ from hotbed.formats.tables import (
 )
 from hotbed.formats.writing import file_name, widened
 from hotbed.tables import MAX_DIM
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
 
 __all__ = ["Parquet"]
 
@@ -156,11 +160,11 @@ def _rows_of(path: str, text: bytes) -> int:
     return int(text)
 
 
-def _columns(path: str, schema: Any) -> list[str]:
+def _columns(path: str, schema: pa.Schema) -> list[str]:
     """Return the columns of ids and of vectors: the only ones of their kind, or those that are named so."""
     import pyarrow as pa
 
-    def is_vector(kind: Any) -> bool:
+    def is_vector(kind: pa.DataType) -> bool:
         lists = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
         return any(one(kind) for one in lists) and pa.types.is_floating(kind.value_type)
 
@@ -177,7 +181,7 @@ def _columns(path: str, schema: Any) -> list[str]:
     return found
 
 
-def _first_length(files: Sequence[Any], column: str) -> int:
+def _first_length(files: Sequence[pq.ParquetFile], column: str) -> int:
     for file in files:
         for batch in file.iter_batches(1, columns=[column]):
             first = batch.column(column)[0]
@@ -185,14 +189,14 @@ def _first_length(files: Sequence[Any], column: str) -> int:
     return 0
 
 
-def _ids(path: str, column: Any) -> Tensor:
+def _ids(path: str, column: pa.Array) -> Tensor:
     if column.null_count:
         raise FormatError(f"{path} has rows without an id.")
     # Those of uint64 keep their bits.
     return torch.from_numpy(column.to_numpy(zero_copy_only=False).astype("int64"))
 
 
-def _vectors(path: str, column: Any, dim: int) -> Tensor:
+def _vectors(path: str, column: pa.Array, dim: int) -> Tensor:
     import pyarrow.compute as pc
 
     numbers = column.flatten()

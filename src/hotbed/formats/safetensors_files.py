@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from hotbed.checkpoint.tensors import DTYPES, header_of
@@ -17,18 +18,30 @@ from hotbed.formats.writing import fill, shapes_of
 __all__ = ["SafetensorsFile"]
 
 
+class _Slice(Protocol):
+    def get_shape(self) -> list[int]: ...
+    def get_dtype(self) -> str: ...
+    def __getitem__(self, rows: slice, /) -> Tensor: ...
+
+
+class _Opened(Protocol):
+    """The file that ``safetensors.safe_open`` returns."""
+
+    def keys(self) -> list[str]: ...
+    def get_slice(self, name: str, /) -> _Slice: ...
+
+
 class _Lazy:
     """A tensor in a file."""
 
-    def __init__(self, file: Any, name: str) -> None:
+    def __init__(self, file: _Opened, name: str) -> None:
         self._file, self._name = file, name
         part = file.get_slice(name)
         self.shape = tuple(part.get_shape())
-        self.dtype: Any = DTYPES.get(part.get_dtype(), part.get_dtype())
+        self.dtype: torch.dtype | str = DTYPES.get(part.get_dtype(), part.get_dtype())
 
     def __getitem__(self, rows: slice) -> Tensor:
-        found: Tensor = self._file.get_slice(self._name)[rows.start : rows.stop]
-        return found
+        return self._file.get_slice(self._name)[rows.start : rows.stop]
 
 
 class SafetensorsFile:
@@ -42,7 +55,7 @@ class SafetensorsFile:
         from safetensors import SafetensorError, safe_open
 
         try:
-            file: Any = safe_open(plain(path), framework="pt")
+            file: _Opened = safe_open(plain(path), framework="pt")
             return found_in(path, {name: _Lazy(file, name) for name in file.keys()}, {})
         except SafetensorError as error:
             raise FormatError(f"{path} is no safetensors file that can be read: {error}.") from None

@@ -236,7 +236,7 @@ def chosen(
     return taken
 
 
-def name_of(dtype: Any) -> str:
+def name_of(dtype: object) -> str:
     return str(dtype).removeprefix("torch.")
 
 

@@ -6,7 +6,7 @@ import os
 import tempfile
 import zipfile
 from collections.abc import Mapping, Sequence
-from typing import IO, Any
+from typing import IO
 
 import torch
 from torch import Tensor
@@ -62,7 +62,7 @@ def _is_archive(file: IO[bytes]) -> bool:
         return False
 
 
-def _loaded(path: str) -> Any:
+def _loaded(path: str) -> object:
     with open(path, "rb") as file:
         maps = _is_archive(file)  # the format since torch 1.6
         size = file.seek(0, os.SEEK_END)

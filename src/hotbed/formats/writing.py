@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from hotbed.checkpoint.inspect import contents
+from hotbed.checkpoint.inspect import TableContents, contents
 from hotbed.checkpoint.single import read
 from hotbed.formats.tables import Chunks, FileTable, FormatError, Found
 from hotbed.table.state_dict import refuse_ambiguous_names
@@ -25,7 +24,7 @@ def tables_in(checkpoint: str) -> Found:
         CheckpointError: it is damaged.
     """
 
-    def table(about: dict[str, Any]) -> FileTable:
+    def table(about: TableContents) -> FileTable:
         name, dim, dtype = about["table"], about["dim"], getattr(torch, about["dtype"], None)
         if dtype not in DTYPES:
             raise FormatError(
@@ -35,7 +34,7 @@ def tables_in(checkpoint: str) -> Found:
         def chunks() -> Chunks:
             there = 0
             for chunk in read(checkpoint, name):
-                if chunk.steps is not None and bool((chunk.steps != about["steps"]).any()):
+                if chunk.steps is not None and bool((chunk.steps != (about["steps"] or 0)).any()):
                     raise FormatError(
                         f"Table {name!r} has rows that are behind its optimizer. Load the checkpoint into "
                         "its model without one, and save that again."

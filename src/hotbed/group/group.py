@@ -6,7 +6,6 @@ import contextlib
 import copy
 import weakref
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 
@@ -17,8 +16,9 @@ from hotbed.places.tiered.tiers import Tiers
 from hotbed.storage import Storage
 from hotbed.table.live import LiveTable
 from hotbed.table.locks import reading
-from hotbed.table.lookups import Lookups
-from hotbed.table.records import Records, records_of
+from hotbed.table.lookups import Lookups, records_of
+from hotbed.table.records import Records
+from hotbed.table.with_handle import TableGroup, TableWithHandle
 from hotbed.tables import Table
 
 __all__ = ["Group"]
@@ -125,8 +125,9 @@ class Group:
             name = f"{wanted}_{number}"
         return name
 
-    def take(self, table: LiveTable) -> None:
+    def take(self, table: TableWithHandle) -> None:
         """Note a table as one of the group."""
+        assert isinstance(table, LiveTable)
         self._tables.append(weakref.ref(table))
 
     @classmethod
@@ -137,12 +138,12 @@ class Group:
         Raises:
             TableError: they belong to different groups, some of which have a storage.
         """
-        groups: dict[Group | None, LiveTable] = {table.group: table for table in tables}
+        groups: dict[TableGroup | None, LiveTable] = {table.group: table for table in tables}
         first = next(iter(groups))
-        if len(groups) == 1 and first is not None:
+        if len(groups) == 1 and isinstance(first, Group):
             return first
         for group, table in groups.items():
-            if group is not None and group.storage is not None:
+            if isinstance(group, Group) and group.storage is not None:
                 raise TableError(
                     f"Table {table.name!r} has a Storage that others of these tables do not share. Give "
                     "the modules one hotbed.Group, or serve the tables by modules of their own."
@@ -202,20 +203,20 @@ class Group:
 
     # -- copies ------------------------------------------------------------------------------------
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Group:
+    def __deepcopy__(self, memo: dict[int, object]) -> Group:
         """Without its tables: copies of them come into it one by one."""
-        return _restored(self._storage, copy.deepcopy(self._budget, memo))
+        return self._restored(self._storage, copy.deepcopy(self._budget, memo))
 
-    def __reduce__(self) -> Any:
-        return _restored, (self._storage, self._budget)
+    def __reduce__(self) -> tuple[object, ...]:
+        return Group._restored, (self._storage, self._budget)
+
+    @classmethod
+    def _restored(cls, storage: Storage | None, budget: _core.MemoryBudget | None) -> Group:
+        """Return a group of rows in memory; tables in tiers are never copied."""
+        made = cls()
+        made._storage, made._budget = storage, budget
+        return made
 
     def __repr__(self) -> str:
         names = ", ".join(repr(table.name) for table in self.tables) or "no tables"
         return f"Group of {names}; storage: {self._storage}"
-
-
-def _restored(storage: Storage | None, budget: _core.MemoryBudget | None) -> Group:
-    """Return a group of rows in memory; tables in tiers are never copied."""
-    made = Group()
-    made._storage, made._budget = storage, budget
-    return made

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -11,8 +11,9 @@ from torch import Tensor
 from hotbed import _core, trace
 from hotbed.group.pool import pool
 from hotbed.inputs.bags import Bags
+from hotbed.places.host.batch import HostBatch
 from hotbed.table.live import LiveTable
-from hotbed.table.lookups import Call, lookups_of
+from hotbed.table.lookups import Call, StoredTable, lookups_of
 from hotbed.table.resolved import Resolved
 
 __all__ = ["looked_up", "lookup"]
@@ -60,7 +61,7 @@ def lookup(
     return _resolved(call, behind, lambda resolved: pool(resolved, handles))
 
 
-def looked_up(call: Call, places: _core.VectorPlaces | None) -> Any:
+def looked_up(call: Call, places: _core.VectorPlaces | None) -> HostBatch:
     """Resolve a batch that others ask for, of tables in the core's memory, for a backward that somebody else
     calls.
 
@@ -69,7 +70,8 @@ def looked_up(call: Call, places: _core.VectorPlaces | None) -> Any:
     """
     behind = [table for table in call.live if call.training and table.follows]
 
-    def write(resolved: Any) -> Any:
+    def write(resolved: Resolved) -> HostBatch:
+        assert isinstance(resolved, HostBatch)
         if places is not None:
             resolved.write(places)
         return resolved
@@ -77,7 +79,7 @@ def looked_up(call: Call, places: _core.VectorPlaces | None) -> Any:
     return _resolved(call, behind, write)
 
 
-def _resolved(call: Call, behind: Sequence[LiveTable], pooled: Callable[[Resolved], T]) -> T:
+def _resolved(call: Call, behind: Sequence[StoredTable], pooled: Callable[[Resolved], T]) -> T:
     """`behind`: tables some of whose rows may be. `pooled`: what is done while rows stay."""
     live, training = call.live, call.training
     while True:

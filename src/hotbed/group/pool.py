@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.autograd.graph import Node
 
 from hotbed.errors import TableError
+from hotbed.ops.operation import Context
 from hotbed.ops.outside_graphs import outside_graphs
-from hotbed.table.gradients import leave
+from hotbed.table.backward import leave
 from hotbed.table.locks import alone, together
-from hotbed.table.resolved import Columns, Resolved
+from hotbed.table.resolved import Columns, PooledTable, Resolved
 
 __all__ = ["pool"]
 
@@ -54,7 +56,7 @@ def pool(resolved: Resolved, handles: Sequence[Tensor]) -> list[Tensor]:
 
 def _forward(resolved: Resolved) -> list[Tensor]:
     live, table_of = resolved.live, resolved.table_of
-    outputs: list[Any] = [None] * len(table_of)
+    outputs: dict[int, Tensor] = {}
     columns: list[Columns] = []
     shared: dict[tuple[int, torch.dtype], list[int]] = {}  # features of one buffer
     for f, (bag, t) in enumerate(zip(resolved.bags, table_of, strict=True)):
@@ -76,12 +78,23 @@ def _forward(resolved: Resolved) -> list[Tensor]:
         for f, part in zip(members, parts, strict=True):
             outputs[f] = part
     resolved.pool(columns)
-    return outputs
+    return [outputs[f] for f in range(len(table_of))]
+
+
+class _Context(Context, Protocol):
+    resolved: Resolved | None
+    generations: list[int]
+    edges: list[int]
+    weighted: list[int]
+    divided: list[int]
+
+    @property
+    def next_functions(self) -> tuple[tuple[Node, int], ...]: ...
 
 
 class _Pool(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, resolved: Resolved, *tensors: Tensor | None) -> tuple[Tensor, ...]:
+    def forward(ctx: _Context, resolved: Resolved, *tensors: Tensor | None) -> tuple[Tensor, ...]:
         """`tensors`: a handle a table (None: not wanted), then the weights that there are."""
         outputs = tuple(_forward(resolved))
         ctx.set_materialize_grads(False)
@@ -104,9 +117,10 @@ class _Pool(torch.autograd.Function):
     @staticmethod
     @outside_graphs
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+    def backward(ctx: _Context, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         *saved, _ = ctx.saved_tensors  # raises where one was changed in place
-        resolved: Resolved = ctx.resolved
+        resolved = ctx.resolved
+        assert resolved is not None
         live = resolved.live
         needed = ctx.needs_input_grad[1 : 1 + len(live)]
         weights_needed = ctx.needs_input_grad[1 + len(live) :]
@@ -130,7 +144,7 @@ class _Pool(torch.autograd.Function):
         return None, *handle_grads, *(found.get(f) for f in ctx.weighted)
 
 
-def _check_generations(live: Sequence[Any], generations: Sequence[int]) -> None:
+def _check_generations(live: Sequence[PooledTable], generations: Sequence[int]) -> None:
     """Raises TableError where slots of the forward mean nothing any more."""
     for table, generation in zip(live, generations, strict=True):
         if table.generation != generation:

@@ -7,8 +7,8 @@ device, once, when the batch is resolved. `hotbed.inputs` lists the kinds.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, overload
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol, TypeGuard, overload
 
 import torch
 from torch import Tensor
@@ -84,7 +84,7 @@ class FlatIds(Sequence[Bags]):
 
 def read_bags(
     feature: str,
-    value: Any,
+    value: object,
     compute_dtype: torch.dtype,
     combiner: str | None,
     device: torch.device = _CPU,
@@ -113,8 +113,8 @@ def read_bags(
         return _read_jagged(
             feature, value.values, value.offsets, value.weights, compute_dtype, combiner, device
         )
-    if callable(getattr(value, "values", None)) and callable(getattr(value, "offsets", None)):
-        if callable(getattr(value, "keys", None)) and len(value.keys()) != 1:
+    if _has_methods(value, "values", "offsets"):
+        if _has_methods(value, "keys") and len(value.keys()) != 1:
             raise InputError(
                 f"Feature {feature!r}: a keyed input of {len(value.keys())} keys; give it in place of "
                 "the whole dict, or one key of it."
@@ -128,8 +128,8 @@ def read_bags(
     raise InputError(f"Feature {feature!r}: got {describe(value)}; give {_KINDS}.")
 
 
-def _read_dense(feature: str, value: Any, pooled: bool) -> Bags:
-    value = _ids(feature, value)
+def _read_dense(feature: str, given: object, pooled: bool) -> Bags:
+    value = _ids(feature, given)
     rank = value.dim()
     if rank == 1:
         count = value.shape[0]
@@ -146,15 +146,15 @@ def _read_dense(feature: str, value: Any, pooled: bool) -> Bags:
 
 def _read_jagged(
     feature: str,
-    values: Any,
-    offsets: Any,
-    weights: Any,
+    given: object,
+    offsets: object,
+    weights: object,
     compute_dtype: torch.dtype,
     combiner: str | None,
     device: torch.device | None = None,
 ) -> Bags:
     """`device`: of the tables, to hold parts of an input to; None where all came as one tensor."""
-    values = _ids(feature, values)
+    values = _ids(feature, given)
     if device is not None:
         _check_places(feature, (values, offsets, weights), device)
     if values.dim() != 1:
@@ -162,11 +162,12 @@ def _read_jagged(
             f"Feature {feature!r}: the values of a Jagged must be ids (N,), "
             f"got shape {tuple(values.shape)}."
         )
-    offsets = _offsets(f"Feature {feature!r}", offsets)
+    edges = _offsets(f"Feature {feature!r}", offsets)
+    weighed = None
     if weights is not None:
-        weights = _weights(feature, weights, len(values), compute_dtype, combiner)
-    bags = len(offsets) - 1
-    return Bags(values.contiguous(), offsets, 0, bags, weights, bags, None, True)
+        weighed = _weights(feature, weights, len(values), compute_dtype, combiner)
+    bags = len(edges) - 1
+    return Bags(values.contiguous(), edges, 0, bags, weighed, bags, None, True)
 
 
 def _read_nested(feature: str, value: Any) -> Bags:
@@ -222,13 +223,13 @@ def _read_sparse(
     return _read_jagged(feature, ids, offsets, weights, compute_dtype, combiner)
 
 
-def _ids(feature: str, ids: Any) -> Tensor:
+def _ids(feature: str, ids: object) -> Tensor:
     if isinstance(ids, Tensor) and ids.dtype in ID_DTYPES and ids.layout is torch.strided:
         return ids
     return id_tensor(f"Feature {feature!r}", ids)
 
 
-def _check_places(feature: str, parts: Iterable[Any], device: torch.device) -> None:
+def _check_places(feature: str, parts: Iterable[object], device: torch.device) -> None:
     for part in parts:
         if isinstance(part, Tensor) and part.device.type != "cpu" and part.device != device:
             raise InputError(
@@ -241,7 +242,7 @@ def _place(device: torch.device) -> str:
     return "the CPU" if device.type == "cpu" else str(device)
 
 
-def _offsets(what: str, given: Any) -> Tensor:
+def _offsets(what: str, given: object) -> Tensor:
     offsets = given if isinstance(given, Tensor) else id_tensor(what, given, "offsets")
     if (
         offsets.dim() != 1
@@ -256,7 +257,7 @@ def _offsets(what: str, given: Any) -> Tensor:
 
 
 def _weights(
-    feature: str, given: Any, count: int, compute_dtype: torch.dtype, combiner: str | None
+    feature: str, given: object, count: int, compute_dtype: torch.dtype, combiner: str | None
 ) -> Tensor:
     if combiner not in _WEIGHED:
         raise InputError(
@@ -272,7 +273,19 @@ def _weights(
     return weights.to(compute_dtype).contiguous()
 
 
-def split_keyed(value: Any) -> dict[str, Jagged] | None:
+class _Keyed(Protocol):
+    """A KeyedJaggedTensor, or one feature of it."""
+
+    def keys(self) -> Collection[str]: ...
+    def values(self) -> Tensor: ...
+    def offsets(self) -> Tensor: ...
+
+
+def _has_methods(value: object, *names: str) -> TypeGuard[_Keyed]:
+    return all(callable(getattr(value, name, None)) for name in names)
+
+
+def split_keyed(value: object) -> dict[str, Jagged] | None:
     """A KeyedJaggedTensor-like object (keys(), values(), offsets(), feature after feature) as a dict.
 
     None where `value` is no such thing.
@@ -280,7 +293,7 @@ def split_keyed(value: Any) -> dict[str, Jagged] | None:
     Raises:
         InputError: keys, offsets and values that do not go together.
     """
-    if not all(callable(getattr(value, name, None)) for name in ("keys", "values", "offsets")):
+    if not _has_methods(value, "keys", "values", "offsets"):
         return None
     values = value.values()
     if not isinstance(values, Tensor) and not is_array(values):
@@ -290,7 +303,8 @@ def split_keyed(value: Any) -> dict[str, Jagged] | None:
     if len(set(keys)) != len(keys):
         raise InputError(f"A keyed input has a key twice: {', '.join(map(repr, keys))}.")
     if getattr(value, "variable_stride_per_key", lambda: False)():
-        sizes = zip(keys, value.stride_per_key(), strict=True)
+        strides: list[int] = getattr(value, "stride_per_key", list)()
+        sizes = zip(keys, strides, strict=True)
         raise InputError(
             "A keyed input has batches of different sizes: "
             f"{', '.join(f'{size} of {key!r}' for key, size in sizes)}. All keys must have as many "

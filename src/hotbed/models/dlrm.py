@@ -6,11 +6,11 @@ Shapes: B samples, d columns of a vector.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from torch import Tensor, nn
 
 from hotbed.collection import EmbeddingCollection
+from hotbed.devices import Device
 from hotbed.errors import TableError
 from hotbed.init import Normal
 from hotbed.nn import MLP, DotInteraction
@@ -61,7 +61,7 @@ class DLRM(nn.Module):
         *,
         seed: int | None = None,
         storage: Storage | None = None,
-        device: Any = None,
+        device: Device | None = None,
     ) -> None:
         super().__init__()
         bottom = [64, dim] if bottom is None else list(bottom)
@@ -71,7 +71,7 @@ class DLRM(nn.Module):
                 f"multiplied, so end bottom with {dim}."
             )
         made = tables_of(tables, dim)
-        self.config: dict[str, Any] = {
+        self.config: dict[str, object] = {
             "tables": made,
             "dim": dim,
             "num_dense": num_dense,
@@ -87,7 +87,7 @@ class DLRM(nn.Module):
         if device is not None:
             self.to(device)
 
-    def forward(self, batch: Mapping[str, Any]) -> Tensor:
+    def forward(self, batch: Mapping[str, Tensor]) -> Tensor:
         dense_Bd = self.bottom(batch["dense"])
         vectors = self.embeddings({name: batch[name] for name in self.features})
         logits: Tensor = self.top(self.interaction(dense_Bd, vectors)).squeeze(1)

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hotbed.collection import EmbeddingCollection
+from hotbed.devices import Device
 from hotbed.init import Zeros
 from hotbed.models.dlrm import tables_of
 from hotbed.nn import MLP, concat
@@ -56,11 +56,11 @@ class WideDeep(nn.Module):
         *,
         seed: int | None = None,
         storage: Storage | None = None,
-        device: Any = None,
+        device: Device | None = None,
     ) -> None:
         super().__init__()
         deep = tables_of(tables, dim)
-        self.config: dict[str, Any] = {
+        self.config: dict[str, object] = {
             "tables": deep,
             "dim": dim,
             "num_dense": num_dense,
@@ -82,13 +82,13 @@ class WideDeep(nn.Module):
         if device is not None:
             self.to(device)
 
-    def embedding_inputs(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+    def embedding_inputs(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return what `embeddings` looks up of a batch; `hotbed.lookahead` asks for it."""
         inputs = {name: batch[name] for name in self.features}
         inputs.update({f"{name}.wide": batch[name] for name in self.features})
         return inputs
 
-    def forward(self, batch: Mapping[str, Any]) -> Tensor:
+    def forward(self, batch: Mapping[str, Tensor]) -> Tensor:
         vectors = list(self.embeddings(self.embedding_inputs(batch)).values())
         count = len(self.features)
         dense = batch["dense"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor, nn
 
@@ -88,7 +88,7 @@ class TablesByName(TableOwner):
         return sum(local_count(table) if local else table.place.count() for table in tables)
 
     def lookup(
-        self, name: str, ids: Any, *, missing: Missing = "initial", local: bool = False
+        self, name: str, ids: object, *, missing: Missing = "initial", local: bool = False
     ) -> Tensor:
         """Return the (n, dim) rows of (n,) ids (a tensor, an array, a list), and store nothing.
 
@@ -105,7 +105,7 @@ class TablesByName(TableOwner):
         table = self._table(name, "a lookup of rows", local)
         return local_lookup(table, ids, missing) if local else table.lookup(ids, missing)
 
-    def contains(self, name: str, ids: Any, *, local: bool = False) -> Tensor:
+    def contains(self, name: str, ids: object, *, local: bool = False) -> Tensor:
         """Return (n,) bool on the host: True for each of (n,) ids (a tensor, an array, a list) with a row.
 
         In a static table these are all ids in [0, rows). Of tables that ranks share, all ranks call it, each
@@ -120,7 +120,7 @@ class TablesByName(TableOwner):
         table = self._table(name, "a search for ids", local)
         return (local_contains if local else LiveTable.contains)(table, ids)
 
-    def assign(self, name: str, ids: Any, values: Any, *, local: bool = False) -> None:
+    def assign(self, name: str, ids: object, values: object, *, local: bool = False) -> None:
         """Write (n, dim) values into the rows of (n,) ids; in a dynamic table, absent ids get a row.
         Both may be tensors, NumPy arrays or lists. Of tables that ranks share, all ranks call it, each with
         rows of its own; of an id that several give, those of the last rank stay.
@@ -137,7 +137,7 @@ class TablesByName(TableOwner):
         table = self._table(name, "an assignment", local)
         (local_assign if local else LiveTable.assign)(table, ids, values)
 
-    def erase(self, name: str, ids: Any, *, local: bool = False) -> int:
+    def erase(self, name: str, ids: object, *, local: bool = False) -> int:
         """Forget the rows of (n,) ids (a tensor, an array, a list), optimizer states included.
 
         A dynamic table loses the rows; ids without a row are passed over. Rows of a static table go back to

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from hotbed import init as initializers
 from hotbed.arrays import real_tensor
-from hotbed.devices import named_device
+from hotbed.devices import Device, named_device
 from hotbed.errors import TableError
 from hotbed.group.group import Group
 from hotbed.init import derive_key
@@ -54,8 +54,8 @@ class OneTable(TableOwner):
         shape: tuple[int | None, int],
         combiner: str,
         padding_idx: int | None,
-        weight: Any,
-        device: Any,
+        weight: object,
+        device: Device | None,
         dtype: torch.dtype | None,
         init: initializers.Initializer | None,
         group: Group | None,
@@ -96,7 +96,7 @@ class OneTable(TableOwner):
         else:
             super().__setattr__(name, value)
 
-    def _check_fixed(self, name: str, value: Any) -> None:
+    def _check_fixed(self, name: str, value: object) -> None:
         """Raises TableError for an option of torch's layers that is given another value."""
         if name == "max_norm":
             refuse_options(type(self).__name__, max_norm=value)
@@ -109,7 +109,7 @@ class OneTable(TableOwner):
                 "one's state_dict into it."
             )
 
-    def _assign_weight(self, value: Any) -> None:
+    def _assign_weight(self, value: object) -> None:
         live = self._live
         if live.spec.rows is None:
             raise TableError(
@@ -150,13 +150,13 @@ class OneTable(TableOwner):
     def features_of(self, name: str) -> dict[str, LiveTable]:
         return {name: self._live}
 
-    def inputs_from(self, batch: Mapping[str, Any], name: str) -> Any:
+    def inputs_from(self, batch: Mapping[str, object], name: str) -> object:
         return batch.get(name)
 
-    def prepare(self, inputs: Any) -> Prepared:
+    def prepare(self, inputs: object) -> Prepared:
         return Prepared(inputs, self._tables, (0,), ("input",), self._bags_of)
 
-    def _bags_of(self, inputs: Any) -> list[Bags]:
+    def _bags_of(self, inputs: object) -> list[Bags]:
         """Return the one bag of each sample, as forward reads it."""
         raise NotImplementedError
 
@@ -172,15 +172,15 @@ class OneTable(TableOwner):
         """Rows that the table holds."""
         return self._live.place.count()
 
-    def lookup(self, ids: Any, *, missing: Missing = "initial") -> Tensor:
+    def lookup(self, ids: object, *, missing: Missing = "initial") -> Tensor:
         """Return the (n, dim) rows of (n,) ids; see `EmbeddingCollection.lookup`."""
         return self._live.lookup(ids, missing)
 
-    def contains(self, ids: Any) -> Tensor:
+    def contains(self, ids: object) -> Tensor:
         """Return (n,) bool: True for each id that has a row; see `EmbeddingCollection.contains`."""
         return self._live.contains(ids)
 
-    def erase(self, ids: Any) -> int:
+    def erase(self, ids: object) -> int:
         """Forget the rows of (n,) ids and return how many went; see `EmbeddingCollection.erase`."""
         return self._live.erase(ids)
 
@@ -190,9 +190,7 @@ class OneTable(TableOwner):
         return out if out.dtype == self._live.spec.dtype else out.to(self._live.spec.dtype)
 
 
-def refuse_options(
-    kind: str, max_norm: float | None = None, scale_grad_by_freq: bool = False
-) -> None:
+def refuse_options(kind: str, max_norm: object = None, scale_grad_by_freq: object = False) -> None:
     """Raises for the two options of torch's layers that rewrite rows or gradients."""
     if max_norm is not None:
         raise TableError(
@@ -205,7 +203,7 @@ def refuse_options(
         )
 
 
-def weights_of(given: Any) -> Tensor:
+def weights_of(given: object) -> Tensor:
     """(rows, dim) weights that a layer is made from: a tensor, an array or lists.
 
     Raises:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel import DistributedDataParallel
+from typing_extensions import Self
 
 from hotbed.errors import OptimizerError, TableError
 from hotbed.group.group import Group
@@ -19,6 +19,7 @@ from hotbed.inputs.bags import Bags
 from hotbed.places.moves import move, refuse_move
 from hotbed.places.tiered.prepared import Prepared
 from hotbed.places.tiered.tiers import Tiers
+from hotbed.table.alone import Processes
 from hotbed.table.checks import refuse_tracing
 from hotbed.table.gradients import plain_access
 from hotbed.table.live import LiveTable, live_table
@@ -45,7 +46,7 @@ def tables_of(model: nn.Module) -> dict[str, LiveTable]:
     first."""
     found: dict[LiveTable, str] = {}
     for prefix, module in owners_of(model).items():
-        for name, table in module._owned.items():
+        for name, table in module.live_tables().items():
             found.setdefault(table, f"{prefix}.{name}" if prefix else name)
     return {stem: table for table, stem in found.items()}
 
@@ -79,19 +80,20 @@ class TableOwner(nn.Module):
     @property
     def group(self) -> Group:
         """The `hotbed.Group` that its tables belong to."""
-        group: Group = next(iter(self._owned.values())).group
+        group = next(iter(self._owned.values())).group
+        assert isinstance(group, Group)
         return group
 
     @property
-    def ranks(self) -> Any:
+    def ranks(self) -> Processes:
         """The processes that share the tables (`hotbed.table.alone.ALONE` or `hotbed.dist.ranks.Ranks`)."""
         return next(iter(self._owned.values())).place.ranks
 
     @property
     def tiers(self) -> Tiers | None:
         """The tiers in which its rows are looked up, or None."""
-        tiers: Tiers | None = next(iter(self._owned.values())).place.lookups.tiers
-        return tiers
+        tiers = next(iter(self._owned.values())).place.lookups.tiers
+        return tiers if isinstance(tiers, Tiers) else None
 
     @property
     def has_tiers(self) -> bool:
@@ -102,17 +104,21 @@ class TableOwner(nn.Module):
             for own in table.place.tables_here(table)
         )
 
+    def live_tables(self) -> dict[str, LiveTable]:
+        """Return parameter name → live table."""
+        return self._owned
+
     # -- look-ahead ------------------------------------------------------------------------------
 
     def features_of(self, name: str) -> dict[str, LiveTable]:
         """Return feature of a batch → table, of a module that has this name in its model."""
         raise NotImplementedError
 
-    def inputs_from(self, batch: Mapping[str, Any], name: str) -> Any:
+    def inputs_from(self, batch: Mapping[str, object], name: str) -> object:
         """Return what forward takes, of a mapping that has all features of `features_of`."""
         raise NotImplementedError
 
-    def prepare(self, inputs: Any) -> Prepared:
+    def prepare(self, inputs: object) -> Prepared:
         """Read and group a batch that a training forward will come with. Changes nothing."""
         raise NotImplementedError
 
@@ -147,8 +153,8 @@ class TableOwner(nn.Module):
         """`live`: the module's own, in their order; look-ahead knows a batch by them."""
         handles = []
         for name, table in self._owned.items():
-            handle: Any = self._parameters.get(name)
-            if getattr(handle, "hotbed_table", None) is not table:
+            handle = self._parameters.get(name)
+            if handle is None or getattr(handle, "hotbed_table", None) is not table:
                 raise TableError(
                     f"Table {table.name!r}: the module's parameter {name!r} was replaced by another. "
                     "Rows are not kept in it: load a state_dict, or use assign(), instead."
@@ -157,7 +163,7 @@ class TableOwner(nn.Module):
         with plain_access():
             return lookup(live, handles, table_of, features, bags, self.training)
 
-    def _without_handles(self) -> Any:
+    def _without_handles(self) -> Self:
         """Stands in for this module where nn.Module's own methods are to see no table. The module stays
         as it is, as others may look a batch up meanwhile."""
         other = object.__new__(type(self))
@@ -167,7 +173,7 @@ class TableOwner(nn.Module):
         return other
 
     @contextlib.contextmanager
-    def _changed_without_handles(self) -> Iterator[Any]:
+    def _changed_without_handles(self) -> Iterator[Self]:
         """The same, and takes over what was changed in it."""
         other = self._without_handles()
         yield other
@@ -177,14 +183,16 @@ class TableOwner(nn.Module):
             elif self.__dict__.get(name, self) is not value:
                 self.__dict__[name] = value
 
-    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+    def _save_to_state_dict(
+        self, destination: dict[str, Tensor], prefix: str, keep_vars: bool
+    ) -> None:
         nn.Module._save_to_state_dict(self._without_handles(), destination, prefix, keep_vars)
         if _left_out.get():
             return
         with reading(self._owned.values()):
             self._save_tables(destination, prefix, keep_vars)
 
-    def _save_tables(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+    def _save_tables(self, destination: dict[str, Tensor], prefix: str, keep_vars: bool) -> None:
         for name, table in self._owned.items():
             in_metadata = not self._keys_in_state_dict and table.spec.rows is not None
             save_table(table, destination, prefix + name, keep_vars, not in_metadata)
@@ -194,9 +202,9 @@ class TableOwner(nn.Module):
 
     def _load_from_state_dict(
         self,
-        state_dict: Mapping[str, Any],
+        state_dict: Mapping[str, object],
         prefix: str,
-        local_metadata: Any,
+        local_metadata: dict[str, int],
         strict: bool,
         missing_keys: list[str],
         unexpected_keys: list[str],
@@ -223,7 +231,7 @@ class TableOwner(nn.Module):
                 key = local_metadata.get(f"{name}.key")
                 load_table(table, state_dict, prefix + name, key, missing_keys, error_msgs)
 
-    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         wanted = {name: _device_after(table, fn) for name, table in self._owned.items()}
         for name, table in self._owned.items():
             if wanted[name] != table.device:
@@ -237,7 +245,7 @@ class TableOwner(nn.Module):
         return self
 
 
-def _device_after(table: LiveTable, fn: Any) -> torch.device:
+def _device_after(table: LiveTable, fn: Callable[[Tensor], Tensor]) -> torch.device:
     """Where ``module.to(...)`` and the like want a table. Raises where they would cast it."""
     probe = torch.zeros((), dtype=table.spec.dtype, device=table.device)
     changed = fn(probe)
@@ -252,12 +260,11 @@ def _device_after(table: LiveTable, fn: Any) -> torch.device:
             f"Table {table.name!r} cannot be moved to {changed.device}: tables lie on the CPU or on a "
             "CUDA device. Move only the dense part of the model."
         )
-    if changed.device.type == "cpu" and changed.is_shared():
+    if changed.device.type == "cpu" and changed.untyped_storage().is_shared():
         raise TableError(
             f"Table {table.name!r} belongs to one process; share_memory() cannot be honoured."
         )
-    device: torch.device = changed.device
-    return device
+    return changed.device
 
 
 def _refuse_plain_ddp(parent: nn.Module, name: str, module: nn.Module | None) -> None:

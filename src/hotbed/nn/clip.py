@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Hashable, Iterable
 
 import torch
 from torch import Tensor
 
 from hotbed.ops.outside_graphs import outside_graphs
 from hotbed.table.clipping import DenseGradient, Gradient
-from hotbed.table.live import live_table
+from hotbed.table.live import LiveTable, live_table
 
 __all__ = ["clip_grad_norm_", "clip_grad_value_"]
 
@@ -81,7 +80,9 @@ def clip_grad_value_(parameters: Tensor | Iterable[Tensor], clip_value: float) -
 def _gradients(parameters: Tensor | Iterable[Tensor]) -> list[Gradient]:
     """Return the gradients that there are, in the order of the parameters."""
     every = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-    together: dict[Any, list[tuple[int, Any]]] = {}  # tables whose gradients come at once
+    together: dict[
+        Hashable, list[tuple[int, LiveTable]]
+    ] = {}  # tables whose gradients come at once
     found: list[Gradient | None] = [None] * len(every)
     for at, parameter in enumerate(every):
         live = live_table(parameter)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -76,17 +76,22 @@ def joined_view(columns: Sequence[Tensor]) -> Tensor | None:
     return first.detach().as_strided((rows, width), (stride, 1))
 
 
+class _Context(Protocol):
+    ends: list[int]
+    """Columns at which slices begin, and the one behind the last."""
+
+
 class _Join(torch.autograd.Function):
     """Column slices of one buffer → the joined view; its gradient → column slices of it."""
 
     @staticmethod
-    def forward(ctx: Any, *vectors: Tensor) -> Tensor:
+    def forward(ctx: _Context, *vectors: Tensor) -> Tensor:
         ctx.ends = [0, *accumulate(vector.shape[1] for vector in vectors)]
         joined = joined_view(vectors)
         assert joined is not None, "concat looked at the same vectors"
         return joined
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
+    def backward(ctx: _Context, *gradients: Tensor) -> tuple[Tensor, ...]:
         (gradient_BD,) = gradients
         return tuple(gradient_BD[:, begin:end] for begin, end in pairwise(ctx.ends))

@@ -5,15 +5,13 @@ Shapes: B samples, D columns, L layers, K columns of a factor.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from hotbed.ops import second_order
 from hotbed.ops.gpu.variants import MOST_LAYERS, on_gpu, runs_on
-from hotbed.ops.operation import operation
+from hotbed.ops.operation import Context, operation
 
 __all__ = ["cross_matrix", "cross_vector"]
 
@@ -96,13 +94,13 @@ def _(
     )
 
 
-def _keep_vector(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _keep_vector(ctx: Context, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor]) -> None:
     ctx.save_for_backward(*inputs, output[1])
     ctx.set_materialize_grads(False)
 
 
 def _backward_of_vector(
-    ctx: Any, gradient: Tensor | None, _: Tensor | None
+    ctx: Context, gradient: Tensor | None, _: Tensor | None
 ) -> tuple[Tensor | None, ...]:
     x, weight, shift, bias, products = ctx.saved_tensors
     if gradient is None:
@@ -159,13 +157,13 @@ def _(gradient: Tensor, x0: Tensor, gate: Tensor) -> tuple[Tensor, Tensor, Tenso
     return gate.new_empty(gate.shape), x0.new_empty(x0.shape), bias
 
 
-def _keep_matrix(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _keep_matrix(ctx: Context, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor]) -> None:
     ctx.save_for_backward(*inputs, output[1])
     ctx.set_materialize_grads(False)
 
 
 def _backward_of_matrix(
-    ctx: Any, gradient: Tensor | None, _: Tensor | None
+    ctx: Context, gradient: Tensor | None, _: Tensor | None
 ) -> tuple[Tensor | None, ...]:
     x0, x, factor, weight, bias, gate = ctx.saved_tensors
     if gradient is None:

@@ -7,14 +7,14 @@ P pairs.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from hotbed.ops.blocks import empty
 from hotbed.ops.gpu.variants import MOST_VECTORS, on_gpu, runs_on
-from hotbed.ops.operation import operation
+from hotbed.ops.operation import Context, operation
 
 __all__ = ["interact"]
 
@@ -49,11 +49,17 @@ def _has_kernel(dense: Tensor, vectors_BFd: Tensor) -> bool:
     return on_gpu(dense) and vectors_BFd.shape[1] < MOST_VECTORS
 
 
+class _Context(Context, Protocol):
+    self_interaction: bool
+
+
 class _Interact(torch.autograd.Function):
     """`_plain` without keeping the joined vectors and their products for the backward pass."""
 
     @staticmethod
-    def forward(ctx: Any, dense: Tensor, vectors_BFd: Tensor, self_interaction: bool) -> Tensor:
+    def forward(
+        ctx: _Context, dense: Tensor, vectors_BFd: Tensor, self_interaction: bool
+    ) -> Tensor:
         ctx.save_for_backward(dense, vectors_BFd)
         ctx.self_interaction = self_interaction
         if _has_kernel(dense, vectors_BFd) and runs_on(dense):
@@ -63,7 +69,7 @@ class _Interact(torch.autograd.Function):
         return _chunked(dense, vectors_BFd, self_interaction)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _Context, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,) = gradients
         dense, vectors_BFd = ctx.saved_tensors
         if torch.is_grad_enabled():  # the gradient itself is to be differentiated
@@ -120,12 +126,12 @@ def _(
     return dense.new_empty(dense.shape), vectors_BFd.new_empty(vectors_BFd.shape)
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _keep(ctx: _Context, inputs: tuple[Tensor, Tensor, bool], output: Tensor) -> None:
     dense, vectors_BFd, ctx.self_interaction = inputs
     ctx.save_for_backward(dense, vectors_BFd)
 
 
-def _backward_of_op(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+def _backward_of_op(ctx: _Context, gradient: Tensor) -> tuple[Tensor | None, ...]:
     dense, vectors_BFd = ctx.saved_tensors
     return *interact_backward_op(gradient, dense, vectors_BFd, ctx.self_interaction), None
 

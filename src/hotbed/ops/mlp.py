@@ -6,14 +6,14 @@ Shapes: M rows; layer l maps N_(l-1) columns to N_l.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from hotbed.ops.gpu.variants import on_gpu, runs_on
-from hotbed.ops.operation import operation
+from hotbed.ops.operation import Context, operation
 
 __all__ = ["has_kernels", "relu_layers"]
 
@@ -160,13 +160,30 @@ def _(
     return [to_x, *to_weights, *to_biases]
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+class _Context(Context, Protocol):
+    dropout: float
+    dropped: int
+    count: int
+    bias_dtype: torch.dtype
+
+
+_Inputs = tuple[Tensor, list[Tensor], list[Tensor], list[int], float]
+"""x, weights, biases, seeds and dropout."""
+
+
+def _keep(
+    ctx: _Context,
+    inputs: tuple[Tensor, list[Tensor], list[Tensor], list[int], float],
+    output: list[Tensor],
+) -> None:
     x, weights, biases, seeds, ctx.dropout = inputs
     ctx.dropped, ctx.count, ctx.bias_dtype = len(seeds), len(weights), biases[0].dtype
     ctx.save_for_backward(x, *weights, *output)
 
 
-def _backward(ctx: Any, gradients: list[Tensor | None]) -> tuple[Any, ...]:
+def _backward(
+    ctx: _Context, gradients: list[Tensor | None]
+) -> tuple[Tensor | list[Tensor] | list[None] | None, ...]:
     x, *tensors = ctx.saved_tensors
     count = ctx.count
     gradient = gradients[count - 1]

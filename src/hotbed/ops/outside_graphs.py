@@ -9,22 +9,23 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import ParamSpec, TypeVar
 
 import torch
 
 __all__ = ["outside_graphs"]
 
-F = TypeVar("F", bound=Callable[..., Any])
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
-def outside_graphs(method: F) -> F:
+def outside_graphs(method: Callable[P, R]) -> Callable[P, R]:
     """A method or function, run eagerly with all it calls, at the price of one graph break."""
 
-    disabled: Any = None
+    disabled: Callable[P, R] | None = None
 
     @functools.wraps(method)
-    def eager(*args: Any, **kwargs: Any) -> Any:
+    def eager(*args: P.args, **kwargs: P.kwargs) -> R:
         nonlocal disabled
         if "torch._dynamo" not in sys.modules:
             return method(*args, **kwargs)
@@ -35,5 +36,5 @@ def outside_graphs(method: F) -> F:
                 setattr(owner, method.__name__, disabled)
         return disabled(*args, **kwargs)
 
-    eager._torchdynamo_disable = True  # type: ignore[attr-defined]
-    return eager  # type: ignore[return-value]
+    vars(eager)["_torchdynamo_disable"] = True
+    return eager

@@ -21,7 +21,7 @@ _CLASSES: list[type[TableOptimizer]] = [
 RULES: tuple[type[TableOptimizer], ...] = tuple(
     sorted(
         (kind for kind in _CLASSES if "_rule" in vars(kind)),
-        key=lambda kind: int(getattr(_core.Rule, kind._rule.core).value),
+        key=lambda kind: int(getattr(_core.Rule, kind.declared_rule().core).value),
     )
 )
 """One class for each rule, in the order of the core."""

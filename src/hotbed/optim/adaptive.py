@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 import torch
+from torch.optim.optimizer import ParamsT
 from typing_extensions import Unpack
 
 from hotbed.optim.base import TableOptimizer
@@ -56,7 +57,7 @@ class Adagrad(TableOptimizer):
 
     def __init__(
         self,
-        params: Any,
+        params: ParamsT,
         lr: float = 1e-2,
         lr_decay: float = 0.0,
         weight_decay: float = 0.0,
@@ -77,7 +78,7 @@ class RowwiseAdagrad(Adagrad):
     """
 
     _rule = dataclasses.replace(
-        Adagrad._rule,
+        Adagrad.declared_rule(),
         core="rowwise_adagrad",
         command="rowwise-adagrad",
         command_dense=torch.optim.Adagrad,
@@ -86,7 +87,9 @@ class RowwiseAdagrad(Adagrad):
         source="FBGEMM, EXACT_ROWWISE_ADAGRAD",
     )
 
-    def __init__(self, params: Any, lr: float = 1e-2, *, eps: float = 1e-8, **options: Any) -> None:
+    def __init__(
+        self, params: ParamsT, lr: float = 1e-2, *, eps: float = 1e-8, **options: Any
+    ) -> None:
         super().__init__(params, lr, eps=eps, **options)
 
 
@@ -119,7 +122,7 @@ class Adadelta(TableOptimizer):
 
     def __init__(
         self,
-        params: Any,
+        params: ParamsT,
         lr: float = 1.0,
         rho: float = 0.9,
         eps: float = 1e-6,
@@ -176,7 +179,7 @@ class RMSprop(TableOptimizer):
 
     def __init__(
         self,
-        params: Any,
+        params: ParamsT,
         lr: float = 1e-2,
         alpha: float = 0.99,
         eps: float = 1e-8,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from typing import Any, ClassVar
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, ClassVar, NoReturn, SupportsIndex, TypeVar, overload
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.optim.optimizer import ParamsT
 
 from hotbed import _core
 from hotbed.errors import OptimizerError
@@ -26,15 +27,18 @@ from hotbed.optim.options import (
     refuse_strangers,
     refuse_tables_twice,
 )
-from hotbed.optim.saved_states import Loading, add_states
+from hotbed.optim.saved_states import Held, Loading, add_states
 from hotbed.places.host.step import HostParticipant
 from hotbed.table.gradients import plain_access
 from hotbed.table.live import LiveTable, live_table
 from hotbed.table.locks import alone
+from hotbed.table.lookups import StoredTable
 from hotbed.table.participant import StepParticipant
-from hotbed.table.place import ON_HOST
+from hotbed.table.place import ON_HOST, Place
 
 __all__ = ["TableOptimizer"]
+
+R = TypeVar("R")
 
 _Joining = tuple[int, list[LiveTable], bool]
 """A group's number, its tables, and whether rows of them need catching up."""
@@ -72,13 +76,13 @@ class TableOptimizer(Optimizer):
         if "__init__" in vars(cls):
             spell_out(cls.__init__)
 
-    def __new__(cls, *args: Any, **options: Any) -> TableOptimizer:
+    def __new__(cls, *args: object, **options: object) -> TableOptimizer:
         accepted = inspect.signature(cls.__init__).parameters
         strangers = [name for name in options if name not in accepted]
         refuse_strangers(cls.__name__, cls._rule, strangers)
         return super().__new__(cls)
 
-    def __init__(self, params: Any, options: dict[str, Any]) -> None:
+    def __init__(self, params: ParamsT, options: dict[str, Any]) -> None:
         """`options`: the arguments of the rule, and those described above."""
         self._arguments = dict(options)
         self._untouched: str = options.pop("untouched")
@@ -88,7 +92,7 @@ class TableOptimizer(Optimizer):
         if self.untouched not in ("lazy", "exact"):
             raise OptimizerError(f'untouched must be "lazy" or "exact", got {self.untouched!r}.')
         refuse_dense_only(type(self).__name__, options)
-        self._rules: dict[Tensor, Any] = {}
+        self._rules: dict[Tensor, _core.TableRule] = {}
         self._live: dict[Tensor, LiveTable] = {}
         self._groups: list[GroupOptions] = []
         self._half = DenseHalf(self, self._rule.dense, dense)
@@ -112,6 +116,30 @@ class TableOptimizer(Optimizer):
         """True if tables are updated during backward."""
         return self._fused
 
+    @classmethod
+    def declared_rule(cls) -> Rule:
+        """Return the declaration of the rule and its options."""
+        return cls._rule
+
+    @property
+    def dense_optimizers(self) -> Sequence[Optimizer]:
+        """Torch's optimizers that step the dense parameters."""
+        return [inner for _, inner in self._half.inners]
+
+    @property
+    def tables(self) -> list[LiveTable]:
+        """Its live tables."""
+        return list(self._live.values())
+
+    def raise_of_last_backward(self) -> None:
+        """Raise what a device has found out of tables updated during backward; waits for it."""
+        if self._in_backward is not None:
+            self._in_backward.raise_deferred()
+
+    @property
+    def _held(self) -> Held:
+        return Held(self._rule, self._groups, self._live, self._rules, self._half)
+
     # -- groups and tables -----------------------------------------------------------------------
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -123,7 +151,7 @@ class TableOptimizer(Optimizer):
         super().add_param_group(param_group)
         try:
             group = self.param_groups[index]
-            options = GroupOptions(self, index, group)
+            options = GroupOptions(type(self).__name__, self._rule, self._untouched, index, group)
             tables = [t for p in group["params"] if (t := live_table(p)) is not None]
             exact = self._check_tables(tables, options)
             self._half.add_group(index)
@@ -192,12 +220,12 @@ class TableOptimizer(Optimizer):
             raise
 
     def _attach_table(self, live: LiveTable, index: int, exact: bool) -> None:
-        rule, options = live.rule, self._groups[index]
+        options = self._groups[index]
         if not self._keeps_states(live, options, exact):
             live.place.changing("write")
             live.rule = None
-            rule = live.rule = _core.TableRule.make(live.core, options.rule, options.initial, exact)
-        self._rules[live.parameter] = rule
+            live.rule = _core.TableRule.make(live.core, options.rule, options.initial, exact)
+        rule = self._rules[live.parameter] = live.held_rule
         self._live[live.parameter] = live
         live.optimizer = self
         live.complaint = None
@@ -205,7 +233,9 @@ class TableOptimizer(Optimizer):
         if self._in_backward is not None:
             self._in_backward.attach(live, rule, index)
 
-    def numbers_of_step(self, index: int, loaded: dict[str, Any] | None = None) -> Any:
+    def numbers_of_step(
+        self, index: int, loaded: Mapping[str, object] | None = None
+    ) -> _core.Hyperparameters:
         """The numbers of group `index` for the step to come; or only checks a `loaded` group.
 
         Raises:
@@ -225,9 +255,13 @@ class TableOptimizer(Optimizer):
 
     # -- stepping --------------------------------------------------------------------------------
 
+    @overload
+    def step(self, closure: None = None) -> None: ...
+    @overload
+    def step(self, closure: Callable[[], R]) -> R: ...
     @outside_graphs
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+    def step(self, closure: Callable[[], R] | None = None) -> R | None:
         """One step over tables and dense parameters.
 
         Raises:
@@ -253,7 +287,7 @@ class TableOptimizer(Optimizer):
         for live in self._live.values():
             live.refuse_half_loaded()
 
-    def _step(self, parts: dict[Any, StepParticipant]) -> None:
+    def _step(self, parts: dict[Hashable, StepParticipant]) -> None:
         if len(self._groups) != len(self.param_groups):
             raise OptimizerError(
                 f"{type(self).__name__}: {len(self._groups)} groups were added and param_groups has "
@@ -286,7 +320,7 @@ class TableOptimizer(Optimizer):
         if self._in_backward is not None:
             self._in_backward.stepped()
 
-    def _parts(self, place: Any) -> dict[Any, StepParticipant]:
+    def _parts(self, place: Place) -> dict[Hashable, StepParticipant]:
         """Return the participants of a step by memory, the host last, as it raises at once.
 
         Args:
@@ -330,7 +364,7 @@ class TableOptimizer(Optimizer):
         # On a device the step takes what the scaler has found along, unseen by the host.
         return any(live.place.unscales for live in self._live.values())
 
-    def check_hold(self, live: LiveTable, rule: _core.TableRule) -> None:
+    def check_hold(self, live: StoredTable, rule: _core.TableRule) -> None:
         if not rule.holds_table:
             raise OptimizerError(
                 f"Table {live.name!r} was taken over by another optimizer "
@@ -352,7 +386,7 @@ class TableOptimizer(Optimizer):
             OptimizerError: the states do not fit in memory twice.
         """
         hook = self.register_state_dict_post_hook(
-            lambda _, made: add_states(self, made), prepend=True
+            lambda _, made: add_states(self, self._held, made), prepend=True
         )
         try:
             return super().state_dict()
@@ -366,7 +400,7 @@ class TableOptimizer(Optimizer):
         Raises:
             OptimizerError: it does not fit; nothing has changed.
         """
-        loading = Loading(self)
+        loading = Loading(self, self._held)
         hooks = [
             self.register_load_state_dict_pre_hook(loading.check),
             self.register_load_state_dict_post_hook(loading.finish, prepend=True),
@@ -377,7 +411,7 @@ class TableOptimizer(Optimizer):
             for hook in hooks:
                 hook.remove()
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
         raise OptimizerError(
             f"{type(self).__name__}: an optimizer that holds tables cannot be copied or pickled, nor can "
             "what holds it, such as a learning rate schedule: the states live in the tables. Save its "

@@ -35,7 +35,7 @@ class Stock(Coupled, total=False):
     capturable: bool
 
 
-_DEFAULTS: dict[str, Any] = {
+_DEFAULTS: dict[str, str | bool | None] = {
     "maximize": False,
     "decoupled_weight_decay": False,
     "foreach": None,
@@ -64,12 +64,12 @@ def spell_out(init: Callable[..., None]) -> None:
     init.__signature__ = signature.replace(parameters=own)  # type: ignore[attr-defined]
 
 
-def _annotation(kind: type[Any], name: str) -> str:
+def _annotation(kind: type, name: str) -> str:
     text = kind.__annotations__[name]
     return str(getattr(text, "__forward_arg__", text))
 
 
-def arguments(local: dict[str, Any]) -> dict[str, Any]:
+def arguments(local: dict[str, Any]) -> dict[str, object]:
     """The arguments besides params that a constructor was called with, defaults included.
 
     Args:

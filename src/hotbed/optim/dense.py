@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import inspect
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from hotbed import _core
 from hotbed.errors import OptimizerError
 from hotbed.optim.guards import mark_inner
+from hotbed.optim.options import GroupOptions
 from hotbed.table.live import live_table
 
 __all__ = ["LR_RATIO", "DenseFactory", "DenseHalf", "name_of"]
@@ -36,7 +37,9 @@ class DenseHalf:
             learning rate keeps its ratio to the outer one, so schedules act on both.
     """
 
-    def __init__(self, outer: Any, kind: type[Optimizer], chosen: DenseFactory | None) -> None:
+    def __init__(
+        self, outer: Optimizer, kind: type[Optimizer], chosen: DenseFactory | None
+    ) -> None:
         self._outer = weakref.ref(outer)  # a cycle would keep tables until the next collection
         self.kind = kind
         self.chosen = chosen
@@ -44,7 +47,7 @@ class DenseHalf:
         self.inners: list[tuple[int, Optimizer]] = []
 
     @property
-    def outer(self) -> Any:
+    def outer(self) -> Optimizer:
         outer = self._outer()
         assert outer is not None
         return outer
@@ -73,10 +76,11 @@ class DenseHalf:
         """Takes `add_group` back."""
         self.inners = [(at, inner) for at, inner in self.inners if at != index]
 
-    def _same_rule(self, group: dict[str, Any], parameters: list[Tensor]) -> Optimizer:
+    def _same_rule(self, group: Mapping[str, object], parameters: list[Tensor]) -> Optimizer:
         options = {name: value for name, value in group.items() if name in self.accepted}
         try:
-            return self.kind(parameters, **options)
+            made: Callable[..., Optimizer] = self.kind
+            return made(parameters, **options)
         except (RuntimeError, TypeError, ValueError) as error:
             raise OptimizerError(
                 f"{type(self.outer).__name__}: torch.optim.{self.kind.__name__}, which steps the dense "
@@ -129,7 +133,7 @@ class DenseHalf:
                     _shrink(mine)
             inner.step()
 
-    def check_loaded(self, index: int, group: dict[str, Any]) -> None:
+    def check_loaded(self, index: int, group: Mapping[str, object]) -> None:
         """Raises OptimizerError where the rates in a group of a state_dict are of another ``dense=``."""
         counts = [len(inner.param_groups) for at, inner in self.inners if at == index]
         ratios = group.get(LR_RATIO)
@@ -141,11 +145,12 @@ class DenseHalf:
                 f"and dense= makes {counts[0]} groups of it. Load it with the dense= that it is of."
             )
 
-    def check_state(self, index: int, parameter: Tensor, state: dict[str, Any]) -> None:
+    def check_state(
+        self, options: GroupOptions, parameter: Tensor, state: Mapping[str, object]
+    ) -> None:
         """Raises OptimizerError where the loaded state of a dense parameter is of another rule, or
         shape. torch would find out in the step, when tables have taken theirs."""
         if self.chosen is None:
-            options = self.outer._groups[index]
             wanted = [p[0] for p in _core.state_planes(options.rule, options.initial)]
         else:
             wanted = list(self.outer.state.get(parameter, {}))
@@ -177,10 +182,11 @@ def _shrink(group: dict[str, Any]) -> None:
                 parameter.mul_(factor)
 
 
-def name_of(parameter: Tensor, group: dict[str, Any], position: int) -> str:
+def name_of(parameter: Tensor, group: Mapping[str, object], position: int) -> str:
     """Return the name of a dense parameter for errors: its name in the largest module that has it."""
-    if "param_names" in group:
-        return f"Parameter {group['param_names'][position]!r}"
+    names = group.get("param_names")
+    if isinstance(names, Sequence):
+        return f"Parameter {names[position]!r}"
     best = ""
     for thing in gc.get_objects():
         if isinstance(type(thing), type) and issubclass(type(thing), nn.Module):

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any, NamedTuple
+from typing import NamedTuple, Protocol
 
 from hotbed import _core
 from hotbed.errors import NotFiniteError, OptimizerError
 from hotbed.places.host.step import not_finite
+from hotbed.table.backward import Deferred
+from hotbed.table.gradients import GradientShare
 from hotbed.table.live import LiveTable
 
 __all__ = ["FusedUpdates"]
+
+
+class FusedOptimizer(Protocol):
+    """A `hotbed.optim.TableOptimizer` with ``fused=True``."""
+
+    def check_hold(self, live: LiveTable, rule: _core.TableRule) -> None: ...
+    def numbers_of_step(self, index: int) -> _core.Hyperparameters: ...
 
 
 class FirstGradient(NamedTuple):
@@ -19,7 +28,7 @@ class FirstGradient(NamedTuple):
     live: LiveTable
     rule: _core.TableRule
     group: int
-    share: Any
+    share: GradientShare
     """What backward left of it."""
 
 
@@ -32,9 +41,9 @@ class FusedUpdates:
             ones wait for it.
     """
 
-    def __init__(self, optimizer: Any) -> None:
+    def __init__(self, optimizer: FusedOptimizer) -> None:
         self.optimizer = weakref.ref(optimizer)
-        self.notice: Any = None  # of the last update on a device
+        self.notice: Deferred | None = None  # of the last update on a device
         self._tables: list[LiveTable] = []
         self.first: list[FirstGradient] | None = []
 
@@ -54,6 +63,12 @@ class FusedUpdates:
                 live.fused_update, live.complaint = None, None
 
         weakref.finalize(optimizer, stop).atexit = False
+
+    def raise_deferred(self) -> None:
+        """Raise what a device has found out about the last update."""
+        notice, self.notice = self.notice, None
+        if notice is not None and (error := notice.take()) is not None:
+            raise error
 
     def stepped(self) -> None:
         """A step was taken: the next forward and backward may come."""
@@ -85,7 +100,7 @@ class FusedUpdate:
             "accumulate gradients."
         )
 
-    def start(self) -> tuple[Any, Any] | None:
+    def start(self) -> tuple[_core.TableRule, _core.Hyperparameters] | None:
         """The rule, and the numbers to step with; None: the gradient is to be kept for the step.
 
         Raises:
@@ -94,16 +109,14 @@ class FusedUpdate:
         optimizer = self.updates.optimizer()
         assert optimizer is not None
         optimizer.check_hold(self._live, self._rule)
-        notice, self.updates.notice = self.updates.notice, None
-        if notice is not None and (error := notice.take()) is not None:
-            raise error
+        self.updates.raise_deferred()
         if self._live.complaint is self._waiting:
             raise self._waiting
         if self.updates.first is not None:
             return None
         return self._rule, optimizer.numbers_of_step(self._index)
 
-    def keep(self, share: Any) -> None:
+    def keep(self, share: GradientShare) -> None:
         """Takes the first gradient until the step."""
         assert self.updates.first is not None
         self.updates.first.append(FirstGradient(self._live, self._rule, self._index, share))

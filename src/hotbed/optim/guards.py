@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
@@ -11,7 +9,7 @@ from hotbed.errors import OptimizerError
 from hotbed.ops.outside_graphs import outside_graphs
 from hotbed.optim.options import torch_classes
 from hotbed.table.live import live_table
-from hotbed.table.registry import live_tables
+from hotbed.table.with_handle import live_tables
 
 __all__ = ["mark_inner", "mark_table_optimizer"]
 
@@ -33,7 +31,7 @@ def mark_table_optimizer(optimizer: Optimizer) -> None:
 
 
 @outside_graphs
-def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+def _before_step(optimizer: Optimizer, args: object, kwargs: object) -> None:
     kind = optimizer.__dict__.get(_KIND)
     if kind == "inner":
         return

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import torch
 from torch.optim import Optimizer
+from torch.optim.optimizer import ParamsT
 from typing_extensions import Unpack
 
 from hotbed.optim.base import TableOptimizer
@@ -16,7 +16,7 @@ from hotbed.optim.options import DECAY, FOREACH, LR, MAXIMIZE, Fixed, Number, Ru
 __all__ = ["FTRL", "SGD"]
 
 
-def _nesterov_fits(group: Mapping[str, Any]) -> str:
+def _nesterov_fits(group: Mapping[str, object]) -> str:
     wrong = group["nesterov"] and not (group["momentum"] and group["dampening"] == 0)
     return "nesterov=True needs momentum above 0 and dampening 0" if wrong else ""
 
@@ -67,7 +67,7 @@ class SGD(TableOptimizer):
 
     def __init__(
         self,
-        params: Any,
+        params: ParamsT,
         lr: float = 1e-3,
         momentum: float = 0.0,
         dampening: float = 0.0,
@@ -83,7 +83,7 @@ class Ftrl(Optimizer):
 
     def __init__(
         self,
-        params: Iterable[Any],
+        params: ParamsT,
         lr: float = 1e-3,
         lr_power: float = -0.5,
         initial_accumulator_value: float = 0.1,
@@ -108,7 +108,7 @@ class Ftrl(Optimizer):
         )
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
             lr = float(group["lr"])
             power = -group["lr_power"]
@@ -182,7 +182,7 @@ class FTRL(TableOptimizer):
 
     def __init__(
         self,
-        params: Any,
+        params: ParamsT,
         lr: float = 1e-3,
         lr_power: float = -0.5,
         initial_accumulator_value: float = 0.1,

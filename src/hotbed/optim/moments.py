@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim.optimizer import ParamsT
 from typing_extensions import Unpack
 
 from hotbed.optim.base import TableOptimizer
@@ -19,9 +20,11 @@ __all__ = ["Adam", "AdamW", "Adamax", "RowwiseAdam", "SparseAdam"]
 BETAS = Number("betas", "[0, 1)", core=("beta1", "beta2"))
 
 
-def _foreach_fits(group: Mapping[str, Any]) -> str:
+def _foreach_fits(group: Mapping[str, object]) -> str:
     """torch's Adam says so when it is made only, and fails in the step when it is told so later."""
-    wrong = group["foreach"] and any(isinstance(x, Tensor) for x in (group["lr"], *group["betas"]))
+    betas = group["betas"]
+    given = (group["lr"], *betas) if isinstance(betas, Iterable) else ()
+    wrong = group["foreach"] and any(isinstance(x, Tensor) for x in given)
     return "foreach=True needs lr and betas that are no tensors" if wrong else ""
 
 
@@ -70,7 +73,7 @@ class Adam(TableOptimizer):
 
     def __init__(
         self,
-        params: Any,
+        params: ParamsT,
         lr: float = 1e-3,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
@@ -87,11 +90,11 @@ class AdamW(Adam):
     """
 
     _rule = dataclasses.replace(
-        Adam._rule,
+        Adam.declared_rule(),
         dense=torch.optim.AdamW,
         options=tuple(
             Fixed(option.name, only=True) if option == DECAY[1] else option
-            for option in Adam._rule.options
+            for option in Adam.declared_rule().options
         ),
         command="adamw",
         states="as Adam",
@@ -101,7 +104,7 @@ class AdamW(Adam):
 
     def __init__(
         self,
-        params: Any,
+        params: ParamsT,
         lr: float = 1e-3,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
@@ -122,7 +125,7 @@ class SparseAdam(Adam):
 
     def __init__(
         self,
-        params: Any,
+        params: ParamsT,
         lr: float = 1e-3,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
@@ -138,7 +141,7 @@ class RowwiseAdam(Adam):
     """
 
     _rule = dataclasses.replace(
-        Adam._rule,
+        Adam.declared_rule(),
         core="rowwise_adam",
         command="rowwise-adam",
         command_dense=torch.optim.Adam,
@@ -180,7 +183,7 @@ class Adamax(TableOptimizer):
 
     def __init__(
         self,
-        params: Any,
+        params: ParamsT,
         lr: float = 2e-3,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from itertools import compress
 from operator import is_not, itemgetter
-from typing import Any
+from typing import Any, SupportsFloat
 
 import torch
 from torch import Tensor
@@ -71,20 +71,22 @@ class Number:
         if self.core is None:
             object.__setattr__(self, "core", (self.name,))
 
-    def read(self, value: Any, hyper: _core.Hyperparameters) -> str:
+    def read(self, value: object, hyper: _core.Hyperparameters) -> str:
         """Puts it into the core's numbers of a step; or says what is wrong with it."""
         core = self.core or ()
         if len(core) < 2:
             values = [value]
         else:
-            values = list(value) if hasattr(value, "__iter__") else []
+            values = list(value) if isinstance(value, Iterable) else []
             if len(values) != len(core):
                 return f"is {value!r} and must be {len(core)} numbers"
         for k, one in enumerate(values):
             try:
                 # Of a string float() would make a number too, and torch would not.
                 number = (
-                    one if type(one) is float else float(one if hasattr(one, "__float__") else "")
+                    one
+                    if type(one) is float
+                    else float(one if isinstance(one, SupportsFloat) else "")
                 )
             except (RuntimeError, TypeError, ValueError):
                 return f"is {value!r}, which is no number"
@@ -145,7 +147,7 @@ class Rule:
     core: str
     dense: type[Optimizer]
     options: tuple[Number | Fixed | DenseOnly, ...]
-    relation: Callable[[Mapping[str, Any]], str] = lambda group: ""
+    relation: Callable[[Mapping[str, object]], str] = lambda group: ""
     lazy: str = ""
     command: str = ""
     command_dense: type[Optimizer] | None = None
@@ -191,13 +193,21 @@ class GroupOptions:
         initial: first value of the states that have one.
     """
 
-    def __init__(self, optimizer: Any, index: int, group: Mapping[str, Any]) -> None:
-        """Raises OptimizerError where one cannot be honoured."""
-        self._declared, self._kind, self._index = optimizer._rule, type(optimizer).__name__, index
+    def __init__(
+        self, kind: str, rule: Rule, untouched: str, index: int, group: Mapping[str, Any]
+    ) -> None:
+        """Raises OptimizerError where one cannot be honoured.
+
+        Args:
+            kind: name of the optimizer's class.
+            untouched: of the optimizer.
+            index: number of the group.
+        """
+        self._declared, self._kind, self._index = rule, kind, index
         self._options = [o for o in self._declared.options if not isinstance(o, DenseOnly)]
         self._values_of = itemgetter(*(option.name for option in self._options))
         self._positions = range(len(self._options))
-        self._made: dict[str, tuple[Any, Any]] = {}
+        self._made: dict[str, tuple[object, bool | float]] = {}
         # The values that were right at the last step and need no second look.
         self._seen = self._unread = [object()] * len(self._options)
         self.hyper = _core.Hyperparameters()
@@ -205,9 +215,9 @@ class GroupOptions:
         self.rule = _core.RuleOptions()
         self.rule.rule = getattr(_core.Rule, self._declared.core)
         if self._declared.lazy:
-            setattr(self.rule, self._declared.lazy, optimizer.untouched == "lazy")
+            setattr(self.rule, self._declared.lazy, untouched == "lazy")
         for option in self._options:
-            if not isinstance(option, Fixed) or option.untouched not in (None, optimizer.untouched):
+            if not isinstance(option, Fixed) or option.untouched not in (None, untouched):
                 continue
             given = group[option.name]
             value = option.of(given)
@@ -221,7 +231,7 @@ class GroupOptions:
                 setattr(self.rule, option.name, value)
         self.initial = float(group.get("initial_accumulator_value", 0.0))
 
-    def read(self, group: Mapping[str, Any], *, loaded: bool = False) -> Any:
+    def read(self, group: Mapping[str, object], *, loaded: bool = False) -> _core.Hyperparameters:
         """Checks the group as it is now, and returns its numbers.
 
         Args:
@@ -264,7 +274,7 @@ class GroupOptions:
     def _error(self, name: str, fault: str) -> OptimizerError:
         return OptimizerError(f"{self._kind}: {name} of group {self._index} {fault}.")
 
-    def _changed(self, name: str, old: Any, new: Any, loaded: bool) -> OptimizerError:
+    def _changed(self, name: str, old: object, new: object, loaded: bool) -> OptimizerError:
         if loaded:
             fault = (
                 f"is {new!r} in the loaded state, and was {old!r} when the optimizer was made. Make it with "
@@ -278,21 +288,21 @@ class GroupOptions:
         return self._error(name, fault)
 
 
-def _stays_as_it_is(value: Any) -> bool:
+def _stays_as_it_is(value: object) -> bool:
     """Unlike a tensor, which is the same one when its number is another."""
     return type(value) in (float, int, bool) or (
         type(value) is tuple and all(map(_stays_as_it_is, value))
     )
 
 
-def loadable(own: Mapping[str, Any], saved: Mapping[str, Any]) -> dict[str, Any]:
+def loadable(own: Mapping[str, object], saved: Mapping[str, object]) -> dict[str, object]:
     """A group of a state_dict; what it does not tell is as in the group `own`."""
     # What torch computes with its fused=True is the same; ours is no option of groups.
     dropped = {"fused", *(name for name in NOT_FOR_TABLES if not saved.get(name))}
     return {**own, **{name: value for name, value in saved.items() if name not in dropped}}
 
 
-def refuse_dense_only(kind: str, options: Mapping[str, Any]) -> None:
+def refuse_dense_only(kind: str, options: Mapping[str, object]) -> None:
     """Raises where an option is set that only torch's optimizers can honour."""
     for name in NOT_FOR_TABLES:
         if options.get(name):
@@ -331,12 +341,12 @@ def refuse_in_groups(kind: str, names: Iterable[str]) -> None:
             )
 
 
-def refuse_tables_twice(group: dict[str, Any]) -> None:
+def refuse_tables_twice(group: dict[str, object]) -> None:
     """Raises where a table is in `group` twice: torch only warns, and would step it twice."""
     given = group["params"]
-    if not isinstance(given, (Tensor, set)):
+    if isinstance(given, Iterable) and not isinstance(given, (Tensor, set)):
         given = group["params"] = list(given)
-    seen: set[Any] = set()
+    seen: set[object] = set()
     for parameter in given if isinstance(given, list) else ():
         parameter = parameter[1] if isinstance(parameter, tuple) else parameter
         live = live_table(parameter)

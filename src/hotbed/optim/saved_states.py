@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
 from hotbed import _core
 from hotbed.errors import OptimizerError
-from hotbed.optim.options import fault_of_numbers, loadable, numbers_of, strangers
+from hotbed.optim.dense import DenseHalf
+from hotbed.optim.options import (
+    GroupOptions,
+    Rule,
+    fault_of_numbers,
+    loadable,
+    numbers_of,
+    strangers,
+)
 from hotbed.table.live import LiveTable
 from hotbed.table.locks import alone, reading
 from hotbed.table.states import check_states, copy_states, reset_states, write_states
@@ -17,24 +26,45 @@ from hotbed.table.states import check_states, copy_states, reset_states, write_s
 __all__ = ["Loading", "add_states"]
 
 
-def _parameters(groups: list[dict[str, Any]]) -> list[Any]:
-    return [p for group in groups for p in group["params"]]
+class LoadedOptimizer(Protocol):
+    """A `hotbed.optim.TableOptimizer` whose state is saved or loaded."""
+
+    @property
+    def param_groups(self) -> Sequence[Mapping[str, Any]]: ...
+    def check_hold(self, live: LiveTable, rule: _core.TableRule) -> None: ...
+    def numbers_of_step(
+        self, index: int, loaded: Mapping[str, object] | None = None
+    ) -> _core.Hyperparameters: ...
 
 
-def add_states(optimizer: Any, packed: dict[str, Any]) -> None:
+class Held(NamedTuple):
+    """What an optimizer steps, and how."""
+
+    rule: Rule
+    groups: Sequence[GroupOptions]
+    live: Mapping[Tensor, LiveTable]
+    rules: Mapping[Tensor, _core.TableRule]
+    half: DenseHalf
+
+
+def add_states(
+    optimizer: LoadedOptimizer, held: Held, packed: Mapping[str, dict[object, object]]
+) -> None:
     """Adds an entry for each table, by the number of its parameter.
 
     Raises:
         OptimizerError: the states do not fit in memory twice.
     """
-    with reading(optimizer._live.values()):
-        for index, parameter in enumerate(_parameters(optimizer.param_groups)):
-            live = optimizer._live.get(parameter)
+    with reading(held.live.values()):
+        for index, parameter in enumerate(
+            p for group in optimizer.param_groups for p in group["params"]
+        ):
+            live = held.live.get(parameter)
             if live is None:
                 continue
-            rule = optimizer._rules[parameter]
+            rule = held.rules[parameter]
             optimizer.check_hold(live, rule)
-            entry: dict[str, Any] = {"step": rule.steps, **copy_states(live)}
+            entry: dict[str, object] = {"step": rule.steps, **copy_states(live)}
             if rule.exact:
                 entry["untouched"] = {"base": list(rule.base), "last": numbers_of(rule.last)}
             packed["state"][index] = entry
@@ -46,7 +76,7 @@ class _Entry(NamedTuple):
     steps: int = 0
     base: list[float] = [1, 0, 0, 1, 1]
     """What all steps did to rows that no batch has touched: nothing."""
-    last: Any = None
+    last: _core.Hyperparameters | None = None
     states: dict[str, Tensor] | None = None
 
 
@@ -54,17 +84,17 @@ class Loading:
     """A state_dict on its way into an optimizer: all of it is checked, then torch takes the dense part,
     then the tables get theirs."""
 
-    def __init__(self, optimizer: Any) -> None:
-        self._optimizer = optimizer
-        self._tables: list[tuple[LiveTable, Any, _Entry]] = []
+    def __init__(self, optimizer: LoadedOptimizer, held: Held) -> None:
+        self._optimizer, self._held = optimizer, held
+        self._tables: list[tuple[LiveTable, _core.TableRule, _Entry]] = []
 
-    def check(self, _: Any, given: dict[str, Any]) -> dict[str, Any]:
+    def check(self, _: object, given: dict[str, Any]) -> dict[str, object]:
         """Return the part of it that torch is to load.
 
         Raises:
             OptimizerError: it does not fit.
         """
-        optimizer = self._optimizer
+        optimizer, held = self._optimizer, self._held
         groups, states = given.get("param_groups"), given.get("state")
         if not isinstance(groups, list) or not isinstance(states, dict):
             raise self._error(
@@ -78,17 +108,17 @@ class Loading:
             )
         merged, states = [], dict(states)
         for index, (group, saved) in enumerate(zip(optimizer.param_groups, groups, strict=True)):
-            for name in strangers(optimizer._rule, saved):
+            for name in strangers(held.rule, saved):
                 raise self._error(f"has an option {name}, so it is one of another optimizer")
             merged.append(loadable(group, saved))
             optimizer.numbers_of_step(index, merged[-1])
-            optimizer._half.check_loaded(index, merged[-1])
+            held.half.check_loaded(index, merged[-1])
             for number, parameter in zip(saved["params"], group["params"], strict=True):
-                live = optimizer._live.get(parameter)
+                live = held.live.get(parameter)
                 if live is None:
-                    optimizer._half.check_state(index, parameter, states.get(number) or {})
+                    held.half.check_state(held.groups[index], parameter, states.get(number) or {})
                     continue
-                rule = optimizer._rules[parameter]
+                rule = held.rules[parameter]
                 optimizer.check_hold(live, rule)
                 self._tables.append((live, rule, self._entry(live, states.pop(number, None) or {})))
         return {**given, "param_groups": merged, "state": states}
@@ -109,7 +139,7 @@ class Loading:
                 raise ValueError
             for name, value in missed["last"].items():
                 setattr(last, name, float(value))
-            if missed["last"] and (why := fault_of_numbers(self._optimizer._rule, last)):
+            if missed["last"] and (why := fault_of_numbers(self._held.rule, last)):
                 raise ValueError
         except (AttributeError, KeyError, RuntimeError, TypeError, ValueError):
             raise self._error(
@@ -118,9 +148,9 @@ class Loading:
             ) from None
         return _Entry(steps, base, last, states)
 
-    def finish(self, _: Any) -> None:
+    def finish(self, _: object) -> None:
         """Gives tables their states; those that have none there begin anew."""
-        self._optimizer._half.rejoin()
+        self._held.half.rejoin()
         with alone(live for live, _, _ in self._tables):
             self._put_back()
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from torch import Tensor
 
 from hotbed import _core
-from hotbed.table.lookups import Lookups
+from hotbed.table.lookups import Lookups, StoredTable
 from hotbed.table.place import Place
 from hotbed.table.records import Records, rows_at_once
 
@@ -19,7 +18,7 @@ class CoreLookups(Lookups):
     """Tables whose rows the core reads in one pass."""
 
     def records(
-        self, live: Sequence[Any], *, states: bool, current: bool
+        self, live: Sequence[StoredTable], *, states: bool, current: bool
     ) -> Iterator[tuple[int, Records]]:
         return _stream([table.core for table in live], states, current)
 

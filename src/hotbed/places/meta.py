@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
-from typing import Any, Final, NoReturn
+from typing import Final, NoReturn
 
 import torch
 from torch import Tensor
 
 from hotbed import _core
 from hotbed.errors import TableError
-from hotbed.table.lookups import Call, Lookups
-from hotbed.table.place import Place
+from hotbed.table.lookups import Call, Lookups, TiersOfTable
+from hotbed.table.place import MovedTable, Place
 from hotbed.table.place_factory import PlaceFactory, make_core
 from hotbed.table.records import Records
 from hotbed.tables import Table
@@ -21,7 +21,10 @@ __all__ = ["OnMeta", "on_meta"]
 
 
 def on_meta(
-    spec: Table, key: int, tiers: Any = None, budget: _core.MemoryBudget | None = None
+    spec: Table,
+    key: int,
+    tiers: TiersOfTable | None = None,
+    budget: _core.MemoryBudget | None = None,
 ) -> OnMeta:
     """A `PlaceFactory`. `tiers`: in which they will lie."""
     made = OnMeta(make_core(spec, key, elsewhere=True), spec, budget)
@@ -92,16 +95,18 @@ class OnMeta(Place):
         if rule is not None:
             self._refuse()
 
-    def give_up(self, live: Any) -> None:
+    def give_up(self, live: MovedTable) -> None:
         """There are none."""
 
     def for_copy(
-        self, memo: dict[int, Any] | None
-    ) -> tuple[PlaceFactory, Callable[[Any], None] | None]:
+        self, memo: dict[int, object] | None
+    ) -> tuple[PlaceFactory, Callable[[MovedTable], None] | None]:
         return on_meta, None
 
     def refuse_device(self, device: torch.device, by_kernels: ModuleType) -> None:
         self._refuse()
 
-    def move_to_device(self, live: Any, device: torch.device, by_kernels: ModuleType) -> None:
+    def move_to_device(
+        self, live: MovedTable, device: torch.device, by_kernels: ModuleType
+    ) -> None:
         self._refuse()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from types import ModuleType
 
 import torch
 
@@ -14,13 +14,14 @@ from hotbed.places.tiered.place import in_tiers
 from hotbed.places.tiered.tiers import Tiers
 from hotbed.table.live import LiveTable
 from hotbed.table.locks import alone
+from hotbed.table.lookups import TiersOfTable
 from hotbed.table.place_factory import PlaceFactory
 from hotbed.tables import Table
 
 __all__ = ["factory_for", "move", "refuse_move"]
 
 
-def _by_kernels() -> Any:
+def _by_kernels() -> ModuleType:
     """The places on a device. Only where one is wanted: Triton, which compiles kernels, is an extra."""
     from hotbed.places import by_kernels
 
@@ -31,7 +32,7 @@ def factory_for(
     spec: Table,
     *,
     device: torch.device | None = None,
-    tiers: Tiers | None = None,
+    tiers: TiersOfTable | None = None,
     budget: _core.MemoryBudget | None = None,
 ) -> PlaceFactory:
     """Return the factory for the place of a new table.
@@ -47,7 +48,7 @@ def factory_for(
     """
     if device is not None and device.type == "meta":
         return functools.partial(on_meta, tiers=tiers, budget=budget)
-    if tiers is not None:
+    if isinstance(tiers, Tiers):
         return functools.partial(in_tiers, tiers=tiers)
     if device is None or spec.rows is None:
         return functools.partial(in_memory, budget=budget)

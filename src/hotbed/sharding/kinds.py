@@ -9,7 +9,7 @@ import bisect
 import dataclasses
 import itertools
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -263,7 +263,7 @@ KINDS: dict[str, type[Sharding]] = {
 }
 
 
-def sharding_of(given: Any) -> Sharding:
+def sharding_of(given: object) -> Sharding:
     """A kind, or what its name is short for.
 
     Raises:
@@ -291,7 +291,7 @@ def _no_rank(keeper: int, world_size: int) -> str:
     return f"rank {keeper} is outside [0, {world_size})"
 
 
-def _rank(kind: Sharding, given: Any) -> int:
+def _rank(kind: Sharding, given: object) -> int:
     rank = integer(given)
     if rank is None or not 0 <= rank < MOST_RANKS:
         raise PlanError(
@@ -300,7 +300,7 @@ def _rank(kind: Sharding, given: Any) -> int:
     return rank
 
 
-def _items(kind: Sharding, name: str, given: Any) -> list[Any]:
+def _items(kind: Sharding, name: str, given: object) -> list[object]:
     if isinstance(given, (tuple, list)):
         return list(given)
     raise PlanError(f"{type(kind).__name__}: {name} must be several numbers, not {given!r}.")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +20,7 @@ __all__ = ["MOST_RANKS", "Owned", "checked_world_size", "hashed_keeper", "modulo
 MOST_RANKS = 1 << 20
 
 
-def hashed_keeper(ids: Any, world_size: int) -> Tensor:
+def hashed_keeper(ids: object, world_size: int) -> Tensor:
     """Return (n,) int64: the rank that keeps each of (n,) ids of a dynamic table.
 
     ``((h >> 32) * world_size) >> 32``, h being the finalizer of MurmurHash3 (Appleby, public domain) of
@@ -34,12 +33,12 @@ def hashed_keeper(ids: Any, world_size: int) -> Tensor:
     return _kept(ids, world_size, _core.Dealing.hash)
 
 
-def modulo_keeper(ids: Any, world_size: int) -> Tensor:
+def modulo_keeper(ids: object, world_size: int) -> Tensor:
     """Return (n,) int64: ``id % world_size``, never negative. Arguments as of `hashed_keeper`."""
     return _kept(ids, world_size, _core.Dealing.modulo)
 
 
-def checked_world_size(given: Any) -> int:
+def checked_world_size(given: object) -> int:
     """Raises PlanError where it is no number of ranks."""
     ranks = integer(given)
     if ranks is None or not 0 < ranks <= MOST_RANKS:
@@ -47,7 +46,7 @@ def checked_world_size(given: Any) -> int:
     return ranks
 
 
-def _kept(ids: Any, world_size: Any, dealing: _core.Dealing) -> Tensor:
+def _kept(ids: object, world_size: object, dealing: _core.Dealing) -> Tensor:
     ranks = checked_world_size(world_size)
     given = id_tensor("A keeper", ids)
     here = given.to("cpu", torch.int64).contiguous()

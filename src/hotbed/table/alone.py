@@ -4,12 +4,27 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable
-from typing import Any, Final, TypeVar
+from typing import Final, Protocol, TypeVar
 
-__all__ = ["ALONE", "Alone"]
+__all__ = ["ALONE", "Alone", "Processes"]
 
 T = TypeVar("T")
-_Context = Callable[..., contextlib.AbstractContextManager[Any]]
+_Context = Callable[..., contextlib.AbstractContextManager[object]]
+
+
+class Processes(Protocol):
+    """The processes that share tables: `Alone`, or `hotbed.dist.ranks.Ranks`."""
+
+    rank: int
+    size: int
+
+    def telling(self, kind: str) -> contextlib.AbstractContextManager[object]: ...
+    def listening(self, waits: str = "") -> contextlib.AbstractContextManager[object]: ...
+    def tell(self, kind: str, value: T) -> list[T]: ...
+    def working(self, kind: str) -> contextlib.AbstractContextManager[object]: ...
+    def heartbeat(self, kind: str, items: Iterable[T]) -> Iterable[T]: ...
+    def ends(self, asked: Callable[[], bool]) -> bool: ...
+    def stopped(self, kind: str) -> None: ...
 
 
 class Alone:
@@ -26,7 +41,7 @@ class Alone:
     working: _Context = staticmethod(contextlib.nullcontext)
     """All do something for long; it ends when all have done it, or where one has failed."""
 
-    def tell(self, kind: str, value: Any) -> list[Any]:
+    def tell(self, kind: str, value: T) -> list[T]:
         """Return the value that each rank gives."""
         return [value]
 

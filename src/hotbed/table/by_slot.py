@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,9 +18,9 @@ OPEN_ROWS = 2**59 // MAX_DIM
 be, and few enough that the count of bytes stays below 2**63 for any dim."""
 
 
-def _checked(func: Callable[..., Any]) -> Callable[..., Any]:
+def _checked(func: Callable[..., object]) -> Callable[..., object]:
     @functools.wraps(func)
-    def checked(grad: Tensor, *args: Any, **kwargs: Any) -> Any:
+    def checked(grad: Tensor, *args: object, **kwargs: object) -> object:
         if grad.shape[0] == OPEN_ROWS:
             raise TableError(
                 f"{func.__name__} of the gradient of a table whose rows come and go, or are shared by ranks: "
@@ -34,7 +33,7 @@ def _checked(func: Callable[..., Any]) -> Callable[..., Any]:
     return checked
 
 
-FUNCTIONS_BY_ID: dict[Any, Callable[..., Any]] = {
+FUNCTIONS_BY_ID: dict[object, Callable[..., object]] = {
     func: _checked(func)
     for func in (
         *(Tensor.to_dense, Tensor.__getitem__, Tensor.select, torch.select),

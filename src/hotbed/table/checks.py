@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -48,7 +48,7 @@ def refuse_tracing(name: str) -> None:
     )
 
 
-def any_ids(spec: Table, given: Any) -> Tensor:
+def any_ids(spec: Table, given: object) -> Tensor:
     """(n,) int64 ids, on the host, that may be those of a table or not.
 
     Raises:
@@ -61,7 +61,7 @@ def any_ids(spec: Table, given: Any) -> Tensor:
     return ids.to(dtype=torch.int64, device="cpu").contiguous()
 
 
-def checked_ids(spec: Table, given: Any) -> Tensor:
+def checked_ids(spec: Table, given: object) -> Tensor:
     """(n,) int64 ids of a table, on the host.
 
     Raises:
@@ -84,7 +84,7 @@ def checked_ids(spec: Table, given: Any) -> Tensor:
     return ids
 
 
-def checked_rows(spec: Table, ids: Tensor, given: Any) -> Tensor:
+def checked_rows(spec: Table, ids: Tensor, given: object) -> Tensor:
     """(n, dim) values for the rows of n ids.
 
     Raises:
@@ -121,11 +121,11 @@ def refuse_absent(spec: Table, ids: Tensor, found: Tensor) -> None:
     )
 
 
-def refuse_to_erase(live: Any) -> None:
-    """Raises TableError where a gradient of a live table waits for its step."""
-    if live.has_gradient:
+def refuse_to_erase(spec: Table, has_gradient: bool) -> None:
+    """Raises TableError where a gradient of a table waits for its step."""
+    if has_gradient:
         raise TableError(
-            f"Table {live.name!r}: rows cannot be erased while a gradient waits for them. Call zero_grad() "
+            f"Table {spec.name!r}: rows cannot be erased while a gradient waits for them. Call zero_grad() "
             "first, after step()."
         )
 

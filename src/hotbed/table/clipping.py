@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from hotbed.table.gradients import norm_of_rows
+from hotbed.table.handles import Handle
 
 __all__ = ["DenseGradient", "Gradient", "RowGradient", "gradient_of"]
 
@@ -49,7 +50,7 @@ class DenseGradient(RowGradient):
         return torch.linalg.vector_norm(rows, norm_type) if rows.numel() else None
 
 
-def gradient_of(handle: Any) -> Gradient | None:
+def gradient_of(handle: Handle) -> Gradient | None:
     """The one that waits for a step of a table; None where there is none."""
     grad = handle.waiting.look(handle, each_once=True)
     if grad is None:

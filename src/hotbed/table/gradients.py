@@ -6,24 +6,27 @@ optimizer takes the rows as they are, and slots keep their rows just as long as 
 
 from __future__ import annotations
 
+import inspect
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Mapping
+from types import GetSetDescriptorType
+from typing import NamedTuple, Protocol, SupportsIndex
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import Node
 
+from hotbed import _core
 from hotbed.errors import TableError
 from hotbed.ops.duplicates import sum_duplicates
 from hotbed.table.by_slot import FUNCTIONS_BY_ID
 
 __all__ = [
     "GradientRows",
-    "PendingGradient",
+    "GradientShare",
     "TableGradient",
     "WaitingGradient",
     "by_rows",
-    "leave",
     "norm_of_rows",
     "plain_access",
     "set_gradient",
@@ -33,12 +36,13 @@ __all__ = [
 plain_access = torch._C.DisableTorchFunctionSubclass
 """A context in which handles are taken for what they are in memory, which is also quicker."""
 
-_GRAD: Any = Tensor.grad  # the descriptor
+_GRAD: GetSetDescriptorType = inspect.getattr_static(Tensor, "grad")
 
 
 def stored_gradient(parameter: Tensor) -> Tensor | None:
     """Return what torch holds as the gradient of a parameter."""
-    return _GRAD.__get__(parameter)  # type: ignore[no-any-return]
+    grad: Tensor | None = _GRAD.__get__(parameter)
+    return grad
 
 
 def set_gradient(parameter: Tensor, grad: Tensor | None) -> None:
@@ -54,35 +58,41 @@ class TableGradient(Tensor):
             keeps them as well.
     """
 
-    origins: list[Any]
+    origins: list[object]
 
     @classmethod
     def over(
-        cls, slots: Tensor, rows: Tensor, shape: torch.Size, origins: Iterable[Any]
+        cls, slots: Tensor, rows: Tensor, shape: torch.Size, origins: Iterable[object]
     ) -> TableGradient:
         """Return a gradient over (n,) slots and (n, dim) rows, which it aliases."""
         return cls.adopt(_coo(slots, rows, shape), origins)
 
     @classmethod
-    def adopt(cls, made: Any, origins: Iterable[Any]) -> TableGradient:
+    def adopt(cls, made: Tensor, origins: Iterable[object]) -> TableGradient:
         """Makes a sparse tensor one."""
         made.__class__ = cls
+        assert isinstance(made, cls)
         made.origins = list(origins)
-        return made  # type: ignore[no-any-return]
+        return made
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+    def __deepcopy__(self, memo: dict[int, object]) -> Tensor:
         with plain_access():
             return self.adopt(self.clone(), self.origins)
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[object, ...]:
         with plain_access():  # as the tensor that it is for others
             alias = _coo(self._indices()[0], self._values(), self.shape)
-            return alias.__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
+            reduced: tuple[object, ...] = alias.__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
+            return reduced
 
     @classmethod
     def __torch_function__(
-        cls, func: Any, types: Any, args: Iterable[Any] = (), kwargs: Any = None
-    ) -> Any:
+        cls,
+        func: Callable[..., object],
+        types: Iterable[type],
+        args: Iterable[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
         args, kwargs = tuple(args), kwargs or {}
         with plain_access():
             if (own := _OF_GRADIENTS.get(func)) is not None:
@@ -137,37 +147,45 @@ def _each_once(grad: Tensor) -> Tensor:
     return grad._values()
 
 
-def _norm(grad: Tensor, ord: Any = 2, dim: Any = None, **options: Any) -> Tensor:
+def _norm(
+    grad: Tensor,
+    ord: float | str | None = 2,
+    dim: object = None,
+    *,
+    dtype: torch.dtype | None = None,
+    **options: object,
+) -> Tensor:
     if dim is not None:
         raise TableError(
             "The gradient of a table has a norm over all of it, not along a dimension."
         )
     rows = _each_once(grad)
-    if options.get("dtype") is not None:
-        rows = rows.to(options["dtype"])
+    if dtype is not None:
+        rows = rows.to(dtype)
     if not rows.numel():
         return rows.new_zeros(())
-    return norm_of_rows(rows, 2.0 if ord in ("fro", None) else float(ord))
+    return norm_of_rows(rows, 2.0 if ord is None or ord == "fro" else float(ord))
 
 
-def _scale(grad: Tensor, factor: Any) -> Tensor:
+def _scale(grad: Tensor, factor: Tensor | float) -> Tensor:
     if isinstance(factor, Tensor) and factor.dim():
         return Tensor.mul_(grad, factor)
     grad._values().mul_(factor)
     return grad
 
 
-def _clamp(grad: Tensor, min: Any = None, max: Any = None) -> Tensor:
+def _clamp(grad: Tensor, min: float | None = None, max: float | None = None) -> Tensor:
     _each_once(grad).clamp_(min, max)
     return grad
 
 
-def _zero(grad: Any) -> Tensor:
-    grad.origins = []
+def _zero(grad: Tensor) -> Tensor:
+    if isinstance(grad, TableGradient):
+        grad.origins = []
     return Tensor.zero_(grad)
 
 
-_OF_GRADIENTS: dict[Any, Callable[..., Any]] = {
+_OF_GRADIENTS: dict[object, Callable[..., object]] = {
     torch.linalg.vector_norm: _norm,
     torch.norm: _norm,
     Tensor.norm: _norm,
@@ -204,11 +222,11 @@ class GradientRows(NamedTuple):
     """Whether each slot is known to come once."""
     finite: bool = False
     """Whether all rows are known to be."""
-    claim: Any = None
+    claim: object = None
     """What keeps the rows of the slots where they are; None where they never leave."""
 
     @property
-    def origin(self) -> Any:
+    def origin(self) -> object:
         return self.claim
 
     def coo(self, handle: Tensor) -> TableGradient:
@@ -216,58 +234,30 @@ class GradientRows(NamedTuple):
         return TableGradient.over(self.slots, self.rows, handle.shape, [self.claim])
 
 
-class PendingGradient(Protocol):
-    """Gradient of one backward for the tables of a batch, not yet summed by row."""
+class GradientShare(Protocol):
+    """Gradient rows of one backward for one table."""
 
-    def step(self, updates: Sequence[tuple[int, Any, Any, Any]]) -> None:
-        """Updates tables at once: (position, its ``fused_update``, rule, numbers) each."""
+    @property
+    def origin(self) -> object: ...
 
-    def shares(self, tables: Sequence[int]) -> list[Any]:
-        """Return the rows of the tables at these positions, for `WaitingGradient.take`."""
-
-
-def leave(
-    left: PendingGradient, live: Sequence[Any], nodes: Mapping[int, Any]
-) -> list[Tensor | None]:
-    """Give handles the gradients of a backward, and update tables of optimizers with ``fused=True``.
-
-    Args:
-        live: the tables.
-        nodes: of the tables that want a gradient, by position, the node by which torch would add it
-            to the handle's ``grad``.
-
-    Returns:
-        For each table what backward is to return: None where the handle, or an update, has taken it.
-    """
-    updates, later = [], []
-    for t in nodes:
-        update = live[t].fused_update
-        start = None if update is None else update.start()
-        if start is None:
-            later.append(t)
-        else:
-            updates.append((t, update, *start))
-    if updates:
-        for t, *_ in updates:
-            live[t].refuse_half_loaded()
-            live[t].place.changing("fused")
-        left.step(updates)
-        for _, update, _, _ in updates:
-            update.done()
-    grads: list[Tensor | None] = [None] * len(live)
-    for t, share in zip(later, left.shares(later) if later else (), strict=True):
-        table = live[t]
-        if table.fused_update is not None:
-            table.fused_update.keep(share)
-            continue
-        handle = table.parameter
-        with plain_access():
-            grads[t] = handle.waiting.take(handle, share, nodes[t])
-    return grads
+    def coo(self, handle: Tensor) -> TableGradient:
+        """The same as the gradient of the handle."""
 
 
-def _steps_of(handle: Any) -> int:
-    rule = handle.hotbed_table.rule
+class _TableWithGradient(Protocol):
+    @property
+    def rule(self) -> _core.TableRule | None: ...
+    @property
+    def compute_dtype(self) -> torch.dtype: ...
+
+
+def _table_of(handle: Tensor) -> _TableWithGradient:
+    table: _TableWithGradient = vars(handle)["hotbed_table"]
+    return table
+
+
+def _steps_of(handle: Tensor) -> int:
+    rule = _table_of(handle).rule
     return 0 if rule is None else int(rule.steps)
 
 
@@ -278,9 +268,9 @@ class WaitingGradient:
     """
 
     def __init__(self) -> None:
-        self.shares: list[Any] = []
+        self.shares: list[GradientShare] = []
         """What backwards left since somebody looked, in their order."""
-        self.origins: list[Any] = []
+        self.origins: list[object] = []
         """Of what was looked at: where it comes from, which keeps its rows in their slots."""
         self._summed: tuple[Tensor, int] | None = None
         """What was made of shares, as long as it is the handle's, and how many rows it had."""
@@ -289,7 +279,7 @@ class WaitingGradient:
         # A handler of a signal may look in the middle of it.
         self._lock = threading.RLock()
 
-    def take(self, handle: Tensor, share: Any, accumulate: Any) -> TableGradient | None:
+    def take(self, handle: Tensor, share: GradientShare, accumulate: Node) -> TableGradient | None:
         """Keeps what a backward left; or gives what backward is to return, where torch has use for it.
 
         Args:
@@ -300,7 +290,7 @@ class WaitingGradient:
         except RuntimeError:  # torch.autograd.grad
             executed = False
         if not executed:
-            return share.coo(handle)  # type: ignore[no-any-return]
+            return share.coo(handle)
         if not handle.requires_grad:
             return None  # any more: torch would not keep it either
         if handle._backward_hooks or handle._post_accumulate_grad_hooks:
@@ -309,7 +299,7 @@ class WaitingGradient:
                 self._arrived = _steps_of(handle)
                 self._forget_spent_origins(handle)
                 self.origins.append(share.origin)
-            return share.coo(handle)  # type: ignore[no-any-return]
+            return share.coo(handle)
         with self._lock:
             self._arrived = _steps_of(handle)
             self.shares.append(share)
@@ -321,7 +311,7 @@ class WaitingGradient:
         if stored is None or (stored.is_sparse and not stored._nnz()):
             self.origins = []  # zero_grad(set_to_none=False), or torch's None
 
-    def origins_of(self, handle: Tensor) -> list[Any]:
+    def origins_of(self, handle: Tensor) -> list[object]:
         """All that the gradient comes from, as far as that is known."""
         of_stored = getattr(stored_gradient(handle), "origins", [])
         return [*self.origins, *of_stored, *(share.origin for share in self.shares)]
@@ -384,11 +374,11 @@ class WaitingGradient:
         summed = self._summed
         return summed is None or stored is not summed[0] or stored._nnz() != summed[1]
 
-    def _total(self, handle: Any, stored: Tensor | None, shares: list[Any]) -> Tensor:
-        parts = [(share.slots, share.rows) for share in shares]
+    def _total(self, handle: Tensor, stored: Tensor | None, shares: list[GradientShare]) -> Tensor:
+        parts = [(share.slots, share.rows) for share in shares if isinstance(share, GradientRows)]
         origins = [share.origin for share in shares]
         if stored is not None and stored.is_sparse:
-            own = handle.hotbed_table.compute_dtype
+            own = _table_of(handle).compute_dtype
             parts.insert(0, (stored._indices()[0], stored._values().to(own)))
             origins += getattr(stored, "origins", ())
         if len(parts) > 1 or not shares:

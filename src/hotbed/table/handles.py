@@ -9,16 +9,20 @@ come and go.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, SupportsIndex, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from hotbed import _core
 from hotbed.errors import TableError
 from hotbed.table.gradients import WaitingGradient, plain_access
+from hotbed.tables import Table
 
-__all__ = ["FollowingHandle", "HalfLoadedHandle", "Handle", "OpenHandle"]
+__all__ = ["FollowingHandle", "HalfLoadedHandle", "Handle", "OpenHandle", "TableOfHandle"]
+
+T = TypeVar("T")
 
 # Properties that hand out rows. All others tell about the parameter, or carry its gradient.
 _ROW_PROPERTIES = {"data", "T", "mT", "H", "mH", "real", "imag", "__cuda_array_interface__"}
@@ -52,10 +56,40 @@ _ABOUT = {
 _VALUE_QUESTIONS = {"is_nonzero", "is_same_size", "is_set_to"}
 
 
-def _touches_rows(func: Any) -> bool:
+class TableOfHandle(Protocol):
+    """A live table, as its handle sees it.
+
+    Attributes:
+        place: a `hotbed.table.place.Place`, which some kinds of handle know by its class.
+    """
+
+    place: Any
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def spec(self) -> Table: ...
+    @property
+    def compute_dtype(self) -> torch.dtype: ...
+    @property
+    def rule(self) -> _core.TableRule | None: ...
+    @property
+    def parameter(self) -> Handle: ...
+
+    def bring_up_to_date(self) -> None: ...
+    def refuse_half_loaded(self) -> None: ...
+    def __len__(self) -> int: ...
+
+
+def _property_of(func: Callable[..., object]) -> str:
+    """Return the name of the property whose ``__get__`` or the like it is."""
+    return getattr(getattr(func, "__self__", None), "__name__", "")
+
+
+def _touches_rows(func: Callable[..., object]) -> bool:
     name = getattr(func, "__name__", "")
     if name in ("__get__", "__set__", "__delete__"):
-        return func.__self__.__name__ in _ROW_PROPERTIES
+        return _property_of(func) in _ROW_PROPERTIES
     if name in _ABOUT:
         return False
     return not name.startswith("is_") or name in _VALUE_QUESTIONS
@@ -67,7 +101,7 @@ class Handle(nn.Parameter):
     is_current = True
     """Whether its data are the rows, as the last step has left them."""
 
-    hotbed_table: Any
+    hotbed_table: TableOfHandle
     waiting: WaitingGradient
 
     @property
@@ -83,20 +117,18 @@ class Handle(nn.Parameter):
     def grad(self) -> None:
         self.waiting.drop(self)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Handle:
-        twin: Handle = copy.deepcopy(self.hotbed_table, memo).parameter
-        return twin
+    def __deepcopy__(self, memo: dict[int, object]) -> Handle:
+        return copy.deepcopy(self.hotbed_table, memo).parameter
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[object, ...]:
         return _handle_of, (self.hotbed_table,)
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+    def __repr__(self, *, tensor_contents: object = None) -> str:  # type: ignore[override]
         return repr(nn.Parameter(self.data, requires_grad=self.requires_grad))
 
 
-def _handle_of(table: Any) -> Handle:
-    handle: Handle = table.parameter
-    return handle
+def _handle_of(table: TableOfHandle) -> Handle:
+    return table.parameter
 
 
 class FollowingHandle(Handle):
@@ -109,8 +141,12 @@ class FollowingHandle(Handle):
 
     @classmethod
     def __torch_function__(
-        cls, func: Any, types: Any, args: Iterable[Any] = (), kwargs: Any = None
-    ) -> Any:
+        cls,
+        func: Callable[..., object],
+        types: Iterable[type],
+        args: Iterable[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
         kwargs = kwargs or {}
         if _touches_rows(func) or func.__name__ == "__format__":
             for found in _instances((args, kwargs), cls):
@@ -127,8 +163,12 @@ class HalfLoadedHandle(Handle):
 
     @classmethod
     def __torch_function__(
-        cls, func: Any, types: Any, args: Iterable[Any] = (), kwargs: Any = None
-    ) -> Any:
+        cls,
+        func: Callable[..., object],
+        types: Iterable[type],
+        args: Iterable[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
         kwargs = kwargs or {}
         if _touches_rows(func):
             for found in _instances((args, kwargs), cls):
@@ -136,14 +176,16 @@ class HalfLoadedHandle(Handle):
         with plain_access():
             return func(*args, **kwargs)
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+    def __repr__(self, *, tensor_contents: object = None) -> str:  # type: ignore[override]
         return f"Handle of table {self.hotbed_table.name!r}, which is half loaded"
 
 
 class _Rowless:
     """Refuses whatever needs rows, at once: torch would compute on nothing, or for ever."""
 
-    of_table: Any
+    @property
+    def of_table(self) -> TableOfHandle:
+        raise NotImplementedError
 
     def numel(self) -> int:
         """Elements of the rows that are stored by now; the shape says how many there could be."""
@@ -157,8 +199,12 @@ class _Rowless:
 
     @classmethod
     def __torch_function__(
-        cls, func: Any, types: Any, args: Iterable[Any] = (), kwargs: Any = None
-    ) -> Any:
+        cls,
+        func: Callable[..., object],
+        types: Iterable[type],
+        args: Iterable[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> object:
         kwargs = kwargs or {}
         if func is torch.autograd.grad and kwargs.get("materialize_grads"):
             return _all_gradients(*args, **kwargs)
@@ -170,10 +216,12 @@ class _Rowless:
         table = next(_instances((args, kwargs), _Rowless)).of_table
         wanted = func.__name__
         if wanted in ("__get__", "__set__"):
-            wanted = {"__get__": "", "__set__": "setting "}[wanted] + func.__self__.__name__
+            wanted = {"__get__": "", "__set__": "setting "}[wanted] + _property_of(func)
         if wanted in ("data", "detach"):
             with plain_access():
-                return _OpenRows.over(func(*args, **kwargs), table)
+                rows = func(*args, **kwargs)
+            assert isinstance(rows, Tensor)
+            return _OpenRows.over(rows, table)
         raise TableError(
             f"Table {table.name!r}: its parameter holds no rows, as they are kept by id, so "
             f"{wanted.strip('_')!r} has nothing to work on. Read rows with rows() or lookup(ids), write "
@@ -188,10 +236,10 @@ class OpenHandle(_Rowless, Handle):  # type: ignore[override]
     is_current = False
 
     @property
-    def of_table(self) -> Any:
+    def of_table(self) -> TableOfHandle:
         return self.hotbed_table
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+    def __repr__(self, *, tensor_contents: object = None) -> str:  # type: ignore[override]
         table = self.hotbed_table
         here = table.place.tables_here(table)
         rows = sum(map(len, here))
@@ -205,17 +253,25 @@ class OpenHandle(_Rowless, Handle):  # type: ignore[override]
 class _OpenRows(_Rowless, Tensor):  # type: ignore[override]
     """Result of ``data`` and ``detach()`` of an `OpenHandle`, without rows as that is."""
 
-    @classmethod
-    def over(cls, rows: Tensor, table: Any) -> Tensor:
-        made: Any = Tensor._make_subclass(cls, rows)
-        made.of_table = table
-        return made  # type: ignore[no-any-return]
+    _table: TableOfHandle
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+    @property
+    def of_table(self) -> TableOfHandle:
+        return self._table
+
+    @classmethod
+    def over(cls, rows: Tensor, table: TableOfHandle) -> Tensor:
+        made = Tensor._make_subclass(cls, rows)
+        made._table = table
+        return made
+
+    def __repr__(self, *, tensor_contents: object = None) -> str:  # type: ignore[override]
         return f"Rows of table {self.of_table.name!r}, which are not kept in its parameter"
 
 
-def _all_gradients(outputs: Any, inputs: Any, **options: Any) -> tuple[Tensor, ...]:
+def _all_gradients(
+    outputs: Sequence[Tensor], inputs: Sequence[Tensor], **options: Any
+) -> tuple[Tensor, ...]:
     """``torch.autograd.grad`` where an unused input is to have a gradient of zeros: torch would make
     a dense one for a table."""
     options |= {"materialize_grads": False, "allow_unused": True}
@@ -233,7 +289,7 @@ def _all_gradients(outputs: Any, inputs: Any, **options: Any) -> tuple[Tensor, .
         )
 
 
-def _instances(value: Any, kind: type) -> Iterator[Any]:
+def _instances(value: object, kind: type[T]) -> Iterator[T]:
     if isinstance(value, kind):
         yield value
     elif isinstance(value, dict):

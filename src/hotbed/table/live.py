@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,7 +10,8 @@ from torch import Tensor
 from hotbed.table import checks
 from hotbed.table.copies import copied, pickled
 from hotbed.table.locks import alone, reading
-from hotbed.table.records import Records, records_of
+from hotbed.table.lookups import records_of
+from hotbed.table.records import Records
 from hotbed.table.with_handle import TableWithHandle
 
 __all__ = ["LiveTable", "live_table"]
@@ -56,7 +56,7 @@ class LiveTable(TableWithHandle):
             self.place.changing("catch up")
             for begin in range(0, len(self), _ROWS_AT_ONCE):
                 slots = torch.arange(begin, min(begin + _ROWS_AT_ONCE, len(self)), device="cpu")
-                self.rule.catch_up(slots.data_ptr(), len(slots))
+                self.held_rule.catch_up(slots.data_ptr(), len(slots))
 
     def current_weights(self) -> Tensor:
         """(rows, dim) weights of a static table: the plane, or a copy where there is none that is up to
@@ -69,29 +69,29 @@ class LiveTable(TableWithHandle):
             assert found is not None
             return found[1]
 
-    def lookup(self, ids: Tensor, missing: checks.Missing = "initial") -> Tensor:
+    def lookup(self, ids: object, missing: checks.Missing = "initial") -> Tensor:
         """(n, dim) rows of the ids as they are; see `EmbeddingCollection.lookup`."""
         wanted = ids.device if isinstance(ids, Tensor) else _CPU
         with self.place.ranks.telling("a lookup of rows"):
             self.ready()
-            ids = checks.checked_ids(self.spec, ids)
+            own = checks.checked_ids(self.spec, ids)
             with reading([self]):
                 self.raise_deferred()
                 if checks.checked_missing(missing):
-                    found = self.place.contains(ids)
+                    found = self.place.contains(own)
                     with self.place.ranks.telling("a lookup of rows"):
-                        checks.refuse_absent(self.spec, ids, found)
-                return self.place.read(ids).to(wanted)
+                        checks.refuse_absent(self.spec, own, found)
+                return self.place.read(own).to(wanted)
 
-    def contains(self, ids: Tensor) -> Tensor:
+    def contains(self, ids: object) -> Tensor:
         """(n,) bool: which of the ids have a row; see `EmbeddingCollection.contains`."""
         with self.place.ranks.telling("a search for ids"):
-            ids = checks.any_ids(self.spec, ids)
+            own = checks.any_ids(self.spec, ids)
             with reading([self]):
                 self.raise_deferred()
-                return self.place.contains(ids)
+                return self.place.contains(own)
 
-    def assign(self, ids: Tensor, values: Tensor) -> None:
+    def assign(self, ids: object, values: object) -> None:
         """Writes rows; ids of a dynamic table that have none get one. Of duplicates the last wins.
 
         Raises:
@@ -101,12 +101,12 @@ class LiveTable(TableWithHandle):
         """
         with self.place.ranks.telling("an assignment"):
             self.ready()
-            ids = checks.checked_ids(self.spec, ids)
-            values = checks.checked_rows(self.spec, ids, values)
+            own = checks.checked_ids(self.spec, ids)
+            rows = checks.checked_rows(self.spec, own, values)
             with alone([self]):
                 self.raise_deferred()
-                self.place.changing("write", ids=ids)
-                self.place.assign(ids, values)
+                self.place.changing("write", ids=own)
+                self.place.assign(own, rows)
 
     def write(self, records: Records) -> None:
         """As `hotbed.table.place.Place.write`, while the table is held alone."""
@@ -135,17 +135,17 @@ class LiveTable(TableWithHandle):
         it is exhausted or closed, what would change rows waits, or is refused in this thread."""
         return (rows for _, rows in records_of([self], states=states, current=current))
 
-    def erase(self, ids: Tensor) -> int:
+    def erase(self, ids: object) -> int:
         """Forgets rows; see `EmbeddingCollection.erase`."""
         with self.place.ranks.telling("a deletion of rows"):
             self.ready()
-            ids = torch.unique(checks.checked_ids(self.spec, ids))
+            own = torch.unique(checks.checked_ids(self.spec, ids))
             with alone([self]):
                 self.raise_deferred()
-                checks.refuse_to_erase(self)
+                checks.refuse_to_erase(self.spec, self.has_gradient)
                 self.generation += 1
-                self.place.changing("erase", ids=ids)
-                return self.place.erase(ids)
+                self.place.changing("erase", ids=own)
+                return self.place.erase(own)
 
     def draw_again(self, key: int) -> None:
         """Gives every row its first value under a new key, rank 0's; a dynamic table forgets its rows."""
@@ -177,15 +177,14 @@ class LiveTable(TableWithHandle):
 
     # -- moving and copying ----------------------------------------------------------------------
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> LiveTable:
+    def __deepcopy__(self, memo: dict[int, object]) -> LiveTable:
         """A second table with the same rows and key, without optimizer or gradient."""
-        second: LiveTable = copied(self, memo)
-        return second
+        return copied(self, memo)
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         return pickled(self)
 
 
-def live_table(parameter: Any) -> LiveTable | None:
+def live_table(parameter: object) -> LiveTable | None:
     """The table behind a handle, or None for an ordinary parameter."""
     return getattr(parameter, "hotbed_table", None)

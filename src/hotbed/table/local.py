@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -38,14 +36,13 @@ def local_rows(live: LiveTable) -> tuple[Tensor, Tensor]:
     return torch.cat([nothing[0], *ids]), torch.cat([nothing[1], *(rows for _, rows in found)])
 
 
-def local_lookup(live: LiveTable, given: Any, missing: Missing = "initial") -> Tensor:
+def local_lookup(live: LiveTable, given: object, missing: Missing = "initial") -> Tensor:
     """(n, dim) rows of (n,) ids, which must be this process's."""
     _refuse_columns(live)
     ids = checked_ids(live.spec, given)
     for part, own, _ in live.place.parts(live, ids, torch.empty((len(ids), live.spec.dim))):
         if len(own) == len(ids):
-            found: Tensor = part.lookup(own, missing)
-            return found
+            return part.lookup(own, missing)
     if not len(ids):
         return torch.empty((0, live.spec.dim), dtype=live.spec.dtype)
     raise IdError(
@@ -54,7 +51,7 @@ def local_lookup(live: LiveTable, given: Any, missing: Missing = "initial") -> T
     )
 
 
-def local_contains(live: LiveTable, given: Any) -> Tensor:
+def local_contains(live: LiveTable, given: object) -> Tensor:
     """(n,) bool: of which of (n,) ids this process keeps rows, or columns of them."""
     ids = any_ids(live.spec, given)
     found = torch.zeros(len(ids), dtype=torch.bool)
@@ -67,7 +64,7 @@ def local_contains(live: LiveTable, given: Any) -> Tensor:
     return found
 
 
-def local_assign(live: LiveTable, given: Any, values: Any) -> None:
+def local_assign(live: LiveTable, given: object, values: object) -> None:
     """Writes those of the rows that this process keeps, and passes over the others."""
     live.place.refuse_local_change("assign()")
     ids = checked_ids(live.spec, given)
@@ -76,10 +73,10 @@ def local_assign(live: LiveTable, given: Any, values: Any) -> None:
         part.assign(own, some)
 
 
-def local_erase(live: LiveTable, given: Any) -> int:
+def local_erase(live: LiveTable, given: object) -> int:
     live.place.refuse_local_change("erase()")
     ids = checked_ids(live.spec, given)
-    refuse_to_erase(live)
+    refuse_to_erase(live.spec, live.has_gradient)
     live.generation += 1
     nothing = torch.empty((len(ids), live.spec.dim))
     return sum(part.erase(own) for part, own, _ in live.place.parts(live, ids, nothing))

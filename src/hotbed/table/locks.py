@@ -9,25 +9,35 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Protocol
 
 from hotbed import _core
 
-__all__ = ["alone", "reading", "together"]
+__all__ = ["HeldTable", "alone", "reading", "together"]
 
 
-def alone(tables: Iterable[Any]) -> _core.Hold:
+class HeldTable(Protocol):
+    """A live table whose rows can be held."""
+
+    @property
+    def core(self) -> _core.Table: ...
+
+    def ready(self) -> None:
+        """Do what may change rows before somebody reads them."""
+
+
+def alone(tables: Iterable[HeldTable]) -> _core.Hold:
     """For a ``with`` statement: nobody else reads or writes rows of these live tables."""
     return _core.Hold([table.core for table in tables], True)
 
 
-def together(tables: Iterable[Any]) -> _core.Hold:
+def together(tables: Iterable[HeldTable]) -> _core.Hold:
     """For a ``with`` statement: nobody writes rows of these live tables."""
     return _core.Hold([table.core for table in tables], False)
 
 
 @contextlib.contextmanager
-def reading(tables: Iterable[Any]) -> Iterator[None]:
+def reading(tables: Iterable[HeldTable]) -> Iterator[None]:
     """As `together`, of tables that are ready to be read: they have taken over weights that were put in
     place of a handle's, and have their place in the tiers."""
     tables = list(tables)

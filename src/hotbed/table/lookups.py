@@ -5,23 +5,97 @@ from __future__ import annotations
 import abc
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple, Protocol, TypeVar
 
 import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from typing_extensions import Self
 
 from hotbed.errors import TableError
 from hotbed.inputs.bags import Bags
-from hotbed.table.alone import ALONE
+from hotbed.storage import Storage
+from hotbed.table.alone import ALONE, Processes
+from hotbed.table.backward import ChangingPlace
+from hotbed.table.gradients import WaitingGradient
+from hotbed.table.locks import reading
 from hotbed.table.records import Records
-from hotbed.table.resolved import Resolved
+from hotbed.table.resolved import PooledTable, Resolved
 
-__all__ = ["Call", "Lookups", "lookups_of"]
+__all__ = [
+    "Call",
+    "InputBatch",
+    "TiersOfTable",
+    "Lookups",
+    "PlaceOfTable",
+    "StoredTable",
+    "lookups_of",
+    "records_of",
+]
+
+
+class TiersOfTable(Protocol):
+    """The tiers that rows lie in, or will lie in: `hotbed.places.tiered.tiers.Tiers`."""
+
+    @property
+    def storage(self) -> Storage: ...
+
+
+class PlaceOfTable(ChangingPlace, Protocol):
+    """A `hotbed.table.place.Place`, as those who work on several tables see it."""
+
+    @property
+    def lookups(self) -> Lookups: ...
+    @property
+    def tiers(self) -> TiersOfTable | None: ...
+
+    def slots_of(self, grad: Tensor, origins: Sequence[object]) -> Tensor: ...
+    def records(self, *, states: bool = True, current: bool = True) -> Iterator[Records]: ...
+
+
+class StoredTable(PooledTable, Protocol):
+    """A `hotbed.table.live.LiveTable`, as its place, lookups and steps see it."""
+
+    @property
+    def combiner(self) -> int: ...
+    @property
+    def place(self) -> PlaceOfTable: ...
+    @property
+    def waiting(self) -> WaitingGradient: ...
+    @property
+    def has_gradient(self) -> bool: ...
+    @property
+    def follows(self) -> bool: ...
+    @property
+    def failed_load(self) -> str: ...
+    @property
+    def optimizer(self) -> Optimizer | None: ...
+
+    def id_of(self, slot: int) -> int: ...
+    def memory(self) -> dict[str, int]: ...
+    def raise_deferred(self) -> None: ...
+
+
+T = TypeVar("T", bound=StoredTable)
+
+
+class InputBatch(Protocol):
+    """The core's batch, or one that stands for it: inputs that are read, for look-ahead to announce and
+    bring up, and for a forward."""
+
+    def check(self) -> tuple[int, int, int, int, int]: ...
+    def resolve(self, insert: bool, transpose: bool, frozen: Sequence[int]) -> None: ...
+    def first_difference(self, now: Self) -> int: ...
+    def take_weights(self, now: Self) -> None: ...
+    def group(self, frozen: Sequence[int], /) -> None: ...
+    def announce(self) -> None: ...
+    def admit(self) -> bool: ...
 
 
 class Call(NamedTuple):
     """A batch that is to be looked up."""
 
-    live: Sequence[Any]
+    live: Sequence[StoredTable]
     """The tables."""
     table_of: Sequence[int]
     """For each feature, the position of its table."""
@@ -43,16 +117,19 @@ class Lookups(abc.ABC):
 
     Attributes:
         device: where vectors come out.
-        tiers: the tiers below, or None (`hotbed.places.tiered.tiers.Tiers`).
         ranks: the processes that share the tables.
         is_immediate: True if a forward finds all rows allocated and no error deferred, so that it need not
             ask.
     """
 
     device = torch.device("cpu")
-    tiers: Any = None
-    ranks: Any = ALONE
+    ranks: Processes = ALONE
     is_immediate = False
+
+    @property
+    def tiers(self) -> TiersOfTable | None:
+        """The tiers below, or None."""
+        return None
 
     @property
     def where(self) -> str:
@@ -61,15 +138,15 @@ class Lookups(abc.ABC):
 
     # -- lookups ---------------------------------------------------------------------------------
 
-    def allocate(self, live: Sequence[Any]) -> None:
+    def allocate(self, live: Sequence[StoredTable]) -> None:
         """Allocate rows that were waiting for the optimizer to fix their layout."""
 
-    def are_allocated(self, live: Sequence[Any]) -> bool:
+    def are_allocated(self, live: Sequence[StoredTable]) -> bool:
         """True if no table waits for its rows. Called while the tables are held."""
         return True
 
     def raise_deferred(
-        self, live: Sequence[Any], *, training: bool = True, wait: bool = False
+        self, live: Sequence[StoredTable], *, training: bool = True, wait: bool = False
     ) -> None:
         """Raise deferred errors of earlier batches and steps of these tables, if any have arrived; with
         `wait`, all of them."""
@@ -82,19 +159,20 @@ class Lookups(abc.ABC):
             IdError, InputError, OutOfMemory, StorageError: before anything has changed.
         """
 
-    def make_batch(self, live: Sequence[Any], table_of: Sequence[int], bags: Sequence[Bags]) -> Any:
-        """Return the core's batch, or an object with its methods, for look-ahead to announce and bring
-        up. Only called where there are tiers."""
+    def make_batch(
+        self, live: Sequence[StoredTable], table_of: Sequence[int], bags: Sequence[Bags]
+    ) -> InputBatch:
+        """Return a batch over inputs. Only called where there are tiers."""
         raise NotImplementedError
 
-    def without_autocast(self) -> contextlib.AbstractContextManager[Any]:
+    def without_autocast(self) -> contextlib.AbstractContextManager[object]:
         """For a ``with`` statement: lookups inside give vectors of the compute dtype."""
         return contextlib.nullcontext()
 
     # -- all rows --------------------------------------------------------------------------------
 
     def records(
-        self, live: Sequence[Any], *, states: bool, current: bool
+        self, live: Sequence[StoredTable], *, states: bool, current: bool
     ) -> Iterator[tuple[int, Records]]:
         """Stream all stored rows of these tables, as `hotbed.table.place.Place.records`, each with the
         position of its table. Rows that lie together are read in one pass."""
@@ -102,18 +180,18 @@ class Lookups(abc.ABC):
             for rows in table.place.records(states=states, current=current):
                 yield at, rows
 
-    def stats(self, live: Sequence[Any]) -> dict[str, float]:
+    def stats(self, live: Sequence[StoredTable]) -> dict[str, float]:
         """Return counters; see `EmbeddingCollection.stats`."""
         return {"memory_bytes": float(sum(table.memory()["total"] for table in live))}
 
-    def flush(self, live: Sequence[Any]) -> None:
+    def flush(self, live: Sequence[StoredTable]) -> None:
         """Write to the disk what the tiers keep there."""
 
-    def note_hottest(self, live: Sequence[Any]) -> None:
+    def note_hottest(self, live: Sequence[StoredTable]) -> None:
         """Write the most used ids into the folder of the SSD, for `hotbed inspect`."""
 
 
-def lookups_of(live: Sequence[Any], names: Sequence[str] = ()) -> Lookups:
+def lookups_of(live: Sequence[StoredTable], names: Sequence[str] = ()) -> Lookups:
     """Return what these tables have in common.
 
     Args:
@@ -122,7 +200,7 @@ def lookups_of(live: Sequence[Any], names: Sequence[str] = ()) -> Lookups:
     Raises:
         TableError: they lie in different places, and cannot serve one call.
     """
-    first: Lookups = live[0].place.lookups
+    first = live[0].place.lookups
     for at, table in enumerate(live):
         other = table.place.lookups
         if other is first:
@@ -139,3 +217,18 @@ def lookups_of(live: Sequence[Any], names: Sequence[str] = ()) -> Lookups:
             f"{other.where}. Move the whole module, or leave one out of it."
         )
     return first
+
+
+def records_of(
+    tables: Sequence[T], *, states: bool = True, current: bool = True
+) -> Iterator[tuple[T, Records]]:
+    """All stored rows of live tables, chunk by chunk, as of one step; see
+    `hotbed.table.place.Place.records`. Those that lie together are read in one pass."""
+    groups: dict[Lookups, list[T]] = {}
+    with reading(tables):
+        for table in tables:
+            table.raise_deferred()
+            groups.setdefault(table.place.lookups, []).append(table)
+        for lookups, group in groups.items():
+            for at, rows in lookups.records(group, states=states, current=current):
+                yield group[at], rows

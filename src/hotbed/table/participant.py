@@ -2,17 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any, Protocol
 
 from torch import Tensor
+from torch.optim import Optimizer
 
 from hotbed import _core
+from hotbed.table.backward import Deferred
+from hotbed.table.gradients import GradientShare
+from hotbed.table.lookups import StoredTable
 
-__all__ = ["DEFERRED", "StepParticipant", "raise_of_last_step"]
+__all__ = ["DEFERRED", "StepParticipant", "SteppingOptimizer", "raise_of_last_step"]
 
 DEFERRED = "_hotbed_notice"
 """Where an optimizer has what a device will tell of its last step."""
+
+
+class SteppingOptimizer(Protocol):
+    """A `hotbed.optim.TableOptimizer`, as its participants see it."""
+
+    @property
+    def state(self) -> MutableMapping[Tensor, dict[str, object]]: ...
+    @property
+    def param_groups(self) -> Sequence[Mapping[str, Any]]: ...
+    @property
+    def dense_optimizers(self) -> Sequence[Optimizer]:
+        """Torch's, which step the dense parameters."""
+
+    def check_hold(self, live: StoredTable, rule: _core.TableRule) -> None:
+        """Raise OptimizerError where another optimizer has taken a table over."""
+
+    def name_of(self, parameter: Tensor, index: int, position: int) -> str:
+        """Return the name of a dense parameter for errors."""
 
 
 class StepParticipant(Protocol):
@@ -24,10 +46,10 @@ class StepParticipant(Protocol):
 
     def take_table(
         self,
-        live: Any,
+        live: StoredTable,
         rule: _core.TableRule,
         hyper: _core.Hyperparameters,
-        share: Any = None,
+        share: GradientShare | None = None,
     ) -> None:
         """A table, if it has a gradient, with the numbers of its group. `share`: its gradient, where that
         is not the handle's."""
@@ -57,12 +79,12 @@ class StepParticipant(Protocol):
         """`step`, of the dense parameters, and what must be done around it; telling, too."""
 
 
-def raise_of_last_step(optimizer: Any) -> None:
+def raise_of_last_step(optimizer: SteppingOptimizer) -> None:
     """Waits for what a device has found out about the step before.
 
     Raises:
         NotFiniteError, IdError: it was not taken.
     """
-    notice = optimizer.__dict__.pop(DEFERRED, None)
+    notice: Deferred | None = optimizer.__dict__.pop(DEFERRED, None)
     if notice is not None and (error := notice.take()) is not None:
         raise error

@@ -2,22 +2,82 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import abc
+from collections.abc import Callable, Hashable
+from types import ModuleType
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from hotbed import _core
-from hotbed.table.lookups import Lookups
-from hotbed.table.protocols import HandleOfTable, LocalShards, Relocation, RowCopies, StepState
+from hotbed.table.backward import Changes
+from hotbed.table.lookups import Lookups, StoredTable, TiersOfTable
+from hotbed.table.protocols import (
+    HandleOfTable,
+    LocalShards,
+    RowCopies,
+    StepState,
+    TableInPlace,
+)
 from hotbed.tables import Table
 
-__all__ = ["ON_HOST", "Place"]
-
-Changes = Literal["step", "fused", "catch up", "write", "erase", "forget", "move", "handle"]
+__all__ = ["ON_HOST", "MovedTable", "Place", "Relocation"]
 
 ON_HOST = "host"
 """Rows that the core computes on take their step together."""
+
+
+class MovedTable(StoredTable, Protocol):
+    """A live table whose rows can come to lie elsewhere."""
+
+    generation: int
+
+    @property
+    def place(self) -> Place: ...
+
+    def adopt(self, place: Place) -> None:
+        """Rows lie elsewhere from now on."""
+
+
+class Relocation(TableInPlace):
+    """How rows come to lie elsewhere."""
+
+    def refuse_to_share(self) -> None:
+        """Raises TableError where its rows cannot be handed out to ranks."""
+
+    def give_up(self, live: MovedTable) -> None:
+        """Its rows will lie elsewhere."""
+        self.core.release_rows()
+
+    @abc.abstractmethod
+    def for_copy(
+        self, memo: dict[int, object] | None
+    ) -> tuple[Callable[[Table, int], Place], Callable[[MovedTable], None] | None]:
+        """Return the factory for the place of a copy, and a function that brings it to where it belongs when
+        it has its rows. `memo`: of deepcopy; None: both are to be pickled.
+
+        Raises:
+            TableError: there cannot be one.
+        """
+
+    @abc.abstractmethod
+    def refuse_device(self, device: torch.device, by_kernels: ModuleType) -> None:
+        """Raises TableError where its rows cannot lie on a device, whatever its memory. `by_kernels`: the
+        places there."""
+
+    @abc.abstractmethod
+    def move_to_device(
+        self, live: MovedTable, device: torch.device, by_kernels: ModuleType
+    ) -> None:
+        """Brings rows and states to a device, and has the table adopt its new place.
+
+        Raises:
+            TableError, OutOfMemory: they cannot lie there; all is as it was.
+        """
+
+    def move_to_host(self, live: MovedTable) -> None:
+        """The way back, if they lie elsewhere."""
 
 
 class Place(HandleOfTable, RowCopies, LocalShards, StepState, Relocation):
@@ -41,7 +101,7 @@ class Place(HandleOfTable, RowCopies, LocalShards, StepState, Relocation):
         recorded_on: the device on which a step over its rows can become a graph; None: it cannot.
     """
 
-    stepped: Any = ON_HOST
+    stepped: Hashable = ON_HOST
     unscales = False
     recorded_on: torch.device | None = None
 
@@ -54,10 +114,11 @@ class Place(HandleOfTable, RowCopies, LocalShards, StepState, Relocation):
     ) -> None:
         self.core, self.spec, self.budget = core, spec, budget
         self.lookups = lookups
-        self.device, self.ranks, self.tiers = lookups.device, lookups.ranks, lookups.tiers
+        self.device, self.ranks = lookups.device, lookups.ranks
+        self.tiers: TiersOfTable | None = lookups.tiers
         self.changed = False
 
-    def join(self, live: Any) -> None:
+    def join(self, live: MovedTable) -> None:
         """Attach the table that lives here; called once."""
 
     # -- the barrier -----------------------------------------------------------------------------

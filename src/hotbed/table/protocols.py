@@ -3,43 +3,48 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Iterator, Sequence
-from types import ModuleType
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from hotbed import _core
 from hotbed.errors import OptimizerError, TableError
+from hotbed.table.alone import Processes
 from hotbed.table.by_slot import OPEN_ROWS
 from hotbed.table.clipping import Gradient, gradient_of
 from hotbed.table.gradients import WaitingGradient
 from hotbed.table.handles import FollowingHandle, HalfLoadedHandle, Handle, OpenHandle
-from hotbed.table.participant import StepParticipant
+from hotbed.table.lookups import StoredTable
+from hotbed.table.participant import StepParticipant, SteppingOptimizer
 from hotbed.table.records import Records, gather_states, gather_weights
 from hotbed.tables import Table
 
 __all__ = [
     "HandleOfTable",
     "LocalShards",
-    "Relocation",
     "RowAccess",
     "RowCopies",
     "StepState",
+    "TableInPlace",
 ]
 
 
-class _TableInPlace(abc.ABC):
+T = TypeVar("T")
+
+
+class TableInPlace(abc.ABC):
     """Attributes that all of them have; see `hotbed.table.place.Place`."""
 
     core: _core.Table
     spec: Table
     device: torch.device
+    ranks: Processes
     rows_move = False
 
 
-class HandleOfTable(_TableInPlace):
+class HandleOfTable(TableInPlace):
     """Data, class and gradients of the handle, by the place of the rows."""
 
     @property
@@ -69,7 +74,7 @@ class HandleOfTable(_TableInPlace):
         """Return an empty store of gradients."""
         return WaitingGradient()
 
-    def slots_of(self, grad: Tensor, origins: Sequence[Any]) -> Tensor:
+    def slots_of(self, grad: Tensor, origins: Sequence[object]) -> Tensor:
         """(n,) int64 slots of the rows of a gradient that autograd or the user has made.
 
         Args:
@@ -89,7 +94,7 @@ class HandleOfTable(_TableInPlace):
         return torch.arange(self.spec.rows, device=self.device)
 
 
-class RowAccess(_TableInPlace):
+class RowAccess(TableInPlace):
     """Rows by id: read, written, erased, streamed."""
 
     def set_key(self, key: int) -> None:
@@ -208,18 +213,18 @@ class RowCopies(RowAccess):
         return ids, gather_states(self, ids)
 
 
-class LocalShards(_TableInPlace):
+class LocalShards(TableInPlace):
     """Which tables of this process a table is made of."""
 
-    def tables_here(self, live: Any) -> list[Any]:
+    def tables_here(self, live: T) -> list[T]:
         """Tables of this process that its table, `live`, is made of."""
         return [live]
 
-    def tables_to_save(self, live: Any) -> list[Any]:
+    def tables_to_save(self, live: T) -> list[T]:
         """Return those of them that this process saves, so that all processes together save each once."""
         return [live]
 
-    def parts(self, live: Any, ids: Tensor, rows: Tensor) -> Iterator[tuple[Any, Tensor, Tensor]]:
+    def parts(self, live: T, ids: Tensor, rows: Tensor) -> Iterator[tuple[T, Tensor, Tensor]]:
         """Tables of this process that its table, `live`, is made of, with what belongs to each of (n,) ids
         and (n, dim) rows."""
         yield live, ids, rows
@@ -228,13 +233,13 @@ class LocalShards(_TableInPlace):
         """Raises TableError where others have copies of its rows. `wanted`: what would change those here."""
 
 
-class StepState(_TableInPlace):
+class StepState(TableInPlace):
     """Optimizer states, and what a step asks."""
 
     def refuse_exact(self, optimizer: str) -> None:
         """Raises OptimizerError where rows that no batch touches cannot be brought up to date."""
 
-    def refuse_rule(self, optimizer: str, options: Any, *, fused: bool) -> None:
+    def refuse_rule(self, optimizer: str, options: _core.RuleOptions, *, fused: bool) -> None:
         """Raises OptimizerError where rows cannot be stepped by a rule, or not during backward."""
 
     def make_states(self, rule: _core.TableRule | None) -> None:
@@ -245,53 +250,19 @@ class StepState(_TableInPlace):
     def reset_states(self, rule: _core.TableRule, firsts: Sequence[float]) -> None:
         """Gives all rows the first values of their states."""
 
-    def restart(self, rule: _core.TableRule, steps: int, base: Sequence[float], last: Any) -> None:
+    def restart(
+        self, rule: _core.TableRule, steps: int, base: Sequence[float], last: _core.Hyperparameters
+    ) -> None:
         """The rule has taken so many steps; see the core's."""
         rule.restart(steps, base, last)
 
-    def make_participant(self, optimizer: Any, tables: Sequence[Any]) -> StepParticipant:
+    def make_participant(
+        self, optimizer: SteppingOptimizer, tables: Sequence[StoredTable]
+    ) -> StepParticipant:
         """Return the participant of an optimizer's tables in places of an equal ``stepped``; not for
         `ON_HOST`."""
         raise NotImplementedError
 
-    def gradients_of(self, tables: Sequence[Any]) -> list[Gradient | None]:
+    def gradients_of(self, tables: Sequence[StoredTable]) -> list[Gradient | None]:
         """For clipping: of tables in places of an equal `stepped`; None where there is none."""
         return [gradient_of(live.parameter) for live in tables]
-
-
-class Relocation(_TableInPlace):
-    """How rows come to lie elsewhere."""
-
-    def refuse_to_share(self) -> None:
-        """Raises TableError where its rows cannot be handed out to ranks."""
-
-    def give_up(self, live: Any) -> None:
-        """Its rows will lie elsewhere."""
-        self.core.release_rows()
-
-    @abc.abstractmethod
-    def for_copy(
-        self, memo: dict[int, Any] | None
-    ) -> tuple[Callable[[Table, int], Any], Callable[[Any], None] | None]:
-        """Return the factory for the place of a copy, and a function that brings it to where it belongs when
-        it has its rows. `memo`: of deepcopy; None: both are to be pickled.
-
-        Raises:
-            TableError: there cannot be one.
-        """
-
-    @abc.abstractmethod
-    def refuse_device(self, device: torch.device, by_kernels: ModuleType) -> None:
-        """Raises TableError where its rows cannot lie on a device, whatever its memory. `by_kernels`: the
-        places there."""
-
-    @abc.abstractmethod
-    def move_to_device(self, live: Any, device: torch.device, by_kernels: ModuleType) -> None:
-        """Brings rows and states to a device, and has the table adopt its new place.
-
-        Raises:
-            TableError, OutOfMemory: they cannot lie there; all is as it was.
-        """
-
-    def move_to_host(self, live: Any) -> None:
-        """The way back, if they lie elsewhere."""

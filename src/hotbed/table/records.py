@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from hotbed import _core
-from hotbed.table.locks import reading
+from hotbed.tables import Table
 
-__all__ = ["Records", "gather_states", "gather_weights", "records_of", "rows_at_once"]
+__all__ = ["Records", "gather_states", "gather_weights", "rows_at_once"]
 
 _BYTES_AT_ONCE = 8 << 20
 
@@ -36,22 +36,19 @@ def rows_at_once(core: _core.Table) -> int:
     return max(1, _BYTES_AT_ONCE // record)
 
 
-def records_of(
-    tables: Sequence[Any], *, states: bool = True, current: bool = True
-) -> Iterator[tuple[Any, Records]]:
-    """All stored rows of live tables, chunk by chunk, as of one step; see
-    `hotbed.table.place.Place.records`. Those that lie together are read in one pass."""
-    groups: dict[Any, list[Any]] = {}
-    with reading(tables):
-        for table in tables:
-            table.raise_deferred()
-            groups.setdefault(table.place.lookups, []).append(table)
-        for lookups, group in groups.items():
-            for at, rows in lookups.records(group, states=states, current=current):
-                yield group[at], rows
+class StoredRows(Protocol):
+    """A place, as a source of rows."""
+
+    @property
+    def spec(self) -> Table: ...
+    @property
+    def core(self) -> _core.Table: ...
+
+    def read(self, ids: Tensor) -> Tensor: ...
+    def records(self, *, states: bool = True, current: bool = True) -> Iterator[Records]: ...
 
 
-def gather_weights(place: Any, ids: Tensor) -> Tensor:
+def gather_weights(place: StoredRows, ids: Tensor) -> Tensor:
     """(n, dim) rows of a place as the last step has left them, by `ids`, which rise and are those of all
     stored rows at least. A row that is not stored reads its first value."""
     spec, rows = place.spec, rows_at_once(place.core)
@@ -60,6 +57,7 @@ def gather_weights(place: Any, ids: Tensor) -> Tensor:
     for chunk in place.records(states=False):
         at = torch.searchsorted(ids, chunk.ids)
         stored[at] = True
+        assert chunk.weights is not None
         weights[at] = chunk.weights
     absent = torch.nonzero(~stored).flatten()
     for begin in range(0, len(absent), rows):
@@ -68,7 +66,7 @@ def gather_weights(place: Any, ids: Tensor) -> Tensor:
     return weights
 
 
-def gather_states(place: Any, ids: Tensor) -> list[Tensor]:
+def gather_states(place: StoredRows, ids: Tensor) -> list[Tensor]:
     """(n, width) of each state as of the last step, by `ids`, which are those of all stored rows, rising.
     (The states of others are their first values.)"""
     dtype = place.spec.compute_dtype

@@ -9,9 +9,24 @@ import torch
 from torch import Tensor
 
 from hotbed.inputs.bags import Bags
-from hotbed.table.gradients import PendingGradient
+from hotbed.table.backward import PendingGradient, UpdatedTable
+from hotbed.table.locks import HeldTable
+from hotbed.tables import Table
 
-__all__ = ["Columns", "Resolved"]
+__all__ = ["Columns", "PooledTable", "Resolved"]
+
+
+class PooledTable(HeldTable, UpdatedTable, Protocol):
+    """A live table whose rows are pooled."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def spec(self) -> Table: ...
+    @property
+    def compute_dtype(self) -> torch.dtype: ...
+    @property
+    def generation(self) -> int: ...
 
 
 class Columns(NamedTuple):
@@ -36,7 +51,7 @@ class Resolved(Protocol):
     """
 
     @property
-    def live(self) -> Sequence[Any]: ...
+    def live(self) -> Sequence[PooledTable]: ...
     @property
     def table_of(self) -> Sequence[int]: ...
     @property
@@ -46,7 +61,7 @@ class Resolved(Protocol):
     @property
     def wants_gradient(self) -> bool: ...
 
-    def dtype_of(self, table: Any) -> torch.dtype:
+    def dtype_of(self, table: PooledTable) -> torch.dtype:
         """Return the dtype of its vectors."""
 
     def empty(self, vectors: int, dim: int, dtype: torch.dtype) -> Tensor:

@@ -27,7 +27,7 @@ ENDINGS = ("", ".ids", ".key")
 
 
 def save_table(
-    table: LiveTable, destination: dict[str, Any], stem: str, keep_vars: bool, with_key: bool
+    table: LiveTable, destination: dict[str, Tensor], stem: str, keep_vars: bool, with_key: bool
 ) -> None:
     """Writes a table. Rows of a static table that lie in one place are aliased, as torch does it; those
     of other tables are copied.
@@ -97,7 +97,7 @@ def load_table(
             _replace(part, own, some, key)
 
 
-def _other_rows(table: LiveTable, rows: Any, ids: Any, key: int | None) -> str:
+def _other_rows(table: LiveTable, rows: object, ids: object, key: int | None) -> str:
     """Return what differs if the ranks of a table are given different rows, as far as shapes, keys and a
     sample of rows show; else empty."""
     ranks = table.place.ranks
@@ -113,7 +113,7 @@ def _other_rows(table: LiveTable, rows: Any, ids: Any, key: int | None) -> str:
     )
 
 
-def _digest(given: Any) -> str:
+def _digest(given: object) -> str:
     if not isinstance(given, Tensor) or not given.dim():
         return type(given).__name__
     sample = given.detach()[:: max(1, len(given) // _SAMPLE)].cpu().contiguous()
@@ -135,7 +135,7 @@ def _replace(table: LiveTable, ids: Tensor, rows: Tensor, key: int | None) -> No
         table.assign(ids, rows)
 
 
-def _fault(table: LiveTable, rows: Any, ids: Any) -> str | None:
+def _fault(table: LiveTable, rows: object, ids: object) -> str | None:
     if not isinstance(rows, Tensor):
         return f"must be a tensor, got {type(rows).__name__}."
     if rows.dim() != 2 or rows.shape[1] != table.spec.dim:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
@@ -32,14 +32,15 @@ def copy_states(live: LiveTable) -> dict[str, Tensor]:
 
 def reset_states(live: LiveTable) -> None:
     """Gives all rows the first values of their states."""
-    options, initial = live.rule.options, live.rule.initial_accumulator_value
+    rule = live.held_rule
+    options, initial = rule.options, rule.initial_accumulator_value
     firsts = [first for _, _, first in _core.state_planes(options, initial)]
     live.allocate()
     live.place.changing("write")
-    live.place.reset_states(live.rule, firsts)
+    live.place.reset_states(rule, firsts)
 
 
-def check_states(live: LiveTable, states: Mapping[str, Any]) -> dict[str, Tensor]:
+def check_states(live: LiveTable, states: Mapping[str, object]) -> dict[str, Tensor]:
     """States as `write_states` takes them.
 
     Args:
@@ -50,7 +51,8 @@ def check_states(live: LiveTable, states: Mapping[str, Any]) -> dict[str, Tensor
         OptimizerError: they do not fit the table.
     """
     wanted, ids = live.core.state_names, states.get("ids")
-    absent = [name for name in wanted if not _is_dense(states.get(name))]
+    found = {name: value for name, value in states.items() if _is_dense(value)}
+    absent = [name for name in wanted if name not in found]
     if absent:
         raise OptimizerError(
             f"Table {live.name!r}: the loaded optimizer state lacks {', '.join(absent)}; it has "
@@ -58,7 +60,7 @@ def check_states(live: LiveTable, states: Mapping[str, Any]) -> dict[str, Tensor
             "from another option such as amsgrad or momentum."
         )
     if ids is None:
-        rows = len(states[wanted[0]]) if wanted and states[wanted[0]].dim() else 0
+        rows = len(found[wanted[0]]) if wanted and found[wanted[0]].dim() else 0
         if wanted and live.spec.rows not in (None, rows):
             raise OptimizerError(
                 f"Table {live.name!r}: the loaded state {wanted[0]} is of {rows} rows, the table has "
@@ -71,10 +73,10 @@ def check_states(live: LiveTable, states: Mapping[str, Any]) -> dict[str, Tensor
         )
     for name, width in zip(wanted, live.core.state_widths(), strict=True):
         shape = (len(ids), width)
-        if tuple(states[name].shape) != shape:
+        if tuple(found[name].shape) != shape:
             raise OptimizerError(
                 f"Table {live.name!r}: the loaded state {name} has shape "
-                f"{tuple(states[name].shape)}, expected {shape}."
+                f"{tuple(found[name].shape)}, expected {shape}."
             )
     if live.spec.rows is not None and len(ids):
         low, high = int(ids.min()), int(ids.max())
@@ -83,10 +85,10 @@ def check_states(live: LiveTable, states: Mapping[str, Any]) -> dict[str, Tensor
                 f"Table {live.name!r}: the loaded optimizer state has id "
                 f"{low if low < 0 else high}, which is outside [0, {live.spec.rows})."
             )
-    return {"ids": ids, **{name: states[name] for name in wanted}}
+    return {"ids": ids, **{name: found[name] for name in wanted}}
 
 
-def _is_dense(value: Any) -> bool:
+def _is_dense(value: object) -> TypeGuard[Tensor]:
     return isinstance(value, Tensor) and value.layout is torch.strided
 
 
@@ -95,5 +97,5 @@ def write_states(live: LiveTable, states: Mapping[str, Tensor]) -> None:
     live.allocate()
     ids = states["ids"].to(dtype=torch.int64, device="cpu")
     values = [states[name].detach() for name in live.core.state_names]
-    steps = torch.full_like(ids, live.rule.steps) if live.follows else None
+    steps = torch.full_like(ids, live.held_rule.steps) if live.follows else None
     live.write(Records(ids, states=values, steps=steps))

@@ -10,23 +10,32 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import threading
 import weakref
-from typing import Any
+from collections.abc import Iterable
+from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from hotbed import _core
 from hotbed.errors import HotbedError
 from hotbed.table import checks
-from hotbed.table.gradients import plain_access
+from hotbed.table.backward import FusedUpdate
+from hotbed.table.gradients import WaitingGradient, plain_access
 from hotbed.table.handles import Handle
 from hotbed.table.place import Place
 from hotbed.table.place_factory import PlaceFactory
-from hotbed.table.registry import register
 from hotbed.tables import COMBINERS, Table
 
-__all__ = ["TableWithHandle"]
+__all__ = ["TableGroup", "TableWithHandle", "live_tables", "unregister"]
+
+
+class TableGroup(Protocol):
+    """`hotbed.Group`, as its tables see it."""
+
+    def take(self, table: TableWithHandle) -> None: ...
 
 
 class TableWithHandle(abc.ABC):
@@ -59,7 +68,7 @@ class TableWithHandle(abc.ABC):
         key: int,
         home: PlaceFactory,
         *,
-        group: Any = None,
+        group: TableGroup | None = None,
         requires_grad: bool = True,
     ) -> None:
         """`home`: as `hotbed.places.moves.factory_for` gives it."""
@@ -71,17 +80,18 @@ class TableWithHandle(abc.ABC):
         self.core = self.place.core
         self._requires_grad = requires_grad
         self._parameter: weakref.ref[Handle] | None = None
-        self._rule: Any = None
+        self._rule: _core.TableRule | None = None
         self.follows = False
         self._data = self.place.handle_data()
         self.address, self.shape = self._data.data_ptr(), self._data.shape
         self.generation = 0
-        self._optimizer: weakref.ref[Any] | None = None
+        self._optimizer: weakref.ref[Optimizer] | None = None
         self._seen = 0  # of torch's count of changes to the handle
         self.complaint: HotbedError | None = None
         self.failed_load = ""
-        self.fused_update: Any = None
-        register(self)
+        self.fused_update: FusedUpdate | None = None
+        with _lock:
+            _tables.add(self)
         self.place.join(self)
         if group is not None:
             group.take(self)
@@ -100,7 +110,7 @@ class TableWithHandle(abc.ABC):
         return handle
 
     @property
-    def rule(self) -> Any:
+    def rule(self) -> _core.TableRule | None:
         return self._rule
 
     @rule.setter
@@ -109,6 +119,12 @@ class TableWithHandle(abc.ABC):
         self.follows = rule is not None and bool(rule.exact)
         self.parameter.__class__ = self._handle_kind()
         self.place.make_states(rule)
+
+    @property
+    def held_rule(self) -> _core.TableRule:
+        """`rule`, of a table that has the states of one."""
+        assert self._rule is not None
+        return self._rule
 
     @property
     def name(self) -> str:
@@ -125,11 +141,11 @@ class TableWithHandle(abc.ABC):
         return self.place.device
 
     @property
-    def optimizer(self) -> Any:
+    def optimizer(self) -> Optimizer | None:
         return None if self._optimizer is None else self._optimizer()
 
     @optimizer.setter
-    def optimizer(self, value: Any) -> None:
+    def optimizer(self, value: Optimizer | None) -> None:
         self._optimizer = None if value is None else weakref.ref(value)
 
     def __len__(self) -> int:
@@ -164,7 +180,7 @@ class TableWithHandle(abc.ABC):
         self.place.lookups.allocate([self])
 
     @property
-    def waiting(self) -> Any:
+    def waiting(self) -> WaitingGradient:
         """The gradient that waits for a step. The handle keeps it, as it keeps tables."""
         return self.parameter.waiting
 
@@ -222,7 +238,29 @@ class TableWithHandle(abc.ABC):
         parameter.__class__ = self._handle_kind()
 
     @abc.abstractmethod
+    def bring_up_to_date(self) -> None: ...
+    @abc.abstractmethod
+    def id_of(self, slot: int) -> int: ...
+    @abc.abstractmethod
+    def memory(self) -> dict[str, int]: ...
+    @abc.abstractmethod
     def ids(self) -> Tensor: ...
 
     @abc.abstractmethod
     def assign(self, ids: Tensor, values: Tensor) -> None: ...
+
+
+_tables: weakref.WeakSet[TableWithHandle] = weakref.WeakSet()
+_lock = threading.Lock()
+
+
+def unregister(table: TableWithHandle) -> None:
+    """Leave out a table that no optimizer holds, as it is a shard of another one."""
+    with _lock:
+        _tables.discard(table)
+
+
+def live_tables() -> Iterable[TableWithHandle]:
+    """Return all live tables of this process that an optimizer may hold."""
+    with _lock:
+        return list(_tables)

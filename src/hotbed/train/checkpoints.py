@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any
 
 from torch import nn
+from torch.optim import Optimizer
 
 from hotbed.checkpoint import Saved, save
 from hotbed.checkpoint.folder import root_of
 from hotbed.checkpoint.new import check_keep
+from hotbed.checkpoint.values import Saveable, Stateful
 from hotbed.data.position import Position
 from hotbed.train.callbacks import Callback, Step
 
@@ -39,13 +40,13 @@ class Checkpoints(Callback):
     def __init__(
         self,
         path: str | os.PathLike[str],
-        optimizer: Any,
+        optimizer: Optimizer | Sequence[Optimizer],
         position: Position,
         *,
         every: int = 1000,
         keep: int | None = 3,
-        scheduler: Any = None,
-        beside: Sequence[Any] = (),
+        scheduler: Saveable | Sequence[Saveable] | None = None,
+        beside: Sequence[Stateful] = (),
     ) -> None:
         if isinstance(every, bool) or not isinstance(every, int) or every < 1:
             raise ValueError(f"every must be an integer from 1 on, got {every!r}.")

@@ -30,7 +30,7 @@ def figures(
     result: FitResult,
     evaluation: Evaluation | None,
     interrupted: bool,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The figures of a run, of all ranks together; every rank calls it."""
     ranks, embeddings = ranks_of(tables_of(model), model), embeddings_of(model)
     tiers = embeddings.stats() if embeddings.has_tiers else {}

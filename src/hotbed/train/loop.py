@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.distributed as torch_dist
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from hotbed import trace
 from hotbed.checkpoint.randomness import give_random_states, random_states
 from hotbed.checkpoint.ranks import ranks_of
-from hotbed.data.position import Position, generators_of, seek, wrapped_by
+from hotbed.data.position import Position, RandomStates, generators_of, seek, wrapped_by
 from hotbed.dist.loaders import Slice
 from hotbed.dist.waits import BACKWARD
 from hotbed.errors import HotbedError
@@ -258,12 +258,12 @@ def _from(batches: Iterable[Batch], epoch: int, position: Position) -> Iterator[
     return iterator if passed else itertools.chain(first, iterator)
 
 
-def _is_iterated_once(batches: Any) -> bool:
+def _is_iterated_once(batches: object) -> bool:
     """Return True for a generator or another iterator, also inside of a loader that wraps it."""
     return isinstance(wrapped_by(batches)[-1], Iterator)
 
 
-def _random_of(generators: Sequence[Any]) -> dict[str, Any]:
+def _random_of(generators: Sequence[torch.Generator]) -> RandomStates:
     states = [generator.get_state() for generator in generators]
     return {**random_states(), "generators": states}
 
@@ -385,5 +385,5 @@ def _moved(batch: Batch, device: torch.device | str | None, staying: frozenset[s
     return {name: value if name in staying else _to(value, device) for name, value in batch.items()}
 
 
-def _to(value: Any, device: torch.device | str) -> Any:
+def _to(value: Tensor, device: torch.device | str) -> Tensor:
     return value.to(device, non_blocking=True) if hasattr(value, "to") else value

@@ -13,7 +13,7 @@ import inspect
 import sys
 from collections.abc import Callable, Collection, Iterator
 from types import NoneType
-from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 __all__ = ["FILE", "FOLDER", "SAME_RUN", "SIZE", "Kind", "OneOf", "Option", "options_of"]
 
@@ -69,7 +69,7 @@ class Option:
     default: object
     """None where a value must be given."""
     help: str
-    marks: tuple[Any, ...]
+    marks: tuple[object, ...]
 
     @property
     def key(self) -> str:
@@ -81,7 +81,7 @@ class Option:
         return next((mark for mark in self.marks if isinstance(mark, kind)), None)
 
 
-def options_of(settings: type[Any]) -> dict[str, Option]:
+def options_of(settings: type) -> dict[str, Option]:
     """The options that the dataclass `settings` declares, by field, in its order."""
     hints, told = get_type_hints(settings, include_extras=True), dict(_docstrings(settings))
     return {
@@ -90,7 +90,7 @@ def options_of(settings: type[Any]) -> dict[str, Option]:
     }
 
 
-def _option(field: dataclasses.Field[Any], hint: object, told: dict[str, str]) -> Option:
+def _option(field: dataclasses.Field[object], hint: object, told: dict[str, str]) -> Option:
     kind, *marks = get_args(hint) if get_origin(hint) is Annotated else (hint,)
     is_optional = NoneType in get_args(kind)
     if is_optional:
@@ -111,7 +111,7 @@ def _option(field: dataclasses.Field[Any], hint: object, told: dict[str, str]) -
     )
 
 
-def _docstrings(settings: type[Any]) -> Iterator[tuple[str, str]]:
+def _docstrings(settings: type) -> Iterator[tuple[str, str]]:
     """Fields and the docstrings under them, each in one line. Python keeps those in the source only."""
     module = ast.parse(inspect.getsource(sys.modules[settings.__module__]))
     for node in module.body:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sized
-from typing import Any
 
 import torch
 from rich.console import Console, RenderableType
@@ -128,7 +127,9 @@ class ProgressBar(Callback):
             yield f"{short(self._stored_rows())} rows"
 
 
-def progress_bar(model: nn.Module, batches: Any, epochs: int, *, alone: bool) -> list[ProgressBar]:
+def progress_bar(
+    model: nn.Module, batches: object, epochs: int, *, alone: bool
+) -> list[ProgressBar]:
     """The bar of a training; none where standard error is no terminal.
 
     Args:
@@ -143,7 +144,7 @@ def progress_bar(model: nn.Module, batches: Any, epochs: int, *, alone: bool) ->
     return [ProgressBar(_samples_in(batches), epochs, console, stored, tiers)]
 
 
-def _samples_in(batches: Any) -> int | None:
+def _samples_in(batches: object) -> int | None:
     """Return the samples of one epoch, if that is known without reading the data."""
     batches = wrapped_by(batches)[-1]
     if isinstance(batches, CriteoLog):

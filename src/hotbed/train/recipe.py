@@ -6,8 +6,7 @@ import contextlib
 import os
 import stat
 import time
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from rich.console import Console
@@ -57,7 +56,7 @@ class _Reached(Callback):
         self.result = FitResult(step.rows, step.number, step.epoch - 1, seconds, True)
 
 
-def train(settings: TrainSettings, progress: Console, results: Console) -> dict[str, Any]:
+def train(settings: TrainSettings, progress: Console, results: Console) -> dict[str, object]:
     """Train, evaluate, save and report as `settings` say; returns what --json writes.
 
     The bar and notices are drawn on `progress`, the closing table on `results`.
@@ -135,8 +134,8 @@ class _Run:
             for table in tables_of(self.model).values():
                 table.ready()  # a log is there from now on, whose rows can be had again whatever ends the run
             self.ssd.leave_note(may_go=True)
-        begun = settings.resumes and complete_in(settings.checkpoint or "")
-        begun = self.ranks.tell("a checkpoint", bool(begun or settings.resume_from))[0]
+        found = settings.resumes and complete_in(settings.checkpoint or "")
+        begun = self.ranks.tell("a checkpoint", bool(found or settings.resume_from))[0]
         if settings.from_ is not None and not begun:
             with self.progress.status("Loading the model ..."):
                 told = begin_from(
@@ -208,7 +207,7 @@ class _Run:
 
     def finish(
         self, evaluation: Evaluation | None, interrupts: Interrupts, results: Console
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         """Write figures, rows and the model, print the closing table, and return the figures."""
         settings = self.settings
         interrupted = any(self.ranks.tell("figures", interrupts()))
@@ -293,9 +292,6 @@ def _trace_into(path: str | None) -> Iterator[None]:
 
 def make_optimizer(name: str, model: nn.Module, lr: float) -> torch.optim.Optimizer:
     """The optimizer of that command-line name over all parameters of `model`."""
-    kind: Any = OPTIMIZERS[name]
-    dense = kind._rule.command_dense
-    made: torch.optim.Optimizer = kind(
-        model.parameters(), lr=lr, **({} if dense is None else {"dense": dense})
-    )
-    return made
+    dense = OPTIMIZERS[name].declared_rule().command_dense
+    kind: Callable[..., torch.optim.Optimizer] = OPTIMIZERS[name]
+    return kind(model.parameters(), lr=lr, **({} if dense is None else {"dense": dense}))

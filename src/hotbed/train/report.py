@@ -7,9 +7,9 @@ import math
 import os
 import platform
 import resource
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, TextIO
+from typing import TextIO
 
 import numpy as np
 import torch
@@ -89,14 +89,14 @@ def complete_file(path: str) -> Iterator[TextIO]:
         raise OutputError(f"Cannot write {path!r}: {error.strerror}.") from None
 
 
-def write_json(path: str, report: dict[str, Any]) -> None:
+def write_json(path: str, report: Mapping[str, object]) -> None:
     """Write `report`, figures that are not finite as null; the file appears when complete."""
     with complete_file(path) as file:
         json.dump(_finite(report), file, indent=2, allow_nan=False)
         file.write("\n")
 
 
-def _finite(value: Any) -> Any:
+def _finite(value: object) -> object:
     if isinstance(value, dict):
         return {name: _finite(item) for name, item in value.items()}
     if isinstance(value, list | tuple):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import Any
+from collections.abc import Mapping
 
 from torch import nn
+from torch.optim import Optimizer
 
 from hotbed.checkpoint import Saved, load
 from hotbed.checkpoint.files import others_loaded_by
@@ -34,7 +35,7 @@ class RunCheckpoints(Checkpoints):
         settings: TrainSettings,
         log: CriteoLog,
         found: Fingerprint,
-        optimizer: Any,
+        optimizer: Optimizer,
         position: Position,
     ) -> None:
         assert settings.checkpoint is not None
@@ -96,13 +97,13 @@ class _SameRun:
     def __init__(self, settings: TrainSettings, log: CriteoLog, found: Fingerprint) -> None:
         self.settings, self.log, self.found = settings, log, found
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         state = {name: getattr(self.settings, name) for name in self.NAMES}
         state["data"] = [os.path.realpath(path) for path in self.settings.data]
         state["from_"] = _absolute(self.settings.from_)
         return {**state, "samples": self.found.rows, "crc32c": self.found.crc32c}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, object]) -> None:
         """Nothing: it was checked before anything was read."""
 
     def check(self, path: str) -> str:
@@ -128,7 +129,7 @@ class _SameRun:
             elif saved.get(name) != now[name] and not (grown and name == "samples"):
                 option = "samples in --data" if name == "samples" else f"--{OPTIONS[name].key}"
                 was, own = (
-                    " ".join(map(str, v or ())) if name == "data" else v
+                    " ".join(map(str, v)) if isinstance(v, (list, tuple)) else v
                     for v in (saved.get(name), now[name])
                 )
                 was, own = (v if v is not None else "nothing" for v in (was, own))
@@ -143,7 +144,7 @@ class _SameRun:
             else ""
         )
 
-    def _has_grown(self, position: dict[str, Any], saved: dict[str, Any]) -> bool:
+    def _has_grown(self, position: dict[str, int], saved: dict[str, object]) -> bool:
         """Return True if samples were appended to the data and all batches so far would be the same
         with them."""
         match position, saved:
@@ -163,11 +164,11 @@ class _SameRun:
         return read <= trained_on and self.log.fingerprint(samples).crc32c == crc32c
 
 
-def _absolute(path: Any) -> Any:
+def _absolute(path: object) -> object:
     return os.path.abspath(path) if isinstance(path, str) else path
 
 
-def _states_in(path: str, values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def _states_in(path: str, values: Mapping[str, object]) -> tuple[dict[str, int], dict[str, object]]:
     """Return the states of the position and of the run in a checkpoint.
 
     Raises:
@@ -186,14 +187,18 @@ def _states_in(path: str, values: dict[str, Any]) -> tuple[dict[str, Any], dict[
     )
 
 
-def begin_from(path: str, model: nn.Module, optimizer: Any, lr: float, position: Position) -> str:
+def begin_from(
+    path: str, model: nn.Module, optimizer: Optimizer, lr: float, position: Position
+) -> str:
     """Reads rows, states and steps that an earlier run has left; the rest is this run's. Returns what is to
     be told."""
     with others_loaded_by("--from {path}"):
         return _begin_from(path, model, optimizer, lr, position)
 
 
-def _begin_from(path: str, model: nn.Module, optimizer: Any, lr: float, position: Position) -> str:
+def _begin_from(
+    path: str, model: nn.Module, optimizer: Optimizer, lr: float, position: Position
+) -> str:
     with opened(path) as folder:
         left, own = read_manifest(folder).get("model"), description_of(model)
     if left and own:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import os
 from pathlib import Path
-from typing import Any
 
 from hotbed.checkpoint.files import CheckpointError, read_json_sealed, write_json_sealed
 from hotbed.places.tiered.folder import is_own, logs_in
@@ -75,13 +74,13 @@ def ids_are_hexadecimal(folder: str) -> bool:
     return (_of_these_logs(folder) or {}).get("ids") == "hexadecimal"
 
 
-def _of_these_logs(folder: str) -> dict[str, Any] | None:
+def _of_these_logs(folder: str) -> dict[str, object] | None:
     note = _noted(folder)
     logs = _sums_of_logs(folder)
     return note if note is not None and logs and note.get("logs") == logs else None
 
 
-def _noted(folder: str) -> dict[str, Any] | None:
+def _noted(folder: str) -> dict[str, object] | None:
     try:
         note, sealed = read_json_sealed(os.path.join(folder, _NAME))
     except (CheckpointError, OSError):

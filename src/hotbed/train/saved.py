@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
 from torch import nn
+from torch.optim import Optimizer
 
 from hotbed.checkpoint import Saved, save
 from hotbed.checkpoint.files import DamagedError
@@ -26,7 +26,7 @@ from hotbed.train.report import OutputError
 __all__ = ["check_writable_folder", "save_model"]
 
 
-def save_model(path: str, model: nn.Module, optimizer: Any, step: int) -> Saved:
+def save_model(path: str, model: nn.Module, optimizer: Optimizer, step: int) -> Saved:
     """Writes a model, and what goes on with it needs, beside the one that is there; then that one goes.
 
     Raises:

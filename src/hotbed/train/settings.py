@@ -18,7 +18,7 @@ from hotbed.train.options import FILE, FOLDER, SAME_RUN, SIZE, Kind, OneOf, Opti
 from hotbed.train.paths import Folder, Named, refuse_clashes
 from hotbed.train.run_note import is_of_a_run, rows_may_go
 
-OPTIMIZERS = {kind._rule.command: kind for kind in RULES}
+OPTIMIZERS = {kind.declared_rule().command: kind for kind in RULES}
 """By the names of the command line."""
 
 CHECKPOINTS = Kind("DIR", owns=is_of_checkpoints)

@@ -30,6 +30,7 @@ class SsdRows:
 
     @property
     def _folder(self) -> str:
+        assert self._ssd is not None
         return str(of_process(self._ssd))
 
     def forget_note(self) -> None:

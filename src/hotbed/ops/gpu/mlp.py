@@ -13,6 +13,7 @@ time, after which `hotbed.ops.gpu.masks` does the rest.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -133,7 +134,13 @@ def variants() -> list[Variant]:
 
 
 def _chosen(
-    kernel: Any, dtype: torch.dtype, rows: int, columns: int, inner: int, run: Any, **flags: bool
+    kernel: Any,
+    dtype: torch.dtype,
+    rows: int,
+    columns: int,
+    inner: int,
+    run: Callable[[Variant], None],
+    **flags: bool,
 ) -> Variant:
     make = _linear_variant if kernel is linear_kernel else _product_variant
     first = tile(rows, columns)
@@ -157,7 +164,10 @@ def _linear_variant(dtype: torch.dtype, name: str, drop: bool) -> Variant:
         },
         constants={**inner_of(dtype, name), "DROP": drop},
         aligned=(*own, "bits"),
-        **_OF_PRODUCTS[name],
+        num_warps=_WARPS[name],
+        num_stages=3,
+        fused_multiply_add=True,
+        since=80,
     )
 
 
@@ -176,14 +186,14 @@ def _product_variant(dtype: torch.dtype, name: str) -> Variant:
         },
         constants={**inner_of(dtype, name), "TRANSPOSED": dtype == torch.float32},
         aligned=(*own, "bits", "partial"),
-        **_OF_PRODUCTS[name],
+        num_warps=_WARPS[name],
+        num_stages=3,
+        fused_multiply_add=True,
+        since=80,
     )
 
 
-_OF_PRODUCTS: dict[str, dict[str, Any]] = {
-    name: {"num_warps": warps, "num_stages": 3, "fused_multiply_add": True, "since": 80}
-    for name, warps in (("large", 8), ("small", 4))
-}
+_WARPS = {"large": 8, "small": 4}
 
 
 # --- Kernels. ---

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,7 +31,7 @@ class Rehearsal:
 
     def __init__(self) -> None:
         self.room = 0
-        self.tables: dict[int, Any] = {}
+        self.tables: dict[int, object] = {}
 
 
 class Recording(Rehearsal):
@@ -106,7 +105,7 @@ def upload_into(lines: Sequence[Sequence[int]]) -> Tensor | None:
     return None
 
 
-def use(tables: Sequence[Any]) -> None:
+def use(tables: Sequence[object]) -> None:
     """Tables are looked up."""
     if _stage is not None:
         _stage.tables.update((id(table), table) for table in tables)

@@ -7,7 +7,6 @@ sources (docs/optimizers.md). What depends on the step only is computed in doubl
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import triton
 import triton.language as tl
@@ -70,7 +69,7 @@ def numbers_of(options: _core.RuleOptions, hyper: _core.Hyperparameters, step: i
 
     A single precision copy of each is what the core computes with.
     """
-    h: Any = hyper
+    h = hyper
     decoupled = options.decoupled_weight_decay
     found = [
         -1.0 if options.maximize else 1.0,

@@ -114,7 +114,7 @@ class Variant:
     since: int = 75
 
     @property
-    def options(self) -> dict[str, Any]:
+    def options(self) -> dict[str, object]:
         """Return Triton's options beside the arguments."""
         return {
             "num_warps": self.num_warps,
@@ -227,7 +227,7 @@ class launched:
         _recording = self._before
 
 
-def launch(variant: Variant, grid: tuple[int, ...], **arguments: Any) -> None:
+def launch(variant: Variant, grid: tuple[int, ...], **arguments: object) -> None:
     """Starts a variant on the current stream; `arguments` are those of `variant.types`.
 
     An empty grid is nothing to do. Nothing here waits for the device.

@@ -21,10 +21,12 @@ from hotbed.ops.gpu.transpose import TransposedIndex
 from hotbed.places.device.deferred_errors import DeferredError
 from hotbed.places.device.gradients import BatchGradient, DeviceGradientRows, Origin
 from hotbed.places.device.inputs import bring, bring_weights
+from hotbed.places.device.planes import there
 from hotbed.places.device.step import step_in_backward
 from hotbed.places.host.batch import check, core_batch
-from hotbed.table.lookups import Call
-from hotbed.table.resolved import Columns
+from hotbed.table.backward import Update
+from hotbed.table.lookups import Call, StoredTable
+from hotbed.table.resolved import Columns, PooledTable
 
 __all__ = ["BatchSource", "DeviceResolved", "resolve_whole"]
 
@@ -100,7 +102,7 @@ def _resolve(
             offsets=None if unpooled else offsets,
             fixed=1 if unpooled else max(bag.fixed, 1),
             weights=None if weight is None else weight.detach(),
-            padding_slot=live[t].place.padding_slot,
+            padding_slot=there(live[t]).padding_slot,
         )
         features.append(feature)
     return features, weights, origin
@@ -125,7 +127,7 @@ def _check_on_host(call: Call, wanted: Sequence[int]) -> None:
 class _Faults:
     """Finds words for what the device found bad in a batch."""
 
-    live: list[Any]
+    live: list[StoredTable]
     table_of: list[int]
     names: list[str]
     bags: list[Bags]
@@ -197,21 +199,21 @@ class DeviceResolved:
         self.weights = weights
         self.features, self.source = tuple(features), source
         self.device = device
-        self.kernels = TableKernels([table.place.planes() for table in call.live])
+        self.kernels = TableKernels([there(table).planes() for table in call.live])
         self.inverses: Sequence[Tensor | None] = ()
         self._dtype = _out_dtype(self.device)
 
-    def dtype_of(self, table: Any) -> torch.dtype:
+    def dtype_of(self, table: PooledTable) -> torch.dtype:
         return self._dtype
 
     def empty(self, vectors: int, dim: int, dtype: torch.dtype) -> Tensor:
         return torch.empty((vectors, dim), dtype=dtype, device=self.device)
 
     def pool(self, columns: Sequence[Columns]) -> None:
-        outputs: list[Any] = [None] * len(self.features)
+        found: dict[int, Tensor] = {}
         for _, features, parts in columns:
-            for f, part in zip(features, parts, strict=True):
-                outputs[f] = part
+            found.update(zip(features, parts, strict=True))
+        outputs = [found[f] for f in range(len(self.features))]
         self.inverses = self.kernels.forward(self.features, self._dtype, outputs).inverses
 
     def keep_inputs(self) -> None:
@@ -275,7 +277,7 @@ class DevicePendingGradient:
         )
         return BatchGradient(tuple(resolved.live), terms, source.origin, weights)
 
-    def step(self, updates: Sequence[tuple[int, Any, Any, Any]]) -> None:
+    def step(self, updates: Sequence[Update]) -> None:
         step_in_backward(self._gradient, updates)
 
     def shares(self, tables: Sequence[int]) -> list[DeviceGradientRows]:

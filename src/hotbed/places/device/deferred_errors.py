@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 
 import torch
@@ -10,9 +11,10 @@ from torch import Tensor
 
 from hotbed.errors import HotbedError
 from hotbed.ops.gpu.recording import now_or_after, recording
-from hotbed.table.live import LiveTable
+from hotbed.table.gradients import WaitingGradient
+from hotbed.table.lookups import StoredTable
 
-__all__ = ["DeferredError", "raise_deferred_errors"]
+__all__ = ["DeferredError", "ReportedGradient", "raise_deferred_errors"]
 
 
 class DeferredError:
@@ -26,7 +28,7 @@ class DeferredError:
         self,
         told: Tensor,
         error_of: Callable[[list[int]], HotbedError | None],
-        table: LiveTable,
+        table: StoredTable,
         *,
         reader: bool = False,
     ) -> None:
@@ -39,7 +41,7 @@ class DeferredError:
         self.error: HotbedError | None = None
         now_or_after(lambda: self._send(told, table))
 
-    def _send(self, told: Tensor, table: LiveTable) -> None:
+    def _send(self, told: Tensor, table: StoredTable) -> None:
         self._event: torch.cuda.Event | None = None
         if told.device.type == "cuda":
             self._host = torch.empty(told.shape, dtype=told.dtype, device="cpu", pin_memory=True)
@@ -49,7 +51,7 @@ class DeferredError:
         else:
             self._host = told.clone()
         self._taken, self.error = False, None
-        table.waiting.deferred_errors.append(self)
+        _errors_of(table).append(self)
 
     def concerns(self, training: bool) -> bool:
         """Whether the thread that asks, in a training forward or not, is to hear of it."""
@@ -71,8 +73,22 @@ class DeferredError:
         return self.error
 
 
+class ReportedGradient(WaitingGradient):
+    """Gradients that wait for a step on a device, and the errors that come from there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.deferred_errors: deque[DeferredError] = deque()
+        """On their way from the device, in their order."""
+
+
+def _errors_of(table: StoredTable) -> deque[DeferredError]:
+    assert isinstance(table.waiting, ReportedGradient)
+    return table.waiting.deferred_errors
+
+
 def raise_deferred_errors(
-    tables: Sequence[LiveTable], *, training: bool = True, wait: bool = False
+    tables: Sequence[StoredTable], *, training: bool = True, wait: bool = False
 ) -> None:
     """Raises the error of an earlier batch or step of these tables, if it has arrived.
 
@@ -84,7 +100,7 @@ def raise_deferred_errors(
     if recording() is not None:
         return
     for table in tables:
-        errors = table.waiting.deferred_errors
+        errors = _errors_of(table)
         while errors and (wait or (errors[0].concerns(training) and errors[0].ready)):
             error = errors.popleft().take()
             if error is not None:

@@ -8,10 +8,8 @@ that the batch uses (-1 if it uses none).
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,10 +21,10 @@ from hotbed.ops.gpu.pool import FeatureSlots
 from hotbed.ops.gpu.reduce import reduce
 from hotbed.ops.gpu.table_kernels import TableKernels
 from hotbed.ops.gpu.terms import Terms
-from hotbed.places.device.deferred_errors import DeferredError
+from hotbed.places.device.deferred_errors import DeferredError, ReportedGradient
 from hotbed.places.device.planes import there
-from hotbed.table.gradients import TableGradient, WaitingGradient, by_rows, stored_gradient
-from hotbed.table.live import LiveTable
+from hotbed.table.gradients import GradientShare, TableGradient, by_rows, stored_gradient
+from hotbed.table.lookups import StoredTable
 
 __all__ = [
     "BatchGradient",
@@ -35,6 +33,7 @@ __all__ = [
     "DeviceGradientRows",
     "gather",
     "gradient_rows_of",
+    "origins_of",
 ]
 
 
@@ -50,8 +49,8 @@ class Origin:
 
     good: Tensor | None = None
     notice: DeferredError | None = None
-    claim: Any = None
-    written: tuple[tuple[Any, Tensor], ...] | None = None
+    claim: _core.Claim | None = None
+    written: tuple[tuple[_core.Table, Tensor], ...] | None = None
     """The core's tables and the slots, on the host, that a step writes; None: all of the claim's."""
 
     def mark_written(self) -> None:
@@ -75,7 +74,7 @@ class BatchGradient:
         weights: per-sample weights by which terms are multiplied, and the tables that they are for.
     """
 
-    tables: tuple[LiveTable, ...]
+    tables: tuple[StoredTable, ...]
     terms: Terms
     origin: Origin
     weights: tuple[tuple[int, Tensor], ...] = ()
@@ -116,21 +115,17 @@ class DeviceGradientRows:
         return _coo(handle, *self.rows(), [self.origin])
 
 
-def gradient_rows_of(live: LiveTable) -> DeviceGradientRows | None:
+def gradient_rows_of(live: StoredTable) -> DeviceGradientRows | None:
     """Return the rows of the last backward, if they are all of the table's gradient."""
     if len(live.waiting.shares) == 1 and stored_gradient(live.parameter) is None:
-        share: DeviceGradientRows = live.waiting.shares[0]
+        share = live.waiting.shares[0]
+        assert isinstance(share, DeviceGradientRows)
         return share
     return None
 
 
-class DeviceGradient(WaitingGradient):
+class DeviceGradient(ReportedGradient):
     """Gradients that wait for the step of a table on a device."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.deferred_errors: deque[DeferredError] = deque()
-        """On their way from the device, in their order."""
 
     def zero(self, handle: Tensor) -> None:
         """Without summing it."""
@@ -139,16 +134,22 @@ class DeviceGradient(WaitingGradient):
         else:
             super().zero(handle)
 
-    def _total(self, handle: Any, stored: Tensor | None, shares: list[Any]) -> Tensor:
-        live = handle.hotbed_table
+    def _total(self, handle: Tensor, stored: Tensor | None, shares: list[GradientShare]) -> Tensor:
+        live: StoredTable = vars(handle)["hotbed_table"]
         share = gradient_rows_of(live)
         if share is not None:
             return share.coo(handle)
         terms, _ = gather([live])
-        return _coo(handle, *_rows_of_terms(terms, 0), self.origins_of(handle))
+        return _coo(handle, *_rows_of_terms(terms, 0), origins_of(live))
 
 
-def gather(tables: Sequence[LiveTable]) -> tuple[Terms, list[Tensor]]:
+def origins_of(live: StoredTable) -> list[Origin]:
+    """Return the batches that the gradient of a table comes from, as far as they are known."""
+    known = live.waiting.origins_of(live.parameter)
+    return [origin for origin in known if isinstance(origin, Origin)]
+
+
+def gather(tables: Sequence[StoredTable]) -> tuple[Terms, list[Tensor]]:
     """One set of terms of all that the gradients of tables are made of.
 
     Returns:
@@ -159,7 +160,8 @@ def gather(tables: Sequence[LiveTable]) -> tuple[Terms, list[Tensor]]:
     grads: list[Tensor] = []
     flags: list[Tensor] = []
     for t, live in enumerate(tables):
-        parts = [share.rows() for share in live.waiting.shares]
+        shares = [s for s in live.waiting.shares if isinstance(s, DeviceGradientRows)]
+        parts = [share.rows() for share in shares]
         stored = stored_gradient(live.parameter)
         if stored is not None:
             slots, rows = _rows_of_stored(stored, live, flags)
@@ -197,7 +199,7 @@ def _coo(handle: Tensor, slots: Tensor, rows: Tensor, origins: list[Origin]) -> 
     return TableGradient.over(slots, rows, handle.shape, origins)
 
 
-def _rows_of_stored(grad: Tensor, live: LiveTable, flags: list[Tensor]) -> tuple[Tensor, Tensor]:
+def _rows_of_stored(grad: Tensor, live: StoredTable, flags: list[Tensor]) -> tuple[Tensor, Tensor]:
     """(slots, rows) of a gradient that autograd or the user has put there; a flag of its slots."""
     rows = there(live)
     if grad.device.type != rows.device.type:

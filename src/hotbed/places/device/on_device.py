@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
@@ -14,7 +13,8 @@ from hotbed.ops.gpu.rows import KINDS, WIDEST
 from hotbed.places.device.deferred_errors import raise_deferred_errors
 from hotbed.places.device.gradients import DeviceGradient
 from hotbed.places.device.participant import DeviceParticipant
-from hotbed.table.lookups import Lookups
+from hotbed.table.lookups import Lookups, StoredTable
+from hotbed.table.participant import SteppingOptimizer
 from hotbed.table.place import Place
 from hotbed.tables import Table
 
@@ -46,11 +46,11 @@ class DeviceLookups(Lookups):
         self.device = device
 
     def raise_deferred(
-        self, live: Sequence[Any], *, training: bool = True, wait: bool = False
+        self, live: Sequence[StoredTable], *, training: bool = True, wait: bool = False
     ) -> None:
         raise_deferred_errors(live, training=training, wait=wait)
 
-    def without_autocast(self) -> contextlib.AbstractContextManager[Any]:
+    def without_autocast(self) -> contextlib.AbstractContextManager[object]:
         return torch.autocast(self.device.type, enabled=False)
 
 
@@ -59,11 +59,9 @@ class OnDevice(Place):
 
     unscales = True
 
-    @property
-    def stepped(self) -> Any:
-        return self.device
-
-    def make_participant(self, optimizer: Any, tables: Sequence[Any]) -> DeviceParticipant:
+    def make_participant(
+        self, optimizer: SteppingOptimizer, tables: Sequence[StoredTable]
+    ) -> DeviceParticipant:
         return DeviceParticipant(optimizer, tables)
 
     def refuse_to_share(self) -> None:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from hotbed import _core
 from hotbed.ops.gpu.recording import now_or_after
+from hotbed.places.device.gradients import DeviceGradientRows
 from hotbed.places.device.step import DenseGradient, DeviceStep, Entry, Predicated
-from hotbed.table.live import LiveTable
-from hotbed.table.participant import DEFERRED, raise_of_last_step
+from hotbed.table.gradients import GradientShare
+from hotbed.table.lookups import StoredTable
+from hotbed.table.participant import DEFERRED, SteppingOptimizer, raise_of_last_step
 
 __all__ = ["DeviceParticipant"]
 
@@ -26,7 +28,7 @@ class DeviceParticipant:
 
     takes_host = False
 
-    def __init__(self, optimizer: Any, tables: Sequence[LiveTable]) -> None:
+    def __init__(self, optimizer: SteppingOptimizer, tables: Sequence[StoredTable]) -> None:
         """`tables`: those that lie there.
 
         Raises:
@@ -48,13 +50,14 @@ class DeviceParticipant:
 
     def take_table(
         self,
-        live: LiveTable,
+        live: StoredTable,
         rule: _core.TableRule,
         hyper: _core.Hyperparameters,
-        share: Any = None,
+        share: GradientShare | None = None,
     ) -> None:
         if share is not None or live.has_gradient:
             self._optimizer.check_hold(live, rule)
+            assert share is None or isinstance(share, DeviceGradientRows)
             self._entries.append(Entry(live, rule, hyper, share))
 
     def take_dense(self, parameter: Tensor, grad: Tensor, index: int, position: int) -> None:
@@ -96,25 +99,25 @@ class DeviceParticipant:
         given = [one.parameter.grad for one in self._dense]
         for one in self._dense:
             one.parameter.grad = one.grad
-        asking = [inner for _, inner in self._optimizer._half.inners if _asks_found_inf(inner)]
+        asking = [inner for inner in self._optimizer.dense_optimizers if _asks_found_inf(inner)]
         asked = {p for inner in asking for group in inner.param_groups for p in group["params"]}
         others = [one.parameter for one in self._dense if one.parameter not in asked]
         predicated = Predicated(self._optimizer.state, others)
         not_taken = (self._take.reshape(()) == 0).float()
         for inner in asking:
-            inner.found_inf = not_taken
+            vars(inner)["found_inf"] = not_taken
         try:
             step()
         finally:
             for inner in asking:
-                del inner.found_inf
+                del vars(inner)["found_inf"]
         predicated.allocate(self._take)
         for one, grad in zip(self._dense, given, strict=True):
             one.parameter.grad = grad
         self._optimizer.__dict__[DEFERRED] = self._step.tell(predicated.take_back)
 
 
-def _asks_found_inf(inner: Any) -> bool:
+def _asks_found_inf(inner: Optimizer) -> bool:
     """Whether a torch optimizer leaves out, on the device, a step of which ``found_inf`` says so, its
     counts included: Adam and AdamW with ``fused=True``. (torch's fused SGD leaves a first momentum
     behind that nobody has written.) Others have what they step copied, and put back."""
@@ -122,7 +125,9 @@ def _asks_found_inf(inner: Any) -> bool:
     return type(inner) in kinds and all(group.get("fused") for group in inner.param_groups)
 
 
-def _namer(optimizer: Any, parameter: Tensor, index: int, position: int) -> Callable[[], str]:
+def _namer(
+    optimizer: SteppingOptimizer, parameter: Tensor, index: int, position: int
+) -> Callable[[], str]:
     """Return a function that names a dense parameter for errors, even when that is gone."""
     owner, known = weakref.ref(optimizer), weakref.ref(parameter)
 
@@ -130,13 +135,12 @@ def _namer(optimizer: Any, parameter: Tensor, index: int, position: int) -> Call
         stepped, found = owner(), known()
         if stepped is None or found is None:
             return "A dense parameter"
-        text: str = stepped.name_of(found, index, position)
-        return text
+        return stepped.name_of(found, index, position)
 
     return name
 
 
-def _unscale(optimizer: Any, scale: Tensor) -> None:
+def _unscale(optimizer: SteppingOptimizer, scale: Tensor) -> None:
     grads: dict[torch.device, list[Tensor]] = {}
     for group in optimizer.param_groups:
         for parameter in group["params"]:

@@ -6,7 +6,6 @@ import copy
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,6 +19,7 @@ from hotbed.places.device.batch import DeviceResolved, resolve_whole
 from hotbed.places.device.on_device import DeviceLookups, OnDevice, remedy_on_device
 from hotbed.places.host.place import Memory, in_memory_again
 from hotbed.table.lookups import Call
+from hotbed.table.place import MovedTable
 from hotbed.table.place_factory import PlaceFactory, make_core
 from hotbed.table.records import Records, rows_at_once
 from hotbed.tables import Table
@@ -59,8 +59,9 @@ def on_device(
     return made
 
 
-def bring(live: Any, device: torch.device) -> None:
+def bring(live: MovedTable, device: torch.device) -> None:
     """Brings a table in the core's memory to a device."""
+    assert isinstance(live.place, Memory)
     there = WholeOnDevice.copied(live.place, device)
     live.core.release_rows()
     live.adopt(there)
@@ -108,6 +109,7 @@ class WholeOnDevice(OnDevice):
         """
         super().__init__(core, spec, whole_on(device), budget)
         refuse_whole(core, spec, device)
+        self.stepped = device
         self.padding_slot = NO_SLOT if spec.padding_idx is None else spec.padding_idx
         self.states: list[Tensor] = []
         assert spec.rows is not None
@@ -228,24 +230,26 @@ class WholeOnDevice(OnDevice):
     # -- moving ----------------------------------------------------------------------------------
 
     def for_copy(
-        self, memo: dict[int, Any] | None
-    ) -> tuple[PlaceFactory, Callable[[Any], None] | None]:
+        self, memo: dict[int, object] | None
+    ) -> tuple[PlaceFactory, Callable[[MovedTable], None] | None]:
         """By way of the host: beside both tables nothing lies on the device."""
         return in_memory_again(self.budget, memo), functools.partial(bring, device=self.device)
 
     def refuse_device(self, device: torch.device, by_kernels: ModuleType) -> None:
         refuse_whole(self.core, self.spec, device)
 
-    def move_to_device(self, live: Any, device: torch.device, by_kernels: ModuleType) -> None:
+    def move_to_device(
+        self, live: MovedTable, device: torch.device, by_kernels: ModuleType
+    ) -> None:
         if device == self.device:
             return
         there = copy.copy(self)
-        there.lookups, there.device = whole_on(device), device
+        there.lookups, there.device, there.stepped = whole_on(device), device, device
         there.plane = self.plane.to(device)
         there.states = [state.to(device) for state in self.states]
         live.adopt(there)
 
-    def move_to_host(self, live: Any) -> None:
+    def move_to_host(self, live: MovedTable) -> None:
         self.core.take_rows_back()
         there = Memory(self.core, self.spec, self.budget)
         for some in self.records():

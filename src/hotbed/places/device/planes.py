@@ -7,7 +7,7 @@ from typing import Protocol, cast
 import torch
 
 from hotbed.ops.gpu.update import DevicePlanes
-from hotbed.table.live import LiveTable
+from hotbed.table.lookups import StoredTable
 
 __all__ = ["PlanesOnDevice", "there"]
 
@@ -31,6 +31,6 @@ class PlanesOnDevice(Protocol):
         """Return the planes that kernels take."""
 
 
-def there(live: LiveTable) -> PlanesOnDevice:
+def there(live: StoredTable) -> PlanesOnDevice:
     """The place of a table that lies on a device."""
     return cast(PlanesOnDevice, live.place)

@@ -9,9 +9,8 @@ behind, since its numbers depend on the count.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,11 +27,14 @@ from hotbed.places.device.deferred_errors import DeferredError
 from hotbed.places.device.gradients import (
     BatchGradient,
     DeviceGradientRows,
+    Origin,
     gather,
     gradient_rows_of,
+    origins_of,
 )
 from hotbed.places.device.planes import there
-from hotbed.table.live import LiveTable
+from hotbed.table.backward import FusedUpdates, Update
+from hotbed.table.lookups import StoredTable
 
 __all__ = ["DenseGradient", "DeviceStep", "Entry", "step_in_backward"]
 
@@ -41,7 +43,7 @@ __all__ = ["DenseGradient", "DeviceStep", "Entry", "step_in_backward"]
 class Entry:
     """A table that takes a step."""
 
-    live: LiveTable
+    live: StoredTable
     rule: _core.TableRule
     hyper: _core.Hyperparameters
     share: DeviceGradientRows | None = None
@@ -68,19 +70,19 @@ class DeviceStep:
     Threading: for the training thread.
     """
 
-    table: LiveTable
+    table: StoredTable
     """One on the device, whose next forward tells what was found out."""
     entries: Sequence[Entry]
     dense: Sequence[DenseGradient] = ()
     found_inf: Tensor | None = None
     """What a GradScaler has found: not 0: skip the step, and say nothing."""
     _parts: list[_Part] = dataclasses.field(default_factory=list)
-    _origins: list[Any] = dataclasses.field(default_factory=list)
+    _origins: list[Origin] = dataclasses.field(default_factory=list)
     _slot_flags: list[Tensor] = dataclasses.field(default_factory=list)
 
     def decide(self) -> Tensor:
         """Checks everything; (1,) int32 on the device: whether the step is taken. Changes nothing."""
-        device = self.table.device
+        device = there(self.table).device
         count = len(self.entries) + len(self.dense)
         flags = torch.ones(count, dtype=torch.int32, device=device)
         own = {id(entry): flags[k : k + 1] for k, entry in enumerate(self.entries)}
@@ -90,7 +92,7 @@ class DeviceStep:
             share = entry.share or gradient_rows_of(entry.live)
             if share is None:
                 apart.append(entry)
-                self._origins += entry.live.waiting.origins_of(entry.live.parameter)
+                self._origins += origins_of(entry.live)
             else:
                 gradient = share.gradient
                 together.setdefault(id(gradient), (gradient, []))[1].append((share.table, entry))
@@ -124,7 +126,7 @@ class DeviceStep:
 
     def _prepare(
         self,
-        tables: Sequence[LiveTable],
+        tables: Sequence[StoredTable],
         terms: Terms,
         members: Sequence[tuple[int, Entry]],
         flags: dict[int, Tensor],
@@ -174,7 +176,7 @@ class DeviceStep:
         """
         names = [one.name for one in self.dense]
         slot_flags = len(self._slot_flags)
-        deferred_errors = [origin.notice for origin in self._origins if origin.good is not None]
+        deferred_errors = [origin.notice for origin in self._origins if origin.notice is not None]
         # Without gradients and claims, which would be kept for as long.
         rules = [entry.rule for entry in self.entries if counted]
         tables = [entry.live for entry in self.entries]
@@ -195,7 +197,7 @@ class DeviceStep:
             for of_batch in deferred_errors:
                 if not next(flags):
                     of_batch.take()
-                    return of_batch.error  # type: ignore[no-any-return]
+                    return of_batch.error
             return _error(bad_tables, bad_dense, bool(bad_slots))
 
         return DeferredError(self._told, error_of, self.table)
@@ -218,7 +220,7 @@ def _renumber(launched: Launched, entries: dict[int, Entry]) -> bool:
 
 
 def _error(
-    tables: Sequence[LiveTable], dense: Sequence[Callable[[], str]], slots: bool
+    tables: Sequence[StoredTable], dense: Sequence[Callable[[], str]], slots: bool
 ) -> HotbedError:
     if slots:
         return OptimizerError(
@@ -242,7 +244,9 @@ class Predicated:
     Threading: for the training thread.
     """
 
-    def __init__(self, state: Any, dense: Sequence[Tensor]) -> None:
+    def __init__(
+        self, state: MutableMapping[Tensor, dict[str, object]], dense: Sequence[Tensor]
+    ) -> None:
         """`state`: the optimizer's, of the parameters `dense`."""
         self._state = state
         self._dense = list(dense)
@@ -270,17 +274,17 @@ class Predicated:
             step = self._state.get(parameter, {}).get("step")
             if isinstance(step, Tensor):
                 step -= 1
-            elif step is not None:
+            elif isinstance(step, (int, float)):
                 self._state[parameter]["step"] = step - 1
 
 
-def _note(updates: Any, step: DeviceStep) -> None:
+def _note(updates: FusedUpdates, step: DeviceStep) -> None:
     updates.notice = step.tell()
 
 
-def step_in_backward(gradient: BatchGradient, wanted: Sequence[tuple[int, Any, Any, Any]]) -> None:
+def step_in_backward(gradient: BatchGradient, wanted: Sequence[Update]) -> None:
     """Steps tables at once (``fused=True``): (position, its update, rule, numbers) each."""
-    steps: dict[int, tuple[Any, list[Entry]]] = {}
+    steps: dict[int, tuple[FusedUpdates, list[Entry]]] = {}
     for t, of_table, rule, hyper in wanted:
         entry = Entry(gradient.tables[t], rule, hyper, DeviceGradientRows(gradient, t))
         updates = of_table.updates

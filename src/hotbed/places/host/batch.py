@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,9 +13,10 @@ from hotbed import _core, trace
 from hotbed.errors import StorageError
 from hotbed.inputs.bags import Bags, FlatIds, core_input, input_fault
 from hotbed.places.core_backed import CoreLookups
+from hotbed.table.backward import Update
 from hotbed.table.gradients import GradientRows
-from hotbed.table.lookups import Call
-from hotbed.table.resolved import Columns
+from hotbed.table.lookups import Call, InputBatch, StoredTable
+from hotbed.table.resolved import Columns, PooledTable
 from hotbed.tables import CORE_DTYPES
 
 __all__ = ["IN_MEMORY", "HostBatch", "HostPendingGradient", "check", "core_batch"]
@@ -24,7 +25,9 @@ _Addresses = list[tuple[int, int]]
 """Of (n, dim) vectors of each feature: address, and elements from one to the next. 0: there are none."""
 
 
-def core_batch(live: Sequence[Any], table_of: Sequence[int], bags: Sequence[Bags]) -> Any:
+def core_batch(
+    live: Sequence[StoredTable], table_of: Sequence[int], bags: Sequence[Bags]
+) -> _core.Batch:
     """The core's batch over inputs that are read. Those of `FlatIds` have tables that pool nothing."""
     cores = [table.core for table in live]
     if isinstance(bags, FlatIds):
@@ -33,7 +36,7 @@ def core_batch(live: Sequence[Any], table_of: Sequence[int], bags: Sequence[Bags
     return _core.Batch.make(cores, inputs)
 
 
-def check(batch: Any, call: Call) -> None:
+def check(batch: InputBatch, call: Call) -> None:
     """Raises IdError or InputError where ids or offsets are bad."""
     kind, feature, bag_at, value, bound = batch.check()
     if kind:
@@ -47,11 +50,11 @@ class HostBatch:
 
     def __init__(
         self,
-        core: Any,
+        core: _core.Batch,
         call: Call,
         wants_gradient: bool,
         over_budget: Callable[[StorageError], StorageError] = lambda error: error,
-        kept: Any = None,
+        kept: object = None,
     ) -> None:
         """`core`: resolved, and transposed if `wants_gradient`. `over_budget`: what to raise where there
         is no room for rows that backward needs. `kept`: what the core's batch reads."""
@@ -63,9 +66,8 @@ class HostBatch:
     def weights(self) -> list[Tensor | None]:
         return [bag.weights for bag in self.bags]
 
-    def dtype_of(self, table: Any) -> torch.dtype:
-        dtype: torch.dtype = table.compute_dtype
-        return dtype
+    def dtype_of(self, table: PooledTable) -> torch.dtype:
+        return table.compute_dtype
 
     def empty(self, vectors: int, dim: int, dtype: torch.dtype) -> Tensor:
         made: Tensor = _core.empty([vectors, dim], CORE_DTYPES[dtype])
@@ -120,7 +122,7 @@ class HostBatch:
         return HostPendingGradient(self.core, self.live, places, held, all_seated, self.claim)
 
     @property
-    def claim(self) -> Any:
+    def claim(self) -> object:
         """Claim that keeps the rows of the slots where they are, as `GradientRows.claim`."""
         return self.core.claim
 
@@ -146,22 +148,24 @@ class HostBatch:
 class HostPendingGradient(NamedTuple):
     """`hotbed.table.gradients.PendingGradient`, which the core's batch sums by row."""
 
-    core: Any
-    live: Sequence[Any]
+    core: _core.Batch
+    live: Sequence[StoredTable]
     places: _Addresses | _core.VectorPlaces
     held: Sequence[Tensor]
     """What lies at these places."""
     all_seated: bool
     """Whether every id has a row; evaluation stores none."""
-    claim: Any
+    claim: object
     """Of its rows, as `GradientRows.claim`."""
 
-    def step(self, updates: Sequence[tuple[int, Any, Any, Any]]) -> None:
+    def step(self, updates: Sequence[Update]) -> None:
         assert isinstance(self.places, list)
         steps = [(t, rule, numbers) for t, _, rule, numbers in updates]
         at, element, slot = _core.step_fused(self.core, self.places, steps)
         if at >= 0:
-            raise self.live[at].fused_update.refuse(slot, element)
+            update = self.live[at].fused_update
+            assert update is not None
+            raise update.refuse(slot, element)
 
     def shares(self, tables: Sequence[int], *, divisor: int = 1) -> list[GradientRows]:
         """As `PendingGradient.shares`. `divisor`: of all sums."""
@@ -215,7 +219,7 @@ class MemoryLookups(CoreLookups):
             batch.resolve(call.training, wanted, call.frozen)
         return HostBatch(batch, call, wanted)
 
-    def stats(self, live: Sequence[Any]) -> dict[str, float]:
+    def stats(self, live: Sequence[StoredTable]) -> dict[str, float]:
         batches, rows, created = zip(*(table.core.trained for table in live), strict=True)
         used, new = sum(rows), sum(created)
         return {

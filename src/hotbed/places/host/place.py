@@ -6,7 +6,6 @@ import copy
 import functools
 from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,6 +13,7 @@ from torch import Tensor
 from hotbed import _core
 from hotbed.places.core_backed import CoreBacked
 from hotbed.places.host.batch import IN_MEMORY
+from hotbed.table.place import MovedTable
 from hotbed.table.place_factory import PlaceFactory, make_core
 from hotbed.tables import Table
 
@@ -28,7 +28,9 @@ def in_memory(spec: Table, key: int, budget: _core.MemoryBudget | None = None) -
     return Memory(make_core(spec, key, budget=budget), spec, budget)
 
 
-def in_memory_again(budget: _core.MemoryBudget | None, memo: dict[int, Any] | None) -> PlaceFactory:
+def in_memory_again(
+    budget: _core.MemoryBudget | None, memo: dict[int, object] | None
+) -> PlaceFactory:
     """With a copy of the budget, where that is wanted."""
     return functools.partial(
         in_memory, budget=budget if memo is None else copy.deepcopy(budget, memo)
@@ -79,12 +81,14 @@ class Memory(CoreBacked):
     # -- moving ----------------------------------------------------------------------------------
 
     def for_copy(
-        self, memo: dict[int, Any] | None
-    ) -> tuple[PlaceFactory, Callable[[Any], None] | None]:
+        self, memo: dict[int, object] | None
+    ) -> tuple[PlaceFactory, Callable[[MovedTable], None] | None]:
         return in_memory_again(self.budget, memo), None
 
     def refuse_device(self, device: torch.device, by_kernels: ModuleType) -> None:
         by_kernels.refuse_whole(self.core, self.spec, device)
 
-    def move_to_device(self, live: Any, device: torch.device, by_kernels: ModuleType) -> None:
+    def move_to_device(
+        self, live: MovedTable, device: torch.device, by_kernels: ModuleType
+    ) -> None:
         by_kernels.bring(live, device)

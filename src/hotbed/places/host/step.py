@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from hotbed import _core
 from hotbed.errors import NotFiniteError, OptimizerError
-from hotbed.table.gradients import GradientRows, stored_gradient
-from hotbed.table.live import LiveTable
+from hotbed.table.gradients import GradientRows, GradientShare, stored_gradient
+from hotbed.table.lookups import StoredTable
+from hotbed.table.participant import SteppingOptimizer
 
 __all__ = ["NO_ROWS", "HostParticipant", "not_finite"]
 
@@ -19,35 +19,40 @@ NO_ROWS = GradientRows(torch.empty(0, dtype=torch.int64), torch.empty((0, 1)), T
 """Of any table: a step all the same."""
 
 
+_Entry = tuple[_core.TableRule, int, int, int, _core.Hyperparameters, bool, bool]
+"""Rule, slots, rows and their count, numbers, distinct, finite."""
+
+
 class HostParticipant:
     """`hotbed.table.participant.StepParticipant` of tables in the core's memory, stepped in one call."""
 
     takes_host = True
 
-    def __init__(self, optimizer: Any) -> None:
+    def __init__(self, optimizer: SteppingOptimizer) -> None:
         self._optimizer = optimizer
-        self._entries: list[tuple[Any, int, int, int, Any, bool, bool]] = []
-        self._tables: list[LiveTable] = []
+        self._entries: list[_Entry] = []
+        self._tables: list[StoredTable] = []
         self._held: list[GradientRows] = []  # alive until the core has read them
         self._views: list[tuple[int, int, bool]] = []
         self._dense: list[tuple[Tensor, int, int]] = []
-        self._core: Any = None
+        self._core: _core.Step | None = None
 
     def take_table(
         self,
-        live: LiveTable,
+        live: StoredTable,
         rule: _core.TableRule,
         hyper: _core.Hyperparameters,
-        share: Any = None,
+        share: GradientShare | None = None,
     ) -> None:
         rows = rows_of(live) if share is None else share
         if rows is not None:
+            assert isinstance(rows, GradientRows)
             self._optimizer.check_hold(live, rule)
             self.take_rows(live, rule, hyper, rows)
 
     def take_rows(
         self,
-        live: LiveTable,
+        live: StoredTable,
         rule: _core.TableRule,
         hyper: _core.Hyperparameters,
         rows: GradientRows,
@@ -59,7 +64,9 @@ class HostParticipant:
         self._tables.append(live)
         self._held.append(rows)
 
-    def take_without_rows(self, stepped: Sequence[tuple[LiveTable, Any, Any]]) -> None:
+    def take_without_rows(
+        self, stepped: Sequence[tuple[StoredTable, _core.TableRule, _core.Hyperparameters]]
+    ) -> None:
         """The same of tables, with their rules and numbers, whose step counts without a row."""
         self._entries += [(rule, 0, 0, 0, hyper, True, True) for _, rule, hyper in stepped]
         self._tables += [live for live, _, _ in stepped]
@@ -106,13 +113,14 @@ class HostParticipant:
     def apply(self) -> None:
         for live, rows in zip(self._tables, self._held, strict=True):
             live.place.changing("step", slots=rows.slots)
+        assert self._core is not None
         self._core.apply()
 
     def finishing(self, step: Callable[[], None]) -> Callable[[], None]:
         return step
 
 
-def rows_of(live: LiveTable) -> GradientRows | None:
+def rows_of(live: StoredTable) -> GradientRows | None:
     """The gradient of a table in the core's memory, as it is to be stepped; None where it has none.
 
     Raises:
@@ -120,7 +128,8 @@ def rows_of(live: LiveTable) -> GradientRows | None:
     """
     handle = live.parameter
     if len(handle.waiting.shares) == 1 and stored_gradient(handle) is None:
-        share: GradientRows = handle.waiting.shares[0]
+        share = handle.waiting.shares[0]
+        assert isinstance(share, GradientRows)
         return share
     grad = handle.grad
     if grad is None:
@@ -132,7 +141,9 @@ def rows_of(live: LiveTable) -> GradientRows | None:
     return GradientRows(slots.contiguous(), values.contiguous())
 
 
-def not_finite(live: LiveTable, slot: int, element: int, *, fused: bool = False) -> NotFiniteError:
+def not_finite(
+    live: StoredTable, slot: int, element: int, *, fused: bool = False
+) -> NotFiniteError:
     """The error for element `element` of a table's gradient rows, which is in the row of `slot`."""
     unchanged = (
         "the table was not changed, other tables may have been (fused=True)"

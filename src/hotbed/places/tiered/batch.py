@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 
@@ -10,15 +11,37 @@ from hotbed import trace
 from hotbed.errors import StorageError
 from hotbed.inputs.bags import Bags
 from hotbed.places.host.batch import check
-from hotbed.table.lookups import Call, Lookups
+from hotbed.table.lookups import Call, InputBatch, StoredTable
 
 __all__ = ["resolve_in_tiers"]
 
 
-def resolve_in_tiers(lookups: Lookups, call: Call) -> tuple[Any, bool, list[Bags] | None]:
+class PreparedBatch(Protocol):
+    """A batch that look-ahead has read: `hotbed.places.tiered.prepared.Prepared`."""
+
+    batch: InputBatch
+    bags: list[Bags]
+    waited_for: bool
+
+
+class PreparingTiers(Protocol):
+    """Tiers with the batches that look-ahead has ready: `hotbed.places.tiered.tiers.Tiers`."""
+
+    waited_for: int
+
+    @property
+    def prepared(self) -> Sequence[PreparedBatch]: ...
+    def take_prepared(
+        self, live: Sequence[StoredTable], batch: InputBatch, frozen: Sequence[int]
+    ) -> PreparedBatch | None: ...
+    def close_window(self) -> bool: ...
+    def over_budget(self, error: StorageError) -> StorageError: ...
+
+
+def resolve_in_tiers(
+    tiers: PreparingTiers, batch: InputBatch, call: Call
+) -> tuple[InputBatch, bool, list[Bags] | None]:
     """The batch with its slots, whether a gradient will come, and what it reads in place of the inputs."""
-    tiers = lookups.tiers
-    batch = lookups.make_batch(call.live, call.table_of, call.bags)
     prepared = None
     if call.training and tiers.prepared:
         prepared = tiers.take_prepared(call.live, batch, call.frozen)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -12,6 +11,7 @@ from hotbed import _core
 from hotbed.arrays import integer
 from hotbed.errors import TableError
 from hotbed.inputs.bags import Bags
+from hotbed.table.lookups import StoredTable
 from hotbed.text import brief
 
 __all__ = ["MOST_BATCHES", "by_part", "count_of_batches", "ids_within", "required"]
@@ -47,7 +47,7 @@ def ids_within(slots: int, budget: int) -> int:
     return min(_IDS_A_SLOT * slots, budget // _SHARE // _ANNOUNCED_ID)
 
 
-def count_of_batches(name: str, value: Any) -> int:
+def count_of_batches(name: str, value: object) -> int:
     """The value of that name as an int; raises TableError where it is no count, or beyond MOST_BATCHES."""
     count = integer(value)
     if count is None or count < 0:
@@ -58,7 +58,7 @@ def count_of_batches(name: str, value: Any) -> int:
 
 
 def required(
-    live: Sequence[Any], table_of: Sequence[int], bags: Sequence[Bags], depth: int
+    live: Sequence[StoredTable], table_of: Sequence[int], bags: Sequence[Bags], depth: int
 ) -> dict[str, int]:
     """Return the bytes that a budget needs, by part; see `EmbeddingCollection.required`. Bags lie on
     the host."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import re
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch.distributed as torch_dist
 
@@ -19,6 +19,8 @@ from hotbed.errors import StorageError
 from hotbed.places.tiered import hottest
 
 __all__ = ["is_own", "logs_in", "of_process", "take"]
+
+_Folder = str | os.PathLike[str]
 
 _LOCK = "in-use"
 _LOG = re.compile(r"rows-\d+")
@@ -38,9 +40,9 @@ def logs_in(folder: Path) -> list[Path]:
     )
 
 
-def of_process(ssd: Any) -> Path:
+def of_process(ssd: _Folder | Sequence[_Folder]) -> Path:
     """The folder of this process at one or several ``Storage.ssd``."""
-    paths = [ssd] if isinstance(ssd, str) else list(ssd)
+    paths = [ssd] if isinstance(ssd, (str, os.PathLike)) else list(ssd)
     if not torch_dist.is_available() or not torch_dist.is_initialized():
         return Path(paths[0])
     if torch_dist.get_world_size() == 1:

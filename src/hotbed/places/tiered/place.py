@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,6 +13,7 @@ from hotbed.errors import OptimizerError, TableError
 from hotbed.places.core_backed import CoreBacked
 from hotbed.places.tiered.tiers import Tiers
 from hotbed.table.lookups import Lookups
+from hotbed.table.place import MovedTable
 from hotbed.table.place_factory import PlaceFactory, make_core
 from hotbed.table.records import Records, rows_at_once
 from hotbed.tables import Table
@@ -35,12 +35,12 @@ class Tiered(CoreBacked):
     def __init__(self, core: _core.Table, spec: Table, lookups: Lookups) -> None:
         super().__init__(core, spec, lookups)
 
-    def join(self, live: Any) -> None:
+    def join(self, live: MovedTable) -> None:
         self.tiers.add(live)
 
     # -- lookups ---------------------------------------------------------------------------------
 
-    def slots_of(self, grad: Tensor, origins: Sequence[Any]) -> Tensor:
+    def slots_of(self, grad: Tensor, origins: Sequence[object]) -> Tensor:
         if grad.is_sparse and grad._nnz() and not origins:
             raise OptimizerError(
                 f"Table {self.core.name!r} lies in tiers and its gradient comes from no batch of it, so "
@@ -97,12 +97,12 @@ class Tiered(CoreBacked):
                 "the model first, then load rows into it."
             )
 
-    def give_up(self, live: Any) -> None:
+    def give_up(self, live: MovedTable) -> None:
         self.tiers.give_up(live)
 
     def for_copy(
-        self, memo: dict[int, Any] | None
-    ) -> tuple[PlaceFactory, Callable[[Any], None] | None]:
+        self, memo: dict[int, object] | None
+    ) -> tuple[PlaceFactory, Callable[[MovedTable], None] | None]:
         raise TableError(
             f"Table {self.core.name!r}: a table with Storage(...) cannot be copied or pickled: its tiers "
             "are its own. Make a new collection and load the state_dict."
@@ -111,6 +111,8 @@ class Tiered(CoreBacked):
     def refuse_device(self, device: torch.device, by_kernels: ModuleType) -> None:
         by_kernels.refuse_tiered(self.core, self.spec, self.tiers.storage, device)
 
-    def move_to_device(self, live: Any, device: torch.device, by_kernels: ModuleType) -> None:
+    def move_to_device(
+        self, live: MovedTable, device: torch.device, by_kernels: ModuleType
+    ) -> None:
         """All tables of the storage go along."""
         self.tiers.move_to(*by_kernels.place_on(self.tiers, device))

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from hotbed.errors import InputError
 from hotbed.inputs.bags import Bags
-from hotbed.table.lookups import lookups_of
+from hotbed.table.lookups import InputBatch, StoredTable, lookups_of
 
 __all__ = ["Prepared"]
 
@@ -21,16 +20,16 @@ class Prepared:
     not matter what they lie in.
     """
 
-    inputs: Any
-    live: Sequence[Any]
+    inputs: object
+    live: Sequence[StoredTable]
     table_of: Sequence[int]
     names: Sequence[str]
-    read: Callable[[Any], list[Bags]]
+    read: Callable[[object], list[Bags]]
     """Makes bags of inputs, once now and again to see whether the loader has changed them."""
     frozen: list[int] = dataclasses.field(init=False)
     bags: list[Bags] = dataclasses.field(init=False)
     """What the core reads after it has grouped: copies, which nobody else changes."""
-    batch: Any = dataclasses.field(init=False)
+    batch: InputBatch = dataclasses.field(init=False)
     """The core's."""
     waited_for: bool = dataclasses.field(default=False, init=False)
     """True if its rows were not yet resident when the loop asked for it."""
@@ -48,12 +47,12 @@ class Prepared:
         """Positions, of all features."""
         return sum(bag.ids.numel() for bag in self.bags)
 
-    def serves(self, live: Sequence[Any], batch: Any, frozen: list[int]) -> bool:
+    def serves(self, live: Sequence[StoredTable], batch: InputBatch, frozen: Sequence[int]) -> bool:
         """Whether it is what a forward asks for by `batch`, which need not have been checked."""
         same = self.live is live and self.frozen == frozen
         return same and bool(self.batch.first_difference(batch) < 0)
 
-    def change(self, inputs: Any) -> str | None:
+    def change(self, inputs: object) -> str | None:
         """Return the error message if the inputs of a batch have changed since they were read; else None."""
         try:
             bags = self.read(inputs)

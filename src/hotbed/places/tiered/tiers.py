@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Protocol
 
 from hotbed import _core
 from hotbed.errors import StorageError, TableError
@@ -17,11 +17,22 @@ from hotbed.places.tiered.batch import resolve_in_tiers
 from hotbed.places.tiered.budget import by_part, ids_within
 from hotbed.places.tiered.prepared import Prepared
 from hotbed.storage import Storage
-from hotbed.table.live import LiveTable
 from hotbed.table.locks import alone
-from hotbed.table.lookups import Call
+from hotbed.table.lookups import Call, InputBatch, StoredTable
+from hotbed.table.place import MovedTable, Place
+from hotbed.tables import Table
 
 __all__ = ["Tiers"]
+
+
+class _Window(Protocol):
+    """A window of look-ahead: `hotbed.ahead.window.Window`."""
+
+    @property
+    def depth(self) -> int: ...
+    @property
+    def closed(self) -> bool: ...
+    def close(self) -> None: ...
 
 
 class Tiers(CoreLookups):
@@ -39,13 +50,13 @@ class Tiers(CoreLookups):
         self.core = _core.Storage.make(*storage.budgets, ssd, storage.space_ratio)
         self._lock = None if self.folder is None else folder.take(self.folder, storage.reset)
         # Weakly: tables keep their tiers, and go when the model does.
-        self._tables: list[weakref.ref[LiveTable]] = []
+        self._tables: list[weakref.ref[MovedTable]] = []
         self.prepared: list[Prepared] = []
         """Batches that look-ahead has yielded and no forward has used."""
-        self._window: weakref.ref[Any] | None = None
+        self._window: weakref.ref[_Window] | None = None
         self.depth = 0
         """Batches that the last window brings up ahead."""
-        self._planes: Any = None
+        self._planes: object = None
         """Where rows that compute lie; None: in the core's memory."""
         self._said_changed = False
         self.waited_ms = 0.0
@@ -55,16 +66,16 @@ class Tiers(CoreLookups):
         self.queue_depth = 0
         """Batches that were resident beside the one taken last."""
 
-    def add(self, table: LiveTable) -> None:
+    def add(self, table: MovedTable) -> None:
         """A new table whose rows lie here."""
         self._tables.append(weakref.ref(table))
 
-    def give_up(self, table: LiveTable) -> None:
+    def give_up(self, table: MovedTable) -> None:
         """Its rows will lie elsewhere; none lies here yet."""
         self._tables = [ref for ref in self._tables if ref() is not table]
 
     @property
-    def tables(self) -> list[LiveTable]:
+    def tables(self) -> list[MovedTable]:
         return [table for ref in self._tables if (table := ref()) is not None]
 
     @property
@@ -77,21 +88,25 @@ class Tiers(CoreLookups):
 
     # -- lookups ---------------------------------------------------------------------------------
 
-    def allocate(self, live: Sequence[Any]) -> None:
+    def allocate(self, live: Sequence[StoredTable]) -> None:
         self.release_spent()
         self.allocate_all()
 
-    def are_allocated(self, live: Sequence[Any]) -> bool:
+    def are_allocated(self, live: Sequence[StoredTable]) -> bool:
         return not any(table.core.unallocated for table in live)
 
-    def make_batch(self, live: Sequence[Any], table_of: Sequence[int], bags: Sequence[Bags]) -> Any:
+    def make_batch(
+        self, live: Sequence[StoredTable], table_of: Sequence[int], bags: Sequence[Bags]
+    ) -> _core.Batch:
         return core_batch(live, table_of, bags)
 
     def resolve(self, call: Call) -> HostBatch:
-        batch, wanted, read = resolve_in_tiers(self, call)
+        made = self.make_batch(call.live, call.table_of, call.bags)
+        batch, wanted, read = resolve_in_tiers(self, made, call)
+        assert isinstance(batch, _core.Batch)
         return HostBatch(batch, call, wanted, self.over_budget, read)
 
-    def flush(self, live: Sequence[Any]) -> None:
+    def flush(self, live: Sequence[StoredTable]) -> None:
         self.allocate_all()
         self.core.flush()
         self.note_hottest(live)
@@ -117,7 +132,7 @@ class Tiers(CoreLookups):
             if any(table.core.unallocated for table in tables):  # nobody else was faster
                 self._lay_out(tables, "a table or an optimizer was made")
 
-    def _lay_out(self, tables: list[LiveTable], why: str, *, again: bool = False) -> None:
+    def _lay_out(self, tables: list[MovedTable], why: str, *, again: bool = False) -> None:
         self.close_window()
         waiting = ", ".join(repr(table.name) for table in tables if table.has_gradient)
         if waiting:
@@ -132,7 +147,7 @@ class Tiers(CoreLookups):
         for table in tables:
             table.generation += 1  # slots of before mean nothing
 
-    def move_to(self, planes: Any, place_of: Callable[[Any, Any], Any]) -> None:
+    def move_to(self, planes: object, place_of: Callable[[_core.Table, Table], Place]) -> None:
         """Lets rows compute in planes that are made elsewhere; None: in the core's. They come along.
 
         Args:
@@ -146,7 +161,7 @@ class Tiers(CoreLookups):
         with alone(self.tables):
             self._move_to(planes, place_of)
 
-    def _move_to(self, planes: Any, place_of: Callable[[Any, Any], Any]) -> None:
+    def _move_to(self, planes: object, place_of: Callable[[_core.Table, Table], Place]) -> None:
         tables = self.tables
         before, self._planes = self._planes, planes
         _core.set_planes(self.core, planes)
@@ -168,7 +183,7 @@ class Tiers(CoreLookups):
 
     # -- look-ahead ------------------------------------------------------------------------------
 
-    def open_window(self, window: Any) -> None:
+    def open_window(self, window: _Window) -> None:
         """`window` is the one that looks ahead from now on; an earlier one is closed."""
         self.close_window()
         self._window = weakref.ref(window)
@@ -186,7 +201,7 @@ class Tiers(CoreLookups):
         return True
 
     def take_prepared(
-        self, live: Sequence[LiveTable], batch: Any, frozen: list[int]
+        self, live: Sequence[StoredTable], batch: InputBatch, frozen: Sequence[int]
     ) -> Prepared | None:
         """Return what look-ahead has prepared for the batch of a forward, or None."""
         for at, prepared in enumerate(self.prepared):
@@ -218,7 +233,7 @@ class Tiers(CoreLookups):
         """Ids of batches to come that look-ahead knows where nobody says how far it is to look."""
         return ids_within(sum(self.core.capacities()), self.storage.budgets[0])
 
-    def note_hottest(self, live: Sequence[Any]) -> None:
+    def note_hottest(self, live: Sequence[StoredTable]) -> None:
         """Write the note for all tables of the storage.
 
         Raises:
@@ -228,7 +243,7 @@ class Tiers(CoreLookups):
             used = {table.name: table.core.hottest(hottest.COUNT) for table in self.tables}
             hottest.note(self.folder, used)
 
-    def stats(self, live: Sequence[Any]) -> dict[str, float]:
+    def stats(self, live: Sequence[StoredTable]) -> dict[str, float]:
         counted: dict[str, float] = dict(self.core.counters())
         used = counted["rows_used"]
         missed = counted["rows_missed"]

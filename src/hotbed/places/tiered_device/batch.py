@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,8 +19,8 @@ from hotbed.places.device.gradients import Origin
 from hotbed.places.device.inputs import bring_weights
 from hotbed.places.host.batch import core_batch
 from hotbed.places.tiered.tiers import Tiers
-from hotbed.places.tiered_device.spaces import Side, host_memory
-from hotbed.table.lookups import Call
+from hotbed.places.tiered_device.spaces import Side, SpaceOnDevice, host_memory
+from hotbed.table.lookups import Call, StoredTable
 
 __all__ = ["TieredBatch", "arrived"]
 
@@ -44,7 +43,7 @@ class TieredBatch:
 
     def __init__(
         self,
-        live: Sequence[Any],
+        live: Sequence[StoredTable],
         table_of: Sequence[int],
         bags: Sequence[Bags],
         tiers: Tiers,
@@ -56,7 +55,7 @@ class TieredBatch:
         self._tiers, self._side = tiers, side
         self._rounds = any(table.spec.dtype.itemsize == 2 for table in live)
         self._frozen: frozenset[int] = frozenset()
-        self._written: tuple[tuple[Any, Tensor], ...] | None = None
+        self._written: tuple[tuple[_core.Table, Tensor], ...] | None = None
         self._sent: _Sent | None = None
         self._index: TransposedIndex | None = None
 
@@ -67,12 +66,11 @@ class TieredBatch:
         return [_on_host(bag) for bag in self._given]
 
     @functools.cached_property
-    def _core(self) -> Any:
+    def _core(self) -> _core.Batch:
         return core_batch(self._live, self._table_of, self._bags)
 
     def check(self) -> tuple[int, int, int, int, int]:
-        fault: tuple[int, int, int, int, int] = self._core.check()
-        return fault
+        return self._core.check()
 
     def first_difference(self, now: TieredBatch) -> int:
         # What lies on the device is known by its memory: nobody waits for it.
@@ -174,7 +172,9 @@ class TieredBatch:
         if not self._rounds:
             return
         for t, table in enumerate(self._live):
-            plane = table.place.space.ids
+            space = _core.planes_of(table.core)
+            assert isinstance(space, SpaceOnDevice)
+            plane = space.ids
             first, last = sent.table_starts[t], sent.table_starts[t + 1]
             if plane is not None and last > first:
                 plane.index_copy_(0, slots[first:last], ids[first:last])
@@ -194,7 +194,9 @@ class TieredBatch:
 class _Sent:
     """Slots, offsets and index of a batch, on their way to the device as one block."""
 
-    def __init__(self, core: Any, bags: Sequence[Bags], side: Any, with_index: bool) -> None:
+    def __init__(
+        self, core: _core.Batch, bags: Sequence[Bags], side: Side, with_index: bool
+    ) -> None:
         tables = len(core.unique_counts())
         positions = sum(len(bag.ids) for bag in bags)
         offsets = [bag.offsets for bag in bags]
@@ -236,12 +238,12 @@ class _Sent:
         edges = [self._index_begin + edge for edge in self.table_starts]
         return [self._host[a:b] for a, b in zip(edges[:-1], edges[1:], strict=True)]
 
-    def arrive(self, side: Any) -> None:
+    def arrive(self, side: Side) -> None:
         """The stream that computes waits for it, and for the rows that were brought before."""
         side.use([self._there], self._arrived)
 
 
-def _memory_on_device(bag: Bags) -> Any:
+def _memory_on_device(bag: Bags) -> object:
     """Return a key of the ids and offsets of a feature, valid while they are alive; None where they lie on
     the host, or there is no such key."""
     parts = [part for part in (bag.ids, bag.offsets) if part is not None]

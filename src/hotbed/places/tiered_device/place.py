@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
-from typing import Any
 
 import torch
 
@@ -21,8 +20,8 @@ from hotbed.places.tiered.tiers import Tiers
 from hotbed.places.tiered_device.batch import TieredBatch, arrived
 from hotbed.places.tiered_device.spaces import Side, SpaceOnDevice, SpacesOnDevice
 from hotbed.storage import Storage
-from hotbed.table.lookups import Call
-from hotbed.table.place import Place
+from hotbed.table.lookups import Call, StoredTable
+from hotbed.table.place import MovedTable, Place
 from hotbed.table.records import Records
 from hotbed.tables import Table
 
@@ -52,38 +51,45 @@ class DeviceTiers(DeviceLookups):
 
     def __init__(self, tiers: Tiers, side: Side) -> None:
         super().__init__(side.device)
-        self.tiers: Tiers = tiers
-        self.side = side
+        self._tiers, self.side = tiers, side
+
+    @property
+    def tiers(self) -> Tiers:
+        return self._tiers
 
     @property
     def where(self) -> str:
         return f"the tiers of a Storage on {self.device}"
 
-    def allocate(self, live: Sequence[Any]) -> None:
+    def allocate(self, live: Sequence[StoredTable]) -> None:
         self.tiers.allocate(live)
 
-    def are_allocated(self, live: Sequence[Any]) -> bool:
+    def are_allocated(self, live: Sequence[StoredTable]) -> bool:
         return self.tiers.are_allocated(live)
 
     def records(
-        self, live: Sequence[Any], *, states: bool, current: bool
+        self, live: Sequence[StoredTable], *, states: bool, current: bool
     ) -> Iterator[tuple[int, Records]]:
         return self.tiers.records(live, states=states, current=current)
 
-    def stats(self, live: Sequence[Any]) -> dict[str, float]:
+    def stats(self, live: Sequence[StoredTable]) -> dict[str, float]:
         return self.tiers.stats(live)
 
-    def flush(self, live: Sequence[Any]) -> None:
+    def flush(self, live: Sequence[StoredTable]) -> None:
         self.tiers.flush(live)
 
-    def note_hottest(self, live: Sequence[Any]) -> None:
+    def note_hottest(self, live: Sequence[StoredTable]) -> None:
         self.tiers.note_hottest(live)
 
-    def make_batch(self, live: Sequence[Any], table_of: Sequence[int], bags: Sequence[Bags]) -> Any:
+    def make_batch(
+        self, live: Sequence[StoredTable], table_of: Sequence[int], bags: Sequence[Bags]
+    ) -> TieredBatch:
         return TieredBatch(live, table_of, bags, self.tiers, self.side)
 
     def resolve(self, call: Call) -> DeviceResolved:
-        batch, _, _ = resolve_in_tiers(self, call)
+        made = self.make_batch(call.live, call.table_of, call.bags)
+        batch, _, _ = resolve_in_tiers(self.tiers, made, call)
+        assert isinstance(batch, TieredBatch)
         return arrived(batch, call, self.device)
 
 
@@ -98,7 +104,7 @@ class TieredOnDevice(OnDevice, Tiered):
 
     def __init__(self, core: _core.Table, spec: Table, lookups: DeviceTiers) -> None:
         super().__init__(core, spec, lookups)
-        self.side = lookups.side
+        self.side, self.stepped = lookups.side, lookups.device
 
     # -- lookups ---------------------------------------------------------------------------------
 
@@ -123,10 +129,12 @@ class TieredOnDevice(OnDevice, Tiered):
 
     # -- moving ----------------------------------------------------------------------------------
 
-    def move_to_device(self, live: Any, device: torch.device, by_kernels: ModuleType) -> None:
+    def move_to_device(
+        self, live: MovedTable, device: torch.device, by_kernels: ModuleType
+    ) -> None:
         if device != self.device:
             super().move_to_device(live, device, by_kernels)
 
-    def move_to_host(self, live: Any) -> None:
+    def move_to_host(self, live: MovedTable) -> None:
         """All tables of the storage go along."""
         self.tiers.move_to(None, lambda core, spec: Tiered(core, spec, self.tiers))

@@ -13,7 +13,6 @@ import contextlib
 import ctypes
 import threading
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,15 +41,15 @@ class Side:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._real = device.type == "cuda"
-        self.compute: Any = None
+        self.compute: torch.cuda.Stream | None = None
         """The stream that computes, as the training thread last said."""
         self._trainer = threading.get_ident()
-        self._moved: Any = None
+        self._moved: torch.cuda.Event | None = None
         if self._real:
             self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
             self.compute = torch.cuda.current_stream(device)
 
-    def entered(self) -> contextlib.AbstractContextManager[Any]:
+    def entered(self) -> contextlib.AbstractContextManager[object]:
         """Run launches inside on the stream."""
         return torch.cuda.stream(self.stream) if self._real else contextlib.nullcontext()
 
@@ -80,7 +79,7 @@ class Side:
             event.record(self.compute)
             self.stream.wait_event(event)
 
-    def mark(self) -> Any:
+    def mark(self) -> torch.cuda.Event | None:
         """An event behind what is launched so far on the stream; None where there is none."""
         if not self._real:
             return None
@@ -88,14 +87,14 @@ class Side:
         event.record(self.stream)
         return event
 
-    def moved(self, event: Any) -> None:
+    def moved(self, event: torch.cuda.Event | None) -> None:
         """Rows were moved; by the training thread, outside of any batch, it must wait for them."""
         if self._real and threading.get_ident() == self._trainer:
             self._moved = event
 
-    def use(self, tensors: Sequence[Tensor], arrived: Any) -> None:
+    def use(self, tensors: Sequence[Tensor], arrived: torch.cuda.Event | None) -> None:
         """The stream that computes waits until the tensors, which were made here, have arrived."""
-        if self._real:
+        if self.compute is not None and arrived is not None:
             self.compute.wait_event(arrived)
             for tensor in tensors:
                 tensor.record_stream(self.compute)
@@ -110,7 +109,9 @@ class SpacesOnDevice:
     def __init__(self, device: torch.device) -> None:
         self.device, self.side = device, Side(device)
 
-    def __call__(self, dim: int, dtype: Any, widths: Sequence[int], capacity: int) -> SpaceOnDevice:
+    def __call__(
+        self, dim: int, dtype: _core.DType, widths: Sequence[int], capacity: int
+    ) -> SpaceOnDevice:
         try:
             return SpaceOnDevice(self.side, dim, _DTYPES[dtype], widths, capacity)
         except RuntimeError as error:  # torch.OutOfMemoryError is one
@@ -151,7 +152,7 @@ class SpaceOnDevice:
         self._staging = torch.empty((rows, begin), dtype=unit, device=device)
         self._records = side.pinned(rows * begin, unit).view(rows, begin)
         self._slots = side.pinned(rows)
-        self._copied: Any = None  # behind the last use of what is page-locked
+        self._copied: torch.cuda.Event | None = None  # behind the last use of what is page-locked
 
     def gather(self, slots: int, n: int, records: int) -> None:
         """`records` (address) becomes those of n `slots` (address of int64)."""

@@ -1,0 +1,106 @@
+"""Types of what a manifest says."""
+
+from __future__ import annotations
+
+from typing import Any, TypedDict
+
+from typing_extensions import NotRequired
+
+from hotbed.files import Json
+
+__all__ = [
+    "FileEntry",
+    "FileRows",
+    "History",
+    "Manifest",
+    "ModelEntry",
+    "RuleEntry",
+    "TableDescription",
+    "TableEntry",
+    "Written",
+]
+
+
+class FileRows(TypedDict):
+    """Rows of one table in a file."""
+
+    count: int
+    columns: list[int]
+    """First column, and the one behind the last."""
+
+
+class Written(TypedDict):
+    """Size of a file, and checksums of its chunks."""
+
+    bytes: int
+    crc32c: list[str]
+
+
+class FileEntry(Written):
+    """A file, and the rows in it by table."""
+
+    name: str
+    rows: dict[str, FileRows]
+
+
+class History(TypedDict):
+    """Steps that rows may have missed, of a rule with ``untouched="exact"``."""
+
+    forgotten: int
+    base: list[float]
+    largest: list[float]
+    numbers: list[str]
+    last: list[float]
+    runs: list[list[float]]
+
+
+class RuleEntry(TypedDict):
+    """How a table was stepped."""
+
+    name: str
+    options: dict[str, bool]
+    initial_accumulator_value: float
+    untouched: str
+    states: list[list[str | int]]
+    """Name and width of each."""
+    steps: int
+    history: History | None
+
+
+class TableDescription(TypedDict):
+    """A `hotbed.Table` but for its name."""
+
+    rows: int | None
+    dim: int
+    dtype: str
+    combiner: str | None
+    padding_idx: int | None
+    init: dict[str, Json] | None
+
+
+class TableEntry(TableDescription):
+    """A table whose rows were saved."""
+
+    key: str | None
+    rule: RuleEntry | None
+    removed: None
+
+
+class ModelEntry(TypedDict):
+    """One of `hotbed.models`, and the arguments that make it again."""
+
+    name: str
+    arguments: dict[str, Any]
+
+
+class Manifest(TypedDict):
+    """The manifest of a checkpoint."""
+
+    format: str
+    version: int
+    step: int
+    base: str | None
+    model: NotRequired[ModelEntry | None]
+    tables: dict[str, TableEntry]
+    files: list[FileEntry]
+    values: dict[str, Json]
