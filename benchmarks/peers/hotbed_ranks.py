@@ -60,10 +60,10 @@ class HotbedRanks(HotbedAlone):
         import hotbed as hb
 
         world, tables = torch_dist.get_world_size(), list(embeddings.tables.values())
-        self.keepers = [t * world // len(tables) for t in range(len(tables))]
+        self.owners = [t * world // len(tables) for t in range(len(tables))]
         kinds = {
-            table.name: hb.dist.RowWise() if self.how == "row" else hb.dist.TableWise(keeper)
-            for table, keeper in zip(tables, self.keepers, strict=True)
+            table.name: hb.dist.RowWise() if self.how == "row" else hb.dist.TableWise(owner)
+            for table, owner in zip(tables, self.owners, strict=True)
         }
         self.plan = hb.dist.Plan(tables, world, kinds)
         return hb.distribute(embeddings, self.plan, shared_memory=self._over == "memory")
@@ -96,7 +96,7 @@ class HotbedRanks(HotbedAlone):
         for of_tables in self.workload.ids:
             for t, ids in enumerate(of_tables):
                 distinct = torch.from_numpy(ids).unique()
-                away += int((self.plan.keeper_of(f"t{t}", distinct) != rank).sum())
+                away += int((self.plan.owner_of(f"t{t}", distinct) != rank).sum())
         return away / len(self.workload.ids) * (8 + 2 * 4 * self.workload.dim)
 
     def messages(self, steps: int) -> dict[str, float]:

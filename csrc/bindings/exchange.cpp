@@ -70,7 +70,7 @@ void bind_exchange(nb::module_& module) {
           "ids"_a, "counts"_a, "asked"_a, "moved"_a, Unlocked(),
           "Writes the ids of each table ordered by their owners, and where each went; of tables "
           "with "
-          "Dealing.given its keeper is there before. Returns what the other ranks must know.");
+          "Dealing.given its owner is there before. Returns what the other ranks must know.");
 
   module.def(
       "distinct_ids",

@@ -43,22 +43,22 @@ void bind_index(nb::module_& module) {
       .value("hash", Dealing::hash)
       .value("given", Dealing::given);
   module.def(
-      "find_keepers",
-      [](Address ids, int64_t n, int64_t ranks, Dealing dealing, Address keepers) {
-        find_keepers(pointer<int64_t>(ids), n, ranks, dealing, pointer<int64_t>(keepers));
+      "find_owners",
+      [](Address ids, int64_t n, int64_t ranks, Dealing dealing, Address owners) {
+        find_owners(pointer<int64_t>(ids), n, ranks, dealing, pointer<int64_t>(owners));
       },
-      "ids"_a, "n"_a, "ranks"_a, "dealing"_a, "keepers"_a, Unlocked(),
-      "Writes the keeper of each of n ids.");
+      "ids"_a, "n"_a, "ranks"_a, "dealing"_a, "owners"_a, Unlocked(),
+      "Writes the owner of each of n ids.");
   module.def(
-      "order_by_keeper",
+      "order_by_owner",
       [](Address ids, int64_t n, int64_t ranks, Dealing dealing, Address ordered, Address place) {
         std::vector<int64_t> sizes(static_cast<size_t>(ranks));
-        order_by_keeper(pointer<int64_t>(ids), n, ranks, dealing, pointer<int64_t>(ordered),
+        order_by_owner(pointer<int64_t>(ids), n, ranks, dealing, pointer<int64_t>(ordered),
                         pointer<int64_t>(place), sizes.data());
         return sizes;
       },
       "ids"_a, "n"_a, "ranks"_a, "dealing"_a, "ordered"_a, "place"_a, Unlocked(),
-      "Writes n ids ordered by their keepers, and where each went. Returns how many each has.");
+      "Writes n ids ordered by their owners, and where each went. Returns how many each has.");
   nb::class_<KeyIndex>(
       module, "KeyIndex",
       "int64 key -> slot. Arrays are addresses of contiguous int64 data. Finds may "

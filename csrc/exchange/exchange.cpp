@@ -122,9 +122,9 @@ void ExchangeLayout::deal(const int64_t* ids, const std::vector<int64_t>& counts
   for (size_t t = 0; t < tables.size(); ++t) {
     int64_t n = counts[t];
     if (tables[t].dealing == Dealing::given) {
-      order_by_given_keeper(ids, n, ranks, asked, moved, numbers + number_of[t]);
+      order_by_given_owner(ids, n, ranks, asked, moved, numbers + number_of[t]);
     } else if (tables[t].dealing) {
-      order_by_keeper(ids, n, ranks, *tables[t].dealing, asked, moved, numbers + number_of[t]);
+      order_by_owner(ids, n, ranks, *tables[t].dealing, asked, moved, numbers + number_of[t]);
     } else {
       if (n) std::memcpy(asked, ids, n * sizeof(int64_t));
       std::iota(moved, moved + n, int64_t{0});

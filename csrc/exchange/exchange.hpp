@@ -48,7 +48,7 @@ class ExchangeLayout {
   // other. `asked` gets them in order, `moved` the position in its table that each went to, and
   // `numbers` what the other ranks must know: of a table whose rows are dealt out how many each
   // rank keeps, of another one how many there are. Of tables with Dealing::given, `moved` has the
-  // keeper of each id until then.
+  // owner of each id until then.
   void deal(const int64_t* ids, const std::vector<int64_t>& counts, int64_t* asked, int64_t* moved,
             int64_t* numbers) const;
 

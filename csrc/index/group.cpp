@@ -53,25 +53,25 @@ int64_t group_ids(const int64_t* ids, int64_t n, int64_t* distinct, int64_t* inv
   return count;
 }
 
-void find_keepers(const int64_t* ids, int64_t n, int64_t ranks, Dealing dealing, int64_t* keepers) {
+void find_owners(const int64_t* ids, int64_t n, int64_t ranks, Dealing dealing, int64_t* owners) {
   if (ranks < 1) throw std::invalid_argument("there must be a rank");
-  if (dealing == Dealing::given) throw std::invalid_argument("keepers are to be given");
+  if (dealing == Dealing::given) throw std::invalid_argument("owners are to be given");
   for (int64_t i = 0; i < n; ++i) {
-    keepers[i] = dealing == Dealing::hash ? by_hash(ids[i], ranks) : by_modulo(ids[i], ranks);
+    owners[i] = dealing == Dealing::hash ? by_hash(ids[i], ranks) : by_modulo(ids[i], ranks);
   }
 }
 
-void order_by_keeper(const int64_t* ids, int64_t n, int64_t ranks, Dealing dealing,
+void order_by_owner(const int64_t* ids, int64_t n, int64_t ranks, Dealing dealing,
                      int64_t* ordered, int64_t* place, int64_t* sizes) {
-  find_keepers(ids, n, ranks, dealing, place);
-  order_by_given_keeper(ids, n, ranks, ordered, place, sizes);
+  find_owners(ids, n, ranks, dealing, place);
+  order_by_given_owner(ids, n, ranks, ordered, place, sizes);
 }
 
-void order_by_given_keeper(const int64_t* ids, int64_t n, int64_t ranks, int64_t* ordered,
+void order_by_given_owner(const int64_t* ids, int64_t n, int64_t ranks, int64_t* ordered,
                            int64_t* place, int64_t* sizes) {
   std::fill_n(sizes, ranks, int64_t{0});
   for (int64_t i = 0; i < n; ++i) {
-    if (place[i] < 0 || place[i] >= ranks) throw std::invalid_argument("a keeper is no rank");
+    if (place[i] < 0 || place[i] >= ranks) throw std::invalid_argument("an owner is no rank");
     ++sizes[place[i]];
   }
   std::vector<int64_t> next(static_cast<size_t>(ranks));

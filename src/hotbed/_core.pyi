@@ -319,8 +319,8 @@ class Dealing(enum.Enum):
 
     given = 2
 
-def find_keepers(ids: int, n: int, ranks: int, dealing: Dealing, keepers: int) -> None: ...
-def order_by_keeper(
+def find_owners(ids: int, n: int, ranks: int, dealing: Dealing, owners: int) -> None: ...
+def order_by_owner(
     ids: int, n: int, ranks: int, dealing: Dealing, ordered: int, place: int
 ) -> list[int]: ...
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+import warnings
 
-__all__ = ["brief", "printable"]
+__all__ = ["brief", "printable", "warn_renamed"]
 
 
 def brief(value: object) -> str:
@@ -29,3 +30,8 @@ def printable(text: str) -> str:
 
 def _escaped(character: str) -> str:
     return character if character.isprintable() else character.encode("unicode_escape").decode()
+
+
+def warn_renamed(old: str, new: str) -> None:
+    """Warn the caller's caller, who used a name that goes with the next version."""
+    warnings.warn(f"{old} is called {new} now; use that.", DeprecationWarning, stacklevel=3)

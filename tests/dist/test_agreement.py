@@ -141,7 +141,7 @@ def over_budget(rank: int, world: int, shared_memory: bool) -> None:
 
 @pytest.mark.process
 @pytest.mark.parametrize("shared_memory", [False, True])
-def test_a_keeper_over_its_budget(shared_memory: bool) -> None:
+def test_an_owner_over_its_budget(shared_memory: bool) -> None:
     run(2, over_budget, shared_memory)
 
 

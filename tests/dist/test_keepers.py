@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import hotbed as hb
 from hotbed import _core
-from hotbed.dist import hashed_keeper, modulo_keeper
+from hotbed.dist import hashed_owner, modulo_owner
 
 ids_ = st.lists(st.integers(-(2**63), 2**63 - 1), max_size=50)
 MASK = 2**64 - 1
@@ -38,19 +38,19 @@ def index_hash(key: int) -> int:
 @given(ids_, st.integers(1, 2**20))
 def test_the_hash_is_that_of_plain_integers(ids: list[int], world_size: int) -> None:
     expected = [(murmur(each) >> 32) * world_size >> 32 for each in ids]
-    assert hashed_keeper(torch.tensor(ids, dtype=torch.int64), world_size).tolist() == expected
+    assert hashed_owner(torch.tensor(ids, dtype=torch.int64), world_size).tolist() == expected
     assert all(0 <= rank < world_size for rank in expected)
 
 
 def test_the_hash_never_changes() -> None:
     ids = torch.tensor([0, 1, 2, -1, 10**12, -(2**63)])
     assert murmur(1) == 0xB456BCFC34C2CB2C  # published
-    assert hashed_keeper(ids, 1000).tolist() == [0, 704, 229, 393, 961, 560]
+    assert hashed_owner(ids, 1000).tolist() == [0, 704, 229, 393, 961, 560]
 
 
 @given(ids_, st.integers(1, 2**20))
 def test_modulo_is_never_negative(ids: list[int], world_size: int) -> None:
-    ranks = modulo_keeper(torch.tensor(ids, dtype=torch.int64), world_size)
+    ranks = modulo_owner(torch.tensor(ids, dtype=torch.int64), world_size)
     assert ranks.tolist() == [each % world_size for each in ids]
 
 
@@ -62,7 +62,7 @@ def chi_squared(counts: torch.Tensor) -> float:
 @pytest.mark.parametrize("stride", [1, 8, 4096, 2**40])
 def test_ranks_keep_as_much_and_their_indices_are_even(stride: int) -> None:
     ids = torch.arange(64_000) * stride
-    ranks = hashed_keeper(ids, 8)
+    ranks = hashed_owner(ids, 8)
     assert chi_squared(torch.bincount(ranks, minlength=8)) < 30  # 7 degrees of freedom
     of_one = [index_hash(each) for each in ids[ranks == 3].tolist()]
     for bits in ([h >> 58 for h in of_one], [h & 63 for h in of_one]):  # segment and bucket
@@ -78,7 +78,7 @@ def test_who_owns_a_part_is_a_value() -> None:
     assert again == part
     owns = again.origin.owns
     assert owns is not None
-    assert torch.equal(owns(torch.arange(9)), hashed_keeper(torch.arange(9), 3) == 1)
+    assert torch.equal(owns(torch.arange(9)), hashed_owner(torch.arange(9), 3) == 1)
 
 
 @given(ids_, st.integers(1, 70), st.sampled_from(["hash", "modulo"]))
@@ -89,32 +89,32 @@ def test_ids_are_ordered_by_their_keepers_as_they_come(
     ordered, place = torch.empty_like(given_ids), torch.empty_like(given_ids)
     to = ordered.data_ptr(), place.data_ptr()
     dealing = getattr(_core.Dealing, how)
-    sizes = _core.order_by_keeper(given_ids.data_ptr(), len(ids), ranks, dealing, *to)
-    keepers = (hashed_keeper if how == "hash" else modulo_keeper)(given_ids, ranks)
-    assert sizes == torch.bincount(keepers, minlength=ranks).tolist()
-    assert ordered.tolist() == given_ids[keepers.argsort(stable=True)].tolist()
+    sizes = _core.order_by_owner(given_ids.data_ptr(), len(ids), ranks, dealing, *to)
+    owners = (hashed_owner if how == "hash" else modulo_owner)(given_ids, ranks)
+    assert sizes == torch.bincount(owners, minlength=ranks).tolist()
+    assert ordered.tolist() == given_ids[owners.argsort(stable=True)].tolist()
     assert torch.equal(ordered[place], given_ids)
 
 
-@pytest.mark.parametrize("keeper", [hashed_keeper, modulo_keeper])
-def test_ids_and_ranks_are_whole_numbers(keeper: Any) -> None:
-    assert keeper([3, -4], np.int64(3)).tolist() == keeper(torch.tensor([3, -4]), 3).tolist()
+@pytest.mark.parametrize("owner", [hashed_owner, modulo_owner])
+def test_ids_and_ranks_are_whole_numbers(owner: Any) -> None:
+    assert owner([3, -4], np.int64(3)).tolist() == owner(torch.tensor([3, -4]), 3).tolist()
     for ids in (torch.tensor([1.5]), [1.5], torch.tensor([True]), "12"):
         with pytest.raises(hb.InputError):
-            keeper(ids, 3)
+            owner(ids, 3)
     for world_size in (0, -1, 1.0, True, 2**33):
         with pytest.raises(hb.dist.PlanError, match="world_size"):
-            keeper(torch.tensor([1]), world_size)
+            owner(torch.tensor([1]), world_size)
 
 
 def test_a_plan_knows_the_keepers_of_whole_numbers() -> None:
     plan = hb.dist.Plan([hb.Table("t", 8, 9)], np.int64(2), {"t": "row"})
-    assert plan.keeper_of("t", [3, 4]).tolist() == [1, 0]
+    assert plan.owner_of("t", [3, 4]).tolist() == [1, 0]
     assert plan.part("t", np.int64(1)) == plan.part("t", 1)
     with pytest.raises(hb.InputError):
-        plan.keeper_of("t", torch.tensor([1.5]))
+        plan.owner_of("t", torch.tensor([1.5]))
     for more in ({"column": 1.5}, {"column": True}, {"requester": 2}, {"requester": -1}):
         with pytest.raises(hb.dist.PlanError, match="outside"):
-            plan.keeper_of("t", [1], **more)
+            plan.owner_of("t", [1], **more)
     with pytest.raises(hb.dist.PlanError, match="outside"):
         plan.part("t", True)

@@ -385,7 +385,7 @@ def test_one_embedding_exchange(world: int) -> None:
 
 
 def seventy_tables(rank: int, world: int) -> None:
-    """A number has bits for fewer. New ids of frozen tables are given no rows by any keeper."""
+    """A number has bits for fewer. New ids of frozen tables are given no rows by any owner."""
     tables = [hb.Table(f"T{n}", 2) for n in range(70)]
     own = hb.distribute(hb.EmbeddingCollection(tables, seed=1), "basic")
     frozen = {"T3", "T62", "T69"}

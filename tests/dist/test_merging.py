@@ -204,7 +204,7 @@ def unscaled(rank: int, world: int) -> None:
 
 
 def clipped(rank: int, world: int) -> None:
-    """In the middle: what was clipped lies at its keepers, and more comes to it."""
+    """In the middle: what was clipped lies at its owners, and more comes to it."""
     both = Both(rank, world, "SGD", {})
     for number in range(140):
         both.backward(both.forward([number % 4]))
@@ -278,7 +278,7 @@ def test_uneven_ranks_merge_together(what: Any, world: int) -> None:
 
 
 def fails(rank: int, world: int) -> None:
-    """A keeper that cannot look up again: an error on all ranks, and nothing is lost."""
+    """An owner that cannot look up again: an error on all ranks, and nothing is lost."""
     both = Both(rank, world, "SGD", {})
     place: Any = both.own.table("user").place
     for number in range(61):

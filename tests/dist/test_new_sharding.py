@@ -33,7 +33,7 @@ class Backwards(Sharding):
     def kept(self, table: Shape, rank: int, world_size: int) -> Kept | None:
         return Kept(0, table.dim, world_size - 1 - rank, world_size)
 
-    def keeper_of(
+    def owner_of(
         self, table: Shape, ids: Tensor, world_size: int, column: int = 0, requester: int = 0
     ) -> Tensor:
         return world_size - 1 - ids % world_size

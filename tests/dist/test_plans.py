@@ -31,12 +31,12 @@ def kinds(draw: Any, dim: int, world_size: int, dynamic: bool) -> Sharding:
             placements = (None, "hash", "modulo") if dynamic else (None, "modulo")
             return RowWise(draw(st.sampled_from(placements)))
     count = draw(st.integers(1, min(dim, world_size)))
-    keepers = tuple(draw(st.permutations(range(world_size)))[:count])
+    owners = tuple(draw(st.permutations(range(world_size)))[:count])
     if draw(st.booleans()):
-        return ColumnWise(keepers)
+        return ColumnWise(owners)
     cuts = sorted(draw(st.permutations(range(1, dim)))[: count - 1])
     begins = [0, *cuts, dim]
-    return ColumnWise(keepers, tuple(b - a for a, b in zip(begins, begins[1:], strict=False)))
+    return ColumnWise(owners, tuple(b - a for a, b in zip(begins, begins[1:], strict=False)))
 
 
 @st.composite
@@ -62,23 +62,23 @@ def cells(part: hb.Table, ids: torch.Tensor) -> set[tuple[int, int]]:
 
 
 @given(plans())
-def test_the_parts_are_the_table_and_keepers_have_them(plan: Plan) -> None:
+def test_the_parts_are_the_table_and_owners_have_them(plan: Plan) -> None:
     for name, whole in plan.tables.items():
         ids = torch.arange(whole.rows) if whole.rows else torch.arange(-30, 30) * 7919
         parts = [cells(plan.part(name, rank), ids) for rank in range(plan.world_size)]
         every = {(each, column) for each in ids.tolist() for column in range(whole.dim)}
         if plan.shardings[name] == Replicated():
             assert all(part == every for part in parts)
-            assert plan.keeper_of(name, ids, requester=plan.world_size - 1).unique().tolist() == [
+            assert plan.owner_of(name, ids, requester=plan.world_size - 1).unique().tolist() == [
                 plan.world_size - 1
             ]
             continue
         assert sum(map(len, parts)) == len(every) and set().union(*parts) == every
         for column in range(whole.dim):
-            for each, keeper in zip(
-                ids.tolist(), plan.keeper_of(name, ids, column=column).tolist(), strict=True
+            for each, owner in zip(
+                ids.tolist(), plan.owner_of(name, ids, column=column).tolist(), strict=True
             ):
-                assert (each, column) in parts[keeper]
+                assert (each, column) in parts[owner]
 
 
 @given(plans())
@@ -198,26 +198,26 @@ HEAD = "version = 1\nworld_size = 4\n"
         (HEAD + "[tables.T]", "'T': sharding must be one of .* not None"),
         (HEAD + "[tables.T]\nsharding = ['row']", "'T': sharding must be one of"),
         (HEAD + "[tables.T]\nsharding = 'rows'", "not 'rows'"),
-        (HEAD + "[tables.T]\nsharding = 'row'\nkeeper = 3", "unknown key 'keeper'.* placement"),
-        (HEAD + "[tables.T]\nsharding = 'replicated'\nkeeper = 3", "has no more keys"),
+        (HEAD + "[tables.T]\nsharding = 'row'\nowner = 3", "unknown key 'owner'.* placement"),
+        (HEAD + "[tables.T]\nsharding = 'replicated'\nowner = 3", "has no more keys"),
         (HEAD + "[tables.T]\nsharding = 'row'\nplacement = 'mod'", "'T': .*'mod'"),
         (HEAD + "[tables.T]\nsharding = 'row'\nplacement = 'hash'", "'T': .*dynamic"),
         (HEAD + "[tables.T]\nsharding = 'row'\nplacement = ['x']", "'T': "),
         (HEAD + "[tables.T]\nsharding = 'table'", "'T': no rank is named"),
-        (HEAD + "[tables.T]\nsharding = 'table'\nkeeper = 4", r"'T': rank 4 is outside \[0, 4\)"),
-        (HEAD + "[tables.T]\nsharding = 'table'\nkeeper = -1", "'T': .*not -1"),
-        (HEAD + "[tables.T]\nsharding = 'table'\nkeeper = 1.0", "not 1.0"),
-        (HEAD + "[tables.T]\nsharding = 'table'\nkeeper = true", "not True"),
+        (HEAD + "[tables.T]\nsharding = 'table'\nowner = 4", r"'T': rank 4 is outside \[0, 4\)"),
+        (HEAD + "[tables.T]\nsharding = 'table'\nowner = -1", "'T': .*not -1"),
+        (HEAD + "[tables.T]\nsharding = 'table'\nowner = 1.0", "not 1.0"),
+        (HEAD + "[tables.T]\nsharding = 'table'\nowner = true", "not True"),
         (HEAD + "[tables.T]\nsharding = 'column'", "'T': no rank is named"),
-        (HEAD + "[tables.T]\nsharding = 'column'\nkeepers = 1", "several numbers, not 1"),
-        (HEAD + "[tables.T]\nsharding = 'column'\nkeepers = []", "distinct ranks"),
-        (HEAD + "[tables.T]\nsharding = 'column'\nkeepers = [1, 1]", "distinct ranks"),
-        (HEAD + "[tables.T]\nsharding = 'column'\nkeepers = [0, 9]", "rank 9 is outside"),
-        (HEAD + "[tables.T]\nsharding = 'column'\nkeepers = [0,1,2,3]", "4 ranks .* it has 3"),
-        (HEAD + "[tables.T]\nsharding = 'column'\nkeepers = [0,1]\nwidths = [1,1]", "2 columns"),
-        (HEAD + "[tables.T]\nsharding = 'column'\nkeepers = [0,1]\nwidths = [3]", "2 positive"),
-        (HEAD + "[tables.T]\nsharding = 'column'\nkeepers = [0,1]\nwidths = [3,0]", "2 positive"),
-        (HEAD + "[tables.T]\nsharding = 'column'\nwidths = [3]", "need keepers"),
+        (HEAD + "[tables.T]\nsharding = 'column'\nowners = 1", "several numbers, not 1"),
+        (HEAD + "[tables.T]\nsharding = 'column'\nowners = []", "distinct ranks"),
+        (HEAD + "[tables.T]\nsharding = 'column'\nowners = [1, 1]", "distinct ranks"),
+        (HEAD + "[tables.T]\nsharding = 'column'\nowners = [0, 9]", "rank 9 is outside"),
+        (HEAD + "[tables.T]\nsharding = 'column'\nowners = [0,1,2,3]", "4 ranks .* it has 3"),
+        (HEAD + "[tables.T]\nsharding = 'column'\nowners = [0,1]\nwidths = [1,1]", "2 columns"),
+        (HEAD + "[tables.T]\nsharding = 'column'\nowners = [0,1]\nwidths = [3]", "2 positive"),
+        (HEAD + "[tables.T]\nsharding = 'column'\nowners = [0,1]\nwidths = [3,0]", "2 positive"),
+        (HEAD + "[tables.T]\nsharding = 'column'\nwidths = [3]", "need owners"),
         (
             HEAD + "[tables.T]\nsharding='row'\n[tables.X]\nsharding='row'",
             "'X', which the model has",
@@ -267,7 +267,7 @@ def test_a_damaged_file_is_a_plan_or_an_error(tmp_path_factory: Any, plan: Plan,
         (lambda t: Plan(t, True, {}), "world_size .* not True"),
         (lambda t: hb.plan(t, 2).part("X", 0), "no table 'X'"),
         (lambda t: hb.plan(t, 2).part("T0", 2), r"Rank 2 is outside \[0, 2\)"),
-        (lambda t: hb.plan(t, 2).keeper_of("T0", torch.arange(3), column=3), "column 3 is outside"),
+        (lambda t: hb.plan(t, 2).owner_of("T0", torch.arange(3), column=3), "column 3 is outside"),
         (lambda t: hb.plan(t, 2, strategy="memory_optimised"), "Did you mean 'memory_optimized'"),
         (lambda t: hb.plan(t, 2, strategy="zzz"), "There are auto, basic"),
         (lambda t: hb.plan(t, 2, row_slice_threshold=0), "row_slice_threshold .* not 0"),
@@ -388,3 +388,24 @@ def test_names_do_nothing_to_a_terminal() -> None:
     assert r"red\x1b[31m" in shown and r"\r: they count 0 bytes" in shown
     shown = repr(hb.EmbeddingCollection(tables))
     assert r"(red\x1b[31m): 1,000 rows" in shown and "\r" not in shown
+
+
+def test_names_of_before_warn_and_mean_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "old.toml"
+    path.write_text(
+        "version = 1\nworld_size = 4\n[tables.a]\nsharding = 'table'\nkeeper = 3\n"
+        "[tables.b]\nsharding = 'column'\nkeepers = [2, 0]\n"
+    )
+    plan = Plan.read(path, [hb.Table("a", 4, rows=9), hb.Table("b", 4, rows=9)])
+    assert plan.shardings == {"a": TableWise(3), "b": ColumnWise((2, 0))}
+    old: list[Callable[[], object]] = [
+        lambda: plan.keeper_of("a", [1]).tolist() == [3],
+        lambda: TableWise(3).keeper == 3,
+        lambda: ColumnWise((2, 0)).keepers == (2, 0),
+        lambda: hb.dist.hashed_keeper is hb.dist.hashed_owner,
+        lambda: hb.dist.modulo_keeper is hb.dist.modulo_owner,
+    ]
+    for says in old:
+        with pytest.warns(DeprecationWarning, match="owner") as warned:
+            assert says()
+        assert warned[0].filename == __file__

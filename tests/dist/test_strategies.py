@@ -109,7 +109,7 @@ def test_all_parallelism_modes(strategy: str) -> None:
     chosen = [kind for kind in kinds if isinstance(kind, TableWise | ColumnWise)]
     expected = expected_columns(left, strategy, 8, 1_000_000)
     for at, kind in enumerate(chosen):
-        ranks = kind.keepers if isinstance(kind, ColumnWise) else (kind.keeper,)
+        ranks = kind.owners if isinstance(kind, ColumnWise) else (kind.owner,)
         assert ranks == tuple(r for r in range(8) if at in expected[r])
 
 

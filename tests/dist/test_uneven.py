@@ -266,7 +266,7 @@ def test_a_grad_scaler_skips_on_all_ranks_or_none(unscale: bool) -> None:
     run(2, scaled, unscale)
 
 
-def failing_keeper(rank: int, world: int) -> None:
+def failing_owner(rank: int, world: int) -> None:
     """The last rank has no batch, and a fault while it answers: the others hear of it, and go on."""
     failed = False
 
@@ -298,4 +298,4 @@ def failing_keeper(rank: int, world: int) -> None:
 
 @pytest.mark.process
 def test_a_fault_of_a_rank_that_has_ended() -> None:
-    run(3, failing_keeper)
+    run(3, failing_owner)

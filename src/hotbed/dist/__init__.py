@@ -20,9 +20,10 @@ from hotbed.sharding import (
     RowWise,
     Sharding,
     TableWise,
-    hashed_keeper,
-    modulo_keeper,
+    hashed_owner,
+    modulo_owner,
 )
+from hotbed.text import warn_renamed
 
 __all__ = [
     "CODECS",
@@ -43,12 +44,21 @@ __all__ = [
     "TableWise",
     "distribute",
     "even",
-    "hashed_keeper",
+    "hashed_owner",
     "joinables",
-    "modulo_keeper",
+    "modulo_owner",
     "plan",
     "slices",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """Names that have changed, for one version."""
+    if name not in ("hashed_keeper", "modulo_keeper"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    now = name.replace("keeper", "owner")
+    warn_renamed(name, now)
+    return globals()[now]
 
 
 def __dir__() -> list[str]:

@@ -94,7 +94,7 @@ def ask(ranks: Ranks, places: Sequence[ShardedPlace], ids: Tensor, counts: list[
     ordered, moved = (torch.empty(sum(counts), dtype=torch.int64, device="cpu") for _ in range(2))
     for t, kind, spec in layout.dealt_by_kind:
         begin, end = sum(counts[:t]), sum(counts[: t + 1])
-        moved[begin:end] = kind.keeper_of(spec, ids[begin:end], ranks.size)
+        moved[begin:end] = kind.owner_of(spec, ids[begin:end], ranks.size)
     numbers = layout.core.deal(ids.data_ptr(), counts, ordered.data_ptr(), moved.data_ptr())
     return Asked(layout, ordered, counts, moved, numbers)
 

@@ -330,7 +330,7 @@ def look_for_infinities(
     has brought to their owners by `factor`, as GradScaler scales those that it sees. Called by all ranks."""
     grads = [live.waiting.look(live.parameter) for live in tables]
     rows = [grad._values() for grad in grads if grad is not None]
-    rows += _scaled_at_keepers(tables, float(factor))
+    rows += _scaled_at_owners(tables, float(factor))
     bad = any(not bool(torch.isfinite(some).all()) for some in rows)
     places = [live.place.number for live in tables]
     told = ranks.agree("a look for infinities", [int(bad), *_bits([float(factor)])], places).numbers
@@ -342,10 +342,10 @@ def serve_infinities(ranks: Ranks, opened: Opened) -> None:
     """The part of a rank that has no batch."""
     told = opened.numbers[opened.ended.index(False)].contiguous()
     factor = float(told.view(torch.float64)[1])
-    _scaled_at_keepers([ranks.table(number) for number in opened.tables], factor)
+    _scaled_at_owners([ranks.table(number) for number in opened.tables], factor)
 
 
-def _scaled_at_keepers(tables: Iterable[Any], factor: float) -> list[Tensor]:
+def _scaled_at_owners(tables: Iterable[Any], factor: float) -> list[Tensor]:
     """The collected gradients on this rank, scaled."""
     parts = [
         part

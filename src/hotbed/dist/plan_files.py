@@ -15,6 +15,8 @@ from hotbed.sharding import KINDS, Sharding
 __all__ = ["read_file", "text_of", "write_file"]
 
 _VERSION = 1
+_RENAMED = {"keeper": "owner", "keepers": "owners"}
+"""Keys of plans that were written before 0.2, and how they are called now."""
 
 
 def text_of(world_size: int, shardings: Mapping[str, Sharding], notes: Mapping[str, str]) -> str:
@@ -78,7 +80,7 @@ def _read(read: dict[str, Any]) -> tuple[int, dict[str, Sharding]]:
 def _sharding(name: str, entry: Any) -> Sharding:
     if not isinstance(entry, dict):
         raise PlanError(f"Table {name!r} is {entry!r}, and must be a section [tables.{name}].")
-    fields = dict(entry)
+    fields = {_RENAMED.get(key, key): value for key, value in entry.items()}
     kind = fields.pop("sharding", None)
     if not isinstance(kind, str) or kind not in KINDS:
         raise PlanError(

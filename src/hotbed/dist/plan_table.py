@@ -25,7 +25,7 @@ class TableLine(NamedTuple):
     dim: int
     dtype: str
     kind: str
-    keepers: str
+    owners: str
     bytes: int
     """On all ranks together."""
 
@@ -71,7 +71,7 @@ def _tables(lines: Sequence[TableLine]) -> Any:
             if line.expected is not None:
                 rows = f"~{line.expected:,}"
             name = printable(line.name)
-            shown.add_row(name, rows, str(line.dim), line.dtype, line.kind, line.keepers, size)
+            shown.add_row(name, rows, str(line.dim), line.dtype, line.kind, line.owners, size)
     if len(lines) > len(chosen):
         rest = sum(line.bytes for line in lines if line.name not in chosen)
         said = f"{len(lines) - len(chosen):,} smaller ones"

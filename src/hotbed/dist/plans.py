@@ -17,6 +17,7 @@ from hotbed.dist.sizes import Load, RankSums, Sizes, Tiers
 from hotbed.errors import PlanError
 from hotbed.sharding import Sharding, checked_world_size, sharding_of
 from hotbed.tables import Table, part_of
+from hotbed.text import warn_renamed
 
 __all__ = ["Plan", "checked_tables"]
 
@@ -76,7 +77,7 @@ class Plan:
             raise PlanError(f"Rank {rank!r} is outside [0, {self.world_size}).")
         return part_of(table, self.shardings[name].kept(table, of, self.world_size))
 
-    def keeper_of(self, name: str, ids: Any, *, column: int = 0, requester: int = 0) -> Tensor:
+    def owner_of(self, name: str, ids: Any, *, column: int = 0, requester: int = 0) -> Tensor:
         """Return (n,) int64: the rank that `requester` asks for (n,) ids (a tensor, an array, a list).
 
         Where columns are cut, it is asked for `column` of their rows. For a replicated table the requester
@@ -92,7 +93,12 @@ class Plan:
         if asks is None or not 0 <= asks < self.world_size:
             raise PlanError(f"Rank {requester!r} is outside [0, {self.world_size}).")
         wanted = id_tensor(f"Table {name!r}", ids).long()
-        return self.shardings[name].keeper_of(table, wanted, self.world_size, at, asks)
+        return self.shardings[name].owner_of(table, wanted, self.world_size, at, asks)
+
+    def keeper_of(self, name: str, ids: Any, *, column: int = 0, requester: int = 0) -> Tensor:
+        """Earlier name of `owner_of`."""
+        warn_renamed("keeper_of", "owner_of")
+        return self.owner_of(name, ids, column=column, requester=requester)
 
     @property
     def loads(self) -> list[Load]:

@@ -17,8 +17,8 @@ from hotbed.sharding.kinds import (
 from hotbed.sharding.owners import (
     MOST_RANKS,
     checked_world_size,
-    hashed_keeper,
-    modulo_keeper,
+    hashed_owner,
+    modulo_owner,
 )
 
 __all__ = [
@@ -34,7 +34,7 @@ __all__ = [
     "TableWise",
     "checked_world_size",
     "even_widths",
-    "hashed_keeper",
-    "modulo_keeper",
+    "hashed_owner",
+    "modulo_owner",
     "sharding_of",
 ]

@@ -85,13 +85,13 @@ class Sharding(abc.ABC):
         """Return the shard that `rank` keeps; None: nothing."""
 
     @abc.abstractmethod
-    def keeper_of(
+    def owner_of(
         self, table: Shape, ids: Tensor, world_size: int, column: int = 0, requester: int = 0
     ) -> Tensor:
         """Return (n,) int64: the rank that `requester` asks for a column of the rows of (n,) int64 ids."""
 
     def dealing(self, table: Shape) -> _core.Dealing | None:
-        """How rows are dealt out to ranks; `Dealing.given`: as `keeper_of` says; None: they are not."""
+        """How rows are dealt out to ranks; `Dealing.given`: as `owner_of` says; None: they are not."""
         return None
 
     @abc.abstractmethod

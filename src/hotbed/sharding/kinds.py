@@ -18,7 +18,8 @@ from hotbed import _core
 from hotbed.arrays import integer
 from hotbed.errors import PlanError
 from hotbed.sharding.kind import Extent, Kept, Shape, Sharding
-from hotbed.sharding.owners import MOST_RANKS, Owned, hashed_keeper, modulo_keeper
+from hotbed.sharding.owners import MOST_RANKS, Owned, hashed_owner, modulo_owner
+from hotbed.text import warn_renamed
 
 __all__ = [
     "KINDS",
@@ -47,7 +48,7 @@ class Replicated(Sharding):
     def kept(self, table: Shape, rank: int, world_size: int) -> Kept | None:
         return Kept(0, table.dim)
 
-    def keeper_of(
+    def owner_of(
         self, table: Shape, ids: Tensor, world_size: int, column: int = 0, requester: int = 0
     ) -> Tensor:
         return torch.full_like(ids, requester)
@@ -61,40 +62,46 @@ class TableWise(Sharding):
     """One rank keeps the whole table.
 
     Raises:
-        PlanError: `keeper` is no rank.
+        PlanError: `owner` is no rank.
     """
 
-    keeper: int | None = None
+    owner: int | None = None
     """Rank that keeps the table. None: whichever the plan chooses."""
 
     name: ClassVar[str] = "table"
 
     def __post_init__(self) -> None:
-        if self.keeper is not None:
-            object.__setattr__(self, "keeper", _rank(self, self.keeper))
+        if self.owner is not None:
+            object.__setattr__(self, "owner", _rank(self, self.owner))
+
+    @property
+    def keeper(self) -> int | None:
+        """Earlier name of `owner`."""
+        warn_renamed("keeper", "owner")
+        return self.owner
 
     @property
     def placed(self) -> bool:
-        return self.keeper is not None
+        return self.owner is not None
 
     def fault(self, table: Shape, world_size: int) -> str:
-        return _no_rank(-1 if self.keeper is None else self.keeper, world_size)
+        return _no_rank(-1 if self.owner is None else self.owner, world_size)
 
     def extents(self, table: Shape, rows: int, world_size: int) -> list[Extent]:
-        assert self.keeper is not None
-        return [Extent(range(self.keeper, self.keeper + 1), rows, table.dim)]
+        assert self.owner is not None
+        return [Extent(range(self.owner, self.owner + 1), rows, table.dim)]
 
     def kept(self, table: Shape, rank: int, world_size: int) -> Kept | None:
-        return Kept(0, table.dim) if rank == self.keeper else None
+        return Kept(0, table.dim) if rank == self.owner else None
 
-    def keeper_of(
+    def owner_of(
         self, table: Shape, ids: Tensor, world_size: int, column: int = 0, requester: int = 0
     ) -> Tensor:
-        assert self.keeper is not None
-        return torch.full_like(ids, self.keeper)
+        assert self.owner is not None
+        return torch.full_like(ids, self.owner)
 
     def described(self, table: Shape) -> tuple[str, str]:
-        return "table", str(self.keeper)
+        return "table", str(self.owner)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -102,7 +109,7 @@ class RowWise(Sharding):
     """Every rank keeps some rows.
 
     Rank r keeps the ids of a static table with ``id % n == r``, as its own rows ``id // n``; of a dynamic
-    table the ids that `hashed_keeper` gives it.
+    table the ids that `hashed_owner` gives it.
 
     Raises:
         PlanError: there is no such placement.
@@ -121,7 +128,7 @@ class RowWise(Sharding):
             )
 
     def settled(self, table: Shape) -> Sharding:
-        return RowWise("hash" if self._keeper(table) is hashed_keeper else "modulo")
+        return RowWise("hash" if self._owner(table) is hashed_owner else "modulo")
 
     def fault(self, table: Shape, world_size: int) -> str:
         if self.placement == "hash" and table.rows is not None:
@@ -138,23 +145,23 @@ class RowWise(Sharding):
     def kept(self, table: Shape, rank: int, world_size: int) -> Kept | None:
         if table.rows is not None:
             return Kept(0, table.dim, rank, world_size)
-        return Kept(0, table.dim, owns=Owned(self._keeper(table), rank, world_size))
+        return Kept(0, table.dim, owns=Owned(self._owner(table), rank, world_size))
 
-    def keeper_of(
+    def owner_of(
         self, table: Shape, ids: Tensor, world_size: int, column: int = 0, requester: int = 0
     ) -> Tensor:
-        return self._keeper(table)(ids, world_size)
+        return self._owner(table)(ids, world_size)
 
     def dealing(self, table: Shape) -> _core.Dealing | None:
-        hashed = self._keeper(table) is hashed_keeper
+        hashed = self._owner(table) is hashed_owner
         return _core.Dealing.hash if hashed else _core.Dealing.modulo
 
-    def _keeper(self, table: Shape) -> Callable[[Tensor, int], Tensor]:
+    def _owner(self, table: Shape) -> Callable[[Tensor, int], Tensor]:
         hashed = table.rows is None and self.placement != "modulo"
-        return hashed_keeper if hashed else modulo_keeper
+        return hashed_owner if hashed else modulo_owner
 
     def described(self, table: Shape) -> tuple[str, str]:
-        hashed = self._keeper(table) is hashed_keeper
+        hashed = self._owner(table) is hashed_owner
         return "row", "all, hash" if hashed else "all, id % n"
 
 
@@ -169,7 +176,7 @@ class ColumnWise(Sharding):
         PlanError: a rank comes twice; widths that fit no columns.
     """
 
-    keepers: tuple[int, ...] | None = None
+    owners: tuple[int, ...] | None = None
     """Ranks, in the order of their columns. None: whichever the plan chooses."""
 
     widths: tuple[int, ...] | None = None
@@ -178,46 +185,50 @@ class ColumnWise(Sharding):
     name: ClassVar[str] = "column"
 
     def __post_init__(self) -> None:
-        if self.keepers is None:
+        if self.owners is None:
             if self.widths is not None:
-                raise PlanError(
-                    f"ColumnWise: widths={self.widths!r} need keepers, a rank for each."
-                )
+                raise PlanError(f"ColumnWise: widths={self.widths!r} need owners, a rank for each.")
             return
-        keepers = tuple(_rank(self, keeper) for keeper in _items(self, "keepers", self.keepers))
-        if not keepers or len(set(keepers)) < len(keepers):
+        owners = tuple(_rank(self, owner) for owner in _items(self, "owners", self.owners))
+        if not owners or len(set(owners)) < len(owners):
             raise PlanError(
-                f"ColumnWise: keepers={self.keepers!r} must be distinct ranks; where one keeps several "
+                f"ColumnWise: owners={self.owners!r} must be distinct ranks; where one keeps several "
                 "slices, add their widths up."
             )
-        object.__setattr__(self, "keepers", keepers)
+        object.__setattr__(self, "owners", owners)
         if self.widths is not None:
             given = _items(self, "widths", self.widths)
             widths = [integer(width) for width in given]
-            if len(widths) != len(keepers) or any(width is None or width < 1 for width in widths):
+            if len(widths) != len(owners) or any(width is None or width < 1 for width in widths):
                 raise PlanError(
-                    f"ColumnWise: widths={self.widths!r} must be {len(keepers)} positive numbers, one "
-                    "for each keeper."
+                    f"ColumnWise: widths={self.widths!r} must be {len(owners)} positive numbers, one "
+                    "for each owner."
                 )
             object.__setattr__(self, "widths", tuple(widths))
 
     @property
+    def keepers(self) -> tuple[int, ...] | None:
+        """Earlier name of `owners`."""
+        warn_renamed("keepers", "owners")
+        return self.owners
+
+    @property
     def placed(self) -> bool:
-        return self.keepers is not None
+        return self.owners is not None
 
     def slices(self, table: Shape, wanted: int, world_size: int) -> int:
         return wanted if wanted > 1 else min(world_size, table.dim)
 
     def settled(self, table: Shape) -> Sharding:
-        return ColumnWise(self.keepers, self._widths(table))
+        return ColumnWise(self.owners, self._widths(table))
 
     def fault(self, table: Shape, world_size: int) -> str:
-        for keeper in self.keepers or (-1,):
-            if fault := _no_rank(keeper, world_size):
+        for owner in self.owners or (-1,):
+            if fault := _no_rank(owner, world_size):
                 return fault
-        keepers = len(self.keepers or ())
-        if keepers > table.dim:
-            return f"{keepers} ranks are to keep columns, and it has {table.dim}"
+        owners = len(self.owners or ())
+        if owners > table.dim:
+            return f"{owners} ranks are to keep columns, and it has {table.dim}"
         if self.widths is not None and sum(self.widths) != table.dim:
             return f"widths {self.widths} have {sum(self.widths)} columns, and it has {table.dim}"
         return ""
@@ -225,8 +236,8 @@ class ColumnWise(Sharding):
     def extents(self, table: Shape, rows: int, world_size: int) -> list[Extent]:
         begins = self._begins(table)
         return [
-            Extent(range(keeper, keeper + 1), rows, end - begin)
-            for keeper, begin, end in zip(self._ranks(), begins, begins[1:], strict=False)
+            Extent(range(owner, owner + 1), rows, end - begin)
+            for owner, begin, end in zip(self._ranks(), begins, begins[1:], strict=False)
         ]
 
     def kept(self, table: Shape, rank: int, world_size: int) -> Kept | None:
@@ -235,20 +246,20 @@ class ColumnWise(Sharding):
         at, begins = self._ranks().index(rank), self._begins(table)
         return Kept(begins[at], begins[at + 1])
 
-    def keeper_of(
+    def owner_of(
         self, table: Shape, ids: Tensor, world_size: int, column: int = 0, requester: int = 0
     ) -> Tensor:
         at = bisect.bisect_right(self._begins(table), column) - 1
         return torch.full_like(ids, self._ranks()[at])
 
     def described(self, table: Shape) -> tuple[str, str]:
-        shown = [str(keeper) for keeper in self._ranks()[:8]]
+        shown = [str(owner) for owner in self._ranks()[:8]]
         more = len(self._ranks()) - len(shown)
         return "column", ", ".join(shown) + (f" and {more:,} more" if more else "")
 
     def _ranks(self) -> tuple[int, ...]:
-        assert self.keepers is not None
-        return self.keepers
+        assert self.owners is not None
+        return self.owners
 
     def _begins(self, table: Shape) -> list[int]:
         """The first column of each owner, and the number of columns."""
@@ -283,12 +294,12 @@ def even_widths(dim: int, slices: int) -> tuple[int, ...]:
     return (each + 1,) * more + (each,) * (slices - more)
 
 
-def _no_rank(keeper: int, world_size: int) -> str:
-    if 0 <= keeper < world_size:
+def _no_rank(owner: int, world_size: int) -> str:
+    if 0 <= owner < world_size:
         return ""
-    if keeper < 0:
+    if owner < 0:
         return "no rank is named to keep it"
-    return f"rank {keeper} is outside [0, {world_size})"
+    return f"rank {owner} is outside [0, {world_size})"
 
 
 def _rank(kind: Sharding, given: object) -> int:

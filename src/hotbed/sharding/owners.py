@@ -15,12 +15,12 @@ from hotbed import _core
 from hotbed.arrays import id_tensor, integer
 from hotbed.errors import PlanError
 
-__all__ = ["MOST_RANKS", "Owned", "checked_world_size", "hashed_keeper", "modulo_keeper"]
+__all__ = ["MOST_RANKS", "Owned", "checked_world_size", "hashed_owner", "modulo_owner"]
 
 MOST_RANKS = 1 << 20
 
 
-def hashed_keeper(ids: object, world_size: int) -> Tensor:
+def hashed_owner(ids: object, world_size: int) -> Tensor:
     """Return (n,) int64: the rank that keeps each of (n,) ids of a dynamic table.
 
     ``((h >> 32) * world_size) >> 32``, h being the finalizer of MurmurHash3 (Appleby, public domain) of
@@ -33,8 +33,8 @@ def hashed_keeper(ids: object, world_size: int) -> Tensor:
     return _kept(ids, world_size, _core.Dealing.hash)
 
 
-def modulo_keeper(ids: object, world_size: int) -> Tensor:
-    """Return (n,) int64: ``id % world_size``, never negative. Arguments as of `hashed_keeper`."""
+def modulo_owner(ids: object, world_size: int) -> Tensor:
+    """Return (n,) int64: ``id % world_size``, never negative. Arguments as of `hashed_owner`."""
     return _kept(ids, world_size, _core.Dealing.modulo)
 
 
@@ -48,20 +48,20 @@ def checked_world_size(given: object) -> int:
 
 def _kept(ids: object, world_size: object, dealing: _core.Dealing) -> Tensor:
     ranks = checked_world_size(world_size)
-    given = id_tensor("A keeper", ids)
+    given = id_tensor("An owner", ids)
     here = given.to("cpu", torch.int64).contiguous()
-    keepers = torch.empty_like(here)
-    _core.find_keepers(here.data_ptr(), here.numel(), ranks, dealing, keepers.data_ptr())
-    return keepers.to(given.device)
+    owners = torch.empty_like(here)
+    _core.find_owners(here.data_ptr(), here.numel(), ranks, dealing, owners.data_ptr())
+    return owners.to(given.device)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Owned:
     """Whether ids are a rank's; a value, so that parts can be compared and pickled."""
 
-    keeper: Callable[[Tensor, int], Tensor]
+    owner: Callable[[Tensor, int], Tensor]
     rank: int
     world_size: int
 
     def __call__(self, ids: Tensor) -> Tensor:
-        return self.keeper(ids, self.world_size) == self.rank
+        return self.owner(ids, self.world_size) == self.rank
