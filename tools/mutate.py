@@ -65,7 +65,8 @@ TESTS = {
     "places": "test_placement.py test_embedding.py test_embedding_bag.py test_collection.py "
     "test_collection_gradients.py test_gradients_in_use.py test_trace.py resolve/test_lookup.py "
     "places/test_contains.py places/test_counts_in_memory.py optim/test_fused.py "
-    "optim/test_optimizers.py optim/test_saving.py test_gradients.py optim/test_guards.py",
+    "optim/test_optimizers.py optim/test_saving.py test_gradients.py optim/test_guards.py "
+    "device/test_refused_steps.py",
     "places/tiered": "resolve/test_refilled_batches.py resolve/test_wait_counts.py resolve/test_hottest.py "
     "resolve/test_lookahead_batches.py resolve/test_tier_counts.py resolve/test_tiered_models.py "
     "resolve/test_extreme_sizes.py resolve/test_budget_advice.py resolve/test_tiered_gradients.py "

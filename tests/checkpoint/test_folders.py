@@ -18,8 +18,9 @@ from torch import nn
 
 import hotbed as hb
 from hotbed.checkpoint import CheckpointError
-from hotbed.checkpoint.folder import complete_in
+from hotbed.checkpoint.folder import complete_in, whole_beside
 from hotbed.checkpoint.inspect import differences, verified
+from hotbed.checkpoint.manifest import read_manifest
 from hotbed.data.position import Position
 
 
@@ -301,3 +302,25 @@ def test_many_save_and_load_at_once(tmp_path: Path) -> None:
             each.result()
         assert all(each.result() in range(9) for each in loads)
     assert bias_in(tmp_path) in range(1, 9)
+
+
+def test_where_the_folder_of_a_run_cannot_be_listed_no_other_checkpoint_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(path: str) -> list[str]:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+
+    monkeypatch.setattr("hotbed.checkpoint.folder.complete_in", refused)
+    assert whole_beside(str(tmp_path / "step-000000000001")) == []
+
+
+def test_a_manifest_says_how_wide_states_are(tmp_path: Path) -> None:
+    layer = hb.Embedding(9, 3)
+    optimizer = hb.optim.RowwiseAdagrad(layer.parameters(), lr=0.1)
+    hb.save(tmp_path / "run", layer, optimizer, step=1)
+    (table,) = read_manifest(complete_in(str(tmp_path / "run"))[-1])["tables"].values()
+    assert table["rule"]["states"] == [["sum", 1]]
+    other = hb.Embedding(9, 3)
+    hb.save(tmp_path / "other", other, hb.optim.Adagrad(other.parameters(), lr=0.1), step=1)
+    (table,) = read_manifest(complete_in(str(tmp_path / "other"))[-1])["tables"].values()
+    assert table["rule"]["states"] == [["sum", 3]]

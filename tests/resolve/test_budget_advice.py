@@ -87,3 +87,13 @@ def test_two_rounds_suffice(stream: Stream) -> None:
                     rounds += 1
                 budget, errors = advised, errors + 1
     assert rounds <= 2 and errors - rounds <= 2
+
+
+def test_who_does_not_look_ahead_is_advised_room_for_two_batches() -> None:
+    model = hb.EmbeddingCollection(
+        [hb.Table("a", 16)], storage=hb.Storage(device="200KB", host="64MB")
+    )
+    with pytest.raises(hb.StorageError, match="a batch needs room") as raised:
+        model({"a": torch.arange(IDS * 4)})
+    advised = int(str(raised.value).split("at least ")[1].split()[0].replace(",", ""))
+    assert advised // raised.value.needed == 2  # for a gradient that waits for its step, too
