@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Protocol, TypedDict, runtime_checkable
+from typing import Any, Protocol, TypedDict, TypeGuard
 
 import numpy as np
 import torch
@@ -56,11 +56,14 @@ class Position:
         self.loaded = True
 
 
-@runtime_checkable
 class Seekable(Protocol):
     """A loader or data set that passes over batches itself."""
 
     def seek(self, epoch: int, batches: int, /) -> object: ...
+
+
+def _seeks(loader: object) -> TypeGuard[Seekable]:
+    return hasattr(loader, "seek")
 
 
 def wrapped_by(loader: object) -> list[object]:
@@ -94,12 +97,12 @@ def seek(loader: object, epoch: int, batches: int) -> int:
     Returns:
         How many batches whoever iterates it has to pass over.
     """
-    if isinstance(loader, Seekable):
+    if _seeks(loader):
         loader.seek(epoch, batches)
         return 0
     for one in wrapped_by(loader):
-        known = one if isinstance(one, Seekable) else getattr(one, "dataset", None)
-        if isinstance(known, Seekable):
+        known = one if _seeks(one) else getattr(one, "dataset", None)
+        if _seeks(known):
             known.seek(epoch, 0)
             break
     return batches

@@ -22,8 +22,10 @@ from hotbed.ops.duplicates import sum_duplicates
 from hotbed.table.by_slot import FUNCTIONS_BY_ID
 
 __all__ = [
+    "Function",
     "GradientRows",
     "GradientShare",
+    "Keywords",
     "TableGradient",
     "WaitingGradient",
     "by_rows",
@@ -32,6 +34,10 @@ __all__ = [
     "set_gradient",
     "stored_gradient",
 ]
+
+Function = Callable[..., object]
+Keywords = Mapping[str, object] | None
+"""A function of torch's that `__torch_function__` is given, and its arguments by name."""
 
 plain_access = torch._C.DisableTorchFunctionSubclass
 """A context in which handles are taken for what they are in memory, which is also quicker."""
@@ -87,11 +93,7 @@ class TableGradient(Tensor):
 
     @classmethod
     def __torch_function__(
-        cls,
-        func: Callable[..., object],
-        types: Iterable[type],
-        args: Iterable[object] = (),
-        kwargs: Mapping[str, object] | None = None,
+        cls, func: Function, types: object, args: Iterable[object] = (), kwargs: Keywords = None
     ) -> object:
         args, kwargs = tuple(args), kwargs or {}
         with plain_access():

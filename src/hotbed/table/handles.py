@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from hotbed import _core
 from hotbed.errors import TableError
-from hotbed.table.gradients import WaitingGradient, plain_access
+from hotbed.table.gradients import Function, Keywords, WaitingGradient, plain_access
 from hotbed.tables import Table
 
 __all__ = ["FollowingHandle", "HalfLoadedHandle", "Handle", "OpenHandle", "TableOfHandle"]
@@ -141,11 +141,7 @@ class FollowingHandle(Handle):
 
     @classmethod
     def __torch_function__(
-        cls,
-        func: Callable[..., object],
-        types: Iterable[type],
-        args: Iterable[object] = (),
-        kwargs: Mapping[str, object] | None = None,
+        cls, func: Function, types: object, args: Iterable[object] = (), kwargs: Keywords = None
     ) -> object:
         kwargs = kwargs or {}
         if _touches_rows(func) or func.__name__ == "__format__":
@@ -163,11 +159,7 @@ class HalfLoadedHandle(Handle):
 
     @classmethod
     def __torch_function__(
-        cls,
-        func: Callable[..., object],
-        types: Iterable[type],
-        args: Iterable[object] = (),
-        kwargs: Mapping[str, object] | None = None,
+        cls, func: Function, types: object, args: Iterable[object] = (), kwargs: Keywords = None
     ) -> object:
         kwargs = kwargs or {}
         if _touches_rows(func):
@@ -200,8 +192,8 @@ class _Rowless:
     @classmethod
     def __torch_function__(
         cls,
-        func: Callable[..., object],
-        types: Iterable[type],
+        func: Function,
+        types: object,
         args: Iterable[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> object:
