@@ -397,7 +397,7 @@ def test_names_of_before_warn_and_mean_the_same(tmp_path: Path) -> None:
         "[tables.b]\nsharding = 'column'\nkeepers = [2, 0]\n"
     )
     plan = Plan.read(path, [hb.Table("a", 4, rows=9), hb.Table("b", 4, rows=9)])
-    assert plan.shardings == {"a": TableWise(3), "b": ColumnWise((2, 0))}
+    assert plan.shardings == {"a": TableWise(3), "b": ColumnWise((2, 0), (2, 2))}
     old: list[Callable[[], object]] = [
         lambda: plan.keeper_of("a", [1]).tolist() == [3],
         lambda: TableWise(3).keeper == 3,

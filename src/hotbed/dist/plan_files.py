@@ -80,7 +80,7 @@ def _read(read: dict[str, Any]) -> tuple[int, dict[str, Sharding]]:
 def _sharding(name: str, entry: Any) -> Sharding:
     if not isinstance(entry, dict):
         raise PlanError(f"Table {name!r} is {entry!r}, and must be a section [tables.{name}].")
-    fields = {_RENAMED.get(key, key): value for key, value in entry.items()}
+    fields = {str(_RENAMED.get(key, key)): value for key, value in entry.items()}
     kind = fields.pop("sharding", None)
     if not isinstance(kind, str) or kind not in KINDS:
         raise PlanError(
