@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +37,17 @@ class Listener:
         self._before, self._named = rows_now(place), set[int]()
         self._any = True  # before the first time
 
-    def told(self, kind: str, ids: Tensor | None, slots: Tensor | None) -> None:
+    def told(
+        self, kind: str, ids: Callable[[], Tensor] | None, slots: Callable[[], Tensor] | None
+    ) -> None:
         self.look()
         self.kinds.append(kind)
         self._any = ids is None and slots is None
-        self._named = set() if ids is None else {*ids.tolist()}
+        self._named = set() if ids is None else {*ids().tolist()}
         if slots is not None:
-            self._named = {self._place.core.id_of(slot) for slot in slots.tolist()}
+            self._named = {self._place.core.id_of(slot) for slot in slots().tolist()}
+        if kind in ("step", "fused", "erase"):
+            assert not self._any
 
     def look(self) -> None:
         now = rows_now(self._place)
@@ -61,7 +66,11 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> dict[Any, Listener]:
     listeners: dict[Any, Listener] = {}
 
     def changing(
-        self: Any, kind: str, *, ids: Tensor | None = None, slots: Tensor | None = None
+        self: Any,
+        kind: str,
+        *,
+        ids: Callable[[], Tensor] | None = None,
+        slots: Callable[[], Tensor] | None = None,
     ) -> None:
         if self in listeners:
             listeners[self].told(kind, ids, slots)

@@ -181,5 +181,8 @@ class ShardedPendingGradient:
             for t, share in zip(tables, shares, strict=True)
         ]
 
+    def slots(self, table: int) -> Tensor:
+        return self._left.slots(table) + self._first_slots[table]
+
     def step(self, updates: object) -> NoReturn:
         raise OptimizerError("fused=True updates tables in backward, which ranks cannot agree on.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -79,6 +80,17 @@ def looked_up(call: Call, places: _core.VectorPlaces | None) -> HostBatch:
     return _resolved(call, behind, write)
 
 
+def _ids_of(call: Call, table: StoredTable) -> Tensor:
+    """Return the ids that a call asks a table for, (n,) int64 on the host."""
+    return torch.cat(
+        [
+            bags.ids.reshape(-1).to("cpu", torch.int64)
+            for bags, t in zip(call.bags, call.table_of, strict=True)
+            if call.live[t] is table
+        ]
+    )
+
+
 def _resolved(call: Call, behind: Sequence[StoredTable], pooled: Callable[[Resolved], T]) -> T:
     """`behind`: tables some of whose rows may be. `pooled`: what is done while rows stay."""
     live, training = call.live, call.training
@@ -98,7 +110,7 @@ def _resolved(call: Call, behind: Sequence[StoredTable], pooled: Callable[[Resol
                     continue  # an optimizer was made just now
                 lookups.raise_deferred(live, training=training)
             for table in behind:
-                table.place.changing("catch up")
+                table.place.changing("catch up", ids=functools.partial(_ids_of, call, table))
             resolved = lookups.resolve(call)
             hold.share()
             with trace.span("pool"):

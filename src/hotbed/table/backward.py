@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, Protocol
 
 from torch import Tensor
@@ -65,7 +66,11 @@ class ChangingPlace(Protocol):
     """A place, told of changes to its rows."""
 
     def changing(
-        self, kind: Changes, *, ids: Tensor | None = None, slots: Tensor | None = None
+        self,
+        kind: Changes,
+        *,
+        ids: Callable[[], Tensor] | None = None,
+        slots: Callable[[], Tensor] | None = None,
     ) -> None: ...
 
 
@@ -91,6 +96,9 @@ class PendingGradient(Protocol):
 
     def step(self, updates: Sequence[Update]) -> None:
         """Update tables at once."""
+
+    def slots(self, table: int) -> Tensor:
+        """Return the slots of the rows that `step` changes, (n,) int64 on the host, each once."""
 
     def shares(self, tables: Sequence[int]) -> Sequence[GradientShare]:
         """Return the rows of the tables at these positions, for `WaitingGradient.take`."""
@@ -120,7 +128,7 @@ def leave(
     if updates:
         for t, *_ in updates:
             live[t].refuse_half_loaded()
-            live[t].place.changing("fused")
+            live[t].place.changing("fused", slots=functools.partial(left.slots, t))
         left.step(updates)
         for _, update, _, _ in updates:
             update.done()

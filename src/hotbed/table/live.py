@@ -105,12 +105,12 @@ class LiveTable(TableWithHandle):
             rows = checks.checked_rows(self.spec, own, values)
             with alone([self]):
                 self.raise_deferred()
-                self.place.changing("write", ids=own)
+                self.place.changing("write", ids=lambda: own)
                 self.place.assign(own, rows)
 
     def write(self, records: Records) -> None:
         """As `hotbed.table.place.Place.write`, while the table is held alone."""
-        self.place.changing("write", ids=records.ids)
+        self.place.changing("write", ids=lambda: records.ids)
         self.place.write(records)
 
     def all_rows(self) -> tuple[Tensor, Tensor]:
@@ -144,7 +144,7 @@ class LiveTable(TableWithHandle):
                 self.raise_deferred()
                 checks.refuse_to_erase(self.spec, self.has_gradient)
                 self.generation += 1
-                self.place.changing("erase", ids=own)
+                self.place.changing("erase", ids=lambda: own)
                 return self.place.erase(own)
 
     def draw_again(self, key: int) -> None:

@@ -124,7 +124,11 @@ class Place(HandleOfTable, RowCopies, LocalShards, StepState, Relocation):
     # -- the barrier -----------------------------------------------------------------------------
 
     def changing(
-        self, kind: Changes, *, ids: Tensor | None = None, slots: Tensor | None = None
+        self,
+        kind: Changes,
+        *,
+        ids: Callable[[], Tensor] | None = None,
+        slots: Callable[[], Tensor] | None = None,
     ) -> None:
         """Note that rows are about to change; called by whoever has the table alone.
 
@@ -134,7 +138,7 @@ class Place(HandleOfTable, RowCopies, LocalShards, StepState, Relocation):
         Args:
             kind: what changes them; "handle": somebody has written through the parameter, and it is
                 told as soon as it shows.
-            ids: (n,) int64, on the host, of the rows;
-            slots: or their slots; neither: any row may change.
+            ids: gives the ids of these rows, (n,) int64 on the host, while the table is held;
+            slots: or their slots. Neither: any row may change.
         """
         self.changed = True

@@ -280,5 +280,8 @@ class DevicePendingGradient:
     def step(self, updates: Sequence[Update]) -> None:
         step_in_backward(self._gradient, updates)
 
+    def slots(self, table: int) -> Tensor:
+        return DeviceGradientRows(self._gradient, table).slots()
+
     def shares(self, tables: Sequence[int]) -> list[DeviceGradientRows]:
         return [DeviceGradientRows(self._gradient, t) for t in tables]

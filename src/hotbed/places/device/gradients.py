@@ -110,6 +110,11 @@ class DeviceGradientRows:
         self.gradient.check_unchanged()
         return _rows_of_terms(self.gradient.terms, self.table)
 
+    def slots(self) -> Tensor:
+        """Slots of the rows, (n,) int64 on the host; waits for the device."""
+        slots = self.rows()[0].cpu()
+        return slots[slots >= 0]
+
     def coo(self, handle: Tensor) -> TableGradient:
         """The same as the gradient of the table's handle."""
         return _coo(handle, *self.rows(), [self.origin])
@@ -147,6 +152,20 @@ def origins_of(live: StoredTable) -> list[Origin]:
     """Return the batches that the gradient of a table comes from, as far as they are known."""
     known = live.waiting.origins_of(live.parameter)
     return [origin for origin in known if isinstance(origin, Origin)]
+
+
+def changed_slots(live: StoredTable, share: DeviceGradientRows | None) -> Tensor:
+    """Return the slots of the rows that a step changes, (n,) int64 on the host; waits for the device.
+
+    Args:
+        share: the gradient, where that is not the handle's.
+    """
+    waiting = [share] if share is not None else live.waiting.shares
+    slots = [one.slots() for one in waiting if isinstance(one, DeviceGradientRows)]
+    if share is None and (stored := stored_gradient(live.parameter)) is not None:
+        slots.append(_rows_of_stored(stored, live, [])[0].cpu())
+    changed: Tensor = torch.unique(torch.cat(slots))
+    return changed
 
 
 def gather(tables: Sequence[StoredTable]) -> tuple[Terms, list[Tensor]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Sequence
 
@@ -11,7 +12,7 @@ from torch.optim import Optimizer
 
 from hotbed import _core
 from hotbed.ops.gpu.recording import now_or_after
-from hotbed.places.device.gradients import DeviceGradientRows
+from hotbed.places.device.gradients import DeviceGradientRows, changed_slots
 from hotbed.places.device.step import DenseGradient, DeviceStep, Entry, Predicated
 from hotbed.table.gradients import GradientShare
 from hotbed.table.lookups import StoredTable
@@ -83,7 +84,8 @@ class DeviceParticipant:
     def apply(self) -> None:
         if self._step is not None:
             for entry in self._entries:
-                entry.live.place.changing("step")
+                slots = functools.partial(changed_slots, entry.live, entry.share)
+                entry.live.place.changing("step", slots=slots)
             self._step.apply()
 
     def finishing(self, step: Callable[[], None]) -> Callable[[], None]:

@@ -167,6 +167,11 @@ class HostPendingGradient(NamedTuple):
             assert update is not None
             raise update.refuse(slot, element)
 
+    def slots(self, table: int) -> Tensor:
+        slots = torch.empty(self.core.unique_counts()[table], dtype=torch.int64, device="cpu")
+        self.core.write_unique_slots(table, slots.data_ptr())
+        return slots[slots >= 0]
+
     def shares(self, tables: Sequence[int], *, divisor: int = 1) -> list[GradientRows]:
         """As `PendingGradient.shares`. `divisor`: of all sums."""
         every = self.core.unique_counts()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 
 import torch
@@ -112,12 +113,16 @@ class HostParticipant:
 
     def apply(self) -> None:
         for live, rows in zip(self._tables, self._held, strict=True):
-            live.place.changing("step", slots=rows.slots)
+            live.place.changing("step", slots=functools.partial(_slots_of, rows))
         assert self._core is not None
         self._core.apply()
 
     def finishing(self, step: Callable[[], None]) -> Callable[[], None]:
         return step
+
+
+def _slots_of(rows: GradientRows) -> Tensor:
+    return rows.slots
 
 
 def rows_of(live: StoredTable) -> GradientRows | None:
