@@ -319,9 +319,7 @@ class _Loading:
             for stem, table in self.tables.items():
                 entry = self.manifest["tables"][stem]
                 rule = entry["rule"]
-                rules = [
-                    r for t in {table, *table.place.tables_here(table)} if (r := t.rule) is not None
-                ]
+                rules = [t.rule for t in {table, *table.place.tables_here(table)} if t.rule]
                 if stem in self.with_states and table.follows:
                     for each in rules:
                         forget_steps(each)  # so that no row counts as of one
@@ -333,7 +331,6 @@ class _Loading:
                             give_history(each, rule)
                 elif self._is_behind(stem):
                     with self._naming(stem):
-                        assert rule is not None
                         finish += [current_anyway(t, rule) for t in table.place.tables_here(table)]
                     as_stored.add(stem)
             for table in self.tables.values():

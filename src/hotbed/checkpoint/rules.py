@@ -139,12 +139,13 @@ def _hyper_of(numbers: list[float]) -> _core.Hyperparameters:
     return hyper
 
 
-def current_anyway(table: LiveTable, saved: RuleEntry) -> Callable[[bool], None]:
+def current_anyway(table: LiveTable, saved: RuleEntry | None) -> Callable[[bool], None]:
     """Gives a table without optimizer the rule that it was saved with, for rows that are behind.
 
     Returns:
         What brings them up to date and takes the rule away again.
     """
+    assert saved is not None
     options = _core.RuleOptions()
     options.rule = getattr(_core.Rule, saved["name"])
     for name, value in saved["options"].items():

@@ -17,7 +17,7 @@ from hotbed.ops.outside_graphs import outside_graphs
 from hotbed.optim.constructors import spell_out
 from hotbed.optim.dense import DenseFactory, DenseHalf, name_of
 from hotbed.optim.fused import FusedUpdates
-from hotbed.optim.guards import mark_table_optimizer
+from hotbed.optim.guards import mark_table_optimizer, of_other_states, refuse_several_devices
 from hotbed.optim.options import (
     NOT_FOR_TABLES,
     GroupOptions,
@@ -39,7 +39,6 @@ from hotbed.table.place import ON_HOST, Place
 __all__ = ["TableOptimizer"]
 
 R = TypeVar("R")
-
 _Joining = tuple[int, list[LiveTable], bool]
 """A group's number, its tables, and whether rows of them need catching up."""
 
@@ -183,25 +182,15 @@ class TableOptimizer(Optimizer):
             if exact:
                 live.place.refuse_exact(type(self).__name__)
             live.place.refuse_rule(type(self).__name__, options.rule, fused=self.fused)
-            if live.rule is None or self._replace_state or _same(live.rule, options, exact):
+            if live.rule is None or self._replace_state or options.are_of(live.rule, exact):
                 continue
-            other = live.optimizer
-            holder = (
-                f"hotbed.optim.{type(other).__name__}"
-                if other is not None
-                else "an optimizer that is gone,"
-            )
-            raise OptimizerError(
-                f"Table {live.name!r} has the states of {holder} with another rule or other options. "
-                "Pass replace_state=True to drop them."
-            )
+            raise of_other_states(live)
         fresh = [live.core for live in tables if not self._keeps_states(live, options, exact)]
         _core.TableRule.check_memory(fresh, options.rule, exact)
         return exact
 
     def _keeps_states(self, live: LiveTable, options: GroupOptions, exact: bool) -> bool:
-        rule = live.rule
-        return rule is not None and not self._replace_state and _same(rule, options, exact)
+        return not self._replace_state and options.are_of(live.rule, exact)
 
     def _attach(self, groups: list[_Joining]) -> None:
         """Gives tables the states of the rule. If that fails, those that had none are without again."""
@@ -245,11 +234,7 @@ class TableOptimizer(Optimizer):
         hyper = options.read(loaded or group, loaded=loaded is not None)
         if self.untouched == "exact":
             rules = [self._rules[p] for p in group["params"] if p in self._rules]
-            reason = _core.why_not_exact(options.rule, hyper) if rules else ""
-            if not reason and not all(rule.exact for rule in rules):
-                stays = _core.untouched_rows_stay(options.rule, hyper)
-                reason = "" if stays else "weight_decay was 0 when the optimizer was made"
-            if reason:
+            if reason := options.fault_of_exact(rules, hyper):
                 raise OptimizerError(f'{type(self).__name__} with untouched="exact": {reason}.')
         return hyper
 
@@ -331,11 +316,7 @@ class TableOptimizer(Optimizer):
             NotFiniteError, IdError: the step before was not taken.
         """
         elsewhere = [live for live in self._live.values() if live.place.stepped is not ON_HOST]
-        if any(live.place.stepped != place.stepped for live in elsewhere):
-            where = ", ".join(sorted({str(live.place.stepped) for live in elsewhere}))
-            raise OptimizerError(
-                f"{type(self).__name__}: its tables lie on {where}. Make an optimizer a device."
-            )
+        refuse_several_devices(type(self).__name__, elsewhere)
         part = place.make_participant(self, elsewhere)
         return {place.stepped: part, ON_HOST: part if part.takes_host else HostParticipant(self)}
 
@@ -417,11 +398,3 @@ class TableOptimizer(Optimizer):
             "what holds it, such as a learning rate schedule: the states live in the tables. Save its "
             "state_dict(), make a new one over the copied or loaded model, and load it there."
         )
-
-
-def _same(rule: _core.TableRule, options: GroupOptions, exact: bool) -> bool:
-    return bool(
-        rule.options == options.rule
-        and rule.exact == exact
-        and rule.initial_accumulator_value == options.initial
-    )

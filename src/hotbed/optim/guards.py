@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from hotbed.errors import OptimizerError
 from hotbed.ops.outside_graphs import outside_graphs
 from hotbed.optim.options import torch_classes
-from hotbed.table.live import live_table
+from hotbed.table.live import LiveTable, live_table
 from hotbed.table.with_handle import live_tables
 
-__all__ = ["mark_inner", "mark_table_optimizer"]
+__all__ = ["mark_inner", "mark_table_optimizer", "of_other_states", "refuse_several_devices"]
 
 # Classes of torch whose rule is no other's → the Hotbed class with that of the same, or the nearest, rule.
 _NEAREST = {"ASGD": "SGD", "SparseAdam": "SparseAdam"}
@@ -28,6 +30,24 @@ def mark_inner(optimizer: Optimizer) -> None:
 def mark_table_optimizer(optimizer: Optimizer) -> None:
     """`optimizer` may hold tables."""
     optimizer.__dict__[_KIND] = "tables"
+
+
+def of_other_states(live: LiveTable) -> OptimizerError:
+    """Return the error for a table with the states of an optimizer of another rule."""
+    other = live.optimizer
+    kind = "an optimizer that is gone," if other is None else f"hotbed.optim.{type(other).__name__}"
+    return OptimizerError(
+        f"Table {live.name!r} has the states of {kind} with another rule or other options. "
+        "Pass replace_state=True to drop them."
+    )
+
+
+def refuse_several_devices(kind: str, tables: Sequence[LiveTable]) -> None:
+    """Raise OptimizerError where tables that the host does not step lie on several devices."""
+    where = {live.place.stepped for live in tables}
+    if len(where) > 1:
+        named = ", ".join(sorted(map(str, where)))
+        raise OptimizerError(f"{kind}: its tables lie on {named}. Make an optimizer a device.")
 
 
 @outside_graphs

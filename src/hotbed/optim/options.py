@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import compress
 from operator import is_not, itemgetter
 from typing import Any, SupportsFloat
@@ -270,6 +270,23 @@ class GroupOptions:
         if not loaded:
             self._seen = right
         return hyper
+
+    def are_of(self, rule: _core.TableRule | None, exact: bool) -> bool:
+        """Return True if a table's rule has these options."""
+        return (
+            rule is not None
+            and rule.options == self.rule
+            and rule.exact == exact
+            and rule.initial_accumulator_value == self.initial
+        )
+
+    def fault_of_exact(self, rules: Sequence[_core.TableRule], hyper: _core.Hyperparameters) -> str:
+        """Why tables with these rules cannot be stepped with ``untouched="exact"``; empty if they can."""
+        reason = _core.why_not_exact(self.rule, hyper) if rules else ""
+        if not reason and not all(rule.exact for rule in rules):
+            stays = _core.untouched_rows_stay(self.rule, hyper)
+            reason = "" if stays else "weight_decay was 0 when the optimizer was made"
+        return reason
 
     def _error(self, name: str, fault: str) -> OptimizerError:
         return OptimizerError(f"{self._kind}: {name} of group {self._index} {fault}.")
