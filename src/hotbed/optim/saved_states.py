@@ -38,7 +38,7 @@ class LoadedOptimizer(Protocol):
 
 
 class Held(NamedTuple):
-    """What an optimizer steps, and how."""
+    """Rule, groups and tables of an optimizer, for its saved states."""
 
     rule: Rule
     groups: Sequence[GroupOptions]

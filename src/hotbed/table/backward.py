@@ -1,4 +1,4 @@
-"""What a backward leaves to the tables of a batch: gradients for their handles, or updates at once."""
+"""Gradients that a backward gives to the handles of a batch's tables, or updates that it makes at once."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Changes = Literal["step", "fused", "catch up", "write", "erase", "forget", "move
 
 
 class Deferred(Protocol):
-    """What a device finds out later."""
+    """An error that a device may find later."""
 
     def take(self) -> HotbedError | None:
         """Return the error, the first time it is asked for; waits for the device."""
