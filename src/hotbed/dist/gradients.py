@@ -11,12 +11,13 @@ from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 
 from hotbed.dist.declarations import Declaration
+from hotbed.dist.errors import is_told
 from hotbed.dist.exchange import NOTHING_GIVEN, Given, give
 from hotbed.dist.handshake import Opened
 from hotbed.dist.lookup import Lookup
 from hotbed.dist.ranks import Ranks
 from hotbed.dist.shards import ShardedPlace, TableOnRanks
-from hotbed.errors import HotbedError, TableError
+from hotbed.errors import TableError
 from hotbed.places.host.step import rows_of
 from hotbed.table.clipping import Gradient
 from hotbed.table.gradients import (
@@ -103,7 +104,7 @@ class Collected:
     def __init__(self, tables: list[TableOnRanks], kept: Collection[TableOnRanks]) -> None:
         """`kept`: tables of which the owners have gradients already."""
         self.tables, self._kept = tables, kept
-        self.fault: HotbedError | None = None
+        self.fault: Exception | None = None
         self._arrived: dict[LiveTable, list[GradientRows]] = {}
 
     def add(self, arrived: Iterable[tuple[LiveTable, GradientRows]]) -> None:
@@ -235,8 +236,10 @@ def _brought(
             continue
         try:
             found.add(give(ranks, lookup, ranks.codecs[1], given, chosen))
-        except HotbedError as error:  # of this rank alone: the others go on to the vote
-            found.fault = error
+        except Exception as error:
+            if is_told(error):
+                raise  # on all ranks
+            found.fault = error  # of this rank alone: the others go on to the vote
     return found
 
 

@@ -177,7 +177,9 @@ def raise_fault(
         raise own
     rank = faults.index(1)
     text = bytes(told[rank].tolist()).rstrip(b"\0").decode(errors="replace")
-    raise PeerError(f"Rank {rank} could not go on: {text}")
+    error = PeerError(f"Rank {rank} could not go on: {text}")
+    mark_told(error)
+    raise error
 
 
 def _as_text(error: BaseException | None) -> Tensor:

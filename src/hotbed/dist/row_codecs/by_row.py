@@ -22,6 +22,8 @@ class ByRow(abc.ABC):
     gradients; each becomes `row_bytes` bytes.
     """
 
+    can_fail = True
+
     @abc.abstractmethod
     def row_bytes(self, width: int, dtype: torch.dtype) -> int:
         """Return the bytes of a row in messages."""
