@@ -14,7 +14,7 @@ from torch.distributed.algorithms.join import Join
 import hotbed as hb
 from hotbed.dist import ColumnWise, Plan, Replicated, RowWise, TableWise, merging
 from hotbed.dist.errors import PeerError
-from hotbed.dist.lookup import Announced
+from hotbed.dist.exchanged_values import Announced
 
 NEXT = 64
 """Batches that wait at most, where each has its backward at once."""

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from hotbed import _core
+from hotbed.dist.exchanged_values import Announced, Asked, Lookup, Owned
 from hotbed.dist.handshake import Opened
-from hotbed.dist.lookup import Announced, Asked, Lookup, Owned
 from hotbed.dist.ranks import Ranks
 from hotbed.dist.row_codecs.codec import RowCodec, Travel
 from hotbed.dist.shards import ShardedPlace

@@ -13,8 +13,8 @@ from torch.amp.grad_scaler import GradScaler
 from hotbed.dist.declarations import Declaration
 from hotbed.dist.errors import is_told
 from hotbed.dist.exchange import NOTHING_GIVEN, Given, give
+from hotbed.dist.exchanged_values import Lookup
 from hotbed.dist.handshake import Opened
-from hotbed.dist.lookup import Lookup
 from hotbed.dist.ranks import Ranks
 from hotbed.dist.shards import ShardedPlace, TableOnRanks
 from hotbed.errors import TableError

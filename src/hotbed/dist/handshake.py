@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hotbed.dist.declarations import Declaration, differences
 from hotbed.dist.errors import PeerError, mark_told
-from hotbed.dist.lookup import Lookup
+from hotbed.dist.exchanged_values import Lookup
 
 __all__ = [
     "ENDED",

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from hotbed import _core
 from hotbed.dist.exchange import announce, announce_nothing, ask, keep, look_up_owned
+from hotbed.dist.exchanged_values import Announced, Lookup
 from hotbed.dist.gradients import waiting_of
 from hotbed.dist.handshake import MERGE, Opened
-from hotbed.dist.lookup import Announced, Lookup
 from hotbed.dist.ranks import Ranks
 from hotbed.dist.shards import TableOnRanks
 from hotbed.ops.duplicates import sum_duplicates

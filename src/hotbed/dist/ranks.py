@@ -27,14 +27,14 @@ from hotbed.dist.handshake import (
     raise_fault,
     refuse_others,
 )
+from hotbed.dist.json_values import all_values
 from hotbed.dist.layout import Layout
 from hotbed.dist.long_work import LongWork
-from hotbed.dist.messages import all_values
 from hotbed.dist.row_codecs import STORED, RowCodec
 from hotbed.dist.shards import ShardedPlace, TableOnRanks
 from hotbed.dist.shared_memory import SharedMemory
+from hotbed.dist.timeouts import WaitReports
 from hotbed.dist.waiting import Waiting
-from hotbed.dist.waits import Waits
 from hotbed.dist.wire import Gloo, Wire, group_of
 from hotbed.errors import TableError
 
@@ -108,7 +108,7 @@ class Ranks(LongWork):
         self._process = os.getpid()
         self._lost: PeerLost | None = None
         self.waiting = Waiting()
-        self._waits = Waits(self.group, self.rank, self.size, timeout)
+        self._reports = WaitReports(self.group, self.rank, self.size, timeout)
         self._wire: Wire = Gloo(self.group, self.rank)
         if self.size > 1 and bool(self.agree("a distribution", [int(shared_memory)]).numbers.all()):
             tell = functools.partial(self.tell, "a distribution")
@@ -315,11 +315,11 @@ class Ranks(LongWork):
             raise error
         if self._lost is None:
             call = opened_by(*self._call[:2], self._names_of(self._call[2]))
-            self._lose(self._waits.loss(error, self._call[0], call, waits, self.steps))
+            self._lose(self._reports.loss(error, self._call[0], call, waits, self.steps))
         raise self._lost or error from None
 
     def tell(self, kind: str, value: Any) -> list[Any]:
-        """Return the value of each rank, of types that `codec.encode` takes. Called by all ranks."""
+        """Return the value of each rank, of types that `json_values.encode` takes. Called by all ranks."""
         return all_values(self, kind, value)
 
     def ends(self, asked: Callable[[], bool]) -> bool:
