@@ -64,7 +64,9 @@ def _look_up(ranks: Ranks, announced: Announced, merged: _Merged | None) -> Look
     fault: Exception | None = None
     owned = None
     try:
-        owned = look_up_owned(announced)
+        # training=False: every id got its row when its own batch was looked up. Merging adds none, and does
+        # not bring back what was erased since.
+        owned = look_up_owned(announced, training=False)
     except Exception as error:
         fault = error
     ranks.agree(MERGE, fault=fault)
