@@ -12,7 +12,7 @@ def test_it_names_nothing_that_is_gone() -> None:
 
 
 def test_the_longest_name_chooses_the_tests() -> None:
-    assert mutate.tests_of("src/hotbed/dist/waits.py") == mutate.TESTS["dist/waits"]
+    assert mutate.tests_of("src/hotbed/dist/timeouts.py") == mutate.TESTS["dist/timeouts"]
     assert mutate.tests_of("src/hotbed/dist/ranks.py") == mutate.TESTS["dist"]
     assert (
         mutate.tests_of("src/hotbed/places/tiered_device/batch.py")

@@ -87,16 +87,15 @@ TESTS = {
     "dist/test_lookahead_on_ranks.py",
     **dict.fromkeys(
         (
-            "dist/codec",
-            "dist/messages",
+            "dist/json_values",
             "dist/raw",
             "dist/wire",
             "dist/shared_memory",
             "dist/exchange",
-            "dist/requests",
+            "dist/plan_arguments",
         ),
         "dist/test_values_between_ranks.py dist/test_wire.py dist/test_exchanged_messages.py "
-        "dist/test_agreement.py",
+        "dist/test_agreement.py dist/test_errors_of_codecs.py",
     ),
     **dict.fromkeys(
         ("dist/loaders", "dist/join"),
@@ -121,7 +120,7 @@ TESTS = {
         "dist/test_plans.py dist/test_strategies.py cli/test_plan.py",
     ),
     **dict.fromkeys(
-        ("dist/gradients", "dist/merging", "dist/waiting", "dist/waits"),
+        ("dist/gradients", "dist/clipping", "dist/merging", "dist/waiting", "dist/timeouts"),
         "dist/test_waiting.py dist/test_sharded.py dist/test_merging.py dist/test_uneven.py "
         "dist/test_scaling.py dist/test_out_of_step.py",
     ),

@@ -16,7 +16,7 @@ import hotbed as hb
 from hotbed.dist import PeerError
 from hotbed.dist.distribute import sharing_of
 from hotbed.dist.errors import PeerLost
-from hotbed.dist.waits import BACKWARD
+from hotbed.dist.timeouts import BACKWARD
 
 SECONDS = 4.0
 IDS = torch.tensor([[1], [2]])

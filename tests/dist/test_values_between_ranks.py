@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import hotbed as hb
-from hotbed.dist import messages
-from hotbed.dist.codec import MOST_DEPTH, MessageError, decode, encode
+from hotbed.dist import json_values
+from hotbed.dist.json_values import MOST_DEPTH, MessageError, decode, encode
 from hotbed.dist.ranks import Ranks
 
 DTYPES = [
@@ -190,7 +190,7 @@ def pickled(rank: int, world: int, folder: str, shared: bool) -> None:
     with pytest.MonkeyPatch.context() as patch:
         if rank == 1:
             hostile = torch.tensor(list(pickle.dumps(Runs(touched))), dtype=torch.uint8)
-            patch.setattr(messages, "encode", lambda value: [hostile])
+            patch.setattr(json_values, "encode", lambda value: [hostile])
         with pytest.raises(hb.dist.PeerError, match="Rank 1 sent no readable message for figures"):
             ranks.tell("figures", 1)
     assert not touched.exists()
@@ -207,8 +207,8 @@ def announces(rank: int, world: int, size: int) -> None:
     pieces = [torch.empty(0, dtype=torch.uint8)]
     with pytest.MonkeyPatch.context() as patch:
         if rank == 1:
-            patch.setattr(messages, "encode", lambda value: pieces)
-            patch.setattr(messages, "sum", lambda lengths: size, raising=False)
+            patch.setattr(json_values, "encode", lambda value: pieces)
+            patch.setattr(json_values, "sum", lambda lengths: size, raising=False)
         with pytest.raises(hb.dist.PeerError, match="Rank 1 announces"):
             ranks.tell("figures", 1)
 

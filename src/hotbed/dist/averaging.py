@@ -10,7 +10,7 @@ import torch.distributed as torch_dist
 from torch._C import _distributed_c10d
 
 from hotbed.dist.ranks import Ranks
-from hotbed.dist.waits import BACKWARD
+from hotbed.dist.timeouts import BACKWARD
 
 __all__ = ["AveragingGroup"]
 

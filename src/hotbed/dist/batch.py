@@ -12,8 +12,8 @@ from torch import Tensor
 from hotbed import _core
 from hotbed.dist.errors import PeerError
 from hotbed.dist.exchange import announce, announce_nothing, ask, fetch, keep
+from hotbed.dist.exchanged_values import Lookup
 from hotbed.dist.handshake import Opened
-from hotbed.dist.lookup import Lookup
 from hotbed.dist.merging import merge
 from hotbed.dist.ranks import Ranks
 from hotbed.dist.row_codecs import STORED

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from hotbed.dist.exchange import Given, to_owners
-from hotbed.dist.lookup import Announced
+from hotbed.dist.exchanged_values import Announced
 from hotbed.dist.ranks import Ranks
 from hotbed.dist.raw import rounded
 from hotbed.dist.row_codecs import STORED

@@ -1,26 +1,34 @@
 """A batch across ranks, in steps with values between them:
 
-    ask -> Asked -> announce -> Announced -> fetch -> Fetched -> keep -> Lookup -> give
+    ask(ids) -> Asked
+    announce(Asked, the `Asked.numbers` of all ranks) -> Announced
+    fetch(Announced) -> Fetched, with the rows that came and, at owners, Owned
+    keep(Announced, Owned) -> Lookup
+    give(Lookup, gradients) -> gradients of each shard of this rank
 
-Ids are ordered by their owners here (`ask`) and travel to them (`announce`); rows come back (`fetch`), and
-later gradients go the way of the ids (`give`). From `announce` on all ranks call each step, after the
-handshake that belongs to it. Nothing but these values lives from one step to the next, so ids may be
-announced any time before their rows are fetched. The core writes and reads messages, all tables at once
-(`csrc/exchange`), and rows travel in the form of a codec (`hotbed.dist.row_codecs`).
+`ask` orders ids by their owners, on this rank alone. All ranks call `announce`, `fetch` and `give`: ids
+travel to their owners, rows come back, and later gradients go the way of the ids. One handshake, which
+carries `Asked.numbers`, precedes `announce` and serves `fetch`, too; another one precedes the `give` of all
+lookups in a step.
+
+The values are frozen. What lasts beyond them: `keep` appends to `ranks.waiting`, `Fetched.rows` takes memory
+of earlier batches from `layout.fetched`, and messages stay only until the ranks next send something. The core
+writes and reads messages, all tables at once (`csrc/exchange`), and rows travel in the form of a codec
+(`hotbed.dist.row_codecs`).
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from hotbed import _core
+from hotbed.dist.exchanged_values import Announced, Asked, Lookup, Owned
 from hotbed.dist.handshake import Opened
-from hotbed.dist.lookup import Announced, Asked, Lookup, Owned
 from hotbed.dist.ranks import Ranks
 from hotbed.dist.row_codecs.codec import RowCodec, Travel
 from hotbed.dist.shards import ShardedPlace
@@ -103,7 +111,7 @@ def announce(ranks: Ranks, asked: Asked, numbers: Tensor) -> Announced:
     """Bring ids to their owners. Called by all ranks.
 
     Args:
-        numbers: (ranks, n) the `Asked.numbers` of each.
+        numbers: (ranks, n) int64, the `Asked.numbers` of each rank.
     """
     numbers = numbers.contiguous()
     core = _core.Exchange(asked.layout.core, numbers.data_ptr())
@@ -135,19 +143,24 @@ def fetch(
         training: True if new ids of the others get one.
     """
     core = announced.core
-    outgoing, coming = core.row_sizes()
     travel = Travel(core, announced.asked.layout)
-    messages = ranks.take(codec.sizes(outgoing, travel, sent=True))
     owned: Owned | None = None
+
+    def look_up(room: list[Tensor]) -> None:
+        nonlocal owned
+        owned = look_up_owned(announced, frozen, training, room)
+
+    received = _sent(ranks, "rows", travel, codec, core.row_sizes(), look_up)
     fault: Exception | None = None
     try:
-        room = codec.room(messages, outgoing)
-        owned = look_up_owned(announced, frozen, training, room)
-        codec.encode(room, messages, travel)
+        received = codec.decode(received, core.row_sizes()[1], travel)
     except Exception as error:
         fault = error
-    received = ranks.send("rows", codec.sizes(coming, travel, sent=False), fault)
-    return Fetched(announced, owned, codec.decode(received, coming, travel))
+    if codec.can_fail:  # the others would go on to a forward, whose batch this rank does not keep
+        ranks.agree("a lookup", fault=fault)
+    elif fault is not None:
+        raise fault
+    return Fetched(announced, owned, received)
 
 
 def look_up_owned(
@@ -250,15 +263,52 @@ def to_owners(
     Args:
         what: travels.
         stored: True if they are rows as they are stored, not gradients.
+
+    Raises:
+        Exception: the codec could not encode them here, and all ranks raise (`errors.is_told`); or it could
+            not decode what came, which this rank alone knows.
     """
     core, chosen = travel.core, travel.chosen
-    outgoing, coming = core.given_sizes(chosen, stored)
-    messages = ranks.take(codec.sizes(outgoing, travel, sent=True))
-    room = codec.room(messages, outgoing)
-    core.write_given(chosen, stored, given, _addresses(room))
-    codec.encode(room, messages, travel)
-    received = ranks.send(what, codec.sizes(coming, travel, sent=False))
-    return codec.decode(received, coming, travel)
+    in_core = core.given_sizes(chosen, stored)
+
+    def write(room: list[Tensor]) -> None:
+        core.write_given(chosen, stored, given, _addresses(room))
+
+    received = _sent(ranks, what, travel, codec, in_core, write)
+    return codec.decode(received, in_core[1], travel)
+
+
+def _sent(
+    ranks: Ranks,
+    what: str,
+    travel: Travel,
+    codec: RowCodec,
+    in_core: tuple[list[int], list[int]],
+    write: Callable[[list[Tensor]], None],
+) -> list[Tensor]:
+    """Send rows as a codec encodes them, and return the messages that came, not yet decoded. An error before
+    they are sent goes along as a fault, so that all ranks raise.
+
+    Args:
+        in_core: bytes of the messages to each rank, and from it, as the core has them.
+        write: writes the rows to this memory, as the core has them.
+    """
+    outgoing, coming = in_core
+    fault: Exception | None = None
+    try:
+        sizes = codec.sizes(outgoing, travel, sent=True)
+        coming = codec.sizes(coming, travel, sent=False)
+    except Exception as error:  # on all ranks, as sizes depend on nothing else
+        sizes, coming, fault = *in_core, error
+    messages = ranks.take(sizes)
+    try:
+        if fault is None:
+            room = codec.room(messages, outgoing)
+            write(room)
+            codec.encode(room, messages, travel)
+    except Exception as error:
+        fault = error
+    return ranks.send(what, coming, fault)
 
 
 def _addresses(messages: Sequence[Tensor]) -> list[int]:

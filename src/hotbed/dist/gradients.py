@@ -11,37 +11,30 @@ from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 
 from hotbed.dist.declarations import Declaration
+from hotbed.dist.errors import is_told
 from hotbed.dist.exchange import NOTHING_GIVEN, Given, give
+from hotbed.dist.exchanged_values import Lookup
 from hotbed.dist.handshake import Opened
-from hotbed.dist.lookup import Lookup
 from hotbed.dist.ranks import Ranks
 from hotbed.dist.shards import ShardedPlace, TableOnRanks
-from hotbed.errors import HotbedError, TableError
+from hotbed.errors import TableError
 from hotbed.places.host.step import rows_of
-from hotbed.table.clipping import Gradient
 from hotbed.table.gradients import (
     GradientRows,
     TableGradient,
     WaitingGradient,
-    norm_of_rows,
     set_gradient,
     stored_gradient,
 )
 from hotbed.table.handles import OpenHandle
 from hotbed.table.live import LiveTable
 
-SUM, NORM, CHANGE = "a sum of gradients", "a norm of gradients", "a change of gradients"
-SCALE, CLAMP = range(2)
-
 __all__ = [
     "Collected",
     "SharedHandle",
-    "ShardedGradient",
     "WaitingOnRanks",
     "collect",
-    "look_for_infinities",
     "serve_collect",
-    "serve_infinities",
     "waiting_of",
 ]
 
@@ -103,7 +96,7 @@ class Collected:
     def __init__(self, tables: list[TableOnRanks], kept: Collection[TableOnRanks]) -> None:
         """`kept`: tables of which the owners have gradients already."""
         self.tables, self._kept = tables, kept
-        self.fault: HotbedError | None = None
+        self.fault: Exception | None = None
         self._arrived: dict[LiveTable, list[GradientRows]] = {}
 
     def add(self, arrived: Iterable[tuple[LiveTable, GradientRows]]) -> None:
@@ -235,141 +228,11 @@ def _brought(
             continue
         try:
             found.add(give(ranks, lookup, ranks.codecs[1], given, chosen))
-        except HotbedError as error:  # of this rank alone: the others go on to the vote
-            found.fault = error
+        except Exception as error:
+            if is_told(error):
+                raise  # on all ranks
+            found.fault = error  # of this rank alone: the others go on to the vote
     return found
-
-
-class Together:
-    """Gradients at their owners, of several tables, as they are clipped."""
-
-    def __init__(self, ranks: Ranks, tables: Sequence[TableOnRanks]) -> None:
-        """`tables`: of which any rank has a gradient."""
-        self._ranks, self._tables = ranks, list(tables)
-        self._rows: list[list[Tensor]] = []
-        for live in tables:
-            waiting = waiting_of(live)
-            waiting.give_away(live.parameter)
-            waiting.collected = True
-            parts = live.place.own.values()
-            self._rows.append([rows for part in parts for rows in _summed(part)])
-        self._norms: dict[float, list[Tensor]] = {}
-
-    def norm(self, table: int, norm_type: float) -> Tensor:
-        """Over all ranks; of all tables at once."""
-        if norm_type not in self._norms:
-            self._ranks.agree(NORM, _bits([norm_type]), self._numbers)
-            self._norms[norm_type] = self.sum_norms(norm_type)
-        return self._norms[norm_type][table]
-
-    def change(self, how: int, value: float, table: int) -> None:
-        """All tables, when the first is asked for."""
-        if table == 0:
-            self._ranks.agree(CHANGE, [how, *_bits([value])], self._numbers)
-            self.change_own(how, value)
-
-    @property
-    def _numbers(self) -> list[int]:
-        return [live.place.number for live in self._tables]
-
-    def sum_norms(self, norm_type: float) -> list[Tensor]:
-        own = torch.zeros(len(self._tables), dtype=torch.float64, device="cpu")
-        for t, (live, rows) in enumerate(zip(self._tables, self._rows, strict=True)):
-            if self._ranks.rank == 0 or not any(share.replica for share in live.place.shares):
-                norms = [norm_of_rows(r.double(), norm_type) for r in rows if r.numel()]
-                own[t] = torch.linalg.vector_norm(torch.stack(norms), norm_type) if norms else 0.0
-        told = self._ranks.agree(NORM, _bits(own.tolist()), self._numbers).numbers
-        norms_of_ranks = told.contiguous().view(torch.float64)
-        return [
-            torch.linalg.vector_norm(norms_of_ranks[:, t], norm_type).to(live.compute_dtype)
-            for t, live in enumerate(self._tables)
-        ]
-
-    def change_own(self, how: int, value: float) -> None:
-        for rows in self._rows:
-            for some in rows:
-                if how == SCALE:
-                    some.mul_(torch.tensor(value, dtype=some.dtype, device="cpu"))
-                else:
-                    some.clamp_(-value, value)
-
-
-class ShardedGradient:
-    """`hotbed.table.clipping.Gradient`, at the owners. Called by all ranks."""
-
-    device = torch.device("cpu")
-
-    def __init__(self, together: Together, table: int) -> None:
-        self._together, self._table = together, table
-
-    @classmethod
-    def every(cls, ranks: Ranks, tables: Sequence[TableOnRanks]) -> list[Gradient | None]:
-        """Brings the gradients of tables to their owners."""
-        with ranks.telling(SUM):
-            _, collected = collect(ranks, SUM, tables)
-        ranks.agree(SUM, fault=collected.fault)
-        collected.keep()
-        together = Together(ranks, collected.tables)
-        made = {live: cls(together, t) for t, live in enumerate(collected.tables)}
-        return [made.get(live) for live in tables]
-
-    def norm(self, norm_type: float) -> Tensor | None:
-        return self._together.norm(self._table, norm_type)
-
-    def scale(self, factor: Tensor) -> None:
-        self._together.change(SCALE, float(factor), self._table)
-
-    def clamp(self, limit: float) -> None:
-        self._together.change(CLAMP, limit, self._table)
-
-
-def look_for_infinities(
-    ranks: Ranks, tables: Sequence[TableOnRanks], factor: Tensor, found: Tensor
-) -> None:
-    """Note in `found` whether a gradient has infinities on any rank, and scale those that clipping
-    has brought to their owners by `factor`, as GradScaler scales those that it sees. Called by all ranks."""
-    grads = [live.waiting.look(live.parameter) for live in tables]
-    rows = [grad._values() for grad in grads if grad is not None]
-    rows += _scaled_at_owners(tables, float(factor))
-    bad = any(not bool(torch.isfinite(some).all()) for some in rows)
-    places = [live.place.number for live in tables]
-    told = ranks.agree("a look for infinities", [int(bad), *_bits([float(factor)])], places).numbers
-    if bool(told[:, 0].any()):
-        found.fill_(1.0)
-
-
-def serve_infinities(ranks: Ranks, opened: Opened) -> None:
-    """The part of a rank that has no batch."""
-    told = opened.numbers[opened.ended.index(False)].contiguous()
-    factor = float(told.view(torch.float64)[1])
-    _scaled_at_owners([ranks.table(number) for number in opened.tables], factor)
-
-
-def _scaled_at_owners(tables: Iterable[Any], factor: float) -> list[Tensor]:
-    """The collected gradients on this rank, scaled."""
-    parts = [
-        part
-        for live in tables
-        if live.parameter.waiting.collected
-        for part in live.place.own.values()
-    ]
-    rows = [some for part in parts for some in _summed(part)]
-    for some in rows:
-        some.mul_(torch.tensor(factor, dtype=some.dtype, device="cpu"))
-    return rows
-
-
-def _bits(numbers: Sequence[float]) -> list[int]:
-    found: list[int] = (
-        torch.tensor(numbers, dtype=torch.float64, device="cpu").view(torch.int64).tolist()
-    )
-    return found
-
-
-def _summed(part: LiveTable) -> list[Tensor]:
-    """The rows of a part's gradient, each once; changes to them count."""
-    grad = part.waiting.look(part.parameter, each_once=True)
-    return [] if grad is None else [grad._values()]
 
 
 class _OfThisRank(TableGradient):

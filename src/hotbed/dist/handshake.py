@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hotbed.dist.declarations import Declaration, differences
 from hotbed.dist.errors import PeerError, mark_told
-from hotbed.dist.lookup import Lookup
+from hotbed.dist.exchanged_values import Lookup
 
 __all__ = [
     "ENDED",
@@ -19,6 +19,7 @@ __all__ = [
     "SERVED",
     "Opened",
     "advice",
+    "nothing",
     "opened_by",
     "raise_fault",
     "refuse_others",
@@ -177,7 +178,9 @@ def raise_fault(
         raise own
     rank = faults.index(1)
     text = bytes(told[rank].tolist()).rstrip(b"\0").decode(errors="replace")
-    raise PeerError(f"Rank {rank} could not go on: {text}")
+    error = PeerError(f"Rank {rank} could not go on: {text}")
+    mark_told(error)
+    raise error
 
 
 def _as_text(error: BaseException | None) -> Tensor:
@@ -188,3 +191,7 @@ def _as_text(error: BaseException | None) -> Tensor:
         else f"{type(error).__name__}: {error}".encode(errors="backslashreplace")
     )
     return torch.tensor(list(raw[:_TEXT].ljust(_TEXT, b"\0")), dtype=torch.uint8, device="cpu")
+
+
+def nothing() -> None:
+    """Is done before a forward, where nobody wants to know."""

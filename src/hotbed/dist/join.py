@@ -12,20 +12,14 @@ from torch import nn
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 
 from hotbed.dist.batch import serve_lookup, serve_rows
+from hotbed.dist.clipping import CHANGE, NORM, SUM, Together, serve_infinities
 from hotbed.dist.distribute import Sharing, sharing_of
 from hotbed.dist.errors import PeerError, PeerLost, is_told
-from hotbed.dist.gradients import (
-    CHANGE,
-    NORM,
-    SUM,
-    Together,
-    serve_collect,
-    serve_infinities,
-)
-from hotbed.dist.handshake import ENDED, MERGE, Opened
+from hotbed.dist.gradients import serve_collect
+from hotbed.dist.handshake import ENDED, MERGE, Opened, nothing
 from hotbed.dist.merging import serve_merge
 from hotbed.dist.participant import serve_step
-from hotbed.dist.ranks import Ranks, nothing
+from hotbed.dist.ranks import Ranks
 from hotbed.dist.wire import group_of
 from hotbed.errors import TableError
 

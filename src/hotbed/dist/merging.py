@@ -9,9 +9,9 @@ from torch import Tensor
 
 from hotbed import _core
 from hotbed.dist.exchange import announce, announce_nothing, ask, keep, look_up_owned
+from hotbed.dist.exchanged_values import Announced, Lookup
 from hotbed.dist.gradients import waiting_of
 from hotbed.dist.handshake import MERGE, Opened
-from hotbed.dist.lookup import Announced, Lookup
 from hotbed.dist.ranks import Ranks
 from hotbed.dist.shards import TableOnRanks
 from hotbed.ops.duplicates import sum_duplicates
@@ -64,7 +64,9 @@ def _look_up(ranks: Ranks, announced: Announced, merged: _Merged | None) -> Look
     fault: Exception | None = None
     owned = None
     try:
-        owned = look_up_owned(announced)
+        # training=False: every id got its row when its own batch was looked up. Merging adds none, and does
+        # not bring back what was erased since.
+        owned = look_up_owned(announced, training=False)
     except Exception as error:
         fault = error
     ranks.agree(MERGE, fault=fault)

@@ -11,13 +11,9 @@ from torch import Tensor
 
 from hotbed import _core
 from hotbed.dist.batch import ShardedLookups
+from hotbed.dist.clipping import ShardedGradient, look_for_infinities
 from hotbed.dist.errors import NO_COPY
-from hotbed.dist.gradients import (
-    ShardedGradient,
-    SharedHandle,
-    WaitingOnRanks,
-    look_for_infinities,
-)
+from hotbed.dist.gradients import SharedHandle, WaitingOnRanks
 from hotbed.dist.participant import ShardedParticipant
 from hotbed.dist.rows_of_ranks import ShardedRows
 from hotbed.dist.shards import Shard

@@ -10,9 +10,9 @@ from typing import Any
 
 from torch import nn
 
+from hotbed.dist.plan_arguments import Request
 from hotbed.dist.plans import Plan, checked_tables
 from hotbed.dist.remedies import all_together_fit, remedies_of
-from hotbed.dist.requests import Request
 from hotbed.dist.sizes import States, Tiers, bytes_in_words, expected, states_of
 from hotbed.dist.strategies import STRATEGIES, Thresholds
 from hotbed.errors import PlanError

@@ -23,18 +23,19 @@ from hotbed.dist.handshake import (
     KINDS,
     SERVED,
     Opened,
+    nothing,
     opened_by,
     raise_fault,
     refuse_others,
 )
+from hotbed.dist.json_values import all_values
 from hotbed.dist.layout import Layout
 from hotbed.dist.long_work import LongWork
-from hotbed.dist.messages import all_values
 from hotbed.dist.row_codecs import STORED, RowCodec
 from hotbed.dist.shards import ShardedPlace, TableOnRanks
 from hotbed.dist.shared_memory import SharedMemory
+from hotbed.dist.timeouts import WaitReports
 from hotbed.dist.waiting import Waiting
-from hotbed.dist.waits import Waits
 from hotbed.dist.wire import Gloo, Wire, group_of
 from hotbed.errors import TableError
 
@@ -108,7 +109,7 @@ class Ranks(LongWork):
         self._process = os.getpid()
         self._lost: PeerLost | None = None
         self.waiting = Waiting()
-        self._waits = Waits(self.group, self.rank, self.size, timeout)
+        self._reports = WaitReports(self.group, self.rank, self.size, timeout)
         self._wire: Wire = Gloo(self.group, self.rank)
         if self.size > 1 and bool(self.agree("a distribution", [int(shared_memory)]).numbers.all()):
             tell = functools.partial(self.tell, "a distribution")
@@ -231,11 +232,7 @@ class Ranks(LongWork):
         return [live.name for n in tables if (live := self.tables[n]()) is not None]
 
     def _tables_told(
-        self,
-        heads: list[list[int]],
-        ended: list[bool],
-        speaks: int,
-        own: tuple[int, ...] | None,
+        self, heads: list[list[int]], ended: list[bool], speaks: int, own: tuple[int, ...] | None
     ) -> tuple[int, ...]:
         """Return the tables that are meant. Many are told by a number once they were told in full."""
         numbers = {head[_TABLES] for r, head in enumerate(heads) if not ended[r]}
@@ -315,11 +312,11 @@ class Ranks(LongWork):
             raise error
         if self._lost is None:
             call = opened_by(*self._call[:2], self._names_of(self._call[2]))
-            self._lose(self._waits.loss(error, self._call[0], call, waits, self.steps))
+            self._lose(self._reports.loss(error, self._call[0], call, waits, self.steps))
         raise self._lost or error from None
 
     def tell(self, kind: str, value: Any) -> list[Any]:
-        """Return the value of each rank, of types that `codec.encode` takes. Called by all ranks."""
+        """Return the value of each rank, of types that `json_values.encode` takes. Called by all ranks."""
         return all_values(self, kind, value)
 
     def ends(self, asked: Callable[[], bool]) -> bool:
@@ -403,7 +400,3 @@ class Ranks(LongWork):
 
 def _int64(numbers: Sequence[int]) -> Tensor:
     return torch.tensor(numbers, dtype=torch.int64, device="cpu")
-
-
-def nothing() -> None:
-    """Is done before a forward, where nobody wants to know."""

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from hotbed.dist.plan_arguments import Request
 from hotbed.dist.plans import Plan
-from hotbed.dist.requests import Request
 from hotbed.dist.sizes import OPTIMIZERS, States, Tiers, bytes_in_words, states_of
 from hotbed.sharding import MOST_RANKS, RowWise
 from hotbed.tables import Table

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from hotbed.dist.delivery import deliver, owned_ids
 from hotbed.dist.exchange import announce, ask, fetch
+from hotbed.dist.exchanged_values import Asked
 from hotbed.dist.gathered import gathered
 from hotbed.dist.handshake import Opened
-from hotbed.dist.lookup import Asked
 from hotbed.dist.ranks import Ranks
 from hotbed.dist.raw import bytes_of
 from hotbed.dist.row_codecs import STORED

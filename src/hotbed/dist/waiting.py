@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 
-from hotbed.dist.lookup import Lookup
+from hotbed.dist.exchanged_values import Lookup
 
 __all__ = ["WORD_BITS", "Waiting"]
 

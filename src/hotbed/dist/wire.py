@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hotbed import _core
 from hotbed.dist.raw import WORD, rounded
-from hotbed.dist.waits import meet
+from hotbed.dist.timeouts import meet
 
 __all__ = ["Gloo", "Wire", "group_of"]
 

@@ -23,7 +23,7 @@ from hotbed.checkpoint.randomness import give_random_states, random_states
 from hotbed.checkpoint.ranks import ranks_of
 from hotbed.data.position import Position, RandomStates, generators_of, seek, wrapped_by
 from hotbed.dist.loaders import Slice
-from hotbed.dist.waits import BACKWARD
+from hotbed.dist.timeouts import BACKWARD
 from hotbed.errors import HotbedError
 from hotbed.modules.owner import owners_of, tables_of
 from hotbed.train.callbacks import Callback, Step

@@ -58,7 +58,13 @@ class RowCodec(Protocol):
     """Layout of rows in the messages of one direction.
 
     The core writes and reads messages as it has rows in memory; a codec says in which form they travel.
+
+    Attributes:
+        can_fail: True if `decode` may raise: the ranks then vote once more in each lookup.
     """
+
+    @property
+    def can_fail(self) -> bool: ...
 
     def sizes(self, in_core: list[int], travel: Travel, *, sent: bool) -> list[int]:
         """Return the bytes of the message to each rank, or from it, where the core's has `in_core`."""

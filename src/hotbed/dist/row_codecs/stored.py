@@ -12,6 +12,8 @@ __all__ = ["Stored"]
 class Stored:
     """`RowCodec` without a copy: owners look rows up right into messages."""
 
+    can_fail = False
+
     def sizes(self, in_core: list[int], travel: Travel, *, sent: bool) -> list[int]:
         return in_core
 

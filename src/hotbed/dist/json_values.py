@@ -1,4 +1,4 @@
-"""Values as bytes between ranks: JSON, and tensors behind it. Decoding runs no code of the sender.
+"""Values between ranks, beside tables: JSON, and tensors behind it. Decoding runs no code of the sender.
 
 A message is the number of JSON bytes (int64, little-endian), the JSON in UTF-8, and the bytes of each tensor;
 each begins at a multiple of 8. What JSON lacks is an object with one entry that names its kind:
@@ -15,15 +15,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hotbed import _core
+from hotbed.dist.errors import PeerError
 from hotbed.dist.raw import WORD, bytes_of, rounded
 from hotbed.errors import HotbedError
 
-__all__ = ["MOST_DEPTH", "MOST_JSON", "MessageError", "decode", "encode"]
+__all__ = ["MOST_DEPTH", "MOST_JSON", "MessageError", "all_values", "decode", "encode"]
 
 MOST_DEPTH = 32
 """Containers inside each other."""
 MOST_JSON = 1 << 28
 """Bytes of JSON in a message."""
+_SMALL = 1 << 16
+"""Bytes for which there is memory anyway."""
 _MOST_SIDES = 8
 _MOST_ELEMENTS = 1 << 48
 
@@ -178,3 +182,34 @@ def _sides(shape: list[Any]) -> Iterator[int]:
         if type(side) is not int or not 0 <= side <= _MOST_ELEMENTS:
             raise MessageError("A message has a tensor whose shape is none.")
         yield side
+
+
+def all_values(ranks: Any, kind: str, value: Any) -> list[Any]:
+    """Return the value of each rank. Called by all ranks.
+
+    Args:
+        kind: of `handshake.KINDS`, for errors.
+        value: of the types that `encode` takes.
+
+    Raises:
+        MessageError: `value` is of another type.
+        PeerError: what another rank sends is larger than free memory, or no message.
+    """
+    with ranks.telling(kind):
+        pieces = encode(value)
+    sizes = ranks.agree(kind, [sum(map(len, pieces))]).numbers[:, 0].tolist()
+    free = max(_SMALL, _core.available_memory())
+    for rank, size in enumerate(sizes):
+        if not 0 <= size <= free:
+            raise PeerError(
+                f"Rank {rank} announces {size:,} bytes for {kind}, and {free:,} are free here."
+            )
+    received = ranks.exchange(kind, [pieces] * ranks.size, sizes)
+    return [_value_of_rank(kind, rank, message) for rank, message in enumerate(received)]
+
+
+def _value_of_rank(kind: str, rank: int, message: Tensor) -> Any:
+    try:
+        return decode(message)
+    except MessageError as error:
+        raise PeerError(f"Rank {rank} sent no readable message for {kind}: {error}") from None

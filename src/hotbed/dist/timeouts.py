@@ -14,7 +14,7 @@ from torch.distributed import distributed_c10d
 from hotbed.dist.errors import PeerError
 from hotbed.dist.handshake import advice
 
-__all__ = ["BACKWARD", "Waits", "meet"]
+__all__ = ["BACKWARD", "WaitReports", "meet"]
 
 BACKWARD = "loss.backward(), where gradients of dense layers travel"
 """Name of a wait that is no exchange."""
@@ -31,7 +31,7 @@ _SILENT = "in none of Hotbed's calls, or has not waited as long"
 _meetings: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
 
-class Waits:
+class WaitReports:
     """Reports that the ranks of one group write after a timeout."""
 
     def __init__(self, group: Any, rank: int, size: int, timeout: float) -> None:
