@@ -38,7 +38,23 @@ class TableGroup(Protocol):
     def take(self, table: TableWithHandle) -> None: ...
 
 
-class TableWithHandle(abc.ABC):
+class _Rows(abc.ABC):
+    """Rows as a live table shows them, which its handle and its place ask for."""
+
+    @abc.abstractmethod
+    def bring_up_to_date(self) -> None: ...
+    @abc.abstractmethod
+    def id_of(self, slot: int) -> int: ...
+    @abc.abstractmethod
+    def memory(self) -> dict[str, int]: ...
+    @abc.abstractmethod
+    def ids(self) -> Tensor: ...
+
+    @abc.abstractmethod
+    def assign(self, ids: Tensor, values: Tensor) -> None: ...
+
+
+class TableWithHandle(_Rows):
     """One table with its memory. Made by the modules; users meet it through them.
 
     Attributes:
@@ -236,18 +252,6 @@ class TableWithHandle(abc.ABC):
             parameter.data = self._data
             self._seen = parameter._version
         parameter.__class__ = self._handle_kind()
-
-    @abc.abstractmethod
-    def bring_up_to_date(self) -> None: ...
-    @abc.abstractmethod
-    def id_of(self, slot: int) -> int: ...
-    @abc.abstractmethod
-    def memory(self) -> dict[str, int]: ...
-    @abc.abstractmethod
-    def ids(self) -> Tensor: ...
-
-    @abc.abstractmethod
-    def assign(self, ids: Tensor, values: Tensor) -> None: ...
 
 
 _tables: weakref.WeakSet[TableWithHandle] = weakref.WeakSet()
