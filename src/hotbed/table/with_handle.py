@@ -29,7 +29,7 @@ from hotbed.table.place import Place
 from hotbed.table.place_factory import PlaceFactory
 from hotbed.tables import COMBINERS, Table
 
-__all__ = ["TableGroup", "TableWithHandle", "live_tables", "unregister"]
+__all__ = ["TableGroup", "TableWithHandle", "live_tables"]
 
 
 class TableGroup(Protocol):
@@ -38,8 +38,8 @@ class TableGroup(Protocol):
     def take(self, table: TableWithHandle) -> None: ...
 
 
-class RowsOfTable(abc.ABC):
-    """Access to the rows of a table, for its handle; `hotbed.table.live.LiveTable` has the methods."""
+class _Rows(abc.ABC):
+    """Rows as a live table shows them, which its handle and its place ask for."""
 
     @abc.abstractmethod
     def bring_up_to_date(self) -> None: ...
@@ -54,7 +54,7 @@ class RowsOfTable(abc.ABC):
     def assign(self, ids: Tensor, values: Tensor) -> None: ...
 
 
-class TableWithHandle(RowsOfTable):
+class TableWithHandle(_Rows):
     """One table with its memory. Made by the modules; users meet it through them.
 
     Attributes:
@@ -258,13 +258,7 @@ _tables: weakref.WeakSet[TableWithHandle] = weakref.WeakSet()
 _lock = threading.Lock()
 
 
-def unregister(table: TableWithHandle) -> None:
-    """Leave out a table that no optimizer holds, as it is a shard of another one."""
-    with _lock:
-        _tables.discard(table)
-
-
 def live_tables() -> Iterable[TableWithHandle]:
-    """Return all live tables of this process that an optimizer may hold."""
+    """Return all live tables of this process."""
     with _lock:
         return list(_tables)
