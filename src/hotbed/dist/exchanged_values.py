@@ -1,4 +1,4 @@
-"""Values of a lookup by ranks: what each step of `hotbed.dist.exchange` hands to the next."""
+"""Values of a lookup across ranks, which steps of `hotbed.dist.exchange` hand on; there is `Fetched`, too."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ class Asked:
     moved: Tensor
     """(n,) int64: the position among the `ids` of its table that each id has gone to."""
     numbers: list[int]
-    """What the other ranks must know of them, for the handshake before `announce`."""
+    """Counts for the handshake before `announce`: of a table whose rows are dealt out, ids for each rank; of
+    another one, all ids, as one number."""
 
     def of_table(self, t: int) -> Tensor:
         """(n,) ids of one table."""
@@ -48,8 +49,9 @@ class Announced:
     core: _core.Exchange
     """Knows how many ids each rank asks of each shard."""
     ids_here: Tensor
-    """(n,) int64 ids asked of the shards of this rank, as these call them: of the first by each rank, then of
-    the next."""
+    """(n,) int64 ids asked of the shards of this rank, numbered as in the shard, (id - first) / stride: those
+    of the first shard, one requesting rank after the other, then those of the next. Ids that several ranks
+    ask for occur once for each."""
 
     def asked_of(self, rank: int, s: int) -> slice:
         """Positions, among the ids that `rank` asks of the only table, of those that shard `s` has."""
@@ -73,7 +75,8 @@ class Lookup:
     announced: Announced
     owned: Owned | None
     first_slots: list[int]
-    """Of the slots that the ids of each table have in its place."""
+    """For each table, the slot in `Sharded` of the first of its ids; the id number i of a table has the slot
+    first_slots[t] + i. Ids of all waiting lookups of a table have slots of their own."""
 
     @property
     def layout(self) -> Layout:

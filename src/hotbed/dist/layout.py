@@ -25,8 +25,9 @@ class Layout:
         shards: position and description of the table of each, in the core's order.
         own: the live tables of the shards that this rank owns.
         own_tables: position of the table of each of these.
-        table_of: position of the shard of each feature at its owner; what a rank asks of one is one.
-        names: of these features, for errors.
+        table_of: for each feature of `look_up_owned`, position in `own` of the shard that it reads. A feature
+            is what one rank asks of one shard: shard 0 for each rank, then shard 1, as `Announced.ids_here`.
+        names: of the tables of these features, for errors.
         dealt_by_kind: position, kind and description of the tables whose kind says the owner of each id.
         fetched: rows of batches that are gone, for those to come.
     """

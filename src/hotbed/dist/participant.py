@@ -58,6 +58,8 @@ class ShardedParticipant:
         live = [live for live, _, _ in self._tables]
         declared = of_optimizer(self._optimizer)
         with plain_access():
+            # Numbers travel in the handshake of `collect`, and nothing comes between that and the gradients
+            # it announces; so ranks compare them afterwards, before anything is applied.
             opened, collected = collect(self._ranks, "a step", live, numbers, declared)
             self._refuse_other_numbers(opened, numbers)
             self._vote(collected, beside=beside)

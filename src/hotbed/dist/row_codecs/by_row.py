@@ -18,8 +18,22 @@ __all__ = ["ByRow"]
 class ByRow(abc.ABC):
     """`RowCodec` by what becomes of each row.
 
-    Shapes: n rows of `width` numbers, of the dtype of their table, or of its compute dtype where they are
-    gradients; each becomes `row_bytes` bytes.
+    A call gets the rows of one shard for one rank, or from it: n rows of `width` numbers; n may be 0. Rows
+    have the dtype of their table, gradients its compute dtype, float64 among them. Of a table cut by columns
+    a row is the columns of one shard, so a scale a row is one for each such slice.
+
+    * **Memory**: rows and bytes are contiguous and begin at multiples of 8 bytes. `out.view(torch.float16)`
+      needs a `row_bytes` that 2 divides, and ``out[:, :4].view(torch.float32)`` one that 4 divides; else
+      convert first, and copy bytes. Write all of `out`, and keep none of it.
+    * **Sizes**: `row_bytes` depends on its arguments alone and is the same on all ranks, as the receiver
+      computes it, too.
+    * **All rows** pass the codec, those that a rank has of itself and of replicated tables included, so that
+      results do not depend on who owns a row.
+    * **Equal rows become equal bytes**: gradients of a replicated table are encoded for each rank, and
+      rounding at random would let its copies drift apart.
+    * **NaN and infinite gradients stay so**: owners look for them in what they decode.
+    * **Errors** on one rank are raised there and, as `PeerError`, on all others; no row changes, but new ids
+      of a forward may stay. As `decode_rows` may raise, the ranks vote once more in each lookup.
     """
 
     can_fail = True
