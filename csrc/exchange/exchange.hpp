@@ -2,8 +2,8 @@
 // gradients to the owners. It computes sizes and places, reads and writes messages, and sends
 // nothing itself.
 //
-// A message to an owner has one piece for each shard that this rank keeps, a message of rows one
-// for each shard that the sender keeps; pieces begin at multiples of kWord bytes.
+// A message to an owner, of ids or gradients, has one piece for each shard that this owner keeps,
+// and so has a message of rows from it; pieces begin at multiples of kWord bytes.
 #pragma once
 
 #include <cstdint>

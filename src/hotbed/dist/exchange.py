@@ -1,12 +1,20 @@
 """A batch across ranks, in steps with values between them:
 
-    ask -> Asked -> announce -> Announced -> fetch -> Fetched -> keep -> Lookup -> give
+    ask(ids) -> Asked
+    announce(Asked, the `Asked.numbers` of all ranks) -> Announced
+    fetch(Announced) -> Fetched, with the rows that came and, at owners, Owned
+    keep(Announced, Owned) -> Lookup
+    give(Lookup, gradients) -> gradients of each shard of this rank
 
-Ids are ordered by their owners here (`ask`) and travel to them (`announce`); rows come back (`fetch`), and
-later gradients go the way of the ids (`give`). From `announce` on all ranks call each step, after the
-handshake that belongs to it. Nothing but these values lives from one step to the next, so ids may be
-announced any time before their rows are fetched. The core writes and reads messages, all tables at once
-(`csrc/exchange`), and rows travel in the form of a codec (`hotbed.dist.row_codecs`).
+`ask` orders ids by their owners, on this rank alone. All ranks call `announce`, `fetch` and `give`: ids
+travel to their owners, rows come back, and later gradients go the way of the ids. One handshake, which
+carries `Asked.numbers`, precedes `announce` and serves `fetch`, too; another one precedes the `give` of all
+lookups in a step.
+
+The values are frozen. What lasts beyond them: `keep` appends to `ranks.waiting`, `Fetched.rows` takes memory
+of earlier batches from `layout.fetched`, and messages stay only until the ranks next send something. The core
+writes and reads messages, all tables at once (`csrc/exchange`), and rows travel in the form of a codec
+(`hotbed.dist.row_codecs`).
 """
 
 from __future__ import annotations
@@ -103,7 +111,7 @@ def announce(ranks: Ranks, asked: Asked, numbers: Tensor) -> Announced:
     """Bring ids to their owners. Called by all ranks.
 
     Args:
-        numbers: (ranks, n) the `Asked.numbers` of each.
+        numbers: (ranks, n) int64, the `Asked.numbers` of each rank.
     """
     numbers = numbers.contiguous()
     core = _core.Exchange(asked.layout.core, numbers.data_ptr())

@@ -38,7 +38,7 @@ class LoadedOptimizer(Protocol):
 
 
 class Held(NamedTuple):
-    """What an optimizer steps, and how."""
+    """Rule, options, tables and dense half of an optimizer."""
 
     rule: Rule
     groups: Sequence[GroupOptions]

@@ -1,4 +1,4 @@
-"""What a backward leaves to the tables of a batch: gradients for their handles, or updates at once."""
+"""Results of a backward for the tables of a batch: gradients for their handles, or updates at once."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Changes = Literal["step", "fused", "catch up", "write", "erase", "forget", "move
 
 
 class Deferred(Protocol):
-    """What a device finds out later."""
+    """An error that a device may find later."""
 
     def take(self) -> HotbedError | None:
         """Return the error, the first time it is asked for; waits for the device."""

@@ -258,7 +258,7 @@ class DeviceResolved:
 
 
 class DevicePendingGradient:
-    """`hotbed.table.gradients.PendingGradient`, which kernels sum by row as they update, or on demand."""
+    """`hotbed.table.backward.PendingGradient`, which kernels sum by row as they update, or on demand."""
 
     def __init__(self, resolved: DeviceResolved, grads: list[Tensor | None]) -> None:
         """`grads`: (bags, dim) of each feature, of one dtype."""

@@ -146,7 +146,7 @@ class HostBatch:
 
 
 class HostPendingGradient(NamedTuple):
-    """`hotbed.table.gradients.PendingGradient`, which the core's batch sums by row."""
+    """`hotbed.table.backward.PendingGradient`, which the core's batch sums by row."""
 
     core: _core.Batch
     live: Sequence[StoredTable]
