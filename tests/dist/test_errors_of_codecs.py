@@ -9,6 +9,7 @@ import torch
 from dist.test_new_codec import Flipped, batch_of, made
 from dist.worlds import run
 from torch import Tensor
+from torch.distributed.algorithms.join import Join
 
 import hotbed as hb
 from hotbed.dist import CODECS, Codecs, PeerError, Plan, Replicated, RowWise, TableWise
@@ -19,13 +20,14 @@ class Broken(Exception):
 
 
 class Breaking(Flipped):
-    """Raise in a method, where one is named."""
+    """Raise in a method, where one is named, once."""
 
     broken = ""
     error: type[Exception] = Broken
 
     def _try(self, method: str) -> None:
         if self.broken == method:
+            self.broken = ""
             raise self.error(f"cannot {method}")
 
     def row_bytes(self, width: int, dtype: torch.dtype) -> int:
@@ -76,7 +78,6 @@ def reach_all_ranks(rank: int, world: int, shared_memory: bool) -> None:
                 codec.broken, codec.error = method if rank or both else "", error
                 with pytest.raises(error if rank or both else PeerError) as raised:
                     loss_of(model, rank) if way == "rows" else optimizer.step()
-                codec.broken = ""
                 text = f"cannot {method}"
                 if not rank and not both:
                     text = f"Rank 1 could not go on: {error.__name__}: {text}"
@@ -94,3 +95,31 @@ def reach_all_ranks(rank: int, world: int, shared_memory: bool) -> None:
 @pytest.mark.parametrize("shared_memory", [True, False])
 def test_errors_of_codecs_reach_all_ranks(shared_memory: bool) -> None:
     run(2, reach_all_ranks, shared_memory)
+
+
+def reach_those_that_have_batches(rank: int, world: int, way: str, method: str) -> None:
+    codecs = {name: Breaking() for name in Codecs._fields}
+    CODECS.update(codecs)
+    found = []
+    for broken in (method, ""):
+        model, optimizer = training(world, shared_memory=True)
+        codecs[way].broken = broken if rank else ""
+        with Join(hb.dist.joinables(model)):
+            if rank == 0 and broken:
+                with pytest.raises(
+                    PeerError, match=f"^Rank 1 could not go on: Broken: cannot {method}$"
+                ):
+                    train(model, optimizer, rank)
+                optimizer.zero_grad()
+            if rank == 0:
+                train(model, optimizer, rank)
+        assert not codecs[way].broken
+        found.append([model.rows(name).values for name in model.tables])
+    assert all(map(torch.equal, *found))
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("method", ["encode_rows", "decode_rows"])
+@pytest.mark.parametrize("way", Codecs._fields)
+def test_errors_of_a_rank_that_has_ended_reach_the_others(way: str, method: str) -> None:
+    run(2, reach_those_that_have_batches, way, method)

@@ -286,7 +286,7 @@ def fails(rank: int, world: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         if rank == 1:
 
-            def full(announced: Announced, *, training: bool) -> None:
+            def full(announced: Announced) -> None:
                 raise hb.OutOfMemory("no memory")
 
             patch.setattr(merging, "look_up_owned", full)

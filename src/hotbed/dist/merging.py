@@ -64,9 +64,9 @@ def _look_up(ranks: Ranks, announced: Announced, merged: _Merged | None) -> Look
     fault: Exception | None = None
     owned = None
     try:
-        # training=False: every id got its row when its own batch was looked up. Merging adds none, and does
+        # Not for training: every id got its row when its own batch was looked up. Merging adds none, and does
         # not bring back what was erased since.
-        owned = look_up_owned(announced, training=False)
+        owned = look_up_owned(announced)
     except Exception as error:
         fault = error
     ranks.agree(MERGE, fault=fault)

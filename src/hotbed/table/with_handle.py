@@ -29,7 +29,7 @@ from hotbed.table.place import Place
 from hotbed.table.place_factory import PlaceFactory
 from hotbed.tables import COMBINERS, Table
 
-__all__ = ["TableGroup", "TableWithHandle", "live_tables"]
+__all__ = ["TableGroup", "TableWithHandle", "live_tables", "unregister"]
 
 
 class TableGroup(Protocol):
@@ -258,7 +258,13 @@ _tables: weakref.WeakSet[TableWithHandle] = weakref.WeakSet()
 _lock = threading.Lock()
 
 
+def unregister(table: TableWithHandle) -> None:
+    """Leave out a table that no optimizer holds, as it is a shard of another one."""
+    with _lock:
+        _tables.discard(table)
+
+
 def live_tables() -> Iterable[TableWithHandle]:
-    """Return all live tables of this process."""
+    """Return all live tables of this process that an optimizer may hold."""
     with _lock:
         return list(_tables)
