@@ -43,11 +43,9 @@ __all__ = ["Ranks"]
 
 _ROOM = 1024
 """Numbers that go along with the opening message."""
-
 _NOTHING = torch.empty(0, dtype=torch.uint8, device="cpu")
 
-_KIND, _SEQUENCE, _FAULT, _COUNT, _ALIVE, _TABLES, _TABLE_COUNT, _LEAVES, _DECLARED = range(9)
-_HEADER = 9
+_KIND, _SEQUENCE, _FAULT, _COUNT, _ALIVE, _TABLES, _MEANT, _LEAVES, _DECLARED, _HEADER = range(10)
 _ALIKE = _KIND, _SEQUENCE, _DECLARED, _COUNT
 _ENDED = KINDS.index(ENDED)
 
@@ -160,7 +158,7 @@ class Ranks(LongWork):
         head = [0] * _HEADER
         head[_KIND], head[_FAULT], head[_COUNT] = KINDS.index(kind), fault is not None, len(numbers)
         head[_TABLES] = self._known.index(wanted) if wanted in self._known else -1
-        head[_TABLE_COUNT] = len(wanted)
+        head[_MEANT] = len(wanted)
         head[_DECLARED] = 0 if declared is None else declared.digest
         return self._open(head, wanted, numbers, fault, declared)
 
@@ -224,7 +222,7 @@ class Ranks(LongWork):
     def _names(self, head: list[int], rank: int, own: Sequence[int]) -> list[str] | int:
         """Return the names of the tables that a message is about, or how many they are."""
         if head[_TABLES] < 0 and rank != self.rank:
-            return head[_TABLE_COUNT]
+            return head[_MEANT]
         chosen = self._known[head[_TABLES]] if head[_TABLES] >= 0 else own
         return self._names_of(chosen)
 
@@ -238,7 +236,7 @@ class Ranks(LongWork):
         numbers = {head[_TABLES] for r, head in enumerate(heads) if not ended[r]}
         if len(numbers) == 1 and (known := numbers.pop()) >= 0:
             return self._known[known]
-        width = max(head[_TABLE_COUNT] for head in heads)
+        width = max(head[_MEANT] for head in heads)
         mine = _int64([*(own or ()), *[-1] * (width - len(own or ()))])
         every = [tuple(n for n in row if n >= 0) for row in self._gathered(mine).tolist()]
         for rank, other in enumerate(every):
