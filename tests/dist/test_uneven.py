@@ -299,3 +299,27 @@ def failing_owner(rank: int, world: int) -> None:
 @pytest.mark.process
 def test_a_fault_of_a_rank_that_has_ended() -> None:
     run(3, failing_owner)
+
+
+def other_rates(rank: int, world: int) -> None:
+    """Ranks with other learning rates refuse a step while one has ended, which goes on to answer."""
+    whole, own = collection(), collection()
+    hb.distribute(own, plan_of(own, "row", world))
+    optimizers = [hb.optim.SGD(m.parameters(), lr=0.1) for m in (whole, own)]
+    with Join(hb.dist.joinables(own)):
+        if rank > 0:
+            loss_of(own(batch_of(0, samples_of(rank))), world).backward()
+            optimizers[1].param_groups[0]["lr"] = 0.1 * rank
+            with pytest.raises(PeerError, match="Schedules must be alike"):
+                optimizers[1].step()
+            optimizers[1].param_groups[0]["lr"] = 0.1
+            optimizers[1].step()
+    parts = [batch_of(0, samples_of(r)) for r in range(1, world)]
+    loss_of(whole({name: torch.cat([p[name] for p in parts]) for name in parts[0]}), 1).backward()
+    optimizers[0].step()
+    assert_same_rows(own, whole)
+
+
+@pytest.mark.process
+def test_ranks_that_have_ended_refuse_a_step_as_the_others_do() -> None:
+    run(3, other_rates)

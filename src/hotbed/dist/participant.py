@@ -61,21 +61,21 @@ class ShardedParticipant:
             # Numbers travel in the handshake of `collect`, and nothing comes between that and the gradients
             # it announces; so ranks compare them afterwards, before anything is applied.
             opened, collected = collect(self._ranks, "a step", live, numbers, declared)
-            self._refuse_other_numbers(opened, numbers)
-            self._vote(collected, beside=beside)
+            fault = self._fault_of_numbers(opened, numbers)
+            self._vote(collected, fault or collected.fault, beside=beside)
         return True
 
     def serve(self, opened: Opened) -> None:
         """The part of a rank that has no batch: decides and applies."""
         width = _width(opened.numbers[opened.ended.index(False)].tolist(), len(self._tables))
         collected = serve_collect(self._ranks, opened, width)
-        self._vote(collected, beside=False)
+        self._vote(collected, collected.fault, beside=False)
         self.apply()
 
-    def _vote(self, collected: Collected, *, beside: bool) -> None:
+    def _vote(self, collected: Collected, fault: Exception | None, *, beside: bool) -> None:
+        """Decide the step on all ranks; ranks without batches are here, too. `fault`: of this rank."""
         chosen = set(collected.tables)
         self._stepped = [one for one in self._tables if one[0] in chosen]
-        fault: Exception | None = collected.fault
         try:
             self._host.take_without_rows(self._stepped)  # they count on all ranks
             for live, _, hyper in self._stepped:
@@ -100,12 +100,13 @@ class ShardedParticipant:
         steps = sum(int(rule.steps) for _, rule, _ in self._tables)
         return [steps, len(distinct), *(at[id(hyper)] for hyper in hypers), *bits]
 
-    def _refuse_other_numbers(self, opened: Opened, own: list[int]) -> None:
+    def _fault_of_numbers(self, opened: Opened, own: list[int]) -> PeerError | None:
+        """Return the error where another rank steps with other numbers."""
         for rank, told in enumerate(opened.numbers[:, : len(own)].tolist()):
             if opened.ended[rank] or told == own:
                 continue
             if told[0] != own[0]:
-                raise PeerError(
+                return PeerError(
                     f"Rank {rank} has taken {told[0]} steps of tables, and rank {self._ranks.rank} "
                     f"{own[0]}. Load the state of the optimizer on all ranks, or on none."
                 )
@@ -116,10 +117,11 @@ class ShardedParticipant:
             for at, pair in enumerate(pairs):
                 for name, theirs, ours in zip(NUMBERS, *pair, strict=True):
                     if theirs != ours:
-                        raise PeerError(
+                        return PeerError(
                             f"Rank {rank} steps {whose.get(at, 'dense parameters')} with {name}={theirs}, "
                             f"rank {self._ranks.rank} with {ours}. Schedules must be alike on all ranks."
                         )
+        return None
 
     def apply(self) -> None:
         self._host.apply()
