@@ -54,7 +54,7 @@ void bind_index(nb::module_& module) {
       [](Address ids, int64_t n, int64_t ranks, Dealing dealing, Address ordered, Address place) {
         std::vector<int64_t> sizes(static_cast<size_t>(ranks));
         order_by_owner(pointer<int64_t>(ids), n, ranks, dealing, pointer<int64_t>(ordered),
-                        pointer<int64_t>(place), sizes.data());
+                       pointer<int64_t>(place), sizes.data());
         return sizes;
       },
       "ids"_a, "n"_a, "ranks"_a, "dealing"_a, "ordered"_a, "place"_a, Unlocked(),

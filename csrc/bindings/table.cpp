@@ -415,12 +415,13 @@ void bind_table(nb::module_& module) {
              for (const TableBatch& part : batch.parts) counts.push_back(part.unique);
              return counts;
            })
-      .def("write_unique_slots",
-           [](const Batch& batch, size_t table, Address out) {
-             const TableBatch& part = batch.parts.at(table);
-             std::copy_n(part.unique_slots.data(), part.unique, pointer<int64_t>(out));
-           },
-           "table"_a, "out"_a)
+      .def(
+          "write_unique_slots",
+          [](const Batch& batch, size_t table, Address out) {
+            const TableBatch& part = batch.parts.at(table);
+            std::copy_n(part.unique_slots.data(), part.unique, pointer<int64_t>(out));
+          },
+          "table"_a, "out"_a)
       .def("pool",
            [](Batch& batch, const std::vector<std::pair<Address, int64_t>>& out) {
              nb::gil_scoped_release unlocked;

@@ -61,14 +61,14 @@ void find_owners(const int64_t* ids, int64_t n, int64_t ranks, Dealing dealing, 
   }
 }
 
-void order_by_owner(const int64_t* ids, int64_t n, int64_t ranks, Dealing dealing,
-                     int64_t* ordered, int64_t* place, int64_t* sizes) {
+void order_by_owner(const int64_t* ids, int64_t n, int64_t ranks, Dealing dealing, int64_t* ordered,
+                    int64_t* place, int64_t* sizes) {
   find_owners(ids, n, ranks, dealing, place);
   order_by_given_owner(ids, n, ranks, ordered, place, sizes);
 }
 
 void order_by_given_owner(const int64_t* ids, int64_t n, int64_t ranks, int64_t* ordered,
-                           int64_t* place, int64_t* sizes) {
+                          int64_t* place, int64_t* sizes) {
   std::fill_n(sizes, ranks, int64_t{0});
   for (int64_t i = 0; i < n; ++i) {
     if (place[i] < 0 || place[i] >= ranks) throw std::invalid_argument("an owner is no rank");

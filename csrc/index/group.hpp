@@ -22,11 +22,11 @@ void find_owners(const int64_t* ids, int64_t n, int64_t ranks, Dealing dealing, 
 // Orders n ids by their owners, those of one as they come: ordered receives them, place[i] where
 // ids[i] went, and sizes[r] how many rank r keeps. No two arrays overlap. Throws
 // as find_owners.
-void order_by_owner(const int64_t* ids, int64_t n, int64_t ranks, Dealing dealing,
-                     int64_t* ordered, int64_t* place, int64_t* sizes);
+void order_by_owner(const int64_t* ids, int64_t n, int64_t ranks, Dealing dealing, int64_t* ordered,
+                    int64_t* place, int64_t* sizes);
 
 // The same by owners that place has until then. Throws std::invalid_argument where one is no rank.
 void order_by_given_owner(const int64_t* ids, int64_t n, int64_t ranks, int64_t* ordered,
-                           int64_t* place, int64_t* sizes);
+                          int64_t* place, int64_t* sizes);
 
 }  // namespace hotbed
