@@ -204,6 +204,7 @@ HEAD = "version = 1\nworld_size = 4\n"
         (HEAD + "[tables.T]\nsharding = 'row'\nplacement = 'hash'", "'T': .*dynamic"),
         (HEAD + "[tables.T]\nsharding = 'row'\nplacement = ['x']", "'T': "),
         (HEAD + "[tables.T]\nsharding = 'table'", "'T': no rank is named"),
+        (HEAD + "[tables.T]\nsharding = 'table'\nowner = 1\nkeeper = 2", "earlier and its present"),
         (HEAD + "[tables.T]\nsharding = 'table'\nowner = 4", r"'T': rank 4 is outside \[0, 4\)"),
         (HEAD + "[tables.T]\nsharding = 'table'\nowner = -1", "'T': .*not -1"),
         (HEAD + "[tables.T]\nsharding = 'table'\nowner = 1.0", "not 1.0"),

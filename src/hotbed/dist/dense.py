@@ -91,7 +91,8 @@ def average_dense(
     @functools.wraps(type(model).forward)
     def forward(*args: Any, **kwargs: Any) -> Any:
         with ranks.listening("a forward, where buffers of dense layers travel"):
-            ranks.before_forward()
+            if ranks.before_forward is not None:
+                ranks.before_forward()
             return called(*args, **kwargs)
 
     def no_sync() -> contextlib.AbstractContextManager[Any]:

@@ -19,7 +19,6 @@ __all__ = [
     "SERVED",
     "Opened",
     "advice",
-    "nothing",
     "opened_by",
     "raise_fault",
     "refuse_others",
@@ -191,7 +190,3 @@ def _as_text(error: BaseException | None) -> Tensor:
         else f"{type(error).__name__}: {error}".encode(errors="backslashreplace")
     )
     return torch.tensor(list(raw[:_TEXT].ljust(_TEXT, b"\0")), dtype=torch.uint8, device="cpu")
-
-
-def nothing() -> None:
-    """Is done before a forward, where nobody wants to know."""

@@ -16,7 +16,7 @@ from hotbed.dist.clipping import CHANGE, NORM, SUM, Together, serve_infinities
 from hotbed.dist.distribute import Sharing, sharing_of
 from hotbed.dist.errors import PeerError, PeerLost, is_told
 from hotbed.dist.gradients import serve_collect
-from hotbed.dist.handshake import ENDED, MERGE, Opened, nothing
+from hotbed.dist.handshake import ENDED, MERGE, Opened
 from hotbed.dist.merging import serve_merge
 from hotbed.dist.participant import serve_step
 from hotbed.dist.ranks import Ranks
@@ -114,7 +114,7 @@ class _Serving(JoinHook):
             raise self._error
 
     def post_hook(self, is_last_joiner: bool) -> None:
-        self._ranks.before_forward = nothing
+        self._ranks.before_forward = None
         if self._thread is None:
             self._ranks.agree("the end")
             return

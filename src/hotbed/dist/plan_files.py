@@ -81,6 +81,8 @@ def _sharding(name: str, entry: Any) -> Sharding:
     if not isinstance(entry, dict):
         raise PlanError(f"Table {name!r} is {entry!r}, and must be a section [tables.{name}].")
     fields = {str(_RENAMED.get(key, key)): value for key, value in entry.items()}
+    if len(fields) < len(entry):
+        raise PlanError(f"Table {name!r} has a key under its earlier and its present name.")
     kind = fields.pop("sharding", None)
     if not isinstance(kind, str) or kind not in KINDS:
         raise PlanError(

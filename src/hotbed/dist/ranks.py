@@ -23,7 +23,6 @@ from hotbed.dist.handshake import (
     KINDS,
     SERVED,
     Opened,
-    nothing,
     opened_by,
     raise_fault,
     refuse_others,
@@ -94,7 +93,7 @@ class Ranks(LongWork):
         self.steps = 0
         self.sent: dict[str, int] = {}
         self.inside_forward = True
-        self.before_forward: Callable[[], None] = nothing
+        self.before_forward: Callable[[], None] | None = None
         self.beside: Any = None
         self.leaves = self.left = False
         self.looked_at: Any = None
