@@ -86,15 +86,6 @@ uint8_t* map_aligned(uint64_t bytes) {
   return data;
 }
 
-// Has the system make the pages now, in one call, where it can.
-void populate(void* data, uint64_t bytes) {
-#ifdef MADV_POPULATE_WRITE
-  madvise(data, bytes, MADV_POPULATE_WRITE);
-#else
-  static_cast<void>(data), static_cast<void>(bytes);
-#endif
-}
-
 // Puts a huge page in the place of the plain ones, where the system can.
 void make_huge(uint8_t* data) {
   madvise(data, kHugePage, MADV_HUGEPAGE);
@@ -102,6 +93,14 @@ void make_huge(uint8_t* data) {
 }
 
 }  // namespace
+
+void populate(void* data, uint64_t bytes) {
+#ifdef MADV_POPULATE_WRITE
+  madvise(data, bytes, MADV_POPULATE_WRITE);
+#else
+  static_cast<void>(data), static_cast<void>(bytes);
+#endif
+}
 
 uint64_t available_memory() {
   if (MemorySource source = memory_source.load()) return source();
@@ -221,7 +220,13 @@ void* BlockPool::take(uint64_t bytes) {
   }
   std::unique_lock<std::mutex> lock(mutex_);
   auto found = idle_.lower_bound(bytes);
-  if (found == idle_.end() || found->first > kWaste * bytes) return fresh(bytes);
+  if (found == idle_.end() || found->first > kWaste * bytes) {
+    void* block = fresh(bytes);
+    bool plain = blocks_[block].plain_to > 0;
+    lock.unlock();
+    if (plain) populate(block, bytes);
+    return block;
+  }
   void* block = found->second;
   idle_bytes_ -= found->first;
   idle_.erase(found);
@@ -251,7 +256,6 @@ void* BlockPool::fresh(uint64_t bytes) {
   if (whole && bytes - whole > kWorthAHugePage) whole = size;
   if (whole && size <= kPlainAtFirst) {
     madvise(block, size, MADV_NOHUGEPAGE);
-    populate(block, bytes);
     known.plain_to = whole;
   } else if (whole) {
     madvise(static_cast<uint8_t*>(block) + whole, size - whole, MADV_NOHUGEPAGE);

@@ -1,18 +1,12 @@
 #include "base/plane.hpp"
 
-#include <sys/mman.h>
-
 namespace hotbed {
 
 void Plane::populate(int64_t first, int64_t count) const {
-#ifdef MADV_POPULATE_WRITE
   constexpr uint64_t kPage = Mapping::kPage, kWorthACall = 16 * kPage;
   uint64_t begin = round_up(bytes(first), kPage), end = bytes(first + count);
   if (end < begin + kWorthACall) return;
-  madvise(data() + begin, (end - begin) / kPage * kPage, MADV_POPULATE_WRITE);
-#else
-  static_cast<void>(first), static_cast<void>(count);
-#endif
+  hotbed::populate(data() + begin, (end - begin) / kPage * kPage);
 }
 
 void Plane::grow(int64_t rows) {

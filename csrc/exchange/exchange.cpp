@@ -5,6 +5,7 @@
 #include <cstring>
 #include <numeric>
 #include <stdexcept>
+#include <string>
 
 #include "kernels/kernels.hpp"
 
@@ -123,6 +124,13 @@ void ExchangeLayout::deal(const int64_t* ids, const std::vector<int64_t>& counts
     int64_t n = counts[t];
     if (tables[t].dealing == Dealing::given) {
       order_by_given_owner(ids, n, ranks, asked, moved, numbers + number_of[t]);
+      for (int r = 0; r < ranks; ++r) {
+        bool keeps = std::any_of(kept_by[r].begin(), kept_by[r].end(),
+                                 [&](int s) { return shards[s].table == static_cast<int>(t); });
+        if (numbers[number_of[t] + r] && !keeps) {
+          throw std::invalid_argument("rank " + std::to_string(r) + " owns ids and has no shard");
+        }
+      }
     } else if (tables[t].dealing) {
       order_by_owner(ids, n, ranks, *tables[t].dealing, asked, moved, numbers + number_of[t]);
     } else {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -90,6 +91,10 @@ def in_half(rank: int, world: int) -> None:
 def others(rank: int, world: int) -> None:
     with pytest.raises(hb.TableError, match="codecs: expected one of stored.*, got 'float3'"):
         distributed(world, Codecs("float3"))
+    for given in ("stored", {"rows": "stored"}, ("stored", "stored")):
+        wrong: Any = given
+        with pytest.raises(hb.TableError, match=r"codecs: expected hotbed.dist.Codecs\("):
+            distributed(world, wrong)
     CODECS["halved"] = Halved()
     with pytest.raises(hb.dist.PeerError, match="codec of gradients is .*halved"):
         distributed(world, Codecs(gradients="halved" if rank else "stored"))

@@ -80,3 +80,41 @@ def trains(rank: int, world: int, folder: str) -> None:
 @pytest.mark.process
 def test_a_kind_and_a_strategy_of_a_test(tmp_path: Path) -> None:
     run(2, trains, str(tmp_path))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Odd(Backwards):
+    """Names owners that have nothing, or no whole numbers."""
+
+    name: ClassVar[str] = "odd"
+    how: str = "none"
+
+    def kept(self, table: Shape, rank: int, world_size: int) -> Kept | None:
+        return Kept(0, table.dim) if rank == 0 else None
+
+    def owner_of(
+        self, table: Shape, ids: Tensor, world_size: int, column: int = 0, requester: int = 0
+    ) -> Tensor:
+        owners = torch.full_like(ids, int(self.how == "none"))
+        return {"float": owners.double(), "one": owners[:1]}.get(self.how, owners)
+
+
+def refuses(rank: int, world: int, how: str, says: str) -> None:
+    model = hb.EmbeddingCollection([hb.Table("a", 4, 21)])
+    hb.distribute(model, Plan(model.tables.values(), world, {"a": Odd(how)}))
+    for _ in range(2):  # and goes on together
+        with pytest.raises(hb.PlanError, match=says):
+            model({"a": torch.arange(3)})
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ("none", "rank 1 owns ids and has no shard"),
+        ("float", r"must return \(3,\) int64 ranks; got \(3,\) torch.float64"),
+        ("one", r"must return \(3,\) int64 ranks; got \(1,\)"),
+    ],
+)
+def test_owners_that_cannot_be(how: str, says: str) -> None:
+    run(2, refuses, how, says)

@@ -402,6 +402,8 @@ def test_names_of_before_warn_and_mean_the_same(tmp_path: Path) -> None:
     old: list[Callable[[], object]] = [
         lambda: plan.keeper_of("a", [1]).tolist() == [3],
         lambda: TableWise(3).keeper == 3,
+        lambda: TableWise(keeper=3) == TableWise(3),  # type: ignore[call-arg]
+        lambda: ColumnWise(keepers=(2, 0)) == ColumnWise((2, 0)),  # type: ignore[call-arg]
         lambda: ColumnWise((2, 0)).keepers == (2, 0),
         lambda: hb.dist.hashed_keeper is hb.dist.hashed_owner,
         lambda: hb.dist.modulo_keeper is hb.dist.modulo_owner,

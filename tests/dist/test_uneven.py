@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 from typing import Any
 
 import pytest
@@ -323,3 +325,55 @@ def other_rates(rank: int, world: int) -> None:
 @pytest.mark.process
 def test_ranks_that_have_ended_refuse_a_step_as_the_others_do() -> None:
     run(3, other_rates)
+
+
+def infinite_elsewhere(rank: int, world: int) -> None:
+    """Gradients lie at a rank that has ended when a GradScaler looks: all skip the step."""
+    model = hb.EmbeddingCollection([hb.Table("item", 4, 61)])
+    hb.distribute(model, plan_of(model, "row", world))
+    optimizer = hb.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+    ids = torch.tensor([1, 3, 3, 5])  # rows of rank 1 alone
+    before = model.rows("item").values
+    with Join(hb.dist.joinables(model)):
+        if rank == 0:
+            scaler.scale(model({"item": ids})["item"].sum() * float("inf")).backward()
+            hb.nn.clip_grad_value_(model.parameters(), float("inf"))  # brings them to their owners
+            scaler.step(optimizer)
+            scaler.update()
+            assert scaler.get_scale() == 32.0
+            optimizer.zero_grad()
+            model({"item": ids})["item"].sum().backward()
+            optimizer.step()
+    assert model.table("item").rule.steps == 1
+    after = model.rows("item").values
+    changed = torch.nonzero((after != before).any(1)).flatten()
+    assert changed.tolist() == [1, 3, 5] and bool(after.isfinite().all())
+
+
+@pytest.mark.process
+def test_infinities_at_a_rank_that_has_ended() -> None:
+    run(2, infinite_elsewhere)
+
+
+def without_optimizer(rank: int, world: int) -> None:
+    """A rank that answers for its shards has let go of its optimizer: the others hear why."""
+    model = collection()
+    hb.distribute(model, plan_of(model, "row", world))
+    optimizer: hb.optim.SGD | None = hb.optim.SGD(model.parameters(), lr=0.1)
+    heard: list[str] = []
+    if rank == world - 1:
+        optimizer = None
+        gc.collect()
+    with contextlib.suppress(hb.OptimizerError), Join(hb.dist.joinables(model)):
+        if optimizer is not None:
+            loss_of(model(batch_of(0, samples_of(rank))), world).backward()
+            with pytest.raises(PeerError) as error:
+                optimizer.step()
+            heard.append(str(error.value))
+    assert rank == world - 1 or "has no optimizer any more" in heard[0]
+
+
+@pytest.mark.process
+def test_ranks_hear_why_one_that_has_ended_cannot_step() -> None:
+    run(3, without_optimizer)

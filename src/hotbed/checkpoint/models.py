@@ -6,7 +6,7 @@ import functools
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ from hotbed.checkpoint.tensors import read_tensors
 from hotbed.checkpoint.values import decoded
 from hotbed.devices import Device
 from hotbed.errors import OutOfMemory, StorageError
-from hotbed.models import DLRM, MODELS, WideDeep
+from hotbed.models import MODELS
 from hotbed.modules.owner import tables_left_out
 from hotbed.storage import Storage
 from hotbed.tables import Table
@@ -32,12 +32,17 @@ _OF_A_RUN = {"seed", "storage", "device"}
 """Arguments of models that say how one is made, and not what it is."""
 
 
+class _Described(Protocol):
+    """A model of `hotbed.models`, with the arguments that make it again."""
+
+    config: dict[str, Any]
+
+
 def description_of(model: nn.Module) -> ModelEntry | None:
     """As JSON values; None for a model that is none of `hotbed.models`."""
     for name, kind in MODELS.items():
         if type(model) is kind:
-            assert isinstance(model, (DLRM, WideDeep))
-            arguments: dict[str, Any] = dict(model.config)
+            arguments = dict(cast(_Described, model).config)
             arguments["tables"] = [{"name": t.name, **described(t)} for t in arguments["tables"]]
             return {"name": name, "arguments": arguments}
     return None

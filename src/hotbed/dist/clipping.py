@@ -26,6 +26,7 @@ __all__ = [
 ]
 
 SUM, NORM, CHANGE = "a sum of gradients", "a norm of gradients", "a change of gradients"
+LOOK = "a look for infinities"
 SCALE, CLAMP = range(2)
 
 
@@ -119,19 +120,25 @@ def look_for_infinities(
     has brought to their owners by `factor`, as GradScaler scales those that it sees. Called by all ranks."""
     grads = [live.waiting.look(live.parameter) for live in tables]
     rows = [grad._values() for grad in grads if grad is not None]
-    rows += _scaled_at_owners(tables, float(factor))
-    bad = any(not bool(torch.isfinite(some).all()) for some in rows)
-    places = [live.place.number for live in tables]
-    told = ranks.agree("a look for infinities", [int(bad), *_bits([float(factor)])], places).numbers
-    if bool(told[:, 0].any()):
+    ranks.agree(LOOK, _bits([float(factor)]), [live.place.number for live in tables])
+    if _any_infinite(ranks, [*rows, *_scaled_at_owners(tables, float(factor))]):
         found.fill_(1.0)
 
 
 def serve_infinities(ranks: Ranks, opened: Opened) -> None:
     """The part of a rank that has no batch."""
     told = opened.numbers[opened.ended.index(False)].contiguous()
-    factor = float(told.view(torch.float64)[1])
-    _scaled_at_owners([ranks.table(number) for number in opened.tables], factor)
+    factor = float(told.view(torch.float64)[0])
+    _any_infinite(
+        ranks, _scaled_at_owners([ranks.table(number) for number in opened.tables], factor)
+    )
+
+
+def _any_infinite(ranks: Ranks, rows: Iterable[Tensor]) -> bool:
+    """Return True if these rows of any rank have a NaN or an infinity. Called by all ranks, those without a
+    batch among them, whose shards may have some."""
+    bad = any(not bool(torch.isfinite(some).all()) for some in rows)
+    return bool(ranks.agree(LOOK, [int(bad)]).numbers.any())
 
 
 def _scaled_at_owners(tables: Iterable[TableOnRanks], factor: float) -> list[Tensor]:

@@ -50,5 +50,4 @@ def owned_ids(announced: Announced) -> list[tuple[LiveTable, Tensor, list[int]]]
     size = layout.size
     of_shards = [counts[at : at + size] for at in range(0, len(counts), size)]
     ids = announced.ids_here.split_with_sizes([sum(some) for some in of_shards])
-    own = [live for ref in layout.own if (live := ref()) is not None]
-    return list(zip(own, ids, of_shards, strict=True))
+    return list(zip(layout.live(), ids, of_shards, strict=True))

@@ -32,7 +32,7 @@ from hotbed.dist.handshake import Opened
 from hotbed.dist.ranks import Ranks
 from hotbed.dist.row_codecs.codec import RowCodec, Travel
 from hotbed.dist.shards import ShardedPlace
-from hotbed.errors import TableError
+from hotbed.errors import PlanError, TableError
 from hotbed.group.lookup import looked_up
 from hotbed.inputs.bags import FlatIds
 from hotbed.table.gradients import GradientRows
@@ -102,8 +102,17 @@ def ask(ranks: Ranks, places: Sequence[ShardedPlace], ids: Tensor, counts: list[
     ordered, moved = (torch.empty(sum(counts), dtype=torch.int64, device="cpu") for _ in range(2))
     for t, kind, spec in layout.dealt_by_kind:
         begin, end = sum(counts[:t]), sum(counts[: t + 1])
-        moved[begin:end] = kind.owner_of(spec, ids[begin:end], ranks.size)
-    numbers = layout.core.deal(ids.data_ptr(), counts, ordered.data_ptr(), moved.data_ptr())
+        owners = kind.owner_of(spec, ids[begin:end].clone(), ranks.size)
+        if owners.dtype != torch.int64 or owners.shape != (counts[t],):
+            raise PlanError(
+                f"Table {spec.name!r}: owner_of() of sharding {kind.name!r} must return ({counts[t]},) "
+                f"int64 ranks; got {tuple(owners.shape)} {owners.dtype}."
+            )
+        moved[begin:end] = owners
+    try:
+        numbers = layout.core.deal(ids.data_ptr(), counts, ordered.data_ptr(), moved.data_ptr())
+    except ValueError as error:  # of owners that a kind has named
+        raise PlanError(f"owner_of() of a kind of shards: {error}.") from None
     return Asked(layout, ordered, counts, moved, numbers)
 
 
@@ -150,10 +159,11 @@ def fetch(
         nonlocal owned
         owned = look_up_owned(announced, frozen, training, room)
 
-    received = _sent(ranks, "rows", travel, codec, core.row_sizes(), look_up)
+    in_core = core.row_sizes()
+    received = _sent(ranks, "rows", travel, codec, in_core, look_up)
     fault: Exception | None = None
     try:
-        received = codec.decode(received, core.row_sizes()[1], travel)
+        received = codec.decode(received, in_core[1], travel)
     except Exception as error:
         fault = error
     if codec.can_fail:  # the others would go on to a forward, whose batch this rank does not keep
@@ -179,7 +189,7 @@ def look_up_owned(
         None where this rank owns no shard.
     """
     core, layout = announced.core, announced.asked.layout
-    own = [live for ref in layout.own if (live := ref()) is not None]
+    own = layout.live()
     if not own:
         return None
     never = set(frozen)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -14,6 +14,7 @@ from hotbed.dist.errors import PeerError
 from hotbed.dist.gradients import Collected, collect, serve_collect
 from hotbed.dist.handshake import Opened
 from hotbed.dist.ranks import Ranks
+from hotbed.dist.shards import TableOnRanks
 from hotbed.errors import OptimizerError
 from hotbed.optim.options import NUMBERS
 from hotbed.places.host.step import NO_ROWS, HostParticipant
@@ -134,7 +135,21 @@ class ShardedParticipant:
 def serve_step(ranks: Ranks, opened: Opened) -> None:
     """The part of a rank that has no batch in a step of the others, with their numbers."""
     tables = [ranks.table(number) for number in opened.tables]
-    speaks = opened.ended.index(False)
+    told = opened.numbers[opened.ended.index(False)].tolist()
+    try:
+        part = _participant_without_batch(ranks, tables, told)
+    except Exception as error:  # of this rank, which the others hear of in the vote
+        serve_collect(ranks, opened, _width(told, len(tables)))
+        ranks.agree("a step", fault=error)
+        raise
+    with alone(tables):
+        part.serve(opened)
+
+
+def _participant_without_batch(
+    ranks: Ranks, tables: Sequence[TableOnRanks], told: list[int]
+) -> ShardedParticipant:
+    """`told`: the numbers of a rank with a batch, as of `ShardedParticipant._numbers`."""
     optimizer = tables[0].optimizer
     if optimizer is None:
         raise OptimizerError(
@@ -142,15 +157,13 @@ def serve_step(ranks: Ranks, opened: Opened) -> None:
             "all have left Join."
         )
     part = ShardedParticipant(optimizer, ranks)
-    told = opened.numbers[speaks].tolist()
     for numbers, live in zip(_heard(told, len(tables)), tables, strict=True):
         hyper = _core.Hyperparameters()
         for name, number in zip(NUMBERS, numbers, strict=True):
             setattr(hyper, name, number)
         assert live.rule is not None
         part.take_table(live, live.rule, hyper)
-    with alone(tables):
-        part.serve(opened)
+    return part
 
 
 def _width(told: list[int], tables: int) -> int:

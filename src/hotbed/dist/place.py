@@ -15,6 +15,7 @@ from hotbed.dist.clipping import ShardedGradient, look_for_infinities
 from hotbed.dist.errors import NO_COPY
 from hotbed.dist.gradients import SharedHandle, WaitingOnRanks
 from hotbed.dist.participant import ShardedParticipant
+from hotbed.dist.ranks import Ranks
 from hotbed.dist.rows_of_ranks import ShardedRows
 from hotbed.dist.shards import Shard
 from hotbed.errors import OptimizerError, TableError
@@ -48,8 +49,11 @@ class Sharded(ShardedRows):
         super().__init__(core, spec, lookups)
         self.number, self.kind = number, kind
         self.shares, self.own = list(shares), dict(own)
-        self.stepped = lookups.ranks
         self._handles = [live.parameter for live in self.own.values()]  # they keep gradients
+
+    @property
+    def stepped(self) -> Ranks:
+        return self.ranks
 
     # -- rows of this rank -----------------------------------------------------------------------
 
@@ -126,7 +130,7 @@ class Sharded(ShardedRows):
         if self.ranks.looked_at is found:
             return
         self.ranks.looked_at = found
-        tables = [live for live in optimizer._live.values() if live.place.stepped is self.ranks]
+        tables = [live for live in optimizer.tables if live.place.stepped is self.ranks]
         look_for_infinities(self.ranks, tables, scaler["inv_scale"], found)
 
     def make_participant(self, optimizer: Any, tables: Sequence[Any]) -> ShardedParticipant:

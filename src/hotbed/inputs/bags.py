@@ -7,6 +7,7 @@ device, once, when the batch is resolved. `hotbed.inputs` lists the kinds.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol, TypeGuard, overload
 
@@ -303,7 +304,7 @@ def split_keyed(value: object) -> dict[str, Jagged] | None:
     if len(set(keys)) != len(keys):
         raise InputError(f"A keyed input has a key twice: {', '.join(map(repr, keys))}.")
     if getattr(value, "variable_stride_per_key", lambda: False)():
-        strides: list[int] = getattr(value, "stride_per_key", list)()
+        strides: list[int] = operator.methodcaller("stride_per_key")(value)
         sizes = zip(keys, strides, strict=True)
         raise InputError(
             "A keyed input has batches of different sizes: "

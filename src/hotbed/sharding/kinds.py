@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -57,6 +58,29 @@ class Replicated(Sharding):
         return "replicated", "all"
 
 
+T = TypeVar("T")
+
+
+def _renamed_argument(old: str, new: str) -> Callable[[type[T]], type[T]]:
+    """Return a decorator of a class that takes an argument by its earlier name, too, and warns."""
+
+    def taking_both(kind: type[T]) -> type[T]:
+        made = kind.__init__
+
+        @functools.wraps(made)
+        def init(self: T, *args: object, **options: object) -> None:
+            if old in options:
+                warn_renamed(old, new)
+                options[new] = options.pop(old)
+            made(self, *args, **options)
+
+        setattr(kind, "__init__", init)  # noqa: B010
+        return kind
+
+    return taking_both
+
+
+@_renamed_argument("keeper", "owner")
 @dataclasses.dataclass(frozen=True, slots=True)
 class TableWise(Sharding):
     """One rank keeps the whole table.
@@ -165,6 +189,7 @@ class RowWise(Sharding):
         return "row", "all, hash" if hashed else "all, id % n"
 
 
+@_renamed_argument("keepers", "owners")
 @dataclasses.dataclass(frozen=True, slots=True)
 class ColumnWise(Sharding):
     """Several ranks keep some columns of all rows each.

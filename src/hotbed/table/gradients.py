@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from hotbed import _core
 from hotbed.errors import TableError
 from hotbed.ops.duplicates import sum_duplicates
 from hotbed.table.by_slot import FUNCTIONS_BY_ID
+from hotbed.table.described import SteppedTable
 
 __all__ = [
     "Function",
@@ -246,15 +246,8 @@ class GradientShare(Protocol):
         """The same as the gradient of the handle."""
 
 
-class _TableWithGradient(Protocol):
-    @property
-    def rule(self) -> _core.TableRule | None: ...
-    @property
-    def compute_dtype(self) -> torch.dtype: ...
-
-
-def _table_of(handle: Tensor) -> _TableWithGradient:
-    table: _TableWithGradient = vars(handle)["hotbed_table"]
+def _table_of(handle: Tensor) -> SteppedTable:
+    table: SteppedTable = vars(handle)["hotbed_table"]
     return table
 
 
@@ -377,7 +370,10 @@ class WaitingGradient:
         return summed is None or stored is not summed[0] or stored._nnz() != summed[1]
 
     def _total(self, handle: Tensor, stored: Tensor | None, shares: list[GradientShare]) -> Tensor:
-        parts = [(share.slots, share.rows) for share in shares if isinstance(share, GradientRows)]
+        parts = []
+        for share in shares:
+            assert isinstance(share, GradientRows)
+            parts.append((share.slots, share.rows))
         origins = [share.origin for share in shares]
         if stored is not None and stored.is_sparse:
             own = _table_of(handle).compute_dtype

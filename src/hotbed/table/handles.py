@@ -15,10 +15,9 @@ from typing import Any, Protocol, SupportsIndex, TypeVar
 import torch
 from torch import Tensor, nn
 
-from hotbed import _core
 from hotbed.errors import TableError
+from hotbed.table.described import SteppedTable
 from hotbed.table.gradients import Function, Keywords, WaitingGradient, plain_access
-from hotbed.tables import Table
 
 __all__ = ["FollowingHandle", "HalfLoadedHandle", "Handle", "OpenHandle", "TableOfHandle"]
 
@@ -56,7 +55,7 @@ _ABOUT = {
 _VALUE_QUESTIONS = {"is_nonzero", "is_same_size", "is_set_to"}
 
 
-class TableOfHandle(Protocol):
+class TableOfHandle(SteppedTable, Protocol):
     """A live table, as its handle sees it.
 
     Attributes:
@@ -65,14 +64,6 @@ class TableOfHandle(Protocol):
 
     place: Any
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def spec(self) -> Table: ...
-    @property
-    def compute_dtype(self) -> torch.dtype: ...
-    @property
-    def rule(self) -> _core.TableRule | None: ...
     @property
     def parameter(self) -> Handle: ...
 

@@ -96,12 +96,10 @@ class Place(HandleOfTable, RowCopies, LocalShards, StepState, Relocation):
         changed: whether rows may be others than their first values.
         aliased: whether the data of the handle are the rows.
         rows_move: whether a row may have another slot with the next batch.
-        stepped: tables of equal ones take their step together.
         unscales: whether its steps take out what a GradScaler has put into gradients.
         recorded_on: the device on which a step over its rows can become a graph; None: it cannot.
     """
 
-    stepped: Hashable = ON_HOST
     unscales = False
     recorded_on: torch.device | None = None
 
@@ -117,6 +115,11 @@ class Place(HandleOfTable, RowCopies, LocalShards, StepState, Relocation):
         self.device, self.ranks = lookups.device, lookups.ranks
         self.tiers: TiersOfTable | None = lookups.tiers
         self.changed = False
+
+    @property
+    def stepped(self) -> Hashable:
+        """Tables of equal ones take their step together."""
+        return ON_HOST
 
     def join(self, live: MovedTable) -> None:
         """Attach the table that lives here; called once."""

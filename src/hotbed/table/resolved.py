@@ -10,21 +10,15 @@ from torch import Tensor
 
 from hotbed.inputs.bags import Bags
 from hotbed.table.backward import PendingGradient, UpdatedTable
+from hotbed.table.described import DescribedTable
 from hotbed.table.locks import HeldTable
-from hotbed.tables import Table
 
 __all__ = ["Columns", "PooledTable", "Resolved"]
 
 
-class PooledTable(HeldTable, UpdatedTable, Protocol):
+class PooledTable(HeldTable, UpdatedTable, DescribedTable, Protocol):
     """A live table whose rows are pooled."""
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def spec(self) -> Table: ...
-    @property
-    def compute_dtype(self) -> torch.dtype: ...
     @property
     def generation(self) -> int: ...
 

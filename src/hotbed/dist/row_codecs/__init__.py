@@ -36,6 +36,10 @@ def codecs_of(names: Codecs) -> tuple[RowCodec, RowCodec]:
     Raises:
         TableError: there is none of that name.
     """
+    if not isinstance(names, Codecs):
+        raise TableError(
+            f"codecs: expected hotbed.dist.Codecs(rows=..., gradients=...), got {names!r}."
+        )
     for name in names:
         if name not in CODECS:
             raise TableError(f"codecs: expected one of {', '.join(CODECS)}, got {name!r}.")

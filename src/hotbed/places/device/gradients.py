@@ -123,9 +123,7 @@ class DeviceGradientRows:
 def gradient_rows_of(live: StoredTable) -> DeviceGradientRows | None:
     """Return the rows of the last backward, if they are all of the table's gradient."""
     if len(live.waiting.shares) == 1 and stored_gradient(live.parameter) is None:
-        share = live.waiting.shares[0]
-        assert isinstance(share, DeviceGradientRows)
-        return share
+        return _shares_of(live)[0]
     return None
 
 
@@ -160,12 +158,20 @@ def changed_slots(live: StoredTable, share: DeviceGradientRows | None) -> Tensor
     Args:
         share: the gradient, where that is not the handle's.
     """
-    waiting = [share] if share is not None else live.waiting.shares
-    slots = [one.slots() for one in waiting if isinstance(one, DeviceGradientRows)]
+    slots = [one.slots() for one in ([share] if share is not None else _shares_of(live))]
     if share is None and (stored := stored_gradient(live.parameter)) is not None:
         slots.append(_rows_of_stored(stored, live, [])[0].cpu())
-    changed: Tensor = torch.unique(torch.cat(slots))
+    none = torch.empty(0, dtype=torch.int64, device="cpu")
+    changed: Tensor = torch.unique(torch.cat([none, *slots]))
     return changed
+
+
+def _shares_of(live: StoredTable) -> list[DeviceGradientRows]:
+    shares = []
+    for share in live.waiting.shares:
+        assert isinstance(share, DeviceGradientRows)
+        shares.append(share)
+    return shares
 
 
 def gather(tables: Sequence[StoredTable]) -> tuple[Terms, list[Tensor]]:
@@ -179,8 +185,7 @@ def gather(tables: Sequence[StoredTable]) -> tuple[Terms, list[Tensor]]:
     grads: list[Tensor] = []
     flags: list[Tensor] = []
     for t, live in enumerate(tables):
-        shares = [s for s in live.waiting.shares if isinstance(s, DeviceGradientRows)]
-        parts = [share.rows() for share in shares]
+        parts = [share.rows() for share in _shares_of(live)]
         stored = stored_gradient(live.parameter)
         if stored is not None:
             slots, rows = _rows_of_stored(stored, live, flags)

@@ -59,6 +59,10 @@ class OnDevice(Place):
 
     unscales = True
 
+    @property
+    def stepped(self) -> torch.device:
+        return self.device
+
     def make_participant(
         self, optimizer: SteppingOptimizer, tables: Sequence[StoredTable]
     ) -> DeviceParticipant:

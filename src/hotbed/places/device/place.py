@@ -109,7 +109,6 @@ class WholeOnDevice(OnDevice):
         """
         super().__init__(core, spec, whole_on(device), budget)
         refuse_whole(core, spec, device)
-        self.stepped = device
         self.padding_slot = NO_SLOT if spec.padding_idx is None else spec.padding_idx
         self.states: list[Tensor] = []
         assert spec.rows is not None
@@ -244,7 +243,7 @@ class WholeOnDevice(OnDevice):
         if device == self.device:
             return
         there = copy.copy(self)
-        there.lookups, there.device, there.stepped = whole_on(device), device, device
+        there.lookups, there.device = whole_on(device), device
         there.plane = self.plane.to(device)
         there.states = [state.to(device) for state in self.states]
         live.adopt(there)

@@ -176,7 +176,7 @@ class DeviceStep:
         """
         names = [one.name for one in self.dense]
         slot_flags = len(self._slot_flags)
-        deferred_errors = [origin.notice for origin in self._origins if origin.notice is not None]
+        deferred_errors = [origin.notice for origin in self._origins if origin.good is not None]
         # Without gradients and claims, which would be kept for as long.
         rules = [entry.rule for entry in self.entries if counted]
         tables = [entry.live for entry in self.entries]
@@ -196,6 +196,9 @@ class DeviceStep:
             bad_slots = [1 for _ in range(slot_flags) if not next(flags)]
             for of_batch in deferred_errors:
                 if not next(flags):
+                    assert of_batch is not None, (
+                        "whoever checks a batch on the device reports on it"
+                    )
                     of_batch.take()
                     return of_batch.error
             return _error(bad_tables, bad_dense, bool(bad_slots))

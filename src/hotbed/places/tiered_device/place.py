@@ -104,7 +104,7 @@ class TieredOnDevice(OnDevice, Tiered):
 
     def __init__(self, core: _core.Table, spec: Table, lookups: DeviceTiers) -> None:
         super().__init__(core, spec, lookups)
-        self.side, self.stepped = lookups.side, lookups.device
+        self.side = lookups.side
 
     # -- lookups ---------------------------------------------------------------------------------
 

@@ -82,9 +82,7 @@ def test_who_owns_a_part_is_a_value() -> None:
 
 
 @given(ids_, st.integers(1, 70), st.sampled_from(["hash", "modulo"]))
-def test_ids_are_ordered_by_their_keepers_as_they_come(
-    ids: list[int], ranks: int, how: str
-) -> None:
+def test_ids_are_ordered_by_their_owners_as_they_come(ids: list[int], ranks: int, how: str) -> None:
     given_ids = torch.tensor(ids, dtype=torch.int64)
     ordered, place = torch.empty_like(given_ids), torch.empty_like(given_ids)
     to = ordered.data_ptr(), place.data_ptr()
@@ -107,7 +105,7 @@ def test_ids_and_ranks_are_whole_numbers(owner: Any) -> None:
             owner(torch.tensor([1]), world_size)
 
 
-def test_a_plan_knows_the_keepers_of_whole_numbers() -> None:
+def test_a_plan_knows_the_owners_of_whole_numbers() -> None:
     plan = hb.dist.Plan([hb.Table("t", 8, 9)], np.int64(2), {"t": "row"})
     assert plan.owner_of("t", [3, 4]).tolist() == [1, 0]
     assert plan.part("t", np.int64(1)) == plan.part("t", 1)
