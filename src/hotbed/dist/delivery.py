@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hotbed.dist.exchange import Given, to_owners
+from hotbed.dist.exchange import Given, own_tables, to_owners
 from hotbed.dist.exchanged_values import Announced
 from hotbed.dist.ranks import Ranks
 from hotbed.dist.raw import rounded
@@ -50,4 +50,4 @@ def owned_ids(announced: Announced) -> list[tuple[LiveTable, Tensor, list[int]]]
     size = layout.size
     of_shards = [counts[at : at + size] for at in range(0, len(counts), size)]
     ids = announced.ids_here.split_with_sizes([sum(some) for some in of_shards])
-    return list(zip(layout.live(), ids, of_shards, strict=True))
+    return list(zip(own_tables(layout), ids, of_shards, strict=True))

@@ -29,6 +29,7 @@ from torch import Tensor
 from hotbed import _core
 from hotbed.dist.exchanged_values import Announced, Asked, Lookup, Owned
 from hotbed.dist.handshake import Opened
+from hotbed.dist.layout import Layout
 from hotbed.dist.ranks import Ranks
 from hotbed.dist.row_codecs.codec import RowCodec, Travel
 from hotbed.dist.shards import ShardedPlace
@@ -50,6 +51,7 @@ __all__ = [
     "give",
     "keep",
     "look_up_owned",
+    "own_tables",
     "to_owners",
 ]
 
@@ -189,7 +191,7 @@ def look_up_owned(
         None where this rank owns no shard.
     """
     core, layout = announced.core, announced.asked.layout
-    own = layout.live()
+    own = own_tables(layout)
     if not own:
         return None
     never = set(frozen)
@@ -204,6 +206,13 @@ def look_up_owned(
     if wide is not None and len(wide):
         core.narrow(wide.data_ptr(), _addresses(messages))
     return Owned(resolved, [live.generation for live in own])
+
+
+def own_tables(layout: Layout) -> list[LiveTable]:
+    """Return the live tables of the shards that this rank owns."""
+    found = [live for ref in layout.own if (live := ref()) is not None]
+    assert len(found) == len(layout.own), "their places are held by whoever looks up"
+    return found
 
 
 def keep(ranks: Ranks, batch: object | None, announced: Announced, owned: Owned | None) -> Lookup:

@@ -60,9 +60,3 @@ class Layout:
         self.table_of = [at for at in range(len(self.own)) for _ in range(size)]
         self.names: list[str] = names
         self.fetched: list[_core.FetchedRows] = []
-
-    def live(self) -> list[LiveTable]:
-        """Return the live tables of the shards that this rank owns."""
-        found = [live for ref in self.own if (live := ref()) is not None]
-        assert len(found) == len(self.own), "their places are held by whoever looks up"
-        return found
