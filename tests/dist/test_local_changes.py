@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from dist.test_sharded import collection, plan_of
+from dist.test_sharded import batch_of, collection, plan_of
 from dist.worlds import run
 
 import hotbed as hb
@@ -78,3 +78,34 @@ def alone(rank: int, world: int) -> None:
 @pytest.mark.process
 def test_one_rank_has_no_copies() -> None:
     run(1, alone)
+
+
+def erased_between(rank: int, world: int) -> None:
+    """A rank erases rows of its own that another one has looked up, and whose gradient is on its way."""
+    model = collection()
+    hb.distribute(model, plan_of(model, "row", world))
+    model.assign("user", torch.arange(8), torch.ones(8, 7))
+    optimizer = hb.optim.SGD(model.parameters(), lr=0.1)
+    own = model.rows("user", local=True).ids
+    batch = {**batch_of(0, slice(0, 1)), "user": torch.arange(8)[None]}
+    found = model(batch)
+    if rank == 1:
+        found["user"].sum().backward()
+        says = "could not go on: TableError: .*'user': rows were erased since"
+    else:
+        assert model.erase("user", own[:1], local=True) == 1
+        says = "'user': rows were erased since a batch was looked up.*Erase between steps"
+    before = model.rows("user", local=True).values
+    with pytest.raises((hb.TableError, PeerError), match=says):
+        optimizer.step()
+    assert torch.equal(model.rows("user", local=True).values, before)
+    del found
+    optimizer.zero_grad()
+    model(batch)["user"].sum().backward()
+    optimizer.step()
+    assert model.table("user").rule.steps == 1
+
+
+@pytest.mark.process
+def test_rows_erased_by_their_owner_before_their_gradient_comes() -> None:
+    run(2, erased_between)

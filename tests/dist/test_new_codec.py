@@ -23,10 +23,12 @@ class Flipped(ByRow):
         return width * dtype.itemsize + 1
 
     def encode_rows(self, rows: Tensor, out: Tensor) -> None:
+        assert rows.data_ptr() % 8 == out.data_ptr() % 8 == 0
         out[:, 1:] = ~rows.view(torch.uint8)
         out[:, 0] = 7
 
     def decode_rows(self, encoded: Tensor, out: Tensor) -> None:
+        assert encoded.data_ptr() % 8 == out.data_ptr() % 8 == 0
         assert bool((encoded[:, 0] == 7).all())
         out.view(torch.uint8).copy_(~encoded[:, 1:])
 
