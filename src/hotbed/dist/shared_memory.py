@@ -191,8 +191,7 @@ class _Member:
     def numbers(self, at: int, like: Tensor) -> Tensor:
         """(n,) numbers of the last time, or the time before."""
         begin = _GATHERED + at * _MOST_GATHERED
-        found: Any = self._control.bytes[begin : begin + like.nbytes]
-        return found.view(like.dtype)  # type: ignore[no-any-return]
+        return self._control.bytes[begin : begin + like.nbytes].view(like.dtype)
 
 
 class _Memory:

@@ -72,7 +72,9 @@ class OneEmbedding:
             if not count:
                 yield torch.empty(0, dtype=torch.int64), torch.empty(0, dim)
 
-        all_chunks = lambda: distinct(path, name, chunks())  # noqa: E731
+        def all_chunks() -> Chunks:
+            return distinct(path, name, chunks())
+
         return Found([FileTable(name, None, count, dim, torch.float32, all_chunks)], {})
 
 

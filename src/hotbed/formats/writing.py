@@ -63,7 +63,10 @@ def widened(tables: Iterable[FileTable]) -> list[FileTable]:
         if table.dtype != torch.bfloat16:
             return table
         chunks = table.chunks
-        floats = lambda: ((ids, weights.float()) for ids, weights in chunks())  # noqa: E731
+
+        def floats() -> Chunks:
+            return ((ids, weights.float()) for ids, weights in chunks())
+
         return table._replace(dtype=torch.float32, chunks=floats)
 
     return [wide(table) for table in tables]
