@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 import hotbed as hb
-from hotbed.inputs.bags import read_bags, split_keyed
+from hotbed.inputs.bags import read_bags
+from hotbed.inputs.keyed import split_keyed
 
 ids = torch.tensor
 

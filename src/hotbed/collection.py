@@ -12,7 +12,8 @@ from hotbed.devices import Device, named_device
 from hotbed.errors import InputError, TableError
 from hotbed.group.group import Group
 from hotbed.init import derive_key
-from hotbed.inputs.bags import Bags, read_bags, split_keyed
+from hotbed.inputs.bags import Bags, read_bags
+from hotbed.inputs.keyed import split_keyed
 from hotbed.jagged import Jagged
 from hotbed.modules.by_name import Rows, TablesByName
 from hotbed.modules.descriptions import described, group_for

@@ -94,7 +94,7 @@ def parquet_file(folder: Path) -> None:
 
 
 def dumped_parquet(folder: Path) -> None:
-    from hotbed.formats.parquet import Parquet
+    from hotbed.formats.kinds.parquet import Parquet
     from hotbed.formats.tables import FileTable
 
     chunk = tuple(map(torch.from_numpy, tables()))

@@ -56,7 +56,7 @@ def test_a_dump_does_not_go_among_checkpoints(tables: Path) -> None:
 
 
 def test_formats_are_told(tables: Path, tmp_path: Path) -> None:
-    formats = "torch, safetensors, npy, sok, parquet"
+    formats = "npy, parquet, safetensors, sok, torch"
     said = refused("dump", tables, "--to", tmp_path / "out")
     assert f"out does not tell its format. Say --format: {formats}." in said
     said = refused("dump", tables, "--to", tmp_path / "out", "--format", "onnx")

@@ -13,7 +13,7 @@ import torch
 from formats.format_tables import a_checkpoint, about, imported, refused, run, same
 
 from hotbed.formats import FormatError, Hints
-from hotbed.formats.parquet import Parquet
+from hotbed.formats.kinds.parquet import Parquet
 
 pa = pytest.importorskip("pyarrow", reason="Parquet files need pyarrow")
 pq = pytest.importorskip("pyarrow.parquet", reason="Parquet files need pyarrow")

@@ -42,7 +42,7 @@ def table(folder: Path, stem: str, keys: np.ndarray, weights: np.ndarray, name: 
 def test_tables_of_any_types(
     tmp_path_factory: pytest.TempPathFactory, key: str, number: str, n: int, dim: int, seed: int
 ) -> None:
-    from hotbed.formats.sok import Sok
+    from hotbed.formats.kinds.sok import Sok
     from hotbed.formats.tables import Hints
 
     random = np.random.default_rng(seed)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pkgutil
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -18,6 +20,11 @@ if TYPE_CHECKING:
     from hotbed.formats.tables import FileTable
 
 _SHOWN = 20
+
+_KINDS = Path(__file__).parents[1] / "formats" / "kinds"
+_READ = [
+    module.name for module in pkgutil.iter_modules([str(_KINDS)])
+]  # the help waits for no import
 
 Format = Annotated[
     str | None,
@@ -43,7 +50,7 @@ def import_(
         typer.Option(
             "--format",
             metavar="NAME",
-            help="torch, safetensors, npy, sok, parquet or oneembedding. Default: what PATH looks like.",
+            help=f"{', '.join(_READ)}. Default: what PATH looks like.",
         ),
     ] = None,
     table: Chosen = None,

@@ -21,13 +21,13 @@ class AveragingGroup(torch_dist.ProcessGroup):
     """A group of Gloo whose all-reduce says what the ranks wait for where one is gone, or waits elsewhere.
     ``loss.backward()`` raises it as a RuntimeError of torch's."""
 
-    def __init__(self, group: Any, ranks: Ranks) -> None:
+    def __init__(self, group: torch_dist.ProcessGroup, ranks: Ranks) -> None:
         made: Any = super().__init__  # whose type knows one of its two forms
         made(torch_dist.get_rank(group), torch_dist.get_world_size(group))
         self._group, self._ranks = group, weakref.ref(ranks)
 
     @classmethod
-    def over(cls, group: Any, ranks: Ranks) -> Any:
+    def over(cls, group: torch_dist.ProcessGroup, ranks: Ranks) -> torch_dist.ProcessGroup:
         """Return a group that averages over Gloo; of any other backend, `group` itself."""
         return cls(group, ranks) if torch_dist.get_backend(group) == "gloo" else group
 

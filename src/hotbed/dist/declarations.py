@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from hotbed.dist.errors import PeerError
 from hotbed.errors import HotbedError, PlanError
 from hotbed.modules.owner import owners_of
+from hotbed.optim.base import TableOptimizer
 from hotbed.optim.dense import LR_RATIO
 from hotbed.optim.options import Number
 from hotbed.sharding import Sharding
@@ -116,7 +117,7 @@ def of_model(model: nn.Module, tables: Sequence[Table]) -> Declaration:
     return Declaration(values, "All ranks must make the same model.")
 
 
-def of_optimizer(optimizer: Any) -> Declaration:
+def of_optimizer(optimizer: TableOptimizer) -> Declaration:
     """The kind of a `TableOptimizer`, its groups, and all its options but numbers that travel with each step.
     Made anew when one has changed."""
     options = _options.get(optimizer)
@@ -128,14 +129,16 @@ def of_optimizer(optimizer: Any) -> Declaration:
 class _Options:
     """The options of an optimizer, and its declaration as they were at the last step."""
 
-    def __init__(self, optimizer: Any) -> None:
-        travel = {o.name for o in optimizer._rule.options if isinstance(o, Number) and o.core}
+    def __init__(self, optimizer: TableOptimizer) -> None:
+        travel = {
+            o.name for o in optimizer.declared_rule().options if isinstance(o, Number) and o.core
+        }
         self._names = [*(name for name in optimizer.defaults if name not in travel), LR_RATIO]
         self._sizes: list[int] = []
-        self._values: list[Any] = []
+        self._values: list[object] = []
         self._declaration: Declaration | None = None
 
-    def declaration(self, optimizer: Any) -> Declaration:
+    def declaration(self, optimizer: TableOptimizer) -> Declaration:
         sizes = [len(group["params"]) for group in optimizer.param_groups]
         values = [value for _, _, value in self._of_groups(optimizer)]
         same = len(values) == len(self._values) and all(map(operator.is_, values, self._values))
@@ -144,29 +147,32 @@ class _Options:
             self._declaration = self._made(optimizer)
         return self._declaration
 
-    def _of_groups(self, optimizer: Any) -> Iterator[tuple[str, tuple[int, ...], Any]]:
+    def _of_groups(
+        self, optimizer: TableOptimizer
+    ) -> Iterator[tuple[str, tuple[int, ...], object]]:
         """(name, group, value) of each option; the groups of ``dense=`` are parts of the outer ones."""
         for index, group in enumerate(optimizer.param_groups):
             for name in self._names:
                 yield name, (index,), group.get(name)
-        if optimizer._half.chosen is not None:
-            for index, inner in optimizer._half.inners:
+        dense = optimizer.composition.dense
+        if dense.chosen is not None:
+            for index, inner in dense.inners:
                 for k, group in enumerate(inner.param_groups):
                     for name, value in group.items():
                         if name not in ("params", "lr"):  # which follows that of the outer group
                             yield name, (index, k), value
 
-    def _made(self, optimizer: Any) -> Declaration:
+    def _made(self, optimizer: TableOptimizer) -> Declaration:
         kind = type(optimizer)
         values = {"the optimizer": in_words(kind)}
         values |= {
             f"{name} of {kind.__name__}": in_words(value)
-            for name, value in optimizer._arguments.items()
+            for name, value in optimizer.composition.arguments.items()
             if name not in optimizer.defaults
         }
         values |= {
             f"the dense optimizer of group {index}": in_words(type(inner))
-            for index, inner in optimizer._half.inners
+            for index, inner in optimizer.composition.dense.inners
         }
         for index, group in enumerate(optimizer.param_groups):
             lives = [(parameter, live_table(parameter)) for parameter in group["params"]]
@@ -174,12 +180,12 @@ class _Options:
             shapes = [_shape(parameter) for parameter, live in lives if live is None]
             values[f"tables of group {index}"] = in_words(names)
             values[f"dense parameters of group {index}"] = in_words(shapes)
-        for name, group, value in self._of_groups(optimizer):
-            values[f"{name} of group {'.'.join(map(str, group))}"] = in_words(value)
+        for name, at, value in self._of_groups(optimizer):
+            values[f"{name} of group {'.'.join(map(str, at))}"] = in_words(value)
         return Declaration(values, "All ranks must make the same optimizer.")
 
 
-_options: weakref.WeakKeyDictionary[Any, _Options] = weakref.WeakKeyDictionary()
+_options: weakref.WeakKeyDictionary[TableOptimizer, _Options] = weakref.WeakKeyDictionary()
 
 
 def in_words(value: Any) -> str:

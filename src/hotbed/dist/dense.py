@@ -26,7 +26,7 @@ _OWN = ("self", "module", "process_group", "device_ids", "output_device", "devic
 """Arguments of DistributedDataParallel that `hotbed.distribute` gives, or that hosts have not."""
 
 
-def refuse_options(given: Any) -> None:
+def refuse_options(given: object) -> None:
     """Raise TableError unless they are options of DistributedDataParallel, before anything has changed."""
     known = [n for n in inspect.signature(DistributedDataParallel).parameters if n not in _OWN]
     if not isinstance(given, Mapping):
@@ -48,7 +48,7 @@ class _Called(nn.Module):
         self.__dict__.update({part: model.__dict__[part] for part in parts})
         self._ranks, self._forward = ranks, _forward_of(model)
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args: object, **kwargs: object) -> object:
         self._ranks.inside_forward = True
         try:
             return self._forward(*args, **kwargs)
@@ -56,16 +56,17 @@ class _Called(nn.Module):
             self._ranks.inside_forward = False
 
 
-def _forward_of(model: nn.Module) -> Callable[..., Any]:
+def _forward_of(model: nn.Module) -> Callable[..., object]:
     """A model's own, which does not keep it: in a circle, a model that goes would leave its tables behind
     until Python next looks for circles."""
     if "forward" in model.__dict__:
-        own: Callable[..., Any] = model.__dict__["forward"]
+        own: Callable[..., object] = model.__dict__["forward"]
         return own
     kept = weakref.ref(model)
 
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        called: Any = kept()
+    def forward(*args: object, **kwargs: object) -> object:
+        called = kept()
+        assert called is not None, "its forward is called"
         return type(called).forward(called, *args, **kwargs)
 
     return forward
@@ -86,16 +87,16 @@ def average_dense(
     tables = {n for n, p in model.named_parameters() if live_table(p) is not None}
     dense = [p for n, p in model.named_parameters() if n not in tables and p.requires_grad]
     averaged = _averaged(model, tables, ranks, options) if dense else None
-    called: Callable[..., Any] = averaged or _forward_of(model)
+    called: Callable[..., object] = averaged or _forward_of(model)
 
     @functools.wraps(type(model).forward)
-    def forward(*args: Any, **kwargs: Any) -> Any:
+    def forward(*args: object, **kwargs: object) -> object:
         with ranks.listening("a forward, where buffers of dense layers travel"):
             if ranks.before_forward is not None:
                 ranks.before_forward()
             return called(*args, **kwargs)
 
-    def no_sync() -> contextlib.AbstractContextManager[Any]:
+    def no_sync() -> contextlib.AbstractContextManager[object]:
         return averaged.no_sync() if averaged else contextlib.nullcontext()
 
     model.__dict__.update(forward=forward, no_sync=no_sync)

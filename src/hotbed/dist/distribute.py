@@ -125,7 +125,7 @@ def distribute(
     return model
 
 
-def _checked_timeout(given: Any) -> float:
+def _checked_timeout(given: object) -> float:
     if isinstance(given, numbers.Real) and not isinstance(given, bool):
         seconds = float(given)
         if 0 < seconds <= _LONGEST:
@@ -212,7 +212,7 @@ def _share(
     stream = live.records(states=False) if rows and ranks.rank == 0 else iter(())
     if not rows:
         old.give_up(live)
-    own: dict[Shard, Any] = {}
+    own: dict[Shard, LiveTable] = {}
     for share in shares:
         if share.rank == ranks.rank:
             part = dataclasses.replace(share.part, combiner="none")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,8 +11,9 @@ from torch import Tensor
 from hotbed import _core
 from hotbed.dist.ranks import Ranks
 from hotbed.dist.raw import bytes_of, numbers_in
-from hotbed.dist.shards import Shard
+from hotbed.dist.shards import Shard, ShardedPlace
 from hotbed.errors import HotbedError, TableError
+from hotbed.tables import Table
 
 __all__ = ["Gathered", "gathered"]
 
@@ -31,7 +32,9 @@ class Gathered(NamedTuple):
     """(n, dim) or (n, 1) each; none where they were not wanted."""
 
 
-def gathered(place: Any, *, states: bool, everywhere: bool) -> Gathered | None:
+def gathered(
+    ranks: Ranks, place: ShardedPlace, *, states: bool, everywhere: bool
+) -> Gathered | None:
     """All rows of a table, as the last step has left them. Called by all ranks.
 
     Args:
@@ -41,9 +44,8 @@ def gathered(place: Any, *, states: bool, everywhere: bool) -> Gathered | None:
     Raises:
         TableError: they do not fit in memory.
     """
-    ranks: Ranks = place.ranks
     wants = everywhere or ranks.rank == 0
-    ids = _ids(place, everywhere, stored=states)
+    ids = _ids(ranks, place, everywhere, stored=states)
     spec, widths = place.spec, place.core.state_widths() if states else []
     fault: TableError | None = None
     needed = len(ids) * (spec.dim * spec.dtype.itemsize + 16)
@@ -61,7 +63,7 @@ def gathered(place: Any, *, states: bool, everywhere: bool) -> Gathered | None:
         [torch.empty((size, width), dtype=spec.compute_dtype, device="cpu") for width in widths],
     )
     absent = torch.ones(size, dtype=torch.bool, device="cpu")
-    for share, rows in _all_records(place, states=states, everywhere=everywhere):
+    for share, rows in _all_records(ranks, place, states=states, everywhere=everywhere):
         rows, at = _known(rows, share, ids)
         absent[at] = False
         columns = share.part.columns
@@ -71,7 +73,7 @@ def gathered(place: Any, *, states: bool, everywhere: bool) -> Gathered | None:
                 state[at] = some
             else:
                 state[at, columns] = some
-    _read_first_values(place, found, torch.nonzero(absent).flatten())
+    _read_first_values(ranks, place, found, torch.nonzero(absent).flatten())
     return found if wants else None
 
 
@@ -91,20 +93,20 @@ def _known(rows: Gathered, share: Shard, ids: Tensor) -> tuple[Gathered, Tensor]
     return Gathered(rows.ids[here], rows.weights[here], [s[here] for s in rows.states]), at[here]
 
 
-def _read_first_values(place: Any, found: Gathered, absent: Tensor) -> None:
+def _read_first_values(ranks: Ranks, place: ShardedPlace, found: Gathered, absent: Tensor) -> None:
     """The rows of a static table that are stored nowhere. `absent`: their positions."""
-    counts = place.ranks.agree(_KIND, [len(absent)], [place.number]).numbers
+    counts = ranks.agree(_KIND, [len(absent)], [place.number]).numbers
     for begin in range(0, int(counts.max()), _ROWS_AT_ONCE):
         at = absent[begin : begin + _ROWS_AT_ONCE]
         found.weights[at] = place.read(found.ids[at])
 
 
-def _spoken(place: Any) -> list[Shard]:
+def _spoken(place: ShardedPlace) -> list[Shard]:
     """Shares that have each element of the table once."""
     return [share for share in place.shares if not share.replica or share.rank == 0]
 
 
-def _ids(place: Any, everywhere: bool, *, stored: bool) -> Tensor:
+def _ids(ranks: Ranks, place: ShardedPlace, everywhere: bool, *, stored: bool) -> Tensor:
     """(n,) ids, rising; of a static table all, or only those whose rows are `stored`."""
     own = [
         share.part.origin.ids_in_table(live.stored_ids() if stored else live.ids())
@@ -112,7 +114,6 @@ def _ids(place: Any, everywhere: bool, *, stored: bool) -> Tensor:
         if share in _spoken(place) and share.part.origin.column == 0
     ]
     mine = torch.cat([torch.empty(0, dtype=torch.int64, device="cpu"), *own])
-    ranks: Ranks = place.ranks
     counts = ranks.agree(_KIND, [len(mine)], [place.number]).numbers[:, 0].tolist()
     outgoing = [[bytes_of(mine)] if everywhere or to == 0 else [] for to in range(ranks.size)]
     wants = everywhere or ranks.rank == 0
@@ -121,9 +122,11 @@ def _ids(place: Any, everywhere: bool, *, stored: bool) -> Tensor:
     return torch.cat([numbers_in(block, torch.int64) for block in blocks]).sort().values
 
 
-def _all_records(place: Any, *, states: bool, everywhere: bool) -> Iterator[tuple[Shard, Gathered]]:
+def _all_records(
+    ranks: Ranks, place: ShardedPlace, *, states: bool, everywhere: bool
+) -> Iterator[tuple[Shard, Gathered]]:
     """Chunk after chunk of all ranks, each rank's next at once, until no rank has more."""
-    ranks, spec = place.ranks, place.spec
+    spec = place.spec
     shares = _spoken(place)
     wants = everywhere or ranks.rank == 0
     streams = [
@@ -169,7 +172,7 @@ def _all_records(place: Any, *, states: bool, everywhere: bool) -> Iterator[tupl
 
 
 def _shapes(
-    share: Shard, spec: Any, count: int, widths: list[int]
+    share: Shard, spec: Table, count: int, widths: list[int]
 ) -> list[tuple[tuple[int, ...], torch.dtype]]:
     """Return the shapes of a chunk's ids, weights and states."""
     dim = share.part.dim

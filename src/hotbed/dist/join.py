@@ -5,9 +5,9 @@ from __future__ import annotations
 import datetime
 import threading
 from collections.abc import Callable
-from typing import Any
 
 import torch
+import torch.distributed as torch_dist
 from torch import nn
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 
@@ -67,7 +67,7 @@ class _Tables(Joinable):
         self._sharing = sharing
         ranks = sharing.ranks
         if sharing.dense is not None:
-            self._group = sharing.dense.join_process_group
+            self._group: torch_dist.ProcessGroup = sharing.dense.join_process_group
         else:
             if ranks.beside is None:
                 ranks.beside = group_of(
@@ -83,7 +83,7 @@ class _Tables(Joinable):
         """Tells Join that there is more to come."""
         Join.notify_join_context(self)
 
-    def join_hook(self, **options: Any) -> JoinHook:
+    def join_hook(self, **options: object) -> JoinHook:
         self._sharing.ranks.before_forward = self._notify  # anew in each Join
         return _Serving(self._sharing.ranks)
 
@@ -94,7 +94,7 @@ class _Tables(Joinable):
         return found
 
     @property
-    def join_process_group(self) -> Any:
+    def join_process_group(self) -> torch_dist.ProcessGroup:
         return self._group
 
 

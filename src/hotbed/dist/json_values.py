@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from hotbed import _core
 from hotbed.dist.errors import PeerError
+from hotbed.dist.handshake import Opened
 from hotbed.dist.raw import WORD, bytes_of, rounded
 from hotbed.errors import HotbedError
 
@@ -46,7 +48,7 @@ class MessageError(HotbedError, ValueError):
     """A value has no message, or bytes are none."""
 
 
-def encode(value: Any) -> list[Tensor]:
+def encode(value: object) -> list[Tensor]:
     """Return (bytes,) uint8 pieces of the message.
 
     Args:
@@ -69,7 +71,7 @@ def encode(value: Any) -> list[Tensor]:
     ]
 
 
-def _plain(value: Any, tensors: list[Tensor], depth: int) -> Any:
+def _plain(value: object, tensors: list[Tensor], depth: int) -> object:
     if value is None or isinstance(value, bool | int | float | str):  # of NumPy, too
         return value
     if depth == 0:
@@ -118,7 +120,7 @@ def decode(message: Tensor) -> Any:
     return value
 
 
-def _decoded(value: Any, tensors: _Tensors, depth: int) -> Any:
+def _decoded(value: object, tensors: _Tensors, depth: int) -> object:
     if not isinstance(value, list | dict):
         return value
     if depth == 0:
@@ -144,6 +146,18 @@ def _bytes_in(text: str) -> bytes:
         raise MessageError("A message has bytes that are no hexadecimal numbers.") from None
 
 
+class Exchanging(Protocol):
+    """`hotbed.dist.ranks.Ranks`, as far as values travel by it."""
+
+    size: int
+
+    def telling(self, kind: str) -> AbstractContextManager[None]: ...
+    def agree(self, kind: str, numbers: Sequence[int] = ()) -> Opened: ...
+    def exchange(
+        self, what: str, parts: Sequence[Sequence[Tensor]], sizes: Sequence[int]
+    ) -> list[Tensor]: ...
+
+
 class _Tensors:
     """The bytes of a message behind its JSON.
 
@@ -154,7 +168,7 @@ class _Tensors:
     def __init__(self, message: Tensor, begin: int) -> None:
         self._message, self.begin = message, begin
 
-    def take(self, dtype: torch.dtype, shape: list[Any]) -> Tensor:
+    def take(self, dtype: torch.dtype, shape: list[object]) -> Tensor:
         """Copy the next tensor."""
         sides = list(_sides(shape))
         count = math.prod(sides)
@@ -173,7 +187,7 @@ class _Tensors:
         return raw.view(dtype).view(sides)
 
 
-def _sides(shape: list[Any]) -> Iterator[int]:
+def _sides(shape: list[object]) -> Iterator[int]:
     if len(shape) > _MOST_SIDES:
         raise MessageError(
             f"A message has a tensor of {len(shape)} dimensions, more than {_MOST_SIDES}."
@@ -184,7 +198,7 @@ def _sides(shape: list[Any]) -> Iterator[int]:
         yield side
 
 
-def all_values(ranks: Any, kind: str, value: Any) -> list[Any]:
+def all_values(ranks: Exchanging, kind: str, value: object) -> list[Any]:
     """Return the value of each rank. Called by all ranks.
 
     Args:

@@ -95,7 +95,7 @@ class Even(Generic[T]):
 
     def __init__(self, loader: Iterable[T], end: str) -> None:
         self.loader, self.end = loader, end
-        self._group: Any = None
+        self._group: torch_dist.ProcessGroup | None = None
         if _in_a_group():
             self._group = group_of(self, "hotbed.dist.even", _SECONDS, backend="gloo")
 
@@ -140,6 +140,7 @@ class Even(Generic[T]):
         self, own: bool, missing: bool = False, fault: Exception | None = None
     ) -> list[int]:
         """How many ranks have a batch, have none, and have had none."""
+        assert self._group is not None
         wire = Gloo(self._group, torch_dist.get_rank(self._group))
         try:
             told = wire.gather(

@@ -6,9 +6,10 @@ import abc
 import contextlib
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from hotbed.dist.errors import PeerError
+from hotbed.dist.handshake import Opened
 
 __all__ = ["LongWork"]
 
@@ -34,7 +35,7 @@ class LongWork(abc.ABC):
         numbers: Sequence[int] = (),
         tables: Sequence[int] = (),
         fault: BaseException | None = None,
-    ) -> Any:
+    ) -> Opened:
         """See `hotbed.dist.ranks.Ranks.agree`."""
 
     @contextlib.contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor
 
@@ -16,12 +16,15 @@ from hotbed.dist.handshake import Opened
 from hotbed.dist.ranks import Ranks
 from hotbed.dist.shards import TableOnRanks
 from hotbed.errors import OptimizerError
+from hotbed.optim.base import TableOptimizer
 from hotbed.optim.options import NUMBERS
 from hotbed.places.host.step import NO_ROWS, HostParticipant
-from hotbed.table.gradients import plain_access
+from hotbed.table.gradients import GradientShare, plain_access
 from hotbed.table.locks import alone
 
 __all__ = ["ShardedParticipant", "serve_step"]
+
+_Taken = tuple[TableOnRanks, _core.TableRule, _core.Hyperparameters]
 
 
 class ShardedParticipant:
@@ -32,14 +35,18 @@ class ShardedParticipant:
 
     takes_host = True
 
-    def __init__(self, optimizer: Any, ranks: Ranks) -> None:
+    def __init__(self, optimizer: TableOptimizer, ranks: Ranks) -> None:
         self._optimizer, self._ranks = optimizer, ranks
         self._host = HostParticipant(optimizer)
-        self._tables: list[tuple[Any, Any, Any]] = []
-        self._stepped: list[tuple[Any, Any, Any]] = []
+        self._tables: list[_Taken] = []
+        self._stepped: list[_Taken] = []
 
     def take_table(
-        self, live: Any, rule: _core.TableRule, hyper: _core.Hyperparameters, share: Any = None
+        self,
+        live: Any,  # a cast of each would take as long as the rest
+        rule: _core.TableRule,
+        hyper: _core.Hyperparameters,
+        share: GradientShare | None = None,
     ) -> None:
         if live.place.stepped is not self._ranks:
             self._host.take_table(live, rule, hyper, share)
@@ -82,7 +89,9 @@ class ShardedParticipant:
             for live, _, hyper in self._stepped:
                 for part in live.place.own.values():
                     rows = collected.rows_of(live, part) or NO_ROWS
-                    self._host.take_rows(part, part.rule, hyper, rows)
+                    of_part = part.rule
+                    assert of_part is not None
+                    self._host.take_rows(part, of_part, hyper, rows)
             if fault is None:
                 self._host.decide(beside=beside)
         except Exception as error:
@@ -93,7 +102,7 @@ class ShardedParticipant:
         """Steps taken by all tables; then, for `_heard`, how many groups of numbers there are, which each
         table has, and the bits of them, those of groups without tables, too."""
         hypers = [hyper for _, _, hyper in self._tables]
-        of_groups = [options.hyper for options in self._optimizer._groups]
+        of_groups = [options.hyper for options in self._optimizer.composition.groups]
         distinct = list({id(hyper): hyper for hyper in [*hypers, *of_groups]}.values())
         at = {id(hyper): n for n, hyper in enumerate(distinct)}
         numbers = [float(getattr(hyper, name)) for hyper in distinct for name in NUMBERS]
@@ -156,7 +165,7 @@ def _participant_without_batch(
             f"Rank {ranks.rank} has no optimizer any more, and answers for its shards. Keep it until "
             "all have left Join."
         )
-    part = ShardedParticipant(optimizer, ranks)
+    part = ShardedParticipant(cast(TableOptimizer, optimizer), ranks)
     for numbers, live in zip(_heard(told, len(tables)), tables, strict=True):
         hyper = _core.Hyperparameters()
         for name, number in zip(NUMBERS, numbers, strict=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -17,10 +17,15 @@ from hotbed.dist.gradients import SharedHandle, WaitingOnRanks
 from hotbed.dist.participant import ShardedParticipant
 from hotbed.dist.ranks import Ranks
 from hotbed.dist.rows_of_ranks import ShardedRows
-from hotbed.dist.shards import Shard
+from hotbed.dist.shards import Shard, TableOnRanks
 from hotbed.errors import OptimizerError, TableError
+from hotbed.optim.base import TableOptimizer
 from hotbed.sharding import Sharding
 from hotbed.table.clipping import Gradient
+from hotbed.table.live import LiveTable
+from hotbed.table.lookups import StoredTable
+from hotbed.table.participant import SteppingOptimizer
+from hotbed.table.place import MovedTable
 from hotbed.table.place_factory import PlaceFactory
 from hotbed.tables import Table
 
@@ -44,7 +49,7 @@ class Sharded(ShardedRows):
         number: int,
         kind: Sharding,
         shares: Sequence[Shard],
-        own: Mapping[Shard, Any],
+        own: Mapping[Shard, LiveTable],
     ) -> None:
         super().__init__(core, spec, lookups)
         self.number, self.kind = number, kind
@@ -57,10 +62,10 @@ class Sharded(ShardedRows):
 
     # -- rows of this rank -----------------------------------------------------------------------
 
-    def tables_here(self, live: Any) -> list[Any]:
+    def tables_here(self, live: object) -> list[Any]:
         return list(self.own.values())
 
-    def tables_to_save(self, live: Any) -> list[Any]:
+    def tables_to_save(self, live: object) -> list[Any]:
         return [t for s, t in self.own.items() if not s.replica or s.rank == 0]
 
     def refuse_local_change(self, wanted: str) -> None:
@@ -70,7 +75,9 @@ class Sharded(ShardedRows):
                 "this rank alone. Leave local=True out, on all ranks."
             )
 
-    def parts(self, live: Any, ids: Tensor, rows: Tensor) -> Iterator[tuple[Any, Tensor, Tensor]]:
+    def parts(
+        self, live: object, ids: Tensor, rows: Tensor
+    ) -> Iterator[tuple[Any, Tensor, Tensor]]:
         for share, own in self.own.items():
             found, here = share.part.origin.ids_in_part(ids)
             at = slice(None) if here is None else here
@@ -82,7 +89,7 @@ class Sharded(ShardedRows):
         for live in self.own.values():
             live.place.refuse_exact(optimizer)
 
-    def refuse_rule(self, optimizer: str, options: Any, *, fused: bool) -> None:
+    def refuse_rule(self, optimizer: str, options: _core.RuleOptions, *, fused: bool) -> None:
         named = f"{optimizer} (table {self.core.name!r})"
         if fused:
             raise OptimizerError(
@@ -108,7 +115,9 @@ class Sharded(ShardedRows):
             assert live.rule is not None
             live.place.reset_states(live.rule, firsts)
 
-    def restart(self, rule: _core.TableRule, steps: int, base: Sequence[float], last: Any) -> None:
+    def restart(
+        self, rule: _core.TableRule, steps: int, base: Sequence[float], last: _core.Hyperparameters
+    ) -> None:
         super().restart(rule, steps, base, last)
         for live in self.own.values():
             assert live.rule is not None
@@ -120,8 +129,8 @@ class Sharded(ShardedRows):
     def nothing_waiting(self) -> WaitingOnRanks:
         return WaitingOnRanks(self)
 
-    def gradients_of(self, tables: Sequence[Any]) -> list[Gradient | None]:
-        return ShardedGradient.every(self.ranks, tables)
+    def gradients_of(self, tables: Sequence[StoredTable]) -> list[Gradient | None]:
+        return ShardedGradient.every(self.ranks, cast(Sequence[TableOnRanks], tables))
 
     def look_for_infinities(self, scaler: Mapping[str, Any]) -> None:
         """Called by all ranks, of each table's gradient, in `GradScaler._unscale_grads_`. `scaler`: what that
@@ -133,8 +142,10 @@ class Sharded(ShardedRows):
         tables = [live for live in optimizer.tables if live.place.stepped is self.ranks]
         look_for_infinities(self.ranks, tables, scaler["inv_scale"], found)
 
-    def make_participant(self, optimizer: Any, tables: Sequence[Any]) -> ShardedParticipant:
-        return ShardedParticipant(optimizer, self.ranks)
+    def make_participant(
+        self, optimizer: SteppingOptimizer, tables: Sequence[StoredTable]
+    ) -> ShardedParticipant:
+        return ShardedParticipant(cast(TableOptimizer, optimizer), self.ranks)
 
     # -- moving ----------------------------------------------------------------------------------
 
@@ -142,12 +153,14 @@ class Sharded(ShardedRows):
         raise TableError(f"Table {self.core.name!r} is shared by ranks already.")
 
     def for_copy(
-        self, memo: dict[int, Any] | None
-    ) -> tuple[PlaceFactory, Callable[[Any], None] | None]:
+        self, memo: dict[int, object] | None
+    ) -> tuple[PlaceFactory, Callable[[MovedTable], None] | None]:
         raise TableError(f"Table {self.core.name!r} is shared by ranks, so {NO_COPY}")
 
     def refuse_device(self, device: torch.device, by_kernels: ModuleType) -> None:
         raise TableError(f"Table {self.core.name!r} is shared by ranks, on their hosts so far.")
 
-    def move_to_device(self, live: Any, device: torch.device, by_kernels: ModuleType) -> None:
+    def move_to_device(
+        self, live: MovedTable, device: torch.device, by_kernels: ModuleType
+    ) -> None:
         self.refuse_device(device, by_kernels)

@@ -9,6 +9,7 @@ from typing import Any
 from hotbed.dist.plans import Plan
 from hotbed.dist.sizes import Sizes, States, Tiers
 from hotbed.dist.strategies import STRATEGIES, Thresholds
+from hotbed.optim.base import TableOptimizer
 from hotbed.tables import Table
 
 __all__ = ["Request"]
@@ -22,7 +23,7 @@ class Request:
     world_size: int
     strategy: str
     thresholds: Thresholds
-    optimizer: Any
+    optimizer: str | type[TableOptimizer] | States | None
     states: States
     expected_rows: Mapping[str, int]
     tiers: Tiers

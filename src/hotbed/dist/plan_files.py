@@ -77,7 +77,7 @@ def _read(read: dict[str, Any]) -> tuple[int, dict[str, Sharding]]:
     return world_size, {str(n): _sharding(str(n), entry) for n, entry in tables.items()}
 
 
-def _sharding(name: str, entry: Any) -> Sharding:
+def _sharding(name: str, entry: object) -> Sharding:
     if not isinstance(entry, dict):
         raise PlanError(f"Table {name!r} is {entry!r}, and must be a section [tables.{name}].")
     fields = {str(_RENAMED.get(key, key)): value for key, value in entry.items()}

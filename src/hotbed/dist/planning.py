@@ -6,7 +6,6 @@ import collections
 import dataclasses
 import difflib
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from torch import nn
 
@@ -94,7 +93,7 @@ def tables_to_plan(model: nn.Module) -> dict[LiveTable, Table]:
     }
 
 
-def tables_in(given: Any) -> list[Table]:
+def tables_in(given: object) -> list[Table]:
     """The tables of a module, or those given.
 
     Raises:
@@ -110,7 +109,7 @@ def tables_in(given: Any) -> list[Table]:
     return checked_tables(given)
 
 
-def _checked_strategy(given: Any) -> str:
+def _checked_strategy(given: object) -> str:
     if isinstance(given, str) and given in STRATEGIES:
         return given
     near = difflib.get_close_matches(str(given), STRATEGIES, 1)
@@ -118,7 +117,9 @@ def _checked_strategy(given: Any) -> str:
     raise PlanError(f"There is no strategy {given!r}. {hint}")
 
 
-def _checked_thresholds(column: Any, row: Any, data_parallel: Any) -> Thresholds:
+def _checked_thresholds(
+    column: int | None, row: int | None, data_parallel: int | None
+) -> Thresholds:
     given = Thresholds(column, row, data_parallel)
     for name, value in zip(("column_slice", "row_slice", "data_parallel"), given, strict=True):
         if value is not None and (type(value) is not int or value < 1):

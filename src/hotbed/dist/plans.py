@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from torch import Tensor
 
@@ -15,7 +14,7 @@ from hotbed.dist import plan_files
 from hotbed.dist.plan_table import RankLine, TableLine, printed
 from hotbed.dist.sizes import Load, RankSums, Sizes, Tiers
 from hotbed.errors import PlanError
-from hotbed.sharding import Sharding, checked_world_size, sharding_of
+from hotbed.sharding import Extent, Sharding, checked_world_size, sharding_of
 from hotbed.tables import Table, part_of
 from hotbed.text import warn_renamed
 
@@ -77,7 +76,7 @@ class Plan:
             raise PlanError(f"Rank {rank!r} is outside [0, {self.world_size}).")
         return part_of(table, self.shardings[name].kept(table, of, self.world_size))
 
-    def owner_of(self, name: str, ids: Any, *, column: int = 0, requester: int = 0) -> Tensor:
+    def owner_of(self, name: str, ids: object, *, column: int = 0, requester: int = 0) -> Tensor:
         """Return (n,) int64: the rank that `requester` asks for (n,) ids (a tensor, an array, a list).
 
         Where columns are cut, it is asked for `column` of their rows. For a replicated table the requester
@@ -95,7 +94,7 @@ class Plan:
         wanted = id_tensor(f"Table {name!r}", ids).long()
         return self.shardings[name].owner_of(table, wanted, self.world_size, at, asks)
 
-    def keeper_of(self, name: str, ids: Any, *, column: int = 0, requester: int = 0) -> Tensor:
+    def keeper_of(self, name: str, ids: object, *, column: int = 0, requester: int = 0) -> Tensor:
         """Earlier name of `owner_of`."""
         warn_renamed("keeper_of", "owner_of")
         return self.owner_of(name, ids, column=column, requester=requester)
@@ -186,12 +185,12 @@ class Plan:
                 indices.add(extent.ranks, load.indices)
         return [Load(*both) for both in zip(rows.of_ranks(), indices.of_ranks(), strict=True)]
 
-    def _extents(self, name: str) -> list[Any]:
+    def _extents(self, name: str) -> list[Extent]:
         table = self.tables[name]
         extents = self.shardings[name].extents(table, self.sizes.rows_of(table), self.world_size)
         return [extent for extent in extents if len(extent.ranks)]
 
-    def _said(self, name: str) -> list[Any]:
+    def _said(self, name: str) -> list[object]:
         """Return the fields of a table that ranks must agree on."""
         table = self.tables[name]
         return [name, table.rows, table.dim, _dtype(table), repr(self.shardings[name])]
@@ -236,7 +235,7 @@ def checked_tables(given: Iterable[Table]) -> list[Table]:
     return tables
 
 
-def _checked(table: Table, given: Any, world_size: int) -> Sharding:
+def _checked(table: Table, given: object, world_size: int) -> Sharding:
     try:
         sharding = sharding_of(given)
     except PlanError as error:

@@ -9,7 +9,7 @@ import operator
 import os
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, SupportsIndex
 
 import torch
 import torch.distributed as torch_dist
@@ -83,7 +83,7 @@ class Ranks(LongWork):
             shared_memory: whether they exchange rows through it where all see it, and not over Gloo.
         """
         wait = datetime.timedelta(seconds=timeout)
-        self.group: Any = group_of(
+        self.group: torch_dist.ProcessGroup | None = group_of(
             self, "hotbed.distribute", timeout, ranks, timeout=wait, backend="gloo"
         )
         self.rank = torch_dist.get_rank(self.group)
@@ -94,9 +94,9 @@ class Ranks(LongWork):
         self.sent: dict[str, int] = {}
         self.inside_forward = True
         self.before_forward: Callable[[], None] | None = None
-        self.beside: Any = None
+        self.beside: torch_dist.ProcessGroup | None = None
         self.leaves = self.left = False
-        self.looked_at: Any = None
+        self.looked_at: object = None
         self.codecs: tuple[RowCodec, RowCodec] = STORED, STORED
         self._layouts: dict[tuple[int, ...], Layout] = {}
         self._known: list[tuple[int, ...]] = []
@@ -112,7 +112,7 @@ class Ranks(LongWork):
             tell = functools.partial(self.tell, "a distribution")
             self._wire = SharedMemory.between(self._wire, self.rank, timeout, tell) or self._wire
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
         raise TableError(f"This model is distributed, so {NO_COPY}")
 
     def table(self, number: int) -> TableOnRanks:
@@ -312,7 +312,7 @@ class Ranks(LongWork):
             self._lose(self._reports.loss(error, self._call[0], call, waits, self.steps))
         raise self._lost or error from None
 
-    def tell(self, kind: str, value: Any) -> list[Any]:
+    def tell(self, kind: str, value: object) -> list[Any]:
         """Return the value of each rank, of types that `json_values.encode` takes. Called by all ranks."""
         return all_values(self, kind, value)
 

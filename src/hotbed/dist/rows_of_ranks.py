@@ -99,12 +99,12 @@ class ShardedRows(ShardedPlace):
 
     def all_rows(self, *, everywhere: bool = True) -> tuple[Tensor, Tensor] | None:
         """Called by all ranks."""
-        found = gathered(self, states=False, everywhere=everywhere)
+        found = gathered(self.ranks, self, states=False, everywhere=everywhere)
         return None if found is None else (found.ids, found.weights)
 
     def all_states(self) -> tuple[Tensor, Sequence[Tensor]] | None:
         """Called by all ranks."""
-        found = gathered(self, states=True, everywhere=False)
+        found = gathered(self.ranks, self, states=True, everywhere=False)
         return None if found is None else (found.ids, found.states)
 
     def _asked(self, kind: str, ids: Tensor) -> tuple[Asked, Opened]:

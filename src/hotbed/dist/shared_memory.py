@@ -57,7 +57,7 @@ class SharedMemory:
 
     @classmethod
     def between(
-        cls, gloo: Wire, rank: int, seconds: float, tell: Callable[[Any], list[Any]]
+        cls, gloo: Wire, rank: int, seconds: float, tell: Callable[[object], list[Any]]
     ) -> Wire | None:
         """None where they do not all see each other's memory, as on several machines. Called by all ranks.
 
@@ -147,8 +147,9 @@ class _Member:
         messages: memory for them.
     """
 
-    def __init__(self, address: Any, process: int, memories: Sequence[_Memory]) -> None:
-        self.address, self.process = address, process
+    def __init__(self, address: object, process: int, memories: Sequence[_Memory]) -> None:
+        self.address: Any = address
+        self.process = process
         self._control, *self.messages = memories
         self.counter = self._control.bytes.data_ptr()
         self.headings = self._control.bytes[_LINE + _TOKEN : _GATHERED].view(torch.int64)
@@ -172,7 +173,7 @@ class _Member:
         return cls((os.getpid(), descriptors, token), -1, memories)
 
     @classmethod
-    def of(cls, address: Any) -> _Member:
+    def of(cls, address: object) -> _Member:
         """Another one.
 
         Raises:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from hotbed import _core
 from hotbed.errors import PlanError, StorageError
@@ -24,7 +24,7 @@ __all__ = [
     "states_of",
 ]
 
-OPTIMIZERS = {rule._rule.command: rule for rule in RULES}
+OPTIMIZERS = {rule.declared_rule().command: rule for rule in RULES}
 """By the names of the command line."""
 
 _DYNAMIC_INDEX_BYTES = 8 + 24
@@ -80,7 +80,7 @@ class Tiers(NamedTuple):
     bytes: tuple[tuple[str, int | None], ...] = ()
 
     @classmethod
-    def of(cls, storage: Any, memory: int | str | None) -> Tiers:
+    def of(cls, storage: object, memory: int | str | None) -> Tiers:
         """Return the tiers that the arguments of `hotbed.plan` say.
 
         Raises:
@@ -128,7 +128,7 @@ class Tiers(NamedTuple):
         return filled, missing + left
 
 
-def _parsed(tier: str, size: Any) -> int:
+def _parsed(tier: str, size: int | str) -> int:
     try:
         found = parse_bytes(size)
     except StorageError as error:
@@ -138,7 +138,7 @@ def _parsed(tier: str, size: Any) -> int:
     return found
 
 
-def states_of(optimizer: Any) -> States:
+def states_of(optimizer: object) -> States:
     """Return the states of an optimizer by its name, such as ``"rowwise-adagrad"``, its class, or a `States`
     for options that add some; None: no states.
 
@@ -154,7 +154,7 @@ def states_of(optimizer: Any) -> States:
             f"hotbed.dist.States, not {optimizer!r}."
         )
     options = _core.RuleOptions()
-    options.rule = getattr(_core.Rule, rule._rule.core)
+    options.rule = getattr(_core.Rule, rule.declared_rule().core)
     one_a_row = [flag for _, flag, _ in _core.state_planes(options)]
     return States(one_a_row.count(False), one_a_row.count(True))
 

@@ -6,7 +6,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch.distributed as torch_dist
 from torch.distributed import distributed_c10d
@@ -28,13 +27,15 @@ _LONGEST = 500
 """Characters of what one says."""
 _SILENT = "in none of Hotbed's calls, or has not waited as long"
 
-_meetings: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+_meetings: weakref.WeakKeyDictionary[torch_dist.ProcessGroup, int] = weakref.WeakKeyDictionary()
 
 
 class WaitReports:
     """Reports that the ranks of one group write after a timeout."""
 
-    def __init__(self, group: Any, rank: int, size: int, timeout: float) -> None:
+    def __init__(
+        self, group: torch_dist.ProcessGroup, rank: int, size: int, timeout: float
+    ) -> None:
         """`timeout`: seconds after which a rank counts as gone."""
         self._store = _store(f"waits/{group.group_name}")
         self._rank, self._size, self._timeout = rank, size, timeout
@@ -109,11 +110,11 @@ def meet(called: str, seconds: float) -> None:
     raise PeerError(text[0].upper() + text[1:])
 
 
-def _store(name: str) -> Any:
+def _store(name: str) -> distributed_c10d.Store:
     return distributed_c10d.PrefixStore(f"{_PREFIX}/{name}", distributed_c10d._get_default_store())
 
 
-def _await(store: Any, ranks: Sequence[int], seconds: float) -> list[int]:
+def _await(store: distributed_c10d.Store, ranks: Sequence[int], seconds: float) -> list[int]:
     """Return the ranks that have reported nothing within `seconds`."""
     until, missing = time.monotonic() + seconds, list(ranks)
     while True:

@@ -54,8 +54,9 @@ class Wire(Protocol):
 class Gloo:
     """`Wire`, by one all_to_all_single; the words lie before the messages."""
 
-    def __init__(self, group: Any, rank: int) -> None:
-        self._group, self._rank = group, rank
+    def __init__(self, group: torch_dist.ProcessGroup, rank: int) -> None:
+        self._group: torch_dist.ProcessGroup | None = group
+        self._rank = rank
         self._outgoing, self._whole = _core.block(0), [0]
 
     def take(self, sizes: Sequence[int]) -> list[Tensor]:
@@ -88,8 +89,8 @@ class Gloo:
 
 
 def group_of(
-    owner: Any, called: str, seconds: float, ranks: Sequence[int] | None = None, **options: Any
-) -> Any:
+    owner: object, called: str, seconds: float, ranks: Sequence[int] | None = None, **options: Any
+) -> torch_dist.ProcessGroup:
     """A group of processes that goes with `owner`. Called by all ranks.
 
     Args:
@@ -102,13 +103,13 @@ def group_of(
         PeerError: not all ranks have called it.
     """
     meet(called, seconds)
-    group = torch_dist.new_group(ranks, **options)
+    group: torch_dist.ProcessGroup = torch_dist.new_group(ranks, **options)
     # Not the group itself: its connections end with the last who has it.
     weakref.finalize(owner, lambda kept: _end(kept()), weakref.ref(group)).atexit = False
     return group
 
 
-def _end(group: Any) -> None:
+def _end(group: torch_dist.ProcessGroup | None) -> None:
     """Closes its connections, if nobody else has it. None: it has ended."""
     if group is not None:  # which torch would take for all groups
         with contextlib.suppress(RuntimeError, ValueError, AssertionError):  # it has ended

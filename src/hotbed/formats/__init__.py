@@ -2,40 +2,26 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import pkgutil
 from collections.abc import Mapping
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
-from hotbed.formats.npy import Npy
-from hotbed.formats.oneembedding import OneEmbedding
-from hotbed.formats.openembedding import OpenEmbedding
-from hotbed.formats.parquet import Parquet
-from hotbed.formats.safetensors_files import SafetensorsFile
-from hotbed.formats.sok import Sok
+from hotbed.formats import kinds
 from hotbed.formats.tables import FormatError, Found, Hints, Reader, Writer
-from hotbed.formats.torch_files import TorchFile
 from hotbed.tables import MAX_DIM
 from hotbed.text import brief
 
 __all__ = ["READERS", "WRITERS", "FormatError", "Hints", "found_in", "writer_of"]
 
-
-class _Both(Reader, Writer, Protocol):
-    pass
-
-
-_BOTH: dict[str, _Both] = {
-    "torch": TorchFile(),
-    "safetensors": SafetensorsFile(),
-    "npy": Npy(),
-    "sok": Sok(),
-    "parquet": Parquet(),
+READERS: dict[str, Reader] = {
+    module.name: importlib.import_module(f"{kinds.__name__}.{module.name}").FORMAT
+    for module in pkgutil.iter_modules(kinds.__path__)
 }
-WRITERS: Mapping[str, Writer] = _BOTH
-READERS: Mapping[str, Reader] = {
-    **_BOTH,
-    "oneembedding": OneEmbedding(),
-    "openembedding": OpenEmbedding(),
+"""By the names of modules in `hotbed.formats.kinds`."""
+WRITERS: dict[str, Writer] = {
+    name: reader for name, reader in READERS.items() if isinstance(reader, Writer)
 }
 
 _Format = TypeVar("_Format", Reader, Writer)

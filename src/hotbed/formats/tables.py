@@ -6,7 +6,7 @@ import os
 import shutil
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -67,6 +67,7 @@ class Reader(Protocol):
         """
 
 
+@runtime_checkable
 class Writer(Protocol):
     endings: tuple[str, ...]
 

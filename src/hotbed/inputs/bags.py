@@ -7,8 +7,7 @@ device, once, when the batch is resolved. `hotbed.inputs` lists the kinds.
 from __future__ import annotations
 
 import math
-import operator
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol, TypeGuard, overload
 
 import torch
@@ -18,7 +17,19 @@ from hotbed.arrays import ID_DTYPES, describe, id_tensor, is_array, real_tensor
 from hotbed.errors import HotbedError, IdError, InputError
 from hotbed.jagged import Jagged
 
-__all__ = ["Bags", "FlatIds", "Jagged", "core_input", "input_fault", "read_bags", "split_keyed"]
+__all__ = [
+    "FORMS",
+    "Bags",
+    "FlatIds",
+    "Form",
+    "Jagged",
+    "Wanted",
+    "checked_offsets",
+    "core_input",
+    "has_methods",
+    "input_fault",
+    "read_bags",
+]
 
 _KINDS = (
     "a LongTensor (B,) or (B, K), or an array or lists of such ints, a hotbed.Jagged, a jagged nested "
@@ -83,6 +94,26 @@ class FlatIds(Sequence[Bags]):
             yield Bags(ids, None, 1, count, None, count, None, False)
 
 
+class Wanted(NamedTuple):
+    """A feature, as the forms of its input are read."""
+
+    feature: str
+    compute_dtype: torch.dtype
+    """Of the weights that are wanted."""
+    combiner: str | None
+    device: torch.device
+    """Of the tables."""
+
+
+class Form(NamedTuple):
+    """A form that a feature's input may have. Another one goes into `FORMS`, and nothing else knows it."""
+
+    fits: Callable[..., bool]
+    """Called with an input: returns True if it has this form."""
+    read: Callable[..., Bags]
+    """Called with `Wanted` and an input of this form. Raises InputError."""
+
+
 def read_bags(
     feature: str,
     value: object,
@@ -90,43 +121,44 @@ def read_bags(
     combiner: str | None,
     device: torch.device = _CPU,
 ) -> Bags:
-    """Reads one feature's input of any kind.
+    """Reads one feature's input: a dense tensor, or of any form in `FORMS`.
 
     Args:
         device: of the tables. Inputs may lie there, or on the host.
 
     Raises:
-        InputError: a kind, rank or dtype that cannot be ids; the message names the feature.
+        InputError: a form, rank or dtype that cannot be ids; the message names the feature.
     """
     if isinstance(value, Tensor):
         _check_places(feature, (value,), device)
-        if value.layout is torch.strided and not value.is_nested:
+        if value.layout is torch.strided and not value.is_nested:  # mostly
             return _read_dense(feature, value, combiner != "none")
-        if value.layout is torch.jagged:
-            return _read_nested(feature, value)
-        if value.layout is torch.sparse_csr or value.layout is torch.sparse_coo:
-            return _read_sparse(feature, value, compute_dtype, combiner)
+    wanted = Wanted(feature, compute_dtype, combiner, device)
+    for form in FORMS:
+        if form.fits(value):
+            return form.read(wanted, value)
+    if isinstance(value, Tensor):
         nested = " of a nested tensor" if value.is_nested else ""
         raise InputError(
             f"Feature {feature!r}: the layout {value.layout}{nested} is not understood; give {_KINDS}."
         )
-    if isinstance(value, Jagged):
-        return _read_jagged(
-            feature, value.values, value.offsets, value.weights, compute_dtype, combiner, device
-        )
-    if _has_methods(value, "values", "offsets"):
-        if _has_methods(value, "keys") and len(value.keys()) != 1:
-            raise InputError(
-                f"Feature {feature!r}: a keyed input of {len(value.keys())} keys; give it in place of "
-                "the whole dict, or one key of it."
-            )
-        weights = getattr(value, "weights_or_none", lambda: None)()
-        return _read_jagged(
-            feature, value.values(), value.offsets(), weights, compute_dtype, combiner, device
-        )
-    if is_array(value):
-        return _read_dense(feature, value, combiner != "none")
     raise InputError(f"Feature {feature!r}: got {describe(value)}; give {_KINDS}.")
+
+
+def _is_nested(value: object) -> bool:
+    return isinstance(value, Tensor) and value.layout is torch.jagged
+
+
+def _is_sparse(value: object) -> bool:
+    return isinstance(value, Tensor) and value.layout in (torch.sparse_csr, torch.sparse_coo)
+
+
+def _is_jagged(value: object) -> bool:
+    return isinstance(value, Jagged)
+
+
+def _is_keyed(value: object) -> bool:
+    return not isinstance(value, Tensor) and has_methods(value, "values", "offsets")
 
 
 def _read_dense(feature: str, given: object, pooled: bool) -> Bags:
@@ -145,54 +177,58 @@ def _read_dense(feature: str, given: object, pooled: bool) -> Bags:
     return Bags(ids, None, shape[-1], math.prod(shape[:-1]), None, shape[0], lead, False)
 
 
-def _read_jagged(
-    feature: str,
-    given: object,
-    offsets: object,
-    weights: object,
-    compute_dtype: torch.dtype,
-    combiner: str | None,
-    device: torch.device | None = None,
-) -> Bags:
-    """`device`: of the tables, to hold parts of an input to; None where all came as one tensor."""
+def _read_array(wanted: Wanted, value: object) -> Bags:
+    return _read_dense(wanted.feature, value, wanted.combiner != "none")
+
+
+def _read_own(wanted: Wanted, value: Jagged) -> Bags:
+    return _read_parts(wanted, value.values, value.offsets, value.weights)
+
+
+def _read_keyed(wanted: Wanted, value: _Keyed) -> Bags:
+    if has_methods(value, "keys") and len(value.keys()) != 1:
+        raise InputError(
+            f"Feature {wanted.feature!r}: a keyed input of {len(value.keys())} keys; give it in place of "
+            "the whole dict, or one key of it."
+        )
+    weights = getattr(value, "weights_or_none", lambda: None)()
+    return _read_parts(wanted, value.values(), value.offsets(), weights)
+
+
+def _read_parts(wanted: Wanted, given: object, offsets: object, weights: object) -> Bags:
+    """Reads bags from the parts of a Jagged."""
+    feature = wanted.feature
     values = _ids(feature, given)
-    if device is not None:
-        _check_places(feature, (values, offsets, weights), device)
+    _check_places(feature, (values, offsets, weights), wanted.device)
     if values.dim() != 1:
         raise InputError(
             f"Feature {feature!r}: the values of a Jagged must be ids (N,), "
             f"got shape {tuple(values.shape)}."
         )
-    edges = _offsets(f"Feature {feature!r}", offsets)
+    edges = checked_offsets(f"Feature {feature!r}", offsets)
     weighed = None
     if weights is not None:
-        weighed = _weights(feature, weights, len(values), compute_dtype, combiner)
+        weighed = _weights(feature, weights, len(values), wanted.compute_dtype, wanted.combiner)
     bags = len(edges) - 1
     return Bags(values.contiguous(), edges, 0, bags, weighed, bags, None, True)
 
 
-def _read_nested(feature: str, value: Any) -> Bags:
+def _read_nested(wanted: Wanted, value: Any) -> Bags:
     if value.dim() != 2:
         raise InputError(
-            f"Feature {feature!r}: a nested tensor of ids must have 2 dimensions, got {value.dim()}."
+            f"Feature {wanted.feature!r}: a nested tensor of ids must have 2 dimensions, got {value.dim()}."
         )
-    if value.lengths() is not None:
-        # A narrowed view: its bags do not follow one another in the values.
-        bags = value.unbind()
-        return _read_jagged(
-            feature,
-            value.values()[:0] if not bags else torch.cat(bags),
-            torch.nn.functional.pad(value.lengths().cumsum(0), (1, 0)),
-            None,
-            torch.float32,
-            None,
-        )
-    return _read_jagged(feature, value.values(), value.offsets(), None, torch.float32, None)
+    if value.lengths() is None:
+        return _read_parts(wanted, value.values(), value.offsets(), None)
+    # A narrowed view: its bags do not follow one another in the values.
+    bags = value.unbind()
+    ids = value.values()[:0] if not bags else torch.cat(bags)
+    offsets = torch.nn.functional.pad(value.lengths().cumsum(0), (1, 0))
+    return _read_parts(wanted, ids, offsets, None)
 
 
-def _read_sparse(
-    feature: str, value: Tensor, compute_dtype: torch.dtype, combiner: str | None
-) -> Bags:
+def _read_sparse(wanted: Wanted, value: Tensor) -> Bags:
+    feature = wanted.feature
     if value.dim() != 2 or value.dense_dim() != 0:
         raise InputError(
             f"Feature {feature!r}: a sparse tensor must be (B, ids) of scalars, got shape "
@@ -205,7 +241,7 @@ def _read_sparse(
         )
     if value.layout is torch.sparse_csr:
         offsets, ids, weights = value.crow_indices(), value.col_indices(), value.values()
-        return _read_jagged(feature, ids, offsets, weights, compute_dtype, combiner)
+        return _read_parts(wanted, ids, offsets, weights)
     samples, ids = value._indices().unbind(0)
     weights = value._values()
     batch = value.shape[0]
@@ -221,7 +257,7 @@ def _read_sparse(
     counts = torch.bincount(samples, minlength=batch)
     offsets = counts.new_zeros(batch + 1)
     torch.cumsum(counts, 0, out=offsets[1:])
-    return _read_jagged(feature, ids, offsets, weights, compute_dtype, combiner)
+    return _read_parts(wanted, ids, offsets, weights)
 
 
 def _ids(feature: str, ids: object) -> Tensor:
@@ -243,7 +279,7 @@ def _place(device: torch.device) -> str:
     return "the CPU" if device.type == "cpu" else str(device)
 
 
-def _offsets(what: str, given: object) -> Tensor:
+def checked_offsets(what: str, given: object) -> Tensor:
     offsets = given if isinstance(given, Tensor) else id_tensor(what, given, "offsets")
     if (
         offsets.dim() != 1
@@ -282,63 +318,18 @@ class _Keyed(Protocol):
     def offsets(self) -> Tensor: ...
 
 
-def _has_methods(value: object, *names: str) -> TypeGuard[_Keyed]:
+def has_methods(value: object, *names: str) -> TypeGuard[_Keyed]:
     return all(callable(getattr(value, name, None)) for name in names)
 
 
-def split_keyed(value: object) -> dict[str, Jagged] | None:
-    """A KeyedJaggedTensor-like object (keys(), values(), offsets(), feature after feature) as a dict.
-
-    None where `value` is no such thing.
-
-    Raises:
-        InputError: keys, offsets and values that do not go together.
-    """
-    if not _has_methods(value, "keys", "values", "offsets"):
-        return None
-    values = value.values()
-    if not isinstance(values, Tensor) and not is_array(values):
-        return None
-    keys, offsets = list(value.keys()), value.offsets()
-    weights = getattr(value, "weights_or_none", lambda: None)()
-    if len(set(keys)) != len(keys):
-        raise InputError(f"A keyed input has a key twice: {', '.join(map(repr, keys))}.")
-    if getattr(value, "variable_stride_per_key", lambda: False)():
-        strides: list[int] = operator.methodcaller("stride_per_key")(value)
-        sizes = zip(keys, strides, strict=True)
-        raise InputError(
-            "A keyed input has batches of different sizes: "
-            f"{', '.join(f'{size} of {key!r}' for key, size in sizes)}. All keys must have as many "
-            "samples; look those of other sizes up in a collection of their own."
-        )
-    offsets = _offsets("A keyed input", offsets)
-    if offsets.is_meta:
-        raise InputError(
-            "A keyed input has its offsets on meta, without data, so it cannot be split by key. Make it "
-            "where the tables are."
-        )
-    if not keys or (len(offsets) - 1) % len(keys):
-        raise InputError(
-            f"A keyed input has {len(keys)} keys and {len(offsets) - 1} lengths; every key must have "
-            "as many, one a sample."
-        )
-    batch = (len(offsets) - 1) // len(keys)
-    edges = offsets[::batch].tolist() if batch else [int(offsets[0])] * (len(keys) + 1)
-    if edges[0] != 0 or edges[-1] != len(values):
-        raise InputError(
-            f"Feature {keys[-1 if edges[0] == 0 else 0]!r}: the offsets of a keyed input must run "
-            f"from 0 to {len(values)}, the number of values; they run from {edges[0]} to {edges[-1]}."
-        )
-    parts = {}
-    for i, (key, begin, end) in enumerate(zip(keys, edges[:-1], edges[1:], strict=True)):
-        if not 0 <= begin <= end <= len(values):
-            raise InputError(
-                f"Feature {key!r}: offsets run from {begin} to {end}, with {len(values)} values."
-            )
-        own = offsets[i * batch : (i + 1) * batch + 1]
-        own_weights = None if weights is None else weights[begin:end]
-        parts[key] = Jagged(values[begin:end], own - begin, weights=own_weights)
-    return parts
+FORMS = [
+    Form(_is_nested, _read_nested),
+    Form(_is_sparse, _read_sparse),
+    Form(_is_jagged, _read_own),
+    Form(_is_keyed, _read_keyed),
+    Form(is_array, _read_array),
+]
+"""Forms of inputs beside dense tensors, in the order in which they are tried."""
 
 
 def core_input(

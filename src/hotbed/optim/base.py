@@ -15,7 +15,7 @@ from hotbed import _core
 from hotbed.errors import OptimizerError
 from hotbed.ops.outside_graphs import outside_graphs
 from hotbed.optim.constructors import spell_out
-from hotbed.optim.dense import DenseFactory, DenseHalf, name_of
+from hotbed.optim.dense import Composition, DenseFactory, DenseHalf, name_of
 from hotbed.optim.fused import FusedUpdates
 from hotbed.optim.guards import mark_table_optimizer, of_other_states, refuse_several_devices
 from hotbed.optim.options import (
@@ -77,13 +77,12 @@ class TableOptimizer(Optimizer):
 
     def __new__(cls, *args: object, **options: object) -> TableOptimizer:
         accepted = inspect.signature(cls.__init__).parameters
-        strangers = [name for name in options if name not in accepted]
-        refuse_strangers(cls.__name__, cls._rule, strangers)
+        refuse_strangers(cls.__name__, cls._rule, [n for n in options if n not in accepted])
         return super().__new__(cls)
 
     def __init__(self, params: ParamsT, options: dict[str, Any]) -> None:
         """`options`: the arguments of the rule, and those described above."""
-        self._arguments = dict(options)
+        arguments = dict(options)
         self._untouched: str = options.pop("untouched")
         self._fused: bool = options.pop("fused")
         self._replace_state: bool = options.pop("replace_state")
@@ -95,6 +94,7 @@ class TableOptimizer(Optimizer):
         self._live: dict[Tensor, LiveTable] = {}
         self._groups: list[GroupOptions] = []
         self._half = DenseHalf(self, self._rule.dense, dense)
+        self.composition = Composition(arguments, self._groups, self._half)
         self._in_backward = FusedUpdates(self) if self.fused else None
         # Tables are attached when all groups are known to be right.
         self._waiting: list[_Joining] | None = []

@@ -6,7 +6,7 @@ import gc
 import inspect
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from hotbed.optim.guards import mark_inner
 from hotbed.optim.options import GroupOptions
 from hotbed.table.live import live_table
 
-__all__ = ["LR_RATIO", "DenseFactory", "DenseHalf", "name_of"]
+__all__ = ["LR_RATIO", "Composition", "DenseFactory", "DenseHalf", "name_of"]
 
 DenseFactory = Callable[[list[dict[str, Any]]], Optimizer]
 
@@ -180,6 +180,17 @@ def _shrink(group: dict[str, Any]) -> None:
         for parameter in group["params"]:
             if parameter.grad is not None:
                 parameter.mul_(factor)
+
+
+class Composition(NamedTuple):
+    """Parts of a Hotbed optimizer."""
+
+    arguments: Mapping[str, object]
+    """Of its constructor, beside the parameters."""
+    groups: Sequence[GroupOptions]
+    """Its groups, with the numbers of their last step."""
+    dense: DenseHalf
+    """Torch's optimizers of dense parameters."""
 
 
 def name_of(parameter: Tensor, group: Mapping[str, object], position: int) -> str:

@@ -166,3 +166,6 @@ class _Part(NamedTuple):
             here = at[some].astype(np.int64)
             vectors = rows[here // in_block, here % in_block, :dim]
             yield torch.from_numpy(ids[here].astype(np.int64)), torch.from_numpy(vectors)
+
+
+FORMAT = OneEmbedding()

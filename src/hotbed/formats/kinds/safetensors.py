@@ -69,3 +69,6 @@ class SafetensorsFile:
             rooms = {name: into(part, *shapes[name], begin) for name, begin in begins.items()}
             fill(tables, rooms)
             synced(part)
+
+
+FORMAT = SafetensorsFile()

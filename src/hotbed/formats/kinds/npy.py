@@ -97,3 +97,6 @@ def _header(dtype: str, shape: tuple[int, ...]) -> bytes:
     about = {"descr": np.dtype(dtype).str, "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(out, about)
     return out.getvalue()
+
+
+FORMAT = Npy()

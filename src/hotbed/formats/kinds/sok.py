@@ -133,3 +133,6 @@ def _header(name: str, kind: int, dtype: str) -> bytes:
         raise FormatError(f"Table {name!r} has a name of more than {_NAME_BYTES} bytes.")
     slot, numbers = b" " * _SLOT_BYTES, _TYPES.index(dtype).to_bytes(4, "big")
     return raw.rjust(_NAME_BYTES) + kind.to_bytes(4, "big") + slot + numbers
+
+
+FORMAT = Sok()

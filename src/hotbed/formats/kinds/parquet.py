@@ -224,3 +224,6 @@ def _write(path: str, table: FileTable) -> None:
             out.write_batch(pa.record_batch(columns, schema=schema))
     seal(path)
     synced(path)
+
+
+FORMAT = Parquet()

@@ -22,3 +22,6 @@ class OpenEmbedding:
             f"{path} is in OpenEmbedding's own serialization, which is documented nowhere and has changed "
             "between its versions; pull the rows there, write them as Parquet (id, vector), and import that."
         )
+
+
+FORMAT = OpenEmbedding()

@@ -95,3 +95,6 @@ def _loaded(path: str) -> object:
             f"{path} cannot be read by torch.load(weights_only=True): {text}. Save model.state_dict() alone; "
             "other objects are not unpickled, as they may run any code."
         ) from None
+
+
+FORMAT = TorchFile()
