@@ -126,7 +126,7 @@ class EmbeddingCollection(TablesByName):
 
     @outside_graphs
     def forward(self, inputs: object) -> dict[str, Tensor | Jagged] | list[Tensor | Jagged]:
-        with self._live[0].place.ranks.telling("a lookup"):
+        with self._live[0].place.ranks.reporting("a lookup"):
             self._refuse_transforms()
             bags = self._read(inputs)
             looked_up = self._look_up(self._live, self._table_of, list(self.features), bags)

@@ -102,7 +102,7 @@ class Embedding(OneTable):
 
     @outside_graphs
     def forward(self, input: object) -> Tensor | Jagged:
-        with self._live.place.ranks.telling("a lookup"):
+        with self._live.place.ranks.reporting("a lookup"):
             return self._forward(input)
 
     def _forward(self, input: object) -> Tensor | Jagged:

@@ -113,7 +113,7 @@ class EmbeddingBag(OneTable):
     def forward(
         self, input: object, offsets: object = None, per_sample_weights: object = None
     ) -> Tensor:
-        with self._live.place.ranks.telling("a lookup"):
+        with self._live.place.ranks.reporting("a lookup"):
             self._refuse_transforms()
             bags = self._bags(input, offsets, per_sample_weights)
             try:

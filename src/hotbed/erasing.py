@@ -51,7 +51,7 @@ def erase(model: nn.Module, ids: Mapping[str, object], *, local: bool = False) -
     if not tables:
         raise TableError("erase: the model has no tables.")
     ranks = ALONE if local else next(iter(tables.values())).place.ranks
-    with ranks.telling("a deletion of rows"):
+    with ranks.reporting("a deletion of rows"):
         if not isinstance(ids, Mapping):
             raise InputError(
                 f"erase: ids must be a dict feature → ids, got {type(ids).__name__}. Rows of one table go by "

@@ -8,7 +8,7 @@ import warnings
 import pytest
 import typer
 
-from hotbed.cli.errors import in_options, told_in_one_sentence
+from hotbed.cli.errors import in_one_sentence, in_options
 from hotbed.errors import StorageError
 from hotbed.storage import Storage
 
@@ -50,7 +50,7 @@ def test_no_error_of_storage_names_an_argument(options: dict[str, object]) -> No
 def test_an_error_is_a_sentence_and_exit_code_2(
     error: BaseException, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(typer.Exit) as ended, told_in_one_sentence():
+    with pytest.raises(typer.Exit) as ended, in_one_sentence():
         raise error
     assert ended.value.exit_code == 2
     told = {StorageError: "pass --reset-ssd", OSError: "/x: No space.", MemoryError: "Not enough"}
@@ -61,7 +61,7 @@ def test_an_error_is_a_sentence_and_exit_code_2(
 def test_warnings_and_logged_lines_are_notices(capsys: pytest.CaptureFixture[str]) -> None:
     logger = logging.getLogger("hotbed")
     before = list(logger.handlers)
-    with told_in_one_sentence({"host": "4MB"}):
+    with in_one_sentence({"host": "4MB"}):
         warnings.warn("Raise Storage(host=4,000,000).", stacklevel=2)
         logging.getLogger("hotbed.data").warning("%d lines skipped", 3)
     shown = capsys.readouterr()

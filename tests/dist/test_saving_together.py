@@ -52,7 +52,7 @@ def save(rank: int, world: int, path: str, deal: str, untouched: str) -> None:
 
 def is_cut(model: hb.EmbeddingCollection, name: str) -> bool:
     """Whether each rank has some columns of each row."""
-    shares = model.table(name).place.shares  # type: ignore[attr-defined]
+    shares = model.table(name).place.shards  # type: ignore[attr-defined]
     return any(share.part.origin.column for share in shares)
 
 

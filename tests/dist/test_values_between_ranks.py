@@ -184,7 +184,7 @@ class Runs:
 def pickled(rank: int, world: int, folder: str, shared: bool) -> None:
     touched = Path(folder) / "touched"
     ranks = Ranks(shared_memory=shared)
-    told = ranks.tell("figures", {"rank": rank, "logits": torch.full((rank,), 0.5)})
+    told = ranks.values_of_all("figures", {"rank": rank, "logits": torch.full((rank,), 0.5)})
     assert [one["rank"] for one in told] == [*range(world)]
     assert [one["logits"].tolist() for one in told] == [[0.5] * r for r in range(world)]
     with pytest.MonkeyPatch.context() as patch:
@@ -192,7 +192,7 @@ def pickled(rank: int, world: int, folder: str, shared: bool) -> None:
             hostile = torch.tensor(list(pickle.dumps(Runs(touched))), dtype=torch.uint8)
             patch.setattr(json_values, "encode", lambda value: [hostile])
         with pytest.raises(hb.dist.PeerError, match="Rank 1 sent no readable message for figures"):
-            ranks.tell("figures", 1)
+            ranks.values_of_all("figures", 1)
     assert not touched.exists()
 
 
@@ -210,7 +210,7 @@ def announces(rank: int, world: int, size: int) -> None:
             patch.setattr(json_values, "encode", lambda value: pieces)
             patch.setattr(json_values, "sum", lambda lengths: size, raising=False)
         with pytest.raises(hb.dist.PeerError, match="Rank 1 announces"):
-            ranks.tell("figures", 1)
+            ranks.values_of_all("figures", 1)
 
 
 @pytest.mark.process
@@ -223,8 +223,8 @@ def not_sent(rank: int, world: int) -> None:
     ranks = Ranks(timeout=20)
     error = MessageError if rank else hb.dist.PeerError
     with pytest.raises(error, match="got set"):
-        ranks.tell("figures", {1} if rank else 1)
-    assert ranks.tell("figures", rank) == [*range(world)]
+        ranks.values_of_all("figures", {1} if rank else 1)
+    assert ranks.values_of_all("figures", rank) == [*range(world)]
 
 
 @pytest.mark.process
@@ -247,11 +247,11 @@ def test_nothing_unpickles() -> None:
 def no_unicode(rank: int, world: int) -> None:
     ranks = Ranks(timeout=20)
     with pytest.raises(OSError if rank else hb.dist.PeerError, match="no space in /tmp/"):
-        with ranks.telling("figures"):
+        with ranks.reporting("figures"):
             if rank:
                 raise OSError("no space in /tmp/\udcff")  # as Python has names that are no UTF-8
             ranks.agree("figures")
-    assert ranks.tell("figures", rank) == [*range(world)]
+    assert ranks.values_of_all("figures", rank) == [*range(world)]
 
 
 @pytest.mark.process

@@ -52,7 +52,7 @@ class Changes:
         except BaseException as error:
             if isinstance(error, Exception):
                 with contextlib.suppress(HotbedError):
-                    self.begun = any(ranks.tell(KIND, self.begun))
+                    self.begun = any(ranks.values_of_all(KIND, self.begun))
             if self.begun and self.tables:
                 self._mark(error)
                 if isinstance(error, HotbedError):

@@ -95,10 +95,10 @@ def load(
         # States that are made here are trained with later, where inference tensors could not be.
         stack.enter_context(torch.inference_mode(False))
         found = ""
-        with ranks.telling(KIND):
+        with ranks.reporting(KIND):
             if ranks.rank == 0:
                 found = stack.enter_context(opened(os.fsdecode(path)))
-        folder = ranks.tell(KIND, found)[0]
+        folder = ranks.values_of_all(KIND, found)[0]
         changes = Changes(folder, tables.values())
         stack.enter_context(changes.kept_from_use_if_failed(ranks))
         stack.enter_context(ranks.working(KIND))
@@ -294,15 +294,15 @@ class _Loading:
 
     def _check_something_is_in_common(self, tensors: bool) -> None:
         """`tensors`: whether some are."""
-        told = f"{loading_from(self.folder)} and the model have "
+        reported = f"{loading_from(self.folder)} and the model have "
         if not self.tables and not tensors and (self.missing or self.unexpected):
             mine, theirs = (", ".join(n[:3]) or "none" for n in (self.missing, self.unexpected))
             how = hint(self.missing, self.unexpected)
             raise CheckpointError(
-                f"{told}nothing in common. The model has {mine}; the checkpoint has {theirs}.{how}"
+                f"{reported}nothing in common. The model has {mine}; the checkpoint has {theirs}.{how}"
             )
         for fault in self.none_in_common:
-            warnings.warn(f"{told}{fault}", stacklevel=4)
+            warnings.warn(f"{reported}{fault}", stacklevel=4)
 
     def take_rows(self) -> None:
         finish: list[Callable[[bool], None]] = []

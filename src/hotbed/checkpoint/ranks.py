@@ -55,11 +55,11 @@ def entries_of(
     tables: Mapping[str, LiveTable], own: Mapping[str, LiveTable], ranks: Processes, *, states: bool
 ) -> dict[str, TableEntry]:
     """Return the manifest's entries of all tables. All ranks call this."""
-    rules = ranks.tell(
+    rules = ranks.values_of_all(
         KIND, {stem: rule_of(table) for stem, table in own.items()} if states else {}
     )
     return {
-        stem: entry_of(table, _longest([told[stem] for told in rules if stem in told]))
+        stem: entry_of(table, _longest([reported[stem] for reported in rules if stem in reported]))
         for stem, table in tables.items()
     }
 

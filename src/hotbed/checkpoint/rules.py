@@ -68,9 +68,11 @@ def refuse_other_rule(stem: str, table: LiveTable, saved: RuleEntry) -> None:
     now: dict[str, object]
     was, now = ({**rule, **rule["options"]} for rule in (saved, own))
     kind = ("name", "untouched", "initial_accumulator_value", *_OPTIONS, "states")
-    told = [name for name in kind if was.get(name) != now[name]]
-    if told:
-        differences = "; ".join(f"{name} {was.get(name)!r}, now {now[name]!r}" for name in told[:3])
+    reported = [name for name in kind if was.get(name) != now[name]]
+    if reported:
+        differences = "; ".join(
+            f"{name} {was.get(name)!r}, now {now[name]!r}" for name in reported[:3]
+        )
         raise CheckpointError(
             f"Table {stem!r} was saved with another optimizer: {differences}. Make the optimizer as it "
             "was, or load the model before another one is made."

@@ -82,7 +82,7 @@ def save(
     begin = time.perf_counter()
     tables = tables_of(model)
     ranks = ranks_of(tables, model)
-    with ranks.telling(KIND), reading(tables.values()):
+    with ranks.reporting(KIND), reading(tables.values()):
         check_step(step)
         check_keep(keep)
         root = root_of(path)
@@ -109,11 +109,11 @@ def save(
                 if ranks.rank == 0:
                     dense = write_tensors(os.path.join(folder, "dense.safetensors"), tensors)
                     files.insert(0, {"name": "dense.safetensors", **dense, "rows": {}})
-            files = [file for of_rank in ranks.tell(KIND, files) for file in of_rank]
+            files = [file for of_rank in ranks.values_of_all(KIND, files) for file in of_rank]
             with ranks.working(KIND):
                 if new is not None:
                     folder = new.complete({**about, "files": files}, keep)
-            folder = ranks.tell(KIND, folder)[0]
+            folder = ranks.values_of_all(KIND, folder)[0]
     rows = sum(part["count"] for file in files for part in file["rows"].values())
     size = sum(file["bytes"] for file in files)
     return Saved(folder, step, rows, size, time.perf_counter() - begin)
@@ -126,11 +126,11 @@ def _folder_of_all(
     """For a ``with`` statement: the folder of a new checkpoint, which is the first rank's."""
     with contextlib.ExitStack() as stack:
         new = None
-        with ranks.telling(KIND):
+        with ranks.reporting(KIND):
             if ranks.rank == 0:
                 sweep(root)
                 new = stack.enter_context(new_folder(root, step))
-        folder = ranks.tell(KIND, "" if new is None else new.path)[0]
+        folder = ranks.values_of_all(KIND, "" if new is None else new.path)[0]
         try:
             with ranks.working(KIND):
                 if not os.path.isdir(folder):
@@ -205,7 +205,7 @@ def _values_of(
     if ranks.size > 1:
         own: dict[str, Tensor] = {}
         said = encoded(of_others, "ranks", own)
-        every = ranks.tell(KIND, _OfRank(values=said, tensors=own))
+        every = ranks.values_of_all(KIND, _OfRank(values=said, tensors=own))
         found["ranks"] = [decoded(one["values"], one["tensors"]) for one in every]
     tensors: dict[str, Tensor] = {}
     values = {name: encoded(value, name, tensors) for name, value in found.items()}

@@ -95,8 +95,8 @@ class Command(TyperCommand):
             if near:
                 meant = " or ".join(sorted(near))
                 named = getattr(error, "option_name", "")
-                told = f"There is no option {named}. Did you mean {meant}?"
-                vars(error).update(message=told, possibilities=None)
+                text = f"There is no option {named}. Did you mean {meant}?"
+                vars(error).update(message=text, possibilities=None)
             raise
 
 

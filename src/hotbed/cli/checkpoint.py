@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hotbed.cli.errors import told_in_one_sentence
+from hotbed.cli.errors import in_one_sentence
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -57,7 +57,7 @@ def verify(
     def tell(text: str, style: str = "") -> None:
         console.print(literal(text), style=style, soft_wrap=True, highlight=False)
 
-    with told_in_one_sentence():
+    with in_one_sentence():
         from hotbed.checkpoint import DamagedError
         from hotbed.checkpoint.folder import opened, whole_beside
         from hotbed.checkpoint.inspect import contents, verified
@@ -89,8 +89,8 @@ def verify(
                 damaged += 1
                 continue
             damaged += bool(faults)
-            told = "is damaged, see above" if faults else "is whole"
-            tell(f"{folder} {told}: step {about['step']:,}, {about['bytes'] / 1e6:,.1f} MB.")
+            verdict = "is damaged, see above" if faults else "is whole"
+            tell(f"{folder} {verdict}: step {about['step']:,}, {about['bytes'] / 1e6:,.1f} MB.")
         if damaged and not every:
             names = ", ".join(os.path.basename(other) for other in whole_beside(folder))
             how = f"hotbed checkpoint verify --all {os.path.dirname(folder)}"
@@ -111,7 +111,7 @@ def show(
     from rich.console import Console
     from rich.table import Table
 
-    with told_in_one_sentence():
+    with in_one_sentence():
         from hotbed.checkpoint.folder import is_of_checkpoints
         from hotbed.checkpoint.inspect import contents
         from hotbed.checkpoint.listing import list as checkpoints_in
@@ -180,7 +180,7 @@ def diff(
     from rich.console import Console
     from rich.table import Table
 
-    with told_in_one_sentence():
+    with in_one_sentence():
         from hotbed.checkpoint.inspect import differences
         from hotbed.train.progress import literal
 

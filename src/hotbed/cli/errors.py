@@ -31,7 +31,7 @@ _NOT_HERE = {
 
 
 @contextlib.contextmanager
-def told_in_one_sentence(
+def in_one_sentence(
     typed: Mapping[str, object] | None = None, console: Console | None = None
 ) -> Iterator[None]:
     """Turn errors that a user can act on into a message and exit code 2, and warnings into notices.
@@ -63,8 +63,8 @@ def told_in_one_sentence(
     except BrokenPipeError:
         raise
     except (HotbedError, OSError, MemoryError) as error:
-        told = printable(in_options(_sentence(error), words))
-        typer.echo(f"Error: {told}", err=True)
+        text = printable(in_options(_sentence(error), words))
+        typer.echo(f"Error: {text}", err=True)
         raise typer.Exit(2) from None
     finally:
         logger.removeHandler(handler)

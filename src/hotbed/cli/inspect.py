@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, TypedDict
 
 import typer
 
-from hotbed.cli.errors import told_in_one_sentence
+from hotbed.cli.errors import in_one_sentence
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -37,7 +37,7 @@ def inspect(
     from rich.console import Console
 
     console = Console()
-    with told_in_one_sentence():
+    with in_one_sentence():
         from hotbed.places.tiered.hottest import noted
         from hotbed.train.paths import Folder, Named, refuse_clashes
         from hotbed.train.report import check_writable_file, write_json

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from hotbed.cli.config import read_config
-from hotbed.cli.errors import told_in_one_sentence
+from hotbed.cli.errors import in_one_sentence
 from hotbed.train.options import Kind, Option, options_of
 
 __all__ = ["command"]
@@ -66,7 +66,7 @@ def _value(option: Option, typed: object) -> object:
 def _config_parameter(settings: type) -> inspect.Parameter:
     def take(ctx: typer.Context, path: str | None) -> str | None:
         if path is not None:
-            with told_in_one_sentence():
+            with in_one_sentence():
                 ctx.default_map = {**(ctx.default_map or {}), **read_config(path, settings)}
         return path
 

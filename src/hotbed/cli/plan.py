@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hotbed.cli.errors import told_in_one_sentence
+from hotbed.cli.errors import in_one_sentence
 from hotbed.cli.options import command
 from hotbed.models import MODELS
 from hotbed.train.options import FILE, SIZE, Kind, OneOf
@@ -85,7 +85,7 @@ def plan(given: dict[str, Any]) -> None:
     """
     from rich.console import Console
 
-    with told_in_one_sentence(given):
+    with in_one_sentence(given):
         asked = PlanSettings(**given)
         if asked.write is not None:
             _check_output(asked, asked.write)

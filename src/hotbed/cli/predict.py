@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from hotbed.cli.errors import told_in_one_sentence
+from hotbed.cli.errors import in_one_sentence
 
 
 def predict(
@@ -66,7 +66,7 @@ def predict(
     from rich.console import Console
 
     console = Console(stderr=True)
-    with told_in_one_sentence({"host": host, "ssd": ssd}, console):
+    with in_one_sentence({"host": host, "ssd": ssd}, console):
         from hotbed.checkpoint.folder import is_of_checkpoints
         from hotbed.train.paths import Folder, Named, refuse_clashes
         from hotbed.train.run_note import is_of_a_run

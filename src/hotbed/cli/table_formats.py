@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hotbed.cli.errors import told_in_one_sentence
+from hotbed.cli.errors import in_one_sentence
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -81,7 +81,7 @@ def import_(
       [cyan]hotbed import users.parquet --to runs/imported[/cyan]
       Takes a column of ids and one of vectors. Needs pip install hotbed\\[arrow].
     """
-    with told_in_one_sentence():
+    with in_one_sentence():
         from hotbed.checkpoint import write
         from hotbed.checkpoint.folder import is_of_checkpoints
         from hotbed.formats import FormatError, Hints, found_in
@@ -133,7 +133,7 @@ def dump(
       [cyan]hotbed dump runs/1 --to dump --format sok[/cyan]
       Writes what sok.load of HugeCTR reads.
     """
-    with told_in_one_sentence():
+    with in_one_sentence():
         from hotbed.checkpoint.folder import is_of_checkpoints, opened
         from hotbed.formats import FormatError, writer_of
         from hotbed.formats.tables import chosen

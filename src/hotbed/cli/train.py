@@ -6,7 +6,7 @@ from typing import Any
 
 import typer
 
-from hotbed.cli.errors import told_in_one_sentence
+from hotbed.cli.errors import in_one_sentence
 from hotbed.cli.options import command
 from hotbed.train.settings import TrainSettings
 
@@ -43,7 +43,7 @@ def train(given: dict[str, Any], config: str | None) -> None:
 
     quiet = not first()
     console = Console(stderr=True, quiet=quiet)
-    with told_in_one_sentence(given, console):
+    with in_one_sentence(given, console):
         from hotbed.train.recipe import train as run
 
         settings = TrainSettings(**given)

@@ -274,8 +274,10 @@ class CriteoLog(IterableDataset[Batch]):
         self._counts[row] += 1
         if reader.faults <= _KEPT_EXAMPLES:
             assert self._examples is not None
-            told = "\n".join([*self._examples_of(row), message]).encode()[:_EXAMPLE_BYTES]
-            self._examples[row, : len(told)] = torch.frombuffer(bytearray(told), dtype=torch.uint8)
+            examples = "\n".join([*self._examples_of(row), message]).encode()[:_EXAMPLE_BYTES]
+            self._examples[row, : len(examples)] = torch.frombuffer(
+                bytearray(examples), dtype=torch.uint8
+            )
 
     def _range(self, rows: slice | tuple[int | None, int | None] | None) -> tuple[int, int | None]:
         if rows is None:

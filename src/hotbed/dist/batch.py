@@ -129,8 +129,8 @@ def _refuse_beside_dense(ranks: Ranks) -> None:
 
 
 def _refuse_other_modes(ranks: Ranks, opened: Opened, modes: list[int]) -> None:
-    for rank, told in enumerate(opened.numbers[:, : len(modes)].tolist()):
-        if not opened.ended[rank] and told != modes:
+    for rank, reported in enumerate(opened.numbers[:, : len(modes)].tolist()):
+        if not opened.ended[rank] and reported != modes:
             raise PeerError(
                 f"Rank {rank} looks up in another mode than rank {ranks.rank}: model.train() or eval(), "
                 "requires_grad of tables, and torch.no_grad() must be alike on all ranks. All evaluate "

@@ -65,11 +65,11 @@ class Together:
     def sum_norms(self, norm_type: float) -> list[Tensor]:
         own = torch.zeros(len(self._tables), dtype=torch.float64, device="cpu")
         for t, (live, rows) in enumerate(zip(self._tables, self._rows, strict=True)):
-            if self._ranks.rank == 0 or not any(share.replica for share in live.place.shares):
+            if self._ranks.rank == 0 or not any(shard.replica for shard in live.place.shards):
                 norms = [norm_of_rows(r.double(), norm_type) for r in rows if r.numel()]
                 own[t] = torch.linalg.vector_norm(torch.stack(norms), norm_type) if norms else 0.0
-        told = self._ranks.agree(NORM, _bits(own.tolist()), self._numbers).numbers
-        norms_of_ranks = told.contiguous().view(torch.float64)
+        reported = self._ranks.agree(NORM, _bits(own.tolist()), self._numbers).numbers
+        norms_of_ranks = reported.contiguous().view(torch.float64)
         return [
             torch.linalg.vector_norm(norms_of_ranks[:, t], norm_type).to(live.compute_dtype)
             for t, live in enumerate(self._tables)
@@ -95,7 +95,7 @@ class ShardedGradient:
     @classmethod
     def every(cls, ranks: Ranks, tables: Sequence[TableOnRanks]) -> list[Gradient | None]:
         """Brings the gradients of tables to their owners."""
-        with ranks.telling(SUM):
+        with ranks.reporting(SUM):
             _, collected = collect(ranks, SUM, tables)
         ranks.agree(SUM, fault=collected.fault)
         collected.keep()
@@ -127,8 +127,8 @@ def look_for_infinities(
 
 def serve_infinities(ranks: Ranks, opened: Opened) -> None:
     """The part of a rank that has no batch."""
-    told = opened.numbers[opened.ended.index(False)].contiguous()
-    factor = float(told.view(torch.float64)[0])
+    reported = opened.numbers[opened.ended.index(False)].contiguous()
+    factor = float(reported.view(torch.float64)[0])
     _any_infinite(
         ranks, _scaled_at_owners([ranks.table(number) for number in opened.tables], factor)
     )

@@ -112,7 +112,7 @@ def distribute(
     if not isinstance(shared_memory, bool):
         raise TableError(f"shared_memory must be True or False, got {shared_memory!r}.")
     ranks = Ranks(timeout=_checked_timeout(timeout), shared_memory=shared_memory)
-    with ranks.telling("a distribution"):
+    with ranks.reporting("a distribution"):
         refuse_options(ddp or {})
         ranks.codecs = codecs_of(codecs)
         chosen = _chosen(model, plan, ranks)
@@ -143,7 +143,7 @@ def _chosen(model: nn.Module, plan: Plan | str, ranks: Ranks) -> Plan | None:
 
 
 def shard_tables(model: nn.Module, plan: Plan | None, ranks: Ranks) -> None:
-    """Gives each rank its share of every table of a model, with the rows that rank 0 has. Called by all
+    """Gives each rank its shards of every table of a model, with the rows that rank 0 has. Called by all
     ranks.
 
     Args:
@@ -154,7 +154,7 @@ def shard_tables(model: nn.Module, plan: Plan | None, ranks: Ranks) -> None:
     """
     tables = tables_to_plan(model)
     shardings = {} if plan is None else plan.shardings
-    with ranks.telling("a distribution"):
+    with ranks.reporting("a distribution"):
         if plan is not None:
             _refuse(tables, plan, ranks)
         for live in tables:
@@ -204,7 +204,7 @@ def _share(
 ) -> None:
     """`name`: in the plan. `rows`: whether rank 0 has some to hand out."""
     spec, old, kind, ranks = live.spec, live.place, plan.shardings[name], lookups.ranks
-    shares = [
+    shards = [
         Shard(rank, part_of(spec, kept), kind.replicated)
         for rank in range(ranks.size)
         if (kept := kind.kept(plan.tables[name], rank, ranks.size)) is not None
@@ -213,14 +213,14 @@ def _share(
     if not rows:
         old.give_up(live)
     own: dict[Shard, LiveTable] = {}
-    for share in shares:
-        if share.rank == ranks.rank:
-            part = dataclasses.replace(share.part, combiner="none")
+    for shard in shards:
+        if shard.rank == ranks.rank:
+            part = dataclasses.replace(shard.part, combiner="none")
             made = LiveTable(part, key, factory_for(part, tiers=old.tiers, budget=old.budget))
             unregister(made)
-            own[share] = made
+            own[shard] = made
     core = make_core(spec, key, elsewhere=True)
-    place = Sharded(core, spec, lookups, len(ranks.tables), kind, shares, own)
+    place = Sharded(core, spec, lookups, len(ranks.tables), kind, shards, own)
     ranks.tables.append(weakref.ref(cast(TableOnRanks, live)))
     if rows:
         _hand_out(place, stream)
@@ -240,10 +240,10 @@ def _hand_out(place: Sharded, stream: Iterator[Records]) -> None:
         assert weights is not None
         asked = ask(place.ranks, [place], ids, [len(ids)])
         said = [int(rows is not None), *asked.numbers]
-        told = place.ranks.agree("a distribution", said).numbers
-        if not bool(told[:, 0].any()):
+        reported = place.ranks.agree("a distribution", said).numbers
+        if not bool(reported[:, 0].any()):
             return
-        announced = announce(place.ranks, asked, told[:, 1:])
+        announced = announce(place.ranks, asked, reported[:, 1:])
         for live, own, some in deliver(place.ranks, announced, weights.to(place.spec.dtype)):
             live.assign(own, some)
 
@@ -251,11 +251,11 @@ def _hand_out(place: Sharded, stream: Iterator[Records]) -> None:
 def _warn_of_idle_cores() -> None:
     """torchrun gives each process one thread, unless it is told another number."""
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "0"))
-    share = (os.cpu_count() or 1) // max(1, processes)
-    if processes and share > 1 and os.environ.get("OMP_NUM_THREADS") == "1":
+    cores = (os.cpu_count() or 1) // max(1, processes)
+    if processes and cores > 1 and os.environ.get("OMP_NUM_THREADS") == "1":
         if os.environ.get("LOCAL_RANK") == "0":
             warnings.warn(
                 f"OMP_NUM_THREADS is 1, as torchrun sets it, so cores are idle: start it with "
-                f"OMP_NUM_THREADS={share}, the cores of this machine for each process.",
+                f"OMP_NUM_THREADS={cores}, the cores of this machine for each process.",
                 stacklevel=3,
             )

@@ -6,7 +6,15 @@ import re
 
 from hotbed.errors import HotbedError
 
-__all__ = ["NO_COPY", "Gone", "PeerError", "PeerLost", "is_gone", "is_told", "mark_told"]
+__all__ = [
+    "NO_COPY",
+    "Gone",
+    "PeerError",
+    "PeerLost",
+    "is_gone",
+    "is_known_to_all",
+    "mark_known_to_all",
+]
 
 NO_COPY = (
     "it cannot be copied or pickled: deepcopy the model before hotbed.distribute, and distribute the copy, "
@@ -19,7 +27,7 @@ _GONE = re.compile(
 )
 """What torch says where a process cannot be reached any more."""
 
-_TOLD = "told_to_all_ranks"
+_KNOWN_TO_ALL = "known_to_all_ranks"
 
 
 class PeerError(HotbedError, RuntimeError):
@@ -41,14 +49,14 @@ def is_gone(error: RuntimeError) -> bool:
     return isinstance(error, Gone) or _GONE.search(str(error)) is not None
 
 
-def mark_told(error: BaseException) -> None:
-    """All ranks have heard of it."""
-    setattr(error, _TOLD, True)
+def mark_known_to_all(error: BaseException) -> None:
+    """Notes that all ranks know of this error."""
+    setattr(error, _KNOWN_TO_ALL, True)
 
 
-def is_told(error: BaseException) -> bool:
+def is_known_to_all(error: BaseException) -> bool:
     """Return True if all ranks know of this error, or of one that it was raised from."""
     cause: BaseException | None = error
-    while cause is not None and not hasattr(cause, _TOLD):
+    while cause is not None and not hasattr(cause, _KNOWN_TO_ALL):
         cause = cause.__cause__
     return cause is not None

@@ -284,7 +284,7 @@ def to_owners(
         stored: True if they are rows as they are stored, not gradients.
 
     Raises:
-        Exception: the codec could not encode them here, and all ranks raise (`errors.is_told`); or it could
+        Exception: the codec could not encode them here, and all ranks raise; or it could
             not decode what came, which this rank alone knows.
     """
     core, chosen = travel.core, travel.chosen

@@ -63,10 +63,10 @@ def gathered(
         [torch.empty((size, width), dtype=spec.compute_dtype, device="cpu") for width in widths],
     )
     absent = torch.ones(size, dtype=torch.bool, device="cpu")
-    for share, rows in _all_records(ranks, place, states=states, everywhere=everywhere):
-        rows, at = _known(rows, share, ids)
+    for shard, rows in _all_records(ranks, place, states=states, everywhere=everywhere):
+        rows, at = _known(rows, shard, ids)
         absent[at] = False
-        columns = share.part.columns
+        columns = shard.part.columns
         found.weights[at, columns] = rows.weights
         for state, some in zip(found.states, rows.states, strict=True):
             if state.shape[1] == 1:
@@ -77,12 +77,12 @@ def gathered(
     return found if wants else None
 
 
-def _known(rows: Gathered, share: Shard, ids: Tensor) -> tuple[Gathered, Tensor]:
+def _known(rows: Gathered, shard: Shard, ids: Tensor) -> tuple[Gathered, Tensor]:
     """Return the rows of a shard whose ids are wanted, and where they are.
 
     Steps move rows that are not stored, too.
     """
-    own = share.part.origin.ids_in_table(rows.ids)
+    own = shard.part.origin.ids_in_table(rows.ids)
     at = torch.searchsorted(ids, own)
     if not len(ids):
         here = torch.zeros(len(own), dtype=torch.bool, device="cpu")
@@ -102,16 +102,16 @@ def _read_first_values(ranks: Ranks, place: ShardedPlace, found: Gathered, absen
 
 
 def _spoken(place: ShardedPlace) -> list[Shard]:
-    """Shares that have each element of the table once."""
-    return [share for share in place.shares if not share.replica or share.rank == 0]
+    """Shards that have each element of the table once."""
+    return [shard for shard in place.shards if not shard.replica or shard.rank == 0]
 
 
 def _ids(ranks: Ranks, place: ShardedPlace, everywhere: bool, *, stored: bool) -> Tensor:
     """(n,) ids, rising; of a static table all, or only those whose rows are `stored`."""
     own = [
-        share.part.origin.ids_in_table(live.stored_ids() if stored else live.ids())
-        for share, live in place.own.items()
-        if share in _spoken(place) and share.part.origin.column == 0
+        shard.part.origin.ids_in_table(live.stored_ids() if stored else live.ids())
+        for shard, live in place.own.items()
+        if shard in _spoken(place) and shard.part.origin.column == 0
     ]
     mine = torch.cat([torch.empty(0, dtype=torch.int64, device="cpu"), *own])
     counts = ranks.agree(_KIND, [len(mine)], [place.number]).numbers[:, 0].tolist()
@@ -127,13 +127,13 @@ def _all_records(
 ) -> Iterator[tuple[Shard, Gathered]]:
     """Chunk after chunk of all ranks, each rank's next at once, until no rank has more."""
     spec = place.spec
-    shares = _spoken(place)
+    shards = _spoken(place)
     wants = everywhere or ranks.rank == 0
     streams = [
         (s, live.records(states=states))
-        for s, share in enumerate(shares)
+        for s, shard in enumerate(shards)
         for own, live in place.own.items()
-        if own == share
+        if own == shard
     ]
     widths = place.core.state_widths() if states else []
     while True:
@@ -151,16 +151,18 @@ def _all_records(
         except HotbedError as error:
             fault = error
         said = [-1, 0] if chunk is None else [chunk[0], len(chunk[1].ids)]
-        told = ranks.agree(_KIND, said, [place.number], fault).numbers.tolist()
-        if all(s < 0 for s, _ in told):
+        reported = ranks.agree(_KIND, said, [place.number], fault).numbers.tolist()
+        if all(s < 0 for s, _ in reported):
             return
         tensors = [] if chunk is None else [chunk[1].ids, chunk[1].weights, *chunk[1].states]
         raw = [bytes_of(tensor) for tensor in tensors]
         outgoing = [raw if everywhere or to == 0 else [] for to in range(ranks.size)]
-        shapes = [_shapes(shares[s], spec, count, widths) if s >= 0 else [] for s, count in told]
+        shapes = [
+            _shapes(shards[s], spec, count, widths) if s >= 0 else [] for s, count in reported
+        ]
         sizes = [sum(_bytes(*one) for one in of_rank) if wants else 0 for of_rank in shapes]
         for (s, _), block, of_rank in zip(
-            told, ranks.exchange(_KIND, outgoing, sizes), shapes, strict=True
+            reported, ranks.exchange(_KIND, outgoing, sizes), shapes, strict=True
         ):
             if s >= 0 and wants:
                 pieces = torch.split(block, [_bytes(*one) for one in of_rank])
@@ -168,14 +170,14 @@ def _all_records(
                     numbers_in(piece, dtype).view(shape)
                     for piece, (shape, dtype) in zip(pieces, of_rank, strict=True)
                 )
-                yield shares[s], Gathered(ids, weights, values)
+                yield shards[s], Gathered(ids, weights, values)
 
 
 def _shapes(
-    share: Shard, spec: Table, count: int, widths: list[int]
+    shard: Shard, spec: Table, count: int, widths: list[int]
 ) -> list[tuple[tuple[int, ...], torch.dtype]]:
     """Return the shapes of a chunk's ids, weights and states."""
-    dim = share.part.dim
+    dim = shard.part.dim
     return [
         ((count,), torch.int64),
         ((count, dim), spec.dtype),

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 
 from hotbed.dist.declarations import Declaration
-from hotbed.dist.errors import is_told
+from hotbed.dist.errors import is_known_to_all
 from hotbed.dist.exchange import NOTHING_GIVEN, Given, give
 from hotbed.dist.exchanged_values import Lookup
 from hotbed.dist.handshake import Opened
@@ -229,7 +229,7 @@ def _brought(
         try:
             found.add(give(ranks, lookup, ranks.codecs[1], given, chosen))
         except Exception as error:
-            if is_told(error):
+            if is_known_to_all(error):
                 raise  # on all ranks
             found.fault = error  # of this rank alone: the others go on to the vote
     return found

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hotbed.dist.declarations import Declaration, differences
-from hotbed.dist.errors import PeerError, mark_told
+from hotbed.dist.errors import PeerError, mark_known_to_all
 from hotbed.dist.exchanged_values import Lookup
 
 __all__ = [
@@ -133,7 +133,7 @@ def refuse_others(
         texts = _texts("" if declared is None else declared.text, gather)
         of_ranks = {rank: texts[rank] for rank in said}
         error = PeerError(differences(of_ranks)) if declared is None else declared.refusal(of_ranks)
-        mark_told(error)
+        mark_known_to_all(error)
         raise error
     other = next(rank for rank in said if said[rank] != said[mine])
     at, here = (
@@ -171,14 +171,14 @@ def raise_fault(
         PeerError: another rank has it, and this one has none.
         BaseException: `own`.
     """
-    told = gather(_as_text(own))
+    reported = gather(_as_text(own))
     if own is not None:
-        mark_told(own)
+        mark_known_to_all(own)
         raise own
     rank = faults.index(1)
-    text = bytes(told[rank].tolist()).rstrip(b"\0").decode(errors="replace")
+    text = bytes(reported[rank].tolist()).rstrip(b"\0").decode(errors="replace")
     error = PeerError(f"Rank {rank} could not go on: {text}")
-    mark_told(error)
+    mark_known_to_all(error)
     raise error
 
 

@@ -14,7 +14,7 @@ from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 from hotbed.dist.batch import serve_lookup, serve_rows
 from hotbed.dist.clipping import CHANGE, NORM, SUM, Together, serve_infinities
 from hotbed.dist.distribute import Sharing, sharing_of
-from hotbed.dist.errors import PeerError, PeerLost, is_told
+from hotbed.dist.errors import PeerError, PeerLost, is_known_to_all
 from hotbed.dist.gradients import serve_collect
 from hotbed.dist.handshake import ENDED, MERGE, Opened
 from hotbed.dist.merging import serve_merge
@@ -136,13 +136,13 @@ class _Serving(JoinHook):
         try:
             while True:
                 try:
-                    with self._ranks.telling(ENDED):
+                    with self._ranks.reporting(ENDED):
                         opened = self._ranks.serve()
                         if opened.kind == "the end":
                             return
                         answers[opened.kind](self._ranks, opened)
                 except Exception as error:
-                    heard = isinstance(error, PeerError) or is_told(
+                    heard = isinstance(error, PeerError) or is_known_to_all(
                         error
                     )  # by those who have a batch
                     if isinstance(error, PeerLost) or not heard:
@@ -157,9 +157,9 @@ class _Serving(JoinHook):
         self._together = Together(ranks, collected.tables)
 
     def _serve_norm(self, ranks: Ranks, opened: Opened) -> None:
-        told = opened.numbers[opened.ended.index(False)].contiguous()
-        self._together.sum_norms(float(told.view(torch.float64)[0]))
+        reported = opened.numbers[opened.ended.index(False)].contiguous()
+        self._together.sum_norms(float(reported.view(torch.float64)[0]))
 
     def _serve_change(self, ranks: Ranks, opened: Opened) -> None:
-        told = opened.numbers[opened.ended.index(False)].contiguous()
-        self._together.change_own(int(told[0]), float(told.view(torch.float64)[1]))
+        reported = opened.numbers[opened.ended.index(False)].contiguous()
+        self._together.change_own(int(reported[0]), float(reported.view(torch.float64)[1]))

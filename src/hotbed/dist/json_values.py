@@ -151,7 +151,7 @@ class Exchanging(Protocol):
 
     size: int
 
-    def telling(self, kind: str) -> AbstractContextManager[None]: ...
+    def reporting(self, kind: str) -> AbstractContextManager[None]: ...
     def agree(self, kind: str, numbers: Sequence[int] = ()) -> Opened: ...
     def exchange(
         self, what: str, parts: Sequence[Sequence[Tensor]], sizes: Sequence[int]
@@ -209,7 +209,7 @@ def all_values(ranks: Exchanging, kind: str, value: object) -> list[Any]:
         MessageError: `value` is of another type.
         PeerError: what another rank sends is larger than free memory, or no message.
     """
-    with ranks.telling(kind):
+    with ranks.reporting(kind):
         pieces = encode(value)
     sizes = ranks.agree(kind, [sum(map(len, pieces))]).numbers[:, 0].tolist()
     free = max(_SMALL, _core.available_memory())

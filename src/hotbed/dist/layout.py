@@ -45,14 +45,14 @@ class Layout:
             tables.append((spec.name, spec.dim, CORE_DTYPES[spec.dtype], dealing, padding))
             if dealing is _core.Dealing.given:
                 self.dealt_by_kind.append((t, place.kind, spec))
-            for share in place.shares:
-                part = share.part
+            for shard in place.shards:
+                part = shard.part
                 first, stride, column = part.origin.first, part.origin.stride, part.columns.start
-                shards.append((t, share.rank, share.replica, first, stride, column, part.dim))
-                self.shards.append((t, share, spec))
-                if share.rank == rank:
+                shards.append((t, shard.rank, shard.replica, first, stride, column, part.dim))
+                self.shards.append((t, shard, spec))
+                if shard.rank == rank:
                     self.own_tables.append(t)
-                    self.own.append(weakref.ref(place.own[share]))
+                    self.own.append(weakref.ref(place.own[shard]))
                     names += [spec.name] * size
         self.core = _core.ExchangeLayout.make(rank, size, tables, shards)
         self.numbers = tuple(place.number for place in places)

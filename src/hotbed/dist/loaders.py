@@ -143,11 +143,11 @@ class Even(Generic[T]):
         assert self._group is not None
         wire = Gloo(self._group, torch_dist.get_rank(self._group))
         try:
-            told = wire.gather(
+            reported = wire.gather(
                 torch.tensor([own, not own, missing, fault is not None], device="cpu").long()
             )
-            if bool(told[:, 3].any()):
-                raise_fault(told[:, 3].tolist(), fault, wire.gather)
+            if bool(reported[:, 3].any()):
+                raise_fault(reported[:, 3].tolist(), fault, wire.gather)
         except RuntimeError as error:
             if not is_gone(error):
                 raise
@@ -155,4 +155,4 @@ class Even(Generic[T]):
                 "hotbed.dist.even: another rank ended, or kept this one waiting for more than "
                 f"{_SECONDS:g} s. ({' '.join(str(error).split())[:300]})"
             ) from None
-        return told[:, :3].sum(0).tolist()
+        return reported[:, :3].sum(0).tolist()

@@ -36,7 +36,7 @@ def merge(ranks: Ranks) -> None:
     lookups = ranks.waiting.lookups
     numbers = [*dict.fromkeys(number for one in lookups for number in one.layout.numbers)]
     tables = [ranks.table(number) for number in numbers]
-    with ranks.telling(MERGE):
+    with ranks.reporting(MERGE):
         found = [_summed(live, lookups) for live in tables]
     ids = torch.cat([some for some, _ in found])
     asked = ask(ranks, [live.place for live in tables], ids, [len(some) for some, _ in found])

@@ -112,18 +112,18 @@ class ShardedParticipant:
 
     def _fault_of_numbers(self, opened: Opened, own: list[int]) -> PeerError | None:
         """Return the error where another rank steps with other numbers."""
-        for rank, told in enumerate(opened.numbers[:, : len(own)].tolist()):
-            if opened.ended[rank] or told == own:
+        for rank, reported in enumerate(opened.numbers[:, : len(own)].tolist()):
+            if opened.ended[rank] or reported == own:
                 continue
-            if told[0] != own[0]:
+            if reported[0] != own[0]:
                 return PeerError(
-                    f"Rank {rank} has taken {told[0]} steps of tables, and rank {self._ranks.rank} "
+                    f"Rank {rank} has taken {reported[0]} steps of tables, and rank {self._ranks.rank} "
                     f"{own[0]}. Load the state of the optimizer on all ranks, or on none."
                 )
             count = len(self._tables)
             lives = [live for live, _, _ in self._tables]
             whose = {at: f"table {t.name!r}" for at, t in zip(own[2:], lives, strict=False)}
-            pairs = zip(_groups(told, count), _groups(own, count), strict=True)
+            pairs = zip(_groups(reported, count), _groups(own, count), strict=True)
             for at, pair in enumerate(pairs):
                 for name, theirs, ours in zip(NUMBERS, *pair, strict=True):
                     if theirs != ours:
@@ -144,11 +144,11 @@ class ShardedParticipant:
 def serve_step(ranks: Ranks, opened: Opened) -> None:
     """The part of a rank that has no batch in a step of the others, with their numbers."""
     tables = [ranks.table(number) for number in opened.tables]
-    told = opened.numbers[opened.ended.index(False)].tolist()
+    reported = opened.numbers[opened.ended.index(False)].tolist()
     try:
-        part = _participant_without_batch(ranks, tables, told)
+        part = _participant_without_batch(ranks, tables, reported)
     except Exception as error:  # of this rank, which the others hear of in the vote
-        serve_collect(ranks, opened, _width(told, len(tables)))
+        serve_collect(ranks, opened, _width(reported, len(tables)))
         ranks.agree("a step", fault=error)
         raise
     with alone(tables):
@@ -156,9 +156,9 @@ def serve_step(ranks: Ranks, opened: Opened) -> None:
 
 
 def _participant_without_batch(
-    ranks: Ranks, tables: Sequence[TableOnRanks], told: list[int]
+    ranks: Ranks, tables: Sequence[TableOnRanks], reported: list[int]
 ) -> ShardedParticipant:
-    """`told`: the numbers of a rank with a batch, as of `ShardedParticipant._numbers`."""
+    """`reported`: the numbers of a rank with a batch, as of `ShardedParticipant._numbers`."""
     optimizer = tables[0].optimizer
     if optimizer is None:
         raise OptimizerError(
@@ -166,7 +166,7 @@ def _participant_without_batch(
             "all have left Join."
         )
     part = ShardedParticipant(cast(TableOptimizer, optimizer), ranks)
-    for numbers, live in zip(_heard(told, len(tables)), tables, strict=True):
+    for numbers, live in zip(_heard(reported, len(tables)), tables, strict=True):
         hyper = _core.Hyperparameters()
         for name, number in zip(NUMBERS, numbers, strict=True):
             setattr(hyper, name, number)
@@ -175,19 +175,19 @@ def _participant_without_batch(
     return part
 
 
-def _width(told: list[int], tables: int) -> int:
+def _width(reported: list[int], tables: int) -> int:
     """Return the number of int64 words that `ShardedParticipant._numbers` emits."""
-    return 2 + tables + told[1] * len(NUMBERS)
+    return 2 + tables + reported[1] * len(NUMBERS)
 
 
-def _groups(told: list[int], tables: int) -> list[tuple[float, ...]]:
+def _groups(reported: list[int], tables: int) -> list[tuple[float, ...]]:
     """The numbers of each group."""
     begin, width = 2 + tables, len(NUMBERS)
-    rows = [told[begin + width * n : begin + width * (n + 1)] for n in range(told[1])]
+    rows = [reported[begin + width * n : begin + width * (n + 1)] for n in range(reported[1])]
     return [struct.unpack(f"{width}d", struct.pack(f"{width}q", *row)) for row in rows]
 
 
-def _heard(told: list[int], tables: int) -> list[tuple[float, ...]]:
+def _heard(reported: list[int], tables: int) -> list[tuple[float, ...]]:
     """For each table its numbers."""
-    groups = _groups(told, tables)
-    return [groups[at] for at in told[2 : 2 + tables]]
+    groups = _groups(reported, tables)
+    return [groups[at] for at in reported[2 : 2 + tables]]

@@ -1,4 +1,4 @@
-"""Rows that several ranks keep: each has its share, and asks the others for the rest."""
+"""Rows that several ranks keep: each owns some shards, and asks the others for the rest."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ class Sharded(ShardedRows):
         lookups: ShardedLookups,
         number: int,
         kind: Sharding,
-        shares: Sequence[Shard],
+        shards: Sequence[Shard],
         own: Mapping[Shard, LiveTable],
     ) -> None:
         super().__init__(core, spec, lookups)
         self.number, self.kind = number, kind
-        self.shares, self.own = list(shares), dict(own)
+        self.shards, self.own = list(shards), dict(own)
         self._handles = [live.parameter for live in self.own.values()]  # they keep gradients
 
     @property
@@ -69,7 +69,7 @@ class Sharded(ShardedRows):
         return [t for s, t in self.own.items() if not s.replica or s.rank == 0]
 
     def refuse_local_change(self, wanted: str) -> None:
-        if self.ranks.size > 1 and any(share.replica for share in self.shares):
+        if self.ranks.size > 1 and any(shard.replica for shard in self.shards):
             raise TableError(
                 f"Table {self.core.name!r} is replicated: {wanted} with local=True would change the copy of "
                 "this rank alone. Leave local=True out, on all ranks."
@@ -78,10 +78,10 @@ class Sharded(ShardedRows):
     def parts(
         self, live: object, ids: Tensor, rows: Tensor
     ) -> Iterator[tuple[Any, Tensor, Tensor]]:
-        for share, own in self.own.items():
-            found, here = share.part.origin.ids_in_part(ids)
+        for shard, own in self.own.items():
+            found, here = shard.part.origin.ids_in_part(ids)
             at = slice(None) if here is None else here
-            yield own, found, rows[at][:, share.part.columns].contiguous()
+            yield own, found, rows[at][:, shard.part.columns].contiguous()
 
     # -- states ----------------------------------------------------------------------------------
 
@@ -95,7 +95,7 @@ class Sharded(ShardedRows):
             raise OptimizerError(
                 f"{named}: fused=True updates tables during backward, where ranks cannot agree on it."
             )
-        cut = any(share.part.dim < self.spec.dim for share in self.shares)
+        cut = any(shard.part.dim < self.spec.dim for shard in self.shards)
         if cut and any(one_a_row for _, one_a_row, _ in _core.state_planes(options)):
             raise OptimizerError(
                 f"{named}: its rule has one state for a whole row, and the table is cut by columns, so that "

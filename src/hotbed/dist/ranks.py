@@ -17,7 +17,7 @@ from torch import Tensor
 
 from hotbed import _core, trace
 from hotbed.dist.declarations import Declaration
-from hotbed.dist.errors import NO_COPY, PeerError, PeerLost, is_gone, is_told
+from hotbed.dist.errors import NO_COPY, PeerError, PeerLost, is_gone, is_known_to_all
 from hotbed.dist.handshake import (
     ENDED,
     KINDS,
@@ -109,7 +109,7 @@ class Ranks(LongWork):
         self._reports = WaitReports(self.group, self.rank, self.size, timeout)
         self._wire: Wire = Gloo(self.group, self.rank)
         if self.size > 1 and bool(self.agree("a distribution", [int(shared_memory)]).numbers.all()):
-            tell = functools.partial(self.tell, "a distribution")
+            tell = functools.partial(self.values_of_all, "a distribution")
             self._wire = SharedMemory.between(self._wire, self.rank, timeout, tell) or self._wire
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
@@ -184,8 +184,8 @@ class Ranks(LongWork):
         own = torch.zeros(_HEADER + _ROOM, dtype=torch.int64, device="cpu")
         own[: len(some)] = _int64(some)
         with trace.span("agree"):
-            told = self._gathered(own)
-        heads: list[list[int]] = told[:, :_HEADER].tolist()
+            reported = self._gathered(own)
+        heads: list[list[int]] = reported[:, :_HEADER].tolist()
         ended = [head[_KIND] == _ENDED for head in heads]
         speaks = ended.index(False)  # a rank that has something to say
         faults = [head[_FAULT] for head in heads]
@@ -203,7 +203,7 @@ class Ranks(LongWork):
                 f"Rank {ended.index(True)} has no batches any more and waits in Join, where it cannot take "
                 f"part in {kind}. Do that when all have left Join."
             )
-        found = self._tables_told(heads, ended, speaks, tables)
+        found = self._tables_meant(heads, ended, speaks, tables)
         waiting = self.waiting.lookups
         alive = [[head[_ALIVE]] for head in heads]
         if more_alive:
@@ -213,7 +213,7 @@ class Ranks(LongWork):
         self.left = any(head[_LEAVES] for head in heads)
         count = heads[speaks][_COUNT]
         if count <= _ROOM:
-            all_numbers = told[:, _HEADER : _HEADER + count]
+            all_numbers = reported[:, _HEADER : _HEADER + count]
         else:
             all_numbers = self._gathered(_int64(numbers or [0] * count))
         return Opened(kind, found, all_numbers, ended, waiting)
@@ -228,7 +228,7 @@ class Ranks(LongWork):
     def _names_of(self, tables: Sequence[int]) -> list[str]:
         return [live.name for n in tables if (live := self.tables[n]()) is not None]
 
-    def _tables_told(
+    def _tables_meant(
         self, heads: list[list[int]], ended: list[bool], speaks: int, own: tuple[int, ...] | None
     ) -> tuple[int, ...]:
         """Return the tables that are meant. Many are told by a number once they were told in full."""
@@ -248,7 +248,7 @@ class Ranks(LongWork):
         return every[speaks]
 
     @contextlib.contextmanager
-    def telling(self, kind: str) -> Iterator[None]:
+    def reporting(self, kind: str) -> Iterator[None]:
         """Report errors raised inside before the exchange `kind` to the other ranks, which wait for it.
         Later ones that they have not heard of abort the group."""
         sequence = self._sequence
@@ -266,7 +266,7 @@ class Ranks(LongWork):
 
     def _end_by(self, kind: str, error: BaseException) -> None:
         """The ranks do nothing together any more, unless all have heard of an error in the middle of it."""
-        if not is_told(error) and self._lost is None:
+        if not is_known_to_all(error) and self._lost is None:
             self._lose(
                 f"This rank could not go on in the middle of {kind}, and so the ranks are out of step. The "
                 f"tables here are as {self.steps} steps have left them. ({type(error).__name__}: {error})"
@@ -312,7 +312,7 @@ class Ranks(LongWork):
             self._lose(self._reports.loss(error, self._call[0], call, waits, self.steps))
         raise self._lost or error from None
 
-    def tell(self, kind: str, value: object) -> list[Any]:
+    def values_of_all(self, kind: str, value: object) -> list[Any]:
         """Return the value of each rank, of types that `json_values.encode` takes. Called by all ranks."""
         return all_values(self, kind, value)
 

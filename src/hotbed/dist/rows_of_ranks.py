@@ -63,14 +63,14 @@ class ShardedRows(ShardedPlace):
         asked, opened = self._asked(kind, distinct)
         announced = announce(self.ranks, asked, opened.numbers)
         answers: list[list[Tensor]] = [[] for _ in range(self.ranks.size)]
-        for (live, own, counts), share in zip(owned_ids(announced), self.own, strict=True):
+        for (live, own, counts), shard in zip(owned_ids(announced), self.own, strict=True):
             found = live.contains(own).split_with_sizes(counts)
-            for to, piece in enumerate(found if self._speaks(share) else ()):
+            for to, piece in enumerate(found if self._speaks(shard) else ()):
                 answers[to].append(bytes_of(piece))
         parts: list[list[slice]] = [[] for _ in range(self.ranks.size)]
-        for s, share in enumerate(self.shares):
-            if self._speaks(share):
-                parts[share.rank].append(announced.asked_of(rank, s))
+        for s, shard in enumerate(self.shards):
+            if self._speaks(shard):
+                parts[shard.rank].append(announced.asked_of(rank, s))
         sizes = [sum(part.stop - part.start for part in some) for some in parts]
         there = torch.empty(len(distinct), dtype=torch.bool, device="cpu")
         for some, message in zip(parts, self.ranks.exchange(kind, answers, sizes), strict=True):
@@ -85,14 +85,14 @@ class ShardedRows(ShardedPlace):
         asked, opened = self._asked(kind, torch.unique(ids))
         rows = owned_ids(announce(self.ranks, asked, opened.numbers))
         gone = [live.erase(torch.unique(own)) for live, own, _ in rows]
-        spoken = [n for n, share in zip(gone, self.own, strict=True) if self._speaks(share)]
+        spoken = [n for n, shard in zip(gone, self.own, strict=True) if self._speaks(shard)]
         return int(self.ranks.agree(kind, [sum(spoken)], [self.number]).numbers.sum())
 
     def count(self) -> int:
         """Called by all ranks."""
-        own = [len(live) for share, live in self.own.items() if self._speaks(share)]
-        told = self.ranks.agree("a count of rows", [sum(own)], [self.number]).numbers
-        return int(told.sum())
+        own = [len(live) for shard, live in self.own.items() if self._speaks(shard)]
+        reported = self.ranks.agree("a count of rows", [sum(own)], [self.number]).numbers
+        return int(reported.sum())
 
     def refuse_copy_beyond_memory(self, purpose: str) -> None:
         """`gathered` does, by what the ranks have together."""
@@ -112,9 +112,9 @@ class ShardedRows(ShardedPlace):
         asked = ask(self.ranks, [self], ids, [len(ids)])
         return asked, self.ranks.agree(kind, asked.numbers, [self.number])
 
-    def _speaks(self, share: Shard) -> bool:
-        """Whether the rows of a share count: columns and copies of them do once."""
-        return share.part.origin.column == 0 and not (share.replica and share.rank)
+    def _speaks(self, shard: Shard) -> bool:
+        """Whether the rows of a shard count: columns and copies of them do once."""
+        return shard.part.origin.column == 0 and not (shard.replica and shard.rank)
 
     # -- rows of this rank -----------------------------------------------------------------------
 
@@ -125,21 +125,21 @@ class ShardedRows(ShardedPlace):
 
     def records(self, *, states: bool = True, current: bool = True) -> Iterator[Records]:
         """Stream rows of this rank; whole rows only."""
-        for share, live in self.own.items():
-            if share.part.dim != self.spec.dim:
+        for shard, live in self.own.items():
+            if shard.part.dim != self.spec.dim:
                 raise TableError(
                     f"Table {self.core.name!r} is kept by columns; no rank has whole rows of it."
                 )
-            origin = share.part.origin
+            origin = shard.part.origin
             for rows in live.place.records(states=states, current=current):
                 yield rows._replace(ids=origin.ids_in_table(rows.ids))
 
     def write(self, records: Records) -> None:
         """Write those of the rows that this rank owns."""
         ids, weights, states, steps = records
-        for share, live in self.own.items():
-            own, here = share.part.origin.ids_in_part(ids)
-            at, columns = slice(None) if here is None else here, share.part.columns
+        for shard, live in self.own.items():
+            own, here = shard.part.origin.ids_in_part(ids)
+            at, columns = slice(None) if here is None else here, shard.part.columns
             cut = [
                 s[at] if s.shape[1] == 1 else s[at][:, columns].contiguous() for s in states or ()
             ]

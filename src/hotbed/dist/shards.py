@@ -27,13 +27,13 @@ class ShardedPlace(Place):
     Attributes:
         number: of the table among those that the ranks share.
         kind: how it is cut.
-        shares: all shards, in the order of their ranks.
+        shards: all of them, in the order of their ranks.
         own: tables of their own with the rows that this rank keeps.
     """
 
     number: int
     kind: Sharding
-    shares: list[Shard]
+    shards: list[Shard]
     own: dict[Shard, LiveTable]
 
 

@@ -94,9 +94,9 @@ class SharedMemory:
     def send(self, sizes: Sequence[int], word: int) -> tuple[list[Tensor], list[int]]:
         at = self._sent % 2
         said = torch.tensor([word, self._own.messages[at].size, *self._begins], device="cpu")
-        told = self._gather(_MESSAGES, said).tolist()
+        reported = self._gather(_MESSAGES, said).tolist()
         received = []
-        for source, (size, (_, whole, *begins)) in enumerate(zip(sizes, told, strict=True)):
+        for source, (size, (_, whole, *begins)) in enumerate(zip(sizes, reported, strict=True)):
             if source == self._rank:
                 received.append(_NOTHING)
                 continue
@@ -104,7 +104,7 @@ class SharedMemory:
             memory.map(whole)  # it may have grown
             received.append(memory.bytes[begin : begin + size])
         self._sent += 1
-        return received, [first for first, *_ in told]
+        return received, [first for first, *_ in reported]
 
     def gather(self, own: Tensor) -> Tensor:
         if own.nbytes > _MOST_GATHERED:

@@ -52,14 +52,16 @@ class WaitReports:
         """
         text = " ".join(str(error).split())[:300]
         long = "too long" in text or "imed out" in text
-        told = self.told(f"in {waits}, after {call}" if waits else f"in {call}", patient=long)
+        reported = self.reported(
+            f"in {waits}, after {call}" if waits else f"in {call}", patient=long
+        )
         advised = f"{advice([kind])} " if long else ""
         return (
-            f"Another rank ended, or kept this one waiting for more than {self._timeout:g} s. {told} "
+            f"Another rank ended, or kept this one waiting for more than {self._timeout:g} s. {reported} "
             f"{advised}The tables here are as {steps} steps have left them. ({text})"
         )
 
-    def told(self, own: str, *, patient: bool) -> str:
+    def reported(self, own: str, *, patient: bool) -> str:
         """A sentence on what each rank waits in.
 
         Args:

@@ -76,9 +76,9 @@ class Gloo:
         return _messages(incoming, whole, sizes), words
 
     def gather(self, own: Tensor) -> Tensor:
-        told = [torch.empty_like(own) for _ in range(torch_dist.get_world_size(self._group))]
-        torch_dist.all_gather(told, own, group=self._group)
-        return torch.stack(told)
+        reported = [torch.empty_like(own) for _ in range(torch_dist.get_world_size(self._group))]
+        torch_dist.all_gather(reported, own, group=self._group)
+        return torch.stack(reported)
 
     def leave(self) -> None:
         group, self._group = self._group, None

@@ -64,7 +64,7 @@ class TablesByName(TableOwner):
 
     def _table(self, name: str, kind: str, local: bool) -> LiveTable:
         """`kind`: what all ranks are about to do, unless this one is `local`."""
-        with (ALONE if local else next(iter(self._owned.values())).place.ranks).telling(kind):
+        with (ALONE if local else next(iter(self._owned.values())).place.ranks).reporting(kind):
             return self.table(name)
 
     def rows(self, name: str, *, local: bool = False) -> Rows:

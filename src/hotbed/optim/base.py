@@ -263,7 +263,7 @@ class TableOptimizer(Optimizer):
                 self._refuse_half_loaded()
                 self._step({ON_HOST: HostParticipant(self)})
             else:
-                with place.ranks.telling("a step"):
+                with place.ranks.reporting("a step"):
                     self._refuse_half_loaded()
                     self._step(self._parts(place))
         return loss

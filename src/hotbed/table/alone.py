@@ -18,9 +18,9 @@ class Processes(Protocol):
     rank: int
     size: int
 
-    def telling(self, kind: str) -> contextlib.AbstractContextManager[object]: ...
+    def reporting(self, kind: str) -> contextlib.AbstractContextManager[object]: ...
     def listening(self, waits: str = "") -> contextlib.AbstractContextManager[object]: ...
-    def tell(self, kind: str, value: T) -> list[T]: ...
+    def values_of_all(self, kind: str, value: T) -> list[T]: ...
     def working(self, kind: str) -> contextlib.AbstractContextManager[object]: ...
     def heartbeat(self, kind: str, items: Iterable[T]) -> Iterable[T]: ...
     def ends(self, asked: Callable[[], bool]) -> bool: ...
@@ -34,14 +34,14 @@ class Alone:
     size = 1
 
     # As on ranks, for ``with`` statements; alone there is nobody to tell, or to hear of.
-    telling: _Context = staticmethod(contextlib.nullcontext)
+    reporting: _Context = staticmethod(contextlib.nullcontext)
     """Broadcast errors raised inside, before all ranks do something, to the others, which wait for it."""
     listening: _Context = staticmethod(contextlib.nullcontext)
     """Turn what torch raises inside where a peer exited into `PeerError`."""
     working: _Context = staticmethod(contextlib.nullcontext)
     """All do something for long; it ends when all have done it, or where one has failed."""
 
-    def tell(self, kind: str, value: T) -> list[T]:
+    def values_of_all(self, kind: str, value: T) -> list[T]:
         """Return the value that each rank gives."""
         return [value]
 

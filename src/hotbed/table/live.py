@@ -72,20 +72,20 @@ class LiveTable(TableWithHandle):
     def lookup(self, ids: object, missing: checks.Missing = "initial") -> Tensor:
         """(n, dim) rows of the ids as they are; see `EmbeddingCollection.lookup`."""
         wanted = ids.device if isinstance(ids, Tensor) else _CPU
-        with self.place.ranks.telling("a lookup of rows"):
+        with self.place.ranks.reporting("a lookup of rows"):
             self.ready()
             own = checks.checked_ids(self.spec, ids)
             with reading([self]):
                 self.raise_deferred()
                 if checks.checked_missing(missing):
                     found = self.place.contains(own)
-                    with self.place.ranks.telling("a lookup of rows"):
+                    with self.place.ranks.reporting("a lookup of rows"):
                         checks.refuse_absent(self.spec, own, found)
                 return self.place.read(own).to(wanted)
 
     def contains(self, ids: object) -> Tensor:
         """(n,) bool: which of the ids have a row; see `EmbeddingCollection.contains`."""
-        with self.place.ranks.telling("a search for ids"):
+        with self.place.ranks.reporting("a search for ids"):
             own = checks.any_ids(self.spec, ids)
             with reading([self]):
                 self.raise_deferred()
@@ -99,7 +99,7 @@ class LiveTable(TableWithHandle):
             StorageError: a tier below could not be read or written; some rows may be written, each of
                 them whole.
         """
-        with self.place.ranks.telling("an assignment"):
+        with self.place.ranks.reporting("an assignment"):
             self.ready()
             own = checks.checked_ids(self.spec, ids)
             rows = checks.checked_rows(self.spec, own, values)
@@ -137,7 +137,7 @@ class LiveTable(TableWithHandle):
 
     def erase(self, ids: object) -> int:
         """Forgets rows; see `EmbeddingCollection.erase`."""
-        with self.place.ranks.telling("a deletion of rows"):
+        with self.place.ranks.reporting("a deletion of rows"):
             self.ready()
             own = torch.unique(checks.checked_ids(self.spec, ids))
             with alone([self]):
@@ -150,7 +150,7 @@ class LiveTable(TableWithHandle):
     def draw_again(self, key: int) -> None:
         """Gives every row its first value under a new key, rank 0's; a dynamic table forgets its rows."""
         self.raise_deferred()
-        self.set_key(int(self.place.ranks.tell("a reset of rows", str(key))[0]))
+        self.set_key(int(self.place.ranks.values_of_all("a reset of rows", str(key))[0]))
         self.forget_rows()
 
     def forget_rows(self) -> None:

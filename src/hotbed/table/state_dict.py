@@ -103,7 +103,7 @@ def _other_rows(table: LiveTable, rows: object, ids: object, key: int | None) ->
     ranks = table.place.ranks
     if ranks.size == 1:
         return ""
-    digests = ranks.tell("a load of rows", [_digest(rows), _digest(ids), str(key)])
+    digests = ranks.values_of_all("a load of rows", [_digest(rows), _digest(ids), str(key)])
     other = next((rank for rank, digest in enumerate(digests) if digest != digests[0]), 0)
     if not other:
         return ""

@@ -34,7 +34,7 @@ def figures(
     """The figures of a run, of all ranks together; every rank calls it."""
     ranks, embeddings = ranks_of(tables_of(model), model), embeddings_of(model)
     tiers = embeddings.stats() if embeddings.has_tiers else {}
-    of_ranks = ranks.tell("figures", (peak_rss_bytes(), tiers))
+    of_ranks = ranks.values_of_all("figures", (peak_rss_bytes(), tiers))
     return {
         "auc": None if evaluation is None else evaluation.auc,
         "logloss": None if evaluation is None else evaluation.logloss,

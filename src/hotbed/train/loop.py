@@ -313,7 +313,7 @@ def evaluate(
         if ranks.ends(asked):
             interrupted = True
             break
-    of_ranks = ranks.tell("figures", (torch.cat(logits), torch.cat(labels)))
+    of_ranks = ranks.values_of_all("figures", (torch.cat(logits), torch.cat(labels)))
     z, y = (torch.cat(parts) for parts in zip(*of_ranks, strict=True))
     seconds = time.perf_counter() - began
     return Evaluation(auc(z, y), logloss(z, y), len(z), seconds, interrupted)

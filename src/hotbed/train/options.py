@@ -83,20 +83,20 @@ class Option:
 
 def options_of(settings: type) -> dict[str, Option]:
     """The options that the dataclass `settings` declares, by field, in its order."""
-    hints, told = get_type_hints(settings, include_extras=True), dict(_docstrings(settings))
+    hints, docstrings = get_type_hints(settings, include_extras=True), dict(_docstrings(settings))
     return {
-        field.name: _option(field, hints[field.name], told)
+        field.name: _option(field, hints[field.name], docstrings)
         for field in dataclasses.fields(settings)
     }
 
 
-def _option(field: dataclasses.Field[object], hint: object, told: dict[str, str]) -> Option:
+def _option(field: dataclasses.Field[object], hint: object, docstrings: dict[str, str]) -> Option:
     kind, *marks = get_args(hint) if get_origin(hint) is Annotated else (hint,)
     is_optional = NoneType in get_args(kind)
     if is_optional:
         (kind,) = {*get_args(kind)} - {NoneType}
     default = None if field.default is dataclasses.MISSING else field.default
-    text = told.get(field.name, "")
+    text = docstrings.get(field.name, "")
     for mark in marks:
         if isinstance(mark, OneOf):
             *most, last = mark.choices

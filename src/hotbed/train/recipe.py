@@ -135,23 +135,23 @@ class _Run:
                 table.ready()  # a log is there from now on, whose rows can be had again whatever ends the run
             self.ssd.leave_note(may_go=True)
         found = settings.resumes and complete_in(settings.checkpoint or "")
-        begun = self.ranks.tell("a checkpoint", bool(found or settings.resume_from))[0]
+        begun = self.ranks.values_of_all("a checkpoint", bool(found or settings.resume_from))[0]
         if settings.from_ is not None and not begun:
             with self.progress.status("Loading the model ..."):
-                told = begin_from(
+                note = begin_from(
                     settings.from_, self.model, self.optimizer, settings.lr, self.position
                 )
-            if told:
-                notice(self.progress, told)
+            if note:
+                notice(self.progress, note)
         if self.found is not None:
             self.saving = RunCheckpoints(
                 settings, self.log, self.found, self.optimizer, self.position
             )
             doing = "Loading the checkpoint ..." if settings.resumes else "Saving ..."
             with self.progress.status(doing):
-                told = self.saving.begin(self.model)
-            if told:
-                notice(self.progress, told)
+                note = self.saving.begin(self.model)
+            if note:
+                notice(self.progress, note)
         self.resumed_at = self.position.steps
 
     def fit_and_test(self, interrupts: Interrupts) -> Evaluation | None:
@@ -210,7 +210,7 @@ class _Run:
     ) -> dict[str, object]:
         """Write figures, rows and the model, print the closing table, and return the figures."""
         settings = self.settings
-        interrupted = any(self.ranks.tell("figures", interrupts()))
+        interrupted = any(self.ranks.values_of_all("figures", interrupts()))
         report = figures(settings, self.model, self.reached.result, evaluation, interrupted)
         report |= {"rows": self.position.rows, "steps": self.position.steps}
         report |= {"epochs": self.position.epoch - 1, "resumed_at": self.resumed_at}

@@ -60,8 +60,8 @@ class RunCheckpoints(Checkpoints):
             SettingsError: there is one, and it is not to go on; or it is another.
         """
         self.on_start(model)
-        ranks, told = ranks_of(tables_of(model), model), ""
-        begun = ranks.tell("a checkpoint", complete_in(self.path))[0]
+        ranks, note = ranks_of(tables_of(model), model), ""
+        begun = ranks.values_of_all("a checkpoint", complete_in(self.path))[0]
         if not begun and self.settings.resume_from is None:
             self.save()
         elif self.settings.resumes:
@@ -71,8 +71,8 @@ class RunCheckpoints(Checkpoints):
                 os.path.dirname(os.path.realpath(path)),
             )
             with others_loaded_by(f"--resume-from {'{name}' if is_own else '{path}'}"):
-                with ranks.telling("a checkpoint"):
-                    told = self.same.check(path)
+                with ranks.reporting("a checkpoint"):
+                    note = self.same.check(path)
                 load(path, model, self.optimizer, loader=[self.position, *self.beside])
             if is_own:
                 self.at = self.position.steps
@@ -81,7 +81,7 @@ class RunCheckpoints(Checkpoints):
                 f"--checkpoint {self.settings.checkpoint} holds checkpoints of a run. Go on with it by "
                 "--resume, or name another folder."
             )
-        return told
+        return note
 
     def save(self) -> Saved:
         saved = super().save()

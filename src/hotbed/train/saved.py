@@ -33,7 +33,7 @@ def save_model(path: str, model: nn.Module, optimizer: Optimizer, step: int) -> 
         CheckpointError, OSError: it cannot be written; what was there is there.
     """
     ranks = ranks_of(tables_of(model), model)
-    with ranks.telling("a checkpoint"):
+    with ranks.reporting("a checkpoint"):
         if ranks.rank == 0:
             check_writable_folder(path)
     return save(path, model, optimizer, step=step, loader=_Mark(), keep=1)

@@ -92,14 +92,14 @@ def check_arrays(
 
     Returns:
         (n,) int64 of each; told (arrays + 1,) int64: 1 where all is good, else 0, and for each
-        array the position of its first bad element, or GOOD; and (1,) int32, the first of `told`.
+        array the position of its first bad element, or GOOD; and (1,) int32, the first of `reported`.
 
     Raises:
         InputError: an array has another dtype or layout, or lies elsewhere.
     """
     require_gpu("check_arrays", *(array for _, array, _ in arrays))
     device = arrays[0][1].device
-    told = upload([[1] + [GOOD] * len(arrays)], device)[0].clone()
+    reported = upload([[1] + [GOOD] * len(arrays)], device)[0].clone()
     results = []
     lines = []
     most = 0
@@ -123,9 +123,9 @@ def check_arrays(
         _arrays_variant(),
         (-(-most // _BLOCK), len(arrays)),
         lines=upload(lines, device),
-        told=told,
+        reported=reported,
     )
-    return results, told, told[:1].view(torch.int32)[:1]  # the lower half
+    return results, reported, reported[:1].view(torch.int32)[:1]  # the lower half
 
 
 def variants() -> list[Variant]:
@@ -137,7 +137,7 @@ def variants() -> list[Variant]:
 def _arrays_variant() -> Variant:
     return Variant(
         kernel=arrays_kernel,
-        types={"lines": "*i64", "told": "*i64"},
+        types={"lines": "*i64", "reported": "*i64"},
         constants={"BLOCK": _BLOCK},
     )
 
@@ -183,7 +183,7 @@ _OFFSETS_KIND, _SLOTS_KIND = tl.constexpr(int(Array.OFFSETS)), tl.constexpr(int(
 
 
 @triton.jit
-def arrays_kernel(lines, told, BLOCK: tl.constexpr):
+def arrays_kernel(lines, reported, BLOCK: tl.constexpr):
     line = lines + tl.program_id(1) * _FIELDS
     what, count, limit = tl.load(line + _WHAT), tl.load(line + _COUNT), tl.load(line + _LIMIT)
     array, wide = tl.load(line + _ARRAY), tl.load(line + _WIDE) != 0
@@ -206,5 +206,5 @@ def arrays_kernel(lines, told, BLOCK: tl.constexpr):
     result = tl.where(what == _OFFSETS_KIND, within, slot)
     tl.store(at64(tl.load(line + _RESULT)) + at, result, mask=live)
     first = tl.min(tl.where(bad, at, 2**62), 0)
-    tl.store(told, 0, mask=first < 2**62)
-    tl.atomic_min(told + 1 + tl.program_id(1), first, mask=first < 2**62)
+    tl.store(reported, 0, mask=first < 2**62)
+    tl.atomic_min(reported + 1 + tl.program_id(1), first, mask=first < 2**62)

@@ -79,14 +79,14 @@ def _resolve(
             of.append((f, Array.OFFSETS))
     origin = Origin()
     if arrays:
-        checked, told, good = check_arrays(arrays)
+        checked, reported, good = check_arrays(arrays)
         for (f, kind), array in zip(of, checked, strict=True):
             ids, offsets = moved[f]
             moved[f] = (array, offsets) if kind == Array.IDS else (ids, array)
         given = [(f, kind, array) for (f, kind), (_, array, _) in zip(of, arrays, strict=True)]
         faults = _Faults(list(live), list(table_of), list(names), list(bags), given)
         origin = Origin(
-            good, DeferredError(told, faults.first, live[0], reader=not torch.is_grad_enabled())
+            good, DeferredError(reported, faults.first, live[0], reader=not torch.is_grad_enabled())
         )
     weights = [bring_weights(bag.weights, device) for bag in bags]
     features = []
@@ -133,10 +133,10 @@ class _Faults:
     bags: list[Bags]
     arrays: list[tuple[int, Array, Tensor]]
 
-    def first(self, told: list[int]) -> HotbedError | None:
-        if told[0]:
+    def first(self, reported: list[int]) -> HotbedError | None:
+        if reported[0]:
             return None
-        for (f, kind, array), at in zip(self.arrays, told[1:], strict=True):
+        for (f, kind, array), at in zip(self.arrays, reported[1:], strict=True):
             if at == GOOD:
                 continue
             bag, table = self.bags[f], self.live[self.table_of[f]]

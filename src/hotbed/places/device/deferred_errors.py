@@ -26,30 +26,32 @@ class DeferredError:
 
     def __init__(
         self,
-        told: Tensor,
+        reported: Tensor,
         error_of: Callable[[list[int]], HotbedError | None],
         table: StoredTable,
         *,
         reader: bool = False,
     ) -> None:
-        """`told`: (n,) integers on the device, copied behind what is launched so far. `error_of`: called
+        """`reported`: (n,) integers on the device, copied behind what is launched so far. `error_of`: called
         once with them; the error to raise, or None if all was good. `table`: its next forward asks.
         `reader`: no training is concerned, only the thread that makes the notice."""
         self._error_of = error_of
         self._thread = threading.get_ident()
         self._of_reader = reader
         self.error: HotbedError | None = None
-        now_or_after(lambda: self._send(told, table))
+        now_or_after(lambda: self._send(reported, table))
 
-    def _send(self, told: Tensor, table: StoredTable) -> None:
+    def _send(self, reported: Tensor, table: StoredTable) -> None:
         self._event: torch.cuda.Event | None = None
-        if told.device.type == "cuda":
-            self._host = torch.empty(told.shape, dtype=told.dtype, device="cpu", pin_memory=True)
-            self._host.copy_(told, non_blocking=True)
+        if reported.device.type == "cuda":
+            self._host = torch.empty(
+                reported.shape, dtype=reported.dtype, device="cpu", pin_memory=True
+            )
+            self._host.copy_(reported, non_blocking=True)
             self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._event.record(torch.cuda.current_stream(told.device))
+            self._event.record(torch.cuda.current_stream(reported.device))
         else:
-            self._host = told.clone()
+            self._host = reported.clone()
         self._taken, self.error = False, None
         _errors_of(table).append(self)
 

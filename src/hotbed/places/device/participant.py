@@ -75,7 +75,7 @@ class DeviceParticipant:
         self._step = DeviceStep(self._table, self._entries, self._dense, self._found_inf)
         self._take = self._step.decide()
         if beside and not bool(self._take):
-            error = self._step.tell(counted=False).take()
+            error = self._step.report(counted=False).take()
             if error is not None:
                 raise error
             return False
@@ -116,7 +116,7 @@ class DeviceParticipant:
         predicated.allocate(self._take)
         for one, grad in zip(self._dense, given, strict=True):
             one.parameter.grad = grad
-        self._optimizer.__dict__[DEFERRED] = self._step.tell(predicated.take_back)
+        self._optimizer.__dict__[DEFERRED] = self._step.report(predicated.take_back)
 
 
 def _asks_found_inf(inner: Optimizer) -> bool:

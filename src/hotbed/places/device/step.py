@@ -65,7 +65,7 @@ class DenseGradient:
 
 @dataclasses.dataclass(eq=False)
 class DeviceStep:
-    """A step of some tables on one device, in parts: `decide`, then `apply` and `tell`.
+    """A step of some tables on one device, in parts: `decide`, then `apply` and `report`.
 
     Threading: for the training thread.
     """
@@ -165,7 +165,7 @@ class DeviceStep:
         for entry in self.entries:
             _count(entry.rule, 1)
 
-    def tell(
+    def report(
         self, take_back: Callable[[], None] | None = None, *, counted: bool = True
     ) -> DeferredError:
         """Sends what was decided to the host, behind what is launched so far.
@@ -181,16 +181,16 @@ class DeviceStep:
         rules = [entry.rule for entry in self.entries if counted]
         tables = [entry.live for entry in self.entries]
 
-        def error_of(told: list[int]) -> HotbedError | None:
-            if all(told):
+        def error_of(reported: list[int]) -> HotbedError | None:
+            if all(reported):
                 return None
             for rule in rules:
                 _count(rule, -1)
             if take_back is not None:
                 take_back()
-            if not told[0]:
+            if not reported[0]:
                 return None  # a GradScaler's skip
-            flags = iter(told[1:])
+            flags = iter(reported[1:])
             bad_tables = [t for t in tables if not next(flags)]
             bad_dense = [name for name in names if not next(flags)]
             bad_slots = [1 for _ in range(slot_flags) if not next(flags)]
@@ -282,7 +282,7 @@ class Predicated:
 
 
 def _note(updates: FusedUpdates, step: DeviceStep) -> None:
-    updates.notice = step.tell()
+    updates.notice = step.report()
 
 
 def step_in_backward(gradient: BatchGradient, wanted: Sequence[Update]) -> None:
