@@ -83,7 +83,7 @@ IN_PARTS = PartsLookups()
 class InParts(Place):
     """Asks the parts for rows, pools them itself, and gives gradients back by row."""
 
-    stepped = "parts"
+    stepped_with = "parts"
 
     def __init__(self, core: Any, spec: Table, deal: str) -> None:
         super().__init__(core, spec, IN_PARTS)

@@ -34,7 +34,7 @@ IN_DICTS = DictLookups()
 class DictPlace(Place):
     """Static tables of float32 whose bags are summed; rows are tensors in a dict, by id."""
 
-    stepped = "dicts"
+    stepped_with = "dicts"
 
     def __init__(self, core: Any, spec: hb.Table, rows: Tensor) -> None:
         super().__init__(core, spec, IN_DICTS)

@@ -110,7 +110,7 @@ def test_tables_are_made_where_they_are_to_lie(init, dtype):
         optimizer.step()
     assert_equal_rows(host, made)
     back = to_host(made)
-    assert not any(t.place.stepped != "host" for t in tables_of(back))
+    assert not any(t.place.stepped_with != "host" for t in tables_of(back))
     assert_equal_rows(host, back)
 
 
@@ -268,7 +268,7 @@ def test_tables_move_with_rows_and_states():
     train(host, optimizers[0], 6)
     train(device, optimizers[1], 2)
     to_host(device)
-    assert tables_of(device)[0].place.stepped == "host"
+    assert tables_of(device)[0].place.stepped_with == "host"
     assert device.parameter("item").device.type == "cpu"
     train(device, optimizers[1], 2, first=2)
     to_device(device)
@@ -299,7 +299,7 @@ def test_copies_and_pickles_lie_on_the_device_too():
     device = to_device(collection())
     train(device, hb.optim.SGD(device.parameters(), lr=0.1))
     for other in (copy.deepcopy(device), pickle.loads(pickle.dumps(device))):
-        assert all(table.place.stepped != "host" for table in tables_of(other))
+        assert all(table.place.stepped_with != "host" for table in tables_of(other))
         assert_equal_tables(device, other)
         train(other, hb.optim.SGD(other.parameters(), lr=0.1))
         assert not torch.equal(
@@ -354,7 +354,7 @@ def test_what_cannot_lie_on_a_device_is_refused():
         module = hb.EmbeddingCollection([hb.Table("t", **{"dim": 4, "rows": 5, **options})])
         with pytest.raises(TableError, match=match):
             to_device(module)
-        assert tables_of(module)[0].place.stepped == "host"
+        assert tables_of(module)[0].place.stepped_with == "host"
         module({"t": torch.tensor([1])})
 
     refused("it is dynamic.*Storage", rows=None)

@@ -198,11 +198,11 @@ def look_up_owned(
     here = [at for at, t in enumerate(layout.own_tables) if t in never] if never else []
     bags = FlatIds(announced.ids_here, core.asked_here())
     call = Call(own, layout.table_of, layout.names, bags, here, training)
-    places = wide = None
+    addresses = wide = None
     if messages:
         wide = _core.block(core.wide_bytes)
-        places = core.row_places(_addresses(messages), wide.data_ptr())
-    resolved = looked_up(call, places)
+        addresses = core.row_places(_addresses(messages), wide.data_ptr())
+    resolved = looked_up(call, addresses)
     if wide is not None and len(wide):
         core.narrow(wide.data_ptr(), _addresses(messages))
     return Owned(resolved, [live.generation for live in own])
@@ -262,8 +262,8 @@ def give(
             f"Table {own[at].name!r}: rows were erased since a batch was looked up whose gradient now comes. "
             "Erase between steps."
         )
-    places = core.given_places(chosen, False, _addresses(received))
-    shares = owned.resolved.left(places, received).shares(mine, divisor=ranks.size)
+    addresses = core.given_places(chosen, False, _addresses(received))
+    shares = owned.resolved.pending_from(addresses, received).shares(mine, divisor=ranks.size)
     return [(cast(LiveTable, own[at]), share) for at, share in zip(mine, shares, strict=True)]
 
 

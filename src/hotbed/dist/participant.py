@@ -48,7 +48,7 @@ class ShardedParticipant:
         hyper: _core.Hyperparameters,
         share: GradientShare | None = None,
     ) -> None:
-        if live.place.stepped is not self._ranks:
+        if live.place.stepped_with is not self._ranks:
             self._host.take_table(live, rule, hyper, share)
             return
         self._optimizer.check_hold(live, rule)

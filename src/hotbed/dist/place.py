@@ -57,7 +57,7 @@ class Sharded(ShardedRows):
         self._handles = [live.parameter for live in self.own.values()]  # they keep gradients
 
     @property
-    def stepped(self) -> Ranks:
+    def stepped_with(self) -> Ranks:
         return self.ranks
 
     # -- rows of this rank -----------------------------------------------------------------------
@@ -139,7 +139,7 @@ class Sharded(ShardedRows):
         if self.ranks.looked_at is found:
             return
         self.ranks.looked_at = found
-        tables = [live for live in optimizer.tables if live.place.stepped is self.ranks]
+        tables = [live for live in optimizer.tables if live.place.stepped_with is self.ranks]
         look_for_infinities(self.ranks, tables, scaler["inv_scale"], found)
 
     def make_participant(

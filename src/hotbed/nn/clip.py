@@ -87,7 +87,7 @@ def _gradients(parameters: Tensor | Iterable[Tensor]) -> list[Gradient]:
     for at, parameter in enumerate(every):
         live = live_table(parameter)
         if live is not None:
-            together.setdefault(live.place.stepped, []).append((at, live))
+            together.setdefault(live.place.stepped_with, []).append((at, live))
         elif (grad := parameter.grad) is not None:
             if grad.is_sparse:
                 parameter.grad = grad = grad.coalesce()

@@ -257,7 +257,9 @@ class TableOptimizer(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        place = next((t.place for t in self._live.values() if t.place.stepped is not ON_HOST), None)
+        place = next(
+            (t.place for t in self._live.values() if t.place.stepped_with is not ON_HOST), None
+        )
         with alone(self._live.values()):
             if place is None:
                 self._refuse_half_loaded()
@@ -285,14 +287,14 @@ class TableOptimizer(Optimizer):
                 for position, parameter in enumerate(group["params"]):
                     live = self._live.get(parameter)
                     if live is not None:
-                        part = parts[live.place.stepped]
+                        part = parts[live.place.stepped_with]
                         part.take_table(live, self._rules[parameter], numbers[index])
                     elif (grad := parameter.grad) is not None:
                         part = parts.get(grad.device) or parts[ON_HOST]
                         part.take_dense(parameter, grad, index, position)
         waiting = None if self._in_backward is None else self._in_backward.first
         for live, rule, index, share in waiting or ():
-            parts[live.place.stepped].take_table(live, rule, numbers[index], share)
+            parts[live.place.stepped_with].take_table(live, rule, numbers[index], share)
         every = list(dict.fromkeys(parts.values()))
         beside = sum(not part.idle for part in every) > 1
         if not all(part.decide(beside=beside) for part in every):
@@ -315,10 +317,13 @@ class TableOptimizer(Optimizer):
             OptimizerError: the tables lie on several devices.
             NotFiniteError, IdError: the step before was not taken.
         """
-        elsewhere = [live for live in self._live.values() if live.place.stepped is not ON_HOST]
+        elsewhere = [live for live in self._live.values() if live.place.stepped_with is not ON_HOST]
         refuse_several_devices(type(self).__name__, elsewhere)
         part = place.make_participant(self, elsewhere)
-        return {place.stepped: part, ON_HOST: part if part.takes_host else HostParticipant(self)}
+        return {
+            place.stepped_with: part,
+            ON_HOST: part if part.takes_host else HostParticipant(self),
+        }
 
     @outside_graphs
     def zero_grad(self, set_to_none: bool = True) -> None:

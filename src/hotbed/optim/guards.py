@@ -44,7 +44,7 @@ def of_other_states(live: LiveTable) -> OptimizerError:
 
 def refuse_several_devices(kind: str, tables: Sequence[LiveTable]) -> None:
     """Raise OptimizerError where tables that the host does not step lie on several devices."""
-    where = {live.place.stepped for live in tables}
+    where = {live.place.stepped_with for live in tables}
     if len(where) > 1:
         named = ", ".join(sorted(map(str, where)))
         raise OptimizerError(f"{kind}: its tables lie on {named}. Make an optimizer a device.")

@@ -117,7 +117,7 @@ class Place(HandleOfTable, RowCopies, LocalShards, StepState, Relocation):
         self.changed = False
 
     @property
-    def stepped(self) -> Hashable:
+    def stepped_with(self) -> Hashable:
         """Tables of equal ones take their step together."""
         return ON_HOST
 

@@ -259,10 +259,10 @@ class StepState(TableInPlace):
     def make_participant(
         self, optimizer: SteppingOptimizer, tables: Sequence[StoredTable]
     ) -> StepParticipant:
-        """Return the participant of an optimizer's tables in places of an equal ``stepped``; not for
+        """Return the participant of an optimizer's tables in places of an equal ``stepped_with``; not for
         `ON_HOST`."""
         raise NotImplementedError
 
     def gradients_of(self, tables: Sequence[StoredTable]) -> list[Gradient | None]:
-        """For clipping: of tables in places of an equal `stepped`; None where there is none."""
+        """For clipping: of tables in places of an equal `stepped_with`; None where there is none."""
         return [gradient_of(live.parameter) for live in tables]

@@ -10,7 +10,7 @@ __all__ = ["Stored"]
 
 
 class Stored:
-    """`RowCodec` without a copy: owners look rows up right into messages."""
+    """`RowCodec` without a copy of its own: owners look rows up right into messages."""
 
     can_fail = False
 

@@ -60,7 +60,7 @@ class OnDevice(Place):
     unscales = True
 
     @property
-    def stepped(self) -> torch.device:
+    def stepped_with(self) -> torch.device:
         return self.device
 
     def make_participant(

@@ -109,9 +109,9 @@ class HostBatch:
                 stride = dim
             held.append(grad)
             places[f] = grad.data_ptr(), stride
-        return self.left(places, held)
+        return self.pending_from(places, held)
 
-    def left(
+    def pending_from(
         self, places: _Addresses | _core.VectorPlaces, held: Sequence[Tensor]
     ) -> HostPendingGradient:
         """Return the pending gradient of vectors. `held`: the tensors at these addresses."""
