@@ -22,10 +22,10 @@ from hotbed.checkpoint.manifest import dense_file, fault_of_files, read_manifest
 from hotbed.checkpoint.merge_columns import whole_rows
 from hotbed.checkpoint.models import made_again
 from hotbed.checkpoint.randomness import give_random_states
-from hotbed.checkpoint.ranks import KIND, ranks_of, tables_here
+from hotbed.checkpoint.ranks import KIND, ranks_of, refuse_other_arguments, tables_here
 from hotbed.checkpoint.renaming import Renaming, hint
 from hotbed.checkpoint.rules import current_anyway, forget_steps, give_history, refuse_other_rule
-from hotbed.checkpoint.saving import several
+from hotbed.checkpoint.saving import kinds_of, several
 from hotbed.checkpoint.tables import differences, key_in
 from hotbed.checkpoint.tensors import read_tensors
 from hotbed.checkpoint.values import Stateful, decoded
@@ -68,25 +68,23 @@ def load(
     """Read a checkpoint into a model of the same tables, wherever rows lay and will lie.
 
     Rows come into static and dynamic tables, tiers, devices and parts alike; but those that are behind
-    their optimizer (``untouched="exact"``) not to a device. Those of another dtype are rounded to the
-    nearest. A row that was not saved is its first value. With an optimizer, training goes on bit by bit
-    as it would have: its states, random states of Python, NumPy and torch, and what rows of
-    ``untouched="exact"`` have yet to make up for come back; without one, rows are as the last step left them.
+    their optimizer (``untouched="exact"``) not to a device. Rows of another dtype are rounded to the nearest;
+    one that was not saved is its first value. With an optimizer, training goes on bit by bit as it would
+    have: states, also of random numbers, come back; without one, rows are as the last step left them.
 
     Args:
         path: a checkpoint, or a folder of them, of which the latest is read.
         optimizer, scheduler, loader: as they were given to `save`.
-        strict: names must be those that were saved. Else what only one side has is left alone, and told; a
-            warning says so where no table, or no tensor, is in common.
+        strict: names must be those that were saved. Else what only one side has is left alone; a warning says
+            so where no table, or no tensor, is in common.
         rename: prefixes of names of tables and tensors, as saved → in the model, of which the longest that
             fits counts. ``{"_orig_mod.": ""}`` loads what a model that torch.compile has wrapped has saved,
             ``{"": "_orig_mod."}`` loads into one.
 
     Raises:
         CheckpointError: there is no complete checkpoint; a file is missing, damaged or of a later version;
-            or it does not fit, or has nothing in common with the model. The message names the file or the
-            table. Where something was read before, the model is half loaded, which the message says: its
-            tables refuse to be looked up, stepped and saved until a load succeeds.
+            or it does not fit, or has nothing in common with the model. The message names file or table.
+            Where something was read before, the model is half loaded: tables refuse use until a load succeeds.
         OutOfMemory, StorageError: rows have no room; likewise.
     """
     tables = tables_of(model)
@@ -96,8 +94,10 @@ def load(
         stack.enter_context(torch.inference_mode(False))
         found = ""
         with ranks.reporting(KIND):
+            kinds = kinds_of("load_state_dict", optimizer, scheduler, loader)
             if ranks.rank == 0:
                 found = stack.enter_context(opened(os.fsdecode(path)))
+        refuse_other_arguments("load", {"strict": strict, **kinds}, ranks)
         folder = ranks.values_of_all(KIND, found)[0]
         changes = Changes(folder, tables.values())
         stack.enter_context(changes.kept_from_use_if_failed(ranks))

@@ -11,10 +11,18 @@ from hotbed.checkpoint.files import CheckpointError
 from hotbed.checkpoint.rules import rule_of
 from hotbed.checkpoint.tables import entry_of
 from hotbed.dist.distribute import sharing_of
+from hotbed.dist.errors import mark_known_to_all
 from hotbed.table.alone import ALONE, Processes
 from hotbed.table.live import LiveTable
 
-__all__ = ["KIND", "entries_of", "own_tables", "ranks_of", "tables_here"]
+__all__ = [
+    "KIND",
+    "entries_of",
+    "own_tables",
+    "ranks_of",
+    "refuse_other_arguments",
+    "tables_here",
+]
 
 KIND = "a checkpoint"
 
@@ -34,6 +42,21 @@ def ranks_of(tables: Mapping[str, LiveTable], model: nn.Module) -> Processes:
     if not tables and (sharing := sharing_of(model)) is not None:
         return sharing.ranks
     return found.pop() if found else ALONE
+
+
+def refuse_other_arguments(called: str, given: Mapping[str, object], ranks: Processes) -> None:
+    """Raise CheckpointError on all ranks where they call `save` or `load` with other arguments. All ranks
+    call this."""
+    every = ranks.values_of_all(KIND, dict(given))
+    for rank, other in enumerate(every):
+        for name, value in every[0].items():
+            if other[name] != value:
+                error = CheckpointError(
+                    f"hotbed.{called} has {name}={value!r} on rank 0 and {other[name]!r} on rank {rank}. All "
+                    "ranks give it the same."
+                )
+                mark_known_to_all(error)
+                raise error
 
 
 def tables_here(tables: Mapping[str, LiveTable]) -> dict[str, LiveTable]:

@@ -19,7 +19,13 @@ from hotbed.checkpoint.manifest import FORMAT, VERSION
 from hotbed.checkpoint.models import description_of
 from hotbed.checkpoint.new import NewCheckpoint, check_keep, check_step, new_folder, sweep
 from hotbed.checkpoint.randomness import random_states
-from hotbed.checkpoint.ranks import KIND, entries_of, own_tables, ranks_of
+from hotbed.checkpoint.ranks import (
+    KIND,
+    entries_of,
+    own_tables,
+    ranks_of,
+    refuse_other_arguments,
+)
 from hotbed.checkpoint.rows import most_bytes, write_rows
 from hotbed.checkpoint.tensors import write_tensors
 from hotbed.checkpoint.values import Saveable, decoded, encoded
@@ -29,7 +35,7 @@ from hotbed.optim.base import TableOptimizer
 from hotbed.table.alone import Processes
 from hotbed.table.locks import reading
 
-__all__ = ["Saved", "save", "several"]
+__all__ = ["Saved", "kinds_of", "save", "several"]
 
 
 class Saved(NamedTuple):
@@ -93,6 +99,10 @@ def save(
                     f"Table {stem!r}: a gradient waits for its step, which a checkpoint does not keep. Save "
                     "after step(), or call zero_grad() to give it up."
                 )
+        kinds = kinds_of("state_dict", optimizer, scheduler, loader)
+        refuse_other_arguments(
+            "save", {"step": step, "states": states, "keep": keep, **kinds}, ranks
+        )
         values, tensors = _values_of(model, optimizer, scheduler, loader, ranks)
         own = own_tables(tables, ranks)
         entries = entries_of(tables, own, ranks, states=states)
@@ -176,6 +186,12 @@ def several(one_or_more: object, method: str) -> list[Any]:
                 f"{type(one).__qualname__} has not. Several go in a list."
             )
     return found
+
+
+def kinds_of(method: str, *given: object) -> dict[str, list[str]]:
+    """Return the types of optimizers, schedulers and loaders, in this order. `method`: of each."""
+    found = [[type(one).__name__ for one in several(some, method)] for some in given]
+    return dict(zip(("optimizer", "scheduler", "loader"), found, strict=True))
 
 
 class _OfRank(TypedDict):

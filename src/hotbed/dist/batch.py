@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from hotbed import _core
+from hotbed.dist.delivery import fetch_by_id
 from hotbed.dist.errors import PeerError
 from hotbed.dist.exchange import announce, announce_nothing, ask, fetch, keep
 from hotbed.dist.exchanged_values import Lookup
 from hotbed.dist.handshake import Opened
 from hotbed.dist.merging import merge
 from hotbed.dist.ranks import Ranks
-from hotbed.dist.row_codecs import STORED
 from hotbed.dist.shards import ShardedPlace
 from hotbed.errors import OptimizerError, TableError
 from hotbed.places.host.batch import HostBatch, HostPendingGradient, check, core_batch
@@ -161,8 +161,7 @@ def serve_lookup(ranks: Ranks, opened: Opened) -> None:
 
 def serve_rows(ranks: Ranks, opened: Opened) -> None:
     """The same of a lookup of rows."""
-    with torch.no_grad():
-        fetch(ranks, announce_nothing(ranks, opened, opened.numbers), STORED, (), False)
+    fetch_by_id(ranks, announce_nothing(ranks, opened, opened.numbers))
 
 
 class ShardedPendingGradient:

@@ -10,13 +10,15 @@ import hashlib
 import json
 import operator
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from hotbed.dist.errors import PeerError
+from hotbed.dist.row_codecs import CODECS, ByRow
 from hotbed.errors import HotbedError, PlanError
 from hotbed.modules.owner import owners_of
 from hotbed.optim.base import TableOptimizer
@@ -30,12 +32,14 @@ __all__ = [
     "Declaration",
     "differences",
     "in_words",
-    "of_codecs",
+    "of_arguments",
     "of_model",
     "of_optimizer",
     "of_plan",
 ]
 
+_names: MutableMapping[Tensor, str] = WeakTensorKeyDictionary()
+"""Of dense parameters of distributed models."""
 _MOST_NAMED = 3
 """Differences that an error names."""
 
@@ -87,10 +91,29 @@ def of_plan(shardings: Mapping[str, Sharding]) -> Declaration:
     return Declaration(values, remedy, PlanError)
 
 
-def of_codecs(names: Mapping[str, str]) -> Declaration:
-    """Declare the forms in which rows travel."""
-    values = {f"the codec of {what}": name for what, name in names.items()}
-    return Declaration(values, "Give hotbed.distribute the same codecs on all ranks.")
+def of_arguments(
+    codecs: Mapping[str, str], ddp: Mapping[str, object], tables: Iterable[Table]
+) -> Declaration:
+    """Declare the forms in which rows travel, and options of DistributedDataParallel.
+
+    Args:
+        codecs: names by what travels so.
+        tables: whose rows travel.
+    """
+    shapes = sorted({(table.dim, str(table.dtype), table.dtype) for table in tables})
+    values = {f"ddp={{{name!r}: ...}}": in_words(value) for name, value in ddp.items()}
+    for what, name in codecs.items():
+        codec = CODECS[name]
+        values[f"the codec of {what}"] = f"{name}, a {in_words(type(codec))}"
+        if not isinstance(codec, ByRow):
+            continue
+        for dim, named, dtype in shapes:
+            try:
+                size = in_words(codec.row_bytes(dim, dtype))
+            except Exception as error:  # as it will be when rows travel
+                size = type(error).__name__
+            values[f"bytes of a {named} row of {dim} in the codec of {what}"] = size
+    return Declaration(values, "Give hotbed.distribute the same arguments on all ranks.")
 
 
 def of_model(model: nn.Module, tables: Sequence[Table]) -> Declaration:
@@ -114,6 +137,7 @@ def of_model(model: nn.Module, tables: Sequence[Table]) -> Declaration:
     for name, parameter in model.named_parameters():
         if live_table(parameter) is None:
             values[f"parameter {name!r}"] = _shape(parameter)
+            _names[parameter] = name
     return Declaration(values, "All ranks must make the same model.")
 
 
@@ -177,7 +201,8 @@ class _Options:
         for index, group in enumerate(optimizer.param_groups):
             lives = [(parameter, live_table(parameter)) for parameter in group["params"]]
             names = [live.name for _, live in lives if live is not None]
-            shapes = [_shape(parameter) for parameter, live in lives if live is None]
+            dense = [parameter for parameter, live in lives if live is None]
+            shapes = [f"{_names.get(one, '')} {_shape(one)}".lstrip() for one in dense]
             values[f"tables of group {index}"] = in_words(names)
             values[f"dense parameters of group {index}"] = in_words(shapes)
         for name, at, value in self._of_groups(optimizer):

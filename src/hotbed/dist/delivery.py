@@ -1,19 +1,20 @@
-"""Rows that a user gives, brought to their owners."""
+"""Rows that a user gives, brought to their owners, and rows that a user asks for by id."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from hotbed.dist.exchange import Given, own_tables, to_owners
+from hotbed.dist.exchange import Given, own_tables, send_encoded, to_owners
 from hotbed.dist.exchanged_values import Announced
 from hotbed.dist.ranks import Ranks
-from hotbed.dist.raw import rounded
+from hotbed.dist.raw import bytes_of, rounded
 from hotbed.dist.row_codecs import STORED
 from hotbed.dist.row_codecs.codec import Travel
 from hotbed.table.live import LiveTable
+from hotbed.table.locks import reading
 
-__all__ = ["deliver", "owned_ids"]
+__all__ = ["deliver", "fetch_by_id", "owned_ids"]
 
 
 def deliver(
@@ -29,7 +30,7 @@ def deliver(
         (m, columns) rows.
     """
     travel = Travel(announced.core, announced.asked.layout, True, [True])
-    given = Given(rows.contiguous(), announced.asked.moved).in_core()
+    given = Given(rows.contiguous(), announced.asked.moved)
     received = to_owners(ranks, "rows", travel, STORED, [given], stored=True)
     begins = [0] * ranks.size
     found = []
@@ -42,6 +43,28 @@ def deliver(
             begins[rank] += rounded(length)
         found.append((live, ids, torch.cat(pieces)))
     return found
+
+
+def fetch_by_id(ranks: Ranks, announced: Announced) -> list[Tensor]:
+    """Read the rows that were asked for, as their owners' ``lookup`` does, and return the messages that came,
+    as the core reads them. Called by all ranks."""
+    travel = Travel(announced.core, announced.asked.layout)
+
+    def write(room: list[Tensor]) -> None:
+        begins = [0] * ranks.size
+        layout = announced.asked.layout
+        shards = [shard for _, shard, _ in layout.shards if shard.rank == layout.rank]
+        for shard, (live, ids, of_ranks) in zip(shards, owned_ids(announced), strict=True):
+            live.ready()
+            with reading([live]):
+                rows = live.place.read(ids)
+            for to, piece in enumerate(rows.split_with_sizes(of_ranks)):
+                if not shard.replica or to == ranks.rank:  # which reads its own copy
+                    raw = bytes_of(piece)
+                    room[to][begins[to] : begins[to] + len(raw)] = raw
+                    begins[to] += rounded(len(raw))
+
+    return send_encoded(ranks, "rows", travel, STORED, announced.core.row_sizes(), write)
 
 
 def owned_ids(announced: Announced) -> list[tuple[LiveTable, Tensor, list[int]]]:

@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from hotbed.dist.batch import ShardedLookups
-from hotbed.dist.declarations import of_codecs, of_model, of_plan
+from hotbed.dist.declarations import of_arguments, of_model, of_plan
 from hotbed.dist.delivery import deliver
 from hotbed.dist.dense import average_dense, refuse_options
 from hotbed.dist.errors import PeerError
@@ -30,6 +30,7 @@ from hotbed.dist.row_codecs import AS_STORED, Codecs, codecs_of
 from hotbed.dist.shards import Shard, TableOnRanks
 from hotbed.errors import HotbedError, OptimizerError, PlanError, TableError
 from hotbed.places.moves import factory_for
+from hotbed.sharding.coverage import check_kind
 from hotbed.table.live import LiveTable
 from hotbed.table.place_factory import make_core
 from hotbed.table.records import Records
@@ -40,6 +41,7 @@ from hotbed.tables import Table, part_of
 __all__ = ["Sharing", "distribute", "shard_tables", "sharing_of"]
 
 _ATTRIBUTE = "_hotbed_sharing"
+_DEFAULT_TIMEOUT = 30.0
 _LONGEST = 10**9
 """Seconds of a timeout, which torch counts in milliseconds."""
 
@@ -64,7 +66,7 @@ def distribute(
     model: nn.Module,
     plan: Plan | str = "auto",
     *,
-    timeout: float = 30.0,
+    timeout: float = _DEFAULT_TIMEOUT,
     shared_memory: bool = True,
     codecs: Codecs = AS_STORED,
     ddp: Mapping[str, Any] | None = None,
@@ -111,13 +113,20 @@ def distribute(
         )
     if not isinstance(shared_memory, bool):
         raise TableError(f"shared_memory must be True or False, got {shared_memory!r}.")
-    ranks = Ranks(timeout=_checked_timeout(timeout), shared_memory=shared_memory)
+    seconds = _checked_timeout(timeout)
+    ranks = Ranks(timeout=seconds or _DEFAULT_TIMEOUT, shared_memory=shared_memory)
     with ranks.reporting("a distribution"):
+        if seconds is None:
+            raise TableError(
+                f"timeout must be seconds above 0, at most {_LONGEST:,}, got {timeout!r}."
+            )
         refuse_options(ddp or {})
         ranks.codecs = codecs_of(codecs)
         chosen = _chosen(model, plan, ranks)
         _warn_of_idle_cores()
-    ranks.agree("a distribution", declared=of_codecs(codecs._asdict()))
+        specs = tables_to_plan(model).values()
+        declared = of_arguments(codecs._asdict(), ddp or {}, specs)
+    ranks.agree("a distribution", declared=declared)
     shard_tables(model, chosen, ranks)
     with ranks.listening("hotbed.distribute"):
         dense = average_dense(model, ranks, ddp or {})
@@ -125,12 +134,13 @@ def distribute(
     return model
 
 
-def _checked_timeout(given: object) -> float:
+def _checked_timeout(given: object) -> float | None:
+    """None: it is none, which all ranks are to hear."""
     if isinstance(given, numbers.Real) and not isinstance(given, bool):
         seconds = float(given)
         if 0 < seconds <= _LONGEST:
             return seconds
-    raise TableError(f"timeout must be seconds above 0, at most {_LONGEST:,}, got {given!r}.")
+    return None
 
 
 def _chosen(model: nn.Module, plan: Plan | str, ranks: Ranks) -> Plan | None:
@@ -157,6 +167,8 @@ def shard_tables(model: nn.Module, plan: Plan | None, ranks: Ranks) -> None:
     with ranks.reporting("a distribution"):
         if plan is not None:
             _refuse(tables, plan, ranks)
+            for spec in tables.values():
+                check_kind(plan.shardings[spec.name], spec, spec.name, ranks.size)
         for live in tables:
             live.check_handle()
         declared = of_model(model, list(tables.values())), of_plan(shardings)

@@ -41,7 +41,6 @@ from hotbed.table.live import LiveTable
 from hotbed.table.lookups import Call
 
 __all__ = [
-    "NOTHING_GIVEN",
     "Fetched",
     "Given",
     "announce",
@@ -52,6 +51,7 @@ __all__ = [
     "keep",
     "look_up_owned",
     "own_tables",
+    "send_encoded",
     "to_owners",
 ]
 
@@ -86,12 +86,12 @@ class Given(NamedTuple):
     first: int = 0
 
     def in_core(self) -> tuple[int, int, int, int]:
+        """Return addresses and sizes, good as long as the tensors are."""
         slots = 0 if self.slots is None else self.slots.data_ptr()
         return slots, self.rows.data_ptr(), self.rows.shape[0], self.first
 
 
-NOTHING_GIVEN = 0, 0, 0, 0
-"""`Given.in_core` of a table without rows."""
+_NOTHING_GIVEN = 0, 0, 0, 0
 
 
 def ask(ranks: Ranks, places: Sequence[ShardedPlace], ids: Tensor, counts: list[int]) -> Asked:
@@ -105,6 +105,11 @@ def ask(ranks: Ranks, places: Sequence[ShardedPlace], ids: Tensor, counts: list[
     for t, kind, spec in layout.dealt_by_kind:
         begin, end = sum(counts[:t]), sum(counts[: t + 1])
         owners = kind.owner_of(spec, ids[begin:end].clone(), ranks.size)
+        if not isinstance(owners, Tensor):
+            raise PlanError(
+                f"Table {spec.name!r}: owner_of() of sharding {kind.name!r} must return a tensor, got "
+                f"{type(owners).__qualname__}."
+            )
         if owners.dtype != torch.int64 or owners.shape != (counts[t],):
             raise PlanError(
                 f"Table {spec.name!r}: owner_of() of sharding {kind.name!r} must return ({counts[t]},) "
@@ -114,7 +119,10 @@ def ask(ranks: Ranks, places: Sequence[ShardedPlace], ids: Tensor, counts: list[
     try:
         numbers = layout.core.deal(ids.data_ptr(), counts, ordered.data_ptr(), moved.data_ptr())
     except ValueError as error:  # of owners that a kind has named
-        raise PlanError(f"owner_of() of a kind of shards: {error}.") from None
+        named = ", ".join(repr(spec.name) for _, _, spec in layout.dealt_by_kind)
+        raise PlanError(
+            f"owner_of() of the sharding of one of the tables {named}: {error}."
+        ) from None
     return Asked(layout, ordered, counts, moved, numbers)
 
 
@@ -162,7 +170,7 @@ def fetch(
         owned = look_up_owned(announced, frozen, training, room)
 
     in_core = core.row_sizes()
-    received = _sent(ranks, "rows", travel, codec, in_core, look_up)
+    received = send_encoded(ranks, "rows", travel, codec, in_core, look_up)
     fault: Exception | None = None
     try:
         received = codec.decode(received, in_core[1], travel)
@@ -236,14 +244,14 @@ def give(
     ranks: Ranks,
     lookup: Lookup,
     codec: RowCodec,
-    gradients: Sequence[tuple[int, int, int, int]],
+    gradients: Sequence[Given | None],
     chosen: list[bool],
 ) -> list[tuple[LiveTable, GradientRows]]:
     """Bring gradients to the owners and return their means, of each shard of this rank. Called by all ranks.
 
     Args:
         codec: the form in which they travel.
-        gradients: of each table, of the compute dtype, as `Given.in_core` says.
+        gradients: of each table, of the compute dtype.
         chosen: for each table whether a rank has a gradient of it.
 
     Raises:
@@ -272,7 +280,7 @@ def to_owners(
     what: str,
     travel: Travel,
     codec: RowCodec,
-    given: Sequence[tuple[int, int, int, int]],
+    given: Sequence[Given | None],
     *,
     stored: bool,
 ) -> list[Tensor]:
@@ -281,6 +289,7 @@ def to_owners(
 
     Args:
         what: travels.
+        given: rows of each table, which stay as they are until this returns; None: it has none.
         stored: True if they are rows as they are stored, not gradients.
 
     Raises:
@@ -289,15 +298,16 @@ def to_owners(
     """
     core, chosen = travel.core, travel.chosen
     in_core = core.given_sizes(chosen, stored)
+    places = [_NOTHING_GIVEN if one is None else one.in_core() for one in given]
 
     def write(room: list[Tensor]) -> None:
-        core.write_given(chosen, stored, given, _addresses(room))
+        core.write_given(chosen, stored, places, _addresses(room))
 
-    received = _sent(ranks, what, travel, codec, in_core, write)
+    received = send_encoded(ranks, what, travel, codec, in_core, write)
     return codec.decode(received, in_core[1], travel)
 
 
-def _sent(
+def send_encoded(
     ranks: Ranks,
     what: str,
     travel: Travel,

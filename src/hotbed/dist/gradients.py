@@ -12,7 +12,7 @@ from torch.amp.grad_scaler import GradScaler
 
 from hotbed.dist.declarations import Declaration
 from hotbed.dist.errors import is_known_to_all
-from hotbed.dist.exchange import NOTHING_GIVEN, Given, give
+from hotbed.dist.exchange import Given, give
 from hotbed.dist.exchanged_values import Lookup
 from hotbed.dist.handshake import Opened
 from hotbed.dist.ranks import Ranks
@@ -217,13 +217,13 @@ def _brought(
     numbers = [live.place.number for live in tables]
     for at, lookup in enumerate(opened.waiting):
         position = lookup.layout.position
-        given, chosen = [NOTHING_GIVEN] * len(position), [False] * len(position)
+        given: list[Given | None] = [None] * len(position)
+        chosen = [False] * len(position)
         for number, of_table, of_own in zip(numbers, any_rank, own, strict=True):
             if of_table[at]:
                 t = position[number]
                 chosen[t] = True
-                if (rows := of_own[at]) is not None:
-                    given[t] = rows.in_core()
+                given[t] = of_own[at]
         if not any(chosen):
             continue
         try:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import datetime
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import cast
 
 import torch
 import torch.distributed as torch_dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
+from torch.optim import Optimizer
 
 from hotbed.dist.batch import serve_lookup, serve_rows
 from hotbed.dist.clipping import CHANGE, NORM, SUM, Together, serve_infinities
@@ -22,6 +24,7 @@ from hotbed.dist.participant import serve_step
 from hotbed.dist.ranks import Ranks
 from hotbed.dist.wire import group_of
 from hotbed.errors import TableError
+from hotbed.optim.base import TableOptimizer
 
 __all__ = ["joinables"]
 
@@ -98,6 +101,27 @@ class _Tables(Joinable):
         return self._group
 
 
+def _dense_of(ranks: Ranks) -> list[tuple[Optimizer, list[Tensor]]]:
+    """Return torch's optimizers of dense parameters beside the ranks' tables, with what each steps."""
+    tables = [ranks.table(number) for number in range(len(ranks.tables))]
+    outer = dict.fromkeys(
+        cast(TableOptimizer, t.optimizer) for t in tables if t.optimizer is not None
+    )
+    inners = [inner for one in outer for inner in one.dense_optimizers]
+    return [(one, [p for group in one.param_groups for p in group["params"]]) for one in inners]
+
+
+def _take_state(own: dict[str, object], given: Mapping[str, object]) -> None:
+    for name in own.keys() - given.keys():
+        del own[name]
+    for name, value in given.items():
+        kept = own.get(name)
+        if isinstance(kept, Tensor) and isinstance(value, Tensor) and kept.shape == value.shape:
+            kept.copy_(value)
+        else:
+            own[name] = value
+
+
 class _Serving(JoinHook):
     """Answers on a thread, as the main one waits for gradients of dense layers meanwhile."""
 
@@ -117,10 +141,26 @@ class _Serving(JoinHook):
         self._ranks.before_forward = None
         if self._thread is None:
             self._ranks.agree("the end")
+        else:
+            self._thread.join()
+            if self._error is not None:
+                raise self._error
+        self._align_dense_states(is_last_joiner)
+
+    def _align_dense_states(self, is_last: bool) -> None:
+        """Give all ranks the dense states of one that ended last, as they get its dense layers."""
+        ranks, kind = self._ranks, "the end"
+        last = ranks.values_of_all(kind, is_last)
+        if all(last):
             return
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
+        source = last.index(True)
+        with ranks.reporting(kind):
+            own = [[one.state.get(p, {}) for p in some] for one, some in _dense_of(ranks)]
+        received = ranks.values_of_all(kind, own if ranks.rank == source else None)[source]
+        with torch.no_grad():
+            for (one, some), states in zip(_dense_of(ranks), received, strict=True):
+                for parameter, state in zip(some, states, strict=True):
+                    _take_state(one.state[parameter], state)
 
     def _serve(self) -> None:
         answers: dict[str, Callable[[Ranks, Opened], None]] = {

@@ -24,9 +24,14 @@ class LongWork(abc.ABC):
 
     Attributes:
         timeout: seconds that a rank may keep the others waiting.
+        size: how many ranks there are.
     """
 
     timeout: float
+    size: int
+
+    def __str__(self) -> str:
+        return f"the ranks 0 to {self.size - 1}"
 
     @abc.abstractmethod
     def agree(

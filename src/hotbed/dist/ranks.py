@@ -64,9 +64,8 @@ class Ranks(LongWork):
         inside_forward: whether dense gradients of what is looked up will be averaged.
         before_forward: what is to be called before a model is called; or tables, where those are all.
         beside: a second group, on which one thread may ask while another answers for the shards.
-        leaves: whether this rank wants to end after the next step.
+        leaves, left: whether this rank wants to end after the next step; whether one did at the last message.
         looked_at: what a GradScaler last noted infinities in.
-        left: whether one wanted it when all last agreed.
     """
 
     def __init__(

@@ -7,14 +7,13 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from hotbed.dist.delivery import deliver, owned_ids
-from hotbed.dist.exchange import announce, ask, fetch
+from hotbed.dist.delivery import deliver, fetch_by_id, owned_ids
+from hotbed.dist.exchange import announce, ask
 from hotbed.dist.exchanged_values import Asked
 from hotbed.dist.gathered import gathered
 from hotbed.dist.handshake import Opened
 from hotbed.dist.ranks import Ranks
 from hotbed.dist.raw import bytes_of
-from hotbed.dist.row_codecs import STORED
 from hotbed.dist.shards import Shard, ShardedPlace
 from hotbed.errors import HotbedError, TableError
 from hotbed.table.records import Records
@@ -35,8 +34,7 @@ class ShardedRows(ShardedPlace):
         asked, opened = self._asked("a lookup of rows", distinct)
         announced = announce(self.ranks, asked, opened.numbers)
         rows = torch.empty((len(distinct), self.spec.dim), dtype=self.spec.dtype, device="cpu")
-        with torch.no_grad():
-            messages = fetch(self.ranks, announced, STORED, (), False).messages
+        messages = fetch_by_id(self.ranks, announced)
         announced.core.take_rows([some.data_ptr() for some in messages], [rows.data_ptr()])
         return rows[asked.renumbered(0, inverse)]
 

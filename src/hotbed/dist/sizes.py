@@ -165,6 +165,8 @@ def expected(tables: Mapping[str, Table], given: Mapping[str, int] | None) -> di
     Raises:
         PlanError: a name is of no dynamic table, or a number is none.
     """
+    if not isinstance(given, Mapping | None):
+        raise PlanError(f"expected_rows must be a dict of rows by table, not {given!r}.")
     for name, rows in (given or {}).items():
         if name not in tables or tables[name].rows is not None:
             raise PlanError(

@@ -46,8 +46,11 @@ def refuse_several_devices(kind: str, tables: Sequence[LiveTable]) -> None:
     """Raise OptimizerError where tables that the host does not step lie on several devices."""
     where = {live.place.stepped_with for live in tables}
     if len(where) > 1:
-        named = ", ".join(sorted(map(str, where)))
-        raise OptimizerError(f"{kind}: its tables lie on {named}. Make an optimizer a device.")
+        named = ", ".join(sorted({str(one) for one in where}))
+        raise OptimizerError(
+            f"{kind}: its tables lie on {named}. Make an optimizer for each device, and for each model that "
+            "was distributed."
+        )
 
 
 @outside_graphs

@@ -11,8 +11,12 @@ from torch import Tensor
 from hotbed import _core
 from hotbed.dist.raw import rounded
 from hotbed.dist.row_codecs.codec import Piece, Travel
+from hotbed.errors import TableError
 
 __all__ = ["ByRow"]
+
+_MOST_BYTES = 1 << 24
+"""Of a row of the most columns: four times what it takes in memory."""
 
 
 class ByRow(abc.ABC):
@@ -78,7 +82,7 @@ class ByRow(abc.ABC):
             at = begin = 0
             for piece in pieces:
                 count, width, dtype = piece
-                size = self.row_bytes(width, dtype)
+                size = self._row_bytes(width, dtype)
                 rows = in_core[at : at + count * width * dtype.itemsize].view(dtype)
                 encoded = message[begin : begin + count * size]
                 yield rows.view(count, width), encoded.view(count, size)
@@ -86,4 +90,13 @@ class ByRow(abc.ABC):
                 begin += self._bytes(piece)
 
     def _bytes(self, piece: Piece) -> int:
-        return rounded(piece.rows * self.row_bytes(piece.width, piece.dtype))
+        return rounded(piece.rows * self._row_bytes(piece.width, piece.dtype))
+
+    def _row_bytes(self, width: int, dtype: torch.dtype) -> int:
+        size = self.row_bytes(width, dtype)
+        if type(size) is not int or not 0 <= size <= _MOST_BYTES:
+            raise TableError(
+                f"row_bytes({width}, {dtype}) of the codec {type(self).__name__} must return an int from 0 "
+                f"to {_MOST_BYTES:,}, got {size!r}."
+            )
+        return size
