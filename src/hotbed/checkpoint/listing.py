@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from hotbed.checkpoint.files import CheckpointError
+from hotbed.checkpoint.files import CheckpointError, DamagedError
 from hotbed.checkpoint.folder import OWN, folders_in, is_complete, is_held, order_of, root_of
 from hotbed.checkpoint.manifest import MANIFEST, fault_of, read_manifest
 
@@ -74,5 +74,7 @@ def _state_of(folder: str) -> Checkpoint | None:
                 return None
             return Checkpoint(folder, step if step >= 0 else None, "damaged", reason, size, when)
         return Checkpoint(folder, read_manifest(folder)["step"], "whole", "", size, when)
-    except FileNotFoundError:
+    except (FileNotFoundError, DamagedError):
+        if is_complete(folder):
+            raise
         return None

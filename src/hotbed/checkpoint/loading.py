@@ -84,7 +84,7 @@ def load(
     Raises:
         CheckpointError: there is no complete checkpoint; a file is missing, damaged or of a later version;
             or it does not fit, or has nothing in common with the model. The message names file or table.
-            Where something was read before, the model is half loaded: tables refuse use until a load succeeds.
+            Where something was read before, the model is half loaded: tables refuse use until a load works.
         OutOfMemory, StorageError: rows have no room; likewise.
     """
     tables = tables_of(model)

@@ -158,11 +158,21 @@ def _fault(manifest: object) -> str:
 
 def _is_rule(rule: Mapping[object, object]) -> bool:
     match rule:
-        case {"name": str(), "options": dict(), "untouched": "lazy" | "exact", "states": [*states]}:
-            return all(
-                isinstance(state, list)
-                and [type(part) for part in state] == [str, int]
-                and state[1] > 0
-                for state in states
+        case {
+            "name": str(),
+            "options": dict(),
+            "untouched": "lazy" | "exact",
+            "states": [*states],
+            "steps": int(steps),
+        }:
+            return (
+                type(steps) is int
+                and steps >= 0
+                and all(
+                    isinstance(state, list)
+                    and [type(part) for part in state] == [str, int]
+                    and state[1] > 0
+                    for state in states
+                )
             )
     return False

@@ -58,8 +58,8 @@ def verify(
         console.print(literal(text), style=style, soft_wrap=True, highlight=False)
 
     with in_one_sentence():
-        from hotbed.checkpoint import DamagedError
-        from hotbed.checkpoint.folder import opened, whole_beside
+        from hotbed.checkpoint import CheckpointError, DamagedError
+        from hotbed.checkpoint.folder import is_complete, opened, whole_beside
         from hotbed.checkpoint.inspect import contents, verified
         from hotbed.checkpoint.listing import list as checkpoints_in
         from hotbed.train.progress import literal
@@ -82,8 +82,13 @@ def verify(
                         if fault:
                             faults += 1
                             tell(fault, "red")
-            except DamagedError as error:
-                if not every:
+            except CheckpointError as error:
+                if not every or not found:
+                    raise
+                if not is_complete(each):
+                    tell(f"{each} was removed meanwhile.")
+                    continue
+                if not isinstance(error, DamagedError):
                     raise
                 tell(error.fault, "red")
                 damaged += 1

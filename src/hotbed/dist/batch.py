@@ -105,6 +105,7 @@ class ShardedBatch(HostBatch):
     """
 
     lookup: Lookup
+    has_own_rows = True
 
     @property
     def claim(self) -> ShardedBatch:

@@ -84,8 +84,7 @@ class TableOptimizer(Optimizer):
         """`options`: the arguments of the rule, and those described above."""
         arguments = dict(options)
         self._untouched: str = options.pop("untouched")
-        self._fused: bool = options.pop("fused")
-        self._replace_state: bool = options.pop("replace_state")
+        self._fused, self._replace_state = options.pop("fused"), options.pop("replace_state")
         dense: DenseFactory | None = options.pop("dense")
         if self.untouched not in ("lazy", "exact"):
             raise OptimizerError(f'untouched must be "lazy" or "exact", got {self.untouched!r}.')
@@ -113,7 +112,7 @@ class TableOptimizer(Optimizer):
     @property
     def fused(self) -> bool:
         """True if tables are updated during backward."""
-        return self._fused
+        return bool(self._fused)
 
     @classmethod
     def declared_rule(cls) -> Rule:
@@ -257,17 +256,15 @@ class TableOptimizer(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        place = next(
-            (t.place for t in self._live.values() if t.place.stepped_with is not ON_HOST), None
-        )
+        live = next((t for t in self._live.values() if t.place.stepped_with is not ON_HOST), None)
         with alone(self._live.values()):
-            if place is None:
+            if live is None:
                 self._refuse_half_loaded()
                 self._step({ON_HOST: HostParticipant(self)})
             else:
-                with place.ranks.reporting("a step"):
+                with live.place.ranks.reporting("a step"):
                     self._refuse_half_loaded()
-                    self._step(self._parts(place))
+                    self._step(self._parts(live.place))
         return loss
 
     def _refuse_half_loaded(self) -> None:
@@ -320,10 +317,8 @@ class TableOptimizer(Optimizer):
         elsewhere = [live for live in self._live.values() if live.place.stepped_with is not ON_HOST]
         refuse_several_devices(type(self).__name__, elsewhere)
         part = place.make_participant(self, elsewhere)
-        return {
-            place.stepped_with: part,
-            ON_HOST: part if part.takes_host else HostParticipant(self),
-        }
+        host = part if part.takes_host else HostParticipant(self)
+        return {place.stepped_with: part, ON_HOST: host}
 
     @outside_graphs
     def zero_grad(self, set_to_none: bool = True) -> None:

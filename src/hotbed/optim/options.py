@@ -71,8 +71,9 @@ class Number:
         if self.core is None:
             object.__setattr__(self, "core", (self.name,))
 
-    def read(self, value: object, hyper: _core.Hyperparameters) -> str:
-        """Puts it into the core's numbers of a step; or says what is wrong with it."""
+    def read(self, value: object, hyper: _core.Hyperparameters, *, loaded: bool = False) -> str:
+        """Puts it into the core's numbers of a step; or says what is wrong with it. `loaded`: it may be the
+        lower end of an open interval, at which a schedule may have ended."""
         core = self.core or ()
         if len(core) < 2:
             values = [value]
@@ -90,7 +91,9 @@ class Number:
                 )
             except (RuntimeError, TypeError, ValueError):
                 return f"is {value!r}, which is no number"
-            if not self.low <= number <= self.high:
+            end = float(self.span[1:].split(",")[0])
+            low = end if loaded and math.isfinite(end) else self.low
+            if not low <= number <= self.high:
                 hint = "" if math.isfinite(number) else "; look for a division in what sets it"
                 return f"is {value!r}, which is outside {self.span}{hint}"
             if core:
@@ -258,7 +261,7 @@ class GroupOptions:
         for at in changed:
             option, value = self._options[at], values[at]
             if isinstance(option, Number):
-                if fault := option.read(value, hyper):
+                if fault := option.read(value, hyper, loaded=loaded):
                     raise self._error(option.name, fault)
             elif option.name in self._made:
                 given, made = self._made[option.name]

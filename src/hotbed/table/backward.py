@@ -63,7 +63,10 @@ class FusedUpdates(Protocol):
 
 
 class ChangingPlace(Protocol):
-    """A place, told of changes to its rows."""
+    """A place that is called before its rows change."""
+
+    writes: int
+    """Times that values may have changed."""
 
     def changing(
         self,

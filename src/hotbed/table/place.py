@@ -24,6 +24,8 @@ from hotbed.tables import Table
 
 __all__ = ["ON_HOST", "MovedTable", "Place", "Relocation"]
 
+_SAME_VALUES = "catch up", "move"
+"""Kinds of changes after which every row reads as before."""
 ON_HOST = "host"
 """Rows that the core computes on take their step together."""
 
@@ -94,6 +96,7 @@ class Place(HandleOfTable, RowCopies, LocalShards, StepState, Relocation):
         ranks: the processes that share its table.
         tiers: those that its rows lie in, or will lie in (`hotbed.places.tiered.tiers.Tiers`); or None.
         changed: whether rows may be others than their first values.
+        writes: times that they may have become others than they were.
         aliased: whether the data of the handle are the rows.
         rows_move: whether a row may have another slot with the next batch.
         unscales: whether its steps take out what a GradScaler has put into gradients.
@@ -114,7 +117,7 @@ class Place(HandleOfTable, RowCopies, LocalShards, StepState, Relocation):
         self.lookups = lookups
         self.device, self.ranks = lookups.device, lookups.ranks
         self.tiers: TiersOfTable | None = lookups.tiers
-        self.changed = False
+        self.changed, self.writes = False, 0
 
     @property
     def stepped_with(self) -> Hashable:
@@ -145,3 +148,5 @@ class Place(HandleOfTable, RowCopies, LocalShards, StepState, Relocation):
             slots: or their slots. Neither: any row may change.
         """
         self.changed = True
+        if kind not in _SAME_VALUES:
+            self.writes += 1

@@ -21,6 +21,7 @@ class PooledTable(HeldTable, UpdatedTable, DescribedTable, Protocol):
 
     @property
     def generation(self) -> int: ...
+    def check_handle(self) -> None: ...
 
 
 class Columns(NamedTuple):
@@ -42,7 +43,10 @@ class Resolved(Protocol):
         bags: the features' inputs.
         weights: of each feature, as autograd knows them; or None.
         wants_gradient: whether it was resolved for a backward.
+        has_own_rows: whether rows are copies, which no step changes.
     """
+
+    has_own_rows: bool
 
     @property
     def live(self) -> Sequence[PooledTable]: ...

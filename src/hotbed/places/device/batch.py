@@ -185,6 +185,7 @@ class DeviceResolved:
     """`hotbed.table.resolved.Resolved`, by kernels."""
 
     wants_gradient = True
+    has_own_rows = False
 
     def __init__(
         self,

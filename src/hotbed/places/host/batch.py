@@ -48,6 +48,8 @@ def check(batch: InputBatch, call: Call) -> None:
 class HostBatch:
     """`hotbed.table.resolved.Resolved`, by the core's batch."""
 
+    has_own_rows = False
+
     def __init__(
         self,
         core: _core.Batch,

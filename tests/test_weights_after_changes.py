@@ -1,0 +1,89 @@
+"""Gradients of weights are of the rows that the forward has seen, or an error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from dist.worlds import run
+from torch import Tensor
+
+import hotbed as hb
+
+IDS, OFFSETS = torch.tensor([1, 2, 2, 5]), torch.tensor([0, 2, 4])
+
+
+def collection(
+    rows: int | None, combiner: str, storage: hb.Storage | None = None
+) -> hb.EmbeddingCollection:
+    table = hb.Table("a", 4, rows, combiner=combiner)
+    model = hb.EmbeddingCollection([table], seed=1, storage=storage)
+    model.assign("a", torch.arange(8), torch.arange(32.0).view(8, 4) / 10)
+    return model
+
+
+def looked_up(model: hb.EmbeddingCollection) -> tuple[Tensor, Tensor]:
+    weights = torch.tensor([1.0, 2.0, 3.0, 4.0], requires_grad=True)
+    return weights, model({"a": hb.Jagged(IDS, OFFSETS, weights=weights)})["a"]
+
+
+def step(model: hb.EmbeddingCollection) -> None:
+    optimizer = hb.optim.SGD(model.parameters(), lr=1.0)
+    model({"a": torch.tensor([1, 2, 5])})["a"].sum().backward()
+    optimizer.step()
+
+
+CHANGES: dict[str, Callable[[hb.EmbeddingCollection], object]] = {
+    "step": step,
+    "assign": lambda model: model.assign("a", torch.tensor([1]), torch.full((1, 4), 100.0)),
+}
+
+
+@pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
+@pytest.mark.parametrize(
+    ("kind", "change"),
+    [
+        *((kind, change) for kind in ("static", "dynamic", "tiers") for change in CHANGES),
+        ("static", "parameter"),  # whose parameter has rows to write to
+    ],
+)
+def test_rows_that_change_between_forward_and_backward(
+    kind: str, change: str, combiner: str, tmp_path: Path
+) -> None:
+    storage = hb.Storage(host="16MB", ssd=str(tmp_path)) if kind == "tiers" else None
+    model = collection(50 if kind == "static" else None, combiner, storage)
+    weights, vectors = looked_up(model)
+    if change == "parameter":
+        with torch.no_grad():
+            model.parameter("a").fill_(100.0)
+    else:
+        CHANGES[change](model)
+    with pytest.raises(hb.TableError, match="'a': rows were changed between this forward and its"):
+        vectors.sum().backward()
+    weights, vectors = looked_up(model)
+    model.eval()
+    looked_up(model)  # reads, and changes nothing
+    vectors.sum().backward()
+    assert weights.grad is not None
+
+
+def on_ranks(rank: int, world: int) -> None:
+    """The rows of a forward lie beside its batch."""
+    grads = []
+    for changed in (False, True):
+        model = hb.EmbeddingCollection([hb.Table("a", 4, 50)], seed=1)
+        hb.distribute(model)
+        weights, vectors = looked_up(model)
+        if changed:
+            model.assign("a", torch.arange(8), torch.full((8, 4), 100.0))
+        vectors.sum().backward()
+        assert weights.grad is not None
+        grads.append(weights.grad)
+    assert torch.equal(*grads)
+
+
+@pytest.mark.process
+def test_on_ranks_they_are_those_of_the_forward() -> None:
+    run(2, on_ranks)
