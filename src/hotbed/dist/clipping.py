@@ -113,16 +113,13 @@ class ShardedGradient:
         self._together.change(CLAMP, limit, self._table)
 
 
-def look_for_infinities(
-    ranks: Ranks, tables: Sequence[TableOnRanks], factor: Tensor, found: Tensor
-) -> None:
-    """Note in `found` whether a gradient has infinities on any rank, and scale those that clipping
-    has brought to their owners by `factor`, as GradScaler scales those that it sees. Called by all ranks."""
+def look_for_infinities(ranks: Ranks, tables: Sequence[TableOnRanks], factor: Tensor) -> bool:
+    """Return True if a gradient has a NaN or an infinity on any rank, and scale those that clipping has
+    brought to their owners by `factor`, as GradScaler scales those that it sees. Called by all ranks."""
     grads = [live.waiting.look(live.parameter) for live in tables]
     rows = [grad._values() for grad in grads if grad is not None]
     ranks.agree(LOOK, _bits([float(factor)]), [live.place.number for live in tables])
-    if _any_infinite(ranks, [*rows, *_scaled_at_owners(tables, float(factor))]):
-        found.fill_(1.0)
+    return _any_infinite(ranks, [*rows, *_scaled_at_owners(tables, float(factor))])
 
 
 def serve_infinities(ranks: Ranks, opened: Opened) -> None:

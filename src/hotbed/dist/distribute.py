@@ -27,6 +27,7 @@ from hotbed.dist.planning import tables_to_plan
 from hotbed.dist.plans import Plan
 from hotbed.dist.ranks import Ranks
 from hotbed.dist.row_codecs import AS_STORED, Codecs, codecs_of
+from hotbed.dist.scaling import watch_scalers
 from hotbed.dist.shards import Shard, TableOnRanks
 from hotbed.errors import HotbedError, OptimizerError, PlanError, TableError
 from hotbed.places.moves import factory_for
@@ -128,6 +129,7 @@ def distribute(
         declared = of_arguments(codecs._asdict(), ddp or {}, specs)
     ranks.agree("a distribution", declared=declared)
     shard_tables(model, chosen, ranks)
+    watch_scalers()
     with ranks.listening("hotbed.distribute"):
         dense = average_dense(model, ranks, ddp or {})
     model.__dict__[_ATTRIBUTE] = Sharing(ranks, chosen, dense)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.amp.grad_scaler import GradScaler
 
 from hotbed.dist.declarations import Declaration
 from hotbed.dist.errors import is_known_to_all
@@ -263,17 +261,8 @@ class SharedHandle(OpenHandle):
 
     @property
     def grad(self) -> Tensor | None:
-        """As of every handle; where a GradScaler looks for infinities in it, all ranks skip, or none."""
-        caller = sys._getframe(1)
+        """Gradient of this rank's batches."""
         found = self.waiting.look(self)
-        if caller.f_code is GradScaler._unscale_grads_.__code__:
-            self.hotbed_table.place.look_for_infinities(caller.f_locals)
-            if found is None and self.waiting.collected:
-                none = (
-                    torch.empty(0, dtype=torch.int64, device="cpu"),
-                    torch.empty(0, self.hotbed_table.spec.dim, device="cpu"),
-                )
-                return TableGradient.over(*none, self.shape, [])  # so that the scaler counts it
         if type(found) is TableGradient:
             found.__class__ = _OfThisRank
         return found

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hotbed import _core
 from hotbed.dist.batch import ShardedLookups
-from hotbed.dist.clipping import ShardedGradient, look_for_infinities
+from hotbed.dist.clipping import ShardedGradient
 from hotbed.dist.errors import NO_COPY
 from hotbed.dist.gradients import SharedHandle, WaitingOnRanks
 from hotbed.dist.participant import ShardedParticipant
@@ -131,16 +131,6 @@ class Sharded(ShardedRows):
 
     def gradients_of(self, tables: Sequence[StoredTable]) -> list[Gradient | None]:
         return ShardedGradient.every(self.ranks, cast(Sequence[TableOnRanks], tables))
-
-    def look_for_infinities(self, scaler: Mapping[str, Any]) -> None:
-        """Called by all ranks, of each table's gradient, in `GradScaler._unscale_grads_`. `scaler`: what that
-        has at hand."""
-        optimizer, found = scaler["optimizer"], scaler["found_inf"]
-        if self.ranks.looked_at is found:
-            return
-        self.ranks.looked_at = found
-        tables = [live for live in optimizer.tables if live.place.stepped_with is self.ranks]
-        look_for_infinities(self.ranks, tables, scaler["inv_scale"], found)
 
     def make_participant(
         self, optimizer: SteppingOptimizer, tables: Sequence[StoredTable]

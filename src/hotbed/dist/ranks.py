@@ -65,7 +65,6 @@ class Ranks(LongWork):
         before_forward: what is to be called before a model is called; or tables, where those are all.
         beside: a second group, on which one thread may ask while another answers for the shards.
         leaves, left: whether this rank wants to end after the next step; whether one did at the last message.
-        looked_at: what a GradScaler last noted infinities in.
     """
 
     def __init__(
@@ -95,7 +94,6 @@ class Ranks(LongWork):
         self.before_forward: Callable[[], None] | None = None
         self.beside: torch_dist.ProcessGroup | None = None
         self.leaves = self.left = False
-        self.looked_at: object = None
         self.codecs: tuple[RowCodec, RowCodec] = STORED, STORED
         self._layouts: dict[tuple[int, ...], Layout] = {}
         self._known: list[tuple[int, ...]] = []
