@@ -83,7 +83,9 @@ def other_codecs(rank: int, world: int) -> None:
     CODECS["half"] = Half()
     CODECS["half"].size = 32 if rank else None  # type: ignore[attr-defined]
     refused(
-        hb.dist.PeerError, "bytes of a torch.float32", lambda: hb.distribute(Model(), codecs=codecs)
+        hb.dist.PeerError,
+        "bytes of rows of 4 torch.float32",
+        lambda: hb.distribute(Model(), codecs=codecs),
     )
 
 

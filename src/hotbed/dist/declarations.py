@@ -104,7 +104,7 @@ def of_arguments(
     values = {f"ddp={{{name!r}: ...}}": in_words(value) for name, value in ddp.items()}
     for what, name in codecs.items():
         codec = CODECS[name]
-        values[f"the codec of {what}"] = f"{name}, a {in_words(type(codec))}"
+        values[f"the codec of {what}"] = f"{name}: {in_words(type(codec))}"
         if not isinstance(codec, ByRow):
             continue
         for dim, named, dtype in shapes:
@@ -112,7 +112,7 @@ def of_arguments(
                 size = in_words(codec.row_bytes(dim, dtype))
             except Exception as error:  # as it will be when rows travel
                 size = type(error).__name__
-            values[f"bytes of a {named} row of {dim} in the codec of {what}"] = size
+            values[f"bytes of rows of {dim} {named} in the codec of {what}"] = size
     return Declaration(values, "Give hotbed.distribute the same arguments on all ranks.")
 
 
