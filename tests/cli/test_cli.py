@@ -17,19 +17,23 @@ from cli.command_line import run, train
 import hotbed as hb
 from hotbed.checkpoint import saving
 from hotbed.data import CriteoLog
+from hotbed.models import MODELS
 from hotbed.train import auc, report
 from hotbed.train.progress import ProgressBar
 from hotbed.train.settings import OPTIMIZERS
 
 
-@pytest.mark.parametrize("model", ["dlrm", "wide-deep"])
+@pytest.mark.parametrize("model", MODELS)
 def test_train_then_predict(log, tmp_path, model):
     saved = tmp_path / "model"
     result, figures = train(log, tmp_path, "--model", model, "--epochs", 3, "--save", saved)
     assert result.exit_code == 0, result.output
     assert figures["rows"] == 3 * 3_600 and figures["test_rows"] == 400
     assert figures["epochs"] == 3 and figures["steps"] == 3 * 57
-    assert 0.65 < figures["auc"] < 0.9 and 0.3 < figures["logloss"] < 0.65
+    assert 0.65 < figures["auc"] < 0.9
+    assert (
+        0.3 < figures["logloss"] < (0.75 if model.startswith("dcn") else 0.65)
+    )  # it learns the log by heart
     assert figures["samples_per_second"] == pytest.approx(figures["rows"] / figures["seconds"])
     assert figures["peak_rss_bytes"] > 50 * 2**20 and figures["interrupted"] is False
     assert figures["config"]["model"] == model and figures["config"]["lr"] == 0.01
@@ -40,7 +44,7 @@ def test_train_then_predict(log, tmp_path, model):
         for name in hb.data.CATEGORIES
         for i in batch[name]
     }
-    tables = 1 if model == "dlrm" else 2
+    tables = 2 if model in ("wide-deep", "deepfm", "xdeepfm") else 1
     assert figures["stored_rows"] == tables * len(distinct)
     assert f"{figures['auc']:.4f}" in result.stdout and "samples a second" in result.stdout
     assert "AUC" in result.stderr and "samples/s" in result.stderr
@@ -178,7 +182,7 @@ def test_skipped_lines_are_reported(log, tmp_path):
         ([], "Name at least one click log: --data PATH."),
         (
             ["--data", "{log}", "--model", "gpt"],
-            "--model is gpt; it must be one of dlrm, wide-deep.",
+            "--model is gpt; it must be one of dlrm, wide-deep, dcn, dcn-v1, deepfm, xdeepfm, pnn.",
         ),
         (["--data", "{log}", "--optimizer", "lion"], "--optimizer is lion; it must be one of sgd"),
         (["--data", "{log}", "--dim", "0"], "--dim is 0; it must be positive."),

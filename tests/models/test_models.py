@@ -5,9 +5,9 @@ from hypothesis import strategies as st
 
 import hotbed as hb
 from hotbed.data import CATEGORIES, synthetic_clicks
-from hotbed.models import DLRM, WideDeep
+from hotbed.models import DCN, DLRM, PNN, DCNv1, DeepFM, WideDeep, XDeepFM
 
-MODELS = [DLRM, WideDeep]
+MODELS = [DLRM, WideDeep, DCN, DCNv1, DeepFM, XDeepFM, PNN]
 
 
 def perceptron(mlp, x, last_relu):
@@ -39,7 +39,75 @@ def plain_wide_deep(model, batch):
     return (deep + wide)[:, 0]
 
 
-PLAIN = {DLRM: plain_dlrm, WideDeep: plain_wide_deep}
+def vectors_of(model, batch):
+    return [model.embeddings.lookup(name, batch[name]) for name in model.features]
+
+
+def linear_of(model, batch):
+    weights = [model.embeddings.lookup(f"{name}.wide", batch[name]) for name in model.features]
+    return batch["dense"] @ model.wide.weight.T + model.wide.bias + sum(weights)
+
+
+def plain_deepfm(model, batch):
+    vectors = vectors_of(model, batch)
+    pairs = torch.zeros(len(batch["dense"]), 1)
+    for i, one in enumerate(vectors):
+        for other in vectors[:i]:
+            pairs = pairs + (one * other).sum(1, keepdim=True)
+    deep = perceptron(model.deep, torch.cat([batch["dense"], *vectors], 1), False)
+    return (linear_of(model, batch) + pairs + deep)[:, 0]
+
+
+def plain_xdeepfm(model, batch):
+    vectors = vectors_of(model, batch)
+    before, sums = vectors, []
+    for maps in model.interaction.maps:
+        weight = maps.weight.view(len(maps.weight), len(before), len(vectors))
+        before = [
+            sum(
+                weight[h, i, j] * before[i] * vectors[j]
+                for i in range(len(before))
+                for j in range(len(vectors))
+            )
+            for h in range(len(weight))
+        ]
+        sums += [one.sum(1) for one in before]
+    products = torch.stack(sums, 1) @ model.of_maps.weight.T + model.of_maps.bias
+    deep = perceptron(model.deep, torch.cat([batch["dense"], *vectors], 1), False)
+    return (linear_of(model, batch) + products + deep)[:, 0]
+
+
+def plain_dcn(model, batch):
+    x = crossed = torch.cat([batch["dense"], *vectors_of(model, batch)], 1)
+    for weight, bias in zip(model.cross.weight, model.cross.bias, strict=True):
+        if model.cross.form == "vector":
+            crossed = x * (crossed @ weight)[:, None] + bias + crossed
+        else:
+            crossed = x * (crossed @ weight.T + bias) + crossed
+    both = torch.cat([crossed, perceptron(model.deep, x, True)], 1)
+    return (both @ model.top.weight.T + model.top.bias)[:, 0]
+
+
+def plain_pnn(model, batch):
+    vectors = vectors_of(model, batch)
+    if model.product == "inner":
+        products = [(vectors[i] * vectors[j]).sum(1) for i in range(len(vectors)) for j in range(i)]
+    else:
+        total = sum(vectors)
+        products = [a * b for a in total.unbind(1) for b in total.unbind(1)]
+    columns = [batch["dense"], *vectors, *(one[:, None] for one in products)]
+    return perceptron(model.deep, torch.cat(columns, 1), False)[:, 0]
+
+
+PLAIN = {
+    DLRM: plain_dlrm,
+    WideDeep: plain_wide_deep,
+    DCN: plain_dcn,
+    DCNv1: plain_dcn,
+    DeepFM: plain_deepfm,
+    XDeepFM: plain_xdeepfm,
+    PNN: plain_pnn,
+}
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -109,6 +177,38 @@ def test_tables_may_be_described():
 def test_wrong_widths(kind):
     with pytest.raises(hb.TableError, match="Table 'a' has dim 5, and the model 4"):
         kind([hb.Table("a", 5)], dim=4)
+
+
+def test_outer_products_are_their_formula():
+    torch.manual_seed(0)
+    model = PNN(["a", "b", "c"], 5, 2, seed=0, product="outer")
+    batch = {name: torch.randint(-3, 3, (7,)) for name in "abc"} | {"dense": torch.randn(7, 2)}
+    logits = model(batch)
+    torch.testing.assert_close(logits, plain_pnn(model, batch), rtol=1e-5, atol=1e-6)
+
+
+def test_wrong_arguments():
+    for kind in (DCN, DeepFM, XDeepFM, PNN):
+        with pytest.raises(hb.TableError, match=f"{kind.__name__}: tables is empty"):
+            kind([])
+    with pytest.raises(hb.TableError, match="product is 'both'"):
+        PNN(["a"], product="both")
+    with pytest.raises(hb.TableError, match="layers is empty"):
+        XDeepFM(["a"], maps=[])
+    with pytest.raises(hb.TableError, match="a width is 0"):
+        hb.nn.CompressedInteraction(2, [3, 0])
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_checkpoint_makes_the_model_again(kind, tmp_path):
+    tables = [hb.Table("s", 4, rows=10), "d"]
+    model = kind(tables, dim=4, num_dense=2, seed=1)
+    batch = {"s": torch.tensor([1, 2]), "d": torch.tensor([7, 8]), "dense": torch.ones(2, 2)}
+    model(batch)
+    hb.save(tmp_path, model, step=0)
+    again = hb.checkpoint.load_model(tmp_path)
+    assert type(again) is kind
+    assert torch.equal(again(batch), model.eval()(batch))
 
 
 def test_a_bottom_of_another_width():

@@ -5,24 +5,20 @@ Shapes: B samples.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from hotbed.collection import EmbeddingCollection
 from hotbed.devices import Device
-from hotbed.init import Zeros
-from hotbed.models.dlrm import tables_of
-from hotbed.nn import MLP, concat
+from hotbed.models.click import ClickModel
+from hotbed.nn import MLP
 from hotbed.storage import Storage
 from hotbed.tables import Table
 
 __all__ = ["WideDeep"]
 
 
-class WideDeep(nn.Module):
+class WideDeep(ClickModel):
     """Wide & deep learning (Cheng et al., arXiv:1606.07792).
 
     The wide part gives every id a weight of its own (a table of width 1 for each feature, from
@@ -58,41 +54,21 @@ class WideDeep(nn.Module):
         storage: Storage | None = None,
         device: Device | None = None,
     ) -> None:
-        super().__init__()
-        deep = tables_of(tables, dim)
-        self.config: dict[str, object] = {
-            "tables": deep,
-            "dim": dim,
-            "num_dense": num_dense,
-            "hidden": list(hidden),
-        }
-        """Arguments that make a model of the same shape."""
-        self.features = [table.name for table in deep]
-        wide = [
-            dataclasses.replace(table, name=f"{table.name}.wide", dim=1, init=Zeros())
-            for table in deep
-        ]
-        # One collection for both, so that a batch is resolved and looked up in one call.
-        features = {table.name: table.name for table in (*deep, *wide)}
-        self.embeddings = EmbeddingCollection(
-            [*deep, *wide], features, seed=seed, storage=storage, device=device
+        super().__init__(
+            tables,
+            dim,
+            num_dense,
+            linear=True,
+            config={"hidden": list(hidden)},
+            seed=seed,
+            storage=storage,
+            device=device,
         )
-        self.wide = nn.Linear(num_dense, 1)
-        self.deep = MLP(num_dense + dim * len(deep), [*hidden, 1])
+        self.deep = MLP(self.width, [*hidden, 1])
         if device is not None:
             self.to(device)
 
-    def embedding_inputs(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return what `embeddings` looks up of a batch; `hotbed.lookahead` asks for it."""
-        inputs = {name: batch[name] for name in self.features}
-        inputs.update({f"{name}.wide": batch[name] for name in self.features})
-        return inputs
-
     def forward(self, batch: Mapping[str, Tensor]) -> Tensor:
-        vectors = list(self.embeddings(self.embedding_inputs(batch)).values())
-        count = len(self.features)
-        dense = batch["dense"]
-        deep = self.deep(torch.cat([dense, concat(vectors[:count])], 1))
-        wide = self.wide(dense) + concat(vectors[count:]).sum(1, keepdim=True)
-        logits: Tensor = (wide + deep).squeeze(1)
+        vectors, linear = self.look_up(batch)
+        logits: Tensor = (linear + self.deep(self.side_by_side(batch, vectors))).squeeze(1)
         return logits

@@ -1,0 +1,69 @@
+"""Compressed interactions of vectors: the network of xDeepFM.
+
+Shapes: B samples, F vectors of d columns, H maps of a layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from hotbed.errors import TableError
+from hotbed.nn.factorization import stacked
+
+__all__ = ["CompressedInteraction"]
+
+
+class CompressedInteraction(nn.Module):
+    """Layers of products of vectors, column by column: F × (B, d) → (B, sum of `layers`).
+
+    Map h of layer k is ``x^k_h = Σ_{i,j} W^k_{h,i,j} (x^(k-1)_i ∘ x^0_j)``, with x^0 the vectors; the output
+    has the sum over columns of every map of every layer (Lian et al., arXiv:1803.05170, equations 6 and 8,
+    without an activation).
+
+    Args:
+        vectors: F.
+        layers: number of maps of each layer.
+
+    ``weights[k]`` is (H_k, H_(k-1) · F), as of a linear layer from which it takes its first values.
+
+    Raises:
+        TableError: an argument is not positive.
+    """
+
+    def __init__(self, vectors: int, layers: Sequence[int] = (16, 16, 16)) -> None:
+        super().__init__()
+        for width in (vectors, *layers):
+            if isinstance(width, bool) or not isinstance(width, int) or width <= 0:
+                raise TableError(
+                    f"CompressedInteraction: a width is {width!r}. Pass positive integers."
+                )
+        if not layers:
+            raise TableError("CompressedInteraction: layers is empty. Pass the maps of each layer.")
+        self.layers = tuple(layers)
+        before = (vectors, *self.layers[:-1])
+        self.maps = nn.ModuleList(
+            nn.Linear(above * vectors, maps, bias=False)
+            for above, maps in zip(before, self.layers, strict=True)
+        )
+
+    @property
+    def out_features(self) -> int:
+        """Columns of the output."""
+        return sum(self.layers)
+
+    def forward(self, vectors: Tensor | Mapping[str, Tensor] | Sequence[Tensor]) -> Tensor:
+        """Return (B, sum of `layers`).
+
+        Args:
+            vectors: a sequence or mapping of F tensors (B, d), or one tensor (B, F, d).
+        """
+        columns = stacked(vectors).transpose(1, 2)  # (B, d, F)
+        x, sums = columns, []
+        for maps in self.maps:
+            products = x.unsqueeze(3) * columns.unsqueeze(2)  # (B, d, H, F)
+            x = maps(products.flatten(2))
+            sums.append(x.sum(1))
+        return torch.cat(sums, 1)
