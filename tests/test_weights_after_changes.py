@@ -87,3 +87,13 @@ def on_ranks(rank: int, world: int) -> None:
 @pytest.mark.process
 def test_on_ranks_they_are_those_of_the_forward() -> None:
     run(2, on_ranks)
+
+
+def test_an_optimizer_that_is_made_meanwhile_changes_no_row() -> None:
+    model = collection(50, "sum")
+    weights, vectors = looked_up(model)
+    optimizer = hb.optim.Adam(model.parameters())
+    optimizer.load_state_dict(optimizer.state_dict())
+    vectors.sum().backward()
+    expected = [float(row.sum()) for row in model.lookup("a", IDS)]
+    assert weights.grad is not None and weights.grad.tolist() == pytest.approx(expected)

@@ -139,6 +139,6 @@ def test_what_goes_through_the_parameter_is_told_when_it_shows(
     assert not model.rows("item").values.any()
     assert heard[table.place].kinds == ["handle", "write"]
     hb.optim.SGD(model.parameters(), lr=0.1)
-    assert heard[table.place].kinds == ["handle", "write", "write"]  # states came
+    assert heard[table.place].kinds == ["handle", "write", "states"]
     model.parameter("item").data.add_(1.0)  # which torch does not count
-    assert heard[table.place].kinds == ["handle", "write", "write"]
+    assert heard[table.place].kinds == ["handle", "write", "states"]

@@ -20,16 +20,19 @@ __all__ = ["watch_scalers"]
 
 _CPU = torch.device("cpu")
 _Unscale = Callable[..., dict[torch.device, Tensor]]
+_watching = False
 
 
 def watch_scalers() -> None:
     """From now on, a GradScaler that unscales the gradients of tables on ranks asks all ranks for infinities.
 
-    It has no hook for that; what it keeps of infinities is what its ``_unscale_grads_`` returns.
+    It has no hook for that; what it keeps of infinities is what its ``_unscale_grads_`` returns. What others
+    have put in its place before or after is called, too.
     """
-    unscale: _Unscale = GradScaler._unscale_grads_
-    if not hasattr(unscale, "__wrapped__"):
-        GradScaler._unscale_grads_ = _watched(unscale)  # type: ignore[method-assign]
+    global _watching
+    if not _watching:
+        _watching = True
+        GradScaler._unscale_grads_ = _watched(GradScaler._unscale_grads_)  # type: ignore[method-assign]
 
 
 def _watched(unscale: _Unscale) -> _Unscale:

@@ -108,11 +108,10 @@ class _Pool(torch.autograd.Function):
         ctx.edges = list(itertools.accumulate((h is not None for h in handles), initial=0))
         ctx.weighted = [f for f, w in enumerate(resolved.weights) if w is not None]
         wanted = [f for f, w in zip(ctx.weighted, weights, strict=True) if w.requires_grad]  # type: ignore[union-attr]
-        ctx.writes = []
         if wanted:
             resolved.keep_inputs()
-            if not resolved.has_own_rows:
-                ctx.writes = [t.place.writes for t in live]
+        watched = live if wanted and not resolved.has_own_rows else ()
+        ctx.writes = [t.place.writes for t in watched]
         # What backward reads again: autograd raises where it was changed in place by then.
         ctx.divided = [f for f in wanted if live[table_of[f]].spec.combiner != "sum"]
         ctx.save_for_backward(*weights, *(outputs[f] for f in ctx.divided), anchor)
@@ -137,9 +136,8 @@ class _Pool(torch.autograd.Function):
         with alone(live) if fused else together(live):
             _check_generations(live, ctx.generations)
             left = resolved.backward(grads)
-            if wanted and ctx.writes:
-                _check_writes(live, ctx.writes)
             if wanted:  # before a step changes the rows
+                _check_writes(live, ctx.writes)
                 found = dict(
                     zip(wanted, resolved.weight_gradients(left, outputs, wanted), strict=True)
                 )
@@ -162,7 +160,7 @@ def _check_generations(live: Sequence[PooledTable], generations: Sequence[int]) 
 
 def _check_writes(live: Sequence[PooledTable], writes: Sequence[int]) -> None:
     """Raises TableError where rows have changed since the forward, of which gradients of weights are."""
-    for table, before in zip(live, writes, strict=True):
+    for table, before in zip(live if writes else (), writes, strict=True):
         table.check_handle()
         if table.place.writes != before:
             raise TableError(

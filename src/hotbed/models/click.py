@@ -67,6 +67,7 @@ class ClickModel(nn.Module):
         }
         """Arguments that make a model of the same shape."""
         self.features = [table.name for table in deep]
+        self.dim, self.num_dense = dim, num_dense
         wide = [
             dataclasses.replace(table, name=f"{table.name}.wide", dim=1, init=Zeros())
             for table in (deep if linear else ())
@@ -81,8 +82,7 @@ class ClickModel(nn.Module):
     @property
     def width(self) -> int:
         """Columns of the dense features and all vectors side by side."""
-        tables = self.embeddings.tables
-        return int(self.config["num_dense"]) + sum(tables[name].dim for name in self.features)  # type: ignore[call-overload, no-any-return]
+        return self.num_dense + self.dim * len(self.features)
 
     def embedding_inputs(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return what `embeddings` looks up of a batch; `hotbed.lookahead` asks for it."""

@@ -27,7 +27,7 @@ class CompressedInteraction(nn.Module):
         vectors: F.
         layers: number of maps of each layer.
 
-    ``weights[k]`` is (H_k, H_(k-1) · F), as of a linear layer from which it takes its first values.
+    ``maps[k].weight`` is W^k, (H_k, H_(k-1) · F); its first values are those of a linear layer.
 
     Raises:
         TableError: an argument is not positive.

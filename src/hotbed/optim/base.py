@@ -210,7 +210,7 @@ class TableOptimizer(Optimizer):
     def _attach_table(self, live: LiveTable, index: int, exact: bool) -> None:
         options = self._groups[index]
         if not self._keeps_states(live, options, exact):
-            live.place.changing("write")
+            live.place.changing("states")
             live.rule = None
             live.rule = _core.TableRule.make(live.core, options.rule, options.initial, exact)
         rule = self._rules[live.parameter] = live.held_rule

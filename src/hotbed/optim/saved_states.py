@@ -156,7 +156,7 @@ class Loading:
 
     def _put_back(self) -> None:
         for live, rule, entry in self._tables:
-            live.place.changing("write")
+            live.place.changing("states")
             live.place.restart(rule, entry.steps, entry.base, entry.last or _core.Hyperparameters())
             reset_states(live)
             if entry.states is not None:

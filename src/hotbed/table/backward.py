@@ -26,7 +26,9 @@ __all__ = [
     "leave",
 ]
 
-Changes = Literal["step", "fused", "catch up", "write", "erase", "forget", "move", "handle"]
+Changes = Literal[
+    "step", "fused", "catch up", "write", "states", "erase", "forget", "move", "handle"
+]
 
 
 class Deferred(Protocol):

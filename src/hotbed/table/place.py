@@ -24,7 +24,7 @@ from hotbed.tables import Table
 
 __all__ = ["ON_HOST", "MovedTable", "Place", "Relocation"]
 
-_SAME_VALUES = "catch up", "move"
+_SAME_VALUES = "catch up", "states", "move"
 """Kinds of changes after which every row reads as before."""
 ON_HOST = "host"
 """Rows that the core computes on take their step together."""
@@ -142,8 +142,8 @@ class Place(HandleOfTable, RowCopies, LocalShards, StepState, Relocation):
         leave them as they were.)
 
         Args:
-            kind: what changes them; "handle": somebody has written through the parameter, and it is
-                told as soon as it shows.
+            kind: what changes them; "states": an optimizer's alone; "handle": somebody has written through
+                the parameter, and it is told as soon as it shows.
             ids: gives the ids of these rows, (n,) int64 on the host, while the table is held;
             slots: or their slots. Neither: any row may change.
         """

@@ -36,7 +36,7 @@ def reset_states(live: LiveTable) -> None:
     options, initial = rule.options, rule.initial_accumulator_value
     firsts = [first for _, _, first in _core.state_planes(options, initial)]
     live.allocate()
-    live.place.changing("write")
+    live.place.changing("states")
     live.place.reset_states(rule, firsts)
 
 
