@@ -205,17 +205,35 @@ CUTS = {
 }
 
 
+@dataclasses.dataclass(frozen=True)
+class Copies(Kind):
+    """Every rank keeps all rows."""
+
+    name: ClassVar[str] = "copies"
+    replicated: ClassVar[bool] = True
+    fault_in: str = "everybody"
+
+    def owner_of(
+        self, table: Shape, ids: Tensor, world_size: int, column: int = 0, requester: int = 0
+    ) -> Tensor:
+        return torch.full_like(ids, requester)
+
+    def dealing(self, table: Shape) -> _core.Dealing | None:
+        return None
+
+
 def contradictions(rank: int, world: int, rows: int | None) -> None:
     tables = [hb.Table("a", 4, rows)]
     for fault, words in CUTS.items():
         model = hb.EmbeddingCollection(tables, seed=1)
         plan = Plan(tables, world, {"a": Kind(fault)})
         refused(hb.PlanError, words, lambda model=model, plan=plan: hb.distribute(model, plan))
-    model = hb.EmbeddingCollection(tables, seed=1)
-    hb.distribute(model, Plan(tables, world, {"a": Kind()}))
-    ids = torch.arange(9)
-    whole = hb.EmbeddingCollection(tables, seed=1)
-    assert torch.equal(model({"a": ids})["a"], whole({"a": ids})["a"])
+    for kind in (Kind(), Copies()):
+        model = hb.EmbeddingCollection(tables, seed=1)
+        hb.distribute(model, Plan(tables, world, {"a": kind}))
+        ids = torch.arange(9)
+        whole = hb.EmbeddingCollection(tables, seed=1)
+        assert torch.equal(model({"a": ids})["a"], whole({"a": ids})["a"])
 
 
 @pytest.mark.process

@@ -63,3 +63,26 @@ def ended(rank: int, world: int) -> None:
 @pytest.mark.process
 def test_a_rank_that_has_ended_unscales_what_it_keeps() -> None:
     run(2, ended)
+
+
+def infinite_elsewhere(rank: int, world: int) -> None:
+    """All skip, and all scales fall, where one rank has an infinity that no other sees."""
+    own = collection()
+    hb.distribute(own, plan_of(own, "row", world))
+    optimizer = hb.optim.SGD(own.parameters(), lr=0.5)
+    before = own.rows("item")[1]
+    for culprit in range(world):
+        scaler = torch.amp.GradScaler("cpu", init_scale=16.0)
+        vectors = next(iter(own({n: v[:2] for n, v in batch_of(0, slice(0, 4)).items()}).values()))
+        loss = vectors.sum() * (float("inf") if rank == culprit else 1.0)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        assert scaler.get_scale() == 8.0
+        assert torch.equal(own.rows("item")[1], before)
+
+
+@pytest.mark.process
+def test_an_infinity_of_one_rank_is_one_of_all() -> None:
+    run(2, infinite_elsewhere)

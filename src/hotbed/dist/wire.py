@@ -19,9 +19,6 @@ from hotbed.dist.timeouts import meet
 
 __all__ = ["Gloo", "Wire", "group_of"]
 
-_groups: list[weakref.ref[torch_dist.ProcessGroup]] = []
-_of_parents: list[torch_dist.ProcessGroup | None] = []
-
 
 class Wire(Protocol):
     """Brings each rank a message of each other one, and a word.
@@ -107,27 +104,16 @@ def group_of(
         PeerError: not all ranks have called it.
     """
     meet(called, seconds)
-    _groups[:] = [kept for kept in _groups if kept() is not None]
     group: torch_dist.ProcessGroup = torch_dist.new_group(ranks, **options)
     # Not the group itself: its connections end with the last who has it.
-    kept = weakref.ref(group)
-    _groups.append(kept)
-    weakref.finalize(owner, _end_in, os.getpid(), kept).atexit = False
+    weakref.finalize(owner, _end_in, os.getpid(), weakref.ref(group)).atexit = False
     return group
 
 
 def _end_in(process: int, kept: weakref.ref[torch_dist.ProcessGroup]) -> None:
+    """Nothing in a forked process: a group waits for its threads when it ends, and has none of them there."""
     if os.getpid() == process:
         _end(kept())
-
-
-def _keep_in_child() -> None:
-    """A group waits for its threads when it goes, and a forked process has none of them."""
-    _of_parents.extend(kept() for kept in _groups)
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_keep_in_child)
 
 
 def _end(group: torch_dist.ProcessGroup | None) -> None:
