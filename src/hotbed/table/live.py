@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from hotbed.table import checks
+from hotbed.table.backward import Changes
 from hotbed.table.copies import copied, pickled
 from hotbed.table.locks import alone, reading
 from hotbed.table.lookups import records_of
@@ -110,7 +111,8 @@ class LiveTable(TableWithHandle):
 
     def write(self, records: Records) -> None:
         """As `hotbed.table.place.Place.write`, while the table is held alone."""
-        self.place.changing("write", ids=lambda: records.ids)
+        kind: Changes = "states" if records.weights is None else "write"
+        self.place.changing(kind, ids=lambda: records.ids)
         self.place.write(records)
 
     def all_rows(self) -> tuple[Tensor, Tensor]:
