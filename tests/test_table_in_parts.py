@@ -230,13 +230,13 @@ class PartsPendingGradient:
 class PartsPart:
     """Each part takes the step of its rows, also where there are none."""
 
-    takes_host = False
+    includes_host = False
 
     def __init__(self, optimizer: Any) -> None:
         self._host = HostParticipant(optimizer)
         self._rules: list[Any] = []
 
-    def take_table(self, live: Any, rule: Any, hyper: Any, share: Any = None) -> None:
+    def add_table(self, live: Any, rule: Any, hyper: Any, share: Any = None) -> None:
         rows = rows_of(live) if share is None else share
         if rows is None:
             return
@@ -248,10 +248,10 @@ class PartsPart:
             slots = torch.empty_like(own)
             part.live.core.find(own.data_ptr(), len(own), slots.data_ptr())
             grads = rows.rows[at, part.columns].contiguous()
-            self._host.take_table(part.live, part.live.rule, hyper, GradientRows(slots, grads))
+            self._host.add_table(part.live, part.live.rule, hyper, GradientRows(slots, grads))
         self._rules.append(rule)
 
-    def take_dense(self, parameter: Tensor, grad: Tensor, index: int, position: int) -> None:
+    def add_dense(self, parameter: Tensor, grad: Tensor, index: int, position: int) -> None:
         raise NotImplementedError
 
     @property
@@ -359,7 +359,7 @@ def test_what_is_wrong_is_told_as_of_the_whole() -> None:
     rule = _core.TableRule.make(cut.live.core, known.options, 0.0, False)
     part = HostParticipant(Held())
     grads = torch.tensor([[0.0, float("nan")]])
-    part.take_table(cut.live, rule, _core.Hyperparameters(), GradientRows(torch.tensor([5]), grads))
+    part.add_table(cut.live, rule, _core.Hyperparameters(), GradientRows(torch.tensor([5]), grads))
     with pytest.raises(NotFiniteError, match="Table 'word', id 16, column 3"):
         part.decide(beside=False)
 

@@ -144,17 +144,17 @@ class DictPendingGradient(NamedTuple):
 class DictPart:
     """What tables in dicts do in a step of SGD."""
 
-    takes_host = False
+    includes_host = False
 
     def __init__(self) -> None:
         self.steps: list[tuple[Any, Any, float, Tensor]] = []
 
-    def take_table(self, live: Any, rule: Any, hyper: Any, share: Any = None) -> None:
+    def add_table(self, live: Any, rule: Any, hyper: Any, share: Any = None) -> None:
         grad = live.parameter.grad
         if grad is not None:
             self.steps.append((live.place.rows, rule, hyper.lr, grad))
 
-    def take_dense(self, parameter: Tensor, grad: Tensor, index: int, position: int) -> None:
+    def add_dense(self, parameter: Tensor, grad: Tensor, index: int, position: int) -> None:
         raise NotImplementedError
 
     @property

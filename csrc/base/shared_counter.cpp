@@ -79,7 +79,7 @@ Waited wait_for_counter(const int64_t* counter, int64_t value, double seconds, i
   const auto begin = Clock::now();
   while (true) {
     if (raised()) return Waited::raised;
-    if (there < 0) return Waited::left;
+    if (there < 0) return Waited::exited;
     // What it raised before its end counts.
     if (has_ended(process)) return raised() ? Waited::raised : Waited::ended;
     if (std::chrono::duration<double>(Clock::now() - begin).count() > seconds) {

@@ -494,7 +494,7 @@ int64_t Batch::first_difference(const Batch& now) const {
   return first < count ? first : -1;
 }
 
-void Batch::take_weights(const Batch& now) {
+void Batch::use_weights_of(const Batch& now) {
   for (size_t f = 0; f < features.size(); ++f) {
     features[f].input.weights = now.features[f].input.weights;
   }
@@ -530,23 +530,23 @@ void Batch::consume() {
   if (caught_up) claim_->mark_dirty();
 }
 
-bool Batch::seat() {
-  std::vector<TableBatch*> homeless;
+bool Batch::find_slots() {
+  std::vector<TableBatch*> without_slots;
   for (TableBatch& part : parts) {
-    if (!part.reading || part.seated || part.frozen) continue;
+    if (!part.reading || part.has_slots || part.frozen) continue;
     if (part.table->tiered()) {
-      homeless.push_back(&part);
+      without_slots.push_back(&part);
     } else {  // what was read from scratch may have a slot all the same
       part.table->find(part.unique_ids.data(), part.unique, part.unique_slots.data());
-      part.seated = true;
+      part.has_slots = true;
     }
   }
-  if (!homeless.empty()) {
-    auto claim = std::make_shared<Claim>(homeless);
+  if (!without_slots.empty()) {
+    auto claim = std::make_shared<Claim>(without_slots);
     claim->admit_now();
     claim->leave_out_new();
     claim_ = std::move(claim);
-    for (TableBatch* part : homeless) part->seated = true;
+    for (TableBatch* part : without_slots) part->has_slots = true;
   }
   bool all = true;
   for (TableBatch& part : parts) {

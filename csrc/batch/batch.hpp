@@ -82,12 +82,12 @@ class Batch {
   // again where they were.)
   int64_t first_difference(const Batch& now) const;
   // Weights come from where that batch has them.
-  void take_weights(const Batch& now);
+  void use_weights_of(const Batch& now);
 
   // Before a gradient of a batch that was only read: finds the slots of its rows, which those of
   // tiered tables keep while the claim lives, without storing any. False where some ids have no
   // row. Throws OverBudget, TierError.
-  bool seat();
+  bool find_slots();
 
   // What keeps the rows of tiered tables in their slots; null where there is none. Whoever keeps a
   // gradient of this batch keeps it too.

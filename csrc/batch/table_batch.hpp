@@ -21,8 +21,8 @@ struct TableBatch {
 
   // Which positions share a slot; made when a gradient will come.
   bool grouped = false;
-  bool reading = false;  // took no new rows; see Batch::seat()
-  bool seated = false;
+  bool reading = false;  // took no new rows; see Batch::find_slots()
+  bool has_slots = false;
   int64_t unique = 0;
   Buffer<int64_t> unique_slots;  // in order of first appearance; -1: has no row and gets none
   Buffer<int64_t> unique_ids;    // of tables that count uses, and where reading

@@ -25,7 +25,7 @@ NB_MODULE(_core, module) {
       .value("raised", hotbed::Waited::raised)
       .value("too_long", hotbed::Waited::too_long)
       .value("ended", hotbed::Waited::ended)
-      .value("left", hotbed::Waited::left);
+      .value("exited", hotbed::Waited::exited);
   module.def(
       "raise_counter",
       [](hotbed::Address counter, int64_t value) {

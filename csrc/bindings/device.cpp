@@ -75,7 +75,7 @@ void bind_device(nb::module_& module) {
   module.def(
       "planes_of",
       [](const Table& table) -> nb::object {
-        if (!table.space() || table.homeless()) return nb::none();
+        if (!table.space() || table.unallocated()) return nb::none();
         auto* planes = dynamic_cast<PythonPlanes*>(table.space()->planes());
         return planes ? planes->object() : nb::none();
       },

@@ -15,7 +15,7 @@ using namespace hotbed;
 namespace {
 
 using TableTuple =
-    std::tuple<std::string, int64_t, DType, std::optional<Dealing>, std::optional<int64_t>>;
+    std::tuple<std::string, int64_t, DType, std::optional<OwnerRule>, std::optional<int64_t>>;
 using ShardTuple = std::tuple<int, int, bool, int64_t, int64_t, int64_t, int64_t>;
 using GivenTuple = std::tuple<Address, Address, int64_t, int64_t>;
 
@@ -23,8 +23,8 @@ std::shared_ptr<ExchangeLayout> make_layout(int rank, int ranks,
                                             const std::vector<TableTuple>& table_tuples,
                                             const std::vector<ShardTuple>& shard_tuples) {
   std::vector<ExchangedTable> tables;
-  for (const auto& [name, dim, dtype, dealing, padding] : table_tuples) {
-    tables.push_back({name, dim, dtype, dealing, padding});
+  for (const auto& [name, dim, dtype, owner_rule, padding] : table_tuples) {
+    tables.push_back({name, dim, dtype, owner_rule, padding});
   }
   std::vector<ExchangedShard> shards;
   for (const auto& [table, owner, replica, first, stride, column, width] : shard_tuples) {
@@ -51,7 +51,7 @@ void bind_exchange(nb::module_& module) {
   nb::class_<ExchangeLayout>(module, "ExchangeLayout",
                              "The shards of some tables, the same on all ranks.")
       .def_static("make", &make_layout, "rank"_a, "ranks"_a, "tables"_a, "shards"_a,
-                  "Tables are (name, dim, dtype, dealing, padding), shards (table, rank, is a "
+                  "Tables are (name, dim, dtype, owner_rule, padding), shards (table, rank, is a "
                   "replica, first id, stride, first column, columns), of the first table in the "
                   "order of their ranks, then of the next.")
       .def_prop_ro(
@@ -59,18 +59,18 @@ void bind_exchange(nb::module_& module) {
           "How many numbers ranks tell each other of their ids.")
       .def_ro("kept_by", &ExchangeLayout::kept_by, "Positions of the shards of each rank.")
       .def(
-          "deal",
+          "order_by_owner",
           [](const ExchangeLayout& layout, Address ids, const std::vector<int64_t>& counts,
-             Address asked, Address moved) {
+             Address ordered, Address new_positions) {
             std::vector<int64_t> numbers(layout.number_of.back());
-            layout.deal(pointer<int64_t>(ids), counts, pointer<int64_t>(asked),
-                        pointer<int64_t>(moved), numbers.data());
+            layout.order_by_owner(pointer<int64_t>(ids), counts, pointer<int64_t>(ordered),
+                                  pointer<int64_t>(new_positions), numbers.data());
             return numbers;
           },
-          "ids"_a, "counts"_a, "asked"_a, "moved"_a, Unlocked(),
+          "ids"_a, "counts"_a, "ordered"_a, "new_positions"_a, Unlocked(),
           "Writes the ids of each table ordered by their owners, and where each went; of tables "
           "with "
-          "Dealing.given its owner is there before. Returns what the other ranks must know.");
+          "OwnerRule.given its owner is there before. Returns what the other ranks must know.");
 
   module.def(
       "distinct_ids",
@@ -95,21 +95,21 @@ void bind_exchange(nb::module_& module) {
       .def("id_sizes", &Exchange::id_sizes)
       .def(
           "write_ids",
-          [](const Exchange& exchange, Address asked, const std::vector<Address>& messages) {
-            exchange.write_ids(pointer<int64_t>(asked), pointers<void>(messages));
+          [](const Exchange& exchange, Address ordered, const std::vector<Address>& messages) {
+            exchange.write_ids(pointer<int64_t>(ordered), pointers<void>(messages));
           },
-          "asked"_a, "messages"_a, Unlocked())
+          "ordered"_a, "messages"_a, Unlocked())
       .def("asked_here", &Exchange::asked_here,
            "How many ids are asked of the shards of this rank: of the first by each rank, then of "
            "the next.")
       .def(
-          "take_ids",
-          [](const Exchange& exchange, Address asked, const std::vector<Address>& messages,
+          "read_ids",
+          [](const Exchange& exchange, Address ordered, const std::vector<Address>& messages,
              Address ids) {
-            exchange.take_ids(pointer<int64_t>(asked), pointers<void>(messages),
+            exchange.read_ids(pointer<int64_t>(ordered), pointers<void>(messages),
                               pointer<int64_t>(ids));
           },
-          "asked"_a, "messages"_a, "ids"_a, Unlocked())
+          "ordered"_a, "messages"_a, "ids"_a, Unlocked())
       .def("row_sizes", &Exchange::row_sizes)
       .def(
           "row_places",
@@ -125,10 +125,10 @@ void bind_exchange(nb::module_& module) {
           },
           "wide"_a, "messages"_a, Unlocked())
       .def(
-          "take_rows",
+          "read_rows",
           [](const Exchange& exchange, const std::vector<Address>& messages,
              const std::vector<Address>& out) {
-            exchange.take_rows(pointers<void>(messages), pointers<void>(out));
+            exchange.read_rows(pointers<void>(messages), pointers<void>(out));
           },
           "messages"_a, "out"_a, Unlocked())
       .def("given_sizes", &Exchange::given_sizes, "chosen"_a, "stored"_a)
@@ -157,17 +157,18 @@ void bind_exchange(nb::module_& module) {
           },
           "layout"_a)
       .def(
-          "take",
-          [](FetchedRows& rows, const Exchange& exchange, Address asked,
+          "read",
+          [](FetchedRows& rows, const Exchange& exchange, Address ordered,
              const std::vector<Address>& messages) {
-            rows.take(exchange, pointer<int64_t>(asked), pointers<void>(messages));
+            rows.read(exchange, pointer<int64_t>(ordered), pointers<void>(messages));
           },
-          "exchange"_a, "asked"_a, "messages"_a, Unlocked())
+          "exchange"_a, "ordered"_a, "messages"_a, Unlocked())
       .def(
           "batch",
           [](const FetchedRows& rows, const Batch& given, const std::vector<int64_t>& counts,
-             Address moved, Address inverse) {
-            return rows.batch(given, counts, pointer<int64_t>(moved), pointer<int64_t>(inverse));
+             Address new_positions, Address inverse) {
+            return rows.batch(given, counts, pointer<int64_t>(new_positions),
+                              pointer<int64_t>(inverse));
           },
-          "given"_a, "counts"_a, "moved"_a, "inverse"_a, Unlocked());
+          "given"_a, "counts"_a, "new_positions"_a, "inverse"_a, Unlocked());
 }

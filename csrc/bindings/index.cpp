@@ -38,26 +38,27 @@ void bind_index(nb::module_& module) {
       "ids"_a, "n"_a, "distinct"_a, "inverse"_a, Unlocked(),
       "Writes each of n ids once, as they first appear, and the position of each id among them. "
       "Returns how many are distinct.");
-  nb::enum_<Dealing>(module, "Dealing")
-      .value("modulo", Dealing::modulo)
-      .value("hash", Dealing::hash)
-      .value("given", Dealing::given);
+  nb::enum_<OwnerRule>(module, "OwnerRule")
+      .value("modulo", OwnerRule::modulo)
+      .value("hash", OwnerRule::hash)
+      .value("given", OwnerRule::given);
   module.def(
       "find_owners",
-      [](Address ids, int64_t n, int64_t ranks, Dealing dealing, Address owners) {
-        find_owners(pointer<int64_t>(ids), n, ranks, dealing, pointer<int64_t>(owners));
+      [](Address ids, int64_t n, int64_t ranks, OwnerRule owner_rule, Address owners) {
+        find_owners(pointer<int64_t>(ids), n, ranks, owner_rule, pointer<int64_t>(owners));
       },
-      "ids"_a, "n"_a, "ranks"_a, "dealing"_a, "owners"_a, Unlocked(),
+      "ids"_a, "n"_a, "ranks"_a, "owner_rule"_a, "owners"_a, Unlocked(),
       "Writes the owner of each of n ids.");
   module.def(
       "order_by_owner",
-      [](Address ids, int64_t n, int64_t ranks, Dealing dealing, Address ordered, Address place) {
+      [](Address ids, int64_t n, int64_t ranks, OwnerRule owner_rule, Address ordered,
+         Address place) {
         std::vector<int64_t> sizes(static_cast<size_t>(ranks));
-        order_by_owner(pointer<int64_t>(ids), n, ranks, dealing, pointer<int64_t>(ordered),
+        order_by_owner(pointer<int64_t>(ids), n, ranks, owner_rule, pointer<int64_t>(ordered),
                        pointer<int64_t>(place), sizes.data());
         return sizes;
       },
-      "ids"_a, "n"_a, "ranks"_a, "dealing"_a, "ordered"_a, "place"_a, Unlocked(),
+      "ids"_a, "n"_a, "ranks"_a, "owner_rule"_a, "ordered"_a, "place"_a, Unlocked(),
       "Writes n ids ordered by their owners, and where each went. Returns how many each has.");
   nb::class_<KeyIndex>(
       module, "KeyIndex",

@@ -197,7 +197,7 @@ void bind_table(nb::module_& module) {
           "`origin`: (first id, stride, first column) in the table of which it is a part. "
           "`released`: of a static table, as after `release_rows`.")
       .def_prop_ro("tiered", &Table::tiered)
-      .def_prop_ro("unallocated", &Table::homeless)
+      .def_prop_ro("unallocated", &Table::unallocated)
       .def(
           "stored_ids",
           [](const Table& t) {
@@ -403,11 +403,11 @@ void bind_table(nb::module_& module) {
       .def("first_difference", &Batch::first_difference, "now"_a, Unlocked(),
            "The first feature of another batch that asks for something else than group() has read "
            "here; -1: none does.")
-      .def("take_weights", &Batch::take_weights, "now"_a,
+      .def("use_weights_of", &Batch::use_weights_of, "now"_a,
            "Weights come from where that batch has them.")
       .def("announce", &Batch::announce, Unlocked())
       .def("admit", &Batch::admit, Unlocked())
-      .def("seat", &Batch::seat, Unlocked())
+      .def("find_slots", &Batch::find_slots, Unlocked())
       .def_prop_ro("claim", &Batch::claim)
       .def("unique_counts",
            [](const Batch& batch) {

@@ -113,17 +113,18 @@ ExchangeLayout::ExchangeLayout(int rank, int ranks, std::vector<ExchangedTable> 
   }
   number_of.push_back(0);
   for (const ExchangedTable& table : tables) {
-    number_of.push_back(number_of.back() + (table.dealing ? ranks : 1));
+    number_of.push_back(number_of.back() + (table.owner_rule ? ranks : 1));
   }
 }
 
-void ExchangeLayout::deal(const int64_t* ids, const std::vector<int64_t>& counts, int64_t* asked,
-                          int64_t* moved, int64_t* numbers) const {
+void ExchangeLayout::order_by_owner(const int64_t* ids, const std::vector<int64_t>& counts,
+                                    int64_t* ordered, int64_t* new_positions,
+                                    int64_t* numbers) const {
   if (counts.size() != tables.size()) throw std::invalid_argument("a count for each table");
   for (size_t t = 0; t < tables.size(); ++t) {
     int64_t n = counts[t];
-    if (tables[t].dealing == Dealing::given) {
-      order_by_given_owner(ids, n, ranks, asked, moved, numbers + number_of[t]);
+    if (tables[t].owner_rule == OwnerRule::given) {
+      order_by_given_owner(ids, n, ranks, ordered, new_positions, numbers + number_of[t]);
       for (int r = 0; r < ranks; ++r) {
         bool keeps = std::any_of(kept_by[r].begin(), kept_by[r].end(),
                                  [&](int s) { return shards[s].table == static_cast<int>(t); });
@@ -131,16 +132,17 @@ void ExchangeLayout::deal(const int64_t* ids, const std::vector<int64_t>& counts
           throw std::invalid_argument("rank " + std::to_string(r) + " owns ids and has no shard");
         }
       }
-    } else if (tables[t].dealing) {
-      order_by_owner(ids, n, ranks, *tables[t].dealing, asked, moved, numbers + number_of[t]);
+    } else if (tables[t].owner_rule) {
+      hotbed::order_by_owner(ids, n, ranks, *tables[t].owner_rule, ordered, new_positions,
+                             numbers + number_of[t]);
     } else {
-      if (n) std::memcpy(asked, ids, n * sizeof(int64_t));
-      std::iota(moved, moved + n, int64_t{0});
+      if (n) std::memcpy(ordered, ids, n * sizeof(int64_t));
+      std::iota(new_positions, new_positions + n, int64_t{0});
       numbers[number_of[t]] = n;
     }
     ids += n;
-    asked += n;
-    moved += n;
+    ordered += n;
+    new_positions += n;
   }
 }
 
@@ -186,7 +188,7 @@ Exchange::Exchange(std::shared_ptr<const ExchangeLayout> all, const int64_t* num
     int before = -1;
     for (const ExchangedShard& shard : l.shards) {
       const int64_t* own = numbers + l.number_of[shard.table];
-      if (!l.tables[shard.table].dealing) {
+      if (!l.tables[shard.table].owner_rule) {
         ranges_.push_back({0, own[0]});
         continue;
       }
@@ -225,14 +227,14 @@ MessageSizes Exchange::id_sizes() const {
   return sizes;
 }
 
-void Exchange::write_ids(const int64_t* asked, const Messages& messages) const {
+void Exchange::write_ids(const int64_t* ordered, const Messages& messages) const {
   for (int r = 0; r < layout->ranks; ++r) {
     if (r == layout->rank) continue;
     auto* out = static_cast<int64_t*>(messages[r]);
     for (int s : layout->kept_by[r]) {
       const ExchangedShard& shard = layout->shards[s];
       int64_t n = count(layout->rank, s);
-      own_ids(shard, asked + asked_at_[shard.table] + begin(layout->rank, s), n, out);
+      own_ids(shard, ordered + asked_at_[shard.table] + begin(layout->rank, s), n, out);
       out += n;
     }
   }
@@ -247,7 +249,7 @@ std::vector<int64_t> Exchange::asked_here() const {
   return counts;
 }
 
-void Exchange::take_ids(const int64_t* asked, const Messages& messages, int64_t* ids) const {
+void Exchange::read_ids(const int64_t* ordered, const Messages& messages, int64_t* ids) const {
   std::vector<const int64_t*> next;
   for (void* message : messages) next.push_back(static_cast<const int64_t*>(message));
   for (int s : mine()) {
@@ -255,7 +257,7 @@ void Exchange::take_ids(const int64_t* asked, const Messages& messages, int64_t*
     for (int r = 0; r < layout->ranks; ++r) {
       int64_t n = count(r, s);
       if (r == layout->rank) {
-        own_ids(shard, asked + asked_at_[shard.table] + begin(r, s), n, ids);
+        own_ids(shard, ordered + asked_at_[shard.table] + begin(r, s), n, ids);
       } else if (n) {
         std::memcpy(ids, next[r], n * sizeof(int64_t));
         next[r] += n;
@@ -330,7 +332,7 @@ void Exchange::narrow(const void* wide, const Messages& messages) const {
   }
 }
 
-void Exchange::take_rows(const Messages& messages, const std::vector<void*>& out) const {
+void Exchange::read_rows(const Messages& messages, const std::vector<void*>& out) const {
   std::vector<Copied> copied;
   for (int r = 0; r < layout->ranks; ++r) {
     const uint8_t* from = bytes(messages[r]);
@@ -367,7 +369,7 @@ MessageSizes Exchange::given_sizes(const std::vector<bool>& chosen, bool stored)
 void Exchange::write_given(const std::vector<bool>& chosen, bool stored,
                            const std::vector<GivenRows>& given, const Messages& messages) const {
   const ExchangeLayout& l = *layout;
-  // For each id asked for, which row is its own; -1: none. Empty: they are in order.
+  // For each id ordered for, which row is its own; -1: none. Empty: they are in order.
   std::vector<std::vector<int64_t>> row_of(l.tables.size());
   for (size_t t = 0; t < l.tables.size(); ++t) {
     const GivenRows& own = given[t];
@@ -437,17 +439,17 @@ std::vector<Vectors> Exchange::given_places(const std::vector<bool>& chosen, boo
 // -- rows that came
 // --------------------------------------------------------------------------------
 
-void FetchedRows::take(const Exchange& exchange, const int64_t* asked, const Messages& messages) {
+void FetchedRows::read(const Exchange& exchange, const int64_t* ordered, const Messages& messages) {
   std::vector<void*> out;
   for (size_t t = 0; t < tables_.size(); ++t) {
     const ExchangedTable& spec = layout_->tables[t];
     int64_t n = exchange.asked(static_cast<int>(t));
     std::optional<int64_t> padding;
     if (spec.padding) {
-      const int64_t* at = std::find(asked, asked + n, *spec.padding);
-      if (at != asked + n) padding = at - asked;
+      const int64_t* at = std::find(ordered, ordered + n, *spec.padding);
+      if (at != ordered + n) padding = at - ordered;
     }
-    asked += n;
+    ordered += n;
     // One that an earlier batch had is used again: fresh memory costs more than the rows.
     std::shared_ptr<Table>& table = tables_[t];
     if (!table || n > table->size() || table->size() > 8 * n + 64) {
@@ -458,22 +460,22 @@ void FetchedRows::take(const Exchange& exchange, const int64_t* asked, const Mes
     table->set_padding(padding);
     out.push_back(table->weights());
   }
-  exchange.take_rows(messages, out);
+  exchange.read_rows(messages, out);
 }
 
 std::shared_ptr<Batch> FetchedRows::batch(const Batch& given, const std::vector<int64_t>& counts,
-                                          const int64_t* moved, int64_t* inverse) const {
+                                          const int64_t* new_positions, int64_t* inverse) const {
   std::vector<FeatureInput> inputs;
   inputs.reserve(given.features.size());
   for (const FeatureBatch& feature : given.features) inputs.push_back(feature.input);
   for (size_t t = 0; t < given.parts.size(); ++t) {
     const TableBatch& part = given.parts[t];
-    for (int64_t p = 0; p < part.count; ++p) inverse[p] = moved[inverse[p]];
+    for (int64_t p = 0; p < part.count; ++p) inverse[p] = new_positions[inverse[p]];
     for (int f : part.features) {
       inputs[f].ids = inverse + given.features[f].base;
       inputs[f].id_bytes = 8;
     }
-    moved += counts[t];
+    new_positions += counts[t];
     inverse += part.count;
   }
   return std::make_shared<Batch>(tables_, std::move(inputs));

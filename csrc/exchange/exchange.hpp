@@ -23,8 +23,8 @@ struct ExchangedTable {
   std::string name;
   int64_t dim;
   DType dtype;
-  std::optional<Dealing> dealing;  // how rows are dealt out to ranks; none: they are not
-  std::optional<int64_t> padding;  // the id that stands for it
+  std::optional<OwnerRule> owner_rule;  // the owner of a row; none: rows are not split
+  std::optional<int64_t> padding;       // the id that stands for it
 };
 
 struct ExchangedShard {
@@ -45,12 +45,12 @@ class ExchangeLayout {
                  std::vector<ExchangedShard> shards);
 
   // Orders ids by their owners. `counts`: ids of each table, which lie in `ids` one table after the
-  // other. `asked` gets them in order, `moved` the position in its table that each went to, and
-  // `numbers` what the other ranks must know: of a table whose rows are dealt out how many each
-  // rank keeps, of another one how many there are. Of tables with Dealing::given, `moved` has the
-  // owner of each id until then.
-  void deal(const int64_t* ids, const std::vector<int64_t>& counts, int64_t* asked, int64_t* moved,
-            int64_t* numbers) const;
+  // other. `ordered` gets them in order, `new_positions` the position in its table that each went
+  // to, and `numbers` what the other ranks must know: of a table whose rows are split how many
+  // each rank keeps, of another one how many there are. Of tables with OwnerRule::given,
+  // `new_positions` has the owner of each id until then.
+  void order_by_owner(const int64_t* ids, const std::vector<int64_t>& counts, int64_t* ordered,
+                      int64_t* new_positions, int64_t* numbers) const;
 
   const int rank;
   const int ranks;
@@ -82,8 +82,8 @@ using Messages = std::vector<void*>;  // one a rank
 // One batch, once all ranks have told their numbers. Immutable.
 class Exchange {
  public:
-  // `numbers`: of each rank those that deal() writes. Throws std::invalid_argument where they
-  // cannot be.
+  // `numbers`: of each rank those that order_by_owner() writes. Throws std::invalid_argument where
+  // they cannot be.
   Exchange(std::shared_ptr<const ExchangeLayout> layout, const int64_t* numbers);
 
   // How many ids a rank asks of a shard, and where they begin among those of the table.
@@ -94,11 +94,11 @@ class Exchange {
 
   // -- ids to their owners ---------------------------------------------------------------------
   MessageSizes id_sizes() const;
-  void write_ids(const int64_t* asked, const Messages& messages) const;
+  void write_ids(const int64_t* ordered, const Messages& messages) const;
   // How many are asked of the shards of this rank: of the first by each rank, then of the next.
   std::vector<int64_t> asked_here() const;
-  // Those ids, as the shards call them. Of this rank itself they come from `asked`.
-  void take_ids(const int64_t* asked, const Messages& messages, int64_t* ids) const;
+  // Those ids, as the shards call them. Of this rank itself they come from `ordered`.
+  void read_ids(const int64_t* ordered, const Messages& messages, int64_t* ids) const;
 
   // -- rows back -------------------------------------------------------------------------------
   // A replica answers its own rank only.
@@ -109,7 +109,7 @@ class Exchange {
   int64_t wide_bytes() const;
   void narrow(const void* wide, const Messages& messages) const;
   // Writes the (asked, dim) rows of a table, as they are stored.
-  void take_rows(const Messages& messages, const std::vector<void*>& out) const;
+  void read_rows(const Messages& messages, const std::vector<void*>& out) const;
 
   // -- rows, or their gradients, to the owners ---------------------------------------------------
   // `chosen`: for each table whether something travels. `stored`: as rows are, not gradients.
@@ -145,12 +145,13 @@ class FetchedRows {
   explicit FetchedRows(std::shared_ptr<const ExchangeLayout> layout)
       : layout_(std::move(layout)), tables_(layout_->tables.size()) {}
 
-  // `asked`: the ids of this rank. Throws OutOfMemory.
-  void take(const Exchange& exchange, const int64_t* asked, const Messages& messages);
-  // `given` over these rows: `inverse` and `moved` are of distinct_ids() and deal(), and `inverse`
-  // becomes the positions of its ids in these tables, which the batch goes on reading.
+  // `ordered`: the ids of this rank. Throws OutOfMemory.
+  void read(const Exchange& exchange, const int64_t* ordered, const Messages& messages);
+  // `given` over these rows: `inverse` and `new_positions` are of distinct_ids() and
+  // order_by_owner(), and `inverse` becomes the positions of its ids in these tables, which the
+  // batch goes on reading.
   std::shared_ptr<Batch> batch(const Batch& given, const std::vector<int64_t>& counts,
-                               const int64_t* moved, int64_t* inverse) const;
+                               const int64_t* new_positions, int64_t* inverse) const;
 
  private:
   std::shared_ptr<const ExchangeLayout> layout_;

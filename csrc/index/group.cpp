@@ -53,17 +53,18 @@ int64_t group_ids(const int64_t* ids, int64_t n, int64_t* distinct, int64_t* inv
   return count;
 }
 
-void find_owners(const int64_t* ids, int64_t n, int64_t ranks, Dealing dealing, int64_t* owners) {
+void find_owners(const int64_t* ids, int64_t n, int64_t ranks, OwnerRule owner_rule,
+                 int64_t* owners) {
   if (ranks < 1) throw std::invalid_argument("there must be a rank");
-  if (dealing == Dealing::given) throw std::invalid_argument("owners are to be given");
+  if (owner_rule == OwnerRule::given) throw std::invalid_argument("owners are to be given");
   for (int64_t i = 0; i < n; ++i) {
-    owners[i] = dealing == Dealing::hash ? by_hash(ids[i], ranks) : by_modulo(ids[i], ranks);
+    owners[i] = owner_rule == OwnerRule::hash ? by_hash(ids[i], ranks) : by_modulo(ids[i], ranks);
   }
 }
 
-void order_by_owner(const int64_t* ids, int64_t n, int64_t ranks, Dealing dealing, int64_t* ordered,
-                    int64_t* place, int64_t* sizes) {
-  find_owners(ids, n, ranks, dealing, place);
+void order_by_owner(const int64_t* ids, int64_t n, int64_t ranks, OwnerRule owner_rule,
+                    int64_t* ordered, int64_t* place, int64_t* sizes) {
+  find_owners(ids, n, ranks, owner_rule, place);
   order_by_given_owner(ids, n, ranks, ordered, place, sizes);
 }
 

@@ -156,8 +156,8 @@ TableRule::TableRule(std::shared_ptr<Table> table, const RuleOptions& options,
       options_(options),
       initial_accumulator_value_(initial_accumulator_value),
       token_(next_token++) {
-  // Rows go on from where the rule before has them. (No step was taken while homeless.)
-  if (table_->catch_up && !table_->homeless()) table_->catch_up->settle_all(*table_);
+  // Rows go on from where the rule before has them. (No step was taken while unallocated.)
+  if (table_->catch_up && !table_->unallocated()) table_->catch_up->settle_all(*table_);
   table_->clear_states();
   table_->rule_token = 0;
   try {
@@ -313,21 +313,21 @@ StepFault step_fused(Batch& batch, const std::vector<Vectors>& grads,
   StepFault fault;
   std::mutex mutex;
   // Rows without a slot, of ids that evaluation met, are left out.
-  std::vector<std::vector<int64_t>> seated(tables.size());
-  std::vector<Buffer<uint8_t>> seated_rows(tables.size());
+  std::vector<std::vector<int64_t>> stored_slots(tables.size());
+  std::vector<Buffer<uint8_t>> stored_rows(tables.size());
   auto compact = [&](int t, const void* rows) {
     RowUpdate& u = updates[t];
     uint64_t bytes = static_cast<uint64_t>(u.dim) * (u.dtype == DType::f64 ? 8 : 4);
-    seated_rows[t].resize(static_cast<uint64_t>(u.count) * bytes);
+    stored_rows[t].resize(static_cast<uint64_t>(u.count) * bytes);
     for (int64_t i = 0; i < u.count; ++i) {
       if (u.slots[i] < 0) continue;
-      std::memcpy(seated_rows[t].data() + seated[t].size() * bytes,
+      std::memcpy(stored_rows[t].data() + stored_slots[t].size() * bytes,
                   static_cast<const uint8_t*>(rows) + static_cast<uint64_t>(i) * bytes, bytes);
-      seated[t].push_back(u.slots[i]);
+      stored_slots[t].push_back(u.slots[i]);
     }
-    u.slots = seated[t].data();
-    u.count = static_cast<int64_t>(seated[t].size());
-    u.grads = seated_rows[t].data();
+    u.slots = stored_slots[t].data();
+    u.count = static_cast<int64_t>(stored_slots[t].size());
+    u.grads = stored_rows[t].data();
   };
   reduce_each(batch, grads, wanted, [&](int t, const void* rows, bool finite) {
     RowUpdate& u = updates[t];

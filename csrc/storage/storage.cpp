@@ -358,7 +358,7 @@ Storage::Storage(StorageBudgets budgets, MakeLowest make_lowest)
 
 void Storage::lay_out(const std::vector<std::shared_ptr<Table>>& tables, bool again) {
   bool settled = !again && std::none_of(tables.begin(), tables.end(),
-                                        [](const auto& table) { return table->homeless(); });
+                                        [](const auto& table) { return table->unallocated(); });
   if (settled) return;
   std::vector<TableGroup> groups = group_by_layout(tables);
   // The lowest tiers first: their indices lie in memory, the host's where there is one.
@@ -407,7 +407,7 @@ void Storage::lay_out(const std::vector<std::shared_ptr<Table>>& tables, bool ag
   };
   for_tables([](Table& table, const std::shared_ptr<RowSpace>& space, int32_t number) {
     if (!table.space()) return;
-    move_rows(table.space(), table.number(), *space, number, !table.homeless());
+    move_rows(table.space(), table.number(), *space, number, !table.unallocated());
   });
   for_tables([](Table& table, const std::shared_ptr<RowSpace>& space, int32_t number) {
     table.live_in(space, number);

@@ -98,9 +98,9 @@ class Storage {
  public:
   Storage(StorageBudgets budgets, MakeLowest make_lowest);
 
-  // Gives every homeless table a row space, moving rows that lie in spaces of another layout; with
-  // `again` all tables, states and all. Throws BudgetTooSmall, OutOfMemory, TierError with tables
-  // as they were.
+  // Gives every unallocated table a row space, moving rows that lie in spaces of another layout;
+  // with `again` all tables, states and all. Throws BudgetTooSmall, OutOfMemory, TierError with
+  // tables as they were.
   void lay_out(const std::vector<std::shared_ptr<Table>>& tables, bool again = false);
 
   // Where rows that compute lie from the next layout on; null: in the core's memory.

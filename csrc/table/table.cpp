@@ -84,12 +84,12 @@ void Table::live_in(std::shared_ptr<RowSpace> space, int32_t number) {
   ids_.share(space_->ids());
   for (size_t k = 0; k < states_.size(); ++k) states_[k].plane.share(space_->state(k));
   if (steps_) steps_->share(*space_->steps());
-  at_home_ = true;
+  allocated_ = true;
 }
 
 void Table::leave() {
   space_.reset();
-  at_home_ = false;
+  allocated_ = false;
 }
 
 int64_t Table::size() const {
@@ -99,7 +99,7 @@ int64_t Table::size() const {
 
 int64_t Table::slot_limit() const {
   if (!tiered_) return size_;
-  return at_home_ ? space_->capacity() : 0;
+  return allocated_ ? space_->capacity() : 0;
 }
 
 std::vector<int64_t> Table::stored_ids() const {
@@ -267,7 +267,7 @@ void Table::fill_state(State& state, int64_t first, int64_t count) {
 void Table::add_state(const std::string& name, int64_t width, double initial) {
   WholeInForks whole;
   State state{name, initial, Plane(what_for(name), width, compute_size(), kSmallerStates)};
-  at_home_ = false;
+  allocated_ = false;
   if (has_rows()) {
     take(size_, sum(state_bytes(size_), state.plane.page_bytes(size_)));
     state.plane.ensure(size_);
@@ -278,7 +278,7 @@ void Table::add_state(const std::string& name, int64_t width, double initial) {
 
 void Table::clear_states() {
   WholeInForks whole;
-  at_home_ = at_home_ && states_.empty() && !steps_;
+  allocated_ = allocated_ && states_.empty() && !steps_;
   states_.clear();
   steps_.reset();
   catch_up.reset();
@@ -294,7 +294,7 @@ void Table::track_steps(int64_t step) {
     first_step_ = step;
     return write(ids.data(), static_cast<int64_t>(ids.size()), nullptr, nullptr, last.data());
   }
-  at_home_ = false;
+  allocated_ = false;
   if (has_rows()) {
     if (!steps_) take(size_, sum(state_bytes(size_), plane->page_bytes(size_)));
     plane->ensure(size_);

@@ -104,11 +104,11 @@ class Table final : public SpaceTable {
 
   // A tiered table has planes, and rows, once it lives in a row space: `number` is its number
   // there. The records of the space must be laid out as this table's are; adding or removing
-  // states, or steps, makes it homeless again.
+  // states, or steps, makes it unallocated again.
   bool tiered() const { return tiered_; }
   void live_in(std::shared_ptr<RowSpace> space, int32_t number);
   void leave();
-  bool homeless() const { return tiered_ && !at_home_; }
+  bool unallocated() const { return tiered_ && !allocated_; }
   // Where it lives, or lived before its layout changed; may be null.
   const std::shared_ptr<RowSpace>& space() const { return space_; }
   int32_t number() const { return number_; }
@@ -241,7 +241,7 @@ class Table final : public SpaceTable {
   BudgetShare share_;
   bool tiered_;
   bool released_;
-  bool at_home_ = false;
+  bool allocated_ = false;
   std::shared_ptr<RowSpace> space_;
   int32_t number_ = 0;
   std::vector<uint8_t> padding_row_;  // tiered: what was assigned

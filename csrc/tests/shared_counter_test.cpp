@@ -50,11 +50,11 @@ TEST(who_has_left_is_not_waited_for) {
   int64_t counter = 5;
   leave_counter(&counter);
   leave_counter(&counter);
-  CHECK(wait_for_counter(&counter, 6, kLong, -1) == Waited::left);
+  CHECK(wait_for_counter(&counter, 6, kLong, -1) == Waited::exited);
   CHECK(wait_for_counter(&counter, 5, kLong, -1) == Waited::raised);
   counter = 0;
   leave_counter(&counter);
-  CHECK(wait_for_counter(&counter, 1, kLong, -1) == Waited::left);
+  CHECK(wait_for_counter(&counter, 1, kLong, -1) == Waited::exited);
 }
 
 TEST(who_has_ended_is_not_waited_for) {

@@ -14,12 +14,12 @@ TEST(a_layout_that_does_not_fit_leaves_rows_where_they_are) {
   };
   Storage storage({60'000, 60'000}, none);
   storage.lay_out(tables);
-  CHECK(!item->homeless() && item->space() == user->space());
+  CHECK(!item->unallocated() && item->space() == user->space());
   std::vector<float> rows(300 * 3, 8);
   for (int64_t id = 0; id < 300; ++id) user->write(&id, 1, rows.data(), nullptr, nullptr);
   user->add_state("wide", 1000, 0);  // 300 of its records take 1.2 MB
   CHECK_THROWS(storage.lay_out(tables), TierError);
-  CHECK(user->homeless() && user->size() == 300);
+  CHECK(user->unallocated() && user->size() == 300);
   CHECK_THROWS(storage.lay_out(tables), TierError);
   user->clear_states();
   user->add_state("sum", 1, kState);

@@ -407,7 +407,7 @@ bool Residency::admit(int64_t batch, Moves& moves) {
     map_.find(part.table, part.ids, part.count, numbers);
     numbers += part.count;
   }
-  if (!seat(parts, &next, batch, moves)) return false;
+  if (!assign_slots(parts, &next, batch, moves)) return false;
   live_occurrences_ -= n;
   announced_.pop_front();
   return true;
@@ -419,7 +419,7 @@ int64_t Residency::admit_now(std::span<const TableIds> parts, Moves& moves) {
   numbers_.resize(static_cast<uint64_t>(n));
   number_rows(parts, numbers_.data());
   try {
-    if (seat(parts, nullptr, next_unannounced_, moves)) return next_unannounced_--;
+    if (assign_slots(parts, nullptr, next_unannounced_, moves)) return next_unannounced_--;
   } catch (...) {
     forget_fresh(parts, numbers_.data());
     throw;
@@ -440,8 +440,8 @@ int64_t Residency::slots_needed(std::span<const TableIds> parts) const {
 }
 
 // Admits the rows of numbers_.
-bool Residency::seat(std::span<const TableIds> parts, const Announced* batch, int64_t number,
-                     Moves& moves) {
+bool Residency::assign_slots(std::span<const TableIds> parts, const Announced* batch,
+                             int64_t number, Moves& moves) {
   auto n = static_cast<int64_t>(numbers_.size());
   const int64_t* numbers = numbers_.data();
   if (admitted_.size() >= kMostPins) {

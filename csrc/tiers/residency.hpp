@@ -263,7 +263,8 @@ class Residency {
   void end(int64_t batch, const Admitted& ends);
   int64_t pin_present(const int64_t* numbers, int64_t n, const Announced* batch);
   void unpin_present(const int64_t* numbers, int64_t n, uint32_t next);
-  bool seat(std::span<const TableIds> parts, const Announced* batch, int64_t number, Moves& moves);
+  bool assign_slots(std::span<const TableIds> parts, const Announced* batch, int64_t number,
+                    Moves& moves);
   void leave_awaited(const int64_t* numbers, int64_t n, int64_t absent);
   void choose_victims(int64_t count);
   void make_room_to_vacate(int64_t rows);

@@ -162,17 +162,17 @@ def test_a_step_asks_the_device_nothing(monkeypatch, dense, fused):
         finally:
             allowed.pop()
 
-    take = deferred_errors.DeferredError.take
+    pop = deferred_errors.DeferredError.pop
 
     def taken(self):  # what has arrived on the host
         allowed.append(True)
         try:
-            return take(self)
+            return pop(self)
         finally:
             allowed.pop()
 
     monkeypatch.setattr(GridExecutor, "__call__", launched)
-    monkeypatch.setattr(deferred_errors.DeferredError, "take", taken)
+    monkeypatch.setattr(deferred_errors.DeferredError, "pop", taken)
     for name in WAITING:
         monkeypatch.setattr(Tensor, name, refuse(name))
     for batch in batches[2:]:

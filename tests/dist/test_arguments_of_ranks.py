@@ -182,8 +182,8 @@ class Kind(Sharding):
         }.get(self.fault_in, right)
         return found
 
-    def dealing(self, table: Shape) -> _core.Dealing | None:
-        return None if self.fault_in == "undealt" else _core.Dealing.given
+    def owner_rule(self, table: Shape) -> _core.OwnerRule | None:
+        return None if self.fault_in == "undealt" else _core.OwnerRule.given
 
     def described(self, table: Shape) -> tuple[str, str]:
         return "kind", "all"
@@ -201,7 +201,7 @@ CUTS = {
     "outside": "outside [0, 2)",
     "list": "an int64 tensor",
     "short": "an int64 tensor",
-    "undealt": "has no dealing()",
+    "undealt": "has no owner_rule()",
 }
 
 
@@ -218,7 +218,7 @@ class Copies(Kind):
     ) -> Tensor:
         return torch.full_like(ids, requester)
 
-    def dealing(self, table: Shape) -> _core.Dealing | None:
+    def owner_rule(self, table: Shape) -> _core.OwnerRule | None:
         return None
 
 

@@ -33,9 +33,9 @@ class World:
         self.whole = []
         for t, kind in enumerate(("replicated", "table", "modulo", "hash", "columns")):
             dtype = draw.choice([*DTYPES])
-            dealing = {"modulo": _core.Dealing.modulo, "hash": _core.Dealing.hash}.get(kind)
+            owner_rule = {"modulo": _core.OwnerRule.modulo, "hash": _core.OwnerRule.hash}.get(kind)
             padding = draw.choice([None, 7])
-            self.tables.append((f"t{t}", DIM, DTYPES[dtype], dealing, padding))
+            self.tables.append((f"t{t}", DIM, DTYPES[dtype], owner_rule, padding))
             self.whole.append(torch.randn(ROWS, DIM).to(dtype))
             for rank in range(size):
                 rows = (rank, size) if kind == "modulo" else (0, 1)
@@ -54,11 +54,11 @@ class World:
         self.layouts, self.dealt, numbers = layouts, [], []
         for layout, asked in zip(layouts, self.asked, strict=True):
             ids, counts = torch.cat(asked), [len(some) for some in asked]
-            ordered, moved = torch.empty_like(ids), torch.empty_like(ids)
-            to = ordered.data_ptr(), moved.data_ptr()
-            numbers.append(layout.deal(ids.data_ptr(), counts, *to))
-            assert torch.equal(ordered.index_select(0, self.absolute(moved, counts)), ids)
-            self.dealt.append((ordered, moved, counts))
+            ordered, new_positions = torch.empty_like(ids), torch.empty_like(ids)
+            to = ordered.data_ptr(), new_positions.data_ptr()
+            numbers.append(layout.order_by_owner(ids.data_ptr(), counts, *to))
+            assert torch.equal(ordered.index_select(0, self.absolute(new_positions, counts)), ids)
+            self.dealt.append((ordered, new_positions, counts))
         told = torch.tensor(numbers)
         self.exchanges = [_core.Exchange(layout, told.data_ptr()) for layout in layouts]
 
@@ -68,10 +68,10 @@ class World:
         return torch.tensor(ids, dtype=torch.int64)
 
     @staticmethod
-    def absolute(moved: Tensor, counts: list[int]) -> Tensor:
+    def absolute(new_positions: Tensor, counts: list[int]) -> Tensor:
         """Positions within each table as those among all."""
         begins = torch.tensor([0, *counts[:-1]]).cumsum(0)
-        return moved + begins.repeat_interleave(torch.tensor(counts))
+        return new_positions + begins.repeat_interleave(torch.tensor(counts))
 
     def messages(self, sizes: list[tuple[list[int], list[int]]]) -> list[list[Tensor]]:
         """Memory for a message of each rank to each; both ends agree on its size."""
@@ -91,13 +91,13 @@ class World:
 
     def send_ids(self) -> None:
         sent = self.messages([exchange.id_sizes() for exchange in self.exchanges])
-        for (asked, *_), exchange, out in zip(self.dealt, self.exchanges, sent, strict=True):
-            exchange.write_ids(asked.data_ptr(), addresses(out))
+        for (ordered, *_), exchange, out in zip(self.dealt, self.exchanges, sent, strict=True):
+            exchange.write_ids(ordered.data_ptr(), addresses(out))
         self.ids = []
         for rank, exchange in enumerate(self.exchanges):
             ids = torch.empty(sum(exchange.asked_here()), dtype=torch.int64)
-            asked = self.dealt[rank][0]
-            exchange.take_ids(asked.data_ptr(), self.received(sent, rank), ids.data_ptr())
+            ordered = self.dealt[rank][0]
+            exchange.read_ids(ordered.data_ptr(), self.received(sent, rank), ids.data_ptr())
             self.ids.append(ids)
 
     def owned(self, rank: int) -> list[tuple[Any, ...]]:
@@ -118,7 +118,7 @@ class World:
         batch = _core.Batch.of_ids(cores, table_of, self.ids[rank].data_ptr(), counts)
         assert batch.check()[0] == 0
         batch.resolve(False, True, [])
-        batch.seat()
+        batch.find_slots()
         return batch
 
 
@@ -141,7 +141,7 @@ def test_rows_and_gradients_find_their_ways(size: int, seed: int) -> None:
             torch.empty(n, DIM, dtype=whole.dtype)
             for n, whole in zip(counts, world.whole, strict=True)
         ]
-        exchange.take_rows(world.received(sent, rank), addresses(rows))
+        exchange.read_rows(world.received(sent, rank), addresses(rows))
         ordered = world.dealt[rank][0].split(counts)
         for found, whole, ids in zip(rows, world.whole, ordered, strict=True):
             assert torch.equal(found, whole[ids])
@@ -150,12 +150,12 @@ def test_rows_and_gradients_find_their_ways(size: int, seed: int) -> None:
     given, kept = [], []
     for rank in range(size):
         of_tables = []
-        for t, (ids, moved) in enumerate(
+        for t, (ids, new_positions) in enumerate(
             zip(world.asked[rank], world.dealt[rank][1].split(world.dealt[rank][2]), strict=True)
         ):
             wide_type = torch.float64 if world.whole[t].dtype is torch.float64 else torch.float32
             grads = (ids[:, None] * 8.0 + torch.arange(DIM) + 100 * rank).to(wide_type)
-            slots = moved + 1000  # in any order
+            slots = new_positions + 1000  # in any order
             kept += [grads, slots]
             n = len(ids) - (t == 1 and len(ids) > 1)  # the last has none
             of_tables.append((slots.data_ptr(), grads.data_ptr(), n, 1000))

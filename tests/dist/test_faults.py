@@ -82,14 +82,14 @@ def train(rank: int, world: int, store: str, fault: str, timeout: float, told: A
 
 def die_in_the_vote(ranks: Any) -> None:
     """Kill this process in the next step, between its two votes."""
-    agree = ranks.agree
+    handshake = ranks.handshake
 
     def die(kind: str, *arguments: Any, **more: Any) -> Any:
         if kind == "a step" and not arguments:
             os.kill(os.getpid(), signal.SIGKILL)
-        return agree(kind, *arguments, **more)
+        return handshake(kind, *arguments, **more)
 
-    ranks.agree = die
+    ranks.handshake = die
 
 
 def outcome(folder: Path, fault: str, timeout: float, stop: float = 0.0) -> dict[int, Any]:

@@ -38,8 +38,8 @@ class Backwards(Sharding):
     ) -> Tensor:
         return world_size - 1 - ids % world_size
 
-    def dealing(self, table: Shape) -> _core.Dealing | None:
-        return _core.Dealing.given
+    def owner_rule(self, table: Shape) -> _core.OwnerRule | None:
+        return _core.OwnerRule.given
 
     def described(self, table: Shape) -> tuple[str, str]:
         return "backwards", "all"

@@ -250,7 +250,7 @@ def no_unicode(rank: int, world: int) -> None:
         with ranks.reporting("figures"):
             if rank:
                 raise OSError("no space in /tmp/\udcff")  # as Python has names that are no UTF-8
-            ranks.agree("figures")
+            ranks.handshake("figures")
     assert ranks.values_of_all("figures", rank) == [*range(world)]
 
 

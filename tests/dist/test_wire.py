@@ -40,7 +40,7 @@ def messages(rank: int, world: int, shared: bool) -> None:
         sizes = [
             [chance.randint(0, most) if a != b else 0 for b in range(world)] for a in range(world)
         ]
-        for to, room in enumerate(wire.take(sizes[rank])):
+        for to, room in enumerate(wire.reserve(sizes[rank])):
             assert room.data_ptr() % 8 == 0 or not len(room)
             room.copy_(message(rank, to, number, sizes[rank][to]))
         received, words = wire.send([of_rank[rank] for of_rank in sizes], 7 * number + rank)
@@ -182,7 +182,7 @@ def traced(rank: int, world: int) -> None:
         optimizer.step()
     counts = {name: count for name, (count, _) in trace.totals().items()}
     sent = {"send ids": 1, "send rows": 1, "send gradients": 1}
-    assert {"agree": 3, **sent}.items() <= counts.items()
+    assert {"handshake": 3, **sent}.items() <= counts.items()
 
 
 @pytest.mark.process
@@ -209,7 +209,7 @@ def out_of_step(rank: int, world: int) -> None:
         if rank:
             wire.gather(torch.arange(3))
         else:
-            wire.take([0] * world)
+            wire.reserve([0] * world)
             wire.send([0] * world, 0)
     with pytest.raises(Gone, match="something else"):
         wire.gather(torch.arange(3 + rank))

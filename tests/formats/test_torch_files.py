@@ -277,7 +277,7 @@ def test_ids_of_any_integers(tmp_path: Path, name: str) -> None:
 
 
 names = st.text(st.characters(categories=("L", "N"), include_characters="._- "), min_size=1).filter(
-    lambda name: not name.endswith((".ids", ".key"))
+    lambda name: not name.endswith((".ids", ".key")) and name != "__metadata__"
 )
 
 
@@ -311,6 +311,22 @@ def test_any_tables_there_and_back(
             own = given_[table.name]
             assert torch.equal(ids.sort().values, own.sort().values)
             assert torch.equal(weights[ids.argsort()], rows[table.name][own.argsort()])
+
+
+def test_a_table_named_as_the_metadata_of_safetensors(tmp_path: Path) -> None:
+    from hotbed.formats import WRITERS
+    from hotbed.formats.writing import tables_in
+
+    path = hb.checkpoint.write(
+        tmp_path / "run", {"__metadata__": [(torch.tensor([7]), torch.ones(1, 2))]}
+    )
+    with pytest.raises(
+        hb.HotbedError, match="cannot hold a table .__metadata__.,.*another --format"
+    ):
+        WRITERS["safetensors"].write(str(tmp_path / "to"), tables_in(path).tables)
+    assert not (tmp_path / "to").exists()
+    WRITERS["torch"].write(str(tmp_path / "to.pt"), tables_in(path).tables)
+    assert [*imported(tmp_path / "to.pt", tmp_path / "back")] == ["__metadata__"]
 
 
 def test_a_table_comes_in_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

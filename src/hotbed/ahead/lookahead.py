@@ -157,7 +157,7 @@ class Lookahead(Generic[T]):
                 finally:
                     window.close()
         finally:
-            if source.being_read or (iterator is self.loader and source.left):
+            if source.being_read or (iterator is self.loader and source.unread):
                 self._left = source
 
     def _modules(self) -> dict[str, TableOwner]:

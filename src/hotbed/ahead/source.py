@@ -45,7 +45,7 @@ class Source(Generic[T]):
 
     def __init__(self, iterator: Iterator[T]) -> None:
         self.iterator = iterator
-        self.left: deque[Entry] = deque()
+        self.unread: deque[Entry] = deque()
         self._turn = threading.Lock()
         self._ended = False
 
@@ -61,7 +61,7 @@ class Source(Generic[T]):
     @property
     def more(self) -> bool:
         """Whether `read` may give something."""
-        return bool(self.left) or not self._ended
+        return bool(self.unread) or not self._ended
 
     def read(
         self,
@@ -71,10 +71,10 @@ class Source(Generic[T]):
         """The next batch, or what the loader raised in its place; None: there is none, or it was not
         `wanted` any more when it had come and `look` had seen it, and was left."""
         with self._turn:
-            if self.left:
-                entry = self.left[0]
+            if self.unread:
+                entry = self.unread[0]
                 look(entry)
-                return self.left.popleft() if wanted() else None
+                return self.unread.popleft() if wanted() else None
             try:
                 entry = Entry(next(self.iterator))
             except StopIteration:
@@ -86,7 +86,7 @@ class Source(Generic[T]):
             look(entry)
             if wanted():
                 return entry
-            self.left.append(Entry(entry.batch, entry.error))
+            self.unread.append(Entry(entry.batch, entry.error))
             return None
 
     def __iter__(self) -> Iterator[T]:

@@ -208,7 +208,7 @@ class Window:
         left = [Entry(entry.batch, entry.error) for entry in self._entries]
         while self._entries:
             self._entries.popleft()
-        self._source.left.extendleft(reversed(left))
+        self._source.unread.extendleft(reversed(left))
         for tiers in self._every:
             tiers.prepared.clear()
 

@@ -108,8 +108,8 @@ def load(
         try:
             given = [several(one, "load_state_dict") for one in (optimizer, scheduler, loader)]
             loading = _Loading(folder, manifest, model, given[0], strict, Renaming(rename), changes)
-            loading.take_values(*given[1:])
-            loading.take_rows()
+            loading.load_values(*given[1:])
+            loading.load_rows()
             if optimizer is not None and "random" in loading.values:
                 give_random_states(loading.of_rank("random"))
         except OptimizerError as error:
@@ -256,7 +256,7 @@ class _Loading:
                     f"the CPU makes up for. Load the model there, then move it to {table.device}."
                 ) from error
 
-    def take_values(self, schedulers: list[Stateful], loaders: list[Stateful]) -> None:
+    def load_values(self, schedulers: list[Stateful], loaders: list[Stateful]) -> None:
         """All but rows. It is checked first that there is as much as was given."""
         states: list[tuple[Stateful, dict[str, object]]] = []
         for what, own in (
@@ -304,7 +304,7 @@ class _Loading:
         for fault in self.none_in_common:
             warnings.warn(f"{reported}{fault}", stacklevel=4)
 
-    def take_rows(self) -> None:
+    def load_rows(self) -> None:
         finish: list[Callable[[bool], None]] = []
         as_stored = set(self.with_states)  # tables whose rows come with their states and steps
         for table in self.tables.values():

@@ -67,7 +67,7 @@ def import_(
     """Make a checkpoint of tables that others have written, for hotbed.load(DIR, model, strict=False).
 
     Tables keep their names, so a Hotbed module of the same name finds them. Of a state_dict those are
-    taken that are 2-D, named ...weight and without a bias beside them; dense layers are left. Nothing
+    taken that are 2-D, named ...weight and without a bias beside them; dense layers are skipped. Nothing
     but tensors is unpickled, and no row is lost or changed: if one cannot be read, there is no checkpoint.
 
     [bold]Examples[/bold]
@@ -99,8 +99,8 @@ def import_(
             folder = write(to, {each.name: each.chunks() for each in counted}, rows=rows)
         _show(tables, f"Written to {folder}")
         taken = {each.chunks for each in tables}
-        left = {each.name: each.unasked for each in found.tables if each.chunks not in taken}
-        _show_left({**left, **found.left})
+        skipped = {each.name: each.unasked for each in found.tables if each.chunks not in taken}
+        _show_skipped({**skipped, **found.skipped})
 
 
 def dump(
@@ -206,19 +206,19 @@ def _show(tables: list[FileTable], title: str) -> None:
     console.print(shown)
 
 
-def _show_left(left: Mapping[str, str]) -> None:
+def _show_skipped(skipped: Mapping[str, str]) -> None:
     from rich.console import Console
     from rich.table import Table
 
     from hotbed.train.progress import literal
 
-    if not left:
+    if not skipped:
         return
     shown = Table()
     shown.add_column("left; --table takes what can be one")
     shown.add_column("because it")
-    for name, why in [*left.items()][:_SHOWN]:
+    for name, why in [*skipped.items()][:_SHOWN]:
         shown.add_row(literal(name), literal(why))
-    if len(left) > _SHOWN:
-        shown.add_row(f"and {len(left) - _SHOWN:,} more", "")
+    if len(skipped) > _SHOWN:
+        shown.add_row(f"and {len(skipped) - _SHOWN:,} more", "")
     Console().print(shown)

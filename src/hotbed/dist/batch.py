@@ -12,9 +12,9 @@ from torch import Tensor
 from hotbed import _core
 from hotbed.dist.delivery import fetch_by_id
 from hotbed.dist.errors import PeerError
-from hotbed.dist.exchange import announce, announce_nothing, ask, fetch, keep
+from hotbed.dist.exchange import announce, announce_nothing, fetch, keep, sort_by_owner
 from hotbed.dist.exchanged_values import Lookup
-from hotbed.dist.handshake import Opened
+from hotbed.dist.handshake import Handshake
 from hotbed.dist.merging import merge
 from hotbed.dist.ranks import Ranks
 from hotbed.dist.shards import ShardedPlace
@@ -60,17 +60,21 @@ class ShardedLookups(Lookups):
             torch.empty(given.positions, dtype=torch.int64, device="cpu") for _ in range(2)
         )
         counts = _core.distinct_ids(given, ids.data_ptr(), inverse.data_ptr())
-        asked = ask(ranks, [cast(ShardedPlace, live.place) for live in call.live], ids, counts)
+        by_owner = sort_by_owner(
+            ranks, [cast(ShardedPlace, live.place) for live in call.live], ids, counts
+        )
         modes = [int(call.training), int(wanted), *_bits(call.frozen, len(call.live))]
-        opened = ranks.agree("a lookup", [*modes, *asked.numbers], asked.layout.numbers)
+        opened = ranks.handshake(
+            "a lookup", [*modes, *by_owner.counts_to_owners], by_owner.layout.table_numbers
+        )
         _refuse_other_modes(ranks, opened, modes)
-        announced = announce(ranks, asked, opened.numbers[:, len(modes) :])
+        announced = announce(ranks, by_owner, opened.values[:, len(modes) :])
         fetched = fetch(ranks, announced, ranks.codecs[0], call.frozen, call.training)
         rows = fetched.rows()
-        core = rows.batch(given, counts, asked.moved.data_ptr(), inverse.data_ptr())
+        core = rows.batch(given, counts, by_owner.new_positions.data_ptr(), inverse.data_ptr())
         core.resolve(False, wanted, call.frozen)
         made = ShardedBatch(core, call, wanted, kept=(rows, inverse))
-        weakref.finalize(made, _give_back, asked.layout.fetched, rows).atexit = False
+        weakref.finalize(made, _give_back, by_owner.layout.fetched, rows).atexit = False
         if wanted:
             made.lookup = keep(ranks, made, announced, fetched.owned)
             if ranks.waiting.to_be_merged:
@@ -129,8 +133,8 @@ def _refuse_beside_dense(ranks: Ranks) -> None:
         )
 
 
-def _refuse_other_modes(ranks: Ranks, opened: Opened, modes: list[int]) -> None:
-    for rank, reported in enumerate(opened.numbers[:, : len(modes)].tolist()):
+def _refuse_other_modes(ranks: Ranks, opened: Handshake, modes: list[int]) -> None:
+    for rank, reported in enumerate(opened.values[:, : len(modes)].tolist()):
         if not opened.ended[rank] and reported != modes:
             raise PeerError(
                 f"Rank {rank} looks up in another mode than rank {ranks.rank}: model.train() or eval(), "
@@ -147,22 +151,22 @@ def _bits(chosen: Sequence[int], count: int) -> list[int]:
     return words
 
 
-def serve_lookup(ranks: Ranks, opened: Opened) -> None:
+def serve_lookup(ranks: Ranks, opened: Handshake) -> None:
     """The part of a rank that has no batch."""
     speaks = opened.ended.index(False)
     modes = 2 + len(_bits((), len(opened.tables)))
-    training, wanted, *bits = opened.numbers[speaks, :modes].tolist()
+    training, wanted, *bits = opened.values[speaks, :modes].tolist()
     frozen = [t for t in range(len(opened.tables)) if bits[t // _BITS] >> t % _BITS & 1]
-    announced = announce_nothing(ranks, opened, opened.numbers[:, modes:])
+    announced = announce_nothing(ranks, opened, opened.values[:, modes:])
     with torch.set_grad_enabled(bool(wanted)):
         fetched = fetch(ranks, announced, ranks.codecs[0], frozen, bool(training))
     if wanted:
         keep(ranks, None, announced, fetched.owned)
 
 
-def serve_rows(ranks: Ranks, opened: Opened) -> None:
+def serve_rows(ranks: Ranks, opened: Handshake) -> None:
     """The same of a lookup of rows."""
-    fetch_by_id(ranks, announce_nothing(ranks, opened, opened.numbers))
+    fetch_by_id(ranks, announce_nothing(ranks, opened, opened.values))
 
 
 class ShardedPendingGradient:

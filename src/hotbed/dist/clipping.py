@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hotbed.dist.gradients import collect, waiting_of
-from hotbed.dist.handshake import Opened
+from hotbed.dist.handshake import Handshake
 from hotbed.dist.ranks import Ranks
 from hotbed.dist.shards import TableOnRanks
 from hotbed.table.clipping import Gradient
@@ -48,14 +48,14 @@ class Together:
     def norm(self, table: int, norm_type: float) -> Tensor:
         """Over all ranks; of all tables at once."""
         if norm_type not in self._norms:
-            self._ranks.agree(NORM, _bits([norm_type]), self._numbers)
+            self._ranks.handshake(NORM, _bits([norm_type]), self._numbers)
             self._norms[norm_type] = self.sum_norms(norm_type)
         return self._norms[norm_type][table]
 
     def change(self, how: int, value: float, table: int) -> None:
         """All tables, when the first is asked for."""
         if table == 0:
-            self._ranks.agree(CHANGE, [how, *_bits([value])], self._numbers)
+            self._ranks.handshake(CHANGE, [how, *_bits([value])], self._numbers)
             self.change_own(how, value)
 
     @property
@@ -68,7 +68,7 @@ class Together:
             if self._ranks.rank == 0 or not any(shard.replica for shard in live.place.shards):
                 norms = [norm_of_rows(r.double(), norm_type) for r in rows if r.numel()]
                 own[t] = torch.linalg.vector_norm(torch.stack(norms), norm_type) if norms else 0.0
-        reported = self._ranks.agree(NORM, _bits(own.tolist()), self._numbers).numbers
+        reported = self._ranks.handshake(NORM, _bits(own.tolist()), self._numbers).values
         norms_of_ranks = reported.contiguous().view(torch.float64)
         return [
             torch.linalg.vector_norm(norms_of_ranks[:, t], norm_type).to(live.compute_dtype)
@@ -97,7 +97,7 @@ class ShardedGradient:
         """Brings the gradients of tables to their owners."""
         with ranks.reporting(SUM):
             _, collected = collect(ranks, SUM, tables)
-        ranks.agree(SUM, fault=collected.fault)
+        ranks.vote(SUM, fault=collected.fault)
         collected.keep()
         together = Together(ranks, collected.tables)
         made = {live: cls(together, t) for t, live in enumerate(collected.tables)}
@@ -118,13 +118,13 @@ def look_for_infinities(ranks: Ranks, tables: Sequence[TableOnRanks], factor: Te
     brought to their owners by `factor`, as GradScaler scales those that it sees. Called by all ranks."""
     grads = [live.waiting.look(live.parameter) for live in tables]
     rows = [grad._values() for grad in grads if grad is not None]
-    ranks.agree(LOOK, _bits([float(factor)]), [live.place.number for live in tables])
+    ranks.handshake(LOOK, _bits([float(factor)]), [live.place.number for live in tables])
     return _any_infinite(ranks, [*rows, *_scaled_at_owners(tables, float(factor))])
 
 
-def serve_infinities(ranks: Ranks, opened: Opened) -> None:
+def serve_infinities(ranks: Ranks, opened: Handshake) -> None:
     """The part of a rank that has no batch."""
-    reported = opened.numbers[opened.ended.index(False)].contiguous()
+    reported = opened.values[opened.ended.index(False)].contiguous()
     factor = float(reported.view(torch.float64)[0])
     _any_infinite(
         ranks, _scaled_at_owners([ranks.table(number) for number in opened.tables], factor)
@@ -135,7 +135,7 @@ def _any_infinite(ranks: Ranks, rows: Iterable[Tensor]) -> bool:
     """Return True if these rows of any rank have a NaN or an infinity. Called by all ranks, those without a
     batch among them, whose shards may have some."""
     bad = any(not bool(torch.isfinite(some).all()) for some in rows)
-    return bool(ranks.agree(LOOK, [int(bad)]).numbers.any())
+    return bool(ranks.handshake(LOOK, [int(bad)]).values.any())
 
 
 def _scaled_at_owners(tables: Iterable[TableOnRanks], factor: float) -> list[Tensor]:

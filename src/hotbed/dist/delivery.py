@@ -23,14 +23,14 @@ def deliver(
     """Bring rows of the only table to their owners. Called by all ranks.
 
     Args:
-        rows: (n, dim), as they are stored, of the ids as they were given to `ask`.
+        rows: (n, dim), as they are stored, of the ids as they were given to `sort_by_owner`.
 
     Returns:
         For each shard of this rank: its live table, (m,) its ids, one rank's after the other's, and
         (m, columns) rows.
     """
-    travel = Travel(announced.core, announced.asked.layout, True, [True])
-    given = Given(rows.contiguous(), announced.asked.moved)
+    travel = Travel(announced.core, announced.by_owner.layout, True, [True])
+    given = Given(rows.contiguous(), announced.by_owner.new_positions)
     received = to_owners(ranks, "rows", travel, STORED, [given], stored=True)
     begins = [0] * ranks.size
     found = []
@@ -48,11 +48,11 @@ def deliver(
 def fetch_by_id(ranks: Ranks, announced: Announced) -> list[Tensor]:
     """Read the rows that were asked for, as their owners' ``lookup`` does, and return the messages that came,
     as the core reads them. Called by all ranks."""
-    travel = Travel(announced.core, announced.asked.layout)
+    travel = Travel(announced.core, announced.by_owner.layout)
 
     def write(room: list[Tensor]) -> None:
         begins = [0] * ranks.size
-        layout = announced.asked.layout
+        layout = announced.by_owner.layout
         shards = [shard for _, shard, _ in layout.shards if shard.rank == layout.rank]
         for shard, (live, ids, of_ranks) in zip(shards, owned_ids(announced), strict=True):
             live.ready()
@@ -69,7 +69,7 @@ def fetch_by_id(ranks: Ranks, announced: Announced) -> list[Tensor]:
 
 def owned_ids(announced: Announced) -> list[tuple[LiveTable, Tensor, list[int]]]:
     """For each shard of this rank: its live table, (m,) the ids asked of it, and how many by each rank."""
-    layout, counts = announced.asked.layout, announced.core.asked_here()
+    layout, counts = announced.by_owner.layout, announced.core.asked_here()
     size = layout.size
     of_shards = [counts[at : at + size] for at in range(0, len(counts), size)]
     ids = announced.ids_here.split_with_sizes([sum(some) for some in of_shards])

@@ -20,7 +20,7 @@ from hotbed.dist.declarations import of_arguments, of_model, of_plan
 from hotbed.dist.delivery import deliver
 from hotbed.dist.dense import average_dense, refuse_options
 from hotbed.dist.errors import PeerError
-from hotbed.dist.exchange import announce, ask
+from hotbed.dist.exchange import announce, sort_by_owner
 from hotbed.dist.place import Sharded
 from hotbed.dist.planning import plan as planned
 from hotbed.dist.planning import tables_to_plan
@@ -127,7 +127,7 @@ def distribute(
         _warn_of_idle_cores()
         specs = tables_to_plan(model).values()
         declared = of_arguments(codecs._asdict(), ddp or {}, specs)
-    ranks.agree("a distribution", declared=declared)
+    ranks.handshake("a distribution", declared=declared)
     shard_tables(model, chosen, ranks)
     watch_scalers()
     with ranks.listening("hotbed.distribute"):
@@ -175,10 +175,10 @@ def shard_tables(model: nn.Module, plan: Plan | None, ranks: Ranks) -> None:
             live.check_handle()
         declared = of_model(model, list(tables.values())), of_plan(shardings)
     for each in declared:
-        ranks.agree("a distribution", declared=each)
+        ranks.handshake("a distribution", declared=each)
     keys = [signed_key(live.key) for live in tables]
     changed = [int(_has_rows(live)) for live in tables]
-    of_first = ranks.agree("a distribution", [*keys, *changed]).numbers[0].tolist()
+    of_first = ranks.handshake("a distribution", [*keys, *changed]).values[0].tolist()
     fault: HotbedError | None = None
     lookups = ShardedLookups(ranks)
     try:
@@ -191,7 +191,7 @@ def shard_tables(model: nn.Module, plan: Plan | None, ranks: Ranks) -> None:
         raise
     except HotbedError as error:
         fault = error
-    ranks.agree("a distribution", fault=fault)
+    ranks.vote("a distribution", fault=fault)
 
 
 def _refuse(tables: Mapping[LiveTable, Table], plan: Plan, ranks: Ranks) -> None:
@@ -252,12 +252,12 @@ def _hand_out(place: Sharded, stream: Iterator[Records]) -> None:
         rows = next(stream, None)
         ids, weights = nothing if rows is None else (rows.ids, rows.weights)
         assert weights is not None
-        asked = ask(place.ranks, [place], ids, [len(ids)])
-        said = [int(rows is not None), *asked.numbers]
-        reported = place.ranks.agree("a distribution", said).numbers
+        by_owner = sort_by_owner(place.ranks, [place], ids, [len(ids)])
+        said = [int(rows is not None), *by_owner.counts_to_owners]
+        reported = place.ranks.handshake("a distribution", said).values
         if not bool(reported[:, 0].any()):
             return
-        announced = announce(place.ranks, asked, reported[:, 1:])
+        announced = announce(place.ranks, by_owner, reported[:, 1:])
         for live, own, some in deliver(place.ranks, announced, weights.to(place.spec.dtype)):
             live.assign(own, some)
 

@@ -1,15 +1,15 @@
 """A batch across ranks, in steps with values between them:
 
-    ask(ids) -> Asked
-    announce(Asked, the `Asked.numbers` of all ranks) -> Announced
+    sort_by_owner(ids) -> IdsByOwner
+    announce(IdsByOwner, the `IdsByOwner.counts_to_owners` of all ranks) -> Announced
     fetch(Announced) -> Fetched, with the rows that came and, at owners, Owned
     keep(Announced, Owned) -> Lookup
     give(Lookup, gradients) -> gradients of each shard of this rank
 
-`ask` orders ids by their owners, on this rank alone. All ranks call `announce`, `fetch` and `give`: ids
-travel to their owners, rows come back, and later gradients go the way of the ids. One handshake, which
-carries `Asked.numbers`, precedes `announce` and serves `fetch`, too; another one precedes the `give` of all
-lookups in a step.
+`sort_by_owner` orders ids by their owners, on this rank alone. All ranks call `announce`, `fetch` and `give`:
+ids travel to their owners, rows come back, and later gradients go the way of the ids. One handshake, which
+carries `IdsByOwner.counts_to_owners`, precedes `announce` and serves `fetch`, too; another one precedes the
+`give` of all lookups in a step.
 
 The values are frozen. What lasts beyond them: `keep` appends to `ranks.waiting`, `Fetched.rows` takes memory
 of earlier batches from `layout.fetched`, and messages stay only until the ranks next send something. The core
@@ -27,8 +27,8 @@ import torch
 from torch import Tensor
 
 from hotbed import _core
-from hotbed.dist.exchanged_values import Announced, Asked, Lookup, Owned
-from hotbed.dist.handshake import Opened
+from hotbed.dist.exchanged_values import Announced, IdsByOwner, Lookup, Owned
+from hotbed.dist.handshake import Handshake
 from hotbed.dist.layout import Layout
 from hotbed.dist.ranks import Ranks
 from hotbed.dist.row_codecs.codec import RowCodec, Travel
@@ -45,7 +45,7 @@ __all__ = [
     "Given",
     "announce",
     "announce_nothing",
-    "ask",
+    "sort_by_owner",
     "fetch",
     "give",
     "keep",
@@ -68,10 +68,10 @@ class Fetched:
 
     def rows(self) -> _core.FetchedRows:
         """Copy the rows into tables that a batch reads."""
-        asked = self.announced.asked
-        kept = asked.layout.fetched
-        found = kept.pop() if kept else _core.FetchedRows(asked.layout.core)
-        found.take(self.announced.core, asked.ids.data_ptr(), _addresses(self.messages))
+        by_owner = self.announced.by_owner
+        kept = by_owner.layout.fetched
+        found = kept.pop() if kept else _core.FetchedRows(by_owner.layout.core)
+        found.read(self.announced.core, by_owner.ids.data_ptr(), _addresses(self.messages))
         return found
 
 
@@ -94,15 +94,19 @@ class Given(NamedTuple):
 _NOTHING_GIVEN = 0, 0, 0, 0
 
 
-def ask(ranks: Ranks, places: Sequence[ShardedPlace], ids: Tensor, counts: list[int]) -> Asked:
+def sort_by_owner(
+    ranks: Ranks, places: Sequence[ShardedPlace], ids: Tensor, counts: list[int]
+) -> IdsByOwner:
     """Order ids by their owners.
 
     Args:
         ids: (at least sum of `counts`,) int64 of one table after the other, those of each in any order.
     """
     layout = ranks.layout(places)
-    ordered, moved = (torch.empty(sum(counts), dtype=torch.int64, device="cpu") for _ in range(2))
-    for t, kind, spec in layout.dealt_by_kind:
+    ordered, new_positions = (
+        torch.empty(sum(counts), dtype=torch.int64, device="cpu") for _ in range(2)
+    )
+    for t, kind, spec in layout.owners_by_kind:
         begin, end = sum(counts[:t]), sum(counts[: t + 1])
         owners = kind.owner_of(spec, ids[begin:end].clone(), ranks.size)
         if not isinstance(owners, Tensor):
@@ -115,40 +119,42 @@ def ask(ranks: Ranks, places: Sequence[ShardedPlace], ids: Tensor, counts: list[
                 f"Table {spec.name!r}: owner_of() of sharding {kind.name!r} must return ({counts[t]},) "
                 f"int64 ranks; got {tuple(owners.shape)} {owners.dtype}."
             )
-        moved[begin:end] = owners
+        new_positions[begin:end] = owners
     try:
-        numbers = layout.core.deal(ids.data_ptr(), counts, ordered.data_ptr(), moved.data_ptr())
+        numbers = layout.core.order_by_owner(
+            ids.data_ptr(), counts, ordered.data_ptr(), new_positions.data_ptr()
+        )
     except ValueError as error:  # of owners that a kind has named
-        named = ", ".join(repr(spec.name) for _, _, spec in layout.dealt_by_kind)
+        named = ", ".join(repr(spec.name) for _, _, spec in layout.owners_by_kind)
         raise PlanError(
             f"owner_of() of the sharding of one of the tables {named}: {error}."
         ) from None
-    return Asked(layout, ordered, counts, moved, numbers)
+    return IdsByOwner(layout, ordered, counts, new_positions, numbers)
 
 
-def announce(ranks: Ranks, asked: Asked, numbers: Tensor) -> Announced:
+def announce(ranks: Ranks, by_owner: IdsByOwner, numbers: Tensor) -> Announced:
     """Bring ids to their owners. Called by all ranks.
 
     Args:
-        numbers: (ranks, n) int64, the `Asked.numbers` of each rank.
+        numbers: (ranks, n) int64, the `IdsByOwner.counts_to_owners` of each rank.
     """
     numbers = numbers.contiguous()
-    core = _core.Exchange(asked.layout.core, numbers.data_ptr())
+    core = _core.Exchange(by_owner.layout.core, numbers.data_ptr())
     outgoing, coming = core.id_sizes()
-    messages = ranks.take(outgoing)
-    at = asked.ids.data_ptr()
+    messages = ranks.reserve(outgoing)
+    at = by_owner.ids.data_ptr()
     core.write_ids(at, _addresses(messages))
     received = ranks.send("ids", coming)
     ids = torch.empty(sum(coming) // 8, dtype=torch.int64, device="cpu")
-    core.take_ids(at, _addresses(received), ids.data_ptr())
-    return Announced(asked, core, ids)
+    core.read_ids(at, _addresses(received), ids.data_ptr())
+    return Announced(by_owner, core, ids)
 
 
-def announce_nothing(ranks: Ranks, opened: Opened, numbers: Tensor) -> Announced:
+def announce_nothing(ranks: Ranks, opened: Handshake, numbers: Tensor) -> Announced:
     """Take part in `announce` where this rank has no batch. `opened`: what the others do."""
     places = [ranks.table(number).place for number in opened.tables]
     none = torch.empty(0, dtype=torch.int64, device="cpu")
-    return announce(ranks, ask(ranks, places, none, [0] * len(places)), numbers)
+    return announce(ranks, sort_by_owner(ranks, places, none, [0] * len(places)), numbers)
 
 
 def fetch(
@@ -162,12 +168,12 @@ def fetch(
         training: True if new ids of the others get one.
     """
     core = announced.core
-    travel = Travel(core, announced.asked.layout)
+    travel = Travel(core, announced.by_owner.layout)
     owned: Owned | None = None
 
-    def look_up(room: list[Tensor]) -> None:
+    def look_up(buffers: list[Tensor]) -> None:
         nonlocal owned
-        owned = look_up_owned(announced, frozen, training, room)
+        owned = look_up_owned(announced, frozen, training, buffers)
 
     in_core = core.row_sizes()
     received = send_encoded(ranks, "rows", travel, codec, in_core, look_up)
@@ -177,7 +183,7 @@ def fetch(
     except Exception as error:
         fault = error
     if codec.can_fail:  # the others would go on to a forward, whose batch this rank does not keep
-        ranks.agree("a lookup", fault=fault)
+        ranks.vote("a lookup", fault=fault)
     elif fault is not None:
         raise fault
     return Fetched(announced, owned, received)
@@ -198,7 +204,7 @@ def look_up_owned(
     Returns:
         None where this rank owns no shard.
     """
-    core, layout = announced.core, announced.asked.layout
+    core, layout = announced.core, announced.by_owner.layout
     own = own_tables(layout)
     if not own:
         return None
@@ -225,7 +231,7 @@ def own_tables(layout: Layout) -> list[LiveTable]:
 
 def keep(ranks: Ranks, batch: object | None, announced: Announced, owned: Owned | None) -> Lookup:
     """Have the ranks keep a lookup for the gradients of a batch. `batch`: None where this rank has none."""
-    position = announced.asked.layout.position
+    position = announced.by_owner.layout.position
     first_slots, sought = [0] * len(position), position
     for earlier in reversed(ranks.waiting.lookups):  # the last of each table has the last slots
         there = earlier.layout.position
@@ -300,8 +306,8 @@ def to_owners(
     in_core = core.given_sizes(chosen, stored)
     places = [_NOTHING_GIVEN if one is None else one.in_core() for one in given]
 
-    def write(room: list[Tensor]) -> None:
-        core.write_given(chosen, stored, places, _addresses(room))
+    def write(buffers: list[Tensor]) -> None:
+        core.write_given(chosen, stored, places, _addresses(buffers))
 
     received = send_encoded(ranks, what, travel, codec, in_core, write)
     return codec.decode(received, in_core[1], travel)
@@ -329,12 +335,12 @@ def send_encoded(
         coming = codec.sizes(coming, travel, sent=False)
     except Exception as error:  # on all ranks, as sizes depend on nothing else
         sizes, coming, fault = *in_core, error
-    messages = ranks.take(sizes)
+    messages = ranks.reserve(sizes)
     try:
         if fault is None:
-            room = codec.room(messages, outgoing)
-            write(room)
-            codec.encode(room, messages, travel)
+            buffers = codec.buffers(messages, outgoing)
+            write(buffers)
+            codec.encode(buffers, messages, travel)
     except Exception as error:
         fault = error
     return ranks.send(what, coming, fault)

@@ -10,22 +10,22 @@ from hotbed import _core
 from hotbed.dist.layout import Layout
 from hotbed.places.host.batch import HostBatch
 
-__all__ = ["Announced", "Asked", "Lookup", "Owned"]
+__all__ = ["Announced", "IdsByOwner", "Lookup", "Owned"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Asked:
+class IdsByOwner:
     """Distinct ids that this rank asks for. Nothing has travelled yet."""
 
     layout: Layout
     ids: Tensor
-    """(n,) int64 of one table after the other, ordered by their owners where rows are dealt out."""
+    """(n,) int64 of one table after the other, ordered by their owners where rows are split."""
     counts: list[int]
     """Ids of each table."""
-    moved: Tensor
+    new_positions: Tensor
     """(n,) int64: the position among the `ids` of its table that each id has gone to."""
-    numbers: list[int]
-    """Counts for the handshake before `announce`: of a table whose rows are dealt out, ids for each rank; of
+    counts_to_owners: list[int]
+    """Counts for the handshake before `announce`: of a table whose rows are split, ids for each rank; of
     another one, all ids, as one number."""
 
     def of_table(self, t: int) -> Tensor:
@@ -34,7 +34,7 @@ class Asked:
 
     def renumbered(self, t: int, positions: Tensor) -> Tensor:
         """Return positions in `of_table` of positions among the ids that were given."""
-        return self._of(self.moved, t)[positions]
+        return self._of(self.new_positions, t)[positions]
 
     def _of(self, numbers: Tensor, t: int) -> Tensor:
         begin = sum(self.counts[:t])
@@ -45,7 +45,7 @@ class Asked:
 class Announced:
     """Ids that all ranks ask for, at their owners."""
 
-    asked: Asked
+    by_owner: IdsByOwner
     core: _core.Exchange
     """Knows how many ids each rank asks of each shard."""
     ids_here: Tensor
@@ -53,7 +53,7 @@ class Announced:
     of the first shard, one requesting rank after the other, then those of the next. Ids that several ranks
     ask for occur once for each."""
 
-    def asked_of(self, rank: int, s: int) -> slice:
+    def requests_of(self, rank: int, s: int) -> slice:
         """Positions, among the ids that `rank` asks of the only table, of those that shard `s` has."""
         begin = self.core.begin(rank, s)
         return slice(begin, begin + self.core.count(rank, s))
@@ -80,9 +80,9 @@ class Lookup:
 
     @property
     def layout(self) -> Layout:
-        return self.announced.asked.layout
+        return self.announced.by_owner.layout
 
     @property
     def counts(self) -> list[int]:
         """Ids of each table."""
-        return self.announced.asked.counts
+        return self.announced.by_owner.counts

@@ -55,7 +55,7 @@ def gathered(
             f"Table {spec.name!r}: a copy of all rows would take {needed} bytes, and {free} are free. Read a "
             "part of them with lookup(ids), or save a checkpoint, of which each rank writes its part."
         )
-    ranks.agree(_KIND, fault=fault, tables=[place.number])
+    ranks.handshake(_KIND, fault=fault, tables=[place.number])
     size = len(ids) if wants else 0
     found = Gathered(
         ids,
@@ -95,7 +95,7 @@ def _known(rows: Gathered, shard: Shard, ids: Tensor) -> tuple[Gathered, Tensor]
 
 def _read_first_values(ranks: Ranks, place: ShardedPlace, found: Gathered, absent: Tensor) -> None:
     """The rows of a static table that are stored nowhere. `absent`: their positions."""
-    counts = ranks.agree(_KIND, [len(absent)], [place.number]).numbers
+    counts = ranks.handshake(_KIND, [len(absent)], [place.number]).values
     for begin in range(0, int(counts.max()), _ROWS_AT_ONCE):
         at = absent[begin : begin + _ROWS_AT_ONCE]
         found.weights[at] = place.read(found.ids[at])
@@ -114,7 +114,7 @@ def _ids(ranks: Ranks, place: ShardedPlace, everywhere: bool, *, stored: bool) -
         if shard in _spoken(place) and shard.part.origin.column == 0
     ]
     mine = torch.cat([torch.empty(0, dtype=torch.int64, device="cpu"), *own])
-    counts = ranks.agree(_KIND, [len(mine)], [place.number]).numbers[:, 0].tolist()
+    counts = ranks.handshake(_KIND, [len(mine)], [place.number]).values[:, 0].tolist()
     outgoing = [[bytes_of(mine)] if everywhere or to == 0 else [] for to in range(ranks.size)]
     wants = everywhere or ranks.rank == 0
     sizes = [8 * count if wants else 0 for count in counts]
@@ -151,7 +151,7 @@ def _all_records(
         except HotbedError as error:
             fault = error
         said = [-1, 0] if chunk is None else [chunk[0], len(chunk[1].ids)]
-        reported = ranks.agree(_KIND, said, [place.number], fault).numbers.tolist()
+        reported = ranks.handshake(_KIND, said, [place.number], fault).values.tolist()
         if all(s < 0 for s, _ in reported):
             return
         tensors = [] if chunk is None else [chunk[1].ids, chunk[1].weights, *chunk[1].states]

@@ -12,7 +12,7 @@ from hotbed.dist.declarations import Declaration
 from hotbed.dist.errors import is_known_to_all
 from hotbed.dist.exchange import Given, give
 from hotbed.dist.exchanged_values import Lookup
-from hotbed.dist.handshake import Opened
+from hotbed.dist.handshake import Handshake
 from hotbed.dist.ranks import Ranks
 from hotbed.dist.shards import ShardedPlace, TableOnRanks
 from hotbed.errors import TableError
@@ -118,20 +118,20 @@ class Collected:
         try:
             return rows_of(part)
         finally:
-            handle.waiting.take_place(handle, before)
+            handle.waiting.replace(handle, before)
 
 
 def collect(
     ranks: Ranks,
     kind: str,
     tables: Sequence[TableOnRanks],
-    numbers: Sequence[int] = (),
+    values: Sequence[int] = (),
     declared: Declaration | None = None,
-) -> tuple[Opened, Collected]:
+) -> tuple[Handshake, Collected]:
     """Brings gradients to the owners. Called by all ranks, with the same tables.
 
     Args:
-        numbers: what else goes along with the opening message.
+        values: what else goes along with the opening message.
         declared: what must be alike on all ranks.
     """
     lookups = ranks.waiting.lookups
@@ -143,17 +143,17 @@ def collect(
         for flag in (*[g is not None for g in of_table], one.collected)
     ]
     places = [live.place.number for live in tables]
-    opened = ranks.agree(kind, [*numbers, *flags], places, declared=declared)
-    found = _brought(ranks, opened, tables, waiting, own, opened.numbers[:, len(numbers) :])
+    opened = ranks.handshake(kind, [*values, *flags], places, declared=declared)
+    found = _brought(ranks, opened, tables, waiting, own, opened.values[:, len(values) :])
     return opened, found
 
 
-def serve_collect(ranks: Ranks, opened: Opened, width: int) -> Collected:
-    """The part of a rank that has no batch. `width`: of the numbers that go along."""
+def serve_collect(ranks: Ranks, opened: Handshake, width: int) -> Collected:
+    """The part of a rank that has no batch. `width`: of the values that go along."""
     tables = [ranks.table(number) for number in opened.tables]
     nothing: list[list[Given | None]] = [[None] * len(opened.waiting) for _ in tables]
     waiting = [waiting_of(live) for live in tables]
-    return _brought(ranks, opened, tables, waiting, nothing, opened.numbers[:, width:])
+    return _brought(ranks, opened, tables, waiting, nothing, opened.values[:, width:])
 
 
 def _by_lookup(
@@ -195,7 +195,7 @@ def _by_lookup(
 
 def _brought(
     ranks: Ranks,
-    opened: Opened,
+    opened: Handshake,
     tables: Sequence[TableOnRanks],
     waiting: Sequence[WaitingOnRanks],
     own: list[list[Given | None]],
@@ -269,7 +269,7 @@ class SharedHandle(OpenHandle):
 
     @grad.setter
     def grad(self, value: Tensor | None) -> None:
-        self.waiting.take_place(self, value)
+        self.waiting.replace(self, value)
 
     @grad.deleter
     def grad(self) -> None:

@@ -1,4 +1,4 @@
-"""The handshake that opens an exchange: what ranks do together, and the numbers that each sends."""
+"""The handshake that opens an exchange: what ranks do together, and the values that each sends."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ __all__ = [
     "KINDS",
     "MERGE",
     "SERVED",
-    "Opened",
+    "Handshake",
     "advice",
-    "opened_by",
+    "exchange_in_words",
     "raise_fault",
     "refuse_others",
 ]
@@ -76,13 +76,13 @@ _ADVICE = {
 """By kinds of exchange, that goes first of which is named first."""
 
 
-class Opened(NamedTuple):
+class Handshake(NamedTuple):
     """Exchange that all ranks agree on."""
 
     kind: str
     tables: tuple[int, ...]
     """Numbers of the tables concerned."""
-    numbers: Tensor
+    values: Tensor
     """(ranks, n) int64: what each says beside it; of a rank that has ended, zeros."""
     ended: list[bool]
     """Which ranks have no batches any more."""
@@ -90,7 +90,7 @@ class Opened(NamedTuple):
     """Lookups that waited when it was opened, which `Ranks.waiting` may have let go since."""
 
 
-def opened_by(kind: str, sequence: int, names: Sequence[str] | int) -> str:
+def exchange_in_words(kind: str, sequence: int, names: Sequence[str] | int) -> str:
     """Return in words what an opening message is for.
 
     Args:
@@ -119,11 +119,11 @@ def refuse_others(
     """Raises where ranks are out of step, or declare something else. Called by all ranks.
 
     Args:
-        said: of each rank that has batches (kind, sequence, digest of what it declares, count of numbers).
+        said: of each rank that has batches (kind, sequence, digest of what it declares, count of values).
         mine: that of this rank, or of one that speaks for it.
-        names: of tables, for `opened_by`.
+        names: of tables, for `exchange_in_words`.
         declared: what this rank declares; None: nothing.
-        gather: as `Ranks` gathers numbers.
+        gather: as `Ranks` gathers integers.
 
     Raises:
         PeerError, HotbedError: always.
@@ -137,11 +137,12 @@ def refuse_others(
         raise error
     other = next(rank for rank in said if said[rank] != said[mine])
     at, here = (
-        opened_by(KINDS[said[rank][0]], said[rank][1], names[rank]) for rank in (other, mine)
+        exchange_in_words(KINDS[said[rank][0]], said[rank][1], names[rank])
+        for rank in (other, mine)
     )
     if at == here:
         at, here = (
-            f"{text} with {said[rank][3]} numbers" for text, rank in ((at, other), (here, mine))
+            f"{text} with {said[rank][3]} values" for text, rank in ((at, other), (here, mine))
         )
     advised = advice([KINDS[said[rank][0]] for rank in (other, mine)])
     raise PeerError(f"Rank {other} is at {at} while rank {mine} is at {here}. {advised}")
@@ -165,7 +166,7 @@ def raise_fault(
     Args:
         faults: 1 for each rank that has one.
         own: of this one.
-        gather: as `Ranks` gathers numbers.
+        gather: as `Ranks` gathers integers.
 
     Raises:
         PeerError: another rank has it, and this one has none.

@@ -18,7 +18,7 @@ from hotbed.dist.clipping import CHANGE, NORM, SUM, Together, serve_infinities
 from hotbed.dist.distribute import Sharing, sharing_of
 from hotbed.dist.errors import PeerError, PeerLost, is_known_to_all
 from hotbed.dist.gradients import serve_collect
-from hotbed.dist.handshake import ENDED, MERGE, Opened
+from hotbed.dist.handshake import ENDED, MERGE, Handshake
 from hotbed.dist.merging import serve_merge
 from hotbed.dist.participant import serve_step
 from hotbed.dist.ranks import Ranks
@@ -140,7 +140,7 @@ class _Serving(JoinHook):
     def post_hook(self, is_last_joiner: bool) -> None:
         self._ranks.before_forward = None
         if self._thread is None:
-            self._ranks.agree("the end")
+            self._ranks.handshake("the end")
         else:
             self._thread.join()
             if self._error is not None:
@@ -163,7 +163,7 @@ class _Serving(JoinHook):
                     _take_state(one.state[parameter], state)
 
     def _serve(self) -> None:
-        answers: dict[str, Callable[[Ranks, Opened], None]] = {
+        answers: dict[str, Callable[[Ranks, Handshake], None]] = {
             "a lookup": serve_lookup,
             "a lookup of rows": serve_rows,
             "a step": serve_step,
@@ -190,16 +190,16 @@ class _Serving(JoinHook):
         except BaseException as error:  # raised again by the main thread
             self._error = error
 
-    def _serve_sum(self, ranks: Ranks, opened: Opened) -> None:
+    def _serve_sum(self, ranks: Ranks, opened: Handshake) -> None:
         collected = serve_collect(ranks, opened, 0)
-        ranks.agree(SUM, fault=collected.fault)
+        ranks.vote(SUM, fault=collected.fault)
         collected.keep()
         self._together = Together(ranks, collected.tables)
 
-    def _serve_norm(self, ranks: Ranks, opened: Opened) -> None:
-        reported = opened.numbers[opened.ended.index(False)].contiguous()
+    def _serve_norm(self, ranks: Ranks, opened: Handshake) -> None:
+        reported = opened.values[opened.ended.index(False)].contiguous()
         self._together.sum_norms(float(reported.view(torch.float64)[0]))
 
-    def _serve_change(self, ranks: Ranks, opened: Opened) -> None:
-        reported = opened.numbers[opened.ended.index(False)].contiguous()
+    def _serve_change(self, ranks: Ranks, opened: Handshake) -> None:
+        reported = opened.values[opened.ended.index(False)].contiguous()
         self._together.change_own(int(reported[0]), float(reported.view(torch.float64)[1]))

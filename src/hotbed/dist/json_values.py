@@ -18,7 +18,7 @@ from torch import Tensor
 
 from hotbed import _core
 from hotbed.dist.errors import PeerError
-from hotbed.dist.handshake import Opened
+from hotbed.dist.handshake import Handshake
 from hotbed.dist.raw import WORD, bytes_of, rounded
 from hotbed.errors import HotbedError
 
@@ -135,7 +135,7 @@ def _decoded(value: object, tensors: _Tensors, depth: int) -> object:
         case {"bytes": str(text), **rest} if not rest:
             return _bytes_in(text)
         case {"tensor": [str(name), list(shape)], **rest} if not rest and name in _DTYPES:
-            return tensors.take(_DTYPES[name], shape)
+            return tensors.read(_DTYPES[name], shape)
     raise MessageError("A message has an object of no known kind.")
 
 
@@ -152,7 +152,7 @@ class Exchanging(Protocol):
     size: int
 
     def reporting(self, kind: str) -> AbstractContextManager[None]: ...
-    def agree(self, kind: str, numbers: Sequence[int] = ()) -> Opened: ...
+    def handshake(self, kind: str, values: Sequence[int] = ()) -> Handshake: ...
     def exchange(
         self, what: str, parts: Sequence[Sequence[Tensor]], sizes: Sequence[int]
     ) -> list[Tensor]: ...
@@ -168,7 +168,7 @@ class _Tensors:
     def __init__(self, message: Tensor, begin: int) -> None:
         self._message, self.begin = message, begin
 
-    def take(self, dtype: torch.dtype, shape: list[object]) -> Tensor:
+    def read(self, dtype: torch.dtype, shape: list[object]) -> Tensor:
         """Copy the next tensor."""
         sides = list(_sides(shape))
         count = math.prod(sides)
@@ -211,7 +211,7 @@ def all_values(ranks: Exchanging, kind: str, value: object) -> list[Any]:
     """
     with ranks.reporting(kind):
         pieces = encode(value)
-    sizes = ranks.agree(kind, [sum(map(len, pieces))]).numbers[:, 0].tolist()
+    sizes = ranks.handshake(kind, [sum(map(len, pieces))]).values[:, 0].tolist()
     free = max(_SMALL, _core.available_memory())
     for rank, size in enumerate(sizes):
         if not 0 <= size <= free:

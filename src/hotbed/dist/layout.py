@@ -20,7 +20,7 @@ class Layout:
     Attributes:
         rank: of this process among `size`.
         core: computes the sizes and the contents of messages.
-        numbers: of the tables among those that the ranks share.
+        table_numbers: of the tables among those that the ranks share.
         position: of each table among these, by its number.
         shards: position and description of the table of each, in the core's order.
         own: the live tables of the shards that this rank owns.
@@ -28,7 +28,7 @@ class Layout:
         table_of: for each feature of `look_up_owned`, position in `own` of the shard that it reads. A feature
             is what one rank asks of one shard: shard 0 for each rank, then shard 1, as `Announced.ids_here`.
         names: of the tables of these features, for errors.
-        dealt_by_kind: position, kind and description of the tables whose kind says the owner of each id.
+        owners_by_kind: position, kind and description of the tables whose kind says the owner of each id.
         fetched: rows of batches that are gone, for those to come.
     """
 
@@ -38,13 +38,13 @@ class Layout:
         self.own: list[weakref.ref[LiveTable]] = []
         self.own_tables: list[int] = []
         self.shards: list[tuple[int, Shard, Table]] = []
-        self.dealt_by_kind: list[tuple[int, Sharding, Table]] = []
+        self.owners_by_kind: list[tuple[int, Sharding, Table]] = []
         for t, place in enumerate(places):
             spec = place.spec
-            dealing, padding = place.kind.dealing(spec), spec.padding_idx
-            tables.append((spec.name, spec.dim, CORE_DTYPES[spec.dtype], dealing, padding))
-            if dealing is _core.Dealing.given:
-                self.dealt_by_kind.append((t, place.kind, spec))
+            owner_rule, padding = place.kind.owner_rule(spec), spec.padding_idx
+            tables.append((spec.name, spec.dim, CORE_DTYPES[spec.dtype], owner_rule, padding))
+            if owner_rule is _core.OwnerRule.given:
+                self.owners_by_kind.append((t, place.kind, spec))
             for shard in place.shards:
                 part = shard.part
                 first, stride, column = part.origin.first, part.origin.stride, part.columns.start
@@ -55,8 +55,8 @@ class Layout:
                     self.own.append(weakref.ref(place.own[shard]))
                     names += [spec.name] * size
         self.core = _core.ExchangeLayout.make(rank, size, tables, shards)
-        self.numbers = tuple(place.number for place in places)
-        self.position = {number: t for t, number in enumerate(self.numbers)}
+        self.table_numbers = tuple(place.number for place in places)
+        self.position = {number: t for t, number in enumerate(self.table_numbers)}
         self.table_of = [at for at in range(len(self.own)) for _ in range(size)]
         self.names: list[str] = names
         self.fetched: list[_core.FetchedRows] = []

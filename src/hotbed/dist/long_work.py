@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from hotbed.dist.errors import PeerError
-from hotbed.dist.handshake import Opened
+from hotbed.dist.handshake import Handshake
 
 __all__ = ["LongWork"]
 
@@ -34,14 +34,19 @@ class LongWork(abc.ABC):
         return f"the ranks 0 to {self.size - 1}"
 
     @abc.abstractmethod
-    def agree(
+    def handshake(
         self,
         kind: str,
-        numbers: Sequence[int] = (),
+        values: Sequence[int] = (),
         tables: Sequence[int] = (),
         fault: BaseException | None = None,
-    ) -> Opened:
-        """See `hotbed.dist.ranks.Ranks.agree`."""
+    ) -> Handshake:
+        """See `hotbed.dist.ranks.Ranks.handshake`."""
+
+    def vote(self, kind: str, fault: BaseException | None = None) -> None:
+        """Raise the fault of any rank on all of them, between what is exchanged and what is applied; errors
+        are those of `handshake`."""
+        self.handshake(kind, fault=fault)
 
     @contextlib.contextmanager
     def working(self, kind: str) -> Iterator[None]:
@@ -56,8 +61,8 @@ class LongWork(abc.ABC):
         except PeerError:
             raise
         except Exception as error:
-            self.agree(kind, [0], fault=error)
-        while not bool(self.agree(kind, [1]).numbers.all()):
+            self.handshake(kind, [0], fault=error)
+        while not bool(self.handshake(kind, [1]).values.all()):
             pass
 
     def heartbeat(self, kind: str, items: Iterable[T]) -> Iterator[T]:
@@ -66,5 +71,10 @@ class LongWork(abc.ABC):
         for item in items:
             yield item
             if time.monotonic() - last > self.timeout / _BEATS:
-                self.agree(kind, [0])
+                self.handshake(kind, [0])
                 last = time.monotonic()
+
+    def stopped(self, kind: str) -> None:
+        """Where something has failed: waits until no rank works on it any more."""
+        with contextlib.suppress(PeerError):
+            self.handshake(kind)

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from hotbed import _core
-from hotbed.dist.exchange import announce, announce_nothing, ask, keep, look_up_owned
+from hotbed.dist.exchange import announce, announce_nothing, keep, look_up_owned, sort_by_owner
 from hotbed.dist.exchanged_values import Announced, Lookup
 from hotbed.dist.gradients import waiting_of
-from hotbed.dist.handshake import MERGE, Opened
+from hotbed.dist.handshake import MERGE, Handshake
 from hotbed.dist.ranks import Ranks
 from hotbed.dist.shards import TableOnRanks
 from hotbed.ops.duplicates import sum_duplicates
@@ -34,27 +34,29 @@ def merge(ranks: Ranks) -> None:
     Batches whose backward is yet to come wait on.
     """
     lookups = ranks.waiting.lookups
-    numbers = [*dict.fromkeys(number for one in lookups for number in one.layout.numbers)]
+    numbers = [*dict.fromkeys(number for one in lookups for number in one.layout.table_numbers)]
     tables = [ranks.table(number) for number in numbers]
     with ranks.reporting(MERGE):
         found = [_summed(live, lookups) for live in tables]
     ids = torch.cat([some for some, _ in found])
-    asked = ask(ranks, [live.place for live in tables], ids, [len(some) for some, _ in found])
-    opened = ranks.agree(MERGE, asked.numbers, numbers)
+    by_owner = sort_by_owner(
+        ranks, [live.place for live in tables], ids, [len(some) for some, _ in found]
+    )
+    opened = ranks.handshake(MERGE, by_owner.counts_to_owners, numbers)
     merged = _Merged()
-    merged.lookup = _look_up(ranks, announce(ranks, asked, opened.numbers), merged)
+    merged.lookup = _look_up(ranks, announce(ranks, by_owner, opened.values), merged)
     for t, (live, (_, rows)) in enumerate(zip(tables, found, strict=True)):
         if rows is not None:
-            positions = asked.renumbered(t, torch.arange(len(rows), device="cpu"))
+            positions = by_owner.renumbered(t, torch.arange(len(rows), device="cpu"))
             slots = merged.lookup.first_slots[t] + positions
             waiting_of(live).put(live.parameter, GradientRows(slots, rows, True, False, merged))
     del merged
     _let_go(ranks)
 
 
-def serve_merge(ranks: Ranks, opened: Opened) -> None:
+def serve_merge(ranks: Ranks, opened: Handshake) -> None:
     """The part of a rank that has no batch."""
-    announced = announce_nothing(ranks, opened, opened.numbers)
+    announced = announce_nothing(ranks, opened, opened.values)
     with torch.enable_grad():
         _look_up(ranks, announced, None)
     _let_go(ranks)
@@ -69,13 +71,13 @@ def _look_up(ranks: Ranks, announced: Announced, merged: _Merged | None) -> Look
         owned = look_up_owned(announced)
     except Exception as error:
         fault = error
-    ranks.agree(MERGE, fault=fault)
+    ranks.vote(MERGE, fault=fault)
     return keep(ranks, merged, announced, owned)
 
 
 def _let_go(ranks: Ranks) -> None:
     """Release the batches that were merged."""
-    ranks.agree(MERGE)
+    ranks.vote(MERGE)
     ranks.waiting.merged()
 
 
@@ -90,9 +92,9 @@ def _summed(live: TableOnRanks, lookups: Sequence[Lookup]) -> tuple[Tensor, Tens
         for lookup in lookups
         if number in lookup.layout.position
     ]
-    asked = [lookup.announced.asked.of_table(t) for lookup, t in here]
+    by_owner = [lookup.announced.by_owner.of_table(t) for lookup, t in here]
     firsts = torch.tensor([lookup.first_slots[t] for lookup, t in here], device="cpu")  # rising
-    counts = torch.tensor([len(ids) for ids in asked], device="cpu")
+    counts = torch.tensor([len(ids) for ids in by_owner], device="cpu")
     begins = counts.cumsum(0) - counts
     slots, values = rows.slots, rows.rows
     of_lookup = (torch.searchsorted(firsts, slots, right=True) - 1).clamp(min=0)
@@ -100,7 +102,7 @@ def _summed(live: TableOnRanks, lookups: Sequence[Lookup]) -> tuple[Tensor, Tens
     inside = (within >= 0) & (within < counts[of_lookup])
     if not bool(inside.all()):
         of_lookup, within, values = of_lookup[inside], within[inside], values[inside]
-    ids = torch.cat(asked)[begins[of_lookup] + within]
+    ids = torch.cat(by_owner)[begins[of_lookup] + within]
     distinct, positions = torch.empty_like(ids), torch.empty_like(ids)
     given = ids.data_ptr(), len(ids), distinct.data_ptr(), positions.data_ptr()
     count = _core.group_ids(*given)

@@ -12,7 +12,7 @@ from hotbed import _core
 from hotbed.dist.declarations import of_optimizer
 from hotbed.dist.errors import PeerError
 from hotbed.dist.gradients import Collected, collect, serve_collect
-from hotbed.dist.handshake import Opened
+from hotbed.dist.handshake import Handshake
 from hotbed.dist.ranks import Ranks
 from hotbed.dist.shards import TableOnRanks
 from hotbed.errors import OptimizerError
@@ -33,7 +33,7 @@ class ShardedParticipant:
     What the host steps besides, it steps with them, so that all ranks vote on it.
     """
 
-    takes_host = True
+    includes_host = True
 
     def __init__(self, optimizer: TableOptimizer, ranks: Ranks) -> None:
         self._optimizer, self._ranks = optimizer, ranks
@@ -41,7 +41,7 @@ class ShardedParticipant:
         self._tables: list[_Taken] = []
         self._stepped: list[_Taken] = []
 
-    def take_table(
+    def add_table(
         self,
         live: Any,  # a cast of each would take as long as the rest
         rule: _core.TableRule,
@@ -49,13 +49,13 @@ class ShardedParticipant:
         share: GradientShare | None = None,
     ) -> None:
         if live.place.stepped_with is not self._ranks:
-            self._host.take_table(live, rule, hyper, share)
+            self._host.add_table(live, rule, hyper, share)
             return
         self._optimizer.check_hold(live, rule)
         self._tables.append((live, rule, hyper))
 
-    def take_dense(self, parameter: Tensor, grad: Tensor, index: int, position: int) -> None:
-        self._host.take_dense(parameter, grad, index, position)
+    def add_dense(self, parameter: Tensor, grad: Tensor, index: int, position: int) -> None:
+        self._host.add_dense(parameter, grad, index, position)
 
     @property
     def idle(self) -> bool:
@@ -73,9 +73,9 @@ class ShardedParticipant:
             self._vote(collected, fault or collected.fault, beside=beside)
         return True
 
-    def serve(self, opened: Opened) -> None:
+    def serve(self, opened: Handshake) -> None:
         """The part of a rank that has no batch: decides and applies."""
-        width = _width(opened.numbers[opened.ended.index(False)].tolist(), len(self._tables))
+        width = _width(opened.values[opened.ended.index(False)].tolist(), len(self._tables))
         collected = serve_collect(self._ranks, opened, width)
         self._vote(collected, collected.fault, beside=False)
         self.apply()
@@ -85,18 +85,18 @@ class ShardedParticipant:
         chosen = set(collected.tables)
         self._stepped = [one for one in self._tables if one[0] in chosen]
         try:
-            self._host.take_without_rows(self._stepped)  # they count on all ranks
+            self._host.add_without_rows(self._stepped)  # they count on all ranks
             for live, _, hyper in self._stepped:
                 for part in live.place.own.values():
                     rows = collected.rows_of(live, part) or NO_ROWS
                     of_part = part.rule
                     assert of_part is not None
-                    self._host.take_rows(part, of_part, hyper, rows)
+                    self._host.add_rows(part, of_part, hyper, rows)
             if fault is None:
                 self._host.decide(beside=beside)
         except Exception as error:
             fault = error
-        self._ranks.agree("a step", fault=fault)
+        self._ranks.vote("a step", fault=fault)
 
     def _numbers(self) -> list[int]:
         """Steps taken by all tables; then, for `_heard`, how many groups of numbers there are, which each
@@ -110,9 +110,9 @@ class ShardedParticipant:
         steps = sum(int(rule.steps) for _, rule, _ in self._tables)
         return [steps, len(distinct), *(at[id(hyper)] for hyper in hypers), *bits]
 
-    def _fault_of_numbers(self, opened: Opened, own: list[int]) -> PeerError | None:
+    def _fault_of_numbers(self, opened: Handshake, own: list[int]) -> PeerError | None:
         """Return the error where another rank steps with other numbers."""
-        for rank, reported in enumerate(opened.numbers[:, : len(own)].tolist()):
+        for rank, reported in enumerate(opened.values[:, : len(own)].tolist()):
             if opened.ended[rank] or reported == own:
                 continue
             if reported[0] != own[0]:
@@ -141,15 +141,15 @@ class ShardedParticipant:
         return step
 
 
-def serve_step(ranks: Ranks, opened: Opened) -> None:
+def serve_step(ranks: Ranks, opened: Handshake) -> None:
     """The part of a rank that has no batch in a step of the others, with their numbers."""
     tables = [ranks.table(number) for number in opened.tables]
-    reported = opened.numbers[opened.ended.index(False)].tolist()
+    reported = opened.values[opened.ended.index(False)].tolist()
     try:
         part = _participant_without_batch(ranks, tables, reported)
     except Exception as error:  # of this rank, which the others hear of in the vote
         serve_collect(ranks, opened, _width(reported, len(tables)))
-        ranks.agree("a step", fault=error)
+        ranks.vote("a step", fault=error)
         raise
     with alone(tables):
         part.serve(opened)
@@ -171,7 +171,7 @@ def _participant_without_batch(
         for name, number in zip(NUMBERS, numbers, strict=True):
             setattr(hyper, name, number)
         assert live.rule is not None
-        part.take_table(live, live.rule, hyper)
+        part.add_table(live, live.rule, hyper)
     return part
 
 

@@ -22,8 +22,8 @@ from hotbed.dist.handshake import (
     ENDED,
     KINDS,
     SERVED,
-    Opened,
-    opened_by,
+    Handshake,
+    exchange_in_words,
     raise_fault,
     refuse_others,
 )
@@ -40,11 +40,13 @@ from hotbed.errors import TableError
 
 __all__ = ["Ranks"]
 
-_ROOM = 1024
-"""Numbers that go along with the opening message."""
+_MOST_VALUES = 1024
+"""Values that go along with a handshake; more are gathered after it."""
 _NOTHING = torch.empty(0, dtype=torch.uint8, device="cpu")
 
-_KIND, _SEQUENCE, _FAULT, _COUNT, _ALIVE, _TABLES, _MEANT, _LEAVES, _DECLARED, _HEADER = range(10)
+_KIND, _SEQUENCE, _FAULT, _COUNT, _ALIVE, _TABLES, _MEANT, _WANTS_END, _DECLARED, _HEADER = range(
+    10
+)
 _ALIKE = _KIND, _SEQUENCE, _DECLARED, _COUNT
 _ENDED = KINDS.index(ENDED)
 
@@ -64,7 +66,8 @@ class Ranks(LongWork):
         inside_forward: whether dense gradients of what is looked up will be averaged.
         before_forward: what is to be called before a model is called; or tables, where those are all.
         beside: a second group, on which one thread may ask while another answers for the shards.
-        leaves, left: whether this rank wants to end after the next step; whether one did at the last message.
+        wants_end, end_wanted: whether this rank wants to end after the next step; whether one did at the last
+            handshake.
     """
 
     def __init__(
@@ -93,11 +96,11 @@ class Ranks(LongWork):
         self.inside_forward = True
         self.before_forward: Callable[[], None] | None = None
         self.beside: torch_dist.ProcessGroup | None = None
-        self.leaves = self.left = False
+        self.wants_end = self.end_wanted = False
         self.codecs: tuple[RowCodec, RowCodec] = STORED, STORED
         self._layouts: dict[tuple[int, ...], Layout] = {}
         self._known: list[tuple[int, ...]] = []
-        self._sequence = self._taken = 0
+        self._sequence = self._reserved = 0
         self._own_message = _NOTHING
         self._call: tuple[str, int, Sequence[int]] = "a distribution", 0, ()
         self._process = os.getpid()
@@ -105,7 +108,9 @@ class Ranks(LongWork):
         self.waiting = Waiting()
         self._reports = WaitReports(self.group, self.rank, self.size, timeout)
         self._wire: Wire = Gloo(self.group, self.rank)
-        if self.size > 1 and bool(self.agree("a distribution", [int(shared_memory)]).numbers.all()):
+        if self.size > 1 and bool(
+            self.handshake("a distribution", [int(shared_memory)]).values.all()
+        ):
             tell = functools.partial(self.values_of_all, "a distribution")
             self._wire = SharedMemory.between(self._wire, self.rank, timeout, tell) or self._wire
 
@@ -126,21 +131,21 @@ class Ranks(LongWork):
             found = self._layouts[numbers] = Layout(self.rank, self.size, places)
         return found
 
-    # -- the opening message ---------------------------------------------------------------------
+    # -- the handshake ---------------------------------------------------------------------
 
-    def agree(
+    def handshake(
         self,
         kind: str,
-        numbers: Sequence[int] = (),
+        values: Sequence[int] = (),
         tables: Sequence[int] = (),
         fault: BaseException | None = None,
         declared: Declaration | None = None,
-    ) -> Opened:
+    ) -> Handshake:
         """Opens an exchange: all ranks are about to do the same, and none has a reason not to.
 
         Args:
             kind: what for, of `KINDS`.
-            numbers: as many on each rank.
+            values: as many on each rank.
             tables: numbers of those concerned, the same on each rank.
             fault: why this rank cannot.
             declared: what must be alike on all ranks.
@@ -152,13 +157,13 @@ class Ranks(LongWork):
         """
         wanted = tuple(tables)
         head = [0] * _HEADER
-        head[_KIND], head[_FAULT], head[_COUNT] = KINDS.index(kind), fault is not None, len(numbers)
+        head[_KIND], head[_FAULT], head[_COUNT] = KINDS.index(kind), fault is not None, len(values)
         head[_TABLES] = self._known.index(wanted) if wanted in self._known else -1
         head[_MEANT] = len(wanted)
         head[_DECLARED] = 0 if declared is None else declared.digest
-        return self._open(head, wanted, numbers, fault, declared)
+        return self._open(head, wanted, values, fault, declared)
 
-    def serve(self) -> Opened:
+    def serve(self) -> Handshake:
         """Take part in what ranks that still have batches do, where this one has none."""
         head = [0] * _HEADER
         head[_KIND] = _ENDED
@@ -168,19 +173,19 @@ class Ranks(LongWork):
         self,
         head: list[int],
         tables: tuple[int, ...] | None,
-        numbers: Sequence[int] | None,
+        values: Sequence[int] | None,
         fault: BaseException | None,
         declared: Declaration | None,
-    ) -> Opened:
-        """`tables`, `numbers`: None where this rank has ended."""
-        head[_SEQUENCE], head[_LEAVES] = self._sequence, self.leaves
+    ) -> Handshake:
+        """`tables`, `values`: None where this rank has ended."""
+        head[_SEQUENCE], head[_WANTS_END] = self._sequence, self.wants_end
         self._call = KINDS[head[_KIND]], self._sequence, tables or ()
         head[_ALIVE], *more_alive = self.waiting.alive()
         self._sequence += 1
-        some = [*head, *(numbers or ())[:_ROOM]]
-        own = torch.zeros(_HEADER + _ROOM, dtype=torch.int64, device="cpu")
+        some = [*head, *(values or ())[:_MOST_VALUES]]
+        own = torch.zeros(_HEADER + _MOST_VALUES, dtype=torch.int64, device="cpu")
         own[: len(some)] = _int64(some)
-        with trace.span("agree"):
+        with trace.span("handshake"):
             reported = self._gathered(own)
         heads: list[list[int]] = reported[:, :_HEADER].tolist()
         ended = [head[_KIND] == _ENDED for head in heads]
@@ -207,13 +212,13 @@ class Ranks(LongWork):
             more: list[list[int]] = self._gathered(_int64(more_alive)).tolist()
             alive = [[*first, *rest] for first, rest in zip(alive, more, strict=True)]
         self.waiting.let_go(alive)
-        self.left = any(head[_LEAVES] for head in heads)
+        self.end_wanted = any(head[_WANTS_END] for head in heads)
         count = heads[speaks][_COUNT]
-        if count <= _ROOM:
-            all_numbers = reported[:, _HEADER : _HEADER + count]
+        if count <= _MOST_VALUES:
+            every_value = reported[:, _HEADER : _HEADER + count]
         else:
-            all_numbers = self._gathered(_int64(numbers or [0] * count))
-        return Opened(kind, found, all_numbers, ended, waiting)
+            every_value = self._gathered(_int64(values or [0] * count))
+        return Handshake(kind, found, every_value, ended, waiting)
 
     def _names(self, head: list[int], rank: int, own: Sequence[int]) -> list[str] | int:
         """Return the names of the tables that a message is about, or how many they are."""
@@ -258,7 +263,7 @@ class Ranks(LongWork):
                 self._end_by(kind, error)
             elif isinstance(error, Exception):
                 with contextlib.suppress(PeerError):  # nobody is there to hear it
-                    self.agree(kind, fault=error)
+                    self.handshake(kind, fault=error)
             raise
 
     def _end_by(self, kind: str, error: BaseException) -> None:
@@ -305,7 +310,7 @@ class Ranks(LongWork):
         if not is_gone(error):
             raise error
         if self._lost is None:
-            call = opened_by(*self._call[:2], self._names_of(self._call[2]))
+            call = exchange_in_words(*self._call[:2], self._names_of(self._call[2]))
             self._lose(self._reports.loss(error, self._call[0], call, waits, self.steps))
         raise self._lost or error from None
 
@@ -318,22 +323,17 @@ class Ranks(LongWork):
         returns True if this rank wants to stop, sent with the next handshake."""
         if not self.tables:
             return asked()
-        self.leaves, left = asked() and not self.left, self.left
-        self.left = False
-        return left
-
-    def stopped(self, kind: str) -> None:
-        """Where something has failed: waits until no rank works on it any more."""
-        with contextlib.suppress(PeerError):
-            self.agree(kind)
+        self.wants_end, ends = asked() and not self.end_wanted, self.end_wanted
+        self.end_wanted = False
+        return ends
 
     # -- bytes -----------------------------------------------------------------------------------
 
-    def take(self, sizes: Sequence[int]) -> list[Tensor]:
+    def reserve(self, sizes: Sequence[int]) -> list[Tensor]:
         """Memory for messages to all ranks, this one among them, (bytes,) uint8 each, to be written to
         before `send`."""
-        own, self._taken = self.rank, sum(sizes) - sizes[self.rank]
-        messages = self._wire.take([*sizes[:own], 0, *sizes[own + 1 :]])
+        own, self._reserved = self.rank, sum(sizes) - sizes[self.rank]
+        messages = self._wire.reserve([*sizes[:own], 0, *sizes[own + 1 :]])
         messages[own] = self._own_message = _core.block(sizes[own])
         return messages
 
@@ -359,7 +359,7 @@ class Ranks(LongWork):
                 messages, faults = self._wire.send(coming, int(fault is not None))
         except RuntimeError as error:
             self._raise_lost(error)
-        self.sent[what] = self.sent.get(what, 0) + self._taken
+        self.sent[what] = self.sent.get(what, 0) + self._reserved
         if any(faults):
             raise_fault(faults, fault, self._gathered)
         messages[own], self._own_message = self._own_message, _NOTHING
@@ -378,7 +378,7 @@ class Ranks(LongWork):
         Args:
             sizes: bytes that come from each rank.
         """
-        messages = self.take([sum(map(len, pieces)) for pieces in parts])
+        messages = self.reserve([sum(map(len, pieces)) for pieces in parts])
         for message, pieces in zip(messages, parts, strict=True):
             if pieces:
                 torch.cat(list(pieces), out=message)

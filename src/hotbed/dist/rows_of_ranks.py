@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from hotbed.dist.delivery import deliver, fetch_by_id, owned_ids
-from hotbed.dist.exchange import announce, ask
-from hotbed.dist.exchanged_values import Asked
+from hotbed.dist.exchange import announce, sort_by_owner
+from hotbed.dist.exchanged_values import IdsByOwner
 from hotbed.dist.gathered import gathered
-from hotbed.dist.handshake import Opened
+from hotbed.dist.handshake import Handshake
 from hotbed.dist.ranks import Ranks
 from hotbed.dist.raw import bytes_of
 from hotbed.dist.shards import Shard, ShardedPlace
@@ -31,17 +31,17 @@ class ShardedRows(ShardedPlace):
     def read(self, ids: Tensor) -> Tensor:
         """Called by all ranks, each with ids of its own."""
         distinct, inverse = torch.unique(ids, return_inverse=True)
-        asked, opened = self._asked("a lookup of rows", distinct)
-        announced = announce(self.ranks, asked, opened.numbers)
+        by_owner, opened = self._asked("a lookup of rows", distinct)
+        announced = announce(self.ranks, by_owner, opened.values)
         rows = torch.empty((len(distinct), self.spec.dim), dtype=self.spec.dtype, device="cpu")
         messages = fetch_by_id(self.ranks, announced)
-        announced.core.take_rows([some.data_ptr() for some in messages], [rows.data_ptr()])
-        return rows[asked.renumbered(0, inverse)]
+        announced.core.read_rows([some.data_ptr() for some in messages], [rows.data_ptr()])
+        return rows[by_owner.renumbered(0, inverse)]
 
     def assign(self, ids: Tensor, values: Tensor) -> None:
         """Called by all ranks, each with rows of its own; of an id that several give the last one's stays."""
-        asked, opened = self._asked("an assignment", ids)
-        announced = announce(self.ranks, asked, opened.numbers)
+        by_owner, opened = self._asked("an assignment", ids)
+        announced = announce(self.ranks, by_owner, opened.values)
         rows = deliver(self.ranks, announced, values.to(self.spec.dtype))
         fault: HotbedError | None = None
         try:
@@ -50,7 +50,7 @@ class ShardedRows(ShardedPlace):
                 live.core.reserve(len(live) + len(own))
         except HotbedError as error:
             fault = error
-        self.ranks.agree("an assignment", fault=fault)
+        self.ranks.vote("an assignment", fault=fault)
         for live, own, weights in rows:
             live.assign(own, weights)
 
@@ -58,8 +58,8 @@ class ShardedRows(ShardedPlace):
         """Called by all ranks, each with ids of its own."""
         distinct, inverse = torch.unique(ids, return_inverse=True)
         kind, rank = "a search for ids", self.ranks.rank
-        asked, opened = self._asked(kind, distinct)
-        announced = announce(self.ranks, asked, opened.numbers)
+        by_owner, opened = self._asked(kind, distinct)
+        announced = announce(self.ranks, by_owner, opened.values)
         answers: list[list[Tensor]] = [[] for _ in range(self.ranks.size)]
         for (live, own, counts), shard in zip(owned_ids(announced), self.own, strict=True):
             found = live.contains(own).split_with_sizes(counts)
@@ -68,28 +68,28 @@ class ShardedRows(ShardedPlace):
         parts: list[list[slice]] = [[] for _ in range(self.ranks.size)]
         for s, shard in enumerate(self.shards):
             if self._speaks(shard):
-                parts[shard.rank].append(announced.asked_of(rank, s))
+                parts[shard.rank].append(announced.requests_of(rank, s))
         sizes = [sum(part.stop - part.start for part in some) for some in parts]
         there = torch.empty(len(distinct), dtype=torch.bool, device="cpu")
         for some, message in zip(parts, self.ranks.exchange(kind, answers, sizes), strict=True):
             pieces = message.split_with_sizes([part.stop - part.start for part in some])
             for part, piece in zip(some, pieces, strict=True):
                 there[part] = piece.bool()
-        return there[asked.renumbered(0, inverse)]
+        return there[by_owner.renumbered(0, inverse)]
 
     def erase(self, ids: Tensor) -> int:
         """Called by all ranks, each with ids of its own."""
         kind = "a deletion of rows"
-        asked, opened = self._asked(kind, torch.unique(ids))
-        rows = owned_ids(announce(self.ranks, asked, opened.numbers))
+        by_owner, opened = self._asked(kind, torch.unique(ids))
+        rows = owned_ids(announce(self.ranks, by_owner, opened.values))
         gone = [live.erase(torch.unique(own)) for live, own, _ in rows]
         spoken = [n for n, shard in zip(gone, self.own, strict=True) if self._speaks(shard)]
-        return int(self.ranks.agree(kind, [sum(spoken)], [self.number]).numbers.sum())
+        return int(self.ranks.handshake(kind, [sum(spoken)], [self.number]).values.sum())
 
     def count(self) -> int:
         """Called by all ranks."""
         own = [len(live) for shard, live in self.own.items() if self._speaks(shard)]
-        reported = self.ranks.agree("a count of rows", [sum(own)], [self.number]).numbers
+        reported = self.ranks.handshake("a count of rows", [sum(own)], [self.number]).values
         return int(reported.sum())
 
     def refuse_copy_beyond_memory(self, purpose: str) -> None:
@@ -105,10 +105,10 @@ class ShardedRows(ShardedPlace):
         found = gathered(self.ranks, self, states=True, everywhere=False)
         return None if found is None else (found.ids, found.states)
 
-    def _asked(self, kind: str, ids: Tensor) -> tuple[Asked, Opened]:
+    def _asked(self, kind: str, ids: Tensor) -> tuple[IdsByOwner, Handshake]:
         """Order ids by their owners, and open an exchange of `kind` with them."""
-        asked = ask(self.ranks, [self], ids, [len(ids)])
-        return asked, self.ranks.agree(kind, asked.numbers, [self.number])
+        by_owner = sort_by_owner(self.ranks, [self], ids, [len(ids)])
+        return by_owner, self.ranks.handshake(kind, by_owner.counts_to_owners, [self.number])
 
     def _speaks(self, shard: Shard) -> bool:
         """Whether the rows of a shard count: columns and copies of them do once."""

@@ -36,7 +36,7 @@ _OWN = 0o600
 _WHY = {
     _core.Waited.too_long: "it kept the others waiting for too long",
     _core.Waited.ended: "it has ended",
-    _core.Waited.left: "it has left",
+    _core.Waited.exited: "it has left",
 }
 
 
@@ -82,7 +82,7 @@ class SharedMemory:
         seen = tell(len(members))
         return cls(gloo, rank, seconds, members) if min(seen) == len(seen) else None
 
-    def take(self, sizes: Sequence[int]) -> list[Tensor]:
+    def reserve(self, sizes: Sequence[int]) -> list[Tensor]:
         self._begins, end = [], 0
         for size in sizes:
             self._begins.append(end)

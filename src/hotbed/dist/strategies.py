@@ -73,7 +73,7 @@ class Slices(NamedTuple):
 Measure = Callable[[Table, int, int], int]
 """Of (table, rows, columns): what a strategy balances."""
 
-Deal = Callable[[Sequence[int], list[int]], list[int]]
+Assign = Callable[[Sequence[int], list[int]], list[int]]
 """(sizes of slices, what each rank keeps already) -> the rank of each slice."""
 
 Strategy = Callable[[Sequence[Table], int, Thresholds, Sizes], dict[str, Sharding]]
@@ -108,8 +108,8 @@ def largest_first(sizes: Sequence[int], kept: list[int]) -> list[int]:
     return ranks
 
 
-def by_elements(deal: Deal) -> Strategy:
-    """A strategy of distributed-embeddings: thresholds, then columns, then `deal`."""
+def by_elements(assign: Assign) -> Strategy:
+    """A strategy of distributed-embeddings: thresholds, then columns, then `assign`."""
 
     def strategy(
         tables: Sequence[Table], world_size: int, thresholds: Thresholds, sizes: Sizes
@@ -133,7 +133,7 @@ def by_elements(deal: Deal) -> Strategy:
         slices = [_slices(table, column, world_size, sizes, _elements) for table in left]
         named = [t for t in tables if t.name in chosen and t.sharding is not None]
         kept = _kept(named, chosen, world_size, sizes, _elements)
-        return chosen | _dealt(slices, deal, kept)
+        return chosen | _assigned(slices, assign, kept)
 
     return strategy
 
@@ -166,7 +166,7 @@ def auto(
     ]
     cut_tables = [table for table in tables if table.name in chosen]
     kept = _kept(cut_tables, chosen, world_size, sizes, bytes_of)
-    return chosen | _dealt(slices, largest_first, kept)
+    return chosen | _assigned(slices, largest_first, kept)
 
 
 STRATEGIES: dict[str, Strategy] = {
@@ -255,9 +255,9 @@ def _kept(
     return sums.of_ranks()
 
 
-def _dealt(slices: Sequence[Slices], deal: Deal, kept: list[int]) -> dict[str, Sharding]:
+def _assigned(slices: Sequence[Slices], assign: Assign, kept: list[int]) -> dict[str, Sharding]:
     """Each table with the ranks of its slices."""
-    ranks = iter(deal([size for table in slices for size in table.sizes], kept))
+    ranks = iter(assign([size for table in slices for size in table.sizes], kept))
     return {each.table.name: each.placed([next(ranks) for _ in each.sizes]) for each in slices}
 
 

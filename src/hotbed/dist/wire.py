@@ -27,7 +27,7 @@ class Wire(Protocol):
         RuntimeError: a rank cannot be reached any more.
     """
 
-    def take(self, sizes: Sequence[int]) -> list[Tensor]:
+    def reserve(self, sizes: Sequence[int]) -> list[Tensor]:
         """Memory for the messages to all ranks, (bytes,) uint8 each, to be written to before `send`.
 
         Args:
@@ -60,7 +60,7 @@ class Gloo:
         self._rank = rank
         self._outgoing, self._whole = _core.block(0), [0]
 
-    def take(self, sizes: Sequence[int]) -> list[Tensor]:
+    def reserve(self, sizes: Sequence[int]) -> list[Tensor]:
         self._whole = self._with_words(sizes)
         self._outgoing = _core.block(sum(self._whole))
         return _messages(self._outgoing, self._whole, sizes)

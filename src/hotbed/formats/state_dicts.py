@@ -14,21 +14,21 @@ def found_in(path: str, tensors: Mapping[str, Array], others: Mapping[str, str])
     """The tables among the tensors of a file.
 
     Args:
-        others: of what is no tensor, by name: why it is left.
+        others: of what is no tensor, by name: why it is skipped.
 
     Raises:
         FormatError: ids are not those of their rows.
     """
-    tables, left = [], dict(others)
+    tables, skipped = [], dict(others)
     for name, tensor in tensors.items():
         if any(name.endswith(end) and name.removesuffix(end) in tensors for end in ENDINGS[1:]):
             continue
         ids = tensors.get(f"{name}.ids")
         if fault := fault_of(tensor, static=ids is None):
-            left[name] = fault
+            skipped[name] = fault
         else:
             tables.append(table_of(path, name, tensor, ids, _unasked(name, tensors)))
-    return Found(tables, left)
+    return Found(tables, skipped)
 
 
 def _unasked(name: str, tensors: Mapping[str, Array]) -> str:

@@ -39,7 +39,7 @@ class FileTable(NamedTuple):
 
 class Found(NamedTuple):
     tables: list[FileTable]
-    left: dict[str, str]
+    skipped: dict[str, str]
     """Of other things, by name: why they are no tables."""
 
 
@@ -214,15 +214,15 @@ def chosen(
         twice = next(name for name in names_there if names_there.count(name) > 1)
         raise FormatError(f"{path} has two tables that are named {twice!r}.")
     for name in [*names, *renamed]:
-        if name in found.left:
-            raise FormatError(f"{path}: {name!r} {found.left[name]}.")
+        if name in found.skipped:
+            raise FormatError(f"{path}: {name!r} {found.skipped[name]}.")
         if name not in known:
             raise FormatError(f"{path} has no table {name!r}. It has {', '.join(known) or 'none'}.")
     taken = [known[name] for name in dict.fromkeys(names)]
     taken = taken or [table for table in found.tables if not table.unasked]
     if not taken:
         others = [f"{table.name!r} {table.unasked}" for table in found.tables]
-        others += [f"{name!r} {why}" for name, why in found.left.items()]
+        others += [f"{name!r} {why}" for name, why in found.skipped.items()]
         hint = " --table takes one nevertheless." if found.tables else ""
         raise FormatError(f"{path} has no table: {'; '.join(others[:5]) or 'it is empty'}.{hint}")
     if unused := set(renamed) - {table.name for table in taken}:

@@ -125,7 +125,7 @@ class Group:
             name = f"{wanted}_{number}"
         return name
 
-    def take(self, table: TableWithHandle) -> None:
+    def add(self, table: TableWithHandle) -> None:
         """Note a table as one of the group."""
         assert isinstance(table, LiveTable)
         self._tables.append(weakref.ref(table))
@@ -151,7 +151,7 @@ class Group:
         made = cls()
         for table in tables:
             table.group = made
-            made.take(table)
+            made.add(table)
         return made
 
     # -- rows --------------------------------------------------------------------------------------

@@ -285,13 +285,13 @@ class TableOptimizer(Optimizer):
                     live = self._live.get(parameter)
                     if live is not None:
                         part = parts[live.place.stepped_with]
-                        part.take_table(live, self._rules[parameter], numbers[index])
+                        part.add_table(live, self._rules[parameter], numbers[index])
                     elif (grad := parameter.grad) is not None:
                         part = parts.get(grad.device) or parts[ON_HOST]
-                        part.take_dense(parameter, grad, index, position)
+                        part.add_dense(parameter, grad, index, position)
         waiting = None if self._in_backward is None else self._in_backward.first
         for live, rule, index, share in waiting or ():
-            parts[live.place.stepped_with].take_table(live, rule, numbers[index], share)
+            parts[live.place.stepped_with].add_table(live, rule, numbers[index], share)
         every = list(dict.fromkeys(parts.values()))
         beside = sum(not part.idle for part in every) > 1
         if not all(part.decide(beside=beside) for part in every):
@@ -317,7 +317,7 @@ class TableOptimizer(Optimizer):
         elsewhere = [live for live in self._live.values() if live.place.stepped_with is not ON_HOST]
         refuse_several_devices(type(self).__name__, elsewhere)
         part = place.make_participant(self, elsewhere)
-        host = part if part.takes_host else HostParticipant(self)
+        host = part if part.includes_host else HostParticipant(self)
         return {place.stepped_with: part, ON_HOST: host}
 
     @outside_graphs

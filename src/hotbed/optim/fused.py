@@ -67,7 +67,7 @@ class FusedUpdates:
     def raise_deferred(self) -> None:
         """Raise what a device has found out about the last update."""
         notice, self.notice = self.notice, None
-        if notice is not None and (error := notice.take()) is not None:
+        if notice is not None and (error := notice.pop()) is not None:
             raise error
 
     def stepped(self) -> None:

@@ -28,9 +28,11 @@ def check_kind(kind: Sharding, table: Shape, name: str, world_size: int) -> None
     ]
     cut_by_row = any(s is not None and (s.first, s.stride, s.owns) != (0, 1, None) for s in shards)
     cut_by_column = any(s is not None and s.end - s.begin < table.dim for s in shards)
-    dealing = kind.dealing(table)
-    if cut_by_row and (dealing is None or cut_by_column):
-        why = "cuts columns, too" if cut_by_column else "has no dealing(), such as Dealing.given"
+    owner_rule = kind.owner_rule(table)
+    if cut_by_row and (owner_rule is None or cut_by_column):
+        why = (
+            "cuts columns, too" if cut_by_column else "has no owner_rule(), such as OwnerRule.given"
+        )
         raise PlanError(f"{named}: kept() cuts rows and {why}; rows could not be found.")
     ids = _ids_of(table)
     keeps = torch.zeros((world_size, len(ids), table.dim), dtype=torch.bool)

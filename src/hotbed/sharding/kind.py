@@ -90,8 +90,8 @@ class Sharding(abc.ABC):
     ) -> Tensor:
         """Return (n,) int64: the rank that `requester` asks for a column of the rows of (n,) int64 ids."""
 
-    def dealing(self, table: Shape) -> _core.Dealing | None:
-        """How rows are dealt out to ranks; `Dealing.given`: as `owner_of` says; None: they are not."""
+    def owner_rule(self, table: Shape) -> _core.OwnerRule | None:
+        """Return how owners of rows are found; `OwnerRule.given`: by `owner_of`; None: rows are not split."""
         return None
 
     @abc.abstractmethod

@@ -176,9 +176,9 @@ class RowWise(Sharding):
     ) -> Tensor:
         return self._owner(table)(ids, world_size)
 
-    def dealing(self, table: Shape) -> _core.Dealing | None:
+    def owner_rule(self, table: Shape) -> _core.OwnerRule | None:
         hashed = self._owner(table) is hashed_owner
-        return _core.Dealing.hash if hashed else _core.Dealing.modulo
+        return _core.OwnerRule.hash if hashed else _core.OwnerRule.modulo
 
     def _owner(self, table: Shape) -> Callable[[Tensor, int], Tensor]:
         hashed = table.rows is None and self.placement != "modulo"

@@ -30,12 +30,12 @@ def hashed_owner(ids: object, world_size: int) -> Tensor:
         InputError: no ids.
         PlanError: no number of ranks.
     """
-    return _kept(ids, world_size, _core.Dealing.hash)
+    return _kept(ids, world_size, _core.OwnerRule.hash)
 
 
 def modulo_owner(ids: object, world_size: int) -> Tensor:
     """Return (n,) int64: ``id % world_size``, never negative. Arguments as of `hashed_owner`."""
-    return _kept(ids, world_size, _core.Dealing.modulo)
+    return _kept(ids, world_size, _core.OwnerRule.modulo)
 
 
 def checked_world_size(given: object) -> int:
@@ -46,12 +46,12 @@ def checked_world_size(given: object) -> int:
     return ranks
 
 
-def _kept(ids: object, world_size: object, dealing: _core.Dealing) -> Tensor:
+def _kept(ids: object, world_size: object, owner_rule: _core.OwnerRule) -> Tensor:
     ranks = checked_world_size(world_size)
     given = id_tensor("An owner", ids)
     here = given.to("cpu", torch.int64).contiguous()
     owners = torch.empty_like(here)
-    _core.find_owners(here.data_ptr(), here.numel(), ranks, dealing, owners.data_ptr())
+    _core.find_owners(here.data_ptr(), here.numel(), ranks, owner_rule, owners.data_ptr())
     return owners.to(given.device)
 
 

@@ -34,7 +34,7 @@ Changes = Literal[
 class Deferred(Protocol):
     """An error that a device may find later."""
 
-    def take(self) -> HotbedError | None:
+    def pop(self) -> HotbedError | None:
         """Return the error, the first time it is asked for; waits for the device."""
 
 
@@ -145,5 +145,5 @@ def leave(
             continue
         handle = table.parameter
         with plain_access():
-            grads[t] = handle.waiting.take(handle, share, nodes[t])
+            grads[t] = handle.waiting.add(handle, share, nodes[t])
     return grads

@@ -274,7 +274,7 @@ class WaitingGradient:
         # A handler of a signal may look in the middle of it.
         self._lock = threading.RLock()
 
-    def take(self, handle: Tensor, share: GradientShare, accumulate: Node) -> TableGradient | None:
+    def add(self, handle: Tensor, share: GradientShare, accumulate: Node) -> TableGradient | None:
         """Keeps what a backward left; or gives what backward is to return, where torch has use for it.
 
         Args:
@@ -311,7 +311,7 @@ class WaitingGradient:
         of_stored = getattr(stored_gradient(handle), "origins", [])
         return [*self.origins, *of_stored, *(share.origin for share in self.shares)]
 
-    def take_place(self, handle: Tensor, grad: Tensor | None) -> None:
+    def replace(self, handle: Tensor, grad: Tensor | None) -> None:
         """The handle's gradient is this one from now on. (Its rows may be those of before.)"""
         if grad is None:
             return self.drop(handle)

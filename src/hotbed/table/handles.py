@@ -102,7 +102,7 @@ class Handle(nn.Parameter):
 
     @grad.setter
     def grad(self, value: Tensor | None) -> None:
-        self.waiting.take_place(self, value)
+        self.waiting.replace(self, value)
 
     @grad.deleter
     def grad(self) -> None:

@@ -41,10 +41,10 @@ class StepParticipant(Protocol):
     """The tables of an optimizer whose rows lie in one memory, and dense parameters there. First it takes
     them in, then it decides, applies and lets the dense parameters step; all parts do, or none."""
 
-    takes_host: bool
+    includes_host: bool
     """Whether it takes in what the host steps, too."""
 
-    def take_table(
+    def add_table(
         self,
         live: StoredTable,
         rule: _core.TableRule,
@@ -54,7 +54,7 @@ class StepParticipant(Protocol):
         """A table, if it has a gradient, with the numbers of its group. `share`: its gradient, where that
         is not the handle's."""
 
-    def take_dense(self, parameter: Tensor, grad: Tensor, index: int, position: int) -> None:
+    def add_dense(self, parameter: Tensor, grad: Tensor, index: int, position: int) -> None:
         """A parameter, by its group and its place there."""
 
     @property
@@ -86,5 +86,5 @@ def raise_of_last_step(optimizer: SteppingOptimizer) -> None:
         NotFiniteError, IdError: it was not taken.
     """
     notice: Deferred | None = optimizer.__dict__.pop(DEFERRED, None)
-    if notice is not None and (error := notice.take()) is not None:
+    if notice is not None and (error := notice.pop()) is not None:
         raise error

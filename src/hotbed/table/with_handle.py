@@ -35,7 +35,7 @@ __all__ = ["TableGroup", "TableWithHandle", "live_tables", "unregister"]
 class TableGroup(Protocol):
     """`hotbed.Group`, as its tables see it."""
 
-    def take(self, table: TableWithHandle) -> None: ...
+    def add(self, table: TableWithHandle) -> None: ...
 
 
 class _Rows(abc.ABC):
@@ -110,7 +110,7 @@ class TableWithHandle(_Rows):
             _tables.add(self)
         self.place.join(self)
         if group is not None:
-            group.take(self)
+            group.add(self)
 
     @property
     def parameter(self) -> Handle:

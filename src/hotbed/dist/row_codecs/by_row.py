@@ -58,27 +58,27 @@ class ByRow(abc.ABC):
         """Return the bytes of the message to each rank, or from it."""
         return [sum(map(self._bytes, pieces)) for pieces in travel.pieces(sent=sent)]
 
-    def room(self, messages: list[Tensor], in_core: list[int]) -> list[Tensor]:
+    def buffers(self, messages: list[Tensor], in_core: list[int]) -> list[Tensor]:
         """Return memory to which the core writes rows."""
         return [_core.block(size) for size in in_core]
 
-    def encode(self, room: list[Tensor], messages: list[Tensor], travel: Travel) -> None:
+    def encode(self, buffers: list[Tensor], messages: list[Tensor], travel: Travel) -> None:
         """Write the messages."""
-        for rows, encoded in self._pairs(room, messages, travel.pieces(sent=True)):
+        for rows, encoded in self._pairs(buffers, messages, travel.pieces(sent=True)):
             self.encode_rows(rows, encoded)
 
     def decode(self, messages: list[Tensor], in_core: list[int], travel: Travel) -> list[Tensor]:
         """Return messages that came, as the core reads them."""
-        room = self.room(messages, in_core)
-        for rows, encoded in self._pairs(room, messages, travel.pieces(sent=False)):
+        buffers = self.buffers(messages, in_core)
+        for rows, encoded in self._pairs(buffers, messages, travel.pieces(sent=False)):
             self.decode_rows(encoded, rows)
-        return room
+        return buffers
 
     def _pairs(
-        self, room: list[Tensor], messages: list[Tensor], every: Sequence[Sequence[Piece]]
+        self, buffers: list[Tensor], messages: list[Tensor], every: Sequence[Sequence[Piece]]
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Each piece as rows and as it travels."""
-        for in_core, message, pieces in zip(room, messages, every, strict=True):
+        for in_core, message, pieces in zip(buffers, messages, every, strict=True):
             at = begin = 0
             for piece in pieces:
                 count, width, dtype = piece

@@ -69,11 +69,11 @@ class RowCodec(Protocol):
     def sizes(self, in_core: list[int], travel: Travel, *, sent: bool) -> list[int]:
         """Return the bytes of the message to each rank, or from it, where the core's has `in_core`."""
 
-    def room(self, messages: list[Tensor], in_core: list[int]) -> list[Tensor]:
+    def buffers(self, messages: list[Tensor], in_core: list[int]) -> list[Tensor]:
         """Return the memory to which the core writes what these messages are to say."""
 
-    def encode(self, room: list[Tensor], messages: list[Tensor], travel: Travel) -> None:
-        """Write the messages, once the core has written to `room`."""
+    def encode(self, buffers: list[Tensor], messages: list[Tensor], travel: Travel) -> None:
+        """Write the messages, once the core has written to `buffers`."""
 
     def decode(self, messages: list[Tensor], in_core: list[int], travel: Travel) -> list[Tensor]:
         """Return the messages that came, as the core reads them."""

@@ -17,10 +17,10 @@ class Stored:
     def sizes(self, in_core: list[int], travel: Travel, *, sent: bool) -> list[int]:
         return in_core
 
-    def room(self, messages: list[Tensor], in_core: list[int]) -> list[Tensor]:
+    def buffers(self, messages: list[Tensor], in_core: list[int]) -> list[Tensor]:
         return messages
 
-    def encode(self, room: list[Tensor], messages: list[Tensor], travel: Travel) -> None:
+    def encode(self, buffers: list[Tensor], messages: list[Tensor], travel: Travel) -> None:
         pass
 
     def decode(self, messages: list[Tensor], in_core: list[int], travel: Travel) -> list[Tensor]:

@@ -45,17 +45,17 @@ class Npy:
             beside = f"{path.removesuffix('.npy')}.ids.npy"
             if os.path.lexists(beside):
                 files[f"{stem}.ids"] = plain(beside, os.path.dirname(os.path.abspath(path)))
-        tables, left = [], {}
+        tables, skipped = [], {}
         arrays = {stem: _opened(file) for stem, file in files.items()}
         for stem, array in arrays.items():
             if stem.endswith(".ids") and stem.removesuffix(".ids") in arrays:
                 continue
             ids = arrays.get(f"{stem}.ids")
             if fault := fault_of(array, static=ids is None):
-                left[stem] = fault
+                skipped[stem] = fault
             else:
                 tables.append(table_of(files[stem], stem, array, ids))
-        return Found(tables, left)
+        return Found(tables, skipped)
 
     def write(self, path: str, tables: Sequence[FileTable]) -> None:
         if path.endswith(".npy"):

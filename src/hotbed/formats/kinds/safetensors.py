@@ -18,6 +18,9 @@ from hotbed.formats.writing import fill, shapes_of
 __all__ = ["SafetensorsFile"]
 
 
+_RESERVED = "__metadata__"
+
+
 class _Slice(Protocol):
     def get_shape(self) -> list[int]: ...
     def get_dtype(self) -> str: ...
@@ -62,6 +65,11 @@ class SafetensorsFile:
 
     def write(self, path: str, tables: Sequence[FileTable]) -> None:
         shapes = shapes_of(tables)
+        if _RESERVED in shapes:
+            raise FormatError(
+                f"{path}: a safetensors file cannot hold a table {_RESERVED!r}, a name of the format: "
+                "rename it, or choose another --format."
+            )
         first, begins = header_of(shapes)
         with appearing(path) as part:
             with open(part, "wb") as out:

@@ -47,7 +47,7 @@ class Sok:
         return any(f"{name[:-4]}-weight" in names for name in names if name.endswith("-key"))
 
     def read(self, path: str, hints: Hints) -> Found:
-        tables, left = [], {}
+        tables, skipped = [], {}
         names = sorted(os.listdir(path))
         for name in names:
             stem, dash, kind = name.rpartition("-")
@@ -57,7 +57,9 @@ class Sok:
                 if kind == "key":
                     table = _table(path, stem, hints.dim)
                     if table is None:
-                        left[stem] = "has no rows, and only --dim could tell how wide they would be"
+                        skipped[stem] = (
+                            "has no rows, and only --dim could tell how wide they would be"
+                        )
                         continue
                     tables.append(table)
                     if hints.dim not in (None, tables[-1].dim):
@@ -65,8 +67,8 @@ class Sok:
                             f"{path}: {stem!r} has rows of {tables[-1].dim} numbers, and not {hints.dim}."
                         )
             elif f"{name.partition('-')[0]}-weight" in names:
-                left[name] = "is an optimizer's state"
-        return Found(tables, left)
+                skipped[name] = "is an optimizer's state"
+        return Found(tables, skipped)
 
     def write(self, path: str, tables: Sequence[FileTable]) -> None:
         tables = widened(tables)

@@ -39,8 +39,8 @@ class TorchFile:
         if not isinstance(loaded, Mapping):
             raise FormatError(f"{path} holds no state_dict, but {type(loaded).__name__!r}.")
         tensors = {str(name): value for name, value in loaded.items() if isinstance(value, Tensor)}
-        left = {str(name): "is no tensor" for name in loaded if str(name) not in tensors}
-        return found_in(path, tensors, left)
+        skipped = {str(name): "is no tensor" for name in loaded if str(name) not in tensors}
+        return found_in(path, tensors, skipped)
 
     def write(self, path: str, tables: Sequence[FileTable]) -> None:
         shapes = shapes_of(tables)

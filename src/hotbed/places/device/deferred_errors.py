@@ -64,7 +64,7 @@ class DeferredError:
         """Whether they have arrived."""
         return self._event is None or bool(self._event.query())  # type: ignore[no-untyped-call]
 
-    def take(self) -> HotbedError | None:
+    def pop(self) -> HotbedError | None:
         """The error that they tell of, the first time it is asked for; waits for them."""
         if self._taken:
             return None
@@ -104,6 +104,6 @@ def raise_deferred_errors(
     for table in tables:
         errors = _errors_of(table)
         while errors and (wait or (errors[0].concerns(training) and errors[0].ready)):
-            error = errors.popleft().take()
+            error = errors.popleft().pop()
             if error is not None:
                 raise error

@@ -27,7 +27,7 @@ class DeviceParticipant:
     Threading: for the training thread.
     """
 
-    takes_host = False
+    includes_host = False
 
     def __init__(self, optimizer: SteppingOptimizer, tables: Sequence[StoredTable]) -> None:
         """`tables`: those that lie there.
@@ -49,7 +49,7 @@ class DeviceParticipant:
         self._step: DeviceStep | None = None
         self._take: Tensor | None = None
 
-    def take_table(
+    def add_table(
         self,
         live: StoredTable,
         rule: _core.TableRule,
@@ -61,7 +61,7 @@ class DeviceParticipant:
             assert share is None or isinstance(share, DeviceGradientRows)
             self._entries.append(Entry(live, rule, hyper, share))
 
-    def take_dense(self, parameter: Tensor, grad: Tensor, index: int, position: int) -> None:
+    def add_dense(self, parameter: Tensor, grad: Tensor, index: int, position: int) -> None:
         name = _namer(self._optimizer, parameter, index, position)
         self._dense.append(DenseGradient(parameter, grad, name))
 
@@ -75,7 +75,7 @@ class DeviceParticipant:
         self._step = DeviceStep(self._table, self._entries, self._dense, self._found_inf)
         self._take = self._step.decide()
         if beside and not bool(self._take):
-            error = self._step.report(counted=False).take()
+            error = self._step.report(counted=False).pop()
             if error is not None:
                 raise error
             return False

@@ -199,7 +199,7 @@ class DeviceStep:
                     assert of_batch is not None, (
                         "whoever checks a batch on the device reports on it"
                     )
-                    of_batch.take()
+                    of_batch.pop()
                     return of_batch.error
             return _error(bad_tables, bad_dense, bool(bad_slots))
 

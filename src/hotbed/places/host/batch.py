@@ -118,10 +118,10 @@ class HostBatch:
     ) -> HostPendingGradient:
         """Return the pending gradient of vectors. `held`: the tensors at these addresses."""
         try:
-            all_seated = bool(self.core.seat())
+            all_stored = bool(self.core.find_slots())
         except StorageError as error:
             raise self._over_budget(error) from None
-        return HostPendingGradient(self.core, self.live, places, held, all_seated, self.claim)
+        return HostPendingGradient(self.core, self.live, places, held, all_stored, self.claim)
 
     @property
     def claim(self) -> object:
@@ -155,7 +155,7 @@ class HostPendingGradient(NamedTuple):
     places: _Addresses | _core.VectorPlaces
     held: Sequence[Tensor]
     """What lies at these places."""
-    all_seated: bool
+    all_stored: bool
     """Whether every id has a row; evaluation stores none."""
     claim: object
     """Of its rows, as `GradientRows.claim`."""
@@ -203,7 +203,7 @@ class HostPendingGradient(NamedTuple):
         shares = []
         for t in tables:
             slots, rows = slots_of[t], rows_of[t]
-            if not self.all_seated:
+            if not self.all_stored:
                 kept = slots >= 0
                 slots, rows = slots[kept], rows[kept]
             # Torch adds to it in place, which memory of the core would not allow.

@@ -27,7 +27,7 @@ _Entry = tuple[_core.TableRule, int, int, int, _core.Hyperparameters, bool, bool
 class HostParticipant:
     """`hotbed.table.participant.StepParticipant` of tables in the core's memory, stepped in one call."""
 
-    takes_host = True
+    includes_host = True
 
     def __init__(self, optimizer: SteppingOptimizer) -> None:
         self._optimizer = optimizer
@@ -38,7 +38,7 @@ class HostParticipant:
         self._dense: list[tuple[Tensor, int, int]] = []
         self._core: _core.Step | None = None
 
-    def take_table(
+    def add_table(
         self,
         live: StoredTable,
         rule: _core.TableRule,
@@ -49,9 +49,9 @@ class HostParticipant:
         if rows is not None:
             assert isinstance(rows, GradientRows)
             self._optimizer.check_hold(live, rule)
-            self.take_rows(live, rule, hyper, rows)
+            self.add_rows(live, rule, hyper, rows)
 
-    def take_rows(
+    def add_rows(
         self,
         live: StoredTable,
         rule: _core.TableRule,
@@ -65,7 +65,7 @@ class HostParticipant:
         self._tables.append(live)
         self._held.append(rows)
 
-    def take_without_rows(
+    def add_without_rows(
         self, stepped: Sequence[tuple[StoredTable, _core.TableRule, _core.Hyperparameters]]
     ) -> None:
         """The same of tables, with their rules and numbers, whose step counts without a row."""
@@ -73,7 +73,7 @@ class HostParticipant:
         self._tables += [live for live, _, _ in stepped]
         self._held += [NO_ROWS] * len(stepped)
 
-    def take_dense(self, parameter: Tensor, grad: Tensor, index: int, position: int) -> None:
+    def add_dense(self, parameter: Tensor, grad: Tensor, index: int, position: int) -> None:
         if grad.is_sparse:
             grad = grad._values()
         kind = grad.dtype

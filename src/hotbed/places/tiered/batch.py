@@ -31,7 +31,7 @@ class PreparingTiers(Protocol):
 
     @property
     def prepared(self) -> Sequence[PreparedBatch]: ...
-    def take_prepared(
+    def pop_prepared(
         self, live: Sequence[StoredTable], batch: InputBatch, frozen: Sequence[int]
     ) -> PreparedBatch | None: ...
     def close_window(self) -> bool: ...
@@ -44,11 +44,11 @@ def resolve_in_tiers(
     """The batch with its slots, whether a gradient will come, and what it reads in place of the inputs."""
     prepared = None
     if call.training and tiers.prepared:
-        prepared = tiers.take_prepared(call.live, batch, call.frozen)
+        prepared = tiers.pop_prepared(call.live, batch, call.frozen)
     if prepared is None:
         check(batch, call)
     else:
-        prepared.batch.take_weights(batch)
+        prepared.batch.use_weights_of(batch)
         batch = prepared.batch
     wanted = torch.is_grad_enabled() and len(call.frozen) < len(call.live)
     with trace.span("resolve"):

@@ -18,7 +18,7 @@ from hotbed import _core
 from hotbed.errors import StorageError
 from hotbed.places.tiered import hottest
 
-__all__ = ["is_own", "logs_in", "of_process", "take"]
+__all__ = ["is_own", "logs_in", "lock", "of_process"]
 
 _Folder = str | os.PathLike[str]
 
@@ -52,7 +52,7 @@ def of_process(ssd: _Folder | Sequence[_Folder]) -> Path:
     return Path(paths[local % len(paths)]) / f"rank-{rank}"
 
 
-def take(folder: Path, reset: bool) -> _core.FolderLock:
+def lock(folder: Path, reset: bool) -> _core.FolderLock:
     """Locks a folder for the rows of one collection, for as long as the lock lives in this process.
 
     Raises:

@@ -48,7 +48,7 @@ class Tiers(CoreLookups):
         ssd = None if self.folder is None else str(self.folder)
         # It writes nothing before there are tables, and goes before the lock does.
         self.core = _core.Storage.make(*storage.budgets, ssd, storage.space_ratio)
-        self._lock = None if self.folder is None else folder.take(self.folder, storage.reset)
+        self._lock = None if self.folder is None else folder.lock(self.folder, storage.reset)
         # Weakly: tables keep their tiers, and go when the model does.
         self._tables: list[weakref.ref[MovedTable]] = []
         self.prepared: list[Prepared] = []
@@ -200,7 +200,7 @@ class Tiers(CoreLookups):
         window.close()
         return True
 
-    def take_prepared(
+    def pop_prepared(
         self, live: Sequence[StoredTable], batch: InputBatch, frozen: Sequence[int]
     ) -> Prepared | None:
         """Return what look-ahead has prepared for the batch of a forward, or None."""

@@ -84,7 +84,7 @@ class TieredBatch:
         ]
         return int(self._core.first_difference(now._core))
 
-    def take_weights(self, now: TieredBatch) -> None:
+    def use_weights_of(self, now: TieredBatch) -> None:
         """Do nothing: weights are read where the forward has them."""
 
     def group(self, frozen: Sequence[int]) -> None:
@@ -146,7 +146,7 @@ class TieredBatch:
         if self._index is None:
             self._side.compute_here()
             try:
-                self._core.seat()
+                self._core.find_slots()
             except StorageError as error:
                 raise self._tiers.over_budget(error) from None
             sent = _Sent(self._core, self._bags, self._side, True)
