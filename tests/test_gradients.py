@@ -143,12 +143,12 @@ def test_what_torch_makes_of_a_gradient_keeps_where_it_comes_from() -> None:
     ours(ids([1, 4])).sum().backward()
     grad = ours.weight.grad
     assert isinstance(grad, TableGradient)
-    grad.origins = ["a batch"]
+    grad.sources = ["a batch"]
     for made in (grad * 2, grad.clone(), grad.coalesce(), grad.detach(), -grad, grad + grad):
-        assert isinstance(made, TableGradient) and set(made.origins) == {"a batch"}
+        assert isinstance(made, TableGradient) and set(made.sources) == {"a batch"}
     assert type(grad.to_dense()) is Tensor and type(grad._values()) is Tensor
     grad.zero_()
-    assert grad.origins == []
+    assert grad.sources == []
 
 
 def test_backwards_at_once_lose_nothing() -> None:

@@ -93,7 +93,7 @@ def on_rank_0_alone(rank: int, world: int) -> None:
         with torch.no_grad():
             return model.eval()({"item": [[5]]})
 
-    for sort_by_owner, text in (
+    for order_by_owner, text in (
         (lambda: model.state_dict(), r"state_dict\(\) of a distributed model.*hotbed.save\("),
         (lambda: optimizer.state_dict(), r"and of its optimizer.*hotbed.save\("),
         (lambda: model.count("item"), r"count\(\) is called by all ranks"),
@@ -101,7 +101,7 @@ def on_rank_0_alone(rank: int, world: int) -> None:
     ):
         with pytest.raises(PeerError, match=text):
             if rank == 0:
-                sort_by_owner()
+                order_by_owner()
             else:
                 step()
         model.train()

@@ -14,7 +14,7 @@ from torch.distributed.algorithms.join import Join
 import hotbed as hb
 from hotbed.dist import ColumnWise, Plan, Replicated, RowWise, TableWise, merging
 from hotbed.dist.errors import PeerError
-from hotbed.dist.exchanged_values import Announced
+from hotbed.dist.exchanged_values import Requests
 
 NEXT = 64
 """Batches that wait at most, where each has its backward at once."""
@@ -286,7 +286,7 @@ def fails(rank: int, world: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         if rank == 1:
 
-            def full(announced: Announced) -> None:
+            def full(requests: Requests) -> None:
                 raise hb.OutOfMemory("no memory")
 
             patch.setattr(merging, "look_up_owned", full)

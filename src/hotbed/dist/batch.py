@@ -12,7 +12,7 @@ from torch import Tensor
 from hotbed import _core
 from hotbed.dist.delivery import fetch_by_id
 from hotbed.dist.errors import PeerError
-from hotbed.dist.exchange import announce, announce_nothing, fetch, keep, sort_by_owner
+from hotbed.dist.exchange import fetch, keep, order_by_owner, send_ids, send_no_ids
 from hotbed.dist.exchanged_values import Lookup
 from hotbed.dist.handshake import Handshake
 from hotbed.dist.merging import merge
@@ -60,7 +60,7 @@ class ShardedLookups(Lookups):
             torch.empty(given.positions, dtype=torch.int64, device="cpu") for _ in range(2)
         )
         counts = _core.distinct_ids(given, ids.data_ptr(), inverse.data_ptr())
-        by_owner = sort_by_owner(
+        by_owner = order_by_owner(
             ranks, [cast(ShardedPlace, live.place) for live in call.live], ids, counts
         )
         modes = [int(call.training), int(wanted), *_bits(call.frozen, len(call.live))]
@@ -68,15 +68,15 @@ class ShardedLookups(Lookups):
             "a lookup", [*modes, *by_owner.counts_to_owners], by_owner.layout.table_numbers
         )
         _refuse_other_modes(ranks, opened, modes)
-        announced = announce(ranks, by_owner, opened.values[:, len(modes) :])
-        fetched = fetch(ranks, announced, ranks.codecs[0], call.frozen, call.training)
+        requests = send_ids(ranks, by_owner, opened.values[:, len(modes) :])
+        fetched = fetch(ranks, requests, ranks.codecs[0], call.frozen, call.training)
         rows = fetched.rows()
         core = rows.batch(given, counts, by_owner.new_positions.data_ptr(), inverse.data_ptr())
         core.resolve(False, wanted, call.frozen)
         made = ShardedBatch(core, call, wanted, kept=(rows, inverse))
         weakref.finalize(made, _give_back, by_owner.layout.fetched, rows).atexit = False
         if wanted:
-            made.lookup = keep(ranks, made, announced, fetched.owned)
+            made.lookup = keep(ranks, made, requests, fetched.owned)
             if ranks.waiting.to_be_merged:
                 merge(ranks)
         return made
@@ -113,6 +113,7 @@ class ShardedBatch(HostBatch):
 
     @property
     def claim(self) -> ShardedBatch:
+        """The batch itself: while it lives, ranks keep its `Lookup`, and owners its rows."""
         return self
 
     def backward(self, grads: Sequence[Tensor | None]) -> Any:
@@ -157,16 +158,16 @@ def serve_lookup(ranks: Ranks, opened: Handshake) -> None:
     modes = 2 + len(_bits((), len(opened.tables)))
     training, wanted, *bits = opened.values[speaks, :modes].tolist()
     frozen = [t for t in range(len(opened.tables)) if bits[t // _BITS] >> t % _BITS & 1]
-    announced = announce_nothing(ranks, opened, opened.values[:, modes:])
+    requests = send_no_ids(ranks, opened, opened.values[:, modes:])
     with torch.set_grad_enabled(bool(wanted)):
-        fetched = fetch(ranks, announced, ranks.codecs[0], frozen, bool(training))
+        fetched = fetch(ranks, requests, ranks.codecs[0], frozen, bool(training))
     if wanted:
-        keep(ranks, None, announced, fetched.owned)
+        keep(ranks, None, requests, fetched.owned)
 
 
 def serve_rows(ranks: Ranks, opened: Handshake) -> None:
     """The same of a lookup of rows."""
-    fetch_by_id(ranks, announce_nothing(ranks, opened, opened.values))
+    fetch_by_id(ranks, send_no_ids(ranks, opened, opened.values))
 
 
 class ShardedPendingGradient:

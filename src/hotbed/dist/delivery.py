@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from hotbed.dist.exchange import Given, own_tables, send_encoded, to_owners
-from hotbed.dist.exchanged_values import Announced
+from hotbed.dist.exchanged_values import Requests
 from hotbed.dist.ranks import Ranks
 from hotbed.dist.raw import bytes_of, rounded
 from hotbed.dist.row_codecs import STORED
@@ -18,23 +18,23 @@ __all__ = ["deliver", "fetch_by_id", "owned_ids"]
 
 
 def deliver(
-    ranks: Ranks, announced: Announced, rows: Tensor
+    ranks: Ranks, requests: Requests, rows: Tensor
 ) -> list[tuple[LiveTable, Tensor, Tensor]]:
     """Bring rows of the only table to their owners. Called by all ranks.
 
     Args:
-        rows: (n, dim), as they are stored, of the ids as they were given to `sort_by_owner`.
+        rows: (n, dim), as they are stored, of the ids as they were given to `order_by_owner`.
 
     Returns:
         For each shard of this rank: its live table, (m,) its ids, one rank's after the other's, and
         (m, columns) rows.
     """
-    travel = Travel(announced.core, announced.by_owner.layout, True, [True])
-    given = Given(rows.contiguous(), announced.by_owner.new_positions)
+    travel = Travel(requests.core, requests.by_owner.layout, True, [True])
+    given = Given(rows.contiguous(), requests.by_owner.new_positions)
     received = to_owners(ranks, "rows", travel, STORED, [given], stored=True)
     begins = [0] * ranks.size
     found = []
-    for live, ids, of_ranks in owned_ids(announced):
+    for live, ids, of_ranks in owned_ids(requests):
         pieces, dim = [], live.spec.dim
         for rank, count in enumerate(of_ranks):
             begin, length = begins[rank], count * dim * rows.itemsize
@@ -45,16 +45,16 @@ def deliver(
     return found
 
 
-def fetch_by_id(ranks: Ranks, announced: Announced) -> list[Tensor]:
+def fetch_by_id(ranks: Ranks, requests: Requests) -> list[Tensor]:
     """Read the rows that were asked for, as their owners' ``lookup`` does, and return the messages that came,
     as the core reads them. Called by all ranks."""
-    travel = Travel(announced.core, announced.by_owner.layout)
+    travel = Travel(requests.core, requests.by_owner.layout)
 
     def write(room: list[Tensor]) -> None:
         begins = [0] * ranks.size
-        layout = announced.by_owner.layout
+        layout = requests.by_owner.layout
         shards = [shard for _, shard, _ in layout.shards if shard.rank == layout.rank]
-        for shard, (live, ids, of_ranks) in zip(shards, owned_ids(announced), strict=True):
+        for shard, (live, ids, of_ranks) in zip(shards, owned_ids(requests), strict=True):
             live.ready()
             with reading([live]):
                 rows = live.place.read(ids)
@@ -64,13 +64,13 @@ def fetch_by_id(ranks: Ranks, announced: Announced) -> list[Tensor]:
                     room[to][begins[to] : begins[to] + len(raw)] = raw
                     begins[to] += rounded(len(raw))
 
-    return send_encoded(ranks, "rows", travel, STORED, announced.core.row_sizes(), write)
+    return send_encoded(ranks, "rows", travel, STORED, requests.core.row_sizes(), write)
 
 
-def owned_ids(announced: Announced) -> list[tuple[LiveTable, Tensor, list[int]]]:
+def owned_ids(requests: Requests) -> list[tuple[LiveTable, Tensor, list[int]]]:
     """For each shard of this rank: its live table, (m,) the ids asked of it, and how many by each rank."""
-    layout, counts = announced.by_owner.layout, announced.core.asked_here()
+    layout, counts = requests.by_owner.layout, requests.core.asked_here()
     size = layout.size
     of_shards = [counts[at : at + size] for at in range(0, len(counts), size)]
-    ids = announced.ids_here.split_with_sizes([sum(some) for some in of_shards])
+    ids = requests.ids_here.split_with_sizes([sum(some) for some in of_shards])
     return list(zip(own_tables(layout), ids, of_shards, strict=True))

@@ -20,7 +20,7 @@ from hotbed.dist.declarations import of_arguments, of_model, of_plan
 from hotbed.dist.delivery import deliver
 from hotbed.dist.dense import average_dense, refuse_options
 from hotbed.dist.errors import PeerError
-from hotbed.dist.exchange import announce, sort_by_owner
+from hotbed.dist.exchange import order_by_owner, send_ids
 from hotbed.dist.place import Sharded
 from hotbed.dist.planning import plan as planned
 from hotbed.dist.planning import tables_to_plan
@@ -252,13 +252,13 @@ def _hand_out(place: Sharded, stream: Iterator[Records]) -> None:
         rows = next(stream, None)
         ids, weights = nothing if rows is None else (rows.ids, rows.weights)
         assert weights is not None
-        by_owner = sort_by_owner(place.ranks, [place], ids, [len(ids)])
+        by_owner = order_by_owner(place.ranks, [place], ids, [len(ids)])
         said = [int(rows is not None), *by_owner.counts_to_owners]
         reported = place.ranks.handshake("a distribution", said).values
         if not bool(reported[:, 0].any()):
             return
-        announced = announce(place.ranks, by_owner, reported[:, 1:])
-        for live, own, some in deliver(place.ranks, announced, weights.to(place.spec.dtype)):
+        requests = send_ids(place.ranks, by_owner, reported[:, 1:])
+        for live, own, some in deliver(place.ranks, requests, weights.to(place.spec.dtype)):
             live.assign(own, some)
 
 

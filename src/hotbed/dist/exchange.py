@@ -1,15 +1,15 @@
 """A batch across ranks, in steps with values between them:
 
-    sort_by_owner(ids) -> IdsByOwner
-    announce(IdsByOwner, the `IdsByOwner.counts_to_owners` of all ranks) -> Announced
-    fetch(Announced) -> Fetched, with the rows that came and, at owners, Owned
-    keep(Announced, Owned) -> Lookup
+    order_by_owner(ids) -> IdsByOwner
+    send_ids(IdsByOwner, the `IdsByOwner.counts_to_owners` of all ranks) -> Requests
+    fetch(Requests) -> Fetched, with the rows that came and, at owners, OwnedRows
+    keep(Requests, OwnedRows) -> Lookup
     give(Lookup, gradients) -> gradients of each shard of this rank
 
-`sort_by_owner` orders ids by their owners, on this rank alone. All ranks call `announce`, `fetch` and `give`:
-ids travel to their owners, rows come back, and later gradients go the way of the ids. One handshake, which
-carries `IdsByOwner.counts_to_owners`, precedes `announce` and serves `fetch`, too; another one precedes the
-`give` of all lookups in a step.
+`order_by_owner` orders ids by their owners, on this rank alone. All ranks call `send_ids`, `fetch` and
+`give`: ids travel to their owners, rows come back, and later gradients go the way of the ids. One handshake,
+which carries `IdsByOwner.counts_to_owners`, precedes `send_ids` and serves `fetch`, too; another one precedes
+the `give` of all lookups in a step.
 
 The values are frozen. What lasts beyond them: `keep` appends to `ranks.waiting`, `Fetched.rows` takes memory
 of earlier batches from `layout.fetched`, and messages stay only until the ranks next send something. The core
@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from hotbed import _core
-from hotbed.dist.exchanged_values import Announced, IdsByOwner, Lookup, Owned
+from hotbed.dist.exchanged_values import IdsByOwner, Lookup, OwnedRows, Requests
 from hotbed.dist.handshake import Handshake
 from hotbed.dist.layout import Layout
 from hotbed.dist.ranks import Ranks
@@ -43,9 +43,9 @@ from hotbed.table.lookups import Call
 __all__ = [
     "Fetched",
     "Given",
-    "announce",
-    "announce_nothing",
-    "sort_by_owner",
+    "send_ids",
+    "send_no_ids",
+    "order_by_owner",
     "fetch",
     "give",
     "keep",
@@ -60,18 +60,18 @@ __all__ = [
 class Fetched:
     """Rows that this rank has asked for, as the core reads them, and those that it owns."""
 
-    announced: Announced
-    owned: Owned | None
+    requests: Requests
+    owned: OwnedRows | None
     """None: this rank owns no shard."""
     messages: list[Tensor]
     """(bytes,) uint8 from each rank; they stay until the ranks next send something."""
 
     def rows(self) -> _core.FetchedRows:
         """Copy the rows into tables that a batch reads."""
-        by_owner = self.announced.by_owner
+        by_owner = self.requests.by_owner
         kept = by_owner.layout.fetched
         found = kept.pop() if kept else _core.FetchedRows(by_owner.layout.core)
-        found.read(self.announced.core, by_owner.ids.data_ptr(), _addresses(self.messages))
+        found.read(self.requests.core, by_owner.ids.data_ptr(), _addresses(self.messages))
         return found
 
 
@@ -94,7 +94,7 @@ class Given(NamedTuple):
 _NOTHING_GIVEN = 0, 0, 0, 0
 
 
-def sort_by_owner(
+def order_by_owner(
     ranks: Ranks, places: Sequence[ShardedPlace], ids: Tensor, counts: list[int]
 ) -> IdsByOwner:
     """Order ids by their owners.
@@ -132,7 +132,7 @@ def sort_by_owner(
     return IdsByOwner(layout, ordered, counts, new_positions, numbers)
 
 
-def announce(ranks: Ranks, by_owner: IdsByOwner, numbers: Tensor) -> Announced:
+def send_ids(ranks: Ranks, by_owner: IdsByOwner, numbers: Tensor) -> Requests:
     """Bring ids to their owners. Called by all ranks.
 
     Args:
@@ -147,18 +147,18 @@ def announce(ranks: Ranks, by_owner: IdsByOwner, numbers: Tensor) -> Announced:
     received = ranks.send("ids", coming)
     ids = torch.empty(sum(coming) // 8, dtype=torch.int64, device="cpu")
     core.read_ids(at, _addresses(received), ids.data_ptr())
-    return Announced(by_owner, core, ids)
+    return Requests(by_owner, core, ids)
 
 
-def announce_nothing(ranks: Ranks, opened: Handshake, numbers: Tensor) -> Announced:
-    """Take part in `announce` where this rank has no batch. `opened`: what the others do."""
+def send_no_ids(ranks: Ranks, opened: Handshake, numbers: Tensor) -> Requests:
+    """Take part in `send_ids` where this rank has no batch. `opened`: what the others do."""
     places = [ranks.table(number).place for number in opened.tables]
     none = torch.empty(0, dtype=torch.int64, device="cpu")
-    return announce(ranks, sort_by_owner(ranks, places, none, [0] * len(places)), numbers)
+    return send_ids(ranks, order_by_owner(ranks, places, none, [0] * len(places)), numbers)
 
 
 def fetch(
-    ranks: Ranks, announced: Announced, codec: RowCodec, frozen: Sequence[int], training: bool
+    ranks: Ranks, requests: Requests, codec: RowCodec, frozen: Sequence[int], training: bool
 ) -> Fetched:
     """Look up what is asked of this rank, and exchange rows. Called by all ranks.
 
@@ -167,13 +167,13 @@ def fetch(
         frozen: positions of tables that take no new rows.
         training: True if new ids of the others get one.
     """
-    core = announced.core
-    travel = Travel(core, announced.by_owner.layout)
-    owned: Owned | None = None
+    core = requests.core
+    travel = Travel(core, requests.by_owner.layout)
+    owned: OwnedRows | None = None
 
     def look_up(buffers: list[Tensor]) -> None:
         nonlocal owned
-        owned = look_up_owned(announced, frozen, training, buffers)
+        owned = look_up_owned(requests, frozen, training, buffers)
 
     in_core = core.row_sizes()
     received = send_encoded(ranks, "rows", travel, codec, in_core, look_up)
@@ -186,15 +186,15 @@ def fetch(
         ranks.vote("a lookup", fault=fault)
     elif fault is not None:
         raise fault
-    return Fetched(announced, owned, received)
+    return Fetched(requests, owned, received)
 
 
 def look_up_owned(
-    announced: Announced,
+    requests: Requests,
     frozen: Sequence[int] = (),
     training: bool = False,
     messages: Sequence[Tensor] = (),
-) -> Owned | None:
+) -> OwnedRows | None:
     """Look up the rows that this rank owns.
 
     Args:
@@ -204,13 +204,13 @@ def look_up_owned(
     Returns:
         None where this rank owns no shard.
     """
-    core, layout = announced.core, announced.by_owner.layout
+    core, layout = requests.core, requests.by_owner.layout
     own = own_tables(layout)
     if not own:
         return None
     never = set(frozen)
     here = [at for at, t in enumerate(layout.own_tables) if t in never] if never else []
-    bags = FlatIds(announced.ids_here, core.asked_here())
+    bags = FlatIds(requests.ids_here, core.asked_here())
     call = Call(own, layout.table_of, layout.names, bags, here, training)
     addresses = wide = None
     if messages:
@@ -219,7 +219,7 @@ def look_up_owned(
     resolved = looked_up(call, addresses)
     if wide is not None and len(wide):
         core.narrow(wide.data_ptr(), _addresses(messages))
-    return Owned(resolved, [live.generation for live in own])
+    return OwnedRows(resolved, [live.generation for live in own])
 
 
 def own_tables(layout: Layout) -> list[LiveTable]:
@@ -229,9 +229,9 @@ def own_tables(layout: Layout) -> list[LiveTable]:
     return found
 
 
-def keep(ranks: Ranks, batch: object | None, announced: Announced, owned: Owned | None) -> Lookup:
+def keep(ranks: Ranks, batch: object | None, requests: Requests, owned: OwnedRows | None) -> Lookup:
     """Have the ranks keep a lookup for the gradients of a batch. `batch`: None where this rank has none."""
-    position = announced.by_owner.layout.position
+    position = requests.by_owner.layout.position
     first_slots, sought = [0] * len(position), position
     for earlier in reversed(ranks.waiting.lookups):  # the last of each table has the last slots
         there = earlier.layout.position
@@ -241,7 +241,7 @@ def keep(ranks: Ranks, batch: object | None, announced: Announced, owned: Owned 
         sought = {number: t for number, t in sought.items() if number not in there}
         if not sought:
             break
-    made = Lookup(announced, owned, first_slots)
+    made = Lookup(requests, owned, first_slots)
     ranks.waiting.add(batch, made)
     return made
 
@@ -263,7 +263,7 @@ def give(
     Raises:
         TableError: rows were erased since the lookup.
     """
-    core, layout, owned = lookup.announced.core, lookup.layout, lookup.owned
+    core, layout, owned = lookup.requests.core, lookup.layout, lookup.owned
     travel = Travel(core, layout, True, chosen)
     received = to_owners(ranks, "gradients", travel, codec, gradients, stored=False)
     mine = [at for at, t in enumerate(layout.own_tables) if chosen[t]]

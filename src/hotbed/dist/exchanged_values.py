@@ -10,7 +10,7 @@ from hotbed import _core
 from hotbed.dist.layout import Layout
 from hotbed.places.host.batch import HostBatch
 
-__all__ = ["Announced", "IdsByOwner", "Lookup", "Owned"]
+__all__ = ["Requests", "IdsByOwner", "Lookup", "OwnedRows"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class IdsByOwner:
     new_positions: Tensor
     """(n,) int64: the position among the `ids` of its table that each id has gone to."""
     counts_to_owners: list[int]
-    """Counts for the handshake before `announce`: of a table whose rows are split, ids for each rank; of
+    """Counts for the handshake before `send_ids`: of a table whose rows are split, ids for each rank; of
     another one, all ids, as one number."""
 
     def of_table(self, t: int) -> Tensor:
@@ -42,7 +42,7 @@ class IdsByOwner:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Announced:
+class Requests:
     """Ids that all ranks ask for, at their owners."""
 
     by_owner: IdsByOwner
@@ -60,7 +60,7 @@ class Announced:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Owned:
+class OwnedRows:
     """Rows of the shards of this rank that all ranks ask for; it holds them where they are."""
 
     resolved: HostBatch
@@ -72,17 +72,17 @@ class Owned:
 class Lookup:
     """A lookup whose gradients may come, as ranks keep it until no rank has its batch any more."""
 
-    announced: Announced
-    owned: Owned | None
+    requests: Requests
+    owned: OwnedRows | None
     first_slots: list[int]
     """For each table, the slot in `Sharded` of the first of its ids; the id number i of a table has the slot
     first_slots[t] + i. Ids of all waiting lookups of a table have slots of their own."""
 
     @property
     def layout(self) -> Layout:
-        return self.announced.by_owner.layout
+        return self.requests.by_owner.layout
 
     @property
     def counts(self) -> list[int]:
         """Ids of each table."""
-        return self.announced.by_owner.counts
+        return self.requests.by_owner.counts

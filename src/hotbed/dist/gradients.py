@@ -66,7 +66,7 @@ class WaitingOnRanks(WaitingGradient):
     def put(self, handle: Tensor, share: GradientRows) -> None:
         """Keep the same gradient in other slots."""
         with self._lock:
-            self.shares, self.origins, self._summed = [share], [], None
+            self.shares, self.sources, self._summed = [share], [], None
             set_gradient(handle, None)
 
     def zero(self, handle: Tensor) -> None:
@@ -163,14 +163,14 @@ def _by_lookup(
     handle, number = live.parameter, live.place.number
     found: list[Given | None] = [None] * len(lookups)
     shares = waiting.shares
-    if len(shares) == 1 and not waiting.origins and stored_gradient(handle) is None:
+    if len(shares) == 1 and not waiting.sources and stored_gradient(handle) is None:
         share = cast(GradientRows, shares[0])
         for at, lookup in enumerate(lookups if share.distinct else ()):
-            if lookup is getattr(share.origin, "lookup", None):  # as one backward has left it
+            if lookup is getattr(share.source, "lookup", None):  # as one backward has left it
                 t = lookup.layout.position[number]
                 found[at] = Given(share.rows, share.slots, lookup.first_slots[t])
                 return found
-    left = [getattr(o, "lookup", None) for o in waiting.origins_of(handle)]
+    left = [getattr(o, "lookup", None) for o in waiting.sources_of(handle)]
     rows = rows_of(live)
     if rows is None:
         return found

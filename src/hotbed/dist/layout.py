@@ -26,7 +26,7 @@ class Layout:
         own: the live tables of the shards that this rank owns.
         own_tables: position of the table of each of these.
         table_of: for each feature of `look_up_owned`, position in `own` of the shard that it reads. A feature
-            is what one rank asks of one shard: shard 0 for each rank, then shard 1, as `Announced.ids_here`.
+            is what one rank asks of one shard: shard 0 for each rank, then shard 1, as `Requests.ids_here`.
         names: of the tables of these features, for errors.
         owners_by_kind: position, kind and description of the tables whose kind says the owner of each id.
         fetched: rows of batches that are gone, for those to come.

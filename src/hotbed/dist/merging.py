@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from hotbed import _core
-from hotbed.dist.exchange import announce, announce_nothing, keep, look_up_owned, sort_by_owner
-from hotbed.dist.exchanged_values import Announced, Lookup
+from hotbed.dist.exchange import keep, look_up_owned, order_by_owner, send_ids, send_no_ids
+from hotbed.dist.exchanged_values import Lookup, Requests
 from hotbed.dist.gradients import waiting_of
 from hotbed.dist.handshake import MERGE, Handshake
 from hotbed.dist.ranks import Ranks
@@ -39,12 +39,12 @@ def merge(ranks: Ranks) -> None:
     with ranks.reporting(MERGE):
         found = [_summed(live, lookups) for live in tables]
     ids = torch.cat([some for some, _ in found])
-    by_owner = sort_by_owner(
+    by_owner = order_by_owner(
         ranks, [live.place for live in tables], ids, [len(some) for some, _ in found]
     )
     opened = ranks.handshake(MERGE, by_owner.counts_to_owners, numbers)
     merged = _Merged()
-    merged.lookup = _look_up(ranks, announce(ranks, by_owner, opened.values), merged)
+    merged.lookup = _look_up(ranks, send_ids(ranks, by_owner, opened.values), merged)
     for t, (live, (_, rows)) in enumerate(zip(tables, found, strict=True)):
         if rows is not None:
             positions = by_owner.renumbered(t, torch.arange(len(rows), device="cpu"))
@@ -56,23 +56,23 @@ def merge(ranks: Ranks) -> None:
 
 def serve_merge(ranks: Ranks, opened: Handshake) -> None:
     """The part of a rank that has no batch."""
-    announced = announce_nothing(ranks, opened, opened.values)
+    requests = send_no_ids(ranks, opened, opened.values)
     with torch.enable_grad():
-        _look_up(ranks, announced, None)
+        _look_up(ranks, requests, None)
     _let_go(ranks)
 
 
-def _look_up(ranks: Ranks, announced: Announced, merged: _Merged | None) -> Lookup:
+def _look_up(ranks: Ranks, requests: Requests, merged: _Merged | None) -> Lookup:
     fault: Exception | None = None
     owned = None
     try:
         # Not for training: every id got its row when its own batch was looked up. Merging adds none, and does
         # not bring back what was erased since.
-        owned = look_up_owned(announced)
+        owned = look_up_owned(requests)
     except Exception as error:
         fault = error
     ranks.vote(MERGE, fault=fault)
-    return keep(ranks, merged, announced, owned)
+    return keep(ranks, merged, requests, owned)
 
 
 def _let_go(ranks: Ranks) -> None:
@@ -92,7 +92,7 @@ def _summed(live: TableOnRanks, lookups: Sequence[Lookup]) -> tuple[Tensor, Tens
         for lookup in lookups
         if number in lookup.layout.position
     ]
-    by_owner = [lookup.announced.by_owner.of_table(t) for lookup, t in here]
+    by_owner = [lookup.requests.by_owner.of_table(t) for lookup, t in here]
     firsts = torch.tensor([lookup.first_slots[t] for lookup, t in here], device="cpu")  # rising
     counts = torch.tensor([len(ids) for ids in by_owner], device="cpu")
     begins = counts.cumsum(0) - counts

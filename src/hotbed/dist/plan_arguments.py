@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hotbed.dist.plans import Plan
-from hotbed.dist.sizes import Sizes, States, Tiers
+from hotbed.dist.sizes import Sizes, States, TierSizes
 from hotbed.dist.strategies import STRATEGIES, Thresholds
 from hotbed.optim.base import TableOptimizer
 from hotbed.tables import Table
@@ -26,7 +26,7 @@ class Request:
     optimizer: str | type[TableOptimizer] | States | None
     states: States
     expected_rows: Mapping[str, int]
-    tiers: Tiers
+    tiers: TierSizes
 
     def plan(self) -> Plan:
         """Whether it fits or not."""

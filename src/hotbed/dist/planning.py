@@ -12,7 +12,7 @@ from torch import nn
 from hotbed.dist.plan_arguments import Request
 from hotbed.dist.plans import Plan, checked_tables
 from hotbed.dist.remedies import all_together_fit, remedies_of
-from hotbed.dist.sizes import States, Tiers, bytes_in_words, expected, states_of
+from hotbed.dist.sizes import States, TierSizes, bytes_in_words, expected, states_of
 from hotbed.dist.strategies import STRATEGIES, Thresholds
 from hotbed.errors import PlanError
 from hotbed.modules.owner import tables_of
@@ -74,7 +74,7 @@ def plan(
         optimizer=optimizer,
         states=states_of(optimizer),
         expected_rows=expected({table.name: table for table in tables}, expected_rows),
-        tiers=Tiers.of(storage, memory),
+        tiers=TierSizes.of(storage, memory),
     )
     made = request.plan()
     if any(made.missing):

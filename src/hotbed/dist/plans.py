@@ -12,7 +12,7 @@ from torch import Tensor
 from hotbed.arrays import id_tensor, integer
 from hotbed.dist import plan_files
 from hotbed.dist.plan_table import RankLine, TableLine, printed
-from hotbed.dist.sizes import Load, RankSums, Sizes, Tiers
+from hotbed.dist.sizes import Load, RankSums, Sizes, TierSizes
 from hotbed.errors import PlanError
 from hotbed.sharding import Extent, Sharding, checked_world_size, sharding_of
 from hotbed.tables import Table, part_of
@@ -46,7 +46,7 @@ class Plan:
         shardings: Mapping[str, Sharding | str],
         *,
         sizes: Sizes | None = None,
-        tiers: Tiers | None = None,
+        tiers: TierSizes | None = None,
     ) -> None:
         self.world_size = checked_world_size(world_size)
         self.tables: dict[str, Table] = {table.name: table for table in checked_tables(tables)}
@@ -61,7 +61,7 @@ class Plan:
                 raise PlanError(f"Table {name!r} is missing in the plan.")
             self.shardings[name] = _checked(table, shardings[name], self.world_size)
         self.sizes = sizes or Sizes()
-        self.tiers = tiers or Tiers()
+        self.tiers = tiers or TierSizes()
         self._loads: list[Load] | None = None
         self._digest = ""
 
@@ -140,7 +140,7 @@ class Plan:
         tables: Iterable[Table],
         *,
         sizes: Sizes | None = None,
-        tiers: Tiers | None = None,
+        tiers: TierSizes | None = None,
     ) -> Plan:
         """Read a plan from a TOML file, for these tables; the order of either does not matter.
 

@@ -11,7 +11,7 @@ import torch
 
 from hotbed.dist.plan_arguments import Request
 from hotbed.dist.plans import Plan
-from hotbed.dist.sizes import OPTIMIZERS, States, Tiers, bytes_in_words, states_of
+from hotbed.dist.sizes import OPTIMIZERS, States, TierSizes, bytes_in_words, states_of
 from hotbed.sharding import MOST_RANKS, RowWise
 from hotbed.tables import Table
 
@@ -122,13 +122,13 @@ def _ssd(request: Request, made: Plan) -> Iterator[Remedy]:
     memories = [
         ("host" if n == "memory" else n, size) for n, size in request.tiers.bytes if n != "ssd"
     ]
-    endless = replace(request, tiers=Tiers((*memories, ("ssd", None)))).plan()
+    endless = replace(request, tiers=TierSizes((*memories, ("ssd", None)))).plan()
     if any(endless.missing):  # the index finds no room
         return
     needed = max(endless.tiers.filled(load)[0]["ssd"] for load in endless.loads)
     unit = 10 ** max(0, len(str(needed)) - 2)
     size = -(-needed // unit) * unit
-    tiers = Tiers((*memories, ("ssd", size)))
+    tiers = TierSizes((*memories, ("ssd", size)))
     yield Remedy(f"an SSD of {bytes_in_words(size)} a rank", replace(request, tiers=tiers))
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hotbed.dist.delivery import deliver, fetch_by_id, owned_ids
-from hotbed.dist.exchange import announce, sort_by_owner
+from hotbed.dist.exchange import order_by_owner, send_ids
 from hotbed.dist.exchanged_values import IdsByOwner
 from hotbed.dist.gathered import gathered
 from hotbed.dist.handshake import Handshake
@@ -32,17 +32,17 @@ class ShardedRows(ShardedPlace):
         """Called by all ranks, each with ids of its own."""
         distinct, inverse = torch.unique(ids, return_inverse=True)
         by_owner, opened = self._asked("a lookup of rows", distinct)
-        announced = announce(self.ranks, by_owner, opened.values)
+        requests = send_ids(self.ranks, by_owner, opened.values)
         rows = torch.empty((len(distinct), self.spec.dim), dtype=self.spec.dtype, device="cpu")
-        messages = fetch_by_id(self.ranks, announced)
-        announced.core.read_rows([some.data_ptr() for some in messages], [rows.data_ptr()])
+        messages = fetch_by_id(self.ranks, requests)
+        requests.core.read_rows([some.data_ptr() for some in messages], [rows.data_ptr()])
         return rows[by_owner.renumbered(0, inverse)]
 
     def assign(self, ids: Tensor, values: Tensor) -> None:
         """Called by all ranks, each with rows of its own; of an id that several give the last one's stays."""
         by_owner, opened = self._asked("an assignment", ids)
-        announced = announce(self.ranks, by_owner, opened.values)
-        rows = deliver(self.ranks, announced, values.to(self.spec.dtype))
+        requests = send_ids(self.ranks, by_owner, opened.values)
+        rows = deliver(self.ranks, requests, values.to(self.spec.dtype))
         fault: HotbedError | None = None
         try:
             for live, own, _ in rows:
@@ -59,16 +59,16 @@ class ShardedRows(ShardedPlace):
         distinct, inverse = torch.unique(ids, return_inverse=True)
         kind, rank = "a search for ids", self.ranks.rank
         by_owner, opened = self._asked(kind, distinct)
-        announced = announce(self.ranks, by_owner, opened.values)
+        requests = send_ids(self.ranks, by_owner, opened.values)
         answers: list[list[Tensor]] = [[] for _ in range(self.ranks.size)]
-        for (live, own, counts), shard in zip(owned_ids(announced), self.own, strict=True):
+        for (live, own, counts), shard in zip(owned_ids(requests), self.own, strict=True):
             found = live.contains(own).split_with_sizes(counts)
             for to, piece in enumerate(found if self._speaks(shard) else ()):
                 answers[to].append(bytes_of(piece))
         parts: list[list[slice]] = [[] for _ in range(self.ranks.size)]
         for s, shard in enumerate(self.shards):
             if self._speaks(shard):
-                parts[shard.rank].append(announced.requests_of(rank, s))
+                parts[shard.rank].append(requests.requests_of(rank, s))
         sizes = [sum(part.stop - part.start for part in some) for some in parts]
         there = torch.empty(len(distinct), dtype=torch.bool, device="cpu")
         for some, message in zip(parts, self.ranks.exchange(kind, answers, sizes), strict=True):
@@ -81,7 +81,7 @@ class ShardedRows(ShardedPlace):
         """Called by all ranks, each with ids of its own."""
         kind = "a deletion of rows"
         by_owner, opened = self._asked(kind, torch.unique(ids))
-        rows = owned_ids(announce(self.ranks, by_owner, opened.values))
+        rows = owned_ids(send_ids(self.ranks, by_owner, opened.values))
         gone = [live.erase(torch.unique(own)) for live, own, _ in rows]
         spoken = [n for n, shard in zip(gone, self.own, strict=True) if self._speaks(shard)]
         return int(self.ranks.handshake(kind, [sum(spoken)], [self.number]).values.sum())
@@ -107,7 +107,7 @@ class ShardedRows(ShardedPlace):
 
     def _asked(self, kind: str, ids: Tensor) -> tuple[IdsByOwner, Handshake]:
         """Order ids by their owners, and open an exchange of `kind` with them."""
-        by_owner = sort_by_owner(self.ranks, [self], ids, [len(ids)])
+        by_owner = order_by_owner(self.ranks, [self], ids, [len(ids)])
         return by_owner, self.ranks.handshake(kind, by_owner.counts_to_owners, [self.number])
 
     def _speaks(self, shard: Shard) -> bool:

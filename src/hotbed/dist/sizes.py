@@ -18,7 +18,7 @@ __all__ = [
     "RankSums",
     "Sizes",
     "States",
-    "Tiers",
+    "TierSizes",
     "bytes_in_words",
     "expected",
     "states_of",
@@ -74,13 +74,13 @@ class Sizes:
         return self.load_of(table, self.rows_of(table), table.dim).total
 
 
-class Tiers(NamedTuple):
+class TierSizes(NamedTuple):
     """Bytes that each tier of a rank holds, the uppermost first; None: no limit. No tiers: all fits."""
 
     bytes: tuple[tuple[str, int | None], ...] = ()
 
     @classmethod
-    def of(cls, storage: object, memory: int | str | None) -> Tiers:
+    def of(cls, storage: object, memory: int | str | None) -> TierSizes:
         """Return the tiers that the arguments of `hotbed.plan` say.
 
         Raises:

@@ -49,7 +49,7 @@ class Thresholds(NamedTuple):
     data_parallel: int | None = None
 
 
-class Slices(NamedTuple):
+class ColumnSlices(NamedTuple):
     """A table that is to be kept by one rank, or slice by slice by several."""
 
     table: Table
@@ -226,7 +226,7 @@ def _derived_threshold(elements: Sequence[int], world_size: int) -> int | None:
 
 def _slices(
     table: Table, threshold: int | None, world_size: int, sizes: Sizes, measure: Measure
-) -> Slices:
+) -> ColumnSlices:
     """In the least power of two that brings each down to `threshold` elements, or as its kind wants."""
     rows, most, wanted = sizes.rows_of(table), min(world_size, table.dim), 1
     while threshold is not None and wanted < most and rows * table.dim > threshold * wanted:
@@ -235,7 +235,7 @@ def _slices(
     count = min(wanted if kind is None else kind.slices(table, wanted, world_size), most)
     widths = even_widths(table.dim, count)
     by_width = {width: measure(table, rows, width) for width in set(widths)}
-    return Slices(table, widths, tuple(by_width[width] for width in widths))
+    return ColumnSlices(table, widths, tuple(by_width[width] for width in widths))
 
 
 def _kept(
@@ -255,7 +255,9 @@ def _kept(
     return sums.of_ranks()
 
 
-def _assigned(slices: Sequence[Slices], assign: Assign, kept: list[int]) -> dict[str, Sharding]:
+def _assigned(
+    slices: Sequence[ColumnSlices], assign: Assign, kept: list[int]
+) -> dict[str, Sharding]:
     """Each table with the ranks of its slices."""
     ranks = iter(assign([size for table in slices for size in table.sizes], kept))
     return {each.table.name: each.placed([next(ranks) for _ in each.sizes]) for each in slices}

@@ -106,7 +106,7 @@ class PendingGradient(Protocol):
         """Return the slots of the rows that `step` changes, (n,) int64 on the host, each once."""
 
     def shares(self, tables: Sequence[int]) -> Sequence[GradientShare]:
-        """Return the rows of the tables at these positions, for `WaitingGradient.take`."""
+        """Return the rows of the tables at these positions, for `WaitingGradient.add`."""
 
 
 def leave(

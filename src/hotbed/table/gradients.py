@@ -60,30 +60,30 @@ class TableGradient(Tensor):
     """A sparse COO gradient over slots, for which torch's own clipping works too.
 
     Attributes:
-        origins: what keeps the rows of its slots where they are. Whatever torch makes of the gradient
+        sources: what keeps the rows of its slots where they are. Whatever torch makes of the gradient
             keeps them as well.
     """
 
-    origins: list[object]
+    sources: list[object]
 
     @classmethod
     def over(
-        cls, slots: Tensor, rows: Tensor, shape: torch.Size, origins: Iterable[object]
+        cls, slots: Tensor, rows: Tensor, shape: torch.Size, sources: Iterable[object]
     ) -> TableGradient:
         """Return a gradient over (n,) slots and (n, dim) rows, which it aliases."""
-        return cls.adopt(_coo(slots, rows, shape), origins)
+        return cls.adopt(_coo(slots, rows, shape), sources)
 
     @classmethod
-    def adopt(cls, made: Tensor, origins: Iterable[object]) -> TableGradient:
+    def adopt(cls, made: Tensor, sources: Iterable[object]) -> TableGradient:
         """Makes a sparse tensor one."""
         made.__class__ = cls
         assert isinstance(made, cls)
-        made.origins = list(origins)
+        made.sources = list(sources)
         return made
 
     def __deepcopy__(self, memo: dict[int, object]) -> Tensor:
         with plain_access():
-            return self.adopt(self.clone(), self.origins)
+            return self.adopt(self.clone(), self.sources)
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[object, ...]:
         with plain_access():  # as the tensor that it is for others
@@ -107,8 +107,8 @@ class TableGradient(Tensor):
             result = func(*args, **kwargs)
             if isinstance(result, Tensor) and result.is_sparse and type(result) is Tensor:
                 used = result._nnz() > 0
-                found = [part.origins for part in args if isinstance(part, cls) and used]
-                return cls.adopt(result, [origin for origins in found for origin in origins])
+                found = [part.sources for part in args if isinstance(part, cls) and used]
+                return cls.adopt(result, [source for sources in found for source in sources])
             return result
 
 
@@ -183,7 +183,7 @@ def _clamp(grad: Tensor, min: float | None = None, max: float | None = None) -> 
 
 def _zero(grad: Tensor) -> Tensor:
     if isinstance(grad, TableGradient):
-        grad.origins = []
+        grad.sources = []
     return Tensor.zero_(grad)
 
 
@@ -228,7 +228,7 @@ class GradientRows(NamedTuple):
     """What keeps the rows of the slots where they are; None where they never leave."""
 
     @property
-    def origin(self) -> object:
+    def source(self) -> object:
         return self.claim
 
     def coo(self, handle: Tensor) -> TableGradient:
@@ -240,7 +240,7 @@ class GradientShare(Protocol):
     """Gradient rows of one backward for one table."""
 
     @property
-    def origin(self) -> object: ...
+    def source(self) -> object: ...
 
     def coo(self, handle: Tensor) -> TableGradient:
         """The same as the gradient of the handle."""
@@ -259,13 +259,13 @@ def _steps_of(handle: Tensor) -> int:
 class WaitingGradient:
     """Gradients that wait for the step of one table. Its handle keeps them.
 
-    Threading: `take` and `look` from any thread; the rest where no backward is under way.
+    Threading: `add` and `look` from any thread; the rest where no backward is under way.
     """
 
     def __init__(self) -> None:
         self.shares: list[GradientShare] = []
         """What backwards left since somebody looked, in their order."""
-        self.origins: list[object] = []
+        self.sources: list[object] = []
         """Of what was looked at: where it comes from, which keeps its rows in their slots."""
         self._summed: tuple[Tensor, int] | None = None
         """What was made of shares, as long as it is the handle's, and how many rows it had."""
@@ -292,24 +292,24 @@ class WaitingGradient:
             self.look(handle)  # torch adds behind all that was there before
             with self._lock:
                 self._arrived = _steps_of(handle)
-                self._forget_spent_origins(handle)
-                self.origins.append(share.origin)
+                self._forget_spent_sources(handle)
+                self.sources.append(share.source)
             return share.coo(handle)
         with self._lock:
             self._arrived = _steps_of(handle)
             self.shares.append(share)
-            self._forget_spent_origins(handle)
+            self._forget_spent_sources(handle)
         return None
 
-    def _forget_spent_origins(self, handle: Tensor) -> None:
+    def _forget_spent_sources(self, handle: Tensor) -> None:
         stored = stored_gradient(handle)
         if stored is None or (stored.is_sparse and not stored._nnz()):
-            self.origins = []  # zero_grad(set_to_none=False), or torch's None
+            self.sources = []  # zero_grad(set_to_none=False), or torch's None
 
-    def origins_of(self, handle: Tensor) -> list[object]:
+    def sources_of(self, handle: Tensor) -> list[object]:
         """All that the gradient comes from, as far as that is known."""
-        of_stored = getattr(stored_gradient(handle), "origins", [])
-        return [*self.origins, *of_stored, *(share.origin for share in self.shares)]
+        of_stored = getattr(stored_gradient(handle), "sources", [])
+        return [*self.sources, *of_stored, *(share.source for share in self.shares)]
 
     def replace(self, handle: Tensor, grad: Tensor | None) -> None:
         """The handle's gradient is this one from now on. (Its rows may be those of before.)"""
@@ -323,7 +323,7 @@ class WaitingGradient:
     def drop(self, handle: Tensor) -> None:
         """There is none any more; nothing is summed."""
         with self._lock:
-            self.shares, self.origins, self._summed = [], [], None
+            self.shares, self.sources, self._summed = [], [], None
             set_gradient(handle, None)
 
     def zero(self, handle: Tensor) -> None:
@@ -331,7 +331,7 @@ class WaitingGradient:
         stored = self.look(handle)
         if stored is not None:
             (_zero if stored.is_sparse else Tensor.zero_)(stored)
-        self.origins = []
+        self.sources = []
 
     def waits(self, handle: Tensor) -> bool:
         return bool(self.shares) or stored_gradient(handle) is not None
@@ -350,14 +350,14 @@ class WaitingGradient:
                 if stored.sparse_dim() == 2:
                     stored = by_rows(stored)
                     set_gradient(handle, stored)
-                TableGradient.adopt(stored, self.origins)  # of torch, or of the user
+                TableGradient.adopt(stored, self.sources)  # of torch, or of the user
             if not self.shares and not (each_once and self._may_repeat(stored)):
                 return stored
             shares = self.shares
             total = self._total(handle, stored, shares)
             if self.shares is shares:  # no handler of a signal has looked meanwhile
                 self.shares = []
-            self.origins += [share.origin for share in shares]
+            self.sources += [share.source for share in shares]
             set_gradient(handle, total)
             self._summed = total, total._nnz() if total.is_sparse else 0
             return total
@@ -374,14 +374,14 @@ class WaitingGradient:
         for share in shares:
             assert isinstance(share, GradientRows)
             parts.append((share.slots, share.rows))
-        origins = [share.origin for share in shares]
+        sources = [share.source for share in shares]
         if stored is not None and stored.is_sparse:
             own = _table_of(handle).compute_dtype
             parts.insert(0, (stored._indices()[0], stored._values().to(own)))
-            origins += getattr(stored, "origins", ())
+            sources += getattr(stored, "sources", ())
         if len(parts) > 1 or not shares:
             parts = [sum_duplicates(*(torch.cat(part) for part in zip(*parts, strict=True)))]
-        total: Tensor = TableGradient.over(*parts[0], handle.shape, origins)
+        total: Tensor = TableGradient.over(*parts[0], handle.shape, sources)
         if stored is None or stored.is_sparse:
             return total
         with plain_access():

@@ -19,7 +19,15 @@ from hotbed.errors import TableError
 from hotbed.table.described import SteppedTable
 from hotbed.table.gradients import Function, Keywords, WaitingGradient, plain_access
 
-__all__ = ["FollowingHandle", "HalfLoadedHandle", "Handle", "OpenHandle", "TableOfHandle"]
+__all__ = [
+    "FollowingHandle",
+    "HalfLoadedHandle",
+    "Handle",
+    "OpenHandle",
+    "TableOfHandle",
+    "instances",
+    "touches_rows",
+]
 
 T = TypeVar("T")
 
@@ -77,7 +85,8 @@ def _property_of(func: Callable[..., object]) -> str:
     return getattr(getattr(func, "__self__", None), "__name__", "")
 
 
-def _touches_rows(func: Callable[..., object]) -> bool:
+def touches_rows(func: Callable[..., object]) -> bool:
+    """Return True if a function of torch's reads or writes rows of a handle."""
     name = getattr(func, "__name__", "")
     if name in ("__get__", "__set__", "__delete__"):
         return _property_of(func) in _ROW_PROPERTIES
@@ -135,8 +144,8 @@ class FollowingHandle(Handle):
         cls, func: Function, types: object, args: Iterable[object] = (), kwargs: Keywords = None
     ) -> object:
         kwargs = kwargs or {}
-        if _touches_rows(func) or func.__name__ == "__format__":
-            for found in _instances((args, kwargs), cls):
+        if touches_rows(func) or func.__name__ == "__format__":
+            for found in instances((args, kwargs), cls):
                 found.hotbed_table.bring_up_to_date()
         with plain_access():
             return func(*args, **kwargs)
@@ -153,8 +162,8 @@ class HalfLoadedHandle(Handle):
         cls, func: Function, types: object, args: Iterable[object] = (), kwargs: Keywords = None
     ) -> object:
         kwargs = kwargs or {}
-        if _touches_rows(func):
-            for found in _instances((args, kwargs), cls):
+        if touches_rows(func):
+            for found in instances((args, kwargs), cls):
                 found.hotbed_table.refuse_half_loaded()
         with plain_access():
             return func(*args, **kwargs)
@@ -192,11 +201,11 @@ class _Rowless:
         if func is torch.autograd.grad and kwargs.get("materialize_grads"):
             return _all_gradients(*args, **kwargs)
         if func is torch.numel:
-            return next(_instances((args, kwargs), _Rowless)).numel()
-        if not _touches_rows(func):
+            return next(instances((args, kwargs), _Rowless)).numel()
+        if not touches_rows(func):
             with plain_access():
                 return func(*args, **kwargs)
-        table = next(_instances((args, kwargs), _Rowless)).of_table
+        table = next(instances((args, kwargs), _Rowless)).of_table
         wanted = func.__name__
         if wanted in ("__get__", "__set__"):
             wanted = {"__get__": "", "__set__": "setting "}[wanted] + _property_of(func)
@@ -272,12 +281,13 @@ def _all_gradients(
         )
 
 
-def _instances(value: object, kind: type[T]) -> Iterator[T]:
+def instances(value: object, kind: type[T]) -> Iterator[T]:
+    """Yield the objects of a kind in nested arguments."""
     if isinstance(value, kind):
         yield value
     elif isinstance(value, dict):
         for item in value.values():
-            yield from _instances(item, kind)
+            yield from instances(item, kind)
     elif isinstance(value, (list, tuple)):
         for item in value:
-            yield from _instances(item, kind)
+            yield from instances(item, kind)

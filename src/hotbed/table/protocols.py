@@ -74,11 +74,11 @@ class HandleOfTable(TableInPlace):
         """Return an empty store of gradients."""
         return WaitingGradient()
 
-    def slots_of(self, grad: Tensor, origins: Sequence[object]) -> Tensor:
+    def slots_of(self, grad: Tensor, sources: Sequence[object]) -> Tensor:
         """(n,) int64 slots of the rows of a gradient that autograd or the user has made.
 
         Args:
-            origins: the batches that it comes from, as far as that is known.
+            sources: the batches that it comes from, as far as that is known.
 
         Raises:
             OptimizerError: its rows could be anywhere.

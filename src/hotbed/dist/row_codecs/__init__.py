@@ -1,4 +1,4 @@
-"""How rows, and gradients of rows, are laid out in messages between ranks: a module each.
+"""Codecs: how rows, and gradients of rows, lie in messages between ranks.
 
 A codec that is written in Python row by row is a subclass of `ByRow` and an entry in `CODECS`.
 """

@@ -19,7 +19,7 @@ from hotbed.ops.gpu.recording import use
 from hotbed.ops.gpu.table_kernels import DeviceBatch, TableKernels
 from hotbed.ops.gpu.transpose import TransposedIndex
 from hotbed.places.device.deferred_errors import DeferredError
-from hotbed.places.device.gradients import BatchGradient, DeviceGradientRows, Origin
+from hotbed.places.device.gradients import BatchGradient, DeviceGradientRows, GradientSource
 from hotbed.places.device.inputs import bring, bring_weights
 from hotbed.places.device.planes import there
 from hotbed.places.device.step import step_in_backward
@@ -41,8 +41,8 @@ def resolve_whole(
     """
     use(call.live)
     with trace.span("resolve"):
-        features, weights, origin = _resolve(call, device, is_here)
-    return DeviceResolved(call, device, weights, features, _Whole(origin))
+        features, weights, source = _resolve(call, device, is_here)
+    return DeviceResolved(call, device, weights, features, _Whole(source))
 
 
 def _out_dtype(device: torch.device) -> torch.dtype:
@@ -57,7 +57,7 @@ def _out_dtype(device: torch.device) -> torch.dtype:
 
 def _resolve(
     call: Call, device: torch.device, is_here: Callable[[Tensor], bool]
-) -> tuple[list[FeatureSlots], list[Tensor | None], Origin]:
+) -> tuple[list[FeatureSlots], list[Tensor | None], GradientSource]:
     """The batch over slots, its weights as autograd knows them, and where it comes from."""
     live, table_of, names, bags, _, _ = call
     on_host = [f for f, bag in enumerate(bags) if not is_here(bag.ids)]
@@ -77,7 +77,7 @@ def _resolve(
         if offsets is not None:
             arrays.append((Array.OFFSETS, offsets, ids.shape[0]))
             of.append((f, Array.OFFSETS))
-    origin = Origin()
+    source = GradientSource()
     if arrays:
         checked, reported, good = check_arrays(arrays)
         for (f, kind), array in zip(of, checked, strict=True):
@@ -85,7 +85,7 @@ def _resolve(
             moved[f] = (array, offsets) if kind == Array.IDS else (ids, array)
         given = [(f, kind, array) for (f, kind), (_, array, _) in zip(of, arrays, strict=True)]
         faults = _Faults(list(live), list(table_of), list(names), list(bags), given)
-        origin = Origin(
+        source = GradientSource(
             good, DeferredError(reported, faults.first, live[0], reader=not torch.is_grad_enabled())
         )
     weights = [bring_weights(bag.weights, device) for bag in bags]
@@ -105,7 +105,7 @@ def _resolve(
             padding_slot=there(live[t]).padding_slot,
         )
         features.append(feature)
-    return features, weights, origin
+    return features, weights, source
 
 
 def _offsets_by_ids(bag: Bags) -> Bags:
@@ -165,7 +165,7 @@ class BatchSource(Protocol):
     """Where a batch comes from."""
 
     @property
-    def origin(self) -> Origin: ...
+    def gradient_source(self) -> GradientSource: ...
 
     def index(self) -> TransposedIndex | None:
         """Return the transposed index for backward; None: it is built on the device."""
@@ -175,7 +175,7 @@ class BatchSource(Protocol):
 class _Whole:
     """Where a batch of whole tables comes from."""
 
-    origin: Origin
+    gradient_source: GradientSource
 
     def index(self) -> None:
         """None: the transposed index is built on the device."""
@@ -276,7 +276,7 @@ class DevicePendingGradient:
             for feature, grad in zip(features, self.grads, strict=True)
             if grad is not None and feature.weights is not None
         )
-        return BatchGradient(tuple(resolved.live), terms, source.origin, weights)
+        return BatchGradient(tuple(resolved.live), terms, source.gradient_source, weights)
 
     def step(self, updates: Sequence[Update]) -> None:
         step_in_backward(self._gradient, updates)

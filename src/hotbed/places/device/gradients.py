@@ -29,16 +29,16 @@ from hotbed.table.lookups import StoredTable
 __all__ = [
     "BatchGradient",
     "DeviceGradient",
-    "Origin",
+    "GradientSource",
     "DeviceGradientRows",
     "gather",
     "gradient_rows_of",
-    "origins_of",
+    "sources_of",
 ]
 
 
 @dataclass(frozen=True, eq=False)
-class Origin:
+class GradientSource:
     """The batch that a gradient comes from.
 
     Args:
@@ -76,7 +76,7 @@ class BatchGradient:
 
     tables: tuple[StoredTable, ...]
     terms: Terms
-    origin: Origin
+    source: GradientSource
     weights: tuple[tuple[int, Tensor], ...] = ()
     versions: tuple[int, ...] = field(init=False)
 
@@ -102,8 +102,8 @@ class DeviceGradientRows:
     """Its position among the gradient's tables."""
 
     @property
-    def origin(self) -> Origin:
-        return self.gradient.origin
+    def source(self) -> GradientSource:
+        return self.gradient.source
 
     def rows(self) -> tuple[Tensor, Tensor]:
         """(n,) slots and (n, dim) float32 rows; behind the last, slots are -1 and rows zeros."""
@@ -117,7 +117,7 @@ class DeviceGradientRows:
 
     def coo(self, handle: Tensor) -> TableGradient:
         """The same as the gradient of the table's handle."""
-        return _coo(handle, *self.rows(), [self.origin])
+        return _coo(handle, *self.rows(), [self.source])
 
 
 def gradient_rows_of(live: StoredTable) -> DeviceGradientRows | None:
@@ -143,13 +143,13 @@ class DeviceGradient(ReportedGradient):
         if share is not None:
             return share.coo(handle)
         terms, _ = gather([live])
-        return _coo(handle, *_rows_of_terms(terms, 0), origins_of(live))
+        return _coo(handle, *_rows_of_terms(terms, 0), sources_of(live))
 
 
-def origins_of(live: StoredTable) -> list[Origin]:
+def sources_of(live: StoredTable) -> list[GradientSource]:
     """Return the batches that the gradient of a table comes from, as far as they are known."""
-    known = live.waiting.origins_of(live.parameter)
-    return [origin for origin in known if isinstance(origin, Origin)]
+    known = live.waiting.sources_of(live.parameter)
+    return [source for source in known if isinstance(source, GradientSource)]
 
 
 def changed_slots(live: StoredTable, share: DeviceGradientRows | None) -> Tensor:
@@ -217,10 +217,12 @@ def _rows_of_terms(terms: Terms, table: int) -> tuple[Tensor, Tensor]:
     return slots.masked_fill(behind, -1), rows.masked_fill(behind[:, None], 0.0)
 
 
-def _coo(handle: Tensor, slots: Tensor, rows: Tensor, origins: list[Origin]) -> TableGradient:
+def _coo(
+    handle: Tensor, slots: Tensor, rows: Tensor, sources: list[GradientSource]
+) -> TableGradient:
     if len(slots):
         slots = torch.where(slots < 0, slots[0], slots)
-    return TableGradient.over(slots, rows, handle.shape, origins)
+    return TableGradient.over(slots, rows, handle.shape, sources)
 
 
 def _rows_of_stored(grad: Tensor, live: StoredTable, flags: list[Tensor]) -> tuple[Tensor, Tensor]:
@@ -233,8 +235,8 @@ def _rows_of_stored(grad: Tensor, live: StoredTable, flags: list[Tensor]) -> tup
         )
     if grad.is_sparse and grad.sparse_dim() == 2:
         grad = by_rows(grad)
-    origins = live.waiting.origins_of(live.parameter)
-    slots = live.place.slots_of(grad, origins).contiguous()
+    sources = live.waiting.sources_of(live.parameter)
+    slots = live.place.slots_of(grad, sources).contiguous()
     values = (grad._values() if grad.is_sparse else grad).float().contiguous()
     if not len(slots) or not grad.is_sparse:
         return slots, values

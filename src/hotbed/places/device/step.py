@@ -27,10 +27,10 @@ from hotbed.places.device.deferred_errors import DeferredError
 from hotbed.places.device.gradients import (
     BatchGradient,
     DeviceGradientRows,
-    Origin,
+    GradientSource,
     gather,
     gradient_rows_of,
-    origins_of,
+    sources_of,
 )
 from hotbed.places.device.planes import there
 from hotbed.table.backward import FusedUpdates, Update
@@ -77,7 +77,7 @@ class DeviceStep:
     found_inf: Tensor | None = None
     """What a GradScaler has found: not 0: skip the step, and say nothing."""
     _parts: list[_Part] = dataclasses.field(default_factory=list)
-    _origins: list[Origin] = dataclasses.field(default_factory=list)
+    _sources: list[GradientSource] = dataclasses.field(default_factory=list)
     _slot_flags: list[Tensor] = dataclasses.field(default_factory=list)
 
     def decide(self) -> Tensor:
@@ -92,13 +92,13 @@ class DeviceStep:
             share = entry.share or gradient_rows_of(entry.live)
             if share is None:
                 apart.append(entry)
-                self._origins += origins_of(entry.live)
+                self._sources += sources_of(entry.live)
             else:
                 gradient = share.gradient
                 together.setdefault(id(gradient), (gradient, []))[1].append((share.table, entry))
         for gradient, members in together.values():
             gradient.check_unchanged()
-            self._origins.append(gradient.origin)
+            self._sources.append(gradient.source)
             self._prepare(gradient.tables, gradient.terms, members, own)
             weighted = [
                 (weights, own[id(entry)])
@@ -113,7 +113,7 @@ class DeviceStep:
             self._prepare([entry.live for entry in apart], terms, members, own)
         if self.found_inf is None:
             self._check_dense(flags[len(self.entries) :])
-        goods = [origin.good for origin in self._origins if origin.good is not None]
+        goods = [source.good for source in self._sources if source.good is not None]
         if self.found_inf is not None:
             # The scaler has looked at all gradients, and a step that it skips is no error.
             flags.fill_(1)
@@ -158,8 +158,8 @@ class DeviceStep:
             if now is not None:
                 now.before += [partial(_renumber, one, part.entries) for one in launched]
         now_or_after(self._count)
-        for origin in {id(origin): origin for origin in self._origins}.values():
-            origin.mark_written()
+        for source in {id(source): source for source in self._sources}.values():
+            source.mark_written()
 
     def _count(self) -> None:
         for entry in self.entries:
@@ -176,7 +176,7 @@ class DeviceStep:
         """
         names = [one.name for one in self.dense]
         slot_flags = len(self._slot_flags)
-        deferred_errors = [origin.notice for origin in self._origins if origin.good is not None]
+        deferred_errors = [source.notice for source in self._sources if source.good is not None]
         # Without gradients and claims, which would be kept for as long.
         rules = [entry.rule for entry in self.entries if counted]
         tables = [entry.live for entry in self.entries]

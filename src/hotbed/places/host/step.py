@@ -139,7 +139,7 @@ def rows_of(live: StoredTable) -> GradientRows | None:
     grad = handle.grad
     if grad is None:
         return None
-    slots = live.place.slots_of(grad, handle.waiting.origins_of(handle))
+    slots = live.place.slots_of(grad, handle.waiting.sources_of(handle))
     values = grad._values() if grad.is_sparse else grad
     if values.dtype != live.spec.compute_dtype:
         values = values.to(live.spec.compute_dtype)

@@ -40,13 +40,13 @@ class Tiered(CoreBacked):
 
     # -- lookups ---------------------------------------------------------------------------------
 
-    def slots_of(self, grad: Tensor, origins: Sequence[object]) -> Tensor:
-        if grad.is_sparse and grad._nnz() and not origins:
+    def slots_of(self, grad: Tensor, sources: Sequence[object]) -> Tensor:
+        if grad.is_sparse and grad._nnz() and not sources:
             raise OptimizerError(
                 f"Table {self.core.name!r} lies in tiers and its gradient comes from no batch of it, so "
                 "its rows may be anywhere. Use the vectors that forward returns."
             )
-        return super().slots_of(grad, origins)
+        return super().slots_of(grad, sources)
 
     # -- rows ------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from hotbed.ops.gpu.pool import FeatureSlots
 from hotbed.ops.gpu.recording import use
 from hotbed.ops.gpu.transpose import TransposedIndex, with_chunks
 from hotbed.places.device.batch import DeviceResolved
-from hotbed.places.device.gradients import Origin
+from hotbed.places.device.gradients import GradientSource
 from hotbed.places.device.inputs import bring_weights
 from hotbed.places.host.batch import core_batch
 from hotbed.places.tiered.tiers import Tiers
@@ -110,8 +110,8 @@ class TieredBatch:
     # -- for the lookup --------------------------------------------------------------------------
 
     @property
-    def origin(self) -> Origin:
-        return Origin(claim=self._core.claim, written=self._written)
+    def gradient_source(self) -> GradientSource:
+        return GradientSource(claim=self._core.claim, written=self._written)
 
     def features(self, weights: Sequence[Tensor | None]) -> list[FeatureSlots]:
         """The batch over slots, when it has arrived on the device."""
