@@ -6,6 +6,7 @@ from hotbed import checkpoint, data, dist, init, models, nn, optim, train
 from hotbed.ahead.lookahead import lookahead
 from hotbed.checkpoint import load, save
 from hotbed.collection import EmbeddingCollection, Rows
+from hotbed.conversion.convert import Conversion, convert, unconvert
 from hotbed.dist import distribute, plan
 from hotbed.embedding import Embedding
 from hotbed.embedding_bag import EmbeddingBag
@@ -31,6 +32,7 @@ from hotbed.tables import Table
 __version__ = "0.1.0"
 
 __all__ = [
+    "Conversion",
     "Embedding",
     "EmbeddingBag",
     "EmbeddingCollection",
@@ -49,6 +51,7 @@ __all__ = [
     "Table",
     "TableError",
     "checkpoint",
+    "convert",
     "data",
     "dist",
     "distribute",
@@ -64,6 +67,7 @@ __all__ = [
     "save",
     "split_parameters",
     "train",
+    "unconvert",
 ]
 
 

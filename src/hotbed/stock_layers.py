@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import torch
 from torch import nn
 
 from hotbed import init as initializers
@@ -109,8 +108,7 @@ def live_of(layer: nn.Module, name: str) -> LiveTable:
     live = LiveTable(
         spec, derive_key(None, name), factory_for(spec), requires_grad=layer.weight.requires_grad
     )
-    with torch.no_grad():
-        live.weights().copy_(layer.weight)
+    live.assign(live.ids(), layer.weight.detach())
     return live
 
 

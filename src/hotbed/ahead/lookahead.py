@@ -167,7 +167,7 @@ class Lookahead(Generic[T]):
         return {
             name: module
             for name, module in owners_of(self.model).items()
-            if module.tiers is not None
+            if module.tiers is not None and not module.is_fused
         }
 
     def say(self, about: str, message: str, stacklevel: int = 5) -> None:

@@ -74,10 +74,11 @@ class Window:
             self._tiers[name] = tiers
         self._every: list[Tiers] = list(dict.fromkeys(self._tiers.values()))
         self._given_by: dict[str, Inputs] = {}
-        for name in modules:
+        for name, module in modules.items():
             holder = settings.model.get_submodule(name.rpartition(".")[0])
-            if callable(given := getattr(holder, "embedding_inputs", None)):
-                self._given_by[name] = given
+            for one in (holder, module):
+                if callable(given := getattr(one, "embedding_inputs", None)):
+                    self._given_by[name] = given
         self._process = os.getpid()
         self._moved = threading.Condition()
         self._entries: deque[Entry] = deque()

@@ -4,11 +4,12 @@ from hotbed import _core
 from hotbed.optim import adaptive, linear, moments
 from hotbed.optim.adaptive import *  # noqa: F403  (classes are named once, in their module)
 from hotbed.optim.base import TableOptimizer
+from hotbed.optim.from_torch import convert
 from hotbed.optim.gradients import split_parameters
 from hotbed.optim.linear import *  # noqa: F403
 from hotbed.optim.moments import *  # noqa: F403
 
-__all__ = ["TableOptimizer", "split_parameters"]
+__all__ = ["TableOptimizer", "convert", "split_parameters"]
 __all__ += adaptive.__all__
 __all__ += linear.__all__
 __all__ += moments.__all__

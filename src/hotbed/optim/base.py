@@ -33,6 +33,7 @@ from hotbed.table.gradients import plain_access
 from hotbed.table.live import LiveTable, live_table
 from hotbed.table.locks import alone
 from hotbed.table.lookups import StoredTable
+from hotbed.table.matrix import with_handles
 from hotbed.table.participant import StepParticipant
 from hotbed.table.place import ON_HOST, Place
 
@@ -58,9 +59,8 @@ class TableOptimizer(Optimizer):
             this one's ``lr``, or a factory ``lambda groups: torch.optim.SGD(groups, lr=0.1)``.
             Learning rate schedules act on both in proportion.
         fused: update each table during backward instead of keeping its gradient. No accumulation, no
-            clipping, and a step is not all or nothing; a second training forward before ``step``
-            raises, and so does a GradScaler, whose scaled gradients would be applied. (The very
-            first gradients wait for ``step``, so that a GradScaler is met before it did harm.)
+            clipping, and a step is not all or nothing; a second training forward before ``step`` raises, and
+            so does a GradScaler. (The very first gradients wait for ``step``, so that it is met before that.)
         replace_state: take tables over from an optimizer with another rule, dropping its states.
 
     Raises:
@@ -146,7 +146,7 @@ class TableOptimizer(Optimizer):
         refuse_in_groups(type(self).__name__, param_group)
         refuse_strangers(type(self).__name__, self._rule, param_group)
         refuse_tables_twice(param_group)
-        super().add_param_group(param_group)
+        super().add_param_group(with_handles(param_group))
         try:
             group = self.param_groups[index]
             options = GroupOptions(type(self).__name__, self._rule, self._untouched, index, group)
