@@ -1,8 +1,12 @@
-# make demo | test | test-gpu | test-distributed | test-versions | mutate | lint | stub | docs | sanitize | soak | bench | wheel | peers | clean
+# make demo | test | foreign | test-gpu | test-distributed | test-versions | mutate | lint | stub | docs | sanitize | soak | bench | wheel | peers | clean
 PYTHON ?= python3
 TORCH := torch==2.13.0
 PEERS := fbgemm-gpu-cpu==1.8.0 torchrec==1.8.0
 TORCHREC_NEEDS := tensordict==0.15.3 pyre-extensions==0.0.32
+# Models of others that are converted. Without what they declare, as one of them pins packages of 2020.
+FOREIGN := deepctr-torch==0.3.0 torch-rechub==0.9.0 recbole==1.2.1
+FOREIGN_NEEDS := colorama colorlog pandas plotly psutil pyyaml requests scikit-learn scipy tabulate \
+                 tensorboard texttable tqdm
 SSD_PEERS := rocksdict==0.3.29 lmdb==3.0.0
 
 VENV := .venv
@@ -16,7 +20,7 @@ CORE_SOURCES := CMakeLists.txt $(shell find csrc -type f)
 SOURCES := $(CORE_SOURCES) pyproject.toml README.md LICENSE \
            $(shell find src -type f -not -name '*.so' -not -path '*/__pycache__/*')
 
-.PHONY: demo test test-gpu test-distributed test-versions test-core mutate install tools lint stub docs sanitize soak bench wheel peers clean
+.PHONY: demo test foreign test-gpu test-distributed test-versions test-core mutate install tools lint stub docs sanitize soak bench wheel peers clean
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := test
 
@@ -46,6 +50,12 @@ $(VENV)/stamp-hotbed: $(VENV)/stamp-build $(SOURCES)
 $(VENV)/stamp-tools: $(VENV)/stamp-hotbed
 	@echo "Installing the linters ..."
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) --no-build-isolation ".[dev]"
+	@touch $@
+
+$(VENV)/stamp-foreign: $(VENV)/stamp-build
+	@echo "Installing models of others, which tests convert ..."
+	@$(PIP) --no-deps $(FOREIGN)
+	@$(PIP) $(FOREIGN_NEEDS) 2>/dev/null || $(PIP) $(FOREIGN_NEEDS)
 	@touch $@
 
 $(VENV)/stamp-docs: $(VENV)/stamp-build pyproject.toml
@@ -88,7 +98,7 @@ demo: $(DEMO_LOG)
 
 # Two cores are enough for it. A worker that has ended its half takes tests from what is left of the others.
 WORKERS ?= 2
-test: test-core
+test: test-core $(VENV)/stamp-foreign
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
 test-core: $(VENV)/stamp-hotbed
@@ -97,6 +107,10 @@ test-core: $(VENV)/stamp-hotbed
 	@OMP_WAIT_POLICY=passive $(BIN)/ctest --test-dir build/tests -j $(WORKERS) --output-on-failure -Q -O build/ctest.log || \
 	  (cat build/ctest.log; exit 1)
 	@grep "tests passed" build/ctest.log | sed 's/^/C++: /'
+
+# Models of other libraries, converted.
+foreign: $(VENV)/stamp-hotbed $(VENV)/stamp-foreign
+	@$(BIN)/python -m pytest tests/foreign $(PYTEST_ARGS)
 
 # The kernels' tests on the CUDA device, by a Python whose torch sees it and that has Hotbed installed;
 # `make test` interprets them.
