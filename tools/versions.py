@@ -27,6 +27,7 @@ LEFT_OUT = [
     "cli",
     "data",
     "device",
+    "foreign",
     "hotbed_command",
     "ops/gpu",
     "test_public_names.py",  # of the Python that is developed with, as the next one

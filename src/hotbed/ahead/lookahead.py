@@ -164,11 +164,11 @@ class Lookahead(Generic[T]):
         """Return the modules whose rows are brought up."""
         if self.depth == 0:
             return {}
-        return {
-            name: module
-            for name, module in owners_of(self.model).items()
-            if module.tiers is not None and not module.is_fused
-        }
+        found: dict[TableOwner, str] = {}
+        for name, module in owners_of(self.model).items():
+            if module.tiers is not None:
+                found.setdefault(module.looked_up_by, name)
+        return {name: module for module, name in found.items()}
 
     def say(self, about: str, message: str, stacklevel: int = 5) -> None:
         """Warns, once about a thing, where the loop of the user is."""

@@ -32,9 +32,6 @@ M = TypeVar("M", bound=nn.Module)
 _KINDS = nn.Embedding, nn.EmbeddingBag
 _Layer: TypeAlias = nn.Embedding | nn.EmbeddingBag
 
-_FUSED = "hotbed_lookups"
-"""Name of the module that looks up for all converted layers."""
-
 
 @dataclasses.dataclass(frozen=True)
 class Conversion:
@@ -145,7 +142,6 @@ def convert(
         inputs = traced_inputs(model, converted, sample)
     if inputs is not None:
         fused = FusedLookups(converted, inputs)
-        model.add_module(_FUSED, fused)
         fused.hook(model)
     elif len(converted) > 1:
         warnings.warn(
@@ -317,10 +313,9 @@ def unconvert(model: M, ids: Mapping[str, Tensor] | None = None) -> M:
             weights[id(table), id(own)] = nn.Parameter(
                 rows, requires_grad=table.parameter.requires_grad
             )
+    for fused in {layer.looked_up_by for layer in layers.values()}:
+        if isinstance(fused, FusedLookups):
+            fused.unhook()
     for path, layer in layers.items():
         plain_again(layer, weights[id(layer.live_tables()["weight"]), id(ids.get(path))])
-    fused = getattr(model, _FUSED, None)
-    if isinstance(fused, FusedLookups):
-        fused.unhook()
-        delattr(model, _FUSED)
     return model

@@ -29,7 +29,7 @@ LayerInputs = Mapping[str, object]
 class FusedLookups(TableOwner):
     """The tables of all converted layers, looked up in one call.
 
-    A module of the model, so that look-ahead finds it; its state is that of the layers.
+    The layers know it; it is no module of the model, which may call each of those in turn.
 
     Args:
         layers: by path.
@@ -50,6 +50,18 @@ class FusedLookups(TableOwner):
         self._owned = {f"table_{t}": table for t, table in enumerate(self._live)}
         for path, layer in layers.items():
             layer.__dict__.update(fused=self, path=path)
+
+    @property
+    def training(self) -> bool:
+        """As the layers are; they are switched by the model."""
+        return next(iter(self.layers_by_path.values())).training
+
+    @training.setter
+    def training(self, mode: bool) -> None: ...
+
+    @property
+    def owner(self) -> TableOwner:
+        return self
 
     # -- before and after the model's forward ----------------------------------------------------
 
@@ -170,12 +182,6 @@ class FusedLookups(TableOwner):
 
     def _read(self, inputs: object) -> list[Bags]:
         return [self.layers_by_path[path].bags_of(one) for path, one in self._calls(inputs)]
-
-    def _save_to_state_dict(self, *unused: object) -> None:
-        pass
-
-    def _load_from_state_dict(self, *unused: object) -> None:
-        pass
 
 
 def _same(expected: tuple[object, ...], given: tuple[object, ...]) -> bool:

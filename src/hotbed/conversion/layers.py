@@ -13,6 +13,7 @@ from hotbed.errors import InputError, TableError
 from hotbed.inputs.bags import Bags
 from hotbed.jagged import Jagged
 from hotbed.modules.one_table import OneTable
+from hotbed.modules.owner import TableOwner
 from hotbed.table.live import LiveTable
 from hotbed.table.matrix import MatrixOfRows
 
@@ -31,6 +32,10 @@ _OF_TABLE = ("num_embeddings", "embedding_dim", "padding_idx")
 
 class Fused(Protocol):
     """Vectors that were looked up for all layers in one call."""
+
+    @property
+    def owner(self) -> TableOwner:
+        """Itself, for look-ahead."""
 
     def pop(self, layer: ConvertedLayer, inputs: tuple[object, ...]) -> Tensor | None:
         """Return the vectors of a layer for these inputs, once; None: they were not looked up."""
@@ -56,8 +61,8 @@ class ConvertedLayer(OneTable):
         self._own({"weight": live})
 
     @property
-    def is_fused(self) -> bool:
-        return self.fused is not None
+    def looked_up_by(self) -> TableOwner:
+        return self if self.fused is None else self.fused.owner
 
     def bags_of(self, inputs: tuple[object, ...]) -> Bags:
         """Return what forward reads of its arguments, so that vectors come out in memory of their own."""

@@ -111,9 +111,9 @@ class TableOwner(nn.Module):
     # -- look-ahead ------------------------------------------------------------------------------
 
     @property
-    def is_fused(self) -> bool:
-        """True if another module of the model looks its tables up, and look-ahead asks that one."""
-        return False
+    def looked_up_by(self) -> TableOwner:
+        """The module that looks its tables up, and prepares batches for look-ahead."""
+        return self
 
     def features_of(self, name: str) -> dict[str, LiveTable]:
         """Return feature of a batch → table, of a module that has this name in its model."""
