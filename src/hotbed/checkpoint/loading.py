@@ -36,7 +36,7 @@ from hotbed.storage import Storage
 from hotbed.table.live import LiveTable
 from hotbed.table.locks import alone
 from hotbed.table.records import Records
-from hotbed.table.states import reset_states
+from hotbed.table.states import replacing_rows, reset_states
 
 __all__ = ["Restored", "load", "load_model"]
 
@@ -277,7 +277,7 @@ class _Loading:
             states += zip(own, saved, strict=False)
         saved_as = self.renaming.of_all(self.values["model"])
         dense = {name: self.values["model"][saved] for name, saved in saved_as.items()}
-        with tables_left_out():
+        with tables_left_out(), replacing_rows(self.tables[s] for s in self.with_states):
             own_names = [*self.model.state_dict()]
             self._match("tensors", own_names, [*dense])
             self._check_something_is_in_common(bool({*own_names} & {*dense}))
