@@ -41,6 +41,7 @@ from hotbed.table.live import LiveTable
         ({"rows": None, "init": hb.init.XavierUniform()}, "'item': XavierUniform scales"),
         ({"name": ""}, "non-empty string"),
         ({"name": 3}, "non-empty string"),
+        ({"name": "s\udcff"}, r"without lone surrogates, not 's\\udcff'"),
     ],
 )
 def test_what_cannot_be_a_table(arguments: dict[str, Any], says: str) -> None:

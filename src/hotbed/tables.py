@@ -143,8 +143,10 @@ class Table:
         return slice(self.origin.column, self.origin.column + self.dim)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not self.name:
-            raise TableError(f"A table's name must be a non-empty string, not {self.name!r}.")
+        if not _is_name(self.name):
+            raise TableError(
+                f"A table's name must be a non-empty string without lone surrogates, not {self.name!r}."
+            )
         dim, rows = integer(self.dim), integer(self.rows)
         if dim is None or not 0 < dim <= MAX_DIM:
             raise TableError(
@@ -264,6 +266,14 @@ def part_of(table: Table, kept: Kept | None) -> Table:
     if (kept.begin, kept.end) != (0, table.dim):
         part = columns_of(part, kept.begin, kept.end)
     return part
+
+
+def _is_name(name: object) -> bool:
+    """Return True if it is a non-empty string that can be encoded."""
+    try:
+        return isinstance(name, str) and bool(name.encode())
+    except UnicodeEncodeError:
+        return False
 
 
 def _no_id(ids: Tensor) -> Tensor:

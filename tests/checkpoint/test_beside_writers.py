@@ -13,7 +13,7 @@ from checkpoint.saved_models import seal
 from typer.testing import CliRunner
 
 import hotbed as hb
-from hotbed.checkpoint import listing, manifest
+from hotbed.checkpoint import folder, listing, manifest
 from hotbed.cli.app import app
 
 
@@ -40,6 +40,34 @@ def test_a_checkpoint_that_is_removed_is_left_out_of_a_list(
 
     monkeypatch.setattr(listing, "read_manifest", gone)
     assert [one.step for one in hb.checkpoint.list(tmp_path)] == [0, 2]
+
+
+@pytest.mark.parametrize("asked", ["list", "latest"])
+def test_a_list_beside_a_busy_writer_has_the_one_that_is_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str
+) -> None:
+    """Each of the first two times that one is looked at, the writer has completed another by then."""
+    model = hb.EmbeddingCollection([hb.Table("a", 4, 21)], seed=1)
+    hb.save(tmp_path, model, step=0)
+    look = folder.is_complete
+    steps = iter((1, 2))
+
+    def late(path: str) -> bool:
+        if path != str(tmp_path) and (step := next(steps, None)) is not None:
+            monkeypatch.undo()
+            hb.save(tmp_path, model, step=step, keep=1)
+            patch()
+        return look(path)
+
+    def patch() -> None:
+        for module in (folder, listing):
+            monkeypatch.setattr(module, "is_complete", late)
+
+    patch()
+    if asked == "list":
+        assert [one.step for one in hb.checkpoint.list(tmp_path)] == [2]
+    else:
+        assert str(hb.checkpoint.latest(tmp_path)).endswith("2")
 
 
 def test_verify_goes_on_where_one_was_removed(

@@ -81,6 +81,16 @@ def test_a_checkpoint_itself_and_none(tmp_path: Path, saved: list[Path]) -> None
     assert states_in(tmp_path / "none") == states_in(tmp_path / "mine" / ROWS) == []
 
 
+@pytest.mark.parametrize("make", [Path.touch, os.mkfifo])
+def test_what_is_no_folder_is_no_checkpoint(
+    tmp_path: Path, saved: list[Path], make: Callable[[Path], None]
+) -> None:
+    make(tmp_path / "step-000000000007")
+    assert states_in(tmp_path) == [(n, "whole") for n in range(1, 6)]
+    assert run("show", tmp_path)[0] == run("verify", "--all", tmp_path)[0] == 0
+    assert hb.save(tmp_path, with_bias(8), step=7).path == hb.checkpoint.latest(tmp_path)
+
+
 def test_one_that_goes_meanwhile_is_not_listed(
     tmp_path: Path, saved: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

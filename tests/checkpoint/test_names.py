@@ -140,6 +140,26 @@ def test_no_table_or_no_tensor_in_common_is_warned_of(tmp_path: Path) -> None:
     assert "embeddings.item" in restored.missing
 
 
+def test_a_table_that_was_not_saved_reads_as_before(tmp_path: Path) -> None:
+    """Also its rows that are behind."""
+
+    def stepped(*names: str) -> tuple[hb.EmbeddingCollection, Any]:
+        model = hb.EmbeddingCollection([hb.Table(name, 2, 9) for name in names], seed=0)
+        optimizer = hb.optim.Adam(model.parameters(), lr=0.1, untouched="exact")
+        for ids in ([1, 2], [7], [7]):
+            vectors = model({name: torch.tensor(ids) for name in names})
+            torch.cat([*vectors.values()]).sin().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return model, optimizer
+
+    hb.save(tmp_path, *stepped("both", "saved"), step=3)
+    model, optimizer = stepped("own", "both")
+    before = model.lookup("own", torch.arange(9))
+    assert hb.load(tmp_path, model, optimizer, strict=False).missing == ["own"]
+    assert torch.equal(model.lookup("own", torch.arange(9)), before)
+
+
 # -- ids that come twice, and paths that are none ----------------------------------------------------
 
 

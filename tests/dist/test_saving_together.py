@@ -106,6 +106,26 @@ def test_other_ranks_go_on(
     assert all(map(torch.equal, values_of(model), values_of(expected)))
 
 
+def behind(rank: int, world: int, deal: str) -> None:
+    model = collection()
+    hb.distribute(model, plan_of(model, deal, world))
+    optimizer = optimizer_of(model, "exact")
+    steps(model, optimizer, range(2), rank, world)
+    states = [optimizer.state_dict()]
+    torch.distributed.broadcast_object_list(states)
+    steps(model, optimizer, range(2, 5), rank, world)
+    before = values_of(model)
+    optimizer.load_state_dict(states[0])
+    assert all(map(torch.equal, values_of(model), before))
+    assert [model.table(name).rule.steps for name in model.tables] == [2, 2, 2]
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("deal", ["row", "column", "replicated"])
+def test_loading_states_leaves_rows_that_are_behind_as_they_read(deal: str) -> None:
+    run(2, behind, deal)
+
+
 class Position:
     def __init__(self, at: int) -> None:
         self.at = at

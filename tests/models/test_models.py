@@ -200,6 +200,33 @@ def test_wrong_arguments():
 
 
 @pytest.mark.parametrize("kind", MODELS)
+def test_arguments_that_are_none(kind):
+    for wrong in (-1, 2.0, True, "3"):
+        with pytest.raises(hb.TableError, match=f"{kind.__name__}: num_dense must be an integer"):
+            kind(["a"], dim=4, num_dense=wrong)
+    with pytest.raises(hb.TableError, match=r"tables must be names or hotbed.Table .*, got 1"):
+        kind([1], dim=4, num_dense=3)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_dense_columns_that_do_not_fit(kind):
+    model = kind(["a", "b"], dim=4, num_dense=3)
+    ids = {"a": torch.tensor([1, 2]), "b": torch.tensor([3, 4])}
+    for wrong, found in (
+        ({}, "got none"),
+        ({"dense": [[1.0, 2.0, 3.0]]}, "got list"),
+        ({"dense": torch.ones(2, 5)}, r"got shape \(2, 5\)"),
+        ({"dense": torch.ones(3)}, r"got shape \(3,\)"),
+    ):
+        with pytest.raises(hb.InputError, match=rf"'dense'\] must .* of shape \(B, 3\), {found}"):
+            model(ids | wrong)
+        assert model.embeddings.count() == 0
+    with pytest.raises(hb.InputError, match="has 1 samples, and feature 'a' 2. Give all"):
+        model(ids | {"dense": torch.ones(1, 3)})
+    assert model(ids | {"dense": torch.ones(2, 3)}).shape == (2,)
+
+
+@pytest.mark.parametrize("kind", MODELS)
 def test_a_checkpoint_makes_the_model_again(kind, tmp_path):
     tables = [hb.Table("s", 4, rows=10), "d"]
     model = kind(tables, dim=4, num_dense=2, seed=1)

@@ -108,3 +108,38 @@ def test_rows_without_states_are_loaded_as_they_were(
     torch.testing.assert_close(
         loaded[0].rows("item").values, saved[0].rows("item").values, rtol=1e-6, atol=1e-6
     )
+
+
+@AHEAD
+@KINDS
+@pytest.mark.parametrize("of", ["itself", "earlier", "before any step"])
+def test_loading_states_leaves_rows_that_are_behind_as_they_read(
+    storage: hb.Storage | None, rows: int | None, of: str
+) -> None:
+    collection, optimizer = trained(storage, rows, 0 if of == "before any step" else 4)
+    states = optimizer.state_dict()
+    for ids in ([1, 2, 3], [7], [7]):
+        step(collection, optimizer, torch.tensor(ids))
+    if of == "itself":
+        states = optimizer.state_dict()
+    before = collection.rows("item")
+    optimizer.load_state_dict(states)
+    after = collection.rows("item")
+    known = torch.isin(after.ids, before.ids)  # a dynamic table may get ids of the states
+    assert torch.equal(after.ids[known], before.ids)
+    assert torch.equal(after.values[known], before.values)
+    steps = states["state"].get(0, {"step": 0})["step"]
+    assert optimizer.state_dict()["state"][0]["step"] == steps
+    step(collection, optimizer, torch.tensor([1, 9]))
+
+
+@pytest.mark.parametrize("rule", hb.optim.RULES)
+def test_a_state_dict_from_before_any_step_loads(rule: type[Any]) -> None:
+    layer = hb.Embedding(ROWS, DIM)
+    try:
+        optimizer = rule(layer.parameters(), lr=0.1, untouched="exact")
+    except hb.OptimizerError:
+        pytest.skip("the rule cannot follow rows that no batch touches")
+    optimizer.load_state_dict(optimizer.state_dict())
+    layer(torch.tensor([1])).sum().backward()
+    optimizer.step()

@@ -68,7 +68,12 @@ def complete_in(root: str) -> list[str]:
     Raises:
         OSError: what is there cannot be looked at.
     """
-    return [folder for folder in folders_in(root) if is_complete(folder)]
+    while True:
+        folders = folders_in(root)
+        found = [folder for folder in folders if is_complete(folder)]
+        # Else what was complete may have been removed just now, as another one is by now.
+        if found or all(map(os.path.lexists, folders)):
+            return found
 
 
 def folders_in(root: str) -> list[str]:
@@ -78,11 +83,11 @@ def folders_in(root: str) -> list[str]:
         OSError: what is there cannot be looked at.
     """
     try:
-        names = os.listdir(root)
+        with os.scandir(root) as entries:
+            names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
     except (FileNotFoundError, NotADirectoryError):
         return []
-    folders = [os.path.join(root, name) for _, name in sorted(_numbered(names))]
-    return [folder for folder in folders if not os.path.islink(folder)]
+    return [os.path.join(root, name) for _, name in sorted(_numbered(names))]
 
 
 def root_of(path: str | os.PathLike[str]) -> str:

@@ -44,13 +44,17 @@ def list(path: str | os.PathLike[str]) -> Sequence[Checkpoint]:
         CheckpointError: what is there cannot be looked at.
     """
     real = os.path.realpath(root_of(path))
-    try:
-        folders = [real] if is_complete(real) else folders_in(real)
-        found = [_state_of(folder) for folder in folders]
-    except OSError as error:
-        where = error.filename or real
-        raise CheckpointError(f"{where} cannot be read: {error.strerror}.") from None
-    return [one for one in found if one is not None]
+    while True:
+        try:
+            folders = [real] if is_complete(real) else folders_in(real)
+            found = [_state_of(folder) for folder in folders]
+        except OSError as error:
+            where = error.filename or real
+            raise CheckpointError(f"{where} cannot be read: {error.strerror}.") from None
+        there = [one for one in found if one is not None]
+        # Else what was complete was removed just now, as another one is by now.
+        if None not in found or any(one.state in ("whole", "damaged") for one in there):
+            return there
 
 
 def _state_of(folder: str) -> Checkpoint | None:

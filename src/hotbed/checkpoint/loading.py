@@ -6,7 +6,7 @@ import contextlib
 import os
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hotbed import _core
+from hotbed.checkpoint.behind import RowsBehind
 from hotbed.checkpoint.entries import Manifest
 from hotbed.checkpoint.files import CheckpointError, DamagedError
 from hotbed.checkpoint.folder import MANIFEST, opened
@@ -24,7 +25,7 @@ from hotbed.checkpoint.models import made_again
 from hotbed.checkpoint.randomness import give_random_states
 from hotbed.checkpoint.ranks import KIND, ranks_of, refuse_other_arguments, tables_here
 from hotbed.checkpoint.renaming import Renaming, hint
-from hotbed.checkpoint.rules import current_anyway, forget_steps, give_history, refuse_other_rule
+from hotbed.checkpoint.rules import forget_steps, give_history, refuse_other_rule
 from hotbed.checkpoint.saving import kinds_of, several
 from hotbed.checkpoint.tables import differences, key_in
 from hotbed.checkpoint.tensors import read_tensors
@@ -36,7 +37,7 @@ from hotbed.storage import Storage
 from hotbed.table.live import LiveTable
 from hotbed.table.locks import alone
 from hotbed.table.records import Records
-from hotbed.table.states import reset_states
+from hotbed.table.states import replacing_rows, reset_states
 
 __all__ = ["Restored", "load", "load_model"]
 
@@ -165,6 +166,7 @@ class _Loading:
         self.missing: list[str] = []
         self.unexpected: list[str] = []
         self.none_in_common: list[str] = []
+        self.behind: dict[LiveTable, RowsBehind] = {}
         dense = dense_file(manifest)
         tensors = read_tensors(os.path.join(folder, dense["name"]), dense)
         self.values = {name: decoded(v, tensors) for name, v in manifest["values"].items()}
@@ -277,7 +279,7 @@ class _Loading:
             states += zip(own, saved, strict=False)
         saved_as = self.renaming.of_all(self.values["model"])
         dense = {name: self.values["model"][saved] for name, saved in saved_as.items()}
-        with tables_left_out():
+        with tables_left_out(), replacing_rows(self.tables[s] for s in self.with_states):
             own_names = [*self.model.state_dict()]
             self._match("tensors", own_names, [*dense])
             self._check_something_is_in_common(bool({*own_names} & {*dense}))
@@ -305,17 +307,10 @@ class _Loading:
             warnings.warn(f"{reported}{fault}", stacklevel=4)
 
     def load_rows(self) -> None:
-        finish: list[Callable[[bool], None]] = []
         as_stored = set(self.with_states)  # tables whose rows come with their states and steps
         for table in self.tables.values():
             table.ready()
-        loaded = False
-        with (
-            alone(self.changes.tables),
-            self.changes.of_rows(),
-            contextlib.ExitStack() as stack,
-        ):
-            stack.callback(lambda: [one(loaded) for one in finish])
+        with alone(self.changes.tables), self.changes.of_rows():
             for stem, table in self.tables.items():
                 entry = self.manifest["tables"][stem]
                 rule = entry["rule"]
@@ -331,7 +326,8 @@ class _Loading:
                             give_history(each, rule)
                 elif self._is_behind(stem):
                     with self._naming(stem):
-                        finish += [current_anyway(t, rule) for t in table.place.tables_here(table)]
+                        for own in table.place.tables_here(table):
+                            self.behind[own] = RowsBehind(own, entry)
                     as_stored.add(stem)
             for table in self.tables.values():
                 table.allocate()  # before rows come, as those come with what their rule keeps of them
@@ -347,7 +343,9 @@ class _Loading:
                     raise CheckpointError(
                         f"{path} has no rows of {rows.stem!r} as its manifest says: {error}"
                     ) from error
-            loaded = True
+            for table, behind in self.behind.items():
+                for others in behind.others():
+                    table.write(others)
 
     @contextlib.contextmanager
     def _naming(self, stem: str) -> Iterator[None]:
@@ -382,19 +380,20 @@ class _Loading:
                 raise ValueError(f"{name} has the shape {tuple(tensors[name].shape)}")
             return found.to(dtype).contiguous()
 
-        own_states = None
-        if as_stored:
-            planes = _core.state_planes(table.held_rule.options)
-            own_states = [of_table(f"states/{n}", spec.compute_dtype, one) for n, one, _ in planes]
-        steps = None
-        if table.follows and as_stored:
-            steps = tensors["steps"] if here is None else tensors["steps"][here]
-            forgotten = table.held_rule.history()[0]
-            known = (steps == 0) | ((steps >= forgotten) & (steps <= table.held_rule.steps))
-            if steps.shape != ids.shape or steps.dtype != torch.int64 or not bool(known.all()):
-                raise ValueError("its steps are none that the table has taken")
-            steps = steps.contiguous()
-        elif table.follows:
-            steps = torch.full_like(ids, table.held_rule.steps)
-        weights = of_table("weights", spec.dtype)
-        table.write(Records(ids.contiguous(), weights, own_states, steps))
+        behind = self.behind.get(table)
+        rule = behind.rule if behind else table.rule
+        own_states, steps = None, None
+        if as_stored and rule is not None:
+            planes, dtype = _core.state_planes(rule.options), (behind or table).compute_dtype
+            own_states = [of_table(f"states/{n}", dtype, one) for n, one, _ in planes]
+        if rule is not None and rule.exact:
+            steps = torch.full_like(ids, rule.steps)
+            if as_stored:
+                steps = tensors["steps"] if here is None else tensors["steps"][here]
+                known = (steps == 0) | ((steps >= rule.history()[0]) & (steps <= rule.steps))
+                if steps.shape != ids.shape or steps.dtype != torch.int64 or not bool(known.all()):
+                    raise ValueError("its steps are none that the table has taken")
+        weights = of_table("weights", behind.dtype if behind else spec.dtype)
+        steps = None if steps is None else steps.contiguous()
+        records = Records(ids.contiguous(), weights, own_states, steps)
+        table.write(behind.current(records) if behind else records)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from hotbed import _core
@@ -13,7 +13,7 @@ from hotbed.optim import RULES
 from hotbed.optim.options import fault_of_numbers
 from hotbed.table.live import LiveTable
 
-__all__ = ["current_anyway", "forget_steps", "give_history", "refuse_other_rule", "rule_of"]
+__all__ = ["forget_steps", "give_history", "refuse_other_rule", "rule_again", "rule_of"]
 
 _OPTIONS = sorted(
     name
@@ -141,27 +141,18 @@ def _hyper_of(numbers: list[float]) -> _core.Hyperparameters:
     return hyper
 
 
-def current_anyway(table: LiveTable, saved: RuleEntry | None) -> Callable[[bool], None]:
-    """Gives a table without optimizer the rule that it was saved with, for rows that are behind.
+def rule_again(core: _core.Table, saved: RuleEntry) -> _core.TableRule:
+    """Give a table of the core the rule and the history that were saved.
 
-    Returns:
-        What brings them up to date and takes the rule away again.
+    Raises:
+        ValueError: no `rule_of` has made it.
     """
-    assert saved is not None
     options = _core.RuleOptions()
     options.rule = getattr(_core.Rule, saved["name"])
     for name, value in saved["options"].items():
         if name not in _OPTIONS:
             raise ValueError(f"the option {name!r} of its rule is unknown")
         setattr(options, name, value)
-    initial = float(saved["initial_accumulator_value"])
-    table.rule = _core.TableRule.make(table.core, options, initial, True)
-    give_history(table.held_rule, saved)
-
-    def finish(loaded: bool) -> None:
-        if loaded:
-            # A rule without states in its place: the core brings rows up to date for it.
-            table.rule = _core.TableRule.make(table.core, _core.RuleOptions(), 0.0, False)
-        table.rule = None
-
-    return finish
+    rule = _core.TableRule.make(core, options, float(saved["initial_accumulator_value"]), True)
+    give_history(rule, saved)
+    return rule

@@ -8,7 +8,7 @@ the handles of the tables (`hotbed.table.gradients`).
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Protocol
 
 import torch
@@ -84,7 +84,7 @@ def _forward(resolved: Resolved) -> list[Tensor]:
 class _Context(Context, Protocol):
     resolved: Resolved | None
     generations: list[int]
-    writes: list[int]
+    writes: dict[int, int]
     edges: list[int]
     weighted: list[int]
     divided: list[int]
@@ -110,8 +110,10 @@ class _Pool(torch.autograd.Function):
         wanted = [f for f, w in zip(ctx.weighted, weights, strict=True) if w.requires_grad]  # type: ignore[union-attr]
         if wanted:
             resolved.keep_inputs()
-        watched = live if wanted and not resolved.has_own_rows else ()
-        ctx.writes = [t.place.writes for t in watched]
+        watched = {table_of[f] for f in wanted} if wanted and not resolved.has_own_rows else set()
+        for t in watched:
+            live[t].note_writes()  # of before, which these vectors are of
+        ctx.writes = {t: live[t].place.writes for t in watched}
         # What backward reads again: autograd raises where it was changed in place by then.
         ctx.divided = [f for f in wanted if live[table_of[f]].spec.combiner != "sum"]
         ctx.save_for_backward(*weights, *(outputs[f] for f in ctx.divided), anchor)
@@ -137,7 +139,8 @@ class _Pool(torch.autograd.Function):
             _check_generations(live, ctx.generations)
             left = resolved.backward(grads)
             if wanted:  # before a step changes the rows
-                _check_writes(live, ctx.writes)
+                read = {resolved.table_of[f] for f in wanted if grads[f] is not None}
+                _check_writes(live, ctx.writes, read)
                 found = dict(
                     zip(wanted, resolved.weight_gradients(left, outputs, wanted), strict=True)
                 )
@@ -158,11 +161,16 @@ def _check_generations(live: Sequence[PooledTable], generations: Sequence[int]) 
             )
 
 
-def _check_writes(live: Sequence[PooledTable], writes: Sequence[int]) -> None:
-    """Raises TableError where rows have changed since the forward, of which gradients of weights are."""
-    for table, before in zip(live if writes else (), writes, strict=True):
-        table.check_handle()
-        if table.place.writes != before:
+def _check_writes(live: Sequence[PooledTable], writes: Mapping[int, int], tables: Set[int]) -> None:
+    """Raises TableError where rows have changed since the forward, of which gradients of weights are.
+
+    Args:
+        writes: how often rows of a table had changed by then, by its position.
+        tables: positions of those whose rows the gradients are made of.
+    """
+    for t in sorted(tables & writes.keys()):
+        table = live[t]
+        if not table.note_writes() or table.place.writes != writes[t]:
             raise TableError(
                 f"Table {table.name!r}: rows were changed between this forward and its backward, which is "
                 "asked for gradients of weights. Call backward before the step, or look the batch up again."

@@ -15,6 +15,7 @@ from hotbed.collection import EmbeddingCollection
 from hotbed.devices import Device
 from hotbed.errors import TableError
 from hotbed.init import Zeros
+from hotbed.models.dense_columns import check_num_dense, check_samples, dense_of
 from hotbed.models.dlrm import tables_of
 from hotbed.nn import concat
 from hotbed.storage import Storage
@@ -40,7 +41,7 @@ class ClickModel(nn.Module):
         device: where tables are made.
 
     Raises:
-        TableError: a table has another width than `dim`, or there is none.
+        TableError: a table has another width than `dim`, or there is none; `num_dense` is negative.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class ClickModel(nn.Module):
         device: Device | None,
     ) -> None:
         super().__init__()
+        check_num_dense(self, num_dense, 0)
         deep = tables_of(tables, dim)
         if not deep:
             raise TableError(f"{type(self).__name__}: tables is empty. Name at least one.")
@@ -92,13 +94,19 @@ class ClickModel(nn.Module):
         return inputs
 
     def look_up(self, batch: Mapping[str, Tensor]) -> tuple[list[Tensor], Tensor | None]:
-        """Return F vectors (B, d), and the linear part (B, 1) if there is one."""
+        """Return F vectors (B, d), and the linear part (B, 1) if there is one.
+
+        Raises:
+            InputError: ``batch["dense"]`` is not of shape (B, `num_dense`); or a feature cannot be looked up.
+        """
+        dense = dense_of(self, batch, self.num_dense)
         vectors = list(self.embeddings(self.embedding_inputs(batch)).values())
+        check_samples(self, dense, self.features[0], vectors[0])
         count = len(self.features)
         if self.wide is None:
             return vectors, None
         weights = concat(vectors[count:]).sum(1, keepdim=True)
-        return vectors[:count], self.wide(batch["dense"]) + weights
+        return vectors[:count], self.wide(dense) + weights
 
     @staticmethod
     def side_by_side(batch: Mapping[str, Tensor], vectors: Sequence[Tensor]) -> Tensor:

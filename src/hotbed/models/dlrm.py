@@ -13,6 +13,7 @@ from hotbed.collection import EmbeddingCollection
 from hotbed.devices import Device
 from hotbed.errors import TableError
 from hotbed.init import Normal
+from hotbed.models.dense_columns import check_num_dense, check_samples, dense_of
 from hotbed.nn import MLP, DotInteraction
 from hotbed.storage import Storage
 from hotbed.tables import Table
@@ -48,7 +49,7 @@ class DLRM(nn.Module):
     returns logits (B,).
 
     Raises:
-        TableError: widths that do not fit together.
+        TableError: widths that do not fit together, or `num_dense` is not positive.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class DLRM(nn.Module):
         device: Device | None = None,
     ) -> None:
         super().__init__()
+        check_num_dense(self, num_dense, 1)
         bottom = [64, dim] if bottom is None else list(bottom)
         if not bottom or bottom[-1] != dim:
             raise TableError(
@@ -80,6 +82,7 @@ class DLRM(nn.Module):
         }
         """Arguments that make a model of the same shape."""
         self.features = [table.name for table in made]
+        self.num_dense = num_dense
         self.embeddings = EmbeddingCollection(made, seed=seed, storage=storage, device=device)
         self.bottom = MLP(num_dense, bottom, final_activation="relu")
         self.interaction = DotInteraction()
@@ -88,8 +91,10 @@ class DLRM(nn.Module):
             self.to(device)
 
     def forward(self, batch: Mapping[str, Tensor]) -> Tensor:
-        dense_Bd = self.bottom(batch["dense"])
+        dense = dense_of(self, batch, self.num_dense)
+        dense_Bd = self.bottom(dense)
         vectors = self.embeddings({name: batch[name] for name in self.features})
+        check_samples(self, dense, self.features[0], vectors[self.features[0]])
         logits: Tensor = self.top(self.interaction(dense_Bd, vectors)).squeeze(1)
         return logits
 
@@ -98,12 +103,14 @@ def tables_of(tables: Sequence[str | Table], dim: int) -> list[Table]:
     """`tables`, with a dynamic table that starts from Normal(0, 0.01) for every name.
 
     Raises:
-        TableError: a table has another width than `dim`, or pools nothing.
+        TableError: one is no table or name, or has another width than `dim`.
     """
     made = []
     for table in tables:
         if isinstance(table, str):
             table = Table(table, dim, init=Normal(0.0, 0.01))
+        if not isinstance(table, Table):
+            raise TableError(f"tables must be names or hotbed.Table objects, got {table!r}.")
         if table.dim != dim:
             raise TableError(
                 f"Table {table.name!r} has dim {table.dim}, and the model {dim}. Make them equal."

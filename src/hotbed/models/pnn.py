@@ -79,7 +79,7 @@ class PNN(ClickModel):
 
     def forward(self, batch: Mapping[str, Tensor]) -> Tensor:
         vectors, _ = self.look_up(batch)
-        every = stacked(vectors)
+        every = stacked("PNN", vectors)
         if self.product == "inner":
             count = len(vectors)
             rows, columns = torch.tril_indices(count, count, -1, device=every.device).unbind(0)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from hotbed.errors import TableError
+from hotbed.errors import InputError, TableError
 from hotbed.nn.factorization import stacked
 
 __all__ = ["CompressedInteraction"]
@@ -42,7 +42,7 @@ class CompressedInteraction(nn.Module):
                 )
         if not layers:
             raise TableError("CompressedInteraction: layers is empty. Pass the maps of each layer.")
-        self.layers = tuple(layers)
+        self.vectors, self.layers = vectors, tuple(layers)
         before = (vectors, *self.layers[:-1])
         self.maps = nn.ModuleList(
             nn.Linear(above * vectors, maps, bias=False)
@@ -59,8 +59,17 @@ class CompressedInteraction(nn.Module):
 
         Args:
             vectors: a sequence or mapping of F tensors (B, d), or one tensor (B, F, d).
+
+        Raises:
+            InputError: the shapes do not fit together, or there are not F vectors.
         """
-        columns = stacked(vectors).transpose(1, 2)  # (B, d, F)
+        every = stacked("CompressedInteraction", vectors)
+        if every.shape[1] != self.vectors:
+            raise InputError(
+                f"CompressedInteraction: there are {every.shape[1]} vectors. Pass {self.vectors}, for "
+                "which it was made."
+            )
+        columns = every.transpose(1, 2)  # (B, d, F)
         x, sums = columns, []
         for maps in self.maps:
             products = x.unsqueeze(3) * columns.unsqueeze(2)  # (B, d, H, F)

@@ -21,7 +21,13 @@ from hotbed.optim.options import (
 )
 from hotbed.table.live import LiveTable
 from hotbed.table.locks import alone, reading
-from hotbed.table.states import check_states, copy_states, reset_states, write_states
+from hotbed.table.states import (
+    check_states,
+    copy_states,
+    reset_states,
+    settle_rows,
+    write_states,
+)
 
 __all__ = ["Loading", "add_states"]
 
@@ -139,7 +145,8 @@ class Loading:
                 raise ValueError
             for name, value in missed["last"].items():
                 setattr(last, name, float(value))
-            if missed["last"] and (why := fault_of_numbers(self._held.rule, last)):
+            taken = steps and missed["last"]  # before the first step there are no numbers
+            if taken and (why := fault_of_numbers(self._held.rule, last)):
                 raise ValueError
         except (AttributeError, KeyError, RuntimeError, TypeError, ValueError):
             raise self._error(
@@ -156,6 +163,7 @@ class Loading:
 
     def _put_back(self) -> None:
         for live, rule, entry in self._tables:
+            settle_rows(live, entry.base)
             live.place.changing("states")
             live.place.restart(rule, entry.steps, entry.base, entry.last or _core.Hyperparameters())
             reset_states(live)

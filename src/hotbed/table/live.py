@@ -106,7 +106,8 @@ class LiveTable(TableWithHandle):
             rows = checks.checked_rows(self.spec, own, values)
             with alone([self]):
                 self.raise_deferred()
-                self.place.changing("write", ids=lambda: own)
+                if len(own) or self.place.ranks.size > 1:  # others may have some
+                    self.place.changing("write", ids=lambda: own)
                 self.place.assign(own, rows)
 
     def write(self, records: Records) -> None:

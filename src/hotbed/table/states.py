@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import contextvars
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeGuard
 
 import torch
@@ -11,9 +13,21 @@ from torch import Tensor
 from hotbed import _core
 from hotbed.errors import OptimizerError
 from hotbed.table.live import LiveTable
-from hotbed.table.records import Records
+from hotbed.table.locks import alone
+from hotbed.table.records import Records, rows_at_once
 
-__all__ = ["check_states", "copy_states", "reset_states", "write_states"]
+__all__ = [
+    "check_states",
+    "copy_states",
+    "replacing_rows",
+    "reset_states",
+    "settle_rows",
+    "write_states",
+]
+
+_replaced: contextvars.ContextVar[Sequence[LiveTable]] = contextvars.ContextVar(
+    "tables that are about to get other rows", default=()
+)
 
 
 def copy_states(live: LiveTable) -> dict[str, Tensor]:
@@ -38,6 +52,39 @@ def reset_states(live: LiveTable) -> None:
     live.allocate()
     live.place.changing("states")
     live.place.reset_states(rule, firsts)
+
+
+@contextlib.contextmanager
+def replacing_rows(tables: Iterable[LiveTable]) -> Iterator[None]:
+    """For a ``with`` statement, after which these tables get other rows: `settle_rows` leaves them out."""
+    before = _replaced.set([*tables])
+    try:
+        yield
+    finally:
+        _replaced.reset(before)
+
+
+def settle_rows(live: LiveTable, base: Sequence[float]) -> None:
+    """Bring rows up to date with the steps taken, before their rule starts over and forgets these.
+
+    Args:
+        base: what the steps that take their place did to a row that no batch has touched.
+    """
+    if live in _replaced.get():
+        return
+    live.allocate()
+    for table in live.place.tables_here(live):
+        if not table.follows or not table.held_rule.steps:
+            continue
+        own = list(table.held_rule.base)
+        # Rows that are stored nowhere are first values moved by all steps, and would move with `base`.
+        every = table.spec.rows is not None and own[0] != 1 and own != list(base)
+        with alone([table]):
+            table.place.changing("catch up")
+            stored = table.core.stored_ids()
+            ids = torch.arange(table.spec.rows or 0, device="cpu") if every else stored
+            for some in ids.split(rows_at_once(table.core)):  # type: ignore[no-untyped-call]
+                table.place.write(Records(some))
 
 
 def check_states(live: LiveTable, states: Mapping[str, object]) -> dict[str, Tensor]:

@@ -169,22 +169,37 @@ class TableWithHandle(_Rows):
 
     def check_handle(self) -> None:
         """Adopts weights that were put in place of the handle's (``p.data = ...``), and tells the place of
-        what was written into it as far as torch counts that.
+        what was written into it; see `note_writes`.
 
         Raises:
             TableError: they do not fit; the table is as it was.
+            RuntimeError: this thread reads rows; the handle keeps the weights, and the next call adopts them.
         """
+        if self.note_writes():
+            return
         with plain_access():
-            if self.parameter.data_ptr() == self.address:
-                if self.parameter._version != self._seen:
-                    self._seen = self.parameter._version
-                    self.place.changing("handle")
-                return
             data = self.parameter.data
             self.parameter.data = self._data
         plane = self._data
         checks.refuse_other_layout(self.spec, data, plane)
-        self.assign(self.ids(), data)
+        try:
+            self.assign(self.ids(), data)
+        except BaseException:
+            if not self.failed_load:  # a load would meet them, and be refused for them
+                with plain_access():
+                    self.parameter.data = data
+            raise
+
+    def note_writes(self) -> bool:
+        """Tell the place of what was written into the handle, as far as torch counts that. Return False if
+        weights were put in place of the handle's, which `check_handle` adopts."""
+        with plain_access():
+            if self.parameter.data_ptr() != self.address:
+                return False
+            if self.parameter._version != self._seen:
+                self._seen = self.parameter._version
+                self.place.changing("handle")
+        return True
 
     def ready(self) -> None:
         """Do what may change rows before somebody reads them; see `check_handle` and `allocate`."""

@@ -1,0 +1,44 @@
+"""Checks of dense columns, and of how many a model is made for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from hotbed.errors import InputError, TableError
+
+__all__ = ["check_num_dense", "check_samples", "dense_of"]
+
+
+def check_num_dense(model: object, num_dense: object, least: int) -> None:
+    """Raise TableError if `num_dense` is no integer from `least` on."""
+    if isinstance(num_dense, bool) or not isinstance(num_dense, int) or num_dense < least:
+        raise TableError(
+            f"{type(model).__name__}: num_dense must be an integer from {least} on, got {num_dense!r}."
+        )
+
+
+def dense_of(model: object, batch: Mapping[str, Tensor], num_dense: int) -> Tensor:
+    """Return ``batch["dense"]``.
+
+    Raises:
+        InputError: it is missing, no tensor, or not of shape (B, `num_dense`).
+    """
+    dense = batch.get("dense")
+    if isinstance(dense, Tensor) and dense.dim() == 2 and dense.shape[1] == num_dense:
+        return dense
+    found = f"shape {tuple(dense.shape)}" if isinstance(dense, Tensor) else type(dense).__name__
+    raise InputError(
+        f"{type(model).__name__}: batch['dense'] must be a tensor of shape (B, {num_dense}), got "
+        f"{'none' if dense is None else found}. The model was made with num_dense={num_dense}."
+    )
+
+
+def check_samples(model: object, dense: Tensor, feature: str, vectors: Tensor) -> None:
+    """Raise InputError if the dense columns and the vectors of a feature are not of as many samples."""
+    if len(dense) != len(vectors):
+        raise InputError(
+            f"{type(model).__name__}: batch['dense'] has {len(dense)} samples, and feature {feature!r} "
+            f"{len(vectors)}. Give all of a batch the same number."
+        )
