@@ -17,11 +17,12 @@ from hotbed.dist.batch import serve_lookup, serve_rows
 from hotbed.dist.clipping import CHANGE, NORM, SUM, Together, serve_infinities
 from hotbed.dist.distribute import Sharing, sharing_of
 from hotbed.dist.errors import PeerError, PeerLost, is_known_to_all
-from hotbed.dist.gradients import serve_collect
+from hotbed.dist.gradients import serve_collect, waiting_of
 from hotbed.dist.handshake import ENDED, MERGE, Handshake
 from hotbed.dist.merging import serve_merge
 from hotbed.dist.participant import serve_step
 from hotbed.dist.ranks import Ranks
+from hotbed.dist.shards import TableOnRanks
 from hotbed.dist.wire import group_of
 from hotbed.errors import TableError
 from hotbed.optim.base import TableOptimizer
@@ -111,6 +112,11 @@ def _dense_of(ranks: Ranks) -> list[tuple[Optimizer, list[Tensor]]]:
     return [(one, [p for group in one.param_groups for p in group["params"]]) for one in inners]
 
 
+def _waits_at_owners(live: TableOnRanks | None) -> bool:
+    """Return True if clipping has brought gradients of a table to its owners, for a step."""
+    return live is not None and waiting_of(live).collected
+
+
 def _take_state(own: dict[str, object], given: Mapping[str, object]) -> None:
     for name in own.keys() - given.keys():
         del own[name]
@@ -140,12 +146,20 @@ class _Serving(JoinHook):
     def post_hook(self, is_last_joiner: bool) -> None:
         self._ranks.before_forward = None
         if self._thread is None:
-            self._ranks.handshake("the end")
+            kept = [int(_waits_at_owners(live())) for live in self._ranks.tables]
+            self._ranks.handshake("the end", kept)
         else:
             self._thread.join()
             if self._error is not None:
                 raise self._error
         self._align_dense_states(is_last_joiner)
+
+    def _align_gradients(self, opened: Handshake) -> None:
+        """Give up the clipped gradients that the ranks with batches have given up after their last step."""
+        for live, kept in zip(self._ranks.tables, opened.values.any(0).tolist(), strict=True):
+            table = live()
+            if table is not None and not kept and _waits_at_owners(table):
+                waiting_of(table).drop_collected()
 
     def _align_dense_states(self, is_last: bool) -> None:
         """Give all ranks the dense states of one that ended last, as they get its dense layers."""
@@ -179,6 +193,7 @@ class _Serving(JoinHook):
                     with self._ranks.reporting(ENDED):
                         opened = self._ranks.serve()
                         if opened.kind == "the end":
+                            self._align_gradients(opened)
                             return
                         answers[opened.kind](self._ranks, opened)
                 except Exception as error:
