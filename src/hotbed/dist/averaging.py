@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch.distributed as torch_dist
@@ -19,12 +20,17 @@ _work_of: Any = getattr(_distributed_c10d, "_create_work_from_future")  # noqa: 
 
 class AveragingGroup(torch_dist.ProcessGroup):
     """A group of Gloo whose all-reduce says what the ranks wait for where one is gone, or waits elsewhere.
-    ``loss.backward()`` raises it as a RuntimeError of torch's."""
+    ``loss.backward()`` raises it as a RuntimeError of torch's.
+
+    Attributes:
+        before_first: called before the ranks first do something in it; None: they have.
+    """
 
     def __init__(self, group: torch_dist.ProcessGroup, ranks: Ranks) -> None:
         made: Any = super().__init__  # whose type knows one of its two forms
         made(torch_dist.get_rank(group), torch_dist.get_world_size(group))
         self._group, self._ranks = group, weakref.ref(ranks)
+        self.before_first: Callable[[], object] | None = None
 
     @classmethod
     def over(cls, group: torch_dist.ProcessGroup, ranks: Ranks) -> torch_dist.ProcessGroup:
@@ -40,10 +46,18 @@ class AveragingGroup(torch_dist.ProcessGroup):
         # callback runs there, and so keeps none.
         return _work_of(future.then(functools.partial(_finished, self._ranks)))
 
+    def meet(self) -> None:
+        """Call `before_first`, once."""
+        before, self.before_first = self.before_first, None
+        if before is not None:
+            before()
+
     def allgather(self, *arguments: Any) -> Any:
+        self.meet()
         return self._group.allgather(*arguments)
 
     def broadcast(self, *arguments: Any) -> Any:
+        self.meet()
         return self._group.broadcast(*arguments)
 
 

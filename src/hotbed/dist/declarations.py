@@ -117,8 +117,8 @@ def of_arguments(
 
 
 def of_model(model: nn.Module, tables: Sequence[Table]) -> Declaration:
-    """The tables, which features they serve, and the dense parameters. Keys are not in it: all ranks take
-    those of rank 0.
+    """Declare the tables, which features they serve, dense parameters and buffers. Keys are not in it: all
+    ranks take those of rank 0.
 
     Args:
         tables: of the model, as a plan has them.
@@ -136,8 +136,12 @@ def of_model(model: nn.Module, tables: Sequence[Table]) -> Declaration:
         values[f"features{at}"] = in_words(features)
     for name, parameter in model.named_parameters():
         if live_table(parameter) is None:
-            values[f"parameter {name!r}"] = _shape(parameter)
+            values[f"parameter {name!r}"] = _shape(parameter) + _layout(parameter)
             _names[parameter] = name
+    buffers = dict(model.named_buffers())
+    for name, buffer in buffers.items():
+        values[f"buffer {name!r}"] = f"{in_words(buffer.dtype)} {tuple(buffer.shape)}"
+    values["the order of buffers"] = in_words(list(buffers))  # in which they travel
     return Declaration(values, "All ranks must make the same model.")
 
 
@@ -237,3 +241,9 @@ def in_words(value: Any) -> str:
 def _shape(parameter: Tensor) -> str:
     trained = "" if parameter.requires_grad else ", not trained"
     return f"{in_words(parameter.dtype)} {tuple(parameter.shape)}{trained}"
+
+
+def _layout(parameter: Tensor) -> str:
+    """Return ", strides ..." of a parameter that is not contiguous, and nothing of others."""
+    plain = parameter.layout != torch.strided or parameter.is_contiguous()
+    return "" if plain else f", strides {parameter.stride()}"

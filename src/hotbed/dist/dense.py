@@ -20,10 +20,12 @@ from hotbed.dist.wire import group_of
 from hotbed.errors import TableError
 from hotbed.table.live import live_table
 
-__all__ = ["average_dense", "refuse_options"]
+__all__ = ["averaged_dense", "refuse_options", "replace_forward"]
 
 _OWN = ("self", "module", "process_group", "device_ids", "output_device", "device_mesh")
 """Arguments of DistributedDataParallel that `hotbed.distribute` gives, or that hosts have not."""
+_MOST_OF_ERROR = 300
+"""Characters of an error of torch's, which may repeat a long value."""
 
 
 def refuse_options(given: object) -> None:
@@ -72,21 +74,29 @@ def _forward_of(model: nn.Module) -> Callable[..., object]:
     return forward
 
 
-def average_dense(
+def averaged_dense(
     model: nn.Module, ranks: Ranks, options: Mapping[str, Any]
 ) -> DistributedDataParallel | None:
-    """Has gradients of dense parameters averaged over the ranks, and gives these the values of rank 0. The
-    model stays the same object, with ``no_sync()``. Called by all ranks.
+    """Return what averages gradients of dense parameters over the ranks; None where none is trained. These
+    get the values of rank 0. Called by all ranks.
 
     Args:
         options: of DistributedDataParallel.
 
-    Returns:
-        What does it; None where no dense parameter is trained.
+    Raises:
+        TableError: DistributedDataParallel refuses one.
+        PeerError: on another rank.
     """
     tables = {n for n, p in model.named_parameters() if live_table(p) is not None}
     dense = [p for n, p in model.named_parameters() if n not in tables and p.requires_grad]
-    averaged = _averaged(model, tables, ranks, options) if dense else None
+    return _averaged(model, tables, ranks, options) if dense else None
+
+
+def replace_forward(
+    model: nn.Module, ranks: Ranks, averaged: DistributedDataParallel | None
+) -> None:
+    """Have the model's forward call `averaged`, the result of `averaged_dense`. The model stays the same
+    object, with ``no_sync()``."""
     called: Callable[..., object] = averaged or _forward_of(model)
 
     @functools.wraps(type(model).forward)
@@ -100,7 +110,6 @@ def average_dense(
         return averaged.no_sync() if averaged else contextlib.nullcontext()
 
     model.__dict__.update(forward=forward, no_sync=no_sync)
-    return averaged
 
 
 def _averaged(
@@ -120,6 +129,20 @@ def _averaged(
     )
     ranks.inside_forward = False
     averaging = AveragingGroup.over(group, ranks)
-    averaged = DistributedDataParallel(called, process_group=averaging, **options)
+    met = functools.partial(ranks.handshake, "a distribution")
+    if isinstance(averaging, AveragingGroup):
+        averaging.before_first = met
+    with ranks.reporting("a distribution"):
+        try:
+            averaged = DistributedDataParallel(called, process_group=averaging, **options)
+        except (AttributeError, TypeError, ValueError) as error:
+            text = str(error)[:_MOST_OF_ERROR]
+            raise TableError(
+                f"DistributedDataParallel refuses a value of ddp={list(options)}: {text}"
+            ) from error
+    if isinstance(averaging, AveragingGroup):
+        averaging.meet()
+    else:
+        met()
     averaged.__dict__.update(process_group=group, averaging=averaging)  # which is to live as long
     return averaged
