@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from hotbed.dist.batch import ShardedLookups
 from hotbed.dist.declarations import of_arguments, of_model, of_plan
 from hotbed.dist.delivery import deliver
-from hotbed.dist.dense import averaged_dense, refuse_options, replace_forward
+from hotbed.dist.dense import averaged_dense, compare_loads, refuse_options, replace_forward
 from hotbed.dist.errors import PeerError
 from hotbed.dist.exchange import order_by_owner, send_ids
 from hotbed.dist.place import Sharded
@@ -133,6 +133,8 @@ def distribute(
         dense = averaged_dense(model, ranks, ddp or {})  # which may yet refuse its options
     share_tables(model, chosen, ranks)
     replace_forward(model, ranks, dense)
+    if chosen is not None:
+        compare_loads(model, ranks)
     watch_scalers()
     model.__dict__[_ATTRIBUTE] = Sharing(ranks, chosen, dense)
     return model
