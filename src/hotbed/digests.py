@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -15,25 +15,25 @@ def digest_of(value: object) -> str:
     """Return hex digits that equal values have in common: of tensors by dtype, shape and bytes, of containers
     of what is in them in their order, of other objects by their text."""
     digest = hashlib.sha256()
-    _add(digest, value)
+    _add(digest.update, value)
     return digest.hexdigest()
 
 
-def _add(digest: hashlib._Hash, value: object) -> None:
+def _add(update: Callable[[bytes | memoryview], None], value: object) -> None:
     if isinstance(value, Tensor):
-        digest.update(f"tensor {value.dtype} {tuple(value.shape)};".encode())
+        update(f"tensor {value.dtype} {tuple(value.shape)};".encode())
         if value.numel():
             raw = value.detach().cpu().to_dense().contiguous().reshape(-1).view(torch.uint8)
-            digest.update(raw.numpy().data)
+            update(raw.numpy().data)
     elif isinstance(value, Mapping):
-        digest.update(f"mapping {len(value)};".encode())
+        update(f"mapping {len(value)};".encode())
         for name, item in value.items():
-            _add(digest, name)
-            _add(digest, item)
+            _add(update, name)
+            _add(update, item)
     elif isinstance(value, (list, tuple)):
-        digest.update(f"sequence {len(value)};".encode())
+        update(f"sequence {len(value)};".encode())
         for item in value:
-            _add(digest, item)
+            _add(update, item)
     else:
         text = repr(value)
-        digest.update(f"{type(value).__qualname__} {'' if ' at 0x' in text else text};".encode())
+        update(f"{type(value).__qualname__} {'' if ' at 0x' in text else text};".encode())

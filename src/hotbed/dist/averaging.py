@@ -12,6 +12,7 @@ from torch._C import _distributed_c10d
 
 from hotbed.dist.ranks import Ranks
 from hotbed.dist.timeouts import BACKWARD
+from hotbed.ops.outside_graphs import outside_graphs
 
 __all__ = ["AveragingGroup"]
 
@@ -40,6 +41,7 @@ class AveragingGroup(torch_dist.ProcessGroup):
     def getBackendName(self) -> str:
         return "hotbed"
 
+    @outside_graphs
     def allreduce(self, *arguments: Any) -> Any:
         future = self._group.allreduce(*arguments).get_future()
         # The last to let go of a group must not be its own thread, which would wait for itself: a
@@ -52,10 +54,12 @@ class AveragingGroup(torch_dist.ProcessGroup):
         if before is not None:
             before()
 
+    @outside_graphs
     def allgather(self, *arguments: Any) -> Any:
         self.meet()
         return self._group.allgather(*arguments)
 
+    @outside_graphs
     def broadcast(self, *arguments: Any) -> Any:
         self.meet()
         return self._group.broadcast(*arguments)
