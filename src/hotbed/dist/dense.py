@@ -22,7 +22,7 @@ from hotbed.errors import TableError
 from hotbed.modules.owner import are_tables_left_out
 from hotbed.table.live import live_table
 
-__all__ = ["averaged_dense", "compare_loads", "refuse_options", "replace_forward"]
+__all__ = ["CompareLoads", "averaged_dense", "refuse_options", "replace_forward"]
 
 _OWN = ("self", "module", "process_group", "device_ids", "output_device", "device_mesh")
 """Arguments of DistributedDataParallel that `hotbed.distribute` gives, or that hosts have not."""
@@ -114,24 +114,28 @@ def replace_forward(
     model.__dict__.update(forward=forward, no_sync=no_sync)
 
 
-def compare_loads(model: nn.Module, ranks: Ranks) -> None:
-    """From now on, have ranks compare the dense parameters that a state_dict gives the model, before they are
-    loaded. `model`: has tables, so that all ranks load it together."""
+class CompareLoads:
+    """Hook of a distributed model that compares, on all ranks, the dense parameters that a state_dict gives
+    it, before they are loaded."""
 
-    def before_load(state: Mapping[str, object], prefix: str, *_: object) -> None:
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+
+    def __call__(
+        self, model: nn.Module, state: Mapping[str, object], prefix: str, *_: object
+    ) -> None:
         if are_tables_left_out():  # by hotbed.load, which reads one file on all ranks
             return
-        kept = itself()
-        assert kept is not None, "its load is called"
-        dense = [name for name, p in kept.named_parameters() if live_table(p) is None]
+        dense = [name for name, p in model.named_parameters() if live_table(p) is None]
         given = {name: state.get(prefix + name) for name in dense}
-        with ranks.reporting("a load of rows"):
+        with self._ranks.reporting("a load of rows"):
             declared = of_loaded({n: v for n, v in given.items() if isinstance(v, Tensor)})
-        ranks.handshake("a load of rows", declared=declared)
+        self._ranks.handshake("a load of rows", declared=declared)
 
-    itself = weakref.ref(model)
-    # Its public name came after torch 2.5, and would give it the module.
-    model._register_load_state_dict_pre_hook(before_load)  # type: ignore[no-untyped-call]
+    def watch(self, model: nn.Module) -> None:
+        """Register the hook. `model`: has tables, so that all ranks load it together."""
+        # The public name of it came after torch 2.5.
+        model._register_load_state_dict_pre_hook(self, with_module=True)  # type: ignore[no-untyped-call]
 
 
 def _averaged(

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from hotbed.dist.batch import ShardedLookups
 from hotbed.dist.declarations import of_arguments, of_model, of_plan
 from hotbed.dist.delivery import deliver
-from hotbed.dist.dense import averaged_dense, compare_loads, refuse_options, replace_forward
+from hotbed.dist.dense import CompareLoads, averaged_dense, refuse_options, replace_forward
 from hotbed.dist.errors import PeerError
 from hotbed.dist.exchange import order_by_owner, send_ids
 from hotbed.dist.place import Sharded
@@ -134,7 +134,7 @@ def distribute(
     share_tables(model, chosen, ranks)
     replace_forward(model, ranks, dense)
     if chosen is not None:
-        compare_loads(model, ranks)
+        CompareLoads(ranks).watch(model)
     watch_scalers()
     model.__dict__[_ATTRIBUTE] = Sharing(ranks, chosen, dense)
     return model
