@@ -157,6 +157,7 @@ def test_looking_in_from_outside() -> None:
     assert collection.lookup("user", ids([7, -1])).tolist() == [[3, 4, 5], [6, 7, 8]]
     assert collection.lookup("user", [7]).tolist() == [[3, 4, 5]]
     assert collection.lookup("user", []).shape == (0, 3)
+    collection.assign("user", [], [])
     assert collection.count("user") == len(rows.ids) + 2
     memory = collection.memory()
     assert memory["item"]["rows"] == 20 and memory["item"]["weights"] == 20 * 5 * 4

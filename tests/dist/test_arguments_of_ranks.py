@@ -167,6 +167,7 @@ class Kind(Sharding):
         return {
             "nobody": None,
             "text": "x",
+            "huge": Kept(0, table.dim, 10**20 + rank, world_size),
             "everybody": Kept(0, table.dim),
         }.get(self.fault_in, Kept(*columns.get(self.fault_in, (0, table.dim)), *cut, owns))  # type: ignore[return-value]
 
@@ -176,6 +177,7 @@ class Kind(Sharding):
         right = ids % world_size
         found: Any = {
             "swapped": (right + 1) % world_size,
+            "rarely": torch.where((ids > 3000) & (ids < 3010), (right + 1) % world_size, right),
             "outside": right + 1,
             "list": right.tolist(),
             "short": right[1:],
@@ -183,7 +185,8 @@ class Kind(Sharding):
         return found
 
     def owner_rule(self, table: Shape) -> _core.OwnerRule | None:
-        return None if self.fault_in == "undealt" else _core.OwnerRule.given
+        rules = {"undealt": None, "hashed": _core.OwnerRule.hash}
+        return rules.get(self.fault_in, _core.OwnerRule.given)
 
     def described(self, table: Shape) -> tuple[str, str]:
         return "kind", "all"
@@ -196,6 +199,8 @@ CUTS = {
     "negative": "no part of 4 columns",
     "empty": "no part of 4 columns",
     "text": "must return a Kept",
+    "huge": "first must be in [0, 2**63)",
+    "hashed": "owner_rule() = OwnerRule.hash",
     "everybody": "to 2 ranks",
     "swapped": "and kept() does not",
     "outside": "outside [0, 2)",
@@ -234,6 +239,28 @@ def contradictions(rank: int, world: int, rows: int | None) -> None:
         ids = torch.arange(9)
         whole = hb.EmbeddingCollection(tables, seed=1)
         assert torch.equal(model({"a": ids})["a"], whole({"a": ids})["a"])
+
+
+def rarely_wrong(rank: int, world: int, rows: int | None) -> None:
+    """An owner that is wrong for ids that no check has tried is refused where it is asked."""
+    tables = [hb.Table("a", 4, rows)]
+    model = hb.EmbeddingCollection(tables, seed=1)
+    hb.distribute(model, Plan(tables, world, {"a": Kind("rarely")}))
+    before = model.lookup("a", torch.arange(10))
+    words = "says that rank 1 has id 3002, and kept() does not"
+    for call in (
+        lambda: model({"a": torch.arange(3002, 3009)}),
+        lambda: model.assign("a", torch.arange(3002, 3009), torch.ones(7, 4)),
+        lambda: model.lookup("a", torch.arange(3002, 3009)),
+    ):
+        refused(hb.PlanError, words, call)
+    assert torch.equal(model.lookup("a", torch.arange(10)), before)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("rows", [None, 10**7])
+def test_an_owner_that_is_wrong_for_few_ids(rows: int | None) -> None:
+    run(2, rarely_wrong, rows)
 
 
 @pytest.mark.process

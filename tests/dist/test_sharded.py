@@ -11,7 +11,7 @@ from dist.worlds import run
 
 import hotbed as hb
 from hotbed.dist import ColumnWise, Plan, Replicated, RowWise, Sharding, TableWise
-from hotbed.dist.distribute import shard_tables
+from hotbed.dist.distribute import check_tables, share_tables
 from hotbed.dist.ranks import Ranks
 from hotbed.tables import Table
 
@@ -74,7 +74,8 @@ def loss_of(vectors: dict[str, torch.Tensor], scale: float) -> torch.Tensor:
 def train(rank: int, world: int, deal: str, rule: str, untouched: str) -> None:
     whole, own = collection(), collection()
     ranks = Ranks(shared_memory=untouched == "lazy")
-    shard_tables(own, plan_of(own, deal, world), ranks)
+    check_tables(own, plan_of(own, deal, world), ranks)
+    share_tables(own, plan_of(own, deal, world), ranks)
     options = {"lr": 0.1, "untouched": untouched}
     optimizers = [getattr(hb.optim, rule)(m.parameters(), **options) for m in (whole, own)]
     samples = slice(12 * rank // world, 12 * (rank + 1) // world)

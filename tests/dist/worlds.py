@@ -4,6 +4,7 @@ torch takes them seconds."""
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import tempfile
 import traceback
@@ -92,8 +93,9 @@ def _work(rank: int, world: int, pipe: Connection) -> None:
             torch_dist.barrier()
         except BaseException:
             error = f"rank {rank} of {world}:\n{traceback.format_exc()}"
-        pipe.send(error)
-        torch_dist.destroy_process_group()
+        with contextlib.suppress(Exception):  # where there is none, or another rank is gone
+            torch_dist.destroy_process_group()
+        pipe.send(error)  # behind it, as the folder of its store goes then
 
 
 @atexit.register

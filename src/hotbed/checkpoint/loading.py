@@ -93,12 +93,12 @@ def load(
     with contextlib.ExitStack() as stack:
         # States that are made here are trained with later, where inference tensors could not be.
         stack.enter_context(torch.inference_mode(False))
-        found = ""
         with ranks.reporting(KIND):
             kinds = kinds_of("load_state_dict", optimizer, scheduler, loader)
-            if ranks.rank == 0:
-                found = stack.enter_context(opened(os.fsdecode(path)))
-        refuse_other_arguments("load", {"strict": strict, **kinds}, ranks)
+            renaming, root = Renaming(rename), os.fsdecode(path)
+            found = stack.enter_context(opened(root)) if ranks.rank == 0 else ""
+        arguments = {"path": os.path.normpath(root), "strict": strict, "rename": renaming.given}
+        refuse_other_arguments("load", {**arguments, **kinds}, ranks)
         folder = ranks.values_of_all(KIND, found)[0]
         changes = Changes(folder, tables.values())
         stack.enter_context(changes.kept_from_use_if_failed(ranks))
@@ -108,7 +108,7 @@ def load(
         manifest = read_manifest(folder)
         try:
             given = [several(one, "load_state_dict") for one in (optimizer, scheduler, loader)]
-            loading = _Loading(folder, manifest, model, given[0], strict, Renaming(rename), changes)
+            loading = _Loading(folder, manifest, model, given[0], strict, renaming, changes)
             loading.load_values(*given[1:])
             loading.load_rows()
             if optimizer is not None and "random" in loading.values:

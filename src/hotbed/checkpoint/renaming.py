@@ -24,6 +24,7 @@ class Renaming:
             raise CheckpointError(
                 f"rename must be a dict of prefixes as saved to prefixes in the model, got {given!r}."
             )
+        self.given = dict(given)
         self._prefixes: list[tuple[str, str]] = sorted(
             given.items(), key=lambda pair: -len(pair[0])
         )

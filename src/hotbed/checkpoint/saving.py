@@ -100,9 +100,8 @@ def save(
                     "after step(), or call zero_grad() to give it up."
                 )
         kinds = kinds_of("state_dict", optimizer, scheduler, loader)
-        refuse_other_arguments(
-            "save", {"step": step, "states": states, "keep": keep, **kinds}, ranks
-        )
+        arguments = {"path": os.path.normpath(root), "step": step, "states": states, "keep": keep}
+        refuse_other_arguments("save", {**arguments, **kinds}, ranks)
         values, tensors = _values_of(model, optimizer, scheduler, loader, ranks)
         own = own_tables(tables, ranks)
         entries = entries_of(tables, own, ranks, states=states)

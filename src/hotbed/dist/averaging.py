@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch.distributed as torch_dist
@@ -11,6 +12,7 @@ from torch._C import _distributed_c10d
 
 from hotbed.dist.ranks import Ranks
 from hotbed.dist.timeouts import BACKWARD
+from hotbed.ops.outside_graphs import outside_graphs
 
 __all__ = ["AveragingGroup"]
 
@@ -19,12 +21,17 @@ _work_of: Any = getattr(_distributed_c10d, "_create_work_from_future")  # noqa: 
 
 class AveragingGroup(torch_dist.ProcessGroup):
     """A group of Gloo whose all-reduce says what the ranks wait for where one is gone, or waits elsewhere.
-    ``loss.backward()`` raises it as a RuntimeError of torch's."""
+    ``loss.backward()`` raises it as a RuntimeError of torch's.
+
+    Attributes:
+        before_first: called before the ranks first do something in it; None: they have.
+    """
 
     def __init__(self, group: torch_dist.ProcessGroup, ranks: Ranks) -> None:
         made: Any = super().__init__  # whose type knows one of its two forms
         made(torch_dist.get_rank(group), torch_dist.get_world_size(group))
         self._group, self._ranks = group, weakref.ref(ranks)
+        self.before_first: Callable[[], object] | None = None
 
     @classmethod
     def over(cls, group: torch_dist.ProcessGroup, ranks: Ranks) -> torch_dist.ProcessGroup:
@@ -34,16 +41,27 @@ class AveragingGroup(torch_dist.ProcessGroup):
     def getBackendName(self) -> str:
         return "hotbed"
 
+    @outside_graphs
     def allreduce(self, *arguments: Any) -> Any:
         future = self._group.allreduce(*arguments).get_future()
         # The last to let go of a group must not be its own thread, which would wait for itself: a
         # callback runs there, and so keeps none.
         return _work_of(future.then(functools.partial(_finished, self._ranks)))
 
+    def meet(self) -> None:
+        """Call `before_first`, once."""
+        before, self.before_first = self.before_first, None
+        if before is not None:
+            before()
+
+    @outside_graphs
     def allgather(self, *arguments: Any) -> Any:
+        self.meet()
         return self._group.allgather(*arguments)
 
+    @outside_graphs
     def broadcast(self, *arguments: Any) -> Any:
+        self.meet()
         return self._group.broadcast(*arguments)
 
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
 
+from hotbed.dist.declarations import Declaration, of_clipping
 from hotbed.dist.gradients import collect, waiting_of
 from hotbed.dist.handshake import Handshake
 from hotbed.dist.ranks import Ranks
 from hotbed.dist.shards import TableOnRanks
-from hotbed.table.clipping import Gradient
+from hotbed.table.clipping import ClippingCall, Gradient
 from hotbed.table.gradients import norm_of_rows
 from hotbed.table.live import LiveTable
 
@@ -93,10 +94,12 @@ class ShardedGradient:
         self._together, self._table = together, table
 
     @classmethod
-    def every(cls, ranks: Ranks, tables: Sequence[TableOnRanks]) -> list[Gradient | None]:
-        """Brings the gradients of tables to their owners."""
+    def every(
+        cls, ranks: Ranks, tables: Sequence[TableOnRanks], call: ClippingCall
+    ) -> list[Gradient | None]:
+        """Bring the gradients of tables to their owners."""
         with ranks.reporting(SUM):
-            _, collected = collect(ranks, SUM, tables)
+            _, collected = collect(ranks, SUM, tables, declared=of_clipping(call))
         ranks.vote(SUM, fault=collected.fault)
         collected.keep()
         together = Together(ranks, collected.tables)
@@ -113,13 +116,29 @@ class ShardedGradient:
         self._together.change(CLAMP, limit, self._table)
 
 
-def look_for_infinities(ranks: Ranks, tables: Sequence[TableOnRanks], factor: Tensor) -> bool:
-    """Return True if a gradient has a NaN or an infinity on any rank, and scale those that clipping has
-    brought to their owners by `factor`, as GradScaler scales those that it sees. Called by all ranks."""
-    grads = [live.waiting.look(live.parameter) for live in tables]
-    rows = [grad._values() for grad in grads if grad is not None]
-    ranks.handshake(LOOK, _bits([float(factor)]), [live.place.number for live in tables])
-    return _any_infinite(ranks, [*rows, *_scaled_at_owners(tables, float(factor))])
+def look_for_infinities(
+    ranks: Ranks,
+    tables: Sequence[TableOnRanks],
+    factor: float,
+    declared: Declaration,
+    unscale: Callable[[], bool],
+) -> bool:
+    """Return True if a gradient has a NaN or an infinity on any rank. Called by all ranks.
+
+    Args:
+        factor: by which gradients are scaled that clipping has brought to their owners.
+        declared: what must be alike on all ranks.
+        unscale: scales all other gradients; returns True if one of them has a NaN or an infinity.
+    """
+    ranks.handshake(
+        LOOK, _bits([factor]), [live.place.number for live in tables], declared=declared
+    )
+    with ranks.reporting(LOOK):
+        is_bad = unscale()
+        grads = [live.waiting.look(live.parameter) for live in tables]
+        rows = [grad._values() for grad in grads if grad is not None]
+        rows += _scaled_at_owners(tables, factor)
+    return _any_infinite(ranks, rows, is_bad)
 
 
 def serve_infinities(ranks: Ranks, opened: Handshake) -> None:
@@ -131,10 +150,10 @@ def serve_infinities(ranks: Ranks, opened: Handshake) -> None:
     )
 
 
-def _any_infinite(ranks: Ranks, rows: Iterable[Tensor]) -> bool:
-    """Return True if these rows of any rank have a NaN or an infinity. Called by all ranks, those without a
-    batch among them, whose shards may have some."""
-    bad = any(not bool(torch.isfinite(some).all()) for some in rows)
+def _any_infinite(ranks: Ranks, rows: Iterable[Tensor], is_bad: bool = False) -> bool:
+    """Return True if these rows of any rank have a NaN or an infinity, or any rank knows of one elsewhere
+    (`is_bad`). Called by all ranks, those without a batch among them, whose shards may have some."""
+    bad = is_bad or any(not bool(torch.isfinite(some).all()) for some in rows)
     return bool(ranks.handshake(LOOK, [int(bad)]).values.any())
 
 

@@ -17,14 +17,17 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from hotbed.digests import digest_of
 from hotbed.dist.errors import PeerError
 from hotbed.dist.row_codecs import CODECS, ByRow
 from hotbed.errors import HotbedError, PlanError
 from hotbed.modules.owner import owners_of
 from hotbed.optim.base import TableOptimizer
 from hotbed.optim.dense import LR_RATIO
+from hotbed.optim.loaded import digest_of_load
 from hotbed.optim.options import Number
 from hotbed.sharding import Sharding
+from hotbed.table.clipping import ClippingCall
 from hotbed.table.live import live_table
 from hotbed.tables import Table
 
@@ -33,15 +36,20 @@ __all__ = [
     "differences",
     "in_words",
     "of_arguments",
+    "of_clipping",
+    "of_loaded",
     "of_model",
     "of_optimizer",
     "of_plan",
+    "of_scaler",
 ]
 
 _names: MutableMapping[Tensor, str] = WeakTensorKeyDictionary()
 """Of dense parameters of distributed models."""
 _MOST_NAMED = 3
 """Differences that an error names."""
+_DIGITS = 12
+"""Of a digest in an error."""
 
 
 class Declaration:
@@ -117,8 +125,8 @@ def of_arguments(
 
 
 def of_model(model: nn.Module, tables: Sequence[Table]) -> Declaration:
-    """The tables, which features they serve, and the dense parameters. Keys are not in it: all ranks take
-    those of rank 0.
+    """Declare the tables, which features they serve, dense parameters and buffers. Keys are not in it: all
+    ranks take those of rank 0.
 
     Args:
         tables: of the model, as a plan has them.
@@ -136,9 +144,41 @@ def of_model(model: nn.Module, tables: Sequence[Table]) -> Declaration:
         values[f"features{at}"] = in_words(features)
     for name, parameter in model.named_parameters():
         if live_table(parameter) is None:
-            values[f"parameter {name!r}"] = _shape(parameter)
+            values[f"parameter {name!r}"] = _shape(parameter) + _layout(parameter)
             _names[parameter] = name
+    buffers = dict(model.named_buffers())
+    for name, buffer in buffers.items():
+        values[f"buffer {name!r}"] = f"{in_words(buffer.dtype)} {tuple(buffer.shape)}"
+    values["the order of buffers"] = in_words(list(buffers))  # in which they travel
     return Declaration(values, "All ranks must make the same model.")
+
+
+def of_clipping(call: ClippingCall) -> Declaration:
+    """Declare a call of clipping, and which dense parameters have a gradient."""
+    values = {
+        f"{name} of {call.function}": in_words(given) for name, given in call.arguments.items()
+    }
+    dense = [f"{_names.get(one, '')} {_shape(one)}".lstrip() for one in call.dense]
+    values[f"dense gradients that {call.function} is given"] = in_words(dense)
+    return Declaration(values, f"Call {call.function} alike on all ranks.")
+
+
+def of_scaler(state: Mapping[str, object]) -> Declaration:
+    """Declare the state_dict of a GradScaler."""
+    values = {
+        f"{name.lstrip('_')} of the GradScaler": in_words(value) for name, value in state.items()
+    }
+    return Declaration(values, "All ranks must make and update the same GradScaler.")
+
+
+def of_loaded(loaded: Mapping[str, Tensor]) -> Declaration:
+    """Declare values of dense parameters that are about to be loaded, by name."""
+    values = {
+        f"{name!r} in the state_dict": f"{in_words(value.dtype)} {tuple(value.shape)} with digest "
+        f"{digest_of(value)[:_DIGITS]}"
+        for name, value in loaded.items()
+    }
+    return Declaration(values, "Load the same state_dict on all ranks.")
 
 
 def of_optimizer(optimizer: TableOptimizer) -> Declaration:
@@ -165,6 +205,7 @@ class _Options:
     def declaration(self, optimizer: TableOptimizer) -> Declaration:
         sizes = [len(group["params"]) for group in optimizer.param_groups]
         values = [value for _, _, value in self._of_groups(optimizer)]
+        values.append(digest_of_load(optimizer))
         same = len(values) == len(self._values) and all(map(operator.is_, values, self._values))
         if self._declaration is None or sizes != self._sizes or not same:
             self._sizes, self._values = sizes, values
@@ -205,6 +246,8 @@ class _Options:
             shapes = [f"{_names.get(one, '')} {_shape(one)}".lstrip() for one in dense]
             values[f"tables of group {index}"] = in_words(names)
             values[f"dense parameters of group {index}"] = in_words(shapes)
+        if loaded := digest_of_load(optimizer):
+            values["the digest of the state that was loaded last"] = loaded[:_DIGITS]
         for name, at, value in self._of_groups(optimizer):
             values[f"{name} of group {'.'.join(map(str, at))}"] = in_words(value)
         return Declaration(values, "All ranks must make the same optimizer.")
@@ -237,3 +280,9 @@ def in_words(value: Any) -> str:
 def _shape(parameter: Tensor) -> str:
     trained = "" if parameter.requires_grad else ", not trained"
     return f"{in_words(parameter.dtype)} {tuple(parameter.shape)}{trained}"
+
+
+def _layout(parameter: Tensor) -> str:
+    """Return ", strides ..." of a parameter that is not contiguous, and nothing of others."""
+    plain = parameter.layout != torch.strided or parameter.is_contiguous()
+    return "" if plain else f", strides {parameter.stride()}"

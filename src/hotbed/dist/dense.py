@@ -11,19 +11,23 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch.distributed as torch_dist
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from hotbed.dist.averaging import AveragingGroup
+from hotbed.dist.declarations import of_loaded
 from hotbed.dist.ranks import Ranks
 from hotbed.dist.wire import group_of
 from hotbed.errors import TableError
+from hotbed.modules.owner import are_tables_left_out
 from hotbed.table.live import live_table
 
-__all__ = ["average_dense", "refuse_options"]
+__all__ = ["CompareLoads", "averaged_dense", "refuse_options", "replace_forward"]
 
 _OWN = ("self", "module", "process_group", "device_ids", "output_device", "device_mesh")
 """Arguments of DistributedDataParallel that `hotbed.distribute` gives, or that hosts have not."""
+_MOST_OF_ERROR = 300
+"""Characters of an error of torch's, which may repeat a long value."""
 
 
 def refuse_options(given: object) -> None:
@@ -72,21 +76,29 @@ def _forward_of(model: nn.Module) -> Callable[..., object]:
     return forward
 
 
-def average_dense(
+def averaged_dense(
     model: nn.Module, ranks: Ranks, options: Mapping[str, Any]
 ) -> DistributedDataParallel | None:
-    """Has gradients of dense parameters averaged over the ranks, and gives these the values of rank 0. The
-    model stays the same object, with ``no_sync()``. Called by all ranks.
+    """Return what averages gradients of dense parameters over the ranks; None where none is trained. These
+    get the values of rank 0. Called by all ranks.
 
     Args:
         options: of DistributedDataParallel.
 
-    Returns:
-        What does it; None where no dense parameter is trained.
+    Raises:
+        TableError: DistributedDataParallel refuses one.
+        PeerError: on another rank.
     """
     tables = {n for n, p in model.named_parameters() if live_table(p) is not None}
     dense = [p for n, p in model.named_parameters() if n not in tables and p.requires_grad]
-    averaged = _averaged(model, tables, ranks, options) if dense else None
+    return _averaged(model, tables, ranks, options) if dense else None
+
+
+def replace_forward(
+    model: nn.Module, ranks: Ranks, averaged: DistributedDataParallel | None
+) -> None:
+    """Have the model's forward call `averaged`, the result of `averaged_dense`. The model stays the same
+    object, with ``no_sync()``."""
     called: Callable[..., object] = averaged or _forward_of(model)
 
     @functools.wraps(type(model).forward)
@@ -100,7 +112,30 @@ def average_dense(
         return averaged.no_sync() if averaged else contextlib.nullcontext()
 
     model.__dict__.update(forward=forward, no_sync=no_sync)
-    return averaged
+
+
+class CompareLoads:
+    """Hook of a distributed model that compares, on all ranks, the dense parameters that a state_dict gives
+    it, before they are loaded."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+
+    def __call__(
+        self, model: nn.Module, state: Mapping[str, object], prefix: str, *_: object
+    ) -> None:
+        if are_tables_left_out():  # by hotbed.load, which reads one file on all ranks
+            return
+        dense = [name for name, p in model.named_parameters() if live_table(p) is None]
+        given = {name: state.get(prefix + name) for name in dense}
+        with self._ranks.reporting("a load of rows"):
+            declared = of_loaded({n: v for n, v in given.items() if isinstance(v, Tensor)})
+        self._ranks.handshake("a load of rows", declared=declared)
+
+    def watch(self, model: nn.Module) -> None:
+        """Register the hook. `model`: has tables, so that all ranks load it together."""
+        # The public name of it came after torch 2.5.
+        model._register_load_state_dict_pre_hook(self, with_module=True)  # type: ignore[no-untyped-call]
 
 
 def _averaged(
@@ -120,6 +155,20 @@ def _averaged(
     )
     ranks.inside_forward = False
     averaging = AveragingGroup.over(group, ranks)
-    averaged = DistributedDataParallel(called, process_group=averaging, **options)
+    met = functools.partial(ranks.handshake, "a distribution")
+    if isinstance(averaging, AveragingGroup):
+        averaging.before_first = met
+    with ranks.reporting("a distribution"):
+        try:
+            averaged = DistributedDataParallel(called, process_group=averaging, **options)
+        except (AttributeError, TypeError, ValueError) as error:
+            text = str(error)[:_MOST_OF_ERROR]
+            raise TableError(
+                f"DistributedDataParallel refuses a value of ddp={list(options)}: {text}"
+            ) from error
+    if isinstance(averaging, AveragingGroup):
+        averaging.meet()
+    else:
+        met()
     averaged.__dict__.update(process_group=group, averaging=averaging)  # which is to live as long
     return averaged

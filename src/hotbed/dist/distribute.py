@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from hotbed.dist.batch import ShardedLookups
 from hotbed.dist.declarations import of_arguments, of_model, of_plan
 from hotbed.dist.delivery import deliver
-from hotbed.dist.dense import average_dense, refuse_options
+from hotbed.dist.dense import CompareLoads, averaged_dense, refuse_options, replace_forward
 from hotbed.dist.errors import PeerError
 from hotbed.dist.exchange import order_by_owner, send_ids
 from hotbed.dist.place import Sharded
@@ -39,7 +39,7 @@ from hotbed.table.state_dict import signed_key
 from hotbed.table.with_handle import unregister
 from hotbed.tables import Table, part_of
 
-__all__ = ["Sharing", "distribute", "shard_tables", "sharing_of"]
+__all__ = ["Sharing", "distribute", "check_tables", "share_tables", "sharing_of"]
 
 _ATTRIBUTE = "_hotbed_sharing"
 _DEFAULT_TIMEOUT = 30.0
@@ -128,10 +128,14 @@ def distribute(
         specs = tables_to_plan(model).values()
         declared = of_arguments(codecs._asdict(), ddp or {}, specs)
     ranks.handshake("a distribution", declared=declared)
-    shard_tables(model, chosen, ranks)
-    watch_scalers()
+    check_tables(model, chosen, ranks)
     with ranks.listening("hotbed.distribute"):
-        dense = average_dense(model, ranks, ddp or {})
+        dense = averaged_dense(model, ranks, ddp or {})  # which may yet refuse its options
+    share_tables(model, chosen, ranks)
+    replace_forward(model, ranks, dense)
+    if chosen is not None:
+        CompareLoads(ranks).watch(model)
+    watch_scalers()
     model.__dict__[_ATTRIBUTE] = Sharing(ranks, chosen, dense)
     return model
 
@@ -154,12 +158,12 @@ def _chosen(model: nn.Module, plan: Plan | str, ranks: Ranks) -> Plan | None:
     return plan
 
 
-def shard_tables(model: nn.Module, plan: Plan | None, ranks: Ranks) -> None:
-    """Gives each rank its shards of every table of a model, with the rows that rank 0 has. Called by all
-    ranks.
+def check_tables(model: nn.Module, plan: Plan | None, ranks: Ranks) -> None:
+    """Raise an error on all ranks where a plan, the model of a rank or its tables cannot be shared. Called
+    by all ranks.
 
     Args:
-        plan: the same on all ranks, with as many ranks as there are; None: there are no tables.
+        plan: None: there are no tables.
 
     Raises:
         OptimizerError, PlanError, TableError, PeerError: before anything has changed.
@@ -176,6 +180,17 @@ def shard_tables(model: nn.Module, plan: Plan | None, ranks: Ranks) -> None:
         declared = of_model(model, list(tables.values())), of_plan(shardings)
     for each in declared:
         ranks.handshake("a distribution", declared=each)
+
+
+def share_tables(model: nn.Module, plan: Plan | None, ranks: Ranks) -> None:
+    """Give each rank its shards of every table of a model, with the rows that rank 0 has. Called by all
+    ranks, which have called `check_tables` with the same.
+
+    Raises:
+        HotbedError: rows have no room on a rank.
+        PeerError: on another rank.
+    """
+    tables = tables_to_plan(model)
     keys = [signed_key(live.key) for live in tables]
     changed = [int(_has_rows(live)) for live in tables]
     of_first = ranks.handshake("a distribution", [*keys, *changed]).values[0].tolist()
@@ -201,6 +216,11 @@ def _refuse(tables: Mapping[LiveTable, Table], plan: Plan, ranks: Ranks) -> None
                 f"Table {live.name!r} has an optimizer. Distribute the model first, then make the optimizer."
             )
         live.place.refuse_to_share()
+        if live.has_gradient:
+            raise TableError(
+                f"Table {live.name!r} has a gradient, which would be lost as its rows come to other ranks. "
+                "Call hotbed.distribute before the first backward, or zero_grad() before it."
+            )
         named = plan.tables.get(spec.name)
         if named is None or (named.dim, named.rows) != (live.spec.dim, live.spec.rows):
             raise PlanError(f"The plan is not for this model: it has no such table {spec.name!r}.")

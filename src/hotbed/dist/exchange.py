@@ -33,7 +33,7 @@ from hotbed.dist.layout import Layout
 from hotbed.dist.ranks import Ranks
 from hotbed.dist.row_codecs.codec import RowCodec, Travel
 from hotbed.dist.shards import ShardedPlace
-from hotbed.errors import PlanError, TableError
+from hotbed.errors import TableError
 from hotbed.group.lookup import looked_up
 from hotbed.inputs.bags import FlatIds
 from hotbed.table.gradients import GradientRows
@@ -106,29 +106,12 @@ def order_by_owner(
     ordered, new_positions = (
         torch.empty(sum(counts), dtype=torch.int64, device="cpu") for _ in range(2)
     )
-    for t, kind, spec in layout.owners_by_kind:
-        begin, end = sum(counts[:t]), sum(counts[: t + 1])
-        owners = kind.owner_of(spec, ids[begin:end].clone(), ranks.size)
-        if not isinstance(owners, Tensor):
-            raise PlanError(
-                f"Table {spec.name!r}: owner_of() of sharding {kind.name!r} must return a tensor, got "
-                f"{type(owners).__qualname__}."
-            )
-        if owners.dtype != torch.int64 or owners.shape != (counts[t],):
-            raise PlanError(
-                f"Table {spec.name!r}: owner_of() of sharding {kind.name!r} must return ({counts[t]},) "
-                f"int64 ranks; got {tuple(owners.shape)} {owners.dtype}."
-            )
-        new_positions[begin:end] = owners
-    try:
-        numbers = layout.core.order_by_owner(
-            ids.data_ptr(), counts, ordered.data_ptr(), new_positions.data_ptr()
-        )
-    except ValueError as error:  # of owners that a kind has named
-        named = ", ".join(repr(spec.name) for _, _, spec in layout.owners_by_kind)
-        raise PlanError(
-            f"owner_of() of the sharding of one of the tables {named}: {error}."
-        ) from None
+    for named in layout.named_owners:
+        begin, end = sum(counts[: named.table]), sum(counts[: named.table + 1])
+        new_positions[begin:end] = named.of(ids[begin:end])
+    numbers = layout.core.order_by_owner(
+        ids.data_ptr(), counts, ordered.data_ptr(), new_positions.data_ptr()
+    )
     return IdsByOwner(layout, ordered, counts, new_positions, numbers)
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from hotbed.dist.declarations import Declaration
-from hotbed.dist.errors import is_known_to_all
+from hotbed.dist.errors import PeerError, is_known_to_all
 from hotbed.dist.exchange import Given, give
 from hotbed.dist.exchanged_values import Lookup
 from hotbed.dist.handshake import Handshake
@@ -18,13 +19,15 @@ from hotbed.dist.shards import ShardedPlace, TableOnRanks
 from hotbed.errors import TableError
 from hotbed.places.host.step import rows_of
 from hotbed.table.gradients import (
+    Function,
     GradientRows,
+    Keywords,
     TableGradient,
     WaitingGradient,
     set_gradient,
     stored_gradient,
 )
-from hotbed.table.handles import OpenHandle
+from hotbed.table.handles import OpenHandle, instances, touches_rows
 from hotbed.table.live import LiveTable
 
 __all__ = [
@@ -58,6 +61,12 @@ class WaitingOnRanks(WaitingGradient):
         self.collected = False
         for live in self._place.own.values():
             live.drop_gradient()
+
+    def replace(self, handle: Tensor, grad: Tensor | None) -> None:
+        is_same = grad is not None and grad is stored_gradient(handle)
+        super().replace(handle, grad)
+        if self.collected and not is_same:
+            self.drop_collected()
 
     def give_away(self, handle: Tensor) -> None:
         """The owners have it."""
@@ -212,6 +221,7 @@ def _brought(
         if of_table[-1]:
             kept.add(live)
     found = Collected(stepped, kept)
+    found.fault = _fault_of_kept(opened, tables, flags)
     numbers = [live.place.number for live in tables]
     for at, lookup in enumerate(opened.waiting):
         position = lookup.layout.position
@@ -233,21 +243,85 @@ def _brought(
     return found
 
 
+def _fault_of_kept(
+    opened: Handshake, tables: Sequence[TableOnRanks], flags: Tensor
+) -> PeerError | None:
+    """Return the error where one rank has given up a clipped gradient that another has not."""
+    kept = flags.view(len(flags), len(tables), -1)[:, :, -1].bool().tolist()
+    with_batch = [rank for rank, ended in enumerate(opened.ended) if not ended]
+    for live, *of_ranks in zip(tables, *(kept[rank] for rank in with_batch), strict=True):
+        if len(set(of_ranks)) > 1:
+            gave_up, has = (with_batch[of_ranks.index(one)] for one in (False, True))
+            return PeerError(
+                f"Rank {gave_up} has given up the clipped gradient of table {live.name!r}, and rank {has} "
+                "has not. Call zero_grad() on all ranks, or on none, between clipping and a step."
+            )
+    return None
+
+
 class _OfThisRank(TableGradient):
-    """Gradients of this rank's batches alone, by which torch must not clip."""
+    """Gradients of this rank's batches alone, by which torch must not clip.
+
+    Attributes:
+        handle: of the table, as long as this is its gradient.
+    """
+
+    handle: weakref.ref[SharedHandle]
 
     @classmethod
     def __torch_function__(
-        cls, func: Any, types: Any, args: Iterable[Any] = (), kwargs: Any = None
-    ) -> Any:
+        cls, func: Function, types: object, args: Iterable[object] = (), kwargs: Keywords = None
+    ) -> object:
         if func in _NOT_OF_A_PART:
             raise TableError(
                 f"{func.__name__} of this rank's part of a gradient says nothing of the whole, and each rank "
                 "would clip by another number. Clip with hotbed.nn.clip_grad_norm_ or clip_grad_value_."
             )
+        grad = next(instances(tuple(args), _OfThisRank), None)
+        handle = grad.handle() if grad is not None and hasattr(grad, "handle") else None
+        if handle is not None and handle.waiting.collected:
+            if func is Tensor.zero_:
+                handle.waiting.zero(handle)
+                return grad
+            cls.refuse_at_owners(func, handle)
         return super().__torch_function__(func, types, args, kwargs)
 
+    @classmethod
+    def refuse_at_owners(cls, func: Function, handle: SharedHandle) -> None:
+        """Raise TableError for functions that would miss what clipping has brought to the owners."""
+        if func.__name__.endswith("_") and touches_rows(func):
+            raise _at_owners(func, handle)
 
+
+class _AtOwners(_OfThisRank):
+    """Stands for a gradient that clipping has brought to its owners. It has no rows here."""
+
+    @classmethod
+    def of(cls, handle: SharedHandle) -> Tensor:
+        table = handle.hotbed_table
+        slots = torch.empty(0, dtype=torch.int64, device="cpu")
+        rows = torch.empty((0, table.spec.dim), dtype=table.compute_dtype, device="cpu")
+        made = cls.over(slots, rows, handle.shape, ())
+        assert isinstance(made, cls)
+        made.handle = weakref.ref(handle)
+        return made
+
+    @classmethod
+    def refuse_at_owners(cls, func: Function, handle: SharedHandle) -> None:
+        if touches_rows(func) and func.__name__ not in _PARTS_OF_SPARSE:
+            raise _at_owners(func, handle)
+
+
+def _at_owners(func: Function, handle: SharedHandle) -> TableError:
+    return TableError(
+        f"{func.__name__} of the gradient of table {handle.hotbed_table.name!r}: clipping has brought it to "
+        "the ranks that own its rows, where it waits for step() or zero_grad(). Read or change gradients "
+        "before they are clipped."
+    )
+
+
+_PARTS_OF_SPARSE = {"_values", "_indices", "_nnz", "sparse_dim", "dense_dim"}
+"""Functions of a sparse tensor that may show that there are no rows; a GradScaler asks for the first."""
 _NOT_OF_A_PART = {
     *(torch.linalg.vector_norm, torch.norm, Tensor.norm, torch.linalg.norm),
     *(torch.clamp, Tensor.clamp, Tensor.clamp_, Tensor.clip, Tensor.clip_),
@@ -261,15 +335,20 @@ class SharedHandle(OpenHandle):
 
     @property
     def grad(self) -> Tensor | None:
-        """Gradient of this rank's batches."""
+        """Gradient of this rank's batches; without rows once clipping has brought it to the owners."""
         found = self.waiting.look(self)
+        if found is None and self.waiting.collected:
+            return _AtOwners.of(self)
         if type(found) is TableGradient:
             found.__class__ = _OfThisRank
+            assert isinstance(found, _OfThisRank)
+            found.handle = weakref.ref(self)
         return found
 
     @grad.setter
     def grad(self, value: Tensor | None) -> None:
-        self.waiting.replace(self, value)
+        if not isinstance(value, _AtOwners):  # which stands for what there is
+            self.waiting.replace(self, value)
 
     @grad.deleter
     def grad(self) -> None:

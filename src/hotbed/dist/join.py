@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import threading
 from collections.abc import Callable, Mapping
-from typing import cast
 
 import torch
 import torch.distributed as torch_dist
@@ -17,14 +16,16 @@ from hotbed.dist.batch import serve_lookup, serve_rows
 from hotbed.dist.clipping import CHANGE, NORM, SUM, Together, serve_infinities
 from hotbed.dist.distribute import Sharing, sharing_of
 from hotbed.dist.errors import PeerError, PeerLost, is_known_to_all
-from hotbed.dist.gradients import serve_collect
+from hotbed.dist.gradients import serve_collect, waiting_of
 from hotbed.dist.handshake import ENDED, MERGE, Handshake
 from hotbed.dist.merging import serve_merge
 from hotbed.dist.participant import serve_step
 from hotbed.dist.ranks import Ranks
+from hotbed.dist.shards import TableOnRanks
 from hotbed.dist.wire import group_of
 from hotbed.errors import TableError
 from hotbed.optim.base import TableOptimizer
+from hotbed.optim.guards import table_optimizers
 
 __all__ = ["joinables"]
 
@@ -42,7 +43,8 @@ def joinables(model: nn.Module) -> list[Joinable]:
     ...         optimizer.step(); optimizer.zero_grad()
 
     A rank whose loader has ended takes part in the others' steps with no samples. Gradients are divided by
-    the number of all ranks. When all have ended, each has the dense layers of the one that ended last.
+    the number of all ranks. When all have ended, each has the dense layers of the one that ended last, and
+    their states in Hotbed optimizers; those in torch's own stay as they are.
 
     Args:
         model: as `distribute` returned it.
@@ -56,10 +58,11 @@ def joinables(model: nn.Module) -> list[Joinable]:
             f"This {type(model).__name__} is not distributed, or is a part of what is. hotbed.dist.joinables "
             "takes what hotbed.distribute has returned."
         )
-    if sharing.plan is None:  # there is nothing to answer for
-        return [] if sharing.dense is None else [sharing.dense]
     tables = _Tables(sharing)
-    return [tables] if sharing.dense is None else [tables, sharing.dense]
+    if sharing.dense is None:
+        return [] if sharing.plan is None else [tables]
+    # The first tells Join of each forward: tables do, where there are some.
+    return [sharing.dense, tables] if sharing.plan is None else [tables, sharing.dense]
 
 
 class _Tables(Joinable):
@@ -87,8 +90,10 @@ class _Tables(Joinable):
         Join.notify_join_context(self)
 
     def join_hook(self, **options: object) -> JoinHook:
+        if self._sharing.plan is None:
+            return _Aligning(self._sharing)
         self._sharing.ranks.before_forward = self._notify  # anew in each Join
-        return _Serving(self._sharing.ranks)
+        return _Serving(self._sharing)
 
     @property
     def join_device(self) -> torch.device:
@@ -101,14 +106,50 @@ class _Tables(Joinable):
         return self._group
 
 
-def _dense_of(ranks: Ranks) -> list[tuple[Optimizer, list[Tensor]]]:
-    """Return torch's optimizers of dense parameters beside the ranks' tables, with what each steps."""
-    tables = [ranks.table(number) for number in range(len(ranks.tables))]
-    outer = dict.fromkeys(
-        cast(TableOptimizer, t.optimizer) for t in tables if t.optimizer is not None
-    )
-    inners = [inner for one in outer for inner in one.dense_optimizers]
-    return [(one, [p for group in one.param_groups for p in group["params"]]) for one in inners]
+def _dense_of(sharing: Sharing) -> dict[str, tuple[Optimizer, Tensor]]:
+    """Return each dense parameter that a Hotbed optimizer steps beside the model's tables, or in the model,
+    with torch's optimizer of it, by a name that is the same on all ranks."""
+    ranks, dense = sharing.ranks, sharing.dense
+    tables = {table for number in range(len(ranks.tables)) if (table := ranks.tables[number]())}
+    names = {} if dense is None else {p: name for name, p in dense.module.named_parameters()}
+    found: dict[str, tuple[Optimizer, Tensor]] = {}
+    for outer in map(_as_table_optimizer, table_optimizers()):
+        steps_tables = not tables.isdisjoint(outer.tables)
+        for at, inner in enumerate(outer.dense_optimizers):
+            every = [p for group in inner.param_groups for p in group["params"]]
+            for position, parameter in enumerate(every):
+                if parameter in names:
+                    found[names[parameter]] = inner, parameter
+                elif steps_tables:
+                    found[f"{type(outer).__name__} {at} {position}"] = inner, parameter
+    return found
+
+
+def _as_table_optimizer(optimizer: Optimizer) -> TableOptimizer:
+    assert isinstance(optimizer, TableOptimizer)
+    return optimizer
+
+
+def _align_dense_states(sharing: Sharing, is_last: bool) -> None:
+    """Give all ranks the dense states of one that ended last, as they get its dense layers."""
+    ranks, kind = sharing.ranks, "the end"
+    last = ranks.values_of_all(kind, is_last)
+    if all(last):
+        return
+    source = last.index(True)
+    with ranks.reporting(kind):
+        dense = _dense_of(sharing)
+        own = {name: dict(one.state.get(p, {})) for name, (one, p) in dense.items()}
+    received = ranks.values_of_all(kind, own if ranks.rank == source else None)[source]
+    with torch.no_grad():
+        for name in dense.keys() & received.keys():
+            one, parameter = dense[name]
+            _take_state(one.state[parameter], received[name])
+
+
+def _waits_at_owners(live: TableOnRanks | None) -> bool:
+    """Return True if clipping has brought gradients of a table to its owners, for a step."""
+    return live is not None and waiting_of(live).collected
 
 
 def _take_state(own: dict[str, object], given: Mapping[str, object]) -> None:
@@ -122,11 +163,21 @@ def _take_state(own: dict[str, object], given: Mapping[str, object]) -> None:
             own[name] = value
 
 
+class _Aligning(JoinHook):
+    """Brings states of dense layers to ranks that ended early, where there are no tables to answer for."""
+
+    def __init__(self, sharing: Sharing) -> None:
+        self._sharing = sharing
+
+    def post_hook(self, is_last_joiner: bool) -> None:
+        _align_dense_states(self._sharing, is_last_joiner)
+
+
 class _Serving(JoinHook):
     """Answers on a thread, as the main one waits for gradients of dense layers meanwhile."""
 
-    def __init__(self, ranks: Ranks) -> None:
-        self._ranks = ranks
+    def __init__(self, sharing: Sharing) -> None:
+        self._sharing, self._ranks = sharing, sharing.ranks
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
@@ -140,27 +191,20 @@ class _Serving(JoinHook):
     def post_hook(self, is_last_joiner: bool) -> None:
         self._ranks.before_forward = None
         if self._thread is None:
-            self._ranks.handshake("the end")
+            kept = [int(_waits_at_owners(live())) for live in self._ranks.tables]
+            self._ranks.handshake("the end", kept)
         else:
             self._thread.join()
             if self._error is not None:
                 raise self._error
-        self._align_dense_states(is_last_joiner)
+        _align_dense_states(self._sharing, is_last_joiner)
 
-    def _align_dense_states(self, is_last: bool) -> None:
-        """Give all ranks the dense states of one that ended last, as they get its dense layers."""
-        ranks, kind = self._ranks, "the end"
-        last = ranks.values_of_all(kind, is_last)
-        if all(last):
-            return
-        source = last.index(True)
-        with ranks.reporting(kind):
-            own = [[one.state.get(p, {}) for p in some] for one, some in _dense_of(ranks)]
-        received = ranks.values_of_all(kind, own if ranks.rank == source else None)[source]
-        with torch.no_grad():
-            for (one, some), states in zip(_dense_of(ranks), received, strict=True):
-                for parameter, state in zip(some, states, strict=True):
-                    _take_state(one.state[parameter], state)
+    def _align_gradients(self, opened: Handshake) -> None:
+        """Give up the clipped gradients that the ranks with batches have given up after their last step."""
+        for live, kept in zip(self._ranks.tables, opened.values.any(0).tolist(), strict=True):
+            table = live()
+            if table is not None and not kept and _waits_at_owners(table):
+                waiting_of(table).drop_collected()
 
     def _serve(self) -> None:
         answers: dict[str, Callable[[Ranks, Handshake], None]] = {
@@ -179,6 +223,7 @@ class _Serving(JoinHook):
                     with self._ranks.reporting(ENDED):
                         opened = self._ranks.serve()
                         if opened.kind == "the end":
+                            self._align_gradients(opened)
                             return
                         answers[opened.kind](self._ranks, opened)
                 except Exception as error:

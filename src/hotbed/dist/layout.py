@@ -6,8 +6,8 @@ import weakref
 from collections.abc import Sequence
 
 from hotbed import _core
+from hotbed.dist.named_owners import NamedOwners
 from hotbed.dist.shards import Shard, ShardedPlace
-from hotbed.sharding import Sharding
 from hotbed.table.live import LiveTable
 from hotbed.tables import CORE_DTYPES, Table
 
@@ -28,7 +28,7 @@ class Layout:
         table_of: for each feature of `look_up_owned`, position in `own` of the shard that it reads. A feature
             is what one rank asks of one shard: shard 0 for each rank, then shard 1, as `Requests.ids_here`.
         names: of the tables of these features, for errors.
-        owners_by_kind: position, kind and description of the tables whose kind says the owner of each id.
+        named_owners: those of the tables whose kind of sharding names the owner of each id.
         fetched: rows of batches that are gone, for those to come.
     """
 
@@ -38,13 +38,13 @@ class Layout:
         self.own: list[weakref.ref[LiveTable]] = []
         self.own_tables: list[int] = []
         self.shards: list[tuple[int, Shard, Table]] = []
-        self.owners_by_kind: list[tuple[int, Sharding, Table]] = []
+        self.named_owners: list[NamedOwners] = []
         for t, place in enumerate(places):
             spec = place.spec
             owner_rule, padding = place.kind.owner_rule(spec), spec.padding_idx
             tables.append((spec.name, spec.dim, CORE_DTYPES[spec.dtype], owner_rule, padding))
             if owner_rule is _core.OwnerRule.given:
-                self.owners_by_kind.append((t, place.kind, spec))
+                self.named_owners.append(NamedOwners(t, place.kind, spec, place.shards, size))
             for shard in place.shards:
                 part = shard.part
                 first, stride, column = part.origin.first, part.origin.stride, part.columns.start

@@ -85,8 +85,6 @@ def even(loader: Iterable[T], *, end: Literal["drop", "pad"] = "drop") -> Even[T
     that has no batch at all is an InputError on all. What a loader raises its rank raises, and the others a
     `PeerError`, as they do where a rank is gone.
     """
-    if end not in ("drop", "pad"):
-        raise InputError(f'even(end={end!r}): give "drop" or "pad".')
     return Even(loader, end)
 
 
@@ -98,6 +96,21 @@ class Even(Generic[T]):
         self._group: torch_dist.ProcessGroup | None = None
         if _in_a_group():
             self._group = group_of(self, "hotbed.dist.even", _SECONDS, backend="gloo")
+        self._refuse_other_end()
+
+    def _refuse_other_end(self) -> None:
+        """Raise InputError where `end` is none, or another one on another rank, which hears of it."""
+        fault = None
+        if self.end not in ("drop", "pad"):
+            fault = InputError(f'even(end={self.end!r}): give "drop" or "pad".')
+        if self._group is not None:
+            pad, drop, _ = self._gathered(self.end == "pad", fault=fault)
+            if pad and drop:
+                raise InputError(
+                    f'even(): end="pad" on {pad} ranks and "drop" on {drop}. Give all the same.'
+                )
+        elif fault is not None:
+            raise fault
 
     def __iter__(self) -> Iterator[T]:
         last, missing = None, True

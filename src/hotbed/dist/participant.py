@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import zlib
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -24,6 +25,8 @@ from hotbed.table.locks import alone
 
 __all__ = ["ShardedParticipant", "serve_step"]
 
+_FIRST = 4
+"""Numbers of a step before those of its tables."""
 _Taken = tuple[TableOnRanks, _core.TableRule, _core.Hyperparameters]
 
 
@@ -40,6 +43,8 @@ class ShardedParticipant:
         self._host = HostParticipant(optimizer)
         self._tables: list[_Taken] = []
         self._stepped: list[_Taken] = []
+        self._dense: list[tuple[int, int]] = []
+        """Group of each dense parameter with a gradient, and its position there."""
 
     def add_table(
         self,
@@ -55,6 +60,7 @@ class ShardedParticipant:
         self._tables.append((live, rule, hyper))
 
     def add_dense(self, parameter: Tensor, grad: Tensor, index: int, position: int) -> None:
+        self._dense.append((index, position))
         self._host.add_dense(parameter, grad, index, position)
 
     @property
@@ -99,8 +105,9 @@ class ShardedParticipant:
         self._ranks.vote("a step", fault=fault)
 
     def _numbers(self) -> list[int]:
-        """Steps taken by all tables; then, for `_heard`, how many groups of numbers there are, which each
-        table has, and the bits of them, those of groups without tables, too."""
+        """Steps taken by all tables; how many groups of numbers there are; how many dense parameters have a
+        gradient, and a hash of which; then, for `_heard`, the group of each table, and the bits of the
+        numbers, those of groups without tables, too."""
         hypers = [hyper for _, _, hyper in self._tables]
         of_groups = [options.hyper for options in self._optimizer.composition.groups]
         distinct = list({id(hyper): hyper for hyper in [*hypers, *of_groups]}.values())
@@ -108,7 +115,9 @@ class ShardedParticipant:
         numbers = [float(getattr(hyper, name)) for hyper in distinct for name in NUMBERS]
         bits = struct.unpack(f"{len(numbers)}q", struct.pack(f"{len(numbers)}d", *numbers))
         steps = sum(int(rule.steps) for _, rule, _ in self._tables)
-        return [steps, len(distinct), *(at[id(hyper)] for hyper in hypers), *bits]
+        which = zlib.crc32(repr(self._dense).encode())
+        dense = len(self._dense), which
+        return [steps, len(distinct), *dense, *(at[id(hyper)] for hyper in hypers), *bits]
 
     def _fault_of_numbers(self, opened: Handshake, own: list[int]) -> PeerError | None:
         """Return the error where another rank steps with other numbers."""
@@ -120,9 +129,15 @@ class ShardedParticipant:
                     f"Rank {rank} has taken {reported[0]} steps of tables, and rank {self._ranks.rank} "
                     f"{own[0]}. Load the state of the optimizer on all ranks, or on none."
                 )
+            if reported[2:_FIRST] != own[2:_FIRST]:
+                which = "others" if reported[2] == own[2] else str(own[2])
+                return PeerError(
+                    f"Rank {rank} has gradients of {reported[2]} dense parameters, and rank "
+                    f"{self._ranks.rank} of {which}. Call backward() and zero_grad() alike on all ranks."
+                )
             count = len(self._tables)
             lives = [live for live, _, _ in self._tables]
-            whose = {at: f"table {t.name!r}" for at, t in zip(own[2:], lives, strict=False)}
+            whose = {at: f"table {t.name!r}" for at, t in zip(own[_FIRST:], lives, strict=False)}
             pairs = zip(_groups(reported, count), _groups(own, count), strict=True)
             for at, pair in enumerate(pairs):
                 for name, theirs, ours in zip(NUMBERS, *pair, strict=True):
@@ -177,12 +192,12 @@ def _participant_without_batch(
 
 def _width(reported: list[int], tables: int) -> int:
     """Return the number of int64 words that `ShardedParticipant._numbers` emits."""
-    return 2 + tables + reported[1] * len(NUMBERS)
+    return _FIRST + tables + reported[1] * len(NUMBERS)
 
 
 def _groups(reported: list[int], tables: int) -> list[tuple[float, ...]]:
     """The numbers of each group."""
-    begin, width = 2 + tables, len(NUMBERS)
+    begin, width = _FIRST + tables, len(NUMBERS)
     rows = [reported[begin + width * n : begin + width * (n + 1)] for n in range(reported[1])]
     return [struct.unpack(f"{width}d", struct.pack(f"{width}q", *row)) for row in rows]
 
@@ -190,4 +205,4 @@ def _groups(reported: list[int], tables: int) -> list[tuple[float, ...]]:
 def _heard(reported: list[int], tables: int) -> list[tuple[float, ...]]:
     """For each table its numbers."""
     groups = _groups(reported, tables)
-    return [groups[at] for at in reported[2 : 2 + tables]]
+    return [groups[at] for at in reported[_FIRST : _FIRST + tables]]

@@ -21,7 +21,7 @@ from hotbed.dist.shards import Shard, TableOnRanks
 from hotbed.errors import OptimizerError, TableError
 from hotbed.optim.base import TableOptimizer
 from hotbed.sharding import Sharding
-from hotbed.table.clipping import Gradient
+from hotbed.table.clipping import ClippingCall, Gradient
 from hotbed.table.live import LiveTable
 from hotbed.table.lookups import StoredTable
 from hotbed.table.participant import SteppingOptimizer
@@ -129,8 +129,10 @@ class Sharded(ShardedRows):
     def nothing_waiting(self) -> WaitingOnRanks:
         return WaitingOnRanks(self)
 
-    def gradients_of(self, tables: Sequence[StoredTable]) -> list[Gradient | None]:
-        return ShardedGradient.every(self.ranks, cast(Sequence[TableOnRanks], tables))
+    def gradients_of(
+        self, tables: Sequence[StoredTable], call: ClippingCall
+    ) -> list[Gradient | None]:
+        return ShardedGradient.every(self.ranks, cast(Sequence[TableOnRanks], tables), call)
 
     def make_participant(
         self, optimizer: SteppingOptimizer, tables: Sequence[StoredTable]

@@ -26,7 +26,14 @@ from hotbed.table.live import LiveTable, live_table
 from hotbed.table.locks import alone, reading
 from hotbed.table.state_dict import ENDINGS, load_table, save_table, signed_key
 
-__all__ = ["TableOwner", "groups_of", "owners_of", "tables_left_out", "tables_of"]
+__all__ = [
+    "TableOwner",
+    "are_tables_left_out",
+    "groups_of",
+    "owners_of",
+    "tables_left_out",
+    "tables_of",
+]
 
 _left_out = contextvars.ContextVar("tables left out of state_dicts", default=False)
 
@@ -39,6 +46,11 @@ def tables_left_out() -> Iterator[None]:
         yield
     finally:
         _left_out.reset(before)
+
+
+def are_tables_left_out() -> bool:
+    """Return True inside of `tables_left_out`."""
+    return _left_out.get()
 
 
 def tables_of(model: nn.Module) -> dict[str, LiveTable]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Mapping
 
 import torch
 from torch import Tensor
 
 from hotbed.ops.outside_graphs import outside_graphs
-from hotbed.table.clipping import DenseGradient, Gradient
+from hotbed.table.clipping import ClippingCall, DenseGradient, Gradient
 from hotbed.table.live import LiveTable, live_table
 
 __all__ = ["clip_grad_norm_", "clip_grad_value_"]
@@ -40,8 +40,13 @@ def clip_grad_norm_(
     Raises:
         RuntimeError: the norm is NaN or infinite and error_if_nonfinite is set; nothing has changed.
     """
-    gradients = _gradients(parameters)
     norm_type = float(norm_type)
+    arguments = {
+        "max_norm": max_norm,
+        "norm_type": norm_type,
+        "error_if_nonfinite": error_if_nonfinite,
+    }
+    gradients = _gradients(parameters, "clip_grad_norm_", arguments)
     found = [(one, one.norm(norm_type)) for one in gradients]
     norms = [norm for _, norm in found if norm is not None]
     if not norms:
@@ -73,12 +78,16 @@ def clip_grad_value_(parameters: Tensor | Iterable[Tensor], clip_value: float) -
         parameters: tables (their handles) and dense parameters; those without a gradient are skipped.
         clip_value: the largest magnitude to leave.
     """
-    for one in _gradients(parameters):
-        one.clamp(float(clip_value))
+    limit = float(clip_value)
+    for one in _gradients(parameters, "clip_grad_value_", {"clip_value": limit}):
+        one.clamp(limit)
 
 
-def _gradients(parameters: Tensor | Iterable[Tensor]) -> list[Gradient]:
-    """Return the gradients that there are, in the order of the parameters."""
+def _gradients(
+    parameters: Tensor | Iterable[Tensor], function: str, arguments: Mapping[str, object]
+) -> list[Gradient]:
+    """Return the gradients that there are, in the order of the parameters. `arguments`: of `function`, which
+    is to change them."""
     every = [parameters] if isinstance(parameters, Tensor) else list(parameters)
     together: dict[
         Hashable, list[tuple[int, LiveTable]]
@@ -92,8 +101,10 @@ def _gradients(parameters: Tensor | Iterable[Tensor]) -> list[Gradient]:
             if grad.is_sparse:
                 parameter.grad = grad = grad.coalesce()
             found[at] = DenseGradient(grad._values() if grad.is_sparse else grad)
+    dense = [parameter for parameter, one in zip(every, found, strict=True) if one is not None]
+    call = ClippingCall(function, arguments, dense)
     for members in together.values():
-        of_tables = members[0][1].place.gradients_of([live for _, live in members])
+        of_tables = members[0][1].place.gradients_of([live for _, live in members], call)
         for (at, _), one in zip(members, of_tables, strict=True):
             found[at] = one
     return [one for one in found if one is not None]

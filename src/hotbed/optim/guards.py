@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
+import weakref
 from collections.abc import Sequence
 
 from torch.optim import Optimizer
@@ -13,10 +16,20 @@ from hotbed.optim.options import torch_classes
 from hotbed.table.live import LiveTable, live_table
 from hotbed.table.with_handle import live_tables
 
-__all__ = ["mark_inner", "mark_table_optimizer", "of_other_states", "refuse_several_devices"]
+__all__ = [
+    "mark_inner",
+    "mark_table_optimizer",
+    "of_other_states",
+    "refuse_several_devices",
+    "table_optimizers",
+]
 
 # Classes of torch whose rule is no other's → the Hotbed class with that of the same, or the nearest, rule.
 _NEAREST = {"ASGD": "SGD", "SparseAdam": "SparseAdam"}
+
+_made: weakref.WeakValueDictionary[int, Optimizer] = weakref.WeakValueDictionary()
+_numbers = itertools.count()
+_lock = threading.Lock()
 
 _KIND = "_hotbed_kind"
 _CHECKED = "_hotbed_checked"
@@ -30,6 +43,14 @@ def mark_inner(optimizer: Optimizer) -> None:
 def mark_table_optimizer(optimizer: Optimizer) -> None:
     """`optimizer` may hold tables."""
     optimizer.__dict__[_KIND] = "tables"
+    with _lock:
+        _made[next(_numbers)] = optimizer
+
+
+def table_optimizers() -> list[Optimizer]:
+    """Return the live optimizers that may hold tables, in the order in which they were made."""
+    with _lock:
+        return [one for _, one in sorted(_made.items())]
 
 
 def of_other_states(live: LiveTable) -> OptimizerError:

@@ -9,8 +9,10 @@ from typing import Any, NamedTuple, Protocol
 from torch import Tensor
 
 from hotbed import _core
+from hotbed.digests import digest_of
 from hotbed.errors import OptimizerError
 from hotbed.optim.dense import DenseHalf
+from hotbed.optim.loaded import note_load
 from hotbed.optim.options import (
     GroupOptions,
     Rule,
@@ -93,6 +95,7 @@ class Loading:
     def __init__(self, optimizer: LoadedOptimizer, held: Held) -> None:
         self._optimizer, self._held = optimizer, held
         self._tables: list[tuple[LiveTable, _core.TableRule, _Entry]] = []
+        self._digest = ""
 
     def check(self, _: object, given: dict[str, Any]) -> dict[str, object]:
         """Return the part of it that torch is to load.
@@ -112,6 +115,8 @@ class Loading:
                 f"has groups of {sizes} parameters, and the optimizer of {own}. Give it the same "
                 "parameters in the same groups"
             )
+        if any(live.place.ranks.size > 1 for live in held.live.values()):
+            self._digest = digest_of(states)
         merged, states = [], dict(states)
         for index, (group, saved) in enumerate(zip(optimizer.param_groups, groups, strict=True)):
             for name in strangers(held.rule, saved):
@@ -158,6 +163,7 @@ class Loading:
     def finish(self, _: object) -> None:
         """Gives tables their states; those that have none there begin anew."""
         self._held.half.rejoin()
+        note_load(self._optimizer, self._digest)
         with alone(live for live, _, _ in self._tables):
             self._put_back()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from hotbed import _core
 from hotbed.errors import PlanError
 from hotbed.sharding.kind import Kept, Shape, Sharding
 from hotbed.sharding.kinds import ColumnWise, Replicated, RowWise, TableWise
@@ -13,6 +14,7 @@ __all__ = ["check_kind"]
 
 _IDS = 512
 """Most ids that are tried."""
+_MOST = 2**63
 _OURS = (Replicated, TableWise, RowWise, ColumnWise)
 
 
@@ -64,6 +66,27 @@ def check_kind(kind: Sharding, table: Shape, name: str, world_size: int) -> None
                 f"{named}: owner_of() says that rank {int(owners[at])} has column {column} of id "
                 f"{int(ids[at])}, and kept() does not."
             )
+    _refuse_other_rule(kind, table, ids, world_size, named)
+
+
+def _refuse_other_rule(
+    kind: Sharding, table: Shape, ids: Tensor, world_size: int, named: str
+) -> None:
+    """Raise PlanError where the core would find another owner by `owner_rule` than `owner_of` names."""
+    rule = kind.owner_rule(table)
+    if rule is None or rule is _core.OwnerRule.given:
+        return
+    by_rule = torch.empty_like(ids)
+    _core.find_owners(ids.data_ptr(), len(ids), world_size, rule, by_rule.data_ptr())
+    owners = kind.owner_of(table, ids.clone(), world_size)
+    other = torch.nonzero(by_rule != owners).flatten()
+    if len(other):
+        at = int(other[0])
+        raise PlanError(
+            f"{named}: owner_of() says that rank {int(owners[at])} has id {int(ids[at])}, and owner_rule() = "
+            f"OwnerRule.{rule.name} that rank {int(by_rule[at])} has it. Return OwnerRule.given, by which "
+            "owner_of() counts."
+        )
 
 
 def _checked(shard: object, table: Shape, named: str) -> Kept | None:
@@ -73,7 +96,11 @@ def _checked(shard: object, table: Shape, named: str) -> Kept | None:
         raise PlanError(f"{named}: kept() must return a Kept or None, not {shard!r}.")
     if any(type(number) is not int for number in shard[:4]):
         raise PlanError(f"{named}: kept() returns {shard}, whose numbers must be ints.")
-    if not 0 <= shard.begin < shard.end <= table.dim or shard.first < 0 or shard.stride < 1:
+    if not (0 <= shard.first < _MOST and 0 < shard.stride < _MOST):
+        raise PlanError(
+            f"{named}: kept() returns {shard}; first must be in [0, 2**63), and stride in [1, 2**63)."
+        )
+    if not 0 <= shard.begin < shard.end <= table.dim:
         raise PlanError(
             f"{named}: kept() returns {shard}, which is no part of {table.dim} columns."
         )

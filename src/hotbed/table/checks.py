@@ -91,6 +91,8 @@ def checked_rows(spec: Table, ids: Tensor, given: object) -> Tensor:
         InputError, TableError: they are none.
     """
     values = real_tensor(f"Table {spec.name!r}", "rows", given).detach()
+    if not len(ids) and values.shape == (0,):  # as of an empty list
+        values = values.reshape(0, spec.dim)
     if values.shape != (len(ids), spec.dim):
         raise TableError(
             f"Table {spec.name!r}: {len(ids)} ids need values of shape ({len(ids)}, {spec.dim}), got "

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -10,7 +11,16 @@ from torch import Tensor
 from hotbed.table.gradients import norm_of_rows
 from hotbed.table.handles import Handle
 
-__all__ = ["DenseGradient", "Gradient", "RowGradient", "gradient_of"]
+__all__ = ["ClippingCall", "DenseGradient", "Gradient", "RowGradient", "gradient_of"]
+
+
+class ClippingCall(NamedTuple):
+    """Call of clipping, alike in all processes that share tables."""
+
+    function: str
+    arguments: Mapping[str, object]
+    dense: Sequence[Tensor]
+    """Dense parameters that have a gradient."""
 
 
 class Gradient(Protocol):

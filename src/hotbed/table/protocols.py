@@ -13,7 +13,7 @@ from hotbed import _core
 from hotbed.errors import OptimizerError, TableError
 from hotbed.table.alone import Processes
 from hotbed.table.by_slot import OPEN_ROWS
-from hotbed.table.clipping import Gradient, gradient_of
+from hotbed.table.clipping import ClippingCall, Gradient, gradient_of
 from hotbed.table.gradients import WaitingGradient
 from hotbed.table.handles import FollowingHandle, HalfLoadedHandle, Handle, OpenHandle
 from hotbed.table.lookups import StoredTable
@@ -263,6 +263,8 @@ class StepState(TableInPlace):
         `ON_HOST`."""
         raise NotImplementedError
 
-    def gradients_of(self, tables: Sequence[StoredTable]) -> list[Gradient | None]:
+    def gradients_of(
+        self, tables: Sequence[StoredTable], call: ClippingCall
+    ) -> list[Gradient | None]:
         """For clipping: of tables in places of an equal `stepped_with`; None where there is none."""
         return [gradient_of(live.parameter) for live in tables]

@@ -66,7 +66,7 @@ class TableWithHandle(_Rows):
         core: the compiled table.
         address: of the handle's data, unless the user replaced them.
         shape: of the handle.
-        generation: how often rows were forgotten or erased; slots of an earlier one mean nothing.
+        generation: how often rows were forgotten, erased or moved; slots of an earlier one mean nothing.
         optimizer: the Hotbed optimizer that drives the table, or None (a weak reference call).
         complaint: set where another optimizer stepped past a gradient of this table; the next
             training forward raises it.
@@ -257,6 +257,7 @@ class TableWithHandle(_Rows):
     def adopt(self, place: Place) -> None:
         """Rows lie elsewhere from now on; a gradient that waits is dropped."""
         self.drop_gradient()
+        self.generation += 1  # slots of before would be read from memory that is gone
         self.place.changing("move")
         self.place, self.core = place, place.core
         parameter = self.parameter

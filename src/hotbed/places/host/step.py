@@ -136,7 +136,7 @@ def rows_of(live: StoredTable) -> GradientRows | None:
         share = handle.waiting.shares[0]
         assert isinstance(share, GradientRows)
         return share
-    grad = handle.grad
+    grad = handle.waiting.look(handle)
     if grad is None:
         return None
     slots = live.place.slots_of(grad, handle.waiting.sources_of(handle))
