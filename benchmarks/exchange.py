@@ -253,6 +253,6 @@ def _figures(model: HotbedRanks) -> dict[str, float]:
         "bytes sent over the least": round(sum(sent.values()) / least, 4),
         "ms until the first message": round(before, 2),
         "million ids a second and core until the first message": round(ids / before / 1e3, 2),
-        "opening messages": messages.pop("opening messages"),
+        "handshakes": messages.pop("handshakes"),
     }
     return {**found, **{f"ms in messages, {what}": round(ms, 2) for what, ms in messages.items()}}

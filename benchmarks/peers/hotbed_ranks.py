@@ -101,7 +101,7 @@ class HotbedRanks(HotbedAlone):
 
     def messages(self, steps: int) -> dict[str, float]:
         """Milliseconds of a step that go by in each kind of message, waiting included, and until the
-        first of them; medians. ``"opening messages"``: how many there are."""
+        first of them; medians. ``"handshakes"``: how many there are."""
         clock = _Messages(self.ranks)
         for i in range(steps):
             torch_dist.barrier()
@@ -115,16 +115,18 @@ class _Messages:
 
     def __init__(self, ranks: Any) -> None:
         self._ranks, self._steps = ranks, []
-        self._agree, self._send = ranks.agree, ranks.send
-        ranks.agree = self._timed(self._agree, lambda kind, *rest, **named: f"agree on {kind}")
+        self._handshake, self._send = ranks.handshake, ranks.send
+        ranks.handshake = self._timed(
+            self._handshake, lambda kind, *rest, **named: f"handshake: {kind}"
+        )
         ranks.send = self._timed(self._send, lambda what, *rest, **named: what)
 
     def begin(self) -> None:
-        self._steps.append({"opening messages": 0})
+        self._steps.append({"handshakes": 0})
         self._began = time.perf_counter()
 
     def end(self) -> dict[str, float]:
-        del self._ranks.agree, self._ranks.send
+        del self._ranks.handshake, self._ranks.send
         return {
             name: statistics.median(step[name] for step in self._steps) for name in self._steps[0]
         }
@@ -133,7 +135,7 @@ class _Messages:
         def timed(*args: Any, **kwargs: Any) -> Any:
             begin, step, name = time.perf_counter(), self._steps[-1], name_of(*args, **kwargs)
             step.setdefault("until the first message", (begin - self._began) * 1e3)
-            step["opening messages"] += name.startswith("agree")
+            step["handshakes"] += name.startswith("handshake")
             result = call(*args, **kwargs)
             step[name] = step.get(name, 0.0) + (time.perf_counter() - begin) * 1e3
             return result

@@ -64,7 +64,7 @@ def _figures(rank, world, how):
 def test_bytes_sent_are_hardly_more_than_the_least(how):
     for found in worlds.run(2, _figures, how):
         assert 1 <= found["bytes sent over the least"] < 1.05
-        assert found["opening messages"] >= 2 and found["ms until the first message"] > 0
+        assert found["handshakes"] >= 2 and found["ms until the first message"] > 0
 
 
 def _fails(rank, world):
