@@ -32,6 +32,7 @@ SCENARIOS = (
     "scale-10gbit",
     "scale-1gbit",
     "busy",
+    "converted",
     "many-tables",
     "scale-tables",
     "import",

@@ -250,7 +250,8 @@ class _Options:
             values["the digest of the state that was loaded last"] = loaded[:_DIGITS]
         for name, at, value in self._of_groups(optimizer):
             values[f"{name} of group {'.'.join(map(str, at))}"] = in_words(value)
-        return Declaration(values, "All ranks must make the same optimizer.")
+        remedy = "All ranks must make the same optimizer, and load the same state into it, or none."
+        return Declaration(values, remedy)
 
 
 _options: weakref.WeakKeyDictionary[TableOptimizer, _Options] = weakref.WeakKeyDictionary()
