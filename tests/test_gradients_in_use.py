@@ -290,3 +290,13 @@ def test_an_assigned_gradient_lets_the_one_before_go() -> None:
     before = weakref.ref(ours.weight.grad)
     ours.weight.grad = one_row(3, 5.0)
     assert before() is None
+
+
+@pytest.mark.parametrize("untouched", ["lazy", "exact"])
+def test_weights_put_in_place_before_a_step_are_stepped(untouched: str) -> None:
+    layer = hb.Embedding(5, 2)
+    optimizer = hb.optim.SGD(layer.parameters(), lr=0.5, untouched=untouched)
+    layer(torch.tensor([1])).sum().backward()
+    layer.weight.data = torch.ones(5, 2)
+    optimizer.step()
+    assert layer.weight.tolist() == [[1, 1], [0.5, 0.5], [1, 1], [1, 1], [1, 1]]

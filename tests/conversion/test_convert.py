@@ -210,3 +210,34 @@ def test_a_weight_with_a_gradient_is_refused() -> None:
     with pytest.raises(hb.TableError, match="'embs.C0' has a gradient"):
         hb.convert(model, min_rows=100, inputs=dict)
     assert type(model.embs["C0"]) is nn.Embedding
+
+
+def test_a_frozen_layer_stays_frozen() -> None:
+    model = made()
+    model.embs["C0"].weight.requires_grad_(False)
+    before = model.embs["C0"].weight.detach().clone()
+    hb.convert(model, min_rows=100, inputs=click_ids)
+    assert not model.embs["C0"].weight.requires_grad and model.embs["C1"].weight.requires_grad
+    train(model, hb.optim.SGD(model.parameters(), lr=1.0), range(2))
+    assert torch.equal(model.embs["C0"].weight, before)
+
+
+def test_layers_that_share_memory_stay() -> None:
+    model = nn.ModuleDict({"item": nn.Embedding(200, 4), "out": nn.Linear(4, 200, bias=False)})
+    model["out"].weight.data = model["item"].weight.data
+    assert hb.convert(model, min_rows=100).skipped == {"item": "shares memory with 'out.weight'"}
+
+
+class Scaled(nn.Embedding):
+    """A layer with a parameter beside its weight."""
+
+    def __init__(self, rows: int, dim: int) -> None:
+        super().__init__(rows, dim)
+        self.scale = nn.Parameter(torch.ones(1))
+
+
+def test_parameters_keep_their_order() -> None:
+    model = Scaled(200, 4)
+    hb.convert(model, min_rows=100)
+    assert [name for name, _ in model.named_parameters()] == ["weight", "scale"]
+    assert [name for name, _ in hb.unconvert(model).named_parameters()] == ["weight", "scale"]

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +30,11 @@ import hotbed as hb
     [
         (lambda x: {"embs.C0": x[:, 1:2].long()}, "'embs.C0' was called with other ids"),
         (lambda x: 1 / 0, "inputs= raised ZeroDivisionError"),
+        (
+            lambda x: {"embs.C0": [[1, 2]]},
+            "cannot be looked up.*a tensor of ids for an nn.Embedding",
+        ),
+        (lambda x: {"embs.C0": x[:, :1].long() + ROWS}, "cannot be looked up.*is outside"),
     ],
 )
 def test_inputs_that_are_wrong_are_right_and_slower(inputs: Any, message: str) -> None:
@@ -42,8 +51,6 @@ def test_inputs_that_are_wrong_are_right_and_slower(inputs: Any, message: str) -
     [
         (lambda x: {"embs.C9": x}, hb.TableError, "names 'embs.C9', which is no converted layer"),
         (lambda x: [x], hb.TableError, "must return a dict of layers' paths, got list"),
-        (lambda x: {"embs.C0": [[1, 2]]}, hb.InputError, "a tensor of ids for an nn.Embedding"),
-        (lambda x: {"embs.C0": x[:, :1].long() + ROWS}, hb.IdError, "id .* is outside"),
     ],
 )
 def test_inputs_that_cannot_be(inputs: Any, error: type[Exception], message: str) -> None:
@@ -150,3 +157,99 @@ def test_look_ahead_sees_all_ids(tmp_path: Path) -> None:
     assert stats["batches"] == 12 and stats["batches_unprepared"] == 0
     for _ in hb.lookahead([{"x": batch_of(0)[0]}], model, inputs=lambda b: click_ids(b["x"])):
         pass
+
+
+class TwoLayers(nn.Module):
+    """Two layers, and something that happens between them."""
+
+    def __init__(self, between: str) -> None:
+        super().__init__()
+        self.a, self.b = nn.Embedding(ROWS, DIM), nn.Embedding(ROWS, DIM)
+        self.between = between
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.set_grad_enabled(self.between != "no gradients" and torch.is_grad_enabled()):
+            first = self.a(x + 0)
+        if self.between == "ids":
+            x.add_(1)
+        elif self.between == "weights":
+            with torch.no_grad():
+                self.b.weight.mul_(2)
+        return (first + self.b(x)).sum()
+
+
+@pytest.mark.filterwarnings("ignore:hotbed.convert. layer 'b' was called:UserWarning")
+@pytest.mark.parametrize("between", ["no gradients", "ids", "weights"])
+def test_what_happens_between_two_layers_counts(between: str) -> None:
+    torch.manual_seed(0)
+    plain = TwoLayers(between)
+    model = copy.deepcopy(plain)
+    hb.convert(model, min_rows=100, inputs=lambda x: {"a": x, "b": x})
+    results = []
+    for each, kind in ((plain, torch.optim.SGD), (model, hb.optim.SGD)):
+        optimizer = kind(each.parameters(), lr=0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            loss = each(torch.arange(4))
+            loss.backward()
+            optimizer.step()
+        results.append((loss.detach(), each.a.weight.detach()[:9], each.b.weight.detach()[:9]))
+    for own, expected in zip(*results[::-1], strict=True):
+        torch.testing.assert_close(own, expected)
+
+
+class ByName(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.bag = nn.EmbeddingBag(ROWS, DIM)
+
+    def forward(self, ids: Tensor, begins: Tensor) -> Tensor:
+        vectors: Tensor = self.bag(ids, offsets=begins)
+        return vectors
+
+
+def test_arguments_of_a_layer_by_name() -> None:
+    plain, model = made(ByName), made(ByName)
+    ids, begins = torch.arange(6), torch.tensor([0, 2])
+    conversion = hb.convert(model, min_rows=100, sample=(ids, begins))
+    assert conversion.inputs is not None and set(conversion.inputs(ids, begins)) == {"bag"}
+    torch.testing.assert_close(model(ids, begins), plain(ids, begins))
+
+
+def test_a_sample_that_cannot_be_changes_nothing() -> None:
+    model = made()
+    with pytest.raises(hb.TableError, match="cannot be called with sample="):
+        hb.convert(model, min_rows=100, sample=torch.zeros(2, 1))
+    assert type(model.embs["C0"]) is nn.Embedding
+    assert hb.convert(model, min_rows=100, sample=batch_of(0)[0]).inputs is not None
+    pickle.loads(pickle.dumps(model))
+
+
+def test_threads_have_forwards_of_their_own() -> None:
+    plain, model = made(), made()
+    hb.convert(model, min_rows=100, sample=batch_of(0)[0])
+    x = batch_of(1)[0]
+    expected, wrong = plain(x), []
+
+    def look() -> None:
+        wrong.extend(1 for _ in range(30) if not torch.equal(model(x), expected))
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        threads = [threading.Thread(target=look) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(before)
+    assert not wrong
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+def test_compiled_it_looks_up_between_graphs() -> None:
+    plain, model = made(), made()
+    hb.convert(model, min_rows=100, sample=batch_of(0)[0])
+    compiled = torch.compile(model, backend="eager")
+    torch.testing.assert_close(compiled(batch_of(1)[0]), plain(batch_of(1)[0]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,13 @@ def test_the_weight_in_tiers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
             lambda: matrix.data,
             lambda: matrix.copy_(weight),
             lambda: torch.add(weight, 1, out=matrix),
+            lambda: matrix[0].fill_(0),
+            lambda: matrix.detach().zero_(),
+            lambda: nn.init.constant_(matrix[1:], 1.0),
+            lambda: matrix.t().mul_(2),
+            lambda: matrix.view(-1)[:3].zero_(),
+            lambda: matrix.unbind()[1].add_(1),
+            lambda: matrix[3].numpy(),
         ):
             with pytest.raises(hb.TableError, match="'embs.C0': its rows lie in tiers"):
                 write()
@@ -76,10 +84,17 @@ def test_the_weight_in_tiers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         with pytest.raises(hb.TableError, match="takes 64,000 bytes, more than 100"):
             matrix.sum()
         monkeypatch.undo()
+        assert torch.equal(matrix[3].clone().zero_(), torch.zeros(DIM))
+        assert torch.equal(copy.deepcopy(matrix), weight)
+    layer.weight.requires_grad_(False)
+    assert not model.embs["C0"].weight.requires_grad and not layer(torch.tensor([3])).requires_grad
+    layer.weight.requires_grad = True
+    seen: list[int] = []
+    layer.weight.register_hook(lambda grad: seen.append(1))
     with pytest.raises(hb.TableError, match="no gradient can go through its whole weight.*skip="):
         F.linear(torch.ones(1, DIM), matrix)
     layer(torch.tensor([3])).sum().backward()
-    assert matrix.grad is not None
+    assert matrix.grad is not None and seen == [1]
     optimizer.step()
     with torch.no_grad():
         assert torch.equal(layer.weight[3], weight[3] - 0.5)

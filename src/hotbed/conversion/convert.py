@@ -7,7 +7,7 @@ import gc
 import io
 import warnings
 from collections.abc import Collection, Iterator, Mapping
-from typing import TypeAlias, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -133,13 +133,15 @@ def convert(
     stale = list(
         dict.fromkeys(place for each in weights.values() for place in _holders(model, *each))
     )
+    if sample is not None:
+        inputs = traced_inputs(model, chosen, sample)
     group = Group(storage)
     tables = _tables_of(chosen, group)
     converted = {path: become(layer, tables[id(layer.weight)]) for path, layer in chosen.items()}
     for key, (path, weight) in weights.items():
-        ConvertedWeight.adopt(weight, path, tables[key].parameter)
-    if sample is not None:
-        inputs = traced_inputs(model, converted, sample)
+        handle = tables[key].parameter
+        handle.requires_grad_(weight.requires_grad)
+        ConvertedWeight.adopt(weight, path, handle)
     if inputs is not None:
         fused = FusedLookups(converted, inputs)
         fused.hook(model)
@@ -163,16 +165,22 @@ def _skipped(
     model: nn.Module, layers: Mapping[str, _Layer], min_rows: int, skip: Collection[str]
 ) -> dict[str, str]:
     """Return why layers stay as they are, by path."""
-    holders: dict[int, list[tuple[str, nn.Module]]] = {}
+    holders: dict[int, list[_Holder]] = {}
     for path, module in model.named_modules():
-        for name, parameter in module._parameters.items():
-            if parameter is not None:
-                holders.setdefault(id(parameter), []).append((f"{path}.{name}", module))
+        for name, own in (
+            *module.named_parameters(recurse=False),
+            *module.named_buffers(recurse=False),
+        ):
+            if own.layout is torch.strided and own.numel():
+                at = own.untyped_storage().data_ptr()
+                holders.setdefault(at, []).append(
+                    _Holder(f"{path}.{name}".lstrip("."), module, own)
+                )
     skipped = {}
     for path, layer in layers.items():
         reason = "as skip= says" if path in skip else _reason(layer, min_rows)
         if reason is None:
-            reason = _tied(layer, holders[id(layer.weight)], layers)
+            reason = _tied(layer, holders[layer.weight.untyped_storage().data_ptr()], layers)
         if reason is not None:
             skipped[path] = reason
     again = True
@@ -218,11 +226,20 @@ def _reason(layer: _Layer, min_rows: int) -> str | None:
     return None
 
 
-def _tied(
-    layer: _Layer, holders: list[tuple[str, nn.Module]], layers: Mapping[str, _Layer]
-) -> str | None:
+class _Holder(NamedTuple):
+    """A parameter or buffer of a module."""
+
+    name: str
+    module: nn.Module
+    tensor: Tensor
+
+
+def _tied(layer: _Layer, holders: list[_Holder], layers: Mapping[str, _Layer]) -> str | None:
+    """Return who else has memory of a layer's weight, if the table could not serve both."""
     every = list(layers.values())
-    for name, module in holders:
+    for name, module, tensor in holders:
+        if tensor is not layer.weight:
+            return f"shares memory with {name!r}"
         if not any(module is one for one in every):
             return f"shares its weight with {name!r} ({type(module).__name__})"
         assert isinstance(module, _KINDS)
@@ -248,7 +265,6 @@ def _tables_of(chosen: Mapping[str, _Layer], group: Group) -> dict[int, LiveTabl
         there = None if weight.device.type == "cpu" else weight.device
         (table,) = group.make([(spec, derive_key(torch.initial_seed(), spec.name))], there)
         table.assign(table.ids(), weight.detach())
-        table.parameter.requires_grad_(weight.requires_grad)
         if there is not None:
             group.place([table], there)
         live[id(weight)] = table

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
 
 from hotbed.conversion.layers import ConvertedLayer
-from hotbed.errors import HotbedError, TableError
+from hotbed.errors import HotbedError, IdError, InputError, TableError
+from hotbed.group.lookup import lookup
 from hotbed.inputs.bags import Bags
 from hotbed.modules.owner import TableOwner
 from hotbed.ops.outside_graphs import outside_graphs
 from hotbed.places.tiered.prepared import Prepared
+from hotbed.table.alone import ALONE
+from hotbed.table.gradients import plain_access
 from hotbed.table.live import LiveTable
 
 __all__ = ["FusedLookups", "InputsOf", "LayerInputs"]
@@ -43,8 +48,8 @@ class FusedLookups(TableOwner):
         tables = {path: layer.live_tables()["weight"] for path, layer in layers.items()}
         self._live = list(dict.fromkeys(tables.values()))
         self._position = {path: self._live.index(table) for path, table in tables.items()}
-        self._found: dict[str, list[tuple[tuple[object, ...], Tensor]]] = {}
-        self._arguments: tuple[tuple[object, ...], dict[str, object]] | None = None
+        self._forwards: dict[int, _Forward] = {}
+        """By the thread that is in it."""
         self._said = False
         # Not parameters of its own: those of the layers are the model's.
         self._owned = {f"table_{t}": table for t, table in enumerate(self._live)}
@@ -82,9 +87,35 @@ class FusedLookups(TableOwner):
     @outside_graphs
     def before(self, model: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         """Note what the model was called with; a forward pre-hook of it."""
-        self._found, self._arguments = {}, (args, kwargs)
+        self._forwards[threading.get_ident()] = _Forward((args, kwargs))
 
-    def _look_all_up(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+    @outside_graphs
+    def after(self, *unused: object) -> None:
+        """Forget what no layer has asked for; a forward hook of the model."""
+        self._forwards.pop(threading.get_ident(), None)
+
+    @outside_graphs
+    def pop(self, layer: ConvertedLayer, inputs: tuple[object, ...]) -> Tensor | None:
+        """Return the vectors of a layer for these inputs, once; None: they were not looked up."""
+        forward = self._forwards.get(threading.get_ident())
+        if forward is None:
+            return None
+        if forward.arguments is not None:  # the first layer of this forward
+            arguments, forward.arguments = forward.arguments, None
+            self._look_all_up(forward, *arguments)
+        vectors = forward.found.get(layer.path, [])
+        if not vectors or forward.mode != _mode(layer.training) or forward.writes != self._writes():
+            return None
+        for at, one in enumerate(vectors):
+            if one.serves(inputs):
+                del vectors[at]
+                return one.vectors
+        self._say(f"layer {layer.path!r} was called with other ids than inputs= has for it")
+        return None
+
+    def _look_all_up(
+        self, forward: _Forward, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> None:
         try:
             with torch.no_grad():
                 given = self.embedding_inputs(*args, **kwargs)
@@ -98,33 +129,30 @@ class FusedLookups(TableOwner):
         calls = self._calls(given)
         if not calls:
             return
-        table_of = [self._position[path] for path, _ in calls]
-        with self._live[0].place.ranks.reporting("a lookup"), self._without_autocast():
-            self._refuse_transforms()
-            bags = self._read(given)
-            vectors = self._look_up(self._live, table_of, [path for path, _ in calls], bags)
+        paths = [path for path, _ in calls]
+        table_of = [self._position[path] for path in paths]
+        try:
+            with self._live[0].place.ranks.reporting("a lookup"), self._without_autocast():
+                self._refuse_transforms()
+                bags, handles = self._read(given), [table.parameter for table in self._live]
+                with plain_access():
+                    vectors = lookup(self._live, handles, table_of, paths, bags, self.training)
+        except (IdError, InputError) as error:
+            if self._live[0].place.ranks is not ALONE:
+                raise
+            self._say(f"ids of inputs= cannot be looked up ({error})")
+            return
+        forward.mode, forward.writes = _mode(self.training), self._writes()
         for (path, inputs), found in zip(calls, vectors, strict=True):
             layer = self.layers_by_path[path]
-            own = found.to(layer.dtype).contiguous()
-            self._found.setdefault(path, []).append((inputs, layer.shaped(own, inputs)))
+            own = layer.shaped(found.to(layer.dtype).contiguous(), inputs)
+            forward.found.setdefault(path, []).append(_Found(inputs, own))
 
-    def after(self, *unused: object) -> None:
-        """Forget what no layer has asked for; a forward hook of the model."""
-        self._found, self._arguments = {}, None
-
-    def pop(self, layer: ConvertedLayer, inputs: tuple[object, ...]) -> Tensor | None:
-        """Return the vectors of a layer for these inputs, once; None: they were not looked up."""
-        if self._arguments is not None:  # the first layer of this forward
-            arguments, self._arguments = self._arguments, None
-            self._look_all_up(*arguments)
-        path = layer.path
-        for at, (expected, vectors) in enumerate(self._found.get(path, ())):
-            if _same(expected, inputs):
-                del self._found[path][at]
-                return vectors
-        if self._found.get(path):
-            self._say(f"layer {path!r} was called with other ids than inputs= has for it")
-        return None
+    def _writes(self) -> list[int]:
+        """Return how often rows have changed."""
+        for table in self._live:
+            table.note_writes()
+        return [table.place.writes for table in self._live]
 
     def _say(self, what: str) -> None:
         if not self._said:
@@ -155,19 +183,6 @@ class FusedLookups(TableOwner):
 
     # -- as a module with tables -----------------------------------------------------------------
 
-    def _look_up(
-        self,
-        live: Sequence[LiveTable],
-        table_of: Sequence[int],
-        features: Sequence[str],
-        bags: Sequence[Bags],
-    ) -> list[Tensor]:
-        self._parameters.update((name, table.parameter) for name, table in self._owned.items())
-        try:
-            return super()._look_up(live, table_of, features, bags)
-        finally:
-            self._parameters.clear()
-
     def features_of(self, name: str) -> dict[str, LiveTable]:
         return {path: self._live[at] for path, at in self._position.items()}
 
@@ -184,10 +199,47 @@ class FusedLookups(TableOwner):
         return [self.layers_by_path[path].bags_of(one) for path, one in self._calls(inputs)]
 
 
-def _same(expected: tuple[object, ...], given: tuple[object, ...]) -> bool:
-    longest = max(len(expected), len(given))
-    ours, theirs = ((*some, *(None,) * (longest - len(some))) for some in (expected, given))
-    return all(map(_alike, ours, theirs))
+_Mode = tuple[bool, bool, bool]
+
+
+def _mode(training: bool) -> _Mode:
+    """Return what decides about a lookup beside its ids."""
+    return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), training
+
+
+class _Found:
+    """Vectors that were looked up for one call of a layer."""
+
+    def __init__(self, inputs: tuple[object, ...], vectors: Tensor) -> None:
+        self.vectors = vectors
+        # An inference tensor has no count of changes, and so is copied.
+        self._inputs = [
+            one.clone() if isinstance(one, Tensor) and one.is_inference() else one for one in inputs
+        ]
+        self._versions = [_version(one) for one in self._inputs]
+
+    def serves(self, given: tuple[object, ...]) -> bool:
+        """Return True if a layer that is called with these inputs gets these vectors."""
+        if self._versions != [_version(one) for one in self._inputs]:
+            return False  # the model has changed them since they were looked up
+        longest = max(len(self._inputs), len(given))
+        ours, theirs = ([*some, *[None] * (longest - len(some))] for some in (self._inputs, given))
+        return all(map(_alike, ours, theirs))
+
+
+@dataclasses.dataclass(eq=False)
+class _Forward:
+    """A forward of the model that is under way."""
+
+    arguments: tuple[tuple[object, ...], dict[str, object]] | None
+    """Until they were looked up."""
+    found: dict[str, list[_Found]] = dataclasses.field(default_factory=dict)
+    mode: _Mode | None = None
+    writes: list[int] = dataclasses.field(default_factory=list)
+
+
+def _version(one: object) -> int:
+    return one._version if isinstance(one, Tensor) and not one.is_inference() else 0
 
 
 def _alike(one: object, other: object) -> bool:

@@ -140,7 +140,6 @@ def become(layer: nn.Embedding | nn.EmbeddingBag, live: LiveTable) -> ConvertedL
     """Make a layer of torch's a layer over a table, in place, so that whoever holds it sees that."""
     for name in _OF_TABLE:
         layer.__dict__.pop(name, None)
-    del layer._parameters["weight"]
     _set_class(layer, _class_for(type(layer)))
     assert isinstance(layer, ConvertedLayer)
     layer.adopt(live)
@@ -165,7 +164,6 @@ def plain_again(layer: OneTable, weight: nn.Parameter) -> None:
     for name in ("_live", "_tables", "_owned", "fused", "path"):
         layer.__dict__.pop(name, None)
     plain = next((k for k, made in _made.items() if made is type(layer)), None)
-    del layer._parameters["weight"]
     _set_class(layer, plain or (nn.EmbeddingBag if bag else nn.Embedding))
     layer.__dict__.update(kept)
-    nn.Module.register_parameter(layer, "weight", weight)
+    layer._parameters["weight"] = weight  # where it was among others

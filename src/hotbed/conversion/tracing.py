@@ -12,7 +12,6 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from hotbed.conversion.fused import InputsOf
-from hotbed.conversion.layers import ConvertedLayer
 from hotbed.errors import TableError
 from hotbed.table.gradients import Function, Keywords
 
@@ -75,7 +74,7 @@ _Source = _FromBatch | _FromCall
 
 
 def traced_inputs(
-    model: nn.Module, layers: Mapping[str, ConvertedLayer], sample: object
+    model: nn.Module, layers: Mapping[str, nn.Module], sample: object
 ) -> InputsOf | None:
     """Call the model once, and return a function that makes each layer's inputs of a batch like it.
 
@@ -106,8 +105,28 @@ def traced_inputs(
         (n, calls[n].function, _refer((calls[n].args, calls[n].kwargs), source))
         for n in sorted(needed)
     ]
+    return _Replay(steps, traced)
 
-    def inputs_of(*args: object, **kwargs: object) -> Mapping[str, object]:
+
+_Arguments = tuple[tuple[object, ...], Mapping[str, object]]
+
+
+class _Replay:
+    """Calls functions of torch again for another batch.
+
+    Args:
+        steps: number, function and arguments of each call, with sources in place of tensors.
+        traced: inputs of each layer, likewise.
+    """
+
+    def __init__(
+        self,
+        steps: list[tuple[int, Callable[..., object], _Arguments]],
+        traced: Mapping[str, list[tuple[object, ...]]],
+    ) -> None:
+        self._steps, self._traced = steps, traced
+
+    def __call__(self, *args: object, **kwargs: object) -> Mapping[str, object]:
         given, _ = tree_flatten((args, kwargs))
         results: dict[int, list[object]] = {}
 
@@ -116,24 +135,23 @@ def traced_inputs(
                 return given[one.leaf]
             return results[one.call][one.leaf] if isinstance(one, _FromCall) else one
 
-        for number, function, arguments in steps:
+        for number, function, arguments in self._steps:
             own, named = _filled(arguments, value)
             results[number] = tree_flatten(function(*own, **named))[0]
         return {
-            path: [_filled(inputs, value) for inputs in every] for path, every in traced.items()
+            path: [_filled(one, value) for one in every] for path, every in self._traced.items()
         }
-
-    return inputs_of
 
 
 def _recorded(
-    model: nn.Module, layers: Mapping[str, ConvertedLayer], args: tuple[object, ...]
+    model: nn.Module, layers: Mapping[str, nn.Module], args: tuple[object, ...]
 ) -> tuple[list[_Call], list[tuple[str, tuple[object, ...]]]]:
     """Return the calls of torch in a forward, and what each layer was called with, in order."""
     looked_up: list[tuple[str, tuple[object, ...]]] = []
     hooks = [
         layer.register_forward_pre_hook(
-            lambda _, inputs, path=path: looked_up.append((path, inputs))
+            lambda _, given, named, path=path: looked_up.append((path, _in_order(given, named))),
+            with_kwargs=True,
         )
         for path, layer in layers.items()
     ]
@@ -154,6 +172,15 @@ def _recorded(
         for module, training in modes.items():
             module.training = training
     return recorder.calls, looked_up
+
+
+def _in_order(given: tuple[object, ...], named: Mapping[str, object]) -> tuple[object, ...]:
+    """Return the arguments of a layer's forward by position."""
+    names = ("input", "offsets", "per_sample_weights")[len(given) :]
+    every = (*given, *(named.get(name) for name in names))
+    while len(every) > 1 and every[-1] is None:
+        every = every[:-1]
+    return every
 
 
 def _slice_of(

@@ -259,19 +259,21 @@ class TableOptimizer(Optimizer):
         live = next((t for t in self._live.values() if t.place.stepped_with is not ON_HOST), None)
         with alone(self._live.values()):
             if live is None:
-                self._refuse_half_loaded()
                 self._step({ON_HOST: HostParticipant(self)})
             else:
                 with live.place.ranks.reporting("a step"):
-                    self._refuse_half_loaded()
                     self._step(self._parts(live.place))
         return loss
 
-    def _refuse_half_loaded(self) -> None:
-        for live in self._live.values():
-            live.refuse_half_loaded()
+    def _check_rows(self) -> None:
+        with plain_access():
+            for parameter, live in self._live.items():
+                live.refuse_half_loaded()
+                if parameter.data_ptr() != live.address:
+                    live.check_handle()  # takes weights that were put in place of the handle's
 
     def _step(self, parts: dict[Hashable, StepParticipant]) -> None:
+        self._check_rows()
         if len(self._groups) != len(self.param_groups):
             raise OptimizerError(
                 f"{type(self).__name__}: {len(self._groups)} groups were added and param_groups has "
@@ -284,8 +286,8 @@ class TableOptimizer(Optimizer):
                 for position, parameter in enumerate(group["params"]):
                     live = self._live.get(parameter)
                     if live is not None:
-                        part = parts[live.place.stepped_with]
-                        part.add_table(live, self._rules[parameter], numbers[index])
+                        rule = self._rules[parameter]
+                        parts[live.place.stepped_with].add_table(live, rule, numbers[index])
                     elif (grad := parameter.grad) is not None:
                         part = parts.get(grad.device) or parts[ON_HOST]
                         part.add_dense(parameter, grad, index, position)
@@ -338,9 +340,8 @@ class TableOptimizer(Optimizer):
         """True if the step unscales by itself; only ``GradScaler.step`` asks, and asks it first."""
         if self.fused:
             raise OptimizerError(
-                f"{type(self).__name__}(fused=True) updates tables during backward, before a "
-                "GradScaler could unscale the gradients. Use fused=False, or no GradScaler (bfloat16 "
-                "needs none)."
+                f"{type(self).__name__}(fused=True) updates tables in backward, before a GradScaler could "
+                "unscale the gradients. Use fused=False, or no GradScaler (bfloat16 needs none)."
             )
         # On a device the step takes what the scaler has found along, unseen by the host.
         return any(live.place.unscales for live in self._live.values())
@@ -348,9 +349,8 @@ class TableOptimizer(Optimizer):
     def check_hold(self, live: StoredTable, rule: _core.TableRule) -> None:
         if not rule.holds_table:
             raise OptimizerError(
-                f"Table {live.name!r} was taken over by another optimizer "
-                f"({type(live.optimizer).__name__}, replace_state=True); this {type(self).__name__} "
-                "must not step it any more."
+                f"Table {live.name!r} was taken over by another optimizer ({type(live.optimizer).__name__}, "
+                f"replace_state=True); this {type(self).__name__} must not step it any more."
             )
 
     def name_of(self, parameter: Tensor, index: int, position: int) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Protocol, SupportsIndex, TypeVar
 
 import torch
@@ -60,6 +60,28 @@ class MatrixOfRows(nn.Parameter):
     def grad(self, value: Tensor | None) -> None:
         self.hotbed_table.parameter.grad = value
 
+    @property
+    def requires_grad(self) -> bool:
+        """True if the table is trained."""
+        return bool(self.hotbed_table.parameter.requires_grad)
+
+    @requires_grad.setter
+    def requires_grad(self, value: bool) -> None:
+        self.requires_grad_(value)
+
+    def requires_grad_(self, requires_grad: bool = True) -> MatrixOfRows:
+        """Train the table, or freeze it."""
+        self.hotbed_table.parameter.requires_grad_(requires_grad)
+        return self
+
+    def register_hook(self, hook: Callable[[Tensor], object]) -> object:
+        """Register a hook of the table's handle."""
+        return self.hotbed_table.parameter.register_hook(hook)  # type: ignore[no-untyped-call]
+
+    def register_post_accumulate_grad_hook(self, hook: Callable[[Tensor], object]) -> object:
+        """Register a hook of the table's handle."""
+        return self.hotbed_table.parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+
     def gathered(self) -> Tensor:
         """Return a copy of the rows, (rows, dim)."""
         table = self.hotbed_table
@@ -72,8 +94,8 @@ class MatrixOfRows(nn.Parameter):
         with plain_access():
             return table.lookup(torch.arange(rows, device="cpu"))
 
-    def __deepcopy__(self, memo: dict[int, object]) -> MatrixOfRows:
-        return self
+    def __deepcopy__(self, memo: dict[int, object]) -> nn.Parameter:
+        return nn.Parameter(self.gathered(), requires_grad=self.requires_grad)
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[object, ...]:
         return MatrixOfRows.of, (self.hotbed_table,)
@@ -109,9 +131,54 @@ class MatrixOfRows(nn.Parameter):
                 f"weight ({name.strip('_')}). Look ids up; read it inside torch.no_grad(); or keep this "
                 "layer in memory: hotbed.convert(..., skip=[its path])."
             )
-        args, kwargs = tree_map(lambda v: v.gathered() if isinstance(v, cls) else v, (args, kwargs))
+        gathered = [one.gathered() for one in matrices]
+        own = {id(one): rows for one, rows in zip(matrices, gathered, strict=True)}
+        args, kwargs = tree_map(lambda v: own.get(id(v), v), (args, kwargs))
         with plain_access():
-            return func(*args, **kwargs)
+            result = func(*args, **kwargs)
+            where = {rows.untyped_storage().data_ptr() for rows in gathered}
+            return tree_map(lambda v: _ReadOnly.of(v, named) if _lies_in(v, where) else v, result)
+
+
+class _ReadOnly(Tensor):
+    """A view of gathered rows, which is read, and not written to: it would change a copy."""
+
+    named: str
+
+    @classmethod
+    def of(cls, view: Tensor, named: str) -> Tensor:
+        made = view.as_subclass(cls)
+        made.named = named
+        return made
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Function, types: object, args: Iterable[object] = (), kwargs: Keywords = None
+    ) -> object:
+        args, kwargs = tuple(args), dict(kwargs or {})
+        written = args[0] if args else kwargs.get("tensor")
+        writes = _writes(func.__name__) or _hands_out_memory(func) or func.__name__ == "numpy"
+        if isinstance(written, cls) and writes and func.__name__ not in _ALLOWED:
+            raise TableError(
+                f"{written.named}: its rows lie in tiers or on ranks, and this is a view of a copy of them, "
+                f"which cannot be written to ({func.__name__.strip('_')}). Take clone() of it."
+            )
+        with plain_access():
+            result = func(*args, **kwargs)
+            views = list(instances((args, kwargs), cls))
+            where = {one.untyped_storage().data_ptr() for one in views}
+            return tree_map(
+                lambda v: cls.of(v, views[0].named) if _lies_in(v, where) else v, result
+            )
+
+
+_ALLOWED = {"requires_grad_"}
+
+
+def _lies_in(value: object, where: set[int]) -> bool:
+    if not isinstance(value, Tensor) or value.layout is not torch.strided:
+        return False
+    return value.untyped_storage().data_ptr() in where
 
 
 def with_handles(group: dict[str, T]) -> dict[str, T]:
