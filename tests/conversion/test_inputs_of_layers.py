@@ -253,3 +253,16 @@ def test_compiled_it_looks_up_between_graphs() -> None:
     hb.convert(model, min_rows=100, sample=batch_of(0)[0])
     compiled = torch.compile(model, backend="eager")
     torch.testing.assert_close(compiled(batch_of(1)[0]), plain(batch_of(1)[0]))
+
+
+@pytest.mark.parametrize("shape", [(6,), (6, 1), (2, 3)])
+@pytest.mark.parametrize("fused", [False, True])
+def test_vectors_may_be_changed_in_place(shape: tuple[int, ...], fused: bool) -> None:
+    plain = nn.Sequential(nn.Embedding(ROWS, DIM), nn.ReLU(inplace=True))
+    model, ids = copy.deepcopy(plain), torch.arange(6).view(shape)
+    hb.convert(model, min_rows=100, sample=ids if fused else None)
+    for each in (plain, model):
+        each(ids).square().sum().backward()
+    grad = model[0].weight.grad
+    assert grad is not None
+    assert torch.equal(grad.to_dense(), plain[0].weight.grad)

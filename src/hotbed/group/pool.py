@@ -68,7 +68,8 @@ def _forward(resolved: Resolved) -> list[Tensor]:
         vectors, dim = bag.ids.shape[0] if unpooled else bag.bags, table.spec.dim
         out = resolved.empty(vectors, dim, dtype)
         columns.append(Columns(out, (f,), (out,)))
-        outputs[f] = out if bag.shape is None else out.view(*bag.shape, dim)
+        with torch._C._ExcludeDispatchKeyGuard(_VIEW_TRACKING):
+            outputs[f] = out if bag.shape is None else out.view(*bag.shape, dim)
     for (rows, dtype), members in shared.items():
         dims = [live[table_of[f]].spec.dim for f in members]
         buffer = resolved.empty(rows, sum(dims), dtype)
