@@ -47,8 +47,8 @@ def test_lists_of_parameters_are_named_and_refuse_use() -> None:
     conversion = hb.convert(model, min_rows=100, inputs=click_ids)
     assert conversion.stale == [
         "penalized[0][1][0] (of 'embs.C0')",
-        "an optimizer, which hotbed.optim.convert(optimizer) takes over",
         "penalized[1]['bag'] (of 'bag')",
+        "an optimizer, which hotbed.optim.convert(optimizer) takes over",
     ]
     assert "Still holds a weight of before: penalized[0][1][0]" in str(conversion)
     for use in (

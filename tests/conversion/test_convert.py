@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -162,8 +163,7 @@ def test_what_is_left_alone_says_why() -> None:
         "meta": "meta device",
         "chosen": "skip",
     }.items():
-        with pytest.raises(AssertionError, match=reason):
-            raise AssertionError(conversion.skipped[path])
+        assert re.search(reason, conversion.skipped[path])
     ids = torch.tensor([3, 7])
     assert isinstance(model.named, Named)
     assert torch.equal(model.named.doubled(ids), 2 * model.named(ids))

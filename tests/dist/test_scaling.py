@@ -148,3 +148,22 @@ def infinite_elsewhere(rank: int, world: int) -> None:
 @pytest.mark.process
 def test_an_infinity_of_one_rank_is_one_of_all() -> None:
     run(2, infinite_elsewhere)
+
+
+def heard_by_other_bases(rank: int, world: int) -> None:
+    hb.distribute(collection())
+    heard: list[str] = []
+
+    class Registered:
+        def __init_subclass__(cls, **options: str) -> None:
+            heard.append(options["name"])
+
+    class Own(torch.amp.GradScaler, Registered, name="own"):
+        pass
+
+    assert heard == ["own"] and Own("cpu", enabled=False).scale(torch.ones(())) == 1
+
+
+@pytest.mark.process
+def test_a_scaler_of_several_bases_is_made_as_ever() -> None:
+    run(2, heard_by_other_bases)

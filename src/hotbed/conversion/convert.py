@@ -130,9 +130,7 @@ def convert(
     for path, weight in weights.values():
         if weight.grad is not None:
             raise TableError(f"{path!r} has a gradient: take the step, or call zero_grad(), first.")
-    stale = list(
-        dict.fromkeys(place for each in weights.values() for place in _holders(model, *each))
-    )
+    stale = list(_holders(model, dict(weights.values())))
     if sample is not None:
         inputs = traced_inputs(model, chosen, sample)
     group = Group(storage)
@@ -271,29 +269,33 @@ def _tables_of(chosen: Mapping[str, _Layer], group: Group) -> dict[int, LiveTabl
     return live
 
 
-def _holders(model: nn.Module, path: str, weight: nn.Parameter) -> Iterator[str]:
-    """Yield in words where a weight is held, but for the parameters of modules."""
+def _holders(model: nn.Module, weights: Mapping[str, nn.Parameter]) -> Iterator[str]:
+    """Yield in words where weights are held, but for the parameters of modules."""
+    path_of = {id(weight): path for path, weight in weights.items()}
     for name, module in model.named_modules():
         for attribute, value in vars(module).items():
             if attribute not in ("_parameters", "_modules", "_buffers"):
-                for inside in _inside(value, weight, 4):
-                    yield f"{name}.{attribute}{inside}".lstrip(".") + f" (of {path!r})"
-    for found in gc.get_referrers(weight):
-        if isinstance(found, list):
-            for group in gc.get_referrers(found):
-                if isinstance(group, dict) and group.get("params") is found and "lr" in group:
-                    yield "an optimizer, which hotbed.optim.convert(optimizer) takes over"
+                for inside, weight in _inside(value, path_of, 4):
+                    yield (
+                        f"{name}.{attribute}{inside}".lstrip(".") + f" (of {path_of[id(weight)]!r})"
+                    )
+    lists = [found for found in gc.get_referrers(*weights.values()) if isinstance(found, list)]
+    known = set(map(id, lists))
+    for group in gc.get_referrers(*lists):
+        if isinstance(group, dict) and "lr" in group and id(group.get("params")) in known:
+            yield "an optimizer, which hotbed.optim.convert(optimizer) takes over"
+            return
 
 
-def _inside(value: object, weight: nn.Parameter, depth: int) -> Iterator[str]:
-    if value is weight:
-        yield ""
-    elif depth and isinstance(value, (list, tuple)):
-        for i, item in enumerate(value):
-            yield from (f"[{i}]{rest}" for rest in _inside(item, weight, depth - 1))
-    elif depth and isinstance(value, dict):
-        for key, item in value.items():
-            yield from (f"[{key!r}]{rest}" for rest in _inside(item, weight, depth - 1))
+def _inside(value: object, weights: Mapping[int, str], depth: int) -> Iterator[tuple[str, object]]:
+    """Yield where in nested containers weights are, and which."""
+    if id(value) in weights:
+        yield "", value
+    elif depth and isinstance(value, (list, tuple, dict)):
+        pairs = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, item in pairs:
+            for rest, weight in _inside(item, weights, depth - 1):
+                yield f"[{key!r}]{rest}", weight
 
 
 def unconvert(model: M, ids: Mapping[str, Tensor] | None = None) -> M:

@@ -11,27 +11,24 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor, nn
 
-from hotbed.conversion.layers import ConvertedLayer
+from hotbed.conversion.layers import ConvertedLayer, OneLookup
 from hotbed.errors import HotbedError, IdError, InputError, TableError
 from hotbed.group.lookup import lookup
 from hotbed.inputs.bags import Bags
-from hotbed.modules.owner import TableOwner
 from hotbed.ops.outside_graphs import outside_graphs
 from hotbed.places.tiered.prepared import Prepared
 from hotbed.table.alone import ALONE
 from hotbed.table.gradients import plain_access
 from hotbed.table.live import LiveTable
 
-__all__ = ["FusedLookups", "InputsOf", "LayerInputs"]
+__all__ = ["FusedLookups", "InputsOf"]
 
 InputsOf = Callable[..., Mapping[str, object]]
-"""Arguments of a model's forward → what each layer will be called with, by its path."""
-
-LayerInputs = Mapping[str, object]
-"""By path: ids; a tuple of ids, offsets and weights of an EmbeddingBag; or a list of such, one a call."""
+"""Arguments of a model's forward → what each layer will be called with, by its path: ids; a tuple of ids,
+offsets and weights of an EmbeddingBag; or a list of such, one a call."""
 
 
-class FusedLookups(TableOwner):
+class FusedLookups(OneLookup):
     """The tables of all converted layers, looked up in one call.
 
     The layers know it; it is no module of the model, which may call each of those in turn.
@@ -63,10 +60,6 @@ class FusedLookups(TableOwner):
 
     @training.setter
     def training(self, mode: bool) -> None: ...
-
-    @property
-    def owner(self) -> TableOwner:
-        return self
 
     # -- before and after the model's forward ----------------------------------------------------
 
@@ -104,7 +97,10 @@ class FusedLookups(TableOwner):
             arguments, forward.arguments = forward.arguments, None
             self._look_all_up(forward, *arguments)
         vectors = forward.found.get(layer.path, [])
-        if not vectors or forward.mode != _mode(layer.training) or forward.writes != self._writes():
+        if not vectors or forward.mode != _mode(layer.training):
+            return None
+        at = self._position[layer.path]
+        if forward.writes[at] != _writes(self._live[at]):
             return None
         for at, one in enumerate(vectors):
             if one.serves(inputs):
@@ -121,9 +117,7 @@ class FusedLookups(TableOwner):
                 given = self.embedding_inputs(*args, **kwargs)
         except HotbedError:
             raise
-        except (
-            Exception
-        ) as error:  # whatever a user's function raises of a batch that it does not know
+        except Exception as error:  # of the user's function, which may not know such a batch
             self._say(f"inputs= raised {type(error).__name__}: {error}")
             return
         calls = self._calls(given)
@@ -142,17 +136,11 @@ class FusedLookups(TableOwner):
                 raise
             self._say(f"ids of inputs= cannot be looked up ({error})")
             return
-        forward.mode, forward.writes = _mode(self.training), self._writes()
+        forward.mode, forward.writes = _mode(self.training), [*map(_writes, self._live)]
         for (path, inputs), found in zip(calls, vectors, strict=True):
             layer = self.layers_by_path[path]
             own = layer.shaped(found.to(layer.dtype).contiguous(), inputs)
             forward.found.setdefault(path, []).append(_Found(inputs, own))
-
-    def _writes(self) -> list[int]:
-        """Return how often rows have changed."""
-        for table in self._live:
-            table.note_writes()
-        return [table.place.writes for table in self._live]
 
     def _say(self, what: str) -> None:
         if not self._said:
@@ -207,6 +195,12 @@ def _mode(training: bool) -> _Mode:
     return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), training
 
 
+def _writes(table: LiveTable) -> int:
+    """Return how often rows have changed."""
+    table.note_writes()
+    return table.place.writes
+
+
 class _Found:
     """Vectors that were looked up for one call of a layer."""
 
@@ -236,6 +230,7 @@ class _Forward:
     found: dict[str, list[_Found]] = dataclasses.field(default_factory=dict)
     mode: _Mode | None = None
     writes: list[int] = dataclasses.field(default_factory=list)
+    """Of each table, how often its rows had changed."""
 
 
 def _version(one: object) -> int:

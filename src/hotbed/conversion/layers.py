@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import torch
 from torch import Tensor, nn
 
@@ -18,10 +16,10 @@ from hotbed.table.live import LiveTable
 from hotbed.table.matrix import MatrixOfRows
 
 __all__ = [
-    "CLASSES",
     "ConvertedBag",
     "ConvertedEmbedding",
     "ConvertedLayer",
+    "OneLookup",
     "become",
     "plain_again",
 ]
@@ -30,21 +28,18 @@ _OF_TABLE = ("num_embeddings", "embedding_dim", "padding_idx")
 """Attributes of torch's layers that a layer over a table computes."""
 
 
-class Fused(Protocol):
-    """Vectors that were looked up for all layers in one call."""
-
-    @property
-    def owner(self) -> TableOwner:
-        """Itself, for look-ahead."""
+class OneLookup(TableOwner):
+    """Looks the tables of several layers up in one call."""
 
     def pop(self, layer: ConvertedLayer, inputs: tuple[object, ...]) -> Tensor | None:
         """Return the vectors of a layer for these inputs, once; None: they were not looked up."""
+        raise NotImplementedError
 
 
 class ConvertedLayer(OneTable):
     """A layer of torch's whose rows are those of a table."""
 
-    fused: Fused | None = None
+    fused: OneLookup | None = None
     path = ""
     """In the model, as `fused` knows it."""
 
@@ -62,7 +57,7 @@ class ConvertedLayer(OneTable):
 
     @property
     def looked_up_by(self) -> TableOwner:
-        return self if self.fused is None else self.fused.owner
+        return self.fused or self
 
     def bags_of(self, inputs: tuple[object, ...]) -> Bags:
         """Return what forward reads of its arguments, so that vectors come out in memory of their own."""
@@ -113,7 +108,7 @@ class ConvertedBag(ConvertedLayer, EmbeddingBag, nn.EmbeddingBag):  # type: igno
         return EmbeddingBag.forward(self, input, offsets, per_sample_weights)
 
 
-CLASSES: dict[type[nn.Module], type[ConvertedLayer]] = {
+_CLASSES: dict[type[nn.Module], type[ConvertedLayer]] = {
     nn.Embedding: ConvertedEmbedding,
     nn.EmbeddingBag: ConvertedBag,
 }
@@ -124,8 +119,8 @@ _made: dict[type[nn.Module], type[ConvertedLayer]] = {}
 
 def _class_for(kind: type[nn.Module]) -> type[ConvertedLayer]:
     """Return the class of a converted layer; of a subclass of torch's it keeps the methods."""
-    base = next(made for torchs, made in CLASSES.items() if issubclass(kind, torchs))
-    if kind in CLASSES:
+    base = next(made for torchs, made in _CLASSES.items() if issubclass(kind, torchs))
+    if kind in _CLASSES:
         return base
     if kind not in _made:
         _made[kind] = type(kind.__name__, (base, kind), {"__module__": kind.__module__})

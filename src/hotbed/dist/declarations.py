@@ -24,7 +24,6 @@ from hotbed.errors import HotbedError, PlanError
 from hotbed.modules.owner import owners_of
 from hotbed.optim.base import TableOptimizer
 from hotbed.optim.dense import LR_RATIO
-from hotbed.optim.loaded import digest_of_load
 from hotbed.optim.options import Number
 from hotbed.sharding import Sharding
 from hotbed.table.clipping import ClippingCall
@@ -205,7 +204,7 @@ class _Options:
     def declaration(self, optimizer: TableOptimizer) -> Declaration:
         sizes = [len(group["params"]) for group in optimizer.param_groups]
         values = [value for _, _, value in self._of_groups(optimizer)]
-        values.append(digest_of_load(optimizer))
+        values.append(optimizer.composition.loaded)
         same = len(values) == len(self._values) and all(map(operator.is_, values, self._values))
         if self._declaration is None or sizes != self._sizes or not same:
             self._sizes, self._values = sizes, values
@@ -246,7 +245,7 @@ class _Options:
             shapes = [f"{_names.get(one, '')} {_shape(one)}".lstrip() for one in dense]
             values[f"tables of group {index}"] = in_words(names)
             values[f"dense parameters of group {index}"] = in_words(shapes)
-        if loaded := digest_of_load(optimizer):
+        if loaded := optimizer.composition.loaded:
             values["the digest of the state that was loaded last"] = loaded[:_DIGITS]
         for name, at, value in self._of_groups(optimizer):
             values[f"{name} of group {'.'.join(map(str, at))}"] = in_words(value)

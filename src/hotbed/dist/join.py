@@ -113,7 +113,8 @@ def _dense_of(sharing: Sharing) -> dict[str, tuple[Optimizer, Tensor]]:
     tables = {table for number in range(len(ranks.tables)) if (table := ranks.tables[number]())}
     names = {} if dense is None else {p: name for name, p in dense.module.named_parameters()}
     found: dict[str, tuple[Optimizer, Tensor]] = {}
-    for outer in map(_as_table_optimizer, table_optimizers()):
+    for outer in table_optimizers():
+        assert isinstance(outer, TableOptimizer)
         steps_tables = not tables.isdisjoint(outer.tables)
         for at, inner in enumerate(outer.dense_optimizers):
             every = [p for group in inner.param_groups for p in group["params"]]
@@ -123,11 +124,6 @@ def _dense_of(sharing: Sharing) -> dict[str, tuple[Optimizer, Tensor]]:
                 elif steps_tables:
                     found[f"{type(outer).__name__} {at} {position}"] = inner, parameter
     return found
-
-
-def _as_table_optimizer(optimizer: Optimizer) -> TableOptimizer:
-    assert isinstance(optimizer, TableOptimizer)
-    return optimizer
 
 
 def _align_dense_states(sharing: Sharing, is_last: bool) -> None:

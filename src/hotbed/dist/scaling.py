@@ -38,7 +38,13 @@ def watch_scalers() -> None:
         pending += kind.__subclasses__()
         _watch(kind)
     if "__init_subclass__" not in vars(GradScaler):
-        GradScaler.__init_subclass__ = classmethod(_watch)  # type: ignore[assignment]
+        GradScaler.__init_subclass__ = classmethod(_watch_new)  # type: ignore[assignment]
+
+
+def _watch_new(kind: type[GradScaler], /, **options: object) -> None:
+    """Watch a class that is being made, of which other bases hear as before."""
+    super(GradScaler, kind).__init_subclass__(**options)
+    _watch(kind)
 
 
 def _watch(kind: type[GradScaler]) -> None:

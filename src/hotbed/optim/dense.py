@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import inspect
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -182,7 +183,8 @@ def _shrink(group: dict[str, Any]) -> None:
                 parameter.mul_(factor)
 
 
-class Composition(NamedTuple):
+@dataclasses.dataclass
+class Composition:
     """Parts of a Hotbed optimizer."""
 
     arguments: Mapping[str, object]
@@ -191,6 +193,8 @@ class Composition(NamedTuple):
     """Its groups, with the numbers of their last step."""
     dense: DenseHalf
     """Torch's optimizers of dense parameters."""
+    loaded: str = ""
+    """Digest of the states that were loaded last, where ranks share tables."""
 
 
 def name_of(parameter: Tensor, group: Mapping[str, object], position: int) -> str:

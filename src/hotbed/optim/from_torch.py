@@ -51,7 +51,7 @@ def convert(optimizer: Optimizer, **options: object) -> TableOptimizer:
     for group in optimizer.param_groups:
         numbers = {k: v for k, v in group.items() if k in own and defaults.get(k) != v}
         handles = [p.handle if isinstance(p, ConvertedWeight) else p for p in group["params"]]
-        groups.append({**numbers, "params": list({id(p): p for p in handles}.values())})
+        groups.append({**numbers, "params": handles})
     made: TableOptimizer = kind(groups, **{**defaults, **options})
     made.load_state_dict(optimizer.state_dict())
     return made

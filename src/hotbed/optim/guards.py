@@ -106,7 +106,8 @@ def _refuse_handles(optimizer: Optimizer) -> None:
             use = f"hotbed.optim.{nearest}"
             raise OptimizerError(
                 f"Table {live.name!r} is in a torch.optim.{name}, which cannot update its rows. Use "
-                f"{use}(model.parameters(), ...) for tables and dense parameters alike, or give "
+                f"{use}(model.parameters(), ...) for tables and dense parameters alike, "
+                f"hotbed.optim.convert(optimizer) for an optimizer that is there already, or give "
                 f"hotbed.split_parameters(model)[0] to {use} and [1] to torch.optim.{dense}."
             )
     optimizer.__dict__[_CHECKED] = size

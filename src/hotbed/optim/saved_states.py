@@ -11,8 +11,7 @@ from torch import Tensor
 from hotbed import _core
 from hotbed.digests import digest_of
 from hotbed.errors import OptimizerError
-from hotbed.optim.dense import DenseHalf
-from hotbed.optim.loaded import note_load
+from hotbed.optim.dense import Composition, DenseHalf
 from hotbed.optim.options import (
     GroupOptions,
     Rule,
@@ -39,6 +38,8 @@ class LoadedOptimizer(Protocol):
 
     @property
     def param_groups(self) -> Sequence[Mapping[str, Any]]: ...
+    @property
+    def composition(self) -> Composition: ...
     def check_hold(self, live: LiveTable, rule: _core.TableRule) -> None: ...
     def numbers_of_step(
         self, index: int, loaded: Mapping[str, object] | None = None
@@ -163,7 +164,7 @@ class Loading:
     def finish(self, _: object) -> None:
         """Gives tables their states; those that have none there begin anew."""
         self._held.half.rejoin()
-        note_load(self._optimizer, self._digest)
+        self._optimizer.composition.loaded = self._digest
         with alone(live for live, _, _ in self._tables):
             self._put_back()
 

@@ -157,11 +157,16 @@ class _ReadOnly(Tensor):
     ) -> object:
         args, kwargs = tuple(args), dict(kwargs or {})
         written = args[0] if args else kwargs.get("tensor")
-        writes = _writes(func.__name__) or _hands_out_memory(func) or func.__name__ == "numpy"
-        if isinstance(written, cls) and writes and func.__name__ not in _ALLOWED:
+        name = func.__name__
+        writes = (
+            (_writes(name) and name != "requires_grad_")
+            or _hands_out_memory(func)
+            or func.__name__ == "numpy"
+        )
+        if isinstance(written, cls) and writes:
             raise TableError(
                 f"{written.named}: its rows lie in tiers or on ranks, and this is a view of a copy of them, "
-                f"which cannot be written to ({func.__name__.strip('_')}). Take clone() of it."
+                f"which cannot be written to ({name.strip('_')}). Take clone() of it."
             )
         with plain_access():
             result = func(*args, **kwargs)
@@ -170,9 +175,6 @@ class _ReadOnly(Tensor):
             return tree_map(
                 lambda v: cls.of(v, views[0].named) if _lies_in(v, where) else v, result
             )
-
-
-_ALLOWED = {"requires_grad_"}
 
 
 def _lies_in(value: object, where: set[int]) -> bool:
