@@ -266,3 +266,25 @@ def test_vectors_may_be_changed_in_place(shape: tuple[int, ...], fused: bool) ->
     grad = model[0].weight.grad
     assert grad is not None
     assert torch.equal(grad.to_dense(), plain[0].weight.grad)
+
+
+class Twice(nn.Module):
+    """One layer, called twice with the same ids, whose first vectors are changed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.item = nn.Embedding(ROWS, DIM)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        first = self.item(ids).mul_(2)
+        return first + self.item(ids)
+
+
+def test_vectors_are_given_once() -> None:
+    plain, model = made(Twice), made(Twice)
+    ids = torch.arange(5)
+    hb.convert(model, min_rows=100, inputs=lambda ids: {"item": [ids, ids]})
+    assert torch.equal(model(ids), plain(ids))
+    hb.unconvert(model)
+    hb.convert(model, min_rows=100, inputs=lambda ids: {"item": ids})
+    assert torch.equal(model(ids), plain(ids))

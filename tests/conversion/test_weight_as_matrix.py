@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import operator
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,7 @@ def test_the_weight_in_tiers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         assert torch.equal(matrix[3], weight[3]) and torch.equal(
             matrix @ matrix[5], weight @ weight[5]
         )
+        assert len(list(matrix)) == ROWS and torch.equal(next(iter(matrix)), weight[0])
         for write in (
             lambda: matrix.zero_(),
             lambda: nn.init.normal_(matrix),
@@ -70,6 +72,8 @@ def test_the_weight_in_tiers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
             lambda: matrix.data,
             lambda: matrix.copy_(weight),
             lambda: torch.add(weight, 1, out=matrix),
+            lambda: operator.iadd(matrix, 1),
+            lambda: operator.imul(matrix[0], 2),
             lambda: matrix[0].fill_(0),
             lambda: matrix.detach().zero_(),
             lambda: nn.init.constant_(matrix[1:], 1.0),

@@ -193,8 +193,7 @@ def with_handles(group: dict[str, T]) -> dict[str, T]:
 
 def _writes(name: str) -> bool:
     in_place = name.endswith("_") and not name.endswith("__")
-    operator = name.startswith("__i") and name not in ("__invert__", "__index__", "__int__")
-    return in_place or operator or name in ("__setitem__", "__set__")
+    return in_place or name in ("__setitem__", "__set__")
 
 
 def _hands_out_memory(func: Function) -> bool:
