@@ -54,8 +54,9 @@ $(VENV)/stamp-tools: $(VENV)/stamp-hotbed
 
 $(VENV)/stamp-foreign: $(VENV)/stamp-build
 	@echo "Installing models of others, which tests convert ..."
+	@mkdir -p build
 	@$(PIP) --no-deps $(FOREIGN)
-	@$(PIP) $(FOREIGN_NEEDS) 2>/dev/null || $(PIP) $(FOREIGN_NEEDS)
+	@$(PIP) $(FOREIGN_NEEDS) 2>build/foreign.log || (cat build/foreign.log >&2; exit 1)  # of pins it complains there
 	@touch $@
 
 $(VENV)/stamp-docs: $(VENV)/stamp-build pyproject.toml
