@@ -5,9 +5,20 @@ from hypothesis import strategies as st
 
 import hotbed as hb
 from hotbed.data import CATEGORIES, synthetic_clicks
-from hotbed.models import DCN, DLRM, PNN, DCNv1, DeepFM, WideDeep, XDeepFM
+from hotbed.models import (
+    DCN,
+    DLRM,
+    PNN,
+    AutoInt,
+    DCNv1,
+    DeepFM,
+    FinalMLP,
+    MMoE,
+    WideDeep,
+    XDeepFM,
+)
 
-MODELS = [DLRM, WideDeep, DCN, DCNv1, DeepFM, XDeepFM, PNN]
+MODELS = [DLRM, WideDeep, DCN, DCNv1, DeepFM, XDeepFM, PNN, AutoInt, FinalMLP, MMoE]
 
 
 def perceptron(mlp, x, last_relu):
@@ -99,7 +110,64 @@ def plain_pnn(model, batch):
     return perceptron(model.deep, torch.cat(columns, 1), False)[:, 0]
 
 
+def plain_autoint(model, batch):
+    every = [
+        batch["dense"][:, i : i + 1] * model.of_dense[i] for i in range(model.num_dense)
+    ] + vectors_of(model, batch)
+    for layer in model.attention:
+        following = []
+        for one in every:
+            heads = []
+            for h in range(layer.heads):
+                part = slice(h * layer.width, (h + 1) * layer.width)
+                query, keys, values = (
+                    one @ layer.query.weight[part].T,
+                    [other @ layer.key.weight[part].T for other in every],
+                    [other @ layer.value.weight[part].T for other in every],
+                )
+                scores = torch.stack([(query * key).sum(1) for key in keys], 1).exp()
+                scores = scores / scores.sum(1, keepdim=True)
+                heads.append(sum(scores[:, k : k + 1] * v for k, v in enumerate(values)))
+            x = torch.cat(heads, 1) + one @ layer.residual.weight.T
+            following.append(x.clamp(min=0))
+        every = following
+    logits = torch.cat(every, 1) @ model.top.weight.T + model.top.bias
+    x = torch.cat([batch["dense"], *vectors_of(model, batch)], 1)
+    return (logits + perceptron(model.deep, x, False))[:, 0]
+
+
+def plain_final_mlp(model, batch):
+    x = torch.cat([batch["dense"], *vectors_of(model, batch)], 1)
+    outputs = []
+    for gate, stream in zip(model.gates, (model.first, model.second), strict=True):
+        scale = 2 / (1 + (-perceptron(gate.gate, gate.constant, False)).exp())
+        outputs.append(perceptron(stream, x * scale, True))
+    left, right = outputs
+    fusion, heads = model.fusion, model.fusion.heads
+    total = torch.cat(outputs, 1) @ fusion.linear.weight.T + fusion.linear.bias
+    a, b = left.shape[1] // heads, right.shape[1] // heads
+    for h in range(heads):
+        x, y = left[:, h * a : (h + 1) * a], right[:, h * b : (h + 1) * b]
+        total = total + torch.einsum("bi,ij,bj->b", x, fusion.bilinear[h], y)[:, None]
+    return total[:, 0]
+
+
+def plain_mmoe(model, batch):
+    x = torch.cat([batch["dense"], *vectors_of(model, batch)], 1)
+    experts = [perceptron(expert, x, False) for expert in model.mixture.experts]
+    logits = []
+    for t, tower in enumerate(model.towers):
+        gate = (x @ model.mixture.gates.weight[t * len(experts) : (t + 1) * len(experts)].T).exp()
+        gate = gate / gate.sum(1, keepdim=True)
+        mixed = sum(gate[:, e : e + 1] * expert for e, expert in enumerate(experts))
+        logits.append(perceptron(tower, mixed, False))
+    return torch.cat(logits, 1)
+
+
 PLAIN = {
+    AutoInt: plain_autoint,
+    FinalMLP: plain_final_mlp,
+    MMoE: plain_mmoe,
     DLRM: plain_dlrm,
     WideDeep: plain_wide_deep,
     DCN: plain_dcn,
@@ -127,7 +195,7 @@ def test_a_model_is_its_formula(kind, features, dim, num_dense, rows, training, 
     batch = {name: torch.randint(-3, 3, (rows,), generator=generator) for name in names}
     batch["dense"] = torch.randn(rows, num_dense, generator=generator)
     logits = model(batch)
-    assert logits.shape == (rows,)
+    assert logits.shape == ((rows, 2) if kind is MMoE else (rows,))
     torch.testing.assert_close(logits, PLAIN[kind](model, batch), rtol=1e-5, atol=1e-6)
     assert (model.embeddings.count() > 0) == training
 
@@ -136,7 +204,9 @@ def test_a_model_is_its_formula(kind, features, dim, num_dense, rows, training, 
 def test_every_parameter_gets_a_gradient(kind):
     batch = next(iter(synthetic_clicks(64, 64)))
     model = kind(CATEGORIES, dim=4, seed=0)
-    torch.nn.functional.binary_cross_entropy_with_logits(model(batch), batch["label"]).backward()
+    logits = model(batch)
+    labels = batch["label"] if logits.dim() == 1 else batch["label"][:, None].expand_as(logits)
+    torch.nn.functional.binary_cross_entropy_with_logits(logits, labels).backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
         gradient = (
@@ -167,7 +237,7 @@ def test_tables_may_be_described():
         model = kind(tables, dim=4, num_dense=2)
         bags = hb.Jagged(torch.tensor([1, 2, 3]), lengths=torch.tensor([2, 1]))
         batch = {"s": bags, "d": torch.tensor([7, 8]), "dense": torch.zeros(2, 2)}
-        assert model(batch).shape == (2,)
+        assert len(model(batch)) == 2
         assert model.embeddings.tables["s"] is tables[0]
     wide = WideDeep(tables, dim=4).embeddings.tables["s.wide"]
     assert (wide.dim, wide.rows, wide.combiner) == (1, 10, "mean")
@@ -223,7 +293,7 @@ def test_dense_columns_that_do_not_fit(kind):
         assert model.embeddings.count() == 0
     with pytest.raises(hb.InputError, match="has 1 samples, and feature 'a' 2. Give all"):
         model(ids | {"dense": torch.ones(1, 3)})
-    assert model(ids | {"dense": torch.ones(2, 3)}).shape == (2,)
+    assert len(model(ids | {"dense": torch.ones(2, 3)})) == 2
 
 
 @pytest.mark.parametrize("kind", MODELS)

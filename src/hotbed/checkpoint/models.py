@@ -89,7 +89,10 @@ def _described_by(
         case _:
             raise CheckpointError(f"{named} tells of no model.")
     if name not in MODELS:
-        raise CheckpointError(f"{named}: the model {name!r} is unknown.")
+        raise CheckpointError(
+            f"{named}: the model {name!r} is unknown. Import the module that has its class, decorated by "
+            f"@hb.models.register({name!r})."
+        )
     for argument in {*arguments} - ({*inspect.signature(MODELS[name]).parameters} - _OF_A_RUN):
         raise CheckpointError(f"{named}: the argument {argument!r} is unknown.")
     try:
@@ -122,7 +125,15 @@ def _check_sizes(
     tensors = read_tensors(path, file)
     try:
         with torch.device("meta"), tables_left_out():  # shapes without memory
-            empty = [Table(table.name, table.dim) for table in tables]
+            empty = [
+                Table(
+                    t.name,
+                    t.dim,
+                    combiner=t.combiner,
+                    padding_idx=None if t.padding_idx is None else -1,
+                )
+                for t in tables
+            ]
             wanted = _shapes(kind(tables=empty, seed=0).state_dict())
         found = _shapes(decoded(manifest["values"]["model"], tensors))
     except Exception as error:

@@ -1,25 +1,51 @@
 """The model zoo."""
 
-from torch import nn
+from hotbed.models.autoint import AutoInt, AutoIntSettings
+from hotbed.models.click import ClickModel
+from hotbed.models.dcn import DCN, DCNSettings, DCNv1
+from hotbed.models.deepfm import DeepFM, DeepFMSettings, XDeepFM, XDeepFMSettings
+from hotbed.models.din import DIN, DINSettings
+from hotbed.models.dlrm import DLRM, DLRMSettings
+from hotbed.models.final_mlp import FinalMLP, FinalMLPSettings
+from hotbed.models.item_index import Found, ItemIndex
+from hotbed.models.mmoe import MMoE, MMoESettings
+from hotbed.models.pnn import PNN, PNNSettings
+from hotbed.models.registry import MODELS, register
+from hotbed.models.settings import ModelSettings
+from hotbed.models.two_tower import TwoTower, TwoTowerSettings
+from hotbed.models.wide_deep import WideDeep, WideDeepSettings
 
-from hotbed.models.dcn import DCN, DCNv1
-from hotbed.models.deepfm import DeepFM, XDeepFM
-from hotbed.models.dlrm import DLRM
-from hotbed.models.pnn import PNN
-from hotbed.models.wide_deep import WideDeep
-
-MODELS: dict[str, type[nn.Module]] = {
-    "dlrm": DLRM,
-    "wide-deep": WideDeep,
-    "dcn": DCN,
-    "dcn-v1": DCNv1,
-    "deepfm": DeepFM,
-    "xdeepfm": XDeepFM,
-    "pnn": PNN,
-}
-"""The models that the command line knows, by name."""
-
-__all__ = ["DCN", "DCNv1", "DLRM", "MODELS", "PNN", "DeepFM", "WideDeep", "XDeepFM"]
+__all__ = [
+    "AutoInt",
+    "AutoIntSettings",
+    "ClickModel",
+    "DCN",
+    "DCNSettings",
+    "DCNv1",
+    "DIN",
+    "DINSettings",
+    "DLRM",
+    "DLRMSettings",
+    "DeepFM",
+    "DeepFMSettings",
+    "FinalMLP",
+    "FinalMLPSettings",
+    "Found",
+    "ItemIndex",
+    "MMoE",
+    "MMoESettings",
+    "MODELS",
+    "ModelSettings",
+    "PNN",
+    "PNNSettings",
+    "TwoTower",
+    "TwoTowerSettings",
+    "WideDeep",
+    "WideDeepSettings",
+    "XDeepFM",
+    "XDeepFMSettings",
+    "register",
+]
 
 
 def __dir__() -> list[str]:

@@ -6,7 +6,9 @@ Shapes: B samples, F features, d columns of a vector.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -14,9 +16,9 @@ from torch import Tensor, nn
 from hotbed.collection import EmbeddingCollection
 from hotbed.devices import Device
 from hotbed.errors import TableError
-from hotbed.init import Zeros
+from hotbed.init import Normal, Zeros
 from hotbed.models.dense_columns import check_num_dense, check_samples, dense_of
-from hotbed.models.dlrm import tables_of
+from hotbed.models.settings import ModelSettings
 from hotbed.nn import concat
 from hotbed.storage import Storage
 from hotbed.tables import Table
@@ -27,59 +29,103 @@ __all__ = ["ClickModel"]
 class ClickModel(nn.Module):
     """Base of models that turn a batch into a logit a sample.
 
+    A subclass names the dataclass of its `Settings`, makes its dense layers in `make_layers`, and maps a
+    batch to logits in `forward`, most easily with what `look_up` returns.
+
     Args:
-        tables: names of dynamic tables, which start from Normal(0, 0.01), or `Table`s of width
-            `dim`. Each is a feature of the batch; with a linear part ``C1`` has the twin ``C1.wide`` of
-            width 1, from zero.
-        dim: width of the tables.
-        num_dense: columns of ``batch["dense"]``.
-        linear: whether ids and dense columns have weights of their own.
-        config: other arguments that make a model of the same shape.
+        tables: names of dynamic tables, which start from Normal(0, 0.01), or `Table`s of the settings'
+            ``dim``. With a linear part table ``C1`` has the twin ``C1.wide`` of width 1, from zero.
+        values, named: settings in their order, or by name; or an object of `Settings`.
+        features: the table of each feature of a batch. Default: each table is a feature.
         seed: fixes the tables' first values; None draws it from torch's generator, which also
             gives the dense layers theirs.
         storage: budgets for the tiers that rows may lie in.
-        device: where tables are made.
+        device: where the model is made, as ``to(device)`` would have it but without tables in RAM first.
+
+    ``model(batch)`` takes a dict with ``"dense"``, float (B, num_dense), and every feature, and
+    returns logits (B,).
 
     Raises:
-        TableError: a table has another width than `dim`, or there is none; `num_dense` is negative.
+        TableError: a table has another width than ``dim``, or there is none; a setting has a wrong value.
+        TypeError: there is no such setting.
     """
+
+    Settings: ClassVar[type[ModelSettings]] = ModelSettings
+    """Dataclass of the model's settings."""
+    has_linear: ClassVar[bool] = False
+    """True if ids and dense columns have weights of their own, the linear part."""
+    least_dense: ClassVar[int] = 0
+    """Dense columns that the model needs at least."""
+    settings: ModelSettings
+
+    def __init_subclass__(cls, **options: object) -> None:
+        super().__init_subclass__(**options)
+        cls.__signature__ = inspect.Signature([*_parameters(cls.Settings)])  # type: ignore[attr-defined]
 
     def __init__(
         self,
         tables: Sequence[str | Table],
-        dim: int,
-        num_dense: int,
-        *,
-        linear: bool,
-        config: Mapping[str, object],
-        seed: int | None,
-        storage: Storage | None,
-        device: Device | None,
+        *values: object,
+        features: Mapping[str, str] | None = None,
+        seed: int | None = None,
+        storage: Storage | None = None,
+        device: Device | None = None,
+        **named: object,
     ) -> None:
         super().__init__()
-        check_num_dense(self, num_dense, 0)
-        deep = tables_of(tables, dim)
-        if not deep:
+        self.settings = self._settings(values, named)
+        self.dim, self.num_dense = self.settings.dim, self.settings.num_dense
+        check_num_dense(self, self.num_dense, self.least_dense)
+        self.described = _tables_of(tables, self.dim)
+        """The tables, but for those of the linear part."""
+        if not self.described:
             raise TableError(f"{type(self).__name__}: tables is empty. Name at least one.")
-        self.config: dict[str, object] = {
-            "tables": deep,
-            "dim": dim,
-            "num_dense": num_dense,
-            **config,
-        }
-        """Arguments that make a model of the same shape."""
-        self.features = [table.name for table in deep]
-        self.dim, self.num_dense = dim, num_dense
+        self.table_of = dict(features or {table.name: table.name for table in self.described})
+        """Name of the table of each feature."""
+        self.features = [*self.table_of]
+        """Names of the features, in the order of their vectors."""
         wide = [
             dataclasses.replace(table, name=f"{table.name}.wide", dim=1, init=Zeros())
-            for table in (deep if linear else ())
+            for table in (self.described if self.has_linear else ())
         ]
+        twins = {f"{name}.wide": f"{table}.wide" for name, table in self.table_of.items() if wide}
         # One collection for both, so that a batch is resolved and looked up in one call.
-        features = {table.name: table.name for table in (*deep, *wide)}
         self.embeddings = EmbeddingCollection(
-            [*deep, *wide], features, seed=seed, storage=storage, device=device
+            [*self.described, *wide],
+            {**self.table_of, **twins},
+            seed=seed,
+            storage=storage,
+            device=device,
         )
-        self.wide = nn.Linear(num_dense, 1) if linear else None
+        self.wide = nn.Linear(self.num_dense, 1) if self.has_linear else None
+        self.make_layers()
+        if device is not None:
+            self.to(device)
+
+    def _settings(self, values: tuple[object, ...], named: dict[str, object]) -> ModelSettings:
+        try:
+            if len(values) == 1 and isinstance(values[0], self.Settings):
+                return dataclasses.replace(values[0], **named)  # type: ignore[arg-type]
+            return self.Settings(*values, **named)  # type: ignore[arg-type]
+        except TypeError as error:
+            known = ", ".join(field.name for field in dataclasses.fields(self.Settings))
+            unknown = [name for name in named if name not in known.split(", ")]
+            if not unknown:
+                raise
+            raise TypeError(
+                f"{type(self).__name__}: there is no setting {unknown[0]!r}; there are {known}."
+            ) from error
+
+    def make_layers(self) -> None:
+        """Make the dense layers; called once, when `settings`, `features` and `embeddings` are there."""
+
+    @property
+    def config(self) -> dict[str, object]:
+        """Arguments that make a model of the same shape."""
+        config: dict[str, object] = {"tables": self.described, **dataclasses.asdict(self.settings)}
+        if self.table_of != {table.name: table.name for table in self.described}:
+            config["features"] = self.table_of
+        return config
 
     @property
     def width(self) -> int:
@@ -112,3 +158,33 @@ class ClickModel(nn.Module):
     def side_by_side(batch: Mapping[str, Tensor], vectors: Sequence[Tensor]) -> Tensor:
         """Return (B, `width`): dense columns, then the vectors."""
         return torch.cat([batch["dense"], concat(vectors)], 1)
+
+
+def _parameters(settings: type[ModelSettings]) -> Iterator[inspect.Parameter]:
+    """Parameters of a model's constructor, for ``help()`` and checks of names."""
+    normal, keyword = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
+    yield inspect.Parameter("tables", normal)
+    for field in dataclasses.fields(settings):
+        yield inspect.Parameter(field.name, normal, default=field.default, annotation=field.type)
+    for name in ("features", "seed", "storage", "device"):
+        yield inspect.Parameter(name, keyword, default=None)
+
+
+def _tables_of(tables: Sequence[str | Table], dim: int) -> list[Table]:
+    """`tables`, with a dynamic table that starts from Normal(0, 0.01) for every name.
+
+    Raises:
+        TableError: one is no table or name, or has another width than `dim`.
+    """
+    made = []
+    for table in tables:
+        if isinstance(table, str):
+            table = Table(table, dim, init=Normal(0.0, 0.01))
+        if not isinstance(table, Table):
+            raise TableError(f"tables must be names or hotbed.Table objects, got {table!r}.")
+        if table.dim != dim:
+            raise TableError(
+                f"Table {table.name!r} has dim {table.dim}, and the model {dim}. Make them equal."
+            )
+        made.append(table)
+    return made

@@ -2,71 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from hotbed.devices import Device
 from hotbed.models.click import ClickModel
+from hotbed.models.registry import register
+from hotbed.models.settings import ModelSettings
 from hotbed.nn import MLP, CompressedInteraction, FactorizationMachine
-from hotbed.storage import Storage
-from hotbed.tables import Table
 
-__all__ = ["DeepFM", "XDeepFM"]
+__all__ = ["DeepFM", "DeepFMSettings", "XDeepFM", "XDeepFMSettings"]
 
 
+@dataclasses.dataclass(frozen=True)
+class DeepFMSettings(ModelSettings):
+    """Settings of `DeepFM`."""
+
+    hidden: tuple[int, ...] = (256, 128)
+    """Widths of the MLP's hidden layers."""
+    dropout: float = 0.0
+    """Share of the hidden values set to zero while training."""
+
+
+@register("deepfm")
 class DeepFM(ClickModel):
-    """DeepFM (Guo et al., arXiv:1703.04247).
+    """DeepFM (Guo et al., arXiv:1703.04247); arguments as of `ClickModel`.
 
     Logits are the sum of a linear part (a weight for each id and each dense column), the dot products of all
     pairs of vectors, and an MLP over the dense columns and the vectors side by side.
-
-    Args:
-        tables: names of dynamic tables, which start from Normal(0, 0.01), or `Table`s of width
-            `dim`. Each is a feature of the batch; table ``C1`` has the twin ``C1.wide`` of width 1.
-        dim: width of the tables.
-        num_dense: columns of ``batch["dense"]``.
-        hidden: widths of the MLP's hidden layers.
-        dropout: the share of their values set to zero while training.
-        seed: fixes the tables' first values; None draws it from torch's generator, which also
-            gives the dense layers theirs.
-        storage: budgets for the tiers that rows may lie in.
-        device: where it is made, as ``to(device)`` would have it but without tables in RAM first.
-
-    ``model(batch)`` takes a dict with ``"dense"``, float (B, num_dense), and every feature, and
-    returns logits (B,).
-
-    Raises:
-        TableError: a table has another width than `dim`, or there is none.
     """
 
-    def __init__(
-        self,
-        tables: Sequence[str | Table],
-        dim: int = 16,
-        num_dense: int = 13,
-        hidden: Sequence[int] = (256, 128),
-        dropout: float = 0.0,
-        *,
-        seed: int | None = None,
-        storage: Storage | None = None,
-        device: Device | None = None,
-    ) -> None:
-        config = {"hidden": list(hidden), "dropout": dropout}
-        super().__init__(
-            tables,
-            dim,
-            num_dense,
-            linear=True,
-            config=config,
-            seed=seed,
-            storage=storage,
-            device=device,
-        )
+    Settings = DeepFMSettings
+    settings: DeepFMSettings
+    has_linear = True
+
+    def make_layers(self) -> None:
+        settings = self.settings
         self.pairs = FactorizationMachine()
-        self.deep = MLP(self.width, [*hidden, 1], dropout=dropout)
-        if device is not None:
-            self.to(device)
+        self.deep = MLP(self.width, [*settings.hidden, 1], dropout=settings.dropout)
 
     def forward(self, batch: Mapping[str, Tensor]) -> Tensor:
         vectors, linear = self.look_up(batch)
@@ -75,48 +49,30 @@ class DeepFM(ClickModel):
         return logits
 
 
+@dataclasses.dataclass(frozen=True)
+class XDeepFMSettings(DeepFMSettings):
+    """Settings of `XDeepFM`."""
+
+    maps: tuple[int, ...] = (16, 16, 16)
+    """Maps of each layer of the compressed interaction network."""
+
+
+@register("xdeepfm")
 class XDeepFM(ClickModel):
-    """xDeepFM (Lian et al., arXiv:1803.05170).
+    """xDeepFM (Lian et al., arXiv:1803.05170); arguments as of `ClickModel`.
 
     As `DeepFM`, with a compressed interaction network in place of the dot products.
-
-    Args:
-        tables: as of `DeepFM`, like all arguments but
-        maps: of each layer of the compressed interaction network.
-
-    Raises:
-        TableError: a table has another width than `dim`, or there is none.
     """
 
-    def __init__(
-        self,
-        tables: Sequence[str | Table],
-        dim: int = 16,
-        num_dense: int = 13,
-        hidden: Sequence[int] = (256, 128),
-        dropout: float = 0.0,
-        maps: Sequence[int] = (16, 16, 16),
-        *,
-        seed: int | None = None,
-        storage: Storage | None = None,
-        device: Device | None = None,
-    ) -> None:
-        config = {"hidden": list(hidden), "dropout": dropout, "maps": list(maps)}
-        super().__init__(
-            tables,
-            dim,
-            num_dense,
-            linear=True,
-            config=config,
-            seed=seed,
-            storage=storage,
-            device=device,
-        )
-        self.interaction = CompressedInteraction(len(self.features), list(maps))
+    Settings = XDeepFMSettings
+    settings: XDeepFMSettings
+    has_linear = True
+
+    def make_layers(self) -> None:
+        settings = self.settings
+        self.interaction = CompressedInteraction(len(self.features), list(settings.maps))
         self.of_maps = nn.Linear(self.interaction.out_features, 1)
-        self.deep = MLP(self.width, [*hidden, 1], dropout=dropout)
-        if device is not None:
-            self.to(device)
+        self.deep = MLP(self.width, [*settings.hidden, 1], dropout=settings.dropout)
 
     def forward(self, batch: Mapping[str, Tensor]) -> Tensor:
         vectors, linear = self.look_up(batch)

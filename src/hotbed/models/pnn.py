@@ -2,80 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
-from hotbed.devices import Device
 from hotbed.errors import TableError
 from hotbed.models.click import ClickModel
+from hotbed.models.registry import register
+from hotbed.models.settings import ModelSettings
 from hotbed.nn import MLP
 from hotbed.nn.factorization import stacked
-from hotbed.storage import Storage
-from hotbed.tables import Table
 
-__all__ = ["PNN"]
+__all__ = ["PNN", "PNNSettings"]
 
 
+@dataclasses.dataclass(frozen=True)
+class PNNSettings(ModelSettings):
+    """Settings of `PNN`."""
+
+    hidden: tuple[int, ...] = (256, 128)
+    """Widths of the MLP's hidden layers."""
+    dropout: float = 0.0
+    """Share of the hidden values set to zero while training."""
+    product: str = "inner"
+    """"inner" or "outer"."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.product not in ("inner", "outer"):
+            raise TableError(f"PNN: product is {self.product!r}. Pass 'inner' or 'outer'.")
+
+
+@register("pnn")
 class PNN(ClickModel):
-    """Product-based neural network (Qu et al., arXiv:1611.00144).
+    """Product-based neural network (Qu et al., arXiv:1611.00144); arguments as of `ClickModel`.
 
     An MLP sees the dense columns, the vectors and their products side by side: the inner products of all
     pairs, or the outer product of the sum of the vectors with itself, d × d numbers (section III.C).
-
-    Args:
-        tables: names of dynamic tables, which start from Normal(0, 0.01), or `Table`s of width
-            `dim`. Each is a feature of the batch.
-        dim: width of the tables.
-        num_dense: columns of ``batch["dense"]``.
-        hidden: widths of the MLP's hidden layers.
-        dropout: the share of their values set to zero while training.
-        product: "inner" or "outer".
-        seed: fixes the tables' first values; None draws it from torch's generator, which also
-            gives the dense layers theirs.
-        storage: budgets for the tiers that rows may lie in.
-        device: where it is made, as ``to(device)`` would have it but without tables in RAM first.
-
-    ``model(batch)`` takes a dict with ``"dense"``, float (B, num_dense), and every feature, and
-    returns logits (B,).
-
-    Raises:
-        TableError: a table has another width than `dim`, there is none, or the product is unknown.
     """
 
-    def __init__(
-        self,
-        tables: Sequence[str | Table],
-        dim: int = 16,
-        num_dense: int = 13,
-        hidden: Sequence[int] = (256, 128),
-        dropout: float = 0.0,
-        product: str = "inner",
-        *,
-        seed: int | None = None,
-        storage: Storage | None = None,
-        device: Device | None = None,
-    ) -> None:
-        if product not in ("inner", "outer"):
-            raise TableError(f"PNN: product is {product!r}. Pass 'inner' or 'outer'.")
-        config = {"hidden": list(hidden), "dropout": dropout, "product": product}
-        super().__init__(
-            tables,
-            dim,
-            num_dense,
-            linear=False,
-            config=config,
-            seed=seed,
-            storage=storage,
-            device=device,
-        )
-        count = len(self.features)
-        products = count * (count - 1) // 2 if product == "inner" else dim * dim
-        self.product = product
-        self.deep = MLP(self.width + products, [*hidden, 1], dropout=dropout)
-        if device is not None:
-            self.to(device)
+    Settings = PNNSettings
+    settings: PNNSettings
+
+    def make_layers(self) -> None:
+        settings, count = self.settings, len(self.features)
+        self.product = settings.product
+        products = count * (count - 1) // 2 if self.product == "inner" else self.dim**2
+        self.deep = MLP(self.width + products, [*settings.hidden, 1], dropout=settings.dropout)
 
     def forward(self, batch: Mapping[str, Tensor]) -> Tensor:
         vectors, _ = self.look_up(batch)

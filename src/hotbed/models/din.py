@@ -1,0 +1,131 @@
+"""DIN: a candidate, and those items of a user's history that have to do with it.
+
+Shapes: B samples, L items of a history, d columns of a vector.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from hotbed.errors import InputError, TableError
+from hotbed.models.click import ClickModel
+from hotbed.models.dense_columns import dense_of
+from hotbed.models.registry import register
+from hotbed.models.settings import ModelSettings
+from hotbed.nn import Dice, TargetAttention
+
+__all__ = ["DIN", "DINSettings"]
+
+
+@dataclasses.dataclass(frozen=True)
+class DINSettings(ModelSettings):
+    """Settings of `DIN`."""
+
+    num_dense: int = 0
+    """Columns of ``batch["dense"]``."""
+    target: tuple[str, ...] = ("item",)
+    """Features of the candidate, one for each of `history`."""
+    history: tuple[str, ...] = ("history",)
+    """Features with a user's items, (B, L) each, the table's padding_idx where a history is shorter than
+    L."""
+    attention: tuple[int, ...] = (80, 40)
+    """Widths of the hidden layers that weigh an item."""
+    hidden: tuple[int, ...] = (200, 80)
+    """Widths of the MLP's hidden layers."""
+    activation: str = "dice"
+    """Of the MLP: "dice", which has the statistics of a batch in it, "prelu" or "relu"."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.target or len(self.target) != len(self.history):
+            raise TableError(
+                f"DIN: there are {len(self.target)} features in target and {len(self.history)} in history. "
+                "Name the candidate's feature for each history, as in target=['item'], history=['seen']."
+            )
+        if self.activation not in _ACTIVATIONS:
+            raise TableError(
+                f"DIN: activation is {self.activation!r}. Pass one of {', '.join(_ACTIVATIONS)}."
+            )
+
+
+_ACTIVATIONS: dict[str, Callable[[int], nn.Module]] = {
+    "dice": Dice,
+    "prelu": lambda width: nn.PReLU(),
+    "relu": lambda width: nn.ReLU(),
+}
+
+
+@register("din")
+class DIN(ClickModel):
+    """Deep interest network (Zhou et al., arXiv:1706.06978).
+
+    Items of a user's history are weighed by what they have to do with the candidate, and summed; an MLP
+    sees the dense columns, the vectors of all other features and these sums side by side. A history and its
+    target share a table, which has ``padding_idx=-1`` and no combiner::
+
+        hb.models.DIN(
+            [hb.Table("item", 16, combiner=None, padding_idx=-1), "user"],
+            features={"item": "item", "history": "item", "user": "user"},
+        )
+
+    Arguments are those of `ClickModel`.
+    """
+
+    Settings = DINSettings
+    settings: DINSettings
+
+    def make_layers(self) -> None:
+        settings = self.settings
+        self.interests = dict(zip(settings.history, settings.target, strict=True))
+        """Features of candidates, by those of histories."""
+        self.padding = {
+            name: self._padding(name, target) for name, target in self.interests.items()
+        }
+        """Id that fills up a history, by its feature."""
+        self.attention = nn.ModuleList(
+            TargetAttention(self.dim, settings.attention) for _ in self.interests
+        )
+        layers: list[nn.Module] = []
+        before = self.width
+        for width in settings.hidden:
+            layers += [nn.Linear(before, width), _ACTIVATIONS[settings.activation](width)]
+            before = width
+        self.deep = nn.Sequential(*layers, nn.Linear(before, 1))
+
+    def _padding(self, history: str, target: str) -> int:
+        tables = {table.name: table for table in self.described}
+        shared = self.table_of.get(history)
+        if shared is None or shared != self.table_of.get(target):
+            raise TableError(
+                f"DIN: target {target!r} and history {history!r} must be features that share a table. Pass "
+                f"features={{{target!r}: TABLE, {history!r}: TABLE, ...}}."
+            )
+        padding = tables[shared].padding_idx
+        if padding is None or tables[shared].combiner != "none":
+            raise TableError(
+                f"DIN: table {shared!r}, of history {history!r}, needs padding_idx=-1 and combiner=None, so "
+                "that histories of any length give a vector an item."
+            )
+        return padding
+
+    def forward(self, batch: Mapping[str, Tensor]) -> Tensor:
+        dense = dense_of(self, batch, self.num_dense) if self.num_dense else None
+        vectors = self.embeddings(self.embedding_inputs(batch))
+        attention = dict(zip(self.interests, self.attention, strict=True))
+        columns = [] if dense is None else [dense]
+        for name, vector in vectors.items():
+            if name in self.interests:
+                mask = batch[name] != self.padding[name]
+                vector = attention[name](vectors[self.interests[name]], vector, mask)
+            elif vector.dim() != 2:
+                raise InputError(
+                    f"DIN: feature {name!r} has vectors of shape {tuple(vector.shape)}. Name it in history, "
+                    "or give its table a combiner."
+                )
+            columns.append(vector)
+        logits: Tensor = self.deep(torch.cat(columns, 1)).squeeze(1)
+        return logits

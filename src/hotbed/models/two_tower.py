@@ -1,0 +1,120 @@
+"""Two towers: a vector for each user and each item, whose product is the score.
+
+Shapes: B samples, w columns of a tower's output.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from hotbed.errors import InputError, TableError
+from hotbed.jagged import Jagged
+from hotbed.models.click import ClickModel
+from hotbed.models.dense_columns import dense_of
+from hotbed.models.registry import register
+from hotbed.models.settings import ModelSettings
+from hotbed.nn import MLP, FrequencyEstimate, in_batch_logits, in_batch_softmax
+
+__all__ = ["TwoTower", "TwoTowerSettings"]
+
+
+@dataclasses.dataclass(frozen=True)
+class TwoTowerSettings(ModelSettings):
+    """Settings of `TwoTower`."""
+
+    num_dense: int = 0
+    """Columns of ``batch["dense"]``, which the user's tower sees."""
+    user: tuple[str, ...] = ("user",)
+    """Features of the user."""
+    item: tuple[str, ...] = ("item",)
+    """Features of the item. The first is its id, with a single id a sample."""
+    hidden: tuple[int, ...] = (128,)
+    """Widths of each tower's hidden layers."""
+    out: int = 64
+    """w: columns of a tower's output."""
+    temperature: float = 0.05
+    """Scores are cosines divided by it."""
+    is_corrected: bool = True
+    """True if the logits of training are corrected by how frequent items are; see
+    `hotbed.nn.in_batch_logits`."""
+
+
+@register("two-tower")
+class TwoTower(ClickModel):
+    """Two towers for retrieval (Yi et al., RecSys 2019).
+
+    An MLP over the vectors of the user's features, and another over those of the item's, give vectors of
+    length 1; the score is their product over the temperature. While training, ``model(batch)`` returns
+    logits (B, B) of each user for the items of all samples, whose loss is `loss`, a softmax over the batch;
+    in evaluation mode the score of each sample, (B,). Arguments are those of `ClickModel`.
+    """
+
+    Settings = TwoTowerSettings
+    settings: TwoTowerSettings
+    loss = staticmethod(in_batch_softmax)
+    """The loss that `hotbed.train.fit` takes where it is given none: of logits (B, B) and labels (B,)."""
+
+    def make_layers(self) -> None:
+        settings = self.settings
+        named = [*settings.user, *settings.item]
+        if not settings.user or not settings.item or sorted(named) != sorted(self.features):
+            raise TableError(
+                f"TwoTower: user is {list(settings.user)} and item {list(settings.item)}; each feature must "
+                f"be of one, and there are {', '.join(self.features)}."
+            )
+        if not settings.temperature > 0:
+            raise TableError(
+                f"TwoTower: temperature is {settings.temperature}. Pass a positive number."
+            )
+        self.user_tower, self.item_tower = (
+            MLP(self.dim * len(features) + dense, [*settings.hidden, settings.out])
+            for features, dense in ((settings.user, self.num_dense), (settings.item, 0))
+        )
+        self.frequency = FrequencyEstimate()
+
+    def user_vectors(self, batch: Mapping[str, Tensor]) -> Tensor:
+        """Return the users' vectors, (B, w), of length 1."""
+        dense = [dense_of(self, batch, self.num_dense)] if self.num_dense else []
+        return self._users(self._looked_up(batch, self.settings.user), dense)
+
+    def item_vectors(self, batch: Mapping[str, Tensor]) -> Tensor:
+        """Return the items' vectors, (B, w), of length 1."""
+        return self._items(self._looked_up(batch, self.settings.item))
+
+    def forward(self, batch: Mapping[str, Tensor]) -> Tensor:
+        settings = self.settings
+        dense = [dense_of(self, batch, self.num_dense)] if self.num_dense else []
+        vectors = self._looked_up(batch, [*settings.user, *settings.item])  # one lookup of both
+        count = len(settings.user)
+        users, items = self._users(vectors[:count], dense), self._items(vectors[count:])
+        if not self.training:
+            scores: Tensor = (users * items).sum(1) / settings.temperature
+            return scores
+        ids = batch[settings.item[0]]
+        if ids.dim() != 1:
+            raise InputError(
+                f"TwoTower: feature {settings.item[0]!r} has shape {tuple(ids.shape)}. It is the item's id: "
+                "pass (B,)."
+            )
+        probability = self.frequency(ids) if settings.is_corrected else None
+        return in_batch_logits(users @ items.T / settings.temperature, ids, probability)
+
+    def _looked_up(self, batch: Mapping[str, Tensor], features: Sequence[str]) -> list[Tensor]:
+        count = len(batch[features[0]])
+        empty = Jagged(
+            torch.empty(0, dtype=torch.int64), lengths=torch.zeros(count, dtype=torch.int64)
+        )
+        wanted = {name: batch[name] if name in features else empty for name in self.features}
+        vectors = self.embeddings(wanted)
+        return [vectors[name] for name in features]
+
+    def _users(self, vectors: Sequence[Tensor], dense: Sequence[Tensor]) -> Tensor:
+        return normalize(self.user_tower(torch.cat([*dense, *vectors], 1)), dim=1)
+
+    def _items(self, vectors: Sequence[Tensor]) -> Tensor:
+        return normalize(self.item_tower(torch.cat([*vectors], 1)), dim=1)
