@@ -77,7 +77,7 @@ def _measure(report: Report, trace: Trace, kind: str, share: float, batches: int
     moves = _core.Moves()
     _fill(residency, trace, capacity)
     tables = [
-        _core.Table.make(f"t{t}", trace.rows, 1, _core.DType.f32, 0, 0, 0, 0, 0, t, None)
+        _core.Table.make(f"t{t}", trace.rows, 1, _core.DType.f32, [(1, 0, 0, 0, 0, 0)], t, None)
         for t in range(TABLES)
     ]
     timings = {phase: Timing() for phase in (*PHASES, "resolve")}

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import hotbed as hb
 from hotbed import _core
 from hotbed.errors import NotFiniteError, TableError
+from hotbed.init import bands_of
 from hotbed.places.host.batch import HostBatch, HostPendingGradient, check, core_batch
 from hotbed.places.host.step import HostParticipant, rows_of
 from hotbed.places.moves import factory_for
@@ -184,7 +185,7 @@ class PartsBatch(HostBatch):
                 live.place.meet(ids[ids != nothing])
             scratch = _core.Table.make(
                 spec.name, max(1, len(ids)), spec.dim, CORE_DTYPES[spec.dtype],
-                *hb.init.Zeros().resolve(None, 1), 0, int(padding[0]) if len(padding) else None,
+                bands_of(hb.init.Zeros(), None, spec.dim), 0, int(padding[0]) if len(padding) else None,
             )  # fmt: skip
             rows, at = live.place.read(ids), torch.arange(len(ids))
             _core.write(scratch, at.data_ptr(), len(ids), rows.data_ptr())

@@ -20,6 +20,18 @@ using namespace hotbed;
 
 namespace {
 
+// (column before which it ends, kind, a, b, c, d) of consecutive bands of columns.
+using Bands = std::vector<std::tuple<int64_t, int, double, double, double, double>>;
+
+std::vector<InitialSpec> specs_of(const Bands& bands) {
+  std::vector<InitialSpec> specs;
+  for (const auto& [end, kind, a, b, c, d] : bands) {
+    specs.push_back(initial_spec(static_cast<Initial>(kind), a, b, c, d, 0));
+    specs.back().end_column = end;
+  }
+  return specs;
+}
+
 nb::dlpack::dtype element(DType dtype) {
   switch (dtype) {
     case DType::f64: return nb::dtype<double>();
@@ -179,11 +191,10 @@ void bind_table(nb::module_& module) {
   nb::class_<Table>(module, "Table")
       .def_static(
           "make",
-          [](const std::string& name, int64_t rows, int64_t dim, DType dtype, int kind, double a,
-             double b, double c, double d, uint64_t key, std::optional<int64_t> padding,
-             bool tiered, bool released, std::shared_ptr<MemoryBudget> budget,
-             std::tuple<int64_t, int64_t, int64_t> origin) {
-            InitialSpec initial = initial_spec(static_cast<Initial>(kind), a, b, c, d, key);
+          [](const std::string& name, int64_t rows, int64_t dim, DType dtype, const Bands& bands,
+             uint64_t key, std::optional<int64_t> padding, bool tiered, bool released,
+             std::shared_ptr<MemoryBudget> budget, std::tuple<int64_t, int64_t, int64_t> origin) {
+            InitialSpec initial = initial_columns(specs_of(bands), key);
             initial.has_padding = padding.has_value();
             initial.padding_id = padding.value_or(0);
             std::tie(initial.origin.first, initial.origin.stride, initial.origin.column) = origin;
@@ -191,8 +202,8 @@ void bind_table(nb::module_& module) {
             return std::make_shared<Table>(name, rows, dim, dtype, initial, tiered, released,
                                            std::move(budget));
           },
-          "name"_a, "rows"_a, "dim"_a, "dtype"_a, "kind"_a, "a"_a, "b"_a, "c"_a, "d"_a, "key"_a,
-          "padding"_a.none(), "tiered"_a = false, "released"_a = false, "budget"_a.none() = nullptr,
+          "name"_a, "rows"_a, "dim"_a, "dtype"_a, "bands"_a, "key"_a, "padding"_a.none(),
+          "tiered"_a = false, "released"_a = false, "budget"_a.none() = nullptr,
           "origin"_a = std::make_tuple(int64_t{0}, int64_t{1}, int64_t{0}),
           "`origin`: (first id, stride, first column) in the table of which it is a part. "
           "`released`: of a static table, as after `release_rows`.")

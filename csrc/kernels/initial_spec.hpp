@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "base/random.hpp"
 
@@ -9,8 +10,8 @@ namespace hotbed {
 
 enum class Initial : int { constant = 0, uniform = 1, normal = 2, truncated_normal = 3 };
 
-// What the rows of a table start as. Built by initial_spec, which checks it and fills the
-// derived part. Plain data: any number of threads may read it.
+// What the rows of a table start as. Built by initial_spec or initial_columns, which check it and
+// fill the derived part. Any number of threads may read it.
 struct InitialSpec {
   Initial kind = Initial::constant;
   // constant: a. uniform: from a to b. normal: mean a, standard deviation b.
@@ -26,6 +27,11 @@ struct InitialSpec {
   // the mean is drawn as its mirror image below, where probabilities keep their precision.
   double probability_low = 0, probability_high = 0;
   bool mirrored = false;
+
+  // Not empty where columns start as different things, which stand here: consecutive bands, each up
+  // to before its `end_column`, counted in the table of `origin`.
+  std::vector<InitialSpec> bands;
+  int64_t end_column = 0;
 };
 
 }  // namespace hotbed

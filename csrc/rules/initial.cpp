@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <cstring>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "kernels/inverse_normal.inl"
 #include "kernels/kernels.hpp"
@@ -94,7 +96,52 @@ void fill_truncation(InitialSpec& spec) {
   }
 }
 
+// Rows of a table whose columns start as different things, on the calling thread.
+void write_bands(const InitialSpec& spec, const int64_t* ids, int64_t first_id, int64_t n,
+                 int64_t dim, DType dtype, uint8_t* rows) {
+  auto item = static_cast<int64_t>(size_of(dtype));
+  std::vector<uint8_t> scratch;
+  int64_t begin = 0;  // column of the table in which the band begins, less the part's first column
+  for (const InitialSpec& band : spec.bands) {
+    int64_t from = std::max<int64_t>(begin, 0);
+    int64_t to = std::min(band.end_column - spec.origin.column, dim);
+    begin = band.end_column - spec.origin.column;
+    if (from >= to) continue;
+    InitialSpec part = band;
+    part.table_key = spec.table_key;
+    part.has_padding = spec.has_padding;
+    part.padding_id = spec.padding_id;
+    part.origin = spec.origin;
+    part.origin.column += from;
+    int64_t width = (to - from) * item;
+    scratch.resize(static_cast<size_t>(n * width));
+    kernels().initial_rows(part, ids, first_id, n, to - from, dtype, scratch.data());
+    for (int64_t r = 0; r < n; ++r) {
+      std::memcpy(rows + (r * dim + from) * item, scratch.data() + r * width,
+                  static_cast<size_t>(width));
+    }
+  }
+}
+
 }  // namespace
+
+InitialSpec initial_columns(std::vector<InitialSpec> bands, uint64_t table_key) {
+  if (bands.size() == 1) {
+    bands[0].table_key = table_key;
+    return bands[0];
+  }
+  InitialSpec spec{.table_key = table_key};
+  int64_t before = 0;
+  for (const InitialSpec& band : bands) {
+    if (band.end_column <= before) {
+      throw std::invalid_argument("a band of columns ends at " + std::to_string(band.end_column) +
+                                  ", and the one before it at " + std::to_string(before));
+    }
+    before = band.end_column;
+  }
+  spec.bands = std::move(bands);
+  return spec;
+}
 
 InitialSpec initial_spec(Initial kind, double a, double b, double c, double d, uint64_t table_key) {
   InitialSpec spec{.kind = kind, .a = a, .b = b, .c = c, .d = d, .table_key = table_key};
@@ -132,8 +179,12 @@ void initial_rows(const InitialSpec& spec, const int64_t* ids, int64_t first_id,
     int64_t count = std::min(rows_per_task, n - begin);
     auto first =
         static_cast<int64_t>(static_cast<uint64_t>(first_id) + static_cast<uint64_t>(begin));
-    kernel.initial_rows(spec, ids ? ids + begin : nullptr, first, count, dim, dtype,
-                        out + begin * row_bytes);
+    const int64_t* own = ids ? ids + begin : nullptr;
+    if (!spec.bands.empty()) {
+      write_bands(spec, own, first, count, dim, dtype, out + begin * row_bytes);
+    } else {
+      kernel.initial_rows(spec, own, first, count, dim, dtype, out + begin * row_bytes);
+    }
   }
 }
 

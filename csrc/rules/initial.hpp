@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "base/dtype.hpp"
 #include "kernels/initial_spec.hpp"
@@ -12,6 +13,10 @@ namespace hotbed {
 // Throws std::invalid_argument naming the value where a parameter is not finite, a deviation is
 // negative, a range is empty, or it holds no probability that a double can express.
 InitialSpec initial_spec(Initial kind, double a, double b, double c, double d, uint64_t table_key);
+
+// One spec of consecutive bands of columns, each made by initial_spec with its `end_column` set.
+// Throws std::invalid_argument where these do not increase.
+InitialSpec initial_columns(std::vector<InitialSpec> bands, uint64_t table_key);
 
 // Writes the first values of n rows of `dim` columns, contiguous, on the threads of OpenMP.
 // The ids are ids[0 .. n), or first_id .. first_id + n - 1 where `ids` is null.

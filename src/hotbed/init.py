@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple, Protocol, runtime_checkable
+from itertools import accumulate
+from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import torch  # before the core, which shares torch's OpenMP runtime
 
@@ -20,6 +22,7 @@ from hotbed.arrays import integer
 from hotbed.errors import TableError
 
 __all__ = [
+    "Columns",
     "Constant",
     "Distribution",
     "Initializer",
@@ -241,6 +244,58 @@ class XavierNormal:
 
     def resolve(self, rows: int | None, dim: int) -> Distribution:
         return Distribution(Kind.normal, 0.0, self.gain * math.sqrt(2 / _fans(self, rows, dim)))
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Consecutive columns that start as different things: several vectors of an id in one row.
+
+    >>> hb.Table("user", dim=17, init=hb.init.Columns([(16, hb.init.Normal()), (1, hb.init.Zeros())]))
+
+    Optimizers with one state for a whole row (`RowwiseAdagrad`, `RowwiseAdam`) refuse such a table.
+
+    Raises:
+        TableError: there are no parts, one has no columns, or its initializer is none or another Columns.
+    """
+
+    parts: Sequence[tuple[int, Initializer]]
+    """(number of columns, their initializer), in their order; the numbers add up to the table's dim."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "parts", tuple((width, each) for width, each in self.parts))
+        if not self.parts:
+            raise TableError(
+                "Columns: parts is empty. Pass (number of columns, initializer) pairs."
+            )
+        for width, each in self.parts:
+            if integer(width) is None or width < 1:
+                raise TableError(f"Columns: a part has {width!r} columns. Pass a positive integer.")
+            if not isinstance(each, Initializer):
+                raise TableError(
+                    f"Columns: the initializer of {width} columns is {each!r}. Pass another of hotbed.init, "
+                    "such as Normal(0.0, 0.01)."
+                )
+
+
+Band: TypeAlias = tuple[int, int, float, float, float, float]
+"""Columns that start from one distribution: the column before which they end, and the distribution."""
+
+
+def bands_of(initializer: Initializer | Columns, rows: int | None, dim: int) -> tuple[Band, ...]:
+    """Return the consecutive bands of a table of `rows` rows (None: dynamic) and `dim` columns.
+
+    Raises:
+        TableError: the parts of `Columns` have another number of columns together.
+    """
+    parts = initializer.parts if isinstance(initializer, Columns) else [(dim, initializer)]
+    ends = [*accumulate(width for width, _ in parts)]
+    if ends[-1] != dim:
+        raise TableError(
+            f"its init.Columns has {ends[-1]} columns, and the table {dim}. Make them equal."
+        )
+    return tuple(
+        (end, *each.resolve(rows, width)) for end, (width, each) in zip(ends, parts, strict=True)
+    )
 
 
 def table_key(seed: int, name: str) -> int:

@@ -117,7 +117,9 @@ class Table:
     stochastically, so small ones are kept on average. Arithmetic, gradients and pooled vectors are
     float32 (float64 for float64 rows)."""
 
-    init: initializers.Initializer = dataclasses.field(default_factory=initializers.Normal)
+    init: initializers.Initializer | initializers.Columns = dataclasses.field(
+        default_factory=initializers.Normal
+    )
     """First value of a row, a pure function of (seed, table name, id, column)."""
 
     padding_idx: int | None = None
@@ -190,21 +192,21 @@ class Table:
                 object.__setattr__(self, "sharding", sharding_of(self.sharding))
             except PlanError as error:
                 raise TableError(f"Table {self.name!r}: {error}") from None
-        self.distribution()
+        self.bands()
 
-    def distribution(self) -> initializers.Distribution:
-        """Return the distribution that first values are drawn from.
+    def bands(self) -> tuple[initializers.Band, ...]:
+        """Return the distributions that first values are drawn from, one for all columns or several.
 
         Raises:
             TableError: the initializer is none, or needs a number of rows that the table has not.
         """
-        if not isinstance(self.init, initializers.Initializer):
+        if not isinstance(self.init, initializers.Initializer | initializers.Columns):
             raise TableError(
                 f"Table {self.name!r}: init must be one of hotbed.init, such as "
                 f"hotbed.init.Normal(0.0, 0.01), got {self.init!r}."
             )
         try:
-            return self.init.resolve(self.origin.rows, self.origin.dim)
+            return initializers.bands_of(self.init, self.origin.rows, self.origin.dim)
         except (TypeError, ValueError) as error:
             raise TableError(f"Table {self.name!r}: {error}") from error
 

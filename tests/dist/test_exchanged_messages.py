@@ -108,8 +108,8 @@ class World:
         cores = []
         for t, _, _, first, stride, column, width in self.owned(rank):
             rows = self.whole[t][first::stride, column : column + width].contiguous()
-            zeros, dtype = (0, 0.0, 0.0, 0.0, 0.0), DTYPES[rows.dtype]
-            core = _core.Table.make(f"s{t}", len(rows), width, dtype, *zeros, 0, None)
+            zeros, dtype = [(width, 0, 0.0, 0.0, 0.0, 0.0)], DTYPES[rows.dtype]
+            core = _core.Table.make(f"s{t}", len(rows), width, dtype, zeros, 0, None)
             ids = torch.arange(len(rows))
             _core.write(core, ids.data_ptr(), len(rows), rows.data_ptr())
             cores.append(core)

@@ -103,7 +103,7 @@ def test_settings_as_an_object_and_by_name():
 def test_a_signature_shows_the_settings(kind):
     parameters = inspect.signature(kind).parameters
     fields = {field.name: field.default for field in dataclasses.fields(kind.Settings)}
-    assert [*parameters] == ["tables", *fields, "features", "seed", "storage", "device"]
+    assert {*parameters} == {"tables", *fields, "features", "seed", "storage", "device"}
     assert {name: parameters[name].default for name in fields} == fields
 
 

@@ -327,8 +327,8 @@ def test_a_table_that_was_taken_over_is_no_error_until_it_is_to_be_stepped() -> 
 
 def test_steps_of_a_table_whose_rows_lie_elsewhere_are_remembered_within_bounds() -> None:
     """As where ranks share it: it has no rows of its own that could be behind."""
-    zeros = hb.init.Zeros().resolve(None, 1)
-    table = _core.Table.make("a", 50, 4, _core.DType.f32, *zeros, 0, None, released=True)
+    zeros = hb.Table("a", 4, init=hb.init.Zeros()).bands()
+    table = _core.Table.make("a", 50, 4, _core.DType.f32, zeros, 0, None, released=True)
     options = _core.RuleOptions()
     options.rule = _core.Rule.adam
     rule = _core.TableRule.make(table, options, 0.0, True)

@@ -43,7 +43,7 @@ class RowsBehind:
             -1,
             spec.dim,
             CORE_DTYPES[self.dtype],
-            *spec.distribution(),
+            spec.bands(),
             table.key,
             spec.padding_idx,
             origin=(spec.origin.first, spec.origin.stride, spec.origin.column),

@@ -36,24 +36,18 @@ def table_of(name: str, entry: TableDescription) -> Table:
         CheckpointError: its initializer was the user's own.
         KeyError, TableError, TypeError, ValueError: no `described` has made it.
     """
-    initializer: object = entry["init"]
-    match initializer:
-        case None:
-            raise CheckpointError(
-                f"Table {name!r} starts from an initializer that is none of hotbed.init, so the model cannot "
-                "be made from its checkpoint alone. Make it yourself, and read its rows by hotbed.load."
-            )
-        case {"kind": str(kind), **options} if kind in init.__all__:
-            made = getattr(init, kind)(**{str(key): value for key, value in options.items()})
-        case _:
-            raise ValueError(f"its initializer {entry['init']!r} is unknown")
+    if entry["init"] is None:
+        raise CheckpointError(
+            f"Table {name!r} starts from an initializer that is none of hotbed.init, so the model cannot "
+            "be made from its checkpoint alone. Make it yourself, and read its rows by hotbed.load."
+        )
     return Table(
         name,
         entry["dim"],
         entry["rows"],
         entry["combiner"],
         getattr(torch, entry["dtype"]),
-        made,
+        _made_again(entry["init"]),
         entry["padding_idx"],
     )
 
@@ -74,11 +68,35 @@ def _padding_of(spec: Table) -> int | None:
     return int(spec.origin.ids_in_table(spec.padding_idx))
 
 
-def _init_of(initializer: init.Initializer) -> dict[str, Json] | None:
+def _init_of(initializer: init.Initializer | init.Columns) -> dict[str, Json] | None:
     known = type(initializer).__name__ in init.__all__
     if not known or not dataclasses.is_dataclass(initializer):
         return None  # one of the user's
+    if isinstance(initializer, init.Columns):
+        parts = [(width, _init_of(each)) for width, each in initializer.parts]
+        if None in (each for _, each in parts):
+            return None
+        return {"kind": "Columns", "parts": [[width, each] for width, each in parts]}
     return {"kind": type(initializer).__name__, **dataclasses.asdict(initializer)}
+
+
+def _made_again(entry: object) -> init.Initializer | init.Columns:
+    match entry:
+        case {"kind": "Columns", "parts": [*parts]}:
+            return init.Columns([(width, _plain(each)) for width, each in parts])
+        case _:
+            return _plain(entry)
+
+
+def _plain(entry: object) -> init.Initializer:
+    match entry:
+        case {"kind": str(kind), **options} if kind in init.__all__:
+            made: init.Initializer = getattr(init, kind)(
+                **{str(key): value for key, value in options.items()}
+            )
+            return made
+        case _:
+            raise ValueError(f"its initializer {entry!r} is unknown")
 
 
 def key_in(entry: TableEntry, table: LiveTable) -> int:

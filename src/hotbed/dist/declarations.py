@@ -135,7 +135,7 @@ def of_model(model: nn.Module, tables: Sequence[Table]) -> Declaration:
         for field in dataclasses.fields(Table):
             if field.name not in ("name", "sharding"):  # which the plan has
                 # Of an initializer what it draws from, as any object can be one.
-                value = table.distribution() if field.name == "init" else getattr(table, field.name)
+                value = table.bands() if field.name == "init" else getattr(table, field.name)
                 values[f"{field.name} of table {table.name!r}"] = in_words(value)
     for prefix, module in owners_of(model).items():
         at = f" of module {prefix!r}" if prefix else ""

@@ -11,7 +11,7 @@ from hotbed.models.item_index import Found, ItemIndex
 from hotbed.models.mmoe import MMoE, MMoESettings
 from hotbed.models.pnn import PNN, PNNSettings
 from hotbed.models.registry import MODELS, register
-from hotbed.models.settings import ModelSettings
+from hotbed.models.settings import LinearSettings, ModelSettings
 from hotbed.models.two_tower import TwoTower, TwoTowerSettings
 from hotbed.models.wide_deep import WideDeep, WideDeepSettings
 
@@ -32,6 +32,7 @@ __all__ = [
     "FinalMLPSettings",
     "Found",
     "ItemIndex",
+    "LinearSettings",
     "MMoE",
     "MMoESettings",
     "MODELS",

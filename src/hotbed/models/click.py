@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from hotbed.collection import EmbeddingCollection
 from hotbed.devices import Device
 from hotbed.errors import TableError
-from hotbed.init import Normal, Zeros
+from hotbed.init import Columns, Normal, Zeros
 from hotbed.models.dense_columns import check_num_dense, check_samples, dense_of
-from hotbed.models.settings import ModelSettings
+from hotbed.models.settings import LinearSettings, ModelSettings
 from hotbed.nn import concat
 from hotbed.storage import Storage
 from hotbed.tables import Table
@@ -52,8 +52,6 @@ class ClickModel(nn.Module):
 
     Settings: ClassVar[type[ModelSettings]] = ModelSettings
     """Dataclass of the model's settings."""
-    has_linear: ClassVar[bool] = False
-    """True if ids and dense columns have weights of their own, the linear part."""
     least_dense: ClassVar[int] = 0
     """Dense columns that the model needs at least."""
     settings: ModelSettings
@@ -84,20 +82,20 @@ class ClickModel(nn.Module):
         """Name of the table of each feature."""
         self.features = [*self.table_of]
         """Names of the features, in the order of their vectors."""
-        wide = [
-            dataclasses.replace(table, name=f"{table.name}.wide", dim=1, init=Zeros())
-            for table in (self.described if self.has_linear else ())
-        ]
-        twins = {f"{name}.wide": f"{table}.wide" for name, table in self.table_of.items() if wide}
-        # One collection for both, so that a batch is resolved and looked up in one call.
+        has_linear = isinstance(self.settings, LinearSettings)
+        self.one_row = isinstance(self.settings, LinearSettings) and self.settings.one_row
+        stored: list[Table] = self.described
+        twins: dict[str, str] = {}
+        if self.one_row:
+            stored = [*map(_with_weight, self.described)]
+        elif has_linear:
+            # One collection for both, so that a batch is resolved and looked up in one call.
+            stored = [*self.described, *map(_weight_of, self.described)]
+            twins = {f"{name}.wide": f"{table}.wide" for name, table in self.table_of.items()}
         self.embeddings = EmbeddingCollection(
-            [*self.described, *wide],
-            {**self.table_of, **twins},
-            seed=seed,
-            storage=storage,
-            device=device,
+            stored, {**self.table_of, **twins}, seed=seed, storage=storage, device=device
         )
-        self.wide = nn.Linear(self.num_dense, 1) if self.has_linear else None
+        self.wide = nn.Linear(self.num_dense, 1) if has_linear else None
         self.make_layers()
         if device is not None:
             self.to(device)
@@ -135,7 +133,7 @@ class ClickModel(nn.Module):
     def embedding_inputs(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return what `embeddings` looks up of a batch; `hotbed.lookahead` asks for it."""
         inputs = {name: batch[name] for name in self.features}
-        if self.wide is not None:
+        if self.wide is not None and not self.one_row:
             inputs.update({f"{name}.wide": batch[name] for name in self.features})
         return inputs
 
@@ -148,11 +146,15 @@ class ClickModel(nn.Module):
         dense = dense_of(self, batch, self.num_dense)
         vectors = list(self.embeddings(self.embedding_inputs(batch)).values())
         check_samples(self, dense, self.features[0], vectors[0])
-        count = len(self.features)
         if self.wide is None:
             return vectors, None
-        weights = concat(vectors[count:]).sum(1, keepdim=True)
-        return vectors[:count], self.wide(dense) + weights
+        if self.one_row:
+            weights = [each[:, self.dim :] for each in vectors]
+            vectors = [each[:, : self.dim] for each in vectors]
+        else:
+            count = len(self.features)
+            vectors, weights = vectors[:count], vectors[count:]
+        return vectors, self.wide(dense) + concat(weights).sum(1, keepdim=True)
 
     @staticmethod
     def side_by_side(batch: Mapping[str, Tensor], vectors: Sequence[Tensor]) -> Tensor:
@@ -160,12 +162,24 @@ class ClickModel(nn.Module):
         return torch.cat([batch["dense"], concat(vectors)], 1)
 
 
+def _weight_of(table: Table) -> Table:
+    """The twin that has a table's weights in the linear part."""
+    return dataclasses.replace(table, name=f"{table.name}.wide", dim=1, init=Zeros())
+
+
+def _with_weight(table: Table) -> Table:
+    """The table with one more column, the weights in the linear part."""
+    parts = table.init.parts if isinstance(table.init, Columns) else [(table.dim, table.init)]
+    return dataclasses.replace(table, dim=table.dim + 1, init=Columns([*parts, (1, Zeros())]))
+
+
 def _parameters(settings: type[ModelSettings]) -> Iterator[inspect.Parameter]:
     """Parameters of a model's constructor, for ``help()`` and checks of names."""
     normal, keyword = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
     yield inspect.Parameter("tables", normal)
-    for field in dataclasses.fields(settings):
-        yield inspect.Parameter(field.name, normal, default=field.default, annotation=field.type)
+    for field in sorted(dataclasses.fields(settings), key=lambda field: bool(field.kw_only)):
+        kind = keyword if field.kw_only else normal
+        yield inspect.Parameter(field.name, kind, default=field.default, annotation=field.type)
     for name in ("features", "seed", "storage", "device"):
         yield inspect.Parameter(name, keyword, default=None)
 

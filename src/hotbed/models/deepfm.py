@@ -9,14 +9,14 @@ from torch import Tensor, nn
 
 from hotbed.models.click import ClickModel
 from hotbed.models.registry import register
-from hotbed.models.settings import ModelSettings
+from hotbed.models.settings import LinearSettings
 from hotbed.nn import MLP, CompressedInteraction, FactorizationMachine
 
 __all__ = ["DeepFM", "DeepFMSettings", "XDeepFM", "XDeepFMSettings"]
 
 
 @dataclasses.dataclass(frozen=True)
-class DeepFMSettings(ModelSettings):
+class DeepFMSettings(LinearSettings):
     """Settings of `DeepFM`."""
 
     hidden: tuple[int, ...] = (256, 128)
@@ -35,7 +35,6 @@ class DeepFM(ClickModel):
 
     Settings = DeepFMSettings
     settings: DeepFMSettings
-    has_linear = True
 
     def make_layers(self) -> None:
         settings = self.settings
@@ -66,7 +65,6 @@ class XDeepFM(ClickModel):
 
     Settings = XDeepFMSettings
     settings: XDeepFMSettings
-    has_linear = True
 
     def make_layers(self) -> None:
         settings = self.settings

@@ -9,14 +9,14 @@ from torch import Tensor
 
 from hotbed.models.click import ClickModel
 from hotbed.models.registry import register
-from hotbed.models.settings import ModelSettings
+from hotbed.models.settings import LinearSettings
 from hotbed.nn import MLP
 
 __all__ = ["WideDeep", "WideDeepSettings"]
 
 
 @dataclasses.dataclass(frozen=True)
-class WideDeepSettings(ModelSettings):
+class WideDeepSettings(LinearSettings):
     """Settings of `WideDeep`."""
 
     hidden: tuple[int, ...] = (256, 128)
@@ -36,7 +36,6 @@ class WideDeep(ClickModel):
 
     Settings = WideDeepSettings
     settings: WideDeepSettings
-    has_linear = True
 
     def make_layers(self) -> None:
         self.deep = MLP(self.width, [*self.settings.hidden, 1], dropout=self.settings.dropout)

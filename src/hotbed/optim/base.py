@@ -14,6 +14,7 @@ from torch.optim.optimizer import ParamsT
 from hotbed import _core
 from hotbed.errors import OptimizerError
 from hotbed.ops.outside_graphs import outside_graphs
+from hotbed.optim.checks import check_table
 from hotbed.optim.constructors import spell_out
 from hotbed.optim.dense import Composition, DenseFactory, DenseHalf, name_of
 from hotbed.optim.fused import FusedUpdates
@@ -178,9 +179,7 @@ class TableOptimizer(Optimizer):
             )
         exact = exact and not _core.untouched_rows_stay(options.rule, options.hyper)
         for live in tables:
-            if exact:
-                live.place.refuse_exact(type(self).__name__)
-            live.place.refuse_rule(type(self).__name__, options.rule, fused=self.fused)
+            check_table(live, type(self).__name__, options.rule, exact=exact, fused=self.fused)
             if live.rule is None or self._replace_state or options.are_of(live.rule, exact):
                 continue
             raise of_other_states(live)

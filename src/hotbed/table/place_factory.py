@@ -33,7 +33,7 @@ def make_core(
         -1 if spec.rows is None else spec.rows,
         spec.dim,
         CORE_DTYPES[spec.dtype],
-        *spec.distribution(),
+        spec.bands(),
         key,
         spec.padding_idx,
         tiered,

@@ -186,8 +186,8 @@ class WholeOnDevice(OnDevice):
 
     def forget(self) -> None:
         """States stay."""
-        kind, value = self.spec.distribution()[:2]
-        if kind == Kind.constant:
+        (_, kind, value, *_), *others = self.spec.bands()
+        if kind == Kind.constant and not others:
             self.plane.fill_(value)
             if self.spec.padding_idx is not None:
                 self.plane[self.spec.padding_idx] = 0
