@@ -25,6 +25,7 @@ SCENARIOS = {
     "eviction": "repeat misses against LRU, LFU and Belady's rule",
     "ssd": "reads and write-backs of rows on SSD, against RocksDB and LMDB",
     "train": "a DLRM on the Criteo log, against a plain torch twin",
+    "models": "every click model on the Criteo log, against plain torch twins",
     "capacity": "NVIDIA's synthetic model small, larger than memory, in 6 GB (--dry-run: of 1 TB)",
     "tiers": "a DLRM step with 100 to 5 % of its 13 GB in memory, the rest on disk",
     "tiers-small": "two tables of 54 MB at batch 256 and 1,024, a half and a quarter in memory",

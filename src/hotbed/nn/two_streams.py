@@ -80,8 +80,8 @@ class BilinearFusion(nn.Module):
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         """Return (B, 1) of (B, D_1) and (B, D_2)."""
-        left = x.view(len(x), self.heads, -1).transpose(0, 1)  # (H, B, D_1 / H)
-        right = y.view(len(y), self.heads, -1).transpose(0, 1)
+        left = x.view(x.shape[0], self.heads, -1).transpose(0, 1)  # (H, B, D_1 / H)
+        right = y.view(y.shape[0], self.heads, -1).transpose(0, 1)
         products = torch.bmm(left, self.bilinear) * right
         both: Tensor = self.linear(torch.cat([x, y], 1)) + products.sum((0, 2)).unsqueeze(1)
         return both
