@@ -5,7 +5,7 @@ PEERS := fbgemm-gpu-cpu==1.8.0 torchrec==1.8.0
 TORCHREC_NEEDS := tensordict==0.15.3 pyre-extensions==0.0.32
 # Models of others that are converted. Without what they declare, as one of them pins packages of 2020.
 FOREIGN := deepctr-torch==0.3.0 torch-rechub==0.9.0 recbole==1.2.1
-FOREIGN_NEEDS := colorama colorlog pandas plotly psutil pyyaml requests scikit-learn scipy tabulate \
+FOREIGN_NEEDS := colorama colorlog pandas plotly psutil pytorch-lightning pyyaml requests scikit-learn scipy tabulate \
                  tensorboard texttable tqdm
 SSD_PEERS := rocksdict==0.3.29 lmdb==3.0.0
 

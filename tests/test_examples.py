@@ -12,12 +12,26 @@ import pytest
 import hotbed as hb
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
-ARGUMENTS = {"dlrm.py": ["clicks.tsv"], "larger_than_memory.py": ["clicks.tsv", "rows", "16MB"]}
+ARGUMENTS = {
+    "dlrm.py": ["clicks.tsv"],
+    "larger_than_memory.py": ["clicks.tsv", "rows", "16MB"],
+    "two_towers.py": ["60"],
+    "histories.py": ["60"],
+}
 
 
 def test_each_is_run() -> None:
-    of_torchrun = {"many_processes.py"}  # tests/dist/test_torchrun.py
-    assert {path.name for path in EXAMPLES.glob("*.py")} == {*ARGUMENTS, *of_torchrun}
+    elsewhere = {
+        "many_processes.py",
+        "converted_deepctr.py",
+        "with_lightning.py",
+    }  # tests/dist/test_torchrun.py, tests/foreign
+    assert {path.name for path in EXAMPLES.glob("*.py")} == {*ARGUMENTS, *elsewhere}
+
+
+def test_each_is_short() -> None:
+    for path in EXAMPLES.glob("*.py"):
+        assert len(path.read_text().splitlines()) <= 80, path.name
 
 
 @pytest.mark.parametrize("name", ARGUMENTS)

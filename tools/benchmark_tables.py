@@ -33,6 +33,8 @@ SCENARIOS = (
     "scale-1gbit",
     "busy",
     "converted",
+    "layers",
+    "models",
     "many-tables",
     "scale-tables",
     "import",

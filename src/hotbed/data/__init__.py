@@ -5,12 +5,14 @@ from hotbed.data.criteo import MISSING_ID, CriteoLog, Skipped
 from hotbed.data.criteo_lines import CATEGORIES, DENSE
 from hotbed.data.hashing import hash_ids
 from hotbed.data.lines import DataError
+from hotbed.data.negatives import PopularItems, uniform_items, with_negatives
 from hotbed.data.synthetic import SyntheticClicks, synthetic_clicks, write_criteo_tsv
 
 __all__ = [
     "CATEGORIES",
     "DENSE",
     "MISSING_ID",
+    "PopularItems",
     "CriteoLog",
     "DataError",
     "Skipped",
@@ -18,6 +20,8 @@ __all__ = [
     "criteo_ids",
     "hash_ids",
     "synthetic_clicks",
+    "uniform_items",
+    "with_negatives",
     "write_criteo_tsv",
 ]
 

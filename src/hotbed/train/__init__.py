@@ -13,6 +13,7 @@ from hotbed.train.loop import (
     stop_on_interrupt,
 )
 from hotbed.train.metrics import RunningAuc, auc, logloss
+from hotbed.train.retrieval import RetrievalQuality, evaluate_retrieval
 
 __all__ = [
     "Callback",
@@ -20,11 +21,13 @@ __all__ = [
     "Evaluation",
     "FitResult",
     "Position",
+    "RetrievalQuality",
     "RunningAuc",
     "Step",
     "TrainingError",
     "auc",
     "evaluate",
+    "evaluate_retrieval",
     "fit",
     "logloss",
     "scored",
