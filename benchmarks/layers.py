@@ -18,7 +18,7 @@ from benchmarks.report import Report
 
 BATCH, DIM, ALPHA, FIELDS = 2048, 32, 1.05, 8
 ROWS, THREADS = (100_000, 1_000_000), (1, 2)
-BATCHES, ITERATIONS = 16, 40
+BATCHES, ITERATIONS = 16, 15
 
 Layers = Callable[[int, int], nn.Module]
 """(rows, columns) → a layer."""

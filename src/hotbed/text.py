@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 import warnings
 
-__all__ = ["brief", "printable", "warn_renamed"]
+__all__ = ["brief", "printable", "toml_string", "warn_renamed"]
 
 
 def brief(value: object) -> str:
@@ -30,6 +31,11 @@ def printable(text: str) -> str:
 
 def _escaped(character: str) -> str:
     return character if character.isprintable() else character.encode("unicode_escape").decode()
+
+
+def toml_string(text: str) -> str:
+    """The text as a basic string of TOML, which JSON's are but for one character."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def warn_renamed(old: str, new: str) -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable
 from typing import SupportsFloat, SupportsIndex
 
 from hotbed.arrays import integer
 from hotbed.errors import InputError
 from hotbed.text import brief
 
-__all__ = ["real", "seed_of", "whole"]
+__all__ = ["real", "row_range", "seed_of", "whole", "window"]
 
 _MOST = 2**63 - 1
+_SHUFFLE_WINDOW = 65_536
 
 
 def whole(name: str, value: object, least: int = 0) -> int:
@@ -42,3 +44,49 @@ def seed_of(value: object) -> int:
     if given is None or not 0 <= given < 2**64:
         raise InputError(f"seed must be an integer in [0, 2**64), got {brief(value)}.")
     return given
+
+
+def window(shuffle: object) -> int:
+    """Rows that are shuffled at a time, 0: none; raises InputError where `shuffle` is no such number."""
+    if isinstance(shuffle, bool):
+        return _SHUFFLE_WINDOW if shuffle else 0
+    rows = integer(shuffle)
+    if rows is None or not 0 <= rows < 2**63:
+        raise InputError(
+            f"shuffle is {brief(shuffle)}; it must be a number of rows below 2**63, or a bool."
+        )
+    return rows
+
+
+def row_range(rows: object, count: Callable[[], int]) -> tuple[int, int | None]:
+    """(begin, end) of a slice or pair of rows; an end of None: the last row.
+
+    Args:
+        count: returns the number of all rows; called where `rows` counts from the end.
+
+    Raises:
+        InputError, ValueError: no such range.
+    """
+    if rows is None:
+        return 0, None
+    part = rows if isinstance(rows, slice) else _slice(rows)
+    if part.step not in (None, 1):
+        raise ValueError(f"rows has step {part.step}; only ranges of rows can be read.")
+    start, stop = (None if at is None else integer(at) for at in (part.start, part.stop))
+    for given, at in ((part.start, start), (part.stop, stop)):
+        if given is not None and (at is None or not -(2**63) <= at < 2**63):
+            raise InputError(
+                f"rows begin or end with {brief(given)}; they are numbers of rows, below 2**63."
+            )
+    if min(start or 0, stop or 0) < 0:
+        start, stop, _ = slice(start, stop).indices(count())
+    start = start or 0
+    return start, None if stop is None else max(start, stop)
+
+
+def _slice(rows: object) -> slice:
+    try:
+        begin, end = rows if isinstance(rows, Iterable) else ()
+    except (TypeError, ValueError):
+        raise InputError(f"rows is {brief(rows)}; give (begin, end), or a slice.") from None
+    return slice(begin, end)

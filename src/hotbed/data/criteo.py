@@ -12,16 +12,12 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from hotbed.arrays import integer
-from hotbed.data.arguments import real, seed_of, whole
+from hotbed.data.arguments import real, row_range, seed_of, whole, window
 from hotbed.data.criteo_lines import CATEGORIES, DENSE, Batch, Reader
 from hotbed.data.lines import DataError, existing
-from hotbed.errors import InputError
-from hotbed.text import brief
 
 MISSING_ID = -1
 """Id of a column that is empty."""
-SHUFFLE_WINDOW = 65_536
 
 Path = str | os.PathLike[str]
 
@@ -115,12 +111,12 @@ class CriteoLog(IterableDataset[Batch]):
             raise ValueError(f"labels is {labels!r}; it must be True, False or 'auto'.")
         self.on_error = on_error
         self.drop_last = drop_last
-        self.shuffle = _window(shuffle)
+        self.shuffle = window(shuffle)
         self.labels = labels
         self.line_numbers = line_numbers
         self.seed = None if seed is None else seed_of(seed)
         self._epoch = self._passed = 0  # of the next iteration; its batches that are passed over
-        self.start, self.stop = self._range(rows)
+        self.start, self.stop = row_range(rows, lambda: Reader(self.paths).skip(None))
         # A row for each worker (the first: no workers) in memory that all of them share: a counter,
         # and example messages, one a line.
         self._counts: torch.Tensor | None = None
@@ -279,23 +275,6 @@ class CriteoLog(IterableDataset[Batch]):
                 bytearray(examples), dtype=torch.uint8
             )
 
-    def _range(self, rows: slice | tuple[int | None, int | None] | None) -> tuple[int, int | None]:
-        if rows is None:
-            return 0, None
-        part = rows if isinstance(rows, slice) else _slice(rows)
-        if part.step not in (None, 1):
-            raise ValueError(f"rows has step {part.step}; only ranges of rows can be read.")
-        start, stop = (None if at is None else integer(at) for at in (part.start, part.stop))
-        for given, at in ((part.start, start), (part.stop, stop)):
-            if given is not None and (at is None or not -(2**63) <= at < 2**63):
-                raise InputError(
-                    f"rows begin or end with {brief(given)}; they are numbers of rows, below 2**63."
-                )
-        if min(start or 0, stop or 0) < 0:
-            start, stop, _ = slice(start, stop).indices(Reader(self.paths).skip(None))
-        start = start or 0
-        return start, None if stop is None else max(start, stop)
-
     def _with(self, **changes: Any) -> CriteoLog:
         options = {
             "batch_size": self.batch_size,
@@ -307,22 +286,3 @@ class CriteoLog(IterableDataset[Batch]):
             "seed": self.seed,
         }
         return CriteoLog(self.paths, **{**options, **changes})
-
-
-def _window(shuffle: object) -> int:
-    if isinstance(shuffle, bool):
-        return SHUFFLE_WINDOW if shuffle else 0
-    window = integer(shuffle)
-    if window is None or not 0 <= window < 2**63:
-        raise InputError(
-            f"shuffle is {brief(shuffle)}; it must be a number of rows below 2**63, or a bool."
-        )
-    return window
-
-
-def _slice(rows: object) -> slice:
-    try:
-        begin, end = rows if isinstance(rows, Iterable) else ()
-    except (TypeError, ValueError):
-        raise InputError(f"rows is {brief(rows)}; give (begin, end), or a slice.") from None
-    return slice(begin, end)

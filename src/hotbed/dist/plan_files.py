@@ -11,6 +11,7 @@ from typing import Any
 from hotbed.errors import PlanError
 from hotbed.files import appearing
 from hotbed.sharding import KINDS, Sharding
+from hotbed.text import toml_string
 
 __all__ = ["read_file", "text_of", "write_file"]
 
@@ -24,7 +25,11 @@ def text_of(world_size: int, shardings: Mapping[str, Sharding], notes: Mapping[s
     lines = [f"version = {_VERSION}", f"world_size = {world_size}"]
     for name, sharding in shardings.items():
         note = f"  # {notes[name]}" if name in notes else ""
-        lines += ["", f"[tables.{_quoted(name)}]{note}", f"sharding = {_quoted(sharding.name)}"]
+        lines += [
+            "",
+            f"[tables.{toml_string(name)}]{note}",
+            f"sharding = {toml_string(sharding.name)}",
+        ]
         for field in _fields(type(sharding)):
             value = getattr(sharding, field)
             if value is not None:
@@ -101,8 +106,3 @@ def _sharding(name: str, entry: object) -> Sharding:
 
 def _fields(kind: type[Any]) -> list[str]:
     return [field.name for field in dataclasses.fields(kind)]
-
-
-def _quoted(text: str) -> str:
-    """As a basic string of TOML, which JSON's are but for one character."""
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
