@@ -108,6 +108,8 @@ HOSTILE = {
     ),
     "a model that is no name": (of_model(lambda m: m.update(name=["dlrm"])), NONE),
     "no arguments": (of_model(lambda m: m.pop("arguments")), NONE),
+    "a schema that is none": (of_model(lambda m: m.update(schema={"columns": {"a": "x"}})), CANNOT),
+    "a schema in a list": (of_model(lambda m: m.update(schema=[1])), CANNOT),
     "arguments in a list": (of_model(lambda m: m.update(arguments=[])), NONE),
     "an unknown argument": (argument(depth=3), "json: the argument 'depth' is unknown"),
     "a device": (argument(device="cuda"), "json: the argument 'device' is unknown"),

@@ -22,7 +22,6 @@ from hotbed.train import auc, report
 from hotbed.train.progress import ProgressBar
 from hotbed.train.settings import OPTIMIZERS
 
-
 OF_A_SCHEMA = {"din", "mmoe", "two-tower"}
 """Models that click logs have not enough columns for."""
 

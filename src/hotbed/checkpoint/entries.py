@@ -91,6 +91,8 @@ class ModelEntry(TypedDict):
 
     name: str
     arguments: dict[str, Any]
+    schema: NotRequired[dict[str, Json]]
+    """Columns of the data that it was made for, as `hotbed.data.Schema.as_json` has them."""
 
 
 class Manifest(TypedDict):

@@ -19,6 +19,7 @@ from hotbed.checkpoint.manifest import dense_file
 from hotbed.checkpoint.tables import described, table_of
 from hotbed.checkpoint.tensors import read_tensors
 from hotbed.checkpoint.values import decoded
+from hotbed.data import Schema
 from hotbed.devices import Device
 from hotbed.errors import OutOfMemory, StorageError
 from hotbed.models import MODELS
@@ -36,6 +37,7 @@ class _Described(Protocol):
     """A model of `hotbed.models`, with the arguments that make it again."""
 
     config: dict[str, Any]
+    schema: Schema | None
 
 
 def description_of(model: nn.Module) -> ModelEntry | None:
@@ -44,7 +46,9 @@ def description_of(model: nn.Module) -> ModelEntry | None:
         if type(model) is kind:
             arguments = dict(cast(_Described, model).config)
             arguments["tables"] = [{"name": t.name, **described(t)} for t in arguments["tables"]]
-            return {"name": name, "arguments": arguments}
+            entry: ModelEntry = {"name": name, "arguments": arguments}
+            schema = getattr(model, "schema", None)
+            return entry if schema is None else {**entry, "schema": schema.as_json()}
     return None
 
 
@@ -62,6 +66,8 @@ def made_again(
     _check_sizes(folder, manifest, functools.partial(kind, **arguments), tables, storage)
     try:
         model: nn.Module = kind(tables=tables, **arguments, storage=storage, device=device)
+        if (schema := (manifest["model"] or {}).get("schema")) is not None:
+            cast(_Described, model).schema = Schema.from_json(schema)
     except (OutOfMemory, StorageError):
         raise
     except Exception as error:  # whatever a manifest can make a model raise

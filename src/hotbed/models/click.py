@@ -12,8 +12,11 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Self
 
+from hotbed import data
 from hotbed.collection import EmbeddingCollection
+from hotbed.data import Schema
 from hotbed.devices import Device
 from hotbed.errors import TableError
 from hotbed.init import Columns, Normal, Zeros
@@ -55,6 +58,8 @@ class ClickModel(nn.Module):
     least_dense: ClassVar[int] = 0
     """Dense columns that the model needs at least."""
     settings: ModelSettings
+    schema: Schema | None = None
+    """Schema of the data that the model was made for, by `from_schema`; checkpoints keep it."""
 
     def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
@@ -100,19 +105,66 @@ class ClickModel(nn.Module):
         if device is not None:
             self.to(device)
 
-    def _settings(self, values: tuple[object, ...], named: dict[str, object]) -> ModelSettings:
+    @classmethod
+    def _settings(cls, values: tuple[object, ...], named: dict[str, object]) -> ModelSettings:
         try:
-            if len(values) == 1 and isinstance(values[0], self.Settings):
+            if len(values) == 1 and isinstance(values[0], cls.Settings):
                 return dataclasses.replace(values[0], **named)  # type: ignore[arg-type]
-            return self.Settings(*values, **named)  # type: ignore[arg-type]
+            return cls.Settings(*values, **named)  # type: ignore[arg-type]
         except TypeError as error:
-            known = ", ".join(field.name for field in dataclasses.fields(self.Settings))
+            known = ", ".join(field.name for field in dataclasses.fields(cls.Settings))
             unknown = [name for name in named if name not in known.split(", ")]
             if not unknown:
                 raise
             raise TypeError(
-                f"{type(self).__name__}: there is no setting {unknown[0]!r}; there are {known}."
+                f"{cls.__name__}: there is no setting {unknown[0]!r}; there are {known}."
             ) from error
+
+    @classmethod
+    def from_schema(
+        cls,
+        schema: Schema,
+        *,
+        seed: int | None = None,
+        storage: Storage | None = None,
+        device: Device | None = None,
+        **settings: object,
+    ) -> Self:
+        """Return a model for the batches of `hotbed.data.open`, with tables, features and dense columns of
+        a schema.
+
+        Args:
+            settings: by name, beside those that follow from the schema.
+
+        Raises:
+            TableError: the model has no use for a feature of the schema; or as of the constructor.
+        """
+        made = cls._settings((), {**cls.settings_of(schema), **settings})
+        model = cls(
+            schema.tables(made.dim),
+            made,
+            features=schema.features,
+            seed=seed,
+            storage=storage,
+            device=device,
+        )
+        model.schema = schema
+        return model
+
+    @classmethod
+    def settings_of(cls, schema: Schema) -> dict[str, object]:
+        """Return the settings that follow from a schema, by name.
+
+        Raises:
+            TableError: the model has no use for a feature of the schema.
+        """
+        for name, column in schema.columns.items():
+            if isinstance(column, data.Sequence):
+                raise TableError(
+                    f"{cls.__name__}: feature {name!r} is a sequence, of which it can make nothing. Take "
+                    'DIN, or make the column one of the kind "ids".'
+                )
+        return {"num_dense": len(schema.numbers)}
 
     def make_layers(self) -> None:
         """Make the dense layers; called once, when `settings`, `features` and `embeddings` are there."""

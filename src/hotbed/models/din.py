@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor, nn
 
+from hotbed import data
+from hotbed.data import Schema
 from hotbed.errors import InputError, TableError
 from hotbed.models.click import ClickModel
 from hotbed.models.dense_columns import dense_of
@@ -77,6 +79,21 @@ class DIN(ClickModel):
 
     Settings = DINSettings
     settings: DINSettings
+
+    @classmethod
+    def settings_of(cls, schema: Schema) -> dict[str, object]:
+        history = [n for n, c in schema.columns.items() if isinstance(c, data.Sequence)]
+        target = []
+        for name in history:
+            table = schema.features[name]
+            sharing = [n for n, t in schema.features.items() if t == table and n not in history]
+            if len(sharing) != 1:
+                raise TableError(
+                    f"DIN: sequence {name!r} needs one feature of the candidate with its table {table!r}; "
+                    f"the schema has {', '.join(map(repr, sharing)) or 'none'}. Give one column that table."
+                )
+            target += sharing
+        return {"num_dense": len(schema.numbers), "target": target, "history": history}
 
     def make_layers(self) -> None:
         settings = self.settings

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from hotbed.data import Schema
 from hotbed.models.click import ClickModel
 from hotbed.models.registry import register
 from hotbed.models.settings import ModelSettings
@@ -41,6 +42,10 @@ class MMoE(ClickModel):
 
     Settings = MMoESettings
     settings: MMoESettings
+
+    @classmethod
+    def settings_of(cls, schema: Schema) -> dict[str, object]:
+        return {**super().settings_of(schema), "tasks": len(schema.labels)}
 
     def make_layers(self) -> None:
         settings = self.settings
