@@ -66,7 +66,8 @@ def made_again(
     _check_sizes(folder, manifest, functools.partial(kind, **arguments), tables, storage)
     try:
         model: nn.Module = kind(tables=tables, **arguments, storage=storage, device=device)
-        if (schema := (manifest["model"] or {}).get("schema")) is not None:
+        about = manifest.get("model")
+        if about is not None and (schema := about.get("schema")) is not None:
             cast(_Described, model).schema = Schema.from_json(schema)
     except (OutOfMemory, StorageError):
         raise
