@@ -17,6 +17,7 @@ ARGUMENTS = {
     "larger_than_memory.py": ["clicks.tsv", "rows", "16MB"],
     "two_towers.py": ["60"],
     "histories.py": ["60"],
+    "ratings.py": ["ratings.csv", "predictions.csv"],
 }
 
 
