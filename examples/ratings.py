@@ -55,7 +55,7 @@ def main(path: str, predictions: str) -> None:
     served = hb.checkpoint.load_model("ratings")  # with its schema, so it takes raw text
     with open(predictions, "w", newline="") as file:
         out = csv.writer(file)
-        for batch, logits in hb.train.scored(served, hb.data.open(path, served.schema)):
+        for _, logits in hb.train.scored(served, hb.data.open(path, served.schema)):
             out.writerows([f"{chance:.4f}"] for chance in logits.sigmoid().tolist())
 
 

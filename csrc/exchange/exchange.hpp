@@ -75,7 +75,7 @@ struct GivenRows {
   int64_t first;
 };
 
-// Bytes to, and from, each rank. What a rank has for itself is told by the first.
+// Bytes to, and from, each rank, itself included.
 using MessageSizes = std::pair<std::vector<int64_t>, std::vector<int64_t>>;
 using Messages = std::vector<void*>;  // one a rank
 

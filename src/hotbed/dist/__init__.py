@@ -1,6 +1,6 @@
 """Many processes, see docs/distributed.md, and which of them keeps what, see docs/plans.md.
 
-A plan cuts each table into shards, one for each rank, in one of four ways: `Replicated`, `TableWise`,
+A plan cuts each table into shards, at most one for each rank, in ways such as `Replicated`, `TableWise`,
 `RowWise`, `ColumnWise`.
 """
 

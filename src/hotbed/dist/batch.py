@@ -13,7 +13,7 @@ from hotbed import _core
 from hotbed.dist.delivery import fetch_by_id
 from hotbed.dist.errors import PeerError
 from hotbed.dist.exchange import fetch, keep, order_by_owner, send_ids, send_no_ids
-from hotbed.dist.exchanged_values import Lookup
+from hotbed.dist.exchanged_values import KeptLookup
 from hotbed.dist.handshake import Handshake
 from hotbed.dist.merging import merge
 from hotbed.dist.ranks import Ranks
@@ -70,7 +70,7 @@ class ShardedLookups(Lookups):
         _refuse_other_modes(ranks, opened, modes)
         requests = send_ids(ranks, by_owner, opened.values[:, len(modes) :])
         fetched = fetch(ranks, requests, ranks.codecs[0], call.frozen, call.training)
-        rows = fetched.rows()
+        rows = fetched.copy_out()
         core = rows.batch(given, counts, by_owner.new_positions.data_ptr(), inverse.data_ptr())
         core.resolve(False, wanted, call.frozen)
         made = ShardedBatch(core, call, wanted, kept=(rows, inverse))
@@ -108,12 +108,12 @@ class ShardedBatch(HostBatch):
         lookup: which the ranks keep for its gradients; only where they are wanted.
     """
 
-    lookup: Lookup
+    lookup: KeptLookup
     has_own_rows = True
 
     @property
     def claim(self) -> ShardedBatch:
-        """The batch itself: while it lives, ranks keep its `Lookup`, and owners its rows."""
+        """The batch itself: while it lives, ranks keep its `KeptLookup`, and owners its rows."""
         return self
 
     def backward(self, grads: Sequence[Tensor | None]) -> Any:

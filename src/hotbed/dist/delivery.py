@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hotbed.dist.exchange import Given, own_tables, send_encoded, to_owners
+from hotbed.dist.exchange import Given, live_shards, send_encoded, to_owners
 from hotbed.dist.exchanged_values import Requests
 from hotbed.dist.ranks import Ranks
 from hotbed.dist.raw import bytes_of, rounded
@@ -73,4 +73,4 @@ def owned_ids(requests: Requests) -> list[tuple[LiveTable, Tensor, list[int]]]:
     size = layout.size
     of_shards = [counts[at : at + size] for at in range(0, len(counts), size)]
     ids = requests.ids_here.split_with_sizes([sum(some) for some in of_shards])
-    return list(zip(own_tables(layout), ids, of_shards, strict=True))
+    return list(zip(live_shards(layout), ids, of_shards, strict=True))

@@ -3,18 +3,18 @@
     order_by_owner(ids) -> IdsByOwner
     send_ids(IdsByOwner, the `IdsByOwner.counts_to_owners` of all ranks) -> Requests
     fetch(Requests) -> Fetched, with the rows that came and, at owners, OwnedRows
-    keep(Requests, OwnedRows) -> Lookup
-    give(Lookup, gradients) -> gradients of each shard of this rank
+    keep(Requests, OwnedRows) -> KeptLookup
+    give(KeptLookup, gradients) -> gradients of each shard of this rank
 
 `order_by_owner` orders ids by their owners, on this rank alone. All ranks call `send_ids`, `fetch` and
 `give`: ids travel to their owners, rows come back, and later gradients go the way of the ids. One handshake,
 which carries `IdsByOwner.counts_to_owners`, precedes `send_ids` and serves `fetch`, too; another one precedes
 the `give` of all lookups in a step.
 
-The values are frozen. What lasts beyond them: `keep` appends to `ranks.waiting`, `Fetched.rows` takes memory
-of earlier batches from `layout.fetched`, and messages stay only until the ranks next send something. The core
-writes and reads messages, all tables at once (`csrc/exchange`), and rows travel in the form of a codec
-(`hotbed.dist.row_codecs`).
+The values are frozen. What lasts beyond them: `keep` appends to `ranks.waiting`, `Fetched.copy_out` takes
+memory of earlier batches from `layout.fetched`, and messages stay only until the ranks next send something.
+The core writes and reads messages, all tables at once (`csrc/exchange`), and rows travel in the form of a
+codec (`hotbed.dist.row_codecs`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from hotbed import _core
-from hotbed.dist.exchanged_values import IdsByOwner, Lookup, OwnedRows, Requests
+from hotbed.dist.exchanged_values import IdsByOwner, KeptLookup, OwnedRows, Requests
 from hotbed.dist.handshake import Handshake
 from hotbed.dist.layout import Layout
 from hotbed.dist.ranks import Ranks
@@ -50,7 +50,7 @@ __all__ = [
     "give",
     "keep",
     "look_up_owned",
-    "own_tables",
+    "live_shards",
     "send_encoded",
     "to_owners",
 ]
@@ -66,7 +66,7 @@ class Fetched:
     messages: list[Tensor]
     """(bytes,) uint8 from each rank; they stay until the ranks next send something."""
 
-    def rows(self) -> _core.FetchedRows:
+    def copy_out(self) -> _core.FetchedRows:
         """Copy the rows into tables that a batch reads."""
         by_owner = self.requests.by_owner
         kept = by_owner.layout.fetched
@@ -148,7 +148,7 @@ def fetch(
     Args:
         codec: the form in which rows travel.
         frozen: positions of tables that take no new rows.
-        training: True if new ids of the others get one.
+        training: True if new ids get a row.
     """
     core = requests.core
     travel = Travel(core, requests.by_owner.layout)
@@ -188,7 +188,7 @@ def look_up_owned(
         None where this rank owns no shard.
     """
     core, layout = requests.core, requests.by_owner.layout
-    own = own_tables(layout)
+    own = live_shards(layout)
     if not own:
         return None
     never = set(frozen)
@@ -205,14 +205,16 @@ def look_up_owned(
     return OwnedRows(resolved, [live.generation for live in own])
 
 
-def own_tables(layout: Layout) -> list[LiveTable]:
+def live_shards(layout: Layout) -> list[LiveTable]:
     """Return the live tables of the shards that this rank owns."""
     found = [live for ref in layout.own if (live := ref()) is not None]
     assert len(found) == len(layout.own), "their places are held by whoever looks up"
     return found
 
 
-def keep(ranks: Ranks, batch: object | None, requests: Requests, owned: OwnedRows | None) -> Lookup:
+def keep(
+    ranks: Ranks, batch: object | None, requests: Requests, owned: OwnedRows | None
+) -> KeptLookup:
     """Have the ranks keep a lookup for the gradients of a batch. `batch`: None where this rank has none."""
     position = requests.by_owner.layout.position
     first_slots, sought = [0] * len(position), position
@@ -224,14 +226,14 @@ def keep(ranks: Ranks, batch: object | None, requests: Requests, owned: OwnedRow
         sought = {number: t for number, t in sought.items() if number not in there}
         if not sought:
             break
-    made = Lookup(requests, owned, first_slots)
+    made = KeptLookup(requests, owned, first_slots)
     ranks.waiting.add(batch, made)
     return made
 
 
 def give(
     ranks: Ranks,
-    lookup: Lookup,
+    lookup: KeptLookup,
     codec: RowCodec,
     gradients: Sequence[Given | None],
     chosen: list[bool],

@@ -10,7 +10,7 @@ from hotbed import _core
 from hotbed.dist.layout import Layout
 from hotbed.places.host.batch import HostBatch
 
-__all__ = ["Requests", "IdsByOwner", "Lookup", "OwnedRows"]
+__all__ = ["Requests", "IdsByOwner", "KeptLookup", "OwnedRows"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class OwnedRows:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Lookup:
+class KeptLookup:
     """A lookup whose gradients may come, as ranks keep it until no rank has its batch any more."""
 
     requests: Requests

@@ -12,7 +12,7 @@ from torch import Tensor
 from hotbed.dist.declarations import Declaration
 from hotbed.dist.errors import PeerError, is_known_to_all
 from hotbed.dist.exchange import Given, give
-from hotbed.dist.exchanged_values import Lookup
+from hotbed.dist.exchanged_values import KeptLookup
 from hotbed.dist.handshake import Handshake
 from hotbed.dist.ranks import Ranks
 from hotbed.dist.shards import ShardedPlace, TableOnRanks
@@ -166,7 +166,7 @@ def serve_collect(ranks: Ranks, opened: Handshake, width: int) -> Collected:
 
 
 def _by_lookup(
-    live: TableOnRanks, waiting: WaitingOnRanks, lookups: list[Lookup]
+    live: TableOnRanks, waiting: WaitingOnRanks, lookups: list[KeptLookup]
 ) -> list[Given | None]:
     """The gradient of a table for each lookup; None where there is none."""
     handle, number = live.parameter, live.place.number

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hotbed.dist.declarations import Declaration, differences
 from hotbed.dist.errors import PeerError, mark_known_to_all
-from hotbed.dist.exchanged_values import Lookup
+from hotbed.dist.exchanged_values import KeptLookup
 
 __all__ = [
     "ENDED",
@@ -86,7 +86,7 @@ class Handshake(NamedTuple):
     """(ranks, n) int64: what each says beside it; of a rank that has ended, zeros."""
     ended: list[bool]
     """Which ranks have no batches any more."""
-    waiting: list[Lookup]
+    waiting: list[KeptLookup]
     """Lookups that waited when it was opened, which `Ranks.waiting` may have let go since."""
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hotbed import _core
 from hotbed.dist.exchange import keep, look_up_owned, order_by_owner, send_ids, send_no_ids
-from hotbed.dist.exchanged_values import Lookup, Requests
+from hotbed.dist.exchanged_values import KeptLookup, Requests
 from hotbed.dist.gradients import waiting_of
 from hotbed.dist.handshake import MERGE, Handshake
 from hotbed.dist.ranks import Ranks
@@ -24,7 +24,7 @@ __all__ = ["merge", "serve_merge"]
 class _Merged:
     """Stands for the batches that were merged, as long as a gradient of theirs waits on this rank."""
 
-    lookup: Lookup
+    lookup: KeptLookup
 
 
 def merge(ranks: Ranks) -> None:
@@ -62,7 +62,7 @@ def serve_merge(ranks: Ranks, opened: Handshake) -> None:
     _let_go(ranks)
 
 
-def _look_up(ranks: Ranks, requests: Requests, merged: _Merged | None) -> Lookup:
+def _look_up(ranks: Ranks, requests: Requests, merged: _Merged | None) -> KeptLookup:
     fault: Exception | None = None
     owned = None
     try:
@@ -81,7 +81,7 @@ def _let_go(ranks: Ranks) -> None:
     ranks.waiting.merged()
 
 
-def _summed(live: TableOnRanks, lookups: Sequence[Lookup]) -> tuple[Tensor, Tensor | None]:
+def _summed(live: TableOnRanks, lookups: Sequence[KeptLookup]) -> tuple[Tensor, Tensor | None]:
     """(n,) distinct ids and (n, dim) rows of what waits of a table; None: nothing does."""
     rows = rows_of(live)
     if rows is None:

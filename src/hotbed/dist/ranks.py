@@ -340,7 +340,8 @@ class Ranks(LongWork):
     def send(
         self, what: str, sizes: Sequence[int], fault: BaseException | None = None
     ) -> list[Tensor]:
-        """Sends what was taken. What each rank has for this one comes back, and stays until the next `send`.
+        """Send the memory that `reserve` gave. Return what came from each rank, which stays until the next
+        `send`.
 
         Args:
             what: the bytes are.

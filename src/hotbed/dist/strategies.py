@@ -28,13 +28,13 @@ __all__ = ["REPLICATED_BYTES", "STRATEGIES", "Strategy", "Thresholds"]
 REPLICATED_BYTES = 1 << 20
 """Weights of the largest table that "auto" replicates, and
 
-A replicated table costs an all-reduce of its gradient, about 2 x rows x dim numbers a step and rank; an
-exchanged one the vectors of a rank's batch and their gradients, 2 x samples x dim. So tables with fewer rows
-than a rank has samples are better replicated: 1 MiB is 4,096 rows of dim 64.
+A replicated table costs the gradients of a batch's distinct rows, sent to every other rank, at most
+rows x dim numbers to each; an exchanged one the distinct rows and their gradients, once. So tables with few rows are
+better replicated: 1 MiB is 4,096 rows of dim 64.
 """
 
 ALL_REPLICATED_BYTES = 64 << 20
-"""of all of them together, so that thousands of small tables do not make a large all-reduce."""
+"""of all of them together, so that thousands of small tables do not send large gradients to every rank."""
 
 WHOLE_SHARE = 4
 """"auto" cuts tables above one of so many parts of what a rank keeps on average. Handing out the rest, the

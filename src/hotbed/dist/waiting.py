@@ -5,14 +5,14 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 
-from hotbed.dist.exchanged_values import Lookup
+from hotbed.dist.exchanged_values import KeptLookup
 
 __all__ = ["WORD_BITS", "Waiting"]
 
 WORD_BITS = 62
 """Batches that one int64 tells of."""
 _MERGED_AT = 62
-"""Batches whose gradients are merged at the earliest."""
+"""Waiting batches from which on gradients are merged; after a merge, twice what is left if that is more."""
 
 
 class Waiting:
@@ -23,14 +23,14 @@ class Waiting:
     """
 
     def __init__(self) -> None:
-        self.lookups: list[Lookup] = []
+        self.lookups: list[KeptLookup] = []
         self._batches: list[weakref.ref[object] | None] = []
         self._merge_at = _MERGED_AT
 
     def __len__(self) -> int:
         return len(self.lookups)
 
-    def add(self, batch: object | None, lookup: Lookup) -> None:
+    def add(self, batch: object | None, lookup: KeptLookup) -> None:
         """Keep a lookup until no rank has its batch any more. `batch`: None where there is none here."""
         self.lookups = [*self.lookups, lookup]
         self._batches.append(None if batch is None else weakref.ref(batch))

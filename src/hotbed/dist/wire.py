@@ -35,7 +35,7 @@ class Wire(Protocol):
         """
 
     def send(self, sizes: Sequence[int], word: int) -> tuple[list[Tensor], list[int]]:
-        """Sends what was taken. Called by all ranks.
+        """Send the memory that `reserve` gave. Called by all ranks.
 
         Args:
             sizes: of the messages that come, in bytes; 0 from the own rank.

@@ -28,7 +28,7 @@ class Processes(Protocol):
 
 
 class Alone:
-    """One process without peers, with the methods of `hotbed.dist.ranks.Ranks`."""
+    """One process without peers: the `Processes` of a table that is not shared."""
 
     rank = 0
     size = 1

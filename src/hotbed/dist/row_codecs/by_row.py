@@ -16,7 +16,7 @@ from hotbed.errors import TableError
 __all__ = ["ByRow"]
 
 _MOST_BYTES = 1 << 24
-"""Of a row of the most columns: four times what it takes in memory."""
+"""Most bytes of a row in a message: four for each of the most columns that a table may have."""
 
 
 class ByRow(abc.ABC):
@@ -31,8 +31,9 @@ class ByRow(abc.ABC):
       convert first, and copy bytes. Write all of `out`, and keep none of it.
     * **Sizes**: `row_bytes` depends on its arguments alone and is the same on all ranks, as the receiver
       computes it, too.
-    * **All rows** pass the codec, those that a rank has of itself and of replicated tables included, so that
-      results do not depend on who owns a row.
+    * **All rows of lookups, and all gradients,** pass the codec, those that a rank has of itself and of
+      replicated tables included, so that results do not depend on who owns a row. Rows read and written by id
+      travel as they are stored.
     * **Equal rows become equal bytes**: gradients of a replicated table are encoded for each rank, and
       rounding at random would let its copies drift apart.
     * **NaN and infinite gradients stay so**: owners look for them in what they decode.
