@@ -28,9 +28,9 @@ __all__ = ["REPLICATED_BYTES", "STRATEGIES", "Strategy", "Thresholds"]
 REPLICATED_BYTES = 1 << 20
 """Weights of the largest table that "auto" replicates, and
 
-A replicated table costs the gradients of a batch's distinct rows, sent to every other rank, at most
-rows x dim numbers to each; an exchanged one the distinct rows and their gradients, once. So tables with few rows are
-better replicated: 1 MiB is 4,096 rows of dim 64.
+A replicated table costs the gradients of a batch's distinct rows, sent to every other rank, at most rows x
+dim numbers to each; an exchanged one the distinct rows and their gradients, once. So tables with few rows
+are better replicated: 1 MiB is 4,096 rows of dim 64.
 """
 
 ALL_REPLICATED_BYTES = 64 << 20
