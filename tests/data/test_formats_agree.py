@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from column_rows import SCHEMA, Row, as_lists, naive, write_csv, write_parquet
+from data.column_rows import SCHEMA, Row, as_lists, naive, write_csv, write_parquet
 from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from hotbed.cli import checkpoint
+from hotbed.cli import checkpoint, data
 from hotbed.cli.inspect import inspect
 from hotbed.cli.plan import plan
 from hotbed.cli.predict import predict
@@ -66,6 +66,9 @@ def hotbed(
       [cyan]hotbed import model.pt --to runs/imported[/cyan]
       Makes a checkpoint of tables that others have written; dump writes them for others.
 
+      [cyan]hotbed data stats clicks.parquet --out schema.toml[/cyan]
+      Shows what the columns of Parquet or CSV files hold, and proposes a schema for hotbed.data.open.
+
       [cyan]hotbed inspect /nvme/rows[/cyan]
       Shows what the SSD folder of a run (train --ssd) holds.
 
@@ -117,3 +120,4 @@ for command in (train, predict, inspect, plan, dump):
     app.command(cls=Command)(command)
 app.command("import", cls=Command)(import_)
 app.add_typer(checkpoint.app, name="checkpoint")
+app.add_typer(data.app, name="data")

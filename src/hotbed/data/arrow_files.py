@@ -182,6 +182,11 @@ class Delimited(ColumnFile):
         if quotes.count % 2:
             self._refuse_open_quote()
 
+    def head(self, size: int) -> bytes:
+        """Return the first bytes, decompressed."""
+        with self.reading(), self._stream() as stream:
+            return bytes(stream.read(size))
+
     def _stream(self) -> pa.NativeFile:
         import pyarrow as pa
 
@@ -189,8 +194,7 @@ class Delimited(ColumnFile):
 
     def _first_row(self) -> list[str]:
         """Return the values of the first line that is not blank, and find out the delimiter."""
-        with self.reading(), self._stream() as stream:
-            head = stream.read(_HEADER_BYTES).removeprefix(b"\xef\xbb\xbf")
+        head = self.head(_HEADER_BYTES).removeprefix(b"\xef\xbb\xbf")
         text = head.decode("utf-8", "replace").lstrip("\r\n")
         line = text.partition("\n")[0].rstrip("\r")
         if "\0" in line:
@@ -256,9 +260,7 @@ def file_of(path: str, header: Sequence[str] | None = None) -> ColumnFile:
     compressed = _compression(head)
     inside = head
     if compressed is not None:
-        file = Delimited(path, header)
-        with file.reading(), file._stream() as stream:
-            inside = stream.read(8)
+        inside = Delimited(path, header).head(8)
     name = os.path.basename(path).lower()
     if compressed and inside.startswith(_PARQUET):
         raise DataError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -109,9 +109,8 @@ class ColumnFiles(IterableDataset[Batch]):
             raise ValueError(f"test_fraction is {test_fraction}; it must lie in [0, 1).")
         total = self.count_rows() if rows is None else whole("rows", rows)
         cut = self.start + total - round(total * fraction)
-        train = self._with(rows=(self.start, cut))
-        test = self._with(rows=(cut, self.start + total), drop_last=False, shuffle=False)
-        return train, test
+        train = self._part(self.start, cut, is_test=False)
+        return train, self._part(cut, self.start + total, is_test=True)
 
     def seek(self, epoch: int, batches: int = 0) -> None:
         """Begin the next iteration behind the first `batches` of `epoch` (from 1).
@@ -205,15 +204,19 @@ class ColumnFiles(IterableDataset[Batch]):
             total += file.count_rows()
         return min(total, stop)
 
-    def _with(self, **changes: Any) -> ColumnFiles:
-        options: dict[str, Any] = {
-            "shuffle": self.shuffle,
-            "seed": self.seed,
-            "drop_last": self.drop_last,
-            "labels": self.labels,
-            "columns": self.columns,
-        }
-        return ColumnFiles(self.paths, self.schema, self.batch_size, **{**options, **changes})
+    def _part(self, begin: int, end: int, *, is_test: bool) -> ColumnFiles:
+        """Return a reader of some of the rows."""
+        return ColumnFiles(
+            self.paths,
+            self.schema,
+            self.batch_size,
+            shuffle=0 if is_test else self.shuffle,
+            seed=self.seed,
+            drop_last=self.drop_last and not is_test,
+            rows=(begin, end),
+            labels=self.labels,
+            columns=self.columns,
+        )
 
 
 def open_files(
