@@ -11,7 +11,8 @@ from torch import nn
 from hotbed.checkpoint.ranks import ranks_of
 from hotbed.collection import EmbeddingCollection
 from hotbed.modules.owner import tables_of
-from hotbed.train.loop import Evaluation, FitResult
+from hotbed.train.evaluation import Evaluation
+from hotbed.train.loop import FitResult
 from hotbed.train.report import peak_rss_bytes, versions
 from hotbed.train.settings import TrainSettings
 

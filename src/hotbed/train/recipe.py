@@ -23,15 +23,10 @@ from hotbed.modules.owner import tables_of
 from hotbed.storage import Storage
 from hotbed.trace import Trace
 from hotbed.train.callbacks import Callback, Step
+from hotbed.train.evaluation import Evaluation, evaluate
 from hotbed.train.figures import embeddings_of, figures, lines
-from hotbed.train.loop import (
-    Evaluation,
-    FitResult,
-    Interrupts,
-    evaluate,
-    fit,
-    stop_on_interrupt,
-)
+from hotbed.train.interrupts import Interrupts, stop_on_interrupt
+from hotbed.train.loop import FitResult, fit
 from hotbed.train.processes import first, process_group
 from hotbed.train.progress import ProgressBar, closing_table, notice
 from hotbed.train.report import check_writable_file, write_json
