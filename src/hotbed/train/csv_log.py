@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
+import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -52,15 +54,15 @@ class CsvLog(Callback):
     the first one writes.
 
     Args:
-        path: the file. One that is there is refused by a run that begins.
+        path: the file. The log of another run that is there becomes ``path.1``, or the next number.
         every: steps between two lines.
         validation: a second file, with a line for each `Validation`: step, epoch, samples, value (the
             figure that is compared), best (1 or 0), and all figures by ``task/metric``.
-        figures: returns further columns, such as ``embeddings.stats``.
+        figures: returns further columns, such as ``embeddings.stats``; those of the first call.
 
     Raises:
         ValueError: `every` is no positive integer.
-        OutputError: a file cannot be written, or is not the log of this run.
+        OutputError: a file cannot be written, or one that is there is no such log.
     """
 
     def __init__(
@@ -75,7 +77,7 @@ class CsvLog(Callback):
             raise ValueError(f"every must be an integer from 1 on, got {every!r}.")
         self.path, self.every = os.path.abspath(path), every
         self.validation = None if validation is None else os.path.abspath(validation)
-        self._figures = figures
+        self._figures, self._names = figures, list[str]()
         self._loss = RecentLoss()
         self._run: Run | None = None
         self._files: list[LineFile] = []
@@ -87,8 +89,8 @@ class CsvLog(Callback):
         self._run, self._files, self._last = run, [], None
         self._written, self._rows = run.position.steps, run.position.rows
         if run.rank == 0:
-            further = [] if self._figures is None else list(self._figures())
-            head = ["step", "epoch", "samples", "loss", "lr", "samples_per_second", *further]
+            self._names = [] if self._figures is None else list(self._figures())
+            head = ["step", "epoch", "samples", "loss", "lr", "samples_per_second", *self._names]
             self._begin(self.path, head, run)
             if self.validation is not None:
                 head = ["step", "epoch", "samples", "value", "best", *figure_names(run)]
@@ -100,15 +102,13 @@ class CsvLog(Callback):
         check_writable_file(path)
         header, steps = _line(head), run.position.steps
         lines = whole_lines(path) if os.path.exists(path) else []
-        if not (steps or run.position.loaded) and len(lines) > 1:
-            raise OutputError(
-                f"{path!r} has the log of a run. Go on with that run by fit(position=), or name another file."
-            )
         if lines and lines[0] != header:
             raise OutputError(
                 f"{path!r} begins with {lines[0][:200]!r}, and this run's log with {header!r}. Name "
                 "another file."
             )
+        if len(lines) > 1 and not (steps or run.position.loaded):
+            os.rename(path, _free_beside(path))
         file = LineFile(path)
         file.keep(header, lambda line: _step_of(line) <= steps)
         self._files.append(file)
@@ -136,11 +136,18 @@ class CsvLog(Callback):
         assert self._run is not None and self._last is not None
         last, now = self._last, time.perf_counter()
         speed = (last.rows - self._rows) / max(now - self._since, 1e-9)
-        further = [] if self._figures is None else self._figures().values()
+        found = {} if self._figures is None else self._figures()
+        further = [found.get(name, math.nan) for name in self._names]
         lr = self._run.optimizer.param_groups[0]["lr"]
         shown = [last.number, last.epoch, last.rows, self._loss.read(), float(lr), round(speed, 1)]
         self._files[0].append(_line([*shown, *further]))
         self._written, self._rows, self._since = last.number, last.rows, now
+
+
+def _free_beside(path: str) -> str:
+    """Return the path with the first number behind it that nothing has."""
+    numbered = (f"{path}.{number}" for number in itertools.count(1))
+    return next(other for other in numbered if not os.path.lexists(other))
 
 
 def _line(values: Sequence[object]) -> str:

@@ -6,7 +6,7 @@ import contextlib
 import math
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Literal
 
 from hotbed.checkpoint import latest, load, save
@@ -209,12 +209,13 @@ class Validation(Callback):
         """Return what `hotbed.save` stores: the history."""
         return {"history": [[*one[:-1], *one.evaluation] for one in self.history]}
 
-    def load_state_dict(self, state: Mapping[str, Sequence[Sequence[object]]]) -> None:
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Take over what `state_dict` returned."""
-        count = len(Validated._fields) - 1
+        count, history = len(Validated._fields) - 1, state["history"]
+        assert isinstance(history, list)
         self.history = [
-            Validated(*one[:count], Evaluation(*one[count:]))  # type: ignore[arg-type, call-arg]
-            for one in state["history"]
+            Validated(*one[:count], Evaluation(*one[count:]))  # type: ignore[call-arg]
+            for one in history
         ]
 
 
