@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
+import launching
 import pytest
 from cli.command_line import run, train
 from typer.testing import Result
@@ -69,7 +72,7 @@ def test_the_command_is_typed_as_it_was() -> None:
         command_of(settings) == "hotbed train --data 'a b.tsv' c.tsv --dim 4 --lr 0.5 --reset-ssd"
     )
     many = command_of(TrainSettings(data=("a.tsv",)), processes=4)
-    assert many == "torchrun --nproc-per-node 4 -m hotbed train --data a.tsv"
+    assert many == "torchrun --nproc-per-node 4 -m -- hotbed train --data a.tsv"
 
 
 def test_validation_is_on_the_last_samples_before_the_test(log: Path) -> None:
@@ -112,6 +115,26 @@ def test_patience_ends_a_run_whose_best_is_tested_and_saved(log: Path, tmp_path:
     assert (again["steps"], again["validation"]) == (figures["steps"], found)
     assert again["logloss"] == figures["logloss"]
     assert len(hb.checkpoint.list(tmp_path / "c")) == 2
+
+
+@pytest.mark.process
+def test_ranks_keep_one_record_and_stop_together(log: Path, tmp_path: Path) -> None:
+    folders = ("--run", tmp_path / "r", "--checkpoint", tmp_path / "c")
+    size = ("--dim", 4, "--batch-size", 64, "--lr", 0.05, "--epochs", 30, "--patience", 2)
+    command = ("-m", "--", "hotbed", "train", "--data", log, *size, *VALIDATED, *folders)
+    arguments = ["--standalone", "--nproc-per-node", "2", *map(str, command)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    environment["PYTHONPATH"] = os.pathsep.join(part for part in sys.path if part)
+    done = launching.run(launching.torchrun, arguments, tmp_path / "said", environment)
+    assert done.returncode == 0, done.stderr
+    record = recorded(tmp_path / "r")
+    found = record["figures"]["validation"]
+    assert record["state"] == "ended" and record["processes"] == 2
+    assert found["stopped_early"] and found["restored"] == found["best_step"]
+    steps = [int(row["step"]) for row in rows_of(tmp_path / "r/validation.csv")]
+    assert steps == [*range(10, found["best_step"] + 30, 10)]
+    stored = sum(table["rows"] for table in record["tables"])
+    assert stored == record["figures"]["stored_rows"]
 
 
 class Killed(Exception):
@@ -166,6 +189,10 @@ def test_the_record_of_another_run_stays(log: Path, tmp_path: Path) -> None:
     for more, message in [
         (("--run", folder), "holds the record of a run. Go on with that run by --resume, or name"),
         ((*usual, "--resume", "--seed", 5), "the record of another run: --seed is 0 there and 5"),
+        (
+            ("--run", folder, "--checkpoint", tmp_path / "d", "--resume"),
+            "the record of another run: --checkpoint is",
+        ),
         (("--json", folder / "history.csv"), "is a file of the record of a run. Name another"),
         (("--run", folder, "--json", folder / "validation.csv"), "is a file of the record"),
         (("--run", folder, "--checkpoint", folder), "are the same file"),

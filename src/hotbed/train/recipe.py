@@ -171,7 +171,6 @@ class _Run:
                 notice(self.progress, note)
         self.resumed_at = self.position.steps
         self.record.begin(
-            begun=self.position.loaded,
             processes=self.ranks.size,
             samples={
                 "training": self.samples,

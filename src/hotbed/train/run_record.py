@@ -87,20 +87,13 @@ class RunRecord:
                     f"and {own!r} here. Name another folder."
                 )
 
-    def begin(self, *, begun: bool, processes: int, samples: Mapping[str, int]) -> None:
-        """Write the record of a run that begins, or goes on.
-
-        Args:
-            begun: the run goes on from a step.
-            samples: by the part of the data: training, validation, test.
-        """
+    def begin(self, *, processes: int, samples: Mapping[str, int]) -> None:
+        """Write the record of a run that begins, or goes on. `samples`: by the part of the data: training,
+        validation, test."""
         if self._folder is None:
             return
         path = os.path.join(self._folder, RECORD)
         before = read_record(self._folder) if os.path.lexists(path) else {}
-        if not begun:  # killed before it came to a checkpoint
-            for name in OWN[1:]:
-                _remove(os.path.join(self._folder, name))
         now = _now()
         self._record = {
             "format": FORMAT,
@@ -168,8 +161,8 @@ def _some(tiers: Callable[[], Mapping[str, float]]) -> Callable[[], Mapping[str,
 def command_of(settings: TrainSettings, processes: int = 1) -> str:
     """Return the command line of a run, as a shell takes it."""
     words = ["hotbed", "train"]
-    if processes > 1:
-        words = ["torchrun", "--nproc-per-node", str(processes), "-m", *words]
+    if processes > 1:  # torchrun takes --run and --log for its own, but behind --
+        words = ["torchrun", "--nproc-per-node", str(processes), "-m", "--", *words]
     for field, option in OPTIONS.items():
         value = getattr(settings, field)
         if value == option.default or value is False:
@@ -188,17 +181,14 @@ def _as_json(settings: TrainSettings) -> dict[str, object]:
 
 
 def _identity(settings: TrainSettings) -> dict[str, object]:
-    """Return the settings that do not change when a run goes on, with absolute paths."""
+    """Return what does not change when a run goes on, with absolute paths."""
     found = _as_json(settings)
     found["data"] = [os.path.realpath(path) for path in settings.data]
     found["from_"] = settings.from_ and os.path.abspath(settings.from_)
-    return {field: found[field] for field, option in OPTIONS.items() if SAME_RUN in option.marks}
+    found["checkpoint"] = settings.checkpoint and os.path.realpath(settings.checkpoint)
+    same = [field for field, option in OPTIONS.items() if SAME_RUN in option.marks]
+    return {field: found[field] for field in (*same, "checkpoint")}
 
 
 def _now() -> str:
     return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-
-
-def _remove(path: str) -> None:
-    if os.path.lexists(path):
-        os.unlink(path)

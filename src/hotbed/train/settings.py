@@ -84,7 +84,7 @@ class TrainSettings:
     """Write the figures here."""
     run: Annotated[str | None, RECORD] = None
     """Keep a record of the run here, for hotbed report: settings and figures, the loss over time,
-    validations."""
+    validations. Under torchrun: -m -- hotbed train --run DIR."""
     log: Annotated[str | None, OneOf(("tensorboard",))] = None
     """{choices}: write its events to --run, too."""
     save: Annotated[str | None, SAVED] = None
