@@ -10,10 +10,12 @@ import pytest
 import torch
 from rich.console import Console
 from torch.utils.data import DataLoader, TensorDataset
+from train.clicks_and_buys import BCE, Towers, optimizer_of
+from train.clicks_and_buys import batches as several_labels
 
 import hotbed as hb
 from hotbed.data import CriteoLog, write_criteo_tsv
-from hotbed.train import Callback, Step, fit
+from hotbed.train import Callback, Step, Task, fit
 from hotbed.train.progress import ProgressBar, _samples_in, short
 
 
@@ -88,6 +90,22 @@ def test_fit_draws_a_bar_on_a_terminal(
         return
     for part in ("2/2", "100%", "loss 0.", "AUC ", "samples/s", "8.00 rows"):
         assert part.replace("8.00", "8") in shown.err
+
+
+@pytest.mark.parametrize(
+    ("first", "missing", "has_auc"),
+    [("click", 0.3, True), ("click", 1.0, False), ("price", 0.3, False)],
+)
+def test_the_auc_of_several_tasks_is_that_of_the_first_with_its_labels(
+    first: str, missing: float, has_auc: bool
+) -> None:
+    loss = torch.nn.functional.mse_loss if first == "price" else BCE
+    tasks = [Task(first, loss=loss), Task("buy")]
+    written, model = io.StringIO(), Towers(2)
+    bar = ProgressBar(96, 1, Console(file=written, width=200, force_terminal=True))
+    data = several_labels(missing=missing)
+    fit(model, data, optimizer_of(model), tasks=tasks, callbacks=[bar])
+    assert "samples/s" in written.getvalue() and ("AUC 0." in written.getvalue()) == has_auc
 
 
 def test_how_many_samples_there_are_is_known_without_reading(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from hotbed.cli import checkpoint, data
 from hotbed.cli.inspect import inspect
 from hotbed.cli.plan import plan
 from hotbed.cli.predict import predict
+from hotbed.cli.report import report
 from hotbed.cli.table_formats import dump, import_
 from hotbed.cli.train import train
 
@@ -59,6 +60,9 @@ def hotbed(
 
       [cyan]hotbed predict model --data day_2.tsv.gz --out scores.csv[/cyan]
       Writes the click probability of each sample of a log, with or without labels.
+
+      [cyan]hotbed report runs/1[/cyan]
+      Draws what train --run has recorded as one HTML page.
 
       [cyan]hotbed checkpoint show model[/cyan]
       Shows the tables of what train has saved (--save, --checkpoint); verify reads every byte of it.
@@ -116,7 +120,7 @@ def _spread(args: list[str]) -> list[str]:
     return spread
 
 
-for command in (train, predict, inspect, plan, dump):
+for command in (train, predict, report, inspect, plan, dump):
     app.command(cls=Command)(command)
 app.command("import", cls=Command)(import_)
 app.add_typer(checkpoint.app, name="checkpoint")

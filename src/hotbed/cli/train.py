@@ -29,6 +29,8 @@ def train(given: dict[str, Any], config: str | None) -> None:
 
       [cyan]hotbed train --data train.tsv.gz --checkpoint runs/1 --resume[/cyan]
 
+      [cyan]hotbed train --data train.tsv.gz --validation-fraction 0.1 --patience 3 --run runs/1[/cyan]
+
       [cyan]hotbed train --from model --data day_2.tsv.gz --save model[/cyan]
 
       [cyan]hotbed train --data train.tsv.gz --on cuda --device 8GB --host 40GB[/cyan]

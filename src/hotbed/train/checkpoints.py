@@ -13,7 +13,7 @@ from hotbed.checkpoint.folder import root_of
 from hotbed.checkpoint.new import check_keep
 from hotbed.checkpoint.values import Saveable, Stateful
 from hotbed.data.position import Position
-from hotbed.train.callbacks import Callback, Step
+from hotbed.train.callbacks import Callback, Run, Step
 
 __all__ = ["Checkpoints"]
 
@@ -28,8 +28,8 @@ class Checkpoints(Callback):
         path: a folder of checkpoints, which stays the same if the current directory changes.
         optimizer, scheduler: as `hotbed.save` takes them.
         position: the one that `fit` is given.
-        beside: what else is saved by its ``state_dict()``; `hotbed.load` takes it as ``loader=[position,
-            *beside]``.
+        beside: what else is saved by its ``state_dict()``, such as a `Validation`; `hotbed.load` takes it as
+            ``loader=[position, *beside]``.
         every: steps between two checkpoints.
         keep: how many stay; None: all.
 
@@ -58,6 +58,17 @@ class Checkpoints(Callback):
         self.last: Saved | None = None
         """What was saved last."""
         self._model: nn.Module | None = None
+
+    def on_run(self, run: Run) -> None:
+        saved = {id(one) for one in self.beside}
+        for callback in run.callbacks[run.callbacks.index(self) :]:
+            if id(callback) in saved:
+                name = type(callback).__name__
+                raise ValueError(
+                    f"Give fit {name} before Checkpoints, which saves its state: callbacks=[..., {name}, "
+                    "..., Checkpoints]."
+                )
+        super().on_run(run)
 
     def on_start(self, model: nn.Module) -> None:
         self._model = model

@@ -11,11 +11,13 @@ from torch import nn
 from hotbed.checkpoint.ranks import ranks_of
 from hotbed.collection import EmbeddingCollection
 from hotbed.modules.owner import tables_of
-from hotbed.train.loop import Evaluation, FitResult
+from hotbed.table.alone import Processes
+from hotbed.train.evaluation import Evaluation
+from hotbed.train.loop import FitResult
 from hotbed.train.report import peak_rss_bytes, versions
 from hotbed.train.settings import TrainSettings
 
-__all__ = ["embeddings_of", "figures", "lines"]
+__all__ = ["embeddings_of", "figures", "lines", "table_sizes"]
 
 
 def embeddings_of(model: nn.Module) -> EmbeddingCollection:
@@ -54,6 +56,19 @@ def figures(
     }
 
 
+def table_sizes(model: nn.Module, ranks: Processes) -> list[dict[str, object]]:
+    """Name, rows and bytes of each table, of all ranks together; every rank calls it."""
+    of_ranks = ranks.values_of_all("figures", embeddings_of(model).memory())
+    return [
+        {
+            "name": name,
+            "rows": sum(one[name]["rows"] for one in of_ranks),
+            "bytes": sum(one[name]["total"] for one in of_ranks),
+        }
+        for name in of_ranks[0]
+    ]
+
+
 def _together(tiers: list[dict[str, float]]) -> dict[str, float]:
     """Counters of all processes."""
     if len(tiers) == 1 or not tiers[0]:
@@ -79,6 +94,13 @@ def lines(report: dict[str, Any]) -> dict[str, str]:
             why = "a score is NaN" if math.isnan(report["logloss"]) else "all labels are alike"
             shown["test AUC"] = f"none: {why}"
         shown["test log loss"] = f"{report['logloss']:.4f}"
+    if validation := report["validation"]:
+        best = "none"
+        if validation["best_step"] is not None:
+            best = f"log loss {validation['best']:.4f} at step {validation['best_step']:,}"
+        shown["best validation"] = f"{best} (of {validation['count']:,})"
+        if validation["restored"]:
+            shown["model"] += ", the best"
     if report["skipped_lines"]:
         shown["malformed lines skipped"] = f"{report['skipped_lines']:,}"
     shown["rows stored"] = f"{report['stored_rows']:,}"

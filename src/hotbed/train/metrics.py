@@ -3,9 +3,81 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Protocol, SupportsFloat
 
 import numpy as np
 import torch
+from torch import Tensor
+
+__all__ = ["Auc", "LogLoss", "MeanLoss", "Metric", "RunningAuc", "auc", "logloss"]
+
+
+class Metric(Protocol):
+    """A figure of scores and labels, as torchmetrics has them."""
+
+    def update(self, preds: Tensor, target: Tensor, /) -> None:
+        """Add rows: scores and labels, (N,) each."""
+
+    def compute(self) -> SupportsFloat:
+        """Return the figure of all rows since the last reset."""
+
+    def reset(self) -> None:
+        """Forget all rows."""
+
+
+class _OverAllRows:
+    """Keeps the rows, of which a figure is computed at once."""
+
+    def __init__(self, figure: Callable[[Tensor, Tensor], float]) -> None:
+        self._figure = figure
+        self._rows: list[tuple[Tensor, Tensor]] = []
+
+    def update(self, preds: Tensor, target: Tensor) -> None:
+        """Add rows: scores and labels, (N,) each."""
+        self._rows.append((preds.detach().cpu().reshape(-1), target.detach().cpu().reshape(-1)))
+
+    def compute(self) -> float:
+        """Return the figure of all rows since the last reset; NaN of none."""
+        if not self._rows:
+            return math.nan
+        preds, target = (torch.cat(parts) for parts in zip(*self._rows, strict=True))
+        return self._figure(preds, target)
+
+    def reset(self) -> None:
+        """Forget all rows."""
+        self._rows.clear()
+
+
+class Auc(_OverAllRows):
+    """Area under the ROC curve of all rows, exact; see `auc`."""
+
+    higher_is_better = True
+
+    def __init__(self) -> None:
+        super().__init__(auc)
+
+
+class LogLoss(_OverAllRows):
+    """Mean negative log likelihood of all rows by their logits, in nats; see `logloss`."""
+
+    higher_is_better = False
+
+    def __init__(self) -> None:
+        super().__init__(logloss)
+
+
+class MeanLoss(_OverAllRows):
+    """A loss function's value over all rows, in float64.
+
+    Args:
+        loss: of scores and labels, (N,) each, to a scalar.
+    """
+
+    higher_is_better = False
+
+    def __init__(self, loss: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__(lambda preds, target: float(loss(preds.double(), target.double())))
 
 
 def auc(scores: torch.Tensor, labels: torch.Tensor) -> float:
@@ -71,7 +143,9 @@ class RunningAuc:
         self._counts = torch.zeros(2, bins, dtype=torch.float64, device="cpu")
 
     def update(self, logits: torch.Tensor, labels: torch.Tensor) -> None:
-        """Add rows: logits and labels, (N,) each."""
+        """Add rows: logits and labels, (N,) each; a label that is NaN is missing."""
+        there = ~torch.isnan(labels)
+        logits, labels = logits[there], labels[there]
         bins = (torch.sigmoid(logits.detach().float()) * self.bins).long()
         cell = bins.clamp_(0, self.bins - 1) + (labels > 0.5).long() * self.bins
         counts = torch.bincount(cell.cpu(), minlength=2 * self.bins)

@@ -100,7 +100,7 @@ def _option(field: dataclasses.Field[object], hint: object, docstrings: dict[str
     for mark in marks:
         if isinstance(mark, OneOf):
             *most, last = mark.choices
-            text = text.replace("{choices}", f"{', '.join(most)} or {last}")
+            text = text.replace("{choices}", f"{', '.join(most)} or {last}" if most else last)
     return Option(
         field=field.name,
         value_type=kind,

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from hotbed.checkpoint import folder as checkpoints
 from hotbed.files import is_special
-from hotbed.train import run_note
+from hotbed.train import run_files, run_note
 from hotbed.train.report import OutputError
 
 __all__ = ["Folder", "Named", "refuse_clashes"]
@@ -18,6 +18,7 @@ __all__ = ["Folder", "Named", "refuse_clashes"]
 _HELD_FILES = (
     (run_note.holds_file, "the rows of a run"),
     (checkpoints.holds_file, "a checkpoint"),
+    (run_files.holds_file, "the record of a run"),
 )
 _DEEPEST = 2
 """Folders between such a file and its folder, with that."""

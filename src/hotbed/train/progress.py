@@ -18,7 +18,7 @@ from hotbed.data import CriteoLog
 from hotbed.data.position import wrapped_by
 from hotbed.modules.owner import groups_of, tables_of
 from hotbed.text import printable
-from hotbed.train.callbacks import Callback, Step
+from hotbed.train.callbacks import Callback, Run, Step
 from hotbed.train.metrics import RunningAuc
 
 _REFRESH_SECONDS = 0.1
@@ -28,7 +28,8 @@ _BESIDE_FIGURES = len("100%") + len("00:00:00") + 3
 
 
 class ProgressBar(Callback):
-    """Loss and AUC of recent samples, samples a second, rows that the tables hold.
+    """Loss and AUC of recent samples (of several tasks: of the first), samples a second, rows that the tables
+    hold.
 
     The figures are worked out when the bar is redrawn, ten times a second, not at each step. What does
     not fit into a line of the terminal is left out.
@@ -52,7 +53,7 @@ class ProgressBar(Callback):
         self._epochs = epochs
         self._stored_rows = stored_rows
         self._tiers = tiers
-        self._auc = RunningAuc()
+        self._auc, self._has_auc = RunningAuc(), True
         self._waiting: list[tuple[Tensor, Tensor]] = []
         self._loss: torch.Tensor | None = None
         self._began = self._drawn = 0.0
@@ -76,13 +77,18 @@ class ProgressBar(Callback):
             figures="",
         )
 
+    def on_run(self, run: Run) -> None:
+        self._has_auc = not run.tasks or run.tasks[0].is_of_clicks
+        super().on_run(run)
+
     def on_start(self, model: nn.Module) -> None:
         self._began = time.perf_counter()
         self._progress.start()
 
     def on_step(self, step: Step) -> None:
         self._loss = step.loss if self._loss is None else 0.98 * self._loss + 0.02 * step.loss
-        self._waiting.append((step.logits, step.labels))
+        if self._has_auc:
+            self._waiting.append((_first(step.logits), _first(step.labels)))
         if self._last is None:
             self._before = step.rows - len(step.labels)
         self._last = step
@@ -125,6 +131,11 @@ class ProgressBar(Callback):
         yield f"{short((self._last.rows - self._before) / (self._drawn - self._began))} samples/s"
         if self._stored_rows is not None:
             yield f"{short(self._stored_rows())} rows"
+
+
+def _first(values: Tensor) -> Tensor:
+    """The column of the first task."""
+    return values if values.ndim < 2 else values[:, 0]
 
 
 def progress_bar(

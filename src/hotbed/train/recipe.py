@@ -22,20 +22,18 @@ from hotbed.models import MODELS
 from hotbed.modules.owner import tables_of
 from hotbed.storage import Storage
 from hotbed.trace import Trace
+from hotbed.train.calibration import calibration
 from hotbed.train.callbacks import Callback, Step
-from hotbed.train.figures import embeddings_of, figures, lines
-from hotbed.train.loop import (
-    Evaluation,
-    FitResult,
-    Interrupts,
-    evaluate,
-    fit,
-    stop_on_interrupt,
-)
+from hotbed.train.evaluation import Evaluation, evaluated, score
+from hotbed.train.figures import embeddings_of, figures, lines, table_sizes
+from hotbed.train.interrupts import Interrupts, stop_on_interrupt
+from hotbed.train.loop import FitResult, fit
 from hotbed.train.processes import first, process_group
 from hotbed.train.progress import ProgressBar, closing_table, notice
 from hotbed.train.report import check_writable_file, write_json
 from hotbed.train.resuming import RunCheckpoints, begin_from
+from hotbed.train.run_record import RunRecord
+from hotbed.train.run_validation import RunValidation, samples_in, split_validation
 from hotbed.train.saved import check_writable_folder, save_model
 from hotbed.train.settings import OPTIMIZERS, SettingsError, TrainSettings
 from hotbed.train.ssd_rows import SsdRows
@@ -68,13 +66,19 @@ def train(settings: TrainSettings, progress: Console, results: Console) -> dict[
         HotbedError, OSError: bad input, or an output that cannot be written.
     """
     with process_group() as shared:
+        record = RunRecord(settings, progress, is_first=first())
         if first():
             _check_outputs(settings)
-        run = _Run(settings, progress, shared=shared)
-        run.begin()
-        with stop_on_interrupt() as interrupts, _trace_into(settings.trace if first() else None):
-            evaluation = run.fit_and_test(interrupts)
-            return run.finish(evaluation, interrupts, results)
+            record.check()
+        with record.of_failures():
+            run = _Run(settings, progress, record, shared=shared)
+            run.begin()
+            with (
+                stop_on_interrupt() as interrupts,
+                _trace_into(settings.trace if first() else None),
+            ):
+                evaluation = run.fit_and_test(interrupts)
+                return run.finish(evaluation, interrupts, results)
 
 
 class _Run:
@@ -84,8 +88,11 @@ class _Run:
         shared: the process belongs to a process group.
     """
 
-    def __init__(self, settings: TrainSettings, progress: Console, *, shared: bool) -> None:
+    def __init__(
+        self, settings: TrainSettings, progress: Console, record: RunRecord, *, shared: bool
+    ) -> None:
         self.settings, self.progress, self.shared = settings, progress, shared
+        self.record = record
         self.ssd = SsdRows(settings.ssd, progress)
         self.position, self.reached = Position(), _Reached()
         self.log = CriteoLog(
@@ -100,7 +107,11 @@ class _Run:
             self.found = self.log.fingerprint() if settings.checkpoint is not None else None
             rows = None if self.found is None else self.found.rows
             self.training, self.test = self.log.split(settings.test_fraction, rows)
-        self.samples = _samples(self.training)
+        self.training, held = split_validation(
+            self.training, self.test, settings.validation_fraction
+        )
+        self.validation = RunValidation(settings, held, shared=shared)
+        self.samples = samples_in(self.training)
         if self.samples == 0:
             raise SettingsError(f"There are no samples to train on in {', '.join(settings.data)}.")
         self.model = self._make_model()
@@ -108,6 +119,7 @@ class _Run:
         self.optimizer = make_optimizer(settings.optimizer, self.model, settings.lr)
         self.saving: RunCheckpoints | None = None
         self.resumed_at = 0
+        self.calibration: list[dict[str, float]] = []
 
     def _make_model(self) -> nn.Module:
         settings, storage = self.settings, self.settings.storage()
@@ -120,7 +132,7 @@ class _Run:
             storage=storage,
             device=settings.on,
         )
-        for text in _notices(settings, storage, self.samples, _samples(self.test)):
+        for text in _notices(settings, storage, self.samples, samples_in(self.test)):
             notice(self.progress, text)
         self.ssd.forget_note()
         if self.shared:
@@ -145,7 +157,12 @@ class _Run:
                 notice(self.progress, note)
         if self.found is not None:
             self.saving = RunCheckpoints(
-                settings, self.log, self.found, self.optimizer, self.position
+                settings,
+                self.log,
+                self.found,
+                self.optimizer,
+                self.position,
+                self.validation.callbacks,
             )
             doing = "Loading the checkpoint ..." if settings.resumes else "Saving ..."
             with self.progress.status(doing):
@@ -153,6 +170,14 @@ class _Run:
             if note:
                 notice(self.progress, note)
         self.resumed_at = self.position.steps
+        self.record.begin(
+            processes=self.ranks.size,
+            samples={
+                "training": self.samples,
+                "validation": self.validation.samples,
+                "test": samples_in(self.test),
+            },
+        )
 
     def fit_and_test(self, interrupts: Interrupts) -> Evaluation | None:
         """Train and test; None where a second Ctrl-C has ended the test, or the training."""
@@ -161,14 +186,18 @@ class _Run:
             if self.saving is not None and self.saving.at != self.position.steps:
                 with self.progress.status("Saving ..."):
                     self.saving.save()
+            with self.progress.status("Loading the best model ..."):
+                self.validation.restore(self.ranks, interrupts)
             before = interrupts.count
             with self.progress.status("Testing ..."):
-                return evaluate(
+                scores = score(
                     self.model,
                     slices(self.test) if self.shared else self.test,
                     device=self.settings.on,
                     should_stop=lambda: interrupts.count > before,
                 )
+            self.calibration = calibration(scores.logits, scores.labels)
+            return evaluated(scores)
         except KeyboardInterrupt:
             return None
         except BaseException:
@@ -181,6 +210,7 @@ class _Run:
         if settings.depth and is_idle_on_ranks(self.model):
             notice(self.progress, IDLE_ON_RANKS)
         bars = [self._bar()] if first() else []
+        embeddings = embeddings_of(self.model)
         return fit(
             self.model,
             lookahead(slices(batches), self.model, 0, 0)
@@ -191,6 +221,8 @@ class _Run:
             callbacks=[
                 *bars,
                 self.reached,
+                *self.validation.callbacks,
+                *self.record.callbacks(embeddings.stats if embeddings.has_tiers else None),
                 *([] if self.saving is None else [self.saving]),
                 interrupts,
             ],
@@ -216,7 +248,13 @@ class _Run:
         report |= {"epochs": self.position.epoch - 1, "resumed_at": self.resumed_at}
         self.ssd.leave_note(may_go=self.saving is not None)
         self.ssd.complete(self.model, is_saved=settings.save is not None)
-        report["skipped_lines"] = self.training.skipped.lines + self.test.skipped.lines
+        skipped = self.training.skipped.lines + self.test.skipped.lines
+        report["skipped_lines"] = skipped + self.validation.skipped_lines
+        report["validation"] = self.validation.figures()
+        if settings.run is not None:
+            tables = table_sizes(self.model, self.ranks)
+            state = "interrupted" if interrupted else "ended"
+            self.record.end(state, figures=report, tables=tables, calibration=self.calibration)
         # The figures first: a disk that is too full for the model must not cost them too.
         if settings.json is not None and first():
             write_json(settings.json, report)
@@ -224,11 +262,14 @@ class _Run:
         try:
             if settings.save is not None:
                 with self.progress.status("Saving ..."):
-                    save_model(settings.save, self.model, self.optimizer, self.position.steps)
+                    step = self.validation.restored or self.position.steps
+                    save_model(settings.save, self.model, self.optimizer, step)
                 shown["saved to"] = settings.save
                 self.ssd.leave_note(may_go=True)
             if settings.checkpoint is not None:
                 shown["checkpoints in"] = settings.checkpoint
+            if settings.run is not None:
+                shown["record in"] = f"{settings.run} (hotbed report draws it)"
         finally:
             results.print(closing_table("Interrupted" if interrupted else "Done", shown))
         return report
@@ -253,12 +294,6 @@ def _refuse_what_is_read_once(paths: Sequence[str]) -> None:
                 f"--data {path} is a pipe or a device, which can be read once; train reads its data several "
                 "times. Write them to a file."
             )
-
-
-def _samples(log: CriteoLog) -> int:
-    """Return the samples of a part of a log, as `CriteoLog.split` has counted them."""
-    assert log.stop is not None
-    return log.stop - log.start
 
 
 def _notices(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -49,6 +50,25 @@ def versions() -> dict[str, str]:
         "numpy": np.__version__,
         "python": platform.python_version(),
     }
+
+
+def hardware(device: str = "cpu") -> dict[str, object]:
+    """Processor, cores, bytes of memory, and the name of the device that computes."""
+    name = platform.processor() or platform.machine()
+    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as file:
+        for line in file:
+            if line.startswith("model name"):
+                name = line.partition(":")[2].strip()
+                break
+    found: dict[str, object] = {
+        "processor": name,
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+        "device": device,
+    }
+    if device != "cpu":
+        found["device"] = f"{device}: {torch.cuda.get_device_name(device)}"
+    return found
 
 
 def check_writable_file(path: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from torch import nn
 from torch.optim import Optimizer
@@ -15,7 +15,7 @@ from hotbed.checkpoint.folder import complete_in, opened
 from hotbed.checkpoint.manifest import read_manifest
 from hotbed.checkpoint.models import description_of
 from hotbed.checkpoint.ranks import ranks_of
-from hotbed.checkpoint.values import decoded
+from hotbed.checkpoint.values import Stateful, decoded
 from hotbed.data import CriteoLog
 from hotbed.data.criteo import Fingerprint
 from hotbed.data.position import Position
@@ -37,6 +37,7 @@ class RunCheckpoints(Checkpoints):
         found: Fingerprint,
         optimizer: Optimizer,
         position: Position,
+        beside: Sequence[Stateful] = (),
     ) -> None:
         assert settings.checkpoint is not None
         self.same = _SameRun(settings, log, found)
@@ -46,7 +47,7 @@ class RunCheckpoints(Checkpoints):
             position,
             every=settings.every,
             keep=settings.keep,
-            beside=[self.same],
+            beside=[self.same, *beside],
         )
         self.settings = settings
         self.at = -1
@@ -157,11 +158,17 @@ class _SameRun:
                 return False
         if samples >= self.found.rows or self.settings.on_error == "skip":
             return False  # or batches do not tell how many lines were read
+        if self.settings.validation_fraction:
+            return False  # earlier validations were on other samples
         size = self.settings.batch_size
         window = -(-self.settings.shuffle // size) * size or size
         read = -(-batch * size // window) * window
         trained_on = samples - round(samples * self.settings.test_fraction)
         return read <= trained_on and self.log.fingerprint(samples).crc32c == crc32c
+
+
+_LATER = {"validation_fraction": 0.0}
+"""Settings that checkpoints of earlier versions have not, as runs had them."""
 
 
 def _absolute(path: object) -> object:
@@ -175,13 +182,13 @@ def _states_in(path: str, values: Mapping[str, object]) -> tuple[dict[str, int],
         SettingsError: another program has saved it.
     """
     match values.get("loaders"):
-        case [{"dict": list(pairs)}, {"dict": list()} as encoded]:
+        case [{"dict": list(pairs)}, {"dict": list()} as encoded, *_]:
             with contextlib.suppress(TypeError, ValueError):
                 # But for its random states, which are tensors.
                 position = {name: value for name, value in pairs if isinstance(value, int)}
                 run = decoded(encoded, {})
-                if {*_SameRun.NAMES, "samples"} <= run.keys():
-                    return position, run
+                if {*_SameRun.NAMES, "samples"} <= {*run, *_LATER}:
+                    return position, {**_LATER, **run}
     raise SettingsError(
         f"--checkpoint {path} holds no checkpoints of a run of `hotbed train`. Name another folder."
     )

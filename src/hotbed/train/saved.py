@@ -23,7 +23,7 @@ from hotbed.files import new_beside
 from hotbed.modules.owner import tables_of
 from hotbed.train.report import OutputError
 
-__all__ = ["check_writable_folder", "save_model"]
+__all__ = ["Mark", "check_writable_folder", "refuse_other_checkpoints", "save_model"]
 
 
 def save_model(path: str, model: nn.Module, optimizer: Optimizer, step: int) -> Saved:
@@ -36,24 +36,45 @@ def save_model(path: str, model: nn.Module, optimizer: Optimizer, step: int) -> 
     with ranks.reporting("a checkpoint"):
         if ranks.rank == 0:
             check_writable_folder(path)
-    return save(path, model, optimizer, step=step, loader=_Mark(), keep=1)
+    return save(path, model, optimizer, step=step, loader=_OF_SAVE, keep=1)
 
 
-class _Mark:
-    """Tells a checkpoint that the next --save may take the place of."""
+class Mark:
+    """Marks checkpoints that the next one of the same writer may take the place of."""
+
+    def __init__(self, writer: str, named: str) -> None:
+        self.writer, self.named = writer, named
 
     def state_dict(self) -> dict[str, str]:
-        return {"written by": "hotbed train --save"}
+        return {"written by": self.writer}
+
+    def is_on(self, checkpoint: str) -> bool:
+        """Return True if the checkpoint has this mark, or is gone meanwhile."""
+        try:
+            loaders = read_manifest(checkpoint)["values"]["loaders"]
+        except DamagedError:
+            if is_complete(checkpoint):
+                raise
+            return True  # another run has put its own in its place meanwhile
+        return bool(loaders == [encoded(self.state_dict(), "", {})])
 
 
-def _is_replaceable(checkpoint: str) -> bool:
-    try:
-        loaders = read_manifest(checkpoint)["values"]["loaders"]
-    except DamagedError:
-        if is_complete(checkpoint):
-            raise
-        return True  # another run has put its own in its place meanwhile
-    return bool(loaders == [encoded(_Mark().state_dict(), "", {})])
+_OF_SAVE = Mark("hotbed train --save", "--save")
+
+
+def refuse_other_checkpoints(path: str, mark: Mark) -> None:
+    """Raise OutputError if a folder of checkpoints, of which one is to stay, has others than marked ones.
+
+    Raises:
+        OutputError: the folder is a checkpoint, or holds one without the mark.
+    """
+    if os.path.lexists(os.path.join(path, MANIFEST)):
+        raise OutputError(f"Cannot save to {path!r}: it is a checkpoint. Name another folder.")
+    if not all(map(mark.is_on, complete_in(path))):
+        raise OutputError(
+            f"Cannot save to {path!r}: it holds checkpoints that {mark.named} has not written. Name another "
+            "folder."
+        )
 
 
 def check_writable_folder(path: str) -> None:
@@ -72,15 +93,8 @@ def check_writable_folder(path: str) -> None:
     if not os.path.isdir(path):
         raise OutputError(f"Cannot save to {path!r}: it is a file.")
     try:
-        if os.path.lexists(os.path.join(path, MANIFEST)):
-            raise OutputError(f"Cannot save to {path!r}: it is a checkpoint. Name another folder.")
-        there = complete_in(path)
-        if not all(map(_is_replaceable, there)):
-            raise OutputError(
-                f"Cannot save to {path!r}: it holds checkpoints that --save has not written. Name another "
-                "folder."
-            )
-        if not there and not all(is_of_checkpoints(name) for name in os.listdir(path)):
+        refuse_other_checkpoints(path, _OF_SAVE)
+        if not complete_in(path) and not all(is_of_checkpoints(name) for name in os.listdir(path)):
             raise OutputError(
                 f"Cannot save to {path!r}: the folder holds other files. Name a new folder."
             )

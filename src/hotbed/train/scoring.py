@@ -14,7 +14,7 @@ from hotbed.checkpoint import load_model
 from hotbed.checkpoint.files import others_loaded_by
 from hotbed.data import CATEGORIES, MISSING_ID, CriteoLog
 from hotbed.storage import Storage
-from hotbed.train.loop import scored
+from hotbed.train.evaluation import scored
 from hotbed.train.metrics import auc, logloss
 from hotbed.train.report import check_writable_file, complete_file
 from hotbed.train.run_note import write_note

@@ -16,12 +16,25 @@ from hotbed.places.tiered.folder import of_process
 from hotbed.storage import Storage, parse_bytes
 from hotbed.train.options import FILE, FOLDER, SAME_RUN, SIZE, Kind, OneOf, Option, options_of
 from hotbed.train.paths import Folder, Named, refuse_clashes
+from hotbed.train.run_files import is_of_a_record
 from hotbed.train.run_note import is_of_a_run, rows_may_go
 
 OPTIMIZERS = {kind.declared_rule().command: kind for kind in RULES}
 """By the names of the command line."""
 
-CHECKPOINTS = Kind("DIR", owns=is_of_checkpoints)
+BEST = "best"
+"""The folder in --checkpoint that has the best model's checkpoint."""
+
+
+def _is_of_a_training(name: str) -> bool:
+    """Return True for files of checkpoints of a run, or of the best model in them."""
+    first, _, rest = name.partition(os.sep)
+    return is_of_checkpoints(name) or (first == BEST and is_of_checkpoints(rest))
+
+
+SAVED = Kind("DIR", owns=is_of_checkpoints)
+CHECKPOINTS = Kind("DIR", owns=_is_of_a_training)
+RECORD = Kind("DIR", owns=is_of_a_record)
 ROWS = Kind("DIR", owns=is_of_a_run)
 _MOST_LR = 1e30
 """Far from what float32 holds, as optimizers divide it by small numbers."""
@@ -53,6 +66,14 @@ class TrainSettings:
     """Passes over the training samples."""
     test_fraction: Annotated[float, SAME_RUN] = 0.1
     """Share of the samples, the last ones, that is kept for testing."""
+    validation_fraction: Annotated[float, SAME_RUN] = 0.0
+    """Share of the samples, the last before those for testing, on which the model is validated while it
+    trains."""
+    validate_every: int | None = None
+    """Steps between two validations. Default: after each epoch."""
+    patience: int | None = None
+    """Stop when so many validations in a row bring no better log loss. With --checkpoint the best model is
+    tested and saved, else the last."""
     shuffle: Annotated[int, SAME_RUN] = 0
     """Shuffle within windows of so many samples; 0 keeps the order of time."""
     on_error: Annotated[str, SAME_RUN] = "raise"
@@ -61,10 +82,16 @@ class TrainSettings:
     """Of first values and shuffling."""
     json: Annotated[str | None, FILE] = None
     """Write the figures here."""
-    save: Annotated[str | None, CHECKPOINTS] = None
+    run: Annotated[str | None, RECORD] = None
+    """Keep a record of the run here, for hotbed report: settings and figures, the loss over time,
+    validations. Under torchrun: -m -- hotbed train --run DIR."""
+    log: Annotated[str | None, OneOf(("tensorboard",))] = None
+    """{choices}: write its events to --run, too."""
+    save: Annotated[str | None, SAVED] = None
     """Save the model here at the end, with its optimizer, in place of one that is there."""
     checkpoint: Annotated[str | None, CHECKPOINTS] = None
-    """Save the run here every so many steps (--every), so that it can go on."""
+    """Save the run here every so many steps (--every), so that it can go on; with --validation-fraction also
+    the best model, in DIR/best."""
     every: int = 1000
     """Steps between two checkpoints."""
     keep: int = 3
@@ -108,6 +135,7 @@ class TrainSettings:
             )
         self._require(self.on_error in ("raise", "skip"), "on_error", "raise or skip")
         self._require(0 <= self.test_fraction < 1, "test_fraction", "in [0, 1)")
+        self._check_validation()
         self._require(self.shuffle >= 0, "shuffle", "0 or a number of samples")
         self._require(self.depth >= 0, "depth", "0 or a number of batches")
         self._require((self.horizon or 0) >= 0, "horizon", "0 or a number of batches")
@@ -119,6 +147,25 @@ class TrainSettings:
     def _require(self, good: bool, name: str, wanted: str) -> None:
         if not good:
             raise _error(OPTIONS[name], getattr(self, name), wanted)
+
+    def _check_validation(self) -> None:
+        self._require(0 <= self.validation_fraction < 1, "validation_fraction", "in [0, 1)")
+        if self.test_fraction + self.validation_fraction >= 1:
+            raise SettingsError(
+                f"--test-fraction {self.test_fraction:g} and --validation-fraction "
+                f"{self.validation_fraction:g} leave nothing to train on. Lower one."
+            )
+        for name in ("validate_every", "patience"):
+            value = getattr(self, name)
+            self._require(value is None or value > 0, name, "positive")
+            if value is not None and not self.validation_fraction:
+                raise SettingsError(
+                    f"--{OPTIONS[name].key} needs samples to validate on: pass --validation-fraction."
+                )
+        if self.log is not None and self.run is None:
+            raise SettingsError(
+                f"--log {self.log} writes to the record of a run: name it, --run DIR."
+            )
 
     @property
     def resumes(self) -> bool:
@@ -183,7 +230,7 @@ def storage_of(
 def _check(option: Option, value: Any) -> None:
     """Raise SettingsError where a value is not what the option's annotation says."""
     choices, kind = option.mark(OneOf), option.mark(Kind)
-    if choices is not None and value not in choices.choices:
+    if choices is not None and value not in choices.choices and value != option.default:
         raise _error(option, value, f"one of {choices}")
     if kind is SIZE:
         try:
