@@ -20,6 +20,7 @@ from hotbed.train import (
     Step,
     Task,
     TaskError,
+    TrainingError,
     auc,
     evaluate,
     fit,
@@ -107,6 +108,12 @@ def test_no_label_at_all_is_a_step_that_changes_nothing() -> None:
     assert torch.equal(model.layer.weight, Towers(2).layer.weight)
     found = evaluate(model, data, tasks=[Task("click"), Task("buy")])
     assert found.rows == 32 and math.isnan(found.tasks["buy"]["auc"]) and math.isnan(found.auc)
+
+
+def test_a_label_that_is_missing_without_tasks_is_told() -> None:
+    model = Towers(2)
+    with pytest.raises(TrainingError, match=r"Labels are NaN: with tasks=\[hotbed.train.Task"):
+        fit(model, batches(), optimizer_of(model))
 
 
 def test_regression_learns_its_labels() -> None:

@@ -63,9 +63,12 @@ class Trainer:
             logits = self.model(batch)
             value = self._loss(logits, labels, found, of_all)
         if value.device.type == "cpu" and ranks.size == 1 and not math.isfinite(value.item()):
+            remedy = "Lower the learning rate, or look for extreme inputs."
+            if not self.tasks and bool(torch.isnan(labels).any()):
+                remedy = "Labels are NaN: with tasks=[hotbed.train.Task(name)] such samples are left out."
             raise TrainingError(
                 f"Step {position.steps + 1}, epoch {epoch}: the loss is {value.item()}, so the "
-                "step was not taken. Lower the learning rate, or look for extreme inputs."
+                f"step was not taken. {remedy}"
             )
         with trace.span("backward"), ranks.listening(BACKWARD):
             value.backward()  # type: ignore[no-untyped-call]
