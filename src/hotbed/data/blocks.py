@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -20,7 +20,8 @@ __all__ = ["Batch", "Block", "Builder", "Columns", "Value"]
 
 Value: TypeAlias = "Tensor | Jagged | list[str]"
 """One entry of a batch, of as many samples as the others."""
-Batch: TypeAlias = "dict[str, Tensor | Jagged | list[str]]"
+Batch: TypeAlias = dict[str, Tensor]
+"""Entries by name; a `Jagged`, and the list of strings of a `Key`, pass for tensors here."""
 Columns: TypeAlias = "dict[str, pa.Array]"
 """Columns of a file by name, of as many rows each."""
 
@@ -61,7 +62,7 @@ class Block:
         """A batch of the samples from `begin` to before `end`. Its ids lie in one block of memory."""
         part = self.cut(begin, end)
         ids = torch.from_numpy(np.ascontiguousarray(part.ids)).unbind(0)
-        return {**part.values, **dict(zip(self.names, ids, strict=True))}
+        return {**cast(Batch, part.values), **dict(zip(self.names, ids, strict=True))}
 
 
 class Builder:

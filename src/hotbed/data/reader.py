@@ -12,7 +12,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from hotbed.data.arguments import real, row_range, seed_of, whole, window
 from hotbed.data.arrow_files import ColumnFile, file_of, require_arrow
 from hotbed.data.blocks import Batch, Block
-from hotbed.data.criteo import Fingerprint
+from hotbed.data.criteo import Fingerprint, Skipped
 from hotbed.data.fields import SchemaError
 from hotbed.data.fingerprints import Checksums
 from hotbed.data.paths import Paths, files_of
@@ -67,6 +67,11 @@ class ColumnFiles(IterableDataset[Batch]):
         self.columns = _header(columns)
         self._epoch = self._passed = 0  # of the next iteration; its batches that are passed over
         self.start, self.stop = row_range(rows, self._all_rows)
+
+    @property
+    def skipped(self) -> Skipped:
+        """No rows: a malformed one is an error."""
+        return Skipped(0, ())
 
     def count_rows(self) -> int:
         """Return the number of rows in range. Reads text through; Parquet files tell."""

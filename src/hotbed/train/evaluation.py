@@ -16,7 +16,16 @@ from hotbed.train.batches import Batch, ids_of_tiers, moved
 from hotbed.train.metrics import auc, logloss
 from hotbed.train.tasks import Task, figures_of, tasks_of
 
-__all__ = ["ONE_LABEL", "Evaluation", "Scores", "evaluate", "evaluated", "score", "scored"]
+__all__ = [
+    "ONE_LABEL",
+    "Evaluation",
+    "Scores",
+    "evaluate",
+    "evaluated",
+    "first_label",
+    "score",
+    "scored",
+]
 
 ONE_LABEL = "label"
 """The name in figures of the label of a model without tasks."""
@@ -108,6 +117,16 @@ def evaluate(
     """
     known = tasks_of(tasks)
     return evaluated(score(model, batches, device=device, should_stop=should_stop), known)
+
+
+def first_label(scores: Scores) -> tuple[Tensor, Tensor]:
+    """Return logits and labels (N,) of the first label, of samples that have it."""
+    z, y = scores.logits, scores.labels
+    if y.dim() == 2:
+        z, y = z[:, 0], y[:, 0]
+        there = ~torch.isnan(y)
+        return z[there], y[there]
+    return z, y
 
 
 def evaluated(scores: Scores, tasks: Sequence[Task] = ()) -> Evaluation:

@@ -59,7 +59,7 @@ def fit(
     optimizer: torch.optim.Optimizer,
     *,
     epochs: int = 1,
-    loss: Loss = nn.functional.binary_cross_entropy_with_logits,
+    loss: Loss | None = None,
     tasks: Sequence[Task] | None = None,
     scheduler: torch.optim.lr_scheduler.LRScheduler | None = None,
     callbacks: Sequence[Callback] = (),
@@ -74,7 +74,8 @@ def fit(
         batches: iterated once an epoch; batches of no rows are passed over.
         optimizer: one over dense parameters and tables.
         epochs: passes over the batches.
-        loss: of (logits, labels), to a scalar.
+        loss: of (logits, labels), to a scalar. Default: the model's own ``loss``, if it has one, else
+            ``binary_cross_entropy_with_logits``.
         tasks: one for each column of logits and labels (B, T), in place of `loss`. The loss of a batch is
             the sum of their weights times their mean losses over the samples whose label is not NaN.
         scheduler: stepped after each optimizer step.
@@ -101,7 +102,7 @@ def fit(
     """
     progress, former = options.pop("progress", False), list(_former_options(options))
     given, position, known = position is not None, position or Position(), tasks_of(tasks)
-    trainer = Trainer(model, optimizer, loss, known, scheduler, device, position)
+    trainer = Trainer(model, optimizer, loss or _loss_of(model), known, scheduler, device, position)
     ranks, all_callbacks = trainer.ranks, [*callbacks, *former]
     if progress and ranks.rank == 0:
         from hotbed.train.progress import (
@@ -173,6 +174,11 @@ def _stops(callbacks: Sequence[Callback], ranks: Processes) -> bool:
     """Return True if the run ends after this step, on all ranks. All call this."""
     ended = any(callback.has_ended() for callback in callbacks)
     return ended or ranks.ends(lambda: any(callback.should_stop() for callback in callbacks))
+
+
+def _loss_of(model: nn.Module) -> Loss:
+    loss: Loss = getattr(model, "loss", nn.functional.binary_cross_entropy_with_logits)
+    return loss
 
 
 def _former_options(options: FitOptions) -> Iterator[Callback]:

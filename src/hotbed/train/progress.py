@@ -14,7 +14,7 @@ from rich.text import Text
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
-from hotbed.data import CriteoLog
+from hotbed.data import ColumnFiles, CriteoLog
 from hotbed.data.position import wrapped_by
 from hotbed.modules.owner import groups_of, tables_of
 from hotbed.text import printable
@@ -87,7 +87,7 @@ class ProgressBar(Callback):
 
     def on_step(self, step: Step) -> None:
         self._loss = step.loss if self._loss is None else 0.98 * self._loss + 0.02 * step.loss
-        if self._has_auc:
+        if self._has_auc and step.logits.numel() == step.labels.numel():  # not of retrieval
             self._waiting.append((_first(step.logits), _first(step.labels)))
         if self._last is None:
             self._before = step.rows - len(step.labels)
@@ -158,7 +158,7 @@ def progress_bar(
 def _samples_in(batches: object) -> int | None:
     """Return the samples of one epoch, if that is known without reading the data."""
     batches = wrapped_by(batches)[-1]
-    if isinstance(batches, CriteoLog):
+    if isinstance(batches, CriteoLog | ColumnFiles):
         return None if batches.stop is None else batches.stop - batches.start
     if isinstance(batches, DataLoader):
         listed = not isinstance(batches.dataset, IterableDataset)

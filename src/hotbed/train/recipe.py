@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import stat
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import torch
 from rich.console import Console
@@ -15,16 +13,14 @@ from torch import nn
 from hotbed.ahead.lookahead import IDLE_ON_RANKS, is_idle_on_ranks, lookahead
 from hotbed.checkpoint.folder import complete_in
 from hotbed.checkpoint.ranks import ranks_of
-from hotbed.data import CATEGORIES, DENSE, CriteoLog
 from hotbed.data.position import Position
 from hotbed.dist import distribute, slices
-from hotbed.models import MODELS
 from hotbed.modules.owner import tables_of
 from hotbed.storage import Storage
 from hotbed.trace import Trace
 from hotbed.train.calibration import calibration
 from hotbed.train.callbacks import Callback, Step
-from hotbed.train.evaluation import Evaluation, evaluated, score
+from hotbed.train.evaluation import Evaluation, evaluated, first_label, score
 from hotbed.train.figures import embeddings_of, figures, lines, table_sizes
 from hotbed.train.interrupts import Interrupts, stop_on_interrupt
 from hotbed.train.loop import FitResult, fit
@@ -36,6 +32,7 @@ from hotbed.train.run_record import RunRecord
 from hotbed.train.run_validation import RunValidation, samples_in, split_validation
 from hotbed.train.saved import check_writable_folder, save_model
 from hotbed.train.settings import OPTIMIZERS, SettingsError, TrainSettings
+from hotbed.train.source import Reader, source_of
 from hotbed.train.ssd_rows import SsdRows
 
 
@@ -93,23 +90,16 @@ class _Run:
     ) -> None:
         self.settings, self.progress, self.shared = settings, progress, shared
         self.record = record
-        self.ssd = SsdRows(settings.ssd, progress)
+        self.ssd = SsdRows(settings.ssd, progress, of_logs=settings.schema is None)
         self.position, self.reached = Position(), _Reached()
-        self.log = CriteoLog(
-            settings.data,
-            settings.batch_size,
-            on_error="skip" if settings.on_error == "skip" else "raise",
-            shuffle=settings.shuffle,
-            seed=settings.seed,
-        )
-        _refuse_what_is_read_once(self.log.paths)
+        self.source = source_of(settings)
+        self.log = self.source.reader
         with progress.status("Counting samples ..."):
             self.found = self.log.fingerprint() if settings.checkpoint is not None else None
             rows = None if self.found is None else self.found.rows
-            self.training, self.test = self.log.split(settings.test_fraction, rows)
-        self.training, held = split_validation(
-            self.training, self.test, settings.validation_fraction
-        )
+            parts: tuple[Reader, Reader] = self.log.split(settings.test_fraction, rows)
+        self.test = parts[1]
+        self.training, held = split_validation(*parts, settings.validation_fraction)
         self.validation = RunValidation(settings, held, shared=shared)
         self.samples = samples_in(self.training)
         if self.samples == 0:
@@ -124,14 +114,7 @@ class _Run:
     def _make_model(self) -> nn.Module:
         settings, storage = self.settings, self.settings.storage()
         torch.manual_seed(settings.seed)
-        model: nn.Module = MODELS[settings.model](
-            CATEGORIES,
-            settings.dim,
-            len(DENSE),
-            seed=settings.seed,
-            storage=storage,
-            device=settings.on,
-        )
+        model = self.source.make_model()
         for text in _notices(settings, storage, self.samples, samples_in(self.test)):
             notice(self.progress, text)
         self.ssd.forget_note()
@@ -196,8 +179,8 @@ class _Run:
                     device=self.settings.on,
                     should_stop=lambda: interrupts.count > before,
                 )
-            self.calibration = calibration(scores.logits, scores.labels)
-            return evaluated(scores)
+            self.calibration = calibration(*first_label(scores))
+            return evaluated(scores, self.source.tasks)
         except KeyboardInterrupt:
             return None
         except BaseException:
@@ -218,6 +201,7 @@ class _Run:
             else lookahead(batches, self.model, settings.depth, settings.horizon),
             self.optimizer,
             epochs=settings.epochs,
+            tasks=self.source.tasks or None,
             callbacks=[
                 *bars,
                 self.reached,
@@ -283,17 +267,6 @@ def _check_outputs(settings: TrainSettings) -> None:
         check_writable_folder(settings.save)
     if settings.trace is not None:
         check_writable_file(settings.trace)
-
-
-def _refuse_what_is_read_once(paths: Sequence[str]) -> None:
-    """Refuses pipes and terminals: samples are counted before they are trained on."""
-    for path in paths:
-        kind = os.stat(path).st_mode
-        if not (stat.S_ISREG(kind) or stat.S_ISBLK(kind)):
-            raise SettingsError(
-                f"--data {path} is a pipe or a device, which can be read once; train reads its data several "
-                "times. Write them to a file."
-            )
 
 
 def _notices(

@@ -16,13 +16,13 @@ from hotbed.checkpoint.manifest import read_manifest
 from hotbed.checkpoint.models import description_of
 from hotbed.checkpoint.ranks import ranks_of
 from hotbed.checkpoint.values import Stateful, decoded
-from hotbed.data import CriteoLog
 from hotbed.data.criteo import Fingerprint
 from hotbed.data.position import Position
 from hotbed.modules.owner import tables_of
 from hotbed.train.checkpoints import Checkpoints
 from hotbed.train.options import SAME_RUN
 from hotbed.train.settings import OPTIONS, SettingsError, TrainSettings
+from hotbed.train.source import Reader
 
 __all__ = ["RunCheckpoints", "begin_from"]
 
@@ -33,7 +33,7 @@ class RunCheckpoints(Checkpoints):
     def __init__(
         self,
         settings: TrainSettings,
-        log: CriteoLog,
+        log: Reader,
         found: Fingerprint,
         optimizer: Optimizer,
         position: Position,
@@ -95,13 +95,15 @@ class _SameRun:
 
     NAMES = tuple(name for name, option in OPTIONS.items() if SAME_RUN in option.marks)
 
-    def __init__(self, settings: TrainSettings, log: CriteoLog, found: Fingerprint) -> None:
+    def __init__(self, settings: TrainSettings, log: Reader, found: Fingerprint) -> None:
         self.settings, self.log, self.found = settings, log, found
 
     def state_dict(self) -> dict[str, object]:
         state = {name: getattr(self.settings, name) for name in self.NAMES}
         state["data"] = [os.path.realpath(path) for path in self.settings.data]
         state["from_"] = _absolute(self.settings.from_)
+        state["schema"] = _absolute(self.settings.schema)
+        state["set_"] = list(self.settings.set_)
         return {**state, "samples": self.found.rows, "crc32c": self.found.crc32c}
 
     def load_state_dict(self, state: dict[str, object]) -> None:
@@ -133,7 +135,7 @@ class _SameRun:
                     " ".join(map(str, v)) if isinstance(v, (list, tuple)) else v
                     for v in (saved.get(name), now[name])
                 )
-                was, own = (v if v is not None else "nothing" for v in (was, own))
+                was, own = ("nothing" if v is None or v == "" else v for v in (was, own))
                 raise SettingsError(
                     f"--resume: the run in {path} has {option} {was}, and now it is {own}. "
                     "Give it as it was, or begin a new run in another folder."
@@ -169,6 +171,10 @@ class _SameRun:
 
 _LATER = {"validation_fraction": 0.0}
 """Settings that checkpoints of earlier versions have not, as runs had them."""
+
+
+_SINCE: dict[str, object] = {"validation_fraction": 0.0, "schema": None, "set_": []}
+"""Settings that earlier versions did not have, as they were then."""
 
 
 def _absolute(path: object) -> object:

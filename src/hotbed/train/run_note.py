@@ -37,17 +37,19 @@ def holds_file(folder: str, name: str) -> bool:
     return is_of_a_run(name) and bool(logs_in(Path(folder)))
 
 
-def write_note(folder: str, *, may_go: bool) -> None:
-    """Notes, in place of what was noted, that the logs here have ids of click logs.
+def write_note(folder: str, *, may_go: bool, of_logs: bool = True) -> None:
+    """Note, in place of what was noted, what the ids in the logs here are.
 
     Args:
+        of_logs: ids are those of click logs, which write them in hexadecimal.
         may_go: nothing is lost with the rows: they are saved elsewhere, or no step was taken.
 
     Raises:
         OSError: it cannot be written.
     """
     forget_note(folder)
-    note = {"logs": _sums_of_logs(folder), "ids": "hexadecimal", "may_go": may_go}
+    note: dict[str, object] = {"logs": _sums_of_logs(folder), "may_go": may_go}
+    note["ids"] = "hexadecimal" if of_logs else "decimal"
     write_json_sealed(os.path.join(folder, _NAME), note)
 
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import os
 
-from hotbed.data import CriteoLog
 from hotbed.dist import slices
 from hotbed.table.alone import Processes
 from hotbed.train.interrupts import Interrupts
 from hotbed.train.settings import BEST, SettingsError, TrainSettings
+from hotbed.train.source import Reader
 from hotbed.train.validation import Validation
 
 __all__ = ["RunValidation", "samples_in", "split_validation"]
 
 
 def split_validation(
-    training: CriteoLog, test: CriteoLog, fraction: float
-) -> tuple[CriteoLog, CriteoLog | None]:
+    training: Reader, test: Reader, fraction: float
+) -> tuple[Reader, Reader | None]:
     """Return the samples to train on and, behind them, those to validate on; None where `fraction` is 0.
 
     Args:
@@ -42,8 +42,8 @@ def split_validation(
     return training.split(count / own, own)
 
 
-def samples_in(log: CriteoLog) -> int:
-    """Return the samples of a part of a log, as `CriteoLog.split` has counted them."""
+def samples_in(log: Reader) -> int:
+    """Return the samples of a part of a log, as its `split` has counted them."""
     assert log.stop is not None
     return log.stop - log.start
 
@@ -51,7 +51,7 @@ def samples_in(log: CriteoLog) -> int:
 class RunValidation:
     """Validation of a run as its settings say; without --validation-fraction there is none."""
 
-    def __init__(self, settings: TrainSettings, held: CriteoLog | None, *, shared: bool) -> None:
+    def __init__(self, settings: TrainSettings, held: Reader | None, *, shared: bool) -> None:
         self._held = held
         self._keeps_best = settings.patience is not None and settings.checkpoint is not None
         self.restored: int | None = None

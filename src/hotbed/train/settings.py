@@ -49,11 +49,15 @@ class TrainSettings:
     """The settings of a training run: the options of `hotbed train`, and the keys of its TOML files."""
 
     data: Annotated[tuple[str, ...], Kind("PATH..."), SAME_RUN]
-    """Click logs, in order of time."""
+    """Click logs in Criteo's format, or with --schema Parquet, CSV or TSV files, in order of time."""
+    schema: Annotated[str | None, Kind("FILE.toml"), SAME_RUN] = None
+    """Columns of the files and what each is; hotbed data stats writes one."""
     from_: Annotated[str | None, FOLDER, SAME_RUN] = None
     """Begin with the model and optimizer that an earlier run has left (--save, --checkpoint)."""
     model: Annotated[str, OneOf(MODELS), SAME_RUN] = "dlrm"
     """{choices}."""
+    set_: Annotated[tuple[str, ...], Kind("NAME=VALUE", is_path=False), SAME_RUN] = ()
+    """A setting of the model, such as hidden=512,256 or dropout=0.1; may be given several times."""
     dim: Annotated[int, SAME_RUN] = 16
     """Width of the embeddings."""
     optimizer: Annotated[str, OneOf(OPTIMIZERS), SAME_RUN] = "adam"
@@ -122,7 +126,7 @@ class TrainSettings:
 
     def __post_init__(self) -> None:
         if not self.data:
-            raise SettingsError("Name at least one click log: --data PATH.")
+            raise SettingsError("Name at least one file of samples: --data PATH.")
         for option in OPTIONS.values():
             _check(option, getattr(self, option.field))
         for name in ("dim", "batch_size", "epochs", "every", "keep"):
@@ -201,6 +205,7 @@ class TrainSettings:
         """
         reads = [Named("--data", path) for path in self.data]
         reads += [] if config is None else [Named("--config", config)]
+        reads += [] if self.schema is None else [Named("--schema", self.schema)]
         writes: list[Named] = []
         folders: list[Folder] = []
         for option in OPTIONS.values():

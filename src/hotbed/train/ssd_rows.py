@@ -23,10 +23,11 @@ class SsdRows:
     Args:
         ssd: the folder of --ssd.
         progress: where notices go.
+        of_logs: ids are those of click logs, which write them in hexadecimal.
     """
 
-    def __init__(self, ssd: str | None, progress: Console) -> None:
-        self._ssd, self._progress = ssd, progress
+    def __init__(self, ssd: str | None, progress: Console, *, of_logs: bool = True) -> None:
+        self._ssd, self._progress, self._of_logs = ssd, progress, of_logs
 
     @property
     def _folder(self) -> str:
@@ -46,7 +47,7 @@ class SsdRows:
         """
         if self._ssd is not None:
             with self._told_if_not_written():
-                write_note(self._folder, may_go=may_go)
+                write_note(self._folder, may_go=may_go, of_logs=self._of_logs)
 
     def complete(self, model: nn.Module, *, is_saved: bool) -> None:
         """Write what is not there yet: all rows, if they are saved nowhere else."""
