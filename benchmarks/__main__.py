@@ -37,6 +37,7 @@ SCENARIOS = {
     "scale-tables": "a step over 100 to 800 small tables, in one process and on two ranks",
     "plan": "plans of NVIDIA's colossal (2,002 tables, 22 TiB) for 1,024 ranks",
     "converted": "a DeepFM of deepctr-torch (make foreign), as it is and converted",
+    "reader": "rows a second from Parquet and CSV files to batches, against pyarrow and pandas",
     "many-tables": "memory of 1 to 2,000 small tables, and the first step beside later ones",
     "import": "what `import hotbed` adds to `import torch`",
 }

@@ -33,6 +33,7 @@ SCENARIOS = (
     "scale-1gbit",
     "busy",
     "converted",
+    "reader",
     "many-tables",
     "scale-tables",
     "import",
