@@ -53,12 +53,12 @@ class ColumnFile(ABC):
 
     def count_rows(self) -> int:
         """Number of rows; reads the file through where it does not tell."""
-        known = self.known_rows()
-        if known is not None:
-            return known
+        rows = self.known_rows()
+        if rows is not None:
+            return rows
         names = self.names()
-        alone = [name for name in names if names.count(name) == 1] or names
-        return sum(batch.num_rows for batch in self.batches(alone[:1]))
+        known = [name for name in names if names.count(name) == 1 and "\ufffd" not in name]
+        return sum(batch.num_rows for batch in self.batches((known or names)[:1]))
 
     def columns(self, wanted: Sequence[str]) -> list[str]:
         """Return `wanted`; raises DataError where the file has not each of them once."""
