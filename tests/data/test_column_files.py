@@ -144,6 +144,8 @@ def test_labels_are_left_out_or_found(paths: list[Path], tmp_path: Path) -> None
     assert "label" not in next(iter(hb.data.open(without, SCHEMA, labels="auto")))
     assert "label" not in next(iter(hb.data.open(paths, SCHEMA, labels=False)))
     assert "label" in next(iter(hb.data.open(paths, SCHEMA, labels="auto")))
+    with pytest.raises(hb.data.SchemaError, match="Without 'click' the schema has no column"):
+        list(hb.data.open(paths, Schema({"click": Label()}), labels=False))
     with pytest.raises(
         hb.data.DataError, match="without.parquet has no column of the name 'click'"
     ):
