@@ -183,7 +183,7 @@ docs: $(VENV)/stamp-docs
 peers: $(VENV)/stamp-hotbed
 	@echo "Installing $(PEERS) $(SSD_PEERS) ..."
 	@$(PIP) --no-deps $(PEERS)
-	@$(PIP) $(TORCHREC_NEEDS) $(SSD_PEERS) matplotlib
+	@$(PIP) $(TORCHREC_NEEDS) $(SSD_PEERS) matplotlib pandas
 
 SCENARIO ?= step
 bench: $(VENV)/stamp-hotbed

@@ -39,6 +39,7 @@ SCENARIOS = {
     "plan": "plans of NVIDIA's colossal (2,002 tables, 22 TiB) for 1,024 ranks",
     "layers": "models of one's own on hb.Embedding, beside nn.Embedding and the best of its optimizers",
     "converted": "a DeepFM of deepctr-torch (make foreign), as it is and converted",
+    "reader": "rows a second from Parquet and CSV files to batches, against pyarrow and pandas",
     "many-tables": "memory of 1 to 2,000 small tables, and the first step beside later ones",
     "import": "what `import hotbed` adds to `import torch`",
 }

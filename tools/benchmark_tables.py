@@ -35,6 +35,7 @@ SCENARIOS = (
     "converted",
     "layers",
     "models",
+    "reader",
     "many-tables",
     "scale-tables",
     "import",

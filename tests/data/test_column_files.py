@@ -144,6 +144,8 @@ def test_labels_are_left_out_or_found(paths: list[Path], tmp_path: Path) -> None
     assert "label" not in next(iter(hb.data.open(without, SCHEMA, labels="auto")))
     assert "label" not in next(iter(hb.data.open(paths, SCHEMA, labels=False)))
     assert "label" in next(iter(hb.data.open(paths, SCHEMA, labels="auto")))
+    with pytest.raises(hb.data.SchemaError, match="Without 'click' the schema has no column"):
+        list(hb.data.open(paths, Schema({"click": Label()}), labels=False))
     with pytest.raises(
         hb.data.DataError, match="without.parquet has no column of the name 'click'"
     ):
@@ -240,3 +242,19 @@ def test_a_model_trains_on_them_and_goes_on(paths: list[Path]) -> None:
 def test_ranks_get_slices(paths: list[Path]) -> None:
     files = hb.data.open(paths, SCHEMA, 8)
     assert rows_of(hb.dist.slices(files)) == list(range(100))
+
+
+@pytest.mark.data
+def test_real_rows_are_those_of_the_criteo_log(criteo_log: Path) -> None:
+    columns: dict[str, Any] = {"label": Label()}
+    columns |= {name: Number("log") for name in DENSE}
+    columns |= {name: Id() for name in CATEGORIES}
+    files = hb.data.open(criteo_log, Schema(columns), 4096, columns=list(columns), rows=(0, 20_000))
+    for one, other in zip(CriteoLog(criteo_log, 4096, rows=(0, 20_000)), files, strict=True):
+        assert torch.equal(one["label"], other["label"])
+        torch.testing.assert_close(one["dense"], other["dense"])
+        for name in ("C3", "C26"):
+            ids = one[name].tolist()
+            hashed = hb.data.hash_ids([f"{value:08x}" if value >= 0 else "" for value in ids])
+            hashed[one[name] < 0] = -1
+            assert torch.equal(hashed, other[name])

@@ -53,17 +53,21 @@ class ColumnFile(ABC):
 
     def count_rows(self) -> int:
         """Number of rows; reads the file through where it does not tell."""
-        known = self.known_rows()
-        if known is not None:
-            return known
+        rows = self.known_rows()
+        if rows is not None:
+            return rows
         names = self.names()
-        alone = [name for name in names if names.count(name) == 1] or names
-        return sum(batch.num_rows for batch in self.batches(alone[:1]))
+        known = [name for name in names if names.count(name) == 1 and "\ufffd" not in name]
+        return sum(batch.num_rows for batch in self.batches((known or names)[:1]))
 
     def columns(self, wanted: Sequence[str]) -> list[str]:
         """Return `wanted`; raises DataError where the file has not each of them once."""
         names = self.names()
         for name in wanted:
+            if "\ufffd" in name:
+                raise DataError(
+                    f"{self.path}: the name of column {name!r} is not text in UTF-8. Write it in UTF-8."
+                )
             found = names.count(name)
             if found != 1:
                 have = ", ".join(map(repr, names[:20])) + (", ..." if len(names) > 20 else "")
@@ -140,6 +144,7 @@ class Delimited(ColumnFile):
         super().__init__(path)
         self._header = None if header is None else list(header)
         self._delimiter = ","
+        self._is_without_rows = False
 
     def known_rows(self) -> None:
         return None
@@ -163,7 +168,7 @@ class Delimited(ColumnFile):
         import pyarrow.csv as pa_csv
 
         first = self._first_row()
-        if not first and self._header is not None:
+        if self._is_without_rows or not first:
             return
         with self.reading(), self._stream() as stream:
             quotes = _Quotes(stream)
@@ -203,7 +208,12 @@ class Delimited(ColumnFile):
             )
         if not line and self._header is None:
             raise DataError(f"{self.path} is empty: there is no header with names of columns.")
-        delimiter = max(_DELIMITERS, key=lambda one: (line.count(one), one == "\t"))
+        # Arrow takes a header without an end for no file.
+        self._is_without_rows = self._header is None and text == line
+        columns = 0 if self._header is None else len(self._header)
+        delimiter = max(
+            _DELIMITERS, key=lambda one: (line.count(one) == columns - 1, line.count(one))
+        )
         self._delimiter = delimiter if delimiter in line else ","
         with self.reading():
             return next(csv.reader(io.StringIO(text, newline=""), delimiter=self._delimiter), [])

@@ -71,9 +71,7 @@ def integers(array: pa.Array) -> Ints:
     elif pa.types.is_boolean(kind) or pa.types.is_integer(kind):
         array = _cast(array, pa.int64(), "an integer below 2**63")
     else:
-        raise BadValue(
-            None, f"has the type {kind}; ids are text or integers. Write the column as int64."
-        )
+        raise _no_ids(kind)
     if array.null_count:
         array = pc.fill_null(array, MISSING)
     found: Ints = array.to_numpy(zero_copy_only=False)
@@ -96,12 +94,7 @@ def hashed(array: pa.Array) -> Ints:
     if pa.types.is_integer(kind):
         array, kind = pc.cast(array, pa.string()), pa.string()
     if not _is_text(kind):
-        said = f"has the type {kind}, and ids are text or integers. "
-        if pa.types.is_floating(kind) or pa.types.is_boolean(kind):
-            raise BadValue(
-                None, f'{said}Declare it with values="int", or write it as text or int64.'
-            )
-        raise BadValue(None, f"{said}Write the column as one of them.")
+        raise _no_ids(kind)
     offsets = _offsets(array, kind)
     ids = np.empty(len(array), np.int64)
     data = array.buffers()[2]
@@ -236,8 +229,8 @@ def _integers_of_floats(array: pa.Array) -> pa.Array:
         row = int(np.argmax(wrong))
         raise BadValue(
             row,
-            f"{found[row]!r} is no id: a float must be an integer below 2**53, as larger ones are rounded. "
-            "Write the column as int64 or text.",
+            f"{float(found[row])} is no id: a float must be an integer below 2**53, as larger ones are "
+            "rounded. Write the column as int64 or text.",
         )
     return pa.array(np.where(missing, 0, found).astype(np.int64), mask=missing)
 
@@ -288,6 +281,17 @@ def _can_be_shown(array: pa.Array, row: int) -> bool:
     except ValueError:
         return False
     return True
+
+
+def _no_ids(kind: pa.DataType) -> BadValue:
+    import pyarrow as pa
+
+    remedy = "Write the column as one of them."
+    if pa.types.is_floating(kind) or pa.types.is_boolean(kind):
+        remedy = 'Declare it with values="int", or write it as text or int64.'
+    elif pa.types.is_nested(kind):
+        remedy = 'Lists of them are read by the kinds "ids" and "sequence".'
+    return BadValue(None, f"has the type {kind}, and ids are text or integers. {remedy}")
 
 
 def _first_failure(count: int, attempt: Callable[[int, int], object]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -75,6 +76,8 @@ def _number(column: ColumnStatistics) -> Guess:
         return Guess(Number("log"), "numbers with a long tail")
     if 0 <= column.low and column.high <= 1 or column.std == 0:
         return Guess(Number(), "numbers from 0 to 1")
+    if not math.isfinite(column.std):
+        return Guess(Number("log"), "numbers too large for a deviation")
     return Guess(Number("standard", mean=_short(column.mean), std=_short(column.std)), "numbers")
 
 
@@ -100,7 +103,11 @@ def schema_of(guesses: Iterable[tuple[str, Guess]]) -> Schema:
 
 def refreshed(column: Column, statistics: ColumnStatistics) -> Column:
     """Return the kind of a column with the mean and deviation that it has, if it needs them."""
-    if isinstance(column, Number) and column.transform == "standard" and statistics.std > 0:
+    if (
+        isinstance(column, Number)
+        and column.transform == "standard"
+        and 0 < statistics.std < math.inf
+    ):
         return Number(
             "standard",
             missing=column.missing,

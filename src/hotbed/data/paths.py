@@ -39,8 +39,12 @@ def _files(name: str) -> list[str]:
         raise DataError(f"{name!r} is no path.")
     if os.path.isdir(name):
         found = sorted(_below(name))
-    elif os.path.exists(name):
+    elif os.path.isfile(name):
         return [name]
+    elif os.path.exists(name):
+        raise DataError(
+            f"{name!r} is a device or a pipe; data must be in files, read several times."
+        )
     elif _PATTERN & set(name):
         matching = sorted(glob.glob(name, recursive=True))
         found = [file for one in matching for file in (_files(one) if _is_seen(one) else [])]

@@ -105,7 +105,12 @@ class Schema:
         Raises:
             SchemaError: none is left.
         """
-        return Schema({name: c for name, c in self.columns.items() if name not in names})
+        left = {name: column for name, column in self.columns.items() if name not in names}
+        if not left:
+            raise SchemaError(
+                f"Without {', '.join(map(repr, names))} the schema has no column to be read. Name others."
+            )
+        return Schema(left)
 
     def as_json(self) -> dict[str, Json]:
         """Return plain values that `from_json` takes, for checkpoints and JSON files."""

@@ -156,11 +156,11 @@ class _Gathered:
         self._type = "text" if pa.types.is_binary(kind) else str(kind)
         if pa.types.is_list(kind) or pa.types.is_large_list(kind):
             self._type = f"list of {kind.value_type}"
+            self._separator = ""
         plain = str(kind) in ("string", "large_string", "string_view", "binary", "large_binary")
         self._is_text = plain
-        if pa.types.is_nested(kind):
+        if pa.types.is_fixed_size_list(kind):
             self._separator = ""
-            return
         text = pc.cast(array, pa.large_binary()) if plain else array
         for separator in _SEPARATORS if plain and len(array) else ():
             found = pc.sum(pc.match_substring(text, separator)).as_py() or 0
@@ -179,7 +179,8 @@ class _Gathered:
             shift = self._shift = float(found[0]) if self._shift is None else self._shift
             self._is_integral = self._is_integral and bool((np.trunc(found) == found).all())
             self._count += len(found)
-            self._sums += (found - shift).sum(), np.square(found - shift).sum()
+            with np.errstate(over="ignore", invalid="ignore"):
+                self._sums += (found - shift).sum(), np.square(found - shift).sum()
             self._low = min(self._low, float(found.min()))
             self._high = max(self._high, float(found.max()))
         return values
@@ -197,8 +198,10 @@ class _Gathered:
         numeric = self._is_numeric and self._count > 0
         mean = std = math.nan
         if numeric:
-            shifted, squares = self._sums / self._count
-            mean, std = shifted + (self._shift or 0.0), math.sqrt(max(0.0, squares - shifted**2))
+            shifted, squares = (self._sums / self._count).tolist()
+            mean = shifted + (self._shift or 0.0)
+            is_finite = math.isfinite(squares)
+            std = math.sqrt(max(0.0, squares - shifted**2)) if is_finite else math.inf
         return ColumnStatistics(
             self.name,
             self._type or "no rows",
@@ -211,9 +214,9 @@ class _Gathered:
             numeric and self._is_integral,
             self._separator,
             self._low if numeric else math.nan,
-            float(mean),
+            mean,
             self._high if numeric else math.nan,
-            float(std),
+            std,
             self._longest,
         )
 
