@@ -43,7 +43,7 @@ def test_a_config_file_has_switches_and_numbers_that_may_be_left_out(log, tmp_pa
         ("resume = 'yes'", "key 'resume' is 'yes'; it must be true or false."),
         ("horizon = true", "key 'horizon' is True; it must be an integer."),
         ("batchsize = 5", "unknown key 'batchsize'; did you mean 'batch-size'?"),
-        ("zebra = 5", "unknown key 'zebra'; there are data, from, model, dim"),
+        ("zebra = 5", "unknown key 'zebra'; there are data, schema, from, model, set"),
         ("[train]\ndim = 5", "unknown key 'train'"),
         ("dim = 1.5", "key 'dim' is 1.5; it must be an integer."),
         ("epochs = true", "key 'epochs' is True; it must be an integer."),

@@ -82,7 +82,7 @@ def test_every_setting_says_what_it_does(settings: type[Any]) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"data": ()}, "Name at least one click log: --data PATH."),
+        ({"data": ()}, "Name at least one file of samples: --data PATH."),
         ({"dim": 0}, "--dim is 0; it must be positive."),
         ({"optimizer": "lion"}, f"--optimizer is lion; it must be one of {', '.join(OPTIMIZERS)}."),
         ({"host": "8 apples"}, "--host is 8 apples; it must be a size such as 8GB or 512MiB"),

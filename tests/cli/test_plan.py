@@ -103,7 +103,7 @@ def test_the_remedies_are_told(tmp_path: Path) -> None:
     [
         ((), "Name the tables to plan by one of DIR, --tables FILE or --model NAME."),
         (("runs", "--model", "dlrm"), "by one of DIR"),
-        (("--model", "dlrmm"), "--model is 'dlrmm'; it must be one of dlrm, wide-deep, dcn,"),
+        (("--model", "dlrmm"), "--model is 'dlrmm'; it must be one of autoint, dcn, dcn-v1,"),
         (("--model", "dlrm", "--world-size", 0), "world_size must be a number from 1"),
         (("--model", "dlrm", "--strategy", "bsic"), "Did you mean 'basic'?"),
         (("--model", "dlrm", "--expected-rows", "C1=many"), "give a number of rows"),

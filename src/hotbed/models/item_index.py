@@ -10,8 +10,6 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from hotbed.errors import InputError
@@ -111,6 +109,8 @@ class ItemIndex:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a safetensors file with ``ids`` and ``vectors``; it appears when it is complete."""
+        from safetensors.torch import save_file
+
         tensors = {"ids": self.ids.contiguous(), "vectors": self.vectors.contiguous()}
         with appearing(os.fspath(path)) as part:
             save_file(tensors, part)
@@ -123,6 +123,8 @@ class ItemIndex:
             InputError: the file is no index of items.
             FileNotFoundError: there is no such file.
         """
+        from safetensors import SafetensorError, safe_open
+
         try:
             with safe_open(path, framework="pt") as file:
                 return cls(file.get_tensor("ids"), file.get_tensor("vectors"))
