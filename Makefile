@@ -1,4 +1,4 @@
-# make demo | test | foreign | test-gpu | test-distributed | test-versions | mutate | lint | stub | docs | sanitize | soak | bench | wheel | peers | clean
+# make demo | newcomer | test | foreign | test-gpu | test-distributed | test-versions | mutate | lint | stub | docs | sanitize | soak | bench | wheel | peers | clean
 PYTHON ?= python3
 TORCH := torch==2.13.0
 PEERS := fbgemm-gpu-cpu==1.8.0 torchrec==1.8.0
@@ -20,7 +20,7 @@ CORE_SOURCES := CMakeLists.txt $(shell find csrc -type f)
 SOURCES := $(CORE_SOURCES) pyproject.toml README.md LICENSE \
            $(shell find src -type f -not -name '*.so' -not -path '*/__pycache__/*')
 
-.PHONY: demo test foreign test-gpu test-distributed test-versions test-core mutate install tools lint stub docs sanitize soak bench wheel peers clean
+.PHONY: demo newcomer test foreign test-gpu test-distributed test-versions test-core mutate install tools lint stub docs sanitize soak bench wheel peers clean
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := test
 
@@ -94,6 +94,10 @@ demo: $(DEMO_LOG)
 	  kill -9 $$run 2>/dev/null; wait $$run 2>/dev/null; printf '\033[?25h\n'
 	@echo "Killed. The same command again goes on from the checkpoint of step 200:"
 	@$(DEMO)
+
+# What a newcomer does after it: changes an example, trains on a file of their own, predicts.
+newcomer: demo
+	@sh tools/newcomer.sh $(BIN)
 
 # --- Testing it. ---
 

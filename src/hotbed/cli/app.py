@@ -44,16 +44,24 @@ def hotbed(
         typer.Option("--version", callback=_version, is_eager=True, help="Say which one this is."),
     ] = False,
 ) -> None:
-    """Train and apply recommender models with embedding tables on click logs.
+    """Train and apply recommender models with embedding tables, on files of samples.
 
     A [bold]click log[/bold] is a file in the format of the Criteo data sets, plain or gzip: no
     header, tabs between columns; a label (0 or 1), 13 integers, 26 categories of 8 hexadecimal
-    digits; empty means missing. No vocabulary is built: tables grow as ids are met.
+    digits; empty means missing. Parquet, CSV and TSV files of other columns need a [bold]schema[/bold],
+    which says what each column is, and which data stats proposes. No vocabulary is built: tables
+    grow as ids are met.
 
     [bold]Examples[/bold]
 
       [cyan]hotbed train --data day_0.tsv.gz day_1.tsv.gz --save model[/cyan]
       Trains a DLRM on nine tenths of the samples, tests it on the last tenth, saves it.
+
+      [cyan]hotbed data stats visits.csv --out schema.toml[/cyan]
+      Shows what the columns of Parquet or CSV files hold, and proposes a schema.
+
+      [cyan]hotbed train --data visits.csv --schema schema.toml --model deepfm --save model[/cyan]
+      Trains on such files; hotbed predict then takes others with the same columns.
 
       [cyan]hotbed train --config run.toml --lr 3e-3 --json figures.json[/cyan]
       Takes options from a file, one of them from the command line, and writes the figures.
@@ -69,9 +77,6 @@ def hotbed(
 
       [cyan]hotbed import model.pt --to runs/imported[/cyan]
       Makes a checkpoint of tables that others have written; dump writes them for others.
-
-      [cyan]hotbed data stats clicks.parquet --out schema.toml[/cyan]
-      Shows what the columns of Parquet or CSV files hold, and proposes a schema for hotbed.data.open.
 
       [cyan]hotbed inspect /nvme/rows[/cyan]
       Shows what the SSD folder of a run (train --ssd) holds.

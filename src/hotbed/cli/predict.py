@@ -15,14 +15,20 @@ def predict(
         typer.Argument(metavar="DIR", help="What `hotbed train` wrote to --save or --checkpoint."),
     ],
     data: Annotated[
-        list[str], typer.Option("--data", metavar="PATH...", help="Click logs, in order.")
+        list[str],
+        typer.Option(
+            "--data",
+            metavar="PATH...",
+            help="Click logs, or files of the schema that the model was trained with.",
+        ),
     ],
     out: Annotated[str, typer.Option("--out", metavar="FILE.csv", help="Where scores go.")],
     key: Annotated[
         str | None,
         typer.Option(
             metavar="COLUMN",
-            help="What tells samples apart in FILE.csv: C1 to C26. Default: the number of the line.",
+            help="What tells samples apart in FILE.csv: C1 to C26 of a log, or a column that the model does "
+            "not use. Default: the number of the line, or of the row.",
         ),
     ] = None,
     batch_size: Annotated[
@@ -48,9 +54,9 @@ def predict(
         ),
     ] = False,
 ) -> None:
-    """Score the samples of click logs with a saved model.
+    """Score the samples of click logs, or of files with the model's columns, with a saved model.
 
-    The lines may start with a label or not; the first line decides. FILE.csv has the header
+    Labels may be there or not; the first line decides. FILE.csv has the header
     "line,score", or "COLUMN,score" with --key, and for each sample, in their order, the number of its
     line (from 1, over all logs, blank lines counted) or its value in that column, and its click
     probability. With labels also their AUC and log loss are printed.

@@ -13,9 +13,10 @@ from hotbed.train.settings import TrainSettings
 
 @command(TrainSettings, config=True)
 def train(given: dict[str, Any], config: str | None) -> None:
-    """Train a model on click logs and test it on the last samples.
+    """Train a model on click logs, or on files that a schema describes, and test it on the last samples.
 
-    A [bold]sample[/bold] is a line of a log; a [bold]row[/bold] is what a table keeps for an id.
+    A [bold]sample[/bold] is a line of a log or a row of a file; a [bold]row[/bold] is what a table
+    keeps for an id.
     Prints a progress bar (standard error) and a closing table (standard output). FILE of --json
     holds auc, logloss, samples_per_second, rows and test_rows (samples trained and tested on),
     epochs, stored_rows (rows of all tables), peak_rss_bytes, interrupted, the options and the
@@ -24,6 +25,8 @@ def train(given: dict[str, Any], config: str | None) -> None:
     [bold]Examples[/bold]
 
       [cyan]hotbed train --data train.tsv.gz[/cyan]
+
+      [cyan]hotbed train --data visits.parquet --schema schema.toml --model dcn --set layers=4[/cyan]
 
       [cyan]hotbed train --data train.tsv.gz --host 2GB --ssd /nvme/rows[/cyan]
 
