@@ -313,3 +313,11 @@ def test_a_bottom_of_another_width():
         DLRM(["a"], bottom=[64, 8])
     with pytest.raises(hb.TableError, match=r"bottom is \[\]"):
         DLRM(["a"], bottom=[])
+
+
+@pytest.mark.parametrize("kind", [kind for kind in MODELS if kind is not DLRM])
+def test_a_model_may_have_no_dense_columns(kind):
+    model = kind(["a", "b"], dim=4, num_dense=0, seed=0)
+    batch = {"a": torch.tensor([1, 2]), "b": torch.tensor([3, 4]), "dense": torch.empty(2, 0)}
+    logits = model(batch)
+    torch.testing.assert_close(logits, PLAIN[kind](model, batch), rtol=1e-5, atol=1e-6)

@@ -100,7 +100,7 @@ class ClickModel(nn.Module):
         self.embeddings = EmbeddingCollection(
             stored, {**self.table_of, **twins}, seed=seed, storage=storage, device=device
         )
-        self.wide = nn.Linear(self.num_dense, 1) if has_linear else None
+        self.wide = _linear(self.num_dense) if has_linear else None
         self.make_layers()
         if device is not None:
             self.to(device)
@@ -212,6 +212,16 @@ class ClickModel(nn.Module):
     def side_by_side(batch: Mapping[str, Tensor], vectors: Sequence[Tensor]) -> Tensor:
         """Return (B, `width`): dense columns, then the vectors."""
         return torch.cat([batch["dense"], concat(vectors)], 1)
+
+
+def _linear(columns: int) -> nn.Linear:
+    """A layer with one output; of no columns it is a bias, without torch's warning."""
+    if columns:
+        return nn.Linear(columns, 1)
+    layer = nn.Linear(1, 1)
+    layer.in_features, layer.weight = 0, nn.Parameter(layer.weight.detach()[:, :0].clone())
+    nn.init.zeros_(layer.bias)
+    return layer
 
 
 def _weight_of(table: Table) -> Table:
