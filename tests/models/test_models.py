@@ -321,3 +321,5 @@ def test_a_model_may_have_no_dense_columns(kind):
     batch = {"a": torch.tensor([1, 2]), "b": torch.tensor([3, 4]), "dense": torch.empty(2, 0)}
     logits = model(batch)
     torch.testing.assert_close(logits, PLAIN[kind](model, batch), rtol=1e-5, atol=1e-6)
+    del batch["dense"]
+    assert torch.equal(model(batch), logits)

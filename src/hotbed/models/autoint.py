@@ -66,8 +66,10 @@ class AutoInt(ClickModel):
 
     def forward(self, batch: Mapping[str, Tensor]) -> Tensor:
         vectors, _ = self.look_up(batch)
-        of_dense = batch["dense"].unsqueeze(2) * self.of_dense
-        every = torch.cat([of_dense, stacked("AutoInt", vectors)], 1)  # (B, n + F, d)
+        every = stacked("AutoInt", vectors)
+        if self.num_dense:
+            of_dense = batch["dense"].unsqueeze(2) * self.of_dense
+            every = torch.cat([of_dense, every], 1)  # (B, n + F, d)
         for layer in self.attention:
             every = layer(every)
         logits: Tensor = self.top(every.flatten(1))

@@ -45,8 +45,8 @@ class ClickModel(nn.Module):
         storage: budgets for the tiers that rows may lie in.
         device: where the model is made, as ``to(device)`` would have it but without tables in RAM first.
 
-    ``model(batch)`` takes a dict with ``"dense"``, float (B, num_dense), and every feature, and
-    returns logits (B,).
+    ``model(batch)`` takes a dict with every feature and ``"dense"``, float (B, num_dense), which may be left
+    out where that is 0, and returns logits (B,).
 
     Raises:
         TableError: a table has another width than ``dim``, or there is none; a setting has a wrong value.
@@ -195,8 +195,10 @@ class ClickModel(nn.Module):
         Raises:
             InputError: ``batch["dense"]`` is not of shape (B, `num_dense`); or a feature cannot be looked up.
         """
-        dense = dense_of(self, batch, self.num_dense)
+        has_none = not self.num_dense and "dense" not in batch
+        dense = None if has_none else dense_of(self, batch, self.num_dense)
         vectors = list(self.embeddings(self.embedding_inputs(batch)).values())
+        dense = vectors[0].new_empty(len(vectors[0]), 0) if dense is None else dense
         check_samples(self, dense, self.features[0], vectors[0])
         if self.wide is None:
             return vectors, None
@@ -210,8 +212,9 @@ class ClickModel(nn.Module):
 
     @staticmethod
     def side_by_side(batch: Mapping[str, Tensor], vectors: Sequence[Tensor]) -> Tensor:
-        """Return (B, `width`): dense columns, then the vectors."""
-        return torch.cat([batch["dense"], concat(vectors)], 1)
+        """Return (B, `width`): dense columns, if there are some, then the vectors."""
+        joined = concat(vectors)
+        return torch.cat([batch["dense"], joined], 1) if "dense" in batch else joined
 
 
 def _linear(columns: int) -> nn.Linear:
