@@ -99,7 +99,7 @@ def test_settings_as_an_object_and_by_name():
         DCN(["a"], settings, laters=3)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in MODELS.values()])
+@pytest.mark.parametrize("kind", [*MODELS.values()])
 def test_a_signature_shows_the_settings(kind):
     parameters = inspect.signature(kind).parameters
     fields = {field.name: field.default for field in dataclasses.fields(kind.Settings)}
