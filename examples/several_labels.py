@@ -18,7 +18,8 @@ def visits(steps: int, seed: int, size: int = 256):
     for _ in range(steps):
         user = torch.randint(USERS, (size,), generator=draw)
         item = torch.randint(ITEMS, (size,), generator=draw)
-        chances = torch.stack([0.2 + 0.6 * (user % 3 == item % 3), 0.1 + 0.5 * (item % 4 == 0)], 1)
+        click = 0.1 + 0.4 * (user % 3 == 0) + 0.4 * (item % 2 == 0)
+        chances = torch.stack([click, 0.1 + 0.5 * (item % 4 == 0)], 1)
         clicked, bought = (torch.rand(size, 2, generator=draw) < chances).float().unbind(1)
         bought = torch.where(clicked > 0, bought, torch.nan)
         yield {"user": user, "item": item, "label": torch.stack([clicked, bought], 1)}
