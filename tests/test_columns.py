@@ -1,7 +1,9 @@
 """`init.Columns`: several vectors of an id in one row."""
 
+import dataclasses
 import itertools
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -134,6 +136,9 @@ def test_what_it_refuses():
     for width in (0, -1, 1.5, True):
         with pytest.raises(hb.TableError, match="a part has"):
             Columns([(width, Zeros())])
+    for parts in (None, 3, "ab", [4, Normal()], (4, Normal()), {4: Normal()}, [(1, Zeros(), 2)]):
+        with pytest.raises(hb.TableError, match=r"Pass \(number of columns, initializer\) pairs"):
+            Columns(parts)
     for each in (Columns([(1, Zeros())]), None, 3):
         with pytest.raises(hb.TableError, match="the initializer of 1 columns is"):
             Columns([(1, each)])
@@ -141,3 +146,36 @@ def test_what_it_refuses():
         hb.TableError, match="Table 'a': XavierNormal scales with the number of rows"
     ):
         hb.Table("a", 2, init=Columns([(1, XavierNormal()), (1, Zeros())]))
+
+
+def test_widths_of_numpy_are_kept_in_checkpoints(tmp_path):
+    table = hb.Table("t", 3, init=Columns([(np.int64(2), Normal()), (1, Zeros())]))
+    hb.save(tmp_path, hb.EmbeddingCollection([table]), step=0)
+    hb.load(tmp_path, hb.EmbeddingCollection([table]))
+
+
+@dataclasses.dataclass(frozen=True)
+class Ones:
+    """One of a user's own, with a name of hotbed.init."""
+
+    value: float = 2.0
+
+    def resolve(self, rows, dim):
+        return Constant(self.value).resolve(rows, dim)
+
+
+def test_an_initializer_with_a_name_of_ours_is_the_users(tmp_path):
+    model = hb.models.DCN([hb.Table("a", 4, init=Ones())], 4, 1, [3])
+    hb.save(tmp_path, model, step=0)
+    with pytest.raises(hb.checkpoint.CheckpointError, match="is none of hotbed.init"):
+        hb.checkpoint.load_model(tmp_path)
+
+
+def test_parts_of_the_columns_that_a_user_cuts():
+    cut = hb.dist.ColumnWise((0, 1), (1, 3))
+    model = hb.models.WideDeep([hb.Table("a", 4, sharding=cut)], 4, 1)
+    assert model.embeddings.tables["a"].sharding == cut
+    assert model.embeddings.tables["a.wide"].sharding is None
+    model = hb.models.WideDeep([hb.Table("a", 4, sharding=cut)], 4, 1, one_row=True)
+    assert model.embeddings.tables["a"].sharding == hb.dist.ColumnWise((0, 1), (1, 4))
+    hb.plan(model, 2)

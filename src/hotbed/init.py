@@ -262,13 +262,19 @@ class Columns:
     """(number of columns, their initializer), in their order; the numbers add up to the table's dim."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "parts", tuple((width, each) for width, each in self.parts))
+        try:
+            parts = tuple((integer(width) or width, each) for width, each in self.parts)
+        except (TypeError, ValueError):
+            raise TableError(
+                f"Columns: parts is {self.parts!r}. Pass (number of columns, initializer) pairs."
+            ) from None
+        object.__setattr__(self, "parts", parts)
         if not self.parts:
             raise TableError(
                 "Columns: parts is empty. Pass (number of columns, initializer) pairs."
             )
         for width, each in self.parts:
-            if integer(width) is None or width < 1:
+            if (integer(width) or 0) < 1:
                 raise TableError(f"Columns: a part has {width!r} columns. Pass a positive integer.")
             if not isinstance(each, Initializer):
                 raise TableError(

@@ -1,5 +1,7 @@
 """Items drawn as negatives."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -41,6 +43,35 @@ def test_negatives_follow_their_positive_samples():
     assert made["item"].tolist() == [10, 20, 11, 12, 21, 22]
     assert made["label"].tolist() == [1, 1, 0, 0, 0, 0]
     assert torch.equal(made["dense"], torch.eye(2)[[0, 1, 0, 0, 1, 1]])
-    for item, count in (("item", 3), ("other", 4)):
-        with pytest.raises(hb.InputError, match="Pass the same number for each"):
-            with_negatives(batch, torch.arange(count), item)
+    with pytest.raises(hb.InputError, match="Pass the same number for each"):
+        with_negatives(batch, torch.arange(3))
+    with pytest.raises(hb.InputError, match="feature 'other' must be ids"):
+        with_negatives(batch, torch.arange(4), "other")
+
+
+def test_negatives_take_all_that_a_batch_of_files_has():
+    bags = hb.Jagged.from_lists([[5], [6, 7]])
+    batch = {"seen": bags, "key": ["a", "b"], "item": torch.tensor([10, 20])}
+    made: Any = with_negatives(batch, torch.tensor([11, 21]))
+    assert made["seen"].to_lists() == [[5], [6, 7], [5], [6, 7]]
+    assert made["key"] == ["a", "b", "a", "b"]
+    with pytest.raises(hb.InputError, match=r"batch\['user'\] has 1 samples, and 'item' 2"):
+        with_negatives(batch | {"user": torch.tensor([1])}, torch.tensor([11, 21]))
+    with pytest.raises(hb.InputError, match="must be int64 or int32, got float32"):
+        with_negatives(batch, torch.tensor([1.0, 2.0]))
+
+
+def test_numbers_of_items_that_are_none():
+    items = PopularItems(torch.tensor([1, 2]))
+    for wrong in (-1, 1.5, "x", True):
+        with pytest.raises(hb.InputError, match="uniform_items: count is"):
+            uniform_items(wrong, 3)
+        with pytest.raises(hb.InputError, match="PopularItems.sample: count is"):
+            items.sample(wrong)
+    for power in (float("nan"), float("inf"), "x", True):
+        with pytest.raises(hb.InputError, match="power is"):
+            PopularItems(torch.tensor([1]), power)
+    with pytest.raises(hb.InputError, match="must be int64 or int32, got float32"):
+        PopularItems(torch.tensor([1.0]))
+    with pytest.raises(hb.InputError, match="Pass a positive number"):
+        uniform_items(1, 2**70)

@@ -104,7 +104,9 @@ def test_frequencies_come_close_to_the_shares():
     assert (found / shares).log().abs().max() < 0.5
     assert torch.equal(estimate.gap, before), "evaluation counts nothing"
     assert float(estimate(torch.tensor([77]))) == pytest.approx(1 / 6000)
-    with pytest.raises(hb.TableError, match=r"rate 0. Pass a positive number and one in \(0, 1\]"):
+    with pytest.raises(
+        hb.TableError, match=r"rate 0. Pass a positive integer and a number in \(0, 1\]"
+    ):
         hb.nn.FrequencyEstimate(rate=0)
 
 
@@ -154,7 +156,7 @@ def test_an_index_is_saved_and_made_of_a_model(tmp_path):
         ItemIndex.of(model, [])
     with pytest.raises(hb.InputError, match="an id is there twice"):
         ItemIndex(torch.tensor([1, 1]), torch.ones(2, 3))
-    with pytest.raises(hb.InputError, match=r"queries have shape \(2, 4\) and k is 1"):
+    with pytest.raises(hb.InputError, match=r"queries have shape \(2, 4\)"):
         index.search(torch.ones(2, 4), 1)
 
 

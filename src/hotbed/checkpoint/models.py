@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, cast
@@ -41,15 +42,37 @@ class _Described(Protocol):
 
 
 def description_of(model: nn.Module) -> ModelEntry | None:
-    """As JSON values; None for a model that is none of `hotbed.models`."""
+    """As JSON values; None for a model that is none of `hotbed.models`.
+
+    Raises:
+        CheckpointError: it has no `config`, or JSON cannot express one of its settings.
+    """
     for name, kind in MODELS.items():
         if type(model) is kind:
+            if not hasattr(model, "config"):
+                raise CheckpointError(
+                    f"Model {name!r}: {kind.__name__} has no config, the arguments that make one of the same "
+                    "shape. Give it one; a subclass of hotbed.models.ClickModel has it."
+                )
             arguments = dict(cast(_Described, model).config)
+            for argument, value in arguments.items():
+                if argument != "tables":
+                    _check_json(name, argument, value)
             arguments["tables"] = [{"name": t.name, **described(t)} for t in arguments["tables"]]
             entry: ModelEntry = {"name": name, "arguments": arguments}
             schema = getattr(model, "schema", None)
             return entry if schema is None else {**entry, "schema": schema.as_json()}
     return None
+
+
+def _check_json(name: str, argument: str, value: object) -> None:
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"Model {name!r}: no checkpoint can keep its setting {argument}, {value!r} ({error}). Make it "
+            "numbers, texts, or lists of them."
+        ) from None
 
 
 def made_again(

@@ -69,8 +69,12 @@ def _padding_of(spec: Table) -> int | None:
 
 
 def _init_of(initializer: init.Initializer | init.Columns) -> dict[str, Json] | None:
-    known = type(initializer).__name__ in init.__all__
-    if not known or not dataclasses.is_dataclass(initializer):
+    kind = type(initializer)
+    if (
+        kind.__module__ != init.__name__
+        or kind.__name__ not in init.__all__
+        or not dataclasses.is_dataclass(initializer)
+    ):
         return None  # one of the user's
     if isinstance(initializer, init.Columns):
         parts = [(width, _init_of(each)) for width, each in initializer.parts]

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from hotbed.errors import TableError
 from hotbed.models.click import ClickModel
 from hotbed.models.registry import register
 from hotbed.models.settings import ModelSettings
@@ -34,6 +35,11 @@ class AutoIntSettings(ModelSettings):
     """Widths of the hidden layers of an MLP beside the attention; none: there is no MLP."""
     dropout: float = 0.0
     """Share of the MLP's hidden values set to zero while training."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.layers < 0:
+            raise TableError(f"AutoInt: layers is {self.layers}. Pass 0 or more.")
 
 
 @register("autoint")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import ClassVar
 
 import torch
@@ -23,6 +23,7 @@ from hotbed.init import Columns, Normal, Zeros
 from hotbed.models.dense_columns import check_num_dense, check_samples, dense_of
 from hotbed.models.settings import LinearSettings, ModelSettings
 from hotbed.nn import concat
+from hotbed.sharding import ColumnWise
 from hotbed.storage import Storage
 from hotbed.tables import Table
 
@@ -43,13 +44,15 @@ class ClickModel(nn.Module):
         seed: fixes the tables' first values; None draws it from torch's generator, which also
             gives the dense layers theirs.
         storage: budgets for the tiers that rows may lie in.
-        device: where the model is made, as ``to(device)`` would have it but without tables in RAM first.
+        device: where the model is made, as ``to(device)`` would have it but without tables in RAM first;
+            "meta": the tables take no memory before `hotbed.distribute`, and all else lies in RAM.
 
     ``model(batch)`` takes a dict with every feature and ``"dense"``, float (B, num_dense), which may be left
     out where that is 0, and returns logits (B,).
 
     Raises:
-        TableError: a table has another width than ``dim``, or there is none; a setting has a wrong value.
+        TableError: a table has another width than ``dim``, or there is none; a setting has a wrong value; a
+            feature has the name of something else.
         TypeError: there is no such setting.
     """
 
@@ -83,12 +86,12 @@ class ClickModel(nn.Module):
         """The tables, but for those of the linear part."""
         if not self.described:
             raise TableError(f"{type(self).__name__}: tables is empty. Name at least one.")
-        self.table_of = dict(features or {table.name: table.name for table in self.described})
+        has_linear = isinstance(self.settings, LinearSettings)
+        self.one_row = isinstance(self.settings, LinearSettings) and self.settings.one_row
+        self.table_of = self._features_of(features, has_twins=has_linear and not self.one_row)
         """Name of the table of each feature."""
         self.features = [*self.table_of]
         """Names of the features, in the order of their vectors."""
-        has_linear = isinstance(self.settings, LinearSettings)
-        self.one_row = isinstance(self.settings, LinearSettings) and self.settings.one_row
         stored: list[Table] = self.described
         twins: dict[str, str] = {}
         if self.one_row:
@@ -102,8 +105,30 @@ class ClickModel(nn.Module):
         )
         self.wide = _linear(self.num_dense) if has_linear else None
         self.make_layers()
-        if device is not None:
+        if device is not None and torch.device(device).type != "meta":
             self.to(device)
+
+    def _features_of(
+        self, features: Mapping[str, str] | None, *, has_twins: bool
+    ) -> dict[str, str]:
+        if features is None:
+            features = {table.name: table.name for table in self.described}
+        model = type(self).__name__
+        if not isinstance(features, Mapping) or not features:
+            raise TableError(
+                f"{model}: features is {features!r}. Pass a dict feature → table, such as {{'seen': 'item'}}."
+            )
+        if "dense" in features:
+            raise TableError(
+                f"{model}: a feature is named 'dense', where a batch has its dense columns. Rename it."
+            )
+        for name in features:
+            if has_twins and f"{name}.wide" in features:
+                raise TableError(
+                    f"{model}: feature '{name}.wide' has the name of {name!r} in the linear part. Rename it, "
+                    "or pass one_row=True."
+                )
+        return dict(features)
 
     @classmethod
     def _settings(cls, values: tuple[object, ...], named: dict[str, object]) -> ModelSettings:
@@ -184,9 +209,10 @@ class ClickModel(nn.Module):
 
     def embedding_inputs(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return what `embeddings` looks up of a batch; `hotbed.lookahead` asks for it."""
-        inputs = {name: batch[name] for name in self.features}
+        # The collection names a feature that is missing.
+        inputs = {name: batch[name] for name in self.features if name in batch}
         if self.wide is not None and not self.one_row:
-            inputs.update({f"{name}.wide": batch[name] for name in self.features})
+            inputs.update({f"{name}.wide": values for name, values in inputs.items()})
         return inputs
 
     def look_up(self, batch: Mapping[str, Tensor]) -> tuple[list[Tensor], Tensor | None]:
@@ -229,13 +255,20 @@ def _linear(columns: int) -> nn.Linear:
 
 def _weight_of(table: Table) -> Table:
     """The twin that has a table's weights in the linear part."""
-    return dataclasses.replace(table, name=f"{table.name}.wide", dim=1, init=Zeros())
+    sharding = None if isinstance(table.sharding, ColumnWise) else table.sharding
+    return dataclasses.replace(
+        table, name=f"{table.name}.wide", dim=1, init=Zeros(), sharding=sharding
+    )
 
 
 def _with_weight(table: Table) -> Table:
     """The table with one more column, the weights in the linear part."""
     parts = table.init.parts if isinstance(table.init, Columns) else [(table.dim, table.init)]
-    return dataclasses.replace(table, dim=table.dim + 1, init=Columns([*parts, (1, Zeros())]))
+    init, sharding = Columns([*parts, (1, Zeros())]), table.sharding
+    if isinstance(sharding, ColumnWise) and sharding.widths is not None:
+        *widths, last = sharding.widths
+        sharding = dataclasses.replace(sharding, widths=(*widths, last + 1))
+    return dataclasses.replace(table, dim=table.dim + 1, init=init, sharding=sharding)
 
 
 def _parameters(settings: type[ModelSettings]) -> Iterator[inspect.Parameter]:
@@ -255,6 +288,8 @@ def _tables_of(tables: Sequence[str | Table], dim: int) -> list[Table]:
     Raises:
         TableError: one is no table or name, or has another width than `dim`.
     """
+    if isinstance(tables, str | Table) or not isinstance(tables, Iterable):
+        raise TableError(f"tables is {tables!r}. Pass a list of names or hotbed.Table objects.")
     made = []
     for table in tables:
         if isinstance(table, str):

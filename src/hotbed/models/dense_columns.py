@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
 from hotbed.errors import InputError, TableError
@@ -23,10 +24,19 @@ def dense_of(model: object, batch: Mapping[str, Tensor], num_dense: int) -> Tens
     """Return ``batch["dense"]``.
 
     Raises:
-        InputError: it is missing, no tensor, or not of shape (B, `num_dense`).
+        InputError: it is missing, no tensor of floating point, or not of shape (B, `num_dense`); or the batch
+            is no dict.
     """
+    if not isinstance(batch, Mapping):
+        raise InputError(
+            f"{type(model).__name__}: the batch is {type(batch).__name__}. Pass a dict of tensors."
+        )
     dense = batch.get("dense")
     if isinstance(dense, Tensor) and dense.dim() == 2 and dense.shape[1] == num_dense:
+        if not dense.is_floating_point():
+            raise InputError(
+                f"{type(model).__name__}: batch['dense'] is {dense.dtype}. Convert it with .float()."
+            )
         return dense
     found = f"shape {tuple(dense.shape)}" if isinstance(dense, Tensor) else type(dense).__name__
     raise InputError(
@@ -36,7 +46,13 @@ def dense_of(model: object, batch: Mapping[str, Tensor], num_dense: int) -> Tens
 
 
 def check_samples(model: object, dense: Tensor, feature: str, vectors: Tensor) -> None:
-    """Raise InputError if the dense columns and the vectors of a feature are not of as many samples."""
+    """Raise InputError if the dense columns and the vectors of a feature are not of as many samples, or only
+    the columns are float64."""
+    if dense.dtype == torch.float64 and vectors.dtype != torch.float64:
+        raise InputError(
+            f"{type(model).__name__}: batch['dense'] is torch.float64, and the vectors are {vectors.dtype}. "
+            "Convert it with .float()."
+        )
     if len(dense) != len(vectors):
         raise InputError(
             f"{type(model).__name__}: batch['dense'] has {len(dense)} samples, and feature {feature!r} "

@@ -12,10 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from hotbed import data
+from hotbed.arrays import id_tensor
 from hotbed.data import Schema
 from hotbed.errors import InputError, TableError
+from hotbed.jagged import Jagged
 from hotbed.models.click import ClickModel
-from hotbed.models.dense_columns import dense_of
+from hotbed.models.dense_columns import check_samples, dense_of
 from hotbed.models.registry import register
 from hotbed.models.settings import ModelSettings
 from hotbed.nn import Dice, TargetAttention
@@ -48,6 +50,10 @@ class DINSettings(ModelSettings):
                 f"DIN: there are {len(self.target)} features in target and {len(self.history)} in history. "
                 "Name the candidate's feature for each history, as in target=['item'], history=['seen']."
             )
+        if len(set(self.history)) < len(self.history):
+            raise TableError(f"DIN: history is {list(self.history)}. Name each feature once.")
+        if min((1, *self.hidden)) < 1:
+            raise TableError(f"DIN: hidden is {list(self.hidden)}. Pass positive integers.")
         if self.activation not in _ACTIVATIONS:
             raise TableError(
                 f"DIN: activation is {self.activation!r}. Pass one of {', '.join(_ACTIVATIONS)}."
@@ -129,20 +135,36 @@ class DIN(ClickModel):
             )
         return padding
 
+    @staticmethod
+    def _ids(history: str, ids: object) -> Tensor:
+        if isinstance(ids, Jagged):
+            raise InputError(
+                f"DIN: history {history!r} is Jagged. Pass (B, L) ids, the table's padding_idx where a "
+                "history is shorter than L."
+            )
+        return id_tensor(f"Feature {history!r}", ids)
+
     def forward(self, batch: Mapping[str, Tensor]) -> Tensor:
         dense = dense_of(self, batch, self.num_dense) if self.num_dense else None
         vectors = self.embeddings(self.embedding_inputs(batch))
+        for name in self.interests.values():
+            if isinstance(batch[name], Jagged) or vectors[name].dim() != 2:
+                raise InputError(
+                    f"DIN: feature {name!r} is the candidate. Pass one id a sample, (B,)."
+                )
         attention = dict(zip(self.interests, self.attention, strict=True))
         columns = [] if dense is None else [dense]
         for name, vector in vectors.items():
             if name in self.interests:
-                mask = batch[name] != self.padding[name]
+                mask = self._ids(name, batch[name]) != self.padding[name]
                 vector = attention[name](vectors[self.interests[name]], vector, mask)
             elif vector.dim() != 2:
                 raise InputError(
                     f"DIN: feature {name!r} has vectors of shape {tuple(vector.shape)}. Name it in history, "
                     "or give its table a combiner."
                 )
+            if dense is not None:
+                check_samples(self, dense, name, vector)
             columns.append(vector)
         logits: Tensor = self.deep(torch.cat(columns, 1)).squeeze(1)
         return logits

@@ -67,8 +67,7 @@ class DLRM(ClickModel):
 
     def forward(self, batch: Mapping[str, Tensor]) -> Tensor:
         dense = dense_of(self, batch, self.num_dense)
-        dense_Bd = self.bottom(dense)
-        vectors = self.embeddings({name: batch[name] for name in self.features})
+        vectors = self.embeddings(self.embedding_inputs(batch))
         check_samples(self, dense, self.features[0], vectors[self.features[0]])
-        logits: Tensor = self.top(self.interaction(dense_Bd, vectors)).squeeze(1)
+        logits: Tensor = self.top(self.interaction(self.bottom(dense), vectors)).squeeze(1)
         return logits

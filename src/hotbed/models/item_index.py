@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from hotbed.arrays import id_tensor, integer
 from hotbed.errors import InputError
 from hotbed.files import appearing
 from hotbed.models.two_tower import TwoTower
@@ -33,13 +34,14 @@ class ItemIndex:
 
     Args:
         ids: int64 (N,), each once.
-        vectors: float32 (N, w).
+        vectors: floating point (N, w), finite; kept in their dtype, and compared as float32.
 
     Raises:
-        InputError: the shapes do not fit together, or an id is there twice.
+        InputError: the shapes or dtypes do not fit, an id is there twice, or a vector has NaN or infinity.
     """
 
     def __init__(self, ids: Tensor, vectors: Tensor) -> None:
+        ids, vectors = id_tensor("ItemIndex", ids).long(), vectors.detach()
         if ids.dim() != 1 or vectors.dim() != 2 or len(ids) != len(vectors):
             raise InputError(
                 f"ItemIndex: ids have shape {tuple(ids.shape)}, vectors {tuple(vectors.shape)}. Pass (N,) "
@@ -47,6 +49,12 @@ class ItemIndex:
             )
         if len(torch.unique(ids)) != len(ids):
             raise InputError("ItemIndex: an id is there twice. Pass each item once.")
+        if not vectors.is_floating_point():
+            raise InputError(f"ItemIndex: vectors are {vectors.dtype}. Convert them with .float().")
+        is_finite = vectors.isfinite().all(1)
+        if not is_finite.all():
+            bad = int(ids[(~is_finite).to(ids.device)][0])
+            raise InputError(f"ItemIndex: the vector of item {bad} has NaN or infinity.")
         self.ids, self.vectors = ids, vectors
 
     @classmethod
@@ -55,6 +63,9 @@ class ItemIndex:
 
         The model is in evaluation mode meanwhile. An item that comes again keeps the vector that it had
         first.
+
+        Raises:
+            InputError: there are no batches, or one lacks a feature; or as of the constructor.
         """
         known: set[int] = set()
         ids: list[Tensor] = []
@@ -63,7 +74,7 @@ class ItemIndex:
         model.eval()
         try:
             for batch in batches:
-                each = batch[model.settings.item[0]].tolist()
+                each = model.item_ids(batch).tolist()
                 first = {id_: at for at, id_ in reversed(list(enumerate(each))) if id_ not in known}
                 known |= first.keys()
                 with torch.no_grad():
@@ -88,23 +99,26 @@ class ItemIndex:
             block: items compared at a time; memory is Q x `block` x 4 bytes.
 
         Raises:
-            InputError: the queries have another width, or `k` is not positive.
+            InputError: the queries have another width, or `k` or `block` is no positive integer.
         """
-        if queries.dim() != 2 or queries.shape[1] != self.vectors.shape[1] or k < 1:
+        for name, value in (("k", k), ("block", block)):
+            if (integer(value) or 0) < 1:
+                raise InputError(f"search: {name} is {value!r}. Pass a positive integer.")
+        if queries.dim() != 2 or queries.shape[1] != self.vectors.shape[1]:
             raise InputError(
-                f"search: queries have shape {tuple(queries.shape)} and k is {k}. Pass (Q, "
-                f"{self.vectors.shape[1]}) and a positive number."
+                f"search: queries have shape {tuple(queries.shape)}. Pass (Q, {self.vectors.shape[1]})."
             )
-        queries = queries.detach().to(self.vectors)
+        queries = queries.detach().to(self.vectors.device, torch.float32)
         best = queries.new_full((len(queries), k), -torch.inf)
         at = torch.full((len(queries), k), -1, dtype=torch.int64, device=best.device)
         for begin in range(0, len(self.ids), block):
-            scores = queries @ self.vectors[begin : begin + block].T
+            scores = queries @ self.vectors[begin : begin + block].float().T
             top = scores.topk(min(k, scores.shape[1]), dim=1)
             both = torch.cat([best, top.values], 1)
             best, which = both.topk(k, dim=1)
             at = torch.cat([at, top.indices + begin], 1).gather(1, which)
-        ids = torch.where(at >= 0, self.ids.to(at.device)[at.clamp_min(0)], -1)
+        known = torch.cat([self.ids.to(at.device), at.new_full((1,), -1)])
+        ids = known[at]  # position -1 is that of the -1
         return Found(ids, best)
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -112,7 +126,7 @@ class ItemIndex:
         from safetensors.torch import save_file
 
         tensors = {"ids": self.ids.contiguous(), "vectors": self.vectors.contiguous()}
-        with appearing(os.fspath(path)) as part:
+        with appearing(os.fsdecode(path)) as part:
             save_file(tensors, part)
 
     @classmethod
@@ -126,7 +140,7 @@ class ItemIndex:
         from safetensors import SafetensorError, safe_open
 
         try:
-            with safe_open(path, framework="pt") as file:
+            with safe_open(os.fsdecode(path), framework="pt") as file:
                 return cls(file.get_tensor("ids"), file.get_tensor("vectors"))
         except SafetensorError as error:
-            raise InputError(f"{os.fspath(path)} is no index of items: {error}.") from None
+            raise InputError(f"{os.fsdecode(path)} is no index of items: {error}.") from None

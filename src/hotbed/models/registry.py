@@ -29,10 +29,14 @@ def register(name: str) -> Callable[[_M], _M]:
     all of that.
 
     Raises:
-        TableError: the name is that of another class.
+        TableError: the name is that of another class, or no text; or it decorates what is no module's class.
     """
+    if not isinstance(name, str) or not name:
+        raise TableError(f"register: the name is {name!r}. Pass a text, as in @register('mine').")
 
     def registered(kind: _M) -> _M:
+        if not isinstance(kind, type) or not issubclass(kind, nn.Module):
+            raise TableError(f"register({name!r}): {kind!r} is no class of modules.")
         there = MODELS.get(name, kind)
         if (there.__module__, there.__qualname__) != (kind.__module__, kind.__qualname__):
             raise TableError(

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from types import NoneType, UnionType
-from typing import get_args, get_origin, get_type_hints
+import math
+import numbers
+from collections.abc import Callable, Iterable
 
+from hotbed.arrays import integer
 from hotbed.errors import TableError
 
-__all__ = ["LinearSettings", "ModelSettings", "settings_from_text"]
+__all__ = ["LinearSettings", "ModelSettings"]
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelSettings:
-    """Settings that all models have. A model adds its own in a subclass; lists become tuples."""
+    """Settings that all models have. A model adds its own in a subclass; lists become tuples.
+
+    Fields declared as int, float, bool, str, or tuples of integers or texts, with or without ``| None``, take
+    nothing else.
+
+    Raises:
+        TableError: a value is not of its field's type.
+    """
 
     dim: int = 16
     """Width of the tables."""
@@ -23,9 +31,21 @@ class ModelSettings:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
+            if field.name in ("dim", "num_dense"):  # which tables and models check
+                continue
             value = getattr(self, field.name)
-            if isinstance(value, list):
-                object.__setattr__(self, field.name, tuple(value))
+            object.__setattr__(self, field.name, self._taken(field, value))
+
+    def _taken(self, field: dataclasses.Field[object], value: object) -> object:
+        declared = _text_of(field.type)
+        kind = declared.removesuffix(" | None")
+        if kind not in _KINDS or (value is None and kind != declared):
+            return tuple(value) if isinstance(value, list) else value
+        take, expected = _KINDS[kind]
+        taken = take(value)
+        if taken is None:
+            raise TableError(f"{type(self).__name__}: {field.name} is {value!r}. Pass {expected}.")
+        return taken
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,42 +57,42 @@ class LinearSettings(ModelSettings):
     lookup an id, and one row with its states. False: in a table of its own, ``C1.wide`` beside ``C1``."""
 
 
-def settings_from_text(kind: type[ModelSettings], texts: Sequence[str]) -> dict[str, object]:
-    """Return settings by name, of texts such as "layers=3", "hidden=256,128" or "one_row=true".
-
-    Raises:
-        TableError: a text is none of these, its name is no setting's, or its value not of the setting's type.
-    """
-    hints, settings = get_type_hints(kind), {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals or name not in hints:
-            raise TableError(
-                f"Setting {text!r}: write NAME=VALUE, the name one of {', '.join(hints)}."
-            )
-        try:
-            settings[name] = _value_of(hints[name], value)
-        except ValueError:
-            raise TableError(
-                f"Setting {name!r} is {value!r}; it must be {_described(hints[name])}."
-            ) from None
-    return settings
+def _text_of(declared: type | str) -> str:
+    """The declared type of a field as it is written."""
+    if isinstance(declared, str):
+        return declared
+    return declared.__name__ if type(declared) is type else str(declared)
 
 
-def _value_of(hint: object, text: str) -> object:
-    if get_origin(hint) in (UnionType, tuple):
-        (inner, *_) = (each for each in get_args(hint) if each not in (NoneType, ...))
-        if get_origin(hint) is UnionType:
-            return None if text == "none" else _value_of(inner, text)
-        return tuple(_value_of(inner, part) for part in text.split(",") if part)
-    if hint is bool:
-        return {"true": True, "false": False}[text] if text in ("true", "false") else int("none")
-    return hint(text) if isinstance(hint, type) else text
+def _number(value: object) -> float | None:
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    return float(value) if is_number and math.isfinite(value) else None  # type: ignore[arg-type]
 
 
-def _described(hint: object) -> str:
-    if get_origin(hint) is tuple:
-        of_numbers = int in get_args(hint)
-        return f"{'numbers' if of_numbers else 'names'} with commas between"
-    names = {"bool": "true or false", "int": "an integer", "float": "a number"}
-    return names.get(getattr(hint, "__name__", ""), "as documented")
+def _truth(value: object) -> bool | None:
+    return value if isinstance(value, bool) else None
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _each(take: Callable[[object], object]) -> Callable[[object], tuple[object, ...] | None]:
+    def taken(values: object) -> tuple[object, ...] | None:
+        if isinstance(values, str) or not isinstance(values, Iterable):
+            return None
+        each = tuple(map(take, values))
+        return None if None in each else each
+
+    return taken
+
+
+_KINDS: dict[str, tuple[Callable[[object], object], str]] = {
+    "int": (integer, "an integer"),
+    "float": (_number, "a finite number"),
+    "bool": (_truth, "True or False"),
+    "str": (_text, "a text"),
+    "tuple[int, ...]": (_each(integer), "a list of integers, such as [256, 128]"),
+    "tuple[str, ...]": (_each(_text), "a list of names, such as ['item']"),
+}
+"""Function that returns a value as a field takes it, or None; and a description of such values."""

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from hotbed.arrays import id_tensor
 from hotbed.errors import InputError, TableError
 from hotbed.jagged import Jagged
 from hotbed.models.click import ClickModel
-from hotbed.models.dense_columns import dense_of
+from hotbed.models.dense_columns import check_samples, dense_of
 from hotbed.models.registry import register
 from hotbed.models.settings import ModelSettings
 from hotbed.nn import MLP, FrequencyEstimate, in_batch_logits, in_batch_softmax
@@ -67,7 +68,7 @@ class TwoTower(ClickModel):
                 f"TwoTower: user is {list(settings.user)} and item {list(settings.item)}; each feature must "
                 f"be of one, and there are {', '.join(self.features)}."
             )
-        if not settings.temperature > 0:
+        if settings.temperature <= 0:
             raise TableError(
                 f"TwoTower: temperature is {settings.temperature}. Pass a positive number."
             )
@@ -86,25 +87,41 @@ class TwoTower(ClickModel):
         """Return the items' vectors, (B, w), of length 1."""
         return self._items(self._looked_up(batch, self.settings.item))
 
+    def item_ids(self, batch: Mapping[str, Tensor]) -> Tensor:
+        """Return the items' ids, int64 or int32 (B,).
+
+        Raises:
+            InputError: the first feature of `item` is missing, or is not one id a sample.
+        """
+        feature = self.settings.item[0]
+        given = batch.get(feature)
+        ids = None if isinstance(given, Jagged) else id_tensor(f"Feature {feature!r}", given)
+        if ids is None or ids.dim() != 1:
+            found = "Jagged" if ids is None else f"of shape {tuple(ids.shape)}"
+            raise InputError(
+                f"TwoTower: feature {feature!r} is {found}. It is the item's id: pass (B,)."
+            )
+        return ids
+
     def forward(self, batch: Mapping[str, Tensor]) -> Tensor:
         settings = self.settings
         dense = [dense_of(self, batch, self.num_dense)] if self.num_dense else []
         vectors = self._looked_up(batch, [*settings.user, *settings.item])  # one lookup of both
+        if dense:
+            check_samples(self, dense[0], settings.user[0], vectors[0])
         count = len(settings.user)
         users, items = self._users(vectors[:count], dense), self._items(vectors[count:])
         if not self.training:
             scores: Tensor = (users * items).sum(1) / settings.temperature
             return scores
-        ids = batch[settings.item[0]]
-        if ids.dim() != 1:
-            raise InputError(
-                f"TwoTower: feature {settings.item[0]!r} has shape {tuple(ids.shape)}. It is the item's id: "
-                "pass (B,)."
-            )
+        ids = self.item_ids(batch)
         probability = self.frequency(ids) if settings.is_corrected else None
         return in_batch_logits(users @ items.T / settings.temperature, ids, probability)
 
     def _looked_up(self, batch: Mapping[str, Tensor], features: Sequence[str]) -> list[Tensor]:
+        for name in features:
+            if name not in batch:
+                raise InputError(f"Feature {name!r} is missing; the batch has {', '.join(batch)}.")
         count = len(batch[features[0]])
         empty = Jagged(
             torch.empty(0, dtype=torch.int64), lengths=torch.zeros(count, dtype=torch.int64)

@@ -35,6 +35,10 @@ def in_batch_logits(scores: Tensor, items: Tensor, probability: Tensor | None = 
             f"in_batch_logits: scores have shape {tuple(scores.shape)}, and items {tuple(items.shape)}. Pass "
             "(B, B) and (B,)."
         )
+    if probability is not None and probability.shape != items.shape:
+        raise InputError(
+            f"in_batch_logits: probability has shape {tuple(probability.shape)}. Pass {tuple(items.shape)}."
+        )
     if probability is not None:
         scores = scores - probability.log()
     same = items.unsqueeze(0) == items.unsqueeze(1)
@@ -51,7 +55,16 @@ def in_batch_softmax(logits: Tensor, labels: Tensor) -> Tensor:
 
     Returns:
         0 where no sample counts.
+
+    Raises:
+        InputError: the shapes do not fit together.
     """
+    count = len(logits)
+    if logits.shape != (count, count) or labels.shape != (count,):
+        raise InputError(
+            f"in_batch_softmax: logits have shape {tuple(logits.shape)}, and labels {tuple(labels.shape)}. "
+            "Pass (B, B) and (B,)."
+        )
     own = -logits.log_softmax(1).diagonal()
     weights = labels.to(own.dtype).nan_to_num(0.0)
     total: Tensor = (own * weights).sum() / weights.sum().clamp_min(torch.finfo(own.dtype).tiny)
@@ -80,10 +93,11 @@ class FrequencyEstimate(nn.Module):
 
     def __init__(self, cells: int = 1 << 20, rate: float = 0.05) -> None:
         super().__init__()
-        if cells < 1 or not 0 < rate <= 1:
+        is_count = isinstance(cells, int) and not isinstance(cells, bool) and cells > 0
+        if not is_count or not isinstance(rate, int | float) or not 0 < rate <= 1:
             raise TableError(
-                f"FrequencyEstimate: cells is {cells} and rate {rate}. Pass a positive number and one in "
-                "(0, 1]."
+                f"FrequencyEstimate: cells is {cells!r} and rate {rate!r}. Pass a positive integer and a "
+                "number in (0, 1]."
             )
         self.cells, self.rate = cells, rate
         self.register_buffer("last", torch.zeros(cells, dtype=torch.int64))
@@ -95,17 +109,24 @@ class FrequencyEstimate(nn.Module):
         """Return the estimates, float32 of the shape of `items`; while training the batch is counted first.
 
         Args:
-            items: int64 ids.
+            items: int64 or int32 ids.
+
+        Raises:
+            InputError: the items are of another dtype.
         """
+        if items.dtype not in (torch.int64, torch.int32):
+            raise InputError(
+                f"FrequencyEstimate: items are {items.dtype}. Convert them with .long()."
+            )
         cells = items.remainder(self.cells)
         if self.training:
             self.batches += 1
             seen = torch.unique(cells)
             since = (self.batches - self.last[seen]).float()
-            before = self.gap[seen]
+            before = self.gap[seen].float()
             moved = torch.lerp(before, since, self.rate)
-            self.gap[seen] = torch.where(before > 0, moved, since)
+            self.gap[seen] = torch.where(before > 0, moved, since).to(self.gap.dtype)
             self.last[seen] = self.batches
         never = self.batches.clamp_min(1).float()
-        gap = self.gap[cells]
+        gap = self.gap[cells].float()
         return torch.where(gap > 0, gap, never).clamp_min(1.0).reciprocal()

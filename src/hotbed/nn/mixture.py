@@ -48,5 +48,5 @@ class MixtureOfExperts(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         """Return T tensors (B, w) of (B, D)."""
         seen = torch.stack([expert(x) for expert in self.experts], 1)  # (B, E, w)
-        gates = self.gates(x).view(x.shape[0], self.tasks, -1).softmax(2)
+        gates = self.gates(x).unflatten(1, (self.tasks, len(self.experts))).softmax(2)
         return torch.bmm(gates, seen).unbind(1)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import batch_norm
 
 from hotbed.errors import InputError, TableError
 from hotbed.nn.mlp import MLP
@@ -20,7 +21,8 @@ class Dice(nn.Module):
     """Data adaptive activation: ``p x + (1 - p) α x`` with ``p = sigmoid(x standardised over the batch)``.
 
     ``alpha`` (features,) is learned, from 0; means and variances are those of the batch while training,
-    running ones afterwards (Zhou et al., arXiv:1706.06978, equation 8).
+    running ones afterwards, and for a batch of one sample, which has no variance (Zhou et al.,
+    arXiv:1706.06978, equation 8).
 
     Args:
         features: columns of the input (…, features).
@@ -32,7 +34,13 @@ class Dice(nn.Module):
         self.norm = nn.BatchNorm1d(features, eps=eps, affine=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        gate = torch.sigmoid(self.norm(x.flatten(0, -2)).view_as(x))
+        rows = x.flatten(0, -2)
+        if self.training and len(rows) == 1:
+            norm = self.norm
+            standardised = batch_norm(rows, norm.running_mean, norm.running_var, eps=norm.eps)
+        else:
+            standardised = self.norm(rows)
+        gate = torch.sigmoid(standardised.view_as(x))
         return gate * x + (1 - gate) * self.alpha * x
 
 

@@ -62,12 +62,15 @@ class BilinearFusion(nn.Module):
     ``bilinear`` is (H, D_1 / H, D_2 / H), first values Xavier normal.
 
     Raises:
-        TableError: the heads do not divide the columns.
+        TableError: an argument is not positive, or the heads do not divide the columns.
     """
 
     def __init__(self, first: int, second: int, heads: int = 1) -> None:
         super().__init__()
-        if heads < 1 or first % heads or second % heads:
+        for name, count in (("first", first), ("second", second), ("heads", heads)):
+            if isinstance(count, bool) or not isinstance(count, int) or count <= 0:
+                raise TableError(f"BilinearFusion: {name} is {count!r}. Pass a positive integer.")
+        if first % heads or second % heads:
             raise TableError(
                 f"BilinearFusion: {heads} heads do not divide {first} and {second} columns. Choose another "
                 "number."
@@ -80,8 +83,8 @@ class BilinearFusion(nn.Module):
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         """Return (B, 1) of (B, D_1) and (B, D_2)."""
-        left = x.view(x.shape[0], self.heads, -1).transpose(0, 1)  # (H, B, D_1 / H)
-        right = y.view(y.shape[0], self.heads, -1).transpose(0, 1)
+        left = x.view(x.shape[0], self.heads, x.shape[1] // self.heads).transpose(0, 1)
+        right = y.view(y.shape[0], self.heads, y.shape[1] // self.heads).transpose(0, 1)
         products = torch.bmm(left, self.bilinear) * right
         both: Tensor = self.linear(torch.cat([x, y], 1)) + products.sum((0, 2)).unsqueeze(1)
         return both

@@ -12,7 +12,7 @@ from torch import nn
 
 from hotbed.data import CATEGORIES, DENSE, ColumnFiles, CriteoLog, Schema
 from hotbed.models import MODELS, ClickModel
-from hotbed.models.settings import settings_from_text
+from hotbed.models.settings_text import settings_from_text
 from hotbed.train.settings import SettingsError, TrainSettings
 from hotbed.train.tasks import Task, tasks_of
 
