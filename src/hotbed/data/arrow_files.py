@@ -140,6 +140,7 @@ class Delimited(ColumnFile):
         super().__init__(path)
         self._header = None if header is None else list(header)
         self._delimiter = ","
+        self._ends_in_header = False
 
     def known_rows(self) -> None:
         return None
@@ -163,7 +164,7 @@ class Delimited(ColumnFile):
         import pyarrow.csv as pa_csv
 
         first = self._first_row()
-        if not first and self._header is not None:
+        if self._ends_in_header or (not first and self._header is not None):
             return
         with self.reading(), self._stream() as stream:
             quotes = _Quotes(stream)
@@ -203,8 +204,10 @@ class Delimited(ColumnFile):
             )
         if not line and self._header is None:
             raise DataError(f"{self.path} is empty: there is no header with names of columns.")
-        delimiter = max(_DELIMITERS, key=lambda one: (line.count(one), one == "\t"))
-        self._delimiter = delimiter if delimiter in line else ","
+        self._ends_in_header = self._header is None and line == text  # Arrow wants a line feed
+        bare = re.sub('"[^"]*"?', "", line)
+        delimiter = max(_DELIMITERS, key=lambda one: (bare.count(one), one == "\t"))
+        self._delimiter = delimiter if delimiter in bare else ","
         with self.reading():
             return next(csv.reader(io.StringIO(text, newline=""), delimiter=self._delimiter), [])
 

@@ -93,7 +93,7 @@ def statistics_of(
         if rows is not None and done >= rows:
             break
         for piece in file.batches(file.columns(wanted)):
-            piece = piece if rows is None else piece.slice(0, rows - done)
+            piece = piece if rows is None else piece.slice(0, min(rows - done, piece.num_rows))
             for name, one in gathered.items():
                 _add(one, piece.column(name), file.path)
             done += piece.num_rows
@@ -154,11 +154,13 @@ class _Gathered:
         if pa.types.is_dictionary(kind):
             kind = kind.value_type
         self._type = "text" if pa.types.is_binary(kind) else str(kind)
-        if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        lists = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+        is_list = any(test(kind) for test in lists)
+        if is_list:
             self._type = f"list of {kind.value_type}"
         plain = str(kind) in ("string", "large_string", "string_view", "binary", "large_binary")
         self._is_text = plain
-        if pa.types.is_nested(kind):
+        if is_list:
             self._separator = ""
             return
         text = pc.cast(array, pa.large_binary()) if plain else array
@@ -179,7 +181,8 @@ class _Gathered:
             shift = self._shift = float(found[0]) if self._shift is None else self._shift
             self._is_integral = self._is_integral and bool((np.trunc(found) == found).all())
             self._count += len(found)
-            self._sums += (found - shift).sum(), np.square(found - shift).sum()
+            with np.errstate(over="ignore"):
+                self._sums += (found - shift).sum(), np.square(found - shift).sum()
             self._low = min(self._low, float(found.min()))
             self._high = max(self._high, float(found.max()))
         return values
@@ -197,8 +200,10 @@ class _Gathered:
         numeric = self._is_numeric and self._count > 0
         mean = std = math.nan
         if numeric:
-            shifted, squares = self._sums / self._count
-            mean, std = shifted + (self._shift or 0.0), math.sqrt(max(0.0, squares - shifted**2))
+            shifted, squares = map(float, self._sums / self._count)
+            mean = shifted + (self._shift or 0.0)
+            if math.isfinite(squares):
+                std = math.sqrt(max(0.0, squares - shifted * shifted))
         return ColumnStatistics(
             self.name,
             self._type or "no rows",
