@@ -65,13 +65,13 @@ def row_range(rows: object, count: Callable[[], int]) -> tuple[int, int | None]:
         count: returns the number of all rows; called where `rows` counts from the end.
 
     Raises:
-        InputError, ValueError: no such range.
+        InputError: no such range.
     """
     if rows is None:
         return 0, None
     part = rows if isinstance(rows, slice) else _slice(rows)
     if part.step not in (None, 1):
-        raise ValueError(f"rows has step {part.step}; only ranges of rows can be read.")
+        raise InputError(f"rows has step {part.step}; only ranges of rows can be read.")
     start, stop = (None if at is None else integer(at) for at in (part.start, part.stop))
     for given, at in ((part.start, start), (part.stop, stop)):
         if given is not None and (at is None or not -(2**63) <= at < 2**63):

@@ -211,10 +211,12 @@ class Delimited(ColumnFile):
         # Arrow takes a header without an end for no file.
         self._is_without_rows = self._header is None and text == line
         columns = 0 if self._header is None else len(self._header)
+        bare = re.sub('"[^"]*"?', "", line)
         delimiter = max(
-            _DELIMITERS, key=lambda one: (line.count(one) == columns - 1, line.count(one))
+            _DELIMITERS,
+            key=lambda one: (bare.count(one) == columns - 1, bare.count(one), one == "\t"),
         )
-        self._delimiter = delimiter if delimiter in line else ","
+        self._delimiter = delimiter if delimiter in bare else ","
         with self.reading():
             return next(csv.reader(io.StringIO(text, newline=""), delimiter=self._delimiter), [])
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from hotbed.data.columns import Column, Id, Ids, Key, Label, Number, Sequence
+from hotbed.data.columns import KINDS, Column, Id, Ids, Key, Label, Number, Sequence
 from hotbed.data.schema import Schema
 from hotbed.data.statistics import ColumnStatistics
 
@@ -22,6 +22,8 @@ _ID_WORDS = frozenset(
     "brand store shop user item movie product genre genres channel os browser language lang site page".split()
 )
 _SEQUENCE_WORDS = frozenset("history hist sequence seq recent last previous watched viewed".split())
+_SHARED = frozenset(kind.key for kind in KINDS.values() if kind.key is not None)
+"""Entries of a batch that belong to kinds, and are no names for other columns."""
 _KEY_ROWS = 100
 """Rows from which on a column whose values all differ is a key."""
 _LONG_TAIL = 10.0
@@ -42,12 +44,23 @@ def guess(column: ColumnStatistics, label_found: bool = False) -> Guess:
     Args:
         label_found: another column is the label already.
     """
+    found = _by_values(column, label_found)
+    if found.kind is None or column.name not in ("", *_SHARED):
+        return found
+    if found.kind.key == column.name:
+        return found
+    return Guess(None, f"rename it, {column.name!r} is taken" if column.name else "it has no name")
+
+
+def _by_values(column: ColumnStatistics, label_found: bool) -> Guess:
     words = _words(column.name)
     if column.is_unreadable:
         return Guess(None, f"{column.arrow_type} is not read")
     if column.missing == column.rows:
         return Guess(None, "no values")
     if column.separator is not None:
+        if column.separator == "" and column.is_numeric and not column.is_integral:
+            return Guess(None, "lists of fractions")
         values = "int" if column.is_integral and column.separator == "" else "hash"
         separator = column.separator or "|"
         if words & _SEQUENCE_WORDS:

@@ -32,7 +32,8 @@ class ColumnFiles(IterableDataset[Batch]):
     Iterable again and again, and seekable as a `CriteoLog` is: `hotbed.train.fit`, `hotbed.lookahead` and
     `hotbed.dist.slices` take it. In a ``DataLoader(files, batch_size=None, num_workers=k)`` worker w reads
     batches w, w + k, ... (windows, if they are shuffled), so every row comes once and, unshuffled, the
-    batches come in the same order as without workers.
+    batches come in the same order as without workers. With a seed, workers that are started anew shuffle
+    each epoch as the first: pass ``persistent_workers=True``, call `seek`, or give `fit` a position.
 
     Its arguments are those of `hotbed.data.open`.
     """

@@ -93,7 +93,7 @@ def statistics_of(
         if rows is not None and done >= rows:
             break
         for piece in file.batches(file.columns(wanted)):
-            piece = piece if rows is None else piece.slice(0, rows - done)
+            piece = piece if rows is None else piece.slice(0, min(rows - done, piece.num_rows))
             for name, one in gathered.items():
                 _add(one, piece.column(name), file.path)
             done += piece.num_rows
@@ -154,12 +154,14 @@ class _Gathered:
         if pa.types.is_dictionary(kind):
             kind = kind.value_type
         self._type = "text" if pa.types.is_binary(kind) else str(kind)
-        if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        lists = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+        is_list = any(test(kind) for test in lists)
+        if is_list:
             self._type = f"list of {kind.value_type}"
             self._separator = ""
         plain = str(kind) in ("string", "large_string", "string_view", "binary", "large_binary")
         self._is_text = plain
-        if pa.types.is_fixed_size_list(kind):
+        if is_list:
             self._separator = ""
         text = pc.cast(array, pa.large_binary()) if plain else array
         for separator in _SEPARATORS if plain and len(array) else ():

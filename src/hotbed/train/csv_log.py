@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor
 
+from hotbed.files import is_special
 from hotbed.train.callbacks import Callback, Run, Step, Validated
 from hotbed.train.evaluation import ONE_LABEL
 from hotbed.train.line_file import LineFile, whole_lines
@@ -100,8 +101,12 @@ class CsvLog(Callback):
 
     def _begin(self, path: str, head: Sequence[str], run: Run) -> None:
         check_writable_file(path)
+        if is_special(path):
+            raise OutputError(f"Cannot log to {path!r}: it is no plain file. Name another file.")
         header, steps = _line(head), run.position.steps
         lines = whole_lines(path) if os.path.exists(path) else []
+        if not lines and os.path.exists(path) and os.path.getsize(path):
+            raise OutputError(f"{path!r} is no log: it has no whole line. Name another file.")
         if lines and lines[0] != header:
             raise OutputError(
                 f"{path!r} begins with {lines[0][:200]!r}, and this run's log with {header!r}. Name "

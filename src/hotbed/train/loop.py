@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import time
 import warnings
@@ -13,8 +14,11 @@ from torch import nn
 from typing_extensions import TypedDict, Unpack
 
 from hotbed.checkpoint.randomness import give_random_states, random_states
+from hotbed.data.arguments import whole
 from hotbed.data.position import Position, RandomStates, generators_of, seek, wrapped_by
+from hotbed.errors import InputError
 from hotbed.table.alone import Processes
+from hotbed.text import brief
 from hotbed.train.batches import Batch, Loss
 from hotbed.train.callbacks import Callback, Run
 from hotbed.train.tasks import Task, tasks_of
@@ -98,7 +102,8 @@ def fit(
             taken either, and told one step later. Or an iterator has no batches for a second epoch; or
             there are fewer batches than the position is behind.
         NotFiniteError: of such a gradient.
-        TaskError: logits or labels have not one column a task.
+        TaskError: logits, labels or losses do not fit each other, or the tasks.
+        InputError: epochs, scheduler or callbacks are none.
     """
     progress, former = options.pop("progress", False), list(_former_options(options))
     given, position, known = position is not None, position or Position(), tasks_of(tasks)
@@ -110,20 +115,40 @@ def fit(
         )  # of rich, which import hotbed does not wait for
 
         all_callbacks[:0] = progress_bar(model, batches, epochs, alone=ranks.size == 1)
+    _check(epochs, scheduler, all_callbacks)
     model.train()
     run = Run(model, optimizer, known, device, position, all_callbacks, ranks.rank)
-    for callback in all_callbacks:
-        callback.on_run(run)
-    result = FitResult()
+    result, begun = FitResult(), list[Callback]()
     try:
+        for callback in all_callbacks:
+            callback.on_run(run)
+            begun.append(callback)
         _train(trainer, batches, epochs, all_callbacks, result, given=given)
         for callback in all_callbacks:
             callback.on_finish()
     finally:
-        ranks.ends(_never)
-        for callback in all_callbacks:
-            callback.on_end()
+        with contextlib.ExitStack() as ending:  # each, also where another raises
+            for callback in reversed(begun):
+                ending.callback(callback.on_end)
+            ranks.ends(_never)
     return result
+
+
+def _check(epochs: object, scheduler: object, callbacks: Sequence[object]) -> None:
+    """Raise InputError where an argument of `fit` cannot be honoured."""
+    whole("epochs", epochs)
+    if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+        raise InputError(
+            "scheduler= is stepped after each step, without a figure; ReduceLROnPlateau takes one. Step it "
+            "in on_validation() of a callback."
+        )
+    if scheduler is not None and not hasattr(scheduler, "step"):
+        raise InputError(f"scheduler is {brief(scheduler)}; give one with a method step().")
+    for callback in callbacks:
+        if not isinstance(callback, Callback):
+            raise InputError(
+                f"callbacks= takes a list of hotbed.train.Callback; got {brief(callback)} in it."
+            )
 
 
 def _train(

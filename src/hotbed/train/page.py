@@ -51,7 +51,7 @@ def page(run: ReadRun) -> str:
         f"<div><span>{html.escape(name)}</span><b>{html.escape(value)}</b></div>"
         for name, value in _tiles(run)
     )
-    return (
+    text = (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
@@ -60,6 +60,7 @@ def page(run: ReadRun) -> str:
         f'<h1>{html.escape(title)}</h1><p class="state">{html.escape(_state(record))}</p>'
         f'<div class="tiles">{tiles}</div><div class="charts">{sections}</div></body></html>\n'
     )
+    return text.encode("utf-8", "replace").decode()  # of half a character, which JSON can hold
 
 
 def _state(record: Mapping[str, Json]) -> str:
@@ -146,7 +147,7 @@ def _of_tiers(history: Mapping[str, Sequence[float]]) -> Iterator[Line]:
             if column == "rows_missed":
                 shares = [1 - share for share in shares]
             if any(history[column]):
-                yield Line(name, history["samples"], shares)
+                yield Line(name, history.get("samples", []), shares)
 
 
 def _changes(counter: Sequence[float]) -> list[float]:

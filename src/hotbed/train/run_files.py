@@ -97,7 +97,10 @@ def read_run(folder: str) -> ReadRun:
 def _columns(path: str) -> dict[str, list[float]]:
     if not os.path.isfile(path):
         return {}
-    head, *rows = [*csv.reader(whole_lines(path))] or [[]]
+    try:
+        head, *rows = [*csv.reader(whole_lines(path))] or [[]]
+    except csv.Error as error:
+        raise RunError(f"{path} is not the log of a run: {error}.") from None
     rows = [row for row in rows if len(row) == len(head)]
     return {name: [_number(row[at]) for row in rows] for at, name in enumerate(head)}
 

@@ -66,8 +66,10 @@ def refuse_other_checkpoints(path: str, mark: Mark) -> None:
     """Raise OutputError if a folder of checkpoints, of which one is to stay, has others than marked ones.
 
     Raises:
-        OutputError: the folder is a checkpoint, or holds one without the mark.
+        OutputError: the path is a file or a checkpoint, or holds one without the mark.
     """
+    if os.path.exists(path) and not os.path.isdir(path):
+        raise OutputError(f"Cannot save to {path!r}: it is a file. Name a folder.")
     if os.path.lexists(os.path.join(path, MANIFEST)):
         raise OutputError(f"Cannot save to {path!r}: it is a checkpoint. Name another folder.")
     if not all(map(mark.is_on, complete_in(path))):

@@ -11,7 +11,7 @@ from torch import Tensor
 from hotbed.table.alone import Processes
 from hotbed.train.tasks import Task, TaskError, columns
 
-__all__ = ["Labelled", "labelled", "loss_of_tasks"]
+__all__ = ["Labelled", "as_floats", "labelled", "loss_of_tasks", "one_loss"]
 
 
 class Labelled(NamedTuple):
@@ -43,6 +43,21 @@ def labelled(tasks: Sequence[Task], labels: Tensor, ranks: Processes) -> list[La
     return found
 
 
+def as_floats(labels: Tensor, logits: Tensor) -> Tensor:
+    """Return labels of clicks in the dtype of the logits where they are integers or bools."""
+    return labels if labels.is_floating_point() else labels.to(logits.dtype)
+
+
+def one_loss(value: Tensor, whose: str = "") -> Tensor:
+    """Return what a loss function returned; raises TaskError where it is no single number."""
+    if not isinstance(value, Tensor) or value.numel() != 1:
+        got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        raise TaskError(
+            f"{whose}the loss must be a tensor of one number, the mean over samples; got {got}."
+        )
+    return value.reshape(()) if value.ndim else value
+
+
 def loss_of_tasks(
     tasks: Sequence[Task], logits: Tensor, labels: Tensor, found: Sequence[Labelled]
 ) -> Tensor:
@@ -64,5 +79,7 @@ def loss_of_tasks(
         if samples is not None:
             samples = samples.to(z.device, non_blocking=True)
             own, target = own.index_select(0, samples), target.index_select(0, samples)
-        value = value + factor * task.loss(own, target)
+        if task.is_of_clicks:
+            target = as_floats(target, own)
+        value = value + factor * one_loss(task.loss(own, target), f"Task {task.name!r}: ")
     return value

@@ -60,7 +60,16 @@ class Task:
                 f"Task {self.name!r}: weight is {brief(self.weight)}; give a number from 0 on."
             )
         metrics = self.metrics or self._usual()
+        if not isinstance(metrics, Mapping):
+            raise TaskError(
+                f"Task {self.name!r}: metrics is {brief(metrics)}; give a dict of names and metrics."
+            )
         for name, metric in metrics.items():
+            if isinstance(metric, type):
+                raise TaskError(
+                    f"Task {self.name!r}, metric {brief(name)}: expected an object, got the class "
+                    f"{metric.__name__}. Make one of it: {metric.__name__}()."
+                )
             if not all(hasattr(metric, each) for each in ("update", "compute", "reset")):
                 raise TaskError(
                     f"Task {self.name!r}, metric {brief(name)}: expected an object with update(), "

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits
 
 from hotbed import trace
 from hotbed.checkpoint.ranks import ranks_of
@@ -15,10 +16,11 @@ from hotbed.dist.loaders import Slice
 from hotbed.dist.timeouts import BACKWARD
 from hotbed.errors import HotbedError
 from hotbed.modules.owner import tables_of
+from hotbed.text import brief
 from hotbed.train.batches import Batch, Loss, ids_of_tiers, moved
 from hotbed.train.callbacks import Step
-from hotbed.train.task_loss import Labelled, labelled, loss_of_tasks
-from hotbed.train.tasks import Task
+from hotbed.train.task_loss import Labelled, as_floats, labelled, loss_of_tasks, one_loss
+from hotbed.train.tasks import Task, TaskError
 
 __all__ = ["Trainer", "TrainingError"]
 
@@ -50,9 +52,12 @@ class Trainer:
 
         Raises:
             TrainingError: the loss is not finite.
+            TaskError: a batch without labels, or logits or a loss that do not fit them.
         """
         position, ranks = self.position, self.ranks
         of_all = batch.samples if isinstance(batch, Slice) else None
+        if not isinstance(batch, Mapping) or "label" not in batch:
+            raise TaskError(f"Expected a dict with a label, {{'label': ...}}; got {brief(batch)}.")
         samples = len(batch["label"]) if of_all is None else of_all
         if not samples and (ranks.size == 1 or of_all is not None):
             return None
@@ -91,7 +96,14 @@ class Trainer:
         """
         if self.tasks:
             return loss_of_tasks(self.tasks, logits, labels, found) if len(labels) else logits.sum()
-        value = self.loss(logits, labels) if len(labels) else logits.sum()
+        if labels.ndim == 1 and logits.shape == (len(labels), 1):  # a loss would pair all with all
+            raise TaskError(
+                f"Expected logits of the shape {tuple(labels.shape)} of the labels; got "
+                f"{tuple(logits.shape)}. Return logits[:, 0], or pass tasks=[hotbed.train.Task(name)]."
+            )
+        if self.loss is binary_cross_entropy_with_logits:
+            labels = as_floats(labels, logits)
+        value = one_loss(self.loss(logits, labels)) if len(labels) else logits.sum()
         if of_all:  # ranks with more samples count more
             value = value * (self.ranks.size * len(labels) / of_all)
         return value

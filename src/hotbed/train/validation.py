@@ -72,7 +72,7 @@ class Validation(Callback):
             raise ValueError(f'mode must be "min", "max" or None; got {brief(mode)}.')
         if not isinstance(metric, str) and mode is None:
             raise ValueError('A metric that is a function needs mode="min" or mode="max".')
-        if not 0 <= min_delta < math.inf:
+        if not isinstance(min_delta, int | float) or not 0 <= min_delta < math.inf:
             raise ValueError(f"min_delta must be a number from 0 on; got {min_delta!r}.")
         if restore and best is None:
             raise ValueError("restore=True loads the best checkpoint: name its folder, best=.")
