@@ -82,3 +82,9 @@ def test_a_schema_is_guessed_where_names_are_none_or_taken(tmp_path: Path) -> No
 def test_statistics_take_any_number_of_rows(tmp_path: Path) -> None:
     path = _parquet(tmp_path / "few.parquet", {"a": [1, 2, 3]})
     assert [column.rows for column in statistics_of(path, 10**20)] == [3]
+
+
+def test_a_fraction_is_named_as_it_is_written(tmp_path: Path) -> None:
+    path = _parquet(tmp_path / "fractions.parquet", {"u": [1.0, 5.5]})
+    with pytest.raises(HotbedError, match=r"row 2, column 'u': 5\.5 is no id"):
+        list(hb.data.open(path, Schema({"u": Id(values="int")})))

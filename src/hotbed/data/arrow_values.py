@@ -229,7 +229,7 @@ def _integers_of_floats(array: pa.Array) -> pa.Array:
         row = int(np.argmax(wrong))
         raise BadValue(
             row,
-            f"{float(found[row])} is no id: a float must be an integer below 2**53, as larger ones are "
+            f"{float(found[row])!r} is no id: a float must be an integer below 2**53, as larger ones are "
             "rounded. Write the column as int64 or text.",
         )
     return pa.array(np.where(missing, 0, found).astype(np.int64), mask=missing)
