@@ -24,6 +24,7 @@ def main(log: str, ssd: str | None = None) -> None:
     rows = model.embeddings.count()  # called by all ranks
     if first:
         print(f"{result.rows:,} samples, {result.samples_per_second:,.0f} a second, {rows:,} rows")
+    torch.distributed.destroy_process_group()  # else Gloo's threads may abort the process at its end
 
 
 if __name__ == "__main__":
