@@ -67,6 +67,7 @@ def run(*, quick: bool, progress: Callable[[str], None]) -> Report:
     for name in TWINS:
         timings = {who: Timing() for who in ("hotbed", "torch")}
         aucs: dict[str, list[float]] = {who: [] for who in timings}
+        losses: dict[str, list[float]] = {who: [] for who in timings}
         for seed in range(QUICK_SEEDS if quick else SEEDS):
             pair = _pair(name, seed, vocabulary)
             batches = {"hotbed": (train, test), "torch": (mapped[0], mapped[1])}
@@ -78,10 +79,13 @@ def run(*, quick: bool, progress: Callable[[str], None]) -> Report:
                 timings[who].ms.append(ms)
                 timings[who].other_work = max(timings[who].other_work, other.share)
                 aucs[who].append(area_under_curve(model, batches[who][1]))
+                losses[who].append(log_loss(model, batches[who][1]))
                 parameters = sum(p.numel() for p in dense_of(model))
                 del model, optimizer
                 gc.collect()
         _note(report, name, f"{source}, {samples:,} rows, batch {BATCH}", timings, aucs, samples)
+        for who, values in losses.items():
+            report.figures[f"{name}: {who}, mean test log loss"] = round(statistics.mean(values), 5)
         report.figures[f"{name}: parameters of dense layers"] = parameters
     report.remarks.append(
         "torch gets its vocabulary, a pass over the whole log, outside the timed part, and row numbers in "
@@ -113,6 +117,14 @@ def _note(
         statistics.mean(differences), 5
     )
     report.ratios[f"{name}: torch/hotbed"] = timings["torch"].median / timings["hotbed"].median
+
+
+@torch.no_grad()
+def log_loss(model: nn.Module, batches: list[dict[str, Tensor]]) -> float:
+    model.eval()
+    logits = torch.cat([model(batch) for batch in batches])
+    labels = torch.cat([batch["label"] for batch in batches])
+    return float(nn.functional.binary_cross_entropy_with_logits(logits, labels))
 
 
 def _pair(name: str, seed: int, vocabulary: Vocabulary) -> dict[str, tuple[nn.Module, Any]]:
