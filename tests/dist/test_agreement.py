@@ -182,7 +182,7 @@ def in_the_middle(rank: int, world: int, shared_memory: bool) -> None:
                 step(model, optimizer)
         except (MemoryError, PeerError):
             if rank == 1:
-                patch.setattr(exchange.Fetched, "rows", failing)
+                patch.setattr(exchange.Fetched, "copy_out", failing)
             with pytest.raises((MemoryError, PeerLost)):
                 step(model, optimizer)
         for _ in range(3):

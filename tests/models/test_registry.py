@@ -18,7 +18,7 @@ class MineSettings(ModelSettings):
 
 @pytest.fixture
 def mine():
-    @register("mine")
+    @register("mine-of-tests")
     class Mine(ClickModel):
         Settings = MineSettings
         settings: MineSettings
@@ -31,7 +31,7 @@ def mine():
             return self.settings.scale * self.top(self.side_by_side(batch, vectors)).squeeze(1)
 
     yield Mine
-    del MODELS["mine"]
+    del MODELS["mine-of-tests"]
 
 
 def test_a_model_of_a_user_is_saved_and_made_again(mine, tmp_path):
@@ -45,7 +45,7 @@ def test_a_model_of_a_user_is_saved_and_made_again(mine, tmp_path):
 
 
 def test_a_module_of_its_own_needs_config(tmp_path):
-    @register("plain")
+    @register("plain-of-tests")
     class Plain(torch.nn.Module):
         def __init__(self, tables, *, bias=True, seed=None, storage=None, device=None):
             super().__init__()
@@ -65,23 +65,23 @@ def test_a_module_of_its_own_needs_config(tmp_path):
         assert again.top.bias is None
         assert torch.equal(again(batch), model.eval()(batch))
     finally:
-        del MODELS["plain"]
+        del MODELS["plain-of-tests"]
 
 
 def test_a_checkpoint_of_a_model_that_is_not_registered_says_so(mine, tmp_path):
     hb.save(tmp_path, mine(["a"], 4, 1), step=0)
-    kind = MODELS.pop("mine")
+    kind = MODELS.pop("mine-of-tests")
     with pytest.raises(
-        hb.checkpoint.CheckpointError, match="'mine' is unknown.*hb.models.register"
+        hb.checkpoint.CheckpointError, match="'mine-of-tests' is unknown.*hb.models.register"
     ):
         hb.checkpoint.load_model(tmp_path)
-    MODELS["mine"] = kind
+    MODELS["mine-of-tests"] = kind
 
 
 def test_a_name_is_that_of_one_class(mine):
-    assert register("mine")(mine) is mine
-    with pytest.raises(hb.TableError, match=r"register\('mine'\): the name is that of .*Mine"):
-        register("mine")(DCN)
+    assert register("mine-of-tests")(mine) is mine
+    with pytest.raises(hb.TableError, match=r"register\('mine-of-tests'\): the name is that of .*Mine"):
+        register("mine-of-tests")(DCN)
     with pytest.raises(hb.TableError, match=r"'dcn'\): the name is that of hotbed.models.dcn.DCN"):
         register("dcn")(mine)
 
