@@ -80,7 +80,9 @@ def test_a_checkpoint_of_a_model_that_is_not_registered_says_so(mine, tmp_path):
 
 def test_a_name_is_that_of_one_class(mine):
     assert register("mine-of-tests")(mine) is mine
-    with pytest.raises(hb.TableError, match=r"register\('mine-of-tests'\): the name is that of .*Mine"):
+    with pytest.raises(
+        hb.TableError, match=r"register\('mine-of-tests'\): the name is that of .*Mine"
+    ):
         register("mine-of-tests")(DCN)
     with pytest.raises(hb.TableError, match=r"'dcn'\): the name is that of hotbed.models.dcn.DCN"):
         register("dcn")(mine)
