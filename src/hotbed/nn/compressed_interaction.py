@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
 from hotbed.errors import InputError, TableError
 from hotbed.nn.factorization import stacked
@@ -69,10 +70,13 @@ class CompressedInteraction(nn.Module):
                 f"CompressedInteraction: there are {every.shape[1]} vectors. Pass {self.vectors}, for "
                 "which it was made."
             )
-        columns = every.transpose(1, 2)  # (B, d, F)
+        columns = every.transpose(1, 2).contiguous()  # (B, d, F)
         x, sums = columns, []
-        for maps in self.maps:
-            products = x.unsqueeze(3) * columns.unsqueeze(2)  # (B, d, H, F)
-            x = maps(products.flatten(2))
+        for maps, count in zip(self.maps, self.layers, strict=True):
+            weight = maps.weight
+            assert isinstance(weight, Tensor)
+            # Σ_i x_i Σ_j W_hij x^0_j: the inner sums first, as they are fewer than the products.
+            inner = linear(columns, weight.view(-1, self.vectors))
+            x = (inner.view(*inner.shape[:2], count, -1) * x.unsqueeze(2)).sum(3)  # (B, d, H)
             sums.append(x.sum(1))
         return torch.cat(sums, 1)
