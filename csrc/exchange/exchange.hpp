@@ -2,8 +2,9 @@
 // gradients to the owners. It computes sizes and places, reads and writes messages, and sends
 // nothing itself.
 //
-// A message to an owner, of ids or gradients, has one piece for each shard that this owner keeps,
-// and so has a message of rows from it; pieces begin at multiples of kWord bytes.
+// A message to an owner has one piece for each shard that this owner keeps: of ids for all, of
+// gradients for the tables that have some. So has a message of rows from it, but for replicas, of
+// which each rank reads its own. Pieces begin at multiples of kWord bytes.
 #pragma once
 
 #include <cstdint>

@@ -6,10 +6,11 @@ import contextlib
 import os
 import secrets
 import shutil
+import sys
 from collections.abc import Iterator
 from typing import TypeAlias
 
-__all__ = ["Json", "appearing", "appearing_folder", "is_special", "new_beside"]
+__all__ = ["Json", "appearing", "appearing_folder", "is_special", "new_beside", "read_toml"]
 
 
 Json: TypeAlias = "None | bool | int | float | str | list[Json] | dict[str, Json]"
@@ -76,3 +77,21 @@ def new_beside(path: str | os.PathLike[str]) -> str:
         except OSError as error:
             raise OSError(error.errno, error.strerror, os.fspath(path)) from None
         return part
+
+
+def read_toml(path: str | os.PathLike[str]) -> dict[str, object]:
+    """Return the contents of a TOML file.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is not TOML.
+    """
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    with open(path, "rb") as file:
+        try:
+            return dict(tomllib.load(file))
+        except RecursionError as error:
+            raise ValueError(str(error)) from None

@@ -69,7 +69,8 @@ def test_a_record_has_all_of_a_run_and_changes_nothing(log: Path, tmp_path: Path
 def test_the_command_is_typed_as_it_was() -> None:
     settings = TrainSettings(data=("a b.tsv", "c.tsv"), dim=4, reset_ssd=True, lr=0.5)
     assert (
-        command_of(settings) == "hotbed train --data 'a b.tsv' c.tsv --dim 4 --lr 0.5 --reset-ssd"
+        command_of(settings)
+        == "hotbed train --data 'a b.tsv' --data c.tsv --dim 4 --lr 0.5 --reset-ssd"
     )
     many = command_of(TrainSettings(data=("a.tsv",)), processes=4)
     assert many == "torchrun --nproc-per-node 4 -m -- hotbed train --data a.tsv"

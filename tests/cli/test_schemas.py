@@ -12,6 +12,8 @@ import torch
 from cli.command_line import run
 
 import hotbed as hb
+from hotbed.train.run_record import command_of
+from hotbed.train.settings import TrainSettings
 
 SCHEMA = """[columns]
 liked = "label"
@@ -140,12 +142,41 @@ def test_validation_and_a_record(folder, tmp_path):
     assert "bought" in page.read_text()
 
 
+def test_a_run_of_an_earlier_version_goes_on(folder, tmp_path, monkeypatch):
+    """Its checkpoints know nothing of schemas, settings of models and validation."""
+    log, run_in = tmp_path / "log.tsv", tmp_path / "run"
+    hb.data.write_criteo_tsv(log, rows=600, seed=0)
+    options = ("--data", log, "--dim", 4, "--batch-size", 64, "--checkpoint", run_in)
+    now = TrainSettings.of_same_run
+    later = ("schema", "set_", "validation_fraction")
+    with monkeypatch.context() as before:
+        before.setattr(
+            TrainSettings,
+            "of_same_run",
+            lambda self: {name: value for name, value in now(self).items() if name not in later},
+        )
+        assert run("train", *options).exit_code == 0
+    assert run("train", *options, "--epochs", 2, "--resume").exit_code == 0
+    refused = run("train", *options, "--epochs", 2, "--set", "top=8", "--resume")
+    assert refused.exit_code == 2 and "has --set nothing, and now it is top=8" in refused.output
+
+
+def test_the_command_of_a_record_can_be_typed_again(folder):
+    settings = TrainSettings(
+        data=("a b.csv", "c.csv"), schema="s.toml", set_=("top=8", "bottom=4,16")
+    )
+    line = command_of(settings)
+    assert line == (
+        "hotbed train --data 'a b.csv' --data c.csv --schema s.toml --set top=8 --set bottom=4,16"
+    )
+
+
 @pytest.mark.parametrize(
     ("options", "told"),
     [
         (("--set", "layers=3"), "write NAME=VALUE, the name one of dim, num_dense"),
         (("--set", "top"), "write NAME=VALUE"),
-        (("--set", "top=a,b"), "it must be numbers with commas between"),
+        (("--set", "top=a,b"), "top is ['a', 'b']. Pass a list of integers"),
         (("--on-error", "skip"), "--on-error skip is of click logs"),
         (("--model", "two-tower"), "each feature must be of one"),
         (("--schema", "none.toml"), "none.toml"),

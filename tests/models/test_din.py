@@ -110,7 +110,7 @@ def test_padding_changes_nothing_and_gets_no_gradient():
 
 def test_what_it_refuses():
     one = {"item": "item", "history": "item", "user": "user"}
-    with pytest.raises(hb.TableError, match="1 features in target and 2 in history"):
+    with pytest.raises(hb.TableError, match="target is .'item'. and history .'a', 'b'."):
         DIN(tables(), history=["a", "b"])
     with pytest.raises(hb.TableError, match="activation is 'gelu'. Pass one of dice, prelu, relu"):
         DIN(tables(), activation="gelu")
@@ -120,7 +120,7 @@ def test_what_it_refuses():
         DIN(["item", "user"], features=one)
     model = DIN([tables()[0], hb.Table("user", 4, combiner=None)], 4, features=one)
     batch = {"item": torch.tensor([1]), "history": torch.tensor([[1]])}
-    with pytest.raises(hb.InputError, match=r"feature 'user' has vectors of shape \(1, 2, 4\)"):
+    with pytest.raises(hb.InputError, match="feature 'user' has more than a vector a sample"):
         model(batch | {"user": torch.tensor([[1, 2]])})
 
 

@@ -128,7 +128,7 @@ def test_histories_and_items_that_are_jagged():
     din, towers = made("din"), made("two-tower")
     with pytest.raises(hb.InputError, match=r"history 'history' is Jagged. Pass \(B, L\)"):
         din(batch_of(3) | {"history": bags})
-    with pytest.raises(hb.InputError, match="'item' is the candidate. Pass one id a sample"):
+    with pytest.raises(hb.InputError, match="'item' has more than a vector a sample. Pass one id"):
         din(batch_of(3) | {"item": bags})
     with pytest.raises(hb.InputError, match="feature 'item' is Jagged. It is the item's id"):
         towers(batch_of(3) | {"item": bags})

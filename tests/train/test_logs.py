@@ -193,7 +193,7 @@ def test_further_columns_and_names_of_tasks(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", [CsvLog, TensorBoardLog])
 def test_every_is_a_count(tmp_path: Path, kind: Any) -> None:
-    with pytest.raises(ValueError, match="every must be an integer from 1 on, got 0"):
+    with pytest.raises(ValueError, match="every is 0; it must be an integer, at least 1"):
         kind(tmp_path / "log", 0)
 
 

@@ -208,7 +208,7 @@ def test_checkpoints_stay_in_one_folder_wherever_the_process_goes(
 )
 def test_what_could_not_be_saved_is_told_before_the_first_step(wrong: dict[str, Any]) -> None:
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], 0.1)
-    with pytest.raises(ValueError, match="must be an integer from 1 on|is empty"):
+    with pytest.raises(ValueError, match="must be an integer|is empty"):
         Checkpoints(**{"path": "run", "optimizer": optimizer, "position": Position(), **wrong})
 
 

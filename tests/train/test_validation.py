@@ -232,9 +232,9 @@ def test_checkpoints_come_behind_what_they_save(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"every": 0}, "every must be an integer from 1 on, or None; got 0"),
-        ({"patience": 0}, "patience must be an integer from 1 on, or None; got 0"),
-        ({"patience": True}, "got True"),
+        ({"every": 0}, "every is 0; it must be an integer, at least 1"),
+        ({"patience": 0}, "patience is 0; it must be an integer, at least 1"),
+        ({"patience": True}, "patience is True; it must be an integer"),
         ({"mode": "least"}, "mode must be"),
         ({"metric": len}, "needs mode="),
         ({"min_delta": -1.0}, "min_delta must be a number from 0 on; got -1.0"),

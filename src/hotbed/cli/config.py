@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import difflib
-import sys
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 from hotbed.errors import HotbedError
+from hotbed.files import read_toml
 from hotbed.train.options import options_of
 
 
@@ -24,7 +19,7 @@ def read_config(path: str, settings: type) -> dict[str, object]:
     Raises:
         ConfigError: no such file, not TOML, an unknown key or a value of the wrong type.
     """
-    read = read_toml(path, "--config")
+    read = read_options(path, "--config")
     known = {option.key: option for option in options_of(settings).values()}
     options = {}
     for key, value in read.items():
@@ -37,19 +32,17 @@ def read_config(path: str, settings: type) -> dict[str, object]:
     return options
 
 
-def read_toml(path: str, option: str) -> dict[str, object]:
+def read_options(path: str, option: str) -> dict[str, object]:
     """Return the contents of a TOML file, which `option` names.
 
     Raises:
         ConfigError: no such file, or not TOML.
     """
     try:
-        with open(path, "rb") as file:
-            read: dict[str, object] = tomllib.load(file)
-            return read
+        return read_toml(path)
     except OSError as error:
         raise ConfigError(f"{option} {path}: {error.strerror}.") from None
-    except (RecursionError, ValueError) as error:  # of numbers of too many digits, too
+    except ValueError as error:  # of numbers of too many digits, too
         raise ConfigError(f"{path} is not TOML: {error}.") from None
 
 

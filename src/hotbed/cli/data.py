@@ -270,7 +270,7 @@ def _figures(
         columns.append(
             {
                 **{f.name: getattr(column, f.name) for f in dataclasses.fields(column)},
-                "skew": vars(column.skew),
+                "skew": column.skew._asdict(),
                 "kind": None if kind is None else kind.kind,
                 "reason": guesses[column.name].reason if column.name in guesses else "of a pair",
             }

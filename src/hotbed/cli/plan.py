@@ -171,10 +171,10 @@ def _of_checkpoint(path: str) -> _Found:
 def _of_file(file: str) -> _Found:
     import torch
 
-    from hotbed.cli.config import ConfigError, read_toml
+    from hotbed.cli.config import ConfigError, read_options
     from hotbed.tables import Table
 
-    sections = read_toml(file, "--tables").get("tables")
+    sections = read_options(file, "--tables").get("tables")
     if not isinstance(sections, dict) or not sections:
         raise ConfigError(f"{file} has no [tables.NAME]; each is a table with rows and dim.")
     found, rows = [], {}

@@ -11,17 +11,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hotbed.data.criteo_lines import Batch
 from hotbed.jagged import Jagged
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Batch", "Block", "Builder", "Columns", "Value"]
+__all__ = ["Block", "Builder", "Columns", "Value"]
 
 Value: TypeAlias = "Tensor | Jagged | list[str]"
 """One entry of a batch, of as many samples as the others."""
-Batch: TypeAlias = dict[str, Tensor]
-"""Entries by name; a `Jagged`, and the list of strings of a `Key`, pass for tensors here."""
 Columns: TypeAlias = "dict[str, pa.Array]"
 """Columns of a file by name, of as many rows each."""
 

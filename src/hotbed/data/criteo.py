@@ -6,15 +6,16 @@ import itertools
 import logging
 import os
 from collections.abc import Iterable, Iterator
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import get_worker_info
 
-from hotbed.data.arguments import real, row_range, seed_of, whole, window
+from hotbed.data.arguments import row_range, seed_of, whole, window
 from hotbed.data.criteo_lines import CATEGORIES, DENSE, Batch, Reader
 from hotbed.data.lines import DataError, existing
+from hotbed.data.windows import Fingerprint, SampleReader, Skipped
 
 MISSING_ID = -1
 """Id of a column that is empty."""
@@ -27,24 +28,7 @@ _MOST_WORKERS = 256
 _logger = logging.getLogger("hotbed.data")
 
 
-class Skipped(NamedTuple):
-    """Malformed lines passed over with ``on_error="skip"``."""
-
-    lines: int
-    """Number of lines, over all DataLoader workers."""
-    examples: tuple[str, ...]
-    """Messages for the first few of each worker."""
-
-
-class Fingerprint(NamedTuple):
-    """Identity of the contents of logs, however the files are compressed."""
-
-    rows: int
-    crc32c: int
-    """CRC-32C of all bytes from the first line to the end of the last of these rows."""
-
-
-class CriteoLog(IterableDataset[Batch]):
+class CriteoLog(SampleReader):
     """Batches from headerless Criteo click logs: ``label, I1..I13, C1..C26``, tabs between.
 
     A batch is a dict of tensors::
@@ -115,7 +99,6 @@ class CriteoLog(IterableDataset[Batch]):
         self.labels = labels
         self.line_numbers = line_numbers
         self.seed = None if seed is None else seed_of(seed)
-        self._epoch = self._passed = 0  # of the next iteration; its batches that are passed over
         self.start, self.stop = row_range(rows, lambda: Reader(self.paths).skip(None))
         # A row for each worker (the first: no workers) in memory that all of them share: a counter,
         # and example messages, one a line.
@@ -158,54 +141,11 @@ class CriteoLog(IterableDataset[Batch]):
         passed = reader.skip(rows)
         return Fingerprint(passed, reader.crc32c())
 
-    def __len__(self) -> int:
-        """Batches in one iteration, if no batch is skipped as a whole. Counts the rows."""
-        rows = self.count_rows()
-        return rows // self.batch_size if self.drop_last else -(-rows // self.batch_size)
-
-    def split(self, test_fraction: float, rows: int | None = None) -> tuple[CriteoLog, CriteoLog]:
-        """(train, test): two logs with the same options; the last rows are the test rows.
-
-        The test part is never shuffled and keeps its last batch.
-
-        Args:
-            rows: what `count_rows` returns, if it is known. Default: they are counted.
-        """
-        fraction = real("test_fraction", test_fraction)
-        if not 0 <= fraction < 1:
-            raise ValueError(f"test_fraction is {test_fraction}; it must lie in [0, 1).")
-        total = self.count_rows() if rows is None else whole("rows", rows)
-        cut = self.start + total - round(total * fraction)
-        train = self._with(rows=(self.start, cut))
-        test = self._with(rows=(cut, self.start + total), drop_last=False, shuffle=False)
-        return train, test
-
-    def seek(self, epoch: int, batches: int = 0) -> None:
-        """Begin the next iteration behind the first `batches` of `epoch` (from 1).
-
-        They are read and not given. In a DataLoader with workers, pass over them there.
-        """
-        epoch, batches = whole("epoch", epoch, 1), whole("batches", batches)
-        if self.shuffle and self.seed is None:
-            raise ValueError(
-                "A log that is shuffled by no seed has no place to go on from; give seed=."
-            )
-        self._epoch, self._passed = epoch - 1, batches
-
     def __iter__(self) -> Iterator[Batch]:
-        epoch, passed = self._epoch, self._passed
-        self._epoch, self._passed = epoch + 1, 0
-        info = get_worker_info()
-        worker, workers = (info.id, info.num_workers) if info else (0, 1)
+        worker, workers, passed, generator, unit = self._begin()
         if workers > _MOST_WORKERS:
             raise ValueError(f"num_workers is {workers}; at most {_MOST_WORKERS} are supported.")
-        generator = None
-        unit = self.batch_size
-        if self.shuffle:
-            if self.seed is None:
-                self.seed = int(torch.randint(2**62, (), device="cpu"))
-            generator = np.random.default_rng((self.seed, epoch, worker))
-            unit = -(-self.shuffle // self.batch_size) * self.batch_size
+        info = get_worker_info()
         row = 1 + worker if info else 0
         for shared in (self._counts, self._examples):
             if shared is not None:
@@ -275,14 +215,15 @@ class CriteoLog(IterableDataset[Batch]):
                 bytearray(examples), dtype=torch.uint8
             )
 
-    def _with(self, **changes: Any) -> CriteoLog:
-        options = {
-            "batch_size": self.batch_size,
-            "on_error": self.on_error,
-            "drop_last": self.drop_last,
-            "shuffle": self.shuffle,
-            "labels": self.labels,
-            "line_numbers": self.line_numbers,
-            "seed": self.seed,
-        }
-        return CriteoLog(self.paths, **{**options, **changes})
+    def _part(self, begin: int, end: int, *, is_test: bool) -> CriteoLog:
+        return CriteoLog(
+            self.paths,
+            self.batch_size,
+            on_error=self.on_error,
+            drop_last=self.drop_last and not is_test,
+            rows=(begin, end),
+            shuffle=0 if is_test else self.shuffle,
+            labels=self.labels,
+            line_numbers=self.line_numbers,
+            seed=self.seed,
+        )

@@ -20,6 +20,7 @@ CATEGORIES = tuple(f"C{i}" for i in range(1, 27))
 """Names of the columns of categories in a Criteo log: C1 to C26."""
 
 Batch = dict[str, torch.Tensor]
+"""Entries by name; a `Jagged`, and the list of strings of a `Key`, pass for tensors here."""
 
 _COLUMNS = ("label", *DENSE, *CATEGORIES)
 _ROOM = 1 << 17

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -13,6 +15,17 @@ Floats = NDArray[np.float64]
 _ALWAYS = 4096
 """Most frequent ids that are counted also when not all are."""
 _POINTS = 60
+
+
+class Skew(NamedTuple):
+    """How unevenly ids are used."""
+
+    first: float
+    """Share of all uses that is the most frequent id's."""
+    hundredth: float
+    """Share that is of the most frequent 1 % of ids, of one id at least."""
+    curve: tuple[tuple[float, float], ...]
+    """(share of ids, the most frequent first; share of uses), rising to (1, 1)."""
 
 
 class IdCounts:
@@ -105,18 +118,3 @@ class IdCounts:
         hashes *= np.uint64(0xD6E8FEB86659FD93)
         chosen: NDArray[np.bool_] = hashes >> np.uint64(64 - self._bits) == 0
         return chosen | np.isin(ids, self._always)
-
-
-class Skew:
-    """How unevenly ids are used.
-
-    Attributes:
-        first: share of all uses that is the most frequent id's.
-        hundredth: share that is of the most frequent 1 % of ids, of one id at least.
-        curve: (share of ids, the most frequent first; share of uses), rising to (1, 1).
-    """
-
-    def __init__(
-        self, first: float, hundredth: float, curve: tuple[tuple[float, float], ...]
-    ) -> None:
-        self.first, self.hundredth, self.curve = first, hundredth, curve

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from hotbed.arrays import id_tensor, integer
-from hotbed.data.blocks import Batch, Value
+from hotbed.data.blocks import Value
+from hotbed.data.criteo_lines import Batch
 from hotbed.errors import InputError
 
 __all__ = ["PopularItems", "uniform_items", "with_negatives"]

@@ -1,4 +1,4 @@
-"""`open`: batches from files of columns."""
+"""`ColumnFiles`, which is `hotbed.data.open`: batches from files of columns."""
 
 from __future__ import annotations
 
@@ -6,28 +6,54 @@ from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import numpy as np
-import torch
-from torch.utils.data import IterableDataset, get_worker_info
 
-from hotbed.data.arguments import real, row_range, seed_of, whole, window
+from hotbed.data.arguments import row_range, seed_of, whole, window
 from hotbed.data.arrow_files import ColumnFile, file_of, require_arrow
-from hotbed.data.blocks import Batch, Block
-from hotbed.data.criteo import Fingerprint, Skipped
+from hotbed.data.blocks import Block
+from hotbed.data.criteo_lines import Batch
 from hotbed.data.fields import SchemaError
 from hotbed.data.fingerprints import Checksums
 from hotbed.data.paths import Paths, files_of
 from hotbed.data.schema import Schema
 from hotbed.data.stream import Stream
+from hotbed.data.windows import Fingerprint, SampleReader
 from hotbed.text import brief
 
-__all__ = ["ColumnFiles", "open_files"]
+__all__ = ["ColumnFiles"]
 
 _BLOCK_ROWS = 1 << 14
 """Rows that are converted at a time, if batches are smaller and nobody else reads the rest."""
 
 
-class ColumnFiles(IterableDataset[Batch]):
-    """Batches from files of columns; `hotbed.data.open` makes one.
+class ColumnFiles(SampleReader):
+    """Batches from Parquet, CSV or TSV files, which are read no more than is needed; also named
+    `hotbed.data.open`.
+
+    A batch is a dict of tensors, as the kinds of the schema's columns say::
+
+        "label"        float32 (B,), or (B, T) of T labels
+        "dense"        float32 (B, n): the numbers, in the order of the schema
+        each feature   int64 (B,) for Id and Pair, hotbed.Jagged for Ids, int64 (B, length) for Sequence
+        each key       a list of B strings, or int64 (B,)
+
+    The value of a column has the same id in every format: text and integers are hashed as text.
+
+    Args:
+        paths: a file or several, in the order given; a folder or a pattern such as ``"days/*.parquet"``,
+            whose files are sorted. Text may be compressed by gzip, zstd or bzip2; the first bytes tell.
+        schema: columns that are read; see `Schema`.
+        batch_size: rows a batch.
+        shuffle: False keeps the order of the files. A number (True means 65,536) permutes rows within windows
+            of that many, rounded up to whole batches; the permutations depend on `seed` and on how many
+            iterations went before.
+        seed: of the permutations, 0 <= seed < 2**64; None: one drawn from torch's default generator at the
+            first iteration.
+        drop_last: leave out the last batch if it has fewer than `batch_size` rows.
+        rows: read rows [a, b) only: a slice without a step, or a pair. Negative numbers count from the end.
+            Rows are numbered over all files.
+        labels: False leaves out the labels of the schema, ``"auto"`` lets the first file decide for all, True
+            needs them.
+        columns: names of the columns of text files without a header.
 
     Iterable again and again, and seekable as a `CriteoLog` is: `hotbed.train.fit`, `hotbed.lookahead` and
     `hotbed.dist.slices` take it. In a ``DataLoader(files, batch_size=None, num_workers=k)`` worker w reads
@@ -35,7 +61,11 @@ class ColumnFiles(IterableDataset[Batch]):
     batches come in the same order as without workers. With a seed, workers that are started anew shuffle
     each epoch as the first: pass ``persistent_workers=True``, call `seek`, or give `fit` a position.
 
-    Its arguments are those of `hotbed.data.open`.
+    Raises:
+        FileNotFoundError: a path does not exist.
+        DataError: pyarrow is missing, a folder is empty. While reading: a column is missing, a value does not
+            fit its column, a line is malformed, a file is damaged; the message names file, row and column.
+        SchemaError: no schema.
     """
 
     def __init__(
@@ -66,23 +96,12 @@ class ColumnFiles(IterableDataset[Batch]):
         self.drop_last = drop_last
         self.labels = labels
         self.columns = _header(columns)
-        self._epoch = self._passed = 0  # of the next iteration; its batches that are passed over
         self.start, self.stop = row_range(rows, self._all_rows)
-
-    @property
-    def skipped(self) -> Skipped:
-        """No rows: a malformed one is an error."""
-        return Skipped(0, ())
 
     def count_rows(self) -> int:
         """Return the number of rows in range. Reads text through; Parquet files tell."""
         total = self._all_rows() if self.stop is None else self._rows_up_to(self.stop)
         return max(0, total - self.start)
-
-    def __len__(self) -> int:
-        """Number of batches in one iteration. Counts the rows."""
-        rows = self.count_rows()
-        return rows // self.batch_size if self.drop_last else -(-rows // self.batch_size)
 
     def fingerprint(self, rows: int | None = None) -> Fingerprint:
         """Return the fingerprint of all samples, or of those up to row `rows`. Reads them through.
@@ -100,49 +119,9 @@ class ColumnFiles(IterableDataset[Batch]):
             sums.add(block)
         return Fingerprint(sums.rows, sums.crc32c())
 
-    def split(
-        self, test_fraction: float, rows: int | None = None
-    ) -> tuple[ColumnFiles, ColumnFiles]:
-        """(train, test): two readers with the same options; the last rows are the test rows.
-
-        The test part is never shuffled and keeps its last batch.
-
-        Args:
-            rows: what `count_rows` returns, if it is known. Default: they are counted.
-        """
-        fraction = real("test_fraction", test_fraction)
-        if not 0 <= fraction < 1:
-            raise ValueError(f"test_fraction is {test_fraction}; it must lie in [0, 1).")
-        total = self.count_rows() if rows is None else whole("rows", rows)
-        cut = self.start + total - round(total * fraction)
-        train = self._part(self.start, cut, is_test=False)
-        return train, self._part(cut, self.start + total, is_test=True)
-
-    def seek(self, epoch: int, batches: int = 0) -> None:
-        """Begin the next iteration behind the first `batches` of `epoch` (from 1).
-
-        They are passed over. In a DataLoader with workers, pass over them there.
-        """
-        epoch, batches = whole("epoch", epoch, 1), whole("batches", batches)
-        if self.shuffle and self.seed is None:
-            raise ValueError(
-                "Files that are shuffled by no seed have no place to go on from; give seed=."
-            )
-        self._epoch, self._passed = epoch - 1, batches
-
     def __iter__(self) -> Iterator[Batch]:
-        epoch, passed = self._epoch, self._passed
-        self._epoch, self._passed = epoch + 1, 0
-        info = get_worker_info()
-        worker, workers = (info.id, info.num_workers) if info else (0, 1)
-        generator = None
-        unit = self.batch_size
-        if self.shuffle:
-            if self.seed is None:
-                self.seed = int(torch.randint(2**62, (), device="cpu"))
-            generator = np.random.default_rng((self.seed, epoch, worker))
-            unit = -(-self.shuffle // self.batch_size) * self.batch_size
-        elif workers == 1:
+        worker, workers, passed, generator, unit = self._begin()
+        if workers == 1 and not self.shuffle:
             unit = max(1, _BLOCK_ROWS // self.batch_size) * self.batch_size
         for block, first in self._units(unit, worker, workers, generator, passed):
             for at in range(first * self.batch_size, block.rows, self.batch_size):
@@ -223,65 +202,6 @@ class ColumnFiles(IterableDataset[Batch]):
             labels=self.labels,
             columns=self.columns,
         )
-
-
-def open_files(
-    paths: Paths,
-    schema: Schema,
-    batch_size: int = 4096,
-    *,
-    shuffle: bool | int = False,
-    seed: int | None = None,
-    drop_last: bool = False,
-    rows: slice | tuple[int | None, int | None] | None = None,
-    labels: bool | Literal["auto"] = True,
-    columns: Sequence[str] | None = None,
-) -> ColumnFiles:
-    """Return an iterable of batches from Parquet, CSV or TSV files, which read no more than they need.
-
-    A batch is a dict of tensors, as the kinds of the schema's columns say::
-
-        "label"        float32 (B,), or (B, T) of T labels
-        "dense"        float32 (B, n): the numbers, in the order of the schema
-        each feature   int64 (B,) for Id and Pair, hotbed.Jagged for Ids, int64 (B, length) for Sequence
-        each key       a list of B strings, or int64 (B,)
-
-    The value of a column has the same id in every format: text and integers are hashed as text.
-
-    Args:
-        paths: a file or several, in the order given; a folder or a pattern such as ``"days/*.parquet"``,
-            whose files are sorted. Text may be compressed by gzip, zstd or bzip2; the first bytes tell.
-        schema: columns that are read; see `Schema`.
-        batch_size: rows a batch.
-        shuffle: False keeps the order of the files. A number (True means 65,536) permutes rows within windows
-            of that many, rounded up to whole batches; the permutations depend on `seed` and on how many
-            iterations went before.
-        seed: of the permutations, 0 <= seed < 2**64; None: one drawn from torch's default generator at the
-            first iteration.
-        drop_last: leave out the last batch if it has fewer than `batch_size` rows.
-        rows: read rows [a, b) only: a slice without a step, or a pair. Negative numbers count from the end.
-            Rows are numbered over all files.
-        labels: False leaves out the labels of the schema, ``"auto"`` lets the first file decide for all, True
-            needs them.
-        columns: names of the columns of text files without a header.
-
-    Raises:
-        FileNotFoundError: a path does not exist.
-        DataError: pyarrow is missing, a folder is empty. While reading: a column is missing, a value does not
-            fit its column, a line is malformed, a file is damaged; the message names file, row and column.
-        SchemaError: no schema.
-    """
-    return ColumnFiles(
-        paths,
-        schema,
-        batch_size,
-        shuffle=shuffle,
-        seed=seed,
-        drop_last=drop_last,
-        rows=rows,
-        labels=labels,
-        columns=columns,
-    )
 
 
 def _header(columns: object) -> list[str] | None:

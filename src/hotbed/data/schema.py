@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from hotbed import init as initializers
 from hotbed.data.columns import Column, Feature, Id, Label, Number, Pair
 from hotbed.data.fields import SchemaError
-from hotbed.data.schema_files import columns_from, json_of, read_toml, toml_of
-from hotbed.files import Json, appearing
+from hotbed.data.schema_files import columns_from, json_of, toml_of
+from hotbed.files import Json, appearing, read_toml
 from hotbed.tables import Table
 
 __all__ = ["Schema"]
@@ -144,7 +144,12 @@ class Schema:
         try:
             return cls.from_json(read_toml(path))
         except SchemaError as error:
-            raise SchemaError(f"{os.fsdecode(path)}: {error}") from None
+            wrong = str(error)
+        except OSError as error:
+            wrong = f"{error.strerror}."
+        except ValueError as error:  # of numbers of too many digits, too
+            wrong = f"not TOML: {error}."
+        raise SchemaError(f"{os.fsdecode(path)}: {wrong}")
 
 
 def _check(name: object, column: object, columns: Mapping[str, Column]) -> None:

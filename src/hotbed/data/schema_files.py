@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import sys
 from collections.abc import Mapping
 
 from hotbed.data.columns import KINDS, Column
@@ -13,7 +11,7 @@ from hotbed.data.fields import SchemaError, nearest
 from hotbed.files import Json
 from hotbed.text import brief, toml_string
 
-__all__ = ["columns_from", "json_of", "read_toml", "toml_of"]
+__all__ = ["columns_from", "json_of", "toml_of"]
 
 
 def json_of(columns: Mapping[str, Column]) -> dict[str, Json]:
@@ -41,21 +39,6 @@ def columns_from(values: object) -> dict[str, Column]:
     for key in sections:
         raise SchemaError(f"Unknown key {key!r}; a schema has the section [columns] alone.")
     return {name: _column(name, entry) for name, entry in columns.items()}
-
-
-def read_toml(path: str | os.PathLike[str]) -> dict[str, object]:
-    """Return the contents of a TOML file; raises SchemaError."""
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
-    try:
-        with open(path, "rb") as file:
-            return dict(tomllib.load(file))
-    except OSError as error:
-        raise SchemaError(f"{error.strerror}.") from None
-    except (RecursionError, ValueError) as error:  # of numbers of too many digits, too
-        raise SchemaError(f"not TOML: {error}.") from None
 
 
 def _column(name: object, entry: object) -> Column:

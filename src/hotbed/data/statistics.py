@@ -155,14 +155,11 @@ class _Gathered:
             kind = kind.value_type
         self._type = "text" if pa.types.is_binary(kind) else str(kind)
         lists = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
-        is_list = any(test(kind) for test in lists)
-        if is_list:
+        if any(test(kind) for test in lists):
             self._type = f"list of {kind.value_type}"
             self._separator = ""
         plain = str(kind) in ("string", "large_string", "string_view", "binary", "large_binary")
         self._is_text = plain
-        if is_list:
-            self._separator = ""
         text = pc.cast(array, pa.large_binary()) if plain else array
         for separator in _SEPARATORS if plain and len(array) else ():
             found = pc.sum(pc.match_substring(text, separator)).as_py() or 0

@@ -171,7 +171,7 @@ def serve_rows(ranks: Ranks, opened: Handshake) -> None:
 
 
 class ShardedPendingGradient:
-    """Gradients of one backward: by the batch's own numbers, which its places make slots of."""
+    """Gradients of one backward, by slots of `Sharded`: `first_slots` of a table plus the batch's own."""
 
     def __init__(self, left: HostPendingGradient, first_slots: Sequence[int]) -> None:
         self._left, self._first_slots = left, first_slots

@@ -64,7 +64,8 @@ class Fetched:
     owned: OwnedRows | None
     """None: this rank owns no shard."""
     messages: list[Tensor]
-    """(bytes,) uint8 from each rank; they stay until the ranks next send something."""
+    """(bytes,) uint8 from each rank, as the core reads them; with `Stored` these are the messages, which stay
+    until the ranks next send something."""
 
     def copy_out(self) -> _core.FetchedRows:
         """Copy the rows into tables that a batch reads."""
@@ -182,7 +183,7 @@ def look_up_owned(
 
     Args:
         frozen, training: as of `fetch`.
-        messages: to each rank, to which its rows are written; none: no rows are wanted.
+        messages: buffers, one for each rank, to which its rows are written; none: no rows are wanted.
 
     Returns:
         None where this rank owns no shard.

@@ -33,7 +33,7 @@ __all__ = ["Sharded"]
 
 
 class Sharded(ShardedRows):
-    """A slot is the number of a distinct id in the batches that wait for their step.
+    """A slot numbers the distinct ids of each lookup that waits for its step, one lookup after the other.
 
     Attributes:
         ranks: the processes that share the table.

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 from collections.abc import Mapping
 from typing import Any
 
 from hotbed.errors import PlanError
-from hotbed.files import appearing
+from hotbed.files import appearing, read_toml
 from hotbed.sharding import KINDS, Sharding
 from hotbed.text import toml_string
 
@@ -54,18 +53,13 @@ def read_file(path: str) -> tuple[int, dict[str, Sharding]]:
     Raises:
         PlanError: naming the file and what in it is wrong.
     """
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
     try:
-        with open(path, "rb") as file:
-            return _read(tomllib.load(file))
+        return _read(read_toml(path))
     except OSError as error:
         raise PlanError(f"{path}: {error.strerror}.") from None
     except PlanError as error:
         raise PlanError(f"{path}: {error}") from None
-    except (RecursionError, ValueError) as error:  # of numbers of too many digits, too
+    except ValueError as error:  # of numbers of too many digits, too
         raise PlanError(f"{path} is not TOML: {error}.") from None
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 
-import torch
 from torch import Tensor, nn
 
 from hotbed import data
@@ -17,7 +16,6 @@ from hotbed.data import Schema
 from hotbed.errors import InputError, TableError
 from hotbed.jagged import Jagged
 from hotbed.models.click import ClickModel
-from hotbed.models.dense_columns import check_samples, dense_of
 from hotbed.models.registry import register
 from hotbed.models.settings import ModelSettings
 from hotbed.nn import Dice, TargetAttention
@@ -45,13 +43,12 @@ class DINSettings(ModelSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.target or len(self.target) != len(self.history):
+        names = self.history
+        if not names or len(self.target) != len(names) or len({*names}) < len(names):
             raise TableError(
-                f"DIN: there are {len(self.target)} features in target and {len(self.history)} in history. "
-                "Name the candidate's feature for each history, as in target=['item'], history=['seen']."
+                f"DIN: target is {list(self.target)} and history {list(names)}. Name each history once, and "
+                "the candidate's feature for it, as in target=['item'], history=['seen']."
             )
-        if len(set(self.history)) < len(self.history):
-            raise TableError(f"DIN: history is {list(self.history)}. Name each feature once.")
         if min((1, *self.hidden)) < 1:
             raise TableError(f"DIN: hidden is {list(self.hidden)}. Pass positive integers.")
         if self.activation not in _ACTIVATIONS:
@@ -105,9 +102,7 @@ class DIN(ClickModel):
         settings = self.settings
         self.interests = dict(zip(settings.history, settings.target, strict=True))
         """Features of candidates, by those of histories."""
-        self.padding = {
-            name: self._padding(name, target) for name, target in self.interests.items()
-        }
+        self.padding = {name: self._padding(name) for name in self.interests}
         """Id that fills up a history, by its feature."""
         self.attention = nn.ModuleList(
             TargetAttention(self.dim, settings.attention) for _ in self.interests
@@ -119,8 +114,8 @@ class DIN(ClickModel):
             before = width
         self.deep = nn.Sequential(*layers, nn.Linear(before, 1))
 
-    def _padding(self, history: str, target: str) -> int:
-        tables = {table.name: table for table in self.described}
+    def _padding(self, history: str) -> int:
+        target, tables = self.interests[history], {table.name: table for table in self.described}
         shared = self.table_of.get(history)
         if shared is None or shared != self.table_of.get(target):
             raise TableError(
@@ -135,36 +130,29 @@ class DIN(ClickModel):
             )
         return padding
 
-    @staticmethod
-    def _ids(history: str, ids: object) -> Tensor:
+    def _mask(self, history: str, ids: object) -> Tensor:
+        """Return bool (B, L), True for items."""
         if isinstance(ids, Jagged):
             raise InputError(
                 f"DIN: history {history!r} is Jagged. Pass (B, L) ids, the table's padding_idx where a "
                 "history is shorter than L."
             )
-        return id_tensor(f"Feature {history!r}", ids)
+        return id_tensor(f"Feature {history!r}", ids) != self.padding[history]
 
     def forward(self, batch: Mapping[str, Tensor]) -> Tensor:
-        dense = dense_of(self, batch, self.num_dense) if self.num_dense else None
-        vectors = self.embeddings(self.embedding_inputs(batch))
-        for name in self.interests.values():
-            if isinstance(batch[name], Jagged) or vectors[name].dim() != 2:
-                raise InputError(
-                    f"DIN: feature {name!r} is the candidate. Pass one id a sample, (B,)."
-                )
+        vectors, _ = self.look_up(batch)
+        named = dict(zip(self.features, vectors, strict=True))
         attention = dict(zip(self.interests, self.attention, strict=True))
-        columns = [] if dense is None else [dense]
-        for name, vector in vectors.items():
-            if name in self.interests:
-                mask = self._ids(name, batch[name]) != self.padding[name]
-                vector = attention[name](vectors[self.interests[name]], vector, mask)
-            elif vector.dim() != 2:
+        columns = []
+        for name, vector in named.items():
+            if name in attention:
+                mask = self._mask(name, batch[name])
+                vector = attention[name](named[self.interests[name]], vector, mask)
+            elif isinstance(vector, Jagged) or vector.dim() != 2:
                 raise InputError(
-                    f"DIN: feature {name!r} has vectors of shape {tuple(vector.shape)}. Name it in history, "
-                    "or give its table a combiner."
+                    f"DIN: feature {name!r} has more than a vector a sample. Pass one id a sample, (B,), "
+                    "name it in history, or give its table a combiner."
                 )
-            if dense is not None:
-                check_samples(self, dense, name, vector)
             columns.append(vector)
-        logits: Tensor = self.deep(torch.cat(columns, 1)).squeeze(1)
+        logits: Tensor = self.deep(self.side_by_side(batch, columns)).squeeze(1)
         return logits

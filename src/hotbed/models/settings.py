@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import numbers
@@ -36,6 +37,25 @@ class ModelSettings:
             value = getattr(self, field.name)
             object.__setattr__(self, field.name, self._taken(field, value))
 
+    @classmethod
+    def from_text(cls, texts: Iterable[str]) -> dict[str, object]:
+        """Return settings by name, of texts such as "layers=3", "hidden=256,128" or "one_row=true".
+
+        Raises:
+            TableError: a text is none of these, or its name is no setting's. The constructor refuses values
+                of another type.
+        """
+        declared = {field.name: _text_of(field.type) for field in dataclasses.fields(cls)}
+        settings: dict[str, object] = {}
+        for text in texts:
+            name, equals, value = text.partition("=")
+            if not equals or name not in declared:
+                raise TableError(
+                    f"Setting {text!r}: write NAME=VALUE, the name one of {', '.join(declared)}."
+                )
+            settings[name] = _value_of(declared[name], value)
+        return settings
+
     def _taken(self, field: dataclasses.Field[object], value: object) -> object:
         declared = _text_of(field.type)
         kind = declared.removesuffix(" | None")
@@ -62,6 +82,20 @@ def _text_of(declared: type | str) -> str:
     if isinstance(declared, str):
         return declared
     return declared.__name__ if type(declared) is type else str(declared)
+
+
+def _value_of(declared: str, text: str) -> object:
+    """The value that a text stands for, which may be of another type than the declared one."""
+    if text == "none":
+        return None
+    if declared.startswith("tuple"):
+        return [_value_of("", part) for part in text.split(",") if part]
+    if text in ("true", "false"):
+        return text == "true"
+    for kind in () if declared == "str" else (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(text)
+    return text
 
 
 def _number(value: object) -> float | None:

@@ -77,6 +77,7 @@ class CompressedInteraction(nn.Module):
             assert isinstance(weight, Tensor)
             # Σ_i x_i Σ_j W_hij x^0_j: the inner sums first, as they are fewer than the products.
             inner = linear(columns, weight.view(-1, self.vectors))
-            x = (inner.view(*inner.shape[:2], count, -1) * x.unsqueeze(2)).sum(3)  # (B, d, H)
+            inner = inner.view(*inner.shape[:2], count, x.shape[2])
+            x = (inner * x.unsqueeze(2)).sum(3)  # (B, d, H)
             sums.append(x.sum(1))
         return torch.cat(sums, 1)

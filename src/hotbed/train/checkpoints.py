@@ -12,6 +12,7 @@ from hotbed.checkpoint import Saved, save
 from hotbed.checkpoint.folder import root_of
 from hotbed.checkpoint.new import check_keep
 from hotbed.checkpoint.values import Saveable, Stateful
+from hotbed.data.arguments import whole
 from hotbed.data.position import Position
 from hotbed.train.callbacks import Callback, Run, Step
 
@@ -48,8 +49,7 @@ class Checkpoints(Callback):
         scheduler: Saveable | Sequence[Saveable] | None = None,
         beside: Sequence[Stateful] = (),
     ) -> None:
-        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-            raise ValueError(f"every must be an integer from 1 on, got {every!r}.")
+        every = whole("every", every, 1)
         check_keep(keep)
         self.path = root_of(path)
         self.optimizer, self.position = optimizer, position

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor
 
+from hotbed.data.arguments import whole
 from hotbed.files import is_special
 from hotbed.train.callbacks import Callback, Run, Step, Validated
 from hotbed.train.evaluation import ONE_LABEL
@@ -62,7 +63,7 @@ class CsvLog(Callback):
         figures: returns further columns, such as ``embeddings.stats``; those of the first call.
 
     Raises:
-        ValueError: `every` is no positive integer.
+        InputError: `every` is no positive integer.
         OutputError: a file cannot be written, or one that is there is no such log.
     """
 
@@ -74,8 +75,7 @@ class CsvLog(Callback):
         validation: str | os.PathLike[str] | None = None,
         figures: Callable[[], Mapping[str, float]] | None = None,
     ) -> None:
-        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-            raise ValueError(f"every must be an integer from 1 on, got {every!r}.")
+        every = whole("every", every, 1)
         self.path, self.every = os.path.abspath(path), every
         self.validation = None if validation is None else os.path.abspath(validation)
         self._figures, self._names = figures, list[str]()

@@ -14,8 +14,8 @@ from rich.text import Text
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
-from hotbed.data import ColumnFiles, CriteoLog
 from hotbed.data.position import wrapped_by
+from hotbed.data.windows import SampleReader
 from hotbed.modules.owner import groups_of, tables_of
 from hotbed.text import printable
 from hotbed.train.callbacks import Callback, Run, Step
@@ -158,7 +158,7 @@ def progress_bar(
 def _samples_in(batches: object) -> int | None:
     """Return the samples of one epoch, if that is known without reading the data."""
     batches = wrapped_by(batches)[-1]
-    if isinstance(batches, CriteoLog | ColumnFiles):
+    if isinstance(batches, SampleReader):
         return None if batches.stop is None else batches.stop - batches.start
     if isinstance(batches, DataLoader):
         listed = not isinstance(batches.dataset, IterableDataset)

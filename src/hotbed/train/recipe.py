@@ -32,7 +32,7 @@ from hotbed.train.run_record import RunRecord
 from hotbed.train.run_validation import RunValidation, samples_in, split_validation
 from hotbed.train.saved import check_writable_folder, save_model
 from hotbed.train.settings import OPTIMIZERS, SettingsError, TrainSettings
-from hotbed.train.source import Reader, source_of
+from hotbed.train.source import source_of
 from hotbed.train.ssd_rows import SsdRows
 
 
@@ -97,7 +97,7 @@ class _Run:
         with progress.status("Counting samples ..."):
             self.found = self.log.fingerprint() if settings.checkpoint is not None else None
             rows = None if self.found is None else self.found.rows
-            parts: tuple[Reader, Reader] = self.log.split(settings.test_fraction, rows)
+            parts = self.log.split(settings.test_fraction, rows)
         self.test = parts[1]
         self.training, held = split_validation(*parts, settings.validation_fraction)
         self.validation = RunValidation(settings, held, shared=shared)

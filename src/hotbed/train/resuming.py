@@ -16,13 +16,12 @@ from hotbed.checkpoint.manifest import read_manifest
 from hotbed.checkpoint.models import description_of
 from hotbed.checkpoint.ranks import ranks_of
 from hotbed.checkpoint.values import Stateful, decoded
-from hotbed.data.criteo import Fingerprint
 from hotbed.data.position import Position
+from hotbed.data.windows import Fingerprint, SampleReader
 from hotbed.modules.owner import tables_of
 from hotbed.train.checkpoints import Checkpoints
 from hotbed.train.options import SAME_RUN
-from hotbed.train.settings import OPTIONS, SettingsError, TrainSettings
-from hotbed.train.source import Reader
+from hotbed.train.settings import OPTIONS, SettingsError, TrainSettings, absolute
 
 __all__ = ["RunCheckpoints", "begin_from"]
 
@@ -33,7 +32,7 @@ class RunCheckpoints(Checkpoints):
     def __init__(
         self,
         settings: TrainSettings,
-        log: Reader,
+        log: SampleReader,
         found: Fingerprint,
         optimizer: Optimizer,
         position: Position,
@@ -93,17 +92,11 @@ class RunCheckpoints(Checkpoints):
 class _SameRun:
     """Settings and data that must not change when a run goes on."""
 
-    NAMES = tuple(name for name, option in OPTIONS.items() if SAME_RUN in option.marks)
-
-    def __init__(self, settings: TrainSettings, log: Reader, found: Fingerprint) -> None:
+    def __init__(self, settings: TrainSettings, log: SampleReader, found: Fingerprint) -> None:
         self.settings, self.log, self.found = settings, log, found
 
     def state_dict(self) -> dict[str, object]:
-        state = {name: getattr(self.settings, name) for name in self.NAMES}
-        state["data"] = [os.path.realpath(path) for path in self.settings.data]
-        state["from_"] = _absolute(self.settings.from_)
-        state["schema"] = _absolute(self.settings.schema)
-        state["set_"] = list(self.settings.set_)
+        state = self.settings.of_same_run()
         return {**state, "samples": self.found.rows, "crc32c": self.found.crc32c}
 
     def load_state_dict(self, state: dict[str, object]) -> None:
@@ -117,7 +110,7 @@ class _SameRun:
         """
         with opened(path) as folder:
             position, saved = _states_in(path, read_manifest(folder)["values"])
-        saved["from_"] = _absolute(saved["from_"])  # earlier versions kept it as it was typed
+        saved["from_"] = absolute(saved["from_"])  # earlier versions kept it as it was typed
         now = self.state_dict()
         grown = self._has_grown(position, saved)
         for name in now:
@@ -169,16 +162,9 @@ class _SameRun:
         return read <= trained_on and self.log.fingerprint(samples).crc32c == crc32c
 
 
-_LATER = {"validation_fraction": 0.0}
-"""Settings that checkpoints of earlier versions have not, as runs had them."""
-
-
-_SINCE: dict[str, object] = {"validation_fraction": 0.0, "schema": None, "set_": []}
-"""Settings that earlier versions did not have, as they were then."""
-
-
-def _absolute(path: object) -> object:
-    return os.path.abspath(path) if isinstance(path, str) else path
+_LATER: dict[str, object] = {"validation_fraction": 0.0, "schema": None, "set_": []}
+"""Settings that checkpoints of earlier versions do not have, as runs had them."""
+_NAMES = {name for name, option in OPTIONS.items() if SAME_RUN in option.marks}
 
 
 def _states_in(path: str, values: Mapping[str, object]) -> tuple[dict[str, int], dict[str, object]]:
@@ -193,7 +179,7 @@ def _states_in(path: str, values: Mapping[str, object]) -> tuple[dict[str, int],
                 # But for its random states, which are tensors.
                 position = {name: value for name, value in pairs if isinstance(value, int)}
                 run = decoded(encoded, {})
-                if {*_SameRun.NAMES, "samples"} <= {*run, *_LATER}:
+                if {*_NAMES, "samples"} <= {*run, *_LATER}:
                     return position, {**_LATER, **run}
     raise SettingsError(
         f"--checkpoint {path} holds no checkpoints of a run of `hotbed train`. Name another folder."

@@ -14,7 +14,6 @@ from rich.console import Console
 from hotbed.files import Json
 from hotbed.train.callbacks import Callback
 from hotbed.train.csv_log import CsvLog
-from hotbed.train.options import SAME_RUN
 from hotbed.train.progress import notice
 from hotbed.train.report import check_writable_file, hardware, versions, write_json
 from hotbed.train.run_files import EVENTS, FORMAT, HISTORY, OWN, RECORD, VALIDATION, read_record
@@ -167,11 +166,8 @@ def command_of(settings: TrainSettings, processes: int = 1) -> str:
         value = getattr(settings, field)
         if value == option.default or value is False:
             continue
-        words.append(f"--{option.key}")
-        if isinstance(value, tuple):
-            words += value
-        elif value is not True:
-            words.append(str(value))
+        for each in value if isinstance(value, tuple) else (value,):
+            words += [f"--{option.key}"] if each is True else [f"--{option.key}", str(each)]
     return shlex.join(words)
 
 
@@ -182,12 +178,8 @@ def _as_json(settings: TrainSettings) -> dict[str, object]:
 
 def _identity(settings: TrainSettings) -> dict[str, object]:
     """Return what does not change when a run goes on, with absolute paths."""
-    found = _as_json(settings)
-    found["data"] = [os.path.realpath(path) for path in settings.data]
-    found["from_"] = settings.from_ and os.path.abspath(settings.from_)
-    found["checkpoint"] = settings.checkpoint and os.path.realpath(settings.checkpoint)
-    same = [field for field, option in OPTIONS.items() if SAME_RUN in option.marks]
-    return {field: found[field] for field in (*same, "checkpoint")}
+    checkpoint = settings.checkpoint and os.path.realpath(settings.checkpoint)
+    return {**settings.of_same_run(), "checkpoint": checkpoint}
 
 
 def _now() -> str:

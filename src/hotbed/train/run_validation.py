@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import os
 
+from hotbed.data.windows import SampleReader
 from hotbed.dist import slices
 from hotbed.table.alone import Processes
 from hotbed.train.interrupts import Interrupts
 from hotbed.train.settings import BEST, SettingsError, TrainSettings
-from hotbed.train.source import Reader
 from hotbed.train.validation import Validation
 
 __all__ = ["RunValidation", "samples_in", "split_validation"]
 
 
 def split_validation(
-    training: Reader, test: Reader, fraction: float
-) -> tuple[Reader, Reader | None]:
+    training: SampleReader, test: SampleReader, fraction: float
+) -> tuple[SampleReader, SampleReader | None]:
     """Return the samples to train on and, behind them, those to validate on; None where `fraction` is 0.
 
     Args:
@@ -42,7 +42,7 @@ def split_validation(
     return training.split(count / own, own)
 
 
-def samples_in(log: Reader) -> int:
+def samples_in(log: SampleReader) -> int:
     """Return the samples of a part of a log, as its `split` has counted them."""
     assert log.stop is not None
     return log.stop - log.start
@@ -51,7 +51,7 @@ def samples_in(log: Reader) -> int:
 class RunValidation:
     """Validation of a run as its settings say; without --validation-fraction there is none."""
 
-    def __init__(self, settings: TrainSettings, held: Reader | None, *, shared: bool) -> None:
+    def __init__(self, settings: TrainSettings, held: SampleReader | None, *, shared: bool) -> None:
         self._held = held
         self._keeps_best = settings.patience is not None and settings.checkpoint is not None
         self.restored: int | None = None

@@ -171,6 +171,15 @@ class TrainSettings:
                 f"--log {self.log} writes to the record of a run: name it, --run DIR."
             )
 
+    def of_same_run(self) -> dict[str, object]:
+        """Return, by field, what does not change when a run goes on; with absolute paths, as JSON has it."""
+        found = {name: getattr(self, name) for name, o in OPTIONS.items() if SAME_RUN in o.marks}
+        found["data"] = [os.path.realpath(path) for path in self.data]
+        found["set_"] = list(self.set_)
+        for name in ("from_", "schema"):
+            found[name] = absolute(found[name])
+        return found
+
     @property
     def resumes(self) -> bool:
         """True if the run continues an earlier one."""
@@ -245,6 +254,11 @@ def _check(option: Option, value: Any) -> None:
             raise _error(option, value, wanted) from None
     elif kind is not None and "\0" in "".join(value or ""):
         raise _error(option, repr(value), "a path, without a zero byte")
+
+
+def absolute(path: object) -> object:
+    """Return an absolute path; what is no text stays."""
+    return os.path.abspath(path) if isinstance(path, str) else path
 
 
 def _error(option: Option, value: object, wanted: str) -> SettingsError:

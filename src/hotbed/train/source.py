@@ -6,25 +6,22 @@ import os
 import stat
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TypeAlias
 
 from torch import nn
 
 from hotbed.data import CATEGORIES, DENSE, ColumnFiles, CriteoLog, Schema
+from hotbed.data.windows import SampleReader
 from hotbed.models import MODELS, ClickModel
-from hotbed.models.settings_text import settings_from_text
 from hotbed.train.settings import SettingsError, TrainSettings
 from hotbed.train.tasks import Task, tasks_of
 
-__all__ = ["Reader", "Source", "source_of"]
-
-Reader: TypeAlias = CriteoLog | ColumnFiles
+__all__ = ["Source", "source_of"]
 
 
 class Source(ABC):
     """Samples of a run, and the model that fits them."""
 
-    reader: Reader
+    reader: SampleReader
     """All samples, in their order."""
     tasks: tuple[Task, ...] = ()
     """One a label where there are several."""
@@ -53,14 +50,12 @@ class Source(ABC):
             known = kind.Settings if issubclass(kind, ClickModel) else None
             if known is None:
                 raise SettingsError(f"--set: the model {settings.model!r} has no settings.")
-            options |= settings_from_text(known, settings.set_)
+            options |= known.from_text(settings.set_)
         return options
 
 
 class ClickLogs(Source):
     """Logs in Criteo's format."""
-
-    reader: CriteoLog
 
     def __init__(self, settings: TrainSettings) -> None:
         super().__init__(settings)
@@ -80,8 +75,6 @@ class ClickLogs(Source):
 
 class Columns(Source):
     """Parquet, CSV or TSV files, by --schema."""
-
-    reader: ColumnFiles
 
     def __init__(self, settings: TrainSettings) -> None:
         super().__init__(settings)
@@ -130,7 +123,7 @@ def source_of(settings: TrainSettings) -> Source:
     return ClickLogs(settings) if settings.schema is None else Columns(settings)
 
 
-def _refuse_what_is_read_once(reader: Reader) -> None:
+def _refuse_what_is_read_once(reader: SampleReader) -> None:
     """Refuses pipes and terminals: samples are counted before they are trained on."""
     for path in reader.paths:
         kind = os.stat(path).st_mode

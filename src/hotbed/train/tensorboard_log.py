@@ -6,6 +6,7 @@ import os
 import time
 from typing import Protocol
 
+from hotbed.data.arguments import whole
 from hotbed.errors import HotbedError
 from hotbed.train.callbacks import Callback, Run, Step, Validated
 from hotbed.train.csv_log import RecentLoss
@@ -31,13 +32,12 @@ class TensorBoardLog(Callback):
         every: steps between two events.
 
     Raises:
-        ValueError: `every` is no positive integer.
+        InputError: `every` is no positive integer.
         MissingPackage: the package tensorboard is not installed.
     """
 
     def __init__(self, folder: str | os.PathLike[str], every: int = 100) -> None:
-        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-            raise ValueError(f"every must be an integer from 1 on, got {every!r}.")
+        every = whole("every", every, 1)
         self.folder, self.every = os.path.abspath(folder), every
         check_tensorboard()
         self._writer: _Writer | None = None

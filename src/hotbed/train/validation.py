@@ -13,6 +13,7 @@ from hotbed.checkpoint import latest, load, save
 from hotbed.checkpoint.folder import order_of, root_of
 from hotbed.checkpoint.randomness import give_random_states, random_states
 from hotbed.checkpoint.ranks import ranks_of
+from hotbed.data.arguments import whole
 from hotbed.modules.owner import tables_of
 from hotbed.text import brief
 from hotbed.train.batches import Batch
@@ -64,10 +65,8 @@ class Validation(Callback):
         restore: bool = False,
     ) -> None:
         for name, count in (("every", every), ("patience", patience)):
-            if count is not None and (
-                isinstance(count, bool) or not isinstance(count, int) or count < 1
-            ):
-                raise ValueError(f"{name} must be an integer from 1 on, or None; got {count!r}.")
+            if count is not None:
+                whole(name, count, 1)
         if mode not in ("min", "max", None):
             raise ValueError(f'mode must be "min", "max" or None; got {brief(mode)}.')
         if not isinstance(metric, str) and mode is None:

@@ -38,7 +38,8 @@ class ByRow(abc.ABC):
       rounding at random would let its copies drift apart.
     * **NaN and infinite gradients stay so**: owners look for them in what they decode.
     * **Errors** on one rank are raised there and, as `PeerError`, on all others; no row changes, but new ids
-      of a forward may stay. As `decode_rows` may raise, the ranks vote once more in each lookup.
+      of a forward may stay. As `decode_rows` may raise, a codec of rows costs each lookup one more
+      vote; gradients are covered by that of the step.
     """
 
     can_fail = True

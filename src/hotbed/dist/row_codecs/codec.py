@@ -60,7 +60,8 @@ class RowCodec(Protocol):
     The core writes and reads messages as it has rows in memory; a codec says in which form they travel.
 
     Attributes:
-        can_fail: True if `decode` may raise: the ranks then vote once more in each lookup.
+        can_fail: True if `decode` may raise: with such a codec of rows the ranks vote once more in each
+        lookup.
     """
 
     @property
