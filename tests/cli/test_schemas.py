@@ -111,6 +111,21 @@ def test_histories(folder, tmp_path):
     assert figures["auc"] > 0.6
 
 
+def test_two_towers_take_their_own_loss(folder, tmp_path):
+    """A softmax over the batch; scores of pairs, as for other models, are those of tests and predictions."""
+    saved, scores = tmp_path / "model", tmp_path / "scores.csv"
+    sides = ("--set", "user=reader", "--set", "item=book,genres", "--set", "out=8")
+    record = tmp_path / "record"
+    options = ("--model", "two-tower", *sides, "--epochs", 3, "--save", saved, "--run", record)
+    figures = train(folder, tmp_path, *options)
+    assert figures["auc"] > 0.6
+    with open(record / "history.csv") as file:
+        losses = [float(line["loss"]) for line in csv.DictReader(file)]
+    assert losses[0] > 1, "a softmax over 64 items, not the loss of clicks"
+    result = run("predict", saved, "--data", folder / "ratings.csv", "--out", scores)
+    assert result.exit_code == 0, result.output
+
+
 def test_a_run_that_goes_on_is_one_that_never_stopped(folder, tmp_path):
     options = ("--shuffle", 256, "--every", 10)
     whole = train(folder, tmp_path, *options, "--epochs", 2, "--checkpoint", tmp_path / "a")

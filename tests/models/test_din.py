@@ -108,6 +108,20 @@ def test_padding_changes_nothing_and_gets_no_gradient():
     assert not model.embeddings.lookup("item", torch.tensor([-1])).any()
 
 
+def test_padding_counts_nothing_whatever_its_row_holds():
+    model = DIN(tables(), 4, 0, **PAIRS, features=FEATURES, activation="relu", seed=0)
+    batch = {name: torch.tensor([1, 2]) for name in FEATURES}
+    batch |= {
+        "history": torch.tensor([[3, -1], [-1, -1]]),
+        "shops": torch.tensor([[6, 5], [-1, 4]]),
+    }
+    before = model.eval()(batch)
+    for table in ("item", "shop"):
+        model.embeddings.assign(table, torch.tensor([-1]), torch.full((1, 4), 9.0))
+    assert model.embeddings.lookup("item", torch.tensor([-1])).tolist() == [[9.0] * 4]
+    assert torch.equal(model(batch), before)
+
+
 def test_what_it_refuses():
     one = {"item": "item", "history": "item", "user": "user"}
     with pytest.raises(hb.TableError, match="target is .'item'. and history .'a', 'b'."):
