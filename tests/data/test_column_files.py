@@ -258,3 +258,17 @@ def test_real_rows_are_those_of_the_criteo_log(criteo_log: Path) -> None:
             hashed = hb.data.hash_ids([f"{value:08x}" if value >= 0 else "" for value in ids])
             hashed[one[name] < 0] = -1
             assert torch.equal(hashed, other[name])
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_a_wrong_value_far_behind_is_named_by_its_row(kind: str, tmp_path: Path) -> None:
+    """Rows come in pieces, and several files; rows are counted in their file."""
+    good = pa.table({"n": ["1"] * 50_000})
+    bad = pa.table({"n": ["1"] * 45_000 + ["x"] + ["1"] * 9})
+    write = pa.csv.write_csv if kind == "csv" else pa.parquet.write_table
+    for name, table in (("a", good), ("b", bad)):
+        write(table, tmp_path / f"{name}.{kind}")
+    schema = hb.data.Schema({"n": hb.data.Number()})
+    with pytest.raises(hb.data.DataError, match=rf"b\.{kind}, row 45001, column 'n'"):
+        for _ in hb.data.open(tmp_path, schema, batch_size=1000):
+            pass

@@ -119,3 +119,22 @@ def test_how_many_samples_there_are_is_known_without_reading(tmp_path: Path) -> 
     assert _samples_in(DataLoader(TensorDataset(torch.ones(9)), batch_size=2)) == 9
     assert _samples_in(batches) == 40
     assert _samples_in(iter(batches)) is None
+
+
+def test_logits_of_a_batch_against_itself_have_no_auc() -> None:
+    """Two towers give (B, B) logits while they train, of which labels (B,) are no labels."""
+    text = io.StringIO()
+    console = Console(file=text, force_terminal=True, width=120)
+    model = hb.models.TwoTower(["user", "item"], dim=4, out=4, seed=0)
+    draw = torch.Generator().manual_seed(0)
+    batches: list[dict[str, torch.Tensor]] = [
+        {
+            "user": torch.randint(0, 9, (16,), generator=draw),
+            "item": torch.randint(0, 9, (16,), generator=draw),
+            "label": (torch.rand(16, generator=draw) > 0.3).float(),
+        }
+        for _ in range(4)
+    ]
+    optimizer = hb.optim.Adam(model.parameters(), lr=0.01)
+    fit(model, batches, optimizer, callbacks=[ProgressBar(64, 1, console)])
+    assert "loss" in text.getvalue() and "AUC" not in text.getvalue()
