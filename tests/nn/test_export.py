@@ -10,6 +10,7 @@ import torch
 import hotbed as hb
 
 B, F, D = 5, 3, 4
+BATCH = torch.export.Dim("batch")
 
 
 class Concat(torch.nn.Module):
@@ -49,7 +50,7 @@ LAYERS = {
 
 def any_batch(value):
     if isinstance(value, torch.Tensor):
-        return {0: torch.export.Dim.DYNAMIC}
+        return {0: BATCH}
     return type(value)(any_batch(each) for each in value)
 
 
