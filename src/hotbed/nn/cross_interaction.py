@@ -121,13 +121,12 @@ class CrossInteraction(nn.Module):
 
     def _matrix(self, x0_BD: Tensor) -> Tensor:
         x_BD, dtype = x0_BD, x0_BD.dtype
-        for layer in range(self.layers):
-            weight = self.weight[layer].to(dtype)
-            bias = x_BD.new_zeros(self.dim) if self.bias is None else self.bias[layer].to(dtype)
-            factor = x_BD
-            if self.inner is not None:
-                factor = functional.linear(x_BD, self.inner[layer].to(dtype))
-            x_BD = cross_matrix(x0_BD, x_BD, factor, weight, bias)
+        # Taken apart at once: the gradient of `weight[layer]` would be as large as that of all layers.
+        weights, inner = self.weight.unbind(), () if self.inner is None else self.inner.unbind()
+        biases = [x_BD.new_zeros(self.dim)] * self.layers if self.bias is None else self.bias
+        for layer, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
+            factor = functional.linear(x_BD, inner[layer].to(dtype)) if inner else x_BD
+            x_BD = cross_matrix(x0_BD, x_BD, factor, weight.to(dtype), bias.to(dtype))
         return x_BD
 
     def extra_repr(self) -> str:
