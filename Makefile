@@ -7,6 +7,9 @@ TORCHREC_NEEDS := tensordict==0.15.3 pyre-extensions==0.0.32
 FOREIGN := deepctr-torch==0.3.0 torch-rechub==0.9.0 recbole==1.2.1
 FOREIGN_NEEDS := colorama colorlog pandas plotly psutil pytorch-lightning pyyaml requests scikit-learn scipy tabulate \
                  tensorboard texttable tqdm
+# `make test` goes without these, as they bring much with them.
+MORE_FOREIGN := fuxictr==2.3.10 pytorch-widedeep==1.7.0 $(PEERS)
+MORE_FOREIGN_NEEDS := transformers==5.24.0 $(TORCHREC_NEEDS) einops fastparquet h5py iopath msgpack polars ray torchmetrics wrapt
 SSD_PEERS := rocksdict==0.3.29 lmdb==3.0.0
 
 VENV := .venv
@@ -57,6 +60,12 @@ $(VENV)/stamp-foreign: $(VENV)/stamp-build
 	@mkdir -p build
 	@$(PIP) --no-deps $(FOREIGN)
 	@$(PIP) $(FOREIGN_NEEDS) 2>build/foreign.log || (cat build/foreign.log >&2; exit 1)  # of pins it complains there
+	@touch $@
+
+$(VENV)/stamp-more-foreign: $(VENV)/stamp-foreign
+	@echo "Installing more of them ..."
+	@$(PIP) --no-deps $(MORE_FOREIGN)
+	@$(PIP) $(MORE_FOREIGN_NEEDS) 2>build/foreign.log || (cat build/foreign.log >&2; exit 1)
 	@touch $@
 
 $(VENV)/stamp-docs: $(VENV)/stamp-build pyproject.toml
@@ -114,7 +123,7 @@ test-core: $(VENV)/stamp-hotbed
 	@grep "tests passed" build/ctest.log | sed 's/^/C++: /'
 
 # Models of other libraries, converted.
-foreign: $(VENV)/stamp-hotbed $(VENV)/stamp-foreign
+foreign: $(VENV)/stamp-hotbed $(VENV)/stamp-more-foreign
 	@$(BIN)/python -m pytest tests/foreign $(PYTEST_ARGS)
 
 # The kernels' tests on the CUDA device, by a Python whose torch sees it and that has Hotbed installed;
