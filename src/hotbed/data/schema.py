@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 
 from hotbed import init as initializers
-from hotbed.data.columns import Column, Feature, Id, Label, Number, Pair
+from hotbed.data.columns import Column, Feature, Id, Label, Number, Pair, Sequence
 from hotbed.data.fields import SchemaError
 from hotbed.data.schema_files import columns_from, json_of, toml_of
 from hotbed.files import Json, appearing, read_toml
@@ -70,6 +70,15 @@ class Schema:
     def features(self) -> dict[str, str]:
         """Feature → name of its table, as `hotbed.EmbeddingCollection` takes them."""
         return {name: feature.table or name for name, feature in self._features()}
+
+    def histories(self) -> dict[str, list[str]]:
+        """Return the names of sequences, each with those of the other features of its table."""
+        features = self.features
+        names = [name for name, column in self.columns.items() if isinstance(column, Sequence)]
+        return {
+            name: [n for n, table in features.items() if table == features[name] and n not in names]
+            for name in names
+        }
 
     def tables(self, dim: int, init: initializers.Initializer | None = None) -> list[Table]:
         """Return the tables of the features, of vectors of `dim` numbers.

@@ -1,7 +1,4 @@
-"""DIN: a candidate, and those items of a user's history that have to do with it.
-
-Shapes: B samples, L items of a history, d columns of a vector.
-"""
+"""DIN: a candidate, and those items of a user's history that have to do with it."""
 
 from __future__ import annotations
 
@@ -10,7 +7,6 @@ from collections.abc import Callable, Mapping
 
 from torch import Tensor, nn
 
-from hotbed import data
 from hotbed.arrays import id_tensor
 from hotbed.data import Schema
 from hotbed.errors import InputError, TableError
@@ -32,8 +28,7 @@ class DINSettings(ModelSettings):
     target: tuple[str, ...] = ("item",)
     """Features of the candidate, one for each of `history`."""
     history: tuple[str, ...] = ("history",)
-    """Features with a user's items, (B, L) each, the table's padding_idx where a history is shorter than
-    L."""
+    """Features with a user's items, (B, L) each, the table's padding_idx where there are fewer."""
     attention: tuple[int, ...] = (80, 40)
     """Widths of the hidden layers that weigh an item."""
     hidden: tuple[int, ...] = (200, 80)
@@ -85,18 +80,16 @@ class DIN(ClickModel):
 
     @classmethod
     def settings_of(cls, schema: Schema) -> dict[str, object]:
-        history = [n for n, c in schema.columns.items() if isinstance(c, data.Sequence)]
-        target = []
-        for name in history:
-            table = schema.features[name]
-            sharing = [n for n, t in schema.features.items() if t == table and n not in history]
+        histories = schema.histories()
+        for name, sharing in histories.items():
             if len(sharing) != 1:
+                table, given = schema.features[name], ", ".join(map(repr, sharing)) or "none"
                 raise TableError(
                     f"DIN: sequence {name!r} needs one feature of the candidate with its table {table!r}; "
-                    f"the schema has {', '.join(map(repr, sharing)) or 'none'}. Give one column that table."
+                    f"the schema has {given}. Give one column that table."
                 )
-            target += sharing
-        return {"num_dense": len(schema.numbers), "target": target, "history": history}
+        target = [name for (name,) in histories.values()]
+        return {"num_dense": len(schema.numbers), "target": target, "history": list(histories)}
 
     def make_layers(self) -> None:
         settings = self.settings
@@ -107,8 +100,7 @@ class DIN(ClickModel):
         self.attention = nn.ModuleList(
             TargetAttention(self.dim, settings.attention) for _ in self.interests
         )
-        layers: list[nn.Module] = []
-        before = self.width
+        layers, before = list[nn.Module](), self.width
         for width in settings.hidden:
             layers += [nn.Linear(before, width), _ACTIVATIONS[settings.activation](width)]
             before = width
@@ -119,11 +111,10 @@ class DIN(ClickModel):
         shared = self.table_of.get(history)
         if shared is None or shared != self.table_of.get(target):
             raise TableError(
-                f"DIN: target {target!r} and history {history!r} must be features that share a table. Pass "
-                f"features={{{target!r}: TABLE, {history!r}: TABLE, ...}}."
+                f"DIN: target {target!r} and history {history!r} must be features that share a table, as in "
+                f"features={{{target!r}: 'item', {history!r}: 'item'}}."
             )
-        padding = tables[shared].padding_idx
-        if padding is None or tables[shared].combiner != "none":
+        if (padding := tables[shared].padding_idx) is None or tables[shared].combiner != "none":
             raise TableError(
                 f"DIN: table {shared!r}, of history {history!r}, needs padding_idx=-1 and combiner=None, so "
                 "that histories of any length give a vector an item."
@@ -134,8 +125,7 @@ class DIN(ClickModel):
         """Return bool (B, L), True for items."""
         if isinstance(ids, Jagged):
             raise InputError(
-                f"DIN: history {history!r} is Jagged. Pass (B, L) ids, the table's padding_idx where a "
-                "history is shorter than L."
+                f"DIN: history {history!r} is Jagged. Pass (B, L) ids, padding_idx where there are fewer."
             )
         return id_tensor(f"Feature {history!r}", ids) != self.padding[history]
 
