@@ -9,6 +9,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "bindings/bindings.hpp"
+#include "exchange/bags.hpp"
 
 using namespace hotbed;
 
@@ -40,6 +41,124 @@ std::vector<GivenRows> given_of(const std::vector<GivenTuple>& tuples) {
     given.push_back({pointer<int64_t>(slots), pointer<void>(rows), count, first});
   }
   return given;
+}
+
+std::vector<Vectors> vectors_of(const std::vector<std::pair<Address, int64_t>>& pairs) {
+  std::vector<Vectors> vectors;
+  vectors.reserve(pairs.size());
+  for (auto [data, stride] : pairs) vectors.push_back({pointer<void>(data), stride});
+  return vectors;
+}
+
+using PlacePairs = std::vector<std::pair<Address, int64_t>>;
+
+void bind_bags(nb::module_& module) {
+  nb::class_<OrderedBags>(module, "OrderedBags",
+                          "Bags of this rank, the ids of each feature ordered by their owners.")
+      .def(
+          "__init__",
+          [](OrderedBags* made, std::shared_ptr<ExchangeLayout> layout, const Batch& given,
+             const std::vector<int>& features) {
+            new (made) OrderedBags(std::move(layout), given, features);
+          },
+          "layout"_a, "given"_a, "features"_a, Unlocked(),
+          "Of some features of a checked batch, one for each table of the layout.")
+      .def(
+          "__init__",
+          [](OrderedBags* made, std::shared_ptr<ExchangeLayout> layout) {
+            new (made) OrderedBags(std::move(layout));
+          },
+          "layout"_a, "No bags.")
+      .def_prop_ro("numbers", &OrderedBags::numbers, "What the other ranks must know.")
+      .def_prop_ro(
+          "counts",
+          [](const OrderedBags& bags) {
+            std::vector<int64_t> counts;
+            for (const auto& feature : bags.features) {
+              counts.push_back(static_cast<int64_t>(feature.ids.size()));
+            }
+            return counts;
+          },
+          "How many ids each feature has, padding left out.")
+      .def(
+          "write_positions",
+          [](const OrderedBags& bags, int feature, Address ids, Address of_bags) {
+            bags.write_positions(feature, pointer<int64_t>(ids), pointer<int64_t>(of_bags));
+          },
+          "feature"_a, "ids"_a, "bags"_a, Unlocked(),
+          "Writes the ids of a feature, as they are ordered, and the bag of each.")
+      .def("inverses", &OrderedBags::inverses, "feature"_a,
+           "What gradients of the ids of each bag are multiplied by.");
+
+  nb::class_<BagExchange>(module, "BagExchange",
+                          "Sizes, places, and contents of the messages of a batch whose bags are "
+                          "pooled by the owners; messages are addresses, one a rank.")
+      .def(
+          "__init__",
+          [](BagExchange* made, std::shared_ptr<ExchangeLayout> layout, Address numbers) {
+            new (made) BagExchange(std::move(layout), pointer<int64_t>(numbers));
+          },
+          "layout"_a, "numbers"_a)
+      .def_static("width", &BagExchange::width, "layout"_a, "How many numbers a rank tells.")
+      .def("id_sizes", &BagExchange::id_sizes)
+      .def(
+          "write_ids",
+          [](const BagExchange& exchange, const OrderedBags& own,
+             const std::vector<Address>& messages) {
+            exchange.write_ids(own, pointers<void>(messages));
+          },
+          "own"_a, "messages"_a, Unlocked())
+      .def(
+          "here",
+          [](const BagExchange& exchange) {
+            std::vector<std::tuple<int64_t, int64_t, bool>> found;
+            for (auto [ids, bags, has_offsets] : exchange.here()) {
+              found.emplace_back(ids, bags, has_offsets);
+            }
+            return found;
+          },
+          "(ids, bags, whether there are offsets) of what each rank asks of the first shard of "
+          "this "
+          "rank, then of the next.")
+      .def(
+          "read_ids",
+          [](const BagExchange& exchange, const OrderedBags& own,
+             const std::vector<Address>& messages, Address ids, Address offsets) {
+            exchange.read_ids(own, pointers<void>(messages), pointer<int64_t>(ids),
+                              pointer<int64_t>(offsets));
+          },
+          "own"_a, "messages"_a, "ids"_a, "offsets"_a, Unlocked())
+      .def("vector_sizes", &BagExchange::vector_sizes)
+      .def(
+          "vector_places",
+          [](const BagExchange& exchange, const std::vector<Address>& messages) {
+            return VectorPlaces{exchange.vector_places(pointers<void>(messages))};
+          },
+          "messages"_a)
+      .def(
+          "read_vectors",
+          [](const BagExchange& exchange, const OrderedBags& own,
+             const std::vector<Address>& messages, const PlacePairs& out) {
+            nb::gil_scoped_release unlocked;
+            exchange.read_vectors(own, pointers<void>(messages), vectors_of(out));
+          },
+          "own"_a, "messages"_a, "out"_a)
+      .def("given_sizes", &BagExchange::given_sizes, "chosen"_a)
+      .def(
+          "write_given",
+          [](const BagExchange& exchange, const OrderedBags& own, const std::vector<bool>& chosen,
+             const PlacePairs& given, const std::vector<Address>& messages) {
+            nb::gil_scoped_release unlocked;
+            exchange.write_given(own, chosen, vectors_of(given), pointers<void>(messages));
+          },
+          "own"_a, "chosen"_a, "given"_a, "messages"_a)
+      .def(
+          "given_places",
+          [](const BagExchange& exchange, const std::vector<bool>& chosen,
+             const std::vector<Address>& messages) {
+            return VectorPlaces{exchange.given_places(chosen, pointers<void>(messages))};
+          },
+          "chosen"_a, "messages"_a);
 }
 
 }  // namespace
@@ -147,6 +266,8 @@ void bind_exchange(nb::module_& module) {
             return VectorPlaces{exchange.given_places(chosen, stored, pointers<void>(messages))};
           },
           "chosen"_a, "stored"_a, "messages"_a);
+
+  bind_bags(module);
 
   nb::class_<FetchedRows>(module, "FetchedRows",
                           "Rows that came for one batch, as tables that a batch reads.")

@@ -90,6 +90,26 @@ std::shared_ptr<Batch> batch_of_ids(std::vector<std::shared_ptr<Table>> tables,
   return std::make_shared<Batch>(std::move(tables), std::move(inputs));
 }
 
+std::shared_ptr<Batch> batch_of_sums(std::vector<std::shared_ptr<Table>> tables,
+                                     const std::vector<int>& table_of,
+                                     const std::vector<std::tuple<int64_t, int64_t, bool>>& shapes,
+                                     Address ids, Address offsets) {
+  if (table_of.size() != shapes.size()) throw std::invalid_argument("a shape for each feature");
+  std::vector<FeatureInput> inputs;
+  inputs.reserve(shapes.size());
+  auto* next = pointer<const int64_t>(ids);
+  auto* edges = pointer<const int64_t>(offsets);
+  for (size_t f = 0; f < shapes.size(); ++f) {
+    auto [count, bags, has_offsets] = shapes[f];
+    int64_t fixed = has_offsets || !bags ? 0 : count / bags;
+    inputs.push_back({table_of[f], Combiner::sum, next, 8, count, has_offsets ? edges : nullptr,
+                      fixed, bags, nullptr});
+    next += count;
+    if (has_offsets) edges += bags + 1;
+  }
+  return std::make_shared<Batch>(std::move(tables), std::move(inputs));
+}
+
 std::vector<Vectors> vectors_of(const std::vector<std::pair<Address, int64_t>>& pairs) {
   std::vector<Vectors> vectors;
   vectors.reserve(pairs.size());
@@ -382,6 +402,10 @@ void bind_table(nb::module_& module) {
       .def_static("make", &make_batch, "tables"_a, "inputs"_a)
       .def_static("of_ids", &batch_of_ids, "tables"_a, "table_of"_a, "ids"_a, "counts"_a,
                   "Of int64 ids alone, one feature after the other, with one vector an id.")
+      .def_static("of_sums", &batch_of_sums, "tables"_a, "table_of"_a, "shapes"_a, "ids"_a,
+                  "offsets"_a,
+                  "Of int64 ids, one feature after the other, whose bags are summed: shapes are "
+                  "(ids, bags, whether the next bags + 1 of the offsets are its).")
       .def_prop_ro("positions", [](const Batch& batch) { return batch.positions; })
       .def(
           "check",

@@ -28,14 +28,6 @@ bool widened(DType dtype) { return element(dtype, true) != element(dtype, false)
 uint8_t* bytes(void* at) { return static_cast<uint8_t*>(at); }
 const uint8_t* bytes(const void* at) { return static_cast<const uint8_t*>(at); }
 
-void own_ids(const ExchangedShard& shard, const int64_t* ids, int64_t n, int64_t* out) {
-  if (shard.first == 0 && shard.stride == 1) {
-    if (n) std::memcpy(out, ids, n * sizeof(int64_t));
-    return;
-  }
-  for (int64_t i = 0; i < n; ++i) out[i] = (ids[i] - shard.first) / shard.stride;
-}
-
 // Rows that are copied: row i from row_of[i], -1 being zeros; or, where row_of is nullptr, from row
 // i.
 struct Copied {
@@ -100,6 +92,14 @@ void add_to_zeros(DType dtype, void* values, int64_t n) {
 }
 
 }  // namespace
+
+void own_ids(const ExchangedShard& shard, const int64_t* ids, int64_t n, int64_t* out) {
+  if (shard.first == 0 && shard.stride == 1) {
+    if (n) std::memcpy(out, ids, n * sizeof(int64_t));
+    return;
+  }
+  for (int64_t i = 0; i < n; ++i) out[i] = (ids[i] - shard.first) / shard.stride;
+}
 
 ExchangeLayout::ExchangeLayout(int rank, int ranks, std::vector<ExchangedTable> all_tables,
                                std::vector<ExchangedShard> all_shards)

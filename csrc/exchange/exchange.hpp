@@ -38,6 +38,9 @@ struct ExchangedShard {
   int64_t width;
 };
 
+// Writes n ids of a table as one of its shards calls them.
+void own_ids(const ExchangedShard& shard, const int64_t* ids, int64_t n, int64_t* out);
+
 // The shards of some tables, the same on all ranks. Immutable.
 class ExchangeLayout {
  public:

@@ -62,7 +62,7 @@ def linear(rank: int, world: int) -> None:
     few, more, most = (count(tables, world) for tables in (40, 80, 160))
     grown = most.instructions - more.instructions
     assert grown <= 2.06 * (more.instructions - few.instructions), grown
-    assert (most.calls - more.calls) / 80 <= MOST_CALLS
+    assert (most.calls - more.calls) / 80 <= MOST_CALLS, (most.calls - more.calls) / 80
 
 
 @pytest.mark.process

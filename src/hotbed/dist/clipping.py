@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from hotbed.dist.declarations import Declaration, of_clipping
-from hotbed.dist.gradients import collect, waiting_of
+from hotbed.dist.gradients import collect
 from hotbed.dist.handshake import Handshake
 from hotbed.dist.ranks import Ranks
 from hotbed.dist.shards import TableOnRanks
+from hotbed.dist.waiting_gradients import waiting_of
 from hotbed.table.clipping import ClippingCall, Gradient
 from hotbed.table.gradients import norm_of_rows
 from hotbed.table.live import LiveTable

@@ -3,8 +3,8 @@
     order_by_owner(ids) -> IdsByOwner
     send_ids(IdsByOwner, the `IdsByOwner.counts_to_owners` of all ranks) -> Requests
     fetch(Requests) -> Fetched, with the rows that came and, at owners, OwnedRows
-    keep(Requests, OwnedRows) -> KeptLookup
-    give(KeptLookup, gradients) -> gradients of each shard of this rank
+    keep(Requests, OwnedRows) -> KeptRows
+    KeptRows.give(gradients) -> gradients of each shard of this rank
 
 `order_by_owner` orders ids by their owners, on this rank alone. All ranks call `send_ids`, `fetch` and
 `give`: ids travel to their owners, rows come back, and later gradients go the way of the ids. One handshake,
@@ -27,15 +27,19 @@ import torch
 from torch import Tensor
 
 from hotbed import _core
-from hotbed.dist.exchanged_values import IdsByOwner, KeptLookup, OwnedRows, Requests
-from hotbed.dist.handshake import Handshake
+from hotbed.dist.exchanged_values import (
+    IdsByOwner,
+    KeptLookup,
+    Messenger,
+    OwnedRows,
+    Requests,
+)
 from hotbed.dist.layout import Layout
 from hotbed.dist.ranks import Ranks
 from hotbed.dist.row_codecs.codec import RowCodec, Travel
 from hotbed.dist.shards import ShardedPlace
-from hotbed.errors import TableError
 from hotbed.group.lookup import looked_up
-from hotbed.inputs.bags import FlatIds
+from hotbed.places.host.batch import FlatIds, FlatInputs
 from hotbed.table.gradients import GradientRows
 from hotbed.table.live import LiveTable
 from hotbed.table.lookups import Call
@@ -43,15 +47,17 @@ from hotbed.table.lookups import Call
 __all__ = [
     "Fetched",
     "Given",
+    "KeptRows",
+    "fetch",
+    "first_slots",
+    "keep",
+    "live_shards",
+    "look_up_owned",
+    "order_by_owner",
+    "resolve_owned",
+    "send_encoded",
     "send_ids",
     "send_no_ids",
-    "order_by_owner",
-    "fetch",
-    "give",
-    "keep",
-    "look_up_owned",
-    "live_shards",
-    "send_encoded",
     "to_owners",
 ]
 
@@ -104,9 +110,8 @@ def order_by_owner(
         ids: (at least sum of `counts`,) int64 of one table after the other, those of each in any order.
     """
     layout = ranks.layout(places)
-    ordered, new_positions = (
-        torch.empty(sum(counts), dtype=torch.int64, device="cpu") for _ in range(2)
-    )
+    ordered = torch.empty(sum(counts), dtype=torch.int64, device="cpu")
+    new_positions = torch.empty_like(ordered)
     for named in layout.named_owners:
         begin, end = sum(counts[: named.table]), sum(counts[: named.table + 1])
         new_positions[begin:end] = named.of(ids[begin:end])
@@ -134,9 +139,8 @@ def send_ids(ranks: Ranks, by_owner: IdsByOwner, numbers: Tensor) -> Requests:
     return Requests(by_owner, core, ids)
 
 
-def send_no_ids(ranks: Ranks, opened: Handshake, numbers: Tensor) -> Requests:
-    """Take part in `send_ids` where this rank has no batch. `opened`: what the others do."""
-    places = [ranks.table(number).place for number in opened.tables]
+def send_no_ids(ranks: Ranks, places: Sequence[ShardedPlace], numbers: Tensor) -> Requests:
+    """Take part in `send_ids` of these tables where this rank has no batch."""
     none = torch.empty(0, dtype=torch.int64, device="cpu")
     return send_ids(ranks, order_by_owner(ranks, places, none, [0] * len(places)), numbers)
 
@@ -188,22 +192,42 @@ def look_up_owned(
     Returns:
         None where this rank owns no shard.
     """
-    core, layout = requests.core, requests.by_owner.layout
+    core = requests.core
+    places = wide = None
+    if messages:
+        wide = _core.block(core.wide_bytes)
+        places = core.row_places(_addresses(messages), wide.data_ptr())
+    bags = FlatIds(requests.ids_here, core.asked_here())
+    owned = resolve_owned(requests.by_owner.layout, bags, frozen, training, places)
+    if wide is not None and len(wide):
+        core.narrow(wide.data_ptr(), _addresses(messages))
+    return owned
+
+
+def resolve_owned(
+    layout: Layout,
+    bags: FlatInputs,
+    frozen: Sequence[int],
+    training: bool,
+    places: _core.VectorPlaces | None,
+) -> OwnedRows | None:
+    """Resolve what ranks ask of the shards that this rank owns.
+
+    Args:
+        bags: the features of `Layout.table_of`.
+        frozen, training: as of `fetch`.
+        places: where vectors go; None: none are wanted.
+
+    Returns:
+        None where this rank owns no shard.
+    """
     own = live_shards(layout)
     if not own:
         return None
     never = set(frozen)
     here = [at for at, t in enumerate(layout.own_tables) if t in never] if never else []
-    bags = FlatIds(requests.ids_here, core.asked_here())
     call = Call(own, layout.table_of, layout.names, bags, here, training)
-    addresses = wide = None
-    if messages:
-        wide = _core.block(core.wide_bytes)
-        addresses = core.row_places(_addresses(messages), wide.data_ptr())
-    resolved = looked_up(call, addresses)
-    if wide is not None and len(wide):
-        core.narrow(wide.data_ptr(), _addresses(messages))
-    return OwnedRows(resolved, [live.generation for live in own])
+    return OwnedRows(looked_up(call, places), [live.generation for live in own])
 
 
 def live_shards(layout: Layout) -> list[LiveTable]:
@@ -213,62 +237,58 @@ def live_shards(layout: Layout) -> list[LiveTable]:
     return found
 
 
+class KeptRows(KeptLookup):
+    """A lookup of distinct ids, whose gradients are those of their rows."""
+
+    kind_given = Given
+
+    def __init__(self, requests: Requests, owned: OwnedRows | None, first_slots: list[int]) -> None:
+        self.requests, self.owned, self.first_slots = requests, owned, first_slots
+        self.layout, self.counts = requests.by_owner.layout, requests.by_owner.counts
+
+    def ids_of(self, t: int) -> Tensor:
+        return self.requests.by_owner.of_table(t)
+
+    def give(
+        self, ranks: Messenger, given: Sequence[object], chosen: list[bool]
+    ) -> list[tuple[LiveTable, GradientRows]]:
+        core, layout = self.requests.core, self.layout
+        rows = cast(Sequence[Given | None], given)
+        travel = Travel(core, layout, True, chosen)
+        received = to_owners(ranks, "gradients", travel, ranks.codecs[1], rows, stored=False)
+        mine = [at for at, t in enumerate(layout.own_tables) if chosen[t]]
+        if not mine or self.owned is None:
+            return []
+        places = core.given_places(chosen, False, _addresses(received))
+        return self.owned.means(places, received, mine, ranks.size)
+
+
+def first_slots(layout: Layout, lookups: Sequence[KeptLookup]) -> list[int]:
+    """Return, for each table of a layout, the first slot that none of these lookups has."""
+    found, sought = [0] * len(layout.position), layout.position
+    for earlier in reversed(lookups):  # the last of each table has the last slots
+        there = earlier.layout.position
+        for number in sought.keys() & there.keys():
+            t = there[number]
+            found[sought[number]] = earlier.first_slots[t] + earlier.counts[t]
+        sought = {number: t for number, t in sought.items() if number not in there}
+        if not sought:
+            break
+    return found
+
+
 def keep(
     ranks: Ranks, batch: object | None, requests: Requests, owned: OwnedRows | None
 ) -> KeptLookup:
     """Have the ranks keep a lookup for the gradients of a batch. `batch`: None where this rank has none."""
-    position = requests.by_owner.layout.position
-    first_slots, sought = [0] * len(position), position
-    for earlier in reversed(ranks.waiting.lookups):  # the last of each table has the last slots
-        there = earlier.layout.position
-        for number in sought.keys() & there.keys():
-            t = there[number]
-            first_slots[sought[number]] = earlier.first_slots[t] + earlier.counts[t]
-        sought = {number: t for number, t in sought.items() if number not in there}
-        if not sought:
-            break
-    made = KeptLookup(requests, owned, first_slots)
+    slots = first_slots(requests.by_owner.layout, ranks.waiting.lookups)
+    made = KeptRows(requests, owned, slots)
     ranks.waiting.add(batch, made)
     return made
 
 
-def give(
-    ranks: Ranks,
-    lookup: KeptLookup,
-    codec: RowCodec,
-    gradients: Sequence[Given | None],
-    chosen: list[bool],
-) -> list[tuple[LiveTable, GradientRows]]:
-    """Bring gradients to the owners and return their means, of each shard of this rank. Called by all ranks.
-
-    Args:
-        codec: the form in which they travel.
-        gradients: of each table, of the compute dtype.
-        chosen: for each table whether a rank has a gradient of it.
-
-    Raises:
-        TableError: rows were erased since the lookup.
-    """
-    core, layout, owned = lookup.requests.core, lookup.layout, lookup.owned
-    travel = Travel(core, layout, True, chosen)
-    received = to_owners(ranks, "gradients", travel, codec, gradients, stored=False)
-    mine = [at for at, t in enumerate(layout.own_tables) if chosen[t]]
-    if not mine or owned is None:
-        return []
-    own = owned.resolved.live
-    if (now := [live.generation for live in own]) != owned.generations:
-        at = next(at for at, n in enumerate(owned.generations) if now[at] != n)
-        raise TableError(
-            f"Table {own[at].name!r}: rows were erased since a batch was looked up whose gradient now comes. "
-            "Erase between steps."
-        )
-    addresses = core.given_places(chosen, False, _addresses(received))
-    shares = owned.resolved.pending_from(addresses, received).shares(mine, divisor=ranks.size)
-    return [(cast(LiveTable, own[at]), share) for at, share in zip(mine, shares, strict=True)]
-
-
 def to_owners(
-    ranks: Ranks,
+    ranks: Messenger,
     what: str,
     travel: Travel,
     codec: RowCodec,
@@ -300,7 +320,7 @@ def to_owners(
 
 
 def send_encoded(
-    ranks: Ranks,
+    ranks: Messenger,
     what: str,
     travel: Travel,
     codec: RowCodec,

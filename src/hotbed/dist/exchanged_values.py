@@ -2,15 +2,35 @@
 
 from __future__ import annotations
 
+import abc
 import dataclasses
+from collections.abc import Sequence
+from typing import ClassVar, Protocol, cast
 
 from torch import Tensor
 
 from hotbed import _core
 from hotbed.dist.layout import Layout
+from hotbed.dist.row_codecs import RowCodec
+from hotbed.errors import TableError
 from hotbed.places.host.batch import HostBatch
+from hotbed.table.gradients import GradientRows
+from hotbed.table.live import LiveTable
 
-__all__ = ["Requests", "IdsByOwner", "KeptLookup", "OwnedRows"]
+__all__ = ["IdsByOwner", "KeptLookup", "Messenger", "OwnedRows", "Requests"]
+
+
+class Messenger(Protocol):
+    """Sends messages to all ranks; `hotbed.dist.ranks.Ranks` is one."""
+
+    rank: int
+    size: int
+    codecs: tuple[RowCodec, RowCodec]
+
+    def reserve(self, sizes: Sequence[int]) -> list[Tensor]: ...
+    def send(
+        self, what: str, sizes: Sequence[int], fault: BaseException | None = None
+    ) -> list[Tensor]: ...
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -67,22 +87,64 @@ class OwnedRows:
     generations: list[int]
     """Of the shards: slots of an earlier one mean nothing."""
 
+    def means(
+        self,
+        places: _core.VectorPlaces,
+        held: Sequence[Tensor],
+        shards: Sequence[int],
+        ranks: int,
+    ) -> list[tuple[LiveTable, GradientRows]]:
+        """Return the means over ranks of gradients that came for these rows.
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class KeptLookup:
-    """A lookup whose gradients may come, as ranks keep it until no rank has its batch any more."""
+        Args:
+            places: where they are; `held`: the tensors there.
+            shards: positions of those of which any came.
 
-    requests: Requests
-    owned: OwnedRows | None
+        Raises:
+            TableError: rows were erased since the lookup.
+        """
+        own = self.resolved.live
+        if (now := [live.generation for live in own]) != self.generations:
+            at = next(at for at, n in enumerate(self.generations) if now[at] != n)
+            raise TableError(
+                f"Table {own[at].name!r}: rows were erased since a batch was looked up whose gradient now "
+                "comes. Erase between steps."
+            )
+        shares = self.resolved.pending_from(places, held).shares(shards, divisor=ranks)
+        return [(cast(LiveTable, own[at]), rows) for at, rows in zip(shards, shares, strict=True)]
+
+
+class KeptLookup(abc.ABC):
+    """A lookup whose gradients may come, as ranks keep it until no rank has its batch any more.
+
+    Attributes:
+        kind_given: class of the gradients of a table that `give` takes.
+        layout: of its tables.
+        first_slots: for each table, the slot in `Sharded` of the first of its ids; the id number i of a table
+            has the slot first_slots[t] + i. Ids of all waiting lookups of a table have slots of their own.
+        counts: ids of each table.
+    """
+
+    kind_given: ClassVar[type]
+    layout: Layout
     first_slots: list[int]
-    """For each table, the slot in `Sharded` of the first of its ids; the id number i of a table has the slot
-    first_slots[t] + i. Ids of all waiting lookups of a table have slots of their own."""
+    counts: list[int]
 
-    @property
-    def layout(self) -> Layout:
-        return self.requests.by_owner.layout
+    @abc.abstractmethod
+    def ids_of(self, t: int) -> Tensor:
+        """(n,) int64 ids of one table, by their numbers."""
 
-    @property
-    def counts(self) -> list[int]:
-        """Ids of each table."""
-        return self.requests.by_owner.counts
+    @abc.abstractmethod
+    def give(
+        self, ranks: Messenger, given: Sequence[object], chosen: list[bool]
+    ) -> list[tuple[LiveTable, GradientRows]]:
+        """Bring gradients to the owners and return their means, of each shard of this rank. Called by all
+        ranks.
+
+        Args:
+            given: of each table, of `kind_given`; None: this rank has none.
+            chosen: for each table whether a rank has a gradient of it.
+
+        Raises:
+            TableError: rows were erased since the lookup.
+        """

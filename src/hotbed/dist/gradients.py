@@ -11,11 +11,13 @@ from torch import Tensor
 
 from hotbed.dist.declarations import Declaration
 from hotbed.dist.errors import PeerError, is_known_to_all
-from hotbed.dist.exchange import Given, give
+from hotbed.dist.exchange import Given
 from hotbed.dist.exchanged_values import KeptLookup
 from hotbed.dist.handshake import Handshake
+from hotbed.dist.merging import merge, serve_merge
 from hotbed.dist.ranks import Ranks
-from hotbed.dist.shards import ShardedPlace, TableOnRanks
+from hotbed.dist.shards import TableOnRanks
+from hotbed.dist.waiting_gradients import WaitingOnRanks, waiting_of
 from hotbed.errors import TableError
 from hotbed.places.host.step import rows_of
 from hotbed.table.gradients import (
@@ -23,8 +25,6 @@ from hotbed.table.gradients import (
     GradientRows,
     Keywords,
     TableGradient,
-    WaitingGradient,
-    set_gradient,
     stored_gradient,
 )
 from hotbed.table.handles import OpenHandle, instances, touches_rows
@@ -33,63 +33,9 @@ from hotbed.table.live import LiveTable
 __all__ = [
     "Collected",
     "SharedHandle",
-    "WaitingOnRanks",
     "collect",
     "serve_collect",
-    "waiting_of",
 ]
-
-
-class WaitingOnRanks(WaitingGradient):
-    """Gradients that wait on this rank, and those that ranks have brought to its shards.
-
-    `collected`: True if gradients were brought to the owners, who have them until zero_grad().
-    """
-
-    def __init__(self, place: ShardedPlace) -> None:
-        super().__init__()
-        self._place = place
-        self.collected = False
-
-    def drop(self, handle: Tensor) -> None:
-        super().drop(handle)
-        if self.collected:
-            self.drop_collected()
-
-    def drop_collected(self) -> None:
-        """The owners on this rank have nothing any more."""
-        self.collected = False
-        for live in self._place.own.values():
-            live.drop_gradient()
-
-    def replace(self, handle: Tensor, grad: Tensor | None) -> None:
-        is_same = grad is not None and grad is stored_gradient(handle)
-        super().replace(handle, grad)
-        if self.collected and not is_same:
-            self.drop_collected()
-
-    def give_away(self, handle: Tensor) -> None:
-        """The owners have it."""
-        super().drop(handle)
-
-    def put(self, handle: Tensor, share: GradientRows) -> None:
-        """Keep the same gradient in other slots."""
-        with self._lock:
-            self.shares, self.sources, self._summed = [share], [], None
-            set_gradient(handle, None)
-
-    def zero(self, handle: Tensor) -> None:
-        waits = self.waits(handle)
-        self.drop(handle)
-        self.collected = waits  # a step counts, with no rows
-
-    def waits(self, handle: Tensor) -> bool:
-        return self.collected or super().waits(handle)
-
-
-def waiting_of(live: TableOnRanks) -> WaitingOnRanks:
-    """Return what waits for the step of a table that ranks share."""
-    return cast(WaitingOnRanks, live.waiting)
 
 
 class Collected:
@@ -143,34 +89,55 @@ def collect(
         values: what else goes along with the opening message.
         declared: what must be alike on all ranks.
     """
-    lookups = ranks.waiting.lookups
-    waiting = [waiting_of(live) for live in tables]
-    own = [_by_lookup(live, one, lookups) for live, one in zip(tables, waiting, strict=True)]
-    flags = [
-        int(flag)
-        for one, of_table in zip(waiting, own, strict=True)
-        for flag in (*[g is not None for g in of_table], one.collected)
-    ]
     places = [live.place.number for live in tables]
-    opened = ranks.handshake(kind, [*values, *flags], places, declared=declared)
-    found = _brought(ranks, opened, tables, waiting, own, opened.values[:, len(values) :])
-    return opened, found
+    waiting = [waiting_of(live) for live in tables]
+    while True:
+        lookups = ranks.waiting.lookups
+        own = [_by_lookup(live, one, lookups) for live, one in zip(tables, waiting, strict=True)]
+        flags = [
+            flag
+            for one, of_table in zip(waiting, own, strict=True)
+            for flag in (
+                *[
+                    0 if g is None else 1 if type(g) is lookup.kind_given else _NOT_TAKEN
+                    for g, lookup in zip(of_table, lookups, strict=True)
+                ],
+                int(one.collected),
+            )
+        ]
+        opened = ranks.handshake(kind, [*values, *flags], places, declared=declared)
+        of_ranks = opened.values[:, len(values) :]
+        if not bool((of_ranks == _NOT_TAKEN).any()):
+            break
+        merge(ranks)
+    return opened, _brought(ranks, opened, tables, waiting, own, of_ranks)
 
 
 def serve_collect(ranks: Ranks, opened: Handshake, width: int) -> Collected:
     """The part of a rank that has no batch. `width`: of the values that go along."""
+    while bool((opened.values[:, width:] == _NOT_TAKEN).any()):
+        serve_merge(ranks, ranks.serve())
+        opened = ranks.serve()
     tables = [ranks.table(number) for number in opened.tables]
-    nothing: list[list[Given | None]] = [[None] * len(opened.waiting) for _ in tables]
+    nothing: list[list[object]] = [[None] * len(opened.waiting) for _ in tables]
     waiting = [waiting_of(live) for live in tables]
     return _brought(ranks, opened, tables, waiting, nothing, opened.values[:, width:])
 
 
+_NOT_TAKEN = 2
+"""What is told of a gradient that `KeptLookup.give` would not take, so that all are merged; 1 of others, and
+0 that there is none."""
+
+
 def _by_lookup(
     live: TableOnRanks, waiting: WaitingOnRanks, lookups: list[KeptLookup]
-) -> list[Given | None]:
+) -> list[object]:
     """The gradient of a table for each lookup; None where there is none."""
     handle, number = live.parameter, live.place.number
-    found: list[Given | None] = [None] * len(lookups)
+    found: list[object] = [None] * len(lookups)
+    if by_bags := waiting.by_bags(handle):
+        of_lookups = {id(share.batch.lookup): share for share in by_bags}
+        return [of_lookups.get(id(lookup)) for lookup in lookups]
     shares = waiting.shares
     if len(shares) == 1 and not waiting.sources and stored_gradient(handle) is None:
         share = cast(GradientRows, shares[0])
@@ -180,7 +147,7 @@ def _by_lookup(
                 found[at] = Given(share.rows, share.slots, lookup.first_slots[t])
                 return found
     left = [getattr(o, "lookup", None) for o in waiting.sources_of(handle)]
-    rows = rows_of(live)
+    rows = waiting.in_rows(live)
     if rows is None:
         return found
     for at, lookup in enumerate(lookups):
@@ -207,7 +174,7 @@ def _brought(
     opened: Handshake,
     tables: Sequence[TableOnRanks],
     waiting: Sequence[WaitingOnRanks],
-    own: list[list[Given | None]],
+    own: list[list[object]],
     flags: Tensor,
 ) -> Collected:
     any_rank: list[list[bool]] = flags.any(0).view(len(tables), -1).tolist()
@@ -225,7 +192,7 @@ def _brought(
     numbers = [live.place.number for live in tables]
     for at, lookup in enumerate(opened.waiting):
         position = lookup.layout.position
-        given: list[Given | None] = [None] * len(position)
+        given: list[object] = [None] * len(position)
         chosen = [False] * len(position)
         for number, of_table, of_own in zip(numbers, any_rank, own, strict=True):
             if of_table[at]:
@@ -235,7 +202,7 @@ def _brought(
         if not any(chosen):
             continue
         try:
-            found.add(give(ranks, lookup, ranks.codecs[1], given, chosen))
+            found.add(lookup.give(ranks, given, chosen))
         except Exception as error:
             if is_known_to_all(error):
                 raise  # on all ranks

@@ -16,12 +16,13 @@ from hotbed.dist.batch import serve_lookup, serve_rows
 from hotbed.dist.clipping import CHANGE, NORM, SUM, Together, serve_infinities
 from hotbed.dist.distribute import Sharing, sharing_of
 from hotbed.dist.errors import PeerError, PeerLost, is_known_to_all
-from hotbed.dist.gradients import serve_collect, waiting_of
+from hotbed.dist.gradients import serve_collect
 from hotbed.dist.handshake import ENDED, MERGE, Handshake
 from hotbed.dist.merging import serve_merge
 from hotbed.dist.participant import serve_step
 from hotbed.dist.ranks import Ranks
 from hotbed.dist.shards import TableOnRanks
+from hotbed.dist.waiting_gradients import waiting_of
 from hotbed.dist.wire import group_of
 from hotbed.errors import TableError
 from hotbed.optim.base import TableOptimizer

@@ -15,15 +15,17 @@ __all__ = ["Layout"]
 
 
 class Layout:
-    """Shards of some tables, the same on all ranks.
+    """Shards of some tables, the same on all ranks. A table can be in it several times, once for each feature
+    whose bags its owners pool.
 
     Attributes:
         rank: of this process among `size`.
-        core: computes the sizes and the contents of messages.
-        table_numbers: of the tables among those that the ranks share.
+        core: computes the sizes and the contents of messages. Its tables are all that was given.
+        table_numbers: of the tables among those that the ranks share, each once.
         position: of each table among these, by its number.
-        shards: position and description of the table of each, in the core's order.
-        own: the live tables of the shards that this rank owns.
+        tables: for each of the core's tables, its position.
+        shards: position among the core's tables, and description of the table, of each, in the core's order.
+        own: the live tables of the shards that this rank owns, each once.
         own_tables: position of the table of each of these.
         table_of: for each feature of `look_up_owned`, position in `own` of the shard that it reads. A feature
             is what one rank asks of one shard: shard 0 for each rank, then shard 1, as `Requests.ids_here`.
@@ -33,8 +35,13 @@ class Layout:
     """
 
     def __init__(self, rank: int, size: int, places: Sequence[ShardedPlace]) -> None:
-        tables, shards, names = [], [], []
+        tables, shards, own_positions = [], [], dict[LiveTable, int]()
         self.rank, self.size = rank, size
+        self.table_numbers = tuple(dict.fromkeys(place.number for place in places))
+        self.position = {number: t for t, number in enumerate(self.table_numbers)}
+        self.tables = [self.position[place.number] for place in places]
+        self.table_of: list[int] = []
+        self.names: list[str] = []
         self.own: list[weakref.ref[LiveTable]] = []
         self.own_tables: list[int] = []
         self.shards: list[tuple[int, Shard, Table]] = []
@@ -51,12 +58,12 @@ class Layout:
                 shards.append((t, shard.rank, shard.replica, first, stride, column, part.dim))
                 self.shards.append((t, shard, spec))
                 if shard.rank == rank:
-                    self.own_tables.append(t)
-                    self.own.append(weakref.ref(place.own[shard]))
-                    names += [spec.name] * size
+                    live = place.own[shard]
+                    if live not in own_positions:
+                        own_positions[live] = len(self.own)
+                        self.own_tables.append(self.tables[t])
+                        self.own.append(weakref.ref(live))
+                    self.table_of += [own_positions[live]] * size
+                    self.names += [spec.name] * size
         self.core = _core.ExchangeLayout.make(rank, size, tables, shards)
-        self.table_numbers = tuple(place.number for place in places)
-        self.position = {number: t for t, number in enumerate(self.table_numbers)}
-        self.table_of = [at for at in range(len(self.own)) for _ in range(size)]
-        self.names: list[str] = names
         self.fetched: list[_core.FetchedRows] = []

@@ -10,12 +10,11 @@ from torch import Tensor
 from hotbed import _core
 from hotbed.dist.exchange import keep, look_up_owned, order_by_owner, send_ids, send_no_ids
 from hotbed.dist.exchanged_values import KeptLookup, Requests
-from hotbed.dist.gradients import waiting_of
 from hotbed.dist.handshake import MERGE, Handshake
 from hotbed.dist.ranks import Ranks
 from hotbed.dist.shards import TableOnRanks
+from hotbed.dist.waiting_gradients import waiting_of
 from hotbed.ops.duplicates import sum_duplicates
-from hotbed.places.host.step import rows_of
 from hotbed.table.gradients import GradientRows
 
 __all__ = ["merge", "serve_merge"]
@@ -56,9 +55,8 @@ def merge(ranks: Ranks) -> None:
 
 def serve_merge(ranks: Ranks, opened: Handshake) -> None:
     """The part of a rank that has no batch."""
-    requests = send_no_ids(ranks, opened, opened.values)
-    with torch.enable_grad():
-        _look_up(ranks, requests, None)
+    places = [ranks.table(number).place for number in opened.tables]
+    _look_up(ranks, send_no_ids(ranks, places, opened.values), None)
     _let_go(ranks)
 
 
@@ -68,7 +66,8 @@ def _look_up(ranks: Ranks, requests: Requests, merged: _Merged | None) -> KeptLo
     try:
         # Not for training: every id got its row when its own batch was looked up. Merging adds none, and does
         # not bring back what was erased since.
-        owned = look_up_owned(requests)
+        with torch.enable_grad():
+            owned = look_up_owned(requests)
     except Exception as error:
         fault = error
     ranks.vote(MERGE, fault=fault)
@@ -83,7 +82,7 @@ def _let_go(ranks: Ranks) -> None:
 
 def _summed(live: TableOnRanks, lookups: Sequence[KeptLookup]) -> tuple[Tensor, Tensor | None]:
     """(n,) distinct ids and (n, dim) rows of what waits of a table; None: nothing does."""
-    rows = rows_of(live)
+    rows = waiting_of(live).in_rows(live)
     if rows is None:
         return torch.empty(0, dtype=torch.int64, device="cpu"), None
     number = live.place.number
@@ -92,7 +91,7 @@ def _summed(live: TableOnRanks, lookups: Sequence[KeptLookup]) -> tuple[Tensor, 
         for lookup in lookups
         if number in lookup.layout.position
     ]
-    by_owner = [lookup.requests.by_owner.of_table(t) for lookup, t in here]
+    by_owner = [lookup.ids_of(t) for lookup, t in here]
     firsts = torch.tensor([lookup.first_slots[t] for lookup, t in here], device="cpu")  # rising
     counts = torch.tensor([len(ids) for ids in by_owner], device="cpu")
     begins = counts.cumsum(0) - counts

@@ -13,11 +13,12 @@ from hotbed import _core
 from hotbed.dist.batch import ShardedLookups
 from hotbed.dist.clipping import ShardedGradient
 from hotbed.dist.errors import NO_COPY
-from hotbed.dist.gradients import SharedHandle, WaitingOnRanks
+from hotbed.dist.gradients import SharedHandle
 from hotbed.dist.participant import ShardedParticipant
 from hotbed.dist.ranks import Ranks
 from hotbed.dist.rows_of_ranks import ShardedRows
 from hotbed.dist.shards import Shard, TableOnRanks
+from hotbed.dist.waiting_gradients import WaitingOnRanks
 from hotbed.errors import OptimizerError, TableError
 from hotbed.optim.base import TableOptimizer
 from hotbed.sharding import Sharding
@@ -54,6 +55,11 @@ class Sharded(ShardedRows):
         super().__init__(core, spec, lookups)
         self.number, self.kind = number, kind
         self.shards, self.own = list(shards), dict(own)
+        owner_rule = kind.owner_rule(spec)
+        self.owners = 1 if owner_rule is None else lookups.ranks.size
+        self.bag_parts = 1 if owner_rule is None else len(self.shards)
+        if spec.combiner not in ("sum", "mean", "sqrtn") or owner_rule is _core.OwnerRule.given:
+            self.bag_parts = 0
         self._handles = [live.parameter for live in self.own.values()]  # they keep gradients
 
     @property

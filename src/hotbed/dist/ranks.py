@@ -125,7 +125,7 @@ class Ranks(LongWork):
 
     def layout(self, places: Sequence[ShardedPlace]) -> Layout:
         """Where their shards lie in messages."""
-        numbers = tuple(place.number for place in places)
+        numbers = (*[place.number for place in places],)
         found = self._layouts.get(numbers)
         if found is None:
             found = self._layouts[numbers] = Layout(self.rank, self.size, places)

@@ -29,12 +29,16 @@ class ShardedPlace(Place):
         kind: how it is cut.
         shards: all of them, in the order of their ranks.
         own: tables of their own with the rows that this rank keeps.
+        owners: among which rows are split; 1: they are not.
+        bag_parts: the same of the ids of a bag; 0: owners pool no bags of this table.
     """
 
     number: int
     kind: Sharding
     shards: list[Shard]
     own: dict[Shard, LiveTable]
+    owners: int
+    bag_parts: int
 
 
 class TableOnRanks(LiveTable):

@@ -7,8 +7,8 @@ device, once, when the batch is resolved. `hotbed.inputs` lists the kinds.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol, TypeGuard, overload
+from collections.abc import Callable, Collection, Iterable
+from typing import Any, NamedTuple, Protocol, TypeGuard
 
 import torch
 from torch import Tensor
@@ -20,7 +20,6 @@ from hotbed.jagged import Jagged
 __all__ = [
     "FORMS",
     "Bags",
-    "FlatIds",
     "Form",
     "Jagged",
     "Wanted",
@@ -61,37 +60,6 @@ class Bags(NamedTuple):
         """Ids and offsets where the core reads them, without weights."""
         offsets = None if self.offsets is None else self.offsets.cpu()
         return self._replace(ids=self.ids.cpu(), offsets=offsets, weights=None)
-
-
-class FlatIds(Sequence[Bags]):
-    """Inputs of many features with one vector an id, whose ids lie one after the other.
-
-    Attributes:
-        ids: (N,) contiguous int64.
-        counts: ids of each feature.
-    """
-
-    def __init__(self, ids: Tensor, counts: list[int]) -> None:
-        self.ids, self.counts = ids, counts
-
-    def __len__(self) -> int:
-        return len(self.counts)
-
-    @overload
-    def __getitem__(self, at: int) -> Bags: ...
-    @overload
-    def __getitem__(self, at: slice) -> list[Bags]: ...
-    def __getitem__(self, at: int | slice) -> Bags | list[Bags]:
-        if isinstance(at, slice):
-            return list(self)[at]
-        count = self.counts[at]
-        begin = sum(self.counts[: at % len(self.counts)])
-        return Bags(self.ids[begin : begin + count], None, 1, count, None, count, None, False)
-
-    def __iter__(self) -> Iterator[Bags]:
-        for ids in self.ids.split(self.counts):  # type: ignore[no-untyped-call]
-            count = ids.shape[0]
-            yield Bags(ids, None, 1, count, None, count, None, False)
 
 
 class Wanted(NamedTuple):

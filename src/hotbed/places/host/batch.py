@@ -2,36 +2,123 @@
 
 from __future__ import annotations
 
+import abc
 import functools
-from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, NamedTuple, overload
 
 import torch
 from torch import Tensor
 
 from hotbed import _core, trace
 from hotbed.errors import StorageError
-from hotbed.inputs.bags import Bags, FlatIds, core_input, input_fault
+from hotbed.inputs.bags import Bags, core_input, input_fault
 from hotbed.places.core_backed import CoreLookups
 from hotbed.table.backward import Update
 from hotbed.table.gradients import GradientRows
 from hotbed.table.lookups import Call, InputBatch, StoredTable
-from hotbed.table.resolved import Columns, PooledTable
+from hotbed.table.resolved import Columns, PooledTable, Resolved
 from hotbed.tables import CORE_DTYPES
 
-__all__ = ["IN_MEMORY", "HostBatch", "HostPendingGradient", "check", "core_batch"]
+__all__ = [
+    "IN_MEMORY",
+    "FlatBags",
+    "FlatIds",
+    "HostBatch",
+    "HostPendingGradient",
+    "as_vectors",
+    "check",
+    "core_batch",
+    "places_in",
+]
 
 _Addresses = list[tuple[int, int]]
 """Of (n, dim) vectors of each feature: address, and elements from one to the next. 0: there are none."""
 
 
+class FlatInputs(Sequence[Bags]):
+    """Inputs of many features, which the core's batch takes at once.
+
+    Attributes:
+        ids: (N,) contiguous int64, those of one feature after the other.
+    """
+
+    ids: Tensor
+
+    @overload
+    def __getitem__(self, at: int) -> Bags: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[Bags]: ...
+    def __getitem__(self, at: int | slice) -> Bags | list[Bags]:
+        return list(self)[at]
+
+    @abc.abstractmethod
+    def __iter__(self) -> Iterator[Bags]: ...
+
+    @abc.abstractmethod
+    def core_batch(self, tables: list[_core.Table], table_of: Sequence[int]) -> _core.Batch:
+        """Return the core's batch over these tables."""
+
+
+class FlatIds(FlatInputs):
+    """One vector an id.
+
+    Attributes:
+        counts: ids of each feature.
+    """
+
+    def __init__(self, ids: Tensor, counts: list[int]) -> None:
+        self.ids, self.counts = ids, counts
+
+    def __len__(self) -> int:
+        return len(self.counts)
+
+    def __iter__(self) -> Iterator[Bags]:
+        for ids in self.ids.split(self.counts):  # type: ignore[no-untyped-call]
+            count = ids.shape[0]
+            yield Bags(ids, None, 1, count, None, count, None, False)
+
+    def core_batch(self, tables: list[_core.Table], table_of: Sequence[int]) -> _core.Batch:
+        return _core.Batch.of_ids(tables, table_of, self.ids.data_ptr(), self.counts)
+
+
+class FlatBags(FlatInputs):
+    """One vector a bag, its sum.
+
+    Attributes:
+        offsets: int64, bags + 1 of each feature that has some.
+        shapes: (ids, bags, whether there are offsets) of each feature; without, all bags are equally long.
+    """
+
+    def __init__(self, ids: Tensor, offsets: Tensor, shapes: list[tuple[int, int, bool]]) -> None:
+        self.ids, self.offsets, self.shapes = ids, offsets, shapes
+
+    def __len__(self) -> int:
+        return len(self.shapes)
+
+    def __iter__(self) -> Iterator[Bags]:
+        begin = edge = 0
+        for count, bags, has_offsets in self.shapes:
+            ids, offsets = self.ids[begin : begin + count], None
+            fixed = 0 if has_offsets or not bags else count // bags
+            if has_offsets:
+                offsets = self.offsets[edge : edge + bags + 1]
+                edge += bags + 1
+            begin += count
+            yield Bags(ids, offsets, fixed, bags, None, bags, None, has_offsets)
+
+    def core_batch(self, tables: list[_core.Table], table_of: Sequence[int]) -> _core.Batch:
+        at, edges = self.ids.data_ptr(), self.offsets.data_ptr()
+        return _core.Batch.of_sums(tables, table_of, self.shapes, at, edges)
+
+
 def core_batch(
     live: Sequence[StoredTable], table_of: Sequence[int], bags: Sequence[Bags]
 ) -> _core.Batch:
-    """The core's batch over inputs that are read. Those of `FlatIds` have tables that pool nothing."""
+    """The core's batch over inputs that are read."""
     cores = [table.core for table in live]
-    if isinstance(bags, FlatIds):
-        return _core.Batch.of_ids(cores, table_of, bags.ids.data_ptr(), bags.counts)
+    if isinstance(bags, FlatInputs):
+        return bags.core_batch(cores, table_of)
     inputs = [core_input(t, live[t].combiner, bag) for t, bag in zip(table_of, bags, strict=True)]
     return _core.Batch.make(cores, inputs)
 
@@ -43,6 +130,29 @@ def check(batch: InputBatch, call: Call) -> None:
         name = call.live[call.table_of[feature]].name
         bag = call.bags[feature]
         raise input_fault(kind, name, call.names[feature], bag, bag_at, value, bound)
+
+
+def places_in(columns: Sequence[Columns], resolved: Resolved) -> _Addresses:
+    """Return where the vectors of each feature go."""
+    places: _Addresses = [(0, 0)] * len(resolved.bags)
+    for buffer, features, _ in columns:
+        at, width, size = buffer.data_ptr(), buffer.shape[1], buffer.itemsize
+        for f in features:
+            places[f] = at, width
+            at += resolved.live[resolved.table_of[f]].spec.dim * size
+    return places
+
+
+def as_vectors(grad: Tensor, table: PooledTable) -> Tensor:
+    """Return a gradient of vectors as (n, dim) of the compute dtype, whose rows the core can read."""
+    dim = table.spec.dim
+    if grad.dim() != 2:
+        grad = grad.reshape(-1, dim)
+    if grad.dtype != table.compute_dtype:
+        grad = grad.to(table.compute_dtype)
+    if grad.is_neg():  # kept as the opposite, with a mark that addresses lack
+        grad = grad.resolve_neg()
+    return grad.contiguous() if grad.stride(1) != 1 and dim > 1 else grad
 
 
 class HostBatch:
@@ -76,15 +186,9 @@ class HostBatch:
         return made
 
     def pool(self, columns: Sequence[Columns]) -> None:
-        places: _Addresses = [(0, 0)] * len(self.bags)
-        for buffer, features, _ in columns:
-            at, width, size = buffer.data_ptr(), buffer.shape[1], buffer.itemsize
-            for f in features:
-                places[f] = at, width
-                at += self.live[self.table_of[f]].spec.dim * size
-        self.core.pool(places)
+        self.core.pool(places_in(columns, self))
 
-    def write(self, places: _core.VectorPlaces) -> None:
+    def write(self, places: _core.VectorPlaces | _Addresses) -> None:
         """Write the vectors of each feature to its place."""
         self.core.pool(places)
 
@@ -97,20 +201,9 @@ class HostBatch:
         for f, grad in enumerate(grads):
             if grad is None or grad.numel() == 0:
                 continue
-            table = self.live[self.table_of[f]]
-            dim = table.spec.dim
-            if grad.dim() != 2:
-                grad = grad.reshape(-1, dim)
-            if grad.dtype != table.compute_dtype:
-                grad = grad.to(table.compute_dtype)
-            if grad.is_neg():  # kept as the opposite, with a mark that addresses lack
-                grad = grad.resolve_neg()
-            stride, step = grad.stride()
-            if step != 1 and dim > 1:
-                grad = grad.contiguous()
-                stride = dim
+            grad = as_vectors(grad, self.live[self.table_of[f]])
             held.append(grad)
-            places[f] = grad.data_ptr(), stride
+            places[f] = grad.data_ptr(), grad.stride(0)
         return self.pending_from(places, held)
 
     def pending_from(

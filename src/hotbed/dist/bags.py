@@ -1,0 +1,290 @@
+"""Bags that the owners of their rows pool: ids and lengths travel to them, vectors come back, and gradients
+of vectors go the way of the ids.
+
+    OrderedBags of this rank, the numbers of all -> `ask` -> Answer, with the vectors that came
+    `keep_bags` -> KeptBags
+    KeptBags.give(gradients) -> gradients of each shard of this rank
+
+Owners sum what they have of a bag; who asks adds sums up where rows are split, and divides. What is frozen,
+and what lasts, is as in `hotbed.dist.exchange`; the core writes and reads messages (`csrc/exchange/bags`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn, cast
+
+import torch
+from torch import Tensor
+
+from hotbed import _core
+from hotbed.dist.exchange import first_slots, resolve_owned
+from hotbed.dist.exchanged_values import KeptLookup, Messenger, OwnedRows
+from hotbed.dist.layout import Layout
+from hotbed.dist.ranks import Ranks
+from hotbed.errors import OptimizerError
+from hotbed.places.host.batch import FlatBags, as_vectors, places_in
+from hotbed.table.gradients import GradientRows, TableGradient
+from hotbed.table.live import LiveTable
+from hotbed.table.lookups import Call
+from hotbed.table.resolved import Columns, PooledTable
+from hotbed.tables import CORE_DTYPES
+
+__all__ = ["Answer", "BagGradients", "BagsBatch", "KeptBags", "ask", "keep_bags", "width"]
+
+
+def width(layout: Layout) -> int:
+    """Return how many numbers a rank tells of its bags."""
+    return _core.BagExchange.width(layout.core)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Answer:
+    """Vectors of this rank's bags, and what owners keep of them."""
+
+    layout: Layout
+    own: _core.OrderedBags
+    """Bags of this rank."""
+    core: _core.BagExchange
+    owned: OwnedRows | None
+    """None: this rank owns no shard."""
+    messages: list[Tensor]
+    """(bytes,) uint8 from each rank, with the vectors."""
+
+
+def ask(
+    ranks: Ranks,
+    layout: Layout,
+    own: _core.OrderedBags,
+    numbers: Tensor,
+    frozen: Sequence[int],
+    training: bool,
+) -> Answer:
+    """Have owners pool bags. Called by all ranks.
+
+    Args:
+        own: bags of this rank.
+        numbers: (ranks, n) int64, those of the bags of each rank.
+        frozen: positions of tables that take no new rows.
+        training: True if new ids get a row.
+    """
+    numbers = numbers.contiguous()
+    core = _core.BagExchange(layout.core, numbers.data_ptr())
+    received = _send(ranks, "ids", core.id_sizes(), lambda to: core.write_ids(own, to))
+    shapes = core.here()
+    ids, offsets = (
+        torch.empty(count, dtype=torch.int64, device="cpu")
+        for count in (sum(n for n, _, _ in shapes), sum(b + 1 for _, b, edges in shapes if edges))
+    )
+    core.read_ids(own, _addresses(received), ids.data_ptr(), offsets.data_ptr())
+    bags = FlatBags(ids, offsets, shapes)
+    owned: OwnedRows | None = None
+
+    def pool(to: list[int]) -> None:
+        nonlocal owned
+        owned = resolve_owned(layout, bags, frozen, training, core.vector_places(to))
+
+    messages = _send(ranks, "vectors", core.vector_sizes(), pool)
+    return Answer(layout, own, core, owned, messages)
+
+
+def _send(
+    ranks: Messenger,
+    what: str,
+    sizes: tuple[list[int], list[int]],
+    write: Callable[[list[int]], None],
+) -> list[Tensor]:
+    """Send what `write` writes to the messages at these addresses. An error of it is one on all ranks."""
+    outgoing, coming = sizes
+    messages = ranks.reserve(outgoing)
+    fault: Exception | None = None
+    try:
+        write(_addresses(messages))
+    except Exception as error:
+        fault = error
+    return ranks.send(what, coming, fault)
+
+
+def _addresses(messages: Sequence[Tensor]) -> list[int]:
+    return [message.data_ptr() for message in messages]
+
+
+class BagsBatch:
+    """`hotbed.table.resolved.Resolved`: the owners have pooled it.
+
+    Attributes:
+        lookup: which the ranks keep for its gradients; only where they are wanted.
+    """
+
+    has_own_rows = True
+    lookup: KeptBags
+
+    def __init__(self, call: Call, answer: Answer, wants_gradient: bool) -> None:
+        self.live, self.table_of, self.bags = call.live, call.table_of, call.bags
+        self.wants_gradient = wants_gradient
+        self._answer: Answer | None = answer
+
+    @property
+    def weights(self) -> list[Tensor | None]:
+        return [None] * len(self.bags)
+
+    def dtype_of(self, table: PooledTable) -> torch.dtype:
+        return table.compute_dtype
+
+    def empty(self, vectors: int, dim: int, dtype: torch.dtype) -> Tensor:
+        made: Tensor = _core.empty([vectors, dim], CORE_DTYPES[dtype])
+        return made
+
+    def copy_messages(self) -> None:
+        """Have the vectors outlast the messages in which they came."""
+        assert self._answer is not None
+        copies = [message.clone() for message in self._answer.messages]
+        self._answer = dataclasses.replace(self._answer, messages=copies)
+
+    def pool(self, columns: Sequence[Columns]) -> None:
+        self.write(places_in(columns, self))
+
+    def write(self, places: list[tuple[int, int]]) -> None:
+        """Write the vectors of each feature to an address, with a stride, once."""
+        answer, self._answer = self._answer, None
+        assert answer is not None
+        answer.core.read_vectors(answer.own, _addresses(answer.messages), places)
+
+    def keep_inputs(self) -> None:
+        """Nothing reads them again."""
+
+    def backward(self, grads: Sequence[Tensor | None]) -> BagsPendingGradient:
+        return BagsPendingGradient(self, grads)
+
+    def weight_gradients(self, left: Any, outputs: object, wanted: object) -> NoReturn:
+        raise AssertionError("bags with weights are not pooled by owners")
+
+
+class BagsPendingGradient:
+    """`hotbed.table.backward.PendingGradient` of vectors that owners have pooled."""
+
+    def __init__(self, batch: BagsBatch, grads: Sequence[Tensor | None]) -> None:
+        self._batch = batch
+        self._grads = {
+            f: as_vectors(grad, batch.live[batch.table_of[f]])
+            for f, grad in enumerate(grads)
+            if grad is not None and grad.numel()
+        }
+
+    def shares(self, tables: Sequence[int]) -> list[BagGradients]:
+        batch, found = self._batch, []
+        for t in tables:
+            # Others may write to a gradient once backward is over.
+            own = {f: g.clone() for f, g in self._grads.items() if batch.table_of[f] == t}
+            found.append(BagGradients(batch, batch.live[t].spec.name, t, own))
+        return found
+
+    def slots(self, table: int) -> Tensor:
+        return self.shares([table])[0].in_rows().slots
+
+    def step(self, updates: object) -> NoReturn:
+        raise OptimizerError("fused=True updates tables in backward, which ranks cannot agree on.")
+
+
+class BagGradients(NamedTuple):
+    """`hotbed.table.gradients.GradientShare` by bags of a lookup, which become rows when somebody looks."""
+
+    batch: BagsBatch
+    name: str
+    """Of the table."""
+    table: int
+    """Its position in the lookup."""
+    of_features: Mapping[int, Tensor]
+    """(bags, dim) of the compute dtype, by features of the lookup; others have none."""
+
+    @property
+    def source(self) -> object:
+        return self.batch
+
+    def coo(self, handle: Tensor) -> TableGradient:
+        return self.in_rows().coo(handle)
+
+    def in_rows(self) -> GradientRows:
+        """The same, summed by id."""
+        lookup = self.batch.lookup
+        dim = self.batch.live[self.table].spec.dim
+        dtype = self.batch.live[self.table].compute_dtype
+        ids, values = [], []
+        for f in lookup.features_of(self.table):
+            some, of_bags = lookup.positions(f)
+            grad = self.of_features.get(f)
+            ids.append(some)
+            if grad is None:
+                values.append(torch.zeros((len(some), dim), dtype=dtype, device="cpu"))
+            else:
+                inverses = torch.tensor(lookup.own.inverses(f), dtype=dtype, device="cpu")
+                values.append((grad * inverses[:, None])[of_bags])
+        every = torch.cat(ids)
+        distinct, inverse = torch.empty_like(every), torch.empty_like(every)
+        addresses = every.data_ptr(), len(every), distinct.data_ptr(), inverse.data_ptr()
+        count = _core.group_ids(*addresses)
+        rows = torch.zeros((count, dim), dtype=dtype, device="cpu")
+        rows.index_add_(0, inverse, torch.cat(values))
+        first = torch.full((count,), len(every), dtype=torch.int64, device="cpu")
+        first.scatter_reduce_(0, inverse, torch.arange(len(every), device="cpu"), "amin")
+        slots = first + lookup.first_slots[self.table]
+        return GradientRows(slots, rows, True, False, self.batch)
+
+
+class KeptBags(KeptLookup):
+    """A lookup of bags, whose gradients are those of vectors. Ids of a table are numbered as they come, those
+    of one feature after the other."""
+
+    kind_given = BagGradients
+
+    def __init__(self, answer: Answer, slots: list[int]) -> None:
+        self.layout, self.own, self.owned = answer.layout, answer.own, answer.owned
+        self._core, self.first_slots = answer.core, slots
+        self._of_features = self.own.counts
+        self.counts = [0] * len(self.layout.position)
+        for t, count in zip(self.layout.tables, self._of_features, strict=True):
+            self.counts[t] += count
+
+    def features_of(self, t: int) -> list[int]:
+        """Return the features of a table."""
+        return [f for f, of in enumerate(self.layout.tables) if of == t]
+
+    def positions(self, f: int) -> tuple[Tensor, Tensor]:
+        """(n,) int64 ids of a feature, and the bag of each."""
+        ids, of_bags = (
+            torch.empty(self._of_features[f], dtype=torch.int64, device="cpu") for _ in range(2)
+        )
+        self.own.write_positions(f, ids.data_ptr(), of_bags.data_ptr())
+        return ids, of_bags
+
+    def ids_of(self, t: int) -> Tensor:
+        return torch.cat([self.positions(f)[0] for f in self.features_of(t)])
+
+    def give(
+        self, ranks: Messenger, given: Sequence[object], chosen: list[bool]
+    ) -> list[tuple[LiveTable, GradientRows]]:
+        layout, core = self.layout, self._core
+        of_tables = cast(Sequence[BagGradients | None], given)
+        of_features = [chosen[t] for t in layout.tables]
+        places = [(0, 0)] * len(of_features)
+        for f, t in enumerate(layout.tables):
+            share = of_tables[t]
+            if share is not None and f in share.of_features:
+                grad = share.of_features[f]
+                places[f] = grad.data_ptr(), grad.stride(0)
+        write = functools.partial(core.write_given, self.own, of_features, places)
+        received = _send(ranks, "gradients", core.given_sizes(of_features), write)
+        mine = [at for at, t in enumerate(layout.own_tables) if chosen[t]]
+        if not mine or self.owned is None:
+            return []
+        here = core.given_places(of_features, _addresses(received))
+        return self.owned.means(here, received, mine, ranks.size)
+
+
+def keep_bags(ranks: Ranks, batch: object | None, answer: Answer) -> KeptBags:
+    """Have the ranks keep a lookup for the gradients of a batch. `batch`: None where this rank has none."""
+    made = KeptBags(answer, first_slots(answer.layout, ranks.waiting.lookups))
+    ranks.waiting.add(batch, made)
+    return made

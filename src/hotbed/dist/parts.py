@@ -1,0 +1,276 @@
+"""A call of which some tables come as rows, and others as vectors of bags that the owners have pooled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, NoReturn, Protocol, cast
+
+import torch
+from torch import Tensor
+
+from hotbed import _core
+from hotbed.dist.bags import BagsBatch, BagsPendingGradient, ask, keep_bags, width
+from hotbed.dist.exchange import fetch, keep, send_no_ids
+from hotbed.dist.ranks import Ranks
+from hotbed.dist.rows_batch import RowsBatch, ShardedPendingGradient
+from hotbed.dist.shards import ShardedPlace
+from hotbed.errors import OptimizerError
+from hotbed.places.host.batch import HostPendingGradient, core_batch, places_in
+from hotbed.table.gradients import GradientShare
+from hotbed.table.lookups import Call
+from hotbed.table.resolved import Columns, PooledTable
+from hotbed.tables import CORE_DTYPES
+
+__all__ = ["Asked", "PartsOfCall", "parts_without_batch"]
+
+
+class Asked(Protocol):
+    """What a rank is to ask of owners.
+
+    Attributes:
+        numbers: what the other ranks must know before `fetch`.
+    """
+
+    numbers: list[int]
+
+    def fetch(self, numbers: Tensor, wanted: bool) -> RowsBatch | BagsBatch:
+        """Ask for it. Called by all ranks.
+
+        Args:
+            numbers: (ranks, n) int64 of all ranks.
+            wanted: True if gradients may come.
+        """
+
+
+class BagsOfCall:
+    """Bags of a call, which the owners are to pool. Attributes and methods are those of `Asked`."""
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        call: Call,
+        given: _core.Batch,
+        features: Sequence[int],
+        places: Sequence[ShardedPlace],
+    ) -> None:
+        """`given`: a checked batch in which these features are those of the call. `places`: of the call's
+        tables."""
+        self._ranks, self._call = ranks, call
+        self._layout = ranks.layout([places[t] for t in call.table_of])
+        self._own = _core.OrderedBags(self._layout.core, given, features)
+        self.numbers = self._own.numbers
+
+    def fetch(self, numbers: Tensor, wanted: bool) -> BagsBatch:
+        ranks, call = self._ranks, self._call
+        answer = ask(ranks, self._layout, self._own, numbers, call.frozen, call.training)
+        made = BagsBatch(call, answer, wanted)
+        if wanted:
+            made.lookup = keep_bags(ranks, made, answer)
+        return made
+
+
+class _Part(NamedTuple):
+    """Tables of a call that go one way."""
+
+    asked: Asked
+    features: list[int]
+    """Positions of its features in the whole call."""
+    tables: list[int]
+    """Positions of its tables there."""
+
+
+MakesRows = Callable[[Ranks, Call, _core.Batch, Sequence[ShardedPlace]], Asked]
+
+
+class PartsOfCall:
+    """What a rank asks by rows, then by bags; of these, features come in the order of their tables.
+
+    Attributes:
+        numbers: as of `Asked`.
+    """
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        call: Call,
+        given: _core.Batch,
+        places: Sequence[ShardedPlace],
+        ways: Sequence[int],
+        rows_of: MakesRows,
+    ) -> None:
+        """
+        Args:
+            given: the checked batch of the call; places: of its tables.
+            ways: for each table, how many features it has if owners pool their bags, else 0.
+            rows_of: makes what is asked by rows.
+        """
+        self._call = call
+        self._parts: list[_Part] = []
+        for by_owners in (False, True):
+            tables = [t for t, way in enumerate(ways) if bool(way) is by_owners]
+            if not tables:
+                continue
+            at = {t: n for n, t in enumerate(tables)}
+            features = [f for f, t in enumerate(call.table_of) if t in at]
+            if by_owners:
+                features.sort(key=lambda f: call.table_of[f])
+            part = Call(
+                [call.live[t] for t in tables],
+                [at[call.table_of[f]] for f in features],
+                [call.names[f] for f in features],
+                [call.bags[f] for f in features],
+                [at[t] for t in call.frozen if t in at],
+                call.training,
+            )
+            own = [places[t] for t in tables]
+            asked: Asked
+            if by_owners:
+                asked = BagsOfCall(ranks, part, given, features, own)
+            else:
+                asked = rows_of(ranks, part, core_batch(part.live, part.table_of, part.bags), own)
+            self._parts.append(_Part(asked, features, tables))
+        self.numbers = [number for part in self._parts for number in part.asked.numbers]
+
+    def fetch(self, numbers: Tensor, wanted: bool) -> RowsBatch | BagsBatch | JoinedBatch:
+        made, begin = [], 0
+        for part in self._parts:
+            end = begin + len(part.asked.numbers)
+            made.append((part, part.asked.fetch(numbers[:, begin:end], wanted)))
+            begin = end
+        part, batch = made[0]
+        if part.features == list(range(len(self._call.bags))):
+            return batch
+        return JoinedBatch(self._call, made, wanted)
+
+
+class JoinedBatch:
+    """`hotbed.table.resolved.Resolved`."""
+
+    has_own_rows = True
+
+    def __init__(
+        self, call: Call, parts: Sequence[tuple[_Part, RowsBatch | BagsBatch]], wants_gradient: bool
+    ) -> None:
+        self.live, self.table_of, self.bags = call.live, call.table_of, call.bags
+        self.wants_gradient, self._parts = wants_gradient, parts
+
+    @property
+    def weights(self) -> list[Tensor | None]:
+        return [bag.weights for bag in self.bags]
+
+    def dtype_of(self, table: PooledTable) -> torch.dtype:
+        return table.compute_dtype
+
+    def empty(self, vectors: int, dim: int, dtype: torch.dtype) -> Tensor:
+        made: Tensor = _core.empty([vectors, dim], CORE_DTYPES[dtype])
+        return made
+
+    def pool(self, columns: Sequence[Columns]) -> None:
+        places = places_in(columns, self)
+        for part, batch in self._parts:
+            batch.write([places[f] for f in part.features])
+
+    def copy_messages(self) -> None:
+        """As of `BagsBatch`."""
+        for _, batch in self._parts:
+            batch.copy_messages()
+
+    def keep_inputs(self) -> None:
+        for _, batch in self._parts:
+            batch.keep_inputs()
+
+    def backward(self, grads: Sequence[Tensor | None]) -> _JoinedPendingGradient:
+        return _JoinedPendingGradient(
+            [
+                (part, batch.backward([grads[f] for f in part.features]))
+                for part, batch in self._parts
+            ]
+        )
+
+    def weight_gradients(
+        self, left: _JoinedPendingGradient, outputs: dict[int, Tensor], wanted: Sequence[int]
+    ) -> list[Tensor]:
+        found: dict[int, Tensor] = {}
+        for (part, batch), (_, own) in zip(self._parts, left.parts, strict=True):
+            at = {f: n for n, f in enumerate(part.features)}
+            here = [f for f in wanted if f in at]
+            if here:
+                of_part = {at[f]: out for f, out in outputs.items() if f in at}
+                pending = cast(HostPendingGradient, own)
+                grads = batch.weight_gradients(pending, of_part, [at[f] for f in here])
+                found.update(zip(here, grads, strict=True))
+        return [found[f] for f in wanted]
+
+
+class _JoinedPendingGradient:
+    """`hotbed.table.backward.PendingGradient`."""
+
+    def __init__(
+        self, parts: list[tuple[_Part, ShardedPendingGradient | BagsPendingGradient]]
+    ) -> None:
+        self.parts = parts
+
+    def shares(self, tables: Sequence[int]) -> list[GradientShare]:
+        found: dict[int, GradientShare] = {}
+        for part, own in self.parts:
+            at = {t: n for n, t in enumerate(part.tables)}
+            here = [t for t in tables if t in at]
+            if here:
+                found.update(zip(here, own.shares([at[t] for t in here]), strict=True))
+        return [found[t] for t in tables]
+
+    def slots(self, table: int) -> Tensor:
+        part, own = next(one for one in self.parts if table in one[0].tables)
+        return own.slots(part.tables.index(table))
+
+    def step(self, updates: object) -> NoReturn:
+        raise OptimizerError("fused=True updates tables in backward, which ranks cannot agree on.")
+
+
+class Served(Protocol):
+    """A part of the others' call, on a rank that has no batch.
+
+    Attributes:
+        width: how many numbers a rank tells of it.
+    """
+
+    width: int
+
+    def serve(self, numbers: Tensor, frozen: list[int], training: bool, keeps: bool) -> None:
+        """Answer it. `keeps`: gradients may come."""
+
+
+class _ServedRows:
+    def __init__(self, ranks: Ranks, places: Sequence[ShardedPlace]) -> None:
+        self._ranks, self._places = ranks, places
+        self.width: int = ranks.layout(places).core.numbers
+
+    def serve(self, numbers: Tensor, frozen: list[int], training: bool, keeps: bool) -> None:
+        requests = send_no_ids(self._ranks, self._places, numbers)
+        fetched = fetch(self._ranks, requests, self._ranks.codecs[0], frozen, training)
+        if keeps:
+            keep(self._ranks, None, requests, fetched.owned)
+
+
+class _ServedBags:
+    def __init__(self, ranks: Ranks, places: Sequence[ShardedPlace]) -> None:
+        self._ranks, self._layout = ranks, ranks.layout(places)
+        self.width = width(self._layout)
+
+    def serve(self, numbers: Tensor, frozen: list[int], training: bool, keeps: bool) -> None:
+        none = _core.OrderedBags(self._layout.core)
+        answer = ask(self._ranks, self._layout, none, numbers, frozen, training)
+        if keeps:
+            keep_bags(self._ranks, None, answer)
+
+
+def parts_without_batch(
+    ranks: Ranks, places: Sequence[ShardedPlace], ways: Sequence[int]
+) -> Iterator[tuple[list[int], Served]]:
+    """The same parts on a rank that has no batch, with positions of their tables."""
+    rows = [t for t, way in enumerate(ways) if not way]
+    bags = [t for t, way in enumerate(ways) if way]
+    if rows:
+        yield rows, _ServedRows(ranks, [places[t] for t in rows])
+    if bags:
+        yield bags, _ServedBags(ranks, [places[t] for t in bags for _ in range(ways[t])])

@@ -1,0 +1,92 @@
+"""Gradients of tables that ranks share, as they wait on a rank."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from torch import Tensor
+
+from hotbed.dist.bags import BagGradients
+from hotbed.dist.shards import ShardedPlace, TableOnRanks
+from hotbed.places.host.step import rows_of
+from hotbed.table.gradients import GradientRows, WaitingGradient, set_gradient, stored_gradient
+
+__all__ = ["WaitingOnRanks", "waiting_of"]
+
+
+class WaitingOnRanks(WaitingGradient):
+    """Gradients that wait on this rank, and those that ranks have brought to its shards.
+
+    `collected`: True if gradients were brought to the owners, who have them until zero_grad().
+    """
+
+    def __init__(self, place: ShardedPlace) -> None:
+        super().__init__()
+        self._place = place
+        self.collected = False
+
+    def drop(self, handle: Tensor) -> None:
+        super().drop(handle)
+        if self.collected:
+            self.drop_collected()
+
+    def drop_collected(self) -> None:
+        """The owners on this rank have nothing any more."""
+        self.collected = False
+        for live in self._place.own.values():
+            live.drop_gradient()
+
+    def replace(self, handle: Tensor, grad: Tensor | None) -> None:
+        is_same = grad is not None and grad is stored_gradient(handle)
+        super().replace(handle, grad)
+        if self.collected and not is_same:
+            self.drop_collected()
+
+    def give_away(self, handle: Tensor) -> None:
+        """The owners have it."""
+        super().drop(handle)
+
+    def put(self, handle: Tensor, share: GradientRows) -> None:
+        """Keep the same gradient in other slots."""
+        with self._lock:
+            self.shares, self.sources, self._summed = [share], [], None
+            set_gradient(handle, None)
+
+    def look(self, handle: Tensor, *, each_once: bool = False) -> Tensor | None:
+        with self._lock:
+            self._sum_bags()
+            return super().look(handle, each_once=each_once)
+
+    def in_rows(self, live: TableOnRanks) -> GradientRows | None:
+        """The gradient as rows; None: there is none."""
+        with self._lock:
+            self._sum_bags()
+            return rows_of(live)
+
+    def _sum_bags(self) -> None:
+        """Have all that backwards left as rows, where owners would take it as gradients of bags."""
+        self.shares = [
+            share.in_rows() if isinstance(share, BagGradients) else share for share in self.shares
+        ]
+
+    def by_bags(self, handle: Tensor) -> list[BagGradients] | None:
+        """All that backwards left, where it is of bags, and each of another lookup; else None."""
+        if not self.shares or type(self.shares[0]) is not BagGradients:
+            return None
+        shares = [share for share in self.shares if isinstance(share, BagGradients)]
+        if len(shares) < len(self.shares) or self.sources or stored_gradient(handle) is not None:
+            return None
+        return shares if len({id(share.batch) for share in shares}) == len(shares) else None
+
+    def zero(self, handle: Tensor) -> None:
+        waits = self.waits(handle)
+        self.drop(handle)
+        self.collected = waits  # a step counts, with no rows
+
+    def waits(self, handle: Tensor) -> bool:
+        return self.collected or super().waits(handle)
+
+
+def waiting_of(live: TableOnRanks) -> WaitingOnRanks:
+    """Return what waits for the step of a table that ranks share."""
+    return cast(WaitingOnRanks, live.waiting)
