@@ -87,7 +87,9 @@ def refuse_other_order(folder: str, manifest: Manifest, model: nn.Module, strict
         raise _no_model(os.path.join(folder, MANIFEST), error) from error
     for (what, was), now in zip(places.items(), _places_in(own).values(), strict=True):
         if {*was} == {*now} and [*was.items()] != [*now.items()]:
-            first, second = (", ".join(f"{k} {v}".strip() for k, v in p.items()) for p in (was, now))
+            first, second = (
+                ", ".join(f"{k} {v}".strip() for k, v in p.items()) for p in (was, now)
+            )
             raise CheckpointError(
                 f"The checkpoint {folder} was saved with the {what} {first}, and the model has {second}. "
                 "Make it as it was saved; strict=False loads it nevertheless."
