@@ -57,6 +57,26 @@ def test_an_error_is_a_sentence_and_exit_code_2(
     assert capsys.readouterr().err.startswith(f"Error: {told[type(error)]}")
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried",
+        "CUDA out of memory. Tried to allocate 20.00 GiB.",
+        "Storage size calculation overflowed with sizes=[4611686018427387904, 367]",
+    ],
+)
+def test_layers_without_room_are_told(said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(typer.Exit) as ended, in_one_sentence():
+        raise RuntimeError(said)
+    assert ended.value.exit_code == 2
+    assert "Error: Not enough memory for the model's layers. Lower" in capsys.readouterr().err
+
+
+def test_mistakes_of_the_program_keep_their_traceback() -> None:
+    with pytest.raises(RuntimeError, match="a mistake"), in_one_sentence():
+        raise RuntimeError("a mistake")
+
+
 @pytest.mark.filterwarnings("default")
 def test_warnings_and_logged_lines_are_notices(capsys: pytest.CaptureFixture[str]) -> None:
     logger = logging.getLogger("hotbed")

@@ -19,6 +19,8 @@ import hotbed as hb
 from hotbed.checkpoint.inspect import differences
 from hotbed.data import CriteoLog
 from hotbed.train import Callback, Step, evaluate, report, resuming, run_record
+from hotbed.train.paths import Named, refuse_clashes
+from hotbed.train.report import OutputError
 from hotbed.train.run_record import command_of
 from hotbed.train.run_validation import split_validation
 from hotbed.train.settings import TrainSettings
@@ -209,6 +211,15 @@ def test_the_record_of_another_run_stays(log: Path, tmp_path: Path) -> None:
     result = run("train", "--data", log, "--run", tmp_path / "mine", *usual[2:], "--resume")
     assert result.exit_code == 2 and "is not the record of a run" in words(result)
     assert (tmp_path / "mine/run.json").read_text() == "my own"
+
+
+def test_figures_named_as_a_record_is_are_none(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text('{"auc": 0.5}')
+    for name in ("run.json", "history.csv"):
+        refuse_clashes([], [Named("--json", str(tmp_path / name))])
+    (tmp_path / "run.json").write_text('{"format": "hotbed run", ')  # of a disk that was full
+    with pytest.raises(OutputError, match="is a file of the record of a run"):
+        refuse_clashes([], [Named("--json", str(tmp_path / "run.json"))])
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import zipfile
 from collections import OrderedDict
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from copies import in_a_copy
 from formats.format_tables import a_checkpoint, about, imported, refused, run, same, tables_in
 from hypothesis import given
 from hypothesis import strategies as st
@@ -375,3 +377,25 @@ def test_a_compressed_archive_is_refused_before_it_is_unpacked(tmp_path: Path) -
     assert path.stat().st_size < 1 << 16
     said = refused("import", path, "--to", tmp_path / "run")
     assert "a.pt cannot be read" in said and "compressed archive" in said
+
+
+def refused_to_map(path: Path) -> str:
+    """What an import says in a process that may map no file of that size."""
+    small = path.with_name(f"small{path.suffix}")
+    run("import", small, "--to", path.parent / "first")  # loads whatever it needs
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGESIZE")
+    resource.setrlimit(resource.RLIMIT_AS, (used + path.stat().st_size // 2, -1))
+    code, said = run("import", path, "--to", path.parent / "second")
+    assert code == 2
+    return said
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("ending", [".pt", ".safetensors"])
+def test_a_file_that_cannot_be_mapped(tmp_path: Path, ending: str) -> None:
+    save = save_file if ending == ".safetensors" else torch.save
+    for name, rows in (("small", 1), ("large", 1 << 18)):
+        save({"user.weight": torch.zeros(rows, 128)}, tmp_path / f"{name}{ending}")
+    path = tmp_path / f"large{ending}"
+    said = in_a_copy(refused_to_map, path)
+    assert f"has {path.stat().st_size:,} bytes, and the system maps no file of that size" in said

@@ -148,6 +148,14 @@ def test_names_are_escaped(tmp_path: Path) -> None:
     assert parsed.text.count("<script>") >= 3 and "<script" not in text.lower()
 
 
+def test_names_neither_steer_a_terminal_nor_turn_lines_around(tmp_path: Path) -> None:
+    name = "red\x1b[31m\x9b31m\u202e\u2028\ud800"
+    record = {**RECORD, "settings": {name: name}, "command": f"hotbed train\n{name}"}
+    text = page(read_run(write(tmp_path, record)))
+    assert all(line.isprintable() for line in text.split("\n"))
+    assert r"hotbed train" + "\n" + r"red\x1b[31m\x9b31m\u202e\u2028\ud800" in Parsed(text).text
+
+
 def test_a_run_without_a_step_has_a_page(tmp_path: Path) -> None:
     text = page(read_run(write(tmp_path, {"format": "hotbed run", "state": "running"})))
     parsed = Parsed(text)

@@ -21,7 +21,7 @@ from hotbed.checkpoint.folder import MANIFEST, opened
 from hotbed.checkpoint.half_loaded import Changes
 from hotbed.checkpoint.manifest import dense_file, fault_of_files, read_manifest
 from hotbed.checkpoint.merge_columns import whole_rows
-from hotbed.checkpoint.models import made_again
+from hotbed.checkpoint.models import made_again, refuse_other_order
 from hotbed.checkpoint.randomness import give_random_states
 from hotbed.checkpoint.ranks import KIND, ranks_of, refuse_other_arguments, tables_here
 from hotbed.checkpoint.renaming import Renaming, hint
@@ -174,6 +174,7 @@ class _Loading:
         self.renaming = renaming
         saved_as = renaming.of_all(manifest["tables"])
         self._match("tables", [*self.tables], [*saved_as])
+        refuse_other_order(folder, manifest, model, strict)
         self.tables = {saved_as[s]: t for s, t in self.tables.items() if s in saved_as}
         for stem, table in self.tables.items():
             if fault := differences(table, manifest["tables"][stem], strict):

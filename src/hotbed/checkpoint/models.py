@@ -28,7 +28,7 @@ from hotbed.modules.owner import tables_left_out
 from hotbed.storage import Storage
 from hotbed.tables import Table
 
-__all__ = ["description_of", "made_again"]
+__all__ = ["description_of", "made_again", "refuse_other_order"]
 
 _OF_A_RUN = {"seed", "storage", "device"}
 """Arguments of models that say how one is made, and not what it is."""
@@ -73,6 +73,44 @@ def _check_json(name: str, argument: str, value: object) -> None:
             f"Model {name!r}: no checkpoint can keep its setting {argument}, {value!r} ({error}). Make it "
             "numbers, texts, or lists of them."
         ) from None
+
+
+def refuse_other_order(folder: str, manifest: Manifest, model: nn.Module, strict: bool) -> None:
+    """Raises CheckpointError where a model has features, numbers or labels in another order than was saved,
+    or ids made otherwise, which no name or shape tells. Does nothing unless `strict`."""
+    saved, own = manifest.get("model"), description_of(model) if strict else None
+    if saved is None or own is None or saved["name"] != own["name"]:
+        return
+    try:
+        places = _places_in(saved)
+    except Exception as error:  # whatever a manifest can hold
+        raise _no_model(os.path.join(folder, MANIFEST), error) from error
+    for (what, was), now in zip(places.items(), _places_in(own).values(), strict=True):
+        if {*was} == {*now} and [*was.items()] != [*now.items()]:
+            first, second = (
+                ", ".join(f"{k} {v}".strip() for k, v in p.items()) for p in (was, now)
+            )
+            raise CheckpointError(
+                f"The checkpoint {folder} was saved with the {what} {first}, and the model has {second}. "
+                "Make it as it was saved; strict=False loads it nevertheless."
+            )
+
+
+def _places_in(model: ModelEntry) -> dict[str, dict[str, str]]:
+    """What decides which input is which: features, numbers and labels in order, and how ids are made."""
+    arguments = model["arguments"]
+    features = arguments.get("features") or {t["name"]: t["name"] for t in arguments["tables"]}
+    columns = cast(Mapping[str, Any], model.get("schema", {"columns": {}})["columns"])
+    return {
+        "features": {name: f"(table {table})" for name, table in features.items()},
+        "numbers": {name: "" for name, column in columns.items() if column["kind"] == "number"},
+        "labels": {name: "" for name, column in columns.items() if column["kind"] == "label"},
+        "ids of": {
+            name: f"({column.get('of') or column.get('values', 'hash')})"
+            for name, column in sorted(columns.items())
+            if name in features
+        },
+    }
 
 
 def made_again(

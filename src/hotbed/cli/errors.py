@@ -28,6 +28,13 @@ _NOT_HERE = {
     "Use a smaller dtype, such as torch.bfloat16, or a smaller dim.": "Use a smaller --dim.",
 }
 """Remedies that the command line does not offer, and its own."""
+_NO_MEMORY = (
+    "can't allocate memory",
+    "out of memory",
+    "Storage size calculation overflowed",
+    "numel: integer multiplication overflow",
+)
+"""Parts of messages of torch's."""
 
 
 @contextlib.contextmanager
@@ -62,8 +69,10 @@ def in_one_sentence(
             yield
     except BrokenPipeError:
         raise
-    except (HotbedError, OSError, MemoryError) as error:
-        text = printable(in_options(_sentence(error), words))
+    except (HotbedError, OSError, MemoryError, RuntimeError) as error:
+        if not (said := _sentence(error)):
+            raise
+        text = printable(in_options(said, words))
         typer.echo(f"Error: {text}", err=True)
         raise typer.Exit(2) from None
     finally:
@@ -92,6 +101,13 @@ def in_options(text: str, typed: Mapping[str, object]) -> str:
 
 
 def _sentence(error: BaseException) -> str:
+    """Empty for one that is nothing a user can act on."""
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename or 'input or output'}: {error.strerror}."
+    if isinstance(error, RuntimeError) and not isinstance(error, HotbedError):
+        if not any(said in str(error) for said in _NO_MEMORY):
+            return ""
+        return (
+            "Not enough memory for the model's layers. Lower --batch-size, --dim or what --set has."
+        )
     return str(error) or "Not enough memory."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["Numbers", "into", "mapped", "numbers_in", "synced"]
+__all__ = ["Numbers", "into", "mapped", "numbers_in", "refusal_to_map", "synced"]
 
 _NAMES = (
     "float16",
@@ -65,6 +66,17 @@ def into(path: str, dtype: torch.dtype, shape: Sequence[int], offset: int) -> Te
         os.posix_fallocate(file.fileno(), offset, size)
     return (
         torch.from_numpy(np.memmap(path, np.uint8, "r+", offset, (size,))).view(dtype).view(*shape)
+    )
+
+
+def refusal_to_map(path: str, error: Exception) -> str:
+    """Why a file could not be mapped, of an error that torch or safetensors raised; empty if it is about
+    something else."""
+    if not any(said in str(error) for said in ("unable to mmap", os.strerror(errno.ENOMEM))):
+        return ""
+    return (
+        f"{path} has {os.stat(path).st_size:,} bytes, and the system maps no file of that size into memory. "
+        "Write its tables to several smaller files, or let it: sysctl vm.overcommit_memory=1."
     )
 
 

@@ -10,8 +10,11 @@ from collections.abc import Callable, Iterable
 
 from hotbed.arrays import integer
 from hotbed.errors import TableError
+from hotbed.text import brief
 
 __all__ = ["LinearSettings", "ModelSettings"]
+
+_MOST = 2**31
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +67,9 @@ class ModelSettings:
         take, expected = _KINDS[kind]
         taken = take(value)
         if taken is None:
-            raise TableError(f"{type(self).__name__}: {field.name} is {value!r}. Pass {expected}.")
+            raise TableError(
+                f"{type(self).__name__}: {field.name} is {brief(value)}. Pass {expected}."
+            )
         return taken
 
 
@@ -98,9 +103,20 @@ def _value_of(declared: str, text: str) -> object:
     return text
 
 
+def _integer(value: object) -> int | None:
+    """None also beyond what sizes of layers can be: their products stay within what torch can count."""
+    given = integer(value)
+    return given if given is not None and abs(given) < _MOST else None
+
+
 def _number(value: object) -> float | None:
-    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    return float(value) if is_number and math.isfinite(value) else None  # type: ignore[arg-type]
+    if not isinstance(value, numbers.Real) or isinstance(value, bool):
+        return None
+    try:
+        given = float(value)
+    except OverflowError:  # of an integer
+        return None
+    return given if math.isfinite(given) else None
 
 
 def _truth(value: object) -> bool | None:
@@ -122,11 +138,11 @@ def _each(take: Callable[[object], object]) -> Callable[[object], tuple[object, 
 
 
 _KINDS: dict[str, tuple[Callable[[object], object], str]] = {
-    "int": (integer, "an integer"),
+    "int": (_integer, "an integer below 2**31"),
     "float": (_number, "a finite number"),
     "bool": (_truth, "True or False"),
     "str": (_text, "a text"),
-    "tuple[int, ...]": (_each(integer), "a list of integers, such as [256, 128]"),
+    "tuple[int, ...]": (_each(_integer), "a list of integers below 2**31, such as [256, 128]"),
     "tuple[str, ...]": (_each(_text), "a list of names, such as ['item']"),
 }
 """Function that returns a value as a field takes it, or None; and a description of such values."""

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from rich.filesize import decimal
 
 from hotbed.files import Json
+from hotbed.text import printable
 from hotbed.train.charts import STYLE, Line, bar_chart, line_chart
 from hotbed.train.run_files import ReadRun
 
@@ -60,7 +61,7 @@ def page(run: ReadRun) -> str:
         f'<h1>{html.escape(title)}</h1><p class="state">{html.escape(_state(record))}</p>'
         f'<div class="tiles">{tiles}</div><div class="charts">{sections}</div></body></html>\n'
     )
-    return text.encode("utf-8", "replace").decode()  # of half a character, which JSON can hold
+    return "\n".join(map(printable, text.split("\n")))
 
 
 def _state(record: Mapping[str, Json]) -> str:

@@ -48,7 +48,18 @@ def is_of_a_record(name: str) -> bool:
 
 def holds_file(folder: str, name: str) -> bool:
     """Return True if a file of this name, relative to `folder`, is of a record that is there."""
-    return is_of_a_record(name) and os.path.isfile(os.path.join(folder, RECORD))
+    path = os.path.join(folder, RECORD)
+    return is_of_a_record(name) and os.path.isfile(path) and not _is_of_others(path)
+
+
+def _is_of_others(path: str) -> bool:
+    """Return True for JSON that is no record; a damaged file may be one."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            found = json.load(file)
+    except (OSError, ValueError, RecursionError):
+        return False
+    return not isinstance(found, dict) or found.get("format") != FORMAT
 
 
 class ReadRun(NamedTuple):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hotbed.checkpoint.tensors import DTYPES, header_of
 from hotbed.files import appearing
-from hotbed.formats.mapped import into, synced
+from hotbed.formats.mapped import into, refusal_to_map, synced
 from hotbed.formats.state_dicts import found_in
 from hotbed.formats.tables import FileTable, FormatError, Found, Hints, plain
 from hotbed.formats.writing import fill, shapes_of
@@ -62,6 +62,10 @@ class SafetensorsFile:
             return found_in(path, {name: _Lazy(file, name) for name in file.keys()}, {})
         except SafetensorError as error:
             raise FormatError(f"{path} is no safetensors file that can be read: {error}.") from None
+        except (MemoryError, OSError, RuntimeError) as error:
+            if refusal := refusal_to_map(path, error):
+                raise FormatError(refusal) from None
+            raise
 
     def write(self, path: str, tables: Sequence[FileTable]) -> None:
         shapes = shapes_of(tables)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hotbed.files import appearing
-from hotbed.formats.mapped import mapped, synced
+from hotbed.formats.mapped import mapped, refusal_to_map, synced
 from hotbed.formats.state_dicts import found_in
 from hotbed.formats.tables import FileTable, FormatError, Found, Hints, plain
 from hotbed.formats.writing import fill, shapes_of
@@ -86,6 +86,8 @@ def _loaded(path: str) -> object:
     except (
         Exception
     ) as error:  # whatever a file can make torch raise; of a length in it, MemoryError
+        if refusal := refusal_to_map(path, error):
+            raise FormatError(refusal) from None
         text = (
             " ".join((str(error) or type(error).__name__).split())
             .partition(". ")[0][:200]
