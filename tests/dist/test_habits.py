@@ -112,3 +112,90 @@ def on_rank_0_alone(rank: int, world: int) -> None:
 @pytest.mark.process
 def test_what_rank_0_does_alone() -> None:
     run(2, on_rank_0_alone)
+
+
+class Layered(nn.Module):
+    """A dynamic table and a linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.tables = hb.EmbeddingCollection([hb.Table("item", 4)], seed=3)
+        self.layer = nn.Linear(4, 1)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.layer(self.tables({"item": ids})["item"])
+        return out
+
+
+def own_gradients(rank: int, world: int) -> None:
+    """What would step dense layers by gradients of one rank alone, after which they are apart for good."""
+    model = hb.distribute(Layered())
+    optimizer = hb.optim.SGD(model.parameters(), lr=0.1)
+    ids = torch.tensor([[1 + rank], [5]])
+
+    def twice() -> None:
+        loss = model(ids).sum()
+        loss.backward(retain_graph=True)
+        loss.backward()
+
+    def two_forwards() -> None:
+        losses = [model(ids).sum(), model(ids + 1).sum()]
+        for loss in losses:
+            loss.backward()
+
+    def without_averaging() -> None:
+        with model.no_sync():
+            model(ids).sum().backward()
+
+    def a_part() -> None:
+        model.layer(torch.full((1, 4), float(rank))).sum().backward()
+
+    weight = model.layer.weight.detach().clone()
+    for habit in (twice, two_forwards, without_averaging, a_part):
+        habit()
+        with pytest.raises(hb.OptimizerError, match="layer.weight': its gradient is that of this"):
+            optimizer.step()
+        optimizer.zero_grad()
+        assert torch.equal(model.layer.weight, weight)
+    without_averaging()
+    for _ in range(2):
+        model(ids).sum().backward()  # averages what there is, too
+    optimizer.step()
+    every = [torch.empty_like(weight) for _ in range(world)]
+    torch_dist.all_gather(every, model.layer.weight.detach())
+    assert torch.equal(every[0], every[1]) and not torch.equal(every[0], weight)
+
+
+def failed_backwards(rank: int, world: int) -> None:
+    """After a backward that has failed the ranks go on as one process does."""
+    models = [hb.distribute(Layered()), Layered()]
+    optimizers = [hb.optim.SGD(model.parameters(), lr=0.1) for model in models]
+    for number in range(5):
+        ids = torch.arange(4)[:, None] + number
+        for model, optimizer, own in zip(models, optimizers, (ids[rank::2], ids), strict=True):
+            loss = model(own).square().mean()
+            if number in (0, 3):
+                model.tables.erase("item", ids[:1].flatten())
+                with pytest.raises(hb.TableError, match="between this forward and its backward"):
+                    loss.backward()
+                if model is models[0]:
+                    with pytest.raises(hb.OptimizerError, match="of this rank alone"):
+                        optimizer.step()
+            else:
+                loss.backward()
+                optimizer.step()
+            optimizer.zero_grad()
+    torch.testing.assert_close(models[0].layer.weight, models[1].layer.weight)
+    rows = [model.tables.rows("item").values for model in models]
+    torch.testing.assert_close(*rows)
+
+
+@pytest.mark.process
+def test_gradients_of_one_rank_are_refused() -> None:
+    run(2, own_gradients)
+
+
+@pytest.mark.process
+def test_a_backward_that_failed_is_followed_by_others() -> None:
+    run(2, failed_backwards)

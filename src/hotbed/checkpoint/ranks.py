@@ -47,7 +47,15 @@ def ranks_of(tables: Mapping[str, LiveTable], model: nn.Module) -> Processes:
 def refuse_other_arguments(called: str, given: Mapping[str, object], ranks: Processes) -> None:
     """Raise CheckpointError on all ranks where they call `save` or `load` with other arguments. All ranks
     call this."""
-    every = ranks.values_of_all(KIND, dict(given))
+    calls = ranks.values_of_all(KIND, (called, dict(given)))
+    if other_calls := [rank for rank, (other, _) in enumerate(calls) if other != calls[0][0]]:
+        error = CheckpointError(
+            f"Rank 0 calls hotbed.{calls[0][0]}, and rank {other_calls[0]} "
+            f"hotbed.{calls[other_calls[0]][0]}. All ranks save and load in the same order."
+        )
+        mark_known_to_all(error)
+        raise error
+    every = [arguments for _, arguments in calls]
     for rank, other in enumerate(every):
         for name, value in every[0].items():
             if other[name] != value:

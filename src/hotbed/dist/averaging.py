@@ -10,6 +10,7 @@ from typing import Any
 import torch.distributed as torch_dist
 from torch._C import _distributed_c10d
 
+from hotbed.dist.dense_gradients import DenseGradients
 from hotbed.dist.ranks import Ranks
 from hotbed.dist.timeouts import BACKWARD
 from hotbed.ops.outside_graphs import outside_graphs
@@ -25,6 +26,7 @@ class AveragingGroup(torch_dist.ProcessGroup):
 
     Attributes:
         before_first: called before the ranks first do something in it; None: they have.
+        gradients: those that are averaged in it, once they are known.
     """
 
     def __init__(self, group: torch_dist.ProcessGroup, ranks: Ranks) -> None:
@@ -32,6 +34,7 @@ class AveragingGroup(torch_dist.ProcessGroup):
         made(torch_dist.get_rank(group), torch_dist.get_world_size(group))
         self._group, self._ranks = group, weakref.ref(ranks)
         self.before_first: Callable[[], object] | None = None
+        self.gradients: DenseGradients | None = None
 
     @classmethod
     def over(cls, group: torch_dist.ProcessGroup, ranks: Ranks) -> torch_dist.ProcessGroup:
@@ -43,6 +46,8 @@ class AveragingGroup(torch_dist.ProcessGroup):
 
     @outside_graphs
     def allreduce(self, *arguments: Any) -> Any:
+        if self.gradients is not None:
+            self.gradients.travel(arguments[0])
         future = self._group.allreduce(*arguments).get_future()
         # The last to let go of a group must not be its own thread, which would wait for itself: a
         # callback runs there, and so keeps none.

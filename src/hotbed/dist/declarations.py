@@ -34,6 +34,7 @@ __all__ = [
     "Declaration",
     "differences",
     "in_words",
+    "name_of",
     "of_arguments",
     "of_clipping",
     "of_loaded",
@@ -275,6 +276,12 @@ def in_words(value: Any) -> str:
         named = value if hasattr(value, "__qualname__") else type(value)
         return f"{named.__module__}.{named.__qualname__}"
     return f"object of {type(value).__qualname__}" if " at 0x" in repr(value) else repr(value)
+
+
+def name_of(parameter: Tensor) -> str:
+    """Return the name of a dense parameter of a distributed model, or else its shape."""
+    name = _names.get(parameter)
+    return _shape(parameter) if name is None else repr(name)
 
 
 def _shape(parameter: Tensor) -> str:

@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from hotbed.dist.averaging import AveragingGroup
 from hotbed.dist.declarations import of_loaded
+from hotbed.dist.dense_gradients import DenseGradients
 from hotbed.dist.ranks import Ranks
 from hotbed.dist.wire import group_of
 from hotbed.errors import TableError
@@ -106,7 +107,8 @@ def replace_forward(
         with ranks.listening("a forward, where buffers of dense layers travel"):
             if ranks.before_forward is not None:
                 ranks.before_forward()
-            return called(*args, **kwargs)
+            with contextlib.nullcontext() if ranks.dense is None else ranks.dense.of_forward():
+                return called(*args, **kwargs)
 
     def no_sync() -> contextlib.AbstractContextManager[object]:
         return averaged.no_sync() if averaged else contextlib.nullcontext()
@@ -168,6 +170,9 @@ def _averaged(
             ) from error
     if isinstance(averaging, AveragingGroup):
         averaging.meet()
+        kept = dict(model.named_parameters()).items()
+        trained = [p for name, p in kept if name not in tables and p.requires_grad]
+        ranks.dense = averaging.gradients = DenseGradients(trained, averaged)
     else:
         met()
     averaged.__dict__.update(process_group=group, averaging=averaging)  # which is to live as long

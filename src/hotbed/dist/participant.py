@@ -10,7 +10,8 @@ from typing import Any, cast
 from torch import Tensor
 
 from hotbed import _core
-from hotbed.dist.declarations import of_optimizer
+from hotbed.dist.declarations import name_of, of_optimizer
+from hotbed.dist.dense_gradients import UNAVERAGED
 from hotbed.dist.errors import PeerError
 from hotbed.dist.gradients import Collected, collect, serve_collect
 from hotbed.dist.handshake import Handshake
@@ -45,6 +46,7 @@ class ShardedParticipant:
         self._stepped: list[_Taken] = []
         self._dense: list[tuple[int, int]] = []
         """Group of each dense parameter with a gradient, and its position there."""
+        self._dense_parameters: list[Tensor] = []
 
     def add_table(
         self,
@@ -61,6 +63,7 @@ class ShardedParticipant:
 
     def add_dense(self, parameter: Tensor, grad: Tensor, index: int, position: int) -> None:
         self._dense.append((index, position))
+        self._dense_parameters.append(parameter)
         self._host.add_dense(parameter, grad, index, position)
 
     @property
@@ -75,7 +78,7 @@ class ShardedParticipant:
             # Numbers travel in the handshake of `collect`, and nothing comes between that and the gradients
             # it announces; so ranks compare them afterwards, before anything is applied.
             opened, collected = collect(self._ranks, "a step", live, numbers, declared)
-            fault = self._fault_of_numbers(opened, numbers)
+            fault = self._fault_of_numbers(opened, numbers) or self._fault_of_dense()
             self._vote(collected, fault or collected.fault, beside=beside)
         return True
 
@@ -147,6 +150,14 @@ class ShardedParticipant:
                             f"rank {self._ranks.rank} with {ours}. Schedules must be alike on all ranks."
                         )
         return None
+
+    def _fault_of_dense(self) -> OptimizerError | None:
+        """Return the error where a dense gradient is that of this rank alone."""
+        gradients = self._ranks.dense
+        own = None if gradients is None else gradients.first_own(self._dense_parameters)
+        if own is None:
+            return None
+        return OptimizerError(f"Dense parameter {name_of(own)}: {UNAVERAGED}")
 
     def apply(self) -> None:
         self._host.apply()

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from hotbed import _core, trace
 from hotbed.dist.declarations import Declaration
+from hotbed.dist.dense_gradients import DenseGradients
 from hotbed.dist.errors import NO_COPY, PeerError, PeerLost, is_gone, is_known_to_all
 from hotbed.dist.handshake import (
     ENDED,
@@ -65,6 +66,7 @@ class Ranks(LongWork):
         sent: bytes that this rank has sent to others so far, by what they were.
         inside_forward: whether dense gradients of what is looked up will be averaged.
         before_forward: what is to be called before a model is called; or tables, where those are all.
+        dense: gradients of dense parameters; None: none are averaged.
         beside: a second group, on which one thread may ask while another answers for the shards.
         wants_end, end_wanted: whether this rank wants to end after the next step; whether one did at the last
             handshake.
@@ -96,6 +98,7 @@ class Ranks(LongWork):
         self.inside_forward = True
         self.before_forward: Callable[[], None] | None = None
         self.beside: torch_dist.ProcessGroup | None = None
+        self.dense: DenseGradients | None = None
         self.wants_end = self.end_wanted = False
         self.codecs: tuple[RowCodec, RowCodec] = STORED, STORED
         self._layouts: dict[tuple[int, ...], Layout] = {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -75,6 +75,10 @@ class Callback:
 
     def on_start(self, model: nn.Module) -> None:
         """Run before the first batch is asked for."""
+
+    def declared(self) -> Mapping[str, object]:
+        """Return options that must be alike on all ranks, by name; `fit` compares them after `on_run`."""
+        return {}
 
     def on_step(self, step: Step) -> None:
         """Run after each optimizer step."""

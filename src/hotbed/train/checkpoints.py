@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import nn
 from torch.optim import Optimizer
@@ -69,6 +69,9 @@ class Checkpoints(Callback):
                     "..., Checkpoints]."
                 )
         super().on_run(run)
+
+    def declared(self) -> Mapping[str, object]:
+        return {"path": self.path, "every": self.every, "keep": self.keep}
 
     def on_start(self, model: nn.Module) -> None:
         self._model = model

@@ -19,6 +19,7 @@ from hotbed.data.position import Position, RandomStates, generators_of, seek, wr
 from hotbed.errors import InputError
 from hotbed.table.alone import Processes
 from hotbed.text import brief
+from hotbed.train.alike import FIGURES, declared_run, refuse_other_runs
 from hotbed.train.batches import Batch, Loss
 from hotbed.train.callbacks import Callback, Run
 from hotbed.train.tasks import Task, tasks_of
@@ -94,7 +95,8 @@ def fit(
             earlier versions had it, is a callback's method now.
 
     Of a distributed model all ranks call it, each with batches of its own, or with those of
-    `hotbed.dist.slices`; they end after the same step, where one is to stop.
+    `hotbed.dist.slices`; they end after the same step, where one is to stop. They compare epochs, loss,
+    tasks, position and what callbacks declare before the first batch.
 
     Raises:
         TrainingError: the loss of a batch is NaN or infinite; that step is not taken. On a device nothing
@@ -104,10 +106,12 @@ def fit(
         NotFiniteError: of such a gradient.
         TaskError: logits, labels or losses do not fit each other, or the tasks.
         InputError: epochs, scheduler or callbacks are none.
+        PeerError: another rank trains otherwise, or could not begin.
     """
     progress, former = options.pop("progress", False), list(_former_options(options))
     given, position, known = position is not None, position or Position(), tasks_of(tasks)
-    trainer = Trainer(model, optimizer, loss or _loss_of(model), known, scheduler, device, position)
+    loss = loss or _loss_of(model)
+    trainer = Trainer(model, optimizer, loss, known, scheduler, device, position)
     ranks, all_callbacks = trainer.ranks, [*callbacks, *former]
     if progress and ranks.rank == 0:
         from hotbed.train.progress import (
@@ -115,14 +119,18 @@ def fit(
         )  # of rich, which import hotbed does not wait for
 
         all_callbacks[:0] = progress_bar(model, batches, epochs, alone=ranks.size == 1)
-    _check(epochs, scheduler, all_callbacks)
+    with ranks.reporting(FIGURES):
+        _check(epochs, scheduler, all_callbacks)
     model.train()
     run = Run(model, optimizer, known, device, position, all_callbacks, ranks.rank)
     result, begun = FitResult(), list[Callback]()
     try:
-        for callback in all_callbacks:
-            callback.on_run(run)
-            begun.append(callback)
+        with ranks.reporting(FIGURES):
+            for callback in all_callbacks:
+                callback.on_run(run)
+                begun.append(callback)
+            declared = declared_run(epochs, loss, known, position, all_callbacks)
+        refuse_other_runs(declared, ranks)
         _train(trainer, batches, epochs, all_callbacks, result, given=given)
         for callback in all_callbacks:
             callback.on_finish()

@@ -16,6 +16,7 @@ from hotbed.checkpoint.ranks import ranks_of
 from hotbed.data.arguments import whole
 from hotbed.modules.owner import tables_of
 from hotbed.text import brief
+from hotbed.train.alike import FIGURES
 from hotbed.train.batches import Batch
 from hotbed.train.callbacks import Callback, Run, Step, Validated
 from hotbed.train.evaluation import ONE_LABEL, Evaluation, evaluate
@@ -111,6 +112,10 @@ class Validation(Callback):
                 refuse_other_checkpoints(self.best, _MARK)
         super().on_run(run)
 
+    def declared(self) -> Mapping[str, object]:
+        names = ("every", "metric", "mode", "patience", "min_delta", "best")
+        return {**{name: getattr(self, name) for name in names}, "restore": self.restores}
+
     def on_step(self, step: Step) -> None:
         if self.every is not None and step.number % self.every == 0:
             self._validate(step.epoch)
@@ -146,7 +151,7 @@ class Validation(Callback):
                 f"Validation at step {steps}: there are no samples. An iterator gives its batches once: pass "
                 "a list, a DataLoader, or whatever can be iterated again."
             )
-        value = float(self._value_of(evaluation))
+        value = self._value_on_all(evaluation)
         if math.isnan(value) and run.rank == 0:
             warnings.warn(
                 f"Validation at step {steps}: {self._name} is NaN, which is no better than any figure. "
@@ -182,6 +187,15 @@ class Validation(Callback):
     @property
     def _name(self) -> str:
         return self.metric if isinstance(self.metric, str) else "the metric"
+
+    def _value_on_all(self, evaluation: Evaluation) -> float:
+        """Return what rank 0 makes of the figures. All ranks call this, and hear of an error in a metric."""
+        run = self._run
+        assert run is not None
+        ranks = ranks_of(tables_of(run.model), run.model)
+        with ranks.reporting(FIGURES):
+            value = float(self._value_of(evaluation))
+        return ranks.values_of_all(FIGURES, value)[0]
 
     def _value_of(self, evaluation: Evaluation) -> float:
         if not isinstance(self.metric, str):
