@@ -197,7 +197,7 @@ def measure_rank(
                     worlds.tell(
                         f"round {number + 1} of {rounds}: {', '.join(c.name for c in group)}"
                     )
-                _run_group(group, -(-iterations // rounds), measured)
+                run_group(group, -(-iterations // rounds), measured)
                 if number == 0:
                     _add_figures(group, measured)
             finally:
@@ -207,7 +207,7 @@ def measure_rank(
     return measured
 
 
-def _run_group(group: Sequence[Contender], iterations: int, measured: Measured) -> None:
+def run_group(group: Sequence[Contender], iterations: int, measured: Measured) -> None:
     for i in range(BATCHES):
         for contender in group:
             _timed_step(contender.phases(), i)

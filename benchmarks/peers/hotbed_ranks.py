@@ -43,8 +43,8 @@ class HotbedAlone(HotbedTables):
 
 
 class HotbedRanks(HotbedAlone):
-    """Tables that the ranks share. `how`: ``"table"`` or ``"row"``, all of them. `over`: ``"memory"`` or
-    ``"gloo"``."""
+    """Tables that the ranks share. `how`: ``"table"``, ``"row"`` or ``"column"``, all of them. `over`:
+    ``"memory"`` or ``"gloo"``."""
 
     def __init__(
         self, workload: Workload, optimizer: str, lr: float, how: str, over: str = "memory"
@@ -61,11 +61,14 @@ class HotbedRanks(HotbedAlone):
 
         world, tables = torch_dist.get_world_size(), list(embeddings.tables.values())
         self.owners = [t * world // len(tables) for t in range(len(tables))]
-        kinds = {
-            table.name: hb.dist.RowWise() if self.how == "row" else hb.dist.TableWise(owner)
-            for table, owner in zip(tables, self.owners, strict=True)
+        kinds: dict[str, Callable[[int], hb.dist.Sharding]] = {
+            "table": hb.dist.TableWise,
+            "row": lambda owner: hb.dist.RowWise(),
+            "column": lambda owner: hb.dist.ColumnWise(tuple(range(world))),
         }
-        self.plan = hb.dist.Plan(tables, world, kinds)
+        made = zip(tables, self.owners, strict=True)
+        cut = {table.name: kinds[self.how](owner) for table, owner in made}
+        self.plan = hb.dist.Plan(tables, world, cut)
         return hb.distribute(embeddings, self.plan, shared_memory=self._over == "memory")
 
     def ids_to_assign(self) -> torch.Tensor:
@@ -86,7 +89,8 @@ class HotbedRanks(HotbedAlone):
             self.one_step(i)
         return {
             what: (self.ranks.sent[what] - before.get(what, 0)) / len(self.batches)
-            for what in ("ids", "rows", "gradients")
+            for what in ("ids", "rows", "vectors", "gradients")
+            if what in self.ranks.sent
         }
 
     def least_bytes(self) -> float:

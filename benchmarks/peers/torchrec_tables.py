@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from benchmarks.workload import Workload
 
 
 class TorchRec:
-    """`how`: ``"table"`` or ``"row"``, all of them."""
+    """`how`: ``"table"``, ``"row"`` or ``"column"``, all of them."""
 
     def __init__(self, workload: Workload, optimizer: str, lr: float, how: str) -> None:
         self.workload, self.optimizer, self.lr, self.how = workload, optimizer, lr, how
@@ -44,6 +44,7 @@ class TorchRec:
         from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
         from torchrec.distributed.model_parallel import DistributedModelParallel
         from torchrec.distributed.sharding_plan import (
+            column_wise,
             construct_module_sharding_plan,
             row_wise,
             table_wise,
@@ -71,14 +72,15 @@ class TorchRec:
                 "eps": EPS,
             }
         )
+        fused = {"compute_kernel": "fused"}
+        cut: dict[str, Callable[[int], Any]] = {
+            "table": lambda t: table_wise(rank=t * world // work.tables, **fused),
+            "row": lambda t: row_wise(**fused),
+            "column": lambda t: column_wise(ranks=list(range(world)), **fused),
+        }
         plan = construct_module_sharding_plan(
             collection,
-            per_param_sharding={
-                f"t{t}": row_wise(compute_kernel="fused")
-                if self.how == "row"
-                else table_wise(rank=t * world // work.tables, compute_kernel="fused")
-                for t in range(work.tables)
-            },
+            per_param_sharding={f"t{t}": cut[self.how](t) for t in range(work.tables)},
             sharder=sharder,
             world_size=world,
             local_size=world,
@@ -92,8 +94,9 @@ class TorchRec:
             sharders=[sharder],
         )
         self.tables = parallel.module["tables"]
-        for t, first, shard in self.own_shards():
-            shard.copy_(work.initial_weights(t)[first : first + len(shard)])
+        for t, (row, column), shard in self.own_shards():
+            whole = work.initial_weights(t)
+            shard.copy_(whole[row : row + len(shard), column : column + shard.shape[1]])
         self.batches = [
             KeyedJaggedTensor(
                 keys=[f"f{t}" for t in range(work.tables)],
@@ -104,12 +107,13 @@ class TorchRec:
         ]
         self.gradient = work.output_gradient()
 
-    def own_shards(self) -> Iterator[tuple[int, int, Tensor]]:
-        """Of each table that this rank keeps a part of: its number, the part's first row, and the part."""
+    def own_shards(self) -> Iterator[tuple[int, Sequence[int], Tensor]]:
+        """Of each table that this rank keeps a part of: its number, the part's first row and column, and the
+        part."""
         for name, table in self.tables.state_dict().items():
             for shard in table.local_shards():
                 t = int(name.split(".")[1].removeprefix("t"))
-                yield t, shard.metadata.shard_offsets[0], shard.tensor
+                yield t, shard.metadata.shard_offsets, shard.tensor
 
     def phases(self) -> Mapping[str, Callable[[int], object]]:
         return {"forward": self.look_up, "backward": self.send_back}

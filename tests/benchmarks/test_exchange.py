@@ -5,7 +5,7 @@ import shutil
 import pytest
 import torch
 
-from benchmarks import exchange, link, worlds
+from benchmarks import exchange, exchange_bags, link, worlds
 from benchmarks.machine import OtherWork
 from benchmarks.peers.gloo_bytes import GlooBytes
 from benchmarks.peers.hotbed_ranks import HotbedRanks
@@ -15,11 +15,14 @@ from benchmarks.workload import Workload
 ROWS, DIM, BATCH = 50, 8, 32
 
 
-def _differences(rank, world, optimizer):
-    """By contender: the largest difference to the first one's weights after three steps of all ranks."""
-    work = Workload(2, ROWS, DIM, world * BATCH, 1).share(rank, world)
+def _differences(rank, world, optimizer, how=None):
+    work = Workload(2, ROWS, DIM, world * BATCH, 5 if how else 1).share(rank, world)
+    if how:
+        contenders = exchange_bags.contenders(work, how, optimizer)
+    else:
+        contenders = exchange.contenders(work, optimizer)
     differences, first = {}, None
-    for contender in exchange.contenders(work, optimizer):
+    for contender in contenders:
         if isinstance(contender, GlooBytes) or contender.name == "hotbed, one process":
             continue
         contender.build()
@@ -29,11 +32,15 @@ def _differences(rank, world, optimizer):
         if isinstance(contender, TorchRec):
             found = list(contender.own_shards())
         else:
-            found = [(t, 0, contender.weights(t)) for t in range(work.tables)]  # type: ignore[attr-defined]
+            found = [(t, (0, 0), contender.weights(t)) for t in range(work.tables)]  # type: ignore[attr-defined]
         first = first or [weights for _, _, weights in found]
         differences[contender.name] = max(
-            float((shard - first[t][begin : begin + len(shard)]).abs().max())
-            for t, begin, shard in found
+            float(
+                (shard - first[t][row : row + len(shard), column : column + shard.shape[1]])
+                .abs()
+                .max()
+            )
+            for t, (row, column), shard in found
         )
         contender.drop()
     return differences
@@ -45,6 +52,14 @@ def test_contenders_do_the_same_steps(optimizer):
     for found in worlds.run(2, _differences, optimizer):
         ours = {f"hotbed{over}, {how}-wise" for over in ("", " over gloo") for how in exchange.HOW}
         assert ours <= set(found)
+        assert max(found.values()) < 1e-5, found
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("how", exchange_bags.HOW)
+def test_contenders_with_bags_do_the_same_steps(how):
+    for found in worlds.run(2, _differences, "adagrad", how):
+        assert {f"hotbed, {how}-wise", f"hotbed over gloo, {how}-wise"} <= set(found)
         assert max(found.values()) < 1e-5, found
 
 

@@ -25,7 +25,7 @@ __all__ = ["Asked", "PartsOfCall", "parts_without_batch"]
 
 
 class Asked(Protocol):
-    """What a rank is to ask of owners.
+    """Requests that a rank is to make of owners.
 
     Attributes:
         numbers: what the other ranks must know before `fetch`.
@@ -83,7 +83,7 @@ MakesRows = Callable[[Ranks, Call, _core.Batch, Sequence[ShardedPlace]], Asked]
 
 
 class PartsOfCall:
-    """What a rank asks by rows, then by bags; of these, features come in the order of their tables.
+    """Requests by rows, then by bags; of these, features come in the order of their tables.
 
     Attributes:
         numbers: as of `Asked`.

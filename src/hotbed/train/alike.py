@@ -1,4 +1,4 @@
-"""What ranks that train one model together must give `hotbed.train.fit` alike."""
+"""Comparing what ranks that train one model together give `hotbed.train.fit` alike."""
 
 from __future__ import annotations
 
