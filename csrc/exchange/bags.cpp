@@ -446,10 +446,11 @@ void BagExchange::write_given(const OrderedBags& own, const std::vector<bool>& c
       int64_t rows = vectors(l.rank, pieces[i].shard);
       auto* to = static_cast<T*>(pieces[i].to);
       copy_rows<T>(from, {to, shard.width}, rows, shard.width, false);
-      if (!grads.data || feature.combiner == Combiner::sum) return;
+      if (!grads.data) return;
+      auto ranks = static_cast<T>(l.ranks);
       for (int64_t b = 0; b < rows; ++b, to += shard.width) {
         T inverse = inverse_of<T>(feature, b);
-        for (int64_t c = 0; c < shard.width; ++c) to[c] *= inverse;
+        for (int64_t c = 0; c < shard.width; ++c) to[c] = to[c] * inverse / ranks;
       }
     });
   }

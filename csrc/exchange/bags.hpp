@@ -88,7 +88,8 @@ class BagExchange {
                     const std::vector<Vectors>& out) const;
 
   // -- gradients of vectors to the owners -------------------------------------------------------
-  // `chosen`: for each feature whether something travels. Without data a gradient is zero.
+  // `chosen`: for each feature whether something travels. Without data a gradient is zero. They are
+  // divided by the number of ranks, which is less work than to divide sums of all their ids.
   MessageSizes given_sizes(const std::vector<bool>& chosen) const;
   void write_given(const OrderedBags& own, const std::vector<bool>& chosen,
                    const std::vector<Vectors>& given, const Messages& messages) const;

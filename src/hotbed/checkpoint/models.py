@@ -97,7 +97,7 @@ def refuse_other_order(folder: str, manifest: Manifest, model: nn.Module, strict
 
 
 def _places_in(model: ModelEntry) -> dict[str, dict[str, str]]:
-    """Return what decides which input is which: features, numbers and labels in order, and how ids are made."""
+    """Return what decides which input is which: order of features, numbers and labels; how ids are made."""
     arguments = model["arguments"]
     features = arguments.get("features") or {t["name"]: t["name"] for t in arguments["tables"]}
     columns = cast(Mapping[str, Any], model.get("schema", {"columns": {}})["columns"])

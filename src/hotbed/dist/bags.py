@@ -280,7 +280,7 @@ class KeptBags(KeptLookup):
         if not mine or self.owned is None:
             return []
         here = core.given_places(of_features, _addresses(received))
-        return self.owned.means(here, received, mine, ranks.size)
+        return self.owned.sums(here, received, mine)
 
 
 def keep_bags(ranks: Ranks, batch: object | None, answer: Answer) -> KeptBags:

@@ -260,7 +260,7 @@ class KeptRows(KeptLookup):
         if not mine or self.owned is None:
             return []
         places = core.given_places(chosen, False, _addresses(received))
-        return self.owned.means(places, received, mine, ranks.size)
+        return self.owned.sums(places, received, mine, ranks.size)
 
 
 def first_slots(layout: Layout, lookups: Sequence[KeptLookup]) -> list[int]:

@@ -87,18 +87,19 @@ class OwnedRows:
     generations: list[int]
     """Of the shards: slots of an earlier one mean nothing."""
 
-    def means(
+    def sums(
         self,
         places: _core.VectorPlaces,
         held: Sequence[Tensor],
         shards: Sequence[int],
-        ranks: int,
+        divisor: int = 1,
     ) -> list[tuple[LiveTable, GradientRows]]:
-        """Return the means over ranks of gradients that came for these rows.
+        """Return the sums of gradients that came for these rows.
 
         Args:
             places: where they are; `held`: the tensors there.
             shards: positions of those of which any came.
+            divisor: of all sums.
 
         Raises:
             TableError: rows were erased since the lookup.
@@ -110,7 +111,7 @@ class OwnedRows:
                 f"Table {own[at].name!r}: rows were erased since a batch was looked up whose gradient now "
                 "comes. Erase between steps."
             )
-        shares = self.resolved.pending_from(places, held).shares(shards, divisor=ranks)
+        shares = self.resolved.pending_from(places, held).shares(shards, divisor=divisor)
         return [(cast(LiveTable, own[at]), rows) for at, rows in zip(shards, shares, strict=True)]
 
 
