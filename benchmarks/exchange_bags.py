@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import mmap
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks import worlds
@@ -39,7 +41,7 @@ class Shape(NamedTuple):
         )
 
 
-BAGS = (1, 10, 20, 50)
+BAGS, OF_MEMORY = (1, 10, 20, 50), 20
 SKEWS = (1.05, 0.0)
 
 
@@ -78,6 +80,10 @@ def run(
             task = shape, how, optimizer, QUICK_ITERATIONS if quick else ITERATIONS
             found = worlds.run(1 if how == "alone" else world, measure_rank, *task)
             _report(report, f"{optimizer}, {shape}", how, found)
+            if how != "alone" and (quick or shape.bag == OF_MEMORY):
+                for n, name in enumerate(found[0].work):
+                    grown = worlds.run(world, memory_of_rank, shape, how, optimizer, n)
+                    report.figures[f"{optimizer}, {shape}: {name}, MB above the start"] = max(grown)
     report.remarks += [
         f"{world} processes, one thread each; a step takes as long as the slower rank takes.",
         "Row-wise Adagrad; Adagrad where tables are cut by columns, as Hotbed refuses the other one there.",
@@ -133,3 +139,21 @@ def measure_rank(
                     sent / 1e6, 3
                 )
     return measured
+
+
+def memory_of_rank(
+    rank: int, world: int, shape: Shape, how: str, optimizer: str, number: int
+) -> float:
+    """MB that the process has grown by after some steps of one contender, whose tables count."""
+    work = Workload(TABLES, shape.rows, shape.dim, world * shape.batch, shape.bag, shape.alpha)
+    contender = contenders(work.share(rank, world), how, optimizer)[number]
+    before = _resident()
+    contender.build()
+    run_group([contender], QUICK_ITERATIONS, Measured())
+    return round((_resident() - before) / 1e6)
+
+
+def _resident() -> int:
+    """Bytes of this process in memory, shared ones among them."""
+    fields = Path("/proc/self/statm").read_text().split()
+    return int(fields[1]) * mmap.PAGESIZE
