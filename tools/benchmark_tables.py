@@ -28,6 +28,7 @@ SCENARIOS = (
     "train",
     "checkpoint",
     "exchange",
+    "exchange-bags",
     "scale",
     "scale-10gbit",
     "scale-1gbit",
