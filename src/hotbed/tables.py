@@ -22,6 +22,7 @@ __all__ = [
     "MAX_DIM",
     "Origin",
     "Table",
+    "SUMMED",
     "TablePart",
     "columns_of",
     "ids_of",
@@ -30,6 +31,8 @@ __all__ = [
 ]
 
 COMBINERS = ("none", "sum", "mean", "sqrtn", "max")
+SUMMED = ("sum", "mean", "sqrtn")
+"""Combiners that sum, and may divide."""
 CORE_DTYPES = {
     torch.float32: _core.DType.f32,
     torch.float64: _core.DType.f64,

@@ -27,6 +27,7 @@ from hotbed.dist.rows_batch import RowsBatch
 from hotbed.dist.shards import ShardedPlace, TableOnRanks
 from hotbed.errors import TableError
 from hotbed.places.host.batch import check, core_batch
+from hotbed.sharding.kind import LEAST_IDS
 from hotbed.table.live import LiveTable
 from hotbed.table.lookups import Call, Lookups, StoredTable
 from hotbed.table.resolved import Resolved
@@ -37,8 +38,6 @@ _BITS = 62
 """Of tables in a number."""
 _MOST_KEPT = 2
 """Rows of batches that are gone, kept for those to come."""
-_LEAST_IDS = 2
-"""Ids of a bag for each owner that has a part of it, from which on owners pool."""
 
 
 class ShardedLookups(Lookups):
@@ -172,7 +171,7 @@ def ways_of(ranks: Ranks, call: Call, places: Sequence[ShardedPlace]) -> tuple[l
     stored = ranks.codecs == (STORED, STORED)
     for t, place in enumerate(places):
         room += features[t] * (place.owners + 1)
-        least = _LEAST_IDS * place.bag_parts * bags[t]
+        least = LEAST_IDS * place.bag_parts * bags[t]
         if 0 < least <= ids[t] and t not in weighed and stored:
             ways[t] = features[t]
     return ways, room

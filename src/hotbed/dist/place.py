@@ -28,7 +28,7 @@ from hotbed.table.lookups import StoredTable
 from hotbed.table.participant import SteppingOptimizer
 from hotbed.table.place import MovedTable
 from hotbed.table.place_factory import PlaceFactory
-from hotbed.tables import Table
+from hotbed.tables import SUMMED, Table
 
 __all__ = ["Sharded"]
 
@@ -58,7 +58,7 @@ class Sharded(ShardedRows):
         owner_rule = kind.owner_rule(spec)
         self.owners = 1 if owner_rule is None else lookups.ranks.size
         self.bag_parts = 1 if owner_rule is None else len(self.shards)
-        if spec.combiner not in ("sum", "mean", "sqrtn") or owner_rule is _core.OwnerRule.given:
+        if spec.combiner not in SUMMED or owner_rule is _core.OwnerRule.given:
             self.bag_parts = 0
         self._handles = [live.parameter for live in self.own.values()]  # they keep gradients
 

@@ -39,15 +39,21 @@ class RankLine(NamedTuple):
     total: int
 
 
-def printed(title: str, tables: Sequence[TableLine], ranks: Sequence[RankLine], width: int) -> str:
-    """Both as one text."""
+def printed(
+    title: str,
+    tables: Sequence[TableLine],
+    ranks: Sequence[RankLine],
+    width: int,
+    notes: Sequence[str] = (),
+) -> str:
+    """Both as one text. `notes`: beside those on the tables."""
     from rich.console import Console
 
     out = io.StringIO()
     console = Console(file=out, width=width, highlight=False, markup=False, emoji=False)
     console.print(title)
     console.print(_tables(tables))
-    for note in _notes(tables):
+    for note in [*_notes(tables), *notes]:
         console.print(note)
     console.print(_ranks(ranks))
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines())

@@ -15,7 +15,8 @@ from hotbed.dist.plan_table import RankLine, TableLine, printed
 from hotbed.dist.sizes import Load, RankSums, Sizes, TierSizes
 from hotbed.errors import PlanError
 from hotbed.sharding import Extent, Sharding, checked_world_size, sharding_of
-from hotbed.tables import Table, part_of
+from hotbed.sharding.kind import LEAST_IDS
+from hotbed.tables import SUMMED, Table, part_of
 from hotbed.text import warn_renamed
 
 __all__ = ["Plan", "checked_tables"]
@@ -157,7 +158,11 @@ class Plan:
     def printed(self, width: int = 100) -> str:
         """Return the plan as tables of `width` characters: who keeps what, and bytes by tier."""
         title = f"{len(self.tables):,} tables on {self.world_size:,} ranks, plan {self.digest[:12]}"
-        return printed(title, self._table_lines(), self._rank_lines(), width)
+        notes = []
+        if any(table.combiner in SUMMED for table in self.tables.values()):
+            split = f"{LEAST_IDS} (of tables cut by row {LEAST_IDS * self.world_size}) ids or more"
+            notes.append(f"Bags of {split} are pooled by the ranks that keep their rows.")
+        return printed(title, self._table_lines(), self._rank_lines(), width, notes)
 
     def __str__(self) -> str:
         return self.printed()

@@ -16,6 +16,7 @@ from torch import Tensor
 from hotbed.arrays import ID_DTYPES, describe, id_tensor, is_array, real_tensor
 from hotbed.errors import HotbedError, IdError, InputError
 from hotbed.jagged import Jagged
+from hotbed.tables import SUMMED
 
 __all__ = [
     "FORMS",
@@ -34,7 +35,6 @@ _KINDS = (
     "a LongTensor (B,) or (B, K), or an array or lists of such ints, a hotbed.Jagged, a jagged nested "
     "tensor, a sparse CSR or COO tensor"
 )
-_WEIGHED = ("sum", "mean", "sqrtn")
 _CPU = torch.device("cpu")
 
 
@@ -264,7 +264,7 @@ def checked_offsets(what: str, given: object) -> Tensor:
 def _weights(
     feature: str, given: object, count: int, compute_dtype: torch.dtype, combiner: str | None
 ) -> Tensor:
-    if combiner not in _WEIGHED:
+    if combiner not in SUMMED:
         raise InputError(
             f"Feature {feature!r}: weights need a table whose combiner is sum, mean or sqrtn, "
             f"not {combiner}; give the ids without weights."

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hotbed import _core
 
-__all__ = ["Extent", "Kept", "Shape", "Sharding"]
+__all__ = ["LEAST_IDS", "Extent", "Kept", "Shape", "Sharding"]
 
 
 class Shape(Protocol):
@@ -43,6 +43,10 @@ class Kept(NamedTuple):
     first: int = 0
     stride: int = 1
     owns: Callable[[Tensor], Tensor] | None = None
+
+
+LEAST_IDS = 2
+"""Ids of a bag, for each rank among which rows are split, from which on the ranks that keep them pool it."""
 
 
 class Sharding(abc.ABC):
