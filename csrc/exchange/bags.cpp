@@ -71,22 +71,23 @@ void order(const FeatureInput& input, const ExchangedTable& table, int ranks,
     out.lengths = std::move(kept.lengths);
     return;
   }
-  out.counts.resize(ranks);
-  Buffer<int64_t> place(kept.count);
-  order_by_owner(kept.ids, kept.count, ranks, *table.owner_rule, out.ids.data(), place.data(),
-                 out.counts.data());
-  std::vector<int64_t> ends(ranks);
-  std::inclusive_scan(out.counts.begin(), out.counts.end(), ends.begin());
+  out.counts.assign(ranks, 0);
+  Buffer<int64_t> owners(kept.count);
+  find_owners(kept.ids, kept.count, ranks, *table.owner_rule, owners.data());
   out.lengths.resize(ranks * out.bags);
   std::fill_n(out.lengths.data(), ranks * out.bags, 0);
   int64_t i = 0;
   for (int64_t b = 0; b < out.bags; ++b) {
     int64_t end = i + (kept.lengths.size() ? kept.lengths[b] : input.fixed);
-    for (; i < end; ++i) {
-      int64_t owner = std::upper_bound(ends.begin(), ends.end(), place[i]) - ends.begin();
-      ++out.lengths[owner * out.bags + b];
-    }
+    for (; i < end; ++i) ++out.lengths[owners[i] * out.bags + b];
   }
+  std::vector<int64_t*> next(ranks, out.ids.data());
+  for (int r = 0; r < ranks; ++r) {
+    const int32_t* lengths = out.lengths.data() + r * out.bags;
+    out.counts[r] = std::reduce(lengths, lengths + out.bags, int64_t{0});
+    if (r + 1 < ranks) next[r + 1] = next[r] + out.counts[r];
+  }
+  for (i = 0; i < kept.count; ++i) *next[owners[i]]++ = kept.ids[i];
 }
 
 struct Strided {

@@ -98,6 +98,11 @@ void own_ids(const ExchangedShard& shard, const int64_t* ids, int64_t n, int64_t
     if (n) std::memcpy(out, ids, n * sizeof(int64_t));
     return;
   }
+  if (std::has_single_bit(static_cast<uint64_t>(shard.stride))) {  // a division takes longer
+    const int shift = std::countr_zero(static_cast<uint64_t>(shard.stride));
+    for (int64_t i = 0; i < n; ++i) out[i] = (ids[i] - shard.first) >> shift;
+    return;
+  }
   for (int64_t i = 0; i < n; ++i) out[i] = (ids[i] - shard.first) / shard.stride;
 }
 
