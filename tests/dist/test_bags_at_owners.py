@@ -281,6 +281,28 @@ def test_a_rank_that_has_ended_answers(deal: str) -> None:
     run(2, ended, deal)
 
 
+def ended_and_other_modes(rank: int, world: int) -> None:
+    _, shared = both("mean", RowWise(), world)
+    optimizer = hb.optim.SGD(shared.parameters(), lr=0.5)
+    with Join(hb.dist.joinables(shared)):
+        for number in range(4 if rank else 1):
+            batch = inputs(bags_of(number, range(SAMPLES)))
+            if number == 2:
+                shared.train(rank == 1)
+                with pytest.raises(hb.dist.PeerError, match="looks up in another mode"):
+                    shared(batch)
+                shared.train()
+            sum(v.sum() for v in shared(batch).values()).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert shared.table("a").rule.steps == 4
+
+
+@pytest.mark.process
+def test_a_rank_that_has_ended_hears_of_other_modes() -> None:
+    run(3, ended_and_other_modes, seconds=20)
+
+
 def wrong_ids(rank: int, world: int) -> None:
     _, shared = both("sum", TableWise(1), world)
     batch = inputs(bags_of(0, range(SAMPLES)))
