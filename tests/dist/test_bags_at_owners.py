@@ -281,6 +281,56 @@ def test_a_rank_that_has_ended_answers(deal: str) -> None:
     run(2, ended, deal)
 
 
+def ended_and_other_modes(rank: int, world: int) -> None:
+    _, shared = both("mean", RowWise(), world)
+    optimizer = hb.optim.SGD(shared.parameters(), lr=0.5)
+    with Join(hb.dist.joinables(shared)):
+        for number in range(4 if rank else 1):
+            batch = inputs(bags_of(number, range(SAMPLES)))
+            if number == 2:
+                shared.train(rank == 1)
+                with pytest.raises(hb.dist.PeerError, match="looks up in another mode"):
+                    shared(batch)
+                shared.train()
+            sum(v.sum() for v in shared(batch).values()).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert shared.table("a").rule.steps == 4
+
+
+@pytest.mark.process
+def test_a_rank_that_has_ended_hears_of_other_modes() -> None:
+    run(3, ended_and_other_modes, seconds=20)
+
+
+def gradient_of_one_rank(rank: int, world: int, looks: bool) -> None:
+    """The other's rows have a gradient of zeros, also where gradients of bags are merged."""
+    alone, shared = both("mean", TableWise(1), world)
+    rules = [hb.optim.Adam(m.parameters(), lr=0.1) for m in (alone, shared)]
+    mine = slice(SAMPLES * rank, SAMPLES * (rank + 1))
+    for number in range(2):
+        bags = bags_of(number, range(SAMPLES * world), world)
+        together = alone(inputs(bags))["b"]
+        own = shared(inputs({n: some[mine] for n, some in bags.items()}))["b"]
+        grad = torch.ones_like(together)
+        grad[SAMPLES:] *= 1 - number
+        together.backward(grad / world)
+        if number == 0 or rank == 0:
+            own.backward(grad[mine])
+        if looks and rank == 0:
+            assert shared.parameter("b").grad is not None
+        for rule in rules:
+            rule.step()
+            rule.zero_grad()
+        assert_same_rows(shared, alone, exact=False)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("looks", [False, True])
+def test_gradients_of_one_rank_alone(looks: bool) -> None:
+    run(2, gradient_of_one_rank, looks)
+
+
 def wrong_ids(rank: int, world: int) -> None:
     _, shared = both("sum", TableWise(1), world)
     batch = inputs(bags_of(0, range(SAMPLES)))

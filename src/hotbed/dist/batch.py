@@ -77,7 +77,7 @@ class ShardedLookups(Lookups):
             )
             told = [*modes, *ways, *asked.numbers, *[0] * (room - len(asked.numbers))]
             opened = ranks.handshake("a lookup", told, [place.number for place in places])
-            _refuse_other_modes(ranks, opened, modes)
+            _refuse_other_modes(opened, ranks.rank, len(modes))
             ways = other_ways(opened, len(modes), begin)
         made = asked.fetch(opened.values[:, begin : begin + len(asked.numbers)], wanted)
         if wanted and ranks.waiting.to_be_merged:
@@ -210,11 +210,17 @@ def _refuse_beside_dense(ranks: Ranks) -> None:
         )
 
 
-def _refuse_other_modes(ranks: Ranks, opened: Handshake, modes: list[int]) -> None:
-    for rank, reported in enumerate(opened.values[:, : len(modes)].tolist()):
-        if not opened.ended[rank] and reported != modes:
+def _refuse_other_modes(opened: Handshake, mine: int, count: int) -> None:
+    """Raise PeerError where ranks with batches look up in another mode than rank `mine`.
+
+    Args:
+        count: of the values that are modes.
+    """
+    modes: list[list[int]] = opened.values[:, :count].tolist()
+    for rank, reported in enumerate(modes):
+        if not opened.ended[rank] and reported != modes[mine]:
             raise PeerError(
-                f"Rank {rank} looks up in another mode than rank {ranks.rank}: model.train() or eval(), "
+                f"Rank {rank} looks up in another mode than rank {mine}: model.train() or eval(), "
                 "requires_grad of tables, and torch.no_grad() must be alike on all ranks. All evaluate "
                 "together, each its samples; hotbed.dist.even(loader) ends them together."
             )
@@ -233,6 +239,7 @@ def serve_lookup(ranks: Ranks, opened: Handshake) -> None:
     speaks, count = opened.ended.index(False), len(opened.tables)
     words = 2 + len(_bits((), count))
     begin = words + count
+    _refuse_other_modes(opened, speaks, words)  # as those with batches have
     if other_ways(opened, words, begin) is not None:
         return  # the others look up anew
     training, wanted, *bits = opened.values[speaks, :words].tolist()

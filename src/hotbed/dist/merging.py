@@ -36,7 +36,13 @@ def merge(ranks: Ranks) -> None:
     numbers = [*dict.fromkeys(number for one in lookups for number in one.layout.table_numbers)]
     tables = [ranks.table(number) for number in numbers]
     with ranks.reporting(MERGE):
-        found = [_summed(live, lookups) for live in tables]
+        own = [flag for live in tables for flag in _left_by(live, lookups)]
+        any_rank = ranks.handshake(MERGE, own, numbers).values.any(0)
+        told = torch.tensor(own, dtype=torch.int64, device="cpu")
+        missing = (any_rank & (told == 0)).view(len(tables), -1).tolist()
+        found = [
+            _summed(live, lookups, of_table) for live, of_table in zip(tables, missing, strict=True)
+        ]
     ids = torch.cat([some for some, _ in found])
     by_owner = order_by_owner(
         ranks, [live.place for live in tables], ids, [len(some) for some, _ in found]
@@ -55,6 +61,7 @@ def merge(ranks: Ranks) -> None:
 
 def serve_merge(ranks: Ranks, opened: Handshake) -> None:
     """The part of a rank that has no batch."""
+    opened = ranks.serve()  # behind what says which lookups left gradients
     places = [ranks.table(number).place for number in opened.tables]
     _look_up(ranks, send_no_ids(ranks, places, opened.values), None)
     _let_go(ranks)
@@ -80,12 +87,35 @@ def _let_go(ranks: Ranks) -> None:
     ranks.waiting.merged()
 
 
-def _summed(live: TableOnRanks, lookups: Sequence[KeptLookup]) -> tuple[Tensor, Tensor | None]:
-    """(n,) distinct ids and (n, dim) rows of what waits of a table; None: nothing does."""
+def _left_by(live: TableOnRanks, lookups: Sequence[KeptLookup]) -> list[bool]:
+    """For each lookup, whether this rank has a gradient of the table from it."""
+    sources = waiting_of(live).sources_of(live.parameter)
+    left = {id(getattr(source, "lookup", None)) for source in sources}
+    return [id(lookup) in left for lookup in lookups]
+
+
+def _summed(
+    live: TableOnRanks, lookups: Sequence[KeptLookup], missing: Sequence[bool]
+) -> tuple[Tensor, Tensor | None]:
+    """(n,) distinct ids and (n, dim) rows of what waits of a table; None: nothing does.
+
+    Args:
+        missing: for each lookup whether other ranks alone have a gradient from it. Those of ids here are
+            zeros, as where its owners take it.
+    """
     rows = waiting_of(live).in_rows(live)
-    if rows is None:
-        return torch.empty(0, dtype=torch.int64, device="cpu"), None
     number = live.place.number
+    untold = [
+        lookup.ids_of(lookup.layout.position[number])
+        for lookup, is_missing in zip(lookups, missing, strict=True)
+        if is_missing
+    ]
+    if rows is None and not untold:
+        return torch.empty(0, dtype=torch.int64, device="cpu"), None
+    dim, dtype = live.spec.dim, live.compute_dtype
+    if rows is None:
+        none = torch.empty(0, dtype=torch.int64, device="cpu")
+        rows = GradientRows(none, torch.empty((0, dim), dtype=dtype, device="cpu"))
     here = [
         (lookup, lookup.layout.position[number])
         for lookup in lookups
@@ -101,7 +131,9 @@ def _summed(live: TableOnRanks, lookups: Sequence[KeptLookup]) -> tuple[Tensor, 
     inside = (within >= 0) & (within < counts[of_lookup])
     if not bool(inside.all()):
         of_lookup, within, values = of_lookup[inside], within[inside], values[inside]
-    ids = torch.cat(by_owner)[begins[of_lookup] + within]
+    ids = torch.cat([torch.cat(by_owner)[begins[of_lookup] + within], *untold])
+    zeros = torch.zeros((len(ids) - len(values), dim), dtype=dtype, device="cpu")
+    values = torch.cat([values, zeros]) if untold else values
     distinct, positions = torch.empty_like(ids), torch.empty_like(ids)
     given = ids.data_ptr(), len(ids), distinct.data_ptr(), positions.data_ptr()
     count = _core.group_ids(*given)
