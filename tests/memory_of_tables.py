@@ -16,6 +16,7 @@ import torch
 import hotbed as hb
 
 ROWS, DIM, BATCH = 230, 16, 10
+BUDGET = 100_000_000
 
 
 def resident() -> int:
@@ -27,7 +28,10 @@ def resident() -> int:
 
 def made(tables: int, kind: str, folder: str) -> hb.EmbeddingCollection:
     rows = ROWS if kind.startswith("static") else None
-    storage = hb.Storage(host="100MB", ssd=folder) if kind.endswith("ssd") else None
+    tier = kind.split()[-1]
+    storage = None
+    if tier in ("host", "ssd"):
+        storage = hb.Storage(host=BUDGET, ssd=folder if tier == "ssd" else None)
     return hb.EmbeddingCollection(
         [hb.Table(f"t{k}", DIM, rows) for k in range(tables)], storage=storage
     )
@@ -59,7 +63,7 @@ def stages(tables: int, kind: str, folder: str) -> Iterator[tuple[str, int, int]
     yield now("with an optimizer")
     train(embeddings, optimizer)
     yield now("trained")
-    if kind == "dynamic":
+    if kind in ("dynamic", "dynamic host"):
         for name in embeddings.tables:
             embeddings.erase(name, torch.arange(ROWS // 2))
         yield now("half erased")

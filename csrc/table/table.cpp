@@ -572,7 +572,7 @@ uint64_t Table::resident_bytes() const {
   uint64_t total = index_bytes();
   if (!has_rows()) return total;  // the storage knows, or the device
   for_planes(*this, [&](const Plane& plane) { total += plane.resident_bytes(); });
-  return total;
+  return total + uses_bytes();
 }
 
 uint64_t Table::plane_bytes() const {

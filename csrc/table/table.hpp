@@ -204,7 +204,8 @@ class Table final : public SpaceTable {
   BudgetShare::Growth growth_with_states(std::span<const int64_t> row_bytes);
 
   uint64_t plane_bytes() const;  // of the rows that exist
-  // What planes and index take now, in whole pages. Pages that nobody touched take nothing.
+  // What planes, in whole pages, index and counts of uses take now. Pages that nobody touched take
+  // nothing.
   uint64_t resident_bytes() const;
   uint64_t index_bytes() const { return index_ ? index_->memory_bytes() : 0; }
   // Ids of rows that are stored, rising. A static table in one tier stores all.
