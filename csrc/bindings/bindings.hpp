@@ -8,7 +8,10 @@
 
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
+
+#include "batch/pool.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -30,6 +33,14 @@ std::vector<T*> pointers(const std::vector<Address>& addresses) {
   all.reserve(addresses.size());
   for (Address address : addresses) all.push_back(pointer<T>(address));
   return all;
+}
+
+// (address, elements from one vector to the next) of each feature.
+inline std::vector<Vectors> vectors_of(const std::vector<std::pair<Address, int64_t>>& pairs) {
+  std::vector<Vectors> vectors;
+  vectors.reserve(pairs.size());
+  for (auto [data, stride] : pairs) vectors.push_back({pointer<void>(data), stride});
+  return vectors;
 }
 
 inline Address address(const void* pointer) { return reinterpret_cast<Address>(pointer); }

@@ -43,13 +43,6 @@ std::vector<GivenRows> given_of(const std::vector<GivenTuple>& tuples) {
   return given;
 }
 
-std::vector<Vectors> vectors_of(const std::vector<std::pair<Address, int64_t>>& pairs) {
-  std::vector<Vectors> vectors;
-  vectors.reserve(pairs.size());
-  for (auto [data, stride] : pairs) vectors.push_back({pointer<void>(data), stride});
-  return vectors;
-}
-
 using PlacePairs = std::vector<std::pair<Address, int64_t>>;
 
 void bind_bags(nb::module_& module) {

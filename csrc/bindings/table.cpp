@@ -110,13 +110,6 @@ std::shared_ptr<Batch> batch_of_sums(std::vector<std::shared_ptr<Table>> tables,
   return std::make_shared<Batch>(std::move(tables), std::move(inputs));
 }
 
-std::vector<Vectors> vectors_of(const std::vector<std::pair<Address, int64_t>>& pairs) {
-  std::vector<Vectors> vectors;
-  vectors.reserve(pairs.size());
-  for (auto [data, stride] : pairs) vectors.push_back({pointer<void>(data), stride});
-  return vectors;
-}
-
 std::vector<bool> reduced(Batch& batch, const std::vector<Vectors>& grads,
                           const std::vector<Address>& values, const std::vector<Address>& indices) {
   for (size_t t = 0; t < values.size(); ++t) {

@@ -121,14 +121,12 @@ void bind_table_rule(nb::module_& module) {
       "step_fused",
       [](Batch& batch, const std::vector<std::pair<Address, int64_t>>& grads,
          const std::vector<std::tuple<size_t, TableRule*, const Hyperparameters*>>& steps) {
-        std::vector<Vectors> vectors;
-        for (auto [address, stride] : grads) vectors.push_back({pointer<void>(address), stride});
         std::vector<FusedStep> tables(batch.parts.size());
         for (auto [table, rule, hyper] : steps) tables.at(table) = {rule, *hyper};
         StepFault fault;
         {
           nb::gil_scoped_release unlocked;
-          fault = step_fused(batch, vectors, tables);
+          fault = step_fused(batch, vectors_of(grads), tables);
         }
         return std::make_tuple(fault.array, fault.element, fault.slot);
       },

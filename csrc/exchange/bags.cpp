@@ -8,16 +8,11 @@
 #include <stdexcept>
 #include <string>
 
+#include "exchange/messages.hpp"
+
 namespace hotbed {
 
 namespace {
-
-constexpr int64_t kWord = 8;
-constexpr int64_t kMost = int64_t{1} << 32;
-
-int64_t rounded(int64_t bytes) { return (bytes + kWord - 1) / kWord * kWord; }
-
-uint8_t* bytes(void* at) { return static_cast<uint8_t*>(at); }
 
 // The ids of a feature without padding, and the length of each bag without it where they differ.
 struct Kept {
@@ -219,7 +214,7 @@ BagExchange::BagExchange(std::shared_ptr<const ExchangeLayout> all, const int64_
   asked_.reserve(l.ranks * l.shards.size());
   for (int r = 0; r < l.ranks; ++r, numbers += width(l)) {
     for (int64_t n = 0; n < width(l); ++n) {  // they come from other processes
-      if (numbers[n] < 0 || numbers[n] > 2 * kMost) {
+      if (numbers[n] < 0 || numbers[n] > 2 * kMostIds) {
         throw std::invalid_argument("a rank tells that it asks for " + std::to_string(numbers[n]) +
                                     " ids or bags");
       }
@@ -265,12 +260,7 @@ int64_t BagExchange::piece_bytes(int rank, int shard) const {
 // ---------------------------------------------------------------
 
 MessageSizes BagExchange::id_sizes() const {
-  MessageSizes sizes{std::vector<int64_t>(layout->ranks), std::vector<int64_t>(layout->ranks)};
-  for (int r = 0; r < layout->ranks; ++r) {
-    for (int s : layout->kept_by[r]) sizes.first[r] += id_bytes(layout->rank, s);
-    for (int s : mine()) sizes.second[r] += id_bytes(r, s);
-  }
-  return sizes;
+  return message_sizes(*layout, true, [&](int r, int s) { return id_bytes(r, s); });
 }
 
 void BagExchange::write_ids(const OrderedBags& own, const Messages& messages) const {
@@ -335,33 +325,11 @@ void BagExchange::read_ids(const OrderedBags& own, const Messages& messages, int
 // ----------------------------------------------------------------------------------
 
 MessageSizes BagExchange::vector_sizes() const {
-  MessageSizes sizes{std::vector<int64_t>(layout->ranks), std::vector<int64_t>(layout->ranks)};
-  for (int r = 0; r < layout->ranks; ++r) {
-    for (int s : mine()) {
-      if (answers(s, r)) sizes.first[r] += piece_bytes(r, s);
-    }
-    for (int s : layout->kept_by[r]) {
-      if (answers(s, r)) sizes.second[r] += piece_bytes(layout->rank, s);
-    }
-  }
-  return sizes;
+  return message_sizes(*layout, false, [&](int r, int s) { return answer_bytes(r, s); });
 }
 
 std::vector<Vectors> BagExchange::vector_places(const Messages& messages) const {
-  std::vector<Vectors> places;
-  places.reserve(mine().size() * layout->ranks);
-  Messages next = messages;
-  for (int s : mine()) {
-    for (int r = 0; r < layout->ranks; ++r) {
-      if (!answers(s, r)) {
-        places.push_back({});
-        continue;
-      }
-      places.push_back({next[r], layout->shards[s].width});
-      next[r] = bytes(next[r]) + piece_bytes(r, s);
-    }
-  }
-  return places;
+  return piece_places(*layout, messages, [&](int r, int s) { return answer_bytes(r, s); });
 }
 
 void BagExchange::read_vectors(const OrderedBags& own, const Messages& messages,
@@ -408,16 +376,9 @@ void BagExchange::read_vectors(const OrderedBags& own, const Messages& messages,
 // --------------------------------------------------------------
 
 MessageSizes BagExchange::given_sizes(const std::vector<bool>& chosen) const {
-  MessageSizes sizes{std::vector<int64_t>(layout->ranks), std::vector<int64_t>(layout->ranks)};
-  for (int r = 0; r < layout->ranks; ++r) {
-    for (int s : layout->kept_by[r]) {
-      if (chosen[layout->shards[s].table]) sizes.first[r] += piece_bytes(layout->rank, s);
-    }
-    for (int s : mine()) {
-      if (chosen[layout->shards[s].table]) sizes.second[r] += piece_bytes(r, s);
-    }
-  }
-  return sizes;
+  return message_sizes(*layout, true, [&](int r, int s) {
+    return chosen[layout->shards[s].table] ? piece_bytes(r, s) : 0;
+  });
 }
 
 void BagExchange::write_given(const OrderedBags& own, const std::vector<bool>& chosen,
@@ -459,21 +420,9 @@ void BagExchange::write_given(const OrderedBags& own, const std::vector<bool>& c
 
 std::vector<Vectors> BagExchange::given_places(const std::vector<bool>& chosen,
                                                const Messages& messages) const {
-  std::vector<Vectors> places;
-  places.reserve(mine().size() * layout->ranks);
-  Messages next = messages;
-  for (int s : mine()) {
-    const ExchangedShard& shard = layout->shards[s];
-    for (int r = 0; r < layout->ranks; ++r) {
-      if (!chosen[shard.table] || !vectors(r, s)) {
-        places.push_back({});
-        continue;
-      }
-      places.push_back({next[r], shard.width});
-      next[r] = bytes(next[r]) + piece_bytes(r, s);
-    }
-  }
-  return places;
+  return piece_places(*layout, messages, [&](int r, int s) {
+    return chosen[layout->shards[s].table] ? piece_bytes(r, s) : 0;
+  });
 }
 
 }  // namespace hotbed

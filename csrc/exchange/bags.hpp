@@ -120,6 +120,9 @@ class BagExchange {
   int64_t lengths_bytes(int rank, int shard) const;
   int64_t id_bytes(int rank, int shard) const;
   int64_t piece_bytes(int rank, int shard) const;
+  int64_t answer_bytes(int rank, int shard) const {
+    return answers(shard, rank) ? piece_bytes(rank, shard) : 0;
+  }
   const std::vector<int>& mine() const { return layout->kept_by[layout->rank]; }
 
   std::vector<Asked> asked_;

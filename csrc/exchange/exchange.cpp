@@ -7,16 +7,12 @@
 #include <stdexcept>
 #include <string>
 
+#include "exchange/messages.hpp"
 #include "kernels/kernels.hpp"
 
 namespace hotbed {
 
 namespace {
-
-constexpr int64_t kWord = 8;
-constexpr int64_t kMostIds = int64_t{1} << 32;  // of a table that a rank asks for
-
-int64_t rounded(int64_t bytes) { return (bytes + kWord - 1) / kWord * kWord; }
 
 int64_t element(DType dtype, bool stored) {
   if (dtype == DType::f64) return 8;
@@ -24,9 +20,6 @@ int64_t element(DType dtype, bool stored) {
 }
 
 bool widened(DType dtype) { return element(dtype, true) != element(dtype, false); }
-
-uint8_t* bytes(void* at) { return static_cast<uint8_t*>(at); }
-const uint8_t* bytes(const void* at) { return static_cast<const uint8_t*>(at); }
 
 // Rows that are copied: row i from row_of[i], -1 being zeros; or, where row_of is nullptr, from row
 // i.
@@ -224,12 +217,7 @@ int64_t Exchange::piece_bytes(int requester, int shard, bool stored) const {
 // ---------------------------------------------------------------------------
 
 MessageSizes Exchange::id_sizes() const {
-  MessageSizes sizes{std::vector<int64_t>(layout->ranks), std::vector<int64_t>(layout->ranks)};
-  for (int r = 0; r < layout->ranks; ++r) {
-    for (int s : layout->kept_by[r]) sizes.first[r] += kWord * count(layout->rank, s);
-    for (int s : mine()) sizes.second[r] += kWord * count(r, s);
-  }
-  return sizes;
+  return message_sizes(*layout, true, [&](int r, int s) { return kWord * count(r, s); });
 }
 
 void Exchange::write_ids(const int64_t* ordered, const Messages& messages) const {
@@ -276,16 +264,8 @@ void Exchange::read_ids(const int64_t* ordered, const Messages& messages, int64_
 // -------------------------------------------------------------------------------------
 
 MessageSizes Exchange::row_sizes() const {
-  MessageSizes sizes{std::vector<int64_t>(layout->ranks), std::vector<int64_t>(layout->ranks)};
-  for (int r = 0; r < layout->ranks; ++r) {
-    for (int s : mine()) {
-      if (answers(s, r)) sizes.first[r] += piece_bytes(r, s, true);
-    }
-    for (int s : layout->kept_by[r]) {
-      if (answers(s, r)) sizes.second[r] += piece_bytes(layout->rank, s, true);
-    }
-  }
-  return sizes;
+  return message_sizes(*layout, false,
+                       [&](int r, int s) { return answers(s, r) ? piece_bytes(r, s, true) : 0; });
 }
 
 std::vector<Vectors> Exchange::row_places(const Messages& messages, void* wide) const {
@@ -359,16 +339,9 @@ void Exchange::read_rows(const Messages& messages, const std::vector<void*>& out
 // -------------------------------------------------------
 
 MessageSizes Exchange::given_sizes(const std::vector<bool>& chosen, bool stored) const {
-  MessageSizes sizes{std::vector<int64_t>(layout->ranks), std::vector<int64_t>(layout->ranks)};
-  for (int r = 0; r < layout->ranks; ++r) {
-    for (int s : layout->kept_by[r]) {
-      if (chosen[layout->shards[s].table]) sizes.first[r] += piece_bytes(layout->rank, s, stored);
-    }
-    for (int s : mine()) {
-      if (chosen[layout->shards[s].table]) sizes.second[r] += piece_bytes(r, s, stored);
-    }
-  }
-  return sizes;
+  return message_sizes(*layout, true, [&](int r, int s) {
+    return chosen[layout->shards[s].table] ? piece_bytes(r, s, stored) : 0;
+  });
 }
 
 void Exchange::write_given(const std::vector<bool>& chosen, bool stored,
@@ -424,21 +397,9 @@ void Exchange::write_given(const std::vector<bool>& chosen, bool stored,
 
 std::vector<Vectors> Exchange::given_places(const std::vector<bool>& chosen, bool stored,
                                             const Messages& messages) const {
-  std::vector<Vectors> places;
-  places.reserve(mine().size() * layout->ranks);
-  Messages next = messages;
-  for (int s : mine()) {
-    const ExchangedShard& shard = layout->shards[s];
-    for (int r = 0; r < layout->ranks; ++r) {
-      if (!chosen[shard.table] || !count(r, s)) {
-        places.push_back({});
-        continue;
-      }
-      places.push_back({next[r], shard.width});
-      next[r] = bytes(next[r]) + piece_bytes(r, s, stored);
-    }
-  }
-  return places;
+  return piece_places(*layout, messages, [&](int r, int s) {
+    return chosen[layout->shards[s].table] ? piece_bytes(r, s, stored) : 0;
+  });
 }
 
 // -- rows that came

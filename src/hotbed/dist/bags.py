@@ -12,25 +12,22 @@ and what lasts, is as in `hotbed.dist.exchange`; the core writes and reads messa
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn, cast
 
 import torch
 from torch import Tensor
 
 from hotbed import _core
-from hotbed.dist.exchange import first_slots, resolve_owned
-from hotbed.dist.exchanged_values import KeptLookup, Messenger, OwnedRows
+from hotbed.dist.exchange import addresses, first_slots, resolve_owned, send_written
+from hotbed.dist.exchanged_values import KeptLookup, Messenger, OwnedRows, PendingOnRanks
 from hotbed.dist.layout import Layout
 from hotbed.dist.ranks import Ranks
-from hotbed.errors import OptimizerError
-from hotbed.places.host.batch import FlatBags, as_vectors, places_in
+from hotbed.places.host.batch import FlatBags, OnHost, as_vectors, places_in
 from hotbed.table.gradients import GradientRows, TableGradient
 from hotbed.table.live import LiveTable
 from hotbed.table.lookups import Call
-from hotbed.table.resolved import Columns, PooledTable
-from hotbed.tables import CORE_DTYPES
+from hotbed.table.resolved import Columns
 
 __all__ = ["Answer", "BagGradients", "BagsBatch", "KeptBags", "ask", "keep_bags", "width"]
 
@@ -72,46 +69,28 @@ def ask(
     """
     numbers = numbers.contiguous()
     core = _core.BagExchange(layout.core, numbers.data_ptr())
-    received = _send(ranks, "ids", core.id_sizes(), lambda to: core.write_ids(own, to))
+    received = send_written(
+        ranks, "ids", core.id_sizes(), lambda messages: core.write_ids(own, addresses(messages))
+    )
     shapes = core.here()
     ids, offsets = (
         torch.empty(count, dtype=torch.int64, device="cpu")
         for count in (sum(n for n, _, _ in shapes), sum(b + 1 for _, b, edges in shapes if edges))
     )
-    core.read_ids(own, _addresses(received), ids.data_ptr(), offsets.data_ptr())
+    core.read_ids(own, addresses(received), ids.data_ptr(), offsets.data_ptr())
     bags = FlatBags(ids, offsets, shapes)
     owned: OwnedRows | None = None
 
-    def pool(to: list[int]) -> None:
+    def pool(messages: list[Tensor]) -> None:
         nonlocal owned
-        owned = resolve_owned(layout, bags, frozen, training, core.vector_places(to))
+        places = core.vector_places(addresses(messages))
+        owned = resolve_owned(layout, bags, frozen, training, places)
 
-    messages = _send(ranks, "vectors", core.vector_sizes(), pool)
+    messages = send_written(ranks, "vectors", core.vector_sizes(), pool)
     return Answer(layout, own, core, owned, messages)
 
 
-def _send(
-    ranks: Messenger,
-    what: str,
-    sizes: tuple[list[int], list[int]],
-    write: Callable[[list[int]], None],
-) -> list[Tensor]:
-    """Send what `write` writes to the messages at these addresses. An error of it is one on all ranks."""
-    outgoing, coming = sizes
-    messages = ranks.reserve(outgoing)
-    fault: Exception | None = None
-    try:
-        write(_addresses(messages))
-    except Exception as error:
-        fault = error
-    return ranks.send(what, coming, fault)
-
-
-def _addresses(messages: Sequence[Tensor]) -> list[int]:
-    return [message.data_ptr() for message in messages]
-
-
-class BagsBatch:
+class BagsBatch(OnHost):
     """`hotbed.table.resolved.Resolved`: the owners have pooled it.
 
     Attributes:
@@ -122,20 +101,8 @@ class BagsBatch:
     lookup: KeptBags
 
     def __init__(self, call: Call, answer: Answer, wants_gradient: bool) -> None:
-        self.live, self.table_of, self.bags = call.live, call.table_of, call.bags
-        self.wants_gradient = wants_gradient
+        super().__init__(call, wants_gradient)
         self._answer: Answer | None = answer
-
-    @property
-    def weights(self) -> list[Tensor | None]:
-        return [None] * len(self.bags)
-
-    def dtype_of(self, table: PooledTable) -> torch.dtype:
-        return table.compute_dtype
-
-    def empty(self, vectors: int, dim: int, dtype: torch.dtype) -> Tensor:
-        made: Tensor = _core.empty([vectors, dim], CORE_DTYPES[dtype])
-        return made
 
     def copy_messages(self) -> None:
         """Have the vectors outlast the messages in which they came."""
@@ -150,7 +117,7 @@ class BagsBatch:
         """Write the vectors of each feature to an address, with a stride, once."""
         answer, self._answer = self._answer, None
         assert answer is not None
-        answer.core.read_vectors(answer.own, _addresses(answer.messages), places)
+        answer.core.read_vectors(answer.own, addresses(answer.messages), places)
 
     def keep_inputs(self) -> None:
         """Nothing reads them again."""
@@ -162,7 +129,7 @@ class BagsBatch:
         raise AssertionError("bags with weights are not pooled by owners")
 
 
-class BagsPendingGradient:
+class BagsPendingGradient(PendingOnRanks):
     """`hotbed.table.backward.PendingGradient` of vectors that owners have pooled."""
 
     def __init__(self, batch: BagsBatch, grads: Sequence[Tensor | None]) -> None:
@@ -174,26 +141,20 @@ class BagsPendingGradient:
         }
 
     def shares(self, tables: Sequence[int]) -> list[BagGradients]:
-        batch, found = self._batch, []
-        for t in tables:
-            # Others may write to a gradient once backward is over.
-            own = {f: g.clone() for f, g in self._grads.items() if batch.table_of[f] == t}
-            found.append(BagGradients(batch, batch.live[t].spec.name, t, own))
-        return found
+        own: dict[int, dict[int, Tensor]] = {t: {} for t in tables}
+        for f, grad in self._grads.items():
+            if (of_table := own.get(self._batch.table_of[f])) is not None:
+                of_table[f] = grad.clone()  # others may write to it once backward is over
+        return [BagGradients(self._batch, t, of_table) for t, of_table in own.items()]
 
     def slots(self, table: int) -> Tensor:
         return self.shares([table])[0].in_rows().slots
-
-    def step(self, updates: object) -> NoReturn:
-        raise OptimizerError("fused=True updates tables in backward, which ranks cannot agree on.")
 
 
 class BagGradients(NamedTuple):
     """`hotbed.table.gradients.GradientShare` by bags of a lookup, which become rows when somebody looks."""
 
     batch: BagsBatch
-    name: str
-    """Of the table."""
     table: int
     """Its position in the lookup."""
     of_features: Mapping[int, Tensor]
@@ -274,12 +235,15 @@ class KeptBags(KeptLookup):
             if share is not None and f in share.of_features:
                 grad = share.of_features[f]
                 places[f] = grad.data_ptr(), grad.stride(0)
-        write = functools.partial(core.write_given, self.own, of_features, places)
-        received = _send(ranks, "gradients", core.given_sizes(of_features), write)
+
+        def write(messages: list[Tensor]) -> None:
+            core.write_given(self.own, of_features, places, addresses(messages))
+
+        received = send_written(ranks, "gradients", core.given_sizes(of_features), write)
         mine = [at for at, t in enumerate(layout.own_tables) if chosen[t]]
         if not mine or self.owned is None:
             return []
-        here = core.given_places(of_features, _addresses(received))
+        here = core.given_places(of_features, addresses(received))
         return self.owned.sums(here, received, mine)
 
 

@@ -170,7 +170,7 @@ def ways_of(ranks: Ranks, call: Call, places: Sequence[ShardedPlace]) -> tuple[l
     ways, room = [0] * count, 0
     stored = ranks.codecs == (STORED, STORED)
     for t, place in enumerate(places):
-        room += features[t] * (place.owners + 1)
+        room += max(1, features[t]) * (place.owners + 1)
         least = LEAST_IDS * place.bag_parts * bags[t]
         if 0 < least <= ids[t] and t not in weighed and stored:
             ways[t] = features[t]
@@ -245,7 +245,7 @@ def serve_lookup(ranks: Ranks, opened: Handshake) -> None:
     training, wanted, *bits = opened.values[speaks, :words].tolist()
     ways: list[int] = opened.values[speaks, words:begin].tolist()
     places = [ranks.table(number).place for number in opened.tables]
-    frozen = [t for t in range(count) if bits[t // _BITS] >> t % _BITS & 1]
+    frozen = {t for t in range(count) if bits[t // _BITS] >> t % _BITS & 1}
     for tables, part in parts_without_batch(ranks, places, ways):
         never = [at for at, t in enumerate(tables) if t in frozen]
         end = begin + part.width

@@ -48,6 +48,7 @@ __all__ = [
     "Fetched",
     "Given",
     "KeptRows",
+    "addresses",
     "fetch",
     "first_slots",
     "keep",
@@ -58,6 +59,7 @@ __all__ = [
     "send_encoded",
     "send_ids",
     "send_no_ids",
+    "send_written",
     "to_owners",
 ]
 
@@ -78,7 +80,7 @@ class Fetched:
         by_owner = self.requests.by_owner
         kept = by_owner.layout.fetched
         found = kept.pop() if kept else _core.FetchedRows(by_owner.layout.core)
-        found.read(self.requests.core, by_owner.ids.data_ptr(), _addresses(self.messages))
+        found.read(self.requests.core, by_owner.ids.data_ptr(), addresses(self.messages))
         return found
 
 
@@ -132,10 +134,10 @@ def send_ids(ranks: Ranks, by_owner: IdsByOwner, numbers: Tensor) -> Requests:
     outgoing, coming = core.id_sizes()
     messages = ranks.reserve(outgoing)
     at = by_owner.ids.data_ptr()
-    core.write_ids(at, _addresses(messages))
+    core.write_ids(at, addresses(messages))
     received = ranks.send("ids", coming)
     ids = torch.empty(sum(coming) // 8, dtype=torch.int64, device="cpu")
-    core.read_ids(at, _addresses(received), ids.data_ptr())
+    core.read_ids(at, addresses(received), ids.data_ptr())
     return Requests(by_owner, core, ids)
 
 
@@ -196,11 +198,11 @@ def look_up_owned(
     places = wide = None
     if messages:
         wide = _core.block(core.wide_bytes)
-        places = core.row_places(_addresses(messages), wide.data_ptr())
+        places = core.row_places(addresses(messages), wide.data_ptr())
     bags = FlatIds(requests.ids_here, core.asked_here())
     owned = resolve_owned(requests.by_owner.layout, bags, frozen, training, places)
     if wide is not None and len(wide):
-        core.narrow(wide.data_ptr(), _addresses(messages))
+        core.narrow(wide.data_ptr(), addresses(messages))
     return owned
 
 
@@ -259,7 +261,7 @@ class KeptRows(KeptLookup):
         mine = [at for at, t in enumerate(layout.own_tables) if chosen[t]]
         if not mine or self.owned is None:
             return []
-        places = core.given_places(chosen, False, _addresses(received))
+        places = core.given_places(chosen, False, addresses(received))
         return self.owned.sums(places, received, mine, ranks.size)
 
 
@@ -313,7 +315,7 @@ def to_owners(
     places = [_NOTHING_GIVEN if one is None else one.in_core() for one in given]
 
     def write(buffers: list[Tensor]) -> None:
-        core.write_given(chosen, stored, places, _addresses(buffers))
+        core.write_given(chosen, stored, places, addresses(buffers))
 
     received = send_encoded(ranks, what, travel, codec, in_core, write)
     return codec.decode(received, in_core[1], travel)
@@ -341,16 +343,38 @@ def send_encoded(
         coming = codec.sizes(coming, travel, sent=False)
     except Exception as error:  # on all ranks, as sizes depend on nothing else
         sizes, coming, fault = *in_core, error
-    messages = ranks.reserve(sizes)
+
+    def encode(messages: list[Tensor]) -> None:
+        buffers = codec.buffers(messages, outgoing)
+        write(buffers)
+        codec.encode(buffers, messages, travel)
+
+    return send_written(ranks, what, (sizes, coming), encode, fault)
+
+
+def send_written(
+    ranks: Messenger,
+    what: str,
+    sizes: tuple[list[int], list[int]],
+    write: Callable[[list[Tensor]], None],
+    fault: Exception | None = None,
+) -> list[Tensor]:
+    """Send what `write` writes to this memory, and return the messages that came. An error of it, or `fault`,
+    goes along, so that all ranks raise.
+
+    Args:
+        sizes: bytes of the messages to each rank, and from it.
+    """
+    outgoing, coming = sizes
+    messages = ranks.reserve(outgoing)
     try:
         if fault is None:
-            buffers = codec.buffers(messages, outgoing)
-            write(buffers)
-            codec.encode(buffers, messages, travel)
+            write(messages)
     except Exception as error:
         fault = error
     return ranks.send(what, coming, fault)
 
 
-def _addresses(messages: Sequence[Tensor]) -> list[int]:
+def addresses(messages: Sequence[Tensor]) -> list[int]:
+    """Return where they are, for the core."""
     return [message.data_ptr() for message in messages]

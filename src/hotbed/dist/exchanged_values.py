@@ -5,19 +5,26 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Sequence
-from typing import ClassVar, Protocol, cast
+from typing import ClassVar, NoReturn, Protocol, cast
 
 from torch import Tensor
 
 from hotbed import _core
 from hotbed.dist.layout import Layout
 from hotbed.dist.row_codecs import RowCodec
-from hotbed.errors import TableError
+from hotbed.errors import OptimizerError, TableError
 from hotbed.places.host.batch import HostBatch
 from hotbed.table.gradients import GradientRows
 from hotbed.table.live import LiveTable
 
-__all__ = ["IdsByOwner", "KeptLookup", "Messenger", "OwnedRows", "Requests"]
+__all__ = ["IdsByOwner", "KeptLookup", "Messenger", "OwnedRows", "PendingOnRanks", "Requests"]
+
+
+class PendingOnRanks:
+    """Base of the gradients of one backward for tables that ranks share."""
+
+    def step(self, updates: object) -> NoReturn:
+        raise OptimizerError("fused=True updates tables in backward, which ranks cannot agree on.")
 
 
 class Messenger(Protocol):

@@ -124,6 +124,9 @@ def serve_collect(ranks: Ranks, opened: Handshake, width: int) -> Collected:
     return _brought(ranks, opened, tables, waiting, nothing, opened.values[:, width:])
 
 
+_EMPTIED = object()
+"""Gradient of a lookup with ids, which zero_grad(set_to_none=False) has left without a row: zeros for its ids
+would have rules with momentum move these. No `KeptLookup` takes it, and a merge asks for none of them."""
 _NOT_TAKEN = 2
 """What is told of a gradient that `KeptLookup.give` would not take, so that all are merged; 1 of others, and
 0 that there is none."""
@@ -162,6 +165,9 @@ def _by_lookup(
             continue
         here = torch.nonzero(inside).flatten()
         if not here.shape[0] and not any(one is lookup for one in left):
+            continue
+        if count and not rows.slots.shape[0]:
+            found[at] = _EMPTIED
             continue
         grad = torch.zeros((count, live.spec.dim), dtype=live.spec.compute_dtype, device="cpu")
         grad.index_add_(0, own[here], rows.rows[here])

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, NoReturn, Protocol, cast
+from typing import NamedTuple, Protocol, cast
 
-import torch
 from torch import Tensor
 
 from hotbed import _core
 from hotbed.dist.bags import BagsBatch, BagsPendingGradient, ask, keep_bags, width
 from hotbed.dist.exchange import fetch, keep, send_no_ids
+from hotbed.dist.exchanged_values import PendingOnRanks
 from hotbed.dist.ranks import Ranks
 from hotbed.dist.rows_batch import RowsBatch, ShardedPendingGradient
 from hotbed.dist.shards import ShardedPlace
-from hotbed.errors import OptimizerError
-from hotbed.places.host.batch import HostPendingGradient, core_batch, places_in
+from hotbed.places.host.batch import HostPendingGradient, OnHost, core_batch, places_in
 from hotbed.table.gradients import GradientShare
 from hotbed.table.lookups import Call
-from hotbed.table.resolved import Columns, PooledTable
-from hotbed.tables import CORE_DTYPES
+from hotbed.table.resolved import Columns
 
 __all__ = ["Asked", "PartsOfCall", "parts_without_batch"]
 
@@ -143,7 +141,7 @@ class PartsOfCall:
         return JoinedBatch(self._call, made, wanted)
 
 
-class JoinedBatch:
+class JoinedBatch(OnHost):
     """`hotbed.table.resolved.Resolved`."""
 
     has_own_rows = True
@@ -151,19 +149,8 @@ class JoinedBatch:
     def __init__(
         self, call: Call, parts: Sequence[tuple[_Part, RowsBatch | BagsBatch]], wants_gradient: bool
     ) -> None:
-        self.live, self.table_of, self.bags = call.live, call.table_of, call.bags
-        self.wants_gradient, self._parts = wants_gradient, parts
-
-    @property
-    def weights(self) -> list[Tensor | None]:
-        return [bag.weights for bag in self.bags]
-
-    def dtype_of(self, table: PooledTable) -> torch.dtype:
-        return table.compute_dtype
-
-    def empty(self, vectors: int, dim: int, dtype: torch.dtype) -> Tensor:
-        made: Tensor = _core.empty([vectors, dim], CORE_DTYPES[dtype])
-        return made
+        super().__init__(call, wants_gradient)
+        self._parts = parts
 
     def pool(self, columns: Sequence[Columns]) -> None:
         places = places_in(columns, self)
@@ -202,7 +189,7 @@ class JoinedBatch:
         return [found[f] for f in wanted]
 
 
-class _JoinedPendingGradient:
+class _JoinedPendingGradient(PendingOnRanks):
     """`hotbed.table.backward.PendingGradient`."""
 
     def __init__(
@@ -222,9 +209,6 @@ class _JoinedPendingGradient:
     def slots(self, table: int) -> Tensor:
         part, own = next(one for one in self.parts if table in one[0].tables)
         return own.slots(part.tables.index(table))
-
-    def step(self, updates: object) -> NoReturn:
-        raise OptimizerError("fused=True updates tables in backward, which ranks cannot agree on.")
 
 
 class Served(Protocol):

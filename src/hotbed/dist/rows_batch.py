@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 from torch import Tensor
 
-from hotbed.dist.exchanged_values import KeptLookup
-from hotbed.errors import OptimizerError
+from hotbed.dist.exchanged_values import KeptLookup, PendingOnRanks
 from hotbed.places.host.batch import HostBatch, HostPendingGradient
 from hotbed.table.gradients import GradientRows
 
@@ -37,7 +36,7 @@ class RowsBatch(HostBatch):
         return ShardedPendingGradient(super().backward(grads), self.lookup.first_slots)
 
 
-class ShardedPendingGradient:
+class ShardedPendingGradient(PendingOnRanks):
     """Gradients of one backward, by slots of `Sharded`: `first_slots` of a table plus the batch's own."""
 
     def __init__(self, left: HostPendingGradient, first_slots: Sequence[int]) -> None:
@@ -55,6 +54,3 @@ class ShardedPendingGradient:
 
     def slots(self, table: int) -> Tensor:
         return self._left.slots(table) + self._first_slots[table]
-
-    def step(self, updates: object) -> NoReturn:
-        raise OptimizerError("fused=True updates tables in backward, which ranks cannot agree on.")

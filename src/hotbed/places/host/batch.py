@@ -26,6 +26,7 @@ __all__ = [
     "FlatIds",
     "HostBatch",
     "HostPendingGradient",
+    "OnHost",
     "as_vectors",
     "check",
     "core_batch",
@@ -155,7 +156,26 @@ def as_vectors(grad: Tensor, table: PooledTable) -> Tensor:
     return grad.contiguous() if grad.stride(1) != 1 and dim > 1 else grad
 
 
-class HostBatch:
+class OnHost:
+    """What batches have in common whose vectors come out in the host's memory."""
+
+    def __init__(self, call: Call, wants_gradient: bool) -> None:
+        self.live, self.table_of, self.bags = call.live, call.table_of, call.bags
+        self.wants_gradient = wants_gradient
+
+    @functools.cached_property
+    def weights(self) -> list[Tensor | None]:
+        return [bag.weights for bag in self.bags]
+
+    def dtype_of(self, table: PooledTable) -> torch.dtype:
+        return table.compute_dtype
+
+    def empty(self, vectors: int, dim: int, dtype: torch.dtype) -> Tensor:
+        made: Tensor = _core.empty([vectors, dim], CORE_DTYPES[dtype])
+        return made
+
+
+class HostBatch(OnHost):
     """`hotbed.table.resolved.Resolved`, by the core's batch."""
 
     has_own_rows = False
@@ -170,20 +190,9 @@ class HostBatch:
     ) -> None:
         """`core`: resolved, and transposed if `wants_gradient`. `over_budget`: what to raise where there
         is no room for rows that backward needs. `kept`: what the core's batch reads."""
-        self.core, self.live, self.table_of, self.bags = core, call.live, call.table_of, call.bags
-        self.wants_gradient = wants_gradient
+        super().__init__(call, wants_gradient)
+        self.core = core
         self._over_budget, self._kept = over_budget, kept
-
-    @functools.cached_property
-    def weights(self) -> list[Tensor | None]:
-        return [bag.weights for bag in self.bags]
-
-    def dtype_of(self, table: PooledTable) -> torch.dtype:
-        return table.compute_dtype
-
-    def empty(self, vectors: int, dim: int, dtype: torch.dtype) -> Tensor:
-        made: Tensor = _core.empty([vectors, dim], CORE_DTYPES[dtype])
-        return made
 
     def pool(self, columns: Sequence[Columns]) -> None:
         self.core.pool(places_in(columns, self))
