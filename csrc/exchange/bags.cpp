@@ -339,7 +339,7 @@ void BagExchange::read_vectors(const OrderedBags& own, const Messages& messages,
   for (int r = 0; r < l.ranks; ++r) {
     uint8_t* next = bytes(messages[r]);
     for (int s : l.kept_by[r]) {
-      if (!answers(s, r)) continue;
+      if (!answers(s, l.rank)) continue;
       pieces[s] = next;
       next += piece_bytes(l.rank, s);
     }

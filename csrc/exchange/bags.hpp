@@ -13,7 +13,9 @@
 #include <vector>
 
 #include "base/memory.hpp"
-#include "exchange/exchange.hpp"
+#include "batch/batch.hpp"
+#include "batch/pool.hpp"
+#include "exchange/layout.hpp"
 
 namespace hotbed {
 
@@ -111,8 +113,9 @@ class BagExchange {
   const Asked& asked(int rank, int shard) const {
     return asked_[rank * layout->shards.size() + shard];
   }
+  // Whether the owner of a shard answers a rank.
   bool answers(int shard, int rank) const {
-    return !layout->shards[shard].replica || rank == layout->rank;
+    return !layout->shards[shard].replica || layout->shards[shard].rank == rank;
   }
   bool is_split(int shard) const {
     return layout->tables[layout->shards[shard].table].owner_rule.has_value();

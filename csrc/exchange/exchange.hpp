@@ -16,53 +16,9 @@
 
 #include "batch/batch.hpp"
 #include "batch/pool.hpp"
-#include "index/group.hpp"
+#include "exchange/layout.hpp"
 
 namespace hotbed {
-
-struct ExchangedTable {
-  std::string name;
-  int64_t dim;
-  DType dtype;
-  std::optional<OwnerRule> owner_rule;  // the owner of a row; none: rows are not split
-  std::optional<int64_t> padding;       // the id that stands for it
-};
-
-struct ExchangedShard {
-  int table;
-  int rank;
-  bool replica;
-  int64_t first;  // id i of the shard is the table's first + stride * i
-  int64_t stride;
-  int64_t column;  // the first
-  int64_t width;
-};
-
-// Writes n ids of a table as one of its shards calls them.
-void own_ids(const ExchangedShard& shard, const int64_t* ids, int64_t n, int64_t* out);
-
-// The shards of some tables, the same on all ranks. Immutable.
-class ExchangeLayout {
- public:
-  // `shards`: of the first table in the order of their ranks, then of the next.
-  ExchangeLayout(int rank, int ranks, std::vector<ExchangedTable> tables,
-                 std::vector<ExchangedShard> shards);
-
-  // Orders ids by their owners. `counts`: ids of each table, which lie in `ids` one table after the
-  // other. `ordered` gets them in order, `new_positions` the position in its table that each went
-  // to, and `numbers` what the other ranks must know: of a table whose rows are split how many
-  // each rank keeps, of another one how many there are. Of tables with OwnerRule::given,
-  // `new_positions` has the owner of each id until then.
-  void order_by_owner(const int64_t* ids, const std::vector<int64_t>& counts, int64_t* ordered,
-                      int64_t* new_positions, int64_t* numbers) const;
-
-  const int rank;
-  const int ranks;
-  const std::vector<ExchangedTable> tables;
-  const std::vector<ExchangedShard> shards;
-  std::vector<std::vector<int>> kept_by;  // positions of the shards of each rank
-  std::vector<int64_t> number_of;         // of each table, its first number; last: how many
-};
 
 // Distinct ids of each table of a batch that was checked, as they first appear, one table after the
 // other; and for each position of a table, feature after feature, which of its ids it has. Both
@@ -78,10 +34,6 @@ struct GivenRows {
   int64_t count;
   int64_t first;
 };
-
-// Bytes to, and from, each rank, itself included.
-using MessageSizes = std::pair<std::vector<int64_t>, std::vector<int64_t>>;
-using Messages = std::vector<void*>;  // one a rank
 
 // One batch, once all ranks have told their numbers. Immutable.
 class Exchange {
@@ -132,8 +84,9 @@ class Exchange {
     int64_t count;
   };
   size_t at(int rank, int shard) const { return rank * layout->shards.size() + shard; }
+  // Whether the owner of a shard answers a rank.
   bool answers(int shard, int rank) const {
-    return !layout->shards[shard].replica || rank == layout->rank;
+    return !layout->shards[shard].replica || layout->shards[shard].rank == rank;
   }
   int64_t row_bytes(int shard, bool stored) const;
   int64_t piece_bytes(int requester, int shard, bool stored) const;

@@ -5,7 +5,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "exchange/exchange.hpp"
+#include "batch/pool.hpp"
+#include "exchange/layout.hpp"
 
 namespace hotbed {
 

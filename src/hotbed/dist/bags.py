@@ -101,7 +101,8 @@ class BagsBatch(OnHost):
     lookup: KeptBags
 
     def __init__(self, call: Call, answer: Answer, wants_gradient: bool) -> None:
-        super().__init__(call, wants_gradient)
+        self.live, self.table_of, self.bags = call.live, call.table_of, call.bags
+        self.wants_gradient = wants_gradient
         self._answer: Answer | None = answer
 
     def copy_messages(self) -> None:

@@ -149,7 +149,8 @@ class JoinedBatch(OnHost):
     def __init__(
         self, call: Call, parts: Sequence[tuple[_Part, RowsBatch | BagsBatch]], wants_gradient: bool
     ) -> None:
-        super().__init__(call, wants_gradient)
+        self.live, self.table_of, self.bags = call.live, call.table_of, call.bags
+        self.wants_gradient = wants_gradient
         self._parts = parts
 
     def pool(self, columns: Sequence[Columns]) -> None:

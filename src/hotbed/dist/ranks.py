@@ -215,7 +215,7 @@ class Ranks(LongWork):
             more: list[list[int]] = self._gathered(_int64(more_alive)).tolist()
             alive = [[*first, *rest] for first, rest in zip(alive, more, strict=True)]
         self.waiting.let_go(alive)
-        self.end_wanted = any(head[_WANTS_END] for head in heads)
+        self.end_wanted = any([head[_WANTS_END] for head in heads])
         count = heads[speaks][_COUNT]
         if count <= _MOST_VALUES:
             every_value = reported[:, _HEADER : _HEADER + count]

@@ -157,11 +157,9 @@ def as_vectors(grad: Tensor, table: PooledTable) -> Tensor:
 
 
 class OnHost:
-    """What batches have in common whose vectors come out in the host's memory."""
+    """Base of batches whose vectors come out in the host's memory."""
 
-    def __init__(self, call: Call, wants_gradient: bool) -> None:
-        self.live, self.table_of, self.bags = call.live, call.table_of, call.bags
-        self.wants_gradient = wants_gradient
+    bags: Sequence[Bags]
 
     @functools.cached_property
     def weights(self) -> list[Tensor | None]:
@@ -190,8 +188,8 @@ class HostBatch(OnHost):
     ) -> None:
         """`core`: resolved, and transposed if `wants_gradient`. `over_budget`: what to raise where there
         is no room for rows that backward needs. `kept`: what the core's batch reads."""
-        super().__init__(call, wants_gradient)
-        self.core = core
+        self.core, self.live, self.table_of, self.bags = core, call.live, call.table_of, call.bags
+        self.wants_gradient = wants_gradient
         self._over_budget, self._kept = over_budget, kept
 
     def pool(self, columns: Sequence[Columns]) -> None:
