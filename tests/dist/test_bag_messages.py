@@ -131,7 +131,7 @@ def test_vectors_and_gradients_find_their_ways(size: int, seed: int) -> None:
         slots = [torch.empty(n).long() for n in uniques]
         places = exchange.given_places(chosen, world.received(sent, rank))
         batch.reduce(places, addresses(values), addresses(slots))
-        for sums, at, (t, _, _, first, stride, column, width) in zip(
+        for summed, at, (t, _, _, first, stride, column, width) in zip(
             values, slots, shards, strict=True
         ):
             expected = torch.zeros(ROWS, width, dtype=torch.float64)
@@ -143,7 +143,7 @@ def test_vectors_and_gradients_find_their_ways(size: int, seed: int) -> None:
                     expected.index_add_(0, bag, row[column : column + width].expand(len(bag), -1))
             if chosen[t]:
                 torch.testing.assert_close(
-                    sums.double(), expected[first + stride * at], rtol=1e-5, atol=1e-5
+                    summed.double(), expected[first + stride * at], rtol=1e-5, atol=1e-5
                 )
 
 
