@@ -21,11 +21,11 @@ from hotbed.ops.outside_graphs import outside_graphs
 from hotbed.places.host.batch import check, core_batch
 from hotbed.places.tiered import hottest
 from hotbed.places.tiered.budget import required
-from hotbed.places.tiered.prepared import Prepared
 from hotbed.stock_layers import tables_of_layers
 from hotbed.storage import Storage
 from hotbed.table.live import LiveTable
 from hotbed.table.lookups import Call, lookups_of
+from hotbed.table.prefetch import BatchAhead
 from hotbed.tables import Table
 
 __all__ = ["EmbeddingCollection", "Rows"]
@@ -195,9 +195,10 @@ class EmbeddingCollection(TablesByName):
 
     # -- look-ahead ------------------------------------------------------------------------------
 
-    def prepare(self, inputs: object) -> Prepared:
+    def prepare(self, inputs: object) -> BatchAhead:
         """Read and group a batch that a training forward will come with. Changes nothing."""
-        return Prepared(inputs, self._live, self._table_of, list(self.features), self._read)
+        names = list(self.features)
+        return lookups_of(self._live).prepare(inputs, self._live, self._table_of, names, self._read)
 
     def features_of(self, name: str) -> dict[str, LiveTable]:
         return {feature: self._owned[table] for feature, table in self.features.items()}

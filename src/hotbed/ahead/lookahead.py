@@ -15,15 +15,14 @@ from hotbed.data.position import seek
 from hotbed.errors import TableError
 from hotbed.modules.owner import TableOwner, owners_of
 from hotbed.places.tiered.budget import count_of_batches
-from hotbed.table.alone import ALONE
 
-__all__ = ["IDLE_ON_RANKS", "is_idle_on_ranks", "lookahead"]
+__all__ = ["lookahead"]
 
 T = TypeVar("T")
 
-IDLE_ON_RANKS = (
-    "Look-ahead does nothing yet for tables that ranks share, whatever its depth and horizon: their rows "
-    "are brought up when a batch is looked up. Results are the same."
+_IDLE = (
+    "Look-ahead waits for another rank, which has none for these tables or reads more slowly: until it "
+    "comes, rows are brought up when a batch is looked up. Results are the same."
 )
 
 
@@ -47,8 +46,8 @@ def lookahead(
 
     Args:
         loader: any iterable; a new iteration of the wrapper iterates it anew.
-        model: its collections that have tiers look ahead; without any, batches are passed on. So are those
-            of a distributed model so far, with a warning if it has tiers.
+        model: its collections that have tiers look ahead; without any, batches are passed on. Of a
+            distributed model, all ranks look ahead together: where one does not, none does.
         depth: batches whose rows are resident; 0 leaves everything to the forward. The budget holds
             them beside the batch that is trained on; where it does not, look-ahead shortens itself.
         horizon: batches whose ids are known. Default: 32, or up to 128 of small batches; of large ones
@@ -105,6 +104,7 @@ class Lookahead(Generic[T]):
         self._left: Source[T] | None = None
         self._said: set[str] = set()
         self._passed = 0
+        self._given = 0
 
     @property
     def depth(self) -> int:
@@ -121,6 +121,11 @@ class Lookahead(Generic[T]):
     @horizon.setter
     def horizon(self, horizon: int | None) -> None:
         self._horizon = None if horizon is None else count_of_batches("horizon", horizon)
+
+    @property
+    def given(self) -> int:
+        """Batches that loops have got so far."""
+        return self._given
 
     def seek(self, epoch: int, batches: int = 0) -> None:
         """The next iteration is that of `epoch` (from 1), but for its first `batches`, whose rows nobody
@@ -141,19 +146,27 @@ class Lookahead(Generic[T]):
         if self._left is not None and self._left.iterator is iterator:
             source = self._left
         self._left = None
-        if self.depth and is_idle_on_ranks(self.model):
-            self.say("ranks", IDLE_ON_RANKS, stacklevel=3)
         try:
             # Whatever closes a window, an optimizer that is made or a state_dict that is loaded, the
             # next batch opens another.
             while source.more:
                 modules = self._modules()
                 if not modules:
-                    yield from source
+                    for batch in source:
+                        self._given += 1
+                        yield batch
+                    continue
+                if any((one := m.prefetcher) is not None and one.is_idle for m in modules.values()):
+                    self.say("ranks", _IDLE, stacklevel=3)
+                    if (entry := source.read()) is not None:
+                        self._given += 1
+                        yield entry.given()
                     continue
                 window = Window(source, modules, self)
                 try:
-                    yield from window
+                    for batch in window:
+                        self._given += 1
+                        yield batch
                 finally:
                     window.close()
         finally:
@@ -166,7 +179,7 @@ class Lookahead(Generic[T]):
             return {}
         found: dict[TableOwner, str] = {}
         for name, module in owners_of(self.model).items():
-            if module.tiers is not None:
+            if module.prefetcher is not None:
                 found.setdefault(module.looked_up_by, name)
         return {name: module for module, name in found.items()}
 
@@ -175,11 +188,3 @@ class Lookahead(Generic[T]):
         if about not in self._said:
             self._said.add(about)
             warnings.warn(message, stacklevel=stacklevel)
-
-
-def is_idle_on_ranks(model: nn.Module) -> bool:
-    """Return True on the first rank of a distributed model with tiers, whose batches are passed on."""
-    return any(
-        module.has_tiers and module.ranks is not ALONE and module.ranks.rank == 0
-        for module in owners_of(model).values()
-    )

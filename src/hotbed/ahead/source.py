@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
-from hotbed.places.tiered.prepared import Prepared
+from hotbed.table.prefetch import BatchAhead
 
 __all__ = ["Entry", "Source", "find_features"]
 
@@ -18,13 +18,17 @@ T = TypeVar("T")
 @dataclasses.dataclass(slots=True, eq=False)
 class Entry:
     batch: Any
+    number: int = -1
+    """Of the batch in the loop."""
     error: BaseException | None = None
     """What the loader raised in its place, or a function of the user over it."""
     inputs: dict[str, object] = dataclasses.field(default_factory=dict)
     """What goes into the collections, by their names, where that is known."""
-    prepared: dict[str, Prepared] = dataclasses.field(default_factory=dict)
+    prepared: dict[str, BatchAhead] = dataclasses.field(default_factory=dict)
     ids: int = 0
     """How many of them are announced."""
+    announced: bool = False
+    """Whether what could be announced of it is."""
     admitted: bool = False
     failed: bool = False
     tried: int = -1
@@ -82,11 +86,11 @@ class Source(Generic[T]):
                 return None
             except BaseException as error:
                 self._ended = True
-                entry = Entry(None, error)
+                entry = Entry(None, error=error)
             look(entry)
             if wanted():
                 return entry
-            self.unread.append(Entry(entry.batch, entry.error))
+            self.unread.append(Entry(entry.batch, error=entry.error))
             return None
 
     def __iter__(self) -> Iterator[T]:

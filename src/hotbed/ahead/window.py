@@ -19,7 +19,7 @@ from hotbed import _core, trace
 from hotbed.ahead.source import Entry, Source, find_features
 from hotbed.errors import HotbedError, InputError
 from hotbed.modules.owner import TableOwner
-from hotbed.places.tiered.tiers import Tiers
+from hotbed.table.prefetch import BatchAhead, Prefetcher
 
 __all__ = ["Inputs", "Window"]
 
@@ -44,6 +44,9 @@ class Settings(Protocol):
     @property
     def horizon(self) -> int | None: ...
 
+    @property
+    def given(self) -> int: ...
+
     def say(self, about: str, message: str) -> None: ...
 
 
@@ -67,12 +70,12 @@ class Window:
         """Batches whose rows are brought up."""
         self._horizon, self._inputs = settings.horizon, settings.inputs
         self._modules = dict(modules)
-        self._tiers: dict[str, Tiers] = {}
+        self._prefetchers: dict[str, Prefetcher] = {}
         for name, module in modules.items():
-            tiers = module.tiers
-            assert tiers is not None
-            self._tiers[name] = tiers
-        self._every: list[Tiers] = list(dict.fromkeys(self._tiers.values()))
+            prefetcher = module.prefetcher
+            assert prefetcher is not None
+            self._prefetchers[name] = prefetcher
+        self._every = list(dict.fromkeys(self._prefetchers.values()))
         self._given_by: dict[str, Inputs] = {}
         for name, module in modules.items():
             holder = settings.model.get_submodule(name.rpartition(".")[0])
@@ -85,17 +88,21 @@ class Window:
         self._ids = 0  # that they have announced
         self.closed = False
         self.at_work: set[str] = set()  # what threads are doing
-        self._in_code_of_user = False  # only while READING is at work
+        self._waits_for_others = (
+            False  # READING is in code of the user, or waits for other processes
+        )
         self._asked = False  # whether the loop waits for a batch
         # What was not announced could not be told from what a loader has filled again.
         self._only_when_asked = False
         self.failure: BaseException | None = None  # what a thread died of
         self._taken = False  # any batch
+        self._number = settings.given  # of the next batch that is read
         self._round = 0  # of releases: what did not fit is tried once a round
         self._message: tuple[str, str] | None = None  # what it is about, and what it says
-        for tiers in self._every:
-            tiers.allocate_all()
-        self._most_ids = sum(tiers.ids_ahead() for tiers in self._every)
+        for prefetcher in self._every:
+            prefetcher.allocate_all()
+        counts = [count for one in self._every if (count := one.ids_ahead()) is not None]
+        self._most_ids = sum(counts) if counts else _MANY_IDS
         self._threads = [
             threading.Thread(
                 target=_work,
@@ -105,12 +112,11 @@ class Window:
             )
             for work in (READING, BRINGING_UP)
         ]
+        self._sessions = {prefetcher: prefetcher.open_window(self) for prefetcher in self._every}
         for thread in self._threads:
             thread.start()
         with _of_windows:
             _windows.add(self)
-        for tiers in self._every:
-            tiers.open_window(self)
 
     # -- the training thread ---------------------------------------------------------------------
 
@@ -124,17 +130,17 @@ class Window:
 
     def _next(self) -> Entry | None:
         """The next batch; None: there is no more, or the window was closed."""
-        for tiers in self._every:
-            tiers.prepared.clear()  # what no forward has used is taken back
-            tiers.release_spent()
+        for prefetcher in self._every:
+            prefetcher.drop_offers()
+            prefetcher.release_spent()
         waited = 0.0  # for rows: a loader that is slow would be so without look-ahead
         with self._moved:
             self._round += 1
             self._asked = True
             self._moved.notify_all()
-            while not (self.closed or self.failure or self._ready()):
+            while not (self.closed or self.failure or self._ready() or self._give_up()):
                 began = time.perf_counter() if self._entries else None
-                self._moved.wait()
+                self._moved.wait(self._patience)
                 if began is not None:
                     waited += time.perf_counter() - began
             self._asked = False
@@ -159,12 +165,10 @@ class Window:
         if change is not None:
             entry.prepared = {}
             raise InputError(change)
-        for name, prepared in entry.prepared.items():
-            prepared.waited_for = entry.admitted and waited > 0
-            self._tiers[name].prepared.append(prepared)
-        for tiers in {self._tiers[name] for name in entry.prepared}:
-            tiers.waited_ms += waited * 1e3
-            tiers.queue_depth = admitted
+        for prepared in entry.prepared.values():
+            prepared.offer(entry.admitted and waited > 0)
+        for prefetcher in {self._prefetchers[name] for name in entry.prepared}:
+            prefetcher.count(waited, admitted)
         entry.prepared = {}
         return entry
 
@@ -181,6 +185,18 @@ class Window:
             return not self._source.more and READING not in self.at_work
         first = self._entries[0]
         return first.admitted or first.failed or first.tried == self._round
+
+    def _give_up(self) -> bool:
+        """Close the window if other processes keep the loop waiting for its next batch for too long."""
+        if not (self._entries and self._entries[0].announced):
+            self.closed = any(session.is_late for session in self._sessions.values())
+        return self.closed
+
+    @property
+    def _patience(self) -> float | None:
+        """Seconds after which to see whether other processes are late."""
+        some = [s.patience for s in self._sessions.values() if s.patience is not None]
+        return min(some) if some else None
 
     def close(self, *, patience: float = 1.0) -> None:
         """Ends the threads, takes back what was reserved, and gives the source what was read.
@@ -206,17 +222,18 @@ class Window:
             if not (blocked and work == READING):
                 thread.join()
         # What is reserved is let go in this order.
-        left = [Entry(entry.batch, entry.error) for entry in self._entries]
+        left = [Entry(entry.batch, error=entry.error) for entry in self._entries]
         while self._entries:
             self._entries.popleft()
         self._source.unread.extendleft(reversed(left))
-        for tiers in self._every:
-            tiers.prepared.clear()
+        for prefetcher, session in self._sessions.items():
+            prefetcher.drop_offers()
+            session.close()
 
     @property
     def _blocked(self) -> bool:
-        """Whether nothing goes on but code of the user."""
-        return self._in_code_of_user and self.at_work == {READING}
+        """Whether nothing goes on but code of the user, or of other processes."""
+        return self._waits_for_others and self.at_work == {READING}
 
     # -- the threads -----------------------------------------------------------------------------
 
@@ -231,6 +248,8 @@ class Window:
         for entry in itertools.islice(self._entries, self.depth):
             if entry.admitted or entry.failed:
                 continue
+            if not entry.announced:
+                break
             if entry.tried != self._round:
                 number = self._round
                 return lambda: self._admit(entry, number)
@@ -248,29 +267,33 @@ class Window:
         return batches >= _USUAL and self._ids >= _MANY_IDS
 
     def _fetch(self) -> None:
-        with self._moved:
-            self._in_code_of_user = True
-            self._moved.notify_all()
+        self._wait_for_others()
         try:
             with trace.span("read a batch"):
                 entry = self._source.read(self._is_open, self._look)
         finally:
             self._is_open()
         if entry is None:
+            if not self._source.more:
+                for session in self._sessions.values():
+                    session.end()
             return
-        if entry.inputs and not self.closed:
-            self._announce(entry)
-        entry.inputs = {}
-        entry.failed = entry.failed or entry.error is not None
         with self._moved:
-            self._only_when_asked = not entry.prepared
+            entry.number, self._number = self._number, self._number + 1
             self._entries.append(entry)
-            self._ids += entry.ids
+        if not self.closed:
+            self._announce(entry)
+
+    def _wait_for_others(self) -> None:
+        """Let whoever closes the window go on without this thread, until it asks whether it is open."""
+        with self._moved:
+            self._waits_for_others = True
+            self._moved.notify_all()
 
     def _is_open(self) -> bool:
         """Whether a batch is still wanted; whoever closes the window waits from now on."""
         with self._moved:
-            self._in_code_of_user = False
+            self._waits_for_others = False
             return not self.closed
 
     def _look(self, entry: Entry) -> None:
@@ -289,28 +312,57 @@ class Window:
             entry.inputs, entry.error = {}, error
 
     def _announce(self, entry: Entry) -> None:
-        try:
-            for name, inputs in entry.inputs.items():
+        prepared: dict[str, BatchAhead] = {}
+        for at, name in enumerate(self._modules):
+            batch = self._group(entry, name)
+            session = self._sessions[self._prefetchers[name]]
+            self._wait_for_others()
+            try:
+                agreed = session.exchange(entry.number * len(self._modules) + at, batch)
+            finally:
+                is_open = self._is_open()
+            if not is_open:
+                return
+            if session.is_closed:
+                self.closed = True  # the next batch opens another window, as on the other processes
+                return
+            if agreed and batch is not None:
                 with trace.span("announce ids"):
-                    prepared = self._modules[name].prepare(inputs)
-                    if prepared.batch.check()[0]:
-                        entry.failed = True
-                        return
-                    prepared.batch.group(prepared.frozen)
-                    prepared.batch.announce()
-                entry.prepared[name] = prepared
-                entry.ids += prepared.ids
+                    batch.announce()
+                prepared[name] = batch
+        entry.inputs = {}
+        with self._moved:
+            entry.announced = True
+            entry.failed = entry.failed or entry.error is not None
+            self._only_when_asked = not prepared
+            if entry in self._entries:  # the loop may have gone on without
+                entry.prepared = prepared
+                entry.ids = sum(batch.ids for batch in prepared.values())
+                self._ids += entry.ids
+            self._moved.notify_all()
+
+    def _group(self, entry: Entry, name: str) -> BatchAhead | None:
+        """Read what goes into a module; None: nothing does, or it cannot be looked up."""
+        if name not in entry.inputs or entry.failed or entry.error is not None:
+            return None
+        try:
+            with trace.span("group ids"):
+                batch = self._modules[name].prepare(entry.inputs[name])
+                if batch.group():
+                    return batch
+            entry.failed = True
         except HotbedError:
             # A batch that cannot be looked up is an error of its forward, when its turn comes.
             entry.failed = True
         except BaseException as error:  # of what reads a batch of a kind of its own
             entry.error = error
+        return None
 
     def _admit(self, entry: Entry, number: int) -> None:
         fits, failed = False, False
         try:
             with trace.span("bring rows up"):
-                fits = all(prepared.batch.admit() for prepared in entry.prepared.values())
+                fits = all(prepared.admit() for prepared in entry.prepared.values())
         except Exception:
             failed = True  # the forward tries again, and says so
         with self._moved:

@@ -16,10 +16,11 @@ from hotbed.errors import HotbedError, IdError, InputError, TableError
 from hotbed.group.lookup import lookup
 from hotbed.inputs.bags import Bags
 from hotbed.ops.outside_graphs import outside_graphs
-from hotbed.places.tiered.prepared import Prepared
 from hotbed.table.alone import ALONE
 from hotbed.table.gradients import plain_access
 from hotbed.table.live import LiveTable
+from hotbed.table.lookups import lookups_of
+from hotbed.table.prefetch import BatchAhead
 
 __all__ = ["FusedLookups", "InputsOf"]
 
@@ -177,9 +178,9 @@ class FusedLookups(OneLookup):
     def inputs_from(self, batch: Mapping[str, object], name: str) -> object:
         return batch
 
-    def prepare(self, inputs: object) -> Prepared:
+    def prepare(self, inputs: object) -> BatchAhead:
         paths = [path for path, _ in self._calls(inputs)]
-        return Prepared(
+        return lookups_of(self._live).prepare(
             inputs, self._live, [self._position[path] for path in paths], paths, self._read
         )
 

@@ -1,7 +1,8 @@
 """Bags that the owners of their rows pool: ids and lengths travel to them, vectors come back, and gradients
 of vectors go the way of the ids.
 
-    OrderedBags of this rank, the numbers of all -> `ask` -> Answer, with the vectors that came
+    OrderedBags of this rank, the numbers of all -> `send_bags` -> BagRequests
+    `pool_bags` -> Answer, with the vectors that came
     `keep_bags` -> KeptBags
     KeptBags.give(gradients) -> gradients of each shard of this rank
 
@@ -20,16 +21,34 @@ from torch import Tensor
 
 from hotbed import _core
 from hotbed.dist.exchange import addresses, first_slots, resolve_owned, send_written
-from hotbed.dist.exchanged_values import KeptLookup, Messenger, OwnedRows, PendingOnRanks
+from hotbed.dist.exchanged_values import (
+    KeptLookup,
+    Messenger,
+    OwnedInputs,
+    OwnedRows,
+    PendingOnRanks,
+)
 from hotbed.dist.layout import Layout
 from hotbed.dist.ranks import Ranks
+from hotbed.dist.shards import ShardedPlace
 from hotbed.places.host.batch import FlatBags, OnHost, as_vectors, places_in
 from hotbed.table.gradients import GradientRows, TableGradient
 from hotbed.table.live import LiveTable
 from hotbed.table.lookups import Call
 from hotbed.table.resolved import Columns
 
-__all__ = ["Answer", "BagGradients", "BagsBatch", "KeptBags", "ask", "keep_bags", "width"]
+__all__ = [
+    "Answer",
+    "BagGradients",
+    "BagRequests",
+    "BagsBatch",
+    "BagsOfCall",
+    "KeptBags",
+    "keep_bags",
+    "pool_bags",
+    "send_bags",
+    "width",
+]
 
 
 def width(layout: Layout) -> int:
@@ -51,21 +70,70 @@ class Answer:
     """(bytes,) uint8 from each rank, with the vectors."""
 
 
-def ask(
-    ranks: Ranks,
-    layout: Layout,
-    own: _core.OrderedBags,
-    numbers: Tensor,
-    frozen: Sequence[int],
-    training: bool,
-) -> Answer:
-    """Have owners pool bags. Called by all ranks.
+@dataclasses.dataclass(frozen=True, slots=True)
+class BagRequests:
+    """Bags of all ranks, at the owners of their rows."""
+
+    layout: Layout
+    own: _core.OrderedBags
+    """Bags of this rank."""
+    core: _core.BagExchange
+    bags_here: FlatBags
+    """What ranks ask of the shards of this rank."""
+
+
+class BagsOfCall:
+    """Bags of a call, which the owners are to pool. Attributes and methods are those of
+    `hotbed.dist.parts.Asked`."""
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        call: Call,
+        given: _core.Batch,
+        features: Sequence[int],
+        places: Sequence[ShardedPlace],
+    ) -> None:
+        """`given`: a checked batch in which these features are those of the call. `places`: of the call's
+        tables."""
+        self._ranks, self._call = ranks, call
+        self._layout = ranks.layout([places[t] for t in call.table_of])
+        self._own = _core.OrderedBags(self._layout.core, given, features)
+        self._requests: BagRequests | None = None
+        self.numbers = self._own.numbers
+
+    @property
+    def _sent(self) -> BagRequests:
+        assert self._requests is not None
+        return self._requests
+
+    def send(self, messenger: Messenger, numbers: Tensor) -> None:
+        self._requests = send_bags(messenger, self._layout, self._own, numbers)
+
+    def owned(self) -> list[OwnedInputs]:
+        return [OwnedInputs(self._layout, self._sent.bags_here, self._call.frozen)]
+
+    def use(self, call: Call, given: _core.Batch) -> None:
+        """`given` is not read: these are copies of its ids."""
+        self._call = call
+
+    def fetch(self, wanted: bool) -> BagsBatch:
+        ranks, call = self._ranks, self._call
+        answer = pool_bags(ranks, self._sent, call.frozen, call.training)
+        made = BagsBatch(call, answer, wanted)
+        if wanted:
+            made.lookup = keep_bags(ranks, made, answer)
+        return made
+
+
+def send_bags(
+    ranks: Messenger, layout: Layout, own: _core.OrderedBags, numbers: Tensor
+) -> BagRequests:
+    """Bring bags to the owners of their rows. Called by all ranks.
 
     Args:
         own: bags of this rank.
         numbers: (ranks, n) int64, those of the bags of each rank.
-        frozen: positions of tables that take no new rows.
-        training: True if new ids get a row.
     """
     numbers = numbers.contiguous()
     core = _core.BagExchange(layout.core, numbers.data_ptr())
@@ -78,16 +146,26 @@ def ask(
         for count in (sum(n for n, _, _ in shapes), sum(b + 1 for _, b, edges in shapes if edges))
     )
     core.read_ids(own, addresses(received), ids.data_ptr(), offsets.data_ptr())
-    bags = FlatBags(ids, offsets, shapes)
+    return BagRequests(layout, own, core, FlatBags(ids, offsets, shapes))
+
+
+def pool_bags(ranks: Ranks, requests: BagRequests, frozen: Sequence[int], training: bool) -> Answer:
+    """Have owners pool bags. Called by all ranks.
+
+    Args:
+        frozen: positions of tables that take no new rows.
+        training: True if new ids get a row.
+    """
+    layout, core = requests.layout, requests.core
     owned: OwnedRows | None = None
 
     def pool(messages: list[Tensor]) -> None:
         nonlocal owned
         places = core.vector_places(addresses(messages))
-        owned = resolve_owned(layout, bags, frozen, training, places)
+        owned = resolve_owned(layout, requests.bags_here, frozen, training, places)
 
     messages = send_written(ranks, "vectors", core.vector_sizes(), pool)
-    return Answer(layout, own, core, owned, messages)
+    return Answer(layout, requests.own, core, owned, messages)
 
 
 class BagsBatch(OnHost):

@@ -25,6 +25,7 @@ from hotbed.dist.place import Sharded
 from hotbed.dist.planning import plan as planned
 from hotbed.dist.planning import tables_to_plan
 from hotbed.dist.plans import Plan
+from hotbed.dist.prefetch import PrefetchOnRanks
 from hotbed.dist.ranks import Ranks
 from hotbed.dist.row_codecs import AS_STORED, Codecs, codecs_of
 from hotbed.dist.scaling import watch_scalers
@@ -193,9 +194,11 @@ def share_tables(model: nn.Module, plan: Plan | None, ranks: Ranks) -> None:
     tables = tables_to_plan(model)
     keys = [signed_key(live.key) for live in tables]
     changed = [int(_has_rows(live)) for live in tables]
-    of_first = ranks.handshake("a distribution", [*keys, *changed]).values[0].tolist()
+    in_tiers = int(any(live.place.tiers is not None for live in tables))
+    told = ranks.handshake("a distribution", [in_tiers, *keys, *changed]).values
+    _, *of_first = told[0].tolist()
     fault: HotbedError | None = None
-    lookups = ShardedLookups(ranks)
+    lookups = ShardedLookups(ranks, PrefetchOnRanks(ranks) if bool(told[:, 0].any()) else None)
     try:
         for (live, spec), key, rows in zip(
             tables.items(), of_first, of_first[len(tables) :], strict=False

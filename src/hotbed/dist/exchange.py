@@ -39,7 +39,7 @@ from hotbed.dist.ranks import Ranks
 from hotbed.dist.row_codecs.codec import RowCodec, Travel
 from hotbed.dist.shards import ShardedPlace
 from hotbed.group.lookup import looked_up
-from hotbed.places.host.batch import FlatIds, FlatInputs
+from hotbed.places.host.batch import FlatInputs
 from hotbed.table.gradients import GradientRows
 from hotbed.table.live import LiveTable
 from hotbed.table.lookups import Call
@@ -55,6 +55,7 @@ __all__ = [
     "live_shards",
     "look_up_owned",
     "order_by_owner",
+    "owned_call",
     "resolve_owned",
     "send_encoded",
     "send_ids",
@@ -123,7 +124,7 @@ def order_by_owner(
     return IdsByOwner(layout, ordered, counts, new_positions, numbers)
 
 
-def send_ids(ranks: Ranks, by_owner: IdsByOwner, numbers: Tensor) -> Requests:
+def send_ids(ranks: Messenger, by_owner: IdsByOwner, numbers: Tensor) -> Requests:
     """Bring ids to their owners. Called by all ranks.
 
     Args:
@@ -199,8 +200,7 @@ def look_up_owned(
     if messages:
         wide = _core.block(core.wide_bytes)
         places = core.row_places(addresses(messages), wide.data_ptr())
-    bags = FlatIds(requests.ids_here, core.asked_here())
-    owned = resolve_owned(requests.by_owner.layout, bags, frozen, training, places)
+    owned = resolve_owned(requests.by_owner.layout, requests.bags_here, frozen, training, places)
     if wide is not None and len(wide):
         core.narrow(wide.data_ptr(), addresses(messages))
     return owned
@@ -223,13 +223,27 @@ def resolve_owned(
     Returns:
         None where this rank owns no shard.
     """
+    call = owned_call(layout, bags, frozen, training)
+    if call is None:
+        return None
+    resolved = looked_up(call, places)
+    return OwnedRows(resolved, [live.generation for live in cast(Sequence[LiveTable], call.live)])
+
+
+def owned_call(
+    layout: Layout, bags: FlatInputs, frozen: Sequence[int], training: bool
+) -> Call | None:
+    """Return the lookup of what ranks ask of the shards that this rank owns; None: it owns no shard.
+
+    Args:
+        bags, frozen, training: as of `resolve_owned`.
+    """
     own = live_shards(layout)
     if not own:
         return None
     never = set(frozen)
     here = [at for at, t in enumerate(layout.own_tables) if t in never] if never else []
-    call = Call(own, layout.table_of, layout.names, bags, here, training)
-    return OwnedRows(looked_up(call, places), [live.generation for live in own])
+    return Call(own, layout.table_of, layout.names, bags, here, training)
 
 
 def live_shards(layout: Layout) -> list[LiveTable]:

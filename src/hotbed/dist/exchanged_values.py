@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Sequence
-from typing import ClassVar, NoReturn, Protocol, cast
+from typing import ClassVar, NamedTuple, NoReturn, Protocol, cast
 
 from torch import Tensor
 
@@ -13,11 +13,19 @@ from hotbed import _core
 from hotbed.dist.layout import Layout
 from hotbed.dist.row_codecs import RowCodec
 from hotbed.errors import OptimizerError, TableError
-from hotbed.places.host.batch import HostBatch
+from hotbed.places.host.batch import FlatIds, FlatInputs, HostBatch
 from hotbed.table.gradients import GradientRows
 from hotbed.table.live import LiveTable
 
-__all__ = ["IdsByOwner", "KeptLookup", "Messenger", "OwnedRows", "PendingOnRanks", "Requests"]
+__all__ = [
+    "IdsByOwner",
+    "KeptLookup",
+    "Messenger",
+    "OwnedInputs",
+    "OwnedRows",
+    "PendingOnRanks",
+    "Requests",
+]
 
 
 class PendingOnRanks:
@@ -80,6 +88,11 @@ class Requests:
     of the first shard, one requesting rank after the other, then those of the next. Ids that several ranks
     ask for occur once for each."""
 
+    @property
+    def bags_here(self) -> FlatIds:
+        """The same as features of the shards."""
+        return FlatIds(self.ids_here, self.core.asked_here())
+
     def requests_of(self, rank: int, s: int) -> slice:
         """Positions, among the ids that `rank` asks of the only table, of those that shard `s` has."""
         begin = self.core.begin(rank, s)
@@ -120,6 +133,15 @@ class OwnedRows:
             )
         shares = self.resolved.pending_from(places, held).shares(shards, divisor=divisor)
         return [(cast(LiveTable, own[at]), rows) for at, rows in zip(shards, shares, strict=True)]
+
+
+class OwnedInputs(NamedTuple):
+    """What ranks ask of the shards of this rank."""
+
+    layout: Layout
+    bags: FlatInputs
+    frozen: Sequence[int]
+    """Positions of tables that take no new rows."""
 
 
 class KeptLookup(abc.ABC):

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol, cast
 
 from torch import Tensor
 
 from hotbed import _core
-from hotbed.dist.bags import BagsBatch, BagsPendingGradient, ask, keep_bags, width
+from hotbed.dist.bags import (
+    BagRequests,
+    BagsBatch,
+    BagsOfCall,
+    BagsPendingGradient,
+    keep_bags,
+    pool_bags,
+    send_bags,
+    width,
+)
 from hotbed.dist.exchange import fetch, keep, send_no_ids
-from hotbed.dist.exchanged_values import PendingOnRanks
+from hotbed.dist.exchanged_values import Messenger, OwnedInputs, PendingOnRanks, Requests
 from hotbed.dist.ranks import Ranks
-from hotbed.dist.rows_batch import RowsBatch, ShardedPendingGradient
+from hotbed.dist.rows_batch import RowsBatch, RowsOfCall, ShardedPendingGradient
 from hotbed.dist.shards import ShardedPlace
 from hotbed.places.host.batch import HostPendingGradient, OnHost, core_batch, places_in
 from hotbed.table.gradients import GradientShare
@@ -31,53 +40,35 @@ class Asked(Protocol):
 
     numbers: list[int]
 
-    def fetch(self, numbers: Tensor, wanted: bool) -> RowsBatch | BagsBatch:
-        """Ask for it. Called by all ranks.
+    def send(self, messenger: Messenger, numbers: Tensor) -> None:
+        """Bring ids to their owners. Called by all ranks.
 
         Args:
             numbers: (ranks, n) int64 of all ranks.
-            wanted: True if gradients may come.
         """
 
+    def owned(self) -> list[OwnedInputs]:
+        """Return what ranks ask of the shards of this rank, in one lookup each. After `send`."""
 
-class BagsOfCall:
-    """Bags of a call, which the owners are to pool. Attributes and methods are those of `Asked`."""
+    def use(self, call: Call, given: _core.Batch) -> None:
+        """Fetch for a call with the same ids, whose batch `given` is."""
 
-    def __init__(
-        self,
-        ranks: Ranks,
-        call: Call,
-        given: _core.Batch,
-        features: Sequence[int],
-        places: Sequence[ShardedPlace],
-    ) -> None:
-        """`given`: a checked batch in which these features are those of the call. `places`: of the call's
-        tables."""
-        self._ranks, self._call = ranks, call
-        self._layout = ranks.layout([places[t] for t in call.table_of])
-        self._own = _core.OrderedBags(self._layout.core, given, features)
-        self.numbers = self._own.numbers
+    def fetch(self, wanted: bool) -> RowsBatch | BagsBatch | JoinedBatch:
+        """Have owners look it up, and wait for what comes. After `send`. Called by all ranks.
 
-    def fetch(self, numbers: Tensor, wanted: bool) -> BagsBatch:
-        ranks, call = self._ranks, self._call
-        answer = ask(ranks, self._layout, self._own, numbers, call.frozen, call.training)
-        made = BagsBatch(call, answer, wanted)
-        if wanted:
-            made.lookup = keep_bags(ranks, made, answer)
-        return made
+        Args:
+            wanted: True if gradients may come.
+        """
 
 
 class _Part(NamedTuple):
     """Tables of a call that go one way."""
 
-    asked: Asked
+    asked: RowsOfCall | BagsOfCall
     features: list[int]
     """Positions of its features in the whole call."""
     tables: list[int]
     """Positions of its tables there."""
-
-
-MakesRows = Callable[[Ranks, Call, _core.Batch, Sequence[ShardedPlace]], Asked]
 
 
 class PartsOfCall:
@@ -94,13 +85,11 @@ class PartsOfCall:
         given: _core.Batch,
         places: Sequence[ShardedPlace],
         ways: Sequence[int],
-        rows_of: MakesRows,
     ) -> None:
         """
         Args:
             given: the checked batch of the call; places: of its tables.
             ways: for each table, how many features it has if owners pool their bags, else 0.
-            rows_of: makes what is asked by rows.
         """
         self._call = call
         self._parts: list[_Part] = []
@@ -108,37 +97,58 @@ class PartsOfCall:
             tables = [t for t, way in enumerate(ways) if bool(way) is by_owners]
             if not tables:
                 continue
-            at = {t: n for n, t in enumerate(tables)}
-            features = [f for f, t in enumerate(call.table_of) if t in at]
+            features = [f for f, t in enumerate(call.table_of) if t in tables]
             if by_owners:
                 features.sort(key=lambda f: call.table_of[f])
-            part = Call(
-                [call.live[t] for t in tables],
-                [at[call.table_of[f]] for f in features],
-                [call.names[f] for f in features],
-                [call.bags[f] for f in features],
-                [at[t] for t in call.frozen if t in at],
-                call.training,
-            )
+            part = _part_of(call, tables, features)
             own = [places[t] for t in tables]
-            asked: Asked
+            asked: BagsOfCall | RowsOfCall
             if by_owners:
                 asked = BagsOfCall(ranks, part, given, features, own)
             else:
-                asked = rows_of(ranks, part, core_batch(part.live, part.table_of, part.bags), own)
+                asked = RowsOfCall(ranks, part, _batch_of(part), own)
             self._parts.append(_Part(asked, features, tables))
         self.numbers = [number for part in self._parts for number in part.asked.numbers]
 
-    def fetch(self, numbers: Tensor, wanted: bool) -> RowsBatch | BagsBatch | JoinedBatch:
-        made, begin = [], 0
+    def send(self, messenger: Messenger, numbers: Tensor) -> None:
+        begin = 0
         for part in self._parts:
             end = begin + len(part.asked.numbers)
-            made.append((part, part.asked.fetch(numbers[:, begin:end], wanted)))
+            part.asked.send(messenger, numbers[:, begin:end])
             begin = end
+
+    def owned(self) -> list[OwnedInputs]:
+        return [owned for part in self._parts for owned in part.asked.owned()]
+
+    def use(self, call: Call, given: _core.Batch) -> None:
+        self._call = call
+        for asked, features, tables in self._parts:
+            part = _part_of(call, tables, features)
+            asked.use(part, _batch_of(part))
+
+    def fetch(self, wanted: bool) -> RowsBatch | BagsBatch | JoinedBatch:
+        made = [(part, part.asked.fetch(wanted)) for part in self._parts]
         part, batch = made[0]
         if part.features == list(range(len(self._call.bags))):
             return batch
         return JoinedBatch(self._call, made, wanted)
+
+
+def _part_of(call: Call, tables: Sequence[int], features: Sequence[int]) -> Call:
+    """Return the call of some tables and features alone."""
+    at = {t: n for n, t in enumerate(tables)}
+    return Call(
+        [call.live[t] for t in tables],
+        [at[call.table_of[f]] for f in features],
+        [call.names[f] for f in features],
+        [call.bags[f] for f in features],
+        [at[t] for t in call.frozen if t in at],
+        call.training,
+    )
+
+
+def _batch_of(call: Call) -> _core.Batch:
+    return core_batch(call.live, call.table_of, call.bags)
 
 
 class JoinedBatch(OnHost):
@@ -221,30 +231,43 @@ class Served(Protocol):
 
     width: int
 
-    def serve(self, numbers: Tensor, frozen: list[int], training: bool, keeps: bool) -> None:
-        """Answer it. `keeps`: gradients may come."""
+    def send(self, numbers: Tensor) -> None:
+        """Take part in sending ids. `numbers`: as of `Asked.send`."""
+
+    def fetch(self, frozen: list[int], training: bool, keeps: bool) -> None:
+        """Look up what the others ask for. `keeps`: gradients may come."""
 
 
 class _ServedRows:
+    _requests: Requests
+
     def __init__(self, ranks: Ranks, places: Sequence[ShardedPlace]) -> None:
         self._ranks, self._places = ranks, places
         self.width: int = ranks.layout(places).core.numbers
 
-    def serve(self, numbers: Tensor, frozen: list[int], training: bool, keeps: bool) -> None:
-        requests = send_no_ids(self._ranks, self._places, numbers)
+    def send(self, numbers: Tensor) -> None:
+        self._requests = send_no_ids(self._ranks, self._places, numbers)
+
+    def fetch(self, frozen: list[int], training: bool, keeps: bool) -> None:
+        requests = self._requests
         fetched = fetch(self._ranks, requests, self._ranks.codecs[0], frozen, training)
         if keeps:
             keep(self._ranks, None, requests, fetched.owned)
 
 
 class _ServedBags:
+    _requests: BagRequests
+
     def __init__(self, ranks: Ranks, places: Sequence[ShardedPlace]) -> None:
         self._ranks, self._layout = ranks, ranks.layout(places)
         self.width = width(self._layout)
 
-    def serve(self, numbers: Tensor, frozen: list[int], training: bool, keeps: bool) -> None:
+    def send(self, numbers: Tensor) -> None:
         none = _core.OrderedBags(self._layout.core)
-        answer = ask(self._ranks, self._layout, none, numbers, frozen, training)
+        self._requests = send_bags(self._ranks, self._layout, none, numbers)
+
+    def fetch(self, frozen: list[int], training: bool, keeps: bool) -> None:
+        answer = pool_bags(self._ranks, self._requests, frozen, training)
         if keeps:
             keep_bags(self._ranks, None, answer)
 

@@ -130,8 +130,8 @@ class Ranks(LongWork):
         """Where their shards lie in messages."""
         numbers = (*[place.number for place in places],)
         found = self._layouts.get(numbers)
-        if found is None:
-            found = self._layouts[numbers] = Layout(self.rank, self.size, places)
+        if found is None:  # or another thread makes it, too
+            found = self._layouts.setdefault(numbers, Layout(self.rank, self.size, places))
         return found
 
     # -- the handshake ---------------------------------------------------------------------

@@ -1,17 +1,84 @@
-"""A batch whose rows were fetched from their owners, and lie beside it."""
+"""Distinct ids that a rank asks for, and a batch whose rows were fetched from their owners."""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from hotbed.dist.exchanged_values import KeptLookup, PendingOnRanks
+from hotbed import _core
+from hotbed.dist.exchange import fetch, keep, order_by_owner, send_ids
+from hotbed.dist.exchanged_values import (
+    KeptLookup,
+    Messenger,
+    OwnedInputs,
+    PendingOnRanks,
+    Requests,
+)
+from hotbed.dist.ranks import Ranks
+from hotbed.dist.shards import ShardedPlace
 from hotbed.places.host.batch import HostBatch, HostPendingGradient
 from hotbed.table.gradients import GradientRows
+from hotbed.table.lookups import Call
 
-__all__ = ["RowsBatch", "ShardedPendingGradient"]
+__all__ = ["RowsBatch", "RowsOfCall", "ShardedPendingGradient"]
+
+
+_MOST_KEPT = 2
+"""Rows of batches that are gone, kept for those to come."""
+
+
+class RowsOfCall:
+    """Distinct ids of a call, whose rows are to come here. Attributes and methods are those of
+    `hotbed.dist.parts.Asked`."""
+
+    def __init__(
+        self, ranks: Ranks, call: Call, given: _core.Batch, places: Sequence[ShardedPlace]
+    ) -> None:
+        """`given`: the checked batch of the call; `places`: of its tables."""
+        self._ranks, self._call, self._given = ranks, call, given
+        ids = torch.empty(given.positions, dtype=torch.int64, device="cpu")
+        self._inverse = torch.empty_like(ids)
+        counts = _core.distinct_ids(given, ids.data_ptr(), self._inverse.data_ptr())
+        self._by_owner = order_by_owner(ranks, places, ids, counts)
+        self._requests: Requests | None = None
+        self.numbers = self._by_owner.counts_to_owners
+
+    @property
+    def _sent(self) -> Requests:
+        assert self._requests is not None
+        return self._requests
+
+    def send(self, messenger: Messenger, numbers: Tensor) -> None:
+        self._requests = send_ids(messenger, self._by_owner, numbers)
+
+    def owned(self) -> list[OwnedInputs]:
+        return [OwnedInputs(self._by_owner.layout, self._sent.bags_here, self._call.frozen)]
+
+    def use(self, call: Call, given: _core.Batch) -> None:
+        self._call, self._given = call, given
+
+    def fetch(self, wanted: bool) -> RowsBatch:
+        ranks, call, by_owner = self._ranks, self._call, self._by_owner
+        fetched = fetch(ranks, self._sent, ranks.codecs[0], call.frozen, call.training)
+        rows = fetched.copy_out()
+        positions = by_owner.new_positions.data_ptr(), self._inverse.data_ptr()
+        core = rows.batch(self._given, by_owner.counts, *positions)
+        core.resolve(False, wanted, call.frozen)
+        made = RowsBatch(core, call, wanted, kept=(rows, self._inverse))
+        weakref.finalize(made, _give_back, by_owner.layout.fetched, rows).atexit = False
+        if wanted:
+            made.lookup = keep(ranks, made, self._sent, fetched.owned)
+        return made
+
+
+def _give_back(kept: list[_core.FetchedRows], rows: _core.FetchedRows) -> None:
+    """Keep the memory of rows that nobody reads any more."""
+    if len(kept) < _MOST_KEPT:
+        kept.append(rows)
 
 
 class RowsBatch(HostBatch):

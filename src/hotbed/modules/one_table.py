@@ -18,9 +18,10 @@ from hotbed.init import derive_key
 from hotbed.inputs.bags import Bags
 from hotbed.modules.descriptions import group_for
 from hotbed.modules.owner import TableOwner
-from hotbed.places.tiered.prepared import Prepared
 from hotbed.table.checks import Missing
 from hotbed.table.live import LiveTable
+from hotbed.table.lookups import lookups_of
+from hotbed.table.prefetch import BatchAhead
 from hotbed.tables import Table
 
 __all__ = ["OneTable", "refuse_options", "weights_of"]
@@ -153,8 +154,10 @@ class OneTable(TableOwner):
     def inputs_from(self, batch: Mapping[str, object], name: str) -> object:
         return batch.get(name)
 
-    def prepare(self, inputs: object) -> Prepared:
-        return Prepared(inputs, self._tables, (0,), ("input",), self._bags_of)
+    def prepare(self, inputs: object) -> BatchAhead:
+        return lookups_of(self._tables).prepare(
+            inputs, self._tables, (0,), ("input",), self._bags_of
+        )
 
     def _bags_of(self, inputs: object) -> list[Bags]:
         """Return the one bag of each sample, as forward reads it."""

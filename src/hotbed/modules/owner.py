@@ -17,13 +17,12 @@ from hotbed.group.group import Group
 from hotbed.group.lookup import lookup
 from hotbed.inputs.bags import Bags
 from hotbed.places.moves import move, refuse_move
-from hotbed.places.tiered.prepared import Prepared
-from hotbed.places.tiered.tiers import Tiers
 from hotbed.table.alone import Processes
 from hotbed.table.checks import refuse_tracing
 from hotbed.table.gradients import plain_access
 from hotbed.table.live import LiveTable, live_table
 from hotbed.table.locks import alone, reading
+from hotbed.table.prefetch import BatchAhead, Prefetcher
 from hotbed.table.state_dict import ENDINGS, load_table, save_table, signed_key
 
 __all__ = [
@@ -102,10 +101,9 @@ class TableOwner(nn.Module):
         return next(iter(self._owned.values())).place.ranks
 
     @property
-    def tiers(self) -> Tiers | None:
-        """The tiers in which its rows are looked up, or None."""
-        tiers = next(iter(self._owned.values())).place.lookups.tiers
-        return tiers if isinstance(tiers, Tiers) else None
+    def prefetcher(self) -> Prefetcher | None:
+        """What brings rows of later batches up; None: they lie where they are computed."""
+        return next(iter(self._owned.values())).place.lookups.prefetcher
 
     @property
     def has_tiers(self) -> bool:
@@ -135,7 +133,7 @@ class TableOwner(nn.Module):
         """Return what forward takes, of a mapping that has all features of `features_of`."""
         raise NotImplementedError
 
-    def prepare(self, inputs: object) -> Prepared:
+    def prepare(self, inputs: object) -> BatchAhead:
         """Read and group a batch that a training forward will come with. Changes nothing."""
         raise NotImplementedError
 

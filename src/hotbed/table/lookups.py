@@ -19,6 +19,7 @@ from hotbed.table.alone import ALONE, Processes
 from hotbed.table.backward import ChangingPlace
 from hotbed.table.gradients import WaitingGradient
 from hotbed.table.locks import reading
+from hotbed.table.prefetch import BatchAhead, Prefetcher, ReadsBags
 from hotbed.table.records import Records
 from hotbed.table.resolved import PooledTable, Resolved
 
@@ -132,6 +133,11 @@ class Lookups(abc.ABC):
         return None
 
     @property
+    def prefetcher(self) -> Prefetcher | None:
+        """What brings rows of later batches up; None: they lie where they are computed."""
+        return None
+
+    @property
     def where(self) -> str:
         """Name for errors, such as "cpu"."""
         return str(self.device)
@@ -162,7 +168,22 @@ class Lookups(abc.ABC):
     def make_batch(
         self, live: Sequence[StoredTable], table_of: Sequence[int], bags: Sequence[Bags]
     ) -> InputBatch:
-        """Return a batch over inputs. Only called where there are tiers."""
+        """Return a batch over inputs. Only called where there is a prefetcher."""
+        raise NotImplementedError
+
+    def prepare(
+        self,
+        inputs: object,
+        live: Sequence[StoredTable],
+        table_of: Sequence[int],
+        names: Sequence[str],
+        read: ReadsBags,
+    ) -> BatchAhead:
+        """Read a batch before its forward. Only called where there is a prefetcher. Changes nothing.
+
+        Args:
+            live, table_of, names: as of `Call`.
+        """
         raise NotImplementedError
 
     def without_autocast(self) -> contextlib.AbstractContextManager[object]:

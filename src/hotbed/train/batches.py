@@ -20,7 +20,7 @@ def ids_of_tiers(model: nn.Module) -> frozenset[str]:
     return frozenset(
         feature
         for name, module in owners_of(model).items()
-        if module.tiers is not None
+        if module.prefetcher is not None
         for feature in module.features_of(name)
     )
 

@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from hotbed.ahead.lookahead import IDLE_ON_RANKS, is_idle_on_ranks, lookahead
+from hotbed.ahead.lookahead import lookahead
 from hotbed.checkpoint.folder import complete_in
 from hotbed.checkpoint.ranks import ranks_of
 from hotbed.data.position import Position
@@ -190,15 +190,16 @@ class _Run:
 
     def _fit(self, interrupts: Interrupts) -> FitResult:
         settings, batches = self.settings, self.training
-        if settings.depth and is_idle_on_ranks(self.model):
-            notice(self.progress, IDLE_ON_RANKS)
         bars = [self._bar()] if first() else []
         embeddings = embeddings_of(self.model)
         return fit(
             self.model,
-            lookahead(slices(batches), self.model, 0, 0)
-            if self.shared
-            else lookahead(batches, self.model, settings.depth, settings.horizon),
+            lookahead(
+                slices(batches) if self.shared else batches,
+                self.model,
+                settings.depth,
+                settings.horizon,
+            ),
             self.optimizer,
             epochs=settings.epochs,
             tasks=self.source.tasks or None,

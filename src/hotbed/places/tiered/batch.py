@@ -11,40 +11,40 @@ from hotbed import trace
 from hotbed.errors import StorageError
 from hotbed.inputs.bags import Bags
 from hotbed.places.host.batch import check
-from hotbed.table.lookups import Call, InputBatch, StoredTable
+from hotbed.places.tiered.prepared import Offered, Offers
+from hotbed.table.lookups import Call, InputBatch
 
 __all__ = ["resolve_in_tiers"]
 
 
-class PreparedBatch(Protocol):
-    """A batch that look-ahead has read: `hotbed.places.tiered.prepared.Prepared`."""
+class PreparedBatch(Offered, Protocol):
+    """A batch that look-ahead has ready: `hotbed.places.tiered.prepared.Prepared`."""
 
-    batch: InputBatch
-    bags: list[Bags]
     waited_for: bool
+
+    @property
+    def batch(self) -> InputBatch: ...
+    @property
+    def bags(self) -> Sequence[Bags]: ...
 
 
 class PreparingTiers(Protocol):
     """Tiers with the batches that look-ahead has ready: `hotbed.places.tiered.tiers.Tiers`."""
 
     waited_for: int
+    prepared: Offers[PreparedBatch]
 
-    @property
-    def prepared(self) -> Sequence[PreparedBatch]: ...
-    def pop_prepared(
-        self, live: Sequence[StoredTable], batch: InputBatch, frozen: Sequence[int]
-    ) -> PreparedBatch | None: ...
     def close_window(self) -> bool: ...
     def over_budget(self, error: StorageError) -> StorageError: ...
 
 
 def resolve_in_tiers(
     tiers: PreparingTiers, batch: InputBatch, call: Call
-) -> tuple[InputBatch, bool, list[Bags] | None]:
+) -> tuple[InputBatch, bool, Sequence[Bags] | None]:
     """The batch with its slots, whether a gradient will come, and what it reads in place of the inputs."""
     prepared = None
     if call.training and tiers.prepared:
-        prepared = tiers.pop_prepared(call.live, batch, call.frozen)
+        prepared = tiers.prepared.pop(call.live, batch, call.frozen)
     if prepared is None:
         check(batch, call)
     else:

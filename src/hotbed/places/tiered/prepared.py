@@ -1,66 +1,121 @@
-"""A batch that look-ahead has read."""
+"""Batches that look-ahead has read, and those that wait for their forward."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Sequence
+import abc
+import warnings
+from collections.abc import Sequence
+from typing import Any, Generic, Protocol, TypeVar
 
 from hotbed.errors import InputError
 from hotbed.inputs.bags import Bags
 from hotbed.table.lookups import InputBatch, StoredTable, lookups_of
+from hotbed.table.prefetch import ReadsBags
 
-__all__ = ["Prepared"]
+__all__ = ["Offered", "Offers", "Prepared", "ReadBatch"]
 
 
-@dataclasses.dataclass(slots=True, eq=False)
-class Prepared:
-    """A batch that was read and grouped before its forward.
+class Offered(Protocol):
+    """A batch that waits for the forward that comes with its ids."""
+
+    def serves(self, live: Sequence[StoredTable], batch: InputBatch, frozen: Sequence[int]) -> bool:
+        """Return True if it is what a forward asks for by `batch`, which need not have been checked."""
+
+    def changed(self) -> str | None:
+        """Return the message for a batch that is no longer what was read; else None."""
+
+
+T = TypeVar("T", bound=Offered)
+
+
+class Offers(Generic[T]):
+    """Batches that look-ahead has yielded and no forward has used."""
+
+    def __init__(self) -> None:
+        self._batches: list[T] = []
+        self._said_changed = False
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def append(self, batch: T) -> None:
+        self._batches.append(batch)
+
+    def clear(self) -> None:
+        self._batches.clear()
+
+    def pop(
+        self, live: Sequence[StoredTable], batch: InputBatch, frozen: Sequence[int]
+    ) -> T | None:
+        """Return the one for the batch of a forward, or None."""
+        for at, offered in enumerate(self._batches):
+            if offered.serves(live, batch, frozen):
+                return self._batches.pop(at)
+        for offered in self._batches:
+            if not self._said_changed and (change := offered.changed()):
+                self._said_changed = True
+                warnings.warn(f"{change} This forward uses what it was given.", stacklevel=2)
+        return None
+
+
+class ReadBatch(abc.ABC):
+    """`hotbed.table.prefetch.BatchAhead`, but for what is done with its rows.
 
     A forward knows it by its ids: the core compares what it gets with what was grouped, so it does
     not matter what they lie in.
+
+    Attributes:
+        bags: what the core reads after it has grouped: copies, which nobody else changes.
+        batch: the core's.
+        frozen: positions of tables whose parameter requires no gradient.
     """
 
-    inputs: object
-    live: Sequence[StoredTable]
-    table_of: Sequence[int]
-    names: Sequence[str]
-    read: Callable[[object], list[Bags]]
-    """Makes bags of inputs, once now and again to see whether the loader has changed them."""
-    frozen: list[int] = dataclasses.field(init=False)
-    bags: list[Bags] = dataclasses.field(init=False)
-    """What the core reads after it has grouped: copies, which nobody else changes."""
-    batch: InputBatch = dataclasses.field(init=False)
-    """The core's."""
-    waited_for: bool = dataclasses.field(default=False, init=False)
-    """True if its rows were not yet resident when the loop asked for it."""
-
-    def __post_init__(self) -> None:
-        self.frozen = [t for t, table in enumerate(self.live) if not table.parameter.requires_grad]
+    def __init__(
+        self,
+        inputs: object,
+        live: Sequence[StoredTable],
+        table_of: Sequence[int],
+        names: Sequence[str],
+        read: ReadsBags,
+    ) -> None:
+        """`read` is called now, and again to see whether the loader has changed the inputs."""
+        self.inputs, self.live, self.table_of = inputs, live, table_of
+        self._names, self._read = names, read
+        self.frozen = [t for t, table in enumerate(live) if not table.parameter.requires_grad]
         self.bags = [
-            _copied(bag, t in self.frozen)
-            for t, bag in zip(self.table_of, self.read(self.inputs), strict=True)
+            _copied(bag, self._keeps_ids(t)) for t, bag in zip(table_of, read(inputs), strict=True)
         ]
-        self.batch = lookups_of(self.live).make_batch(self.live, self.table_of, self.bags)
+        self.batch = lookups_of(live).make_batch(live, table_of, self.bags)
+
+    @abc.abstractmethod
+    def _keeps_ids(self, table: int) -> bool:
+        """Return True if the core reads ids of a table where they lie, after it has grouped the others."""
 
     @property
     def ids(self) -> int:
-        """Positions, of all features."""
         return sum(bag.ids.numel() for bag in self.bags)
 
+    def group(self) -> bool:
+        if self.batch.check()[0]:
+            return False
+        self.batch.group(self.frozen)
+        return True
+
     def serves(self, live: Sequence[StoredTable], batch: InputBatch, frozen: Sequence[int]) -> bool:
-        """Whether it is what a forward asks for by `batch`, which need not have been checked."""
         same = self.live is live and self.frozen == frozen
         return same and bool(self.batch.first_difference(batch) < 0)
 
+    def changed(self) -> str | None:
+        return self.change(self.inputs)
+
     def change(self, inputs: object) -> str | None:
-        """Return the error message if the inputs of a batch have changed since they were read; else None."""
         try:
-            bags = self.read(inputs)
+            bags = self._read(inputs)
             now = lookups_of(self.live).make_batch(self.live, self.table_of, bags)
             at = self.batch.first_difference(now)
             if at < 0:
                 return None
-            what = f"feature {self.names[at]!r}"
+            what = f"feature {self._names[at]!r}"
         except InputError as error:
             what = str(error).rstrip(".")
         return (
@@ -68,6 +123,38 @@ class Prepared:
             "tensors or containers again would train other batches than it gives: let it make new ones "
             "for each batch, or use lookahead(..., depth=0)."
         )
+
+
+class Prepared(ReadBatch):
+    """A batch of tables in tiers."""
+
+    waited_for = False
+
+    def __init__(
+        self,
+        offers: Offers[Any],
+        inputs: object,
+        live: Sequence[StoredTable],
+        table_of: Sequence[int],
+        names: Sequence[str],
+        read: ReadsBags,
+    ) -> None:
+        """`offers`: where a forward finds it."""
+        super().__init__(inputs, live, table_of, names, read)
+        self._offers = offers
+
+    def _keeps_ids(self, table: int) -> bool:
+        return table in self.frozen
+
+    def announce(self) -> None:
+        self.batch.announce()
+
+    def admit(self) -> bool:
+        return self.batch.admit()
+
+    def offer(self, waited: bool) -> None:
+        self.waited_for = waited
+        self._offers.append(self)
 
 
 def _copied(bag: Bags, ids_too: bool) -> Bags:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
 
 from hotbed import _core
 from hotbed.errors import StorageError, TableError
@@ -13,26 +11,17 @@ from hotbed.inputs.bags import Bags
 from hotbed.places.core_backed import CoreLookups
 from hotbed.places.host.batch import HostBatch, core_batch
 from hotbed.places.tiered import folder, hottest
-from hotbed.places.tiered.batch import resolve_in_tiers
+from hotbed.places.tiered.batch import PreparedBatch, resolve_in_tiers
 from hotbed.places.tiered.budget import by_part, ids_within
-from hotbed.places.tiered.prepared import Prepared
+from hotbed.places.tiered.prepared import Offers, Prepared
 from hotbed.storage import Storage
 from hotbed.table.locks import alone
-from hotbed.table.lookups import Call, InputBatch, StoredTable
+from hotbed.table.lookups import Call, StoredTable
 from hotbed.table.place import MovedTable, Place
+from hotbed.table.prefetch import ALONE_AHEAD, ReadsBags, Session, Window
 from hotbed.tables import Table
 
 __all__ = ["Tiers"]
-
-
-class _Window(Protocol):
-    """A window of look-ahead: `hotbed.ahead.window.Window`."""
-
-    @property
-    def depth(self) -> int: ...
-    @property
-    def closed(self) -> bool: ...
-    def close(self) -> None: ...
 
 
 class Tiers(CoreLookups):
@@ -51,14 +40,13 @@ class Tiers(CoreLookups):
         self._lock = None if self.folder is None else folder.lock(self.folder, storage.reset)
         # Weakly: tables keep their tiers, and go when the model does.
         self._tables: list[weakref.ref[MovedTable]] = []
-        self.prepared: list[Prepared] = []
-        """Batches that look-ahead has yielded and no forward has used."""
-        self._window: weakref.ref[_Window] | None = None
+        self.is_idle = False
+        self.prepared: Offers[PreparedBatch] = Offers()
+        self._window: weakref.ref[Window] | None = None
         self.depth = 0
         """Batches that the last window brings up ahead."""
         self._planes: object = None
         """Where rows that compute lie; None: in the core's memory."""
-        self._said_changed = False
         self.waited_ms = 0.0
         """Time that the loop waited for rows of its next batch."""
         self.waited_for = 0
@@ -80,6 +68,10 @@ class Tiers(CoreLookups):
 
     @property
     def tiers(self) -> Tiers:
+        return self
+
+    @property
+    def prefetcher(self) -> Tiers:
         return self
 
     @property
@@ -183,11 +175,21 @@ class Tiers(CoreLookups):
 
     # -- look-ahead ------------------------------------------------------------------------------
 
-    def open_window(self, window: _Window) -> None:
-        """`window` is the one that looks ahead from now on; an earlier one is closed."""
+    def prepare(
+        self,
+        inputs: object,
+        live: Sequence[StoredTable],
+        table_of: Sequence[int],
+        names: Sequence[str],
+        read: ReadsBags,
+    ) -> Prepared:
+        return Prepared(self.prepared, inputs, live, table_of, names, read)
+
+    def open_window(self, window: Window) -> Session:
         self.close_window()
         self._window = weakref.ref(window)
         self.depth = window.depth
+        return ALONE_AHEAD
 
     def close_window(self) -> bool:
         """Takes back what look-ahead has reserved; with the next batch it begins anew. Whether there
@@ -200,19 +202,12 @@ class Tiers(CoreLookups):
         window.close()
         return True
 
-    def pop_prepared(
-        self, live: Sequence[StoredTable], batch: InputBatch, frozen: Sequence[int]
-    ) -> Prepared | None:
-        """Return what look-ahead has prepared for the batch of a forward, or None."""
-        for at, prepared in enumerate(self.prepared):
-            if prepared.serves(live, batch, frozen):
-                del self.prepared[at]
-                return prepared
-        for prepared in self.prepared:
-            if not self._said_changed and (change := prepared.change(prepared.inputs)):
-                self._said_changed = True
-                warnings.warn(f"{change} This forward uses what it was given.", stacklevel=2)
-        return None
+    def drop_offers(self) -> None:
+        self.prepared.clear()
+
+    def count(self, waited: float, queue: int) -> None:
+        self.waited_ms += waited * 1e3
+        self.queue_depth = queue
 
     def over_budget(self, error: StorageError) -> StorageError:
         """The same error with what the budget must be, where a batch did not fit: room for the largest

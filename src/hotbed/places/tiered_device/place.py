@@ -22,6 +22,7 @@ from hotbed.places.tiered_device.spaces import Side, SpaceOnDevice, SpacesOnDevi
 from hotbed.storage import Storage
 from hotbed.table.lookups import Call, StoredTable
 from hotbed.table.place import MovedTable, Place
+from hotbed.table.prefetch import BatchAhead, ReadsBags
 from hotbed.table.records import Records
 from hotbed.tables import Table
 
@@ -58,6 +59,10 @@ class DeviceTiers(DeviceLookups):
         return self._tiers
 
     @property
+    def prefetcher(self) -> Tiers:
+        return self._tiers
+
+    @property
     def where(self) -> str:
         return f"the tiers of a Storage on {self.device}"
 
@@ -85,6 +90,16 @@ class DeviceTiers(DeviceLookups):
         self, live: Sequence[StoredTable], table_of: Sequence[int], bags: Sequence[Bags]
     ) -> TieredBatch:
         return TieredBatch(live, table_of, bags, self.tiers, self.side)
+
+    def prepare(
+        self,
+        inputs: object,
+        live: Sequence[StoredTable],
+        table_of: Sequence[int],
+        names: Sequence[str],
+        read: ReadsBags,
+    ) -> BatchAhead:
+        return self.tiers.prepare(inputs, live, table_of, names, read)
 
     def resolve(self, call: Call) -> DeviceResolved:
         made = self.make_batch(call.live, call.table_of, call.bags)

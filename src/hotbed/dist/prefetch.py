@@ -1,0 +1,187 @@
+"""Look-ahead across ranks: ids of later batches go to their owners, who bring their rows up."""
+
+from __future__ import annotations
+
+import weakref
+import zlib
+from collections.abc import Sequence
+from typing import cast
+
+from torch import Tensor
+
+from hotbed import _core
+from hotbed.dist.exchange import owned_call
+from hotbed.dist.exchanged_values import OwnedInputs
+from hotbed.dist.parts import Asked
+from hotbed.dist.ranks import Ranks
+from hotbed.dist.rounds import Rounds, RoundSession
+from hotbed.dist.shards import TableOnRanks
+from hotbed.dist.ways import agree, bits
+from hotbed.inputs.bags import Bags
+from hotbed.places.host.batch import core_batch
+from hotbed.places.tiered.prepared import Offers, ReadBatch
+from hotbed.places.tiered.tiers import Tiers
+from hotbed.table.live import LiveTable
+from hotbed.table.lookups import Call, InputBatch, StoredTable
+from hotbed.table.prefetch import ReadsBags, Window
+
+__all__ = ["BatchOnRanks", "PrefetchOnRanks"]
+
+
+class PrefetchOnRanks:
+    """`hotbed.table.prefetch.Prefetcher` of the tables of one model that ranks share.
+
+    Attributes:
+        ranks: that share them.
+        offers: batches whose ids have travelled, and that no forward has used.
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        """Called by all ranks."""
+        self.ranks = ranks
+        self.offers: Offers[BatchOnRanks] = Offers()
+        self._rounds = Rounds(ranks)
+        self._window: weakref.ref[Window] | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        return self._rounds.is_idle
+
+    @property
+    def tiers(self) -> list[Tiers]:
+        """Those in which shards of this rank lie."""
+        tables = [table for number in self.ranks.tables if (table := number()) is not None]
+        shards = [own for table in tables for own in table.place.own.values()]
+        found = dict.fromkeys(own.place.lookups.prefetcher for own in shards)
+        return [one for one in found if isinstance(one, Tiers)]
+
+    def pop(self, call: Call, given: _core.Batch) -> BatchOnRanks | None:
+        """Return what was prepared for a call, or None."""
+        if not call.training or not len(self.offers):
+            return None
+        return self.offers.pop(call.live, given, call.frozen)
+
+    def allocate_all(self) -> None:
+        for tiers in self.tiers:
+            tiers.allocate_all()
+
+    def ids_ahead(self) -> int | None:
+        own = self.tiers
+        return sum(tiers.ids_ahead() for tiers in own) if own else None
+
+    def open_window(self, window: Window) -> RoundSession:
+        earlier = None if self._window is None else self._window()
+        if earlier is not None and not earlier.closed:
+            earlier.close()
+        self._window = weakref.ref(window)
+        for tiers in self.tiers:
+            tiers.open_window(window)
+        return self._rounds.open_session()
+
+    def release_spent(self) -> None:
+        for tiers in self.tiers:
+            tiers.release_spent()
+
+    def drop_offers(self) -> None:
+        self.offers.clear()
+        for tiers in self.tiers:
+            tiers.drop_offers()
+
+    def count(self, waited: float, queue: int) -> None:
+        for tiers in self.tiers:
+            tiers.count(waited, queue)
+
+
+class BatchOnRanks(ReadBatch):
+    """A batch of this rank, whose ids travel in a round.
+
+    Attributes:
+        round: in which they have; 0: not yet.
+        asked: what they ask of the owners.
+        digest: of the tables that it is about.
+    """
+
+    asked: Asked
+
+    def __init__(
+        self,
+        prefetcher: PrefetchOnRanks,
+        inputs: object,
+        live: Sequence[StoredTable],
+        table_of: Sequence[int],
+        names: Sequence[str],
+        read: ReadsBags,
+    ) -> None:
+        super().__init__(inputs, live, table_of, names, read)
+        self._prefetcher = prefetcher
+        self._owned: list[_OwnedBatch] = []
+        self._places = [one.place for one in cast(Sequence[TableOnRanks], live)]
+        numbers = [place.number for place in self._places]
+        self.digest = zlib.crc32(repr((numbers, list(table_of))).encode())
+        self.round = 0
+
+    def _keeps_ids(self, table: int) -> bool:
+        return True
+
+    def travel(self, rounds: Rounds) -> None:
+        """Bring the ids to their owners. Called by all ranks, on the thread of the rounds."""
+        call = Call(self.live, self.table_of, self._names, self.bags, self.frozen, True)
+        modes = bits(self.frozen, len(self.live))
+
+        def tell(numbers: list[int]) -> tuple[Tensor, list[bool]]:
+            return rounds.gather(numbers), [False] * rounds.size
+
+        given = cast(_core.Batch, self.batch)
+        ranks = self._prefetcher.ranks
+        self.asked, numbers = agree(ranks, call, given, self._places, modes, tell)
+        self.asked.send(rounds, numbers)
+        self.round = rounds.count
+
+    def announce(self) -> None:
+        for inputs in self.asked.owned():
+            made = _OwnedBatch.of(inputs)
+            if made is not None:
+                self._owned.append(made)
+
+    def admit(self) -> bool:
+        return all([owned.batch.admit() for owned in self._owned])
+
+    def offer(self, waited: bool) -> None:
+        self._prefetcher.offers.append(self)
+        for owned in self._owned:
+            owned.offer(waited)
+
+
+class _OwnedBatch:
+    """What ranks ask of the shards of this rank, in tiers: `hotbed.places.tiered.batch.PreparedBatch`."""
+
+    waited_for = False
+
+    def __init__(self, call: Call, tiers: Tiers) -> None:
+        self._live, self._frozen, self._tiers = call.live, list(call.frozen), tiers
+        self.bags: Sequence[Bags] = call.bags
+        self.batch = core_batch(call.live, call.table_of, call.bags)
+        self.batch.group(self._frozen)
+        self.batch.announce()
+
+    @classmethod
+    def of(cls, inputs: OwnedInputs) -> _OwnedBatch | None:
+        """Group and announce it; None: there is none, or its rows need no bringing up."""
+        call = owned_call(*inputs, training=True)
+        if call is None:
+            return None
+        tiers = cast(LiveTable, call.live[0]).place.lookups.prefetcher
+        return cls(call, tiers) if isinstance(tiers, Tiers) else None
+
+    def serves(self, live: Sequence[StoredTable], batch: InputBatch, frozen: Sequence[int]) -> bool:
+        same = self._frozen == frozen and len(self._live) == len(live)
+        if not same or any(a is not b for a, b in zip(self._live, live, strict=True)):
+            return False
+        return self.batch.first_difference(cast(_core.Batch, batch)) < 0
+
+    def changed(self) -> None:
+        """Nobody else has these ids."""
+
+    def offer(self, waited: bool) -> None:
+        self.waited_for = waited
+        self._tiers.prepared.append(self)

@@ -1,0 +1,241 @@
+"""Rounds in which ranks exchange what they have read ahead, on a group of their own, beside the training.
+
+In each round every rank says what it has. All of it is done on one thread, in the order in which it was
+asked for: a rank may have to wait for others there, and nobody who trains waits with it.
+"""
+
+from __future__ import annotations
+
+import datetime
+import queue
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Protocol, cast
+
+import torch
+import torch.distributed as torch_dist
+from torch import Tensor
+
+from hotbed import _core
+from hotbed.dist.errors import PeerError
+from hotbed.dist.ranks import Ranks
+from hotbed.dist.wire import Gloo, group_of
+from hotbed.table.prefetch import BatchAhead
+
+__all__ = ["RoundSession", "Rounds", "Travels"]
+
+_BATCH, _NONE, _END, _CLOSED = range(4)
+"""What a rank has: a batch, one that cannot be announced, no more, or a window that was closed."""
+_SENT = "ids ahead"
+"""Name of their bytes in `Ranks.sent`."""
+_FIRST_PATIENCE = 1.0
+"""Seconds that a loop waits for the first round of a window, as nothing says that the others look ahead."""
+_FOREVER = datetime.timedelta(days=365)
+"""A round may wait for loaders, and for whatever the others do before they look ahead again."""
+
+
+class Travels(Protocol):
+    """A batch of this rank whose ids are to go to their owners.
+
+    Attributes:
+        digest: of the tables that it is about.
+    """
+
+    digest: int
+
+    def travel(self, rounds: Rounds) -> None:
+        """Bring the ids to their owners. Called by all ranks.
+
+        Raises:
+            PeerError: on all ranks, as they want different things.
+        """
+
+
+class Rounds:
+    """`hotbed.dist.exchanged_values.Messenger`, on the thread of the rounds.
+
+    Attributes:
+        count: rounds so far, the same on all ranks within a round.
+        ranks: that meet.
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        """Called by all ranks."""
+        assert ranks.group is not None
+        members = torch_dist.get_process_group_ranks(ranks.group)
+        group = group_of(
+            self, "hotbed.distribute", ranks.timeout, members, timeout=_FOREVER, backend="gloo"
+        )
+        self.rank, self.size, self.codecs = ranks.rank, ranks.size, ranks.codecs
+        self.timeout = ranks.timeout
+        self.count = 0
+        self._sent = ranks.sent
+        self._wire = Gloo(group, self.rank)
+        self._own_message = torch.empty(0, dtype=torch.uint8, device="cpu")
+        self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._since: float | None = None  # when the round began that waits
+        self._is_lost = False
+
+    @property
+    def waits_since(self) -> float | None:
+        """Time of the clock at which this rank began to wait for others; None: it does not."""
+        return self._since
+
+    @property
+    def is_idle(self) -> bool:
+        """True if there is nobody to meet, so far or any more."""
+        since = self._since
+        late = since is not None and time.monotonic() - since >= _FIRST_PATIENCE
+        return late or self._is_lost
+
+    def open_session(self) -> RoundSession:
+        """Begin what a window exchanges."""
+        return RoundSession(self)
+
+    def call(self, work: Callable[[], bool]) -> Future[bool]:
+        """Do this on the thread of the rounds."""
+        made: Future[bool] = Future()
+
+        def task() -> None:
+            try:
+                made.set_result(work())
+            except BaseException as error:
+                made.set_exception(error)
+
+        self._tasks.put(task)
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=_work, args=(self._tasks,), name="hotbed-lookahead: ranks", daemon=True
+            )
+            self._thread.start()
+            weakref.finalize(self, self._tasks.put, None).atexit = False
+        return made
+
+    def meet(self, kind: int, number: int, digest: int) -> list[list[int]] | None:
+        """Return what each rank has: its kind, number and digest. None: they do not meet any more."""
+        if self._is_lost:
+            return None
+        own = torch.tensor([kind, number, digest], dtype=torch.int64, device="cpu")
+        self._since = time.monotonic()
+        try:
+            told: list[list[int]] = self._wire.gather(own).tolist()
+        except RuntimeError:  # a rank is gone, of which the training hears in its own exchanges
+            self.leave()
+            return None
+        finally:
+            self._since = None
+        self.count += 1
+        return told
+
+    def leave(self) -> None:
+        """Meet nobody any more; the others hear of it."""
+        self._is_lost = True
+        self._wire.leave()
+
+    # -- what travels ----------------------------------------------------------------------------
+
+    def gather(self, own: Sequence[int]) -> Tensor:
+        """(ranks, n) int64: the numbers of each rank."""
+        return self._wire.gather(torch.tensor(list(own), dtype=torch.int64, device="cpu"))
+
+    def reserve(self, sizes: Sequence[int]) -> list[Tensor]:
+        own = self.rank
+        self._sent[_SENT] = self._sent.get(_SENT, 0) + sum(sizes) - sizes[own]
+        messages = self._wire.reserve([*sizes[:own], 0, *sizes[own + 1 :]])
+        messages[own] = self._own_message = _core.block(sizes[own])
+        return messages
+
+    def send(
+        self, what: str, sizes: Sequence[int], fault: BaseException | None = None
+    ) -> list[Tensor]:
+        own = self.rank
+        messages, faults = self._wire.send([*sizes[:own], 0, *sizes[own + 1 :]], fault is not None)
+        if fault is not None:
+            raise fault
+        if any(faults):
+            raise PeerError(f"Rank {faults.index(1)} could not send {what}.")
+        messages[own] = self._own_message
+        return messages
+
+
+class RoundSession:
+    """`hotbed.table.prefetch.Session`: what one window exchanges. It ends for all ranks with the first that
+    has no more, or closes its window."""
+
+    def __init__(self, rounds: Rounds) -> None:
+        self._rounds = rounds
+        self._joined = self._over = False
+        self._waits = False
+        self.is_closed = False
+
+    @property
+    def patience(self) -> float:
+        return self._rounds.timeout / 2 if self._joined else _FIRST_PATIENCE
+
+    @property
+    def is_late(self) -> bool:
+        since = self._rounds.waits_since
+        return self._waits and since is not None and time.monotonic() - since >= self.patience
+
+    def exchange(self, number: int, batch: BatchAhead | None) -> bool:
+        travels = cast("Travels | None", batch)
+        self._waits = True
+        try:
+            return self._rounds.call(lambda: self._exchange(number, travels)).result()
+        finally:
+            self._waits = False
+
+    def end(self) -> None:
+        self._rounds.call(lambda: self._leave(_END))
+
+    def close(self) -> None:
+        self._rounds.call(lambda: self._leave(_CLOSED))
+
+    # -- on the thread of the rounds -------------------------------------------------------------
+
+    def _exchange(self, number: int, batch: Travels | None) -> bool:
+        rounds = self._rounds
+        kind, digest = (_NONE, 0) if batch is None else (_BATCH, batch.digest)
+        while not self._over:
+            told = rounds.meet(kind, number, digest)
+            if told is None:
+                self._over = True
+                break
+            self._joined = True
+            kinds = {one[0] for one in told}
+            if kinds & {_END, _CLOSED}:
+                self._over, self.is_closed = True, _CLOSED in kinds
+                break
+            last = max(one[1] for one in told)
+            if number < last:
+                break  # a rank is further on
+            if any(one[1] < last for one in told):
+                continue
+            if batch is None or kinds != {_BATCH} or len({one[2] for one in told}) > 1:
+                break
+            try:
+                batch.travel(rounds)
+            except PeerError:
+                break
+            except BaseException:
+                rounds.leave()
+                raise
+            return True
+        return False
+
+    def _leave(self, kind: int) -> bool:
+        if self._joined and not self._over:
+            self._rounds.meet(kind, 0, 0)
+        self._over = True
+        return False
+
+
+def _work(tasks: queue.SimpleQueue[Callable[[], None] | None]) -> None:
+    _core.use_one_thread()
+    while (task := tasks.get()) is not None:
+        task()
+        del task

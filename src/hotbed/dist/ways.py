@@ -1,0 +1,152 @@
+"""How a lookup asks for each table, the same on all ranks: for rows, or for bags that the owners have pooled.
+
+A bag of one id is a row, and distinct rows are looked up once: they come here. Vectors of long bags are fewer
+bytes than their rows. Each rank judges by the counts of its own batch; bags are pooled by owners where all
+ranks would have it so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from hotbed import _core
+from hotbed.dist.errors import PeerError
+from hotbed.dist.parts import Asked, PartsOfCall
+from hotbed.dist.ranks import Ranks
+from hotbed.dist.row_codecs import STORED
+from hotbed.dist.rows_batch import RowsOfCall
+from hotbed.dist.shards import ShardedPlace
+from hotbed.sharding.kind import LEAST_IDS
+from hotbed.table.lookups import Call
+
+__all__ = ["AHEAD", "agree", "bits", "other_ways", "refuse_other_modes", "ways_of"]
+
+AHEAD = 1
+"""Numbers before the modes of a lookup: the round in which its ids were sent ahead, or 0."""
+BITS = 62
+"""Of tables in a number."""
+
+
+class TellsNumbers(Protocol):
+    """Sends numbers of this rank to all, as many on each. Returns those of each rank, (ranks, n) int64, and
+    which ranks have no batch and have sent none."""
+
+    def __call__(self, numbers: list[int]) -> tuple[Tensor, list[bool]]: ...
+
+
+def agree(
+    ranks: Ranks,
+    call: Call,
+    given: _core.Batch,
+    places: Sequence[ShardedPlace],
+    modes: Sequence[int],
+    tell: TellsNumbers,
+) -> tuple[Asked, Tensor]:
+    """Return what this rank asks of owners, as all do, and the numbers of all ranks, (ranks, n) int64. Called
+    by all ranks.
+
+    Args:
+        given: the checked batch of the call; places: of its tables.
+        modes: what must be alike on all ranks, of a lookup.
+
+    Raises:
+        PeerError: ranks want different things; on all ranks.
+    """
+    ways, room = ways_of(ranks, call, places)
+    begin = AHEAD + len(modes) + len(ways)
+    while True:
+        asked = (
+            PartsOfCall(ranks, call, given, places, ways)
+            if any(ways)
+            else RowsOfCall(ranks, call, given, places)
+        )
+        pad = [0] * (room - len(asked.numbers))
+        values, ended = tell([0, *modes, *ways, *asked.numbers, *pad])
+        refuse_other_modes(values, ended, ranks.rank, len(modes))
+        if bool(values[:, 0].any()):
+            continue  # a rank has sent its ids ahead, and asks anew, as not all have
+        others = other_ways(values, ended, begin - len(ways), begin)
+        if others is None:
+            return asked, values[:, begin : begin + len(asked.numbers)]
+        ways = others
+
+
+def ways_of(ranks: Ranks, call: Call, places: Sequence[ShardedPlace]) -> tuple[list[int], int]:
+    """Return the ways that this rank would have, and how many numbers ranks may tell of what they ask.
+
+    A way is, for each table of a call, how many features it has if owners pool their bags, else 0.
+
+    Args:
+        places: of the tables.
+    """
+    count = len(places)
+    features, ids, bags = [0] * count, [0] * count, [0] * count
+    weighed = set()
+    for bag, t in zip(call.bags, call.table_of, strict=True):
+        features[t] += 1
+        ids[t] += bag.ids.shape[0]
+        bags[t] += bag.bags
+        if bag.weights is not None:
+            weighed.add(t)
+    ways, room = [0] * count, 0
+    stored = ranks.codecs == (STORED, STORED)
+    for t, place in enumerate(places):
+        room += max(1, features[t]) * (place.owners + 1)
+        least = LEAST_IDS * place.bag_parts * bags[t]
+        if 0 < least <= ids[t] and t not in weighed and stored:
+            ways[t] = features[t]
+    return ways, room
+
+
+def other_ways(values: Tensor, ended: Sequence[bool], begin: int, end: int) -> list[int] | None:
+    """Return the ways of all ranks where these differ from those of one, by which they look up anew.
+
+    Args:
+        values: (ranks, n) of all ranks; ended: those without batches.
+        begin, end: of the values that are ways.
+
+    Raises:
+        PeerError: a rank has other features of a table.
+    """
+    told: list[list[int]] = values[:, begin:end].tolist()
+    for rank in range(len(told) - 1, -1, -1):
+        if ended[rank]:
+            del told[rank]
+    if told.count(told[0]) == len(told):
+        return None
+    agreed = []
+    for of_table in zip(*told, strict=True):
+        if len({way for way in of_table if way}) > 1:
+            raise PeerError(
+                "Ranks look up other features of a table. All must look up the same features."
+            )
+        agreed.append(min(of_table))
+    return agreed
+
+
+def refuse_other_modes(values: Tensor, ended: Sequence[bool], mine: int, count: int) -> None:
+    """Raise PeerError where ranks with batches look up in another mode than rank `mine`.
+
+    Args:
+        values, ended: as of `other_ways`.
+        count: of the values that are modes.
+    """
+    told: list[list[int]] = values[:, AHEAD : AHEAD + count].tolist()
+    for rank, reported in enumerate(told):
+        if not ended[rank] and reported != told[mine]:
+            raise PeerError(
+                f"Rank {rank} looks up in another mode than rank {mine}: model.train() or eval(), "
+                "requires_grad of tables, and torch.no_grad() must be alike on all ranks. All evaluate "
+                "together, each its samples; hotbed.dist.even(loader) ends them together."
+            )
+
+
+def bits(chosen: Sequence[int], count: int) -> list[int]:
+    """Return which of `count` tables are chosen, `BITS` in a number."""
+    words = [0] * -(-count // BITS)
+    for t in set(chosen):
+        words[t // BITS] |= 1 << t % BITS
+    return words
