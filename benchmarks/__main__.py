@@ -29,6 +29,7 @@ SCENARIOS = {
     "capacity": "NVIDIA's synthetic model small, larger than memory, in 6 GB (--dry-run: of 1 TB)",
     "tiers": "a DLRM step with 100 to 5 % of its 13 GB in memory, the rest on disk",
     "tiers-small": "two tables of 54 MB at batch 256 and 1,024, a half and a quarter in memory",
+    "tiers-ranks": "with a quarter of the rows in memory: look-ahead on one process and on two ranks",
     "checkpoint": "saving and loading 4.3 GB of rows, within 1 GB and in memory, against the disk",
     "synthetic": "NVIDIA's synthetic models: tiny at batch 65,536 with Adagrad",
     "gpu": "a CUDA device: roof, interaction, layers, lookups, training with tables on it",

@@ -22,6 +22,7 @@ SCENARIOS = (
     "ssd",
     "tiers",
     "tiers-small",
+    "tiers-ranks",
     "eviction",
     "capacity",
     "synthetic",
