@@ -10,6 +10,7 @@
 
 #include "bindings/bindings.hpp"
 #include "exchange/bags.hpp"
+#include "exchange/wire_forms.hpp"
 
 using namespace hotbed;
 
@@ -18,6 +19,7 @@ namespace {
 using TableTuple =
     std::tuple<std::string, int64_t, DType, std::optional<OwnerRule>, std::optional<int64_t>>;
 using ShardTuple = std::tuple<int, int, bool, int64_t, int64_t, int64_t, int64_t>;
+using WireTuple = std::tuple<WireForm, DType, int64_t, int64_t, Address, Address, bool, uint64_t>;
 using GivenTuple = std::tuple<Address, Address, int64_t, int64_t>;
 
 std::shared_ptr<ExchangeLayout> make_layout(int rank, int ranks,
@@ -121,6 +123,8 @@ void bind_bags(nb::module_& module) {
                               pointer<int64_t>(offsets));
           },
           "own"_a, "messages"_a, "ids"_a, "offsets"_a, Unlocked())
+      .def("vectors", &BagExchange::vectors, "rank"_a, "shard"_a,
+           "How many vectors a shard has for a rank.")
       .def("vector_sizes", &BagExchange::vector_sizes)
       .def(
           "vector_places",
@@ -154,9 +158,47 @@ void bind_bags(nb::module_& module) {
           "chosen"_a, "messages"_a);
 }
 
+std::vector<WirePiece> pieces_of(const std::vector<WireTuple>& tuples) {
+  std::vector<WirePiece> pieces;
+  pieces.reserve(tuples.size());
+  for (const auto& [form, dtype, rows, width, in_core, on_wire, at_random, seed] : tuples) {
+    pieces.push_back({form, dtype, rows, width, pointer<void>(in_core), pointer<void>(on_wire),
+                      at_random, seed});
+  }
+  return pieces;
+}
+
+void bind_wire_forms(nb::module_& module) {
+  nb::enum_<WireForm>(module, "WireForm", "How rows travel that are not as they are stored.")
+      .value("float16", WireForm::f16)
+      .value("bfloat16", WireForm::bf16)
+      .value("int8", WireForm::int8);
+  module.def("wire_row_bytes", &wire_row_bytes, "form"_a, "width"_a, "Bytes of a row.");
+  module.def(
+      "encode_pieces",
+      [](const std::vector<WireTuple>& tuples) {
+        std::vector<WirePiece> pieces = pieces_of(tuples);
+        nb::gil_scoped_release unlocked;
+        encode_pieces(pieces);
+      },
+      "pieces"_a,
+      "Writes rows of shards in another form. Pieces are (form, dtype, rows, width, address as the "
+      "core has them, address in the message, whether int8 rounds at random, seed of that).");
+  module.def(
+      "decode_pieces",
+      [](const std::vector<WireTuple>& tuples) {
+        std::vector<WirePiece> pieces = pieces_of(tuples);
+        nb::gil_scoped_release unlocked;
+        decode_pieces(pieces);
+      },
+      "pieces"_a, "Writes rows as the core has them.");
+}
+
 }  // namespace
 
 void bind_exchange(nb::module_& module) {
+  bind_wire_forms(module);
+
   nb::class_<VectorPlaces>(module, "VectorPlaces",
                            "Where vectors of each feature of a batch are, or go.");
 

@@ -135,6 +135,10 @@ class Table:
     ``"replicated"``, ``"table"``, ``"row"``, ``"column"``. ``None`` leaves it to the strategy. One process
     does not ask."""
 
+    wire: tuple[str, str] | str | None = dataclasses.field(default=None, repr=False)
+    """How its rows, and its gradients, travel between processes: names of `hotbed.dist.CODECS`, such as
+    ``"int8"`` for both or ``("bfloat16", "int8")``. ``None``: as `hotbed.distribute` says."""
+
     _least_rows: ClassVar[int] = 1
 
     @property
@@ -195,6 +199,14 @@ class Table:
                 object.__setattr__(self, "sharding", sharding_of(self.sharding))
             except PlanError as error:
                 raise TableError(f"Table {self.name!r}: {error}") from None
+        if self.wire is not None:
+            wire = (self.wire, self.wire) if isinstance(self.wire, str) else self.wire
+            if not (isinstance(wire, tuple) and [*map(type, wire)] == [str, str]):
+                raise TableError(
+                    f"Table {self.name!r}: wire must be the name of a form such as 'int8', or a pair of "
+                    f"them, of rows and of gradients, got {self.wire!r}."
+                )
+            object.__setattr__(self, "wire", wire)
         self.bands()
 
     def bands(self) -> tuple[initializers.Band, ...]:

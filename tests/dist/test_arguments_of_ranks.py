@@ -78,22 +78,22 @@ class Other(Half):
 
 def other_codecs(rank: int, world: int) -> None:
     CODECS["half"] = Other() if rank else Half()
-    codecs = hb.dist.Codecs(rows="half")
-    refused(hb.dist.PeerError, "codec of rows", lambda: hb.distribute(Model(), codecs=codecs))
+    refused(hb.dist.PeerError, "codec of rows", lambda: hb.distribute(Model(), rows="half"))
     CODECS["half"] = Half()
     CODECS["half"].size = 32 if rank else None  # type: ignore[attr-defined]
     refused(
         hb.dist.PeerError,
         "bytes of rows of 4 torch.float32",
-        lambda: hb.distribute(Model(), codecs=codecs),
+        lambda: hb.distribute(Model(), rows="half"),
     )
 
 
 def wrong_sizes(rank: int, world: int, size: Any) -> None:
     CODECS["half"] = Half()
     CODECS["half"].size = size  # type: ignore[attr-defined]
-    for codecs in (hb.dist.Codecs(rows="half"), hb.dist.Codecs(gradients="half")):
-        model = hb.distribute(Model(), codecs=codecs)
+    for way in ("rows", "gradients"):
+        wire: dict[str, Any] = {way: "half"}
+        model = hb.distribute(Model(), **wire)
         optimizer = hb.optim.SGD(model.parameters(), lr=0.1)
 
         def step(model: Any = model, optimizer: Any = optimizer) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributed.algorithms.join import Join
 
 import hotbed as hb
-from hotbed.dist import CODECS, Codecs, PeerError, Plan, Replicated, RowWise, TableWise
+from hotbed.dist import CODECS, PeerError, Plan, Replicated, RowWise, TableWise
 
 
 class Broken(Exception):
@@ -43,12 +43,15 @@ class Breaking(Flipped):
         super().decode_rows(encoded, out)
 
 
+WAYS = "rows", "gradients"
+
+
 def training(world: int, shared_memory: bool) -> tuple[Any, Any]:
     """A model and its optimizer."""
     model = made()
     kinds = {"a": RowWise(), "b": TableWise(1), "c": RowWise(), "d": Replicated()}
     plan = Plan(model.tables.values(), world, kinds)
-    hb.distribute(model, plan, codecs=Codecs("rows", "gradients"), shared_memory=shared_memory)
+    hb.distribute(model, plan, rows="rows", gradients="gradients", shared_memory=shared_memory)
     return model, hb.optim.Adagrad(model.parameters(), lr=0.1)
 
 
@@ -65,7 +68,7 @@ def train(model: Any, optimizer: Any, rank: int) -> None:
 
 
 def reach_all_ranks(rank: int, world: int, shared_memory: bool) -> None:
-    codecs = {name: Breaking() for name in Codecs._fields}
+    codecs = {name: Breaking() for name in WAYS}
     CODECS.update(codecs)
     model, optimizer = training(world, shared_memory)
     for way, codec in codecs.items():
@@ -98,7 +101,7 @@ def test_errors_of_codecs_reach_all_ranks(shared_memory: bool) -> None:
 
 
 def reach_those_that_have_batches(rank: int, world: int, way: str, method: str) -> None:
-    codecs = {name: Breaking() for name in Codecs._fields}
+    codecs = {name: Breaking() for name in WAYS}
     CODECS.update(codecs)
     found = []
     for broken in (method, ""):
@@ -120,6 +123,6 @@ def reach_those_that_have_batches(rank: int, world: int, way: str, method: str) 
 
 @pytest.mark.process
 @pytest.mark.parametrize("method", ["encode_rows", "decode_rows"])
-@pytest.mark.parametrize("way", Codecs._fields)
+@pytest.mark.parametrize("way", WAYS)
 def test_errors_of_a_rank_that_has_ended_reach_the_others(way: str, method: str) -> None:
     run(2, reach_those_that_have_batches, way, method)

@@ -11,7 +11,7 @@ from dist.worlds import run
 from torch import Tensor
 
 import hotbed as hb
-from hotbed.dist import CODECS, ByRow, Codecs, Plan, Replicated, RowWise, TableWise
+from hotbed.dist import CODECS, ByRow, Plan, Replicated, RowWise, TableWise
 
 IDS = {"a": [[1, 2], [3, 3]], "b": [[7, 1], [0, 19]], "c": [[2, 5], [4, 5]]}
 
@@ -52,10 +52,10 @@ def made() -> hb.EmbeddingCollection:
     return hb.EmbeddingCollection([*tables, hb.Table("d", 4)], seed=1)
 
 
-def distributed(world: int, codecs: Codecs) -> hb.EmbeddingCollection:
+def distributed(world: int, **wire: Any) -> hb.EmbeddingCollection:
     model = made()
     kinds = {"a": RowWise(), "b": TableWise(1), "c": RowWise(), "d": Replicated()}
-    hb.distribute(model, Plan(model.tables.values(), world, kinds), codecs=codecs)
+    hb.distribute(model, Plan(model.tables.values(), world, kinds), **wire)
     return model
 
 
@@ -64,8 +64,8 @@ def batch_of(rank: int) -> dict[str, Tensor]:
     return {**own, "d": torch.tensor([[rank], [100]])}
 
 
-def trained(rank: int, world: int, codecs: Codecs) -> list[Tensor]:
-    model = distributed(world, codecs)
+def trained(rank: int, world: int, **wire: str) -> list[Tensor]:
+    model = distributed(world, **wire)
     optimizer = hb.optim.Adagrad(model.parameters(), lr=0.1)
     for _ in range(3):
         vectors = torch.cat([*model(batch_of(rank)).values()], 1)
@@ -77,13 +77,15 @@ def trained(rank: int, world: int, codecs: Codecs) -> list[Tensor]:
 
 def same_bits(rank: int, world: int) -> None:
     CODECS["flipped"] = Flipped()
-    one, other = (trained(rank, world, Codecs(*names)) for names in (("flipped",) * 2, ()))
+    one, other = (
+        trained(rank, world, **wire) for wire in ({"rows": "flipped", "gradients": "flipped"}, {})
+    )
     assert all(map(torch.equal, one, other))
 
 
 def in_half(rank: int, world: int) -> None:
     CODECS["halved"] = Halved()
-    model, whole = distributed(world, Codecs(rows="halved")), made()
+    model, whole = distributed(world, rows="halved"), made()
     for name, vectors in model(batch_of(rank)).items():
         rows = whole.lookup(name, batch_of(rank)[name].flatten())
         assert torch.equal(vectors, rows.half().to(vectors.dtype)), name
@@ -91,15 +93,13 @@ def in_half(rank: int, world: int) -> None:
 
 
 def others(rank: int, world: int) -> None:
-    with pytest.raises(hb.TableError, match="codecs: expected one of stored.*, got 'float3'"):
-        distributed(world, Codecs("float3"))
-    for given in ("stored", {"rows": "stored"}, ("stored", "stored")):
-        wrong: Any = given
-        with pytest.raises(hb.TableError, match=r"codecs: expected hotbed.dist.Codecs\("):
-            distributed(world, wrong)
+    for wrong in ("float3", None, ("stored", "stored"), 8):
+        for way in ("rows", "gradients"):
+            with pytest.raises(hb.TableError, match=f"{way}: expected one of stored.*, got "):
+                distributed(world, **{way: wrong})
     CODECS["halved"] = Halved()
     with pytest.raises(hb.dist.PeerError, match="codec of gradients is .*halved"):
-        distributed(world, Codecs(gradients="halved" if rank else "stored"))
+        distributed(world, gradients="halved" if rank else "stored")
 
 
 @pytest.mark.process

@@ -11,7 +11,7 @@ from hotbed.dist.loaders import Even, Slice, Slices, even, slices
 from hotbed.dist.planning import plan
 from hotbed.dist.plans import Plan
 from hotbed.dist.remedies import Remedy
-from hotbed.dist.row_codecs import CODECS, ByRow, Codecs
+from hotbed.dist.row_codecs import CODECS, ByRow
 from hotbed.dist.sizes import States
 from hotbed.errors import PlanError
 from hotbed.sharding import (
@@ -28,7 +28,6 @@ from hotbed.text import warn_renamed
 __all__ = [
     "CODECS",
     "ByRow",
-    "Codecs",
     "ColumnWise",
     "Even",
     "Plan",

@@ -20,7 +20,15 @@ import torch
 from torch import Tensor
 
 from hotbed import _core
-from hotbed.dist.exchange import addresses, first_slots, resolve_owned, send_written
+from hotbed.dist.exchange import (
+    addresses,
+    exchange_encoded,
+    first_slots,
+    gradients_of,
+    resolve_owned,
+    send_encoded,
+    send_written,
+)
 from hotbed.dist.exchanged_values import (
     KeptLookup,
     Messenger,
@@ -30,6 +38,7 @@ from hotbed.dist.exchanged_values import (
 )
 from hotbed.dist.layout import Layout
 from hotbed.dist.ranks import Ranks
+from hotbed.dist.row_codecs.travel import Travel
 from hotbed.dist.shards import ShardedPlace
 from hotbed.places.host.batch import FlatBags, OnHost, as_vectors, places_in
 from hotbed.table.gradients import GradientRows, TableGradient
@@ -164,7 +173,8 @@ def pool_bags(ranks: Ranks, requests: BagRequests, frozen: Sequence[int], traini
         places = core.vector_places(addresses(messages))
         owned = resolve_owned(layout, requests.bags_here, frozen, training, places)
 
-    messages = send_written(ranks, "vectors", core.vector_sizes(), pool)
+    travel = Travel(layout, [codecs.rows for codecs in layout.codecs], core.vectors)
+    messages = exchange_encoded(ranks, "vectors", travel, core.vector_sizes(), pool)
     return Answer(layout, requests.own, core, owned, messages)
 
 
@@ -303,7 +313,11 @@ class KeptBags(KeptLookup):
         return torch.cat([self.positions(f)[0] for f in self.features_of(t)])
 
     def give(
-        self, ranks: Messenger, given: Sequence[object], chosen: list[bool]
+        self,
+        ranks: Messenger,
+        given: Sequence[object],
+        chosen: list[bool],
+        seeds: Sequence[int],
     ) -> list[tuple[LiveTable, GradientRows]]:
         layout, core = self.layout, self._core
         of_tables = cast(Sequence[BagGradients | None], given)
@@ -318,7 +332,10 @@ class KeptBags(KeptLookup):
         def write(messages: list[Tensor]) -> None:
             core.write_given(self.own, of_features, places, addresses(messages))
 
-        received = send_written(ranks, "gradients", core.given_sizes(of_features), write)
+        of_table = [seeds[t] for t in layout.tables]
+        travel = gradients_of(layout, core.vectors, of_features, of_table)
+        in_core = core.given_sizes(of_features)
+        received = send_encoded(ranks, "gradients", travel, in_core, write)
         mine = [at for at, t in enumerate(layout.own_tables) if chosen[t]]
         if not mine or self.owned is None:
             return []

@@ -5,12 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hotbed.dist.exchange import Given, live_shards, send_encoded, to_owners
+from hotbed.dist.exchange import Given, addresses, live_shards, send_written
 from hotbed.dist.exchanged_values import Requests
 from hotbed.dist.ranks import Ranks
 from hotbed.dist.raw import bytes_of, rounded
-from hotbed.dist.row_codecs import STORED
-from hotbed.dist.row_codecs.codec import Travel
 from hotbed.table.live import LiveTable
 from hotbed.table.locks import reading
 
@@ -29,9 +27,15 @@ def deliver(
         For each shard of this rank: its live table, (m,) its ids, one rank's after the other's, and
         (m, columns) rows.
     """
-    travel = Travel(requests.core, requests.by_owner.layout, True, [True])
     given = Given(rows.contiguous(), requests.by_owner.new_positions)
-    received = to_owners(ranks, "rows", travel, STORED, [given], stored=True)
+    received = send_written(
+        ranks,
+        "rows",
+        requests.core.given_sizes([True], True),
+        lambda messages: requests.core.write_given(
+            [True], True, [given.in_core()], addresses(messages)
+        ),
+    )
     begins = [0] * ranks.size
     found = []
     for live, ids, of_ranks in owned_ids(requests):
@@ -48,7 +52,6 @@ def deliver(
 def fetch_by_id(ranks: Ranks, requests: Requests) -> list[Tensor]:
     """Read the rows that were asked for, as their owners' ``lookup`` does, and return the messages that came,
     as the core reads them. Called by all ranks."""
-    travel = Travel(requests.core, requests.by_owner.layout)
 
     def write(room: list[Tensor]) -> None:
         begins = [0] * ranks.size
@@ -64,7 +67,7 @@ def fetch_by_id(ranks: Ranks, requests: Requests) -> list[Tensor]:
                     room[to][begins[to] : begins[to] + len(raw)] = raw
                     begins[to] += rounded(len(raw))
 
-    return send_encoded(ranks, "rows", travel, STORED, requests.core.row_sizes(), write)
+    return send_written(ranks, "rows", requests.core.row_sizes(), write)
 
 
 def owned_ids(requests: Requests) -> list[tuple[LiveTable, Tensor, list[int]]]:

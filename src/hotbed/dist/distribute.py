@@ -27,7 +27,7 @@ from hotbed.dist.planning import tables_to_plan
 from hotbed.dist.plans import Plan
 from hotbed.dist.prefetch import PrefetchOnRanks
 from hotbed.dist.ranks import Ranks
-from hotbed.dist.row_codecs import AS_STORED, Codecs, codecs_of
+from hotbed.dist.row_codecs import Codecs, codecs_of
 from hotbed.dist.scaling import watch_scalers
 from hotbed.dist.shards import Shard, TableOnRanks
 from hotbed.errors import HotbedError, OptimizerError, PlanError, TableError
@@ -70,7 +70,8 @@ def distribute(
     *,
     timeout: float = _DEFAULT_TIMEOUT,
     shared_memory: bool = True,
-    codecs: Codecs = AS_STORED,
+    rows: str = "stored",
+    gradients: str = "stored",
     ddp: Mapping[str, Any] | None = None,
 ) -> nn.Module:
     """Train one model by all processes of the default process group.
@@ -93,7 +94,9 @@ def distribute(
         plan: who keeps what: a `Plan`, or a strategy of `plan`.
         timeout: seconds that a rank may keep the others waiting until they raise `PeerError`.
         shared_memory: whether ranks of one machine exchange rows through memory that all see, if they can.
-        codecs: forms in which rows and their gradients travel, by their names in `hotbed.dist.CODECS`.
+        rows: how rows and vectors travel to forwards: ``"stored"``, ``"float16"``, ``"bfloat16"``, ``"int8"``
+            with a scale a row, or another of `hotbed.dist.CODECS`. ``Table(wire=...)`` says so of one table.
+        gradients: how gradients travel to the owners, who sum them in float32; ``"int8"`` rounds at random.
         ddp: arguments of DistributedDataParallel, such as ``{"find_unused_parameters": True}``.
 
     Raises:
@@ -123,16 +126,18 @@ def distribute(
                 f"timeout must be seconds above 0, at most {_LONGEST:,}, got {timeout!r}."
             )
         refuse_options(ddp or {})
-        ranks.codecs = codecs_of(codecs)
+        codecs_of(rows, gradients)
         chosen = _chosen(model, plan, ranks)
         _warn_of_idle_cores()
         specs = tables_to_plan(model).values()
-        declared = of_arguments(codecs._asdict(), ddp or {}, specs)
+        for spec in specs:
+            wire_of(spec, rows, gradients)
+        declared = of_arguments({"rows": rows, "gradients": gradients}, ddp or {}, specs)
     ranks.handshake("a distribution", declared=declared)
     check_tables(model, chosen, ranks)
     with ranks.listening("hotbed.distribute"):
         dense = averaged_dense(model, ranks, ddp or {})  # which may yet refuse its options
-    share_tables(model, chosen, ranks)
+    share_tables(model, chosen, ranks, rows, gradients)
     replace_forward(model, ranks, dense)
     if chosen is not None:
         CompareLoads(ranks).watch(model)
@@ -183,9 +188,33 @@ def check_tables(model: nn.Module, plan: Plan | None, ranks: Ranks) -> None:
         ranks.handshake("a distribution", declared=each)
 
 
-def share_tables(model: nn.Module, plan: Plan | None, ranks: Ranks) -> None:
+def wire_of(spec: Table, rows: str, gradients: str) -> Codecs:
+    """Return how rows of a table travel.
+
+    Args:
+        rows, gradients: names for tables that say nothing.
+
+    Raises:
+        TableError: there is no codec of that name.
+    """
+    if spec.wire is None:
+        return codecs_of(rows, gradients)
+    names = (spec.wire, spec.wire) if isinstance(spec.wire, str) else spec.wire
+    return codecs_of(*names, f"Table {spec.name!r}: wire of ")
+
+
+def share_tables(
+    model: nn.Module,
+    plan: Plan | None,
+    ranks: Ranks,
+    rows: str = "stored",
+    gradients: str = "stored",
+) -> None:
     """Give each rank its shards of every table of a model, with the rows that rank 0 has. Called by all
     ranks, which have called `check_tables` with the same.
+
+    Args:
+        rows, gradients: as of `distribute`.
 
     Raises:
         HotbedError: rows have no room on a rank.
@@ -200,11 +229,12 @@ def share_tables(model: nn.Module, plan: Plan | None, ranks: Ranks) -> None:
     fault: HotbedError | None = None
     lookups = ShardedLookups(ranks, PrefetchOnRanks(ranks) if bool(told[:, 0].any()) else None)
     try:
-        for (live, spec), key, rows in zip(
+        for (live, spec), key, has_rows in zip(
             tables.items(), of_first, of_first[len(tables) :], strict=False
         ):
             assert plan is not None
-            _share(live, spec.name, plan, lookups, key % (1 << 64), bool(rows))
+            codecs = wire_of(spec, rows, gradients)
+            _share(live, spec.name, plan, lookups, key % (1 << 64), bool(has_rows), codecs)
     except PeerError:
         raise
     except HotbedError as error:
@@ -237,7 +267,13 @@ def _has_rows(live: LiveTable) -> bool:
 
 
 def _share(
-    live: LiveTable, name: str, plan: Plan, lookups: ShardedLookups, key: int, rows: bool
+    live: LiveTable,
+    name: str,
+    plan: Plan,
+    lookups: ShardedLookups,
+    key: int,
+    rows: bool,
+    codecs: Codecs,
 ) -> None:
     """`name`: in the plan. `rows`: whether rank 0 has some to hand out."""
     spec, old, kind, ranks = live.spec, live.place, plan.shardings[name], lookups.ranks
@@ -257,7 +293,7 @@ def _share(
             unregister(made)
             own[shard] = made
     core = make_core(spec, key, elsewhere=True)
-    place = Sharded(core, spec, lookups, len(ranks.tables), kind, shards, own)
+    place = Sharded(core, spec, lookups, len(ranks.tables), kind, shards, own, codecs)
     ranks.tables.append(weakref.ref(cast(TableOnRanks, live)))
     if rows:
         _hand_out(place, stream)

@@ -36,7 +36,7 @@ from hotbed.dist.exchanged_values import (
 )
 from hotbed.dist.layout import Layout
 from hotbed.dist.ranks import Ranks
-from hotbed.dist.row_codecs.codec import RowCodec, Travel
+from hotbed.dist.row_codecs.travel import Travel
 from hotbed.dist.shards import ShardedPlace
 from hotbed.group.lookup import looked_up
 from hotbed.places.host.batch import FlatInputs
@@ -50,7 +50,9 @@ __all__ = [
     "KeptRows",
     "addresses",
     "fetch",
+    "exchange_encoded",
     "first_slots",
+    "gradients_of",
     "keep",
     "live_shards",
     "look_up_owned",
@@ -61,7 +63,6 @@ __all__ = [
     "send_ids",
     "send_no_ids",
     "send_written",
-    "to_owners",
 ]
 
 
@@ -148,35 +149,22 @@ def send_no_ids(ranks: Ranks, places: Sequence[ShardedPlace], numbers: Tensor) -
     return send_ids(ranks, order_by_owner(ranks, places, none, [0] * len(places)), numbers)
 
 
-def fetch(
-    ranks: Ranks, requests: Requests, codec: RowCodec, frozen: Sequence[int], training: bool
-) -> Fetched:
+def fetch(ranks: Ranks, requests: Requests, frozen: Sequence[int], training: bool) -> Fetched:
     """Look up what is asked of this rank, and exchange rows. Called by all ranks.
 
     Args:
-        codec: the form in which rows travel.
         frozen: positions of tables that take no new rows.
         training: True if new ids get a row.
     """
-    core = requests.core
-    travel = Travel(core, requests.by_owner.layout)
+    core, layout = requests.core, requests.by_owner.layout
+    travel = Travel(layout, [codecs.rows for codecs in layout.codecs], core.count, stored=True)
     owned: OwnedRows | None = None
 
     def look_up(buffers: list[Tensor]) -> None:
         nonlocal owned
         owned = look_up_owned(requests, frozen, training, buffers)
 
-    in_core = core.row_sizes()
-    received = send_encoded(ranks, "rows", travel, codec, in_core, look_up)
-    fault: Exception | None = None
-    try:
-        received = codec.decode(received, in_core[1], travel)
-    except Exception as error:
-        fault = error
-    if codec.can_fail:  # the others would go on to a forward, whose batch this rank does not keep
-        ranks.vote("a lookup", fault=fault)
-    elif fault is not None:
-        raise fault
+    received = exchange_encoded(ranks, "rows", travel, core.row_sizes(), look_up)
     return Fetched(requests, owned, received)
 
 
@@ -266,17 +254,30 @@ class KeptRows(KeptLookup):
         return self.requests.by_owner.of_table(t)
 
     def give(
-        self, ranks: Messenger, given: Sequence[object], chosen: list[bool]
+        self,
+        ranks: Messenger,
+        given: Sequence[object],
+        chosen: list[bool],
+        seeds: Sequence[int],
     ) -> list[tuple[LiveTable, GradientRows]]:
         core, layout = self.requests.core, self.layout
-        rows = cast(Sequence[Given | None], given)
-        travel = Travel(core, layout, True, chosen)
-        received = to_owners(ranks, "gradients", travel, ranks.codecs[1], rows, stored=False)
+        places = [
+            _NOTHING_GIVEN if one is None else one.in_core()
+            for one in cast(Sequence[Given | None], given)
+        ]
+        travel = gradients_of(layout, core.count, chosen, seeds)
+        received = send_encoded(
+            ranks,
+            "gradients",
+            travel,
+            core.given_sizes(chosen, False),
+            lambda buffers: core.write_given(chosen, False, places, addresses(buffers)),
+        )
         mine = [at for at, t in enumerate(layout.own_tables) if chosen[t]]
         if not mine or self.owned is None:
             return []
-        places = core.given_places(chosen, False, addresses(received))
-        return self.owned.sums(places, received, mine, ranks.size)
+        here = core.given_places(chosen, False, addresses(received))
+        return self.owned.sums(here, received, mine, ranks.size)
 
 
 def first_slots(layout: Layout, lookups: Sequence[KeptLookup]) -> list[int]:
@@ -303,65 +304,86 @@ def keep(
     return made
 
 
-def to_owners(
-    ranks: Messenger,
-    what: str,
-    travel: Travel,
-    codec: RowCodec,
-    given: Sequence[Given | None],
-    *,
-    stored: bool,
-) -> list[Tensor]:
-    """Bring rows to their owners and return the messages that came, as the core reads them. Called by all
-    ranks.
+def gradients_of(
+    layout: Layout,
+    counts: Callable[[int, int], int],
+    chosen: Sequence[bool],
+    seeds: Sequence[int],
+) -> Travel:
+    """Return how gradients travel to the owners of their rows.
 
     Args:
-        what: travels.
-        given: rows of each table, which stay as they are until this returns; None: it has none.
-        stored: True if they are rows as they are stored, not gradients.
-
-    Raises:
-        Exception: the codec could not encode them here, and all ranks raise; or it could
-            not decode what came, which this rank alone knows.
+        counts: of a requester and a shard.
+        chosen, seeds: as of `KeptLookup.give`, for each of the core's tables.
     """
-    core, chosen = travel.core, travel.chosen
-    in_core = core.given_sizes(chosen, stored)
-    places = [_NOTHING_GIVEN if one is None else one.in_core() for one in given]
+    codecs = [codecs.gradients for codecs in layout.codecs]
+    return Travel(layout, codecs, counts, True, False, chosen, seeds)
 
-    def write(buffers: list[Tensor]) -> None:
-        core.write_given(chosen, stored, places, addresses(buffers))
 
-    received = send_encoded(ranks, what, travel, codec, in_core, write)
-    return codec.decode(received, in_core[1], travel)
+def exchange_encoded(
+    ranks: Ranks,
+    what: str,
+    travel: Travel,
+    in_core: tuple[list[int], list[int]],
+    write: Callable[[list[Tensor]], None],
+) -> list[Tensor]:
+    """Do what `send_encoded` does, for a lookup: if a message cannot be decoded, all ranks raise."""
+    received: list[Tensor] = []
+    fault: Exception | None = None
+    messages = _send_encoded(ranks, what, travel, in_core, write)
+    try:
+        received = travel.decode(messages, in_core[1])
+    except Exception as error:
+        fault = error
+    if travel.can_fail:  # the others would go on to a forward, whose batch this rank does not keep
+        ranks.vote("a lookup", fault=fault)
+    elif fault is not None:
+        raise fault
+    return received
 
 
 def send_encoded(
     ranks: Messenger,
     what: str,
     travel: Travel,
-    codec: RowCodec,
     in_core: tuple[list[int], list[int]],
     write: Callable[[list[Tensor]], None],
 ) -> list[Tensor]:
-    """Send rows as a codec encodes them, and return the messages that came, not yet decoded. An error before
-    they are sent goes along as a fault, so that all ranks raise.
+    """Send rows as codecs encode them, and return the messages that came, as the core reads them. Called by
+    all ranks.
 
     Args:
         in_core: bytes of the messages to each rank, and from it, as the core has them.
         write: writes the rows to this memory, as the core has them.
+
+    Raises:
+        Exception: codecs could not encode them here, and all ranks raise; or they could not decode what came,
+            which this rank alone knows.
     """
+    return travel.decode(_send_encoded(ranks, what, travel, in_core, write), in_core[1])
+
+
+def _send_encoded(
+    ranks: Messenger,
+    what: str,
+    travel: Travel,
+    in_core: tuple[list[int], list[int]],
+    write: Callable[[list[Tensor]], None],
+) -> list[Tensor]:
+    """Return the messages that came, not yet decoded. An error before they are sent goes along as a fault, so
+    that all ranks raise."""
     outgoing, coming = in_core
     fault: Exception | None = None
     try:
-        sizes = codec.sizes(outgoing, travel, sent=True)
-        coming = codec.sizes(coming, travel, sent=False)
+        sizes = travel.sizes(outgoing, sent=True)
+        coming = travel.sizes(coming, sent=False)
     except Exception as error:  # on all ranks, as sizes depend on nothing else
         sizes, coming, fault = *in_core, error
 
     def encode(messages: list[Tensor]) -> None:
-        buffers = codec.buffers(messages, outgoing)
+        buffers = travel.buffers(messages, outgoing)
         write(buffers)
-        codec.encode(buffers, messages, travel)
+        travel.encode(buffers, messages)
 
     return send_written(ranks, what, (sizes, coming), encode, fault)
 

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from hotbed import _core
 from hotbed.dist.layout import Layout
-from hotbed.dist.row_codecs import RowCodec
 from hotbed.errors import OptimizerError, TableError
 from hotbed.places.host.batch import FlatIds, FlatInputs, HostBatch
 from hotbed.table.gradients import GradientRows
@@ -40,7 +39,6 @@ class Messenger(Protocol):
 
     rank: int
     size: int
-    codecs: tuple[RowCodec, RowCodec]
 
     def reserve(self, sizes: Sequence[int]) -> list[Tensor]: ...
     def send(
@@ -166,7 +164,11 @@ class KeptLookup(abc.ABC):
 
     @abc.abstractmethod
     def give(
-        self, ranks: Messenger, given: Sequence[object], chosen: list[bool]
+        self,
+        ranks: Messenger,
+        given: Sequence[object],
+        chosen: list[bool],
+        seeds: Sequence[int],
     ) -> list[tuple[LiveTable, GradientRows]]:
         """Bring gradients to the owners and return their means, of each shard of this rank. Called by all
         ranks.
@@ -174,6 +176,7 @@ class KeptLookup(abc.ABC):
         Args:
             given: of each table, of `kind_given`; None: this rank has none.
             chosen: for each table whether a rank has a gradient of it.
+            seeds: for each table, of what a codec rounds at random, the same on all ranks.
 
         Raises:
             TableError: rows were erased since the lookup.

@@ -196,8 +196,10 @@ def _brought(
     found = Collected(stepped, kept)
     found.fault = _fault_of_kept(opened, tables, flags)
     numbers = [live.place.number for live in tables]
+    steps = {live.place.number: 0 if live.rule is None else live.rule.steps for live in tables}
     for at, lookup in enumerate(opened.waiting):
         position = lookup.layout.position
+        seeds = [steps.get(number, 0) for number in position]
         given: list[object] = [None] * len(position)
         chosen = [False] * len(position)
         for number, of_table, of_own in zip(numbers, any_rank, own, strict=True):
@@ -208,7 +210,7 @@ def _brought(
         if not any(chosen):
             continue
         try:
-            found.add(lookup.give(ranks, given, chosen))
+            found.add(lookup.give(ranks, given, chosen, seeds))
         except Exception as error:
             if is_known_to_all(error):
                 raise  # on all ranks

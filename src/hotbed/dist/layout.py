@@ -31,6 +31,7 @@ class Layout:
             is what one rank asks of one shard: shard 0 for each rank, then shard 1, as `Requests.ids_here`.
         names: of the tables of these features, for errors.
         named_owners: those of the tables whose kind of sharding names the owner of each id.
+        codecs: of each of the core's tables.
         fetched: rows of batches that are gone, for those to come.
     """
 
@@ -46,6 +47,7 @@ class Layout:
         self.own_tables: list[int] = []
         self.shards: list[tuple[int, Shard, Table]] = []
         self.named_owners: list[NamedOwners] = []
+        self.codecs = [place.codecs for place in places]
         for t, place in enumerate(places):
             spec = place.spec
             owner_rule, padding = place.kind.owner_rule(spec), spec.padding_idx

@@ -250,7 +250,7 @@ class _ServedRows:
 
     def fetch(self, frozen: list[int], training: bool, keeps: bool) -> None:
         requests = self._requests
-        fetched = fetch(self._ranks, requests, self._ranks.codecs[0], frozen, training)
+        fetched = fetch(self._ranks, requests, frozen, training)
         if keeps:
             keep(self._ranks, None, requests, fetched.owned)
 

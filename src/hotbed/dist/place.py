@@ -16,6 +16,7 @@ from hotbed.dist.errors import NO_COPY
 from hotbed.dist.gradients import SharedHandle
 from hotbed.dist.participant import ShardedParticipant
 from hotbed.dist.ranks import Ranks
+from hotbed.dist.row_codecs import Codecs
 from hotbed.dist.rows_of_ranks import ShardedRows
 from hotbed.dist.shards import Shard, TableOnRanks
 from hotbed.dist.waiting_gradients import WaitingOnRanks
@@ -51,9 +52,10 @@ class Sharded(ShardedRows):
         kind: Sharding,
         shards: Sequence[Shard],
         own: Mapping[Shard, LiveTable],
+        codecs: Codecs,
     ) -> None:
         super().__init__(core, spec, lookups)
-        self.number, self.kind = number, kind
+        self.number, self.kind, self.codecs = number, kind, codecs
         self.shards, self.own = list(shards), dict(own)
         owner_rule = kind.owner_rule(spec)
         self.owners = 1 if owner_rule is None else lookups.ranks.size

@@ -31,7 +31,6 @@ from hotbed.dist.handshake import (
 from hotbed.dist.json_values import all_values
 from hotbed.dist.layout import Layout
 from hotbed.dist.long_work import LongWork
-from hotbed.dist.row_codecs import STORED, RowCodec
 from hotbed.dist.shards import ShardedPlace, TableOnRanks
 from hotbed.dist.shared_memory import SharedMemory
 from hotbed.dist.timeouts import WaitReports
@@ -62,7 +61,6 @@ class Ranks(LongWork):
         tables: of the models that they share, by number.
         waiting: lookups whose gradients may be asked for, the same on all ranks.
         steps: that they have taken together.
-        codecs: forms in which rows travel to forwards, and gradients to owners.
         sent: bytes that this rank has sent to others so far, by what they were.
         inside_forward: whether dense gradients of what is looked up will be averaged.
         before_forward: what is to be called before a model is called; or tables, where those are all.
@@ -100,7 +98,6 @@ class Ranks(LongWork):
         self.beside: torch_dist.ProcessGroup | None = None
         self.dense: DenseGradients | None = None
         self.wants_end = self.end_wanted = False
-        self.codecs: tuple[RowCodec, RowCodec] = STORED, STORED
         self._layouts: dict[tuple[int, ...], Layout] = {}
         self._known: list[tuple[int, ...]] = []
         self._sequence = self._reserved = 0

@@ -69,7 +69,7 @@ class Rounds:
         group = group_of(
             self, "hotbed.distribute", ranks.timeout, members, timeout=_FOREVER, backend="gloo"
         )
-        self.rank, self.size, self.codecs = ranks.rank, ranks.size, ranks.codecs
+        self.rank, self.size = ranks.rank, ranks.size
         self.timeout = ranks.timeout
         self.count = 0
         self._sent = ranks.sent

@@ -63,7 +63,7 @@ class RowsOfCall:
 
     def fetch(self, wanted: bool) -> RowsBatch:
         ranks, call, by_owner = self._ranks, self._call, self._by_owner
-        fetched = fetch(ranks, self._sent, ranks.codecs[0], call.frozen, call.training)
+        fetched = fetch(ranks, self._sent, call.frozen, call.training)
         rows = fetched.copy_out()
         positions = by_owner.new_positions.data_ptr(), self._inverse.data_ptr()
         core = rows.batch(self._given, by_owner.counts, *positions)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from hotbed.dist.row_codecs import Codecs
 from hotbed.sharding import Sharding
 from hotbed.table.live import LiveTable
 from hotbed.table.place import Place
@@ -30,6 +31,7 @@ class ShardedPlace(Place):
         shards: all of them, in the order of their ranks.
         own: tables of their own with the rows that this rank keeps.
         owners: among which rows are split; 1: they are not.
+        codecs: how its rows and their gradients travel.
         bag_parts: the same of the ids of a bag; 0: owners pool no bags of this table.
     """
 
@@ -38,6 +40,7 @@ class ShardedPlace(Place):
     shards: list[Shard]
     own: dict[Shard, LiveTable]
     owners: int
+    codecs: Codecs
     bag_parts: int
 
 

@@ -16,7 +16,6 @@ from hotbed import _core
 from hotbed.dist.errors import PeerError
 from hotbed.dist.parts import Asked, PartsOfCall
 from hotbed.dist.ranks import Ranks
-from hotbed.dist.row_codecs import STORED
 from hotbed.dist.rows_batch import RowsOfCall
 from hotbed.dist.shards import ShardedPlace
 from hotbed.sharding.kind import LEAST_IDS
@@ -92,11 +91,10 @@ def ways_of(ranks: Ranks, call: Call, places: Sequence[ShardedPlace]) -> tuple[l
         if bag.weights is not None:
             weighed.add(t)
     ways, room = [0] * count, 0
-    stored = ranks.codecs == (STORED, STORED)
     for t, place in enumerate(places):
         room += max(1, features[t]) * (place.owners + 1)
         least = LEAST_IDS * place.bag_parts * bags[t]
-        if 0 < least <= ids[t] and t not in weighed and stored:
+        if 0 < least <= ids[t] and t not in weighed:
             ways[t] = features[t]
     return ways, room
 

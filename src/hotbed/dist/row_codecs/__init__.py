@@ -5,42 +5,47 @@ A codec that is written in Python row by row is a subclass of `ByRow` and an ent
 
 from typing import NamedTuple
 
+from hotbed import _core
 from hotbed.dist.row_codecs.by_row import ByRow
 from hotbed.dist.row_codecs.codec import RowCodec
+from hotbed.dist.row_codecs.shorter import Shorter
 from hotbed.dist.row_codecs.stored import Stored
 from hotbed.errors import TableError
 
-__all__ = ["AS_STORED", "CODECS", "STORED", "ByRow", "Codecs", "RowCodec", "codecs_of"]
+__all__ = ["CODECS", "ByRow", "Codecs", "RowCodec", "codecs_of"]
 
-STORED = Stored()
-
-CODECS: dict[str, RowCodec] = {"stored": STORED}
+CODECS: dict[str, RowCodec] = {
+    "stored": Stored(),
+    "float16": Shorter(_core.WireForm.float16),
+    "bfloat16": Shorter(_core.WireForm.bfloat16),
+    "int8": Shorter(_core.WireForm.int8),
+}
 """By the names that `hotbed.distribute` takes."""
+
+_INT8 = CODECS["int8"]
+_OF_GRADIENTS = Shorter(_core.WireForm.int8, at_random=True)
 
 
 class Codecs(NamedTuple):
-    """Names of the codecs, of `CODECS`, by which rows of a model travel."""
+    """How rows of a table travel."""
 
-    rows: str = "stored"
-    """Of rows on their way from owners to a forward."""
-    gradients: str = "stored"
+    rows: RowCodec
+    """Of rows, and of vectors of bags, on their way from owners to a forward."""
+    gradients: RowCodec
     """Of gradients on their way to owners."""
 
 
-AS_STORED = Codecs()
+def codecs_of(rows: object, gradients: object, named: str = "") -> Codecs:
+    """Return the codecs of these names.
 
-
-def codecs_of(names: Codecs) -> tuple[RowCodec, RowCodec]:
-    """Return the codecs of rows and of gradients.
+    Args:
+        named: what is given them, for errors.
 
     Raises:
         TableError: there is none of that name.
     """
-    if not isinstance(names, Codecs):
-        raise TableError(
-            f"codecs: expected hotbed.dist.Codecs(rows=..., gradients=...), got {names!r}."
-        )
-    for name in names:
-        if name not in CODECS:
-            raise TableError(f"codecs: expected one of {', '.join(CODECS)}, got {name!r}.")
-    return CODECS[names.rows], CODECS[names.gradients]
+    for what, name in (("rows", rows), ("gradients", gradients)):
+        if not isinstance(name, str) or name not in CODECS:
+            raise TableError(f"{named}{what}: expected one of {', '.join(CODECS)}, got {name!r}.")
+    of_gradients = CODECS[str(gradients)]
+    return Codecs(CODECS[str(rows)], _OF_GRADIENTS if of_gradients is _INT8 else of_gradients)

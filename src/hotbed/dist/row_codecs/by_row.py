@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from hotbed import _core
-from hotbed.dist.raw import rounded
-from hotbed.dist.row_codecs.codec import Piece, Travel
-from hotbed.errors import TableError
+from hotbed.dist.row_codecs.codec import Spot
 
 __all__ = ["ByRow"]
-
-_MOST_BYTES = 1 << 24
-"""Most bytes of a row in a message: four for each of the most columns that a table may have."""
 
 
 class ByRow(abc.ABC):
@@ -42,6 +36,7 @@ class ByRow(abc.ABC):
       vote; gradients are covered by that of the step.
     """
 
+    is_stored = False
     can_fail = True
 
     @abc.abstractmethod
@@ -56,49 +51,13 @@ class ByRow(abc.ABC):
     def decode_rows(self, encoded: Tensor, out: Tensor) -> None:
         """Write (n, row_bytes) uint8 to (n, width) rows."""
 
-    def sizes(self, in_core: list[int], travel: Travel, *, sent: bool) -> list[int]:
-        """Return the bytes of the message to each rank, or from it."""
-        return [sum(map(self._bytes, pieces)) for pieces in travel.pieces(sent=sent)]
+    def encode(self, spots: Sequence[Spot]) -> None:
+        """Write messages."""
+        for spot in spots:
+            rows = spot.as_rows()
+            self.encode_rows(rows, spot.as_bytes(spot.piece.row_bytes))
 
-    def buffers(self, messages: list[Tensor], in_core: list[int]) -> list[Tensor]:
-        """Return memory to which the core writes rows."""
-        return [_core.block(size) for size in in_core]
-
-    def encode(self, buffers: list[Tensor], messages: list[Tensor], travel: Travel) -> None:
-        """Write the messages."""
-        for rows, encoded in self._pairs(buffers, messages, travel.pieces(sent=True)):
-            self.encode_rows(rows, encoded)
-
-    def decode(self, messages: list[Tensor], in_core: list[int], travel: Travel) -> list[Tensor]:
-        """Return messages that came, as the core reads them."""
-        buffers = self.buffers(messages, in_core)
-        for rows, encoded in self._pairs(buffers, messages, travel.pieces(sent=False)):
-            self.decode_rows(encoded, rows)
-        return buffers
-
-    def _pairs(
-        self, buffers: list[Tensor], messages: list[Tensor], every: Sequence[Sequence[Piece]]
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Each piece as rows and as it travels."""
-        for in_core, message, pieces in zip(buffers, messages, every, strict=True):
-            at = begin = 0
-            for piece in pieces:
-                count, width, dtype = piece
-                size = self._row_bytes(width, dtype)
-                rows = in_core[at : at + count * width * dtype.itemsize].view(dtype)
-                encoded = message[begin : begin + count * size]
-                yield rows.view(count, width), encoded.view(count, size)
-                at += rounded(count * width * dtype.itemsize)
-                begin += self._bytes(piece)
-
-    def _bytes(self, piece: Piece) -> int:
-        return rounded(piece.rows * self._row_bytes(piece.width, piece.dtype))
-
-    def _row_bytes(self, width: int, dtype: torch.dtype) -> int:
-        size = self.row_bytes(width, dtype)
-        if type(size) is not int or not 0 <= size <= _MOST_BYTES:
-            raise TableError(
-                f"row_bytes({width}, {dtype}) of the codec {type(self).__name__} must return an int from 0 "
-                f"to {_MOST_BYTES:,}, got {size!r}."
-            )
-        return size
+    def decode(self, spots: Sequence[Spot]) -> None:
+        """Write rows that came."""
+        for spot in spots:
+            self.decode_rows(spot.as_bytes(spot.piece.row_bytes), spot.as_rows())

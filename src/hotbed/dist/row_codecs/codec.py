@@ -1,18 +1,19 @@
-"""`RowCodec`: how rows are laid out in the messages of one exchange, and which rows those are."""
+"""`RowCodec`: the form in which rows of a table lie in messages."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from hotbed import _core
-from hotbed.dist.layout import Layout
+from hotbed.errors import TableError
 
-__all__ = ["Piece", "RowCodec", "Travel"]
+__all__ = ["Piece", "RowCodec", "Spot"]
+
+_MOST_BYTES = 1 << 24
+"""Most bytes of a row in a message: four for each of the most columns that a table may have."""
 
 
 class Piece(NamedTuple):
@@ -21,60 +22,67 @@ class Piece(NamedTuple):
     rows: int
     width: int
     dtype: torch.dtype
+    codec: RowCodec
+    seed: int
+    """Of what is rounded at random."""
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row in the message.
+
+        Raises:
+            TableError: the codec gives no such number.
+        """
+        size = self.codec.row_bytes(self.width, self.dtype)
+        if type(size) is not int or not 0 <= size <= _MOST_BYTES:
+            raise TableError(
+                f"row_bytes({self.width}, {self.dtype}) of the codec {type(self.codec).__name__} must return "
+                f"an int from 0 to {_MOST_BYTES:,}, got {size!r}."
+            )
+        return size
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Travel:
-    """Rows of one batch that travel one way."""
+class Spot(NamedTuple):
+    """A piece, and where it is."""
 
-    core: _core.Exchange
-    layout: Layout
-    to_owners: bool = False
-    """True if they travel from who asks for rows to those who own them."""
-    chosen: Sequence[bool] = ()
-    """Where they do, for each table whether any of it travels."""
+    piece: Piece
+    in_core: Tensor
+    """(bytes,) uint8 in which its rows begin at `at`, as the core has them."""
+    at: int
+    message: Tensor
+    """(bytes,) uint8 in which they begin at `begin`, as they travel."""
+    begin: int
 
-    def pieces(self, *, sent: bool) -> list[list[Piece]]:
-        """Return the pieces of the message to each rank, or of the one from it."""
-        own, ranks = self.layout.rank, range(self.layout.size)
-        here_owns = sent is not self.to_owners
-        pairs = [(own, other) if here_owns else (other, own) for other in ranks]
-        return [self._of_pair(owner, requester) for owner, requester in pairs]
+    def as_rows(self) -> Tensor:
+        """(n, width), as the core has them."""
+        count, width, dtype, *_ = self.piece
+        end = self.at + count * width * dtype.itemsize
+        return self.in_core[self.at : end].view(dtype).view(count, width)
 
-    def _of_pair(self, owner: int, requester: int) -> list[Piece]:
-        found = []
-        for s in self.layout.core.kept_by[owner]:
-            t, shard, spec = self.layout.shards[s]
-            if self.to_owners:
-                travels, dtype = self.chosen[t], spec.compute_dtype
-            else:
-                travels, dtype = not shard.replica or owner == requester, spec.dtype
-            if travels:
-                found.append(Piece(self.core.count(requester, s), shard.part.dim, dtype))
-        return found
+    def as_bytes(self, size: int) -> Tensor:
+        """(n, size) uint8, as they travel."""
+        return self.message[self.begin : self.begin + self.piece.rows * size].view(-1, size)
 
 
 class RowCodec(Protocol):
-    """Layout of rows in the messages of one direction.
-
-    The core writes and reads messages as it has rows in memory; a codec says in which form they travel.
+    """Form of rows in messages. The core writes and reads messages as it has rows in memory.
 
     Attributes:
+        is_stored: True if messages are what the core has.
         can_fail: True if `decode` may raise: with such a codec of rows the ranks vote once more in each
         lookup.
     """
 
     @property
+    def is_stored(self) -> bool: ...
+    @property
     def can_fail(self) -> bool: ...
 
-    def sizes(self, in_core: list[int], travel: Travel, *, sent: bool) -> list[int]:
-        """Return the bytes of the message to each rank, or from it, where the core's has `in_core`."""
+    def row_bytes(self, width: int, dtype: torch.dtype) -> int:
+        """Return the bytes of a row in messages."""
 
-    def buffers(self, messages: list[Tensor], in_core: list[int]) -> list[Tensor]:
-        """Return the memory to which the core writes what these messages are to say."""
+    def encode(self, spots: Sequence[Spot]) -> None:
+        """Write messages from rows as the core has them."""
 
-    def encode(self, buffers: list[Tensor], messages: list[Tensor], travel: Travel) -> None:
-        """Write the messages, once the core has written to `buffers`."""
-
-    def decode(self, messages: list[Tensor], in_core: list[int], travel: Travel) -> list[Tensor]:
-        """Return the messages that came, as the core reads them."""
+    def decode(self, spots: Sequence[Spot]) -> None:
+        """Write rows as the core has them from messages."""

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+from collections.abc import Sequence
 
-from hotbed.dist.row_codecs.codec import Travel
+import torch
+
+from hotbed.dist.raw import bytes_of
+from hotbed.dist.row_codecs.codec import Spot
 
 __all__ = ["Stored"]
 
 
 class Stored:
-    """`RowCodec` without a copy of its own: owners look rows up right into messages."""
+    """`RowCodec` that copies; where all tables have it, rows are looked up right into messages."""
 
+    is_stored = True
     can_fail = False
 
-    def sizes(self, in_core: list[int], travel: Travel, *, sent: bool) -> list[int]:
-        return in_core
+    def row_bytes(self, width: int, dtype: torch.dtype) -> int:
+        return width * dtype.itemsize
 
-    def buffers(self, messages: list[Tensor], in_core: list[int]) -> list[Tensor]:
-        return messages
+    def encode(self, spots: Sequence[Spot]) -> None:
+        for spot in spots:
+            rows = bytes_of(spot.as_rows())
+            spot.message[spot.begin : spot.begin + len(rows)] = rows
 
-    def encode(self, buffers: list[Tensor], messages: list[Tensor], travel: Travel) -> None:
-        pass
-
-    def decode(self, messages: list[Tensor], in_core: list[int], travel: Travel) -> list[Tensor]:
-        return messages
+    def decode(self, spots: Sequence[Spot]) -> None:
+        for spot in spots:
+            rows = bytes_of(spot.as_rows())
+            rows.copy_(spot.message[spot.begin : spot.begin + len(rows)])

@@ -1,0 +1,108 @@
+"""`Travel`: rows of one exchange, each table's in the form of its codec."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+
+from torch import Tensor
+
+from hotbed import _core
+from hotbed.dist.layout import Layout
+from hotbed.dist.raw import rounded
+from hotbed.dist.row_codecs.codec import Piece, RowCodec, Spot
+
+__all__ = ["Travel"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Travel:
+    """Rows, vectors or gradients of one batch that travel one way."""
+
+    layout: Layout
+    codecs: Sequence[RowCodec]
+    """Of each of the core's tables."""
+    counts: Callable[[int, int], int]
+    """Rows of a requesting rank and a shard."""
+    to_owners: bool = False
+    """True if they travel from who asks for rows to those who own them."""
+    stored: bool = False
+    """True if they have the dtype of their table, else its compute dtype."""
+    chosen: Sequence[bool] | None = None
+    """For each of the core's tables whether any of it travels; None: of all."""
+    seeds: Sequence[int] | None = None
+    """For each of the core's tables, of what is rounded at random."""
+
+    @property
+    def is_stored(self) -> bool:
+        """True if messages are what the core has."""
+        return all(codec.is_stored for codec in self.codecs)
+
+    @property
+    def can_fail(self) -> bool:
+        return any(codec.can_fail for codec in self.codecs)
+
+    def sizes(self, in_core: list[int], *, sent: bool) -> list[int]:
+        """Return the bytes of the message to each rank, or from it, where the core's has `in_core`."""
+        if self.is_stored:
+            return in_core
+        return [sum(map(_bytes, pieces)) for pieces in self._pieces(sent=sent)]
+
+    def buffers(self, messages: list[Tensor], in_core: list[int]) -> list[Tensor]:
+        """Return the memory to which the core writes what these messages are to say."""
+        return messages if self.is_stored else [_core.block(size) for size in in_core]
+
+    def encode(self, buffers: list[Tensor], messages: list[Tensor]) -> None:
+        """Write the messages, once the core has written to `buffers`."""
+        if not self.is_stored:
+            for codec, spots in self._spots(buffers, messages, sent=True):
+                codec.encode(spots)
+
+    def decode(self, messages: list[Tensor], in_core: list[int]) -> list[Tensor]:
+        """Return the messages that came, as the core reads them."""
+        if self.is_stored:
+            return messages
+        buffers = self.buffers(messages, in_core)
+        for codec, spots in self._spots(buffers, messages, sent=False):
+            codec.decode(spots)
+        return buffers
+
+    def _spots(
+        self, buffers: list[Tensor], messages: list[Tensor], *, sent: bool
+    ) -> Iterator[tuple[RowCodec, list[Spot]]]:
+        """Pieces and where they are, by codec."""
+        found: dict[RowCodec, list[Spot]] = {}
+        every = self._pieces(sent=sent)
+        for in_core, message, pieces in zip(buffers, messages, every, strict=True):
+            at = begin = 0
+            for piece in pieces:
+                found.setdefault(piece.codec, []).append(Spot(piece, in_core, at, message, begin))
+                at += rounded(piece.rows * piece.width * piece.dtype.itemsize)
+                begin += _bytes(piece)
+        yield from found.items()
+
+    def _pieces(self, *, sent: bool) -> list[list[Piece]]:
+        """Return the pieces of the message to each rank, or of the one from it."""
+        own, ranks = self.layout.rank, range(self.layout.size)
+        here_owns = sent is not self.to_owners
+        pairs = [(own, other) if here_owns else (other, own) for other in ranks]
+        return [self._of_pair(owner, requester) for owner, requester in pairs]
+
+    def _of_pair(self, owner: int, requester: int) -> list[Piece]:
+        found = []
+        for s in self.layout.core.kept_by[owner]:
+            t, shard, spec = self.layout.shards[s]
+            if self.to_owners:
+                travels = self.chosen is None or self.chosen[t]
+            else:
+                travels = not shard.replica or owner == requester
+            if travels:
+                count = self.counts(requester, s)
+                seed = 0 if self.seeds is None else self.seeds[t]
+                dtype = spec.dtype if self.stored else spec.compute_dtype
+                found.append(Piece(count, shard.part.dim, dtype, self.codecs[t], seed))
+        return found
+
+
+def _bytes(piece: Piece) -> int:
+    return rounded(piece.rows * piece.row_bytes)
