@@ -336,4 +336,4 @@ def unknown(rank: int, world: int) -> None:
 
 @pytest.mark.process
 def test_a_form_that_nobody_knows_is_refused_by_name() -> None:
-    run(1, unknown)
+    run(2, unknown)
