@@ -36,6 +36,7 @@ SCENARIOS = {
     "busy": "`hotbed train` on a quiet machine and beside two busy processes, by how threads wait",
     "exchange": "one training step of tables that two processes share, against TorchRec and DDP",
     "exchange-bags": "the same with 1 to 50 ids a bag, tables cut in three ways, against TorchRec",
+    "codecs": "rows and gradients as bfloat16 and int8, by the speed of the link; AUC of 20 seeds",
     "scale": "samples a second of a DLRM on 1, 2 and 4 processes, against DDP (--link: its network)",
     "scale-tables": "a step over 100 to 800 small tables, in one process and on two ranks",
     "plan": "plans of NVIDIA's colossal (2,002 tables, 22 TiB) for 1,024 ranks",

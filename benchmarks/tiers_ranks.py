@@ -87,7 +87,9 @@ class _Run:
         storage = hb.Storage(host=budget, ssd=folder) if tiered else None
         self.depth, self.model = depth, Scores(size.rows, storage)
         if world > 1:
-            hb.distribute(self.model, "row")
+            specs = self.model.embeddings.tables
+            kinds = {name: hb.dist.RowWise() for name in specs}
+            hb.distribute(self.model, hb.dist.Plan([*specs.values()], world, kinds))
         self.optimizer = hb.optim.Adagrad(self.model.parameters(), lr=LR)
         for name in self.model.embeddings.tables:
             write_all(self.model.embeddings, name, torch.arange(size.rows), zeros=True)

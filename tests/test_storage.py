@@ -177,7 +177,7 @@ def test_rows_that_fit_nowhere_are_refused_at_once() -> None:
     with pytest.raises(hb.StorageError, match=r"4,096 bytes.*ssd="):
         hb.EmbeddingCollection(tables, storage=hb.Storage(host=4095))
     collection = hb.EmbeddingCollection(tables, storage=hb.Storage(host=4096))
-    assert collection.tiers is None and "rows_from_ssd" not in collection.stats()
+    assert collection.group.tiers is None and "rows_from_ssd" not in collection.stats()
 
 
 @pytest.mark.parametrize("ssd", ["", b"", ["somewhere", ""]])

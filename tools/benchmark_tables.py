@@ -30,6 +30,7 @@ SCENARIOS = (
     "checkpoint",
     "exchange",
     "exchange-bags",
+    "codecs",
     "scale",
     "scale-10gbit",
     "scale-1gbit",

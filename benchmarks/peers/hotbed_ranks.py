@@ -69,7 +69,12 @@ class HotbedRanks(HotbedAlone):
         made = zip(tables, self.owners, strict=True)
         cut = {table.name: kinds[self.how](owner) for table, owner in made}
         self.plan = hb.dist.Plan(tables, world, cut)
-        return hb.distribute(embeddings, self.plan, shared_memory=self._over == "memory")
+        return self.distributed(embeddings, self.plan)
+
+    def distributed(self, embeddings: Any, plan: Any) -> Any:
+        import hotbed as hb
+
+        return hb.distribute(embeddings, plan, shared_memory=self._over == "memory")
 
     def ids_to_assign(self) -> torch.Tensor:
         return torch.arange(torch_dist.get_rank(), self.workload.rows, torch_dist.get_world_size())

@@ -9,6 +9,7 @@
 #include "kernels/codec.inl"
 #include "kernels/gather.inl"
 #include "kernels/initial.inl"
+#include "kernels/int8.inl"
 #include "kernels/reduce.inl"
 #include "kernels/rules.inl"
 
@@ -24,6 +25,8 @@ extern constinit const Kernels table{
     .encode_values = encode_values,
     .encode_values_stochastic = encode_values_stochastic,
     .decode_values = decode_values,
+    .encode_int8 = encode_int8,
+    .decode_int8 = decode_int8,
     .update_rows = update_rows,
     .first_non_finite = first_non_finite,
     .catch_up_row = catch_up_row,

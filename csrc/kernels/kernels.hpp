@@ -73,6 +73,10 @@ struct Kernels {
   void (*encode_values_stochastic)(DType dtype, const float* values, const uint32_t* random,
                                    int64_t n, void* out);
   void (*decode_values)(DType dtype, const void* values, int64_t n, float* out);
+  // int8.inl: one row. At random it rounds up with the probability of what is cut off, which is
+  // decided by the seed and the row.
+  void (*encode_int8)(const float* row, int64_t width, bool at_random, uint64_t seed, void* out);
+  void (*decode_int8)(const void* in, int64_t width, float* row);
   // rules.inl: optimizer rules over the rows of one table (update.cpp).
   void (*update_rows)(const RowUpdate& task, int64_t begin, int64_t end, void* scratch);
   int64_t (*first_non_finite)(const void* values, bool is_double, int64_t count);

@@ -145,8 +145,8 @@ def test_loaders_that_fill_their_tensors_again(spoiled: bool) -> None:
             except InputError as error:
                 assert "changed after look-ahead had read it" in str(error)
             del ahead
-            tiered.tiers.close_window()
-            assert sum(tiered.tiers.core.pinned()) == 0
+            tiered.group.tiers.close_window()
+            assert sum(tiered.group.tiers.core.pinned()) == 0
             rows = tiered.rows("one").values
             assert torch.equal(rows, plain.rows("one").values[: len(rows)])
 

@@ -206,7 +206,7 @@ def check_that_reading_changes_nothing(
 
 def wait_until_idle(model: Model) -> None:
     """Until look-ahead has nothing more to do before the next batch is taken."""
-    tiers: Any = model.embeddings.tiers
+    tiers: Any = model.embeddings.group.tiers
     window: Window = tiers._window()
 
     def idle() -> bool:

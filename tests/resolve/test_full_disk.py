@@ -123,8 +123,8 @@ def test_training_goes_on_once_there_is_space(
             fill(faults)  # the space that was made is used up, too
     assert failures == 6
     assert_same(tiered, plain)
-    tiered.embeddings.tiers.release_spent()
-    assert sum(tiered.embeddings.tiers.core.pinned()) == 0
+    tiered.embeddings.group.tiers.release_spent()
+    assert sum(tiered.embeddings.group.tiers.core.pinned()) == 0
 
 
 def test_what_is_assigned_or_flushed_meets_a_full_disk(

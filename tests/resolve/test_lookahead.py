@@ -267,7 +267,7 @@ def test_garbage_that_the_thread_collects() -> None:
     finally:
         gc.enable()
     assert gone() is None
-    model.embeddings.tiers.release_spent()  # as the next forward or step does
+    model.embeddings.group.tiers.release_spent()  # as the next forward or step does
     assert pinned(model) == 0
 
 

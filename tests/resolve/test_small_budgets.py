@@ -61,7 +61,7 @@ class Training:
             sum(vectors.sum() for vectors in embeddings(batch).values()).backward()
             optimizer.step()
             optimizer.zero_grad()
-            assert embeddings.stats()["memory_bytes"] <= embeddings.tiers.storage.host
+            assert embeddings.stats()["memory_bytes"] <= embeddings.group.tiers.storage.host
         return embeddings
 
     def required(self, depth: int) -> dict[str, int]:
@@ -92,8 +92,8 @@ def test_a_quarter_of_a_model_suffices(tmp_path: Path, training: Training) -> No
     budget = training.model_bytes // 4
     assert training.model_bytes >= 16_000_000 and training.required(2)["total"] <= budget
     embeddings = training.train(hb.Storage(host=budget, ssd=tmp_path), 2)
-    assert embeddings.tiers is not None
-    rows = sum(embeddings.tiers.core.capacities()) // len({dim for _, dim in training.sizes})
+    assert embeddings.group.tiers is not None
+    rows = sum(embeddings.group.tiers.core.capacities()) // len({dim for _, dim in training.sizes})
     bytes_a_row = sum({dim * 12 for _, dim in training.sizes})
     assert rows * bytes_a_row > 0.55 * budget
 

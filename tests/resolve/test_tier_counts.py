@@ -190,7 +190,7 @@ def test_evaluation_counts_what_it_reads_past_the_slots(layout: str) -> None:
         assert changed_by(on_meta) == {"rows_read_past": NEVER_TRAINED + 100}
         changes = changed_by(counted.trained_of({"item": numbers % ROWS, "user": numbers * 10**9}))
         past = changes.pop("rows_read_past")
-        in_slots = sum(counted.embeddings.tiers.core.capacities())
+        in_slots = sum(counted.embeddings.group.tiers.core.capacities())
         assert past == len(counted.trained) - in_slots > 0
         assert sum(changes.values()) == past
         of_tiers = counts_of_tiers(layout)

@@ -74,7 +74,7 @@ def test_no_second_derivative() -> None:
         grad.coalesce().values().sum().backward()
     del grad
     gc.collect()
-    model.embeddings.tiers.release_spent()
+    model.embeddings.group.tiers.release_spent()
     assert pinned(model) == 0
 
 

@@ -45,7 +45,7 @@ def test_batches_that_are_ready_are_ahead_and_nobody_waits() -> None:
     ahead = iter(hb.lookahead(batches(COUNT), model))
     step(model, optimizer, next(ahead))
     first = model.embeddings.stats()
-    window: Any = model.embeddings.tiers._window()
+    window: Any = model.embeddings.group.tiers._window()
     for _ in range(COUNT - 1):
         with window._moved:
             assert window._moved.wait_for(window._ready, 60)

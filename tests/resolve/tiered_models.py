@@ -101,8 +101,8 @@ def lookahead_threads() -> list[threading.Thread]:
 
 def pinned(model: nn.Module) -> int:
     """Slots that batches hold, in all row spaces, once the next forward has looked."""
-    model.embeddings.tiers.release_spent()
-    return sum(model.embeddings.tiers.core.pinned())
+    model.embeddings.group.tiers.release_spent()
+    return sum(model.embeddings.group.tiers.core.pinned())
 
 
 class Once:

@@ -12,19 +12,17 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
-import torch
 from torch import nn
 
-from hotbed import _core, trace
-from hotbed.ahead.source import Entry, Source, find_features
+from hotbed import trace
+from hotbed.ahead.inputs import Inputs, InputsOfModules
+from hotbed.ahead.source import Entry, Source
+from hotbed.ahead.threads import BRINGING_UP, READING, WORKS, started
 from hotbed.errors import HotbedError, InputError
 from hotbed.modules.owner import TableOwner
 from hotbed.table.prefetch import BatchAhead, Prefetcher
 
-__all__ = ["Inputs", "Window"]
-
-Inputs = Callable[[Any], Any]
-READING, BRINGING_UP = "reading", "bringing rows up"
+__all__ = ["BRINGING_UP", "READING", "Inputs", "Window"]
 
 _USUAL, _MOST = 32, 128
 _MANY_IDS = 1 << 17
@@ -68,7 +66,7 @@ class Window:
         # Who changes a setting means the next loop; this one might wait for what was not begun.
         self.depth = settings.depth
         """Batches whose rows are brought up."""
-        self._horizon, self._inputs = settings.horizon, settings.inputs
+        self._horizon = settings.horizon
         self._modules = dict(modules)
         self._prefetchers: dict[str, Prefetcher] = {}
         for name, module in modules.items():
@@ -76,12 +74,7 @@ class Window:
             assert prefetcher is not None
             self._prefetchers[name] = prefetcher
         self._every = list(dict.fromkeys(self._prefetchers.values()))
-        self._given_by: dict[str, Inputs] = {}
-        for name, module in modules.items():
-            holder = settings.model.get_submodule(name.rpartition(".")[0])
-            for one in (holder, module):
-                if callable(given := getattr(one, "embedding_inputs", None)):
-                    self._given_by[name] = given
+        self._inputs = InputsOfModules(settings.model, self._modules, settings.inputs)
         self._process = os.getpid()
         self._moved = threading.Condition()
         self._entries: deque[Entry] = deque()
@@ -103,18 +96,8 @@ class Window:
             prefetcher.allocate_all()
         counts = [count for one in self._every if (count := one.ids_ahead()) is not None]
         self._most_ids = sum(counts) if counts else _MANY_IDS
-        self._threads = [
-            threading.Thread(
-                target=_work,
-                args=(weakref.ref(self), self._moved, work),
-                name=f"hotbed-lookahead: {work}",
-                daemon=True,
-            )
-            for work in (READING, BRINGING_UP)
-        ]
         self._sessions = {prefetcher: prefetcher.open_window(self) for prefetcher in self._every}
-        for thread in self._threads:
-            thread.start()
+        self._threads = started(self, self._moved)
         with _of_windows:
             _windows.add(self)
 
@@ -144,7 +127,8 @@ class Window:
                 if began is not None:
                     waited += time.perf_counter() - began
             self._asked = False
-            message, self._message = self._message, None
+            message, self._message = self._message or self._inputs.message, None
+            self._inputs.message = None
         if message is not None:
             self._say(*message)
         with self._moved:
@@ -175,7 +159,7 @@ class Window:
     def _change(self, entry: Entry) -> str | None:
         """Return the message for a batch that is no longer what was announced."""
         for name, prepared in entry.prepared.items():
-            inputs = self._inputs_of(entry.batch, name, self._modules[name])
+            inputs = self._inputs.of(entry.batch, name)
             if (change := prepared.change(inputs)) is not None:
                 return change
         return None
@@ -218,7 +202,7 @@ class Window:
             if not self._moved.wait_for(lambda: not self.at_work, patience):
                 self._moved.wait_for(lambda: not self.at_work or self._blocked)
             blocked = self._blocked
-        for thread, work in zip(self._threads, (READING, BRINGING_UP), strict=True):
+        for thread, work in zip(self._threads, WORKS, strict=True):
             if not (blocked and work == READING):
                 thread.join()
         # What is reserved is let go in this order.
@@ -303,7 +287,7 @@ class Window:
         try:
             for name, module in self._modules.items():
                 if module.training:
-                    inputs = self._inputs_of(entry.batch, name, module)
+                    inputs = self._inputs.of(entry.batch, name)
                     if inputs is not None:
                         entry.inputs[name] = inputs
         except HotbedError:
@@ -375,58 +359,6 @@ class Window:
                     f"depth={self.depth}: look-ahead is shorter now. Raise the budget, or "
                     "lower depth.",
                 )
-
-    def _inputs_of(self, batch: object, name: str, module: TableOwner) -> object:
-        """Return what goes into the module; None where that is not known."""
-        if self._inputs is not None:
-            given = self._inputs(batch)
-            return given[name] if len(self._modules) > 1 else given
-        if name in self._given_by:
-            given = self._given_by[name](batch)
-            return module.inputs_from(given, name) if isinstance(given, Mapping) else given
-        features = list(module.features_of(name))
-        found = find_features(batch, features, 3)
-        if found is not None:
-            return module.inputs_from(found, name)
-        with self._moved:
-            self._message = (
-                f"inputs of {name}",
-                f"Look-ahead finds no mapping with all features of {type(module).__name__} {name!r} "
-                f"({', '.join(map(repr, features))}) in a batch, and does nothing for it. Tell it where they "
-                "are: lookahead(..., inputs=lambda batch: ...).",
-            )
-        return None
-
-
-def _work(window_ref: weakref.ref[Window], moved: threading.Condition, work: str) -> None:
-    threads = torch.get_num_threads()
-    if work == BRINGING_UP:
-        _core.spin_less(threads)  # or waiting threads take the core that this one needs
-    # Asking has set torch's count for this thread, too. A second team of OpenMP threads that works
-    # would slow the first down.
-    _core.use_one_thread()
-    while True:
-        window = window_ref()
-        if window is None:
-            return
-        with moved:
-            if window.closed:
-                return
-            task = window.task(work)
-            if task is None:
-                del window
-                moved.wait(1.0)
-                continue
-            window.at_work.add(work)
-        try:
-            task()
-        except BaseException as error:
-            window.failure = error
-            return
-        finally:
-            with moved:
-                window.at_work.discard(work)
-                moved.notify_all()
 
 
 _windows: weakref.WeakSet[Window] = weakref.WeakSet()

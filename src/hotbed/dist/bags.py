@@ -20,15 +20,7 @@ import torch
 from torch import Tensor
 
 from hotbed import _core
-from hotbed.dist.exchange import (
-    addresses,
-    exchange_encoded,
-    first_slots,
-    gradients_of,
-    resolve_owned,
-    send_encoded,
-    send_written,
-)
+from hotbed.dist.exchange import first_slots, resolve_owned
 from hotbed.dist.exchanged_values import (
     KeptLookup,
     Messenger,
@@ -38,7 +30,7 @@ from hotbed.dist.exchanged_values import (
 )
 from hotbed.dist.layout import Layout
 from hotbed.dist.ranks import Ranks
-from hotbed.dist.row_codecs.travel import Travel
+from hotbed.dist.sending import addresses, send_gradients, send_rows, send_written
 from hotbed.dist.shards import ShardedPlace
 from hotbed.places.host.batch import FlatBags, OnHost, as_vectors, places_in
 from hotbed.table.gradients import GradientRows, TableGradient
@@ -111,16 +103,12 @@ class BagsOfCall:
         self._requests: BagRequests | None = None
         self.numbers = self._own.numbers
 
-    @property
-    def _sent(self) -> BagRequests:
-        assert self._requests is not None
-        return self._requests
-
     def send(self, messenger: Messenger, numbers: Tensor) -> None:
         self._requests = send_bags(messenger, self._layout, self._own, numbers)
 
     def owned(self) -> list[OwnedInputs]:
-        return [OwnedInputs(self._layout, self._sent.bags_here, self._call.frozen)]
+        assert self._requests is not None
+        return [OwnedInputs(self._layout, self._requests.bags_here, self._call.frozen)]
 
     def use(self, call: Call, given: _core.Batch) -> None:
         """`given` is not read: these are copies of its ids."""
@@ -128,7 +116,8 @@ class BagsOfCall:
 
     def fetch(self, wanted: bool) -> BagsBatch:
         ranks, call = self._ranks, self._call
-        answer = pool_bags(ranks, self._sent, call.frozen, call.training)
+        assert self._requests is not None
+        answer = pool_bags(ranks, self._requests, call.frozen, call.training)
         made = BagsBatch(call, answer, wanted)
         if wanted:
             made.lookup = keep_bags(ranks, made, answer)
@@ -173,8 +162,7 @@ def pool_bags(ranks: Ranks, requests: BagRequests, frozen: Sequence[int], traini
         places = core.vector_places(addresses(messages))
         owned = resolve_owned(layout, requests.bags_here, frozen, training, places)
 
-    travel = Travel(layout, [codecs.rows for codecs in layout.codecs], core.vectors)
-    messages = exchange_encoded(ranks, "vectors", travel, core.vector_sizes(), pool)
+    messages = send_rows(ranks, "vectors", layout, core.vectors, core.vector_sizes(), pool)
     return Answer(layout, requests.own, core, owned, messages)
 
 
@@ -332,10 +320,9 @@ class KeptBags(KeptLookup):
         def write(messages: list[Tensor]) -> None:
             core.write_given(self.own, of_features, places, addresses(messages))
 
-        of_table = [seeds[t] for t in layout.tables]
-        travel = gradients_of(layout, core.vectors, of_features, of_table)
+        chosen_seeds = of_features, [seeds[t] for t in layout.tables]
         in_core = core.given_sizes(of_features)
-        received = send_encoded(ranks, "gradients", travel, in_core, write)
+        received = send_gradients(ranks, layout, core.vectors, chosen_seeds, in_core, write)
         mine = [at for at, t in enumerate(layout.own_tables) if chosen[t]]
         if not mine or self.owned is None:
             return []

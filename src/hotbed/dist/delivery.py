@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hotbed.dist.exchange import Given, addresses, live_shards, send_written
+from hotbed.dist.exchange import Given, live_shards
 from hotbed.dist.exchanged_values import Requests
 from hotbed.dist.ranks import Ranks
 from hotbed.dist.raw import bytes_of, rounded
+from hotbed.dist.sending import addresses, send_written
 from hotbed.table.live import LiveTable
 from hotbed.table.locks import reading
 

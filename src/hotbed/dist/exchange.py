@@ -20,7 +20,7 @@ codec (`hotbed.dist.row_codecs`).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple, cast
 
 import torch
@@ -36,10 +36,10 @@ from hotbed.dist.exchanged_values import (
 )
 from hotbed.dist.layout import Layout
 from hotbed.dist.ranks import Ranks
-from hotbed.dist.row_codecs.travel import Travel
+from hotbed.dist.sending import addresses, send_gradients, send_rows
 from hotbed.dist.shards import ShardedPlace
 from hotbed.group.lookup import looked_up
-from hotbed.places.host.batch import FlatInputs
+from hotbed.places.host.batch import FlatIds, FlatInputs
 from hotbed.table.gradients import GradientRows
 from hotbed.table.live import LiveTable
 from hotbed.table.lookups import Call
@@ -48,21 +48,17 @@ __all__ = [
     "Fetched",
     "Given",
     "KeptRows",
-    "addresses",
     "fetch",
-    "exchange_encoded",
     "first_slots",
-    "gradients_of",
+    "ids_here",
     "keep",
     "live_shards",
     "look_up_owned",
     "order_by_owner",
     "owned_call",
     "resolve_owned",
-    "send_encoded",
     "send_ids",
     "send_no_ids",
-    "send_written",
 ]
 
 
@@ -156,15 +152,16 @@ def fetch(ranks: Ranks, requests: Requests, frozen: Sequence[int], training: boo
         frozen: positions of tables that take no new rows.
         training: True if new ids get a row.
     """
-    core, layout = requests.core, requests.by_owner.layout
-    travel = Travel(layout, [codecs.rows for codecs in layout.codecs], core.count, stored=True)
+    core = requests.core
     owned: OwnedRows | None = None
 
     def look_up(buffers: list[Tensor]) -> None:
         nonlocal owned
         owned = look_up_owned(requests, frozen, training, buffers)
 
-    received = exchange_encoded(ranks, "rows", travel, core.row_sizes(), look_up)
+    received = send_rows(
+        ranks, "rows", requests.by_owner.layout, core.count, core.row_sizes(), look_up
+    )
     return Fetched(requests, owned, received)
 
 
@@ -188,10 +185,15 @@ def look_up_owned(
     if messages:
         wide = _core.block(core.wide_bytes)
         places = core.row_places(addresses(messages), wide.data_ptr())
-    owned = resolve_owned(requests.by_owner.layout, requests.bags_here, frozen, training, places)
+    owned = resolve_owned(requests.by_owner.layout, ids_here(requests), frozen, training, places)
     if wide is not None and len(wide):
         core.narrow(wide.data_ptr(), addresses(messages))
     return owned
+
+
+def ids_here(requests: Requests) -> FlatIds:
+    """Return what ranks ask of the shards of this rank, as features."""
+    return FlatIds(requests.ids_here, requests.core.asked_here())
 
 
 def resolve_owned(
@@ -265,11 +267,11 @@ class KeptRows(KeptLookup):
             _NOTHING_GIVEN if one is None else one.in_core()
             for one in cast(Sequence[Given | None], given)
         ]
-        travel = gradients_of(layout, core.count, chosen, seeds)
-        received = send_encoded(
+        received = send_gradients(
             ranks,
-            "gradients",
-            travel,
+            layout,
+            core.count,
+            (chosen, seeds),
             core.given_sizes(chosen, False),
             lambda buffers: core.write_given(chosen, False, places, addresses(buffers)),
         )
@@ -302,115 +304,3 @@ def keep(
     made = KeptRows(requests, owned, slots)
     ranks.waiting.add(batch, made)
     return made
-
-
-def gradients_of(
-    layout: Layout,
-    counts: Callable[[int, int], int],
-    chosen: Sequence[bool],
-    seeds: Sequence[int],
-) -> Travel:
-    """Return how gradients travel to the owners of their rows.
-
-    Args:
-        counts: of a requester and a shard.
-        chosen, seeds: as of `KeptLookup.give`, for each of the core's tables.
-    """
-    codecs = [codecs.gradients for codecs in layout.codecs]
-    return Travel(layout, codecs, counts, True, False, chosen, seeds)
-
-
-def exchange_encoded(
-    ranks: Ranks,
-    what: str,
-    travel: Travel,
-    in_core: tuple[list[int], list[int]],
-    write: Callable[[list[Tensor]], None],
-) -> list[Tensor]:
-    """Do what `send_encoded` does, for a lookup: if a message cannot be decoded, all ranks raise."""
-    received: list[Tensor] = []
-    fault: Exception | None = None
-    messages = _send_encoded(ranks, what, travel, in_core, write)
-    try:
-        received = travel.decode(messages, in_core[1])
-    except Exception as error:
-        fault = error
-    if travel.can_fail:  # the others would go on to a forward, whose batch this rank does not keep
-        ranks.vote("a lookup", fault=fault)
-    elif fault is not None:
-        raise fault
-    return received
-
-
-def send_encoded(
-    ranks: Messenger,
-    what: str,
-    travel: Travel,
-    in_core: tuple[list[int], list[int]],
-    write: Callable[[list[Tensor]], None],
-) -> list[Tensor]:
-    """Send rows as codecs encode them, and return the messages that came, as the core reads them. Called by
-    all ranks.
-
-    Args:
-        in_core: bytes of the messages to each rank, and from it, as the core has them.
-        write: writes the rows to this memory, as the core has them.
-
-    Raises:
-        Exception: codecs could not encode them here, and all ranks raise; or they could not decode what came,
-            which this rank alone knows.
-    """
-    return travel.decode(_send_encoded(ranks, what, travel, in_core, write), in_core[1])
-
-
-def _send_encoded(
-    ranks: Messenger,
-    what: str,
-    travel: Travel,
-    in_core: tuple[list[int], list[int]],
-    write: Callable[[list[Tensor]], None],
-) -> list[Tensor]:
-    """Return the messages that came, not yet decoded. An error before they are sent goes along as a fault, so
-    that all ranks raise."""
-    outgoing, coming = in_core
-    fault: Exception | None = None
-    try:
-        sizes = travel.sizes(outgoing, sent=True)
-        coming = travel.sizes(coming, sent=False)
-    except Exception as error:  # on all ranks, as sizes depend on nothing else
-        sizes, coming, fault = *in_core, error
-
-    def encode(messages: list[Tensor]) -> None:
-        buffers = travel.buffers(messages, outgoing)
-        write(buffers)
-        travel.encode(buffers, messages)
-
-    return send_written(ranks, what, (sizes, coming), encode, fault)
-
-
-def send_written(
-    ranks: Messenger,
-    what: str,
-    sizes: tuple[list[int], list[int]],
-    write: Callable[[list[Tensor]], None],
-    fault: Exception | None = None,
-) -> list[Tensor]:
-    """Send what `write` writes to this memory, and return the messages that came. An error of it, or `fault`,
-    goes along, so that all ranks raise.
-
-    Args:
-        sizes: bytes of the messages to each rank, and from it.
-    """
-    outgoing, coming = sizes
-    messages = ranks.reserve(outgoing)
-    try:
-        if fault is None:
-            write(messages)
-    except Exception as error:
-        fault = error
-    return ranks.send(what, coming, fault)
-
-
-def addresses(messages: Sequence[Tensor]) -> list[int]:
-    """Return where they are, for the core."""
-    return [message.data_ptr() for message in messages]

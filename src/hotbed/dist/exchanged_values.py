@@ -12,7 +12,7 @@ from torch import Tensor
 from hotbed import _core
 from hotbed.dist.layout import Layout
 from hotbed.errors import OptimizerError, TableError
-from hotbed.places.host.batch import FlatIds, FlatInputs, HostBatch
+from hotbed.places.host.batch import FlatInputs, HostBatch
 from hotbed.table.gradients import GradientRows
 from hotbed.table.live import LiveTable
 
@@ -85,11 +85,6 @@ class Requests:
     """(n,) int64 ids asked of the shards of this rank, numbered as in the shard, (id - first) / stride: those
     of the first shard, one requesting rank after the other, then those of the next. Ids that several ranks
     ask for occur once for each."""
-
-    @property
-    def bags_here(self) -> FlatIds:
-        """The same as features of the shards."""
-        return FlatIds(self.ids_here, self.core.asked_here())
 
     def requests_of(self, rank: int, s: int) -> slice:
         """Positions, among the ids that `rank` asks of the only table, of those that shard `s` has."""

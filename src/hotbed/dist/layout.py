@@ -31,7 +31,8 @@ class Layout:
             is what one rank asks of one shard: shard 0 for each rank, then shard 1, as `Requests.ids_here`.
         names: of the tables of these features, for errors.
         named_owners: those of the tables whose kind of sharding names the owner of each id.
-        codecs: of each of the core's tables.
+        row_codecs, gradient_codecs: of each of the core's tables.
+        stored: True if all of these rows, and if all of these gradients, travel as the core has them.
         fetched: rows of batches that are gone, for those to come.
     """
 
@@ -47,7 +48,12 @@ class Layout:
         self.own_tables: list[int] = []
         self.shards: list[tuple[int, Shard, Table]] = []
         self.named_owners: list[NamedOwners] = []
-        self.codecs = [place.codecs for place in places]
+        self.row_codecs = [place.codecs.rows for place in places]
+        self.gradient_codecs = [place.codecs.gradients for place in places]
+        self.stored = tuple(
+            all(codec.is_stored for codec in codecs)
+            for codecs in (self.row_codecs, self.gradient_codecs)
+        )
         for t, place in enumerate(places):
             spec = place.spec
             owner_rule, padding = place.kind.owner_rule(spec), spec.padding_idx

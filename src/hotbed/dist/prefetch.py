@@ -57,7 +57,7 @@ class PrefetchOnRanks:
 
     def pop(self, call: Call, given: _core.Batch) -> BatchOnRanks | None:
         """Return what was prepared for a call, or None."""
-        if not call.training or not len(self.offers):
+        if not call.training or not self.offers.batches:
             return None
         return self.offers.pop(call.live, given, call.frozen)
 

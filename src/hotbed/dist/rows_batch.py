@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hotbed import _core
-from hotbed.dist.exchange import fetch, keep, order_by_owner, send_ids
+from hotbed.dist.exchange import fetch, ids_here, keep, order_by_owner, send_ids
 from hotbed.dist.exchanged_values import (
     KeptLookup,
     Messenger,
@@ -47,23 +47,20 @@ class RowsOfCall:
         self._requests: Requests | None = None
         self.numbers = self._by_owner.counts_to_owners
 
-    @property
-    def _sent(self) -> Requests:
-        assert self._requests is not None
-        return self._requests
-
     def send(self, messenger: Messenger, numbers: Tensor) -> None:
         self._requests = send_ids(messenger, self._by_owner, numbers)
 
     def owned(self) -> list[OwnedInputs]:
-        return [OwnedInputs(self._by_owner.layout, self._sent.bags_here, self._call.frozen)]
+        assert self._requests is not None
+        return [OwnedInputs(self._by_owner.layout, ids_here(self._requests), self._call.frozen)]
 
     def use(self, call: Call, given: _core.Batch) -> None:
         self._call, self._given = call, given
 
     def fetch(self, wanted: bool) -> RowsBatch:
-        ranks, call, by_owner = self._ranks, self._call, self._by_owner
-        fetched = fetch(ranks, self._sent, call.frozen, call.training)
+        ranks, call, by_owner, requests = self._ranks, self._call, self._by_owner, self._requests
+        assert requests is not None
+        fetched = fetch(ranks, requests, call.frozen, call.training)
         rows = fetched.copy_out()
         positions = by_owner.new_positions.data_ptr(), self._inverse.data_ptr()
         core = rows.batch(self._given, by_owner.counts, *positions)
@@ -71,7 +68,7 @@ class RowsOfCall:
         made = RowsBatch(core, call, wanted, kept=(rows, self._inverse))
         weakref.finalize(made, _give_back, by_owner.layout.fetched, rows).atexit = False
         if wanted:
-            made.lookup = keep(ranks, made, self._sent, fetched.owned)
+            made.lookup = keep(ranks, made, requests, fetched.owned)
         return made
 
 

@@ -102,7 +102,7 @@ class TableOwner(nn.Module):
 
     @property
     def prefetcher(self) -> Prefetcher | None:
-        """What brings rows of later batches up; None: they lie where they are computed."""
+        """The part that brings rows of later batches up; None where rows stay where they are computed."""
         return next(iter(self._owned.values())).place.lookups.prefetcher
 
     @property

@@ -34,35 +34,25 @@ class Travel:
     """For each of the core's tables, of what is rounded at random."""
 
     @property
-    def is_stored(self) -> bool:
-        """True if messages are what the core has."""
-        return all(codec.is_stored for codec in self.codecs)
-
-    @property
     def can_fail(self) -> bool:
         return any(codec.can_fail for codec in self.codecs)
 
-    def sizes(self, in_core: list[int], *, sent: bool) -> list[int]:
-        """Return the bytes of the message to each rank, or from it, where the core's has `in_core`."""
-        if self.is_stored:
-            return in_core
+    def sizes(self, *, sent: bool) -> list[int]:
+        """Return the bytes of the message to each rank, or from it,."""
         return [sum(map(_bytes, pieces)) for pieces in self._pieces(sent=sent)]
 
-    def buffers(self, messages: list[Tensor], in_core: list[int]) -> list[Tensor]:
-        """Return the memory to which the core writes what these messages are to say."""
-        return messages if self.is_stored else [_core.block(size) for size in in_core]
+    def buffers(self, in_core: list[int]) -> list[Tensor]:
+        """Return the memory to which the core writes what messages are to say."""
+        return [_core.block(size) for size in in_core]
 
     def encode(self, buffers: list[Tensor], messages: list[Tensor]) -> None:
         """Write the messages, once the core has written to `buffers`."""
-        if not self.is_stored:
-            for codec, spots in self._spots(buffers, messages, sent=True):
-                codec.encode(spots)
+        for codec, spots in self._spots(buffers, messages, sent=True):
+            codec.encode(spots)
 
     def decode(self, messages: list[Tensor], in_core: list[int]) -> list[Tensor]:
         """Return the messages that came, as the core reads them."""
-        if self.is_stored:
-            return messages
-        buffers = self.buffers(messages, in_core)
+        buffers = self.buffers(in_core)
         for codec, spots in self._spots(buffers, messages, sent=False):
             codec.decode(spots)
         return buffers

@@ -43,7 +43,7 @@ def resolve_in_tiers(
 ) -> tuple[InputBatch, bool, Sequence[Bags] | None]:
     """The batch with its slots, whether a gradient will come, and what it reads in place of the inputs."""
     prepared = None
-    if call.training and tiers.prepared:
+    if call.training and tiers.prepared.batches:
         prepared = tiers.prepared.pop(call.live, batch, call.frozen)
     if prepared is None:
         check(batch, call)

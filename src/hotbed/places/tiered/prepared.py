@@ -32,26 +32,26 @@ class Offers(Generic[T]):
     """Batches that look-ahead has yielded and no forward has used."""
 
     def __init__(self) -> None:
-        self._batches: list[T] = []
+        self.batches: list[T] = []
         self._said_changed = False
 
     def __len__(self) -> int:
-        return len(self._batches)
+        return len(self.batches)
 
     def append(self, batch: T) -> None:
-        self._batches.append(batch)
+        self.batches.append(batch)
 
     def clear(self) -> None:
-        self._batches.clear()
+        self.batches.clear()
 
     def pop(
         self, live: Sequence[StoredTable], batch: InputBatch, frozen: Sequence[int]
     ) -> T | None:
         """Return the one for the batch of a forward, or None."""
-        for at, offered in enumerate(self._batches):
+        for at, offered in enumerate(self.batches):
             if offered.serves(live, batch, frozen):
-                return self._batches.pop(at)
-        for offered in self._batches:
+                return self.batches.pop(at)
+        for offered in self.batches:
             if not self._said_changed and (change := offered.changed()):
                 self._said_changed = True
                 warnings.warn(f"{change} This forward uses what it was given.", stacklevel=2)

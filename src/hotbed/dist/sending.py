@@ -1,0 +1,132 @@
+"""Messages that the core writes and reads, sent as codecs encode them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+
+from hotbed.dist.exchanged_values import Messenger
+from hotbed.dist.layout import Layout
+from hotbed.dist.ranks import Ranks
+from hotbed.dist.row_codecs.travel import Travel
+
+__all__ = ["addresses", "send_gradients", "send_rows", "send_written"]
+
+_Sizes = tuple[list[int], list[int]]
+"""Bytes of the messages to each rank, and from it."""
+_Counts = Callable[[int, int], int]
+"""Rows of a requester and a shard."""
+_Writes = Callable[[list[Tensor]], None]
+"""Writes the messages to each rank to this memory, as the core has them."""
+
+
+def send_rows(
+    ranks: Ranks,
+    what: str,
+    layout: Layout,
+    counts: _Counts,
+    in_core: _Sizes,
+    write: _Writes,
+) -> list[Tensor]:
+    """Send rows, or vectors, to those who ask for them. Return what came, as the core reads it. Called by all
+    ranks. An error on one is raised on all.
+
+    Args:
+        what: travels, ``"rows"`` as they are stored or ``"vectors"``.
+        in_core: as the core has them.
+    """
+    if layout.stored[0]:
+        return send_written(ranks, what, in_core, write)
+    travel = Travel(layout, layout.row_codecs, counts, stored=what == "rows")
+    received: list[Tensor] = []
+    fault: Exception | None = None
+    messages = _send_encoded(ranks, what, travel, in_core, write)
+    try:
+        received = travel.decode(messages, in_core[1])
+    except Exception as error:
+        fault = error
+    if travel.can_fail:  # the others would go on to a forward, whose batch this rank does not keep
+        ranks.vote("a lookup", fault=fault)
+    elif fault is not None:
+        raise fault
+    return received
+
+
+def send_gradients(
+    ranks: Messenger,
+    layout: Layout,
+    counts: _Counts,
+    of_tables: tuple[Sequence[bool], Sequence[int]],
+    in_core: _Sizes,
+    write: _Writes,
+) -> list[Tensor]:
+    """Send gradients to the owners of their rows, and return the messages that came, as the core reads them.
+    Called by all ranks.
+
+    Args:
+        of_tables: `chosen` and `seeds`, as of `KeptLookup.give`, of each of the core's tables.
+        in_core: as the core has them.
+
+    Raises:
+        Exception: codecs could not encode them here, and all ranks raise; or they could not decode what came,
+            which this rank alone knows.
+    """
+    if layout.stored[1]:
+        return send_written(ranks, "gradients", in_core, write)
+    travel = Travel(layout, layout.gradient_codecs, counts, True, False, *of_tables)
+    messages = _send_encoded(ranks, "gradients", travel, in_core, write)
+    return travel.decode(messages, in_core[1])
+
+
+def _send_encoded(
+    ranks: Messenger,
+    what: str,
+    travel: Travel,
+    in_core: _Sizes,
+    write: _Writes,
+) -> list[Tensor]:
+    """Return the messages that came, not yet decoded. An error before they are sent goes along as a fault, so
+    that all ranks raise."""
+    outgoing, coming = in_core
+    fault: Exception | None = None
+    try:
+        sizes = travel.sizes(sent=True)
+        coming = travel.sizes(sent=False)
+    except Exception as error:  # on all ranks, as sizes depend on nothing else
+        sizes, coming, fault = *in_core, error
+
+    def encode(messages: list[Tensor]) -> None:
+        buffers = travel.buffers(outgoing)
+        write(buffers)
+        travel.encode(buffers, messages)
+
+    return send_written(ranks, what, (sizes, coming), encode, fault)
+
+
+def send_written(
+    ranks: Messenger,
+    what: str,
+    sizes: tuple[list[int], list[int]],
+    write: Callable[[list[Tensor]], None],
+    fault: Exception | None = None,
+) -> list[Tensor]:
+    """Send what `write` writes to this memory, and return the messages that came. An error of it, or `fault`,
+    goes along, so that all ranks raise.
+
+    Args:
+        sizes: bytes of the messages to each rank, and from it.
+    """
+    outgoing, coming = sizes
+    messages = ranks.reserve(outgoing)
+    try:
+        if fault is None:
+            write(messages)
+    except Exception as error:
+        fault = error
+    return ranks.send(what, coming, fault)
+
+
+def addresses(messages: Sequence[Tensor]) -> list[int]:
+    """Return where they are, for the core."""
+    return [message.data_ptr() for message in messages]
