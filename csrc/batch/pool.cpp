@@ -138,7 +138,9 @@ void weight_gradients_of(const FeatureBatch& feature, const TableBatch& part, co
 
 }  // namespace
 
-void pool(Batch& batch, const std::vector<Vectors>& out) {
+void pool(Batch& batch, const std::vector<Vectors>& wanted) {
+  std::vector<Vectors> out = wanted;
+  std::vector<Buffer<uint8_t>> unread;
   std::vector<GatherTask> tasks(batch.features.size());
   int64_t output_bytes = 0;
   int64_t gathered_elements = 0;
@@ -157,7 +159,12 @@ void pool(Batch& batch, const std::vector<Vectors>& out) {
         !input.offsets && input.fixed == 1 && !input.weights && !table.initial().has_padding;
     feature.scaled = averaged && !single;
     if (feature.scaled) feature.inverse.resize(input.bags * table.compute_size());
-    if (input.combiner == Combiner::max) feature.argmax.resize(input.bags * table.dim());
+    bool is_max = input.combiner == Combiner::max;
+    if (is_max) feature.argmax.resize(input.bags * table.dim());
+    if (!out[f].data && (feature.scaled || is_max)) {
+      unread.emplace_back().resize(input.bags * table.dim() * table.compute_size());
+      out[f] = {unread.back().data(), table.dim()};
+    }
     tasks[f] = GatherTask{table.weights(),
                           part.scratch.data(),
                           table.dtype(),

@@ -21,9 +21,10 @@ struct VectorPlaces {
   std::vector<Vectors> of_features;
 };
 
-// Writes out[f], one Vectors a feature, and remembers in the batch what backward will need.
+// Writes wanted[f], one Vectors a feature, and remembers in the batch what backward will need, also
+// of features whose vectors nobody wants.
 // Each bag is summed in the order of its ids; combiner none treats every id as a bag of its own.
-void pool(Batch& batch, const std::vector<Vectors>& out);
+void pool(Batch& batch, const std::vector<Vectors>& wanted);
 
 // The gradient of per-sample weights: grad_weights[f] (count of compute type) or nullptr for each
 // feature; grads and outputs as in pool. Combiners sum, mean and sqrtn.

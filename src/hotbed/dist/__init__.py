@@ -13,6 +13,7 @@ from hotbed.dist.plans import Plan
 from hotbed.dist.remedies import Remedy
 from hotbed.dist.row_codecs import CODECS, ByRow
 from hotbed.dist.sizes import States
+from hotbed.dist.whole_batches import Owned, owned
 from hotbed.errors import PlanError
 from hotbed.sharding import (
     ColumnWise,
@@ -30,6 +31,7 @@ __all__ = [
     "ByRow",
     "ColumnWise",
     "Even",
+    "Owned",
     "Plan",
     "PeerError",
     "PlanError",
@@ -46,6 +48,7 @@ __all__ = [
     "hashed_owner",
     "joinables",
     "modulo_owner",
+    "owned",
     "plan",
     "slices",
 ]

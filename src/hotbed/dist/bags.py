@@ -32,7 +32,7 @@ from hotbed.dist.layout import Layout
 from hotbed.dist.ranks import Ranks
 from hotbed.dist.sending import addresses, send_gradients, send_rows, send_written
 from hotbed.dist.shards import ShardedPlace
-from hotbed.places.host.batch import FlatBags, OnHost, as_vectors, places_in
+from hotbed.places.host.batch import FlatBags, FlatInputs, OnHost, as_vectors, places_in
 from hotbed.table.gradients import GradientRows, TableGradient
 from hotbed.table.live import LiveTable
 from hotbed.table.lookups import Call
@@ -79,7 +79,7 @@ class BagRequests:
     own: _core.OrderedBags
     """Bags of this rank."""
     core: _core.BagExchange
-    bags_here: FlatBags
+    bags_here: FlatInputs
     """What ranks ask of the shards of this rank."""
 
 
@@ -273,9 +273,14 @@ class BagGradients(NamedTuple):
 
 class KeptBags(KeptLookup):
     """A lookup of bags, whose gradients are those of vectors. Ids of a table are numbered as they come, those
-    of one feature after the other."""
+    of one feature after the other.
+
+    Attributes:
+        has_ids: True if the ids of its bags are on this rank.
+    """
 
     kind_given = BagGradients
+    has_ids = True
 
     def __init__(self, answer: Answer, slots: list[int]) -> None:
         self.layout, self.own, self.owned = answer.layout, answer.own, answer.owned

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hotbed import _core
 from hotbed.dist.delivery import fetch_by_id
+from hotbed.dist.errors import PeerError
 from hotbed.dist.exchange import send_no_ids
 from hotbed.dist.handshake import Handshake
 from hotbed.dist.merging import merge
@@ -17,7 +18,17 @@ from hotbed.dist.parts import Asked, parts_without_batch
 from hotbed.dist.prefetch import BatchOnRanks, PrefetchOnRanks
 from hotbed.dist.ranks import Ranks
 from hotbed.dist.shards import TableOnRanks
-from hotbed.dist.ways import AHEAD, BITS, agree, bits, other_ways, refuse_other_modes, ways_of
+from hotbed.dist.ways import (
+    AHEAD,
+    BITS,
+    WHOLE,
+    agree,
+    bits,
+    other_ways,
+    refuse_other_modes,
+    room_of,
+)
+from hotbed.dist.whole_batches import WholeBags, look_up_whole
 from hotbed.errors import TableError
 from hotbed.inputs.bags import Bags
 from hotbed.places.host.batch import check, core_batch
@@ -73,10 +84,6 @@ class ShardedLookups(Lookups):
         wanted = torch.is_grad_enabled() and len(call.frozen) < len(call.live)
         if wanted and call.training:
             _refuse_beside_dense(ranks)
-        given = core_batch(call.live, call.table_of, call.bags)
-        ahead = None if self.prefetcher is None else self.prefetcher.pop(call, given)
-        if ahead is None:
-            check(given, call)
         modes = [int(call.training), int(wanted), *bits(call.frozen, len(call.live))]
         places = [live.place for live in cast(Sequence[TableOnRanks], call.live)]
         tables = [place.number for place in places]
@@ -85,10 +92,15 @@ class ShardedLookups(Lookups):
             opened = ranks.handshake("a lookup", numbers, tables)
             return opened.values, opened.ended
 
+        if WholeBags in map(type, call.bags):
+            return look_up_whole(ranks, call, wanted, modes, tell)
+        given = core_batch(call.live, call.table_of, call.bags)
+        ahead = None if self.prefetcher is None else self.prefetcher.pop(call, given)
+        if ahead is None:
+            check(given, call)
         asked: Asked | None = None
         if ahead is not None:
-            count = len(places) + ways_of(ranks, call, places)[1]
-            values, ended = tell([ahead.round, *modes, *[0] * count])
+            values, ended = tell([ahead.round, *modes, *[0] * room_of(call, places)])
             refuse_other_modes(values, ended, ranks.rank, len(modes))
             if bool((values[:, 0] == ahead.round).all()):
                 asked = ahead.asked
@@ -136,6 +148,10 @@ def serve_lookup(ranks: Ranks, opened: Handshake) -> None:
     values, words = opened.values, 2 + len(bits((), count))
     begin = AHEAD + words + count
     refuse_other_modes(values, opened.ended, speaks, words)  # as those with batches have
+    if int(values[speaks, 0]) == WHOLE:
+        raise PeerError(
+            "The others look up batches of hotbed.dist.owned, and this rank has none any more."
+        )
     if bool(values[:, 0].any()) or other_ways(values, opened.ended, begin - count, begin):
         return  # the others look up anew
     training, wanted, *which = values[speaks, AHEAD : AHEAD + words].tolist()

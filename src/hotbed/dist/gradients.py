@@ -287,6 +287,27 @@ class _AtOwners(_OfThisRank):
             raise _at_owners(func, handle)
 
 
+class _Elsewhere(_AtOwners):
+    """Stands for a gradient of bags whose ids lie on other ranks."""
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Function, types: object, args: Iterable[object] = (), kwargs: Keywords = None
+    ) -> object:
+        grad = next(instances(tuple(args), _Elsewhere), None)
+        handle = grad.handle() if grad is not None else None
+        if handle is not None and func is Tensor.zero_:
+            handle.waiting.zero(handle)
+            return grad
+        if handle is not None and touches_rows(func) and func.__name__ not in _SHAPES:
+            raise TableError(
+                f"{func.__name__} of the gradient of table {handle.hotbed_table.name!r}: its batches are of "
+                "hotbed.dist.owned, and its rows on the ranks that keep them. A GradScaler, and whatever "
+                "reads or changes gradients but hotbed.nn.clip_grad_norm_, needs hotbed.dist.slices."
+            )
+        return super().__torch_function__(func, types, args, kwargs)
+
+
 def _at_owners(func: Function, handle: SharedHandle) -> TableError:
     return TableError(
         f"{func.__name__} of the gradient of table {handle.hotbed_table.name!r}: clipping has brought it to "
@@ -295,6 +316,7 @@ def _at_owners(func: Function, handle: SharedHandle) -> TableError:
     )
 
 
+_SHAPES = {"sparse_dim", "dense_dim"}
 _PARTS_OF_SPARSE = {"_values", "_indices", "_nnz", "sparse_dim", "dense_dim"}
 """Functions of a sparse tensor that may show that there are no rows; a GradScaler asks for the first."""
 _NOT_OF_A_PART = {
@@ -311,6 +333,8 @@ class SharedHandle(OpenHandle):
     @property
     def grad(self) -> Tensor | None:
         """Gradient of this rank's batches; without rows once clipping has brought it to the owners."""
+        if self.waiting.lies_elsewhere:
+            return _Elsewhere.of(self)
         found = self.waiting.look(self)
         if found is None and self.waiting.collected:
             return _AtOwners.of(self)

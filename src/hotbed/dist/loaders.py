@@ -14,7 +14,7 @@ from hotbed.dist.handshake import raise_fault
 from hotbed.dist.wire import Gloo, group_of
 from hotbed.errors import InputError
 
-__all__ = ["Even", "Slice", "Slices", "even", "slices"]
+__all__ = ["Even", "Slice", "Slices", "even", "samples_in", "slices"]
 
 T = TypeVar("T")
 
@@ -42,15 +42,25 @@ class Slices:
 
     def __iter__(self) -> Iterator[Slice]:
         for batch in self.loader:
-            counts = {len(value) for value in batch.values()}
-            if len(counts) != 1:
-                raise InputError(
-                    "slices: all values of a batch must have the same number of samples; got "
-                    f"{' and '.join(map(str, sorted(counts))) or 'no values'}."
-                )
-            (count,) = counts
+            count = samples_in(batch, "slices")
             begin, end = (count * r // self._size for r in (self._rank, self._rank + 1))
             yield Slice({name: v[begin:end] for name, v in batch.items()}, count)
+
+
+def samples_in(batch: Mapping[str, Any], called: str) -> int:
+    """Return how many samples a batch has. `called`: by the user, for errors.
+
+    Raises:
+        InputError: values have different numbers of them.
+    """
+    counts = {len(value) for value in batch.values()}
+    if len(counts) != 1:
+        raise InputError(
+            f"{called}: all values of a batch must have the same number of samples; got "
+            f"{' and '.join(map(str, sorted(counts))) or 'no values'}."
+        )
+    (count,) = counts
+    return count
 
 
 def slices(loader: Iterable[Mapping[str, Any]]) -> Slices:

@@ -63,6 +63,14 @@ class WaitingOnRanks(WaitingGradient):
             self._sum_bags()
             return rows_of(live)
 
+    @property
+    def lies_elsewhere(self) -> bool:
+        """True if some of it is of bags whose ids lie on other ranks."""
+        return any(
+            isinstance(share, BagGradients) and not share.batch.lookup.has_ids
+            for share in self.shares
+        )
+
     def _sum_bags(self) -> None:
         """Have all that backwards left as rows, where owners would take it as gradients of bags."""
         self.shares = [

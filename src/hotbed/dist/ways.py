@@ -7,6 +7,7 @@ ranks would have it so.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -21,10 +22,21 @@ from hotbed.dist.shards import ShardedPlace
 from hotbed.sharding.kind import LEAST_IDS
 from hotbed.table.lookups import Call
 
-__all__ = ["AHEAD", "agree", "bits", "other_ways", "refuse_other_modes", "ways_of"]
+__all__ = [
+    "AHEAD",
+    "WHOLE",
+    "TellsNumbers",
+    "agree",
+    "bits",
+    "other_ways",
+    "refuse_other_modes",
+    "room_of",
+]
 
 AHEAD = 1
-"""Numbers before the modes of a lookup: the round in which its ids were sent ahead, or 0."""
+"""Numbers before the modes of a lookup: the round in which its ids were sent ahead, or 0, or `WHOLE`."""
+WHOLE = -1
+"""No ids travel, as each rank has those of the tables that it keeps (`hotbed.dist.whole_batches`)."""
 BITS = 62
 """Of tables in a number."""
 
@@ -54,7 +66,7 @@ def agree(
     Raises:
         PeerError: ranks want different things; on all ranks.
     """
-    ways, room = ways_of(ranks, call, places)
+    ways, room = ways_of(call, places), room_of(call, places)
     begin = AHEAD + len(modes) + len(ways)
     while True:
         asked = (
@@ -62,7 +74,7 @@ def agree(
             if any(ways)
             else RowsOfCall(ranks, call, given, places)
         )
-        pad = [0] * (room - len(asked.numbers))
+        pad = [0] * (room - len(ways) - len(asked.numbers))
         values, ended = tell([0, *modes, *ways, *asked.numbers, *pad])
         refuse_other_modes(values, ended, ranks.rank, len(modes))
         if bool(values[:, 0].any()):
@@ -73,10 +85,19 @@ def agree(
         ways = others
 
 
-def ways_of(ranks: Ranks, call: Call, places: Sequence[ShardedPlace]) -> tuple[list[int], int]:
-    """Return the ways that this rank would have, and how many numbers ranks may tell of what they ask.
+def room_of(call: Call, places: Sequence[ShardedPlace]) -> int:
+    """Return how many numbers ranks tell each other in a lookup besides its modes, at most.
 
-    A way is, for each table of a call, how many features it has if owners pool their bags, else 0.
+    Args:
+        places: of the tables.
+    """
+    features = Counter(call.table_of)
+    return sum(1 + max(1, features[t]) * (place.owners + 1) for t, place in enumerate(places))
+
+
+def ways_of(call: Call, places: Sequence[ShardedPlace]) -> list[int]:
+    """Return the ways that this rank would have: for each table of a call, how many features it has if owners
+    pool their bags, else 0.
 
     Args:
         places: of the tables.
@@ -90,13 +111,12 @@ def ways_of(ranks: Ranks, call: Call, places: Sequence[ShardedPlace]) -> tuple[l
         bags[t] += bag.bags
         if bag.weights is not None:
             weighed.add(t)
-    ways, room = [0] * count, 0
+    ways = [0] * count
     for t, place in enumerate(places):
-        room += max(1, features[t]) * (place.owners + 1)
         least = LEAST_IDS * place.bag_parts * bags[t]
         if 0 < least <= ids[t] and t not in weighed:
             ways[t] = features[t]
-    return ways, room
+    return ways
 
 
 def other_ways(values: Tensor, ended: Sequence[bool], begin: int, end: int) -> list[int] | None:
@@ -132,6 +152,13 @@ def refuse_other_modes(values: Tensor, ended: Sequence[bool], mine: int, count: 
         values, ended: as of `other_ways`.
         count: of the values that are modes.
     """
+    whole = (values[:, 0] == WHOLE).tolist()
+    for rank, one in enumerate(whole):
+        if not ended[rank] and one != whole[mine]:
+            raise PeerError(
+                f"Rank {rank if one else mine} gives a batch of hotbed.dist.owned, and rank "
+                f"{mine if one else rank} one of its own samples. Wrap the loaders of all ranks alike."
+            )
     told: list[list[int]] = values[:, AHEAD : AHEAD + count].tolist()
     for rank, reported in enumerate(told):
         if not ended[rank] and reported != told[mine]:

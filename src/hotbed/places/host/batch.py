@@ -38,13 +38,7 @@ _Addresses = list[tuple[int, int]]
 
 
 class FlatInputs(Sequence[Bags]):
-    """Inputs of many features, which the core's batch takes at once.
-
-    Attributes:
-        ids: (N,) contiguous int64, those of one feature after the other.
-    """
-
-    ids: Tensor
+    """Inputs of many features, which the core's batch takes at once."""
 
     @overload
     def __getitem__(self, at: int) -> Bags: ...
@@ -65,6 +59,7 @@ class FlatIds(FlatInputs):
     """One vector an id.
 
     Attributes:
+        ids: (N,) contiguous int64, those of one feature after the other.
         counts: ids of each feature.
     """
 
@@ -87,6 +82,7 @@ class FlatBags(FlatInputs):
     """One vector a bag, its sum.
 
     Attributes:
+        ids: (N,) contiguous int64, those of one feature after the other.
         offsets: int64, bags + 1 of each feature that has some.
         shapes: (ids, bags, whether there are offsets) of each feature; without, all bags are equally long.
     """
