@@ -86,6 +86,8 @@ def owned(loader: Iterable[Mapping[str, Any]], model: nn.Module) -> Owned | Slic
     distributed-embeddings calls ``dp_input=False``). It pays where loading ids is cheap on every rank, or a
     file has them by table. Everything but features of the model's tables is sliced as by `slices`.
 
+    >>> torch.distributed.init_process_group("gloo")     # under torchrun
+    >>> model = hb.distribute(hb.models.DLRM(["item"]))
     >>> for batch in hb.dist.owned(loader, model):
     ...     loss = loss_fn(model(batch), batch["label"])
 

@@ -150,22 +150,18 @@ class Tiers(CoreLookups):
         """
         if planes is self._planes:
             return
-        with alone(self.tables):
-            self._move_to(planes, place_of)
-
-    def _move_to(self, planes: object, place_of: Callable[[_core.Table, Table], Place]) -> None:
-        tables = self.tables
-        before, self._planes = self._planes, planes
-        _core.set_planes(self.core, planes)
-        try:
-            if any(not table.core.unallocated for table in tables):
-                self._lay_out(tables, "a module was moved", again=True)
-        except BaseException:
-            self._planes = before
-            _core.set_planes(self.core, before)
-            raise
-        for table in tables:
-            table.adopt(place_of(table.core, table.spec))
+        with alone(tables := self.tables):
+            before, self._planes = self._planes, planes
+            _core.set_planes(self.core, planes)
+            try:
+                if any(not table.core.unallocated for table in tables):
+                    self._lay_out(tables, "a module was moved", again=True)
+            except BaseException:
+                self._planes = before
+                _core.set_planes(self.core, before)
+                raise
+            for table in tables:
+                table.adopt(place_of(table.core, table.spec))
 
     def release_spent(self) -> None:
         """Lets go of what a window left that is gone."""
