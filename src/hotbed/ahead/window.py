@@ -65,6 +65,8 @@ class Window:
         settings: Settings,
     ) -> None:
         self._source, self._say = source, settings.say
+        self.loop: object = source
+        """The same for all windows of a loop."""
         # Who changes a setting means the next loop; this one might wait for what was not begun.
         self.depth = settings.depth
         """Batches whose rows are brought up."""
@@ -85,22 +87,19 @@ class Window:
         self._process = os.getpid()
         self._moved = threading.Condition()
         self._entries: deque[Entry] = deque()
-        self._ids = 0  # that they have announced
+        self._ids = 0  # in them
         self.closed = False
         self.at_work: set[str] = set()  # what threads are doing
-        self._waits_for_others = (
-            False  # READING is in code of the user, or waits for other processes
-        )
+        self._in_user_code = False  # READING is
+        self._in_exchange = False  # READING waits for other processes
         self._asked = False  # whether the loop waits for a batch
-        # What was not announced could not be told from what a loader has filled again.
+        # What was not read could not be told from what a loader has filled again.
         self._only_when_asked = False
         self.failure: BaseException | None = None  # what a thread died of
         self._taken = False  # any batch
         self._number = settings.given  # of the next batch that is read
         self._round = 0  # of releases: what did not fit is tried once a round
         self._message: tuple[str, str] | None = None  # what it is about, and what it says
-        for prefetcher in self._every:
-            prefetcher.allocate_all()
         counts = [count for one in self._every if (count := one.ids_ahead()) is not None]
         self._most_ids = sum(counts) if counts else _MANY_IDS
         self._threads = [
@@ -162,6 +161,8 @@ class Window:
         except BaseException:
             entry.prepared = {}
             raise
+        finally:
+            entry.read = {}
         if change is not None:
             entry.prepared = {}
             raise InputError(change)
@@ -174,9 +175,9 @@ class Window:
 
     def _change(self, entry: Entry) -> str | None:
         """Return the message for a batch that is no longer what was announced."""
-        for name, prepared in entry.prepared.items():
+        for name, read in entry.read.items():
             inputs = self._inputs_of(entry.batch, name, self._modules[name])
-            if (change := prepared.change(inputs)) is not None:
+            if (change := read.change(inputs)) is not None:
                 return change
         return None
 
@@ -201,9 +202,9 @@ class Window:
     def close(self, *, patience: float = 1.0) -> None:
         """Ends the threads, takes back what was reserved, and gives the source what was read.
 
-        It waits for what they are at, but for a loader, or a function over its batches, that blocks
-        no longer than `patience` seconds: the thread ends when it is let go, and what comes is left in
-        the source.
+        It waits for what they are at, but not for other processes, and for a loader, or a function over
+        its batches, that blocks no longer than `patience` seconds: the thread ends when it is let go, and
+        what comes is left in the source.
         """
         if os.getpid() != self._process:
             # A forked child has neither the threads nor, for sure, the locks that they held.
@@ -215,7 +216,7 @@ class Window:
             self._moved.notify_all()
             if threading.current_thread() in self._threads:
                 return  # garbage was collected there; what is reserved goes with the window
-            if not self._moved.wait_for(lambda: not self.at_work, patience):
+            if not self._moved.wait_for(lambda: not self.at_work or self._exchanges, patience):
                 self._moved.wait_for(lambda: not self.at_work or self._blocked)
             blocked = self._blocked
         for thread, work in zip(self._threads, (READING, BRINGING_UP), strict=True):
@@ -233,7 +234,12 @@ class Window:
     @property
     def _blocked(self) -> bool:
         """Whether nothing goes on but code of the user, or of other processes."""
-        return self._waits_for_others and self.at_work == {READING}
+        return (self._in_user_code and self.at_work == {READING}) or self._exchanges
+
+    @property
+    def _exchanges(self) -> bool:
+        """Whether nothing goes on but code of other processes."""
+        return self._in_exchange and self.at_work == {READING}
 
     # -- the threads -----------------------------------------------------------------------------
 
@@ -267,7 +273,9 @@ class Window:
         return batches >= _USUAL and self._ids >= _MANY_IDS
 
     def _fetch(self) -> None:
-        self._wait_for_others()
+        with self._moved:
+            self._in_user_code = True
+            self._moved.notify_all()
         try:
             with trace.span("read a batch"):
                 entry = self._source.read(self._is_open, self._look)
@@ -284,16 +292,10 @@ class Window:
         if not self.closed:
             self._announce(entry)
 
-    def _wait_for_others(self) -> None:
-        """Let whoever closes the window go on without this thread, until it asks whether it is open."""
-        with self._moved:
-            self._waits_for_others = True
-            self._moved.notify_all()
-
     def _is_open(self) -> bool:
         """Whether a batch is still wanted; whoever closes the window waits from now on."""
         with self._moved:
-            self._waits_for_others = False
+            self._in_user_code = self._in_exchange = False
             return not self.closed
 
     def _look(self, entry: Entry) -> None:
@@ -312,11 +314,14 @@ class Window:
             entry.inputs, entry.error = {}, error
 
     def _announce(self, entry: Entry) -> None:
+        read: dict[str, BatchAhead] = {}
         prepared: dict[str, BatchAhead] = {}
         for at, name in enumerate(self._modules):
             batch = self._group(entry, name)
             session = self._sessions[self._prefetchers[name]]
-            self._wait_for_others()
+            with self._moved:
+                self._in_exchange = True
+                self._moved.notify_all()
             try:
                 agreed = session.exchange(entry.number * len(self._modules) + at, batch)
             finally:
@@ -326,7 +331,10 @@ class Window:
             if session.is_closed:
                 self.closed = True  # the next batch opens another window, as on the other processes
                 return
-            if agreed and batch is not None:
+            if batch is None:
+                continue
+            read[name] = batch
+            if agreed:
                 with trace.span("announce ids"):
                     batch.announce()
                 prepared[name] = batch
@@ -334,10 +342,10 @@ class Window:
         with self._moved:
             entry.announced = True
             entry.failed = entry.failed or entry.error is not None
-            self._only_when_asked = not prepared
+            self._only_when_asked = not read
             if entry in self._entries:  # the loop may have gone on without
-                entry.prepared = prepared
-                entry.ids = sum(batch.ids for batch in prepared.values())
+                entry.read, entry.prepared = read, prepared
+                entry.ids = sum(batch.ids for batch in read.values())
                 self._ids += entry.ids
             self._moved.notify_all()
 

@@ -20,6 +20,8 @@ class Window(Protocol):
     def depth(self) -> int: ...
     @property
     def closed(self) -> bool: ...
+    @property
+    def loop(self) -> object: ...
     def close(self) -> None: ...
 
 
@@ -103,8 +105,9 @@ class Prefetcher(Protocol):
     def is_idle(self) -> bool:
         """True if other processes that share the tables keep it waiting."""
 
-    def allocate_all(self) -> None:
-        """Give every table its place, where a table or its optimizer is new."""
+    def allocate_all(self) -> bool:
+        """Give every table its place, where a table or its optimizer is new. False: there is none, which the
+        next forward says to all processes that share them."""
 
     def ids_ahead(self) -> int | None:
         """Return how many ids of later batches are worth knowing; None: any number."""
