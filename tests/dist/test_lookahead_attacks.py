@@ -114,3 +114,28 @@ def closed_near_the_end(rank: int, world: int, folder: str) -> None:
 
 def test_a_window_that_closes_near_the_end(tmp_path: Path) -> None:
     run(2, closed_near_the_end, str(tmp_path))
+
+
+def closed_in_the_middle(rank: int, world: int, folder: str) -> None:
+    """A window closes while the other ranks know enough batches: all look ahead again a batch later."""
+    batches = [batch_of(rank, number) for number in range(30)]
+    without, model = (distributed(world, "row", folder, name) for name in ("without", "with"))
+    expected = train(without, batches)
+    prefetcher: Any = model.embeddings.prefetcher
+    optimizer = hb.optim.Adagrad(model.parameters(), lr=0.05)
+    losses = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for number, batch in enumerate(hb.lookahead(batches, model, 2, horizon=4)):
+            time.sleep(0.02)
+            if number in (9, 19) and rank == 1:
+                for tiers in prefetcher.tiers:
+                    tiers.close_window()
+            losses.append(step(model, optimizer, batch))
+    assert losses == expected
+    assert_equal(model, without)
+    assert model.embeddings.stats()["batches_unprepared"] < 15
+
+
+def test_a_window_that_closes_in_the_middle(tmp_path: Path) -> None:
+    run(2, closed_in_the_middle, str(tmp_path))

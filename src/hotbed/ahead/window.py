@@ -93,6 +93,7 @@ class Window:
         self._in_user_code = False  # READING is
         self._in_exchange = False  # READING waits for other processes
         self._asked = False  # whether the loop waits for a batch
+        self._asked_at = 0.0
         # What was not read could not be told from what a loader has filled again.
         self._only_when_asked = False
         self.failure: BaseException | None = None  # what a thread died of
@@ -136,6 +137,7 @@ class Window:
         with self._moved:
             self._round += 1
             self._asked = True
+            self._asked_at = time.monotonic()
             self._moved.notify_all()
             while not (self.closed or self.failure or self._ready() or self._give_up()):
                 began = time.perf_counter() if self._entries else None
@@ -185,12 +187,17 @@ class Window:
         if not self._entries:
             return not self._source.more and READING not in self.at_work
         first = self._entries[0]
+        if first.read and not first.announced:
+            if any(session.is_slow(self._asked_at) for session in self._sessions.values()):
+                return True
         return first.admitted or first.failed or first.tried == self._round
 
     def _give_up(self) -> bool:
         """Close the window if other processes keep the loop waiting for its next batch for too long."""
         if not (self._entries and self._entries[0].announced):
-            self.closed = any(session.is_late for session in self._sessions.values())
+            self.closed = any(
+                session.is_late(self._asked_at) for session in self._sessions.values()
+            )
         return self.closed
 
     @property
@@ -314,10 +321,12 @@ class Window:
             entry.inputs, entry.error = {}, error
 
     def _announce(self, entry: Entry) -> None:
-        read: dict[str, BatchAhead] = {}
+        every = {name: self._group(entry, name) for name in self._modules}
+        read = {name: batch for name, batch in every.items() if batch is not None}
         prepared: dict[str, BatchAhead] = {}
-        for at, name in enumerate(self._modules):
-            batch = self._group(entry, name)
+        with self._moved:
+            entry.read = read
+        for at, (name, batch) in enumerate(every.items()):
             session = self._sessions[self._prefetchers[name]]
             with self._moved:
                 self._in_exchange = True
@@ -331,10 +340,7 @@ class Window:
             if session.is_closed:
                 self.closed = True  # the next batch opens another window, as on the other processes
                 return
-            if batch is None:
-                continue
-            read[name] = batch
-            if agreed:
+            if agreed and batch is not None:
                 with trace.span("announce ids"):
                     batch.announce()
                 prepared[name] = batch
@@ -344,7 +350,7 @@ class Window:
             entry.failed = entry.failed or entry.error is not None
             self._only_when_asked = not read
             if entry in self._entries:  # the loop may have gone on without
-                entry.read, entry.prepared = read, prepared
+                entry.prepared = prepared
                 entry.ids = sum(batch.ids for batch in read.values())
                 self._ids += entry.ids
             self._moved.notify_all()

@@ -33,6 +33,9 @@ _SENT = "ids ahead"
 """Name of their bytes in `Ranks.sent`."""
 _FIRST_PATIENCE = 1.0
 """Seconds that a loop waits for the first round of a window, as nothing says that the others look ahead."""
+_SLOW = 0.1
+"""Seconds that a loop waits for a round where ranks have met: another rank may have taken its batch already,
+and wait in a lookup."""
 _FOREVER = datetime.timedelta(days=365)
 """A round may wait for loaders, and for whatever the others do before they look ahead again."""
 
@@ -182,12 +185,18 @@ class RoundSession:
 
     @property
     def patience(self) -> float:
-        return self._rounds.timeout / 2 if self._joined else _FIRST_PATIENCE
+        return _SLOW if self._rounds.count else _FIRST_PATIENCE
 
-    @property
-    def is_late(self) -> bool:
+    def is_slow(self, began: float) -> bool:
+        return not self._joined and self._rounds.count > 0 and self._waited(began) >= _SLOW
+
+    def is_late(self, began: float) -> bool:
+        patience = self._rounds.timeout / 2 if self._joined else _FIRST_PATIENCE
+        return self._waited(began) >= patience
+
+    def _waited(self, began: float) -> float:
         since = self._rounds.waits_since
-        return self._waits and since is not None and time.monotonic() - since >= self.patience
+        return time.monotonic() - max(since, began) if self._waits and since is not None else 0.0
 
     def exchange(self, number: int, batch: BatchAhead | None) -> bool:
         travels = cast("Travels | None", batch)

@@ -53,11 +53,17 @@ class Session(Protocol):
 
     @property
     def patience(self) -> float | None:
-        """Seconds after which `exchange` counts as late; None: it never does."""
+        """Seconds after which to ask whether an `exchange` is slow or late; None: it never is."""
 
-    @property
-    def is_late(self) -> bool:
-        """True if an `exchange` has waited for other processes for so long."""
+    def is_slow(self, began: float) -> bool:
+        """True if an `exchange` keeps a loop waiting so long that its batch is better looked up without.
+
+        Args:
+            began: when the loop began to wait, by `time.monotonic`.
+        """
+
+    def is_late(self, began: float) -> bool:
+        """True if it is not worth waiting for any more."""
 
     @property
     def is_closed(self) -> bool:
@@ -83,7 +89,13 @@ class AloneAhead:
     """`Session` of one process: nobody else has a part of its batches."""
 
     patience = None
-    is_late = is_closed = False
+    is_closed = False
+
+    def is_slow(self, began: float) -> bool:
+        return False
+
+    def is_late(self, began: float) -> bool:
+        return False
 
     def exchange(self, number: int, batch: BatchAhead | None) -> bool:
         return batch is not None
