@@ -124,7 +124,7 @@ class Lookahead(Generic[T]):
 
     @property
     def given(self) -> int:
-        """Batches that loops have got so far."""
+        """Batches that the last loop has got so far."""
         return self._given
 
     def seek(self, epoch: int, batches: int = 0) -> None:
@@ -139,6 +139,7 @@ class Lookahead(Generic[T]):
         if self._left is not None:
             self._left.wait()  # loaders are iterated by one thread at a time
         iterator = iter(self.loader)
+        self._given = 0  # loops before may have been longer on one process than on another
         passed, self._passed = self._passed, 0
         for _ in itertools.islice(iterator, passed):
             pass
@@ -156,8 +157,11 @@ class Lookahead(Generic[T]):
                         self._given += 1
                         yield batch
                     continue
-                if any((one := m.prefetcher) is not None and one.is_idle for m in modules.values()):
-                    self.say("ranks", _IDLE, stacklevel=3)
+                every = [one for m in modules.values() if (one := m.prefetcher) is not None]
+                idle = any(one.is_idle for one in every)
+                if idle or not all([one.allocate_all() for one in every]):
+                    if idle:
+                        self.say("ranks", _IDLE, stacklevel=3)
                     if (entry := source.read()) is not None:
                         self._given += 1
                         yield entry.given()

@@ -24,9 +24,12 @@ class Entry:
     """What the loader raised in its place, or a function of the user over it."""
     inputs: dict[str, object] = dataclasses.field(default_factory=dict)
     """What goes into the collections, by their names, where that is known."""
+    read: dict[str, BatchAhead] = dataclasses.field(default_factory=dict)
+    """The same, read and grouped, whether or not other processes have the same batch."""
     prepared: dict[str, BatchAhead] = dataclasses.field(default_factory=dict)
+    """Those that are announced."""
     ids: int = 0
-    """How many of them are announced."""
+    """How many were read."""
     announced: bool = False
     """Whether what could be announced of it is."""
     admitted: bool = False

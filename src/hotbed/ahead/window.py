@@ -63,6 +63,8 @@ class Window:
         settings: Settings,
     ) -> None:
         self._source, self._say = source, settings.say
+        self.loop: object = source
+        """The same for all windows of a loop."""
         # Who changes a setting means the next loop; this one might wait for what was not begun.
         self.depth = settings.depth
         """Batches whose rows are brought up."""
@@ -78,22 +80,20 @@ class Window:
         self._process = os.getpid()
         self._moved = threading.Condition()
         self._entries: deque[Entry] = deque()
-        self._ids = 0  # that they have announced
+        self._ids = 0  # in them
         self.closed = False
         self.at_work: set[str] = set()  # what threads are doing
-        self._waits_for_others = (
-            False  # READING is in code of the user, or waits for other processes
-        )
+        self._in_user_code = False  # READING is
+        self._in_exchange = False  # READING waits for other processes
         self._asked = False  # whether the loop waits for a batch
-        # What was not announced could not be told from what a loader has filled again.
+        self._asked_at = 0.0
+        # What was not read could not be told from what a loader has filled again.
         self._only_when_asked = False
         self.failure: BaseException | None = None  # what a thread died of
         self._taken = False  # any batch
         self._number = settings.given  # of the next batch that is read
         self._round = 0  # of releases: what did not fit is tried once a round
         self._message: tuple[str, str] | None = None  # what it is about, and what it says
-        for prefetcher in self._every:
-            prefetcher.allocate_all()
         counts = [count for one in self._every if (count := one.ids_ahead()) is not None]
         self._most_ids = sum(counts) if counts else _MANY_IDS
         self._sessions = {prefetcher: prefetcher.open_window(self) for prefetcher in self._every}
@@ -120,6 +120,7 @@ class Window:
         with self._moved:
             self._round += 1
             self._asked = True
+            self._asked_at = time.monotonic()
             self._moved.notify_all()
             while not (self.closed or self.failure or self._ready() or self._give_up()):
                 began = time.perf_counter() if self._entries else None
@@ -146,6 +147,8 @@ class Window:
         except BaseException:
             entry.prepared = {}
             raise
+        finally:
+            entry.read = {}
         if change is not None:
             entry.prepared = {}
             raise InputError(change)
@@ -158,9 +161,9 @@ class Window:
 
     def _change(self, entry: Entry) -> str | None:
         """Return the message for a batch that is no longer what was announced."""
-        for name, prepared in entry.prepared.items():
+        for name, read in entry.read.items():
             inputs = self._inputs.of(entry.batch, name)
-            if (change := prepared.change(inputs)) is not None:
+            if (change := read.change(inputs)) is not None:
                 return change
         return None
 
@@ -168,12 +171,17 @@ class Window:
         if not self._entries:
             return not self._source.more and READING not in self.at_work
         first = self._entries[0]
+        if first.read and not first.announced:
+            if any(session.is_slow(self._asked_at) for session in self._sessions.values()):
+                return True
         return first.admitted or first.failed or first.tried == self._round
 
     def _give_up(self) -> bool:
         """Close the window if other processes keep the loop waiting for its next batch for too long."""
         if not (self._entries and self._entries[0].announced):
-            self.closed = any(session.is_late for session in self._sessions.values())
+            self.closed = any(
+                session.is_late(self._asked_at) for session in self._sessions.values()
+            )
         return self.closed
 
     @property
@@ -185,9 +193,9 @@ class Window:
     def close(self, *, patience: float = 1.0) -> None:
         """Ends the threads, takes back what was reserved, and gives the source what was read.
 
-        It waits for what they are at, but for a loader, or a function over its batches, that blocks
-        no longer than `patience` seconds: the thread ends when it is let go, and what comes is left in
-        the source.
+        It waits for what they are at, but not for other processes, and for a loader, or a function over
+        its batches, that blocks no longer than `patience` seconds: the thread ends when it is let go, and
+        what comes is left in the source.
         """
         if os.getpid() != self._process:
             # A forked child has neither the threads nor, for sure, the locks that they held.
@@ -199,7 +207,7 @@ class Window:
             self._moved.notify_all()
             if threading.current_thread() in self._threads:
                 return  # garbage was collected there; what is reserved goes with the window
-            if not self._moved.wait_for(lambda: not self.at_work, patience):
+            if not self._moved.wait_for(lambda: not self.at_work or self._exchanges, patience):
                 self._moved.wait_for(lambda: not self.at_work or self._blocked)
             blocked = self._blocked
         for thread, work in zip(self._threads, WORKS, strict=True):
@@ -217,7 +225,12 @@ class Window:
     @property
     def _blocked(self) -> bool:
         """Whether nothing goes on but code of the user, or of other processes."""
-        return self._waits_for_others and self.at_work == {READING}
+        return (self._in_user_code and self.at_work == {READING}) or self._exchanges
+
+    @property
+    def _exchanges(self) -> bool:
+        """Whether nothing goes on but code of other processes."""
+        return self._in_exchange and self.at_work == {READING}
 
     # -- the threads -----------------------------------------------------------------------------
 
@@ -251,7 +264,9 @@ class Window:
         return batches >= _USUAL and self._ids >= _MANY_IDS
 
     def _fetch(self) -> None:
-        self._wait_for_others()
+        with self._moved:
+            self._in_user_code = True
+            self._moved.notify_all()
         try:
             with trace.span("read a batch"):
                 entry = self._source.read(self._is_open, self._look)
@@ -268,16 +283,10 @@ class Window:
         if not self.closed:
             self._announce(entry)
 
-    def _wait_for_others(self) -> None:
-        """Let whoever closes the window go on without this thread, until it asks whether it is open."""
-        with self._moved:
-            self._waits_for_others = True
-            self._moved.notify_all()
-
     def _is_open(self) -> bool:
         """Whether a batch is still wanted; whoever closes the window waits from now on."""
         with self._moved:
-            self._waits_for_others = False
+            self._in_user_code = self._in_exchange = False
             return not self.closed
 
     def _look(self, entry: Entry) -> None:
@@ -296,11 +305,16 @@ class Window:
             entry.inputs, entry.error = {}, error
 
     def _announce(self, entry: Entry) -> None:
+        every = {name: self._group(entry, name) for name in self._modules}
+        read = {name: batch for name, batch in every.items() if batch is not None}
         prepared: dict[str, BatchAhead] = {}
-        for at, name in enumerate(self._modules):
-            batch = self._group(entry, name)
+        with self._moved:
+            entry.read = read
+        for at, (name, batch) in enumerate(every.items()):
             session = self._sessions[self._prefetchers[name]]
-            self._wait_for_others()
+            with self._moved:
+                self._in_exchange = True
+                self._moved.notify_all()
             try:
                 agreed = session.exchange(entry.number * len(self._modules) + at, batch)
             finally:
@@ -318,10 +332,10 @@ class Window:
         with self._moved:
             entry.announced = True
             entry.failed = entry.failed or entry.error is not None
-            self._only_when_asked = not prepared
+            self._only_when_asked = not read
             if entry in self._entries:  # the loop may have gone on without
                 entry.prepared = prepared
-                entry.ids = sum(batch.ids for batch in prepared.values())
+                entry.ids = sum(batch.ids for batch in read.values())
                 self._ids += entry.ids
             self._moved.notify_all()
 

@@ -17,6 +17,7 @@ from hotbed.dist.ranks import Ranks
 from hotbed.dist.rounds import Rounds, RoundSession
 from hotbed.dist.shards import TableOnRanks
 from hotbed.dist.ways import agree, bits
+from hotbed.errors import HotbedError
 from hotbed.inputs.bags import Bags
 from hotbed.places.host.batch import core_batch
 from hotbed.places.tiered.prepared import Offers, ReadBatch
@@ -59,11 +60,14 @@ class PrefetchOnRanks:
         """Return what was prepared for a call, or None."""
         if not call.training or not self.offers.batches:
             return None
-        return self.offers.pop(call.live, given, call.frozen)
+        found = self.offers.pop(call.live, given, call.frozen)
+        return found if found is not None and found.has_weights_of(call) else None
 
-    def allocate_all(self) -> None:
-        for tiers in self.tiers:
-            tiers.allocate_all()
+    def allocate_all(self) -> bool:
+        try:
+            return all([tiers.allocate_all() for tiers in self.tiers])
+        except HotbedError:  # an error of the next forward, of which the other ranks hear
+            return False
 
     def ids_ahead(self) -> int | None:
         own = self.tiers
@@ -76,7 +80,7 @@ class PrefetchOnRanks:
         self._window = weakref.ref(window)
         for tiers in self.tiers:
             tiers.open_window(window)
-        return self._rounds.open_session()
+        return self._rounds.open_session(window.loop)
 
     def release_spent(self) -> None:
         for tiers in self.tiers:
@@ -122,6 +126,11 @@ class BatchOnRanks(ReadBatch):
 
     def _keeps_ids(self, table: int) -> bool:
         return True
+
+    def has_weights_of(self, call: Call) -> bool:
+        """Return True if the same features have weights: what owners were asked for depends on it."""
+        pairs = zip(self.bags, call.bags, strict=True)
+        return all((one.weights is None) is (other.weights is None) for one, other in pairs)
 
     def travel(self, rounds: Rounds) -> None:
         """Bring the ids to their owners. Called by all ranks, on the thread of the rounds."""

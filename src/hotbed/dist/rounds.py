@@ -33,6 +33,9 @@ _SENT = "ids ahead"
 """Name of their bytes in `Ranks.sent`."""
 _FIRST_PATIENCE = 1.0
 """Seconds that a loop waits for the first round of a window, as nothing says that the others look ahead."""
+_SLOW = 0.1
+"""Seconds that a loop waits for a round where ranks have met: another rank may have taken its batch already,
+and wait in a lookup."""
 _FOREVER = datetime.timedelta(days=365)
 """A round may wait for loaders, and for whatever the others do before they look ahead again."""
 
@@ -79,6 +82,7 @@ class Rounds:
         self._thread: threading.Thread | None = None
         self._since: float | None = None  # when the round began that waits
         self._is_lost = False
+        self._ended: weakref.ref[object] | None = None  # the loop in which a rank had no more
 
     @property
     def waits_since(self) -> float | None:
@@ -92,9 +96,16 @@ class Rounds:
         late = since is not None and time.monotonic() - since >= _FIRST_PATIENCE
         return late or self._is_lost
 
-    def open_session(self) -> RoundSession:
-        """Begin what a window exchanges."""
-        return RoundSession(self)
+    def open_session(self, loop: object) -> RoundSession:
+        """Begin what a window of a loop exchanges."""
+        return RoundSession(self, loop)
+
+    def end(self, loop: object) -> None:
+        """Have later windows of a loop exchange nothing, as a rank has no more."""
+        self._ended = weakref.ref(loop)
+
+    def has_ended(self, loop: object) -> bool:
+        return self._ended is not None and self._ended() is loop
 
     def call(self, work: Callable[[], bool]) -> Future[bool]:
         """Do this on the thread of the rounds."""
@@ -164,22 +175,28 @@ class Rounds:
 
 class RoundSession:
     """`hotbed.table.prefetch.Session`: what one window exchanges. It ends for all ranks with the first that
-    has no more, or closes its window."""
+    has no more, which ends those of later windows of the loop, too; or that closes its window."""
 
-    def __init__(self, rounds: Rounds) -> None:
-        self._rounds = rounds
-        self._joined = self._over = False
+    def __init__(self, rounds: Rounds, loop: object) -> None:
+        self._rounds, self._loop = rounds, loop
+        self._joined = self._over = self._closing = False
         self._waits = False
         self.is_closed = False
 
     @property
     def patience(self) -> float:
-        return self._rounds.timeout / 2 if self._joined else _FIRST_PATIENCE
+        return _SLOW if self._rounds.count else _FIRST_PATIENCE
 
-    @property
-    def is_late(self) -> bool:
+    def is_slow(self, began: float) -> bool:
+        return not self._joined and self._rounds.count > 0 and self._waited(began) >= _SLOW
+
+    def is_late(self, began: float) -> bool:
+        patience = self._rounds.timeout / 2 if self._joined else _FIRST_PATIENCE
+        return self._waited(began) >= patience
+
+    def _waited(self, began: float) -> float:
         since = self._rounds.waits_since
-        return self._waits and since is not None and time.monotonic() - since >= self.patience
+        return time.monotonic() - max(since, began) if self._waits and since is not None else 0.0
 
     def exchange(self, number: int, batch: BatchAhead | None) -> bool:
         travels = cast("Travels | None", batch)
@@ -193,6 +210,7 @@ class RoundSession:
         self._rounds.call(lambda: self._leave(_END))
 
     def close(self) -> None:
+        self._closing = True
         self._rounds.call(lambda: self._leave(_CLOSED))
 
     # -- on the thread of the rounds -------------------------------------------------------------
@@ -200,10 +218,10 @@ class RoundSession:
     def _exchange(self, number: int, batch: Travels | None) -> bool:
         rounds = self._rounds
         kind, digest = (_NONE, 0) if batch is None else (_BATCH, batch.digest)
+        self._over = self._over or rounds.has_ended(self._loop)
         while not self._over:
-            told = rounds.meet(kind, number, digest)
+            told = self._meet(kind, number, digest)
             if told is None:
-                self._over = True
                 break
             self._joined = True
             kinds = {one[0] for one in told}
@@ -214,6 +232,8 @@ class RoundSession:
             if number < last:
                 break  # a rank is further on
             if any(one[1] < last for one in told):
+                if self._closing:
+                    break  # which is told instead
                 continue
             if batch is None or kinds != {_BATCH} or len({one[2] for one in told}) > 1:
                 break
@@ -229,9 +249,17 @@ class RoundSession:
 
     def _leave(self, kind: int) -> bool:
         if self._joined and not self._over:
-            self._rounds.meet(kind, 0, 0)
+            self._meet(kind, 0, 0)
         self._over = True
         return False
+
+    def _meet(self, kind: int, number: int, digest: int) -> list[list[int]] | None:
+        told = self._rounds.meet(kind, number, digest)
+        if told is None:
+            self._over = True
+        elif any(one[0] == _END for one in told):
+            self._rounds.end(self._loop)
+        return told
 
 
 def _work(tasks: queue.SimpleQueue[Callable[[], None] | None]) -> None:

@@ -20,6 +20,8 @@ class Window(Protocol):
     def depth(self) -> int: ...
     @property
     def closed(self) -> bool: ...
+    @property
+    def loop(self) -> object: ...
     def close(self) -> None: ...
 
 
@@ -51,11 +53,17 @@ class Session(Protocol):
 
     @property
     def patience(self) -> float | None:
-        """Seconds after which `exchange` counts as late; None: it never does."""
+        """Seconds after which to ask whether an `exchange` is slow or late; None: it never is."""
 
-    @property
-    def is_late(self) -> bool:
-        """True if an `exchange` has waited for other processes for so long."""
+    def is_slow(self, began: float) -> bool:
+        """True if an `exchange` keeps a loop waiting so long that its batch is better looked up without.
+
+        Args:
+            began: when the loop began to wait, by `time.monotonic`.
+        """
+
+    def is_late(self, began: float) -> bool:
+        """True if it is not worth waiting for any more."""
 
     @property
     def is_closed(self) -> bool:
@@ -81,7 +89,13 @@ class AloneAhead:
     """`Session` of one process: nobody else has a part of its batches."""
 
     patience = None
-    is_late = is_closed = False
+    is_closed = False
+
+    def is_slow(self, began: float) -> bool:
+        return False
+
+    def is_late(self, began: float) -> bool:
+        return False
 
     def exchange(self, number: int, batch: BatchAhead | None) -> bool:
         return batch is not None
@@ -103,8 +117,9 @@ class Prefetcher(Protocol):
     def is_idle(self) -> bool:
         """True if other processes that share the tables keep it waiting."""
 
-    def allocate_all(self) -> None:
-        """Give every table its place, where a table or its optimizer is new."""
+    def allocate_all(self) -> bool:
+        """Give every table its place, where a table or its optimizer is new. False: there is none, which the
+        next forward says to all processes that share them."""
 
     def ids_ahead(self) -> int | None:
         """Return how many ids of later batches are worth knowing; None: any number."""

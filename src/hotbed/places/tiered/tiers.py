@@ -105,8 +105,8 @@ class Tiers(CoreLookups):
 
     # -- their tables ----------------------------------------------------------------------------
 
-    def allocate_all(self) -> None:
-        """Gives every table its place, where a table or its optimizer is new.
+    def allocate_all(self) -> bool:
+        """Gives every table its place, where a table or its optimizer is new. Returns True.
 
         Raises:
             StorageError: the budgets are too small, or this is a forked child.
@@ -119,10 +119,11 @@ class Tiers(CoreLookups):
             )
         tables = self.tables
         if not any(table.core.unallocated for table in tables):
-            return
+            return True
         with alone(tables):
             if any(table.core.unallocated for table in tables):  # nobody else was faster
                 self._lay_out(tables, "a table or an optimizer was made")
+        return True
 
     def _lay_out(self, tables: list[MovedTable], why: str, *, again: bool = False) -> None:
         self.close_window()

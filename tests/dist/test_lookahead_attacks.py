@@ -1,0 +1,141 @@
+"""Look-ahead on ranks where their loops differ: results are those without, and no rank waits for nothing."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from dist.test_lookahead_on_ranks import (
+    Batch,
+    Model,
+    assert_equal,
+    batch_of,
+    distributed,
+    sent_of,
+    step,
+    train,
+)
+from dist.worlds import run
+from torch.distributed.algorithms.join import Join
+
+import hotbed as hb
+from hotbed.dist import PeerError, Plan, RowWise
+
+pytestmark = pytest.mark.process
+
+
+def unweighted(batch: Batch) -> Batch:
+    tags = hb.Jagged(batch["tag"].values, lengths=batch["tag"].lengths)
+    return {"item": batch["item"], "tag": tags, "word": batch["word"]}
+
+
+def weights_unknown(rank: int, world: int, folder: str) -> None:
+    """Look-ahead is told of ids without the weights that the forward has."""
+
+    def weighted(batch: Batch, number: int) -> Batch:
+        tags, chance = batch["tag"], torch.Generator().manual_seed(number)
+        weights = torch.rand(len(tags.values), generator=chance)
+        return {**batch, "tag": hb.Jagged(tags.values, lengths=tags.lengths, weights=weights)}
+
+    batches = [weighted(batch_of(rank, number), number) for number in range(8)]
+    without, model = (distributed(world, "table", folder, name) for name in ("without", "with"))
+    expected = train(without, batches)
+    assert train(model, hb.lookahead(batches, model, inputs=unweighted)) == expected
+    assert_equal(model, without)
+
+
+def test_weights_that_look_ahead_was_not_told_of(tmp_path: Path) -> None:
+    run(2, weights_unknown, str(tmp_path))
+
+
+def no_room(rank: int, world: int, folder: str) -> None:
+    """The budget of one rank is too small for its tables: the others hear of it at once."""
+    host = "100KB" if rank == 1 else "1500KB"
+    model = Model(hb.Storage(host=host, ssd=f"{folder}/rows"))
+    specs = model.embeddings.tables
+    hb.distribute(model, Plan([*specs.values()], world, {name: RowWise() for name in specs}))
+    began = time.monotonic()
+    with pytest.raises(hb.StorageError if rank == 1 else PeerError, match="budget"):
+        train(model, hb.lookahead([batch_of(rank, number) for number in range(4)], model))
+    assert time.monotonic() - began < 10
+
+
+def test_a_budget_without_room_on_one_rank_is_told_to_all(tmp_path: Path) -> None:
+    run(2, no_room, str(tmp_path))
+
+
+def uneven_epochs(rank: int, world: int, folder: str) -> None:
+    """Ranks that have had more batches in one epoch look ahead together in the next."""
+    epochs = 3
+    batches = [batch_of(rank, number) for number in range(6 + rank)]
+    models = [distributed(world, "row", folder, name) for name in ("without", "with")]
+    for at, model in enumerate(models):
+        optimizer = hb.optim.Adagrad(model.parameters(), lr=0.05)
+        loader: Any = hb.lookahead(batches, model) if at else batches
+        began = time.monotonic()
+        for _ in range(epochs):
+            with Join(hb.dist.joinables(model)):
+                for batch in loader:
+                    step(model, optimizer, batch)
+        assert time.monotonic() - began < 12
+    assert_equal(*models)
+    assert sent_of(models[1])["ids ahead"] > 0
+
+
+def test_epochs_of_other_lengths(tmp_path: Path) -> None:
+    run(2, uneven_epochs, str(tmp_path))
+
+
+def closed_near_the_end(rank: int, world: int, folder: str) -> None:
+    """A window closes when all ranks have read their last batches: none waits for more of this loop."""
+    batches = [batch_of(rank, number) for number in range(8)]
+    models = [distributed(world, "row", folder, name) for name in ("without", "with")]
+    losses: list[list[float]] = [[], []]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for at, model in enumerate(models):
+            optimizer = hb.optim.Adagrad(model.parameters(), lr=0.05)
+            prefetcher: Any = model.embeddings.prefetcher
+            loader: Any = hb.lookahead(batches, model) if at else batches
+            for _ in range(2):
+                for number, batch in enumerate(loader):
+                    if number == 5 and at:
+                        time.sleep(0.3)  # all are read
+                        for tiers in prefetcher.tiers if rank == 1 else []:
+                            tiers.close_window()
+                    losses[at].append(step(model, optimizer, batch))
+    assert losses[0] == losses[1]
+    assert_equal(*models)
+
+
+def test_a_window_that_closes_near_the_end(tmp_path: Path) -> None:
+    run(2, closed_near_the_end, str(tmp_path))
+
+
+def closed_in_the_middle(rank: int, world: int, folder: str) -> None:
+    """A window closes while the other ranks know enough batches: all look ahead again a batch later."""
+    batches = [batch_of(rank, number) for number in range(30)]
+    without, model = (distributed(world, "row", folder, name) for name in ("without", "with"))
+    expected = train(without, batches)
+    prefetcher: Any = model.embeddings.prefetcher
+    optimizer = hb.optim.Adagrad(model.parameters(), lr=0.05)
+    losses = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for number, batch in enumerate(hb.lookahead(batches, model, 2, horizon=4)):
+            time.sleep(0.02)
+            if number in (9, 19) and rank == 1:
+                for tiers in prefetcher.tiers:
+                    tiers.close_window()
+            losses.append(step(model, optimizer, batch))
+    assert losses == expected
+    assert_equal(model, without)
+    assert model.embeddings.stats()["batches_unprepared"] < 15
+
+
+def test_a_window_that_closes_in_the_middle(tmp_path: Path) -> None:
+    run(2, closed_in_the_middle, str(tmp_path))
