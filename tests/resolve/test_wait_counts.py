@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -77,7 +78,7 @@ def test_a_slow_loader_is_not_waited_for_by_rows(monkeypatch: pytest.MonkeyPatch
             now[0] = 1000 * next(clock)
             yield batch
 
-    fake = types.SimpleNamespace(perf_counter=lambda: float(now[0]))
+    fake = types.SimpleNamespace(perf_counter=lambda: float(now[0]), monotonic=time.monotonic)
     monkeypatch.setattr(window_module, "time", fake)
     model = Model(storage(NARROW))
     optimizer = adagrad(model)
