@@ -95,7 +95,7 @@ class ShardedLookups(Lookups):
         if WholeBags in map(type, call.bags):
             return look_up_whole(ranks, call, wanted, modes, tell)
         given = core_batch(call.live, call.table_of, call.bags)
-        ahead = None if self.prefetcher is None else self.prefetcher.pop(call, given)
+        ahead = None if self._prefetcher is None else self._prefetcher.pop(call, given)
         if ahead is None:
             check(given, call)
         asked: Asked | None = None

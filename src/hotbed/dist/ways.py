@@ -7,7 +7,6 @@ ranks would have it so.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -91,8 +90,12 @@ def room_of(call: Call, places: Sequence[ShardedPlace]) -> int:
     Args:
         places: of the tables.
     """
-    features = Counter(call.table_of)
-    return sum(1 + max(1, features[t]) * (place.owners + 1) for t, place in enumerate(places))
+    features, room = [0] * len(places), 0
+    for t in call.table_of:
+        features[t] += 1
+    for count, place in zip(features, places, strict=True):
+        room += 1 + max(1, count) * (place.owners + 1)
+    return room
 
 
 def ways_of(call: Call, places: Sequence[ShardedPlace]) -> list[int]:
