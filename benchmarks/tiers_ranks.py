@@ -25,7 +25,7 @@ from benchmarks.workload import power_law_ranks
 
 TABLES, DIM, LR = 8, 64, 0.01
 RECORD = 2 * DIM * 4
-ALPHA = 1.05
+ALPHA = 0.8
 MODES: dict[str, tuple[bool, int]] = {
     "in memory": (False, 0),
     "in memory, look-ahead": (False, 2),
@@ -39,13 +39,13 @@ class Size(NamedTuple):
     """Of a run."""
 
     rows: int = 250_000
-    batch: int = 2048
+    batch: int = 4096
     """Of a rank."""
     share: float = 0.25
     """Of the bytes of rows and states that is in memory."""
     warm_up: int = 20
     steps: int = 40
-    rounds: int = 5
+    rounds: int = 4
 
 
 QUICK = Size(4000, 64, 0.9, 2, 4, 1)
@@ -129,13 +129,15 @@ def batches_of(size: Size, rank: int, world: int, count: int) -> list[dict[str, 
 def measure_rank(rank: int, world: int, size: Size, scratch: str) -> Found:
     """The modes in turn, with all ranks at the same one."""
     torch.set_num_threads(1)
-    batches = batches_of(size, rank, world, size.warm_up + size.steps)
+    count = size.warm_up + size.steps
+    every = batches_of(size, rank, world, size.rounds * count)
     runs = {
         mode: _Run(size, world, tiered, depth, Path(scratch) / mode.replace(" ", "-"))
         for mode, (tiered, depth) in MODES.items()
     }
     found = Found({mode: [] for mode in runs}, {}, {mode: [] for mode in runs})
     for number in range(size.rounds):
+        batches = every[number * count : (number + 1) * count]  # others would all be resident
         for mode, one in runs.items():
             worlds.tell(f"{world} processes, round {number + 1}, {mode}")
             if world > 1:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 import warnings
 from pathlib import Path
@@ -139,3 +142,38 @@ def closed_in_the_middle(rank: int, world: int, folder: str) -> None:
 
 def test_a_window_that_closes_in_the_middle(tmp_path: Path) -> None:
     run(2, closed_in_the_middle, str(tmp_path))
+
+
+_LEAVES = """
+import sys
+import torch, torch.distributed as dist
+from dist.test_lookahead_on_ranks import batch_of, distributed, step
+import hotbed as hb
+rank, folder = int(sys.argv[1]), sys.argv[2]
+dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+model = distributed(2, "row", folder, f"rows-{rank}")
+optimizer = hb.optim.Adagrad(model.parameters(), lr=0.05)
+batches = [batch_of(rank, n) for n in range(30)]
+given = hb.lookahead(batches, model, 2, 4) if rank == 0 or sys.argv[3] == "all" else batches
+for _, batch in zip(range(6), given):
+    step(model, optimizer, batch)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("who", ["all", "one"])
+def test_processes_end_while_a_round_waits(who: str, tmp_path: Path) -> None:
+    """A thread inside of torch would abort them."""
+    paths = os.pathsep.join(path for path in sys.path if path)
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", _LEAVES, str(rank), str(tmp_path), who],
+            env={**os.environ, "PYTHONPATH": paths},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    for process in started:
+        _, said = process.communicate(timeout=120)
+        assert process.returncode == 0, said

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 
@@ -43,3 +44,13 @@ def test_it_trains(
     assert len(losses) == 2 and losses[1] < losses[0]
     if "lightning" in name:
         assert [saved.step for saved in hb.checkpoint.list("runs")] == [100]
+
+
+@pytest.mark.process
+def test_workers_of_ray_train_share_tables(tmp_path: Path) -> None:
+    pytest.importorskip("ray.train", reason="make foreign installs it")
+    command = [sys.executable, str(EXAMPLES / "with_ray.py"), str(tmp_path / "run"), "2"]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert found.returncode == 0, found.stderr[-3000:]
+    assert "The rows of step 40 are in" in found.stdout
+    assert [saved.step for saved in hb.checkpoint.list(tmp_path / "run")] == [40]

@@ -76,7 +76,8 @@ class Rounds:
         self.timeout = ranks.timeout
         self.count = 0
         self._sent = ranks.sent
-        self._wire = Gloo(group, self.rank)
+        # Where the interpreter ends, a thread inside of torch would abort the process.
+        self._wire = Gloo(group, self.rank, polls=True)
         self._own_message = torch.empty(0, dtype=torch.uint8, device="cpu")
         self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None

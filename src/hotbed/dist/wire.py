@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import time
 import weakref
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -18,6 +19,9 @@ from hotbed.dist.raw import WORD, rounded
 from hotbed.dist.timeouts import meet
 
 __all__ = ["Gloo", "Wire", "group_of"]
+
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 5e-5, 5e-3
+"""Seconds between two looks whether others have answered."""
 
 
 class Wire(Protocol):
@@ -55,9 +59,10 @@ class Wire(Protocol):
 class Gloo:
     """`Wire`, by one all_to_all_single; the words lie before the messages."""
 
-    def __init__(self, group: torch_dist.ProcessGroup, rank: int) -> None:
+    def __init__(self, group: torch_dist.ProcessGroup, rank: int, *, polls: bool = False) -> None:
+        """`polls`: whether to wait outside of torch, on a thread that may be there as the process ends."""
         self._group: torch_dist.ProcessGroup | None = group
-        self._rank = rank
+        self._rank, self._polls = rank, polls
         self._outgoing, self._whole = _core.block(0), [0]
 
     def reserve(self, sizes: Sequence[int]) -> list[Tensor]:
@@ -71,15 +76,29 @@ class Gloo:
         outgoing, self._outgoing = self._outgoing, _core.block(0)
         whole = self._with_words(sizes)
         incoming = _core.block(sum(whole))
-        torch_dist.all_to_all_single(incoming, outgoing, whole, self._whole, group=self._group)
+        self._wait(
+            torch_dist.all_to_all_single(
+                incoming, outgoing, whole, self._whole, group=self._group, async_op=self._polls
+            )
+        )
         words = [int(incoming[at : at + WORD].view(torch.int64)) for at in _begins(whole)]
         words.insert(self._rank, word)
         return _messages(incoming, whole, sizes), words
 
     def gather(self, own: Tensor) -> Tensor:
         reported = [torch.empty_like(own) for _ in range(torch_dist.get_world_size(self._group))]
-        torch_dist.all_gather(reported, own, group=self._group)
+        self._wait(torch_dist.all_gather(reported, own, group=self._group, async_op=self._polls))
         return torch.stack(reported)
+
+    def _wait(self, work: torch_dist.Work | None) -> None:
+        """Return when it is done. None: it is."""
+        if work is None:
+            return
+        pause = _SHORTEST_PAUSE
+        while not work.is_completed():
+            time.sleep(pause)
+            pause = min(1.5 * pause, _LONGEST_PAUSE)
+        work.wait()  # raises what has happened
 
     def leave(self) -> None:
         group, self._group = self._group, None
