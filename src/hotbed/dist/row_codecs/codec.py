@@ -61,7 +61,8 @@ class Spot(NamedTuple):
 
     def as_bytes(self, size: int) -> Tensor:
         """(n, size) uint8, as they travel."""
-        return self.message[self.begin : self.begin + self.piece.rows * size].view(-1, size)
+        end = self.begin + self.piece.rows * size
+        return self.message[self.begin : end].view(self.piece.rows, size)
 
 
 class RowCodec(Protocol):

@@ -38,7 +38,7 @@ class Travel:
         return any(codec.can_fail for codec in self.codecs)
 
     def sizes(self, *, sent: bool) -> list[int]:
-        """Return the bytes of the message to each rank, or from it,."""
+        """Return the bytes of the message to each rank, or from it."""
         return [sum(map(_bytes, pieces)) for pieces in self._pieces(sent=sent)]
 
     def buffers(self, in_core: list[int]) -> list[Tensor]:
@@ -61,15 +61,16 @@ class Travel:
         self, buffers: list[Tensor], messages: list[Tensor], *, sent: bool
     ) -> Iterator[tuple[RowCodec, list[Spot]]]:
         """Pieces and where they are, by codec."""
-        found: dict[RowCodec, list[Spot]] = {}
+        found: dict[int, tuple[RowCodec, list[Spot]]] = {}
         every = self._pieces(sent=sent)
         for in_core, message, pieces in zip(buffers, messages, every, strict=True):
             at = begin = 0
             for piece in pieces:
-                found.setdefault(piece.codec, []).append(Spot(piece, in_core, at, message, begin))
+                _, spots = found.setdefault(id(piece.codec), (piece.codec, []))
+                spots.append(Spot(piece, in_core, at, message, begin))
                 at += rounded(piece.rows * piece.width * piece.dtype.itemsize)
                 begin += _bytes(piece)
-        yield from found.items()
+        yield from found.values()
 
     def _pieces(self, *, sent: bool) -> list[list[Piece]]:
         """Return the pieces of the message to each rank, or of the one from it."""
