@@ -196,9 +196,12 @@ def _brought(
     found = Collected(stepped, kept)
     found.fault = _fault_of_kept(opened, tables, flags)
     numbers = [live.place.number for live in tables]
-    steps = {live.place.number: 0 if live.rule is None else live.rule.steps for live in tables}
+    steps: dict[int, int] = {}
     for at, lookup in enumerate(opened.waiting):
         position = lookup.layout.position
+        if not (steps or lookup.layout.stored[1]):  # else nothing is rounded
+            rules = [(live.place.number, live.rule) for live in tables]
+            steps = {number: 0 if rule is None else rule.steps for number, rule in rules}
         seeds = [steps.get(number, 0) for number in position]
         given: list[object] = [None] * len(position)
         chosen = [False] * len(position)
@@ -333,7 +336,7 @@ class SharedHandle(OpenHandle):
     @property
     def grad(self) -> Tensor | None:
         """Gradient of this rank's batches; without rows once clipping has brought it to the owners."""
-        if self.waiting.lies_elsewhere:
+        if self.waiting.shares and self.waiting.lies_elsewhere:
             return _Elsewhere.of(self)
         found = self.waiting.look(self)
         if found is None and self.waiting.collected:

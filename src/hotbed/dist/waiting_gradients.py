@@ -66,10 +66,10 @@ class WaitingOnRanks(WaitingGradient):
     @property
     def lies_elsewhere(self) -> bool:
         """True if some of it is of bags whose ids lie on other ranks."""
-        return any(
-            isinstance(share, BagGradients) and not share.batch.lookup.has_ids
-            for share in self.shares
-        )
+        for share in self.shares:
+            if isinstance(share, BagGradients) and not share.batch.lookup.has_ids:
+                return True
+        return False
 
     def _sum_bags(self) -> None:
         """Have all that backwards left as rows, where owners would take it as gradients of bags."""
