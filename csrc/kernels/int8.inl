@@ -1,4 +1,5 @@
-// Rows as int8: a scale, a float, and then a byte a number.
+// Rows as int8: a scale, a float, and then a byte a number. Where it rounds to the nearest, the
+// bits are those of hotbed/ops/gpu/codec.py.
 #pragma once
 
 #include <bit>
@@ -10,8 +11,6 @@ namespace hotbed::HOTBED_ISA {
 namespace int8 {
 
 constexpr float kMost = 127.0f;
-// Below, the inverse of the scale is no finite float: such rows become zeros.
-constexpr float kLeast = 4e-37f;
 // Added to a float of less than 2^22 and taken away again, it rounds that to the nearest integer.
 constexpr float kRounds = 12582912.0f;
 
@@ -33,13 +32,13 @@ static inline uint32_t largest(const float* row, int64_t width) {
   return static_cast<uint32_t>(most);
 }
 
-static inline void nearest(const float* row, int64_t width, float inverse, int8_t* out) {
+static inline void nearest(const float* row, int64_t width, float scale, int8_t* out) {
   for (int64_t c = 0; c < width; ++c) {
-    out[c] = static_cast<int8_t>(static_cast<int32_t>(row[c] * inverse + kRounds - kRounds));
+    out[c] = static_cast<int8_t>(static_cast<int32_t>(row[c] / scale + kRounds - kRounds));
   }
 }
 
-static inline void at_random(const float* row, int64_t width, float inverse, uint64_t seed,
+static inline void at_random(const float* row, int64_t width, float scale, uint64_t seed,
                              int8_t* out) {
   uint32_t of_row = mixed(static_cast<uint32_t>(seed) ^ mixed(static_cast<uint32_t>(seed >> 32)));
   for (int64_t c = 0; c < width; ++c) {
@@ -49,7 +48,7 @@ static inline void at_random(const float* row, int64_t width, float inverse, uin
   for (int64_t c = 0; c < width; ++c) {
     uint32_t random = mixed(of_row + static_cast<uint32_t>(c) * 0x9e3779b9u);
     float share = static_cast<float>(static_cast<int32_t>(random >> 8)) * 0x1p-24f;  // in [0, 1)
-    float value = row[c] * inverse + (share - 0.5f) + kRounds - kRounds;
+    float value = row[c] / scale + (share - 0.5f) + kRounds - kRounds;
     value = value < -kMost ? -kMost : value > kMost ? kMost : value;
     out[c] = static_cast<int8_t>(static_cast<int32_t>(value));
   }
@@ -62,17 +61,16 @@ static void encode_int8(const float* row, int64_t width, bool at_random, uint64_
   float scale = std::bit_cast<float>(most) / int8::kMost;
   auto* bytes = static_cast<int8_t*>(out) + sizeof(float);
   if (most >= 0x7f800000u) scale = std::numeric_limits<float>::quiet_NaN();
-  if (std::bit_cast<float>(most) < int8::kLeast) scale = 0;
+  if (scale < std::numeric_limits<float>::min()) scale = 0;
   std::memcpy(out, &scale, sizeof(float));
   if (!(scale > 0)) {
     std::memset(bytes, 0, width);
     return;
   }
-  float inverse = int8::kMost / std::bit_cast<float>(most);
   if (at_random) {
-    int8::at_random(row, width, inverse, seed, bytes);
+    int8::at_random(row, width, scale, seed, bytes);
   } else {
-    int8::nearest(row, width, inverse, bytes);
+    int8::nearest(row, width, scale, bytes);
   }
 }
 

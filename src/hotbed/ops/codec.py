@@ -15,7 +15,6 @@ from hotbed.tables import CORE_DTYPES
 __all__ = ["decode", "encode"]
 
 _HALVES = (torch.float16, torch.bfloat16)
-_SMALLEST_NORMAL = torch.finfo(torch.float32).tiny
 
 
 def encode(rows: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
@@ -94,9 +93,10 @@ def decode(codes: Tensor, scales: Tensor | None = None) -> Tensor:
 def _encode_int8(rows: Tensor) -> tuple[Tensor, Tensor]:
     if rows.numel() == 0:
         return rows.to(torch.int8), rows.new_zeros(len(rows))
-    finite = rows.isfinite().all(1)
-    scales = torch.where(finite, rows.abs().amax(1) / 127, torch.nan)
-    scales = torch.where(scales < _SMALLEST_NORMAL, 0.0, scales)
-    usable = scales > 0
-    quotients = torch.where(usable[:, None], rows / scales[:, None], 0.0)
-    return quotients.round().to(torch.int8), scales
+    count, dim = rows.shape
+    form, scale = _core.WireForm.int8, torch.float32.itemsize
+    packed = torch.empty((count, _core.wire_row_bytes(form, dim)), dtype=torch.uint8)
+    addresses = rows.data_ptr(), packed.data_ptr()
+    _core.encode_pieces([(form, CORE_DTYPES[rows.dtype], count, dim, *addresses, False, 0)])
+    scales = packed[:, :scale].contiguous().view(torch.float32)
+    return packed[:, scale:].contiguous().view(torch.int8), scales.flatten()

@@ -16,9 +16,8 @@ __all__ = ["Shorter"]
 class Shorter:
     """`RowCodec` of ``"float16"``, ``"bfloat16"`` and ``"int8"``.
 
-    An int8 row is a scale, a float32, and a byte a number: round(x / scale) with scale = max |x| / 127, and a
-    row of zeros has the scale 0. A row that is not finite becomes one of NaN, and one whose numbers are all
-    below 4e-37 zeros. Of a table cut by columns each slice has a scale.
+    An int8 row is a scale, a float32, and a byte a number: the codes of `hotbed.ops.codec.encode`, which says
+    what becomes of zeros, NaN and infinity. Of a table cut by columns each slice has a scale.
     """
 
     is_stored = False
