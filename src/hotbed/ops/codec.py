@@ -98,5 +98,5 @@ def _encode_int8(rows: Tensor) -> tuple[Tensor, Tensor]:
     packed = torch.empty((count, _core.wire_row_bytes(form, dim)), dtype=torch.uint8)
     addresses = rows.data_ptr(), packed.data_ptr()
     _core.encode_pieces([(form, CORE_DTYPES[rows.dtype], count, dim, *addresses, False, 0)])
-    scales = packed[:, :scale].contiguous().view(torch.float32)
-    return packed[:, scale:].contiguous().view(torch.int8), scales.flatten()
+    scales = packed[:, :scale].reshape(-1).view(torch.float32)
+    return packed[:, scale:].contiguous().view(torch.int8), scales
