@@ -3,24 +3,23 @@ speeds, bytes, and test AUC on the Criteo log."""
 
 from __future__ import annotations
 
-import contextlib
 import math
 import statistics
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as torch_dist
 
-from benchmarks import link as links
 from benchmarks import worlds
 from benchmarks.exchange import WHOLE, Measured, other_work, run_group
 from benchmarks.measure import Timing
 from benchmarks.peers.hotbed_ranks import HotbedRanks
 from benchmarks.peers.torch_dlrm import COLUMNS
 from benchmarks.report import Report
+from benchmarks.scale import network as joined
 from benchmarks.step import LR
 from benchmarks.train import BATCH, DIM, QUICK_BATCHES, TEST_FRACTION, area_under_curve, click_log
 from benchmarks.train import LR as LR_OF_MODEL
@@ -75,16 +74,8 @@ def _steps(report: Report, bag: int, batch: int, progress: Callable[[str], None]
     medians: dict[tuple[str, str], float] = {}
     sent: dict[str, float] = {}
     for network in NETWORKS:
-        with contextlib.ExitStack() as stack:
-            prefix: Callable[[int], Sequence[str]] = lambda rank: ()  # noqa: E731
-            environment: dict[str, str] = {}
-            if network != "loopback":
-                try:
-                    prefix = stack.enter_context(links.ports(WORLD, network))
-                except links.LinkError as error:
-                    report.remark(f"No link of {network} can be made here ({error}).")
-                    continue
-                environment = {"GLOO_SOCKET_IFNAME": links.INTERFACE}
+        rate = None if network == "loopback" else network
+        with joined(report, WORLD, rate) as (prefix, environment):
             progress(f"{shape}, {network}")
             task = rows, bag, batch, 2 if report.quick else ITERATIONS
             found = worlds.run(WORLD, measure_rank, *task, prefix=prefix, environment=environment)

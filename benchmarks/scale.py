@@ -66,7 +66,7 @@ def _measure(report: Report, dim: int, progress: Callable[[str], None], link: st
         if needed > available_bytes() * SHARE_OF_MEMORY:
             report.skipped[f"{world} processes, dim {dim}"] = f"they need {needed / 1e9:.1f} GB"
             continue
-        with _network(report, world, link) as (prefix, environment):
+        with network(report, world, link) as (prefix, environment):
             found = worlds.run(
                 world,
                 measure_rank,
@@ -97,10 +97,10 @@ def _measure(report: Report, dim: int, progress: Callable[[str], None], link: st
 
 
 @contextlib.contextmanager
-def _network(
+def network(
     report: Report, world: int, rate: str | None
 ) -> Iterator[tuple[Callable[[int], Sequence[str]], dict[str, str]]]:
-    """What `worlds.run` is to be given."""
+    """What `worlds.run` is to be given, so that its processes are joined by links of `rate`."""
     with contextlib.ExitStack() as stack:
         if rate is not None and world > 1:
             try:

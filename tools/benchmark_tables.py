@@ -30,6 +30,7 @@ SCENARIOS = (
     "checkpoint",
     "exchange",
     "exchange-bags",
+    "exchange-bags-23gbs",
     "codecs",
     "scale",
     "scale-10gbit",
@@ -85,10 +86,12 @@ def to_be_run(runs: dict[str, dict[str, Any]]) -> str:
 
 
 def section(name: str, result: dict[str, Any]) -> str:
-    """One run's part of the page. `name`: the scenario's; and of its network."""
+    """One run's part of the page. `name`: the scenario's; and of its network, or its machine."""
     hardware, versions = result["hardware"], result["versions"]
     copy = hardware["copy_gb_per_s"]
-    run = name if name == result["scenario"] else name.replace("scale-", "scale --link ")
+    run: str = result["scenario"]
+    if run == "scale" != name:
+        run = name.replace("scale-", "scale --link ")
     peer = "fbgemm-gpu-cpu"
     beside = f", FBGEMM {versions[peer]}" if result["scenario"].startswith("step") else ""
     noisiest = max((row["other_work"] for row in result["rows"]), default=0.0)

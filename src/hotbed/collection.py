@@ -24,7 +24,7 @@ from hotbed.places.tiered.budget import required
 from hotbed.stock_layers import tables_of_layers
 from hotbed.storage import Storage
 from hotbed.table.live import LiveTable
-from hotbed.table.lookups import Call, lookups_of
+from hotbed.table.lookups import Call, CallAhead, lookups_of
 from hotbed.table.prefetch import BatchAhead
 from hotbed.tables import Table
 
@@ -198,7 +198,8 @@ class EmbeddingCollection(TablesByName):
     def prepare(self, inputs: object) -> BatchAhead:
         """Read and group a batch that a training forward will come with. Changes nothing."""
         names = list(self.features)
-        return lookups_of(self._live).prepare(inputs, self._live, self._table_of, names, self._read)
+        call = CallAhead(inputs, self._live, self._table_of, names, self._read)
+        return lookups_of(self._live).prepare(call)
 
     def features_of(self, name: str) -> dict[str, LiveTable]:
         return {feature: self._owned[table] for feature, table in self.features.items()}

@@ -121,7 +121,7 @@ def same_bits(rank: int, world: int, folder: str, shard: str) -> None:
         warnings.simplefilter("error")
         assert train(model, hb.lookahead(batches, model, depth=2)) == expected
     sent, before = sent_of(model), sent_of(without)
-    assert not {"ids ahead"} & {*before, *sent_of(in_memory)}
+    assert before["ids ahead"] == 0 and "ids ahead" not in sent_of(in_memory)
     if before["ids"]:  # a rank that owns all rows sends itself nothing
         assert sent["ids ahead"] > 0
         assert (

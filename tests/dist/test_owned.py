@@ -147,6 +147,44 @@ def test_a_model_trains_as_with_slices() -> None:
     run(2, with_dense_layers)
 
 
+class TwoCollections(nn.Module):
+    """Both read the feature "item", each with a table that another rank keeps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = hb.EmbeddingCollection([hb.Table("x", 4, 20)], {"item": "x"}, seed=1)
+        self.other = hb.EmbeddingCollection([hb.Table("y", 4, 20)], {"item": "y"}, seed=2)
+
+    def forward(self, batch: dict[str, Any]) -> Tensor:
+        item = {"item": batch["item"]}
+        return self.first(item)["item"] + 2 * self.other(item)["item"]
+
+
+def one_feature_of_two_tables(rank: int, world: int) -> None:
+    alone, shared = TwoCollections(), TwoCollections()
+    specs = [*shared.first.tables.values(), *shared.other.tables.values()]
+    hb.distribute(shared, Plan(specs, world, {"x": TableWise(0), "y": TableWise(1)}))
+    whole = {"item": torch.tensor([[1, 2], [3, 3], [0, 19], [7, 1]])}
+    rules = [
+        hb.optim.AdamW(m.parameters(), lr=0.1, weight_decay=0.1, untouched="exact")
+        for m in (alone, shared)
+    ]
+    for _ in range(3):  # rows that are behind catch up in lookups
+        (batch,) = hb.dist.owned([whole], shared)
+        own, expected = shared(batch), alone(whole)
+        torch.testing.assert_close(own, expected[2 * rank : 2 * rank + 2])
+        own.square().mean().backward()
+        expected.square().mean().backward()
+        for rule in rules:
+            rule.step()
+            rule.zero_grad()
+        whole["item"] = (whole["item"] + 1) % 20
+
+
+def test_a_feature_may_be_read_by_tables_of_several_ranks() -> None:
+    run(2, one_feature_of_two_tables)
+
+
 def refused(rank: int, world: int) -> None:
     _, shared = models("sum", dict.fromkeys("abc", TableWise(0)), world)
     whole = whole_batch(0, 8, False)
@@ -201,10 +239,11 @@ def refused(rank: int, world: int) -> None:
         assert left_out["a"].given is None
     with pytest.raises(hb.InputError, match="same number of samples"):
         [*hb.dist.owned([{**whole, "label": torch.arange(3)}], shared)]
-    with pytest.raises(hb.TableError, match=r"takes a model that hotbed.distribute"):
-        hb.dist.owned([whole], alone)
-    with pytest.raises(hb.TableError, match=r"takes a model with tables"):
-        hb.dist.owned([whole], nn.Linear(2, 2))
+    for model in (alone, nn.Linear(2, 2)):
+        with pytest.raises(
+            hb.TableError, match=r"takes a model with tables that hotbed.distribute"
+        ):
+            hb.dist.owned([whole], model)
     by_row = hb.EmbeddingCollection([hb.Table("r", 4, 20)], seed=1)
     hb.distribute(by_row, Plan([*by_row.tables.values()], world, {"r": RowWise()}))
     with pytest.raises(hb.TableError, match="table 'r' of feature 'r' is cut by row"):

@@ -19,7 +19,7 @@ from hotbed.ops.outside_graphs import outside_graphs
 from hotbed.table.alone import ALONE
 from hotbed.table.gradients import plain_access
 from hotbed.table.live import LiveTable
-from hotbed.table.lookups import lookups_of
+from hotbed.table.lookups import CallAhead, lookups_of
 from hotbed.table.prefetch import BatchAhead
 
 __all__ = ["FusedLookups", "InputsOf"]
@@ -180,8 +180,9 @@ class FusedLookups(OneLookup):
 
     def prepare(self, inputs: object) -> BatchAhead:
         paths = [path for path, _ in self._calls(inputs)]
+        table_of = [self._position[path] for path in paths]
         return lookups_of(self._live).prepare(
-            inputs, self._live, [self._position[path] for path in paths], paths, self._read
+            CallAhead(inputs, self._live, table_of, paths, self._read)
         )
 
     def _read(self, inputs: object) -> list[Bags]:

@@ -33,8 +33,7 @@ from hotbed.errors import TableError
 from hotbed.inputs.bags import Bags
 from hotbed.places.host.batch import check, core_batch
 from hotbed.table.live import LiveTable
-from hotbed.table.lookups import Call, Lookups, StoredTable
-from hotbed.table.prefetch import ReadsBags
+from hotbed.table.lookups import Call, CallAhead, Lookups, StoredTable
 from hotbed.table.resolved import Resolved
 
 __all__ = ["ShardedLookups", "serve_lookup", "serve_rows"]
@@ -68,16 +67,9 @@ class ShardedLookups(Lookups):
     ) -> _core.Batch:
         return core_batch(live, table_of, bags)
 
-    def prepare(
-        self,
-        inputs: object,
-        live: Sequence[StoredTable],
-        table_of: Sequence[int],
-        names: Sequence[str],
-        read: ReadsBags,
-    ) -> BatchOnRanks:
+    def prepare(self, call: CallAhead) -> BatchOnRanks:
         assert self._prefetcher is not None
-        return BatchOnRanks(self._prefetcher, inputs, live, table_of, names, read)
+        return BatchOnRanks(self._prefetcher, call)
 
     def resolve(self, call: Call) -> Resolved:
         ranks = self.ranks

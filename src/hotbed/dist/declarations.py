@@ -108,7 +108,8 @@ def of_arguments(
         codecs: names by what travels so.
         tables: whose rows travel.
     """
-    shapes = sorted({(table.dim, str(table.dtype), table.dtype) for table in tables})
+    dtypes = {(t.dim, dtype) for t in tables for dtype in (t.dtype, t.compute_dtype)}
+    shapes = sorted((dim, str(dtype), dtype) for dim, dtype in dtypes)
     values = {f"ddp={{{name!r}: ...}}": in_words(value) for name, value in ddp.items()}
     for what, name in codecs.items():
         codec = CODECS[name]

@@ -130,9 +130,12 @@ def distribute(
         chosen = _chosen(model, plan, ranks)
         _warn_of_idle_cores()
         specs = tables_to_plan(model).values()
+        named = {"rows": rows, "gradients": gradients}
         for spec in specs:
             wire_of(spec, rows, gradients)
-        declared = of_arguments({"rows": rows, "gradients": gradients}, ddp or {}, specs)
+            for what, name in zip(("rows", "gradients"), spec.wire or (), strict=False):
+                named[f"{what} of table {spec.name!r}"] = name
+        declared = of_arguments(named, ddp or {}, specs)
     ranks.handshake("a distribution", declared=declared)
     check_tables(model, chosen, ranks)
     with ranks.listening("hotbed.distribute"):

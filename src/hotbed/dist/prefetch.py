@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 import zlib
 from collections.abc import Sequence
@@ -23,8 +24,8 @@ from hotbed.places.host.batch import core_batch
 from hotbed.places.tiered.prepared import Offers, ReadBatch
 from hotbed.places.tiered.tiers import Tiers
 from hotbed.table.live import LiveTable
-from hotbed.table.lookups import Call, InputBatch, StoredTable
-from hotbed.table.prefetch import ReadsBags, Window
+from hotbed.table.lookups import Call, CallAhead, InputBatch, StoredTable
+from hotbed.table.prefetch import Window
 
 __all__ = ["BatchOnRanks", "PrefetchOnRanks"]
 
@@ -48,9 +49,9 @@ class PrefetchOnRanks:
     def is_idle(self) -> bool:
         return self._rounds.is_idle
 
-    @property
+    @functools.cached_property
     def tiers(self) -> list[Tiers]:
-        """Those in which shards of this rank lie."""
+        """Those in which shards of this rank lie, once there are some."""
         tables = [table for number in self.ranks.tables if (table := number()) is not None]
         shards = [own for table in tables for own in table.place.own.values()]
         found = dict.fromkeys(own.place.lookups.prefetcher for own in shards)
@@ -107,21 +108,13 @@ class BatchOnRanks(ReadBatch):
 
     asked: Asked
 
-    def __init__(
-        self,
-        prefetcher: PrefetchOnRanks,
-        inputs: object,
-        live: Sequence[StoredTable],
-        table_of: Sequence[int],
-        names: Sequence[str],
-        read: ReadsBags,
-    ) -> None:
-        super().__init__(inputs, live, table_of, names, read)
+    def __init__(self, prefetcher: PrefetchOnRanks, call: CallAhead) -> None:
+        super().__init__(call)
         self._prefetcher = prefetcher
         self._owned: list[_OwnedBatch] = []
-        self._places = [one.place for one in cast(Sequence[TableOnRanks], live)]
+        self._places = [one.place for one in cast(Sequence[TableOnRanks], call.live)]
         numbers = [place.number for place in self._places]
-        self.digest = zlib.crc32(repr((numbers, list(table_of))).encode())
+        self.digest = zlib.crc32(repr((numbers, list(call.table_of))).encode())
         self.round = 0
 
     def _keeps_ids(self, table: int) -> bool:

@@ -76,6 +76,7 @@ class Rounds:
         self.timeout = ranks.timeout
         self.count = 0
         self._sent = ranks.sent
+        self._sent[_SENT] = 0  # whoever reads them while a round goes on finds the same names
         # Where the interpreter ends, a thread inside of torch would abort the process.
         self._wire = Gloo(group, self.rank, polls=True)
         self._own_message = torch.empty(0, dtype=torch.uint8, device="cpu")
@@ -156,7 +157,7 @@ class Rounds:
 
     def reserve(self, sizes: Sequence[int]) -> list[Tensor]:
         own = self.rank
-        self._sent[_SENT] = self._sent.get(_SENT, 0) + sum(sizes) - sizes[own]
+        self._sent[_SENT] += sum(sizes) - sizes[own]
         messages = self._wire.reserve([*sizes[:own], 0, *sizes[own + 1 :]])
         messages[own] = self._own_message = _core.block(sizes[own])
         return messages

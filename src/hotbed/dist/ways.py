@@ -73,11 +73,14 @@ def agree(
             if any(ways)
             else RowsOfCall(ranks, call, given, places)
         )
-        pad = [0] * (room - len(ways) - len(asked.numbers))
-        values, ended = tell([0, *modes, *ways, *asked.numbers, *pad])
+        told = [0, *modes, *ways, *asked.numbers]
+        told += [0] * (AHEAD + len(modes) + room - len(told))
+        values, ended = tell(told)
         refuse_other_modes(values, ended, ranks.rank, len(modes))
-        if bool(values[:, 0].any()):
-            continue  # a rank has sent its ids ahead, and asks anew, as not all have
+        while bool(
+            values[:, 0].any()
+        ):  # a rank has sent its ids ahead, and asks anew, as not all have
+            values, ended = tell(told)
         others = other_ways(values, ended, begin - len(ways), begin)
         if others is None:
             return asked, values[:, begin : begin + len(asked.numbers)]

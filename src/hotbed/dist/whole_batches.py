@@ -20,6 +20,7 @@ from hotbed.errors import InputError, TableError
 from hotbed.inputs.bags import FORMS, Bags, Form, Wanted, core_input, read_bags
 from hotbed.modules.owner import owners_of
 from hotbed.places.host.batch import FlatInputs
+from hotbed.table.alone import ALONE, Processes
 from hotbed.table.lookups import Call
 from hotbed.tables import COMBINERS
 
@@ -79,7 +80,7 @@ def _read(wanted: Wanted, value: WholeInput) -> WholeBags:
 FORMS.insert(0, Form(lambda value: isinstance(value, WholeInput), _read))
 
 
-def owned(loader: Iterable[Mapping[str, Any]], model: nn.Module) -> Owned | Slices:
+def owned(loader: Iterable[Mapping[str, Any]], model: nn.Module) -> Owned:
     """Wrap a loader of whole batches so that each rank looks up the ids of the tables that it keeps, for all.
 
     No ids travel: owners read them, and vectors come back to the rank of each sample (what
@@ -104,21 +105,23 @@ def owned(loader: Iterable[Mapping[str, Any]], model: nn.Module) -> Owned | Slic
         TableError: a table is cut by row, so that a rank would need ids of its rows out of all bags; or it is
             not pooled.
     """
-    tables: dict[str, TableOnRanks] = {}
+    ranks: Processes = ALONE
+    features, kept = set(), set()
     for name, module in owners_of(model).items():
-        for feature, table in module.features_of(name).items():
-            if not isinstance(table.place.ranks, Ranks):
-                raise TableError(
-                    "hotbed.dist.owned takes a model that hotbed.distribute has returned."
-                )
-            tables[feature] = cast(TableOnRanks, table)
-    for feature, table in tables.items():
-        refuse_table(feature, table)
-    ranks = next(iter(tables.values())).place.ranks if tables else None
+        ranks = module.ranks
+        if not isinstance(ranks, Ranks):
+            break
+        for feature, live in module.features_of(name).items():
+            table = cast(TableOnRanks, live)
+            refuse_table(feature, table)
+            features.add(feature)
+            if table.place.own:  # of several tables that a feature reads, maybe
+                kept.add(feature)
     if not isinstance(ranks, Ranks):
-        raise TableError("hotbed.dist.owned takes a model with tables that ranks share.")
-    kept = {feature for feature, table in tables.items() if table.place.own}
-    return Owned(loader, ranks.rank, ranks.size, set(tables), kept)
+        raise TableError(
+            "hotbed.dist.owned takes a model with tables that hotbed.distribute has returned."
+        )
+    return Owned(loader, ranks.rank, ranks.size, features, kept)
 
 
 def refuse_table(feature: str, table: TableOnRanks) -> None:

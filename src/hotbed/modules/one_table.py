@@ -20,7 +20,7 @@ from hotbed.modules.descriptions import group_for
 from hotbed.modules.owner import TableOwner
 from hotbed.table.checks import Missing
 from hotbed.table.live import LiveTable
-from hotbed.table.lookups import lookups_of
+from hotbed.table.lookups import CallAhead, lookups_of
 from hotbed.table.prefetch import BatchAhead
 from hotbed.tables import Table
 
@@ -155,9 +155,8 @@ class OneTable(TableOwner):
         return batch.get(name)
 
     def prepare(self, inputs: object) -> BatchAhead:
-        return lookups_of(self._tables).prepare(
-            inputs, self._tables, (0,), ("input",), self._bags_of
-        )
+        call = CallAhead(inputs, self._tables, (0,), ("input",), self._bags_of)
+        return lookups_of(self._tables).prepare(call)
 
     def _bags_of(self, inputs: object) -> list[Bags]:
         """Return the one bag of each sample, as forward reads it."""

@@ -25,6 +25,7 @@ from hotbed.table.resolved import PooledTable, Resolved
 
 __all__ = [
     "Call",
+    "CallAhead",
     "InputBatch",
     "TiersOfTable",
     "Lookups",
@@ -110,6 +111,18 @@ class Call(NamedTuple):
     """True if ids that a dynamic table has not met get rows."""
 
 
+class CallAhead(NamedTuple):
+    """What look-ahead is to read before its forward: tables and features as of `Call`."""
+
+    inputs: object
+    """What forward takes."""
+    live: Sequence[StoredTable]
+    table_of: Sequence[int]
+    names: Sequence[str]
+    read: ReadsBags
+    """Called now, and again to see whether the loader has changed the inputs."""
+
+
 class Lookups(abc.ABC):
     """Tables that lie alike, and can be looked up in one call.
 
@@ -171,19 +184,8 @@ class Lookups(abc.ABC):
         """Return a batch over inputs. Only called where there is a prefetcher."""
         raise NotImplementedError
 
-    def prepare(
-        self,
-        inputs: object,
-        live: Sequence[StoredTable],
-        table_of: Sequence[int],
-        names: Sequence[str],
-        read: ReadsBags,
-    ) -> BatchAhead:
-        """Read a batch before its forward. Only called where there is a prefetcher. Changes nothing.
-
-        Args:
-            live, table_of, names: as of `Call`.
-        """
+    def prepare(self, call: CallAhead) -> BatchAhead:
+        """Read a batch before its forward. Only called where there is a prefetcher. Changes nothing."""
         raise NotImplementedError
 
     def without_autocast(self) -> contextlib.AbstractContextManager[object]:

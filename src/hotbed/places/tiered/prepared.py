@@ -9,8 +9,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from hotbed.errors import InputError
 from hotbed.inputs.bags import Bags
-from hotbed.table.lookups import InputBatch, StoredTable, lookups_of
-from hotbed.table.prefetch import ReadsBags
+from hotbed.table.lookups import CallAhead, InputBatch, StoredTable, lookups_of
 
 __all__ = ["Offered", "Offers", "Prepared", "ReadBatch"]
 
@@ -70,20 +69,13 @@ class ReadBatch(abc.ABC):
         frozen: positions of tables whose parameter requires no gradient.
     """
 
-    def __init__(
-        self,
-        inputs: object,
-        live: Sequence[StoredTable],
-        table_of: Sequence[int],
-        names: Sequence[str],
-        read: ReadsBags,
-    ) -> None:
-        """`read` is called now, and again to see whether the loader has changed the inputs."""
-        self.inputs, self.live, self.table_of = inputs, live, table_of
-        self._names, self._read = names, read
+    def __init__(self, call: CallAhead) -> None:
+        self.inputs, self.live, self.table_of, self._names, self._read = call
+        live, table_of = call.live, call.table_of
         self.frozen = [t for t, table in enumerate(live) if not table.parameter.requires_grad]
         self.bags = [
-            _copied(bag, self._keeps_ids(t)) for t, bag in zip(table_of, read(inputs), strict=True)
+            _copied(bag, self._keeps_ids(t))
+            for t, bag in zip(table_of, call.read(call.inputs), strict=True)
         ]
         self.batch = lookups_of(live).make_batch(live, table_of, self.bags)
 
@@ -130,17 +122,9 @@ class Prepared(ReadBatch):
 
     waited_for = False
 
-    def __init__(
-        self,
-        offers: Offers[Any],
-        inputs: object,
-        live: Sequence[StoredTable],
-        table_of: Sequence[int],
-        names: Sequence[str],
-        read: ReadsBags,
-    ) -> None:
+    def __init__(self, offers: Offers[Any], call: CallAhead) -> None:
         """`offers`: where a forward finds it."""
-        super().__init__(inputs, live, table_of, names, read)
+        super().__init__(call)
         self._offers = offers
 
     def _keeps_ids(self, table: int) -> bool:

@@ -16,9 +16,9 @@ from hotbed.places.tiered.budget import by_part, ids_within
 from hotbed.places.tiered.prepared import Offers, Prepared
 from hotbed.storage import Storage
 from hotbed.table.locks import alone
-from hotbed.table.lookups import Call, StoredTable
+from hotbed.table.lookups import Call, CallAhead, StoredTable
 from hotbed.table.place import MovedTable, Place
-from hotbed.table.prefetch import ALONE_AHEAD, ReadsBags, Session, Window
+from hotbed.table.prefetch import ALONE_AHEAD, Session, Window
 from hotbed.tables import Table
 
 __all__ = ["Tiers"]
@@ -172,15 +172,8 @@ class Tiers(CoreLookups):
 
     # -- look-ahead ------------------------------------------------------------------------------
 
-    def prepare(
-        self,
-        inputs: object,
-        live: Sequence[StoredTable],
-        table_of: Sequence[int],
-        names: Sequence[str],
-        read: ReadsBags,
-    ) -> Prepared:
-        return Prepared(self.prepared, inputs, live, table_of, names, read)
+    def prepare(self, call: CallAhead) -> Prepared:
+        return Prepared(self.prepared, call)
 
     def open_window(self, window: Window) -> Session:
         self.close_window()

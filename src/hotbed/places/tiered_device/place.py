@@ -20,9 +20,9 @@ from hotbed.places.tiered.tiers import Tiers
 from hotbed.places.tiered_device.batch import TieredBatch, arrived
 from hotbed.places.tiered_device.spaces import Side, SpaceOnDevice, SpacesOnDevice
 from hotbed.storage import Storage
-from hotbed.table.lookups import Call, StoredTable
+from hotbed.table.lookups import Call, CallAhead, StoredTable
 from hotbed.table.place import MovedTable, Place
-from hotbed.table.prefetch import BatchAhead, ReadsBags
+from hotbed.table.prefetch import BatchAhead
 from hotbed.table.records import Records
 from hotbed.tables import Table
 
@@ -91,15 +91,8 @@ class DeviceTiers(DeviceLookups):
     ) -> TieredBatch:
         return TieredBatch(live, table_of, bags, self.tiers, self.side)
 
-    def prepare(
-        self,
-        inputs: object,
-        live: Sequence[StoredTable],
-        table_of: Sequence[int],
-        names: Sequence[str],
-        read: ReadsBags,
-    ) -> BatchAhead:
-        return self.tiers.prepare(inputs, live, table_of, names, read)
+    def prepare(self, call: CallAhead) -> BatchAhead:
+        return self.tiers.prepare(call)
 
     def resolve(self, call: Call) -> DeviceResolved:
         made = self.make_batch(call.live, call.table_of, call.bags)
