@@ -36,8 +36,14 @@ def unweighted(batch: Batch) -> Batch:
     return {"item": batch["item"], "tag": tags, "word": batch["word"]}
 
 
-def weights_unknown(rank: int, world: int, folder: str) -> None:
-    """Look-ahead is told of ids without the weights that the forward has."""
+def with_other_weights(batch: Batch) -> Batch:
+    tags = batch["tag"]
+    ones = torch.ones(len(tags.values))
+    return {**unweighted(batch), "tag": hb.Jagged(tags.values, lengths=tags.lengths, weights=ones)}
+
+
+def weights_unknown(rank: int, world: int, folder: str, inputs: Any) -> None:
+    """Look-ahead is told of ids without the weights that the forward has, or with others."""
 
     def weighted(batch: Batch, number: int) -> Batch:
         tags, chance = batch["tag"], torch.Generator().manual_seed(number)
@@ -47,12 +53,13 @@ def weights_unknown(rank: int, world: int, folder: str) -> None:
     batches = [weighted(batch_of(rank, number), number) for number in range(8)]
     without, model = (distributed(world, "table", folder, name) for name in ("without", "with"))
     expected = train(without, batches)
-    assert train(model, hb.lookahead(batches, model, inputs=unweighted)) == expected
+    assert train(model, hb.lookahead(batches, model, inputs=inputs)) == expected
     assert_equal(model, without)
 
 
-def test_weights_that_look_ahead_was_not_told_of(tmp_path: Path) -> None:
-    run(2, weights_unknown, str(tmp_path))
+@pytest.mark.parametrize("inputs", [unweighted, with_other_weights])
+def test_weights_that_look_ahead_was_not_told_of(inputs: Any, tmp_path: Path) -> None:
+    run(2, weights_unknown, str(tmp_path), inputs)
 
 
 def no_room(rank: int, world: int, folder: str) -> None:
