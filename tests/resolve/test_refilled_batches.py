@@ -27,6 +27,9 @@ from hotbed.errors import InputError
 
 COUNT = 6  # batches of a loader that fills its tensors again
 
+# A batch that is filled while the loop has it is told of by its forward, before the next is refused.
+pytestmark = pytest.mark.filterwarnings("ignore:A batch was changed after look-ahead:UserWarning")
+
 
 def _refilling(count: int, fill: Callable[[Tensor, Tensor], None], shared: bool) -> Iterator[Any]:
     buffer = {name: values.clone() for name, values in batches(1)[0].items()}
