@@ -24,7 +24,8 @@ using GivenTuple = std::tuple<Address, Address, int64_t, int64_t>;
 
 std::shared_ptr<ExchangeLayout> make_layout(int rank, int ranks,
                                             const std::vector<TableTuple>& table_tuples,
-                                            const std::vector<ShardTuple>& shard_tuples) {
+                                            const std::vector<ShardTuple>& shard_tuples,
+                                            int trainers) {
   std::vector<ExchangedTable> tables;
   for (const auto& [name, dim, dtype, owner_rule, padding] : table_tuples) {
     tables.push_back({name, dim, dtype, owner_rule, padding});
@@ -33,7 +34,8 @@ std::shared_ptr<ExchangeLayout> make_layout(int rank, int ranks,
   for (const auto& [table, owner, replica, first, stride, column, width] : shard_tuples) {
     shards.push_back({table, owner, replica, first, stride, column, width});
   }
-  return std::make_shared<ExchangeLayout>(rank, ranks, std::move(tables), std::move(shards));
+  return std::make_shared<ExchangeLayout>(rank, ranks, std::move(tables), std::move(shards),
+                                          trainers);
 }
 
 std::vector<GivenRows> given_of(const std::vector<GivenTuple>& tuples) {
@@ -205,9 +207,11 @@ void bind_exchange(nb::module_& module) {
   nb::class_<ExchangeLayout>(module, "ExchangeLayout",
                              "The shards of some tables, the same on all ranks.")
       .def_static("make", &make_layout, "rank"_a, "ranks"_a, "tables"_a, "shards"_a,
+                  "trainers"_a,
                   "Tables are (name, dim, dtype, owner_rule, padding), shards (table, rank, is a "
                   "replica, first id, stride, first column, columns), of the first table in the "
-                  "order of their ranks, then of the next.")
+                  "order of their ranks, then of the next. Gradients are averaged over so many "
+                  "trainers.")
       .def_prop_ro(
           "numbers", [](const ExchangeLayout& l) { return l.number_of.back(); },
           "How many numbers ranks tell each other of their ids.")

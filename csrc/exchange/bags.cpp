@@ -56,7 +56,7 @@ Kept without_padding(const FeatureInput& input, std::optional<int64_t> padding) 
   return kept;
 }
 
-void order(const FeatureInput& input, const ExchangedTable& table, int ranks,
+void order(const FeatureInput& input, const ExchangedTable& table, int owner_count,
            OrderedBags::Feature& out) {
   Kept kept = without_padding(input, table.padding);
   out.ids.resize(kept.count);
@@ -66,21 +66,21 @@ void order(const FeatureInput& input, const ExchangedTable& table, int ranks,
     out.lengths = std::move(kept.lengths);
     return;
   }
-  out.counts.assign(ranks, 0);
+  out.counts.assign(owner_count, 0);
   Buffer<int64_t> owners(kept.count);
-  find_owners(kept.ids, kept.count, ranks, *table.owner_rule, owners.data());
-  out.lengths.resize(ranks * out.bags);
-  std::fill_n(out.lengths.data(), ranks * out.bags, 0);
+  find_owners(kept.ids, kept.count, owner_count, *table.owner_rule, owners.data());
+  out.lengths.resize(owner_count * out.bags);
+  std::fill_n(out.lengths.data(), owner_count * out.bags, 0);
   int64_t i = 0;
   for (int64_t b = 0; b < out.bags; ++b) {
     int64_t end = i + (kept.lengths.size() ? kept.lengths[b] : input.fixed);
     for (; i < end; ++i) ++out.lengths[owners[i] * out.bags + b];
   }
-  std::vector<int64_t*> next(ranks, out.ids.data());
-  for (int r = 0; r < ranks; ++r) {
-    const int32_t* lengths = out.lengths.data() + r * out.bags;
-    out.counts[r] = std::reduce(lengths, lengths + out.bags, int64_t{0});
-    if (r + 1 < ranks) next[r + 1] = next[r] + out.counts[r];
+  std::vector<int64_t*> next(owner_count, out.ids.data());
+  for (int o = 0; o < owner_count; ++o) {
+    const int32_t* lengths = out.lengths.data() + o * out.bags;
+    out.counts[o] = std::reduce(lengths, lengths + out.bags, int64_t{0});
+    if (o + 1 < owner_count) next[o + 1] = next[o] + out.counts[o];
   }
   for (i = 0; i < kept.count; ++i) *next[owners[i]]++ = kept.ids[i];
 }
@@ -162,7 +162,7 @@ OrderedBags::OrderedBags(std::shared_ptr<const ExchangeLayout> all, const Batch&
       const FeatureInput& input = given.features.at(chosen[f]).input;
       features[f].combiner = input.combiner;
       features[f].bags = input.bags;
-      order(input, layout->tables[f], layout->ranks, features[f]);
+      order(input, layout->tables[f], layout->owners[f], features[f]);
     } catch (...) {
 #pragma omp critical
       error = std::current_exception();
@@ -174,7 +174,7 @@ OrderedBags::OrderedBags(std::shared_ptr<const ExchangeLayout> all, const Batch&
 OrderedBags::OrderedBags(std::shared_ptr<const ExchangeLayout> all)
     : layout(std::move(all)), features(layout->tables.size()) {
   for (size_t t = 0; t < features.size(); ++t) {
-    features[t].counts.resize(layout->tables[t].owner_rule ? layout->ranks : 1);
+    features[t].counts.resize(layout->owners[t]);
   }
 }
 
@@ -223,9 +223,11 @@ BagExchange::BagExchange(std::shared_ptr<const ExchangeLayout> all, const int64_
       int t = shard.table;
       const int64_t* own = numbers + l.number_of[t] + t;
       bool split = l.tables[t].owner_rule.has_value();
-      int64_t of_bags = own[split ? l.ranks : 1];
+      int64_t of_bags = own[l.owners[t]];
       Asked made{0, own[0], of_bags / 2, of_bags % 2 == 1};
-      if (split) made = {std::reduce(own, own + shard.rank), own[shard.rank], of_bags / 2, true};
+      if (split) {
+        made = {std::reduce(own, own + shard.owner), own[shard.owner], of_bags / 2, true};
+      }
       if (!made.has_lengths && (made.bags ? made.count % made.bags : made.count)) {
         throw std::invalid_argument("a rank tells of " + std::to_string(made.count) + " ids in " +
                                     std::to_string(made.bags) + " bags of one length");
@@ -275,7 +277,7 @@ void BagExchange::write_ids(const OrderedBags& own, const Messages& messages) co
       own_ids(shard, feature.ids.data() + here.begin, here.count, reinterpret_cast<int64_t*>(out));
       out += here.count * kWord;
       if (int64_t size = lengths_bytes(layout->rank, s)) {
-        int64_t first = is_split(s) ? shard.rank * feature.bags : 0;
+        int64_t first = is_split(s) ? shard.owner * feature.bags : 0;
         std::memcpy(out, feature.lengths.data() + first, here.bags * sizeof(int32_t));
         out += size;
       }
@@ -306,7 +308,7 @@ void BagExchange::read_ids(const OrderedBags& own, const Messages& messages, int
       if (r == layout->rank) {
         const OrderedBags::Feature& feature = own.features[shard.table];
         own_ids(shard, feature.ids.data() + one.begin, one.count, ids);
-        lengths = feature.lengths.data() + (is_split(s) ? shard.rank * feature.bags : 0);
+        lengths = feature.lengths.data() + (is_split(s) ? shard.owner * feature.bags : 0);
       } else {
         if (one.count) std::memcpy(ids, next[r], one.count * kWord);
         next[r] = bytes(next[r]) + one.count * kWord;
@@ -409,10 +411,10 @@ void BagExchange::write_given(const OrderedBags& own, const std::vector<bool>& c
       auto* to = static_cast<T*>(pieces[i].to);
       copy_rows<T>(from, {to, shard.width}, rows, shard.width, false);
       if (!grads.data) return;
-      auto ranks = static_cast<T>(l.ranks);
+      auto trainers = static_cast<T>(l.trainers);
       for (int64_t b = 0; b < rows; ++b, to += shard.width) {
         T inverse = inverse_of<T>(feature, b);
-        for (int64_t c = 0; c < shard.width; ++c) to[c] = to[c] * inverse / ranks;
+        for (int64_t c = 0; c < shard.width; ++c) to[c] = to[c] * inverse / trainers;
       }
     });
   }

@@ -123,7 +123,7 @@ Exchange::Exchange(std::shared_ptr<const ExchangeLayout> all, const int64_t* num
     }
   }
   ranges_.reserve(l.ranks * l.shards.size());
-  std::vector<int64_t> begins(l.ranks);
+  std::vector<int64_t> begins(l.number_of.back());
   for (int r = 0; r < l.ranks; ++r, numbers += l.number_of.back()) {
     int before = -1;
     for (const ExchangedShard& shard : l.shards) {
@@ -133,9 +133,9 @@ Exchange::Exchange(std::shared_ptr<const ExchangeLayout> all, const int64_t* num
         continue;
       }
       if (shard.table != before)
-        std::exclusive_scan(own, own + l.ranks, begins.begin(), int64_t{0});
+        std::exclusive_scan(own, own + l.owners[shard.table], begins.begin(), int64_t{0});
       before = shard.table;
-      ranges_.push_back({begins[shard.rank], own[shard.rank]});
+      ranges_.push_back({begins[shard.owner], own[shard.owner]});
     }
     if (r != l.rank) continue;
     asked_at_.push_back(0);

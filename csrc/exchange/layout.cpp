@@ -22,18 +22,25 @@ void own_ids(const ExchangedShard& shard, const int64_t* ids, int64_t n, int64_t
 }
 
 ExchangeLayout::ExchangeLayout(int rank, int ranks, std::vector<ExchangedTable> all_tables,
-                               std::vector<ExchangedShard> all_shards)
+                               std::vector<ExchangedShard> all_shards, int trainers)
     : rank(rank),
       ranks(ranks),
+      trainers(trainers),
       tables(std::move(all_tables)),
       shards(std::move(all_shards)),
+      owners(tables.size()),
       kept_by(ranks) {
   for (size_t s = 0; s < shards.size(); ++s) {
-    kept_by.at(shards[s].rank).push_back(static_cast<int>(s));
+    ExchangedShard& shard = shards[s];
+    kept_by.at(shard.rank).push_back(static_cast<int>(s));
+    bool given = tables.at(shard.table).owner_rule == OwnerRule::given;
+    shard.owner = given ? shard.rank : owners[shard.table]++;
   }
   number_of.push_back(0);
-  for (const ExchangedTable& table : tables) {
-    number_of.push_back(number_of.back() + (table.owner_rule ? ranks : 1));
+  for (size_t t = 0; t < tables.size(); ++t) {
+    if (!tables[t].owner_rule) owners[t] = 1;
+    if (tables[t].owner_rule == OwnerRule::given) owners[t] = ranks;
+    number_of.push_back(number_of.back() + owners[t]);
   }
 }
 
@@ -53,7 +60,7 @@ void ExchangeLayout::order_by_owner(const int64_t* ids, const std::vector<int64_
         }
       }
     } else if (tables[t].owner_rule) {
-      hotbed::order_by_owner(ids, n, ranks, *tables[t].owner_rule, ordered, new_positions,
+      hotbed::order_by_owner(ids, n, owners[t], *tables[t].owner_rule, ordered, new_positions,
                              numbers + number_of[t]);
     } else {
       if (n) std::memcpy(ordered, ids, n * sizeof(int64_t));

@@ -28,6 +28,7 @@ struct ExchangedShard {
   int64_t stride;
   int64_t column;  // the first
   int64_t width;
+  int owner = 0;  // where rows are split: which of their owners it is; ExchangeLayout says so
 };
 
 // Writes n ids of a table as one of its shards calls them.
@@ -36,22 +37,25 @@ void own_ids(const ExchangedShard& shard, const int64_t* ids, int64_t n, int64_t
 // The shards of some tables, the same on all ranks. Immutable.
 class ExchangeLayout {
  public:
-  // `shards`: of the first table in the order of their ranks, then of the next.
+  // `shards`: of the first table in the order of their ranks, then of the next. `trainers`: how
+  // many ranks have batches, over which gradients are averaged.
   ExchangeLayout(int rank, int ranks, std::vector<ExchangedTable> tables,
-                 std::vector<ExchangedShard> shards);
+                 std::vector<ExchangedShard> shards, int trainers);
 
   // Orders ids by their owners. `counts`: ids of each table, which lie in `ids` one table after the
   // other. `ordered` gets them in order, `new_positions` the position in its table that each went
   // to, and `numbers` what the other ranks must know: of a table whose rows are split how many
-  // each rank keeps, of another one how many there are. Of tables with OwnerRule::given,
-  // `new_positions` has the owner of each id until then.
+  // each owner keeps, of another one how many there are. Of tables with OwnerRule::given, whose
+  // owners are all ranks, `new_positions` has the owner of each id until then.
   void order_by_owner(const int64_t* ids, const std::vector<int64_t>& counts, int64_t* ordered,
                       int64_t* new_positions, int64_t* numbers) const;
 
   const int rank;
   const int ranks;
+  const int trainers;
   const std::vector<ExchangedTable> tables;
-  const std::vector<ExchangedShard> shards;
+  std::vector<ExchangedShard> shards;
+  std::vector<int> owners;                // of each table, among how many its rows are split
   std::vector<std::vector<int>> kept_by;  // positions of the shards of each rank
   std::vector<int64_t> number_of;         // of each table, its first number; last: how many
 };

@@ -742,6 +742,7 @@ class ExchangeLayout:
         ranks: int,
         tables: Sequence[tuple[str, int, DType, OwnerRule | None, int | None]],
         shards: Sequence[tuple[int, int, bool, int, int, int, int]],
+        trainers: int,
     ) -> ExchangeLayout: ...
     @property
     def numbers(self) -> int: ...

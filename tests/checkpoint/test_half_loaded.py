@@ -18,7 +18,7 @@ from checkpoint.whole_checkpoints import names_in
 from kept_in import PLACES
 
 import hotbed as hb
-from hotbed.checkpoint import CheckpointError, DamagedError, loading
+from hotbed.checkpoint import CheckpointError, DamagedError, restoring
 from hotbed.errors import TableError
 from hotbed.table.gradients import plain_access
 from hotbed.table.live import LiveTable
@@ -295,7 +295,7 @@ def test_a_forward_that_waits_for_the_load_is_refused(
             told.append(str(error))
 
     other = threading.Thread(target=look_up)
-    take = loading._Loading._take
+    take = restoring.Loading._take
 
     def take_beside(*given: Any) -> None:
         if not begun.is_set():
@@ -303,7 +303,7 @@ def test_a_forward_that_waits_for_the_load_is_refused(
             assert begun.wait(60)
         take(*given)
 
-    monkeypatch.setattr(loading._Loading, "_take", take_beside)
+    monkeypatch.setattr(restoring.Loading, "_take", take_beside)
     half_loaded(run, model, optimizer)
     other.join(60)
     assert len(told) == 1 and "half loaded" in told[0]

@@ -49,7 +49,8 @@ class World:
                     self.shards.append((t, rank, kind == "replicated", *rows, *columns))
         self.asked = [[self.drawn(draw) for _ in self.tables] for _ in range(size)]
         layouts = [
-            _core.ExchangeLayout.make(rank, size, self.tables, self.shards) for rank in range(size)
+            _core.ExchangeLayout.make(rank, size, self.tables, self.shards, size)
+            for rank in range(size)
         ]
         self.layouts, self.dealt, numbers = layouts, [], []
         for layout, asked in zip(layouts, self.asked, strict=True):

@@ -203,7 +203,7 @@ def test_faults_of_one_rank_while_saving(again: int, tmp_path: Path) -> None:
 
 def half_loaded(rank: int, world: int, path: str) -> None:
     """Rank 1 fails when it has changed something, too, or before it has."""
-    from hotbed.checkpoint import loading
+    from hotbed.checkpoint import loading, restoring
 
     model = collection()
     hb.distribute(model, plan_of(model, "mixed", world))
@@ -211,16 +211,16 @@ def half_loaded(rank: int, world: int, path: str) -> None:
     steps(model, optimizer, range(2), rank, world)
     hb.save(path, model, optimizer, step=2)
     expected = values_of(model)
-    for name in ("whole_rows", "read_manifest"):
-        real = getattr(loading, name)
+    for module, name in ((restoring, "whole_rows"), (loading, "read_manifest")):
+        real = getattr(module, name)
         if rank == 1:
-            setattr(loading, name, full)
+            setattr(module, name, full)
         with pytest.raises((CheckpointError, PeerError), match="No space left"):
             try:
                 hb.load(path, model, optimizer)
             except OSError as error:  # of the manifest
                 raise CheckpointError(str(error)) from error
-        setattr(loading, name, real)
+        setattr(module, name, real)
         with pytest.raises(hb.TableError, match="half loaded: hotbed.load of"):
             model(batch_of(1, slice(0, 4)))
         with pytest.raises(hb.TableError, match="half loaded"):

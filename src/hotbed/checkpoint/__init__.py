@@ -3,9 +3,10 @@
 from hotbed.checkpoint.files import CheckpointError, DamagedError
 from hotbed.checkpoint.folder import latest
 from hotbed.checkpoint.listing import Checkpoint, list
-from hotbed.checkpoint.loading import Restored, load, load_model
-from hotbed.checkpoint.saving import Saved, save
+from hotbed.checkpoint.loading import Restored, load, load_model, load_too
+from hotbed.checkpoint.saving import Saved, save, save_too
 from hotbed.checkpoint.single import Chunk, contains, read, write
+from hotbed.dist.hosts import CALLS
 
 __all__ = [
     "Checkpoint",
@@ -23,3 +24,5 @@ __all__ = [
     "save",
     "write",
 ]
+
+CALLS.update(save=save_too, load=load_too)

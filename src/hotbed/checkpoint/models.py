@@ -28,7 +28,7 @@ from hotbed.modules.owner import tables_left_out
 from hotbed.storage import Storage
 from hotbed.tables import Table
 
-__all__ = ["description_of", "made_again", "refuse_other_order"]
+__all__ = ["description_of", "made_again", "model_of", "refuse_other_order"]
 
 _OF_A_RUN = {"seed", "storage", "device"}
 """Arguments of models that say how one is made, and not what it is."""
@@ -122,12 +122,23 @@ def made_again(
         CheckpointError: it tells of none, or of one that does not fit its tensors or the machine.
         OutOfMemory, StorageError: tiers have no room.
     """
-    named = os.path.join(folder, MANIFEST)
-    kind, tables, arguments = _described_by(named, manifest)
+    named, about = os.path.join(folder, MANIFEST), manifest.get("model")
+    kind, tables, arguments = _described_by(named, about)
     _check_sizes(folder, manifest, functools.partial(kind, **arguments), tables, storage)
+    return model_of(named, about, storage, device)
+
+
+def model_of(
+    named: str, about: ModelEntry | None, storage: Storage | None, device: Device | None = None
+) -> nn.Module:
+    """Return the model that `description_of` has described, with first values.
+
+    Args:
+        named: who tells of it, for errors, which are those of `made_again`.
+    """
+    kind, tables, arguments = _described_by(named, about)
     try:
         model: nn.Module = kind(tables=tables, **arguments, storage=storage, device=device)
-        about = manifest.get("model")
         if about is not None and (schema := about.get("schema")) is not None:
             cast(_Described, model).schema = Schema.from_json(schema)
     except (OutOfMemory, StorageError):
@@ -143,10 +154,10 @@ def _no_model(named: str, error: Exception) -> CheckpointError:
 
 
 def _described_by(
-    named: str, manifest: Manifest
+    named: str, about: ModelEntry | None
 ) -> tuple[Callable[..., nn.Module], list[Table], dict[str, object]]:
     """(class, its tables, its other arguments)"""
-    match manifest.get("model"):
+    match about:
         case {"name": str(name), "arguments": {"tables": [*tables], **others}}:
             arguments: dict[str, object] = {str(key): value for key, value in others.items()}
         case None:

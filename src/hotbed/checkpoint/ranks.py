@@ -46,7 +46,7 @@ def ranks_of(tables: Mapping[str, LiveTable], model: nn.Module) -> Processes:
 
 def refuse_other_arguments(called: str, given: Mapping[str, object], ranks: Processes) -> None:
     """Raise CheckpointError on all ranks where they call `save` or `load` with other arguments. All ranks
-    call this."""
+    call this, but for memory hosts, which hear of it and do the same."""
     calls = ranks.values_of_all(KIND, (called, dict(given)))
     if other_calls := [rank for rank, (other, _) in enumerate(calls) if other != calls[0][0]]:
         error = CheckpointError(

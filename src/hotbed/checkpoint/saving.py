@@ -7,8 +7,8 @@ import errno
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, TypedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypedDict, cast
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -33,9 +33,10 @@ from hotbed.files import Json
 from hotbed.modules.owner import tables_left_out, tables_of
 from hotbed.optim.base import TableOptimizer
 from hotbed.table.alone import Processes
+from hotbed.table.live import LiveTable
 from hotbed.table.locks import reading
 
-__all__ = ["Saved", "kinds_of", "save", "several"]
+__all__ = ["Saved", "kinds_of", "save", "save_too", "several"]
 
 
 class Saved(NamedTuple):
@@ -85,23 +86,64 @@ def save(
         OSError, StorageError: it cannot be written, or rows not be read. What was there is there. A full
             disk is told with the bytes that are missing.
     """
-    begin = time.perf_counter()
     tables = tables_of(model)
     ranks = ranks_of(tables, model)
     with ranks.reporting(KIND), reading(tables.values()):
         check_step(step)
         check_keep(keep)
         root = root_of(path)
-        for stem, table in tables.items():
-            table.refuse_half_loaded()
-            if table.owes_step:
-                raise CheckpointError(
-                    f"Table {stem!r}: a gradient waits for its step, which a checkpoint does not keep. Save "
-                    "after step(), or call zero_grad() to give it up."
-                )
+        _refuse_unsaved(tables)
         kinds = kinds_of("state_dict", optimizer, scheduler, loader)
         arguments = {"path": os.path.normpath(root), "step": step, "states": states, "keep": keep}
         refuse_other_arguments("save", {**arguments, **kinds}, ranks)
+    return _save(root, model, optimizer, step, scheduler, loader, states, keep)
+
+
+class _SaveCall(TypedDict):
+    """Arguments of `save`, as ranks tell them each other; of optimizers the types."""
+
+    path: str
+    step: int
+    states: bool
+    keep: int | None
+    optimizer: list[str]
+
+
+def save_too(
+    model: nn.Module, optimizer: Optimizer | None, arguments: Mapping[str, object]
+) -> None:
+    """Write the rows of a memory host, as the other ranks call `save`. `arguments`: as these tell them."""
+    call = cast(_SaveCall, arguments)
+    own = optimizer if call["optimizer"] else None
+    _save(call["path"], model, own, call["step"], None, None, call["states"], call["keep"])
+
+
+def _refuse_unsaved(tables: Mapping[str, LiveTable]) -> None:
+    for stem, table in tables.items():
+        table.refuse_half_loaded()
+        if table.owes_step:
+            raise CheckpointError(
+                f"Table {stem!r}: a gradient waits for its step, which a checkpoint does not keep. Save "
+                "after step(), or call zero_grad() to give it up."
+            )
+
+
+def _save(
+    root: str,
+    model: nn.Module,
+    optimizer: Optimizer | Sequence[Optimizer] | None,
+    step: int,
+    scheduler: Saveable | Sequence[Saveable] | None,
+    loader: Saveable | Sequence[Saveable] | None,
+    states: bool,
+    keep: int | None,
+) -> Saved:
+    """Do what `save` does once all ranks have called it."""
+    begin = time.perf_counter()
+    tables = tables_of(model)
+    ranks = ranks_of(tables, model)
+    with ranks.reporting(KIND), reading(tables.values()):
+        _refuse_unsaved(tables)
         values, tensors = _values_of(model, optimizer, scheduler, loader, ranks)
         own = own_tables(tables, ranks)
         entries = entries_of(tables, own, ranks, states=states)

@@ -14,6 +14,7 @@ from hotbed.cli.inspect import inspect
 from hotbed.cli.plan import plan
 from hotbed.cli.predict import predict
 from hotbed.cli.report import report
+from hotbed.cli.row_server import row_server
 from hotbed.cli.table_formats import dump, import_
 from hotbed.cli.train import train
 
@@ -128,5 +129,6 @@ def _spread(args: list[str]) -> list[str]:
 for command in (train, predict, report, inspect, plan, dump):
     app.command(cls=Command)(command)
 app.command("import", cls=Command)(import_)
+app.command("row-server", cls=Command)(row_server)
 app.add_typer(checkpoint.app, name="checkpoint")
 app.add_typer(data.app, name="data")

@@ -6,6 +6,7 @@ A plan cuts each table into shards, at most one for each rank, in ways such as `
 
 from hotbed.dist.distribute import distribute
 from hotbed.dist.errors import PeerError
+from hotbed.dist.hosts import release_hosts, serve_rows
 from hotbed.dist.join import joinables
 from hotbed.dist.loaders import Even, Slice, Slices, even, slices
 from hotbed.dist.planning import plan
@@ -50,6 +51,8 @@ __all__ = [
     "modulo_owner",
     "owned",
     "plan",
+    "release_hosts",
+    "serve_rows",
     "slices",
 ]
 

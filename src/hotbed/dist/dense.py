@@ -10,7 +10,6 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch.distributed as torch_dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -18,6 +17,7 @@ from hotbed.dist.averaging import AveragingGroup
 from hotbed.dist.declarations import of_loaded
 from hotbed.dist.dense_gradients import DenseGradients
 from hotbed.dist.ranks import Ranks
+from hotbed.dist.roles import trainers
 from hotbed.dist.wire import group_of
 from hotbed.errors import TableError
 from hotbed.modules.owner import are_tables_left_out
@@ -80,8 +80,8 @@ def _forward_of(model: nn.Module) -> Callable[..., object]:
 def averaged_dense(
     model: nn.Module, ranks: Ranks, options: Mapping[str, Any]
 ) -> DistributedDataParallel | None:
-    """Return what averages gradients of dense parameters over the ranks; None where none is trained. These
-    get the values of rank 0. Called by all ranks.
+    """Return what averages gradients of dense parameters over the ranks; None where none is trained, and on
+    memory hosts. These get the values of rank 0. Called by all ranks.
 
     Args:
         options: of DistributedDataParallel.
@@ -92,6 +92,11 @@ def averaged_dense(
     """
     tables = {n for n, p in model.named_parameters() if live_table(p) is not None}
     dense = [p for n, p in model.named_parameters() if n not in tables and p.requires_grad]
+    if dense and ranks.rank in ranks.hosts:
+        ranks.handshake(
+            "a distribution"
+        )  # when the others have averaged something for the first time
+        return None
     return _averaged(model, tables, ranks, options) if dense else None
 
 
@@ -152,7 +157,7 @@ def _averaged(
         ranks,
         "hotbed.distribute",
         ranks.timeout,
-        torch_dist.get_process_group_ranks(ranks.group),
+        trainers(),
         timeout=datetime.timedelta(seconds=ranks.timeout),
     )
     ranks.inside_forward = False

@@ -27,6 +27,7 @@ from hotbed.dist.planning import tables_to_plan
 from hotbed.dist.plans import Plan
 from hotbed.dist.prefetch import PrefetchOnRanks
 from hotbed.dist.ranks import Ranks
+from hotbed.dist.roles import agree
 from hotbed.dist.row_codecs import Codecs, codecs_of
 from hotbed.dist.scaling import watch_scalers
 from hotbed.dist.shards import Shard, TableOnRanks
@@ -72,6 +73,7 @@ def distribute(
     shared_memory: bool = True,
     rows: str = "stored",
     gradients: str = "stored",
+    memory_host: bool = False,
     ddp: Mapping[str, Any] | None = None,
 ) -> nn.Module:
     """Train one model by all processes of the default process group.
@@ -97,6 +99,9 @@ def distribute(
         rows: how rows and vectors travel to forwards: ``"stored"``, ``"float16"``, ``"bfloat16"``, ``"int8"``
             with a scale a row, or another of `hotbed.dist.CODECS`. ``Table(wire=...)`` says so of one table.
         gradients: how gradients travel to the owners, who sum them in float32; ``"int8"`` rounds at random.
+        memory_host: on this rank: it keeps rows and has no batches, and calls `hotbed.dist.serve_rows`. Where
+            there are such ranks, a strategy gives all tables to them but the small ones, which all keep.
+            Gradients are means over the others; rank 0 is one of these.
         ddp: arguments of DistributedDataParallel, such as ``{"find_unused_parameters": True}``.
 
     Raises:
@@ -119,7 +124,14 @@ def distribute(
     if not isinstance(shared_memory, bool):
         raise TableError(f"shared_memory must be True or False, got {shared_memory!r}.")
     seconds = _checked_timeout(timeout)
-    ranks = Ranks(timeout=seconds or _DEFAULT_TIMEOUT, shared_memory=shared_memory)
+    if not isinstance(memory_host, bool):
+        raise TableError(f"memory_host must be True or False, got {memory_host!r}.")
+    ranks = Ranks(
+        timeout=seconds or _DEFAULT_TIMEOUT,
+        shared_memory=shared_memory,
+        memory_host=memory_host,
+    )
+    agree(ranks.hosts, ranks.size)
     with ranks.reporting("a distribution"):
         if seconds is None:
             raise TableError(
@@ -161,7 +173,13 @@ def _checked_timeout(given: object) -> float | None:
 def _chosen(model: nn.Module, plan: Plan | str, ranks: Ranks) -> Plan | None:
     """None where there are no tables to plan."""
     if isinstance(plan, str):
-        return planned(model, ranks.size, strategy=plan) if tables_to_plan(model) else None
+        if tables_to_plan(model):
+            if ranks.hosts:
+                return planned(model, len(ranks.hosts), strategy=plan).on(ranks.hosts, ranks.size)
+            return planned(model, ranks.size, strategy=plan)
+        if ranks.hosts:
+            raise PlanError(f"This {type(model).__name__} has no tables for memory hosts to keep.")
+        return None
     if not isinstance(plan, Plan):
         raise PlanError(f"plan is a hotbed.dist.Plan or the name of a strategy, not {plan!r}.")
     return plan
@@ -230,7 +248,8 @@ def share_tables(
     told = ranks.handshake("a distribution", [in_tiers, *keys, *changed]).values
     _, *of_first = told[0].tolist()
     fault: HotbedError | None = None
-    lookups = ShardedLookups(ranks, PrefetchOnRanks(ranks) if bool(told[:, 0].any()) else None)
+    looks_ahead = bool(told[:, 0].any()) and not ranks.hosts  # who have no loader to look into
+    lookups = ShardedLookups(ranks, PrefetchOnRanks(ranks) if looks_ahead else None)
     try:
         for (live, spec), key, has_rows in zip(
             tables.items(), of_first, of_first[len(tables) :], strict=False

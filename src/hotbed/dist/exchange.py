@@ -279,7 +279,7 @@ class KeptRows(KeptLookup):
         if not mine or self.owned is None:
             return []
         here = core.given_places(chosen, False, addresses(received))
-        return self.owned.sums(here, received, mine, ranks.size)
+        return self.owned.sums(here, received, mine, layout.trainers)
 
 
 def first_slots(layout: Layout, lookups: Sequence[KeptLookup]) -> list[int]:

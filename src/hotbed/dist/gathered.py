@@ -10,12 +10,12 @@ from torch import Tensor
 
 from hotbed import _core
 from hotbed.dist.ranks import Ranks
-from hotbed.dist.raw import bytes_of, numbers_in
+from hotbed.dist.raw import bytes_of, exchange, numbers_in
 from hotbed.dist.shards import Shard, ShardedPlace
 from hotbed.errors import HotbedError, TableError
 from hotbed.tables import Table
 
-__all__ = ["Gathered", "gathered"]
+__all__ = ["Gathered", "gather_asked", "gathered"]
 
 _KIND = "a copy of rows"
 _ROWS_AT_ONCE = 1 << 14
@@ -44,8 +44,17 @@ def gathered(
     Raises:
         TableError: they do not fit in memory.
     """
-    wants = everywhere or ranks.rank == 0
-    ids = _ids(ranks, place, everywhere, stored=states)
+    ranks.handshake(_KIND, [states, everywhere], [place.number])
+    return gather_asked(ranks, place, states=states, everywhere=everywhere)
+
+
+def gather_asked(
+    ranks: Ranks, place: ShardedPlace, *, states: bool, everywhere: bool
+) -> Gathered | None:
+    """Do the same where all ranks have told each other that they do."""
+    receivers = set(range(ranks.size)) - set(ranks.hosts) if everywhere else {0}
+    wants = ranks.rank in receivers
+    ids = _ids(ranks, place, receivers, stored=states)
     spec, widths = place.spec, place.core.state_widths() if states else []
     fault: TableError | None = None
     needed = len(ids) * (spec.dim * spec.dtype.itemsize + 16)
@@ -63,7 +72,7 @@ def gathered(
         [torch.empty((size, width), dtype=spec.compute_dtype, device="cpu") for width in widths],
     )
     absent = torch.ones(size, dtype=torch.bool, device="cpu")
-    for shard, rows in _all_records(ranks, place, states=states, everywhere=everywhere):
+    for shard, rows in _all_records(ranks, place, receivers, states=states):
         rows, at = _known(rows, shard, ids)
         absent[at] = False
         columns = shard.part.columns
@@ -106,8 +115,8 @@ def _spoken(place: ShardedPlace) -> list[Shard]:
     return [shard for shard in place.shards if not shard.replica or shard.rank == 0]
 
 
-def _ids(ranks: Ranks, place: ShardedPlace, everywhere: bool, *, stored: bool) -> Tensor:
-    """(n,) ids, rising; of a static table all, or only those whose rows are `stored`."""
+def _ids(ranks: Ranks, place: ShardedPlace, receivers: set[int], *, stored: bool) -> Tensor:
+    """(n,) ids, rising, on receivers; of a static table all, or only those whose rows are `stored`."""
     own = [
         shard.part.origin.ids_in_table(live.stored_ids() if stored else live.ids())
         for shard, live in place.own.items()
@@ -115,20 +124,19 @@ def _ids(ranks: Ranks, place: ShardedPlace, everywhere: bool, *, stored: bool) -
     ]
     mine = torch.cat([torch.empty(0, dtype=torch.int64, device="cpu"), *own])
     counts = ranks.handshake(_KIND, [len(mine)], [place.number]).values[:, 0].tolist()
-    outgoing = [[bytes_of(mine)] if everywhere or to == 0 else [] for to in range(ranks.size)]
-    wants = everywhere or ranks.rank == 0
-    sizes = [8 * count if wants else 0 for count in counts]
-    blocks = ranks.exchange(_KIND, outgoing, sizes)
+    outgoing = [[bytes_of(mine)] if to in receivers else [] for to in range(ranks.size)]
+    sizes = [8 * count if ranks.rank in receivers else 0 for count in counts]
+    blocks = exchange(ranks, _KIND, outgoing, sizes)
     return torch.cat([numbers_in(block, torch.int64) for block in blocks]).sort().values
 
 
 def _all_records(
-    ranks: Ranks, place: ShardedPlace, *, states: bool, everywhere: bool
+    ranks: Ranks, place: ShardedPlace, receivers: set[int], *, states: bool
 ) -> Iterator[tuple[Shard, Gathered]]:
     """Chunk after chunk of all ranks, each rank's next at once, until no rank has more."""
     spec = place.spec
     shards = _spoken(place)
-    wants = everywhere or ranks.rank == 0
+    wants = ranks.rank in receivers
     streams = [
         (s, live.records(states=states))
         for s, shard in enumerate(shards)
@@ -156,13 +164,13 @@ def _all_records(
             return
         tensors = [] if chunk is None else [chunk[1].ids, chunk[1].weights, *chunk[1].states]
         raw = [bytes_of(tensor) for tensor in tensors]
-        outgoing = [raw if everywhere or to == 0 else [] for to in range(ranks.size)]
+        outgoing = [raw if to in receivers else [] for to in range(ranks.size)]
         shapes = [
             _shapes(shards[s], spec, count, widths) if s >= 0 else [] for s, count in reported
         ]
         sizes = [sum(_bytes(*one) for one in of_rank) if wants else 0 for of_rank in shapes]
         for (s, _), block, of_rank in zip(
-            reported, ranks.exchange(_KIND, outgoing, sizes), shapes, strict=True
+            reported, exchange(ranks, _KIND, outgoing, sizes), shapes, strict=True
         ):
             if s >= 0 and wants:
                 pieces = torch.split(block, [_bytes(*one) for one in of_rank])

@@ -13,43 +13,49 @@ from hotbed.dist.errors import PeerError, mark_known_to_all
 from hotbed.dist.exchanged_values import KeptLookup
 
 __all__ = [
+    "BY_ENDED",
+    "BY_HOSTS",
+    "CLOSE",
     "ENDED",
     "KINDS",
     "MERGE",
-    "SERVED",
     "Handshake",
     "advice",
     "exchange_in_words",
     "raise_fault",
+    "refuse_absent",
     "refuse_others",
 ]
 
 ENDED = "nothing any more"
 MERGE = "a merge of gradients"
-SERVED = {
-    ENDED: True,
-    "the end": True,
-    "a lookup": True,
-    "a step": True,
-    "a sum of gradients": True,
-    "a norm of gradients": True,
-    "a change of gradients": True,
-    MERGE: True,
-    "a lookup of rows": True,
-    "a look for infinities": True,
-    "a distribution": False,
-    "an assignment": False,
-    "a deletion of rows": False,
-    "a search for ids": False,
-    "a count of rows": False,
-    "a copy of rows": False,
-    "a reset of rows": False,
-    "a load of rows": False,
-    "a checkpoint": False,
-    "figures": False,
-}
-"""What ranks do together, and whether a rank takes part in it that has no batches any more."""
-KINDS = tuple(SERVED)
+CLOSE = "the end of the work of memory hosts"
+BY_ENDED = (
+    ENDED,
+    "the end",
+    "a lookup",
+    "a step",
+    "a sum of gradients",
+    "a norm of gradients",
+    "a change of gradients",
+    MERGE,
+    "a lookup of rows",
+    "a look for infinities",
+)
+"""What ranks do together in which a rank takes part that has no batches any more,"""
+BY_HOSTS = (
+    "dense states",
+    "an assignment",
+    "a deletion of rows",
+    "a search for ids",
+    "a count of rows",
+    "a copy of rows",
+    "a checkpoint",
+    "figures",
+    CLOSE,
+)
+"""and in which memory hosts do, too."""
+KINDS = (*BY_ENDED, *BY_HOSTS, "a distribution", "a reset of rows", "a load of rows")
 
 _TEXT = 2000
 """Bytes of a fault's text."""
@@ -85,9 +91,11 @@ class Handshake(NamedTuple):
     values: Tensor
     """(ranks, n) int64: what each says beside it; of a rank that has ended, zeros."""
     ended: list[bool]
-    """Which ranks have no batches any more."""
+    """Which ranks have no batches any more, or never have one, as they are memory hosts."""
     waiting: list[KeptLookup]
     """Lookups that waited when it was opened, which `Ranks.waiting` may have let go since."""
+    declared: int
+    """Digest of what those with batches declare; 0: nothing."""
 
 
 def exchange_in_words(kind: str, sequence: int, names: Sequence[str] | int) -> str:
@@ -156,6 +164,23 @@ def _texts(own: str, gather: Callable[[Tensor], Tensor]) -> list[str]:
         torch.tensor(list(raw.ljust(max(sizes), b"\0")), dtype=torch.uint8, device="cpu")
     )
     return [bytes(some[:n].tolist()).decode() for some, n in zip(every, sizes, strict=True)]
+
+
+def refuse_absent(kind: str, ended: Sequence[bool], hosts: Sequence[int]) -> None:
+    """Raise PeerError where a rank that has ended, or a memory host, takes no part in a kind of exchange."""
+    if kind in BY_ENDED:
+        return
+    left = [rank for rank, has in enumerate(ended) if has and rank not in hosts]
+    if left:
+        raise PeerError(
+            f"Rank {left[0]} has no batches any more and waits in Join, where it cannot take part in {kind}. "
+            "Do that when all have left Join."
+        )
+    if any(ended) and kind not in BY_HOSTS:
+        raise PeerError(
+            f"Rank {hosts[0]} is a memory host, which takes no part in {kind}. Read it "
+            "from a checkpoint with hotbed.load(), or do it before hotbed.distribute."
+        )
 
 
 def raise_fault(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 import torch.distributed as torch_dist
@@ -12,17 +12,9 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 from torch.optim import Optimizer
 
-from hotbed.dist.batch import serve_lookup, serve_rows
-from hotbed.dist.clipping import CHANGE, NORM, SUM, Together, serve_infinities
 from hotbed.dist.distribute import Sharing, sharing_of
-from hotbed.dist.errors import PeerError, PeerLost, is_known_to_all
-from hotbed.dist.gradients import serve_collect
-from hotbed.dist.handshake import ENDED, MERGE, Handshake
-from hotbed.dist.merging import serve_merge
-from hotbed.dist.participant import serve_step
-from hotbed.dist.ranks import Ranks
-from hotbed.dist.shards import TableOnRanks
-from hotbed.dist.waiting_gradients import waiting_of
+from hotbed.dist.roles import refuse_memory_host, trainers
+from hotbed.dist.serving import Serving, waits_at_owners
 from hotbed.dist.wire import group_of
 from hotbed.errors import TableError
 from hotbed.optim.base import TableOptimizer
@@ -59,6 +51,7 @@ def joinables(model: nn.Module) -> list[Joinable]:
             f"This {type(model).__name__} is not distributed, or is a part of what is. hotbed.dist.joinables "
             "takes what hotbed.distribute has returned."
         )
+    refuse_memory_host("hotbed.dist.joinables")
     tables = _Tables(sharing)
     if sharing.dense is None:
         return [] if sharing.plan is None else [tables]
@@ -81,6 +74,7 @@ class _Tables(Joinable):
                     ranks,
                     "hotbed.dist.joinables",
                     ranks.timeout,
+                    trainers(),
                     timeout=datetime.timedelta(seconds=ranks.timeout),
                     backend="gloo",
                 )
@@ -129,24 +123,20 @@ def _dense_of(sharing: Sharing) -> dict[str, tuple[Optimizer, Tensor]]:
 
 def _align_dense_states(sharing: Sharing, is_last: bool) -> None:
     """Give all ranks the dense states of one that ended last, as they get its dense layers."""
-    ranks, kind = sharing.ranks, "the end"
+    ranks, kind = sharing.ranks, "dense states"
     last = ranks.values_of_all(kind, is_last)
     if all(last):
         return
-    source = last.index(True)
+    source = last.index(True)  # among the ranks with batches, as memory hosts tell nothing
+    own_number = ranks.rank - sum(host < ranks.rank for host in ranks.hosts)
     with ranks.reporting(kind):
         dense = _dense_of(sharing)
         own = {name: dict(one.state.get(p, {})) for name, (one, p) in dense.items()}
-    received = ranks.values_of_all(kind, own if ranks.rank == source else None)[source]
+    received = ranks.values_of_all(kind, own if own_number == source else None)[source]
     with torch.no_grad():
         for name in dense.keys() & received.keys():
             one, parameter = dense[name]
             _take_state(one.state[parameter], received[name])
-
-
-def _waits_at_owners(live: TableOnRanks | None) -> bool:
-    """Return True if clipping has brought gradients of a table to its owners, for a step."""
-    return live is not None and waiting_of(live).collected
 
 
 def _take_state(own: dict[str, object], given: Mapping[str, object]) -> None:
@@ -178,9 +168,15 @@ class _Serving(JoinHook):
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
+    def _answer(self) -> None:
+        try:
+            Serving(self._ranks).until("the end")
+        except BaseException as error:  # raised again by the main thread
+            self._error = error
+
     def main_hook(self) -> None:
         if self._thread is None:
-            self._thread = threading.Thread(target=self._serve, name="hotbed-shards", daemon=True)
+            self._thread = threading.Thread(target=self._answer, name="hotbed-shards", daemon=True)
             self._thread.start()
         elif self._error is not None:
             raise self._error
@@ -188,60 +184,10 @@ class _Serving(JoinHook):
     def post_hook(self, is_last_joiner: bool) -> None:
         self._ranks.before_forward = None
         if self._thread is None:
-            kept = [int(_waits_at_owners(live())) for live in self._ranks.tables]
+            kept = [int(waits_at_owners(live())) for live in self._ranks.tables]
             self._ranks.handshake("the end", kept)
         else:
             self._thread.join()
             if self._error is not None:
                 raise self._error
         _align_dense_states(self._sharing, is_last_joiner)
-
-    def _align_gradients(self, opened: Handshake) -> None:
-        """Give up the clipped gradients that the ranks with batches have given up after their last step."""
-        for live, kept in zip(self._ranks.tables, opened.values.any(0).tolist(), strict=True):
-            table = live()
-            if table is not None and not kept and _waits_at_owners(table):
-                waiting_of(table).drop_collected()
-
-    def _serve(self) -> None:
-        answers: dict[str, Callable[[Ranks, Handshake], None]] = {
-            "a lookup": serve_lookup,
-            "a lookup of rows": serve_rows,
-            "a step": serve_step,
-            "a look for infinities": serve_infinities,
-            SUM: self._serve_sum,
-            NORM: self._serve_norm,
-            CHANGE: self._serve_change,
-            MERGE: serve_merge,
-        }
-        try:
-            while True:
-                try:
-                    with self._ranks.reporting(ENDED):
-                        opened = self._ranks.serve()
-                        if opened.kind == "the end":
-                            self._align_gradients(opened)
-                            return
-                        answers[opened.kind](self._ranks, opened)
-                except Exception as error:
-                    heard = isinstance(error, PeerError) or is_known_to_all(
-                        error
-                    )  # by those who have a batch
-                    if isinstance(error, PeerLost) or not heard:
-                        raise
-        except BaseException as error:  # raised again by the main thread
-            self._error = error
-
-    def _serve_sum(self, ranks: Ranks, opened: Handshake) -> None:
-        collected = serve_collect(ranks, opened, 0)
-        ranks.vote(SUM, fault=collected.fault)
-        collected.keep()
-        self._together = Together(ranks, collected.tables)
-
-    def _serve_norm(self, ranks: Ranks, opened: Handshake) -> None:
-        reported = opened.values[opened.ended.index(False)].contiguous()
-        self._together.sum_norms(float(reported.view(torch.float64)[0]))
-
-    def _serve_change(self, ranks: Ranks, opened: Handshake) -> None:
-        reported = opened.values[opened.ended.index(False)].contiguous()
-        self._together.change_own(int(reported[0]), float(reported.view(torch.float64)[1]))

@@ -19,10 +19,18 @@ from torch import Tensor
 from hotbed import _core
 from hotbed.dist.errors import PeerError
 from hotbed.dist.handshake import Handshake
-from hotbed.dist.raw import WORD, bytes_of, rounded
+from hotbed.dist.raw import WORD, Sends, bytes_of, exchange, rounded
 from hotbed.errors import HotbedError
 
-__all__ = ["MOST_DEPTH", "MOST_JSON", "MessageError", "all_values", "decode", "encode"]
+__all__ = [
+    "MOST_DEPTH",
+    "MOST_JSON",
+    "MessageError",
+    "all_values",
+    "decode",
+    "encode",
+    "serve_values",
+]
 
 MOST_DEPTH = 32
 """Containers inside each other."""
@@ -146,16 +154,13 @@ def _bytes_in(text: str) -> bytes:
         raise MessageError("A message has bytes that are no hexadecimal numbers.") from None
 
 
-class Exchanging(Protocol):
+class Exchanging(Sends, Protocol):
     """`hotbed.dist.ranks.Ranks`, as far as values travel by it."""
 
     size: int
 
     def reporting(self, kind: str) -> AbstractContextManager[None]: ...
     def handshake(self, kind: str, values: Sequence[int] = ()) -> Handshake: ...
-    def exchange(
-        self, what: str, parts: Sequence[Sequence[Tensor]], sizes: Sequence[int]
-    ) -> list[Tensor]: ...
 
 
 class _Tensors:
@@ -211,15 +216,33 @@ def all_values(ranks: Exchanging, kind: str, value: object) -> list[Any]:
     """
     with ranks.reporting(kind):
         pieces = encode(value)
-    sizes = ranks.handshake(kind, [sum(map(len, pieces))]).values[:, 0].tolist()
+    return _exchanged(ranks, ranks.handshake(kind, [sum(map(len, pieces))]), pieces)
+
+
+def serve_values(ranks: Exchanging, opened: Handshake) -> list[object]:
+    """Return the values that the others tell each other, where this rank has none.
+
+    Args:
+        opened: the handshake of `all_values`, in which this rank takes part as one without batches.
+    """
+    return _exchanged(ranks, opened, [])
+
+
+def _exchanged(ranks: Exchanging, opened: Handshake, pieces: list[Tensor]) -> list[object]:
+    """Return the values of the ranks that tell one."""
+    kind, sizes = opened.kind, opened.values[:, 0].tolist()
     free = max(_SMALL, _core.available_memory())
     for rank, size in enumerate(sizes):
         if not 0 <= size <= free:
             raise PeerError(
                 f"Rank {rank} announces {size:,} bytes for {kind}, and {free:,} are free here."
             )
-    received = ranks.exchange(kind, [pieces] * ranks.size, sizes)
-    return [_value_of_rank(kind, rank, message) for rank, message in enumerate(received)]
+    received = exchange(ranks, kind, [pieces] * ranks.size, sizes)
+    return [
+        _value_of_rank(kind, rank, message)
+        for rank, message in enumerate(received)
+        if not opened.ended[rank]
+    ]
 
 
 def _value_of_rank(kind: str, rank: int, message: Tensor) -> Any:

@@ -19,7 +19,7 @@ class Layout:
     whose bags its owners pool.
 
     Attributes:
-        rank: of this process among `size`.
+        rank: of this process among `size`; of these, so many are `trainers`, which have batches.
         core: computes the sizes and the contents of messages. Its tables are all that was given.
         table_numbers: of the tables among those that the ranks share, each once.
         position: of each table among these, by its number.
@@ -36,9 +36,9 @@ class Layout:
         fetched: rows of batches that are gone, for those to come.
     """
 
-    def __init__(self, rank: int, size: int, places: Sequence[ShardedPlace]) -> None:
+    def __init__(self, rank: int, size: int, trainers: int, places: Sequence[ShardedPlace]) -> None:
         tables, shards, own_positions = [], [], dict[LiveTable, int]()
-        self.rank, self.size = rank, size
+        self.rank, self.size, self.trainers = rank, size, trainers
         self.table_numbers = tuple(dict.fromkeys(place.number for place in places))
         self.position = {number: t for t, number in enumerate(self.table_numbers)}
         self.tables = [self.position[place.number] for place in places]
@@ -73,5 +73,5 @@ class Layout:
                         self.own.append(weakref.ref(live))
                     self.table_of += [own_positions[live]] * size
                     self.names += [spec.name] * size
-        self.core = _core.ExchangeLayout.make(rank, size, tables, shards)
+        self.core = _core.ExchangeLayout.make(rank, size, tables, shards, trainers)
         self.fetched: list[_core.FetchedRows] = []

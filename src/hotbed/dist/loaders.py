@@ -11,6 +11,7 @@ import torch.distributed as torch_dist
 
 from hotbed.dist.errors import PeerError, is_gone
 from hotbed.dist.handshake import raise_fault
+from hotbed.dist.roles import refuse_memory_host, trainers
 from hotbed.dist.wire import Gloo, group_of
 from hotbed.errors import InputError
 
@@ -37,13 +38,14 @@ class Slice(dict[str, Any]):
 class Slices:
     """Loader of this rank's slices of batches."""
 
-    def __init__(self, loader: Iterable[Mapping[str, Any]], rank: int, size: int) -> None:
-        self.loader, self._rank, self._size = loader, rank, size
+    def __init__(self, loader: Iterable[Mapping[str, Any]]) -> None:
+        self.loader = loader
 
     def __iter__(self) -> Iterator[Slice]:
+        rank, size = _place_among_trainers()
         for batch in self.loader:
             count = samples_in(batch, "slices")
-            begin, end = (count * r // self._size for r in (self._rank, self._rank + 1))
+            begin, end = (count * r // size for r in (rank, rank + 1))
             yield Slice({name: v[begin:end] for name, v in batch.items()}, count)
 
 
@@ -66,15 +68,25 @@ def samples_in(batch: Mapping[str, Any], called: str) -> int:
 def slices(loader: Iterable[Mapping[str, Any]]) -> Slices:
     """Wrap a loader of whole batches, the same on all ranks, of which each rank gets its samples.
 
-    So any number of ranks trains on the same batches. Without a process group there is one rank.
+    So any number of ranks trains on the same batches. Without a process group there is one rank; memory hosts
+    (see `hotbed.distribute`) get none.
 
     Args:
         loader: of batches feature → tensor or `Jagged`, of as many samples each. A batch may have fewer
             samples than there are ranks; `hotbed.train.fit` weighs those of all alike.
     """
+    return Slices(loader)
+
+
+def _place_among_trainers() -> tuple[int, int]:
+    """(number of this rank among those that have batches, how many these are)."""
     if not _in_a_group():
-        return Slices(loader, 0, 1)
-    return Slices(loader, torch_dist.get_rank(), torch_dist.get_world_size())
+        return 0, 1
+    refuse_memory_host("hotbed.dist.slices")
+    ranks = trainers()
+    if ranks is None:
+        return torch_dist.get_rank(), torch_dist.get_world_size()
+    return ranks.index(torch_dist.get_rank()), len(ranks)
 
 
 def _in_a_group() -> bool:
@@ -91,7 +103,8 @@ def even(loader: Iterable[T], *, end: Literal["drop", "pad"] = "drop") -> Even[T
             counts several times.
 
     Wrap a loader once, and iterate what comes of it in each epoch: it has a process group of its own.
-    Called by all ranks, each with its loader; so is each iteration and each batch. With ``"pad"`` a rank
+    Called by all ranks that have batches, each with its loader, after `hotbed.distribute` where others are
+    memory hosts; so is each iteration and each batch. With ``"pad"`` a rank
     that has no batch at all is an InputError on all. What a loader raises its rank raises, and the others a
     `PeerError`, as they do where a rank is gone.
     """
@@ -105,7 +118,8 @@ class Even(Generic[T]):
         self.loader, self.end = loader, end
         self._group: torch_dist.ProcessGroup | None = None
         if _in_a_group():
-            self._group = group_of(self, "hotbed.dist.even", _SECONDS, backend="gloo")
+            refuse_memory_host("hotbed.dist.even")
+            self._group = group_of(self, "hotbed.dist.even", _SECONDS, trainers(), backend="gloo")
         self._refuse_other_end()
 
     def _refuse_other_end(self) -> None:

@@ -172,7 +172,7 @@ def serve_step(ranks: Ranks, opened: Handshake) -> None:
     tables = [ranks.table(number) for number in opened.tables]
     reported = opened.values[opened.ended.index(False)].tolist()
     try:
-        part = _participant_without_batch(ranks, tables, reported)
+        part = _participant_without_batch(ranks, tables, reported, opened.declared)
     except Exception as error:  # of this rank, which the others hear of in the vote
         serve_collect(ranks, opened, _width(reported, len(tables)))
         ranks.vote("a step", fault=error)
@@ -182,16 +182,22 @@ def serve_step(ranks: Ranks, opened: Handshake) -> None:
 
 
 def _participant_without_batch(
-    ranks: Ranks, tables: Sequence[TableOnRanks], reported: list[int]
+    ranks: Ranks, tables: Sequence[TableOnRanks], reported: list[int], declared: int
 ) -> ShardedParticipant:
-    """`reported`: the numbers of a rank with a batch, as of `ShardedParticipant._numbers`."""
-    optimizer = tables[0].optimizer
+    """`reported`: the numbers of a rank with a batch, as of `ShardedParticipant._numbers`. `declared`: the
+    digest of its optimizer."""
+    optimizer = cast(TableOptimizer | None, tables[0].optimizer)
     if optimizer is None:
         raise OptimizerError(
-            f"Rank {ranks.rank} has no optimizer any more, and answers for its shards. Keep it until "
-            "all have left Join."
+            f"Rank {ranks.rank} has no optimizer, and answers for its shards. Keep it until all have left "
+            "Join, or memory hosts are released."
         )
-    part = ShardedParticipant(cast(TableOptimizer, optimizer), ranks)
+    if of_optimizer(optimizer).digest != declared:
+        raise OptimizerError(
+            f"Rank {ranks.rank} answers for its shards with another optimizer, or other options, than the "
+            f"ranks with batches, of the type {type(optimizer).__name__}. Make the same on all ranks."
+        )
+    part = ShardedParticipant(optimizer, ranks)
     for numbers, live in zip(_heard(reported, len(tables)), tables, strict=True):
         hyper = _core.Hyperparameters()
         for name, number in zip(NUMBERS, numbers, strict=True):

@@ -58,9 +58,11 @@ class Sharded(ShardedRows):
         self.number, self.kind, self.codecs = number, kind, codecs
         self.shards, self.own = list(shards), dict(own)
         owner_rule = kind.owner_rule(spec)
-        self.owners = 1 if owner_rule is None else lookups.ranks.size
+        given = owner_rule is _core.OwnerRule.given
+        among = lookups.ranks.size if given else len(self.shards)
+        self.owners = 1 if owner_rule is None else among
         self.bag_parts = 1 if owner_rule is None else len(self.shards)
-        if spec.combiner not in SUMMED or owner_rule is _core.OwnerRule.given:
+        if spec.combiner not in SUMMED or given:
             self.bag_parts = 0
         self._handles = [live.parameter for live in self.own.values()]  # they keep gradients
 

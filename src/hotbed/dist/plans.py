@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from torch import Tensor
 
@@ -65,6 +65,26 @@ class Plan:
         self.tiers = tiers or TierSizes()
         self._loads: list[Load] | None = None
         self._digest = ""
+
+    def on(self, ranks: Sequence[int], world_size: int) -> Plan:
+        """Return the same plan where ``ranks[k]`` takes the place of rank k.
+
+        The other ranks of `world_size` keep nothing but replicated tables.
+
+        >>> plan = hb.plan([hb.Table("item", 64, 1000)], 2)
+        >>> plan.on((6, 7), 8)     # all rows lie on two memory hosts
+
+        Raises:
+            PlanError: ranks are none, or not as many as the plan is for.
+        """
+        numbers = [integer(rank) for rank in ranks] if isinstance(ranks, Sequence) else []
+        placed = [rank for rank in numbers if rank is not None]
+        if len(set(placed)) != len(numbers) or len(placed) != self.world_size:
+            raise PlanError(
+                f"The plan is for {self.world_size} ranks; name as many, each once, not {ranks!r}."
+            )
+        shardings = {name: kind.on(placed) for name, kind in self.shardings.items()}
+        return Plan(self.tables.values(), world_size, shardings, sizes=self.sizes, tiers=self.tiers)
 
     def part(self, name: str, rank: int) -> Table:
         """Return what `rank` keeps of a table: the table itself, or a `TablePart`, which may have no rows.

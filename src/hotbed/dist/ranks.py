@@ -22,10 +22,10 @@ from hotbed.dist.errors import NO_COPY, PeerError, PeerLost, is_gone, is_known_t
 from hotbed.dist.handshake import (
     ENDED,
     KINDS,
-    SERVED,
     Handshake,
     exchange_in_words,
     raise_fault,
+    refuse_absent,
     refuse_others,
 )
 from hotbed.dist.json_values import all_values
@@ -42,6 +42,8 @@ __all__ = ["Ranks"]
 
 _MOST_VALUES = 1024
 """Values that go along with a handshake; more are gathered after it."""
+_PATIENCE = 1e6
+"""Seconds that a memory host waits for the others, unless they are gone."""
 _NOTHING = torch.empty(0, dtype=torch.uint8, device="cpu")
 
 _KIND, _SEQUENCE, _FAULT, _COUNT, _ALIVE, _TABLES, _MEANT, _WANTS_END, _DECLARED, _HEADER = range(
@@ -57,6 +59,7 @@ class Ranks(LongWork):
     Attributes:
         rank: of this one.
         size: how many there are.
+        hosts: those of them that are memory hosts, rising: they keep rows and have no batches.
         timeout: seconds that a rank may keep the others waiting.
         tables: of the models that they share, by number.
         waiting: lookups whose gradients may be asked for, the same on all ranks.
@@ -76,20 +79,24 @@ class Ranks(LongWork):
         timeout: float = 30.0,
         *,
         shared_memory: bool = True,
+        memory_host: bool = False,
     ) -> None:
         """Called by all processes of the default group.
 
         Args:
             ranks: those that take part. Default: all.
             shared_memory: whether they exchange rows through it where all see it, and not over Gloo.
+            memory_host: whether this one is. It waits for the others as long as they live.
         """
-        wait = datetime.timedelta(seconds=timeout)
+        patience = _PATIENCE if memory_host else timeout
+        wait = datetime.timedelta(seconds=patience)
         self.group: torch_dist.ProcessGroup | None = group_of(
             self, "hotbed.distribute", timeout, ranks, timeout=wait, backend="gloo"
         )
         self.rank = torch_dist.get_rank(self.group)
         self.size = torch_dist.get_world_size(self.group)
         self.timeout = timeout
+        self.hosts: tuple[int, ...] = ()
         self.tables: list[weakref.ref[TableOnRanks]] = []
         self.steps = 0
         self.sent: dict[str, int] = {}
@@ -108,11 +115,19 @@ class Ranks(LongWork):
         self.waiting = Waiting()
         self._reports = WaitReports(self.group, self.rank, self.size, timeout)
         self._wire: Wire = Gloo(self.group, self.rank)
-        if self.size > 1 and bool(
-            self.handshake("a distribution", [int(shared_memory)]).values.all()
-        ):
-            tell = functools.partial(self.values_of_all, "a distribution")
-            self._wire = SharedMemory.between(self._wire, self.rank, timeout, tell) or self._wire
+        told = _int64([[shared_memory, memory_host]])
+        if self.size > 1:
+            told = self.handshake("a distribution", [shared_memory, memory_host]).values
+            if bool(told[:, 0].all()):
+                tell = functools.partial(self.values_of_all, "a distribution")
+                found = SharedMemory.between(self._wire, self.rank, patience, tell)
+                self._wire = found or self._wire
+        self.hosts = tuple(torch.nonzero(told[:, 1]).flatten().tolist())
+
+    @property
+    def trainers(self) -> int:
+        """Return the number of ranks that have batches, or had some: over these gradients are averaged."""
+        return self.size - len(self.hosts)
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
         raise TableError(f"This model is distributed, so {NO_COPY}")
@@ -128,7 +143,9 @@ class Ranks(LongWork):
         numbers = (*[place.number for place in places],)
         found = self._layouts.get(numbers)
         if found is None:  # or another thread makes it, too
-            found = self._layouts.setdefault(numbers, Layout(self.rank, self.size, places))
+            found = self._layouts.setdefault(
+                numbers, Layout(self.rank, self.size, self.trainers, places)
+            )
         return found
 
     # -- the handshake ---------------------------------------------------------------------
@@ -200,11 +217,8 @@ class Ranks(LongWork):
             mine = self.rank if self.rank in said else min(said)
             refuse_others(said, mine, names, declared, self._gathered)
         kind = KINDS[heads[speaks][_KIND]]
-        if any(ended) and not SERVED[kind]:
-            raise PeerError(
-                f"Rank {ended.index(True)} has no batches any more and waits in Join, where it cannot take "
-                f"part in {kind}. Do that when all have left Join."
-            )
+        if any(ended):
+            refuse_absent(kind, ended, self.hosts)
         found = self._tables_meant(heads, ended, speaks, tables)
         waiting = self.waiting.lookups
         alive = [[head[_ALIVE]] for head in heads]
@@ -218,7 +232,7 @@ class Ranks(LongWork):
             every_value = reported[:, _HEADER : _HEADER + count]
         else:
             every_value = self._gathered(_int64(values or [0] * count))
-        return Handshake(kind, found, every_value, ended, waiting)
+        return Handshake(kind, found, every_value, ended, waiting, heads[speaks][_DECLARED])
 
     def _names(self, head: list[int], rank: int, own: Sequence[int]) -> list[str] | int:
         """Return the names of the tables that a message is about, or how many they are."""
@@ -315,7 +329,8 @@ class Ranks(LongWork):
         raise self._lost or error from None
 
     def values_of_all(self, kind: str, value: object) -> list[Any]:
-        """Return the value of each rank, of types that `json_values.encode` takes. Called by all ranks."""
+        """Return the value of each rank, of types that `json_values.encode` takes; of those that are not
+        memory hosts, where these serve. Called by all ranks."""
         return all_values(self, kind, value)
 
     def ends(self, asked: Callable[[], bool]) -> bool:
@@ -371,20 +386,6 @@ class Ranks(LongWork):
                 )
         return messages
 
-    def exchange(
-        self, what: str, parts: Sequence[Sequence[Tensor]], sizes: Sequence[int]
-    ) -> list[Tensor]:
-        """Sends pieces, (bytes,) uint8 each, to each rank, this one among them, and receives as `send` does.
-
-        Args:
-            sizes: bytes that come from each rank.
-        """
-        messages = self.reserve([sum(map(len, pieces)) for pieces in parts])
-        for message, pieces in zip(messages, parts, strict=True):
-            if pieces:
-                torch.cat(list(pieces), out=message)
-        return self.send(what, sizes)
-
     def _gathered(self, own: Tensor) -> Tensor:
         self._refuse_lost()
         try:
@@ -393,5 +394,5 @@ class Ranks(LongWork):
             self._raise_lost(error)
 
 
-def _int64(numbers: Sequence[int]) -> Tensor:
+def _int64(numbers: Sequence[int] | Sequence[Sequence[int]]) -> Tensor:
     return torch.tensor(numbers, dtype=torch.int64, device="cpu")

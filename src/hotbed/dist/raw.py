@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Protocol
+
 import torch
 from torch import Tensor
 
-__all__ = ["WORD", "bytes_of", "numbers_in", "rounded"]
+__all__ = ["Sends", "exchange", "WORD", "bytes_of", "numbers_in", "rounded"]
 
 WORD = 8
 """Bytes of a word. Messages, and what they are made of, begin at multiples of it."""
@@ -27,3 +30,25 @@ def numbers_in(raw: Tensor, dtype: torch.dtype) -> Tensor:
     """Return bytes as numbers of a dtype; a copy where they do not lie at a multiple of its size."""
     aligned = raw if raw.storage_offset() % dtype.itemsize == 0 else raw.clone()
     return aligned.view(dtype)
+
+
+class Sends(Protocol):
+    """Sends messages to all ranks; `hotbed.dist.ranks.Ranks` does."""
+
+    def reserve(self, sizes: Sequence[int]) -> list[Tensor]: ...
+    def send(self, what: str, sizes: Sequence[int]) -> list[Tensor]: ...
+
+
+def exchange(
+    ranks: Sends, what: str, parts: Sequence[Sequence[Tensor]], sizes: Sequence[int]
+) -> list[Tensor]:
+    """Send pieces, (bytes,) uint8 each, to each rank, this one among them, and receive as `Ranks.send` does.
+
+    Args:
+        sizes: bytes that come from each rank.
+    """
+    messages = ranks.reserve([sum(map(len, pieces)) for pieces in parts])
+    for message, pieces in zip(messages, parts, strict=True):
+        if pieces:
+            torch.cat(list(pieces), out=message)
+    return ranks.send(what, sizes)

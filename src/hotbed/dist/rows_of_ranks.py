@@ -9,11 +9,11 @@ from torch import Tensor
 
 from hotbed.dist.delivery import deliver, fetch_by_id, owned_ids
 from hotbed.dist.exchange import order_by_owner, send_ids
-from hotbed.dist.exchanged_values import IdsByOwner
+from hotbed.dist.exchanged_values import IdsByOwner, Requests
 from hotbed.dist.gathered import gathered
 from hotbed.dist.handshake import Handshake
 from hotbed.dist.ranks import Ranks
-from hotbed.dist.raw import bytes_of
+from hotbed.dist.raw import bytes_of, exchange
 from hotbed.dist.shards import Shard, ShardedPlace
 from hotbed.errors import HotbedError, TableError
 from hotbed.table.records import Records
@@ -41,8 +41,15 @@ class ShardedRows(ShardedPlace):
     def assign(self, ids: Tensor, values: Tensor) -> None:
         """Called by all ranks, each with rows of its own; of an id that several give the last one's stays."""
         by_owner, opened = self._asked("an assignment", ids)
-        requests = send_ids(self.ranks, by_owner, opened.values)
-        rows = deliver(self.ranks, requests, values.to(self.spec.dtype))
+        self.assign_asked(send_ids(self.ranks, by_owner, opened.values), values.to(self.spec.dtype))
+
+    def assign_asked(self, requests: Requests, values: Tensor) -> None:
+        """Write the rows that all ranks have told of. Called by all ranks.
+
+        Args:
+            values: (n, dim) of this rank, in the order in which it was asked for them.
+        """
+        rows = deliver(self.ranks, requests, values)
         fault: HotbedError | None = None
         try:
             for live, own, _ in rows:
@@ -57,9 +64,14 @@ class ShardedRows(ShardedPlace):
     def contains(self, ids: Tensor) -> Tensor:
         """Called by all ranks, each with ids of its own."""
         distinct, inverse = torch.unique(ids, return_inverse=True)
-        kind, rank = "a search for ids", self.ranks.rank
-        by_owner, opened = self._asked(kind, distinct)
-        requests = send_ids(self.ranks, by_owner, opened.values)
+        by_owner, opened = self._asked("a search for ids", distinct)
+        there = self.search_asked(send_ids(self.ranks, by_owner, opened.values), len(distinct))
+        return there[by_owner.renumbered(0, inverse)]
+
+    def search_asked(self, requests: Requests, count: int) -> Tensor:
+        """Return (count,) bool: whether the rows are stored that this rank asks for, in the order of their
+        owners. Called by all ranks."""
+        rank = self.ranks.rank
         answers: list[list[Tensor]] = [[] for _ in range(self.ranks.size)]
         for (live, own, counts), shard in zip(owned_ids(requests), self.own, strict=True):
             found = live.contains(own).split_with_sizes(counts)
@@ -70,27 +82,36 @@ class ShardedRows(ShardedPlace):
             if self._speaks(shard):
                 parts[shard.rank].append(requests.requests_of(rank, s))
         sizes = [sum(part.stop - part.start for part in some) for some in parts]
-        there = torch.empty(len(distinct), dtype=torch.bool, device="cpu")
-        for some, message in zip(parts, self.ranks.exchange(kind, answers, sizes), strict=True):
+        there = torch.empty(count, dtype=torch.bool, device="cpu")
+        told = exchange(self.ranks, "a search for ids", answers, sizes)
+        for some, message in zip(parts, told, strict=True):
             pieces = message.split_with_sizes([part.stop - part.start for part in some])
             for part, piece in zip(some, pieces, strict=True):
                 there[part] = piece.bool()
-        return there[by_owner.renumbered(0, inverse)]
+        return there
 
     def erase(self, ids: Tensor) -> int:
         """Called by all ranks, each with ids of its own."""
-        kind = "a deletion of rows"
-        by_owner, opened = self._asked(kind, torch.unique(ids))
-        rows = owned_ids(send_ids(self.ranks, by_owner, opened.values))
-        gone = [live.erase(torch.unique(own)) for live, own, _ in rows]
+        by_owner, opened = self._asked("a deletion of rows", torch.unique(ids))
+        return self.erase_asked(send_ids(self.ranks, by_owner, opened.values))
+
+    def erase_asked(self, requests: Requests) -> int:
+        """Erase the rows that all ranks have told of, and return how many there were. Called by all ranks."""
+        gone = [live.erase(torch.unique(own)) for live, own, _ in owned_ids(requests)]
         spoken = [n for n, shard in zip(gone, self.own, strict=True) if self._speaks(shard)]
-        return int(self.ranks.handshake(kind, [sum(spoken)], [self.number]).values.sum())
+        told = self.ranks.handshake("a deletion of rows", [sum(spoken)], [self.number])
+        return int(told.values.sum())
 
     def count(self) -> int:
         """Called by all ranks."""
+        self.ranks.handshake("a count of rows", tables=[self.number])
+        return self.count_asked()
+
+    def count_asked(self) -> int:
+        """Return how many rows all ranks keep, who have told each other that they count. Called by all."""
         own = [len(live) for shard, live in self.own.items() if self._speaks(shard)]
-        reported = self.ranks.handshake("a count of rows", [sum(own)], [self.number]).values
-        return int(reported.sum())
+        told = self.ranks.handshake("a count of rows", [sum(own)], [self.number])
+        return int(told.values.sum())
 
     def refuse_copy_beyond_memory(self, purpose: str) -> None:
         """`gathered` does, by what the ranks have together."""

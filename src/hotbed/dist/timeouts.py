@@ -13,7 +13,7 @@ from torch.distributed import distributed_c10d
 from hotbed.dist.errors import PeerError
 from hotbed.dist.handshake import advice
 
-__all__ = ["BACKWARD", "WaitReports", "meet"]
+__all__ = ["BACKWARD", "WaitReports", "meet", "store_of"]
 
 BACKWARD = "loss.backward(), where gradients of dense layers travel"
 """Name of a wait that is no exchange."""
@@ -27,7 +27,10 @@ _LONGEST = 500
 """Characters of what one says."""
 _SILENT = "in none of Hotbed's calls, or has not waited as long"
 
-_meetings: weakref.WeakKeyDictionary[torch_dist.ProcessGroup, int] = weakref.WeakKeyDictionary()
+_meetings: weakref.WeakKeyDictionary[torch_dist.ProcessGroup, dict[str, int]] = (
+    weakref.WeakKeyDictionary()
+)
+"""How often processes of a group have met, all of them or some."""
 
 
 class WaitReports:
@@ -37,7 +40,7 @@ class WaitReports:
         self, group: torch_dist.ProcessGroup, rank: int, size: int, timeout: float
     ) -> None:
         """`timeout`: seconds after which a rank counts as gone."""
-        self._store = _store(f"waits/{group.group_name}")
+        self._store = store_of(f"waits/{group.group_name}")
         self._rank, self._size, self._timeout = rank, size, timeout
 
     def loss(self, error: BaseException, kind: str, call: str, waits: str, steps: int) -> str:
@@ -82,25 +85,28 @@ class WaitReports:
         return f"R{'; '.join(texts)[1:]}."
 
 
-def meet(called: str, seconds: float) -> None:
+def meet(called: str, seconds: float, ranks: Sequence[int] | None = None) -> None:
     """Waits until all processes of the default group have called this as often.
 
     Args:
         called: what the user has called.
         seconds: that one may keep the others waiting.
+        ranks: those that meet, always the same some. None: all.
 
     Raises:
         PeerError: naming the ranks that have not.
     """
     group = distributed_c10d._get_default_group()
-    number = _meetings[group] = _meetings.get(group, 0) + 1
-    rank, size = torch_dist.get_rank(), torch_dist.get_world_size()
-    store = _store(f"meeting/{number}")
+    rank, who = torch_dist.get_rank(), "all" if ranks is None else "some"
+    counts = _meetings.setdefault(group, {})
+    number = counts[who] = counts.get(who, 0) + 1
+    store = store_of(f"meeting/{who}/{number}")
     store.set(str(rank), called)
     if store.check(["ended"]):
         ended = store.get("ended").decode()
         raise PeerError(f"This rank calls {called} after the others have given up: {ended}")
-    missing = _await(store, range(size), seconds)
+    everybody = range(torch_dist.get_world_size()) if ranks is None else ranks
+    missing = _await(store, everybody, seconds)
     if not missing:
         return
     late = f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
@@ -112,7 +118,8 @@ def meet(called: str, seconds: float) -> None:
     raise PeerError(text[0].upper() + text[1:])
 
 
-def _store(name: str) -> distributed_c10d.Store:
+def store_of(name: str) -> distributed_c10d.Store:
+    """Return a part of the store of the default group."""
     return distributed_c10d.PrefixStore(f"{_PREFIX}/{name}", distributed_c10d._get_default_store())
 
 

@@ -103,7 +103,7 @@ def owned(loader: Iterable[Mapping[str, Any]], model: nn.Module) -> Owned:
 
     Raises:
         TableError: a table is cut by row, so that a rank would need ids of its rows out of all bags; or it is
-            not pooled.
+            not pooled; or there are memory hosts.
     """
     ranks: Processes = ALONE
     features, kept = set(), set()
@@ -111,6 +111,11 @@ def owned(loader: Iterable[Mapping[str, Any]], model: nn.Module) -> Owned:
         ranks = module.ranks
         if not isinstance(ranks, Ranks):
             break
+        if ranks.hosts:
+            raise TableError(
+                "hotbed.dist.owned gives each rank the ids of the tables that it keeps, and memory hosts "
+                "have no loaders. Use hotbed.dist.slices."
+            )
         for feature, live in module.features_of(name).items():
             table = cast(TableOnRanks, live)
             refuse_table(feature, table)
@@ -152,7 +157,8 @@ class Owned(Slices):
         kept: set[str],
     ) -> None:
         """`features`: of all tables; `kept`: of those that this rank keeps."""
-        super().__init__(loader, rank, size)
+        super().__init__(loader)
+        self._rank, self._size = rank, size
         self._features, self._kept = features, kept
 
     def __iter__(self) -> Iterator[Slice]:

@@ -111,7 +111,7 @@ class Gloo:
 def group_of(
     owner: object, called: str, seconds: float, ranks: Sequence[int] | None = None, **options: Any
 ) -> torch_dist.ProcessGroup:
-    """A group of processes that goes with `owner`. Called by all ranks.
+    """A group of processes that goes with `owner`. Called by all of them.
 
     Args:
         called: what the user has called.
@@ -122,8 +122,12 @@ def group_of(
     Raises:
         PeerError: not all ranks have called it.
     """
-    meet(called, seconds)
-    group: torch_dist.ProcessGroup = torch_dist.new_group(ranks, **options)
+    if ranks is not None and len(ranks) == torch_dist.get_world_size():
+        ranks = None
+    meet(called, seconds, ranks)
+    group: torch_dist.ProcessGroup = torch_dist.new_group(
+        ranks, use_local_synchronization=ranks is not None, **options
+    )
     # Not the group itself: its connections end with the last who has it.
     weakref.finalize(owner, _end_in, os.getpid(), weakref.ref(group)).atexit = False
     return group

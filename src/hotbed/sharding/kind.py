@@ -6,7 +6,7 @@ Shapes: n ids.
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import ClassVar, NamedTuple, Protocol
 
 from torch import Tensor
@@ -64,6 +64,10 @@ class Sharding(abc.ABC):
     def placed(self) -> bool:
         """True if it says which ranks keep something."""
         return True
+
+    def on(self, ranks: Sequence[int]) -> Sharding:
+        """Return the same kind where ``ranks[k]`` takes the place of rank k."""
+        return self
 
     def slices(self, table: Shape, wanted: int, world_size: int) -> int:
         """Return the number of column slices in which a plan places a table; `wanted`: by its threshold."""

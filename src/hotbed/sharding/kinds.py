@@ -9,7 +9,7 @@ import bisect
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import ClassVar, TypeVar
 
 import torch
@@ -19,7 +19,14 @@ from hotbed import _core
 from hotbed.arrays import integer
 from hotbed.errors import PlanError
 from hotbed.sharding.kind import Extent, Kept, Shape, Sharding
-from hotbed.sharding.owners import MOST_RANKS, Owned, hashed_owner, modulo_owner
+from hotbed.sharding.named_ranks import (
+    checked_rank,
+    distinct_ranks,
+    first_ranks,
+    no_rank,
+    several,
+)
+from hotbed.sharding.owners import Owned, hashed_owner, modulo_owner
 from hotbed.text import warn_renamed
 
 __all__ = [
@@ -96,7 +103,7 @@ class TableWise(Sharding):
 
     def __post_init__(self) -> None:
         if self.owner is not None:
-            object.__setattr__(self, "owner", _rank(self, self.owner))
+            object.__setattr__(self, "owner", checked_rank(self, self.owner))
 
     @property
     def keeper(self) -> int | None:
@@ -108,8 +115,11 @@ class TableWise(Sharding):
     def placed(self) -> bool:
         return self.owner is not None
 
+    def on(self, ranks: Sequence[int]) -> Sharding:
+        return self if self.owner is None else TableWise(ranks[self.owner])
+
     def fault(self, table: Shape, world_size: int) -> str:
-        return _no_rank(-1 if self.owner is None else self.owner, world_size)
+        return no_rank(-1 if self.owner is None else self.owner, world_size)
 
     def extents(self, table: Shape, rows: int, world_size: int) -> list[Extent]:
         assert self.owner is not None
@@ -130,36 +140,55 @@ class TableWise(Sharding):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RowWise(Sharding):
-    """Every rank keeps some rows.
+    """Every rank, or each of some, keeps some rows.
 
-    Rank r keeps the ids of a static table with ``id % n == r``, as its own rows ``id // n``; of a dynamic
-    table the ids that `hashed_owner` gives it.
+    The r-th of n ranks keeps the ids of a static table with ``id % n == r``, as its own rows ``id // n``; of
+    a dynamic table the ids that `hashed_owner` gives it.
 
     Raises:
-        PlanError: there is no such placement.
+        PlanError: there is no such placement; a rank comes twice.
     """
 
     placement: str | None = None
     """``"modulo"`` places a dynamic table by ``id % n``, never negative, too, as SparseOperationKit
     does: ids that share a factor with n then crowd on few ranks. ``"hash"`` or None: by hash."""
 
+    owners: tuple[int, ...] | None = None
+    """Ranks that keep rows, rising. None: all."""
+
     name: ClassVar[str] = "row"
 
     def __post_init__(self) -> None:
+        if self.owners is not None:
+            owners = sorted(distinct_ranks(self, self.owners))
+            object.__setattr__(self, "owners", tuple(owners))
         if self.placement not in (None, "hash", "modulo"):
             raise PlanError(
                 f'RowWise: placement must be "hash", "modulo" or None, not {self.placement!r}.'
             )
 
+    def on(self, ranks: Sequence[int]) -> Sharding:
+        at = range(len(ranks)) if self.owners is None else self.owners
+        return RowWise(self.placement, tuple(ranks[owner] for owner in at))
+
     def settled(self, table: Shape) -> Sharding:
-        return RowWise("hash" if self._owner(table) is hashed_owner else "modulo")
+        placement = "hash" if self._owner(table) is hashed_owner else "modulo"
+        return RowWise(placement, self.owners)
 
     def fault(self, table: Shape, world_size: int) -> str:
+        if self.owners is not None and (fault := no_rank(self.owners[-1], world_size)):
+            return fault
         if self.placement == "hash" and table.rows is not None:
             return "RowWise('hash') is for dynamic tables; leave the placement of a static one out"
         return ""
 
     def extents(self, table: Shape, rows: int, world_size: int) -> list[Extent]:
+        if self.owners is not None:
+            each, more = divmod(rows, len(self.owners))
+            return [
+                Extent(range(owner, owner + 1), each + (at < more), table.dim)
+                for at, owner in enumerate(self.owners)
+            ]
         each, more = divmod(rows, world_size)
         return [
             Extent(range(more), each + 1, table.dim),
@@ -167,6 +196,10 @@ class RowWise(Sharding):
         ]
 
     def kept(self, table: Shape, rank: int, world_size: int) -> Kept | None:
+        if self.owners is not None:
+            if rank not in self.owners:
+                return None
+            rank, world_size = self.owners.index(rank), len(self.owners)
         if table.rows is not None:
             return Kept(0, table.dim, rank, world_size)
         return Kept(0, table.dim, owns=Owned(self._owner(table), rank, world_size))
@@ -174,7 +207,10 @@ class RowWise(Sharding):
     def owner_of(
         self, table: Shape, ids: Tensor, world_size: int, column: int = 0, requester: int = 0
     ) -> Tensor:
-        return self._owner(table)(ids, world_size)
+        if self.owners is None:
+            return self._owner(table)(ids, world_size)
+        at = self._owner(table)(ids, len(self.owners))
+        return torch.tensor(self.owners, dtype=torch.int64, device=at.device)[at]
 
     def owner_rule(self, table: Shape) -> _core.OwnerRule | None:
         hashed = self._owner(table) is hashed_owner
@@ -185,8 +221,9 @@ class RowWise(Sharding):
         return hashed_owner if hashed else modulo_owner
 
     def described(self, table: Shape) -> tuple[str, str]:
-        hashed = self._owner(table) is hashed_owner
-        return "row", "all, hash" if hashed else "all, id % n"
+        whose = "all" if self.owners is None else first_ranks(self.owners)
+        how = "hash" if self._owner(table) is hashed_owner else "id % n"
+        return "row", f"{whose}, {how}"
 
 
 @_renamed_argument("keepers", "owners")
@@ -214,15 +251,12 @@ class ColumnWise(Sharding):
             if self.widths is not None:
                 raise PlanError(f"ColumnWise: widths={self.widths!r} need owners, a rank for each.")
             return
-        owners = tuple(_rank(self, owner) for owner in _items(self, "owners", self.owners))
-        if not owners or len(set(owners)) < len(owners):
-            raise PlanError(
-                f"ColumnWise: owners={self.owners!r} must be distinct ranks; where one keeps several "
-                "slices, add their widths up."
-            )
+        owners = distinct_ranks(
+            self, self.owners, "; where one keeps several slices, add their widths up"
+        )
         object.__setattr__(self, "owners", owners)
         if self.widths is not None:
-            given = _items(self, "widths", self.widths)
+            given = several(self, "widths", self.widths)
             widths = [integer(width) for width in given]
             if len(widths) != len(owners) or any(width is None or width < 1 for width in widths):
                 raise PlanError(
@@ -241,6 +275,11 @@ class ColumnWise(Sharding):
     def placed(self) -> bool:
         return self.owners is not None
 
+    def on(self, ranks: Sequence[int]) -> Sharding:
+        if self.owners is None:
+            return self
+        return ColumnWise(tuple(ranks[owner] for owner in self.owners), self.widths)
+
     def slices(self, table: Shape, wanted: int, world_size: int) -> int:
         return wanted if wanted > 1 else min(world_size, table.dim)
 
@@ -249,7 +288,7 @@ class ColumnWise(Sharding):
 
     def fault(self, table: Shape, world_size: int) -> str:
         for owner in self.owners or (-1,):
-            if fault := _no_rank(owner, world_size):
+            if fault := no_rank(owner, world_size):
                 return fault
         owners = len(self.owners or ())
         if owners > table.dim:
@@ -278,9 +317,7 @@ class ColumnWise(Sharding):
         return torch.full_like(ids, self._ranks()[at])
 
     def described(self, table: Shape) -> tuple[str, str]:
-        shown = [str(owner) for owner in self._ranks()[:8]]
-        more = len(self._ranks()) - len(shown)
-        return "column", ", ".join(shown) + (f" and {more:,} more" if more else "")
+        return "column", first_ranks(self._ranks())
 
     def _ranks(self) -> tuple[int, ...]:
         assert self.owners is not None
@@ -317,26 +354,3 @@ def even_widths(dim: int, slices: int) -> tuple[int, ...]:
     """`dim` columns in so many slices; the first are one wider where they do not divide."""
     each, more = divmod(dim, slices)
     return (each + 1,) * more + (each,) * (slices - more)
-
-
-def _no_rank(owner: int, world_size: int) -> str:
-    if 0 <= owner < world_size:
-        return ""
-    if owner < 0:
-        return "no rank is named to keep it"
-    return f"rank {owner} is outside [0, {world_size})"
-
-
-def _rank(kind: Sharding, given: object) -> int:
-    rank = integer(given)
-    if rank is None or not 0 <= rank < MOST_RANKS:
-        raise PlanError(
-            f"{type(kind).__name__}: a rank is a number from 0 to {MOST_RANKS - 1:,}, not {given!r}."
-        )
-    return rank
-
-
-def _items(kind: Sharding, name: str, given: object) -> list[object]:
-    if isinstance(given, (tuple, list)):
-        return list(given)
-    raise PlanError(f"{type(kind).__name__}: {name} must be several numbers, not {given!r}.")

@@ -18,6 +18,10 @@ class Processes(Protocol):
     rank: int
     size: int
 
+    @property
+    def trainers(self) -> int:
+        """Return the number of processes that have batches."""
+
     def reporting(self, kind: str) -> contextlib.AbstractContextManager[object]: ...
     def listening(self, waits: str = "") -> contextlib.AbstractContextManager[object]: ...
     def values_of_all(self, kind: str, value: T) -> list[T]: ...
@@ -32,6 +36,7 @@ class Alone:
 
     rank = 0
     size = 1
+    trainers = 1
 
     # As on ranks, for ``with`` statements; alone there is nobody to tell, or to hear of.
     reporting: _Context = staticmethod(contextlib.nullcontext)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, TypedDict
 
 from torch import nn
 
@@ -17,7 +17,16 @@ from hotbed.train.loop import FitResult
 from hotbed.train.report import peak_rss_bytes, versions
 from hotbed.train.settings import TrainSettings
 
-__all__ = ["embeddings_of", "figures", "lines", "table_sizes"]
+__all__ = ["OF_ALL", "embeddings_of", "figures", "lines", "table_sizes", "tell_too"]
+
+OF_ALL = "figures of all"
+"""By which memory hosts know that all are asked."""
+
+
+class _OfProcess(TypedDict):
+    peak_rss_bytes: int
+    tiers: dict[str, float]
+    memory: dict[str, dict[str, int]]
 
 
 def embeddings_of(model: nn.Module) -> EmbeddingCollection:
@@ -35,8 +44,7 @@ def figures(
 ) -> dict[str, object]:
     """The figures of a run, of all ranks together; every rank calls it."""
     ranks, embeddings = ranks_of(tables_of(model), model), embeddings_of(model)
-    tiers = embeddings.stats() if embeddings.has_tiers else {}
-    of_ranks = ranks.values_of_all("figures", (peak_rss_bytes(), tiers))
+    of_all = _of_all(model, ranks)
     return {
         "auc": None if evaluation is None else evaluation.auc,
         "logloss": None if evaluation is None else evaluation.logloss,
@@ -47,10 +55,11 @@ def figures(
         "test_rows": 0 if evaluation is None else evaluation.rows,
         "stored_rows": embeddings.count(),
         "seconds": result.seconds,
-        "processes": ranks.size,
-        "peak_rss_bytes": max(peak for peak, _ in of_ranks),
+        "processes": ranks.trainers,
+        "memory_hosts": ranks.size - ranks.trainers,
+        "peak_rss_bytes": max(one["peak_rss_bytes"] for one in of_all),
         "interrupted": interrupted,
-        "tiers": _together([tiers for _, tiers in of_ranks]),
+        "tiers": _together([one["tiers"] for one in of_all if one["tiers"]]),
         "config": dataclasses.asdict(settings),
         "versions": versions(),
     }
@@ -58,21 +67,43 @@ def figures(
 
 def table_sizes(model: nn.Module, ranks: Processes) -> list[dict[str, object]]:
     """Name, rows and bytes of each table, of all ranks together; every rank calls it."""
-    of_ranks = ranks.values_of_all("figures", embeddings_of(model).memory())
+    embeddings, memory = embeddings_of(model), [one["memory"] for one in _of_all(model, ranks)]
     return [
         {
             "name": name,
-            "rows": sum(one[name]["rows"] for one in of_ranks),
-            "bytes": sum(one[name]["total"] for one in of_ranks),
+            "rows": embeddings.count(name),
+            "bytes": sum(one[name]["total"] for one in memory),
         }
-        for name in of_ranks[0]
+        for name in memory[0]
     ]
 
 
+def _of_all(model: nn.Module, ranks: Processes) -> list[_OfProcess]:
+    """Return what each process tells of itself, memory hosts among them. All ranks call this."""
+    if ranks.trainers < ranks.size:
+        ranks.values_of_all("figures", (OF_ALL, {}))  # memory hosts hear it, and do the same
+    return _told(model, ranks)
+
+
+def _told(model: nn.Module, ranks: Processes) -> list[_OfProcess]:
+    embeddings = embeddings_of(model)
+    own: _OfProcess = {
+        "peak_rss_bytes": peak_rss_bytes(),
+        "tiers": embeddings.stats() if embeddings.has_tiers else {},
+        "memory": embeddings.memory(),
+    }
+    return ranks.values_of_all("figures", own)
+
+
+def tell_too(model: nn.Module, optimizer: object, arguments: object) -> None:
+    """Do on a memory host what the others do in `_of_all`."""
+    _told(model, ranks_of(tables_of(model), model))
+
+
 def _together(tiers: list[dict[str, float]]) -> dict[str, float]:
-    """Counters of all processes."""
-    if len(tiers) == 1 or not tiers[0]:
-        return tiers[0]
+    """Counters of all processes that have some."""
+    if len(tiers) < 2:
+        return tiers[0] if tiers else {}
     summed = {name: sum(one.get(name, 0.0) for one in tiers) for name in tiers[0]}
     summed["hit_rate"] = 1 - summed["rows_missed"] / max(1.0, summed["rows_used"])
     return summed
@@ -109,8 +140,10 @@ def lines(report: dict[str, Any]) -> dict[str, str]:
         shown["rows brought up"] = f"{tiers['rows_missed'] - tiers['rows_created']:,.0f}"
         shown["rows written back"] = f"{tiers['rows_written_back']:,.0f}"
         shown["waited for rows"] = f"{tiers['wait_ms'] / 1e3:.1f} s"
-    if report["processes"] > 1:
+    if report["processes"] > 1 or report["memory_hosts"]:
         shown["processes"] = f"{report['processes']}"
+    if report["memory_hosts"]:
+        shown["memory hosts"] = f"{report['memory_hosts']}"
     shown["peak memory"] = f"{report['peak_rss_bytes'] / 2**20:,.0f} MiB"
     if config["json"]:
         shown["figures in"] = config["json"]

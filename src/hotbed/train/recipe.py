@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 from rich.console import Console
@@ -14,7 +14,7 @@ from hotbed.ahead.lookahead import lookahead
 from hotbed.checkpoint.folder import complete_in
 from hotbed.checkpoint.ranks import ranks_of
 from hotbed.data.position import Position
-from hotbed.dist import distribute, slices
+from hotbed.dist import distribute, release_hosts, slices
 from hotbed.modules.owner import tables_of
 from hotbed.storage import Storage
 from hotbed.trace import Trace
@@ -24,14 +24,16 @@ from hotbed.train.evaluation import Evaluation, evaluated, first_label, score
 from hotbed.train.figures import embeddings_of, figures, lines, table_sizes
 from hotbed.train.interrupts import Interrupts, stop_on_interrupt
 from hotbed.train.loop import FitResult, fit
+from hotbed.train.optimizers import make_optimizer
 from hotbed.train.processes import first, process_group
 from hotbed.train.progress import ProgressBar, closing_table, notice
 from hotbed.train.report import check_writable_file, write_json
 from hotbed.train.resuming import RunCheckpoints, begin_from
+from hotbed.train.row_server import announce
 from hotbed.train.run_record import RunRecord
 from hotbed.train.run_validation import RunValidation, samples_in, split_validation
 from hotbed.train.saved import check_writable_folder, save_model
-from hotbed.train.settings import OPTIMIZERS, SettingsError, TrainSettings
+from hotbed.train.settings import SettingsError, TrainSettings
 from hotbed.train.source import source_of
 from hotbed.train.ssd_rows import SsdRows
 
@@ -75,7 +77,10 @@ def train(settings: TrainSettings, progress: Console, results: Console) -> dict[
                 _trace_into(settings.trace if first() else None),
             ):
                 evaluation = run.fit_and_test(interrupts)
-                return run.finish(evaluation, interrupts, results)
+                report = run.finish(evaluation, interrupts, results)
+                if shared:
+                    release_hosts(run.model)
+                return report
 
 
 class _Run:
@@ -119,6 +124,7 @@ class _Run:
             notice(self.progress, text)
         self.ssd.forget_note()
         if self.shared:
+            announce(settings, model)
             distribute(model)
         return model
 
@@ -130,7 +136,7 @@ class _Run:
                 table.ready()  # a log is there from now on, whose rows can be had again whatever ends the run
             self.ssd.leave_note(may_go=True)
         found = settings.resumes and complete_in(settings.checkpoint or "")
-        begun = self.ranks.values_of_all("a checkpoint", bool(found or settings.resume_from))[0]
+        begun = self.ranks.values_of_all("figures", bool(found or settings.resume_from))[0]
         if settings.from_ is not None and not begun:
             with self.progress.status("Loading the model ..."):
                 note = begin_from(
@@ -154,7 +160,7 @@ class _Run:
                 notice(self.progress, note)
         self.resumed_at = self.position.steps
         self.record.begin(
-            processes=self.ranks.size,
+            processes=self.ranks.trainers,
             samples={
                 "training": self.samples,
                 "validation": self.validation.samples,
@@ -297,10 +303,3 @@ def _trace_into(path: str | None) -> Iterator[None]:
             yield
         finally:
             trace.write(path)
-
-
-def make_optimizer(name: str, model: nn.Module, lr: float) -> torch.optim.Optimizer:
-    """The optimizer of that command-line name over all parameters of `model`."""
-    dense = OPTIMIZERS[name].declared_rule().command_dense
-    kind: Callable[..., torch.optim.Optimizer] = OPTIMIZERS[name]
-    return kind(model.parameters(), lr=lr, **({} if dense is None else {"dense": dense}))

@@ -61,7 +61,7 @@ class RunCheckpoints(Checkpoints):
         """
         self.on_start(model)
         ranks, note = ranks_of(tables_of(model), model), ""
-        begun = ranks.values_of_all("a checkpoint", complete_in(self.path))[0]
+        begun = ranks.values_of_all("figures", complete_in(self.path))[0]
         if not begun and self.settings.resume_from is None:
             self.save()
         elif self.settings.resumes:

@@ -33,11 +33,11 @@ def labelled(tasks: Sequence[Task], labels: Tensor, ranks: Processes) -> list[La
         there = ~torch.isnan(columns("labels", labels, tasks))
         counts: list[int] = there.sum(0).tolist()
     totals = counts
-    if ranks.size > 1:
+    if ranks.trainers > 1:
         totals = [sum(each) for each in zip(*ranks.values_of_all("figures", counts), strict=True)]
     found = []
     for t, (task, count, total) in enumerate(zip(tasks, counts, totals, strict=True)):
-        factor = task.weight * (ranks.size * count / total) if count else 0.0
+        factor = task.weight * (ranks.trainers * count / total) if count else 0.0
         samples = None if count == len(labels) else there[:, t].nonzero()[:, 0]
         found.append(Labelled(samples, factor))
     return found

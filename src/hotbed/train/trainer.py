@@ -59,7 +59,7 @@ class Trainer:
         if not isinstance(batch, Mapping) or "label" not in batch:
             raise TaskError(f"Expected a dict with a label, {{'label': ...}}; got {brief(batch)}.")
         samples = len(batch["label"]) if of_all is None else of_all
-        if not samples and (ranks.size == 1 or of_all is not None):
+        if not samples and (ranks.trainers == 1 or of_all is not None):
             return None
         found = labelled(self.tasks, batch["label"], ranks) if self.tasks else []
         batch = moved(batch, self.device, self.staying)
@@ -67,7 +67,7 @@ class Trainer:
         with trace.span("forward"):
             logits = self.model(batch)
             value = self._loss(logits, labels, found, of_all)
-        if value.device.type == "cpu" and ranks.size == 1 and not math.isfinite(value.item()):
+        if value.device.type == "cpu" and ranks.trainers == 1 and not math.isfinite(value.item()):
             remedy = "Lower the learning rate, or look for extreme inputs."
             if not self.tasks and bool(torch.isnan(labels).any()):
                 remedy = "Labels are NaN: with tasks=[hotbed.train.Task(name)] such samples are left out."
@@ -105,5 +105,5 @@ class Trainer:
             labels = as_floats(labels, logits)
         value = one_loss(self.loss(logits, labels)) if len(labels) else logits.sum()
         if of_all:  # ranks with more samples count more
-            value = value * (self.ranks.size * len(labels) / of_all)
+            value = value * (self.ranks.trainers * len(labels) / of_all)
         return value
