@@ -27,6 +27,7 @@ ARGUMENTS = {
 def test_each_is_run() -> None:
     elsewhere = {
         "many_processes.py",
+        "memory_hosts.py",
         "converted_deepctr.py",
         "with_lightning.py",
         "with_ray.py",

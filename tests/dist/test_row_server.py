@@ -96,6 +96,16 @@ def test_a_killed_row_server_ends_the_run(log: Path, tmp_path: Path) -> None:
     assert command_line.run(*more).exit_code == 0
 
 
+@pytest.mark.process
+def test_the_example(log: Path, tmp_path: Path) -> None:
+    example = Path(__file__).resolve().parents[2] / "examples" / "memory_hosts.py"
+    arguments = ["--nproc-per-node", "3", "--standalone", str(example), str(log), "1"]
+    done = launching.run(torchrun, arguments, tmp_path / "said", environment())
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("2,001 samples") == 1
+    assert "rows on 1 memory hosts" in done.stdout
+
+
 def test_it_is_no_command_for_one_process() -> None:
     result = command_line.run("row-server")
     assert result.exit_code == 2
