@@ -6,7 +6,7 @@ Shapes: n ids.
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import ClassVar, NamedTuple, Protocol
 
 from torch import Tensor
@@ -59,6 +59,16 @@ class Sharding(abc.ABC):
     """True if every rank keeps the whole table."""
 
     __slots__ = ()
+
+    @classmethod
+    def tried(cls, table: Shape, ranks: Sequence[int]) -> Sequence[Sharding]:
+        """Return placed values of this kind among which a plan may choose; none: the kind is only taken where
+        a table asks for it.
+
+        Args:
+            ranks: all of them, those first that have least to do.
+        """
+        return ()
 
     @property
     def placed(self) -> bool:

@@ -9,7 +9,7 @@ import bisect
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import ClassVar, TypeVar
 
 import torch
@@ -32,6 +32,9 @@ __all__ = [
     "sharding_of",
 ]
 
+_TRIED_RANKS = 4
+"""Ranks among which a plan by costs looks for one to keep a whole table."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Replicated(Sharding):
@@ -39,6 +42,10 @@ class Replicated(Sharding):
 
     name: ClassVar[str] = "replicated"
     replicated: ClassVar[bool] = True
+
+    @classmethod
+    def tried(cls, table: Shape, ranks: Sequence[int]) -> Sequence[Sharding]:
+        return (cls(),) if table.rows is not None else ()
 
     def fault(self, table: Shape, world_size: int) -> str:
         return ""
@@ -94,6 +101,10 @@ class TableWise(Sharding):
 
     name: ClassVar[str] = "table"
 
+    @classmethod
+    def tried(cls, table: Shape, ranks: Sequence[int]) -> Sequence[Sharding]:
+        return tuple(cls(rank) for rank in ranks[:_TRIED_RANKS])
+
     def __post_init__(self) -> None:
         if self.owner is not None:
             object.__setattr__(self, "owner", _rank(self, self.owner))
@@ -144,6 +155,10 @@ class RowWise(Sharding):
     does: ids that share a factor with n then crowd on few ranks. ``"hash"`` or None: by hash."""
 
     name: ClassVar[str] = "row"
+
+    @classmethod
+    def tried(cls, table: Shape, ranks: Sequence[int]) -> Sequence[Sharding]:
+        return (cls(),) if table.rows is None or table.rows >= len(ranks) else ()
 
     def __post_init__(self) -> None:
         if self.placement not in (None, "hash", "modulo"):
@@ -208,6 +223,15 @@ class ColumnWise(Sharding):
     """Columns of each owner. None: as many each, one more for the first where they do not divide."""
 
     name: ClassVar[str] = "column"
+
+    @classmethod
+    def tried(cls, table: Shape, ranks: Sequence[int]) -> Sequence[Sharding]:
+        counts, count = [], 2
+        while count < len(ranks):
+            counts.append(count)
+            count *= 2
+        counts.append(len(ranks))
+        return tuple(cls(tuple(sorted(ranks[:n]))) for n in counts if 1 < n <= table.dim)
 
     def __post_init__(self) -> None:
         if self.owners is None:
