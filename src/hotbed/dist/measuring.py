@@ -147,8 +147,7 @@ def fitted(amounts: NDArray[np.float64], times: NDArray[np.float64]) -> NDArray[
     for _ in range(_WEIGHINGS):
         found = _least_squares(columns * weights[:, None], weights, found)
         weights = 1 / np.sqrt(np.maximum(np.abs(columns @ found - 1), _SMALL_ERROR))
-    seconds: NDArray[np.float64] = found / np.where(largest > 0, largest, 1.0)
-    return seconds
+    return np.divide(found, np.where(largest > 0, largest, 1.0))
 
 
 def _least_squares(
@@ -158,7 +157,7 @@ def _least_squares(
     on the normal equations."""
     gram, products = columns.T @ columns, columns.T @ target
     diagonal = np.where(np.diag(gram) > 0, np.diag(gram), 1.0)
-    found = start.copy()
+    found: NDArray[np.float64] = start.copy()
     for _ in range(_SWEEPS):
         for at in range(len(found)):
             step = (products[at] - gram[at] @ found) / diagonal[at]
