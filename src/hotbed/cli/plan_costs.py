@@ -8,18 +8,23 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from hotbed.data import Schema
-    from hotbed.dist import Measured, Rates, Traffic
+    from hotbed.dist import Measured, Plan, Rates, Traffic
     from hotbed.tables import Table
+    from hotbed.train.run_plan import PlanOfRun
 
-__all__ = ["Figures", "measured_of", "schema_of"]
+__all__ = ["Figures", "better_than", "measured_of", "run_of", "schema_of"]
 
 _BATCHES = 16
 """Batches of a rank that are counted."""
+_SHORTER = 0.95
+"""A plan takes at most this part of the predicted step of a run's own, to be proposed."""
 
 
 class Figures(Protocol):
     """Options of predicted costs."""
 
+    @property
+    def from_(self) -> str | None: ...
     @property
     def measure(self) -> bool: ...
     @property
@@ -34,8 +39,45 @@ class Figures(Protocol):
     def world_size(self) -> int: ...
 
 
-def measured_of(asked: Figures, tables: Sequence[Table]) -> Measured | None:
-    """Return the strategy by predicted costs, if figures are asked for; --measure takes some seconds.
+def run_of(asked: Figures) -> PlanOfRun | None:
+    """Return the plan of the run that --from names, if it does.
+
+    Raises:
+        RunError: there is no record of a run on several ranks.
+    """
+    from hotbed.train.run_files import read_record
+    from hotbed.train.run_plan import read_plan
+
+    return None if asked.from_ is None else read_plan(read_record(asked.from_), asked.from_)
+
+
+def better_than(run: PlanOfRun, made: Plan, measured: Measured) -> tuple[Plan, str]:
+    """Return the plan `made`, or that of a run where no step of `made` is 5 % shorter; and a sentence."""
+    from hotbed.dist import Plan, predict
+
+    of_run = Plan(
+        run.plan.tables.values(),
+        run.plan.world_size,
+        run.plan.shardings,
+        sizes=made.sizes,
+        tiers=made.tiers,
+    )
+    before = predict(of_run, measured)
+    assert made.cost is not None and before.cost is not None
+    took, takes = before.cost.step, made.cost.step
+    if takes <= _SHORTER * took or any(before.missing):
+        return made, (
+            f"By the plan of the run a step is predicted to take {took * 1e3:.2f} ms, by this one "
+            f"{takes * 1e3:.2f}, {1 - takes / took:.0%} less."
+        )
+    return before, "This is the plan of the run: no other is predicted to be 5 % faster."
+
+
+def measured_of(
+    asked: Figures, tables: Sequence[Table], run: PlanOfRun | None = None
+) -> Measured | None:
+    """Return the strategy by predicted costs, if figures are asked for; --measure takes some seconds, and so
+    does a `run` without --rates.
 
     Raises:
         ConfigError: options that contradict each other.
@@ -44,13 +86,15 @@ def measured_of(asked: Figures, tables: Sequence[Table]) -> Measured | None:
     from hotbed.cli.config import ConfigError
     from hotbed.dist import Measured
 
-    if not asked.measure and asked.rates is None:
+    if not asked.measure and asked.rates is None and run is None:
         if asked.data:
             raise ConfigError(
                 "--data is a sample for predicted steps; give --measure, or --rates FILE, too."
             )
         return None
     traffic = _traffic(asked, tables)  # which is read first, as it may be wrong
+    if run is not None and not asked.data:
+        traffic = run.traffic
     return Measured(_rates(asked), traffic)
 
 
@@ -64,8 +108,7 @@ def schema_of(asked: Figures) -> Schema | None:
 def _rates(asked: Figures) -> Rates:
     from hotbed.dist import Rates, measure
 
-    if not asked.measure:
-        assert asked.rates is not None
+    if asked.rates is not None and not asked.measure:
         return Rates.read(asked.rates)
     found = measure()
     if asked.rates is not None:

@@ -14,6 +14,7 @@ from hotbed.dist import plan_files
 from hotbed.dist.plan_table import PlanCost, RankLine, TableLine, printed
 from hotbed.dist.sizes import Load, RankSums, Sizes, TierSizes
 from hotbed.errors import PlanError
+from hotbed.files import Json
 from hotbed.sharding import Extent, Sharding, checked_world_size, sharding_of
 from hotbed.sharding.kind import LEAST_IDS
 from hotbed.tables import SUMMED, Table, part_of
@@ -158,6 +159,19 @@ class Plan:
             return cls(tables, world_size, shardings, sizes=sizes, tiers=tiers)
         except PlanError as error:
             raise PlanError(f"{os.fspath(path)}: {error}") from None
+
+    def as_json(self) -> dict[str, Json]:
+        """Return the plan as plain values, in the form of its file."""
+        return plan_files.values_of(self.world_size, self.shardings)
+
+    @classmethod
+    def from_json(cls, values: object, tables: Iterable[Table]) -> Plan:
+        """Return the plan for these tables of the values that `as_json` returned.
+
+        Raises:
+            PlanError: they are of no plan, or it does not fit the tables.
+        """
+        return cls(tables, *plan_files.from_values(values))
 
     def printed(self, width: int = 100) -> str:
         """Return the plan as tables of `width` characters: who keeps what, and bytes by tier."""
