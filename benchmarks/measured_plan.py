@@ -3,9 +3,11 @@ milliseconds beside measured ones."""
 
 from __future__ import annotations
 
+import argparse
+import collections
 import gc
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -82,7 +84,15 @@ MODELS = {
 }
 
 
-def run(*, quick: bool, progress: Callable[[str], None]) -> Report:
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--model", choices=MODELS, action="append", help="only this one; may be repeated"
+    )
+
+
+def run(
+    *, quick: bool, progress: Callable[[str], None], model: Sequence[str] | None = None
+) -> Report:
     from hotbed.dist import Rates
 
     report = Report("measured-plan", quick)
@@ -91,8 +101,9 @@ def run(*, quick: bool, progress: Callable[[str], None]) -> Report:
     seconds = worlds.run(WORLD, measured_rates)[0]
     report.figures["seconds of measuring"] = round(time.perf_counter() - begin, 1)
     rates = Rates.of(seconds)
-    for name, model in MODELS.items():
-        small = model._replace(batch=model.batch // 8) if quick else model
+    for name in model or MODELS:
+        small = MODELS[name]
+        small = small._replace(batch=small.batch // 8) if quick else small
         _measure(report, name, small, rates, lambda text, n=name: progress(f"{n}: {text}"))
     report.remarks += [
         f"{WORLD} processes, one thread each; a step takes as long as the slower rank takes. Adagrad.",
@@ -140,6 +151,9 @@ def _measure(
         report.ratios[f"{of}: predicted over measured step"] = made.cost.step * 1e3 / fast[one]
         sent = sum(f.figures[key] for f in found)
         report.ratios[f"{of}: predicted over sent bytes"] = float(np.sum(made.cost.sent)) / sent
+    kinds = collections.Counter(kind.name for kind in plans[CHOSEN].shardings.values())
+    said = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+    report.remark(f"{name}: the measured plan cuts tables so: {said}.")
     best = min(ms for one, ms in fast.items() if one != CHOSEN)
     report.ratios[f"{name}: chosen over best"] = best / fast[CHOSEN]
 

@@ -115,6 +115,15 @@ def test_a_step_waits_for_the_slowest_rank_in_each_phase() -> None:
     assert found.of_ranks.tolist() == [2 * 30 + 30, 2 * 40 + 40] and found.step == 120
 
 
+def test_rows_of_large_shards_come_from_memory() -> None:
+    rates = Rates.of([float(name == "cold_byte") for name in UNITS])
+    made = costs(2, {"T": Traffic(100, 100, 30)}, rates)
+    large = table("T", 1_000_000, 16)
+    assert made.of_table(large, TableWise(0)).step == 2 * 30 * 16 * 4
+    assert made.of_table(large, RowWise()).step == 30 * 16 * 4
+    assert made.of_table(table("T", 100_000, 16), TableWise(0)).step == 0
+
+
 def test_rows_on_an_ssd_cost_their_reads() -> None:
     one = table("T", 1000, 16)
     rates = Rates.of([2.0 * (name == "ssd_row") for name in UNITS])

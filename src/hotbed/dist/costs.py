@@ -29,8 +29,9 @@ Floats = NDArray[np.float64]
 SENT = ("ids", "rows", "vectors", "gradients")
 """Kinds of bytes, as `Ranks.sent` names them."""
 
-_CACHED_BYTES = 1 << 20
-"""Rows of a shard up to this size are taken to stay in a cache of the processor."""
+_CACHED_BYTES = 16 << 20
+"""Rows of a shard up to this size are taken to stay in a cache of the processor, and its pages in that of
+addresses."""
 _UNIT = {name: at for at, name in enumerate(UNITS)}
 _ANSWER = PHASES.index("answer")
 _FORWARD_BYTES, _GRADIENT_BYTES = _UNIT["received_byte"], _UNIT["received_gradient_byte"]

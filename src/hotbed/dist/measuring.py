@@ -34,8 +34,9 @@ from hotbed.tables import Table
 
 __all__ = ["PROBES", "Probe", "fitted", "measure"]
 
-_BATCHES = 3
-_ROUNDS, _WARM_UP, _ITERATIONS = 4, 2, 4
+_BATCHES = 10
+"""Of a probe, so that a step does not find its rows in a cache."""
+_ROUNDS, _WARM_UP, _ITERATIONS = 4, 1, 4
 """Rounds through all probes, steps of each before it is timed, and timed ones."""
 _QUANTILE = 0.25
 """Of the times of a probe, as other work on the machine makes some longer."""
@@ -81,23 +82,29 @@ PROBES = (
     Probe("row", 2, 1000, 16, 16),
     Probe("row", 64, 1000, 16, 16),
     Probe("table", 64, 1000, 16, 8, 8),
-    Probe("row", 4, 40_000, 16, 8192),
-    Probe("row", 4, 40_000, 128, 2048),
-    Probe("table", 4, 40_000, 16, 8192),
-    Probe("table", 4, 40_000, 128, 2048),
-    Probe("table", 4, 40_000, 64, 4096),
-    Probe("row", 4, 40_000, 64, 4096),
-    Probe("row", 8, 40_000, 32, 8192, power=6.0),
+    # A row's cost by its bytes; rows that are split and rows that are not.
+    Probe("row", 4, 20_000, 16, 8192),
+    Probe("row", 4, 20_000, 128, 2048),
+    Probe("table", 4, 20_000, 16, 8192),
+    Probe("table", 4, 20_000, 128, 2048),
+    # From memory.
+    Probe("table", 2, 200_000, 64, 4096),
+    Probe("row", 2, 400_000, 32, 4096),
+    Probe("row", 1, 300_000, 128, 4096),
+    # Ids that occur again and again.
+    Probe("row", 8, 20_000, 32, 8192, power=6.0),
     Probe("table", 8, 2000, 32, 8192),
     Probe("table", 4, 2000, 128, 2048),
     Probe("replicated", 4, 20_000, 64, 4096),
     Probe("replicated", 4, 4000, 16, 8192),
     Probe("row", 8, 20_000, 32, 2048, 3),
-    Probe("table", 4, 40_000, 16, 1024, 20),
-    Probe("table", 4, 40_000, 128, 256, 20),
-    Probe("row", 4, 40_000, 32, 512, 20),
+    # Bags that owners pool.
+    Probe("table", 4, 20_000, 16, 1024, 20),
+    Probe("table", 4, 20_000, 128, 256, 20),
+    Probe("table", 2, 200_000, 64, 256, 20),
+    Probe("row", 4, 20_000, 32, 512, 20),
     Probe("table", 8, 2000, 32, 1024, 20),
-    Probe("table", 8, 40_000, 64, 512, 20, power=6.0),
+    Probe("table", 8, 20_000, 64, 512, 20, power=6.0),
     Probe("replicated", 4, 20_000, 32, 512, 20),
 )
 """Models that are timed."""
@@ -168,9 +175,11 @@ def _least_squares(
 def _between_ranks(shared_memory: bool) -> Rates:
     """Called by all ranks."""
     running = [_Running(probe, shared_memory) for probe in PROBES]
+    for one in running:
+        one.run(_BATCHES, 0)  # rows that are touched for the first time take longer
     for _ in range(_ROUNDS):  # so that what disturbs the machine for a while disturbs all of them
         for one in running:
-            one.run()
+            one.run(_WARM_UP, _ITERATIONS)
     amounts = np.array([one.amounts for one in running])
     times = np.array([one.seconds() for one in running])
     backward = np.array([name.startswith("backward_") for name in UNITS])
@@ -209,6 +218,7 @@ class _Running:
         self._batches = [probe.batch(drawn) for _ in range(_BATCHES)]
         self._gradients = [torch.ones(probe.bags, probe.dim) for _ in tables]
         self._times: list[list[float]] = []
+        self._steps = 0
         nothing, traffic = Rates.of([0.0] * len(UNITS)), traffic_of(tables, self._batches)
         costs = Costs(ranks, nothing, traffic, Sizes(states_of(Adagrad)))
         units = costs.work_of_calls().units
@@ -216,19 +226,21 @@ class _Running:
             units = units + costs.work_of(table, kinds[table.name]).units
         self.amounts: NDArray[np.float64] = units[:, 0].max(1)
 
-    def run(self) -> None:
+    def run(self, warm_up: int, timed: int) -> None:
         """Take some steps. Called by all ranks."""
-        for number in range(_WARM_UP + _ITERATIONS):
+        for number in range(warm_up + timed):
+            batch = self._batches[self._steps % _BATCHES]
+            self._steps += 1
             torch_dist.barrier()
             marks = [time.perf_counter()]
-            vectors = [*self._model(self._batches[number % _BATCHES]).values()]
+            vectors = [*self._model(batch).values()]
             marks.append(time.perf_counter())
             torch.autograd.backward(vectors, self._gradients)
             marks.append(time.perf_counter())
             self._optimizer.step()
             marks.append(time.perf_counter())
             self._optimizer.zero_grad()
-            if number >= _WARM_UP:
+            if number >= warm_up:
                 phases = zip(marks, marks[1:], strict=False)
                 self._times.append([after - before for before, after in phases])
 
