@@ -127,11 +127,11 @@ def test_the_table_shows_why() -> None:
 
 
 @given(st.integers(1, 9), st.integers(1, 70), st.integers(1, 50) | st.none(), st.randoms())
-def test_what_is_tried_can_be(dim: int, world: int, rows: int | None, random: Any) -> None:
+def test_candidates_can_be(dim: int, world: int, rows: int | None, random: Any) -> None:
     one, ranks = table("T", rows, dim), list(range(world))
     random.shuffle(ranks)
     for kind in KINDS.values():
-        for each in kind.tried(one, ranks):
+        for each in kind.candidates(one, ranks):
             assert each.placed and not each.fault(one, world)
 
 

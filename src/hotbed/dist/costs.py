@@ -7,6 +7,7 @@ other. Shapes: R ranks, U units of work (`rates.UNITS`), P phases (`rates.PHASES
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -262,6 +263,12 @@ class Costs:
         return Work(np.stack([sent.get(what, nothing) for what in SENT]), units, touched)
 
     def _priced(self, work: Work) -> TableCost:
-        seconds = np.zeros((len(PHASES), 2, self.ranks))
-        np.add.at(seconds, PHASE_OF, work.units * self.rates.seconds[:, None, None])
-        return TableCost(work.sent, seconds, work.touched)
+        seconds = self._prices @ work.units.reshape(len(UNITS), -1)
+        return TableCost(work.sent, seconds.reshape(len(PHASES), 2, -1), work.touched)
+
+    @functools.cached_property
+    def _prices(self) -> Floats:
+        """(P, U) seconds of each unit, in its phase."""
+        found = np.zeros((len(PHASES), len(UNITS)))
+        found[PHASE_OF, np.arange(len(UNITS))] = self.rates.seconds
+        return found

@@ -61,7 +61,7 @@ class Sharding(abc.ABC):
     __slots__ = ()
 
     @classmethod
-    def tried(cls, table: Shape, ranks: Sequence[int]) -> Sequence[Sharding]:
+    def candidates(cls, table: Shape, ranks: Sequence[int]) -> Sequence[Sharding]:
         """Return placed values of this kind among which a plan may choose; none: the kind is only taken where
         a table asks for it.
 
