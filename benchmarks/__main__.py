@@ -40,6 +40,7 @@ SCENARIOS = {
     "scale": "samples a second of a DLRM on 1, 2 and 4 processes, against DDP (--link: its network)",
     "scale-tables": "a step over 100 to 800 small tables, in one process and on two ranks",
     "plan": "plans of NVIDIA's colossal (2,002 tables, 22 TiB) for 1,024 ranks",
+    "measured-plan": "four models on two ranks by every strategy; predicted beside measured steps",
     "layers": "models of one's own on hb.Embedding, beside nn.Embedding and the best of its optimizers",
     "converted": "a DeepFM of deepctr-torch (make foreign), as it is and converted",
     "reader": "rows a second from Parquet and CSV files to batches, against pyarrow and pandas",

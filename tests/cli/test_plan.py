@@ -137,3 +137,66 @@ def test_a_wrong_file_of_tables_is_told(tmp_path: Path, text: str, told: str) ->
     file.write_text(text)
     result = run("plan", "--tables", file)
     assert result.exit_code == 2 and told in " ".join(result.stderr.split()), result.output
+
+
+SCHEMA = """
+[columns.user]
+kind = "id"
+rows = 5000
+
+[columns.seen]
+kind = "ids"
+rows = 3000
+
+[columns.clicked]
+kind = "label"
+"""
+
+
+def samples(folder: Path) -> tuple[Path, Path]:
+    """A schema, and a file of its columns."""
+    schema, data = folder / "schema.toml", folder / "clicks.csv"
+    schema.write_text(SCHEMA)
+    lines = [f"{n * 7 % 4000},{'|'.join(str(n * k) for k in range(1, 9))},1" for n in range(2000)]
+    data.write_text("user,seen,clicked\n" + "\n".join(lines) + "\n")
+    return schema, data
+
+
+def test_a_plan_by_figures_and_a_sample(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow", reason="files of columns are read by it")
+    (schema, data), rates, written = samples(tmp_path), tmp_path / "rates.toml", tmp_path / "plan"
+    hb.dist.Rates().write(rates)
+    usual = ("plan", "--schema", schema, "--data", data, "--batch-size", 512, "--world-size", 2)
+    result = run(*usual, "--rates", rates, "--write", written, columns=120)
+    assert result.exit_code == 0, result.output
+    assert "is predicted to take" in result.stdout and "else, ms" in result.stdout
+    Plan.read(written, hb.data.Schema.read(schema).tables(16))
+    basic = run(*usual, "--rates", rates, "--strategy", "basic", columns=120)
+    assert "else, ms" in basic.stdout and "by auto" not in basic.stdout
+    plain = run("plan", "--schema", schema, "--world-size", 2)
+    assert plain.exit_code == 0 and "predicted" not in plain.stdout
+
+
+@pytest.mark.process
+def test_figures_of_this_machine_are_kept(tmp_path: Path) -> None:
+    rates = tmp_path / "rates.toml"
+    usual = ("plan", "--model", "dlrm", "--expected-rows", 70, "--world-size", 2)
+    result = run(*usual, "--measure", "--rates", rates)
+    assert result.exit_code == 0 and "is predicted to take" in result.stdout, result.output
+    assert hb.dist.Rates.read(rates).forward_call > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--strategy", "measured"), "give --measure, or --rates FILE"),
+        (("--data", "clicks.tsv"), "give --measure, or --rates FILE, too"),
+        (("--rates", "none.toml"), "none.toml: No such file"),
+        (("--rates", "none.toml", "--data", "none.tsv"), "none.tsv"),
+        (("--rates", "r", "--data", "d", "--batch-size", 3), "--batch-size 3 of all ranks leaves"),
+        (("--schema", "none.toml", "--rates", "r", "--data", "d"), "none.toml"),
+    ],
+)
+def test_figures_that_are_missing_are_told(arguments: tuple[object, ...], told: str) -> None:
+    result = run("plan", "--model", "dlrm", *arguments)
+    assert result.exit_code == 2 and told in result.stderr and "Traceback" not in result.stderr

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from hotbed.dist import Plan
     from hotbed.optim import TableOptimizer
     from hotbed.tables import Table
+    from hotbed.train.run_plan import PlanOfRun
 
 _NUMBER = Kind("N", is_path=False)
 
@@ -33,11 +34,26 @@ class PlanSettings:
     model: Annotated[str | None, OneOf(MODELS)] = None
     """Plan a model on click logs: {choices}, as hotbed train makes it."""
     dim: int = 16
-    """Of --model: width of the tables."""
+    """Of --model and --schema: width of the tables."""
     world_size: int = 8
     """Number of ranks, a process each."""
-    strategy: str = "auto"
-    """auto, basic, memory_balanced or memory_optimized."""
+    strategy: Annotated[str | None, Kind("NAME", is_path=False)] = None
+    """auto, basic, memory_balanced, memory_optimized or measured. Default: measured with --measure or
+    --rates, else auto."""
+    measure: bool = False
+    """Measure this machine by two processes, in some seconds, and predict steps by it."""
+    rates: Annotated[str | None, FILE] = None
+    """Figures of a machine: written by --measure, or read without it."""
+    data: Annotated[tuple[str, ...], Kind("PATH")] = ()
+    """Count what batches ask of tables in these click logs or, with --schema, files. Default: one id for each
+    sample, by a power law."""
+    from_: Annotated[str | None, Kind("RUN")] = None
+    """Record of a run on several ranks (hotbed train --run): plan its tables by what its batches asked, and
+    tell whether that is 5 % faster than its plan. Measures this machine unless --rates is given."""
+    schema: Annotated[str | None, FILE] = None
+    """Columns of --data; its tables are planned where no others are named."""
+    batch_size: int = 16_384
+    """Of --data: samples of all ranks together."""
     column_slice_threshold: Annotated[int | None, _NUMBER] = None
     """Most elements of a slice of columns."""
     row_slice_threshold: Annotated[int | None, _NUMBER] = None
@@ -82,39 +98,58 @@ def plan(given: dict[str, Any]) -> None:
         dim = 64
         dtype = "bfloat16"      # may be left out: float32
         sharding = "row"        # may be left out; or replicated, table, column
+
+      [cyan]hotbed plan --schema schema.toml --data days/ --world-size 2 --measure --rates rates.toml[/cyan]
+      Plans by what this machine's steps are predicted to take, and keeps its figures for other plans.
     """
     from rich.console import Console
 
     with in_one_sentence(given):
         asked = PlanSettings(**given)
-        if asked.write is not None:
-            _check_output(asked, asked.write)
-        made = _plan(asked)
+        _check_outputs(asked)
+        made, told = _plan(asked)
         typer.echo(made.printed(Console().width))
+        if told:
+            typer.echo(told)
         if asked.write is not None:
             made.write(asked.write)
 
 
-def _check_output(asked: PlanSettings, write: str) -> None:
+def _check_outputs(asked: PlanSettings) -> None:
     from hotbed.checkpoint.folder import is_of_checkpoints
     from hotbed.train.paths import Folder, Named, refuse_clashes
     from hotbed.train.report import check_writable_file
 
-    reads = [] if asked.tables is None else [Named("--tables", asked.tables)]
+    writes = {"--write": asked.write, "--rates": asked.rates if asked.measure else None}
+    written = [Named(option, path) for option, path in writes.items() if path is not None]
+    named = {"--tables": asked.tables, "--schema": asked.schema}
+    reads = [Named(option, path) for option, path in named.items() if path is not None]
+    reads += [Named("--data", path) for path in asked.data]
     folders = [] if asked.path is None else [Folder(Named("DIR", asked.path), is_of_checkpoints)]
-    refuse_clashes(reads, [Named("--write", write)], folders)
-    check_writable_file(write)
+    if written:
+        refuse_clashes(reads, written, folders)
+    for each in written:
+        check_writable_file(each.path)
 
 
-def _plan(asked: PlanSettings) -> Plan:
+def _plan(asked: PlanSettings) -> tuple[Plan, str]:
+    """Return the plan, and what there is to say about it."""
+    from hotbed.cli.config import ConfigError
+    from hotbed.cli.plan_costs import better_than, measured_of, run_of
     from hotbed.dist import plan as planned
+    from hotbed.dist import predict
 
-    found, rows, saved_by = _tables(asked.path, asked.tables, asked.model, asked.dim)
+    run = run_of(asked)
+    found, rows, saved_by = _tables(asked, run)
+    measured = measured_of(asked, found, run)
+    if asked.strategy == "measured" and measured is None:
+        raise ConfigError("--strategy measured needs figures: give --measure, or --rates FILE.")
     tiers = {"device": asked.device, "host": asked.host, "ssd": asked.ssd}
-    return planned(
+    is_measured = measured is not None and asked.strategy in (None, "measured")
+    made = planned(
         found,
-        asked.world_size,
-        strategy=asked.strategy,
+        asked.world_size if run is None else run.plan.world_size,
+        strategy=measured if measured is not None and is_measured else asked.strategy or "auto",
         column_slice_threshold=asked.column_slice_threshold,
         row_slice_threshold=asked.row_slice_threshold,
         data_parallel_threshold=asked.data_parallel_threshold,
@@ -123,17 +158,32 @@ def _plan(asked: PlanSettings) -> Plan:
         storage={name: size for name, size in tiers.items() if size is not None} or None,
         memory=asked.memory,
     )
+    if measured is None:
+        return made, ""
+    made = made if is_measured else predict(made, measured)
+    return (made, "") if run is None else better_than(run, made, measured)
 
 
-_Found = tuple[list["Table"], dict[str, int], "type[TableOptimizer] | None"]
+_Found = tuple[list["Table"], dict[str, int], "str | type[TableOptimizer] | None"]
 """(tables, rows of dynamic ones, optimizer), as far as they are known."""
 
 
-def _tables(path: str | None, file: str | None, model: str | None, dim: int) -> _Found:
+def _tables(asked: PlanSettings, run: PlanOfRun | None) -> _Found:
     from hotbed.cli.config import ConfigError
+    from hotbed.cli.plan_costs import schema_of
 
-    if sum(given is not None for given in (path, file, model)) != 1:
-        raise ConfigError("Name the tables to plan by one of DIR, --tables FILE or --model NAME.")
+    path, file, model = asked.path, asked.tables, asked.model
+    given = sum(each is not None for each in (path, file, model))
+    if run is not None and given == 0:
+        return list(run.plan.tables.values()), run.expected_rows, run.optimizer
+    if given == 0 and (schema := schema_of(asked)) is not None:
+        return schema.tables(asked.dim), {}, None
+    if given != 1 or run is not None:
+        raise ConfigError(
+            "Name the tables to plan by one of DIR, --tables FILE or --model NAME."
+            if run is None
+            else "--from RUN names the tables; leave out DIR, --tables and --model."
+        )
     if path is not None:
         return _of_checkpoint(path)
     if file is not None:
@@ -143,7 +193,7 @@ def _tables(path: str | None, file: str | None, model: str | None, dim: int) -> 
 
     if model not in MODELS:
         raise ConfigError(f"--model is {model!r}; it must be one of {', '.join(MODELS)}.")
-    return tables_in(MODELS[model](CATEGORIES, dim=dim)), {}, None
+    return tables_in(MODELS[model](CATEGORIES, dim=asked.dim)), {}, None
 
 
 def _of_checkpoint(path: str) -> _Found:

@@ -9,11 +9,16 @@ from hotbed.dist.errors import PeerError
 from hotbed.dist.hosts import release_hosts, serve_rows
 from hotbed.dist.join import joinables
 from hotbed.dist.loaders import Even, Slice, Slices, even, slices
+from hotbed.dist.measured import Measured, predict
+from hotbed.dist.measuring import measure
+from hotbed.dist.plan_table import PlanCost, TableChoice
 from hotbed.dist.planning import plan
 from hotbed.dist.plans import Plan
+from hotbed.dist.rates import Rates
 from hotbed.dist.remedies import Remedy
 from hotbed.dist.row_codecs import CODECS, ByRow
 from hotbed.dist.sizes import States
+from hotbed.dist.traffic import Traffic, traffic_of
 from hotbed.dist.whole_batches import Owned, owned
 from hotbed.errors import PlanError
 from hotbed.sharding import (
@@ -32,10 +37,13 @@ __all__ = [
     "ByRow",
     "ColumnWise",
     "Even",
+    "Measured",
     "Owned",
     "Plan",
+    "PlanCost",
     "PeerError",
     "PlanError",
+    "Rates",
     "Remedy",
     "Replicated",
     "RowWise",
@@ -43,17 +51,22 @@ __all__ = [
     "Slice",
     "Slices",
     "States",
+    "TableChoice",
     "TableWise",
+    "Traffic",
     "distribute",
     "even",
     "hashed_owner",
     "joinables",
+    "measure",
     "modulo_owner",
     "owned",
     "plan",
+    "predict",
     "release_hosts",
     "serve_rows",
     "slices",
+    "traffic_of",
 ]
 
 

@@ -81,6 +81,8 @@ class BagRequests:
     core: _core.BagExchange
     bags_here: FlatInputs
     """What ranks ask of the shards of this rank."""
+    count: int
+    """Ids in these bags."""
 
 
 class BagsOfCall:
@@ -144,7 +146,7 @@ def send_bags(
         for count in (sum(n for n, _, _ in shapes), sum(b + 1 for _, b, edges in shapes if edges))
     )
     core.read_ids(own, addresses(received), ids.data_ptr(), offsets.data_ptr())
-    return BagRequests(layout, own, core, FlatBags(ids, offsets, shapes))
+    return BagRequests(layout, own, core, FlatBags(ids, offsets, shapes), len(ids))
 
 
 def pool_bags(ranks: Ranks, requests: BagRequests, frozen: Sequence[int], training: bool) -> Answer:
@@ -156,6 +158,7 @@ def pool_bags(ranks: Ranks, requests: BagRequests, frozen: Sequence[int], traini
     """
     layout, core = requests.layout, requests.core
     owned: OwnedRows | None = None
+    ranks.served += requests.count
 
     def pool(messages: list[Tensor]) -> None:
         nonlocal owned

@@ -28,7 +28,7 @@ from hotbed.dist.plans import Plan
 from hotbed.dist.prefetch import PrefetchOnRanks
 from hotbed.dist.ranks import Ranks
 from hotbed.dist.roles import agree
-from hotbed.dist.row_codecs import Codecs, codecs_of
+from hotbed.dist.row_codecs import Codecs, codecs_of, wire_of
 from hotbed.dist.scaling import watch_scalers
 from hotbed.dist.shards import Shard, TableOnRanks
 from hotbed.errors import HotbedError, OptimizerError, PlanError, TableError
@@ -207,21 +207,6 @@ def check_tables(model: nn.Module, plan: Plan | None, ranks: Ranks) -> None:
         declared = of_model(model, list(tables.values())), of_plan(shardings)
     for each in declared:
         ranks.handshake("a distribution", declared=each)
-
-
-def wire_of(spec: Table, rows: str, gradients: str) -> Codecs:
-    """Return how rows of a table travel.
-
-    Args:
-        rows, gradients: names for tables that say nothing.
-
-    Raises:
-        TableError: there is no codec of that name.
-    """
-    if spec.wire is None:
-        return codecs_of(rows, gradients)
-    names = (spec.wire, spec.wire) if isinstance(spec.wire, str) else spec.wire
-    return codecs_of(*names, f"Table {spec.name!r}: wire of ")
 
 
 def share_tables(

@@ -154,6 +154,7 @@ def fetch(ranks: Ranks, requests: Requests, frozen: Sequence[int], training: boo
     """
     core = requests.core
     owned: OwnedRows | None = None
+    ranks.served += len(requests.ids_here)
 
     def look_up(buffers: list[Tensor]) -> None:
         nonlocal owned

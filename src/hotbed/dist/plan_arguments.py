@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from hotbed.dist.measured import Measured
 from hotbed.dist.plans import Plan
 from hotbed.dist.sizes import Sizes, States, TierSizes
 from hotbed.dist.strategies import STRATEGIES, Thresholds
@@ -21,7 +22,7 @@ class Request:
 
     tables: tuple[Table, ...]
     world_size: int
-    strategy: str
+    strategy: str | Measured
     thresholds: Thresholds
     optimizer: str | type[TableOptimizer] | States | None
     states: States
@@ -30,8 +31,13 @@ class Request:
 
     def plan(self) -> Plan:
         """Whether it fits or not."""
+        if isinstance(self.strategy, Measured):
+            return self.strategy.best_of({name: self._named(name) for name in STRATEGIES})
+        return self._named(self.strategy)
+
+    def _named(self, strategy: str) -> Plan:
         sizes = Sizes(self.states, self.expected_rows, self.tiers.on_ssd)
-        choose = STRATEGIES[self.strategy]
+        choose = STRATEGIES[strategy]
         chosen = choose(self.tables, self.world_size, self.thresholds, sizes)
         return Plan(self.tables, self.world_size, chosen, sizes=sizes, tiers=self.tiers)
 

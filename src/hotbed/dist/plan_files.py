@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from hotbed.errors import PlanError
-from hotbed.files import appearing, read_toml
+from hotbed.files import Json, appearing, read_toml
 from hotbed.sharding import KINDS, Sharding
 from hotbed.text import toml_string
 
-__all__ = ["read_file", "text_of", "write_file"]
+__all__ = ["from_values", "read_file", "text_of", "values_of", "write_file"]
 
 _VERSION = 1
 _RENAMED = {"keeper": "owner", "keepers": "owners"}
@@ -37,6 +37,20 @@ def text_of(world_size: int, shardings: Mapping[str, Sharding], notes: Mapping[s
     return "\n".join(lines) + "\n"
 
 
+def values_of(world_size: int, shardings: Mapping[str, Sharding]) -> dict[str, Json]:
+    """Return a plan as plain values, in the form of its file."""
+    tables: dict[str, Json] = {}
+    for name, sharding in shardings.items():
+        fields = {field: getattr(sharding, field) for field in _fields(type(sharding))}
+        kept = {
+            field: [*value] if isinstance(value, tuple) else value
+            for field, value in fields.items()
+            if value is not None
+        }
+        tables[name] = {"sharding": sharding.name, **kept}
+    return {"version": _VERSION, "world_size": world_size, "tables": tables}
+
+
 def write_file(path: str, text: str) -> None:
     """Raises PlanError where a table's name is no text."""
     try:
@@ -54,7 +68,7 @@ def read_file(path: str) -> tuple[int, dict[str, Sharding]]:
         PlanError: naming the file and what in it is wrong.
     """
     try:
-        return _read(read_toml(path))
+        return from_values(read_toml(path))
     except OSError as error:
         raise PlanError(f"{path}: {error.strerror}.") from None
     except PlanError as error:
@@ -63,7 +77,12 @@ def read_file(path: str) -> tuple[int, dict[str, Sharding]]:
         raise PlanError(f"{path} is not TOML: {error}.") from None
 
 
-def _read(read: dict[str, Any]) -> tuple[int, dict[str, Sharding]]:
+def from_values(read: object) -> tuple[int, dict[str, Sharding]]:
+    """Return (world size, shardings) of a plan's plain values.
+
+    Raises:
+        PlanError: they are of no plan.
+    """
     match read:
         case {"version": version, "world_size": world_size, "tables": {**tables}, **others}:
             pass

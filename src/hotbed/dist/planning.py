@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 
 from torch import nn
 
+from hotbed.dist.measured import Measured
 from hotbed.dist.plan_arguments import Request
 from hotbed.dist.plans import Plan, checked_tables
 from hotbed.dist.remedies import all_together_fit, remedies_of
@@ -29,7 +30,7 @@ def plan(
     tables_or_model: Iterable[Table] | nn.Module,
     world_size: int,
     *,
-    strategy: str = "auto",
+    strategy: str | Measured = "auto",
     column_slice_threshold: int | None = None,
     row_slice_threshold: int | None = None,
     data_parallel_threshold: int | None = None,
@@ -48,7 +49,8 @@ def plan(
         tables_or_model: `Table`s with distinct names, or a module with tables.
         strategy: ``"auto"``: small tables replicated, large and dynamic ones by row, others whole on one
             rank, balanced by bytes. ``"basic"``, ``"memory_balanced"``, ``"memory_optimized"``: those of
-            NVIDIA's distributed-embeddings. ``Table(sharding=...)`` goes before any of them.
+            NVIDIA's distributed-embeddings. A `Measured`: the plan whose predicted step is shortest, of
+            these and of others. ``Table(sharding=...)`` goes before any of them.
         column_slice_threshold: most elements (rows x dim) of a slice of columns.
         row_slice_threshold: tables of so many elements or more are cut by row.
         data_parallel_threshold: tables of so many elements or fewer are replicated.
@@ -109,9 +111,14 @@ def tables_in(given: object) -> list[Table]:
     return checked_tables(given)
 
 
-def _checked_strategy(given: object) -> str:
-    if isinstance(given, str) and given in STRATEGIES:
+def _checked_strategy(given: object) -> str | Measured:
+    if isinstance(given, Measured) or (isinstance(given, str) and given in STRATEGIES):
         return given
+    if given == "measured":
+        raise PlanError(
+            "A measured plan needs a machine's figures: strategy=hotbed.dist.Measured(rates, traffic), with "
+            "rates of hotbed.dist.measure() or Rates.read(FILE)."
+        )
     near = difflib.get_close_matches(str(given), STRATEGIES, 1)
     hint = f"Did you mean {near[0]!r}?" if near else f"There are {', '.join(STRATEGIES)}."
     raise PlanError(f"There is no strategy {given!r}. {hint}")

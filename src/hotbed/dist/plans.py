@@ -11,9 +11,10 @@ from torch import Tensor
 
 from hotbed.arrays import id_tensor, integer
 from hotbed.dist import plan_files
-from hotbed.dist.plan_table import RankLine, TableLine, printed
+from hotbed.dist.plan_table import PlanCost, RankLine, TableLine, printed
 from hotbed.dist.sizes import Load, RankSums, Sizes, TierSizes
 from hotbed.errors import PlanError
+from hotbed.files import Json
 from hotbed.sharding import Extent, Sharding, checked_world_size, sharding_of
 from hotbed.sharding.kind import LEAST_IDS
 from hotbed.tables import SUMMED, Table, part_of
@@ -29,6 +30,9 @@ class Plan:
 
     `hotbed.plan` makes one by a strategy. Two plans are equal if tables have the same shapes and every
     rank keeps the same; the sizes with which a plan was made do not count.
+
+    Attributes:
+        cost: predicted seconds and bytes of a step, where `Measured` has made the plan; else None.
 
     Args:
         tables: the tables, with distinct names.
@@ -63,6 +67,7 @@ class Plan:
             self.shardings[name] = _checked(table, shardings[name], self.world_size)
         self.sizes = sizes or Sizes()
         self.tiers = tiers or TierSizes()
+        self.cost: PlanCost | None = None
         self._loads: list[Load] | None = None
         self._digest = ""
 
@@ -175,6 +180,19 @@ class Plan:
         except PlanError as error:
             raise PlanError(f"{os.fspath(path)}: {error}") from None
 
+    def as_json(self) -> dict[str, Json]:
+        """Return the plan as plain values, in the form of its file."""
+        return plan_files.values_of(self.world_size, self.shardings)
+
+    @classmethod
+    def from_json(cls, values: object, tables: Iterable[Table]) -> Plan:
+        """Return the plan for these tables of the values that `as_json` returned.
+
+        Raises:
+            PlanError: they are of no plan, or it does not fit the tables.
+        """
+        return cls(tables, *plan_files.from_values(values))
+
     def printed(self, width: int = 100) -> str:
         """Return the plan as tables of `width` characters: who keeps what, and bytes by tier."""
         title = f"{len(self.tables):,} tables on {self.world_size:,} ranks, plan {self.digest[:12]}"
@@ -182,6 +200,8 @@ class Plan:
         if any(table.combiner in SUMMED for table in self.tables.values()):
             split = f"{LEAST_IDS} (of tables cut by row {LEAST_IDS * self.world_size}) ids or more"
             notes.append(f"Bags of {split} are pooled by the ranks that keep their rows.")
+        if self.cost is not None:
+            notes.append(self.cost.said)
         return printed(title, self._table_lines(), self._rank_lines(), width, notes)
 
     def __str__(self) -> str:
@@ -230,7 +250,8 @@ class Plan:
             expected = self.sizes.expected_rows.get(name)
             how = self.shardings[name].described(table)
             shape = (name, table.rows, expected, table.dim, _dtype(table))
-            lines.append(TableLine(*shape, *how, sum(loads)))
+            cost = None if self.cost is None else self.cost.tables[name]
+            lines.append(TableLine(*shape, *how, sum(loads), cost))
         return lines
 
     def _rank_lines(self) -> list[RankLine]:
@@ -238,9 +259,11 @@ class Plan:
         for name, table in self.tables.items():
             for extent in self._extents(name):
                 shards.add(extent.ranks, int(extent.rows > 0 or table.rows is None))
+        work = [None] * self.world_size if self.cost is None else self.cost.of_ranks
+        of_ranks = zip(shards.of_ranks(), self.loads, work, strict=True)
         return [
-            RankLine(rank, count, self.tiers.filled(load)[0], load.total)
-            for rank, (count, load) in enumerate(zip(shards.of_ranks(), self.loads, strict=True))
+            RankLine(rank, count, self.tiers.filled(load)[0], load.total, seconds)
+            for rank, (count, load, seconds) in enumerate(of_ranks)
         ]
 
 

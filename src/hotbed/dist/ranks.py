@@ -65,6 +65,7 @@ class Ranks(LongWork):
         waiting: lookups whose gradients may be asked for, the same on all ranks.
         steps: that they have taken together.
         sent: bytes that this rank has sent to others so far, by what they were.
+        served: ids that ranks have asked of the shards of this rank so far.
         inside_forward: whether dense gradients of what is looked up will be averaged.
         before_forward: what is to be called before a model is called; or tables, where those are all.
         dense: gradients of dense parameters; None: none are averaged.
@@ -100,6 +101,7 @@ class Ranks(LongWork):
         self.tables: list[weakref.ref[TableOnRanks]] = []
         self.steps = 0
         self.sent: dict[str, int] = {}
+        self.served = 0
         self.inside_forward = True
         self.before_forward: Callable[[], None] | None = None
         self.beside: torch_dist.ProcessGroup | None = None

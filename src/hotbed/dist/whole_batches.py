@@ -275,7 +275,8 @@ def look_up_whole(
     combiners = [call.live[call.table_of[f]].combiner for f in here]
     bags_here = _BagsOfRanks([bags[f] for f in here], combiners)
     own = _core.OrderedBags(layout.core, _without_ids(call, samples), range(len(samples)))
-    requests = BagRequests(layout, own, core, bags_here)
+    asked = sum(len(whole.ids) for f in here if (whole := bags[f].whole) is not None)
+    requests = BagRequests(layout, own, core, bags_here, asked)
     answer = pool_bags(ranks, requests, call.frozen, call.training)
     made = BagsBatch(call, answer, wanted)
     if wanted:

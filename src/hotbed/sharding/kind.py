@@ -60,6 +60,16 @@ class Sharding(abc.ABC):
 
     __slots__ = ()
 
+    @classmethod
+    def candidates(cls, table: Shape, ranks: Sequence[int]) -> Sequence[Sharding]:
+        """Return placed values of this kind among which a plan may choose; none: the kind is only taken where
+        a table asks for it.
+
+        Args:
+            ranks: all of them, those first that have least to do.
+        """
+        return ()
+
     @property
     def placed(self) -> bool:
         """True if it says which ranks keep something."""

@@ -39,6 +39,9 @@ __all__ = [
     "sharding_of",
 ]
 
+_CANDIDATE_RANKS = 4
+"""Ranks among which a plan by costs looks for one to keep a whole table."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Replicated(Sharding):
@@ -46,6 +49,10 @@ class Replicated(Sharding):
 
     name: ClassVar[str] = "replicated"
     replicated: ClassVar[bool] = True
+
+    @classmethod
+    def candidates(cls, table: Shape, ranks: Sequence[int]) -> Sequence[Sharding]:
+        return (cls(),) if table.rows is not None else ()
 
     def fault(self, table: Shape, world_size: int) -> str:
         return ""
@@ -100,6 +107,10 @@ class TableWise(Sharding):
     """Rank that keeps the table. None: whichever the plan chooses."""
 
     name: ClassVar[str] = "table"
+
+    @classmethod
+    def candidates(cls, table: Shape, ranks: Sequence[int]) -> Sequence[Sharding]:
+        return tuple(cls(rank) for rank in ranks[:_CANDIDATE_RANKS])
 
     def __post_init__(self) -> None:
         if self.owner is not None:
@@ -157,6 +168,10 @@ class RowWise(Sharding):
     """Ranks that keep rows, rising. None: all."""
 
     name: ClassVar[str] = "row"
+
+    @classmethod
+    def candidates(cls, table: Shape, ranks: Sequence[int]) -> Sequence[Sharding]:
+        return (cls(),) if table.rows is None or table.rows >= len(ranks) else ()
 
     def __post_init__(self) -> None:
         if self.owners is not None:
@@ -246,6 +261,16 @@ class ColumnWise(Sharding):
 
     name: ClassVar[str] = "column"
 
+    @classmethod
+    def candidates(cls, table: Shape, ranks: Sequence[int]) -> Sequence[Sharding]:
+        counts, count = [], 2
+        while count < len(ranks):
+            counts.append(count)
+            count *= 2
+        counts.append(len(ranks))
+        wanted = [tuple(sorted(ranks[:n])) for n in counts if 1 < n <= table.dim]
+        return [_even_columns(owners, table.dim) for owners in wanted]
+
     def __post_init__(self) -> None:
         if self.owners is None:
             if self.widths is not None:
@@ -284,7 +309,7 @@ class ColumnWise(Sharding):
         return wanted if wanted > 1 else min(world_size, table.dim)
 
     def settled(self, table: Shape) -> Sharding:
-        return ColumnWise(self.owners, self._widths(table))
+        return self if self.widths is not None else ColumnWise(self.owners, self._widths(table))
 
     def fault(self, table: Shape, world_size: int) -> str:
         for owner in self.owners or (-1,):
@@ -329,6 +354,13 @@ class ColumnWise(Sharding):
 
     def _widths(self, table: Shape) -> tuple[int, ...]:
         return self.widths or even_widths(table.dim, len(self._ranks()))
+
+
+@functools.lru_cache(maxsize=4096)
+def _even_columns(owners: tuple[int, ...], dim: int) -> ColumnWise:
+    """Return the kind that gives each owner as many of `dim` columns; kept, as checks of many owners take
+    long."""
+    return ColumnWise(owners, even_widths(dim, len(owners)))
 
 
 KINDS: dict[str, type[Sharding]] = {

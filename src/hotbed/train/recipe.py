@@ -30,6 +30,7 @@ from hotbed.train.progress import ProgressBar, closing_table, notice
 from hotbed.train.report import check_writable_file, write_json
 from hotbed.train.resuming import RunCheckpoints, begin_from
 from hotbed.train.row_server import announce
+from hotbed.train.run_plan import imbalance_in_words, plan_entry
 from hotbed.train.run_record import RunRecord
 from hotbed.train.run_validation import RunValidation, samples_in, split_validation
 from hotbed.train.saved import check_writable_folder, save_model
@@ -242,10 +243,19 @@ class _Run:
         skipped = self.training.skipped.lines + self.test.skipped.lines
         report["skipped_lines"] = skipped + self.validation.skipped_lines
         report["validation"] = self.validation.figures()
+        sharding = plan_entry(self.model, settings.optimizer, self.training)
+        if told := imbalance_in_words(sharding):
+            notice(self.progress, told)
         if settings.run is not None:
             tables = table_sizes(self.model, self.ranks)
             state = "interrupted" if interrupted else "ended"
-            self.record.end(state, figures=report, tables=tables, calibration=self.calibration)
+            self.record.end(
+                state,
+                figures=report,
+                tables=tables,
+                calibration=self.calibration,
+                **({} if sharding is None else {"sharding": sharding}),
+            )
         # The figures first: a disk that is too full for the model must not cost them too.
         if settings.json is not None and first():
             write_json(settings.json, report)

@@ -11,8 +11,9 @@ from hotbed.dist.row_codecs.codec import RowCodec
 from hotbed.dist.row_codecs.shorter import Shorter
 from hotbed.dist.row_codecs.stored import Stored
 from hotbed.errors import TableError
+from hotbed.tables import Table
 
-__all__ = ["CODECS", "ByRow", "Codecs", "RowCodec", "codecs_of"]
+__all__ = ["CODECS", "ByRow", "Codecs", "RowCodec", "codecs_of", "wire_of"]
 
 CODECS: dict[str, RowCodec] = {
     "stored": Stored(),
@@ -49,3 +50,18 @@ def codecs_of(rows: object, gradients: object, named: str = "") -> Codecs:
             raise TableError(f"{named}{what}: expected one of {', '.join(CODECS)}, got {name!r}.")
     of_gradients = CODECS[str(gradients)]
     return Codecs(CODECS[str(rows)], _OF_GRADIENTS if of_gradients is _INT8 else of_gradients)
+
+
+def wire_of(spec: Table, rows: str, gradients: str) -> Codecs:
+    """Return how rows of a table travel.
+
+    Args:
+        rows, gradients: names for tables that say nothing.
+
+    Raises:
+        TableError: there is no codec of that name.
+    """
+    if spec.wire is None:
+        return codecs_of(rows, gradients)
+    names = (spec.wire, spec.wire) if isinstance(spec.wire, str) else spec.wire
+    return codecs_of(*names, f"Table {spec.name!r}: wire of ")

@@ -1,0 +1,146 @@
+"""Who kept what in a run on many ranks, what batches asked of tables, and how evenly ranks served them."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from hotbed.dist import Plan, PlanError, Slices, Traffic, traffic_of
+from hotbed.dist.distribute import Sharing, sharing_of
+from hotbed.dist.planning import tables_to_plan
+from hotbed.files import Json
+from hotbed.modules.owner import owners_of
+from hotbed.tables import Table
+from hotbed.train.run_files import RunError
+
+__all__ = ["PlanOfRun", "imbalance_in_words", "plan_entry", "read_plan"]
+
+_BATCHES = 8
+"""Batches of the first rank that are counted."""
+_UNEVEN = 1.25
+"""Most that a rank may serve, as a multiple of the mean, before the run's end tells of it."""
+
+
+class PlanOfRun(NamedTuple):
+    """A run's plan, as its record has it."""
+
+    plan: Plan
+    traffic: dict[str, Traffic]
+    optimizer: str
+    expected_rows: dict[str, int]
+    """Of dynamic tables, those that they had in the end."""
+
+
+def plan_entry(
+    model: nn.Module, optimizer: str, batches: Iterable[Mapping[str, object]]
+) -> dict[str, Json] | None:
+    """Return the entry of a run's record; None: the model has no tables on several ranks, or memory hosts
+    keep them. Called by all ranks.
+
+    Args:
+        batches: whole ones, of all ranks together; the first rank reads some.
+    """
+    sharing = sharing_of(model)
+    if sharing is None or sharing.plan is None or sharing.ranks.size < 2 or sharing.ranks.hosts:
+        return None
+    ranks, tables = sharing.ranks, tables_to_plan(model)
+    rows = {
+        spec.name: sum(len(own) for own in live.place.tables_here(live))
+        for live, spec in tables.items()
+        if spec.rows is None
+    }
+    own = [ranks.served, sum(ranks.sent.values()), *rows.values()]
+    of_ranks: list[list[int]] = ranks.values_of_all("figures", own)
+    served, sent, *of_tables = (list(each) for each in zip(*of_ranks, strict=True))
+    for name, counts in zip(rows, of_tables, strict=True):
+        is_split = sharing.plan.shardings[name].owner_rule(sharing.plan.tables[name]) is not None
+        rows[name] = sum(counts) if is_split else max(counts)
+    mean = sum(served) / len(served)
+    return {
+        "plan": sharing.plan.as_json(),
+        "optimizer": optimizer,
+        "tables": {
+            spec.name: {
+                "dim": spec.dim,
+                "rows": spec.rows,
+                "dtype": str(spec.dtype).removeprefix("torch."),
+                "combiner": spec.combiner,
+                "expected_rows": rows.get(spec.name),
+            }
+            for spec in tables.values()
+        },
+        "traffic": _counted(model, sharing, batches) if ranks.rank == 0 else {},
+        "ids_served": list(served),
+        "bytes_sent": list(sent),
+        "imbalance": round(max(served) / mean, 3) if mean else 1.0,
+    }
+
+
+def imbalance_in_words(entry: Mapping[str, Json] | None) -> str:
+    """Return a sentence on ranks that serve much more than others; empty: none does."""
+    match entry:
+        case {"imbalance": float(times), "ids_served": list(served)} if times > _UNEVEN:
+            busiest = served.index(max(served))  # type: ignore[type-var]
+            return (
+                f"Rank {busiest} was asked for {times:.2f} times as many ids as ranks are on average. With a "
+                "record (--run DIR), hotbed plan --from DIR looks for a better plan."
+            )
+    return ""
+
+
+def read_plan(record: Mapping[str, Json], named: str) -> PlanOfRun:
+    """Return the plan in a run's record.
+
+    Args:
+        named: the record, for errors.
+
+    Raises:
+        RunError: the run had one process, or did not end, or the entry is damaged.
+    """
+    entry = record.get("sharding")
+    if not isinstance(entry, dict):
+        raise RunError(
+            f"{named} is the record of a run on one process, or of one that has not ended: it has no plan."
+        )
+    try:
+        return _read(entry)
+    except (PlanError, AttributeError, KeyError, TypeError, ValueError) as error:
+        raise RunError(f"{named}: the plan of the run is damaged: {error}.") from None
+
+
+def _read(entry: Mapping[str, Json]) -> PlanOfRun:
+    described, counted = entry["tables"], entry["traffic"]
+    if not isinstance(described, dict) or not isinstance(counted, dict):
+        raise TypeError("tables and traffic must be objects")
+    tables, rows = [], {}
+    for name, one in described.items():
+        if not isinstance(one, dict):
+            raise TypeError(f"table {name!r} is no object")
+        fields = {**one, "dtype": getattr(torch, str(one["dtype"]))}
+        expected = fields.pop("expected_rows")
+        tables.append(Table(name, **fields))
+        if isinstance(expected, int):
+            rows[name] = expected
+    traffic = {name: Traffic(**values) for name, values in counted.items()}  # type: ignore[arg-type]
+    return PlanOfRun(Plan.from_json(entry["plan"], tables), traffic, str(entry["optimizer"]), rows)
+
+
+def _counted(
+    model: nn.Module, sharing: Sharing, batches: Iterable[Mapping[str, object]]
+) -> dict[str, Json]:
+    """Traffic of each table, by the first batches."""
+    assert sharing.plan is not None
+    names = {live: spec.name for live, spec in tables_to_plan(model).items()}
+    features = {
+        feature: names[live]
+        for name, module in owners_of(model).items()
+        for feature, live in module.features_of(name).items()
+    }
+    read = [*itertools.islice(Slices(batches), _BATCHES)]
+    counted = traffic_of(sharing.plan.tables.values(), read, features)
+    return {name: {**dataclasses.asdict(one)} for name, one in counted.items()}

@@ -1,0 +1,80 @@
+"""Figures of a machine: their file, and how they are found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from dist.worlds import run
+from hypothesis import given
+from hypothesis import strategies as st
+
+import hotbed as hb
+from hotbed.dist import PlanError, Rates
+from hotbed.dist.measuring import fitted
+from hotbed.dist.rates import UNITS
+
+SOME = Rates.of([1e-9 * (at + 1) for at in range(len(UNITS))])
+
+
+@given(st.lists(st.floats(0, 1e3), min_size=len(UNITS), max_size=len(UNITS)))
+def test_what_is_written_is_read(
+    tmp_path_factory: pytest.TempPathFactory, seconds: list[float]
+) -> None:
+    path = tmp_path_factory.mktemp("rates") / "rates.toml"
+    rates = Rates.of(seconds)
+    rates.write(path)
+    assert Rates.read(path) == rates and rates.seconds.tolist() == seconds
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda text: "", "have the key version"),
+        (lambda text: "[", "is not TOML"),
+        (lambda text: text.replace("version = 1", "version = 2"), "version 2 is not 1"),
+        (lambda text: text + "more = 1.0\n", "key 'more' is missing or unknown"),
+        (lambda text: text.replace("ssd_row", "ssd_rows"), "key 'ssd_row' is missing"),
+        (lambda text: text.replace("ssd_row = ", "ssd_row = -"), "ssd_row must be seconds from 0"),
+        (lambda text: text.replace("ssd_row = ", "ssd_row = true #"), "ssd_row .* not True"),
+        (lambda text: text.replace("ssd_row = ", "ssd_row = nan #"), "ssd_row .* not nan"),
+    ],
+)
+def test_a_wrong_file_is_told(tmp_path: Path, change: object, says: str) -> None:
+    path = tmp_path / "rates.toml"
+    SOME.write(path)
+    assert callable(change)
+    path.write_text(change(path.read_text()))
+    with pytest.raises(PlanError, match=says) as error:
+        Rates.read(path)
+    assert str(path) in str(error.value)
+    with pytest.raises(PlanError, match="No such file"):
+        Rates.read(tmp_path / "none.toml")
+
+
+@given(st.integers(0, 10_000))
+def test_prices_are_found_again(seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    prices = np.abs(draw.normal(size=5)) * (draw.random(5) < 0.7) + 1e-12
+    amounts = draw.random((12, 5)) * [1, 10, 1e3, 1e6, 1e9]
+    found = fitted(amounts, amounts @ (prices / [1, 10, 1e3, 1e6, 1e9]))
+    assert (found >= 0).all()
+    times = amounts @ found
+    assert times == pytest.approx(amounts @ (prices / [1, 10, 1e3, 1e6, 1e9]), rel=1e-3)
+
+
+def test_units_of_which_nothing_was_seen_cost_nothing() -> None:
+    assert fitted(np.array([[2.0, 0.0], [4.0, 0.0]]), np.array([1.0, 2.0])).tolist() == [0.5, 0.0]
+
+
+def measures(rank: int, world: int, folder: str) -> None:
+    found = hb.dist.measure(ssd=folder)
+    found.write(f"{folder}/{rank}.toml")
+    assert found.ssd_row > 0 and found.forward_call > 0 and found.step_call > 0
+
+
+@pytest.mark.process
+def test_ranks_measure_the_same(tmp_path: Path) -> None:
+    run(2, measures, str(tmp_path))
+    assert Rates.read(tmp_path / "0.toml") == Rates.read(tmp_path / "1.toml")

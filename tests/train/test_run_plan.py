@@ -1,0 +1,165 @@
+"""Plans in records of runs: who served how much, what batches asked, and a better plan."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cli.command_line import run as command
+from dist.worlds import run
+
+import hotbed as hb
+from hotbed.dist import Plan, RowWise, TableWise, Traffic
+from hotbed.train.run_files import RunError
+from hotbed.train.run_plan import imbalance_in_words, plan_entry, read_plan
+
+SAMPLES = 512
+
+
+def batches() -> list[dict[str, torch.Tensor]]:
+    draw = torch.Generator().manual_seed(0)
+    return [
+        {
+            "item": torch.randint(20_000, (SAMPLES,), generator=draw),
+            "seen": torch.randint(3000, (SAMPLES, 6), generator=draw),
+        }
+        for _ in range(3)
+    ]
+
+
+def records(rank: int, world: int, folder: str, kind: str) -> None:
+    tables = [hb.Table("item", 16), hb.Table("seen", 8, 3000, combiner="sum")]
+    model = hb.EmbeddingCollection(tables, seed=1)
+    kinds = {"first": TableWise(0), "row": RowWise()}
+    hb.distribute(model, Plan(tables, world, dict.fromkeys(("item", "seen"), kinds[kind])))
+    optimizer = hb.optim.Adam(model.parameters())
+    for batch in hb.dist.slices(batches()):
+        sum(vectors.sum() for vectors in model(batch).values()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    entry = plan_entry(model, "adam", batches())
+    assert entry is not None
+    if rank == 0:
+        Path(folder, "entry.json").write_text(json.dumps(entry))
+
+
+def entry_of(folder: Path, kind: str) -> dict[str, Any]:
+    run(2, records, str(folder), kind)
+    found: dict[str, Any] = json.loads((folder / "entry.json").read_text())
+    return found
+
+
+@pytest.mark.process
+def test_a_rank_with_all_tables_serves_all(tmp_path: Path) -> None:
+    entry = entry_of(tmp_path, "first")
+    halves = [b["item"][half] for b in batches() for half in (slice(0, 256), slice(256, 512))]
+    distinct = sum(len(half.unique()) for half in halves)
+    assert entry["ids_served"] == [distinct + 3 * SAMPLES * 6, 0]
+    assert entry["bytes_sent"][0] > 0 and entry["imbalance"] == 2.0
+    assert "Rank 0 was asked for 2.00 times as many ids" in imbalance_in_words(entry)
+    found = read_plan({"sharding": entry}, "run")
+    assert found.plan.shardings["item"] == TableWise(0) and found.optimizer == "adam"
+    assert found.expected_rows == {"item": len(torch.cat([b["item"] for b in batches()]).unique())}
+    assert found.traffic["item"].distinct == pytest.approx(
+        sum(len(half.unique()) for half in halves[::2]) / 3
+    )
+    assert found.traffic["seen"].ids == 256 * 6
+
+
+@pytest.mark.process
+def test_rows_by_rank_are_served_evenly(tmp_path: Path) -> None:
+    entry = entry_of(tmp_path, "row")
+    assert entry["imbalance"] < 1.1 and imbalance_in_words(entry) == ""
+    found = read_plan({"sharding": entry}, "run").expected_rows["item"]
+    assert found == len(torch.cat([b["item"] for b in batches()]).unique())
+
+
+def test_one_process_has_no_plan_to_record() -> None:
+    model = hb.EmbeddingCollection([hb.Table("item", 16)])
+    assert plan_entry(model, "adam", []) is None and imbalance_in_words(None) == ""
+    with pytest.raises(RunError, match="on one process"):
+        read_plan({}, "run")
+
+
+def recorded(folder: Path, kind: str = "table") -> dict[str, Any]:
+    """A record of a run whose first rank had all, or of one that had halves."""
+    tables = [hb.Table(f"t{at}", 64, 100_000, combiner="sum") for at in range(6)]
+    owner = {"table": lambda at: 0, "halves": lambda at: at % 2}[kind]
+    plan = Plan(tables, 2, {t.name: TableWise(owner(at)) for at, t in enumerate(tables)})
+    of_table = {"dim": 64, "rows": 100_000, "dtype": "float32", "combiner": "sum"}
+    record = {
+        "format": "hotbed run",
+        "sharding": {
+            "plan": plan.as_json(),
+            "optimizer": "adagrad",
+            "tables": {t.name: {**of_table, "expected_rows": None} for t in tables},
+            "traffic": {
+                t.name: {"bags": 4096.0, "ids": 4096.0, "distinct": 4000.0} for t in tables
+            },
+        },
+    }
+    folder.mkdir(exist_ok=True)
+    (folder / "run.json").write_text(json.dumps(record))
+    hb.dist.Rates().write(folder / "rates.toml")
+    return record
+
+
+def test_a_better_plan_is_told_and_written(tmp_path: Path) -> None:
+    recorded(tmp_path / "run")
+    usual = ("plan", "--from", tmp_path / "run", "--rates", tmp_path / "run/rates.toml")
+    result = command(*usual, "--write", tmp_path / "plan.toml", columns=120)
+    assert result.exit_code == 0, result.output
+    assert "By the plan of the run a step is predicted to take" in result.stdout
+    tables = [hb.Table(f"t{at}", 64, 100_000) for at in range(6)]
+    better = Plan.read(tmp_path / "plan.toml", tables)
+    measured = hb.dist.Measured(
+        hb.dist.Rates(), {t.name: Traffic(4096, 4096, 4000) for t in tables}
+    )
+    old = Plan(tables, 2, {t.name: TableWise(0) for t in tables})
+    steps = [hb.dist.predict(plan, measured).cost for plan in (better, old)]
+    assert steps[0] is not None and steps[1] is not None
+    assert steps[0].step < 0.95 * steps[1].step
+
+
+def test_a_good_plan_stays(tmp_path: Path) -> None:
+    recorded(tmp_path / "run", "halves")
+    result = command(
+        *("plan", "--from", tmp_path / "run", "--rates", tmp_path / "run/rates.toml"), columns=120
+    )
+    assert result.exit_code == 0, result.output
+    assert "no other is predicted to be 5 % faster" in result.stdout
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda entry: entry.pop("plan"),
+        lambda entry: entry.update(tables=3),
+        lambda entry: entry["tables"].update(t0=3),
+        lambda entry: entry["tables"]["t0"].update(dtype="int3"),
+        lambda entry: entry["tables"]["t0"].update(more=1),
+        lambda entry: entry["tables"].pop("t0"),
+        lambda entry: entry["traffic"]["t0"].update(ids=-1.0),
+        lambda entry: entry["traffic"]["t0"].update(ids="many"),
+        lambda entry: entry["plan"].update(version=2),
+    ],
+)
+def test_a_damaged_record_is_told(tmp_path: Path, damage: Any) -> None:
+    record = copy.deepcopy(recorded(tmp_path / "run"))
+    damage(record["sharding"])
+    (tmp_path / "run/run.json").write_text(json.dumps(record))
+    result = command("plan", "--from", tmp_path / "run", "--rates", tmp_path / "run/rates.toml")
+    assert result.exit_code == 2 and "the plan of the run is damaged" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_run_names_its_tables(tmp_path: Path) -> None:
+    recorded(tmp_path / "run")
+    result = command("plan", "--from", tmp_path / "run", "--model", "dlrm")
+    assert result.exit_code == 2 and "--from RUN names the tables" in result.stderr
+    result = command("plan", "--from", tmp_path / "none")
+    assert result.exit_code == 2 and "holds no record of a run" in result.stderr
