@@ -86,10 +86,14 @@ def test_one_process_has_no_plan_to_record() -> None:
 
 
 def recorded(folder: Path, kind: str = "table") -> dict[str, Any]:
-    """A record of a run whose first rank had all, or of one that had halves."""
+    """A record of a run whose first rank had all, or of one with the best plan that is known."""
     tables = [hb.Table(f"t{at}", 64, 100_000, combiner="sum") for at in range(6)]
-    owner = {"table": lambda at: 0, "halves": lambda at: at % 2}[kind]
-    plan = Plan(tables, 2, {t.name: TableWise(owner(at)) for at, t in enumerate(tables)})
+    asked = {"bags": 4096.0, "ids": 4096.0, "distinct": 4000.0}
+    plan = Plan(tables, 2, dict.fromkeys((t.name for t in tables), TableWise(0)))
+    if kind == "best":
+        traffic = {t.name: Traffic(**asked) for t in tables}
+        measured = hb.dist.Measured(hb.dist.Rates(), traffic)
+        plan = hb.plan(tables, 2, strategy=measured, optimizer="adagrad")
     of_table = {"dim": 64, "rows": 100_000, "dtype": "float32", "combiner": "sum"}
     record = {
         "format": "hotbed run",
@@ -97,9 +101,7 @@ def recorded(folder: Path, kind: str = "table") -> dict[str, Any]:
             "plan": plan.as_json(),
             "optimizer": "adagrad",
             "tables": {t.name: {**of_table, "expected_rows": None} for t in tables},
-            "traffic": {
-                t.name: {"bags": 4096.0, "ids": 4096.0, "distinct": 4000.0} for t in tables
-            },
+            "traffic": {t.name: asked for t in tables},
         },
     }
     folder.mkdir(exist_ok=True)
@@ -126,7 +128,7 @@ def test_a_better_plan_is_told_and_written(tmp_path: Path) -> None:
 
 
 def test_a_good_plan_stays(tmp_path: Path) -> None:
-    recorded(tmp_path / "run", "halves")
+    recorded(tmp_path / "run", "best")
     result = command(
         *("plan", "--from", tmp_path / "run", "--rates", tmp_path / "run/rates.toml"), columns=120
     )
