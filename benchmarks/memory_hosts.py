@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import statistics
 import time
 from collections.abc import Callable
@@ -60,9 +61,9 @@ def batches_of(size: Size, rank: int, count: int) -> list[dict[str, Tensor]]:
 
 
 def measure_rank(rank: int, world: int, size: Size, trainers: int) -> Found:
-    import torch._dynamo  # which the first optimizer of a process imports
-
     import hotbed as hb
+
+    importlib.import_module("torch._dynamo")  # as the first optimizer of a process does
 
     batches = batches_of(size, rank, size.warm_up + size.steps)
     before = resident()
