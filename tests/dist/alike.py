@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as torch_dist
 from dist.trainings import (
     BATCH,
     Training,
@@ -37,7 +36,13 @@ class Group(NamedTuple):
 
     @property
     def world(self) -> int:
+        """Ranks with batches; memory hosts come beside them."""
         return int(self.trainings[0].case["world"])
+
+    @property
+    def ranks(self) -> tuple[int, int]:
+        """(ranks with batches, memory hosts)."""
+        return self.world, int(self.trainings[0].case["hosts"])
 
     @property
     def uneven(self) -> bool:
@@ -76,7 +81,8 @@ class Group(NamedTuple):
 
 
 def of_group(case: Any) -> tuple[Any, ...]:
-    return case["world"], case["place"], case["input"] == "empty rank"
+    common = ("world", "hosts", "place", "depth")
+    return *(case[name] for name in common), case["input"] == "empty rank"
 
 
 def grouped(trainings: Sequence[Training], most: int, seed: int) -> list[Group]:
@@ -90,6 +96,15 @@ def grouped(trainings: Sequence[Training], most: int, seed: int) -> list[Group]:
     ]
 
 
+class Batch(NamedTuple):
+    """A batch of all ranks, and a rank's samples of it."""
+
+    samples: slice
+    bags: dict[str, Any]
+    whole: dict[str, Any]
+    own: dict[str, Any]
+
+
 class Run:
     """One group on one rank."""
 
@@ -97,9 +112,10 @@ class Run:
         self.rank, self.world, self.group = rank, group.world, group
         self.whole, self.own = group.collection(None), group.collection(group.storage(folder))
         shardings = {training.name: training.sharding for training in group.trainings}
-        plan = Plan([*self.own.tables.values()], self.world, shardings)
+        plan = Plan([*self.own.tables.values()], sum(group.ranks), shardings)
         either = zlib.crc32(group.trainings[0].name.encode()) + group.seed
-        hb.distribute(self.own, plan, shared_memory=either % 2 == 0)
+        self.is_host = rank >= self.world
+        hb.distribute(self.own, plan, shared_memory=either % 2 == 0, memory_host=self.is_host)
         self.optimizers = [*group.optimizers(self.whole), *group.optimizers(self.own)]
         self.features = {
             name: (training, kind)
@@ -108,8 +124,14 @@ class Run:
         }
 
     def train(self) -> None:
-        for number in range(STEPS + len(WAITING)):
-            self.batch(number)
+        if self.is_host:
+            hb.dist.serve_rows(self.own)
+            return
+        batches = [self.drawn(number) for number in range(STEPS + len(WAITING))]
+        depth = self.group.trainings[0].case["depth"]
+        ahead = hb.lookahead([batch.own for batch in batches], self.own, depth)
+        for number, own in enumerate(ahead):
+            self.batch(number, batches[number]._replace(own=own))
             if number == 5:
                 for optimizer in self.optimizers:
                     optimizer.param_groups[0]["lr"] *= 0.5
@@ -119,9 +141,9 @@ class Run:
                     optimizer.zero_grad()
         self.compare_rows()
         self.compare_states()
+        hb.dist.release_hosts(self.own)
 
-    def batch(self, number: int) -> None:
-        """Forward and backward of one."""
+    def drawn(self, number: int) -> Batch:
         samples = samples_of(self.rank, self.world, number, self.group.uneven)
         chance = random.Random(f"{self.group.seed} {number}")
         bags, whole, own = {}, {}, {}
@@ -129,6 +151,11 @@ class Run:
             bags[name] = bags_of(training, kind, BATCH, chance)
             whole[name] = input_of(training, kind, bags[name], number)
             own[name] = input_of(training, kind, bags[name][samples], number)
+        return Batch(samples, bags, whole, own)
+
+    def batch(self, number: int, batch: Batch) -> None:
+        """Forward and backward of one."""
+        samples, bags, whole, own = batch
         if number == 4:  # an evaluation, which stores nothing
             self.compare(self.own.eval()(own), self.whole.eval()(whole), bags, samples)
             self.own.train()
@@ -187,7 +214,8 @@ class Run:
             if any(t.fails_to_tell_states for t in trainings):
                 continue
             expected, told = whole.state_dict()["state"], [own.state_dict()["state"]]
-            torch_dist.broadcast_object_list(told)
+            if self.rank:  # rank 0 alone has them
+                continue
             for number, training in enumerate(trainings):
                 one, other = expected[number], told[0][number]
                 assert one.keys() == other.keys(), training.case

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import time
@@ -22,7 +23,8 @@ from hotbed.dist import ColumnWise, Plan, PlanError, Replicated, RowWise, Shardi
 
 pytestmark = pytest.mark.process
 
-WORLDS = FACTORS["world"]
+WORLDS = [case for case in itertools.product(FACTORS["world"], FACTORS["hosts"]) if sum(case) <= 4]
+"""Ranks with batches, and memory hosts beside them."""
 CASES = covering(FACTORS, allowed)
 SECONDS = 3600 if SOAK else 0
 """Of random draws, of which there are twelve at least."""
@@ -40,13 +42,13 @@ def test_any_two_values_meet() -> None:
     assert set(RULES) == set(OPTIONS) and len(RULES) == 10
 
 
-@pytest.mark.parametrize("world", WORLDS)
-def test_pairs(world: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("world", "hosts"), WORLDS)
+def test_pairs(world: int, hosts: int, tmp_path: Path) -> None:
     chance = random.Random(0)
     made = [Training.of(number, case, chance) for number, case in enumerate(CASES)]
-    groups = [g for g in grouped(made, TOGETHER, seed=7) if g.world == world]
+    groups = [g for g in grouped(made, TOGETHER, seed=7) if g.ranks == (world, hosts)]
     assert groups
-    run(world, train_groups, groups, str(tmp_path), seconds=300)
+    run(world + hosts, train_groups, groups, str(tmp_path), seconds=300)
 
 
 def drawn(seed: int) -> Group:
@@ -58,7 +60,7 @@ def drawn(seed: int) -> Group:
         while True:
             case = {factor: chance.choice(values) for factor, values in FACTORS.items()}
             if common is not None:
-                case |= {name: common[name] for name in ("world", "place")}
+                case |= {name: common[name] for name in ("world", "hosts", "place", "depth")}
             if possible(case) and (common is None or of_group(case) == of_group(common)):
                 break
         common = common or case
@@ -74,10 +76,10 @@ def test_random_draws(tmp_path: Path) -> None:
     while rounds == 0 or (not given and time.monotonic() < ends):
         groups = [drawn(seed + n) for n in range(1 if given else 12)]
         seed, rounds = seed + 12, rounds + 1
-        for world in WORLDS:
-            some = [group for group in groups if group.world == world]
+        for ranks in WORLDS:
+            some = [group for group in groups if group.ranks == ranks]
             if some:
-                run(world, train_groups, some, str(tmp_path / str(rounds)), seconds=300)
+                run(sum(ranks), train_groups, some, str(tmp_path / str(rounds)), seconds=300)
 
 
 # -- what is refused, or not right yet -------------------------------------------------------------

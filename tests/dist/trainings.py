@@ -42,6 +42,8 @@ FACTORS: dict[str, Sequence[Any]] = {
     "shard": ["first", "last", "row", "modulo", "column", "replicated"],
     "combiner": ["sum", "mean", "sqrtn", "max", "none"],
     "world": [1, 2, 3, 4],
+    "hosts": [0, 1],
+    "depth": [0, 2],
     "place": ["memory", "budget", "ssd", "three tiers"],
     "dtype": ["float32", "float16", "bfloat16"],
     "ids": ["static", "dynamic"],
@@ -51,7 +53,9 @@ FACTORS: dict[str, Sequence[Any]] = {
 WEIGHTS_NEED = "weights need a table whose combiner is sum, mean or sqrtn"
 BY_COLUMNS = "a row's mean of g^2 over its columns is not that of the columns that a rank keeps"
 EMPTY_FOR_ALL = "see test_a_step_counts_where_no_rank_has_ids"
+MOST_PROCESSES = "there are four processes at most"
 REFUSED: list[tuple[str, Any, str, Any, str]] = [
+    ("world", 4, "hosts", 1, MOST_PROCESSES),
     ("input", "empty rank", "world", 1, EMPTY_FOR_ALL),
     *[
         ("input", kind, "combiner", combiner, WEIGHTS_NEED)
@@ -139,14 +143,14 @@ class Training(NamedTuple):
 
     @property
     def sharding(self) -> Sharding:
-        world = self.case["world"]
+        world = self.case["world"] + self.case["hosts"]
         match self.case["shard"]:
             case "first":
                 return TableWise(0)
             case "last":
                 return TableWise(world - 1)
             case "row":
-                return RowWise()
+                return RowWise(owners=(world - 1, 0) if self.int32 and world > 1 else None)
             case "modulo":
                 return RowWise("modulo")
             case "column":  # in falling order, the first the widest
