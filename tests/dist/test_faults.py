@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as torch_dist
-from dist.test_distribute import loss_of, made
+from dist.test_distribute import Model, loss_of, made
 from dist.test_sharded import batch_of
 from dist.worlds import STARTS
 from effort import examples
@@ -45,16 +45,24 @@ def batches(rank: int, fault: str) -> Iterator[dict[str, Any]]:
         yield batch_of(number, slice(4 * rank, 4 * rank + 4))
 
 
-def train(rank: int, world: int, store: str, fault: str, timeout: float, told: Any) -> None:
+def train(
+    rank: int, world: int, store: str, fault: str, timeout: float, told: Any, ssd: str | None
+) -> None:
+    """`ssd`: with look-ahead over tiers there, and rows that travel as bfloat16 and int8."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     torch_dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world)
     model = made().eval()
-    hb.distribute(model, "basic", timeout=timeout)
+    travel: dict[str, str] = {}
+    if ssd is not None:
+        model = Model(storage=hb.Storage(host="32MB", ssd=ssd)).eval()
+        travel = {"rows": "bfloat16", "gradients": "int8"}
+    hb.distribute(model, "basic", timeout=timeout, **travel)
     optimizer = hb.optim.Adagrad(model.parameters(), lr=0.1)
     done = 0
     try:
-        for number, batch in enumerate(batches(rank, fault)):
+        loop = batches(rank, fault)
+        for number, batch in enumerate(loop if ssd is None else hb.lookahead(loop, model)):
             here = number == AT and rank == 1
             if here and fault == "wrong id":
                 batch["word"][0] = 61
@@ -92,8 +100,11 @@ def die_in_the_vote(ranks: Any) -> None:
     ranks.handshake = die
 
 
-def outcome(folder: Path, fault: str, timeout: float, stop: float = 0.0) -> dict[int, Any]:
+def outcome(
+    folder: Path, fault: str, timeout: float, stop: float = 0.0, *, ahead: bool = False
+) -> dict[int, Any]:
     """By rank what was raised or "done", and what it says."""
+    ssd = str(folder / "rows") if ahead else None
     told: Any = STARTS.Queue()
     found: dict[int, Any] = {}
 
@@ -102,7 +113,7 @@ def outcome(folder: Path, fault: str, timeout: float, stop: float = 0.0) -> dict
             rank, *rest = told.get(timeout=PATIENCE)
             found[rank] = rest
 
-    arguments = (3, f"file://{folder}/store", fault, timeout, told)
+    arguments = (3, f"file://{folder}/store", fault, timeout, told, ssd)
     started = [STARTS.Process(target=train, args=(rank, *arguments)) for rank in range(3)]
     for process in started:
         process.start()
@@ -163,6 +174,31 @@ def test_every_rank_that_runs_is_told(
     own = {"wrong id": "IdError", "nan": "NotFiniteError"}
     if 1 in found:
         assert found[1][0] == own.get(fault, "Broken")
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("again", range(SOAK))
+@pytest.mark.parametrize(
+    "fault", ["killed", "killed in the vote", "loader", "forward", "step", "wrong id", "nan"]
+)
+def test_every_rank_is_told_that_looks_ahead(fault: str, again: int, tmp_path: Path) -> None:
+    found = outcome(tmp_path, fault, 10 * PATIENCE, ahead=True)  # which nobody waits for
+    own = {"wrong id": "IdError", "nan": "NotFiniteError"}
+    for rank in (0, 2):
+        kind, text = found[rank]
+        if fault in own:
+            assert kind == "PeerError" and f"Rank 1 could not go on: {own[fault]}" in text, text
+        else:
+            assert kind == "PeerLost" and "steps have left them" in text, (kind, text)
+    if 1 in found:
+        assert found[1][0] == own.get(fault, "Broken")
+
+
+@pytest.mark.process
+def test_ranks_that_look_ahead_end_alike(tmp_path: Path) -> None:
+    found = outcome(tmp_path, "none", 30, ahead=True)
+    assert {kind for kind, *_ in found.values()} == {"done"}
+    assert len({total for _, total in found.values()}) == 1
 
 
 @pytest.mark.process
