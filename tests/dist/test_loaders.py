@@ -46,3 +46,17 @@ def test_without_a_process_group_there_is_one_rank() -> None:
     assert [*hb.dist.even([1, 2])] == [1, 2]
     with pytest.raises(hb.InputError, match="got 2 and 3"):
         [*hb.dist.slices([{"a": [1, 2], "b": [1, 2, 3]}])]
+
+
+@pytest.mark.parametrize(
+    ("batch", "says"),
+    [
+        ((torch.arange(3), torch.arange(3)), "dicts of inputs by name, got a tuple"),
+        ({"item": torch.arange(3), "step": torch.tensor(3)}, "'step' of a batch is a single value"),
+        ({"item": torch.arange(3), "step": 3}, "'step' of a batch is a single value"),
+        ({"item": torch.arange(3), "user": torch.arange(4)}, "same number of samples; got 3 and 4"),
+    ],
+)
+def test_batches_that_cannot_be_cut(batch: Any, says: str) -> None:
+    with pytest.raises(hb.InputError, match=says):
+        list(hb.dist.slices([batch]))

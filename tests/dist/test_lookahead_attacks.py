@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
 import warnings
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ from torch.distributed.algorithms.join import Join
 
 import hotbed as hb
 from hotbed.dist import PeerError, Plan, RowWise
+from hotbed.dist.wire import group_of
 
 pytestmark = pytest.mark.process
 
@@ -152,7 +155,7 @@ def test_a_window_that_closes_in_the_middle(tmp_path: Path) -> None:
 
 
 _LEAVES = """
-import sys
+import contextlib, gc, sys
 import torch, torch.distributed as dist
 from dist.test_lookahead_on_ranks import batch_of, distributed, step
 import hotbed as hb
@@ -161,14 +164,21 @@ dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank,
 model = distributed(2, "row", folder, f"rows-{rank}")
 optimizer = hb.optim.Adagrad(model.parameters(), lr=0.05)
 batches = [batch_of(rank, n) for n in range(30)]
-given = hb.lookahead(batches, model, 2, 4) if rank == 0 or sys.argv[3] == "all" else batches
-for _, batch in zip(range(6), given):
-    step(model, optimizer, batch)
+given = hb.lookahead(batches, model, 2, 4) if rank == 0 or sys.argv[3] != "one" else batches
+with contextlib.suppress(hb.dist.PeerError):  # of rank 0, where the other is gone
+    for number, batch in enumerate(given):
+        if number == 6 and sys.argv[3] != "model gone":
+            break
+        if number == 6 and rank == 1:
+            del model, optimizer  # which threads of look-ahead have, until their round is over
+            gc.collect()
+            sys.exit()
+        step(model, optimizer, batch)
 dist.destroy_process_group()
 """
 
 
-@pytest.mark.parametrize("who", ["all", "one"])
+@pytest.mark.parametrize("who", ["all", "one", "model gone"])
 def test_processes_end_while_a_round_waits(who: str, tmp_path: Path) -> None:
     """A thread inside of torch would abort them."""
     paths = os.pathsep.join(path for path in sys.path if path)
@@ -184,3 +194,23 @@ def test_processes_end_while_a_round_waits(who: str, tmp_path: Path) -> None:
     for process in started:
         _, said = process.communicate(timeout=120)
         assert process.returncode == 0, said
+
+
+class Owner:
+    pass
+
+
+def dropped(rank: int, world: int) -> None:
+    """The last reference goes on a thread of look-ahead, which the interpreter does not wait for."""
+    owner = [Owner()]
+    ended = weakref.ref(group_of(owner[0], "a test", 10.0, backend="gloo"))
+    thread = threading.Thread(target=owner.clear, daemon=True)
+    thread.start()
+    thread.join()
+    assert ended() is not None
+    group_of(Owner(), "a test", 10.0, backend="gloo")
+    assert ended() is None
+
+
+def test_daemon_threads_end_no_group() -> None:
+    run(2, dropped)

@@ -53,9 +53,20 @@ def samples_in(batch: Mapping[str, Any], called: str) -> int:
     """Return how many samples a batch has. `called`: by the user, for errors.
 
     Raises:
-        InputError: values have different numbers of them.
+        InputError: the batch is no dict; a value has no samples, or they have different numbers of them.
     """
-    counts = {len(value) for value in batch.values()}
+    if not isinstance(batch, Mapping):
+        raise InputError(
+            f"{called}: expected batches that are dicts of inputs by name, got a {type(batch).__name__}."
+        )
+    counts = set()
+    for name, value in batch.items():
+        try:
+            counts.add(len(value))
+        except TypeError:  # of a tensor without dimensions, too
+            raise InputError(
+                f"{called}: {name!r} of a batch is a single value, and must have one for each sample."
+            ) from None
     if len(counts) != 1:
         raise InputError(
             f"{called}: all values of a batch must have the same number of samples; got "

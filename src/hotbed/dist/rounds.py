@@ -6,7 +6,9 @@ asked for: a rank may have to wait for others there, and nobody who trains waits
 
 from __future__ import annotations
 
+import atexit
 import datetime
+import os
 import queue
 import threading
 import time
@@ -77,8 +79,9 @@ class Rounds:
         self.count = 0
         self._sent = ranks.sent
         self._sent[_SENT] = 0  # whoever reads them while a round goes on finds the same names
-        # Where the interpreter ends, a thread inside of torch would abort the process.
-        self._wire = Gloo(group, self.rank, polls=True)
+        self._awake = threading.Lock()
+        _awake[self._awake] = os.getpid()
+        self._wire = Gloo(group, self.rank, awake=self._awake)
         self._own_message = torch.empty(0, dtype=torch.uint8, device="cpu")
         self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -122,7 +125,10 @@ class Rounds:
         self._tasks.put(task)
         if self._thread is None:
             self._thread = threading.Thread(
-                target=_work, args=(self._tasks,), name="hotbed-lookahead: ranks", daemon=True
+                target=_work,
+                args=(self._tasks, self._awake),
+                name="hotbed-lookahead: ranks",
+                daemon=True,
             )
             self._thread.start()
             weakref.finalize(self, self._tasks.put, None).atexit = False
@@ -264,8 +270,25 @@ class RoundSession:
         return told
 
 
-def _work(tasks: queue.SimpleQueue[Callable[[], None] | None]) -> None:
+_awake: weakref.WeakKeyDictionary[threading.Lock, int] = weakref.WeakKeyDictionary()
+"""Locks of rounds, which their threads hold but while they wait, and the process of each."""
+
+
+_LONGEST_END = 30.0
+"""Seconds that the end of a process waits for a round to wait."""
+
+
+def _work(tasks: queue.SimpleQueue[Callable[[], None] | None], awake: threading.Lock) -> None:
     _core.use_one_thread()
     while (task := tasks.get()) is not None:
-        task()
-        del task
+        with awake:
+            task()
+            del task
+
+
+@atexit.register
+def _stop_all() -> None:
+    """Where the interpreter ends, a thread inside of torch would abort the process."""
+    for awake, process in list(_awake.items()):
+        if process == os.getpid():  # a forked one has no thread that would let go of the lock
+            awake.acquire(timeout=_LONGEST_END)

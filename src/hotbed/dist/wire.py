@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import threading
 import time
 import weakref
 from collections.abc import Sequence
@@ -59,10 +60,13 @@ class Wire(Protocol):
 class Gloo:
     """`Wire`, by one all_to_all_single; the words lie before the messages."""
 
-    def __init__(self, group: torch_dist.ProcessGroup, rank: int, *, polls: bool = False) -> None:
-        """`polls`: whether to wait outside of torch, on a thread that may be there as the process ends."""
+    def __init__(
+        self, group: torch_dist.ProcessGroup, rank: int, *, awake: threading.Lock | None = None
+    ) -> None:
+        """`awake`: held by the calling thread, which lets go of it to wait, outside of torch. None: it waits
+        inside."""
         self._group: torch_dist.ProcessGroup | None = group
-        self._rank, self._polls = rank, polls
+        self._rank, self._awake = rank, awake
         self._outgoing, self._whole = _core.block(0), [0]
 
     def reserve(self, sizes: Sequence[int]) -> list[Tensor]:
@@ -78,7 +82,12 @@ class Gloo:
         incoming = _core.block(sum(whole))
         self._wait(
             torch_dist.all_to_all_single(
-                incoming, outgoing, whole, self._whole, group=self._group, async_op=self._polls
+                incoming,
+                outgoing,
+                whole,
+                self._whole,
+                group=self._group,
+                async_op=self._awake is not None,
             )
         )
         words = [int(incoming[at : at + WORD].view(torch.int64)) for at in _begins(whole)]
@@ -87,16 +96,23 @@ class Gloo:
 
     def gather(self, own: Tensor) -> Tensor:
         reported = [torch.empty_like(own) for _ in range(torch_dist.get_world_size(self._group))]
-        self._wait(torch_dist.all_gather(reported, own, group=self._group, async_op=self._polls))
+        self._wait(
+            torch_dist.all_gather(
+                reported, own, group=self._group, async_op=self._awake is not None
+            )
+        )
         return torch.stack(reported)
 
     def _wait(self, work: torch_dist.Work | None) -> None:
         """Return when it is done. None: it is."""
         if work is None:
             return
+        assert self._awake is not None
         pause = _SHORTEST_PAUSE
         while not work.is_completed():
+            self._awake.release()
             time.sleep(pause)
+            self._awake.acquire()
             pause = min(1.5 * pause, _LONGEST_PAUSE)
         work.wait()  # raises what has happened
 
@@ -122,6 +138,8 @@ def group_of(
     Raises:
         PeerError: not all ranks have called it.
     """
+    while _unended:
+        _end(_unended.pop())
     if ranks is not None and len(ranks) == torch_dist.get_world_size():
         ranks = None
     meet(called, seconds, ranks)
@@ -133,10 +151,22 @@ def group_of(
     return group
 
 
+_unended: list[torch_dist.ProcessGroup] = []
+"""Groups whose owners have ended on daemon threads; the next `group_of` ends them."""
+
+
 def _end_in(process: int, kept: weakref.ref[torch_dist.ProcessGroup]) -> None:
-    """Nothing in a forked process: a group waits for its threads when it ends, and has none of them there."""
-    if os.getpid() == process:
-        _end(kept())
+    """Nothing in a forked process: a group waits for its threads when it ends, and has none of them there.
+
+    A daemon thread that ends a group while the interpreter ends would abort the process.
+    """
+    group = kept()
+    if group is None or os.getpid() != process:
+        return
+    if threading.current_thread().daemon:
+        _unended.append(group)
+    else:
+        _end(group)
 
 
 def _end(group: torch_dist.ProcessGroup | None) -> None:

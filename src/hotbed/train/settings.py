@@ -117,7 +117,7 @@ class TrainSettings:
     device: Annotated[str | None, SIZE] = None
     """Memory of the device that computes, above --host."""
     depth: int = 2
-    """Batches whose rows are brought up ahead, on one process; 0 disables it."""
+    """Batches whose rows are brought up ahead, on each process; 0 disables it."""
     horizon: int | None = None
     """Batches whose ids are known ahead, so that their rows are kept. Default: 32, of small ones up to
     128."""
