@@ -17,6 +17,7 @@ from hotbed.dist.merging import merge
 from hotbed.dist.parts import Asked, parts_without_batch
 from hotbed.dist.prefetch import BatchOnRanks, PrefetchOnRanks
 from hotbed.dist.ranks import Ranks
+from hotbed.dist.roles import refuse_memory_host
 from hotbed.dist.shards import TableOnRanks
 from hotbed.dist.ways import (
     AHEAD,
@@ -73,6 +74,9 @@ class ShardedLookups(Lookups):
 
     def resolve(self, call: Call) -> Resolved:
         ranks = self.ranks
+        if ranks.rank in ranks.hosts:
+            with ranks.reporting("a lookup"):
+                refuse_memory_host("A forward")
         wanted = torch.is_grad_enabled() and len(call.frozen) < len(call.live)
         if wanted and call.training:
             _refuse_beside_dense(ranks)
