@@ -206,8 +206,7 @@ void bind_exchange(nb::module_& module) {
 
   nb::class_<ExchangeLayout>(module, "ExchangeLayout",
                              "The shards of some tables, the same on all ranks.")
-      .def_static("make", &make_layout, "rank"_a, "ranks"_a, "tables"_a, "shards"_a,
-                  "trainers"_a,
+      .def_static("make", &make_layout, "rank"_a, "ranks"_a, "tables"_a, "shards"_a, "trainers"_a,
                   "Tables are (name, dim, dtype, owner_rule, padding), shards (table, rank, is a "
                   "replica, first id, stride, first column, columns), of the first table in the "
                   "order of their ranks, then of the next. Gradients are averaged over so many "

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 from cli.command_line import run
+from effort import SOAK
 
 import hotbed as hb
 from hotbed.checkpoint import write
-from hotbed.dist import Plan, RowWise, TableWise
+from hotbed.dist import Plan, RowWise, TableWise, measuring
 
 TABLES = """
 [tables.item]
@@ -178,7 +179,9 @@ def test_a_plan_by_figures_and_a_sample(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-def test_figures_of_this_machine_are_kept(tmp_path: Path) -> None:
+def test_figures_of_this_machine_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not SOAK:  # it takes half a minute, and tests/dist/test_rates.py measures
+        monkeypatch.setattr(measuring, "_in_processes", lambda shared_memory: hb.dist.Rates())
     rates = tmp_path / "rates.toml"
     usual = ("plan", "--model", "dlrm", "--expected-rows", 70, "--world-size", 2)
     result = run(*usual, "--measure", "--rates", rates)

@@ -52,7 +52,7 @@ def test_without_a_process_group_there_is_one_rank() -> None:
 @pytest.mark.parametrize(
     ("batch", "says"),
     [
-        ((torch.arange(3), torch.arange(3)), "dicts of inputs by name, got a tuple"),
+        ((torch.arange(3), torch.arange(3)), "dicts of inputs by name, got tuple"),
         ({"item": torch.arange(3), "step": torch.tensor(3)}, "'step' of a batch is a single value"),
         ({"item": torch.arange(3), "step": 3}, "'step' of a batch is a single value"),
         ({"item": torch.arange(3), "user": torch.arange(4)}, "same number of samples; got 3 and 4"),

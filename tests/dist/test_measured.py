@@ -10,7 +10,8 @@ import pytest
 from dist.placements import table, tables
 from dist.test_new_sharding import Backwards
 from dist.test_rates import SOME
-from hypothesis import given
+from effort import examples
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hotbed as hb
@@ -52,6 +53,7 @@ def test_no_named_strategy_is_predicted_to_be_faster(
     assert again.cost is not None and again.cost.step == pytest.approx(made.cost.step, rel=1e-6)
 
 
+@settings(max_examples=examples(8))
 @given(shapes, st.integers(1, 4), st.integers(10**3, 10**8))
 def test_it_fits_where_any_named_plan_does(
     given: list[tuple[int, int]], world: int, memory: int

@@ -201,7 +201,7 @@ class Loading:
                 f"{reported}nothing in common. The model has {mine}; the checkpoint has {theirs}.{how}"
             )
         for fault in self.none_in_common:
-            warnings.warn(f"{reported}{fault}", stacklevel=4)
+            warnings.warn(f"{reported}{fault}", stacklevel=5)
 
     def load_rows(self) -> None:
         as_stored = set(self.with_states)  # tables whose rows come with their states and steps

@@ -57,7 +57,7 @@ def samples_in(batch: Mapping[str, Any], called: str) -> int:
     """
     if not isinstance(batch, Mapping):
         raise InputError(
-            f"{called}: expected batches that are dicts of inputs by name, got a {type(batch).__name__}."
+            f"{called}: expected batches that are dicts of inputs by name, got {type(batch).__name__}."
         )
     counts = set()
     for name, value in batch.items():
