@@ -32,6 +32,8 @@ SCENARIOS = (
     "exchange-bags",
     "exchange-bags-23gbs",
     "codecs",
+    "memory-hosts",
+    "measured-plan",
     "scale",
     "scale-10gbit",
     "scale-1gbit",
