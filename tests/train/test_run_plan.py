@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from dist.worlds import run
 import hotbed as hb
 from hotbed.dist import Plan, RowWise, TableWise, Traffic
 from hotbed.train.run_files import RunError
-from hotbed.train.run_plan import imbalance_in_words, plan_entry, read_plan
+from hotbed.train.run_plan import imbalance_in_words, plan_entry, read_plan, traffic_entry
 
 SAMPLES = 512
 
@@ -31,6 +32,16 @@ def batches() -> list[dict[str, torch.Tensor]]:
     ]
 
 
+class Reader:
+    """Counts its epochs, as readers of files do, whose rows are shuffled by them."""
+
+    epochs = 0
+
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        self.epochs += 1
+        yield from batches()
+
+
 def records(rank: int, world: int, folder: str, kind: str) -> None:
     tables = [hb.Table("item", 16), hb.Table("seen", 8, 3000, combiner="sum")]
     model = hb.EmbeddingCollection(tables, seed=1)
@@ -41,7 +52,9 @@ def records(rank: int, world: int, folder: str, kind: str) -> None:
         sum(vectors.sum() for vectors in model(batch).values()).backward()
         optimizer.step()
         optimizer.zero_grad()
-    entry = plan_entry(model, "adam", batches())
+    reader = Reader()
+    entry = plan_entry(model, "adam", traffic_entry(model, reader) if rank == 0 else {})
+    assert reader.epochs == 0
     assert entry is not None
     if rank == 0:
         Path(folder, "entry.json").write_text(json.dumps(entry))
@@ -80,7 +93,7 @@ def test_rows_by_rank_are_served_evenly(tmp_path: Path) -> None:
 
 def test_one_process_has_no_plan_to_record() -> None:
     model = hb.EmbeddingCollection([hb.Table("item", 16)])
-    assert plan_entry(model, "adam", []) is None and imbalance_in_words(None) == ""
+    assert plan_entry(model, "adam", {}) is None and imbalance_in_words(None) == ""
     with pytest.raises(RunError, match="on one process"):
         read_plan({}, "run")
 

@@ -96,7 +96,7 @@ def save(
         kinds = kinds_of("state_dict", optimizer, scheduler, loader)
         arguments = {"path": os.path.normpath(root), "step": step, "states": states, "keep": keep}
         refuse_other_arguments("save", {**arguments, **kinds}, ranks)
-    return _save(root, model, optimizer, step, scheduler, loader, states, keep)
+        return _save(root, model, optimizer, step, scheduler, loader, states, keep)
 
 
 class _SaveCall(TypedDict):
@@ -114,8 +114,10 @@ def save_too(
 ) -> None:
     """Write the rows of a memory host, as the other ranks call `save`. `arguments`: as these tell them."""
     call = cast(_SaveCall, arguments)
-    own = optimizer if call["optimizer"] else None
-    _save(call["path"], model, own, call["step"], None, None, call["states"], call["keep"])
+    own, tables = optimizer if call["optimizer"] else None, tables_of(model)
+    with ranks_of(tables, model).reporting(KIND), reading(tables.values()):
+        _refuse_unsaved(tables)
+        _save(call["path"], model, own, call["step"], None, None, call["states"], call["keep"])
 
 
 def _refuse_unsaved(tables: Mapping[str, LiveTable]) -> None:
@@ -138,33 +140,31 @@ def _save(
     states: bool,
     keep: int | None,
 ) -> Saved:
-    """Do what `save` does once all ranks have called it."""
+    """Do what `save` does once all ranks have called it, and hold the tables to read them."""
     begin = time.perf_counter()
     tables = tables_of(model)
     ranks = ranks_of(tables, model)
-    with ranks.reporting(KIND), reading(tables.values()):
-        _refuse_unsaved(tables)
-        values, tensors = _values_of(model, optimizer, scheduler, loader, ranks)
-        own = own_tables(tables, ranks)
-        entries = entries_of(tables, own, ranks, states=states)
-        about = {"format": FORMAT, "version": VERSION, "step": step, "base": None}
-        about |= {"model": description_of(model), "tables": entries, "files": [], "values": values}
+    values, tensors = _values_of(model, optimizer, scheduler, loader, ranks)
+    own = own_tables(tables, ranks)
+    entries = entries_of(tables, own, ranks, states=states)
+    about = {"format": FORMAT, "version": VERSION, "step": step, "base": None}
+    about |= {"model": description_of(model), "tables": entries, "files": [], "values": values}
 
-        def most() -> int:
-            dense = sum(tensor.nbytes for tensor in tensors.values())
-            return dense + most_bytes(own, states=states) + len(json.dumps(about, indent=2))
+    def most() -> int:
+        dense = sum(tensor.nbytes for tensor in tensors.values())
+        return dense + most_bytes(own, states=states) + len(json.dumps(about, indent=2))
 
-        with _told_how_much(root, most), _folder_of_all(root, step, ranks) as (folder, new):
-            with ranks.working(KIND):
-                files = write_rows(folder, own, states=states, writer=ranks.rank, ranks=ranks)
-                if ranks.rank == 0:
-                    dense = write_tensors(os.path.join(folder, "dense.safetensors"), tensors)
-                    files.insert(0, {"name": "dense.safetensors", **dense, "rows": {}})
-            files = [file for of_rank in ranks.values_of_all(KIND, files) for file in of_rank]
-            with ranks.working(KIND):
-                if new is not None:
-                    folder = new.complete({**about, "files": files}, keep)
-            folder = ranks.values_of_all(KIND, folder)[0]
+    with _told_how_much(root, most), _folder_of_all(root, step, ranks) as (folder, new):
+        with ranks.working(KIND):
+            files = write_rows(folder, own, states=states, writer=ranks.rank, ranks=ranks)
+            if ranks.rank == 0:
+                dense = write_tensors(os.path.join(folder, "dense.safetensors"), tensors)
+                files.insert(0, {"name": "dense.safetensors", **dense, "rows": {}})
+        files = [file for of_rank in ranks.values_of_all(KIND, files) for file in of_rank]
+        with ranks.working(KIND):
+            if new is not None:
+                folder = new.complete({**about, "files": files}, keep)
+        folder = ranks.values_of_all(KIND, folder)[0]
     rows = sum(part["count"] for file in files for part in file["rows"].values())
     size = sum(file["bytes"] for file in files)
     return Saved(folder, step, rows, size, time.perf_counter() - begin)

@@ -17,7 +17,7 @@ from hotbed.dist.averaging import AveragingGroup
 from hotbed.dist.declarations import of_loaded
 from hotbed.dist.dense_gradients import DenseGradients
 from hotbed.dist.ranks import Ranks
-from hotbed.dist.roles import trainers
+from hotbed.dist.roles import ranks_with_batches
 from hotbed.dist.wire import group_of
 from hotbed.errors import TableError
 from hotbed.modules.owner import are_tables_left_out
@@ -93,9 +93,8 @@ def averaged_dense(
     tables = {n for n, p in model.named_parameters() if live_table(p) is not None}
     dense = [p for n, p in model.named_parameters() if n not in tables and p.requires_grad]
     if dense and ranks.rank in ranks.hosts:
-        ranks.handshake(
-            "a distribution"
-        )  # when the others have averaged something for the first time
+        # The others do when they have averaged something for the first time.
+        ranks.handshake("a distribution")
         return None
     return _averaged(model, tables, ranks, options) if dense else None
 
@@ -157,7 +156,7 @@ def _averaged(
         ranks,
         "hotbed.distribute",
         ranks.timeout,
-        trainers(),
+        ranks_with_batches(),
         timeout=datetime.timedelta(seconds=ranks.timeout),
     )
     ranks.inside_forward = False

@@ -21,6 +21,7 @@ from hotbed.dist.delivery import deliver
 from hotbed.dist.dense import CompareLoads, averaged_dense, refuse_options, replace_forward
 from hotbed.dist.errors import PeerError
 from hotbed.dist.exchange import order_by_owner, send_ids
+from hotbed.dist.measured import Measured
 from hotbed.dist.place import Sharded
 from hotbed.dist.planning import plan as planned
 from hotbed.dist.planning import tables_to_plan
@@ -41,7 +42,7 @@ from hotbed.table.state_dict import signed_key
 from hotbed.table.with_handle import unregister
 from hotbed.tables import Table, part_of
 
-__all__ = ["Sharing", "distribute", "check_tables", "share_tables", "sharing_of"]
+__all__ = ["Sharing", "check_tables", "distribute", "needed_sharing", "share_tables", "sharing_of"]
 
 _ATTRIBUTE = "_hotbed_sharing"
 _DEFAULT_TIMEOUT = 30.0
@@ -65,9 +66,24 @@ def sharing_of(model: nn.Module) -> Sharing | None:
     return found
 
 
+def needed_sharing(model: nn.Module, called: str) -> Sharing:
+    """Return how a model lies on many ranks. `called`: by the user, with the model.
+
+    Raises:
+        TableError: it was not distributed.
+    """
+    sharing = sharing_of(model)
+    if sharing is None:
+        raise TableError(
+            f"This {type(model).__name__} is not distributed, or is a part of what is. {called} takes what "
+            "hotbed.distribute has returned."
+        )
+    return sharing
+
+
 def distribute(
     model: nn.Module,
-    plan: Plan | str = "auto",
+    plan: Plan | Measured | str = "auto",
     *,
     timeout: float = _DEFAULT_TIMEOUT,
     shared_memory: bool = True,
@@ -93,7 +109,8 @@ def distribute(
     Args:
         model: on the host, with tables or without; those made with ``device="meta"`` take no memory until
             now.
-        plan: who keeps what: a `Plan`, or a strategy of `plan`.
+        plan: who keeps what: a `Plan`, or a strategy of `plan`, such as `Measured` with the same figures on
+            all ranks.
         timeout: seconds that a rank may keep the others waiting until they raise `PeerError`.
         shared_memory: whether ranks of one machine exchange rows through memory that all see, if they can.
         rows: how rows and vectors travel to forwards: ``"stored"``, ``"float16"``, ``"bfloat16"``, ``"int8"``
@@ -170,9 +187,9 @@ def _checked_timeout(given: object) -> float | None:
     return None
 
 
-def _chosen(model: nn.Module, plan: Plan | str, ranks: Ranks) -> Plan | None:
+def _chosen(model: nn.Module, plan: Plan | Measured | str, ranks: Ranks) -> Plan | None:
     """None where there are no tables to plan."""
-    if isinstance(plan, str):
+    if isinstance(plan, str | Measured):
         if tables_to_plan(model):
             if ranks.hosts:
                 return planned(model, len(ranks.hosts), strategy=plan).on(ranks.hosts, ranks.size)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from hotbed.dist.distribute import sharing_of
+from hotbed.dist.distribute import needed_sharing
 from hotbed.dist.exchange import send_no_ids
 from hotbed.dist.exchanged_values import Requests
 from hotbed.dist.gathered import gather_asked
@@ -20,7 +20,6 @@ from hotbed.dist.ranks import Ranks
 from hotbed.dist.roles import refuse_memory_host
 from hotbed.dist.serving import Answer, Serving
 from hotbed.errors import TableError
-from hotbed.modules.owner import tables_of
 
 __all__ = ["CALLS", "release_hosts", "serve_rows"]
 
@@ -54,7 +53,7 @@ def serve_rows(model: nn.Module, optimizer: Optimizer | None = None) -> None:
         TableError: this rank is no memory host.
         PeerError: another rank is gone.
     """
-    ranks = _ranks_of(model, "serve_rows")
+    ranks = needed_sharing(model, "hotbed.dist.serve_rows").ranks
     if ranks.rank not in ranks.hosts:
         raise TableError(
             "hotbed.dist.serve_rows is for memory hosts, and this rank has batches. Give "
@@ -71,28 +70,17 @@ def release_hosts(model: nn.Module) -> None:
         TableError: the model is not distributed, or this rank is a memory host.
         PeerError: another rank is gone.
     """
-    ranks = _ranks_of(model, "release_hosts")
+    ranks = needed_sharing(model, "hotbed.dist.release_hosts").ranks
     refuse_memory_host("hotbed.dist.release_hosts")
     if ranks.hosts:
         ranks.handshake(CLOSE)
-
-
-def _ranks_of(model: nn.Module, called: str) -> Ranks:
-    sharing = sharing_of(model)
-    if sharing is None:
-        raise TableError(
-            f"This {type(model).__name__} is not distributed, or is a part of what is. hotbed.dist.{called} "
-            "takes what hotbed.distribute has returned."
-        )
-    return sharing.ranks
 
 
 class _Host:
     """A memory host at work."""
 
     def __init__(self, ranks: Ranks, model: nn.Module, optimizer: Optimizer | None) -> None:
-        self._ranks, self._model, self._optimizer = ranks, model, optimizer
-        self._tables = tables_of(model)  # which live as long
+        self._model, self._optimizer = model, optimizer
         answers: dict[str, Answer] = {
             "dense states": _listen,
             "an assignment": _answer_assignment,

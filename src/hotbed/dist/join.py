@@ -12,11 +12,10 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 from torch.optim import Optimizer
 
-from hotbed.dist.distribute import Sharing, sharing_of
-from hotbed.dist.roles import refuse_memory_host, trainers
+from hotbed.dist.distribute import Sharing, needed_sharing
+from hotbed.dist.roles import place_among_trainers, ranks_with_batches, refuse_memory_host
 from hotbed.dist.serving import Serving, waits_at_owners
 from hotbed.dist.wire import group_of
-from hotbed.errors import TableError
 from hotbed.optim.base import TableOptimizer
 from hotbed.optim.guards import table_optimizers
 
@@ -45,12 +44,7 @@ def joinables(model: nn.Module) -> list[Joinable]:
     Raises:
         TableError: it is not distributed.
     """
-    sharing = sharing_of(model)
-    if sharing is None:
-        raise TableError(
-            f"This {type(model).__name__} is not distributed, or is a part of what is. hotbed.dist.joinables "
-            "takes what hotbed.distribute has returned."
-        )
+    sharing = needed_sharing(model, "hotbed.dist.joinables")
     refuse_memory_host("hotbed.dist.joinables")
     tables = _Tables(sharing)
     if sharing.dense is None:
@@ -74,7 +68,7 @@ class _Tables(Joinable):
                     ranks,
                     "hotbed.dist.joinables",
                     ranks.timeout,
-                    trainers(),
+                    ranks_with_batches(),
                     timeout=datetime.timedelta(seconds=ranks.timeout),
                     backend="gloo",
                 )
@@ -128,7 +122,7 @@ def _align_dense_states(sharing: Sharing, is_last: bool) -> None:
     if all(last):
         return
     source = last.index(True)  # among the ranks with batches, as memory hosts tell nothing
-    own_number = ranks.rank - sum(host < ranks.rank for host in ranks.hosts)
+    own_number, _ = place_among_trainers()
     with ranks.reporting(kind):
         dense = _dense_of(sharing)
         own = {name: dict(one.state.get(p, {})) for name, (one, p) in dense.items()}

@@ -11,7 +11,7 @@ import torch.distributed as torch_dist
 
 from hotbed.dist.errors import PeerError, is_gone
 from hotbed.dist.handshake import raise_fault
-from hotbed.dist.roles import refuse_memory_host, trainers
+from hotbed.dist.roles import place_among_trainers, ranks_with_batches, refuse_memory_host
 from hotbed.dist.wire import Gloo, group_of
 from hotbed.errors import InputError
 
@@ -42,7 +42,10 @@ class Slices:
         self.loader = loader
 
     def __iter__(self) -> Iterator[Slice]:
-        rank, size = _place_among_trainers()
+        rank, size = 0, 1
+        if _in_a_group():
+            refuse_memory_host("hotbed.dist.slices")
+            rank, size = place_among_trainers()
         for batch in self.loader:
             count = samples_in(batch, "slices")
             begin, end = (count * r // size for r in (rank, rank + 1))
@@ -89,17 +92,6 @@ def slices(loader: Iterable[Mapping[str, Any]]) -> Slices:
     return Slices(loader)
 
 
-def _place_among_trainers() -> tuple[int, int]:
-    """(number of this rank among those that have batches, how many these are)."""
-    if not _in_a_group():
-        return 0, 1
-    refuse_memory_host("hotbed.dist.slices")
-    ranks = trainers()
-    if ranks is None:
-        return torch_dist.get_rank(), torch_dist.get_world_size()
-    return ranks.index(torch_dist.get_rank()), len(ranks)
-
-
 def _in_a_group() -> bool:
     return torch_dist.is_available() and torch_dist.is_initialized()
 
@@ -130,7 +122,9 @@ class Even(Generic[T]):
         self._group: torch_dist.ProcessGroup | None = None
         if _in_a_group():
             refuse_memory_host("hotbed.dist.even")
-            self._group = group_of(self, "hotbed.dist.even", _SECONDS, trainers(), backend="gloo")
+            self._group = group_of(
+                self, "hotbed.dist.even", _SECONDS, ranks_with_batches(), backend="gloo"
+            )
         self._refuse_other_end()
 
     def _refuse_other_end(self) -> None:

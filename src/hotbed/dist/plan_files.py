@@ -24,31 +24,28 @@ def text_of(world_size: int, shardings: Mapping[str, Sharding], notes: Mapping[s
     lines = [f"version = {_VERSION}", f"world_size = {world_size}"]
     for name, sharding in shardings.items():
         note = f"  # {notes[name]}" if name in notes else ""
-        lines += [
-            "",
-            f"[tables.{toml_string(name)}]{note}",
-            f"sharding = {toml_string(sharding.name)}",
-        ]
-        for field in _fields(type(sharding)):
-            value = getattr(sharding, field)
-            if value is not None:
-                written = list(value) if isinstance(value, tuple) else value
-                lines.append(f"{field} = {json.dumps(written)}")
+        lines += ["", f"[tables.{toml_string(name)}]{note}"]
+        for field, value in _values_of(sharding).items():
+            written = toml_string(value) if isinstance(value, str) else json.dumps(value)
+            lines.append(f"{field} = {written}")
     return "\n".join(lines) + "\n"
 
 
 def values_of(world_size: int, shardings: Mapping[str, Sharding]) -> dict[str, Json]:
     """Return a plan as plain values, in the form of its file."""
-    tables: dict[str, Json] = {}
-    for name, sharding in shardings.items():
-        fields = {field: getattr(sharding, field) for field in _fields(type(sharding))}
-        kept = {
-            field: [*value] if isinstance(value, tuple) else value
-            for field, value in fields.items()
-            if value is not None
-        }
-        tables[name] = {"sharding": sharding.name, **kept}
+    tables: dict[str, Json] = {name: _values_of(one) for name, one in shardings.items()}
     return {"version": _VERSION, "world_size": world_size, "tables": tables}
+
+
+def _values_of(sharding: Sharding) -> dict[str, Json]:
+    """Return the name of a kind, and those of its fields that say something."""
+    fields = {field: getattr(sharding, field) for field in _fields(type(sharding))}
+    kept = {
+        field: [*value] if isinstance(value, tuple) else value
+        for field, value in fields.items()
+        if value is not None
+    }
+    return {"sharding": sharding.name, **kept}
 
 
 def write_file(path: str, text: str) -> None:

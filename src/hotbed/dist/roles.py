@@ -9,7 +9,13 @@ import torch.distributed as torch_dist
 
 from hotbed.errors import TableError
 
-__all__ = ["agree", "is_memory_host", "memory_hosts", "refuse_memory_host", "trainers"]
+__all__ = [
+    "agree",
+    "memory_hosts",
+    "place_among_trainers",
+    "ranks_with_batches",
+    "refuse_memory_host",
+]
 
 _hosts: weakref.WeakKeyDictionary[torch_dist.ProcessGroup, tuple[int, ...]] = (
     weakref.WeakKeyDictionary()
@@ -25,7 +31,7 @@ def memory_hosts() -> tuple[int, ...]:
     return () if group is None else _hosts.get(group, ())
 
 
-def trainers() -> list[int] | None:
+def ranks_with_batches() -> list[int] | None:
     """Return the ranks that have batches, where there are others, too; None: all have."""
     hosts = memory_hosts()
     if not hosts:
@@ -33,15 +39,18 @@ def trainers() -> list[int] | None:
     return [rank for rank in range(torch_dist.get_world_size()) if rank not in hosts]
 
 
-def is_memory_host() -> bool:
-    """Return True where `hotbed.distribute` was called with ``memory_host=True`` in this process."""
-    hosts = memory_hosts()
-    return bool(hosts) and torch_dist.get_rank() in hosts
+def place_among_trainers() -> tuple[int, int]:
+    """(number of this rank among those that have batches, how many these are); it is one of them."""
+    ranks, rank = ranks_with_batches(), torch_dist.get_rank()
+    if ranks is None:
+        return rank, torch_dist.get_world_size()
+    return ranks.index(rank), len(ranks)
 
 
 def refuse_memory_host(called: str) -> None:
     """Raise TableError on a memory host, which has no batches. `called`: what has been."""
-    if is_memory_host():
+    hosts = memory_hosts()
+    if hosts and torch_dist.get_rank() in hosts:
         raise TableError(
             f"{called} is for ranks with batches, and this one is a memory host. It calls "
             "hotbed.dist.serve_rows(model, optimizer), which answers the others until they end."
@@ -63,8 +72,12 @@ def agree(hosts: Sequence[int], size: int) -> None:
     group = torch_dist.group.WORLD
     if group is None:
         return
-    earlier = _hosts.setdefault(group, tuple(hosts))
-    if earlier != tuple(hosts):
+    earlier = _hosts.get(group, ())
+    if (
+        hosts and not earlier
+    ):  # where there were none, models such as those of `measure` may be gone
+        _hosts[group] = tuple(hosts)
+    elif earlier != tuple(hosts):
         was, now = (", ".join(map(str, some)) or "none" for some in (earlier, hosts))
         raise TableError(
             f"Memory hosts are the ranks {now} of {size} for this model, and were {was} for an earlier one. "

@@ -15,6 +15,7 @@ from hotbed.checkpoint.folder import complete_in
 from hotbed.checkpoint.ranks import ranks_of
 from hotbed.data.position import Position
 from hotbed.dist import distribute, release_hosts, slices
+from hotbed.files import Json
 from hotbed.modules.owner import tables_of
 from hotbed.storage import Storage
 from hotbed.trace import Trace
@@ -30,7 +31,7 @@ from hotbed.train.progress import ProgressBar, closing_table, notice
 from hotbed.train.report import check_writable_file, write_json
 from hotbed.train.resuming import RunCheckpoints, begin_from
 from hotbed.train.row_server import announce
-from hotbed.train.run_plan import imbalance_in_words, plan_entry
+from hotbed.train.run_plan import imbalance_in_words, plan_entry, traffic_entry
 from hotbed.train.run_record import RunRecord
 from hotbed.train.run_validation import RunValidation, samples_in, split_validation
 from hotbed.train.saved import check_writable_folder, save_model
@@ -116,6 +117,7 @@ class _Run:
         self.saving: RunCheckpoints | None = None
         self.resumed_at = 0
         self.calibration: list[dict[str, float]] = []
+        self.asked: dict[str, Json] = {}
 
     def _make_model(self) -> nn.Module:
         settings, storage = self.settings, self.settings.storage()
@@ -160,6 +162,8 @@ class _Run:
             if note:
                 notice(self.progress, note)
         self.resumed_at = self.position.steps
+        if settings.run is not None and self.shared and first():
+            self.asked = traffic_entry(self.model, self.training)
         self.record.begin(
             processes=self.ranks.trainers,
             samples={
@@ -243,7 +247,7 @@ class _Run:
         skipped = self.training.skipped.lines + self.test.skipped.lines
         report["skipped_lines"] = skipped + self.validation.skipped_lines
         report["validation"] = self.validation.figures()
-        sharding = plan_entry(self.model, settings.optimizer, self.training)
+        sharding = plan_entry(self.model, settings.optimizer, self.asked)
         if told := imbalance_in_words(sharding):
             notice(self.progress, told)
         if settings.run is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import itertools
 from collections.abc import Iterable, Mapping
@@ -11,14 +12,14 @@ import torch
 from torch import nn
 
 from hotbed.dist import Plan, PlanError, Slices, Traffic, traffic_of
-from hotbed.dist.distribute import Sharing, sharing_of
+from hotbed.dist.distribute import sharing_of
 from hotbed.dist.planning import tables_to_plan
 from hotbed.files import Json
 from hotbed.modules.owner import owners_of
 from hotbed.tables import Table
 from hotbed.train.run_files import RunError
 
-__all__ = ["PlanOfRun", "imbalance_in_words", "plan_entry", "read_plan"]
+__all__ = ["PlanOfRun", "imbalance_in_words", "plan_entry", "read_plan", "traffic_entry"]
 
 _BATCHES = 8
 """Batches of the first rank that are counted."""
@@ -37,13 +38,13 @@ class PlanOfRun(NamedTuple):
 
 
 def plan_entry(
-    model: nn.Module, optimizer: str, batches: Iterable[Mapping[str, object]]
+    model: nn.Module, optimizer: str, asked: Mapping[str, Json]
 ) -> dict[str, Json] | None:
     """Return the entry of a run's record; None: the model has no tables on several ranks, or memory hosts
     keep them. Called by all ranks.
 
     Args:
-        batches: whole ones, of all ranks together; the first rank reads some.
+        asked: as the first rank's `traffic_entry` returned it.
     """
     sharing = sharing_of(model)
     if sharing is None or sharing.plan is None or sharing.ranks.size < 2 or sharing.ranks.hosts:
@@ -74,7 +75,7 @@ def plan_entry(
             }
             for spec in tables.values()
         },
-        "traffic": _counted(model, sharing, batches) if ranks.rank == 0 else {},
+        "traffic": dict(asked),
         "ids_served": list(served),
         "bytes_sent": list(sent),
         "imbalance": round(max(served) / mean, 3) if mean else 1.0,
@@ -130,17 +131,23 @@ def _read(entry: Mapping[str, Json]) -> PlanOfRun:
     return PlanOfRun(Plan.from_json(entry["plan"], tables), traffic, str(entry["optimizer"]), rows)
 
 
-def _counted(
-    model: nn.Module, sharing: Sharing, batches: Iterable[Mapping[str, object]]
-) -> dict[str, Json]:
-    """Traffic of each table, by the first batches."""
-    assert sharing.plan is not None
+def traffic_entry(model: nn.Module, batches: Iterable[Mapping[str, object]]) -> dict[str, Json]:
+    """Return what the first batches ask of each table; of a model without a plan nothing.
+
+    Args:
+        batches: whole ones, of all ranks together, of which this rank's part is counted.
+    """
+    sharing = sharing_of(model)
+    if sharing is None or sharing.plan is None:
+        return {}
     names = {live: spec.name for live, spec in tables_to_plan(model).items()}
     features = {
         feature: names[live]
         for name, module in owners_of(model).items()
         for feature, live in module.features_of(name).items()
     }
-    read = [*itertools.islice(Slices(batches), _BATCHES)]
+    read = [
+        *itertools.islice(Slices(copy.copy(batches)), _BATCHES)
+    ]  # whose epochs begin with the run
     counted = traffic_of(sharing.plan.tables.values(), read, features)
     return {name: {**dataclasses.asdict(one)} for name, one in counted.items()}
