@@ -41,6 +41,28 @@ def test_roles_that_cannot_be() -> None:
     run(3, refused)
 
 
+def measured(rank: int, world: int) -> None:
+    model = collection()
+    hb.distribute(
+        model, hb.dist.Measured(hb.dist.Rates())
+    )  # by which all ranks keep rows and train
+    model = collection()
+    plan = hb.dist.Measured(hb.dist.Rates(), {"item": hb.dist.Traffic(12, 24, 20)})
+    hb.distribute(model, plan, memory_host=rank == 1)
+    optimizer = hb.optim.SGD(model.parameters(), lr=0.1)
+    if rank == 1:
+        hb.dist.serve_rows(model, optimizer)
+        return
+    train(model, optimizer, range(2), 0, 1)
+    assert_same_rows(model, trained(range(2), "SGD"))
+    hb.dist.release_hosts(model)
+
+
+@pytest.mark.process
+def test_measured_plans_give_rows_to_hosts() -> None:
+    run(2, measured)
+
+
 def other_optimizer(rank: int, world: int) -> None:
     model = begin(rank, 1)
     given: Callable[..., Any] = hb.optim.SGD if rank == 0 else hb.optim.Adagrad

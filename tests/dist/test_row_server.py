@@ -97,6 +97,17 @@ def test_a_killed_row_server_ends_the_run(log: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.process
+def test_a_row_server_ends_with_a_run_that_cannot_begin(tmp_path: Path) -> None:
+    said = tmp_path / "said"
+    nodes = started(said, 1, [], ["--data", tmp_path / "none.tsv"])
+    for node in nodes:
+        node.join(120)
+        assert node.exitcode == 1, told_by(said / "hosts")
+    assert "does not exist" in told_by(said / "train")
+    assert "Error: hotbed train has ended before it told" in told_by(said / "hosts")
+
+
+@pytest.mark.process
 def test_the_example(log: Path, tmp_path: Path) -> None:
     example = Path(__file__).resolve().parents[2] / "examples" / "memory_hosts.py"
     arguments = ["--nproc-per-node", "3", "--standalone", str(example), str(log), "1"]

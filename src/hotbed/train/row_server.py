@@ -59,9 +59,14 @@ def keep_rows(host: str | None, ssd: str | None, reset_ssd: bool, progress: Cons
         rank = torch_dist.get_rank()
         store = store_of("run")
         with progress.status(f"Rank {rank} waits for hotbed train ..."):
-            while not store.check([_RUN]):
-                time.sleep(_PAUSE)
-        run = json.loads(store.get(_RUN))
+            try:
+                while not store.check([_RUN]):
+                    time.sleep(_PAUSE)
+                run = json.loads(store.get(_RUN))
+            except RuntimeError:  # of torch's: the store goes with the processes that train
+                raise SettingsError(
+                    "hotbed train has ended before it told what it trains; what it printed says why."
+                ) from None
         storage = storage_of(host, ssd, reset_ssd)
         model = model_of("hotbed train", run["model"], storage)
         distribute(model, memory_host=True)
