@@ -152,6 +152,7 @@ def batch(rank: int, number: int) -> dict[str, Any]:
     lengths = torch.randint(0, 21, (SAMPLES,), generator=draw)
     return {
         "one": ids(SAMPLES),
+        "few": ids(SAMPLES, 3),  # which owners pool, but of a table cut by row
         "bags": ids(SAMPLES, 12),
         "uneven": hb.Jagged(ids(int(lengths.sum())), lengths=lengths),
         "again": ids(SAMPLES),
@@ -159,7 +160,7 @@ def batch(rank: int, number: int) -> dict[str, Any]:
 
 
 def sends(rank: int, world: int, kind: str, wire: tuple[str, str]) -> None:
-    names = ("one", "bags", "uneven")
+    names = ("one", "few", "bags", "uneven")
     tables = [hb.Table(name, 16, ROWS, combiner="sum", padding_idx=0) for name in names]
     features = {name: name for name in names} | {"again": "one"}
     model = hb.EmbeddingCollection(tables, features, seed=1)

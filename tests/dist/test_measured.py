@@ -24,6 +24,7 @@ from hotbed.dist import (
     TableWise,
     Traffic,
 )
+from hotbed.dist.measured import _is_better, _Key
 from hotbed.dist.rates import UNITS
 from hotbed.dist.strategies import STRATEGIES
 from hotbed.sharding import KINDS
@@ -51,6 +52,12 @@ def test_no_named_strategy_is_predicted_to_be_faster(
         assert made.cost.step <= step * (1 + 1e-9) + 1e-15
     again = hb.dist.predict(Plan(made.tables.values(), world, made.shardings), strategy)
     assert again.cost is not None and again.cost.step == pytest.approx(made.cost.step, rel=1e-6)
+
+
+def test_a_plan_that_fits_comes_before_a_shorter_step() -> None:
+    keys = [_Key(0, 1.0, 1.0), _Key(0, 2.0, 1.0), _Key(0, 2.0, 2.0), _Key(5, 0.5, 0.1)]
+    for at, key in enumerate(keys):
+        assert [_is_better(key, other) for other in keys] == [at < n for n in range(len(keys))]
 
 
 @settings(max_examples=examples(8))

@@ -123,6 +123,30 @@ def test_all_that_is_asked_of_rows_by_id(trainers: int, hosts: int) -> None:
     run(trainers + hosts, by_id, trainers)
 
 
+def copies(rank: int, world: int, folder: str) -> None:
+    table = hb.Table("item", 4, 6000)
+    model = hb.EmbeddingCollection([table], seed=1)
+    plan = hb.dist.Plan([table], world, {"item": hb.dist.RowWise(owners=(1, 2))})
+    hb.distribute(model, plan, memory_host=rank > 0)
+    if rank:
+        hb.dist.serve_rows(model)
+        sent = sharing_of(model).ranks.sent["a copy of rows"]
+        Path(folder, str(rank)).write_text(str(sent))
+        return
+    whole = hb.EmbeddingCollection([table], seed=1)
+    model.assign("item", range(6000), whole.lookup("item", range(6000)) + 1)
+    assert torch.equal(model.rows("item").values, whole.rows("item").values + 1)
+    hb.dist.release_hosts(model)
+
+
+@pytest.mark.process
+def test_copies_of_all_rows_go_to_ranks_that_train(tmp_path: Path) -> None:
+    run(3, copies, str(tmp_path))
+    for rank in (1, 2):
+        sent = int((tmp_path / str(rank)).read_text())
+        assert 3000 * 24 <= sent <= 3000 * 33  # ids twice, and rows, and to nobody else
+
+
 def save(rank: int, world: int, trainers: int, path: str) -> None:
     model = begin(rank, trainers)
     optimizer = hb.optim.Adam(model.parameters(), lr=0.1, untouched="exact")
@@ -301,6 +325,7 @@ def in_tiers(rank: int, world: int, trainers: int, folder: str) -> None:
         for one in (optimizer, other):
             one.step()
             one.zero_grad()
+    assert "ids ahead" not in sharing_of(model).ranks.sent  # hosts have no loader to look into
     assert torch.equal(model.lookup("item", range(9000)), whole.lookup("item", range(9000)))
     hb.dist.release_hosts(model)
 
