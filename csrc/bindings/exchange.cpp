@@ -18,7 +18,7 @@ namespace {
 
 using TableTuple =
     std::tuple<std::string, int64_t, DType, std::optional<OwnerRule>, std::optional<int64_t>>;
-using ShardTuple = std::tuple<int, int, bool, int64_t, int64_t, int64_t, int64_t>;
+using ShardTuple = std::tuple<int, int, bool, int64_t, int64_t, int64_t, int64_t, int>;
 using WireTuple = std::tuple<WireForm, DType, int64_t, int64_t, Address, Address, bool, uint64_t>;
 using GivenTuple = std::tuple<Address, Address, int64_t, int64_t>;
 
@@ -31,8 +31,8 @@ std::shared_ptr<ExchangeLayout> make_layout(int rank, int ranks,
     tables.push_back({name, dim, dtype, owner_rule, padding});
   }
   std::vector<ExchangedShard> shards;
-  for (const auto& [table, owner, replica, first, stride, column, width] : shard_tuples) {
-    shards.push_back({table, owner, replica, first, stride, column, width});
+  for (const auto& [table, rank, replica, first, stride, column, width, owner] : shard_tuples) {
+    shards.push_back({table, rank, replica, first, stride, column, width, owner});
   }
   return std::make_shared<ExchangeLayout>(rank, ranks, std::move(tables), std::move(shards),
                                           trainers);
@@ -206,11 +206,12 @@ void bind_exchange(nb::module_& module) {
 
   nb::class_<ExchangeLayout>(module, "ExchangeLayout",
                              "The shards of some tables, the same on all ranks.")
-      .def_static("make", &make_layout, "rank"_a, "ranks"_a, "tables"_a, "shards"_a, "trainers"_a,
-                  "Tables are (name, dim, dtype, owner_rule, padding), shards (table, rank, is a "
-                  "replica, first id, stride, first column, columns), of the first table in the "
-                  "order of their ranks, then of the next. Gradients are averaged over so many "
-                  "trainers.")
+      .def_static(
+          "make", &make_layout, "rank"_a, "ranks"_a, "tables"_a, "shards"_a, "trainers"_a,
+          "Tables are (name, dim, dtype, owner_rule, padding), shards (table, rank, is a "
+          "replica, first id, stride, first column, columns, owner where rows are split), of "
+          "the first table, then of the next. Gradients are averaged over so many "
+          "trainers.")
       .def_prop_ro(
           "numbers", [](const ExchangeLayout& l) { return l.number_of.back(); },
           "How many numbers ranks tell each other of their ids.")

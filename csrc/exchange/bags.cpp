@@ -350,21 +350,25 @@ void BagExchange::read_vectors(const OrderedBags& own, const Messages& messages,
   for (size_t s = 0; s < l.shards.size(); ++s) {
     if (pieces[s]) shards_of[l.shards[s].table].push_back(static_cast<int>(s));
   }
+  for (std::vector<int>& of_table : shards_of) {  // the first owner writes all columns
+    std::stable_sort(of_table.begin(), of_table.end(),
+                     [&](int a, int b) { return l.shards[a].owner < l.shards[b].owner; });
+  }
 #pragma omp parallel for schedule(dynamic) if (l.tables.size() > 1)
   for (size_t t = 0; t < l.tables.size(); ++t) {
     with_compute_type(l.tables[t].dtype, [&]<class T>(T*) {
       const OrderedBags::Feature& feature = own.features[t];
       auto* whole = static_cast<T*>(out[t].data);
       int64_t stride = out[t].stride, dim = l.tables[t].dim;
-      bool split = l.tables[t].owner_rule.has_value(), any = false;
-      for (int s : shards_of[t]) {  // in the order of their ranks
+      int first = -1;  // owner that has some of these ids
+      for (int s : shards_of[t]) {
         if (!vectors(l.rank, s)) continue;
         const ExchangedShard& shard = l.shards[s];
+        if (first < 0) first = shard.owner;
         Strided from{pieces[s], shard.width}, to{whole + shard.column, stride};
-        copy_rows<T>(from, to, feature.bags, shard.width, split && any);
-        any = true;
+        copy_rows<T>(from, to, feature.bags, shard.width, shard.owner != first);
       }
-      if (!any) copy_rows<T>({}, {whole, stride}, feature.bags, dim, false);
+      if (first < 0) copy_rows<T>({}, {whole, stride}, feature.bags, dim, false);
       for (int64_t b = 0; feature.combiner != Combiner::sum && b < feature.bags; ++b) {
         T divisor = feature.divisor<T>(b);
         T* row = whole + b * stride;

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <numeric>
 #include <stdexcept>
+#include <string>
 
 namespace hotbed {
 
@@ -31,10 +32,13 @@ ExchangeLayout::ExchangeLayout(int rank, int ranks, std::vector<ExchangedTable> 
       owners(tables.size()),
       kept_by(ranks) {
   for (size_t s = 0; s < shards.size(); ++s) {
-    ExchangedShard& shard = shards[s];
+    const ExchangedShard& shard = shards[s];
     kept_by.at(shard.rank).push_back(static_cast<int>(s));
-    bool given = tables.at(shard.table).owner_rule == OwnerRule::given;
-    shard.owner = given ? shard.rank : owners[shard.table]++;
+    int& known = owners.at(shard.table);
+    if (shard.owner < 0 || shard.owner >= std::max(ranks, static_cast<int>(shards.size()))) {
+      throw std::invalid_argument("shard " + std::to_string(s) + " has no owner");
+    }
+    known = std::max(known, shard.owner + 1);
   }
   number_of.push_back(0);
   for (size_t t = 0; t < tables.size(); ++t) {

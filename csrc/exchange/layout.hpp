@@ -28,7 +28,7 @@ struct ExchangedShard {
   int64_t stride;
   int64_t column;  // the first
   int64_t width;
-  int owner = 0;  // where rows are split: which of their owners it is; ExchangeLayout says so
+  int owner;  // where rows are split: whose they are; shards of one owner have other columns each
 };
 
 // Writes n ids of a table as one of its shards calls them.
@@ -37,8 +37,9 @@ void own_ids(const ExchangedShard& shard, const int64_t* ids, int64_t n, int64_t
 // The shards of some tables, the same on all ranks. Immutable.
 class ExchangeLayout {
  public:
-  // `shards`: of the first table in the order of their ranks, then of the next. `trainers`: how
-  // many ranks have batches, over which gradients are averaged.
+  // `shards`: of the first table, then of the next; owners of a table are numbered from 0 on, and
+  // with OwnerRule::given by their ranks. `trainers`: how many ranks have batches, over which
+  // gradients are averaged.
   ExchangeLayout(int rank, int ranks, std::vector<ExchangedTable> tables,
                  std::vector<ExchangedShard> shards, int trainers);
 

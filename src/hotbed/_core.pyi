@@ -741,7 +741,7 @@ class ExchangeLayout:
         rank: int,
         ranks: int,
         tables: Sequence[tuple[str, int, DType, OwnerRule | None, int | None]],
-        shards: Sequence[tuple[int, int, bool, int, int, int, int]],
+        shards: Sequence[tuple[int, int, bool, int, int, int, int, int]],
         trainers: int,
     ) -> ExchangeLayout: ...
     @property

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import warnings
+from collections.abc import Callable
+from typing import TypeVar
 
-__all__ = ["brief", "printable", "toml_string", "warn_renamed"]
+__all__ = ["brief", "printable", "renamed_argument", "toml_string", "warn_renamed"]
+
+T = TypeVar("T")
 
 
 def brief(value: object) -> str:
@@ -41,3 +46,22 @@ def toml_string(text: str) -> str:
 def warn_renamed(old: str, new: str) -> None:
     """Warn the caller's caller, who used a name that goes with the next version."""
     warnings.warn(f"{old} is called {new} now; use that.", DeprecationWarning, stacklevel=3)
+
+
+def renamed_argument(old: str, new: str) -> Callable[[type[T]], type[T]]:
+    """Return a decorator of a class that takes an argument by its earlier name, too, and warns."""
+
+    def taking_both(kind: type[T]) -> type[T]:
+        made = kind.__init__
+
+        @functools.wraps(made)
+        def init(self: T, *args: object, **options: object) -> None:
+            if old in options:
+                warn_renamed(old, new)
+                options[new] = options.pop(old)
+            made(self, *args, **options)
+
+        setattr(kind, "__init__", init)  # noqa: B010
+        return kind
+
+    return taking_both

@@ -56,7 +56,7 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 
 def owners_batch(world: World, rank: int, exchange: Any, ids: Tensor, offsets: Tensor) -> Any:
     cores = []
-    for t, _, _, first, stride, column, width in world.owned(rank):
+    for t, _, _, first, stride, column, width, _ in world.owned(rank):
         rows = world.whole[t][first::stride, column : column + width].contiguous()
         zeros = [(width, 0, 0.0, 0.0, 0.0, 0.0)]
         core = _core.Table.make(f"s{t}", len(rows), width, DTYPES[rows.dtype], zeros, 0, None)
@@ -112,7 +112,7 @@ def test_vectors_and_gradients_find_their_ways(size: int, seed: int) -> None:
             expected = expected / one.divisors(t)[:, None]
             torch.testing.assert_close(found[t].double(), expected, rtol=1e-5, atol=1e-5)
 
-    chosen = [True, True, False, True, True]
+    chosen = [True, True, False, True, True, True]
     given = [
         [torch.randn(one.count, DIM, dtype=wide(whole.dtype)) for whole in world.whole]
         for one in asked
@@ -125,13 +125,13 @@ def test_vectors_and_gradients_find_their_ways(size: int, seed: int) -> None:
     for rank, (exchange, batch) in enumerate(zip(exchanges, batches, strict=True)):
         shards, uniques = world.owned(rank), batch.unique_counts()
         values = [
-            torch.empty(n, shard[-1], dtype=wide(world.whole[shard[0]].dtype))
+            torch.empty(n, shard[6], dtype=wide(world.whole[shard[0]].dtype))
             for n, shard in zip(uniques, shards, strict=True)
         ]
         slots = [torch.empty(n).long() for n in uniques]
         places = exchange.given_places(chosen, world.received(sent, rank))
         batch.reduce(places, addresses(values), addresses(slots))
-        for summed, at, (t, _, _, first, stride, column, width) in zip(
+        for summed, at, (t, _, _, first, stride, column, width, _) in zip(
             values, slots, shards, strict=True
         ):
             expected = torch.zeros(ROWS, width, dtype=torch.float64)

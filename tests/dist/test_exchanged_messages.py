@@ -31,22 +31,29 @@ class World:
         self.tables: list[tuple[Any, ...]] = []
         self.shards: list[tuple[Any, ...]] = []
         self.whole = []
-        for t, kind in enumerate(("replicated", "table", "modulo", "hash", "columns")):
+        for t, kind in enumerate(("replicated", "table", "modulo", "hash", "columns", "grid")):
             dtype = draw.choice([*DTYPES])
-            owner_rule = {"modulo": _core.OwnerRule.modulo, "hash": _core.OwnerRule.hash}.get(kind)
+            modulo = _core.OwnerRule.modulo
+            rules = {"modulo": modulo, "grid": modulo, "hash": _core.OwnerRule.hash}
+            owner_rule = rules.get(kind)
             padding = draw.choice([None, 7])
             self.tables.append((f"t{t}", DIM, DTYPES[dtype], owner_rule, padding))
             self.whole.append(torch.randn(ROWS, DIM).to(dtype))
             for rank in range(size):
                 rows = (rank, size) if kind == "modulo" else (0, 1)
-                columns = (0, DIM)
+                columns, owner = (0, DIM), rank if kind in ("modulo", "hash") else 0
+                if kind == "grid":  # rows by ranks that are even, or odd, columns among these
+                    groups = min(2, size)
+                    owner, among = rank % groups, len(range(rank % groups, size, groups))
+                    rows, at = (owner, groups), rank // groups
+                    columns = DIM * at // among, DIM // among
                 if kind == "columns":
                     cut = [DIM * r // size for r in (rank, rank + 1)]
                     columns = cut[0], cut[1] - cut[0]
                     if not columns[1]:
                         continue
                 if kind != "table" or rank == size - 1:
-                    self.shards.append((t, rank, kind == "replicated", *rows, *columns))
+                    self.shards.append((t, rank, kind == "replicated", *rows, *columns, owner))
         self.asked = [[self.drawn(draw) for _ in self.tables] for _ in range(size)]
         layouts = [
             _core.ExchangeLayout.make(rank, size, self.tables, self.shards, size)
@@ -107,7 +114,7 @@ class World:
     def batch_at(self, rank: int) -> Any:
         """Of the shards of a rank, which have the rows of the whole tables."""
         cores = []
-        for t, _, _, first, stride, column, width in self.owned(rank):
+        for t, _, _, first, stride, column, width, _ in self.owned(rank):
             rows = self.whole[t][first::stride, column : column + width].contiguous()
             zeros, dtype = [(width, 0, 0.0, 0.0, 0.0, 0.0)], DTYPES[rows.dtype]
             core = _core.Table.make(f"s{t}", len(rows), width, dtype, zeros, 0, None)
@@ -147,7 +154,7 @@ def test_rows_and_gradients_find_their_ways(size: int, seed: int) -> None:
         for found, whole, ids in zip(rows, world.whole, ordered, strict=True):
             assert torch.equal(found, whole[ids])
 
-    chosen = [True, True, False, True, True]
+    chosen = [True, True, False, True, True, True]
     given, kept = [], []
     for rank in range(size):
         of_tables = []
@@ -169,12 +176,12 @@ def test_rows_and_gradients_find_their_ways(size: int, seed: int) -> None:
         batch, shards = batches[rank], world.owned(rank)
         uniques = batch.unique_counts()
         values, slots = [], []
-        for n, (t, *_, width) in zip(uniques, shards, strict=True):
+        for n, (t, *_, width, _) in zip(uniques, shards, strict=True):
             wide_type = torch.float64 if world.whole[t].dtype is torch.float64 else torch.float32
             values.append(torch.empty(n, width, dtype=wide_type))
             slots.append(torch.empty(n, dtype=torch.int64))
         batch.reduce(places, addresses(values), addresses(slots))
-        for found, at, (t, _, _, first, stride, column, width) in zip(
+        for found, at, (t, _, _, first, stride, column, width, _) in zip(
             values, slots, shards, strict=True
         ):
             expected = torch.zeros(ROWS, width, dtype=found.dtype)
@@ -202,9 +209,9 @@ def test_a_gradient_of_other_slots_is_refused() -> None:
     slots, rows = torch.full((counts[t],), 3), torch.zeros(counts[t], DIM)
     given = [
         (slots.data_ptr(), rows.data_ptr(), len(rows), 0) if n == t else (0, 0, 0, 0)
-        for n in range(5)
+        for n in range(len(counts))
     ]
-    chosen = [n == t for n in range(5)]
+    chosen = [n == t for n in range(len(counts))]
     out = world.messages([exchange.given_sizes(chosen, False)])[0]
     with pytest.raises(ValueError, match="slot 3 of a gradient"):
         exchange.write_given(chosen, False, given, addresses(out))

@@ -14,7 +14,7 @@ import torch
 from dist.pairwise import Choice
 
 import hotbed as hb
-from hotbed.dist import ColumnWise, Replicated, RowWise, Sharding, TableWise
+from hotbed.dist import ColumnWise, GridWise, Replicated, RowWise, Sharding, TableWise
 
 BATCH = 12
 DIMS = (4, 5, 8, 17)
@@ -39,7 +39,7 @@ RULES = [rule.__name__ for rule in hb.optim.RULES]
 FACTORS: dict[str, Sequence[Any]] = {
     "rule": [f"{rule} {untouched}" for rule in RULES for untouched in ("lazy", "exact")],
     "input": ["one-hot", "fixed", "ragged", "weighted", "sparse", "shared", "empty rank", "empty bags"],
-    "shard": ["first", "last", "row", "modulo", "column", "replicated"],
+    "shard": ["first", "last", "row", "modulo", "column", "grid", "replicated"],
     "combiner": ["sum", "mean", "sqrtn", "max", "none"],
     "world": [1, 2, 3, 4],
     "hosts": [0, 1],
@@ -63,9 +63,10 @@ REFUSED: list[tuple[str, Any, str, Any, str]] = [
         for combiner in ("max", "none")
     ],
     *[
-        ("rule", f"{rule} {untouched}", "shard", "column", BY_COLUMNS)
+        ("rule", f"{rule} {untouched}", "shard", shard, BY_COLUMNS)
         for rule in ("RowwiseAdagrad", "RowwiseAdam")
         for untouched in ("lazy", "exact")
+        for shard in ("column", "grid")
     ],
 ]
 """What cannot be together, and why."""
@@ -130,6 +131,12 @@ class Training(NamedTuple):
             return ROWS - 1
         return 7 if self.case["input"] == "sparse" else -7
 
+    def sums_in_parts(self, kind: str) -> bool:
+        """True if owners of some rows each may sum a bag, of which the page says that it rounds."""
+        by_row = self.case["shard"] in ("row", "modulo", "grid") and self.case["world"] > 1
+        pooled = self.case["combiner"] in ("sum", "mean", "sqrtn")
+        return by_row and pooled and kind not in ("one-hot", "weighted", "sparse")
+
     @property
     def table(self) -> hb.Table:
         return hb.Table(
@@ -156,6 +163,9 @@ class Training(NamedTuple):
             case "column":  # in falling order, the first the widest
                 widths = [self.dim - world + 1, *[1] * (world - 1)]
                 return ColumnWise(tuple(reversed(range(world))), tuple(widths))
+            case "grid":  # of groups of other sizes, the ranks of the first not side by side
+                groups = [tuple(range(group, world, 2)) for group in range(min(2, world))]
+                return GridWise(tuple(groups), "modulo" if self.int32 else None)
         return Replicated()
 
     def optimizer(self, parameters: Any) -> Any:

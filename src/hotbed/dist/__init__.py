@@ -1,7 +1,7 @@
 """Many processes, see docs/distributed.md, and which of them keeps what, see docs/plans.md.
 
 A plan cuts each table into shards, at most one for each rank, in ways such as `Replicated`, `TableWise`,
-`RowWise`, `ColumnWise`.
+`RowWise`, `ColumnWise`, `GridWise`.
 """
 
 from hotbed.dist.distribute import distribute
@@ -23,6 +23,7 @@ from hotbed.dist.whole_batches import Owned, owned
 from hotbed.errors import PlanError
 from hotbed.sharding import (
     ColumnWise,
+    GridWise,
     Replicated,
     RowWise,
     Sharding,
@@ -37,6 +38,7 @@ __all__ = [
     "ByRow",
     "ColumnWise",
     "Even",
+    "GridWise",
     "Measured",
     "Owned",
     "Plan",

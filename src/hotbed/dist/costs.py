@@ -97,9 +97,10 @@ class _Shards(NamedTuple):
             some = slice(extent.ranks.start, extent.ranks.stop)
             kept[some], width[some], share[some] = extent.rows, extent.columns, 1.0
         rule = kind.owner_rule(table)
-        parts = 1.0 if rule is None else share.sum()
+        parts = 1.0 if rule is None else width.sum() / table.dim
         if rule is not None:
-            share = kept / kept.sum() if kept.sum() else share / parts
+            whole = (kept * width).sum() / table.dim
+            share = kept / whole if whole else share / parts
         by_bags = table.combiner in SUMMED and rule is not _core.OwnerRule.given
         least = LEAST_IDS * parts if by_bags else np.inf
         return cls(share, width, kept, rule is not None, kind.replicated, least)

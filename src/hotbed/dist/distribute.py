@@ -15,6 +15,7 @@ import torch.distributed as torch_dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from hotbed import _core
 from hotbed.dist.batch import ShardedLookups
 from hotbed.dist.declarations import of_arguments, of_model, of_plan
 from hotbed.dist.delivery import deliver
@@ -301,11 +302,14 @@ def _share(
 ) -> None:
     """`name`: in the plan. `rows`: whether rank 0 has some to hand out."""
     spec, old, kind, ranks = live.spec, live.place, plan.shardings[name], lookups.ranks
-    shards = [
-        Shard(rank, part_of(spec, kept), kind.replicated)
-        for rank in range(ranks.size)
-        if (kept := kind.kept(plan.tables[name], rank, ranks.size)) is not None
-    ]
+    given, owners = kind.owner_rule(spec) is _core.OwnerRule.given, dict[object, int]()
+    shards = []
+    for rank in range(ranks.size):
+        if (kept := kind.kept(plan.tables[name], rank, ranks.size)) is not None:
+            owner = rank
+            if not given:
+                owner = owners.setdefault((kept.first, kept.stride, kept.owns), len(owners))
+            shards.append(Shard(rank, part_of(spec, kept), kind.replicated, owner))
     stream = live.records(states=False) if rows and ranks.rank == 0 else iter(())
     if not rows:
         old.give_up(live)

@@ -63,7 +63,8 @@ class Layout:
             for shard in place.shards:
                 part = shard.part
                 first, stride, column = part.origin.first, part.origin.stride, part.columns.start
-                shards.append((t, shard.rank, shard.replica, first, stride, column, part.dim))
+                where = first, stride, column, part.dim, shard.owner
+                shards.append((t, shard.rank, shard.replica, *where))
                 self.shards.append((t, shard, spec))
                 if shard.rank == rank:
                     live = place.own[shard]

@@ -59,9 +59,10 @@ class Sharded(ShardedRows):
         self.shards, self.own = list(shards), dict(own)
         owner_rule = kind.owner_rule(spec)
         given = owner_rule is _core.OwnerRule.given
-        among = lookups.ranks.size if given else len(self.shards)
+        of_rows = len({shard.owner for shard in self.shards})
+        among = lookups.ranks.size if given else of_rows
         self.owners = 1 if owner_rule is None else among
-        self.bag_parts = 1 if owner_rule is None else len(self.shards)
+        self.bag_parts = 1 if owner_rule is None else of_rows
         if spec.combiner not in SUMMED or given:
             self.bag_parts = 0
         self._handles = [live.parameter for live in self.own.values()]  # they keep gradients

@@ -40,12 +40,13 @@ def values_of(world_size: int, shardings: Mapping[str, Sharding]) -> dict[str, J
 def _values_of(sharding: Sharding) -> dict[str, Json]:
     """Return the name of a kind, and those of its fields that say something."""
     fields = {field: getattr(sharding, field) for field in _fields(type(sharding))}
-    kept = {
-        field: [*value] if isinstance(value, tuple) else value
-        for field, value in fields.items()
-        if value is not None
-    }
+    kept = {field: _listed(value) for field, value in fields.items() if value is not None}
     return {"sharding": sharding.name, **kept}
+
+
+def _listed(value: Json | tuple[Any, ...]) -> Json:
+    """Return a field with lists for tuples."""
+    return [_listed(one) for one in value] if isinstance(value, tuple) else value
 
 
 def write_file(path: str, text: str) -> None:

@@ -20,6 +20,9 @@ class Shard(NamedTuple):
     part: Table
     replica: bool = False
     """Whether every rank keeps the same."""
+    owner: int = 0
+    """Where rows are split: whose they are, of the table's owners. An owner is a rank, or several, of which
+    each has other columns."""
 
 
 class ShardedPlace(Place):

@@ -4,28 +4,25 @@ A kind says which rows and columns a rank keeps and which rank keeps an id. One 
 ranks yet (``TableWise()``, ``ColumnWise()``) is a wish, which `hotbed.plan` fulfils.
 """
 
+from hotbed.sharding.column import ColumnWise, even_widths
+from hotbed.sharding.grid import GridWise
 from hotbed.sharding.kind import Extent, Kept, Shape, Sharding
-from hotbed.sharding.kinds import (
-    KINDS,
-    ColumnWise,
-    Replicated,
-    RowWise,
-    TableWise,
-    even_widths,
-    sharding_of,
-)
+from hotbed.sharding.kinds import KINDS, sharding_of
 from hotbed.sharding.owners import (
     MOST_RANKS,
     checked_world_size,
     hashed_owner,
     modulo_owner,
 )
+from hotbed.sharding.row import RowWise
+from hotbed.sharding.whole import Replicated, TableWise
 
 __all__ = [
     "KINDS",
     "MOST_RANKS",
     "ColumnWise",
     "Extent",
+    "GridWise",
     "Kept",
     "Replicated",
     "RowWise",

@@ -7,15 +7,18 @@ from torch import Tensor
 
 from hotbed import _core
 from hotbed.errors import PlanError
+from hotbed.sharding.column import ColumnWise
+from hotbed.sharding.grid import GridWise
 from hotbed.sharding.kind import Kept, Shape, Sharding
-from hotbed.sharding.kinds import ColumnWise, Replicated, RowWise, TableWise
+from hotbed.sharding.row import RowWise
+from hotbed.sharding.whole import Replicated, TableWise
 
 __all__ = ["check_kind"]
 
 _IDS = 512
 """Most ids that are tried."""
 _MOST = 2**63
-_OURS = (Replicated, TableWise, RowWise, ColumnWise)
+_OURS = (Replicated, TableWise, RowWise, ColumnWise, GridWise)
 
 
 def check_kind(kind: Sharding, table: Shape, name: str, world_size: int) -> None:
