@@ -42,6 +42,7 @@ SCENARIOS = {
     "memory-hosts": "a rank whose rows another process keeps, against two ranks and one process",
     "plan": "plans of NVIDIA's colossal (2,002 tables, 22 TiB) for 1,024 ranks",
     "measured-plan": "four models on two ranks by every strategy; predicted beside measured steps",
+    "simulate": "a step on 8 to 1,024 GPUs, predicted from published figures; checked on this machine",
     "layers": "models of one's own on hb.Embedding, beside nn.Embedding and the best of its optimizers",
     "converted": "a DeepFM of deepctr-torch (make foreign), as it is and converted",
     "reader": "rows a second from Parquet and CSV files to batches, against pyarrow and pandas",
@@ -77,20 +78,35 @@ def alive(console: Console) -> Iterator[Callable[[str], None]]:
 
 
 def main() -> None:
+    shared = argparse.ArgumentParser(add_help=False)
+    shared.add_argument("--json", type=Path, metavar="OUT", help="also write the result here")
+    shared.add_argument("--quick", action="store_true", help="small sizes, to see that it runs")
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="scenarios:\n" + "\n".join(f"  {k:14} {v}" for k, v in SCENARIOS.items()),
+        parents=[shared],
+        epilog="scenarios (python -m benchmarks SCENARIO --help tells more):\n"
+        + "\n".join(f"  {k:14} {v}" for k, v in SCENARIOS.items()),
     )
     parser.add_argument("scenario", choices=SCENARIOS, metavar="SCENARIO")
-    parser.add_argument("--json", type=Path, metavar="OUT", help="also write the result here")
-    parser.add_argument("--quick", action="store_true", help="small sizes, to see that it runs")
-    arguments, rest = parser.parse_known_args()
+    words = sys.argv[1:]
+    is_asked = bool({"-h", "--help"} & set(words)) and any(word in SCENARIOS for word in words)
+    if is_asked:
+        words = [word for word in words if word not in ("-h", "--help")]
+    arguments, rest = parser.parse_known_args(words)
     module = importlib.import_module("benchmarks." + MODULES[arguments.scenario])
-    own = argparse.ArgumentParser(prog=f"python -m benchmarks {arguments.scenario}")
+    own = argparse.ArgumentParser(
+        prog=f"python -m benchmarks {arguments.scenario}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description=module.__doc__,
+        parents=[shared],
+        epilog=getattr(module, "HELP", None),
+    )
     if hasattr(module, "add_options"):
         module.add_options(own)
-    options = vars(own.parse_args(rest))
+    options = vars(own.parse_args(["--help"] if is_asked else rest))
+    for common in ("json", "quick"):
+        del options[common]
     if arguments.json and "save" in inspect.signature(module.run).parameters:
         options["save"] = lambda report: report.write(arguments.json)
 

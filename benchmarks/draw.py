@@ -1,6 +1,6 @@
 """Draws the pictures of docs/ from the committed results: python -m benchmarks.draw
 
-Writes docs/pictures/steps.svg and docs/pictures/tiers.svg. Needs matplotlib.
+Writes docs/pictures/steps.svg, docs/pictures/tiers.svg and docs/pictures/simulate.svg. Needs matplotlib.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.report import NOISY_SHARE
+from benchmarks.simulate import BESIDE, PHASES, PREDICTED, PUBLISHED
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -23,6 +24,8 @@ STEPS = {
     "step-narrow": "26 tables × 16, 1 id a bag",
     "step-ragged": "8 tables × 128, 0 to 40 ids a bag",
 }
+STACKED = ("#fab005", "#f76707", "#d9480f", "#74c0fc", "#1c7ed6", "#868e96", "#ced4da")
+"""Of the phases of a step on many GPUs."""
 RULES = {"sgd": "SGD", "rowwise_adagrad": "row-wise\nAdagrad", "adagrad": "Adagrad"}
 
 
@@ -96,6 +99,55 @@ def tiers(result: dict[str, Any]) -> Any:
     return figure
 
 
+def simulate(result: dict[str, Any]) -> Any:
+    """Figure of predicted samples a second and phases by the number of GPUs, of the scenario `simulate`."""
+    plt = _pyplot()
+    figure, (speed, parts) = plt.subplots(1, 2, figsize=(10, 4.2))
+    of_networks = {
+        title.removeprefix(f"{PREDICTED}, "): lines
+        for title, lines in result["tables"].items()
+        if title.startswith(PREDICTED)
+    }
+    first = next(iter(of_networks))
+    for (network, lines), colour in zip(of_networks.items(), (AHEAD, BOUND), strict=False):
+        points = [line["GPUs"] for line in lines], [line["M samples/s"] for line in lines]
+        speed.plot(*points, "o-", color=colour, label=f"{network}, predicted")
+    gpus = [line["GPUs"] for line in of_networks[first]]
+    ideal = [of_networks[first][0]["M samples/s"] * n / gpus[0] for n in gpus]
+    speed.plot(
+        gpus, ideal, ":", color="black", linewidth=0.8, label=f"were all as fast as {gpus[0]}"
+    )
+    if BESIDE in result["tables"]:
+        published = [samples for _, samples in PUBLISHED.values()]
+        speed.plot([*PUBLISHED], published, "x", color=NONE, label="HugeCTR, MLPerf's batches")
+    speed.set_xscale("log", base=2)
+    speed.set_yscale("log")
+    speed.set_xticks(gpus, [f"{n:,}" for n in gpus], fontsize=8)
+    speed.set_xlabel("H100 GPUs")
+    speed.set_ylabel("million samples a second")
+    speed.grid(alpha=0.3)
+    speed.legend(frameon=False, loc="upper left", fontsize=8)
+    _stack(parts, result["tables"][f"{PHASES}, {first}"])
+    parts.set_xlabel(f"H100 GPUs, {first}")
+    figure.suptitle("A training step of DLRM-DCNv2: predicted, not measured", fontsize=11)
+    figure.tight_layout()
+    return figure
+
+
+def _stack(axes: Any, lines: list[dict[str, Any]]) -> None:
+    """Draw bars of the phases, one upon the other."""
+    names = [name for name in lines[0] if name != "GPUs"]
+    below = [0.0] * len(lines)
+    for name, colour in zip(names, STACKED, strict=True):
+        heights = [line[name] for line in lines]
+        axes.bar(range(len(lines)), heights, bottom=below, color=colour, label=name, width=0.75)
+        below = [a + b for a, b in zip(below, heights, strict=True)]
+    axes.set_xticks(range(len(lines)), [f"{line['GPUs']:,}" for line in lines], fontsize=8)
+    axes.set_ylabel("ms of a step")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, loc="upper left", fontsize=8)
+
+
 def _pyplot() -> Any:
     import matplotlib
 
@@ -122,6 +174,7 @@ def main() -> None:
     figures = {
         "steps": (steps({name: _result(name) for name in STEPS}), sources(*STEPS)),
         "tiers": (tiers(_result("tiers")), sources("tiers")),
+        "simulate": (simulate(_result("simulate")), sources("simulate")),
     }
     for name, (figure, runs) in figures.items():
         figure.savefig(

@@ -35,6 +35,8 @@ class Report:
     """Part of the scenario → the exception that ended it."""
     skipped: dict[str, str] = field(default_factory=dict)
     """Part of the scenario → why it was not measured, or not to its end."""
+    tables: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    """Title → lines, whose keys are the headings."""
     hardware: dict[str, Any] = field(default_factory=machine.hardware)
 
     def remark(self, text: str) -> None:
@@ -83,6 +85,7 @@ class Report:
             "rows": self.rows,
             "ratios": {name: round(ratio, 3) for name, ratio in self.ratios.items()},
             "figures": self.figures,
+            **({"tables": self.tables} if self.tables else {}),
             "remarks": self.remarks + self._noise(),
             "failed": self.failed,
             "skipped": self.skipped,
@@ -113,12 +116,14 @@ class Report:
                         cells += [f"{row['floor_ms']:,.2f}", f"{row['times_floor']:,.1f}"]
                     table.add_row(row["name"], *cells)
             console.print(table)
+        for title, lines in self.tables.items():
+            console.print(printed(title, lines))
         for title, values in (("ratio", self.ratios), ("figure", self.figures)):
             if values:
                 part = Table(title)
                 part.add_column("value", justify="right")
                 for name, value in values.items():
-                    part.add_row(name, f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}")
+                    part.add_row(name, in_words(value))
                 console.print(part)
         rates = self.hardware["copy_gb_per_s"].items()
         copy = ", ".join(f"{rate} GB/s on {threads} threads" for threads, rate in rates)
@@ -139,3 +144,20 @@ class Report:
             f"NOISY: other processes took up to {worst:.0%} of the machine while this was "
             f"measured; do not quote these figures."
         ]
+
+
+def printed(title: str, lines: list[dict[str, Any]]) -> Table:
+    """Return a table of `Report.tables` for a console."""
+    table = Table(title=title, title_justify="left", title_style="bold")
+    for heading, value in lines[0].items() if lines else ():
+        table.add_column(heading, justify="left" if isinstance(value, str) else "right")
+    for line in lines:
+        table.add_row(*(in_words(value) for value in line.values()))
+    return table
+
+
+def in_words(value: float | str) -> str:
+    """Return a number with at most four digits, or a text as it is."""
+    if isinstance(value, str):
+        return value
+    return f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"

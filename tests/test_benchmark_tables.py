@@ -58,7 +58,8 @@ def test_pictures_show_the_committed_figures() -> None:
 
 
 def test_pictures_are_of_the_committed_runs() -> None:
-    for name, scenarios in {"steps": draw.STEPS, "tiers": ["tiers"]}.items():
+    pictures = {"steps": draw.STEPS, "tiers": ["tiers"], "simulate": ["simulate"]}
+    for name, scenarios in pictures.items():
         drawn = (draw.PICTURES / f"{name}.svg").read_text(encoding="utf-8")
         assert draw.sources(*scenarios) in drawn, "python -m benchmarks.draw"
 

@@ -34,6 +34,7 @@ SCENARIOS = (
     "codecs",
     "memory-hosts",
     "measured-plan",
+    "simulate",
     "scale",
     "scale-10gbit",
     "scale-1gbit",
@@ -119,7 +120,21 @@ def section(name: str, result: dict[str, Any]) -> str:
         lines += ["| figure | value |", "|---|---|"]
         lines += [f"| {name} | {_number(value)} |" for name, value in figures.items()]
         lines.append("")
+    for title, of_table in result.get("tables", {}).items():
+        lines += [f"**{title[:1].upper()}{title[1:]}**\n", *table(of_table)]
     return "\n".join(lines)
+
+
+def table(lines: list[dict[str, Any]]) -> list[str]:
+    """A table of `benchmarks.report.Report.tables`."""
+    headings = list(lines[0]) if lines else []
+    cells = [[_cell_of(line[heading]) for heading in headings] for line in lines]
+    shown = [headings, ["---"] * len(headings), *cells]
+    return [*(f"| {' | '.join(row)} |" for row in shown), ""]
+
+
+def _cell_of(value: float | str) -> str:
+    return value if isinstance(value, str) else _number(value)
 
 
 def timings(rows: list[dict[str, Any]]) -> list[str]:
