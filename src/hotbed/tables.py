@@ -132,8 +132,8 @@ class Table:
 
     sharding: Sharding | str | None = dataclasses.field(default=None, repr=False)
     """How `hotbed.plan` must cut it among many processes: one of `hotbed.dist`'s kinds, or
-    ``"replicated"``, ``"table"``, ``"row"``, ``"column"``. ``None`` leaves it to the strategy. One process
-    does not ask."""
+    ``"replicated"``, ``"table"``, ``"row"``, ``"column"``, ``"grid"``. ``None`` leaves it to the strategy.
+    One process does not ask."""
 
     wire: tuple[str, str] | str | None = dataclasses.field(default=None, repr=False)
     """How its rows, and its gradients, travel between processes: names of `hotbed.dist.CODECS`, such as

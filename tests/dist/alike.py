@@ -82,7 +82,12 @@ class Group(NamedTuple):
 
 def of_group(case: Any) -> tuple[Any, ...]:
     common = ("world", "hosts", "place", "depth")
-    return *(case[name] for name in common), case["input"] == "empty rank"
+    return *(case[name] for name in common), local_size_of(case), case["input"] == "empty rank"
+
+
+def local_size_of(case: Any) -> int | None:
+    """Ranks of each of two machines; None: there are not as many on each."""
+    return 2 if case["local"] == 2 and case["world"] + case["hosts"] == 4 else None
 
 
 def grouped(trainings: Sequence[Training], most: int, seed: int) -> list[Group]:
@@ -115,7 +120,13 @@ class Run:
         plan = Plan([*self.own.tables.values()], sum(group.ranks), shardings)
         either = zlib.crc32(group.trainings[0].name.encode()) + group.seed
         self.is_host = rank >= self.world
-        hb.distribute(self.own, plan, shared_memory=either % 2 == 0, memory_host=self.is_host)
+        hb.distribute(
+            self.own,
+            plan,
+            shared_memory=either % 2 == 0,
+            memory_host=self.is_host,
+            local_world_size=local_size_of(group.trainings[0].case),
+        )
         self.optimizers = [*group.optimizers(self.whole), *group.optimizers(self.own)]
         self.features = {
             name: (training, kind)

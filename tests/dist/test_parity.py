@@ -60,7 +60,9 @@ def drawn(seed: int) -> Group:
         while True:
             case = {factor: chance.choice(values) for factor, values in FACTORS.items()}
             if common is not None:
-                case |= {name: common[name] for name in ("world", "hosts", "place", "depth")}
+                case |= {
+                    name: common[name] for name in ("world", "hosts", "local", "place", "depth")
+                }
             if possible(case) and (common is None or of_group(case) == of_group(common)):
                 break
         common = common or case

@@ -18,10 +18,11 @@ import hotbed as hb
 from hotbed import _core
 from hotbed.dist import shared_memory
 from hotbed.dist.errors import Gone
+from hotbed.dist.mixed_wire import MixedWire
 from hotbed.dist.ranks import Ranks
 from hotbed.dist.raw import rounded
 from hotbed.dist.shared_memory import SharedMemory
-from hotbed.dist.wire import Gloo
+from hotbed.dist.wire import Gloo, Wire
 from hotbed.trace import Trace
 
 
@@ -30,10 +31,15 @@ def message(source: int, to: int, number: int, size: int) -> torch.Tensor:
     return torch.randint(0, 256, (size,), dtype=torch.uint8, generator=chance)
 
 
-def messages(rank: int, world: int, shared: bool) -> None:
-    ranks = Ranks(shared_memory=shared)
+def messages(rank: int, world: int, shared: bool, local: int | None = None) -> None:
+    ranks = Ranks(shared_memory=shared, local_world_size=local)
     wire = ranks._wire
-    assert isinstance(wire, SharedMemory if shared and world > 1 else Gloo)
+    kinds = {None: SharedMemory, world: SharedMemory, 1: Gloo}
+    assert isinstance(wire, kinds.get(local, MixedWire) if shared and world > 1 else Gloo)
+    messages_of(wire, rank, world)
+
+
+def messages_of(wire: Wire, rank: int, world: int) -> None:
     chance = random.Random(world)
     for number in range(60):
         most = 3 << 20 if number == 40 else chance.choice([1, 9, 5000])
@@ -62,6 +68,39 @@ def test_messages_of_any_size_come_as_they_were_sent(world: int, shared: bool) -
     run(world, messages, shared)
 
 
+@pytest.mark.process
+@pytest.mark.parametrize(("world", "local"), [(2, 1), (4, 2), (4, 4), (6, 3)])
+def test_messages_come_by_shared_memory_inside_machines_alone(world: int, local: int) -> None:
+    run(world, messages, True, local)
+
+
+def other_machines(rank: int, world: int, local_sizes: list[int | None], match: str) -> None:
+    with pytest.raises(hb.dist.PlanError, match=match):
+        hb.distribute(collection(), "auto", local_world_size=local_sizes[rank])
+
+
+@pytest.mark.process
+def test_machines_that_cannot_be_are_refused() -> None:
+    run(2, other_machines, [2, None], "local_world_size=")
+    run(2, other_machines, [3, 3], "does not divide the 2 ranks")
+    run(1, other_machines, [0], "not 0")
+
+
+def partly_seen(rank: int, world: int) -> None:
+    """Rank 2 sees nobody, and nobody sees it."""
+    with pytest.MonkeyPatch.context() as patch:
+        if rank == 2:
+            patch.delattr(os, "memfd_create")
+        ranks: Any = Ranks()
+    assert isinstance(ranks._wire, Gloo if rank == 2 else MixedWire)
+    messages_of(ranks._wire, rank, world)
+
+
+@pytest.mark.process
+def test_a_rank_that_no_other_sees_uses_gloo_alone() -> None:
+    run(3, partly_seen)
+
+
 def unseen(rank: int, world: int, what: str) -> None:
     before = shared_files()
     with pytest.MonkeyPatch.context() as patch:
@@ -72,7 +111,7 @@ def unseen(rank: int, world: int, what: str) -> None:
                     making.setattr(fcntl, "F_SEAL_SHRINK", 0)
                 if what == "too small":
                     making.setattr(shared_memory, "_SMALLEST", 1 << 17)
-                made = shared_memory._Member.made()
+                made = shared_memory.Member.made()
             process, files, token = made.address
             told: dict[str, Any] = {
                 "other machine": (2**22 + 1, files, token),  # more than the number of any process
@@ -82,7 +121,7 @@ def unseen(rank: int, world: int, what: str) -> None:
                 "no address": {"process": process},
             }
             made.address = told.get(what, made.address)
-            patch.setattr(shared_memory._Member, "made", lambda one=made: one)
+            patch.setattr(shared_memory.Member, "made", lambda one=made: one)
         if rank == 1 and what == "no such memory":
             patch.delattr(os, "memfd_create")
         own = collection()
@@ -109,7 +148,7 @@ def test_ranks_that_do_not_see_each_other_use_gloo(what: str) -> None:
 
 
 def test_memory_is_open_to_its_user_and_never_cut() -> None:
-    for memory in (made := shared_memory._Member.made())._control, *made.messages:
+    for memory in (made := shared_memory.Member.made())._control, *made.messages:
         assert stat.S_IMODE(os.fstat(memory.descriptor).st_mode) == 0o600
         memory.hold((2 << 20) + 1)
         assert os.fstat(memory.descriptor).st_size == memory.size == 4 << 20
@@ -121,12 +160,12 @@ def test_memory_is_open_to_its_user_and_never_cut() -> None:
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 def test_memory_of_another_user_is_not_seen() -> None:
-    member = shared_memory._Member.made()
+    member = shared_memory.Member.made()
     child = os.fork()
     if child == 0:
         try:
             os.setresuid(65534, 65534, 65534)
-            shared_memory._Member.of(member.address)
+            shared_memory.Member.of(member.address)
         except OSError:
             os._exit(7)  # as where ranks use Gloo
         finally:

@@ -43,6 +43,7 @@ FACTORS: dict[str, Sequence[Any]] = {
     "combiner": ["sum", "mean", "sqrtn", "max", "none"],
     "world": [1, 2, 3, 4],
     "hosts": [0, 1],
+    "local": [1, 2],
     "depth": [0, 2],
     "place": ["memory", "budget", "ssd", "three tiers"],
     "dtype": ["float32", "float16", "bfloat16"],

@@ -37,6 +37,9 @@ class PlanSettings:
     """Of --model and --schema: width of the tables."""
     world_size: int = 8
     """Number of ranks, a process each."""
+    local_world_size: Annotated[int | None, _NUMBER] = None
+    """Ranks of a machine. With --optimizer, machines keep rows of pooled tables, and each of their ranks some
+    columns of these."""
     strategy: Annotated[str | None, Kind("NAME", is_path=False)] = None
     """auto, basic, memory_balanced, memory_optimized or measured. Default: measured with --measure or
     --rates, else auto."""
@@ -97,7 +100,7 @@ def plan(given: dict[str, Any]) -> None:
         rows = 10_000_000       # leave out for a dynamic table, which may have expected_rows
         dim = 64
         dtype = "bfloat16"      # may be left out: float32
-        sharding = "row"        # may be left out; or replicated, table, column
+        sharding = "row"        # may be left out; or replicated, table, column, grid
 
       [cyan]hotbed plan --schema schema.toml --data days/ --world-size 2 --measure --rates rates.toml[/cyan]
       Plans by what this machine's steps are predicted to take, and keeps its figures for other plans.
@@ -148,7 +151,7 @@ def _plan(asked: PlanSettings) -> tuple[Plan, str]:
     is_measured = measured is not None and asked.strategy in (None, "measured")
     made = planned(
         found,
-        asked.world_size if run is None else run.plan.world_size,
+        _ranks(asked.world_size if run is None else run.plan.world_size, asked.local_world_size),
         strategy=measured if measured is not None and is_measured else asked.strategy or "auto",
         column_slice_threshold=asked.column_slice_threshold,
         row_slice_threshold=asked.row_slice_threshold,
@@ -162,6 +165,18 @@ def _plan(asked: PlanSettings) -> tuple[Plan, str]:
         return made, ""
     made = made if is_measured else predict(made, measured)
     return (made, "") if run is None else better_than(run, made, measured)
+
+
+def _ranks(world_size: int, local: int | None) -> int | tuple[int, int]:
+    from hotbed.cli.config import ConfigError
+
+    if local is None:
+        return world_size
+    if local < 1 or world_size % local:
+        raise ConfigError(
+            f"--local-world-size {local} must divide the {world_size} ranks: it is how many each machine has."
+        )
+    return world_size // local, local
 
 
 _Found = tuple[list["Table"], dict[str, int], "str | type[TableOptimizer] | None"]

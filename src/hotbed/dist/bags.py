@@ -22,14 +22,15 @@ from torch import Tensor
 from hotbed import _core
 from hotbed.dist.exchange import first_slots, resolve_owned
 from hotbed.dist.exchanged_values import (
+    Gathering,
     KeptLookup,
-    Messenger,
     OwnedInputs,
     OwnedRows,
     PendingOnRanks,
 )
 from hotbed.dist.layout import Layout
 from hotbed.dist.ranks import Ranks
+from hotbed.dist.raw import Messenger
 from hotbed.dist.sending import addresses, send_gradients, send_rows, send_written
 from hotbed.dist.shards import ShardedPlace
 from hotbed.places.host.batch import FlatBags, FlatInputs, OnHost, as_vectors, places_in
@@ -105,7 +106,7 @@ class BagsOfCall:
         self._requests: BagRequests | None = None
         self.numbers = self._own.numbers
 
-    def send(self, messenger: Messenger, numbers: Tensor) -> None:
+    def send(self, messenger: Gathering, numbers: Tensor) -> None:
         self._requests = send_bags(messenger, self._layout, self._own, numbers)
 
     def owned(self) -> list[OwnedInputs]:

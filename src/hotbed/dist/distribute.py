@@ -35,6 +35,7 @@ from hotbed.dist.scaling import watch_scalers
 from hotbed.dist.shards import Shard, TableOnRanks
 from hotbed.errors import HotbedError, OptimizerError, PlanError, TableError
 from hotbed.places.moves import factory_for
+from hotbed.sharding import checked_local_size
 from hotbed.sharding.coverage import check_kind
 from hotbed.table.live import LiveTable
 from hotbed.table.place_factory import make_core
@@ -91,6 +92,7 @@ def distribute(
     rows: str = "stored",
     gradients: str = "stored",
     memory_host: bool = False,
+    local_world_size: int | None = None,
     ddp: Mapping[str, Any] | None = None,
 ) -> nn.Module:
     """Train one model by all processes of the default process group.
@@ -113,13 +115,15 @@ def distribute(
         plan: who keeps what: a `Plan`, or a strategy of `plan`, such as `Measured` with the same figures on
             all ranks.
         timeout: seconds that a rank may keep the others waiting until they raise `PeerError`.
-        shared_memory: whether ranks of one machine exchange rows through memory that all see, if they can.
+        shared_memory: whether ranks of one machine exchange rows through memory that they see, if they can.
         rows: how rows and vectors travel to forwards: ``"stored"``, ``"float16"``, ``"bfloat16"``, ``"int8"``
             with a scale a row, or another of `hotbed.dist.CODECS`. ``Table(wire=...)`` says so of one table.
         gradients: how gradients travel to the owners, who sum them in float32; ``"int8"`` rounds at random.
         memory_host: on this rank: it keeps rows and has no batches, and calls `hotbed.dist.serve_rows`. Where
             there are such ranks, a strategy gives all tables to them but the small ones, which all keep.
             Gradients are means over the others; rank 0 is one of these.
+        local_world_size: ranks on each machine, which lie side by side. Where there are several machines, the
+            ids that ranks of one ask for are brought together before they cross to another.
         ddp: arguments of DistributedDataParallel, such as ``{"find_unused_parameters": True}``.
 
     Raises:
@@ -148,6 +152,7 @@ def distribute(
         timeout=seconds or _DEFAULT_TIMEOUT,
         shared_memory=shared_memory,
         memory_host=memory_host,
+        local_world_size=checked_local_size(local_world_size),
     )
     agree(ranks.hosts, ranks.size)
     with ranks.reporting("a distribution"):
@@ -194,7 +199,8 @@ def _chosen(model: nn.Module, plan: Plan | Measured | str, ranks: Ranks) -> Plan
         if tables_to_plan(model):
             if ranks.hosts:
                 return planned(model, len(ranks.hosts), strategy=plan).on(ranks.hosts, ranks.size)
-            return planned(model, ranks.size, strategy=plan)
+            size = ranks.size if ranks.machines is None else ranks.machines.shape
+            return planned(model, size, strategy=plan)
         if ranks.hosts:
             raise PlanError(f"This {type(model).__name__} has no tables for memory hosts to keep.")
         return None
@@ -339,7 +345,7 @@ def _hand_out(place: Sharded, stream: Iterator[Records]) -> None:
         rows = next(stream, None)
         ids, weights = nothing if rows is None else (rows.ids, rows.weights)
         assert weights is not None
-        by_owner = order_by_owner(place.ranks, [place], ids, [len(ids)])
+        by_owner = order_by_owner(place.ranks.layout([place]), ids, [len(ids)])
         said = [int(rows is not None), *by_owner.counts_to_owners]
         reported = place.ranks.handshake("a distribution", said).values
         if not bool(reported[:, 0].any()):

@@ -20,23 +20,25 @@ codec (`hotbed.dist.row_codecs`).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import NamedTuple, cast
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
 
 from hotbed import _core
 from hotbed.dist.exchanged_values import (
+    Gathering,
     IdsByOwner,
     KeptLookup,
-    Messenger,
+    OwnedInputs,
     OwnedRows,
     Requests,
 )
 from hotbed.dist.layout import Layout
 from hotbed.dist.ranks import Ranks
-from hotbed.dist.sending import addresses, send_gradients, send_rows
+from hotbed.dist.raw import Messenger
+from hotbed.dist.sending import addresses, among, send_gradients, send_rows
 from hotbed.dist.shards import ShardedPlace
 from hotbed.group.lookup import looked_up
 from hotbed.places.host.batch import FlatIds, FlatInputs
@@ -45,15 +47,20 @@ from hotbed.table.live import LiveTable
 from hotbed.table.lookups import Call
 
 __all__ = [
+    "Answer",
+    "Direct",
     "Fetched",
     "Given",
     "KeptRows",
+    "Route",
+    "Sent",
     "fetch",
     "first_slots",
     "ids_here",
     "keep",
     "live_shards",
     "look_up_owned",
+    "no_ids",
     "order_by_owner",
     "owned_call",
     "resolve_owned",
@@ -81,6 +88,62 @@ class Fetched:
         found.read(self.requests.core, by_owner.ids.data_ptr(), addresses(self.messages))
         return found
 
+    def kept(self, first_slots: list[int]) -> KeptLookup:
+        """Return what brings gradients of these rows to their owners."""
+        return KeptRows(self.requests, self.owned, first_slots)
+
+
+class Answer(Protocol):
+    """Rows that this rank has asked for: `Fetched`, or what came by another route."""
+
+    @property
+    def requests(self) -> Requests: ...
+    def copy_out(self) -> _core.FetchedRows: ...
+    def kept(self, first_slots: list[int]) -> KeptLookup: ...
+
+
+class Sent(Protocol):
+    """Ids that all ranks have sent on a route."""
+
+    def owned(self, frozen: Sequence[int]) -> OwnedInputs:
+        """Return what is asked of the shards of this rank. `frozen`: of the tables that are asked for."""
+
+    def fetch(self, ranks: Ranks, frozen: Sequence[int], training: bool, wanted: bool) -> Answer:
+        """Do as `fetch`. `wanted`: True if gradients may come."""
+
+
+class Route(Protocol):
+    """How ids come to the owners of their rows, and rows back.
+
+    Attributes:
+        layout: by which ids are ordered before they are sent.
+    """
+
+    @property
+    def layout(self) -> Layout: ...
+
+    def send(self, messenger: Gathering, by_owner: IdsByOwner, numbers: Tensor) -> Sent:
+        """Do as `send_ids`."""
+
+
+class Direct(NamedTuple):
+    """`Route` from each rank to each owner."""
+
+    layout: Layout
+
+    def send(self, messenger: Gathering, by_owner: IdsByOwner, numbers: Tensor) -> Sent:
+        return _SentDirectly(send_ids(messenger, by_owner, numbers))
+
+
+class _SentDirectly(NamedTuple):
+    requests: Requests
+
+    def owned(self, frozen: Sequence[int]) -> OwnedInputs:
+        return OwnedInputs(self.requests.by_owner.layout, ids_here(self.requests), frozen)
+
+    def fetch(self, ranks: Ranks, frozen: Sequence[int], training: bool, wanted: bool) -> Answer:
+        return fetch(ranks, self.requests, frozen, training)
+
 
 class Given(NamedTuple):
     """Rows of a table, or their gradients, for its owners."""
@@ -101,15 +164,13 @@ class Given(NamedTuple):
 _NOTHING_GIVEN = 0, 0, 0, 0
 
 
-def order_by_owner(
-    ranks: Ranks, places: Sequence[ShardedPlace], ids: Tensor, counts: list[int]
-) -> IdsByOwner:
+def order_by_owner(layout: Layout, ids: Tensor, counts: list[int]) -> IdsByOwner:
     """Order ids by their owners.
 
     Args:
+        layout: of the tables.
         ids: (at least sum of `counts`,) int64 of one table after the other, those of each in any order.
     """
-    layout = ranks.layout(places)
     ordered = torch.empty(sum(counts), dtype=torch.int64, device="cpu")
     new_positions = torch.empty_like(ordered)
     for named in layout.named_owners:
@@ -130,19 +191,25 @@ def send_ids(ranks: Messenger, by_owner: IdsByOwner, numbers: Tensor) -> Request
     numbers = numbers.contiguous()
     core = _core.Exchange(by_owner.layout.core, numbers.data_ptr())
     outgoing, coming = core.id_sizes()
-    messages = ranks.reserve(outgoing)
-    at = by_owner.ids.data_ptr()
+    at, layout = by_owner.ids.data_ptr(), by_owner.layout
+    members = ranks if layout.members is None else among(layout, ranks)
+    messages = members.reserve(outgoing)
     core.write_ids(at, addresses(messages))
-    received = ranks.send("ids", coming)
+    received = members.send("ids", coming)
     ids = torch.empty(sum(coming) // 8, dtype=torch.int64, device="cpu")
     core.read_ids(at, addresses(received), ids.data_ptr())
     return Requests(by_owner, core, ids)
 
 
+def no_ids(layout: Layout) -> IdsByOwner:
+    """Return what a rank without a batch asks for."""
+    none = torch.empty(0, dtype=torch.int64, device="cpu")
+    return order_by_owner(layout, none, [0] * len(layout.tables))
+
+
 def send_no_ids(ranks: Ranks, places: Sequence[ShardedPlace], numbers: Tensor) -> Requests:
     """Take part in `send_ids` of these tables where this rank has no batch."""
-    none = torch.empty(0, dtype=torch.int64, device="cpu")
-    return send_ids(ranks, order_by_owner(ranks, places, none, [0] * len(places)), numbers)
+    return send_ids(ranks, no_ids(ranks.layout(places)), numbers)
 
 
 def fetch(ranks: Ranks, requests: Requests, frozen: Sequence[int], training: bool) -> Fetched:
@@ -263,24 +330,41 @@ class KeptRows(KeptLookup):
         chosen: list[bool],
         seeds: Sequence[int],
     ) -> list[tuple[LiveTable, GradientRows]]:
-        core, layout = self.requests.core, self.layout
-        places = [
-            _NOTHING_GIVEN if one is None else one.in_core()
-            for one in cast(Sequence[Given | None], given)
-        ]
-        received = send_gradients(
-            ranks,
-            layout,
-            core.count,
-            (chosen, seeds),
-            core.given_sizes(chosen, False),
-            lambda buffers: core.write_given(chosen, False, places, addresses(buffers)),
-        )
+        return self.give_made(ranks, lambda: given, chosen, seeds)
+
+    def give_made(
+        self,
+        ranks: Messenger,
+        make: Callable[[], Sequence[object]],
+        chosen: list[bool],
+        seeds: Sequence[int],
+    ) -> list[tuple[LiveTable, GradientRows]]:
+        """Do as `give`, with what `make` returns; its errors are raised on all ranks."""
+        layout = self.layout
+        received = self.send(ranks, make, chosen, seeds)
         mine = [at for at, t in enumerate(layout.own_tables) if chosen[t]]
         if not mine or self.owned is None:
             return []
-        here = core.given_places(chosen, False, addresses(received))
+        here = self.requests.core.given_places(chosen, False, addresses(received))
         return self.owned.sums(here, received, mine, layout.trainers)
+
+    def send(
+        self,
+        ranks: Messenger,
+        make: Callable[[], Sequence[object]],
+        chosen: list[bool],
+        seeds: Sequence[int],
+    ) -> list[Tensor]:
+        """Send gradients as `give_made` does. Return the messages that came."""
+        core = self.requests.core
+
+        def write(buffers: list[Tensor]) -> None:
+            made = cast(Sequence[Given | None], make())  # kept while the core reads it
+            places = [_NOTHING_GIVEN if one is None else one.in_core() for one in made]
+            core.write_given(chosen, False, places, addresses(buffers))
+
+        sizes = core.given_sizes(chosen, False)
+        return send_gradients(ranks, self.layout, core.count, (chosen, seeds), sizes, write)
 
 
 def first_slots(layout: Layout, lookups: Sequence[KeptLookup]) -> list[int]:
@@ -297,11 +381,9 @@ def first_slots(layout: Layout, lookups: Sequence[KeptLookup]) -> list[int]:
     return found
 
 
-def keep(
-    ranks: Ranks, batch: object | None, requests: Requests, owned: OwnedRows | None
-) -> KeptLookup:
+def keep(ranks: Ranks, batch: object | None, answer: Answer) -> KeptLookup:
     """Have the ranks keep a lookup for the gradients of a batch. `batch`: None where this rank has none."""
-    slots = first_slots(requests.by_owner.layout, ranks.waiting.lookups)
-    made = KeptRows(requests, owned, slots)
+    slots = first_slots(answer.requests.by_owner.layout, ranks.waiting.lookups)
+    made = answer.kept(slots)
     ranks.waiting.add(batch, made)
     return made

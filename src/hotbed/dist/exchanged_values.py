@@ -11,15 +11,16 @@ from torch import Tensor
 
 from hotbed import _core
 from hotbed.dist.layout import Layout
+from hotbed.dist.raw import Messenger
 from hotbed.errors import OptimizerError, TableError
 from hotbed.places.host.batch import FlatInputs, HostBatch
 from hotbed.table.gradients import GradientRows
 from hotbed.table.live import LiveTable
 
 __all__ = [
+    "Gathering",
     "IdsByOwner",
     "KeptLookup",
-    "Messenger",
     "OwnedInputs",
     "OwnedRows",
     "PendingOnRanks",
@@ -34,16 +35,11 @@ class PendingOnRanks:
         raise OptimizerError("fused=True updates tables in backward, which ranks cannot agree on.")
 
 
-class Messenger(Protocol):
-    """Sends messages to all ranks; `hotbed.dist.ranks.Ranks` is one."""
+class Gathering(Messenger, Protocol):
+    """Gathers numbers, too: `hotbed.dist.ranks.Ranks`, and `Rounds`."""
 
-    rank: int
-    size: int
-
-    def reserve(self, sizes: Sequence[int]) -> list[Tensor]: ...
-    def send(
-        self, what: str, sizes: Sequence[int], fault: BaseException | None = None
-    ) -> list[Tensor]: ...
+    def gather(self, own: Sequence[int]) -> Tensor:
+        """(ranks, n) int64: the numbers of each rank, as many of each."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

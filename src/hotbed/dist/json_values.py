@@ -19,7 +19,7 @@ from torch import Tensor
 from hotbed import _core
 from hotbed.dist.errors import PeerError
 from hotbed.dist.handshake import Handshake
-from hotbed.dist.raw import WORD, Sends, bytes_of, exchange, rounded
+from hotbed.dist.raw import WORD, Messenger, bytes_of, exchange, rounded
 from hotbed.errors import HotbedError
 
 __all__ = [
@@ -154,7 +154,7 @@ def _bytes_in(text: str) -> bytes:
         raise MessageError("A message has bytes that are no hexadecimal numbers.") from None
 
 
-class Exchanging(Sends, Protocol):
+class Exchanging(Messenger, Protocol):
     """`hotbed.dist.ranks.Ranks`, as far as values travel by it."""
 
     size: int

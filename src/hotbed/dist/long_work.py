@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from hotbed.dist.errors import PeerError
@@ -25,10 +25,16 @@ class LongWork(abc.ABC):
     Attributes:
         timeout: seconds that a rank may keep the others waiting.
         size: how many ranks there are.
+        tables: that they share.
+        wants_end, end_wanted: whether this rank wants to end after the next step; whether one did at the last
+            handshake.
     """
 
     timeout: float
     size: int
+    tables: Sequence[object]
+    wants_end: bool
+    end_wanted: bool
 
     def __str__(self) -> str:
         return f"the ranks 0 to {self.size - 1}"
@@ -47,6 +53,15 @@ class LongWork(abc.ABC):
         """Raise the fault of any rank on all of them, between what is exchanged and what is applied; errors
         are those of `handshake`."""
         self.handshake(kind, fault=fault)
+
+    def ends(self, asked: Callable[[], bool]) -> bool:
+        """Return True if any rank asked to stop at the last handshake: all end after this step. `asked`:
+        returns True if this rank wants to stop, sent with the next handshake."""
+        if not self.tables:
+            return asked()
+        self.wants_end, ends = asked() and not self.end_wanted, self.end_wanted
+        self.end_wanted = False
+        return ends
 
     @contextlib.contextmanager
     def working(self, kind: str) -> Iterator[None]:

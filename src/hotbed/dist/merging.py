@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hotbed import _core
-from hotbed.dist.exchange import keep, look_up_owned, order_by_owner, send_ids, send_no_ids
+from hotbed.dist.exchange import Fetched, keep, look_up_owned, order_by_owner, send_ids, send_no_ids
 from hotbed.dist.exchanged_values import KeptLookup, Requests
 from hotbed.dist.handshake import MERGE, Handshake
 from hotbed.dist.ranks import Ranks
@@ -44,9 +44,8 @@ def merge(ranks: Ranks) -> None:
             _summed(live, lookups, of_table) for live, of_table in zip(tables, missing, strict=True)
         ]
     ids = torch.cat([some for some, _ in found])
-    by_owner = order_by_owner(
-        ranks, [live.place for live in tables], ids, [len(some) for some, _ in found]
-    )
+    layout = ranks.layout([live.place for live in tables])
+    by_owner = order_by_owner(layout, ids, [len(some) for some, _ in found])
     opened = ranks.handshake(MERGE, by_owner.counts_to_owners, numbers)
     merged = _Merged()
     merged.lookup = _look_up(ranks, send_ids(ranks, by_owner, opened.values), merged)
@@ -78,7 +77,7 @@ def _look_up(ranks: Ranks, requests: Requests, merged: _Merged | None) -> KeptLo
     except Exception as error:
         fault = error
     ranks.vote(MERGE, fault=fault)
-    return keep(ranks, merged, requests, owned)
+    return keep(ranks, merged, Fetched(requests, owned, []))
 
 
 def _let_go(ranks: Ranks) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol, cast
 
@@ -18,8 +19,10 @@ from hotbed.dist.bags import (
     send_bags,
     width,
 )
-from hotbed.dist.exchange import fetch, keep, send_no_ids
-from hotbed.dist.exchanged_values import Messenger, OwnedInputs, PendingOnRanks, Requests
+from hotbed.dist.by_machine import ByMachine
+from hotbed.dist.exchange import Direct, Route, Sent, keep, no_ids
+from hotbed.dist.exchanged_values import Gathering, OwnedInputs, PendingOnRanks
+from hotbed.dist.layout import Layout
 from hotbed.dist.ranks import Ranks
 from hotbed.dist.rows_batch import RowsBatch, RowsOfCall, ShardedPendingGradient
 from hotbed.dist.shards import ShardedPlace
@@ -40,7 +43,7 @@ class Asked(Protocol):
 
     numbers: list[int]
 
-    def send(self, messenger: Messenger, numbers: Tensor) -> None:
+    def send(self, messenger: Gathering, numbers: Tensor) -> None:
         """Bring ids to their owners. Called by all ranks.
 
         Args:
@@ -93,10 +96,7 @@ class PartsOfCall:
         """
         self._call = call
         self._parts: list[_Part] = []
-        for by_owners in (False, True):
-            tables = [t for t, way in enumerate(ways) if bool(way) is by_owners]
-            if not tables:
-                continue
+        for by_owners, tables in _parts_of(places, ways):
             features = [f for f, t in enumerate(call.table_of) if t in tables]
             if by_owners:
                 features.sort(key=lambda f: call.table_of[f])
@@ -106,11 +106,11 @@ class PartsOfCall:
             if by_owners:
                 asked = BagsOfCall(ranks, part, given, features, own)
             else:
-                asked = RowsOfCall(ranks, part, _batch_of(part), own)
+                asked = RowsOfCall(ranks, part, _batch_of(part), _route_to(ranks, own))
             self._parts.append(_Part(asked, features, tables))
         self.numbers = [number for part in self._parts for number in part.asked.numbers]
 
-    def send(self, messenger: Messenger, numbers: Tensor) -> None:
+    def send(self, messenger: Gathering, numbers: Tensor) -> None:
         begin = 0
         for part in self._parts:
             end = begin + len(part.asked.numbers)
@@ -132,6 +132,39 @@ class PartsOfCall:
         if part.features == list(range(len(self._call.bags))):
             return batch
         return JoinedBatch(self._call, made, wanted)
+
+
+def _parts_of(
+    places: Sequence[ShardedPlace], ways: Sequence[int]
+) -> Iterator[tuple[bool, list[int]]]:
+    """Yield the parts of a call: whether owners pool their bags, and positions of their tables.
+
+    Args:
+        places: of the tables; ways: as of `PartsOfCall`.
+    """
+    for by_owners, by_machine in ((False, False), (False, True), (True, False)):
+        tables = [
+            t
+            for t, (place, way) in enumerate(zip(places, ways, strict=True))
+            if bool(way) is by_owners and (way or place.by_machine is by_machine)
+        ]
+        if tables:
+            yield by_owners, tables
+
+
+_routes: weakref.WeakKeyDictionary[Layout, ByMachine] = weakref.WeakKeyDictionary()
+"""By the layout of the same tables among all ranks."""
+
+
+def _route_to(ranks: Ranks, places: Sequence[ShardedPlace]) -> Route:
+    """Return the route to the owners of tables, of which all, or none, are `by_machine`."""
+    layout = ranks.layout(places)
+    if not places[0].by_machine:
+        return Direct(layout)
+    found = _routes.get(layout)
+    if found is None:  # or another thread makes it, too
+        found = _routes.setdefault(layout, ByMachine(ranks, places))
+    return found
 
 
 def _part_of(call: Call, tables: Sequence[int], features: Sequence[int]) -> Call:
@@ -239,20 +272,19 @@ class Served(Protocol):
 
 
 class _ServedRows:
-    _requests: Requests
+    _sent: Sent
 
     def __init__(self, ranks: Ranks, places: Sequence[ShardedPlace]) -> None:
-        self._ranks, self._places = ranks, places
-        self.width: int = ranks.layout(places).core.numbers
+        self._ranks, self._route = ranks, _route_to(ranks, places)
+        self.width: int = self._route.layout.core.numbers
 
     def send(self, numbers: Tensor) -> None:
-        self._requests = send_no_ids(self._ranks, self._places, numbers)
+        self._sent = self._route.send(self._ranks, no_ids(self._route.layout), numbers)
 
     def fetch(self, frozen: list[int], training: bool, keeps: bool) -> None:
-        requests = self._requests
-        fetched = fetch(self._ranks, requests, frozen, training)
+        answer = self._sent.fetch(self._ranks, frozen, training, keeps)
         if keeps:
-            keep(self._ranks, None, requests, fetched.owned)
+            keep(self._ranks, None, answer)
 
 
 class _ServedBags:
@@ -276,9 +308,12 @@ def parts_without_batch(
     ranks: Ranks, places: Sequence[ShardedPlace], ways: Sequence[int]
 ) -> Iterator[tuple[list[int], Served]]:
     """The same parts on a rank that has no batch, with positions of their tables."""
-    rows = [t for t, way in enumerate(ways) if not way]
-    bags = [t for t, way in enumerate(ways) if way]
-    if rows:
-        yield rows, _ServedRows(ranks, [places[t] for t in rows])
-    if bags:
-        yield bags, _ServedBags(ranks, [places[t] for t in bags for _ in range(ways[t])])
+    for by_owners, tables in _parts_of(places, ways):
+        own = [places[t] for t in tables]
+        if by_owners:
+            of_features = [
+                place for place, t in zip(own, tables, strict=True) for _ in range(ways[t])
+            ]
+            yield tables, _ServedBags(ranks, of_features)
+        else:
+            yield tables, _ServedRows(ranks, own)

@@ -65,6 +65,9 @@ class Sharded(ShardedRows):
         self.bag_parts = 1 if owner_rule is None else of_rows
         if spec.combiner not in SUMMED or given:
             self.bag_parts = 0
+        machines = lookups.ranks.machines
+        several = machines is not None and machines.are_several
+        self.by_machine = several and not (kind.replicated or given)
         self._handles = [live.parameter for live in self.own.values()]  # they keep gradients
 
     @property

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from hotbed.dist.grids import among_machines, with_grids
 from hotbed.dist.measured import Measured
 from hotbed.dist.plans import Plan
 from hotbed.dist.sizes import Sizes, States, TierSizes
@@ -28,6 +29,7 @@ class Request:
     states: States
     expected_rows: Mapping[str, int]
     tiers: TierSizes
+    local_world_size: int | None = None
 
     def plan(self) -> Plan:
         """Whether it fits or not."""
@@ -38,21 +40,27 @@ class Request:
     def _named(self, strategy: str) -> Plan:
         sizes = Sizes(self.states, self.expected_rows, self.tiers.on_ssd)
         choose = STRATEGIES[strategy]
-        chosen = choose(self.tables, self.world_size, self.thresholds, sizes)
+        machines = self.world_size, self.local_world_size
+        tables = with_grids(self.tables, *machines)
+        chosen = choose(tables, self.world_size, self.thresholds, sizes)
+        if self.optimizer is not None and not self.states.per_row:  # which needs whole rows
+            chosen = among_machines(tables, chosen, *machines)
         return Plan(self.tables, self.world_size, chosen, sizes=sizes, tiers=self.tiers)
 
     @property
     def fits(self) -> bool:
+        if self.local_world_size is not None and self.world_size % self.local_world_size:
+            return False
         return not any(self.plan().missing)
 
     @property
     def arguments(self) -> dict[str, Any]:
         """For `plan`."""
         column, row, data_parallel = self.thresholds
-        named = dict(self.tiers.bytes)
+        named, local = dict(self.tiers.bytes), self.local_world_size
         return {
             "tables_or_model": list(self.tables),
-            "world_size": self.world_size,
+            "world_size": self.world_size if local is None else (self.world_size // local, local),
             "strategy": self.strategy,
             "column_slice_threshold": column,
             "row_slice_threshold": row,

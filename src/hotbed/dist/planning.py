@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 
 from torch import nn
 
+from hotbed.dist.grids import checked_ranks
 from hotbed.dist.measured import Measured
 from hotbed.dist.plan_arguments import Request
 from hotbed.dist.plans import Plan, checked_tables
@@ -18,7 +19,6 @@ from hotbed.dist.strategies import STRATEGIES, Thresholds
 from hotbed.errors import PlanError
 from hotbed.modules.owner import tables_of
 from hotbed.optim import TableOptimizer
-from hotbed.sharding import checked_world_size
 from hotbed.storage import Storage
 from hotbed.table.live import LiveTable
 from hotbed.tables import Table
@@ -28,7 +28,7 @@ __all__ = ["plan", "tables_in", "tables_to_plan"]
 
 def plan(
     tables_or_model: Iterable[Table] | nn.Module,
-    world_size: int,
+    world_size: int | tuple[int, int],
     *,
     strategy: str | Measured = "auto",
     column_slice_threshold: int | None = None,
@@ -47,6 +47,8 @@ def plan(
 
     Args:
         tables_or_model: `Table`s with distinct names, or a module with tables.
+        world_size: number of ranks; or (machines, ranks of each, side by side). Tables of pooled bags that a
+            strategy cuts by row are then `GridWise`, where `optimizer` is given and needs no whole rows.
         strategy: ``"auto"``: small tables replicated, large and dynamic ones by row, others whole on one
             rank, balanced by bytes. ``"basic"``, ``"memory_balanced"``, ``"memory_optimized"``: those of
             NVIDIA's distributed-embeddings. A `Measured`: the plan whose predicted step is shortest, of
@@ -65,10 +67,10 @@ def plan(
             hold. The message then names the three cheapest changes with which all fits, and
             ``error.remedies[i].arguments`` are arguments for this function.
     """
-    tables = tables_in(tables_or_model)
+    tables, (ranks, local) = tables_in(tables_or_model), checked_ranks(world_size)
     request = Request(
         tables=tuple(tables),
-        world_size=checked_world_size(world_size),
+        world_size=ranks,
         strategy=_checked_strategy(strategy),
         thresholds=_checked_thresholds(
             column_slice_threshold, row_slice_threshold, data_parallel_threshold
@@ -77,6 +79,7 @@ def plan(
         states=states_of(optimizer),
         expected_rows=expected({table.name: table for table in tables}, expected_rows),
         tiers=TierSizes.of(storage, memory),
+        local_world_size=local,
     )
     made = request.plan()
     if any(made.missing):

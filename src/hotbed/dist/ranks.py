@@ -31,8 +31,9 @@ from hotbed.dist.handshake import (
 from hotbed.dist.json_values import all_values
 from hotbed.dist.layout import Layout
 from hotbed.dist.long_work import LongWork
+from hotbed.dist.machines import Machines
+from hotbed.dist.mixed_wire import fastest_wire
 from hotbed.dist.shards import ShardedPlace, TableOnRanks
-from hotbed.dist.shared_memory import SharedMemory
 from hotbed.dist.timeouts import WaitReports
 from hotbed.dist.waiting import Waiting
 from hotbed.dist.wire import Gloo, Wire, group_of
@@ -60,6 +61,7 @@ class Ranks(LongWork):
         rank: of this one.
         size: how many there are.
         hosts: those of them that are memory hosts, rising: they keep rows and have no batches.
+        machines: that they lie on; None: nobody has said how many ranks each has.
         timeout: seconds that a rank may keep the others waiting.
         tables: of the models that they share, by number.
         waiting: lookups whose gradients may be asked for, the same on all ranks.
@@ -81,13 +83,15 @@ class Ranks(LongWork):
         *,
         shared_memory: bool = True,
         memory_host: bool = False,
+        local_world_size: int | None = None,
     ) -> None:
         """Called by all processes of the default group.
 
         Args:
             ranks: those that take part. Default: all.
-            shared_memory: whether they exchange rows through it where all see it, and not over Gloo.
+            shared_memory: whether those that see it exchange rows through it, and not over Gloo.
             memory_host: whether this one is. It waits for the others as long as they live.
+            local_world_size: ranks of a machine, which lie side by side. None: any may share memory.
         """
         patience = _PATIENCE if memory_host else timeout
         wait = datetime.timedelta(seconds=patience)
@@ -117,13 +121,13 @@ class Ranks(LongWork):
         self.waiting = Waiting()
         self._reports = WaitReports(self.group, self.rank, self.size, timeout)
         self._wire: Wire = Gloo(self.group, self.rank)
-        told = _int64([[shared_memory, memory_host]])
-        if self.size > 1:
-            told = self.handshake("a distribution", [shared_memory, memory_host]).values
-            if bool(told[:, 0].all()):
-                tell = functools.partial(self.values_of_all, "a distribution")
-                found = SharedMemory.between(self._wire, self.rank, patience, tell)
-                self._wire = found or self._wire
+        own = [shared_memory, memory_host, local_world_size or 0]
+        told = _int64([own]) if self.size == 1 else self.handshake("a distribution", own).values
+        self.machines = Machines.agreed(self.rank, told[:, 2].tolist())
+        if self.size > 1 and bool(told[:, 0].all()):
+            tell = functools.partial(self.values_of_all, "a distribution")
+            near = range(self.size) if self.machines is None else self.machines.here
+            self._wire = fastest_wire(self._wire, self.rank, patience, near, tell)
         self.hosts = tuple(torch.nonzero(told[:, 1]).flatten().tolist())
 
     @property
@@ -146,7 +150,7 @@ class Ranks(LongWork):
         found = self._layouts.get(numbers)
         if found is None:  # or another thread makes it, too
             found = self._layouts.setdefault(
-                numbers, Layout(self.rank, self.size, self.trainers, places)
+                numbers, Layout.of_all(self.rank, self.size, self.trainers, places)
             )
         return found
 
@@ -335,15 +339,6 @@ class Ranks(LongWork):
         memory hosts, where these serve. Called by all ranks."""
         return all_values(self, kind, value)
 
-    def ends(self, asked: Callable[[], bool]) -> bool:
-        """Return True if any rank asked to stop at the last handshake: all end after this step. `asked`:
-        returns True if this rank wants to stop, sent with the next handshake."""
-        if not self.tables:
-            return asked()
-        self.wants_end, ends = asked() and not self.end_wanted, self.end_wanted
-        self.end_wanted = False
-        return ends
-
     # -- bytes -----------------------------------------------------------------------------------
 
     def reserve(self, sizes: Sequence[int]) -> list[Tensor]:
@@ -387,6 +382,10 @@ class Ranks(LongWork):
                     f"Rank {rank} sent {len(message)} bytes of {what} where it had announced {size}."
                 )
         return messages
+
+    def gather(self, own: Sequence[int]) -> Tensor:
+        """(ranks, n) int64: the numbers of each rank, as many of each."""
+        return self._gathered(_int64(own))
 
     def _gathered(self, own: Tensor) -> Tensor:
         self._refuse_lost()

@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-__all__ = ["Sends", "exchange", "WORD", "bytes_of", "numbers_in", "rounded"]
+__all__ = ["WORD", "Messenger", "exchange", "bytes_of", "numbers_in", "rounded"]
 
 WORD = 8
 """Bytes of a word. Messages, and what they are made of, begin at multiples of it."""
@@ -32,15 +32,20 @@ def numbers_in(raw: Tensor, dtype: torch.dtype) -> Tensor:
     return aligned.view(dtype)
 
 
-class Sends(Protocol):
+class Messenger(Protocol):
     """Sends messages to all ranks; `hotbed.dist.ranks.Ranks` does."""
 
+    rank: int
+    size: int
+
     def reserve(self, sizes: Sequence[int]) -> list[Tensor]: ...
-    def send(self, what: str, sizes: Sequence[int]) -> list[Tensor]: ...
+    def send(
+        self, what: str, sizes: Sequence[int], fault: BaseException | None = None
+    ) -> list[Tensor]: ...
 
 
 def exchange(
-    ranks: Sends, what: str, parts: Sequence[Sequence[Tensor]], sizes: Sequence[int]
+    ranks: Messenger, what: str, parts: Sequence[Sequence[Tensor]], sizes: Sequence[int]
 ) -> list[Tensor]:
     """Send pieces, (bytes,) uint8 each, to each rank, this one among them, and receive as `Ranks.send` does.
 

@@ -10,16 +10,9 @@ import torch
 from torch import Tensor
 
 from hotbed import _core
-from hotbed.dist.exchange import fetch, ids_here, keep, order_by_owner, send_ids
-from hotbed.dist.exchanged_values import (
-    KeptLookup,
-    Messenger,
-    OwnedInputs,
-    PendingOnRanks,
-    Requests,
-)
+from hotbed.dist.exchange import Route, Sent, keep, order_by_owner
+from hotbed.dist.exchanged_values import Gathering, KeptLookup, OwnedInputs, PendingOnRanks
 from hotbed.dist.ranks import Ranks
-from hotbed.dist.shards import ShardedPlace
 from hotbed.places.host.batch import HostBatch, HostPendingGradient
 from hotbed.table.gradients import GradientRows
 from hotbed.table.lookups import Call
@@ -35,40 +28,38 @@ class RowsOfCall:
     """Distinct ids of a call, whose rows are to come here. Attributes and methods are those of
     `hotbed.dist.parts.Asked`."""
 
-    def __init__(
-        self, ranks: Ranks, call: Call, given: _core.Batch, places: Sequence[ShardedPlace]
-    ) -> None:
-        """`given`: the checked batch of the call; `places`: of its tables."""
-        self._ranks, self._call, self._given = ranks, call, given
+    def __init__(self, ranks: Ranks, call: Call, given: _core.Batch, route: Route) -> None:
+        """`given`: the checked batch of the call; `route`: to the owners of its tables."""
+        self._ranks, self._call, self._given, self._route = ranks, call, given, route
         ids = torch.empty(given.positions, dtype=torch.int64, device="cpu")
         self._inverse = torch.empty_like(ids)
         counts = _core.distinct_ids(given, ids.data_ptr(), self._inverse.data_ptr())
-        self._by_owner = order_by_owner(ranks, places, ids, counts)
-        self._requests: Requests | None = None
+        self._by_owner = order_by_owner(route.layout, ids, counts)
+        self._sent: Sent | None = None
         self.numbers = self._by_owner.counts_to_owners
 
-    def send(self, messenger: Messenger, numbers: Tensor) -> None:
-        self._requests = send_ids(messenger, self._by_owner, numbers)
+    def send(self, messenger: Gathering, numbers: Tensor) -> None:
+        self._sent = self._route.send(messenger, self._by_owner, numbers)
 
     def owned(self) -> list[OwnedInputs]:
-        assert self._requests is not None
-        return [OwnedInputs(self._by_owner.layout, ids_here(self._requests), self._call.frozen)]
+        assert self._sent is not None
+        return [self._sent.owned(self._call.frozen)]
 
     def use(self, call: Call, given: _core.Batch) -> None:
         self._call, self._given = call, given
 
     def fetch(self, wanted: bool) -> RowsBatch:
-        ranks, call, by_owner, requests = self._ranks, self._call, self._by_owner, self._requests
-        assert requests is not None
-        fetched = fetch(ranks, requests, call.frozen, call.training)
-        rows = fetched.copy_out()
+        ranks, call, by_owner = self._ranks, self._call, self._by_owner
+        assert self._sent is not None
+        answer = self._sent.fetch(ranks, call.frozen, call.training, wanted)
+        rows = answer.copy_out()
         positions = by_owner.new_positions.data_ptr(), self._inverse.data_ptr()
         core = rows.batch(self._given, by_owner.counts, *positions)
         core.resolve(False, wanted, call.frozen)
         made = RowsBatch(core, call, wanted, kept=(rows, self._inverse))
         weakref.finalize(made, _give_back, by_owner.layout.fetched, rows).atexit = False
         if wanted:
-            made.lookup = keep(ranks, made, requests, fetched.owned)
+            made.lookup = keep(ranks, made, answer)
         return made
 
 

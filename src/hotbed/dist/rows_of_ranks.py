@@ -128,7 +128,7 @@ class ShardedRows(ShardedPlace):
 
     def _asked(self, kind: str, ids: Tensor) -> tuple[IdsByOwner, Handshake]:
         """Order ids by their owners, and open an exchange of `kind` with them."""
-        by_owner = order_by_owner(self.ranks, [self], ids, [len(ids)])
+        by_owner = order_by_owner(self.ranks.layout([self]), ids, [len(ids)])
         return by_owner, self.ranks.handshake(kind, by_owner.counts_to_owners, [self.number])
 
     def _speaks(self, shard: Shard) -> bool:

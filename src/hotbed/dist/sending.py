@@ -6,12 +6,13 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from hotbed.dist.exchanged_values import Messenger
 from hotbed.dist.layout import Layout
+from hotbed.dist.machines import Within
 from hotbed.dist.ranks import Ranks
+from hotbed.dist.raw import Messenger
 from hotbed.dist.row_codecs.travel import Travel
 
-__all__ = ["addresses", "send_gradients", "send_rows", "send_written"]
+__all__ = ["addresses", "among", "send_gradients", "send_rows", "send_written"]
 
 _Sizes = tuple[list[int], list[int]]
 """Bytes of the messages to each rank, and from it."""
@@ -19,6 +20,13 @@ _Counts = Callable[[int, int], int]
 """Rows of a requester and a shard."""
 _Writes = Callable[[list[Tensor]], None]
 """Writes the messages to each rank to this memory, as the core has them."""
+
+
+def among(layout: Layout, messenger: Messenger) -> Messenger:
+    """Return what sends messages among the ranks of a layout."""
+    if layout.members is None:
+        return messenger
+    return Within(messenger, layout.members, layout.suffix)
 
 
 def send_rows(
@@ -36,17 +44,18 @@ def send_rows(
         what: travels, ``"rows"`` as they are stored or ``"vectors"``.
         in_core: as the core has them.
     """
-    if layout.stored[0]:
-        return send_written(ranks, what, in_core, write)
+    if layout.stored[0] and not layout.can_fail:
+        members = ranks if layout.members is None else among(layout, ranks)
+        return send_written(members, what, in_core, write)
     travel = Travel(layout, layout.row_codecs, counts, stored=what == "rows")
     received: list[Tensor] = []
     fault: Exception | None = None
-    messages = _send_encoded(ranks, what, travel, in_core, write)
+    messages = _send_encoded(among(layout, ranks), what, travel, in_core, write)
     try:
         received = travel.decode(messages, in_core[1])
     except Exception as error:
         fault = error
-    if travel.can_fail:  # the others would go on to a forward, whose batch this rank does not keep
+    if layout.can_fail:  # the others would go on to a forward, whose batch this rank does not keep
         ranks.vote("a lookup", fault=fault)
     elif fault is not None:
         raise fault
@@ -73,9 +82,9 @@ def send_gradients(
             which this rank alone knows.
     """
     if layout.stored[1]:
-        return send_written(ranks, "gradients", in_core, write)
+        return send_written(among(layout, ranks), "gradients", in_core, write)
     travel = Travel(layout, layout.gradient_codecs, counts, True, False, *of_tables)
-    messages = _send_encoded(ranks, "gradients", travel, in_core, write)
+    messages = _send_encoded(among(layout, ranks), "gradients", travel, in_core, write)
     return travel.decode(messages, in_core[1])
 
 
@@ -129,4 +138,4 @@ def send_written(
 
 def addresses(messages: Sequence[Tensor]) -> list[int]:
     """Return where they are, for the core."""
-    return [message.data_ptr() for message in messages]
+    return list(map(Tensor.data_ptr, messages))

@@ -36,6 +36,7 @@ class ShardedPlace(Place):
         owners: among which rows are split; 1: they are not.
         codecs: how its rows and their gradients travel.
         bag_parts: the same of the ids of a bag; 0: owners pool no bags of this table.
+        by_machine: True if ids of the ranks of a machine are brought together before they cross to another.
     """
 
     number: int
@@ -45,6 +46,7 @@ class ShardedPlace(Place):
     owners: int
     codecs: Codecs
     bag_parts: int
+    by_machine: bool
 
 
 class TableOnRanks(LiveTable):

@@ -7,7 +7,7 @@ import mmap
 import os
 import secrets
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from hotbed.dist.errors import Gone
 from hotbed.dist.raw import WORD
 from hotbed.dist.wire import Wire
 
-__all__ = ["SharedMemory"]
+__all__ = ["Member", "SharedMemory"]
 
 _LINE = 64
 """Bytes, at whose multiples messages begin."""
@@ -48,39 +48,12 @@ class SharedMemory:
     The memory has no name, and goes with the last process that has it.
     """
 
-    def __init__(self, gloo: Wire, rank: int, seconds: float, members: list[_Member]) -> None:
+    def __init__(self, gloo: Wire, rank: int, seconds: float, members: list[Member]) -> None:
         """`gloo`: for what is too large to be gathered. `seconds`: timeout. `members`: all ranks."""
         self._gloo, self._rank, self._seconds = gloo, rank, seconds
         self._members, self._own = members, members[rank]
         self._gathered = self._sent = 0
         self._begins: list[int] = []
-
-    @classmethod
-    def between(
-        cls, gloo: Wire, rank: int, seconds: float, tell: Callable[[object], list[Any]]
-    ) -> Wire | None:
-        """None where they do not all see each other's memory, as on several machines. Called by all ranks.
-
-        Args:
-            tell: gives what each rank says.
-        """
-        own = said = None
-        try:
-            own = _Member.made()
-            said = own.address
-        except (OSError, AttributeError):  # no such memory on this system
-            pass
-        members: list[_Member] = []
-        for source, address in enumerate(tell(said)):
-            if source == rank and own is not None:
-                members.append(own)
-            elif address is not None:
-                try:
-                    members.append(_Member.of(address))
-                except (OSError, AttributeError):  # of another machine, perhaps
-                    break
-        seen = tell(len(members))
-        return cls(gloo, rank, seconds, members) if min(seen) == len(seen) else None
 
     def reserve(self, sizes: Sequence[int]) -> list[Tensor]:
         self._begins, end = [], 0
@@ -136,7 +109,7 @@ class SharedMemory:
         self._gloo.leave()
 
 
-class _Member:
+class Member:
     """A rank.
 
     Attributes:
@@ -157,7 +130,23 @@ class _Member:
             weakref.finalize(self, os.close, process)
 
     @classmethod
-    def made(cls) -> _Member:
+    def offered(cls) -> Member | None:
+        """Return this process; None: the system has no such memory."""
+        try:
+            return cls.made()
+        except (OSError, AttributeError):
+            return None
+
+    @classmethod
+    def seen(cls, address: object) -> Member | None:
+        """Return another process; None: it cannot be seen from here, as on another machine."""
+        try:
+            return cls.of(address)
+        except (OSError, AttributeError):
+            return None
+
+    @classmethod
+    def made(cls) -> Member:
         """This process.
 
         Raises:
@@ -173,7 +162,7 @@ class _Member:
         return cls((os.getpid(), descriptors, token), -1, memories)
 
     @classmethod
-    def of(cls, address: object) -> _Member:
+    def of(cls, address: object) -> Member:
         """Another one.
 
         Raises:

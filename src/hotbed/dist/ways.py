@@ -14,6 +14,7 @@ from torch import Tensor
 
 from hotbed import _core
 from hotbed.dist.errors import PeerError
+from hotbed.dist.exchange import Direct
 from hotbed.dist.parts import Asked, PartsOfCall
 from hotbed.dist.ranks import Ranks
 from hotbed.dist.rows_batch import RowsOfCall
@@ -65,13 +66,13 @@ def agree(
     Raises:
         PeerError: ranks want different things; on all ranks.
     """
-    ways, room = ways_of(call, places), room_of(call, places)
+    ways, room, layout = ways_of(call, places), room_of(call, places), ranks.layout(places)
     begin = AHEAD + len(modes) + len(ways)
     while True:
         asked = (
             PartsOfCall(ranks, call, given, places, ways)
-            if any(ways)
-            else RowsOfCall(ranks, call, given, places)
+            if layout.by_machine or any(ways)
+            else RowsOfCall(ranks, call, given, Direct(layout))
         )
         told = [0, *modes, *ways, *asked.numbers]
         told += [0] * (AHEAD + len(modes) + room - len(told))

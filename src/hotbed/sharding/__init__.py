@@ -10,6 +10,7 @@ from hotbed.sharding.kind import Extent, Kept, Shape, Sharding
 from hotbed.sharding.kinds import KINDS, sharding_of
 from hotbed.sharding.owners import (
     MOST_RANKS,
+    checked_local_size,
     checked_world_size,
     hashed_owner,
     modulo_owner,
@@ -29,6 +30,7 @@ __all__ = [
     "Shape",
     "Sharding",
     "TableWise",
+    "checked_local_size",
     "checked_world_size",
     "even_widths",
     "hashed_owner",

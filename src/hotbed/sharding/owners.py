@@ -15,7 +15,14 @@ from hotbed import _core
 from hotbed.arrays import id_tensor, integer
 from hotbed.errors import PlanError
 
-__all__ = ["MOST_RANKS", "Owned", "checked_world_size", "hashed_owner", "modulo_owner"]
+__all__ = [
+    "MOST_RANKS",
+    "Owned",
+    "checked_local_size",
+    "checked_world_size",
+    "hashed_owner",
+    "modulo_owner",
+]
 
 MOST_RANKS = 1 << 20
 
@@ -43,6 +50,14 @@ def checked_world_size(given: object) -> int:
     ranks = integer(given)
     if ranks is None or not 0 < ranks <= MOST_RANKS:
         raise PlanError(f"world_size must be a number from 1 to {MOST_RANKS:,}, not {given!r}.")
+    return ranks
+
+
+def checked_local_size(given: object) -> int | None:
+    """Raises PlanError where it is neither None nor a number of ranks."""
+    ranks = integer(given)
+    if given is not None and (ranks is None or not 0 < ranks <= MOST_RANKS):
+        raise PlanError(f"local_world_size is the number of ranks on a machine, not {given!r}.")
     return ranks
 
 

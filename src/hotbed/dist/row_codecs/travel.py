@@ -33,10 +33,6 @@ class Travel:
     seeds: Sequence[int] | None = None
     """For each of the core's tables, of what is rounded at random."""
 
-    @property
-    def can_fail(self) -> bool:
-        return any(codec.can_fail for codec in self.codecs)
-
     def sizes(self, *, sent: bool) -> list[int]:
         """Return the bytes of the message to each rank, or from it."""
         return [sum(map(_bytes, pieces)) for pieces in self._pieces(sent=sent)]

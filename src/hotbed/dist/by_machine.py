@@ -1,0 +1,240 @@
+"""Ids of the ranks of a machine are brought together before they cross to another machine.
+
+A rank asks the owners of its own local rank, one on each machine, for all ranks of its machine. Ids go to
+that rank of the own machine ("inside"), which asks each owner once for each of them ("across"). Rows come
+back the same way. So do gradients, later, which it sums in the order of the local ranks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hotbed import _core
+from hotbed.dist.exchange import (
+    Answer,
+    Fetched,
+    Given,
+    KeptRows,
+    Sent,
+    fetch,
+    ids_here,
+    order_by_owner,
+    send_ids,
+)
+from hotbed.dist.exchanged_values import (
+    Gathering,
+    IdsByOwner,
+    KeptLookup,
+    OwnedInputs,
+    Requests,
+)
+from hotbed.dist.layout import LaidShard, LaidTable, Layout
+from hotbed.dist.ranks import Ranks
+from hotbed.dist.raw import Messenger
+from hotbed.dist.row_codecs import CODECS, Codecs
+from hotbed.dist.sending import addresses, among, send_written
+from hotbed.dist.shards import ShardedPlace
+from hotbed.places.host.batch import FlatIds
+from hotbed.table.gradients import GradientRows
+from hotbed.table.live import LiveTable
+from hotbed.table.place_factory import make_core
+
+__all__ = ["ByMachine"]
+
+_INSIDE = " inside"
+"""Behind the names of bytes that do not leave a machine."""
+_STORED = Codecs(CODECS["stored"], CODECS["stored"])
+_MOST_KEPT = 2
+"""Rows of batches that are gone, kept for those to come."""
+
+
+class ByMachine:
+    """`hotbed.dist.exchange.Route` by way of a rank of the own machine.
+
+    Attributes:
+        layout: of what is exchanged inside: each shard is asked of the local rank of its owner.
+        across: of what is exchanged across; its tables are the shards of owners with this rank's local rank.
+        table_of: of each of these, the position of the table that it is a shard of.
+    """
+
+    def __init__(self, ranks: Ranks, places: Sequence[ShardedPlace]) -> None:
+        """`places`: of the tables."""
+        machines = ranks.machines
+        assert machines is not None
+        own = machines.local_rank(machines.rank)
+        inside: list[LaidTable] = []
+        shards: list[list[LaidTable]] = [[] for _ in machines.here]
+        self.table_of: list[int] = []
+        for t, place in enumerate(places):
+            laid = LaidTable.of(place)
+            to = [machines.local_rank(one.shard.rank) for one in laid.shards]
+            for local, one in zip(to, laid.shards, strict=True):
+                number, owner = len(shards[local]), machines.machine(one.shard.rank)
+                shards[local].append(_alone(number, one, owner, laid.codecs))
+                self.table_of += [t] if local == own else []
+            asked = [
+                one._replace(shard=one.shard._replace(rank=local), live=None)
+                for local, one in zip(to, laid.shards, strict=True)
+            ]
+            inside.append(laid._replace(shards=asked, codecs=_STORED))
+        self.here, self.others = machines.here, machines.across
+        self.layout = Layout(own, len(self.here), 1, inside, self.here, _INSIDE)
+        machine = machines.machine(machines.rank)
+        self.across = Layout(machine, len(self.others), ranks.trainers, shards[own], self.others)
+        self.across.can_fail = any(place.codecs.rows.can_fail for place in places)
+        self._width = max(map(len, shards))
+        self._specs = [table.spec for table in shards[own]]
+        self._cores = [make_core(spec, 0, elsewhere=True) for spec in self._specs]
+
+    def send(self, messenger: Gathering, by_owner: IdsByOwner, numbers: Tensor) -> Sent:
+        here, count = self.here, len(self._cores)
+        inside = send_ids(messenger, by_owner, numbers[here.start : here.stop])
+        asked = ids_here(inside)
+        of_features = [t for t in range(count) for _ in here]
+        given = asked.core_batch(self._cores, of_features)
+        ids = torch.empty(len(inside.ids_here), dtype=torch.int64, device="cpu")
+        inverse = torch.empty_like(ids)
+        merged = order_by_owner(
+            self.across, ids, _core.distinct_ids(given, ids.data_ptr(), inverse.data_ptr())
+        )
+        own = merged.counts_to_owners
+        told = messenger.gather([*own, *[0] * (self._width - len(own))])
+        across = send_ids(messenger, merged, told[list(self.others), :count])
+        return _SentByMachine(self, inside, asked, given, inverse, across)
+
+    def frozen_across(self, frozen: Sequence[int]) -> list[int]:
+        """Return the tables of `across` that take no new rows."""
+        return [at for at, t in enumerate(self.table_of) if t in frozen]
+
+    def sums(
+        self, batch: _core.Batch, places: _core.VectorPlaces, chosen: list[bool]
+    ) -> list[Given]:
+        """Return the sums, by id asked for across, of gradients that have come inside.
+
+        Args:
+            batch: of the ids that were asked for inside, over those asked for across.
+            places: where the gradients are.
+            chosen: for each table of `across` whether any came.
+        """
+        counts, sums = batch.unique_counts(), []
+        for spec, count, some in zip(self._specs, counts, chosen, strict=True):
+            n = count if some else 0
+            rows = torch.empty((n, spec.dim), dtype=spec.compute_dtype, device="cpu")
+            sums.append(Given(rows, torch.empty(n, dtype=torch.int64, device="cpu")))
+        batch.find_slots()
+        to = [
+            (one.rows.data_ptr(), one.slots.data_ptr())
+            if some and one.slots is not None
+            else (0, 0)
+            for one, some in zip(sums, chosen, strict=True)
+        ]
+        batch.reduce(places, [rows for rows, _ in to], [slots for _, slots in to])
+        return sums
+
+
+def _alone(number: int, one: LaidShard, machine: int, codecs: Codecs) -> LaidTable:
+    """Return a shard as a table of its own, of which a rank on this machine has all."""
+    spec = dataclasses.replace(one.shard.part, combiner="none", padding_idx=None)
+    shard = one.shard._replace(rank=machine, part=spec, owner=0)
+    return LaidTable(number, spec, None, codecs, [LaidShard(shard, 0, 1, 0, one.live)])
+
+
+class _SentByMachine(NamedTuple):
+    """`hotbed.dist.exchange.Sent`."""
+
+    route: ByMachine
+    inside: Requests
+    asked: FlatIds
+    """Inputs of `given`, which reads them."""
+    given: _core.Batch
+    """Of what was asked inside."""
+    inverse: Tensor
+    """For each id of these, its position among the distinct ones of its shard."""
+    across: Requests
+
+    def owned(self, frozen: Sequence[int]) -> OwnedInputs:
+        route = self.route
+        return OwnedInputs(route.across, ids_here(self.across), route.frozen_across(frozen))
+
+    def fetch(self, ranks: Ranks, frozen: Sequence[int], training: bool, wanted: bool) -> Answer:
+        route, inside = self.route, self.inside.core
+        never = route.frozen_across(frozen)
+        came = fetch(ranks, self.across, never, training)
+        batch: _core.Batch | None = None
+
+        def write(messages: list[Tensor]) -> None:
+            nonlocal batch
+            rows, merged = came.copy_out(), self.across.by_owner
+            positions = merged.new_positions.data_ptr(), self.inverse.data_ptr()
+            batch = rows.batch(self.given, merged.counts, *positions)
+            batch.resolve(False, wanted, never)
+            wide = _core.block(inside.wide_bytes)
+            batch.pool(inside.row_places(addresses(messages), wide.data_ptr()))
+            if len(wide):
+                inside.narrow(wide.data_ptr(), addresses(messages))
+            if len(route.across.fetched) < _MOST_KEPT:
+                route.across.fetched.append(rows)
+
+        received = send_written(among(route.layout, ranks), "rows", inside.row_sizes(), write)
+        assert batch is not None
+        return _FetchedByMachine(Fetched(self.inside, None, received), self, came, batch)
+
+
+class _FetchedByMachine(NamedTuple):
+    """`hotbed.dist.exchange.Answer`."""
+
+    fetched: Fetched
+    sent: _SentByMachine
+    came: Fetched
+    """Across."""
+    batch: _core.Batch
+
+    @property
+    def requests(self) -> Requests:
+        return self.fetched.requests
+
+    def copy_out(self) -> _core.FetchedRows:
+        return self.fetched.copy_out()
+
+    def kept(self, first_slots: list[int]) -> KeptLookup:
+        return _KeptByMachine(self.sent, self.came, self.batch, first_slots)
+
+
+class _KeptByMachine(KeptLookup):
+    """A lookup whose gradients are summed on each machine, and then by the owners."""
+
+    kind_given = Given
+
+    def __init__(
+        self, sent: _SentByMachine, came: Fetched, batch: _core.Batch, first_slots: list[int]
+    ) -> None:
+        self._sent, self._batch, self.first_slots = sent, batch, first_slots
+        self.layout, self.counts = sent.route.layout, sent.inside.by_owner.counts
+        self._across = KeptRows(came.requests, came.owned, [0] * len(sent.route.table_of))
+
+    def ids_of(self, t: int) -> Tensor:
+        return self._sent.inside.by_owner.of_table(t)
+
+    def give(
+        self,
+        ranks: Messenger,
+        given: Sequence[object],
+        chosen: list[bool],
+        seeds: Sequence[int],
+    ) -> list[tuple[LiveTable, GradientRows]]:
+        core, route = self._sent.inside.core, self._sent.route
+        inside = KeptRows(self._sent.inside, None, self.first_slots)
+        received = inside.send(ranks, lambda: given, chosen, seeds)
+        chosen_across = [chosen[t] for t in route.table_of]
+
+        def sums() -> Sequence[object]:
+            places = core.given_places(chosen, False, addresses(received))
+            return route.sums(self._batch, places, chosen_across)
+
+        of_shards = [seeds[t] for t in route.table_of]
+        return self._across.give_made(ranks, sums, chosen_across, of_shards)
