@@ -39,6 +39,7 @@ SCENARIOS = {
     "codecs": "rows and gradients as bfloat16 and int8, by the speed of the link; AUC of 20 seeds",
     "scale": "samples a second of a DLRM on 1, 2 and 4 processes, against DDP (--link: its network)",
     "scale-tables": "a step over 100 to 800 small tables, in one process and on two ranks",
+    "machines": "two machines of two ranks over a slow link: one level of exchange, and two",
     "memory-hosts": "a rank whose rows another process keeps, against two ranks and one process",
     "plan": "plans of NVIDIA's colossal (2,002 tables, 22 TiB) for 1,024 ranks",
     "measured-plan": "four models on two ranks by every strategy; predicted beside measured steps",
