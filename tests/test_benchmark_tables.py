@@ -14,7 +14,7 @@ def row(name: str, times_floor: float, other_work: float) -> dict[str, Any]:
     return {"name": name, "config": "sgd, forward", **measured}
 
 
-def told(*rows: dict[str, Any]) -> str:
+def told(*rows: dict[str, Any], tables: dict[str, list[dict[str, Any]]] | None = None) -> str:
     return section(
         "step",
         {
@@ -27,6 +27,7 @@ def told(*rows: dict[str, Any]) -> str:
             "ratios": {"fbgemm/sgd/forward": 4.5},
             "figures": {},
             "remarks": [],
+            "tables": tables or {},
         },
     )
 
@@ -43,6 +44,14 @@ def test_quiet_rows_are_quoted_and_noisy_ones_named() -> None:
     mixed = told(row("hotbed", 1.75, 0.05), row("fbgemm", 9.5, 0.06))
     assert "| sgd, forward | 1.75 | noisy |" in mixed
     assert "up to 6% of the machine" in mixed and "4.50" not in mixed and "9.5" not in mixed
+
+
+def test_tables_with_measured_times_are_not_quoted_from_noisy_runs() -> None:
+    tables = {"checked": [{"measured ms": 3.25}], "predicted": [{"GPUs": 1024, "step ms": 2.5}]}
+    quiet = told(row("hotbed", 1.75, 0.05), tables=tables)
+    noisy = told(row("hotbed", 1.75, 0.06), tables=tables)
+    assert "**Checked**" in quiet and "| 3.25 |" in quiet and "| 1,024 | 2.5 |" in quiet
+    assert "Checked" not in noisy and "| 1,024 | 2.5 |" in noisy
 
 
 def test_pictures_show_the_committed_figures() -> None:
