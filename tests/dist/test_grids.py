@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from dist.trainings import values_of
+from dist.worlds import run
 from typer.testing import CliRunner
 
 import hotbed as hb
@@ -111,3 +113,69 @@ def test_the_command_line(tmp_path: Path) -> None:
     assert refused.exit_code == 2 and "needs the ranks of machines" in refused.output
     odd = CliRunner().invoke(app, [*arguments, "--local-world-size", "3"])
     assert odd.exit_code == 2 and "must divide the 4 ranks" in odd.output
+
+
+TABLES = [
+    hb.Table("static", 5, 101, "sum"),
+    hb.Table("dynamic", 4, None, "mean"),
+    hb.Table("half", 8, 60, "none", torch.float16),
+]
+USERS = torch.arange(-20, 20) * 2**40
+
+
+def trained(
+    rank: int, world: int, kind: Any, local: int | None
+) -> tuple[hb.EmbeddingCollection, Any]:
+    """A model, shared where there are others, and its optimizer."""
+    model = hb.EmbeddingCollection(TABLES, seed=3)
+    if world > 1:
+        plan = Plan(TABLES, world, {table.name: kind for table in TABLES})
+        hb.distribute(model, plan, local_world_size=local)
+    return model, hb.optim.Adam(model.parameters(), lr=0.1)
+
+
+def steps(model: Any, optimizer: Any, rank: int, world: int, numbers: range) -> None:
+    for number in numbers:
+        drawn = torch.Generator().manual_seed(number)
+        batch = {
+            "static": torch.randint(0, 101, (12, 4), generator=drawn),
+            "dynamic": USERS[torch.randint(0, 40, (12, 2), generator=drawn)],
+            "half": torch.randint(0, 60, (12,), generator=drawn),
+        }
+        own = slice(12 * rank // world, 12 * (rank + 1) // world)
+        found = model({name: ids[own] for name, ids in batch.items()}).values()
+        (world * sum((values_of(one).float() * 0.5).sum() for one in found)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def rows_of(model: hb.EmbeddingCollection) -> list[torch.Tensor]:
+    static = [model.rows(table.name).values for table in TABLES if table.rows]
+    return [*static, model.lookup("dynamic", USERS)]
+
+
+def saved(rank: int, world: int, folder: str, groups: Any, local: int | None) -> None:
+    model, optimizer = trained(rank, world, GridWise(groups), local)
+    steps(model, optimizer, rank, world, range(4))
+    hb.save(folder, model, optimizer, step=4)
+    steps(model, optimizer, rank, world, range(4, 6))
+    rows = rows_of(model)
+    if rank == 0:
+        torch.save(rows, f"{folder}.pt")
+
+
+def resumed(rank: int, world: int, folder: str, kind: Any) -> None:
+    model, optimizer = trained(rank, world, kind, None)
+    hb.load(folder, model, optimizer)
+    steps(model, optimizer, rank, world, range(4, 6))
+    assert all(map(torch.equal, rows_of(model), torch.load(f"{folder}.pt")))
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(("groups", "local"), [(MACHINES.groups, 2), (((3,), (0, 2)), None)])
+def test_a_run_goes_on_with_other_ranks(groups: Any, local: int | None, tmp_path: Path) -> None:
+    folder = str(tmp_path / "run")
+    run(4, saved, folder, groups, local)
+    run(1, resumed, folder, None)
+    run(2, resumed, folder, RowWise())
+    run(3, resumed, folder, GridWise(((1,), (0, 2))))
