@@ -4,6 +4,7 @@ import shutil
 
 import pytest
 import torch
+from dist.worlds import run
 
 from benchmarks import exchange, exchange_bags, link, worlds
 from benchmarks.machine import OtherWork
@@ -46,24 +47,32 @@ def _differences(rank, world, optimizer, how=None):
     return differences
 
 
+def _same_steps(rank, world, optimizer):
+    found = _differences(rank, world, optimizer)
+    ours = {f"hotbed{over}, {how}-wise" for over in ("", " over gloo") for how in exchange.HOW}
+    assert ours <= set(found)
+    assert max(found.values()) < 1e-5, found
+
+
 @pytest.mark.process
 @pytest.mark.parametrize("optimizer", exchange.OPTIMIZERS)
 def test_contenders_do_the_same_steps(optimizer):
-    for found in worlds.run(2, _differences, optimizer):
-        ours = {f"hotbed{over}, {how}-wise" for over in ("", " over gloo") for how in exchange.HOW}
-        assert ours <= set(found)
-        assert max(found.values()) < 1e-5, found
+    run(2, _same_steps, optimizer)
+
+
+def _same_steps_with_bags(rank, world, how):
+    found = _differences(rank, world, "adagrad", how)
+    assert {f"hotbed, {how}-wise", f"hotbed over gloo, {how}-wise"} <= set(found)
+    assert max(found.values()) < 1e-5, found
 
 
 @pytest.mark.process
 @pytest.mark.parametrize("how", exchange_bags.HOW)
 def test_contenders_with_bags_do_the_same_steps(how):
-    for found in worlds.run(2, _differences, "adagrad", how):
-        assert {f"hotbed, {how}-wise", f"hotbed over gloo, {how}-wise"} <= set(found)
-        assert max(found.values()) < 1e-5, found
+    run(2, _same_steps_with_bags, how)
 
 
-def _figures(rank, world, how):
+def _few_bytes(rank, world, how):
     work = Workload(2, ROWS, DIM, world * BATCH, 1).share(rank, world)
     model = HotbedRanks(work, "adagrad", 0.01, how)
     gloo = GlooBytes(model)
@@ -71,15 +80,26 @@ def _figures(rank, world, how):
     gloo.build()
     for phase in gloo.phases().values():
         phase(0)
-    return exchange._figures(model)
+    found = exchange._figures(model)
+    assert 1 <= found["bytes sent over the least"] < 1.05
+    assert found["handshakes"] >= 2 and found["ms until the first message"] > 0
 
 
 @pytest.mark.process
 @pytest.mark.parametrize("how", exchange.HOW)
 def test_bytes_sent_are_hardly_more_than_the_least(how):
-    for found in worlds.run(2, _figures, how):
-        assert 1 <= found["bytes sent over the least"] < 1.05
-        assert found["handshakes"] >= 2 and found["ms until the first message"] > 0
+    run(2, _few_bytes, how)
+
+
+def _summed(rank, world, factor):
+    number = torch.tensor([rank * factor])
+    torch.distributed.all_reduce(number)
+    return rank, world, int(number), torch.get_num_threads()
+
+
+@pytest.mark.process
+def test_ranks_return_what_they_find():
+    assert worlds.run(2, _summed, 5) == [(0, 2, 5, 1), (1, 2, 5, 1)]
 
 
 def _fails(rank, world):

@@ -128,7 +128,7 @@ def test_ranks_keep_one_record_and_stop_together(log: Path, tmp_path: Path) -> N
     arguments = ["--standalone", "--nproc-per-node", "2", *map(str, command)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     environment["PYTHONPATH"] = os.pathsep.join(part for part in sys.path if part)
-    done = launching.run(launching.torchrun, arguments, tmp_path / "said", environment)
+    done = launching.run(launching.torchrun_anew, arguments, tmp_path / "said", environment)
     assert done.returncode == 0, done.stderr
     record = recorded(tmp_path / "r")
     found = record["figures"]["validation"]

@@ -16,7 +16,7 @@ import launching
 import pytest
 import torch
 from cli import command_line
-from launching import torchrun
+from launching import torchrun, torchrun_anew
 
 import hotbed as hb
 from hotbed.checkpoint import load_model
@@ -161,7 +161,7 @@ def test_what_is_wrong_is_told(log: Path, tmp_path: Path) -> None:
 def test_the_example(log: Path, tmp_path: Path) -> None:
     example = Path(__file__).resolve().parents[2] / "examples" / "many_processes.py"
     arguments = ["--nproc-per-node", "2", "--standalone", str(example), str(log), str(tmp_path)]
-    done = launching.run(torchrun, arguments, tmp_path / "said", environment())
+    done = launching.run(torchrun_anew, arguments, tmp_path / "said", environment())
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("2,001 samples") == 1
 
@@ -183,20 +183,22 @@ with process_group() as several:
 
 
 @pytest.mark.process
-def test_processes_that_another_launcher_has_started() -> None:
+def test_processes_that_another_launcher_has_started(tmp_path: Path) -> None:
     with socket.create_server(("localhost", 0)) as free:
         port = str(free.getsockname()[1])
     said = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": port}
     started = [
-        subprocess.Popen(
-            [sys.executable, "-c", GROUP],
-            env={**environment(), **said, "RANK": rank},
-            stdout=subprocess.PIPE,
-            text=True,
+        launching.start(
+            launching.python,
+            ["-c", GROUP],
+            tmp_path / rank,
+            {**environment(), **said, "RANK": rank},
         )
         for rank in "01"
     ]
-    assert [one.communicate(timeout=60)[0] for one in started] == [
+    for process in started:
+        process.join(60)
+    assert [(tmp_path / rank / "stdout").read_text() for rank in "01"] == [
         "True True 2\n",
         "True False 2\n",
     ]

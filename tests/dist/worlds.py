@@ -22,19 +22,23 @@ SECONDS = 120
 STARTS = processes.get_context("forkserver")
 """Starts processes as copies of one that has imported these, which takes a processor's three seconds.
 The first optimizer of a process imports torch._dynamo."""
-STARTS.set_forkserver_preload(["torch.distributed", "torch._dynamo", "hotbed", "pytest"])
+STARTS.set_forkserver_preload(
+    ["torch.distributed.run", "torch._dynamo", "hotbed.cli.app", "pytest"]
+)
 
-_worlds: dict[int, list[tuple[Any, Connection]]] = {}
+_ranks: list[tuple[Any, Connection]] = []
+"""Processes and how they are told what to do. A function runs in the first of them."""
 
 
 def run(world: int, function: Callable[..., None], *arguments: Any, seconds: int = SECONDS) -> None:
     """Call ``function(rank, world, *arguments)`` in each of `world` processes; raise what they raise."""
-    if world not in _worlds:
-        _worlds[world] = _begun(world)
+    while len(_ranks) < world:
+        _ranks.append(_begun())
     with tempfile.TemporaryDirectory() as folder:
-        for _, pipe in _worlds[world]:
-            pipe.send((f"file://{folder}/store", function, arguments))
-        told, open_yet = [], {pipe: rank for rank, (_, pipe) in enumerate(_worlds[world])}
+        open_yet = {pipe: rank for rank, (_, pipe) in enumerate(_ranks[:world])}
+        for pipe, rank in open_yet.items():
+            pipe.send((rank, world, f"file://{folder}/store", function, arguments))
+        told = []
         while open_yet:
             ready = wait(list(open_yet), seconds)
             if not ready:
@@ -49,7 +53,7 @@ def run(world: int, function: Callable[..., None], *arguments: Any, seconds: int
                 told += [error] if error else []
                 del open_yet[pipe]
     if told:
-        end(world)
+        end()
         raise AssertionError("\n".join(told))
 
 
@@ -59,31 +63,29 @@ def shared_files() -> int:
     return sum("memfd:hotbed" in os.readlink(name) for name in names if os.path.islink(name))
 
 
-def end(world: int) -> None:
+def end() -> None:
     """Ends the processes, so that the next function gets new ones."""
-    for process, pipe in _worlds.pop(world, []):
+    while _ranks:
+        process, pipe = _ranks.pop()
         pipe.close()
         process.kill()
         process.join()
 
 
-def _begun(world: int) -> list[tuple[Any, Connection]]:
-    begun = []
-    for rank in range(world):
-        own, other = STARTS.Pipe()
-        process = STARTS.Process(target=_work, args=(rank, world, other), daemon=True)
-        process.start()
-        other.close()
-        begun.append((process, own))
-    return begun
+def _begun() -> tuple[Any, Connection]:
+    own, other = STARTS.Pipe()
+    process = STARTS.Process(target=_work, args=(other,), daemon=True)
+    process.start()
+    other.close()
+    return process, own
 
 
-def _work(rank: int, world: int, pipe: Connection) -> None:
+def _work(pipe: Connection) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     while True:
         try:
-            store, function, arguments = pipe.recv()
+            rank, world, store, function, arguments = pipe.recv()
         except EOFError:
             return
         error = ""
@@ -98,7 +100,4 @@ def _work(rank: int, world: int, pipe: Connection) -> None:
         pipe.send(error)  # behind it, as the folder of its store goes then
 
 
-@atexit.register
-def _end_all() -> None:
-    for world in list(_worlds):
-        end(world)
+atexit.register(end)
