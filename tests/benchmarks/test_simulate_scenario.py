@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -99,6 +100,6 @@ def test_help_teaches(words: list[str], said: list[str]) -> None:
         text=True,
         check=True,
         cwd=ROOT,
-        env={"PYTHONPATH": "src:.", "COLUMNS": "110"},
+        env={"PYTHONPATH": os.pathsep.join(part for part in sys.path if part), "COLUMNS": "110"},
     )
     assert not [text for text in said if text not in done.stdout]
