@@ -202,6 +202,13 @@ def test_numbers_that_cannot_be_are_refused() -> None:
             _core.Exchange(layout, told.data_ptr())
 
 
+@pytest.mark.parametrize("owner", [-1, 9])
+def test_a_shard_without_an_owner_is_refused(owner: int) -> None:
+    table = "t", DIM, _core.DType.f32, _core.OwnerRule.modulo, None
+    with pytest.raises(ValueError, match="shard 0 has no owner"):
+        _core.ExchangeLayout.make(0, 2, [table], [(0, 0, False, 0, 1, 0, DIM, owner)], 2)
+
+
 def test_a_gradient_of_other_slots_is_refused() -> None:
     world = World(1, random.Random(1))
     exchange, (_, _, counts) = world.exchanges[0], world.dealt[0]

@@ -49,6 +49,8 @@ def test_a_wish_for_a_grid_is_fulfilled(strategy: str) -> None:
     for wish in ("grid", GridWise()):
         made = hb.plan(tables(sharding=wish), (2, 2), strategy=strategy)
         assert made.shardings["pooled"] == GridWise(MACHINES.groups, "modulo")
+        alone = hb.plan(tables(sharding=wish), 1, strategy=strategy)
+        assert alone.part("pooled", 0) == alone.tables["pooled"]
         with pytest.raises(PlanError, match="'pooled': sharding 'grid' needs the ranks of m"):
             hb.plan(tables(sharding=wish), 4, strategy=strategy)
 
@@ -59,6 +61,13 @@ def test_a_wish_for_a_grid_is_fulfilled(strategy: str) -> None:
 def test_machines_that_cannot_be(given: Any) -> None:
     with pytest.raises(PlanError, match="world_size"):
         hb.plan(tables(), given)
+
+
+def test_a_printed_plan_tells_which_bags_owners_pool() -> None:
+    printed = str(hb.plan(tables(), (2, 2), optimizer="adagrad"))
+    assert "(of tables cut by row 8, as a grid of 2 groups 4) ids or more" in " ".join(
+        printed.split()
+    )
 
 
 def test_every_element_has_one_owner(tmp_path: Path) -> None:

@@ -86,6 +86,23 @@ def test_machines_that_cannot_be_are_refused() -> None:
     run(1, other_machines, [0], "not 0")
 
 
+def out_of_step_on_a_machine(rank: int, world: int) -> None:
+    wire: Any = Ranks(local_world_size=2)._wire
+    if rank < 2:
+        return
+    with pytest.raises(Gone, match=f"rank {5 - rank}: it does something else than rank {rank}"):
+        if rank == 2:
+            wire._of_machine.gather(torch.arange(3))
+        else:
+            wire._of_machine.reserve([0] * 2)
+            wire._of_machine.send([0] * 2, 0)
+
+
+@pytest.mark.process
+def test_ranks_of_a_machine_are_named_by_their_numbers_among_all() -> None:
+    run(4, out_of_step_on_a_machine)
+
+
 def partly_seen(rank: int, world: int) -> None:
     """Rank 2 sees nobody, and nobody sees it."""
     with pytest.MonkeyPatch.context() as patch:

@@ -24,6 +24,8 @@ from hotbed.dist.exchange import (
     fetch,
     ids_here,
     order_by_owner,
+    places_in_messages,
+    send_given,
     send_ids,
 )
 from hotbed.dist.exchanged_values import (
@@ -49,8 +51,6 @@ __all__ = ["ByMachine"]
 _INSIDE = " inside"
 """Behind the names of bytes that do not leave a machine."""
 _STORED = Codecs(CODECS["stored"], CODECS["stored"])
-_MOST_KEPT = 2
-"""Rows of batches that are gone, kept for those to come."""
 
 
 class ByMachine:
@@ -173,12 +173,9 @@ class _SentByMachine(NamedTuple):
             positions = merged.new_positions.data_ptr(), self.inverse.data_ptr()
             batch = rows.batch(self.given, merged.counts, *positions)
             batch.resolve(False, wanted, never)
-            wide = _core.block(inside.wide_bytes)
-            batch.pool(inside.row_places(addresses(messages), wide.data_ptr()))
-            if len(wide):
-                inside.narrow(wide.data_ptr(), addresses(messages))
-            if len(route.across.fetched) < _MOST_KEPT:
-                route.across.fetched.append(rows)
+            with places_in_messages(inside, messages) as places:
+                batch.pool(places)
+            route.across.give_back(rows)  # a backward needs the batch, and not them
 
         received = send_written(among(route.layout, ranks), "rows", inside.row_sizes(), write)
         assert batch is not None
@@ -228,8 +225,7 @@ class _KeptByMachine(KeptLookup):
         seeds: Sequence[int],
     ) -> list[tuple[LiveTable, GradientRows]]:
         core, route = self._sent.inside.core, self._sent.route
-        inside = KeptRows(self._sent.inside, None, self.first_slots)
-        received = inside.send(ranks, lambda: given, chosen, seeds)
+        received = send_given(ranks, self._sent.inside, lambda: given, chosen, seeds)
         chosen_across = [chosen[t] for t in route.table_of]
 
         def sums() -> Sequence[object]:

@@ -19,8 +19,9 @@ codec (`hotbed.dist.row_codecs`).
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol, cast
 
 import torch
@@ -63,7 +64,9 @@ __all__ = [
     "no_ids",
     "order_by_owner",
     "owned_call",
+    "places_in_messages",
     "resolve_owned",
+    "send_given",
     "send_ids",
     "send_no_ids",
 ]
@@ -192,7 +195,7 @@ def send_ids(ranks: Messenger, by_owner: IdsByOwner, numbers: Tensor) -> Request
     core = _core.Exchange(by_owner.layout.core, numbers.data_ptr())
     outgoing, coming = core.id_sizes()
     at, layout = by_owner.ids.data_ptr(), by_owner.layout
-    members = ranks if layout.members is None else among(layout, ranks)
+    members = among(layout, ranks)
     messages = members.reserve(outgoing)
     core.write_ids(at, addresses(messages))
     received = members.send("ids", coming)
@@ -248,15 +251,22 @@ def look_up_owned(
     Returns:
         None where this rank owns no shard.
     """
-    core = requests.core
-    places = wide = None
-    if messages:
-        wide = _core.block(core.wide_bytes)
-        places = core.row_places(addresses(messages), wide.data_ptr())
-    owned = resolve_owned(requests.by_owner.layout, ids_here(requests), frozen, training, places)
-    if wide is not None and len(wide):
+    layout, bags = requests.by_owner.layout, ids_here(requests)
+    if not messages:
+        return resolve_owned(layout, bags, frozen, training, None)
+    with places_in_messages(requests.core, messages) as places:
+        return resolve_owned(layout, bags, frozen, training, places)
+
+
+@contextlib.contextmanager
+def places_in_messages(
+    core: _core.Exchange, messages: Sequence[Tensor]
+) -> Iterator[_core.VectorPlaces]:
+    """For a ``with`` statement: where to write the rows that ranks ask for, which messages have behind it."""
+    wide = _core.block(core.wide_bytes)
+    yield core.row_places(addresses(messages), wide.data_ptr())
+    if len(wide):
         core.narrow(wide.data_ptr(), addresses(messages))
-    return owned
 
 
 def ids_here(requests: Requests) -> FlatIds:
@@ -341,30 +351,31 @@ class KeptRows(KeptLookup):
     ) -> list[tuple[LiveTable, GradientRows]]:
         """Do as `give`, with what `make` returns; its errors are raised on all ranks."""
         layout = self.layout
-        received = self.send(ranks, make, chosen, seeds)
+        received = send_given(ranks, self.requests, make, chosen, seeds)
         mine = [at for at, t in enumerate(layout.own_tables) if chosen[t]]
         if not mine or self.owned is None:
             return []
         here = self.requests.core.given_places(chosen, False, addresses(received))
         return self.owned.sums(here, received, mine, layout.trainers)
 
-    def send(
-        self,
-        ranks: Messenger,
-        make: Callable[[], Sequence[object]],
-        chosen: list[bool],
-        seeds: Sequence[int],
-    ) -> list[Tensor]:
-        """Send gradients as `give_made` does. Return the messages that came."""
-        core = self.requests.core
 
-        def write(buffers: list[Tensor]) -> None:
-            made = cast(Sequence[Given | None], make())  # kept while the core reads it
-            places = [_NOTHING_GIVEN if one is None else one.in_core() for one in made]
-            core.write_given(chosen, False, places, addresses(buffers))
+def send_given(
+    ranks: Messenger,
+    requests: Requests,
+    make: Callable[[], Sequence[object]],
+    chosen: list[bool],
+    seeds: Sequence[int],
+) -> list[Tensor]:
+    """Send gradients as `KeptRows.give_made` does. Return the messages that came."""
+    core = requests.core
 
-        sizes = core.given_sizes(chosen, False)
-        return send_gradients(ranks, self.layout, core.count, (chosen, seeds), sizes, write)
+    def write(buffers: list[Tensor]) -> None:
+        made = cast(Sequence[Given | None], make())  # kept while the core reads it
+        places = [_NOTHING_GIVEN if one is None else one.in_core() for one in made]
+        core.write_given(chosen, False, places, addresses(buffers))
+
+    sizes, layout = core.given_sizes(chosen, False), requests.by_owner.layout
+    return send_gradients(ranks, layout, core.count, (chosen, seeds), sizes, write)
 
 
 def first_slots(layout: Layout, lookups: Sequence[KeptLookup]) -> list[int]:

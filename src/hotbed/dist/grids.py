@@ -45,12 +45,13 @@ def with_grids(
     for table in tables:
         wish = None if table.sharding is None else sharding_of(table.sharding)
         if isinstance(wish, GridWise) and not wish.placed:
-            if local_world_size is None:
+            local = local_world_size or (1 if world_size == 1 else None)
+            if local is None:
                 raise PlanError(
                     f"Table {table.name!r}: sharding {wish.name!r} needs the ranks of machines, as in "
                     "world_size=(2, 8), or groups of ranks: GridWise(((0, 1), (2, 3)))."
                 )
-            made = GridWise.of_machines(world_size, local_world_size)
+            made = GridWise.of_machines(world_size, local)
             table = dataclasses.replace(
                 table, sharding=dataclasses.replace(made, placement=wish.placement)
             )

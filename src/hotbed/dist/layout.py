@@ -15,6 +15,9 @@ from hotbed.tables import CORE_DTYPES, Table
 
 __all__ = ["LaidShard", "LaidTable", "Layout"]
 
+_MOST_KEPT = 2
+"""Rows of batches that are gone, kept for those to come."""
+
 
 class LaidShard(NamedTuple):
     """A shard in messages."""
@@ -122,6 +125,11 @@ class Layout:
                     self.names += [spec.name] * size
         self.core = _core.ExchangeLayout.make(rank, size, tables, shards, trainers)
         self.fetched: list[_core.FetchedRows] = []
+
+    def give_back(self, rows: _core.FetchedRows) -> None:
+        """Keep the memory of rows that nobody reads any more."""
+        if len(self.fetched) < _MOST_KEPT:
+            self.fetched.append(rows)
 
     @classmethod
     def of_all(cls, rank: int, size: int, trainers: int, places: Sequence[ShardedPlace]) -> Layout:

@@ -36,7 +36,7 @@ class Machines(NamedTuple):
                     f"Rank {other} has local_world_size={local or None}, and rank {rank} {own or None}. Give "
                     "all ranks the same, the number of ranks on each machine."
                 )
-        if own and (own > size or size % own):
+        if own and size % own:
             raise PlanError(
                 f"local_world_size={own} does not divide the {size} ranks. It is the number of ranks on each "
                 "machine, and all machines must have as many."

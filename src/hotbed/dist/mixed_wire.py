@@ -8,13 +8,13 @@ from typing import Any
 from torch import Tensor
 
 from hotbed.dist.shared_memory import Member, SharedMemory
-from hotbed.dist.wire import Wire
+from hotbed.dist.wire import Gloo, Wire
 
 __all__ = ["MixedWire", "fastest_wire"]
 
 
 def fastest_wire(
-    gloo: Wire,
+    gloo: Gloo,
     rank: int,
     seconds: float,
     machine: Sequence[int],
@@ -40,19 +40,18 @@ def fastest_wire(
     seen: list[list[int]] = tell([*members])
     mutual = [every for every in seen if all(seen[other] == every for other in every)]
     if mutual.count([*range(len(seen))]) == len(seen):
-        return SharedMemory(gloo, rank, seconds, [*members.values()])
+        return SharedMemory(gloo, rank, seconds, members)
     near = seen[rank]
     if len(near) < 2 or near not in mutual:
         return gloo
-    of_machine = SharedMemory(gloo, near.index(rank), seconds, [*members.values()])
-    return MixedWire(gloo, of_machine, near)
+    return MixedWire(gloo, SharedMemory(gloo, rank, seconds, members), near)
 
 
 class MixedWire:
     """`hotbed.dist.wire.Wire`. All ranks send over Gloo, also where nothing but a word crosses, so that each
     hears the words of all."""
 
-    def __init__(self, gloo: Wire, of_machine: SharedMemory, near: Sequence[int]) -> None:
+    def __init__(self, gloo: Gloo, of_machine: SharedMemory, near: Sequence[int]) -> None:
         """
         Args:
             gloo: between all ranks.
@@ -65,8 +64,9 @@ class MixedWire:
         return self._joined(self._gloo.reserve(self._crossing(sizes)), inside)
 
     def send(self, sizes: Sequence[int], word: int) -> tuple[list[Tensor], list[int]]:
+        end = self._gloo.begin(self._crossing(sizes), word)  # which takes longer
         inside, _ = self._of_machine.send([sizes[rank] for rank in self._near], word)
-        messages, words = self._gloo.send(self._crossing(sizes), word)
+        messages, words = end()
         return self._joined(messages, inside), words
 
     def gather(self, own: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from hotbed.dist.plan_table import PlanCost, RankLine, TableLine, printed
 from hotbed.dist.sizes import Load, RankSums, Sizes, TierSizes
 from hotbed.errors import PlanError
 from hotbed.files import Json
-from hotbed.sharding import Extent, Sharding, checked_world_size, sharding_of
+from hotbed.sharding import Extent, GridWise, Sharding, checked_world_size, sharding_of
 from hotbed.sharding.kind import LEAST_IDS
 from hotbed.tables import SUMMED, Table, part_of
 from hotbed.text import warn_renamed
@@ -198,7 +198,12 @@ class Plan:
         title = f"{len(self.tables):,} tables on {self.world_size:,} ranks, plan {self.digest[:12]}"
         notes = []
         if any(table.combiner in SUMMED for table in self.tables.values()):
-            split = f"{LEAST_IDS} (of tables cut by row {LEAST_IDS * self.world_size}) ids or more"
+            split = f"{LEAST_IDS} (of tables cut by row {LEAST_IDS * self.world_size}"
+            groups = {
+                len(k.groups or ()) for k in self.shardings.values() if isinstance(k, GridWise)
+            }
+            split += "".join(f", as a grid of {n} groups {LEAST_IDS * n}" for n in sorted(groups))
+            split += ") ids or more"
             notes.append(f"Bags of {split} are pooled by the ranks that keep their rows.")
         if self.cost is not None:
             notes.append(self.cost.said)

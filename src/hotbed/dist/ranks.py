@@ -120,14 +120,15 @@ class Ranks(LongWork):
         self._lost: PeerLost | None = None
         self.waiting = Waiting()
         self._reports = WaitReports(self.group, self.rank, self.size, timeout)
-        self._wire: Wire = Gloo(self.group, self.rank)
+        gloo = Gloo(self.group, self.rank)
+        self._wire: Wire = gloo
         own = [shared_memory, memory_host, local_world_size or 0]
         told = _int64([own]) if self.size == 1 else self.handshake("a distribution", own).values
         self.machines = Machines.agreed(self.rank, told[:, 2].tolist())
         if self.size > 1 and bool(told[:, 0].all()):
             tell = functools.partial(self.values_of_all, "a distribution")
             near = range(self.size) if self.machines is None else self.machines.here
-            self._wire = fastest_wire(self._wire, self.rank, patience, near, tell)
+            self._wire = fastest_wire(gloo, self.rank, patience, near, tell)
         self.hosts = tuple(torch.nonzero(told[:, 1]).flatten().tolist())
 
     @property

@@ -20,10 +20,6 @@ from hotbed.table.lookups import Call
 __all__ = ["RowsBatch", "RowsOfCall", "ShardedPendingGradient"]
 
 
-_MOST_KEPT = 2
-"""Rows of batches that are gone, kept for those to come."""
-
-
 class RowsOfCall:
     """Distinct ids of a call, whose rows are to come here. Attributes and methods are those of
     `hotbed.dist.parts.Asked`."""
@@ -57,16 +53,10 @@ class RowsOfCall:
         core = rows.batch(self._given, by_owner.counts, *positions)
         core.resolve(False, wanted, call.frozen)
         made = RowsBatch(core, call, wanted, kept=(rows, self._inverse))
-        weakref.finalize(made, _give_back, by_owner.layout.fetched, rows).atexit = False
+        weakref.finalize(made, by_owner.layout.give_back, rows).atexit = False
         if wanted:
             made.lookup = keep(ranks, made, answer)
         return made
-
-
-def _give_back(kept: list[_core.FetchedRows], rows: _core.FetchedRows) -> None:
-    """Keep the memory of rows that nobody reads any more."""
-    if len(kept) < _MOST_KEPT:
-        kept.append(rows)
 
 
 class RowsBatch(HostBatch):

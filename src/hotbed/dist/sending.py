@@ -45,8 +45,7 @@ def send_rows(
         in_core: as the core has them.
     """
     if layout.stored[0] and not layout.can_fail:
-        members = ranks if layout.members is None else among(layout, ranks)
-        return send_written(members, what, in_core, write)
+        return send_written(among(layout, ranks), what, in_core, write)
     travel = Travel(layout, layout.row_codecs, counts, stored=what == "rows")
     received: list[Tensor] = []
     fault: Exception | None = None

@@ -7,7 +7,7 @@ import mmap
 import os
 import secrets
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -48,10 +48,19 @@ class SharedMemory:
     The memory has no name, and goes with the last process that has it.
     """
 
-    def __init__(self, gloo: Wire, rank: int, seconds: float, members: list[Member]) -> None:
-        """`gloo`: for what is too large to be gathered. `seconds`: timeout. `members`: all ranks."""
+    def __init__(
+        self, gloo: Wire, rank: int, seconds: float, members: Mapping[int, Member]
+    ) -> None:
+        """
+        Args:
+            gloo: for what is too large to be gathered.
+            rank: of this process; one of `members`.
+            seconds: timeout.
+            members: by rank, rising. Messages are in their order.
+        """
         self._gloo, self._rank, self._seconds = gloo, rank, seconds
         self._members, self._own = members, members[rank]
+        self._at = list(members).index(rank)
         self._gathered = self._sent = 0
         self._begins: list[int] = []
 
@@ -69,11 +78,12 @@ class SharedMemory:
         said = torch.tensor([word, self._own.messages[at].size, *self._begins], device="cpu")
         reported = self._gather(_MESSAGES, said).tolist()
         received = []
-        for source, (size, (_, whole, *begins)) in enumerate(zip(sizes, reported, strict=True)):
+        every = zip(self._members.items(), sizes, reported, strict=True)
+        for (source, member), size, (_, whole, *begins) in every:
             if source == self._rank:
                 received.append(_NOTHING)
                 continue
-            memory, begin = self._members[source].messages[at], begins[self._rank]
+            memory, begin = member.messages[at], begins[self._at]
             memory.map(whole)  # it may have grown
             received.append(memory.bytes[begin : begin + size])
         self._sent += 1
@@ -93,14 +103,16 @@ class SharedMemory:
         self._own.numbers(at, own)[:] = own
         _core.raise_counter(self._own.counter, self._gathered)
         found = []
-        for rank, member in enumerate(self._members):
-            if rank != self._rank:
-                wait = member.counter, self._gathered, self._seconds, member.process
-                came = _core.wait_for_counter(*wait)
-                if came != _core.Waited.raised:
-                    raise Gone(f"rank {rank}: {_WHY[came]}")
-                if int(member.headings[at]) != heading:
-                    raise Gone(f"rank {rank}: it does something else than rank {self._rank}")
+        for rank, member in self._members.items():
+            if rank == self._rank:
+                found.append(own)
+                continue
+            wait = member.counter, self._gathered, self._seconds, member.process
+            came = _core.wait_for_counter(*wait)
+            if came != _core.Waited.raised:
+                raise Gone(f"rank {rank}: {_WHY[came]}")
+            if int(member.headings[at]) != heading:
+                raise Gone(f"rank {rank}: it does something else than rank {self._rank}")
             found.append(member.numbers(at, own))
         return torch.stack(found)
 

@@ -8,7 +8,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -75,24 +75,28 @@ class Gloo:
         return _messages(self._outgoing, self._whole, sizes)
 
     def send(self, sizes: Sequence[int], word: int) -> tuple[list[Tensor], list[int]]:
+        return self.begin(sizes, word, wait=self._awake is None)()
+
+    def begin(
+        self, sizes: Sequence[int], word: int, *, wait: bool = False
+    ) -> Callable[[], tuple[list[Tensor], list[int]]]:
+        """Begin to do as `send`. Return what waits for its end. `wait`: already now, inside of torch."""
         for at in _begins(self._whole):
             self._outgoing[at : at + WORD].view(torch.int64).fill_(word)
         outgoing, self._outgoing = self._outgoing, _core.block(0)
         whole = self._with_words(sizes)
         incoming = _core.block(sum(whole))
-        self._wait(
-            torch_dist.all_to_all_single(
-                incoming,
-                outgoing,
-                whole,
-                self._whole,
-                group=self._group,
-                async_op=self._awake is not None,
-            )
+        work = torch_dist.all_to_all_single(
+            incoming, outgoing, whole, self._whole, group=self._group, async_op=not wait
         )
-        words = [int(incoming[at : at + WORD].view(torch.int64)) for at in _begins(whole)]
-        words.insert(self._rank, word)
-        return _messages(incoming, whole, sizes), words
+
+        def end() -> tuple[list[Tensor], list[int]]:
+            self._wait(work)
+            words = [int(incoming[at : at + WORD].view(torch.int64)) for at in _begins(whole)]
+            words.insert(self._rank, word)
+            return _messages(incoming, whole, sizes), words
+
+        return end
 
     def gather(self, own: Tensor) -> Tensor:
         reported = [torch.empty_like(own) for _ in range(torch_dist.get_world_size(self._group))]
@@ -107,9 +111,8 @@ class Gloo:
         """Return when it is done. None: it is."""
         if work is None:
             return
-        assert self._awake is not None
         pause = _SHORTEST_PAUSE
-        while not work.is_completed():
+        while self._awake is not None and not work.is_completed():
             self._awake.release()
             time.sleep(pause)
             self._awake.acquire()
