@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from dist.test_new_codec import Flipped
+from dist.test_new_sharding import Backwards
 from dist.test_sharded import (
     DEALS,
     assert_same_rows,
@@ -20,7 +21,7 @@ from dist.worlds import run
 from torch.distributed.algorithms.join import Join
 
 import hotbed as hb
-from hotbed.dist import CODECS, PeerError, Plan, RowWise, TableWise
+from hotbed.dist import CODECS, PeerError, Plan, Replicated, RowWise, TableWise
 from hotbed.dist.by_machine import ByMachine
 from hotbed.dist.exchange import Fetched
 
@@ -71,7 +72,7 @@ def by_codecs(rank: int, world: int, form: str) -> None:
     optimizers = []
     for model, local in zip(models, (None, LOCAL), strict=True):
         plan = plan_of(model, "row", world)
-        shared(model, plan, local, rows=form, gradients="stored")
+        shared(model, plan, local, rows=form)
         optimizers.append(hb.optim.Adagrad(model.parameters(), lr=0.25))
     for number in range(3):
         batch = batch_of(number, slice(3 * rank, 3 * rank + 3))
@@ -89,6 +90,63 @@ def by_codecs(rank: int, world: int, form: str) -> None:
 @pytest.mark.parametrize("form", ["stored", "int8", "bfloat16"])
 def test_rows_have_the_bits_of_one_level(form: str) -> None:
     run(WORLD, by_codecs, form)
+
+
+def by_rounded_gradients(rank: int, world: int) -> None:
+    """Each id is asked for by one rank, so that machines have nothing to sum."""
+    models = [hb.EmbeddingCollection([hb.Table("item", 8, 90)], seed=1) for _ in range(2)]
+    optimizers = []
+    for model, local in zip(models, (None, LOCAL), strict=True):
+        shared(model, plan_of(model, "row", world), local, gradients="int8")
+        optimizers.append(hb.optim.SGD(model.parameters(), lr=0.25))
+    weights = torch.randn(20, 8, generator=torch.Generator().manual_seed(rank))
+    for _ in range(3):  # by whose number gradients are rounded
+        for model, optimizer in zip(models, optimizers, strict=True):
+            (model({"item": torch.arange(20) * world + rank})["item"] * weights).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert_same_rows(*models)
+
+
+def test_gradients_are_rounded_as_by_one_level() -> None:
+    run(WORLD, by_rounded_gradients)
+
+
+def mixed(rank: int, world: int) -> None:
+    """Tables of which some go by machine, in one call; one takes no new rows."""
+    tables = [
+        hb.Table("row", 4, 61, "sum"),
+        hb.Table("copy", 4, 61, "sum"),
+        hb.Table("named", 4, 61, "sum"),
+        hb.Table("frozen", 4, None, "sum"),
+    ]
+    whole, own = (hb.EmbeddingCollection(tables, seed=3) for _ in range(2))
+    kinds = {"row": RowWise(), "copy": Replicated(), "named": Backwards(), "frozen": RowWise()}
+    shared(own, Plan(tables, world, kinds), LOCAL)
+    chosen = [cast(Any, own.table(name)).place.by_machine for name in own.tables]
+    assert chosen == [True, False, False, True]
+    for model in (whole, own):
+        model.assign("frozen", [0, 1, 2], torch.ones(3, 4))
+        model.parameter("frozen").requires_grad_(False)
+    optimizers = [
+        hb.optim.Adagrad([m.parameter(name) for name in kinds if name != "frozen"], lr=0.25)
+        for m in (whole, own)
+    ]
+    for number in range(3):
+        ids = batch_of(number, slice(None))["item"][:, :1]
+        for model, optimizer, some, scale in zip(
+            (whole, own), optimizers, (ids, ids[3 * rank : 3 * rank + 3]), (1, world), strict=True
+        ):
+            vectors = model(dict.fromkeys(kinds, some))
+            (scale * torch.stack([v.sum() for v in vectors.values()]).sum()).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert_same_rows(own, whole)
+    assert own.count("frozen") == 3
+
+
+def test_tables_of_one_call_go_by_different_routes() -> None:
+    run(WORLD, mixed)
 
 
 class Refused(Exception):
@@ -111,6 +169,23 @@ class Breaking(Flipped):
 
 def refused(*given: object) -> None:
     raise Refused("here")
+
+
+def one_table(rank: int, world: int) -> None:
+    """The only table lies on rank 2, so ranks with odd numbers exchange no rows across, and hear of it."""
+    CODECS["rows"] = codec = Breaking()
+    model = hb.EmbeddingCollection([hb.Table("a", 4, 90)], seed=2)
+    shared(model, Plan(model.tables.values(), world, {"a": TableWise(2)}), LOCAL, rows="rows")
+    ids = {"a": torch.arange(5)}
+    codec.broken = "decode" if rank == 0 else ""
+    with pytest.raises(Refused if rank == 0 else PeerError, match="decode"):
+        model(ids)
+    codec.broken = ""
+    assert model(ids)["a"].shape == (5, 4)
+
+
+def test_a_fault_of_a_codec_is_raised_where_its_table_does_not_lie() -> None:
+    run(WORLD, one_table)
 
 
 FAULTS = ["encode rows", "decode rows", "encode gradients", "decode gradients", "sums", "copy_out"]

@@ -214,6 +214,10 @@ class _KeptByMachine(KeptLookup):
         self.layout, self.counts = sent.route.layout, sent.inside.by_owner.counts
         self._across = KeptRows(came.requests, came.owned, [0] * len(sent.route.table_of))
 
+    @property
+    def needs_seeds(self) -> bool:
+        return self._across.needs_seeds  # inside, nothing is encoded
+
     def ids_of(self, t: int) -> Tensor:
         return self._sent.inside.by_owner.of_table(t)
 

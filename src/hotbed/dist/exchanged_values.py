@@ -149,6 +149,11 @@ class KeptLookup(abc.ABC):
     first_slots: list[int]
     counts: list[int]
 
+    @property
+    def needs_seeds(self) -> bool:
+        """Return True if `give` reads `seeds`, as codecs encode gradients."""
+        return not self.layout.stored[1]
+
     @abc.abstractmethod
     def ids_of(self, t: int) -> Tensor:
         """(n,) int64 ids of one table, by their numbers."""

@@ -199,7 +199,7 @@ def _brought(
     steps: dict[int, int] = {}
     for at, lookup in enumerate(opened.waiting):
         position = lookup.layout.position
-        if not (steps or lookup.layout.stored[1]):  # else nothing is rounded
+        if lookup.needs_seeds and not steps:  # else nothing is rounded
             rules = [(live.place.number, live.rule) for live in tables]
             steps = {number: 0 if rule is None else rule.steps for number, rule in rules}
         seeds = [steps.get(number, 0) for number in position]
