@@ -32,6 +32,7 @@ SCENARIOS = (
     "exchange-bags",
     "exchange-bags-23gbs",
     "codecs",
+    "machines",
     "memory-hosts",
     "measured-plan",
     "simulate",
