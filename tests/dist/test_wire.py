@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import os
 import random
 import stat
@@ -119,6 +120,7 @@ def test_a_rank_that_no_other_sees_uses_gloo_alone() -> None:
 
 
 def unseen(rank: int, world: int, what: str) -> None:
+    gc.collect()  # what earlier tests in this process have left
     before = shared_files()
     with pytest.MonkeyPatch.context() as patch:
         made = None
@@ -191,6 +193,7 @@ def test_memory_of_another_user_is_not_seen() -> None:
 
 
 def goes(rank: int, world: int) -> None:
+    gc.collect()  # what earlier tests in this process have left
     before = shared_files()
     for _ in range(3):
         ranks: Any = Ranks()
