@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import multiprocessing
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 import torch
+from dist.worlds import STARTS
 from torch.utils.data import DataLoader
 
 import hotbed as hb
@@ -189,19 +189,32 @@ def fork_free(test: Any) -> Any:
 
 @fork_free
 @pytest.mark.parametrize("workers", [1, 3])
-@pytest.mark.parametrize("way", multiprocessing.get_all_start_methods()[:2])
+@pytest.mark.parametrize("way", ["fork", "forkserver"])
 def test_workers_give_the_same_batches_in_the_same_order(
     paths: list[Path], workers: int, way: str
 ) -> None:
+    context = {"fork": "fork", "forkserver": STARTS}[way]
     files = hb.data.open(paths, SCHEMA, 4, rows=(3, 98))
     assert len(rows_of(files)) == 95  # Arrow's threads run before the fork
-    loader = DataLoader(files, batch_size=None, num_workers=workers, multiprocessing_context=way)
+    loader = DataLoader(
+        files, batch_size=None, num_workers=workers, multiprocessing_context=context
+    )
     for _ in range(2):
         batches = list(loader)
         assert rows_of(batches) == list(range(3, 98)) and len(batches) == 24
     shuffled: ColumnFiles = hb.data.open(paths, SCHEMA, 4, shuffle=8, seed=1)
-    loader = DataLoader(shuffled, batch_size=None, num_workers=workers, multiprocessing_context=way)
+    loader = DataLoader(
+        shuffled, batch_size=None, num_workers=workers, multiprocessing_context=context
+    )
     assert sorted(rows_of(loader)) == list(range(100))
+
+
+@fork_free
+def test_a_worker_that_has_imported_nothing_gives_the_same_batches(paths: list[Path]) -> None:
+    files = hb.data.open(paths, SCHEMA, 4, rows=(3, 98))
+    loader = DataLoader(files, batch_size=None, num_workers=1, multiprocessing_context="spawn")
+    batches = list(loader)
+    assert rows_of(batches) == list(range(3, 98)) and len(batches) == 24
 
 
 class StopAfter(hb.train.Callback):

@@ -1,10 +1,9 @@
 """The real rows, read in place."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
+import launching
 import pytest
 import torch
 
@@ -17,12 +16,11 @@ def test_data_that_are_promised_and_missing_are_no_reason_to_skip(
     tmp_path: Path, there: str
 ) -> None:
     (tmp_path / there).mkdir(exist_ok=True)
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", f"{__file__}::test_the_whole_log"],
-        env={**os.environ, "HOTBED_SHARED": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=300,
+    done = launching.run(
+        launching.python,
+        ["-m", "pytest", "-q", f"{__file__}::test_the_whole_log"],
+        tmp_path / "said",
+        {**os.environ, "HOTBED_SHARED": str(tmp_path)},
     )
     assert done.returncode == 1
     assert "no real data: " in done.stdout and str(tmp_path) in done.stdout
