@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import importlib
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,6 +27,26 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 settings.load_profile("hotbed")
+
+# Kernels are interpreted where torch sees no CUDA device. Triton reads it when it is imported, which other
+# libraries may do before a test.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
+MANY = 100
+"""Tests, among which one surely makes an optimizer."""
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Spare the garbage collector all modules, which it else looks through whenever a test calls it."""
+    if len(session.items) > MANY:
+        importlib.import_module("torch._dynamo")  # as the first optimizer of a process does
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # else bindings report, at the end of the process, that functions of modules leak
 
 
 @pytest.fixture(scope="session")

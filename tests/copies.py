@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -34,6 +35,7 @@ def in_a_copy(function: Callable[..., Any], *arguments: Any, seconds: float = 30
 
 
 def _tell(pipe: Connection, function: Callable[..., Any], *arguments: Any) -> None:
+    gc.freeze()  # what the process was begun with
     try:
         told = True, function(*arguments)
     except BaseException:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import multiprocessing
 import os
 import runpy
@@ -100,6 +101,7 @@ def run(
 
 
 def _begin(command: Command, arguments: list[str], said: Path, environment: dict[str, str]) -> None:
+    gc.freeze()  # what the process was begun with
     os.environ.clear()
     os.environ.update(environment)
     said.mkdir(parents=True, exist_ok=True)

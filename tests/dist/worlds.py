@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import os
 import tempfile
 import traceback
@@ -81,6 +82,7 @@ def _begun() -> tuple[Any, Connection]:
 
 
 def _work(pipe: Connection) -> None:
+    gc.freeze()  # what the process was begun with
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     while True:
