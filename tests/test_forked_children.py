@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from attacks.harness import in_forked_child
+from effort import examples
 
 import hotbed as hb
 
@@ -15,7 +16,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning"),
 ]
 
-STEPS = 20
+STEPS = examples(10, soak=20)
 CHUNK = 50_000
 
 
@@ -80,7 +81,7 @@ def test_a_child_finds_whole_rows(change: Callable[..., None], counting: bool) -
     try:
         for step in range(STEPS):
             asked.release()
-            sum(range(step * 5_000))  # a while
+            sum(range(step * 10_000))  # a while
             in_forked_child(child)
             done.acquire()
     finally:

@@ -125,7 +125,7 @@ def check_batch(collection: hb.EmbeddingCollection, batch: list[Feature], keyed:
             torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)
 
 
-@settings(max_examples=examples(800, 75_000))
+@settings(max_examples=examples(400, 75_000))
 @given(collections(), st.booleans())
 def test_a_right_batch_answers_as_the_twin(
     made: tuple[hb.EmbeddingCollection, list[Feature]], keyed: bool
@@ -224,7 +224,7 @@ def _break(collection: hb.EmbeddingCollection, batch: list[Feature], rng: random
     return inputs, ([repr(name), says] if says != "batch of" else [says, str(size)])
 
 
-@settings(max_examples=examples(300, 25_000))
+@settings(max_examples=examples(200, 25_000))
 @given(collections(), st.integers(0, 2**32))
 def test_a_wrong_batch_is_refused_and_changes_nothing(
     made: tuple[hb.EmbeddingCollection, list[Feature]], seed: int

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from effort import examples
 from torch import Tensor
 
 import hotbed as hb
@@ -19,6 +20,8 @@ from hotbed.table.backward import leave
 from hotbed.table.locks import alone, together
 
 IDS = 40_000
+STEPS = examples(12, soak=50)
+"""Of a training beside which somebody reads, and as many writes."""
 
 
 @pytest.fixture(params=[0.005, 1e-6], ids=["usual turns", "short turns"], autouse=True)
@@ -102,13 +105,13 @@ def test_a_forward_beside_a_training_sees_one_step(place: str) -> None:
         seen.add(values[0])
 
     def train() -> None:
-        data = [_everything() for _ in range(25)]
+        data = [_everything() for _ in range(STEPS)]
         for batch in hb.lookahead(data, model) if place == "look-ahead" else data:
             _step(model, optimizer, batch)
 
     _beside(2, look, train)
     look()
-    assert max(seen) == 25 * 4
+    assert max(seen) == STEPS * 4
 
 
 def _twin_that_shares(model: hb.EmbeddingCollection) -> hb.EmbeddingCollection:
@@ -188,7 +191,7 @@ def test_a_forward_beside_a_write_sees_all_or_nothing_of_it(place: str, write: s
         assert len(values) == 1, values
 
     def change() -> None:
-        for at in range(20):
+        for at in range(STEPS):
             if write == "assign":
                 model.assign("a", ids, torch.full((IDS, 8), float(at)))
             elif write == "load":
@@ -211,7 +214,7 @@ def test_rows_and_state_dicts_beside_a_training_are_of_one_step() -> None:
         assert len(model.state_dict()["b"].unique()) == 1
 
     def train() -> None:
-        for _ in range(15):
+        for _ in range(STEPS):
             _step(model, optimizer, _everything())
 
     _beside(1, look, train)
@@ -231,7 +234,7 @@ def test_a_copy_beside_a_training_is_of_one_step(place: str, copied: Callable[[A
             assert len(made.rows(name).values.unique()) == 1
 
     def train() -> None:
-        for _ in range(15):
+        for _ in range(STEPS):
             _step(model, optimizer, _everything())
 
     _beside(1, look, train)

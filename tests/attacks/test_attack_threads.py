@@ -109,7 +109,7 @@ class Owner:
 def test_a_server_beside_a_training_sees_the_rows_of_one_step(
     tmp_path: Any, place: str, options: str
 ) -> None:
-    for seed in seeds(0.3 / 12, usual=2):
+    for seed in seeds(0.3 / 12, usual=1):
         with attack(seed) as chance:
             rule = chance.choice(sorted(history.RULES))
             data = batches(seed, STEPS)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ import pytest
 from checkpoint.disk_calls import BROKEN, FULL, at_call, die
 from checkpoint.small_models import made, train
 from checkpoint.whole_checkpoints import check_goes_on, names_in
+from copies import in_a_copy
 
 import hotbed as hb
 from hotbed.checkpoint import rows
@@ -54,12 +53,7 @@ def killed_at_every_call(folder: Path) -> None:
 
 @pytest.mark.process
 def test_a_process_killed_at_any_call_leaves_a_complete_checkpoint(quick_folder: Path) -> None:
-    here = str(Path(__file__).parent)
-    code = "import sys; sys.path[:0] = sys.argv[2:]; from pathlib import Path; import test_every_call as t"
-    run = f"{code}; t.killed_at_every_call(Path(sys.argv[1]))"
-    subprocess.run(
-        [sys.executable, "-c", run, str(quick_folder), here, str(Path(here).parent)], check=True
-    )
+    in_a_copy(killed_at_every_call, quick_folder)
     shutil.rmtree(quick_folder / "first")
     steps = []
     for path in sorted(quick_folder.iterdir(), key=lambda path: int(path.name)):

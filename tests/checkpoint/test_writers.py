@@ -117,7 +117,7 @@ def is_part(
     return True
 
 
-@settings(max_examples=examples(40, 600))
+@settings(max_examples=examples(20, 600))
 @given(
     static=st.booleans(),
     dim=st.sampled_from([1, 2, 5]),
