@@ -20,6 +20,7 @@ using TableTuple =
     std::tuple<std::string, int64_t, DType, std::optional<OwnerRule>, std::optional<int64_t>>;
 using ShardTuple = std::tuple<int, int, bool, int64_t, int64_t, int64_t, int64_t, int>;
 using WireTuple = std::tuple<WireForm, DType, int64_t, int64_t, Address, Address, bool, uint64_t>;
+using PartTuple = std::tuple<const Exchange*, Address, std::vector<Address>>;
 using GivenTuple = std::tuple<Address, Address, int64_t, int64_t>;
 
 std::shared_ptr<ExchangeLayout> make_layout(int rank, int ranks,
@@ -323,6 +324,20 @@ void bind_exchange(nb::module_& module) {
             rows.read(exchange, pointer<int64_t>(ordered), pointers<void>(messages));
           },
           "exchange"_a, "ordered"_a, "messages"_a, Unlocked())
+      .def(
+          "read_parts",
+          [](FetchedRows& rows, const Exchange& exchange, Address ordered,
+             const std::vector<PartTuple>& tuples) {
+            std::vector<PartOfRows> parts;
+            for (const auto& [part, row_at, messages] : tuples) {
+              parts.push_back({*part, pointer<int64_t>(row_at), pointers<void>(messages)});
+            }
+            nb::gil_scoped_release unlocked;
+            rows.read(exchange, pointer<int64_t>(ordered), parts);
+          },
+          "exchange"_a, "ordered"_a, "parts"_a,
+          "Parts are (exchange, address of the positions of its ids among those of each table, "
+          "messages), and together have each id once.")
       .def(
           "batch",
           [](const FetchedRows& rows, const Batch& given, const std::vector<int64_t>& counts,

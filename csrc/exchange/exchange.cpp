@@ -21,8 +21,8 @@ int64_t element(DType dtype, bool stored) {
 
 bool widened(DType dtype) { return element(dtype, true) != element(dtype, false); }
 
-// Rows that are copied: row i from row_of[i], -1 being zeros; or, where row_of is nullptr, from row
-// i.
+// Rows that are copied: row i from row_of[i], -1 being zeros, to row_at[i]; where these are
+// nullptr, from or to row i.
 struct Copied {
   const uint8_t* from;  // nullptr: zeros
   int64_t from_stride;
@@ -31,19 +31,22 @@ struct Copied {
   int64_t bytes;  // of each row
   int64_t rows;
   const int64_t* row_of = nullptr;
+  const int64_t* row_at = nullptr;
 };
 
 void copy(const Copied& c) {
-  if (c.from && !c.row_of && c.from_stride == c.bytes && c.to_stride == c.bytes) {
+  bool in_order = !c.row_of && !c.row_at;
+  if (c.from && in_order && c.from_stride == c.bytes && c.to_stride == c.bytes) {
     if (c.rows) std::memcpy(c.to, c.from, c.rows * c.bytes);
     return;
   }
   for (int64_t i = 0; i < c.rows; ++i) {
     int64_t row = c.row_of ? c.row_of[i] : i;
+    uint8_t* to = c.to + (c.row_at ? c.row_at[i] : i) * c.to_stride;
     if (!c.from || row < 0) {
-      std::memset(c.to + i * c.to_stride, 0, c.bytes);
+      std::memset(to, 0, c.bytes);
     } else {
-      std::memcpy(c.to + i * c.to_stride, c.from + row * c.from_stride, c.bytes);
+      std::memcpy(to, c.from + row * c.from_stride, c.bytes);
     }
   }
 }
@@ -62,7 +65,11 @@ void copy_all(const std::vector<Copied>& wanted) {
     for (int64_t first = 0; first < c.rows; first += most) {
       Copied task = c;
       task.rows = std::min(most, c.rows - first);
-      task.to += first * c.to_stride;
+      if (c.row_at) {
+        task.row_at += first;
+      } else {
+        task.to += first * c.to_stride;
+      }
       if (c.row_of) {
         task.row_of += first;
       } else if (c.from) {
@@ -259,7 +266,8 @@ void Exchange::narrow(const void* wide, const Messages& messages) const {
   }
 }
 
-void Exchange::read_rows(const Messages& messages, const std::vector<void*>& out) const {
+void Exchange::read_rows(const Messages& messages, const std::vector<void*>& out,
+                         const int64_t* row_at) const {
   std::vector<Copied> copied;
   for (int r = 0; r < layout->ranks; ++r) {
     const uint8_t* from = bytes(messages[r]);
@@ -268,9 +276,11 @@ void Exchange::read_rows(const Messages& messages, const std::vector<void*>& out
       const ExchangedShard& shard = layout->shards[s];
       const ExchangedTable& table = layout->tables[shard.table];
       int64_t size = element(table.dtype, true), stride = table.dim * size;
-      uint8_t* to = bytes(out[shard.table]) + begin(layout->rank, s) * stride + shard.column * size;
-      int64_t part = shard.width * size;
-      copied.push_back({from, part, to, stride, part, count(layout->rank, s)});
+      int64_t first = begin(layout->rank, s), part = shard.width * size;
+      uint8_t* to = bytes(out[shard.table]) + shard.column * size;
+      const int64_t* at = row_at ? row_at + asked_at_[shard.table] + first : nullptr;
+      if (!at) to += first * stride;
+      copied.push_back({from, part, to, stride, part, count(layout->rank, s), nullptr, at});
       from += piece_bytes(layout->rank, s, true);
     }
   }
@@ -348,6 +358,16 @@ std::vector<Vectors> Exchange::given_places(const std::vector<bool>& chosen, boo
 // --------------------------------------------------------------------------------
 
 void FetchedRows::read(const Exchange& exchange, const int64_t* ordered, const Messages& messages) {
+  exchange.read_rows(messages, room_for(exchange, ordered));
+}
+
+void FetchedRows::read(const Exchange& exchange, const int64_t* ordered,
+                       const std::vector<PartOfRows>& parts) {
+  std::vector<void*> out = room_for(exchange, ordered);
+  for (const PartOfRows& part : parts) part.exchange.read_rows(part.messages, out, part.row_at);
+}
+
+std::vector<void*> FetchedRows::room_for(const Exchange& exchange, const int64_t* ordered) {
   std::vector<void*> out;
   for (size_t t = 0; t < tables_.size(); ++t) {
     const ExchangedTable& spec = layout_->tables[t];
@@ -368,7 +388,7 @@ void FetchedRows::read(const Exchange& exchange, const int64_t* ordered, const M
     table->set_padding(padding);
     out.push_back(table->weights());
   }
-  exchange.read_rows(messages, out);
+  return out;
 }
 
 std::shared_ptr<Batch> FetchedRows::batch(const Batch& given, const std::vector<int64_t>& counts,

@@ -64,8 +64,10 @@ class Exchange {
   std::vector<Vectors> row_places(const Messages& messages, void* wide) const;
   int64_t wide_bytes() const;
   void narrow(const void* wide, const Messages& messages) const;
-  // Writes the (asked, dim) rows of a table, as they are stored.
-  void read_rows(const Messages& messages, const std::vector<void*>& out) const;
+  // Writes the (asked, dim) rows of each table, as they are stored. `row_at`: for each id asked
+  // for, the number of its row there; nullptr: they are in order.
+  void read_rows(const Messages& messages, const std::vector<void*>& out,
+                 const int64_t* row_at = nullptr) const;
 
   // -- rows, or their gradients, to the owners ---------------------------------------------------
   // `chosen`: for each table whether something travels. `stored`: as rows are, not gradients.
@@ -96,6 +98,14 @@ class Exchange {
   std::vector<int64_t> asked_at_;  // where the ids of each table begin in those of this rank
 };
 
+// Rows of some of the ids that a batch asks for: `row_at` are their positions among those of each
+// table.
+struct PartOfRows {
+  const Exchange& exchange;
+  const int64_t* row_at;
+  Messages messages;
+};
+
 // Rows that came for one batch, in tables that a Batch can read.
 class FetchedRows {
  public:
@@ -104,6 +114,8 @@ class FetchedRows {
 
   // `ordered`: the ids of this rank. Throws OutOfMemory.
   void read(const Exchange& exchange, const int64_t* ordered, const Messages& messages);
+  // Rows that came in parts, which together have each of the exchange's ids once.
+  void read(const Exchange& exchange, const int64_t* ordered, const std::vector<PartOfRows>& parts);
   // `given` over these rows: `inverse` and `new_positions` are of distinct_ids() and
   // order_by_owner(), and `inverse` becomes the positions of its ids in these tables, which the
   // batch goes on reading.
@@ -111,6 +123,8 @@ class FetchedRows {
                                const int64_t* new_positions, int64_t* inverse) const;
 
  private:
+  std::vector<void*> room_for(const Exchange& exchange, const int64_t* ordered);
+
   std::shared_ptr<const ExchangeLayout> layout_;
   std::vector<std::shared_ptr<Table>> tables_;
 };

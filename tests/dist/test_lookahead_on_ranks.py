@@ -68,7 +68,7 @@ class Model(torch.nn.Module):
 
 
 def distributed(
-    world: int, shard: str, folder: str | None, name: str, timeout: float = 30
+    world: int, shard: str, folder: str | None, name: str, timeout: float = 30, **options: Any
 ) -> Model:
     storage = None
     if folder is not None:
@@ -76,7 +76,7 @@ def distributed(
     model = Model(storage)
     specs = model.embeddings.tables
     kinds = {table: SHARDINGS[shard](world) for table in specs}
-    hb.distribute(model, Plan([*specs.values()], world, kinds), timeout=timeout)
+    hb.distribute(model, Plan([*specs.values()], world, kinds), timeout=timeout, **options)
     return model
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from pathlib import Path
 
 import numpy as np
@@ -74,7 +76,8 @@ def measures(rank: int, world: int, folder: str) -> None:
         vars(measuring).update(_ROUNDS=1, _ITERATIONS=1, _BATCHES=2, PROBES=measuring.PROBES[::5])
     found = hb.dist.measure(ssd=folder)
     found.write(f"{folder}/{rank}.toml")
-    assert found.ssd_row > 0 and found.forward_call > 0 and found.step_call > 0
+    assert all(0 <= value < math.inf for value in dataclasses.astuple(found))
+    assert found.ssd_row > 0  # what is fitted may find one of two to cost nothing
 
 
 @pytest.mark.process

@@ -113,6 +113,9 @@ class BagsOfCall:
         assert self._requests is not None
         return [OwnedInputs(self._layout, self._requests.bags_here, self._call.frozen)]
 
+    def by_rows(self) -> list[NoReturn]:
+        return []
+
     def use(self, call: Call, given: _core.Batch) -> None:
         """`given` is not read: these are copies of its ids."""
         self._call = call

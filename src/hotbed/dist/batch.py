@@ -96,15 +96,19 @@ class ShardedLookups(Lookups):
             check(given, call)
         asked: Asked | None = None
         if ahead is not None:
-            values, ended = tell([ahead.round, *modes, *[0] * room_of(call, places)])
+            values, ended = tell([*ahead.numbers(), *modes, *[0] * room_of(call, places)])
             refuse_other_modes(values, ended, ranks.rank, len(modes))
             if bool((values[:, 0] == ahead.round).all()):
                 asked = ahead.asked
                 asked.use(call, given)
+                ahead.hear(values)
         if asked is None:
             asked, numbers = agree(ranks, call, given, places, modes, tell)
             asked.send(ranks, numbers)
+        before = len(ranks.waiting.lookups)
         made = asked.fetch(wanted)
+        if ahead is not None and asked is ahead.asked and wanted:
+            ahead.send_rows_of_next(ranks.waiting.lookups[before:])
         if wanted and ranks.waiting.to_be_merged:
             made.copy_messages()
             merge(ranks)

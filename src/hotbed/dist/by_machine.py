@@ -16,11 +16,9 @@ from torch import Tensor
 
 from hotbed import _core
 from hotbed.dist.exchange import (
-    Answer,
     Fetched,
     Given,
     KeptRows,
-    Sent,
     fetch,
     ids_here,
     order_by_owner,
@@ -29,6 +27,7 @@ from hotbed.dist.exchange import (
     send_ids,
 )
 from hotbed.dist.exchanged_values import (
+    Answer,
     Gathering,
     IdsByOwner,
     KeptLookup,
@@ -39,6 +38,8 @@ from hotbed.dist.layout import LaidShard, LaidTable, Layout
 from hotbed.dist.ranks import Ranks
 from hotbed.dist.raw import Messenger
 from hotbed.dist.row_codecs import CODECS, Codecs
+from hotbed.dist.rows_ahead import SentInParts
+from hotbed.dist.rows_batch import Sent
 from hotbed.dist.sending import addresses, among, send_written
 from hotbed.dist.shards import ShardedPlace
 from hotbed.places.host.batch import FlatIds
@@ -54,7 +55,7 @@ _STORED = Codecs(CODECS["stored"], CODECS["stored"])
 
 
 class ByMachine:
-    """`hotbed.dist.exchange.Route` by way of a rank of the own machine.
+    """`hotbed.dist.rows_batch.Route` by way of a rank of the own machine.
 
     Attributes:
         layout: of what is exchanged inside: each shard is asked of the local rank of its owner.
@@ -145,7 +146,7 @@ def _alone(number: int, one: LaidShard, machine: int, codecs: Codecs) -> LaidTab
 
 
 class _SentByMachine(NamedTuple):
-    """`hotbed.dist.exchange.Sent`."""
+    """`hotbed.dist.rows_batch.Sent`."""
 
     route: ByMachine
     inside: Requests
@@ -160,6 +161,13 @@ class _SentByMachine(NamedTuple):
     def owned(self, frozen: Sequence[int]) -> OwnedInputs:
         route = self.route
         return OwnedInputs(route.across, ids_here(self.across), route.frozen_across(frozen))
+
+    @property
+    def requests(self) -> Requests:
+        return self.inside
+
+    def in_parts(self, messenger: Gathering, before: Requests) -> SentInParts | None:
+        return None
 
     def fetch(self, ranks: Ranks, frozen: Sequence[int], training: bool, wanted: bool) -> Answer:
         route, inside = self.route, self.inside.core
@@ -183,7 +191,7 @@ class _SentByMachine(NamedTuple):
 
 
 class _FetchedByMachine(NamedTuple):
-    """`hotbed.dist.exchange.Answer`."""
+    """`hotbed.dist.exchanged_values.Answer`."""
 
     fetched: Fetched
     sent: _SentByMachine

@@ -100,9 +100,9 @@ def of_plan(shardings: Mapping[str, Sharding]) -> Declaration:
 
 
 def of_arguments(
-    codecs: Mapping[str, str], ddp: Mapping[str, object], tables: Iterable[Table]
+    codecs: Mapping[str, str], ddp: Mapping[str, object], tables: Iterable[Table], prefetch: int
 ) -> Declaration:
-    """Declare the forms in which rows travel, and options of DistributedDataParallel.
+    """Declare the forms in which rows travel, options of DistributedDataParallel, and `prefetch`.
 
     Args:
         codecs: names by what travels so.
@@ -111,6 +111,7 @@ def of_arguments(
     dtypes = {(t.dim, dtype) for t in tables for dtype in (t.dtype, t.compute_dtype)}
     shapes = sorted((dim, str(dtype), dtype) for dim, dtype in dtypes)
     values = {f"ddp={{{name!r}: ...}}": in_words(value) for name, value in ddp.items()}
+    values["prefetch"] = in_words(prefetch)
     for what, name in codecs.items():
         codec = CODECS[name]
         values[f"the codec of {what}"] = f"{name}: {in_words(type(codec))}"

@@ -93,6 +93,7 @@ def distribute(
     gradients: str = "stored",
     memory_host: bool = False,
     local_world_size: int | None = None,
+    prefetch: int = 0,
     ddp: Mapping[str, Any] | None = None,
 ) -> nn.Module:
     """Train one model by all processes of the default process group.
@@ -124,6 +125,8 @@ def distribute(
             Gradients are means over the others; rank 0 is one of these.
         local_world_size: ranks on each machine, which lie side by side. Where there are several machines, the
             ids that ranks of one ask for are brought together before they cross to another.
+        prefetch: 1: under `hotbed.lookahead`, rows of the next batch travel while this one computes, but for
+            those that its step changes; results are the same.
         ddp: arguments of DistributedDataParallel, such as ``{"find_unused_parameters": True}``.
 
     Raises:
@@ -145,6 +148,8 @@ def distribute(
         )
     if not isinstance(shared_memory, bool):
         raise TableError(f"shared_memory must be True or False, got {shared_memory!r}.")
+    if isinstance(prefetch, bool) or prefetch not in (0, 1):
+        raise TableError(f"prefetch must be 0 or 1, got {prefetch!r}.")
     seconds = _checked_timeout(timeout)
     if not isinstance(memory_host, bool):
         raise TableError(f"memory_host must be True or False, got {memory_host!r}.")
@@ -160,6 +165,10 @@ def distribute(
             raise TableError(
                 f"timeout must be seconds above 0, at most {_LONGEST:,}, got {timeout!r}."
             )
+        if prefetch and ranks.hosts:
+            raise TableError(
+                "prefetch=1 needs ranks that all look ahead, and memory hosts have no loader."
+            )
         refuse_options(ddp or {})
         codecs_of(rows, gradients)
         chosen = _chosen(model, plan, ranks)
@@ -170,12 +179,12 @@ def distribute(
             wire_of(spec, rows, gradients)
             for what, name in zip(("rows", "gradients"), spec.wire or (), strict=False):
                 named[f"{what} of table {spec.name!r}"] = name
-        declared = of_arguments(named, ddp or {}, specs)
+        declared = of_arguments(named, ddp or {}, specs, prefetch)
     ranks.handshake("a distribution", declared=declared)
     check_tables(model, chosen, ranks)
     with ranks.listening("hotbed.distribute"):
         dense = averaged_dense(model, ranks, ddp or {})  # which may yet refuse its options
-    share_tables(model, chosen, ranks, rows, gradients)
+    share_tables(model, chosen, ranks, rows, gradients, prefetch)
     replace_forward(model, ranks, dense)
     if chosen is not None:
         CompareLoads(ranks).watch(model)
@@ -239,12 +248,13 @@ def share_tables(
     ranks: Ranks,
     rows: str = "stored",
     gradients: str = "stored",
+    prefetch: int = 0,
 ) -> None:
     """Give each rank its shards of every table of a model, with the rows that rank 0 has. Called by all
     ranks, which have called `check_tables` with the same.
 
     Args:
-        rows, gradients: as of `distribute`.
+        rows, gradients, prefetch: as of `distribute`.
 
     Raises:
         HotbedError: rows have no room on a rank.
@@ -257,8 +267,11 @@ def share_tables(
     told = ranks.handshake("a distribution", [in_tiers, *keys, *changed]).values
     _, *of_first = told[0].tolist()
     fault: HotbedError | None = None
-    looks_ahead = bool(told[:, 0].any()) and not ranks.hosts  # who have no loader to look into
-    lookups = ShardedLookups(ranks, PrefetchOnRanks(ranks) if looks_ahead else None)
+    some_ahead = prefetch > 0 or bool(told[:, 0].any())
+    prefetcher: PrefetchOnRanks | None = None
+    if some_ahead and not ranks.hosts:  # who have no loader to look into
+        prefetcher = PrefetchOnRanks(ranks, rows_ahead=prefetch > 0)
+    lookups = ShardedLookups(ranks, prefetcher)
     try:
         for (live, spec), key, has_rows in zip(
             tables.items(), of_first, of_first[len(tables) :], strict=False

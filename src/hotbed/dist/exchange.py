@@ -22,17 +22,16 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, Protocol, cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from hotbed import _core
 from hotbed.dist.exchanged_values import (
-    Gathering,
+    Answer,
     IdsByOwner,
     KeptLookup,
-    OwnedInputs,
     OwnedRows,
     Requests,
 )
@@ -48,13 +47,9 @@ from hotbed.table.live import LiveTable
 from hotbed.table.lookups import Call
 
 __all__ = [
-    "Answer",
-    "Direct",
     "Fetched",
     "Given",
     "KeptRows",
-    "Route",
-    "Sent",
     "fetch",
     "first_slots",
     "ids_here",
@@ -94,58 +89,6 @@ class Fetched:
     def kept(self, first_slots: list[int]) -> KeptLookup:
         """Return what brings gradients of these rows to their owners."""
         return KeptRows(self.requests, self.owned, first_slots)
-
-
-class Answer(Protocol):
-    """Rows that this rank has asked for: `Fetched`, or what came by another route."""
-
-    @property
-    def requests(self) -> Requests: ...
-    def copy_out(self) -> _core.FetchedRows: ...
-    def kept(self, first_slots: list[int]) -> KeptLookup: ...
-
-
-class Sent(Protocol):
-    """Ids that all ranks have sent on a route."""
-
-    def owned(self, frozen: Sequence[int]) -> OwnedInputs:
-        """Return what is asked of the shards of this rank. `frozen`: of the tables that are asked for."""
-
-    def fetch(self, ranks: Ranks, frozen: Sequence[int], training: bool, wanted: bool) -> Answer:
-        """Do as `fetch`. `wanted`: True if gradients may come."""
-
-
-class Route(Protocol):
-    """How ids come to the owners of their rows, and rows back.
-
-    Attributes:
-        layout: by which ids are ordered before they are sent.
-    """
-
-    @property
-    def layout(self) -> Layout: ...
-
-    def send(self, messenger: Gathering, by_owner: IdsByOwner, numbers: Tensor) -> Sent:
-        """Do as `send_ids`."""
-
-
-class Direct(NamedTuple):
-    """`Route` from each rank to each owner."""
-
-    layout: Layout
-
-    def send(self, messenger: Gathering, by_owner: IdsByOwner, numbers: Tensor) -> Sent:
-        return _SentDirectly(send_ids(messenger, by_owner, numbers))
-
-
-class _SentDirectly(NamedTuple):
-    requests: Requests
-
-    def owned(self, frozen: Sequence[int]) -> OwnedInputs:
-        return OwnedInputs(self.requests.by_owner.layout, ids_here(self.requests), frozen)
-
-    def fetch(self, ranks: Ranks, frozen: Sequence[int], training: bool, wanted: bool) -> Answer:
-        return fetch(ranks, self.requests, frozen, training)
 
 
 class Given(NamedTuple):

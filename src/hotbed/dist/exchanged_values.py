@@ -18,6 +18,7 @@ from hotbed.table.gradients import GradientRows
 from hotbed.table.live import LiveTable
 
 __all__ = [
+    "Answer",
     "Gathering",
     "IdsByOwner",
     "KeptLookup",
@@ -177,3 +178,12 @@ class KeptLookup(abc.ABC):
         Raises:
             TableError: rows were erased since the lookup.
         """
+
+
+class Answer(Protocol):
+    """Rows that this rank has asked for: `hotbed.dist.exchange.Fetched`, or what came by another route."""
+
+    @property
+    def requests(self) -> Requests: ...
+    def copy_out(self) -> _core.FetchedRows: ...
+    def kept(self, first_slots: list[int]) -> KeptLookup: ...

@@ -212,6 +212,7 @@ def _brought(
                 given[t] = of_own[at]
         if not any(chosen):
             continue
+        ranks.waiting.tell_of(lookup)
         try:
             found.add(lookup.give(ranks, given, chosen, seeds))
         except Exception as error:

@@ -20,11 +20,18 @@ from hotbed.dist.bags import (
     width,
 )
 from hotbed.dist.by_machine import ByMachine
-from hotbed.dist.exchange import Direct, Route, Sent, keep, no_ids
+from hotbed.dist.exchange import keep, no_ids
 from hotbed.dist.exchanged_values import Gathering, OwnedInputs, PendingOnRanks
 from hotbed.dist.layout import Layout
 from hotbed.dist.ranks import Ranks
-from hotbed.dist.rows_batch import RowsBatch, RowsOfCall, ShardedPendingGradient
+from hotbed.dist.rows_batch import (
+    Direct,
+    Route,
+    RowsBatch,
+    RowsOfCall,
+    Sent,
+    ShardedPendingGradient,
+)
 from hotbed.dist.shards import ShardedPlace
 from hotbed.places.host.batch import HostPendingGradient, OnHost, core_batch, places_in
 from hotbed.table.gradients import GradientShare
@@ -52,6 +59,9 @@ class Asked(Protocol):
 
     def owned(self) -> list[OwnedInputs]:
         """Return what ranks ask of the shards of this rank, in one lookup each. After `send`."""
+
+    def by_rows(self) -> list[RowsOfCall]:
+        """Return the parts that come as rows."""
 
     def use(self, call: Call, given: _core.Batch) -> None:
         """Fetch for a call with the same ids, whose batch `given` is."""
@@ -119,6 +129,9 @@ class PartsOfCall:
 
     def owned(self) -> list[OwnedInputs]:
         return [owned for part in self._parts for owned in part.asked.owned()]
+
+    def by_rows(self) -> list[RowsOfCall]:
+        return [rows for part in self._parts for rows in part.asked.by_rows()]
 
     def use(self, call: Call, given: _core.Batch) -> None:
         self._call = call

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import datetime
 import functools
 import weakref
 import zlib
 from collections.abc import Sequence
-from typing import cast
+from typing import NamedTuple, cast
 
+import torch.distributed as torch_dist
 from torch import Tensor
 
 from hotbed import _core
-from hotbed.dist.exchange import owned_call
-from hotbed.dist.exchanged_values import OwnedInputs
+from hotbed.dist.beside import Beside
+from hotbed.dist.exchange import live_shards, owned_call
+from hotbed.dist.exchanged_values import KeptLookup, OwnedInputs, Requests
+from hotbed.dist.layout import Layout
 from hotbed.dist.parts import Asked
 from hotbed.dist.ranks import Ranks
 from hotbed.dist.rounds import Rounds, RoundSession
+from hotbed.dist.rows_ahead import RowsAhead, SentInParts
 from hotbed.dist.shards import TableOnRanks
-from hotbed.dist.ways import agree, bits
+from hotbed.dist.waiting_gradients import waiting_of
+from hotbed.dist.ways import AHEAD, agree, bits
+from hotbed.dist.wire import Gloo, group_of
 from hotbed.errors import HotbedError
 from hotbed.inputs.bags import Bags
 from hotbed.places.host.batch import core_batch
@@ -36,11 +43,14 @@ class PrefetchOnRanks:
     Attributes:
         ranks: that share them.
         offers: batches whose ids have travelled, and that no forward has used.
+        beside: on which rows of the next batch travel; None: they come with its lookup.
     """
 
-    def __init__(self, ranks: Ranks) -> None:
-        """Called by all ranks."""
+    def __init__(self, ranks: Ranks, *, rows_ahead: bool = False) -> None:
+        """Called by all ranks. `rows_ahead`: whether rows of the next batch are sent ahead."""
         self.ranks = ranks
+        self.beside = _beside(self, ranks) if rows_ahead else None
+        self._travelled: dict[int, _Travelled] = {}
         self.offers: Offers[BatchOnRanks] = Offers()
         self._rounds = Rounds(ranks)
         self._window: weakref.ref[Window] | None = None
@@ -72,7 +82,28 @@ class PrefetchOnRanks:
 
     def ids_ahead(self) -> int | None:
         own = self.tiers
+        if not own and self.beside is not None:
+            return 1  # of one batch
         return sum(tiers.ids_ahead() for tiers in own) if own else None
+
+    def divide(self, rounds: Rounds, batch: BatchOnRanks) -> None:
+        """Find which rows can be sent while the batch before is trained on. Called by all ranks, on the
+        thread of the rounds."""
+        if self.beside is None:
+            return
+        parts = batch.asked.by_rows()
+        before = self._travelled.get(batch.digest)
+        requests = {part.layout: part.sent.requests for part in parts}
+        self._travelled[batch.digest] = _Travelled(weakref.ref(batch), requests)
+        if before is None:
+            return
+        for part in parts:
+            earlier = before.requests.get(part.layout)
+            made = None if earlier is None else part.divide(rounds, earlier)
+            if made is not None:
+                batch.in_parts.append((made, part.frozen))
+        if (present := before.batch()) is not None:
+            present.next = weakref.ref(batch)
 
     def open_window(self, window: Window) -> RoundSession:
         earlier = None if self._window is None else self._window()
@@ -97,6 +128,24 @@ class PrefetchOnRanks:
             tiers.count(waited, queue)
 
 
+class _Travelled(NamedTuple):
+    """The last batch whose ids have travelled."""
+
+    batch: weakref.ref[BatchOnRanks]
+    requests: dict[Layout, Requests]
+    """Of what comes as rows."""
+
+
+def _beside(owner: object, ranks: Ranks) -> Beside:
+    """Called by all ranks."""
+    assert ranks.group is not None
+    members = torch_dist.get_process_group_ranks(ranks.group)
+    wait = datetime.timedelta(seconds=ranks.timeout)
+    called = "hotbed.distribute"
+    group = group_of(owner, called, ranks.timeout, members, timeout=wait, backend="gloo")
+    return Beside(Gloo(group, ranks.rank), ranks.rank, ranks.size, ranks.sent, "rows ahead")
+
+
 class BatchOnRanks(ReadBatch):
     """A batch of this rank, whose ids travel in a round.
 
@@ -104,6 +153,10 @@ class BatchOnRanks(ReadBatch):
         round: in which they have; 0: not yet.
         asked: what they ask of the owners.
         digest: of the tables that it is about.
+        in_parts: what of it comes as rows, of which some can be sent while the batch before is trained on;
+            and the tables that take no new rows.
+        next: the batch behind it, once that one's ids have travelled.
+        rows_ahead: rows of it that were sent ahead.
     """
 
     asked: Asked
@@ -116,6 +169,10 @@ class BatchOnRanks(ReadBatch):
         numbers = [place.number for place in self._places]
         self.digest = zlib.crc32(repr((numbers, list(call.table_of))).encode())
         self.round = 0
+        self.in_parts: list[tuple[SentInParts, Sequence[int]]] = []
+        self.next: weakref.ref[BatchOnRanks] | None = None
+        self.rows_ahead: RowsAhead | None = None
+        self._following: BatchOnRanks | None = None
 
     def _keeps_ids(self, table: int) -> bool:
         return True
@@ -137,7 +194,47 @@ class BatchOnRanks(ReadBatch):
         ranks = self._prefetcher.ranks
         self.asked, numbers = agree(ranks, call, given, self._places, modes, tell)
         self.asked.send(rounds, numbers)
+        self._prefetcher.divide(rounds, self)
         self.round = rounds.count
+
+    def numbers(self) -> list[int]:
+        """Return what is told before the modes of its lookup, `hotbed.dist.ways.AHEAD` numbers."""
+        coming, following = self.rows_ahead, None if self.next is None else self.next()
+        if following is not None and following.can_send_rows():
+            self._following = following
+        then = 0 if self._following is None else self._following.round
+        return [self.round, int(coming is not None and coming.is_good), then]
+
+    def hear(self, values: Tensor) -> None:
+        """Take what all ranks have told in `numbers`, (ranks, n) int64, where all have told this round."""
+        told: list[list[int]] = values[:, 1:AHEAD].tolist()
+        if self.rows_ahead is not None and not all(good for good, _ in told):
+            self.rows_ahead.drop()
+        if len({then for _, then in told}) > 1:
+            self._following = None
+
+    def can_send_rows(self) -> bool:
+        """True if no rows change in the step of the batch before but those that it asks for."""
+        shards = [live for one, _ in self.in_parts for live in live_shards(one.layout)]
+        own = [waiting_of(cast(TableOnRanks, one)) for one in self.live]
+        return bool(
+            self.round
+            and self.in_parts
+            and not any(live.follows for live in shards)
+            and not any(one.collected for one in own)
+        )
+
+    def send_rows_of_next(self, lookups: Sequence[KeptLookup]) -> None:
+        """Send the next batch's rows ahead, where all ranks can. Called by all ranks.
+
+        Args:
+            lookups: of this batch.
+        """
+        following, self._following = self._following, None
+        beside = self._prefetcher.beside
+        if following is not None and beside is not None:
+            sent = following.in_parts
+            following.rows_ahead = RowsAhead(self._prefetcher.ranks, beside, sent, lookups)
 
     def announce(self) -> None:
         for inputs in self.asked.owned():

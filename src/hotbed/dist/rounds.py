@@ -13,15 +13,14 @@ import queue
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Protocol, cast
 
-import torch
 import torch.distributed as torch_dist
-from torch import Tensor
 
 from hotbed import _core
+from hotbed.dist.beside import Beside
 from hotbed.dist.errors import PeerError
 from hotbed.dist.ranks import Ranks
 from hotbed.dist.wire import Gloo, group_of
@@ -59,8 +58,8 @@ class Travels(Protocol):
         """
 
 
-class Rounds:
-    """`hotbed.dist.exchanged_values.Messenger`, on the thread of the rounds.
+class Rounds(Beside):
+    """Messages on the thread of the rounds.
 
     Attributes:
         count: rounds so far, the same on all ranks within a round.
@@ -74,15 +73,12 @@ class Rounds:
         group = group_of(
             self, "hotbed.distribute", ranks.timeout, members, timeout=_FOREVER, backend="gloo"
         )
-        self.rank, self.size = ranks.rank, ranks.size
-        self.timeout = ranks.timeout
-        self.count = 0
-        self._sent = ranks.sent
-        self._sent[_SENT] = 0  # whoever reads them while a round goes on finds the same names
         self._awake = threading.Lock()
         _awake[self._awake] = os.getpid()
-        self._wire = Gloo(group, self.rank, awake=self._awake)
-        self._own_message = torch.empty(0, dtype=torch.uint8, device="cpu")
+        wire = Gloo(group, ranks.rank, awake=self._awake)
+        super().__init__(wire, ranks.rank, ranks.size, ranks.sent, _SENT)
+        self.timeout = ranks.timeout
+        self.count = 0
         self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._since: float | None = None  # when the round began that waits
@@ -138,10 +134,9 @@ class Rounds:
         """Return what each rank has: its kind, number and digest. None: they do not meet any more."""
         if self._is_lost:
             return None
-        own = torch.tensor([kind, number, digest], dtype=torch.int64, device="cpu")
         self._since = time.monotonic()
         try:
-            told: list[list[int]] = self._wire.gather(own).tolist()
+            told: list[list[int]] = self.gather([kind, number, digest]).tolist()
         except RuntimeError:  # a rank is gone, of which the training hears in its own exchanges
             self.leave()
             return None
@@ -154,31 +149,6 @@ class Rounds:
         """Meet nobody any more; the others hear of it."""
         self._is_lost = True
         self._wire.leave()
-
-    # -- what travels ----------------------------------------------------------------------------
-
-    def gather(self, own: Sequence[int]) -> Tensor:
-        """(ranks, n) int64: the numbers of each rank."""
-        return self._wire.gather(torch.tensor(list(own), dtype=torch.int64, device="cpu"))
-
-    def reserve(self, sizes: Sequence[int]) -> list[Tensor]:
-        own = self.rank
-        self._sent[_SENT] += sum(sizes) - sizes[own]
-        messages = self._wire.reserve([*sizes[:own], 0, *sizes[own + 1 :]])
-        messages[own] = self._own_message = _core.block(sizes[own])
-        return messages
-
-    def send(
-        self, what: str, sizes: Sequence[int], fault: BaseException | None = None
-    ) -> list[Tensor]:
-        own = self.rank
-        messages, faults = self._wire.send([*sizes[:own], 0, *sizes[own + 1 :]], fault is not None)
-        if fault is not None:
-            raise fault
-        if any(faults):
-            raise PeerError(f"Rank {faults.index(1)} could not send {what}.")
-        messages[own] = self._own_message
-        return messages
 
 
 class RoundSession:

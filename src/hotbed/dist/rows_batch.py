@@ -1,28 +1,100 @@
-"""Distinct ids that a rank asks for, and a batch whose rows were fetched from their owners."""
+"""Distinct ids that a rank asks for, their ways to the owners, and a batch whose rows were fetched."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from hotbed import _core
-from hotbed.dist.exchange import Route, Sent, keep, order_by_owner
-from hotbed.dist.exchanged_values import Gathering, KeptLookup, OwnedInputs, PendingOnRanks
+from hotbed.dist.exchange import fetch, ids_here, keep, order_by_owner, send_ids
+from hotbed.dist.exchanged_values import (
+    Answer,
+    Gathering,
+    IdsByOwner,
+    KeptLookup,
+    OwnedInputs,
+    PendingOnRanks,
+    Requests,
+)
+from hotbed.dist.layout import Layout
 from hotbed.dist.ranks import Ranks
+from hotbed.dist.rows_ahead import SentInParts, divided
 from hotbed.places.host.batch import HostBatch, HostPendingGradient
 from hotbed.table.gradients import GradientRows
 from hotbed.table.lookups import Call
 
-__all__ = ["RowsBatch", "RowsOfCall", "ShardedPendingGradient"]
+__all__ = ["Direct", "Route", "RowsBatch", "RowsOfCall", "Sent", "ShardedPendingGradient"]
+
+
+class Sent(Protocol):
+    """Ids that all ranks have sent on a route.
+
+    Attributes:
+        requests: what came of the first exchange of them.
+    """
+
+    @property
+    def requests(self) -> Requests: ...
+
+    def owned(self, frozen: Sequence[int]) -> OwnedInputs:
+        """Return what is asked of the shards of this rank. `frozen`: of the tables that are asked for."""
+
+    def fetch(self, ranks: Ranks, frozen: Sequence[int], training: bool, wanted: bool) -> Answer:
+        """Do as `hotbed.dist.exchange.fetch`. `wanted`: True if gradients may come."""
+
+    def in_parts(self, messenger: Gathering, before: Requests) -> SentInParts | None:
+        """Return the same ids, of which owners know which ones `before` asks for, too. Called by all ranks;
+        None on all: rows do not come in parts on this route."""
+
+
+class Route(Protocol):
+    """How ids come to the owners of their rows, and rows back.
+
+    Attributes:
+        layout: by which ids are ordered before they are sent.
+    """
+
+    @property
+    def layout(self) -> Layout: ...
+
+    def send(self, messenger: Gathering, by_owner: IdsByOwner, numbers: Tensor) -> Sent:
+        """Do as `hotbed.dist.exchange.send_ids`."""
+
+
+class Direct(NamedTuple):
+    """`Route` from each rank to each owner."""
+
+    layout: Layout
+
+    def send(self, messenger: Gathering, by_owner: IdsByOwner, numbers: Tensor) -> Sent:
+        return _SentDirectly(send_ids(messenger, by_owner, numbers))
+
+
+class _SentDirectly(NamedTuple):
+    requests: Requests
+
+    def owned(self, frozen: Sequence[int]) -> OwnedInputs:
+        return OwnedInputs(self.requests.by_owner.layout, ids_here(self.requests), frozen)
+
+    def fetch(self, ranks: Ranks, frozen: Sequence[int], training: bool, wanted: bool) -> Answer:
+        return fetch(ranks, self.requests, frozen, training)
+
+    def in_parts(self, messenger: Gathering, before: Requests) -> SentInParts | None:
+        return SentInParts(self.requests, divided(messenger, before, self.requests))
 
 
 class RowsOfCall:
     """Distinct ids of a call, whose rows are to come here. Attributes and methods are those of
-    `hotbed.dist.parts.Asked`."""
+    `hotbed.dist.parts.Asked`.
+
+    Attributes:
+        layout: of its tables.
+        frozen: positions of those that take no new rows.
+    """
 
     def __init__(self, ranks: Ranks, call: Call, given: _core.Batch, route: Route) -> None:
         """`given`: the checked batch of the call; `route`: to the owners of its tables."""
@@ -32,14 +104,29 @@ class RowsOfCall:
         counts = _core.distinct_ids(given, ids.data_ptr(), self._inverse.data_ptr())
         self._by_owner = order_by_owner(route.layout, ids, counts)
         self._sent: Sent | None = None
+        self.layout, self.frozen = route.layout, call.frozen
         self.numbers = self._by_owner.counts_to_owners
+
+    @property
+    def sent(self) -> Sent:
+        """Return the ids, after `send`."""
+        assert self._sent is not None
+        return self._sent
 
     def send(self, messenger: Gathering, numbers: Tensor) -> None:
         self._sent = self._route.send(messenger, self._by_owner, numbers)
 
     def owned(self) -> list[OwnedInputs]:
-        assert self._sent is not None
-        return [self._sent.owned(self._call.frozen)]
+        return [self.sent.owned(self.frozen)]
+
+    def by_rows(self) -> list[RowsOfCall]:
+        return [self]
+
+    def divide(self, messenger: Gathering, before: Requests) -> SentInParts | None:
+        """Do as `hotbed.dist.rows_batch.Sent.in_parts`, after `send`."""
+        made = self.sent.in_parts(messenger, before)
+        self._sent = made or self._sent
+        return made
 
     def use(self, call: Call, given: _core.Batch) -> None:
         self._call, self._given = call, given

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from torch import Tensor
 
+from hotbed.dist.beside import Beside
 from hotbed.dist.layout import Layout
 from hotbed.dist.machines import Within
 from hotbed.dist.ranks import Ranks
 from hotbed.dist.raw import Messenger
 from hotbed.dist.row_codecs.travel import Travel
 
-__all__ = ["addresses", "among", "send_gradients", "send_rows", "send_written"]
+__all__ = [
+    "RowsComing",
+    "addresses",
+    "among",
+    "begin_rows",
+    "send_gradients",
+    "send_rows",
+    "send_written",
+]
 
 _Sizes = tuple[list[int], list[int]]
 """Bytes of the messages to each rank, and from it."""
@@ -59,6 +69,41 @@ def send_rows(
     elif fault is not None:
         raise fault
     return received
+
+
+class RowsComing(NamedTuple):
+    """Rows on their way."""
+
+    wait: Callable[[], list[Tensor]]
+    """Returns the messages that come."""
+    decode: Callable[[list[Tensor]], list[Tensor]]
+    """Returns them as the core reads them."""
+
+
+def begin_rows(
+    beside: Beside, layout: Layout, counts: _Counts, in_core: _Sizes, write: _Writes
+) -> RowsComing:
+    """Begin to do as `send_rows`, with rows as they are stored. Called by all ranks.
+
+    Raises:
+        Exception: of `write` or a codec, on this rank alone; what the others get says nothing.
+    """
+    travel = Travel(layout, layout.row_codecs, counts, stored=True)
+    as_stored, (outgoing, coming) = layout.stored[0], in_core
+    if not as_stored:
+        outgoing, coming = travel.sizes(sent=True), travel.sizes(sent=False)
+    messages, fault = beside.reserve(outgoing), None
+    try:
+        buffers = messages if as_stored else travel.buffers(in_core[0])
+        write(buffers)
+        if not as_stored:
+            travel.encode(buffers, messages)
+    except Exception as error:
+        fault = error
+    wait = beside.begin(coming)
+    if fault is not None:
+        raise fault
+    return RowsComing(wait, lambda came: came if as_stored else travel.decode(came, in_core[1]))
 
 
 def send_gradients(

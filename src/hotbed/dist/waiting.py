@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from typing import Protocol
 
 from hotbed.dist.exchanged_values import KeptLookup
 
@@ -15,14 +16,21 @@ _MERGED_AT = 62
 """Waiting batches from which on gradients are merged; after a merge, twice what is left if that is more."""
 
 
+class Listens(Protocol):
+    def hear(self, lookup: KeptLookup) -> None:
+        """Take note that gradients of a lookup come to the owners, on all ranks."""
+
+
 class Waiting:
     """Lookups, oldest first, with the batch of each on this rank.
 
     Attributes:
         lookups: those whose gradients may be asked for.
+        listeners: who hears of those whose gradients come to the owners.
     """
 
     def __init__(self) -> None:
+        self.listeners: weakref.WeakSet[Listens] = weakref.WeakSet()
         self.lookups: list[KeptLookup] = []
         self._batches: list[weakref.ref[object] | None] = []
         self._merge_at = _MERGED_AT
@@ -34,6 +42,11 @@ class Waiting:
         """Keep a lookup until no rank has its batch any more. `batch`: None where there is none here."""
         self.lookups = [*self.lookups, lookup]
         self._batches.append(None if batch is None else weakref.ref(batch))
+
+    def tell_of(self, lookup: KeptLookup) -> None:
+        """Tell the listeners that its gradients come to the owners."""
+        for one in self.listeners:
+            one.hear(lookup)
 
     def alive(self) -> list[int]:
         """Return a bit for each batch that this rank has, in words of `WORD_BITS`; at least one word."""

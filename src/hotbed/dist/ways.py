@@ -14,10 +14,9 @@ from torch import Tensor
 
 from hotbed import _core
 from hotbed.dist.errors import PeerError
-from hotbed.dist.exchange import Direct
 from hotbed.dist.parts import Asked, PartsOfCall
 from hotbed.dist.ranks import Ranks
-from hotbed.dist.rows_batch import RowsOfCall
+from hotbed.dist.rows_batch import Direct, RowsOfCall
 from hotbed.dist.shards import ShardedPlace
 from hotbed.sharding.kind import LEAST_IDS
 from hotbed.table.lookups import Call
@@ -33,8 +32,9 @@ __all__ = [
     "room_of",
 ]
 
-AHEAD = 1
-"""Numbers before the modes of a lookup: the round in which its ids were sent ahead, or 0, or `WHOLE`."""
+AHEAD = 3
+"""Numbers before the modes of a lookup: the round in which its ids were sent ahead, or 0, or `WHOLE`; 1 if
+rows that came ahead are good, else 0; the round of the next batch if rows can be sent ahead for it, or 0."""
 WHOLE = -1
 """No ids travel, as each rank has those of the tables that it keeps (`hotbed.dist.whole_batches`)."""
 BITS = 62
@@ -74,7 +74,7 @@ def agree(
             if layout.by_machine or any(ways)
             else RowsOfCall(ranks, call, given, Direct(layout))
         )
-        told = [0, *modes, *ways, *asked.numbers]
+        told = [*[0] * AHEAD, *modes, *ways, *asked.numbers]
         told += [0] * (AHEAD + len(modes) + room - len(told))
         values, ended = tell(told)
         refuse_other_modes(values, ended, ranks.rank, len(modes))

@@ -255,7 +255,7 @@ def look_up_whole(
     samples = [bag.bags for bag in bags]
     places = [cast(TableOnRanks, live).place for live in call.live]
     pad = [0] * (room_of(call, places) - len(samples))
-    values, ended = tell([WHOLE, *modes, *samples, *pad])
+    values, ended = tell([WHOLE, *[0] * (AHEAD - 1), *modes, *samples, *pad])
     refuse_other_modes(values, ended, ranks.rank, len(modes))
     if any(ended):
         raise PeerError(

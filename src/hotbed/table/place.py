@@ -97,6 +97,7 @@ class Place(HandleOfTable, RowCopies, LocalShards, StepState, Relocation):
         tiers: those that its rows lie in, or will lie in (`hotbed.places.tiered.tiers.Tiers`); or None.
         changed: whether rows may be others than their first values.
         writes: times that they may have become others than they were.
+        rewrites: those of them that were no steps.
         aliased: whether the data of the handle are the rows.
         rows_move: whether a row may have another slot with the next batch.
         unscales: whether its steps take out what a GradScaler has put into gradients.
@@ -117,7 +118,7 @@ class Place(HandleOfTable, RowCopies, LocalShards, StepState, Relocation):
         self.lookups = lookups
         self.device, self.ranks = lookups.device, lookups.ranks
         self.tiers: TiersOfTable | None = lookups.tiers
-        self.changed, self.writes = False, 0
+        self.changed, self.writes, self.rewrites = False, 0, 0
 
     @property
     def stepped_with(self) -> Hashable:
@@ -150,3 +151,4 @@ class Place(HandleOfTable, RowCopies, LocalShards, StepState, Relocation):
         self.changed = True
         if kind not in _SAME_VALUES:
             self.writes += 1
+            self.rewrites += kind != "step"

@@ -1,0 +1,267 @@
+"""Rows of the next batch, which travel while the present one is trained on.
+
+When ranks look the present batch up, owners know already what they are asked for the next one. Rows that the
+present batch does not ask for stay as they are until its step is over: these are sent at once, on a group
+beside, and the others with the next lookup.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from hotbed import _core, trace
+from hotbed.dist.beside import Beside
+from hotbed.dist.exchange import KeptRows, fetch, ids_here, live_shards, look_up_owned
+from hotbed.dist.exchanged_values import (
+    Answer,
+    Gathering,
+    IdsByOwner,
+    KeptLookup,
+    OwnedInputs,
+    OwnedRows,
+    Requests,
+)
+from hotbed.dist.layout import Layout
+from hotbed.dist.ranks import Ranks
+from hotbed.dist.raw import exchange
+from hotbed.dist.sending import RowsComing, addresses, begin_rows, send_rows
+from hotbed.errors import HotbedError
+
+__all__ = ["RowsAhead", "SentInParts", "divided"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Part:
+    """Some of the ids of a batch."""
+
+    requests: Requests
+    positions: Tensor
+    """(n,) int64: of its ids among all ids of their tables."""
+
+
+class _Parts(NamedTuple):
+    """The ids of a batch in two parts."""
+
+    fresh: _Part
+    """Those that the batch before does not ask for, on any rank."""
+    again: _Part
+
+
+def divided(messenger: Gathering, before: Requests, now: Requests) -> _Parts:
+    """Divide the ids that all ranks ask for by whether any rank asks for them in the batch before, too.
+    Called by all ranks.
+
+    Args:
+        before: with the same layout.
+    """
+    layout = now.by_owner.layout
+    again_here = _again_here(before, now)
+    again = _told_by_owners(messenger, now, again_here)
+    masks = ~again, again
+    own = [_numbers_of(now.by_owner, mask) for mask in masks]
+    told = messenger.gather([*own[0], *own[1]])
+    width, made = len(own[0]), []
+    for at, (mask, here) in enumerate(zip(masks, (~again_here, again_here), strict=True)):
+        numbers = told[:, at * width : (at + 1) * width].contiguous()
+        core = _core.Exchange(layout.core, numbers.data_ptr())
+        by_owner, positions = _some_of(now.by_owner, mask, own[at])
+        made.append(_Part(Requests(by_owner, core, now.ids_here[here]), positions))
+    return _Parts(*made)
+
+
+def _again_here(before: Requests, now: Requests) -> Tensor:
+    """(n,) bool: which of the ids asked of the shards of this rank were asked of them before."""
+    found = [torch.empty(0, dtype=torch.bool, device="cpu")]
+    for earlier, ids in zip(_by_shard(before), _by_shard(now), strict=True):
+        both = torch.cat([earlier, ids])
+        distinct, inverse = torch.empty_like(both), torch.empty_like(both)
+        count = _core.group_ids(both.data_ptr(), len(both), distinct.data_ptr(), inverse.data_ptr())
+        asked = torch.zeros(count, dtype=torch.bool, device="cpu")
+        asked[inverse[: len(earlier)]] = True
+        found.append(asked[inverse[len(earlier) :]])
+    return torch.cat(found)
+
+
+def _by_shard(requests: Requests) -> Sequence[Tensor]:
+    """(n,) int64 ids asked of each shard of this rank."""
+    counts, size = requests.core.asked_here(), requests.by_owner.layout.size
+    return requests.ids_here.split_with_sizes(
+        [sum(counts[at : at + size]) for at in range(0, len(counts), size)]
+    )
+
+
+def _told_by_owners(messenger: Gathering, now: Requests, again_here: Tensor) -> Tensor:
+    """(n,) bool: the same of the ids that this rank asks for, as their owners tell it."""
+    layout, core, size = now.by_owner.layout, now.core, now.by_owner.layout.size
+    pieces = again_here.view(torch.uint8).split_with_sizes(core.asked_here())
+    kept_by = layout.core.kept_by
+    coming = [sum(core.count(layout.rank, s) for s in kept) for kept in kept_by]
+    received = exchange(
+        messenger, "ids that come again", [pieces[rank::size] for rank in range(size)], coming
+    )
+    again = torch.empty(len(now.by_owner.ids), dtype=torch.uint8, device="cpu")
+    of_tables = again.split_with_sizes(now.by_owner.counts)
+    for kept, message in zip(kept_by, received, strict=True):
+        begin = 0
+        for s in kept:
+            first, count = core.begin(layout.rank, s), core.count(layout.rank, s)
+            of_tables[layout.shards[s][0]][first : first + count] = message[begin : begin + count]
+            begin += count
+    return again.view(torch.bool)
+
+
+def _numbers_of(by_owner: IdsByOwner, mask: Tensor) -> list[int]:
+    """Return the `counts_to_owners` of some ids; these lie in the order of these numbers."""
+    sizes = by_owner.counts_to_owners
+    if not sizes:
+        return []
+    sums = torch.cat([torch.zeros(1, dtype=torch.int64, device="cpu"), mask.cumsum(0)])
+    ends = torch.tensor(sizes, device="cpu").cumsum(0)
+    found: list[int] = sums[ends].diff(prepend=sums[:1]).tolist()
+    return found
+
+
+def _some_of(by_owner: IdsByOwner, mask: Tensor, numbers: list[int]) -> tuple[IdsByOwner, Tensor]:
+    """Return some of the ids, and (n,) int64 their positions among all ids of their tables."""
+    of_tables = [part.nonzero().flatten() for part in mask.split_with_sizes(by_owner.counts)]
+    counts, positions = [len(some) for some in of_tables], torch.cat(of_tables)
+    none = torch.empty(0, dtype=torch.int64, device="cpu")
+    return IdsByOwner(by_owner.layout, by_owner.ids[mask], counts, none, numbers), positions
+
+
+class SentInParts:
+    """`hotbed.dist.rows_batch.Sent`, whose rows may come in two parts."""
+
+    def __init__(self, requests: Requests, parts: _Parts) -> None:
+        self.requests = requests
+        self._parts = parts
+        self._coming: RowsComing | None = None
+
+    @property
+    def layout(self) -> Layout:
+        return self.requests.by_owner.layout
+
+    def owned(self, frozen: Sequence[int]) -> OwnedInputs:
+        return OwnedInputs(self.layout, ids_here(self.requests), frozen)
+
+    def in_parts(self, messenger: Gathering, before: Requests) -> SentInParts | None:
+        return self
+
+    def begin(self, beside: Beside, frozen: Sequence[int]) -> None:
+        """Have owners send the rows that the batch before does not ask for. Called by all ranks.
+
+        Raises:
+            Exception: of this rank alone; the rows that come are to be dropped.
+        """
+        fresh = self._parts.fresh.requests
+
+        def look_up(buffers: list[Tensor]) -> None:
+            look_up_owned(fresh, frozen, False, buffers)
+
+        core = fresh.core
+        with torch.no_grad():
+            self._coming = begin_rows(beside, self.layout, core.count, core.row_sizes(), look_up)
+
+    def drop(self) -> None:
+        """Have all rows come with the lookup."""
+        self._coming = None
+
+    def fetch(self, ranks: Ranks, frozen: Sequence[int], training: bool, wanted: bool) -> Answer:
+        coming, self._coming = self._coming, None
+        if coming is None:
+            return fetch(ranks, self.requests, frozen, training)
+        with ranks.listening(), trace.span("wait for rows ahead"):
+            messages = coming.wait()
+        ranks.served += len(self.requests.ids_here)
+        owned: OwnedRows | None = None
+        first: list[Tensor] = []
+        again = self._parts.again.requests
+
+        def look_up(buffers: list[Tensor]) -> None:
+            nonlocal owned, first
+            first = coming.decode(messages)
+            owned = look_up_owned(self.requests, frozen, training)
+            with torch.no_grad():
+                look_up_owned(again, frozen, False, buffers)
+
+        core = again.core
+        rest = send_rows(ranks, "rows", self.layout, core.count, core.row_sizes(), look_up)
+        return _FetchedInParts(self.requests, owned, self._parts, (first, rest))
+
+
+class _FetchedInParts(NamedTuple):
+    """`hotbed.dist.exchanged_values.Answer`."""
+
+    requests: Requests
+    owned: OwnedRows | None
+    parts: _Parts
+    messages: tuple[list[Tensor], list[Tensor]]
+    """Of each part, as the core reads them."""
+
+    def copy_out(self) -> _core.FetchedRows:
+        by_owner = self.requests.by_owner
+        kept = by_owner.layout.fetched
+        found = kept.pop() if kept else _core.FetchedRows(by_owner.layout.core)
+        parts = [
+            (part.requests.core, part.positions.data_ptr(), addresses(messages))
+            for part, messages in zip(self.parts, self.messages, strict=True)
+        ]
+        found.read_parts(self.requests.core, by_owner.ids.data_ptr(), parts)
+        return found
+
+    def kept(self, first_slots: list[int]) -> KeptLookup:
+        return KeptRows(self.requests, self.owned, first_slots)
+
+
+class RowsAhead:
+    """Rows of the next batch on their way: good for its lookup, unless others have changed meanwhile than
+    those of the present batch."""
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        beside: Beside,
+        sent: Sequence[tuple[SentInParts, Sequence[int]]],
+        lookups: Sequence[KeptLookup],
+    ) -> None:
+        """Begin to send them. Called by all ranks.
+
+        Args:
+            sent: the next batch's ids, and the tables of each that take no new rows.
+            lookups: of the present batch.
+        """
+        self._sent = [one for one, _ in sent]
+        self._lookups = lookups
+        self._tables = {number for one, _ in sent for number in one.layout.table_numbers}
+        self._shards = [live for one, _ in sent for live in live_shards(one.layout)]
+        self._rewrites = self._count_rewrites()
+        self._is_stale = False
+        for one, frozen in sent:
+            try:
+                one.begin(beside, frozen)
+            except HotbedError:  # which the lookup itself will raise
+                self._is_stale = True
+        ranks.waiting.listeners.add(self)
+
+    def hear(self, lookup: KeptLookup) -> None:
+        """Take note that gradients of a lookup come to the owners, on all ranks."""
+        others = not any(lookup is one for one in self._lookups)
+        if others and not self._tables.isdisjoint(lookup.layout.table_numbers):
+            self._is_stale = True
+
+    @property
+    def is_good(self) -> bool:
+        return not self._is_stale and self._count_rewrites() == self._rewrites
+
+    def drop(self) -> None:
+        """Have all rows come with the lookup."""
+        for one in self._sent:
+            one.drop()
+
+    def _count_rewrites(self) -> list[int]:
+        return [live.place.rewrites for live in self._shards]

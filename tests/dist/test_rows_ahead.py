@@ -1,0 +1,231 @@
+"""Rows of the next batch that travel while one is trained on: results are those without."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from dist.test_lookahead_on_ranks import (
+    DIM,
+    ROWS,
+    SHARDINGS,
+    STEPS,
+    Batch,
+    Model,
+    assert_equal,
+    batch_of,
+    distributed,
+    sent_of,
+    step,
+)
+from dist.worlds import run
+
+import hotbed as hb
+
+pytestmark = pytest.mark.process
+
+RULES: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "adagrad": lambda parameters: hb.optim.Adagrad(parameters, lr=0.05),
+    "momentum": lambda parameters: hb.optim.SGD(parameters, lr=0.05, momentum=0.9),
+    "lazy": lambda parameters: hb.optim.Adam(parameters, lr=0.05),
+    "exact": lambda parameters: hb.optim.Adam(parameters, lr=0.05, untouched="exact"),
+}
+
+
+def batches_of(rank: int) -> list[Batch]:
+    """Which share about half of their ids with the one before."""
+    found = [batch_of(rank, number) for number in range(STEPS)]
+    for before, after in zip(found, found[1:], strict=False):
+        after["item"][::2] = before["item"][::2]
+        after["word"][::3] = before["word"][::3]
+    return found
+
+
+def both(
+    rank: int,
+    world: int,
+    folder: str | None,
+    shard: str,
+    rule: str,
+    between: Callable[[Model, Any, int], None] | None = None,
+    **options: Any,
+) -> tuple[Model, Model]:
+    """Train a model without rows ahead and one with them, alike to the bit. `between`: does the step of a
+    batch, whose backward is done."""
+    models, losses = [], []
+    for prefetch in (0, 1):
+        model = distributed(world, shard, folder, f"{prefetch}", prefetch=prefetch, **options)
+        optimizer = RULES[rule](model.parameters())
+        found = []
+        for number, batch in enumerate(hb.lookahead(batches_of(rank), model)):
+            wait_for_next(model, number)
+            if between is None:
+                found.append(step(model, optimizer, batch))
+                continue
+            loss = torch.nn.functional.mse_loss(model(batch), batch["label"])
+            loss.backward()
+            between(model, optimizer, number)
+            found.append(float(loss.detach()))
+        models.append(model)
+        losses.append(found)
+    assert losses[0] == losses[1]
+    assert_equal(*models)
+    return models[0], models[1]
+
+
+def wait_for_next(model: Model, number: int) -> None:
+    """Wait until the ids of the next batch have travelled, for a while, as they may not."""
+    prefetcher: Any = model.embeddings.prefetcher
+    began = time.monotonic()
+    while prefetcher is not None and time.monotonic() - began < 0.5:
+        if prefetcher._rounds.count >= min(number + 3, STEPS + 1):
+            return
+        time.sleep(1e-3)
+
+
+def same_bits(rank: int, world: int, folder: str | None, shard: str, rule: str) -> None:
+    without, model = both(rank, world, folder, shard, rule)
+    before, sent = sent_of(without), sent_of(model)
+    assert "rows ahead" not in before
+    if rule == "exact":  # rows of which no batch asks change, too
+        assert sent["rows ahead"] == 0
+        assert sent.get("rows", 0) == before.get("rows", 0)
+    elif before["rows"]:
+        assert sent["rows ahead"] > (0.2 if folder is None else 0.05) * before["rows"]
+        few = 64 * world  # what ends pieces of messages
+        assert sent["rows"] + sent["rows ahead"] <= before["rows"] + few * STEPS
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("shard", SHARDINGS)
+def test_results_are_those_without(shard: str, rule: str) -> None:
+    run(2, same_bits, None, shard, rule)
+
+
+@pytest.mark.parametrize("rule", ["adagrad", "exact"])
+@pytest.mark.parametrize("world", [2, 3])
+def test_results_are_those_without_over_tiers(world: int, rule: str, tmp_path: Path) -> None:
+    run(world, same_bits, str(tmp_path), "row", rule)
+
+
+def taken(model: Model, optimizer: Any) -> None:
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def assigned(model: Model, optimizer: Any, number: int) -> None:
+    taken(model, optimizer)
+    ids = torch.arange(0, ROWS, 3)
+    model.embeddings.assign("item", ids, torch.full((len(ids), DIM), float(number)))
+
+
+def assigned_by_one(model: Model, optimizer: Any, number: int) -> None:
+    taken(model, optimizer)
+    ranks: Any = model.embeddings.ranks
+    if ranks.rank == number % 2:
+        ids = torch.arange(0, ROWS, 3)
+        rows = torch.full((len(ids), DIM), float(number))
+        model.embeddings.assign("item", ids, rows, local=True)
+
+
+def erased(model: Model, optimizer: Any, number: int) -> None:
+    taken(model, optimizer)
+    model.embeddings.erase("tag", torch.arange(0, ROWS, 2) * 2**20 + 1)
+
+
+def loaded(model: Model, optimizer: Any, number: int) -> None:
+    taken(model, optimizer)
+    if number % 3 == 2:
+        kept = [model.state_dict()]
+        torch.distributed.broadcast_object_list(kept)
+        for name in ("item", "word"):
+            kept[0][f"embeddings.{name}"] *= 0.5
+        model.load_state_dict(kept[0])
+
+
+def another_batch(model: Model, optimizer: Any, number: int) -> None:
+    """One that nobody has announced, before the step and behind it."""
+    ranks: Any = model.embeddings.ranks
+    for at in range(2):
+        torch.nn.functional.mse_loss(
+            model(other := batch_of(ranks.rank, 500 + 2 * number + at)), other["label"]
+        ).backward()
+        taken(model, optimizer)
+
+
+def evaluated(model: Model, optimizer: Any, number: int) -> None:
+    taken(model, optimizer)
+    ranks: Any = model.embeddings.ranks
+    model.eval()
+    with torch.no_grad():
+        model(batch_of(ranks.rank, 500 + number))
+    model.train()
+
+
+def accumulated(model: Model, optimizer: Any, number: int) -> None:
+    if number % 3 == 2:
+        taken(model, optimizer)
+
+
+def clipped(model: Model, optimizer: Any, number: int) -> None:
+    hb.nn.clip_grad_norm_(model.parameters(), 0.01)
+    taken(model, optimizer)
+
+
+def clipped_later(model: Model, optimizer: Any, number: int) -> None:
+    """A gradient that clipping has brought to the owners waits there for the step after the next batch."""
+    hb.nn.clip_grad_norm_(model.parameters(), 0.01)
+    if number % 2:
+        taken(model, optimizer)
+
+
+def frozen_at_times(model: Model, optimizer: Any, number: int) -> None:
+    taken(model, optimizer)
+    dict(model.named_parameters())["embeddings.item"].requires_grad_(number % 4 < 2)
+
+
+def not_stepped(model: Model, optimizer: Any, number: int) -> None:
+    optimizer.zero_grad()
+    if number % 2:
+        for parameter in model.parameters():
+            parameter.grad = None
+
+
+BETWEEN = [
+    *(assigned, assigned_by_one, erased, loaded, another_batch, evaluated, accumulated),
+    *(clipped, clipped_later, frozen_at_times, not_stepped),
+]
+
+
+def goes_between(rank: int, world: int, between: Callable[[Model, Any, int], None]) -> None:
+    _, model = both(rank, world, None, "row", "adagrad", between)
+    assert sent_of(model)["rows ahead"] > 0
+
+
+@pytest.mark.parametrize("between", BETWEEN)
+def test_whatever_comes_between_two_batches(between: Callable[[Model, Any, int], None]) -> None:
+    run(2, goes_between, between)
+
+
+def encoded(rank: int, world: int, rows: str, shared_memory: bool) -> None:
+    _, model = both(
+        rank,
+        world,
+        None,
+        "row",
+        "adagrad",
+        rows=rows,
+        gradients="int8",
+        shared_memory=shared_memory,
+    )
+    assert sent_of(model)["rows ahead"] > 0
+
+
+@pytest.mark.parametrize("shared_memory", [False, True])
+@pytest.mark.parametrize("rows", ["bfloat16", "int8"])
+def test_codecs(rows: str, shared_memory: bool) -> None:
+    run(2, encoded, rows, shared_memory)
