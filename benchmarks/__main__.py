@@ -37,6 +37,7 @@ SCENARIOS = {
     "exchange": "one training step of tables that two processes share, against TorchRec and DDP",
     "exchange-bags": "the same with 1 to 50 ids a bag, tables cut in three ways, against TorchRec",
     "codecs": "rows and gradients as bfloat16 and int8, by the speed of the link; AUC of 20 seeds",
+    "overlap": "rows of the next batch that travel while one is trained on, by the speed of the link",
     "scale": "samples a second of a DLRM on 1, 2 and 4 processes, against DDP (--link: its network)",
     "scale-tables": "a step over 100 to 800 small tables, in one process and on two ranks",
     "machines": "two machines of two ranks over a slow link: one level of exchange, and two",

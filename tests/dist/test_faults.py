@@ -48,15 +48,15 @@ def batches(rank: int, fault: str) -> Iterator[dict[str, Any]]:
 def train(
     rank: int, world: int, store: str, fault: str, timeout: float, told: Any, ssd: str | None
 ) -> None:
-    """`ssd`: with look-ahead over tiers there, and rows that travel as bfloat16 and int8."""
+    """`ssd`: with look-ahead over tiers there, rows that travel ahead and as bfloat16, gradients as int8."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     torch_dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world)
     model = made().eval()
-    travel: dict[str, str] = {}
+    travel: dict[str, Any] = {}
     if ssd is not None:
-        model = Model(storage=hb.Storage(host="32MB", ssd=ssd)).eval()
-        travel = {"rows": "bfloat16", "gradients": "int8"}
+        model = Model(storage=hb.Storage(host="32MB", ssd=ssd)).train()  # else nothing looks ahead
+        travel = {"rows": "bfloat16", "gradients": "int8", "prefetch": 1}
     hb.distribute(model, "basic", timeout=timeout, **travel)
     optimizer = hb.optim.Adagrad(model.parameters(), lr=0.1)
     done = 0
@@ -78,6 +78,8 @@ def train(
             optimizer.step()
             optimizer.zero_grad()
             done += 1
+        ranks: Any = model.tables.table("item").place.ranks
+        assert ssd is None or ranks.sent["ids ahead"] > 0
         rows = model.tables.lookup("item", torch.arange(61))
         told.put((rank, "done", rows.sum().item()))
     except Exception as error:
