@@ -1,14 +1,14 @@
 """`Measured`: the strategy that takes the plan whose predicted step is shortest.
 
-It starts from the best plan of the named strategies and gives one table after another the kind of sharding
-with which the step is shortest, until nothing becomes shorter.
+It starts from the best plan of the named strategies, and from one that cuts all tables by row, and gives one
+table after another the kind of sharding with which the step is shortest, until nothing becomes shorter.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -75,26 +75,27 @@ class Measured:
         wire = self.rows, self.gradients
         return Costs(plan.world_size, self.rates, of_tables, plan.sizes, wire)
 
-    def best_of(self, named: Mapping[str, Plan]) -> Plan:
+    def best_of(self, named: Mapping[str, Plan], others: Sequence[Plan] = ()) -> Plan:
         """Return the plan whose predicted step is shortest.
 
         Args:
             named: plans of the same tables, by the names of their strategies.
+            others: further plans of these tables from which it searches.
         """
         some = next(iter(named.values()))
         costs = self.costs_of(some)
         searched = {name: _Search(plan, costs) for name, plan in named.items()}
-        usable = {n: s for n, s in searched.items() if s.is_allowed} or searched
-        best = min(usable.values(), key=lambda search: search.key)
-        fastest = min(usable.values(), key=lambda search: search.step)  # which may not fit yet
-        tries = [_Search(start.plan, costs) for start in dict.fromkeys((best, fastest))]
+        usable = [s for s in searched.values() if s.is_allowed] or [*searched.values()]
+        best = min(usable, key=lambda search: search.key)
+        fastest = min(usable, key=lambda search: search.step)  # which may not fit yet
+        more = [plan for plan in others if _Search(plan, costs).is_allowed]
+        tries = [_Search(plan, costs) for plan in dict.fromkeys((best.plan, fastest.plan, *more))]
         for search in tries:
             search.improve()
         better = min(tries, key=lambda search: search.key)
         if better.missing < best.missing or better.step <= _WORTH * best.step:
             best = better
-        others = {name: search.step for name, search in searched.items()}
-        return best.planned(others)
+        return best.planned({name: search.step for name, search in searched.items()})
 
 
 def predict(plan: Plan, measured: Measured) -> Plan:
