@@ -61,7 +61,7 @@ def test_among_many_ranks_no_table_by_row_is_faster(ranks: Any, ids: int) -> Non
     shapes = [(3, 64), (2000, 64), (40_000, 64), (10**7, 64), (10**7, 64)]
     many = [dataclasses.replace(one, combiner="sum") for one in tables(*shapes)]
     traffic = {t.name: Traffic.assumed(t.rows or 0, ids_a_bag=ids) for t in many}
-    strategy = Measured(SOME, traffic)
+    strategy = Measured(SOME, traffic, local_world_size=None if ranks == 256 else 8)
     made = hb.plan(many, ranks, strategy=strategy, optimizer="adagrad")
     kinds = [RowWise()] if ranks == 256 else [RowWise(), GridWise.of_machines(256, 8)]
     for kind in kinds:

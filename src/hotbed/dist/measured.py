@@ -22,7 +22,7 @@ from hotbed.dist.sizes import Load
 from hotbed.dist.strategies import wished
 from hotbed.dist.traffic import Traffic
 from hotbed.errors import PlanError
-from hotbed.sharding import KINDS, Sharding
+from hotbed.sharding import KINDS, Sharding, checked_local_size
 from hotbed.tables import Table
 
 __all__ = ["Measured", "predict"]
@@ -55,6 +55,9 @@ class Measured:
     rows: str = "stored"
     gradients: str = "stored"
     """How rows and gradients travel, as `hotbed.distribute` is told."""
+    local_world_size: int | None = None
+    """Ranks of a machine, as `hotbed.distribute` is told, for `predict`; `hotbed.plan` takes those of its
+    ``world_size`` instead."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.rates, Rates):
@@ -64,16 +67,26 @@ class Measured:
         for name, traffic in self.traffic.items():
             if not isinstance(traffic, Traffic):
                 raise PlanError(f"Measured: traffic of table {name!r} is {traffic!r}, no Traffic.")
+        checked_local_size(self.local_world_size)
 
     def costs_of(self, plan: Plan) -> Costs:
-        """Return what tables of a plan cost on its ranks."""
+        """Return what tables of a plan cost on its ranks.
+
+        Raises:
+            PlanError: `local_world_size` does not divide their number.
+        """
+        local = self.local_world_size
+        if plan.world_size % (local or 1):
+            raise PlanError(
+                f"Measured: local_world_size={local} does not divide the {plan.world_size} ranks of the plan."
+            )
         of_tables = {
             name: self.traffic.get(name)
             or Traffic.assumed(plan.sizes.rows_of(table) or _ASSUMED_ROWS)
             for name, table in plan.tables.items()
         }
         wire = self.rows, self.gradients
-        return Costs(plan.world_size, self.rates, of_tables, plan.sizes, wire)
+        return Costs(plan.world_size, self.rates, of_tables, plan.sizes, wire, local)
 
     def best_of(self, named: Mapping[str, Plan], others: Sequence[Plan] = ()) -> Plan:
         """Return the plan whose predicted step is shortest.

@@ -36,7 +36,8 @@ class Request:
         if isinstance(self.strategy, Measured):
             named = {name: self._chosen(choose) for name, choose in STRATEGIES.items()}
             others = [self._chosen(by_row, grids) for grids in (False, True)]
-            return self.strategy.best_of(named, others)
+            strategy = dataclasses.replace(self.strategy, local_world_size=self.local_world_size)
+            return strategy.best_of(named, others)
         return self._chosen(STRATEGIES[self.strategy])
 
     def _chosen(self, choose: Strategy, grids: bool = True) -> Plan:
