@@ -133,6 +133,8 @@ class _Changed(NamedTuple):
     """(2, R) bytes of rows and of indices on each rank."""
     own: TableCost
     """Of the table."""
+    own_loads: Ints
+    """As `loads`, of the table alone."""
 
 
 class _Search:
@@ -149,11 +151,12 @@ class _Search:
         self.shardings = dict(plan.shardings)
         self._missing_of = functools.lru_cache(maxsize=None)(self._filled)
         self._of_tables = {n: self._cost_of(t, plan.shardings[n]) for n, t in plan.tables.items()}
+        self._own_loads = {n: self._loads_of(t, plan.shardings[n]) for n, t in plan.tables.items()}
         self._total = costs.of_calls()
         self._loads = np.zeros((2, plan.world_size), np.int64)
-        for name, table in plan.tables.items():
+        for name in plan.tables:
             self._total = self._total.plus(self._of_tables[name])
-            self._loads += self._loads_of(table, plan.shardings[name])
+            self._loads += self._own_loads[name]
         self.missing, self.step, _ = self.key = self._key_of(self._total, self._loads)
 
     @property
@@ -201,7 +204,9 @@ class _Search:
             if _is_better(key, best):
                 best, own = key, kind
         if own is not self.shardings[name]:
-            self.key, self._total, self._loads, self._of_tables[name] = self._with(name, own)
+            changed = self._with(name, own)
+            self.key, self._total, self._loads, *_ = changed
+            self._of_tables[name], self._own_loads[name] = changed.own, changed.own_loads
             self.missing, self.step, _ = self.key
             self.shardings[name] = own
 
@@ -244,11 +249,10 @@ class _Search:
     def _with(self, name: str, kind: Sharding) -> _Changed:
         """Return key, cost and loads of the plan with another kind of one table, and that table's cost."""
         table = self.plan.tables[name]
-        own = self._cost_of(table, kind)
+        own, own_loads = self._cost_of(table, kind), self._loads_of(table, kind)
         total = self._total.plus(self._of_tables[name], -1.0).plus(own)
-        loads = self._loads - self._loads_of(table, self.shardings[name])
-        loads = loads + self._loads_of(table, kind)
-        return _Changed(self._key_of(total, loads), total, loads, own)
+        loads = self._loads - self._own_loads[name] + own_loads
+        return _Changed(self._key_of(total, loads), total, loads, own, own_loads)
 
     def _cost_of(self, table: Table, kind: Sharding) -> TableCost:
         return self._costs.of_table(table, kind)
