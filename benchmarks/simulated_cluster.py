@@ -121,6 +121,7 @@ class Cluster:
         pcie = assumed["PCIe"] * assumed["PCIe share"]
         seconds["cold_byte"] = seconds["cold_updated_byte"] = below / pcie
         seconds["received_byte"] = seconds["received_gradient_byte"] = self.all_to_all_byte
+        seconds["inside_byte"] = seconds["inside_gradient_byte"] = 1 / self._nvlink
         waits = assumed["host work not hidden"] / assumed["host speed"]
         for name in assumed.lines:
             if name.startswith("host: "):

@@ -241,8 +241,8 @@ def test_a_search_has_more_starts_than_the_named_strategies() -> None:
     assert set(starts) == {"auto", "basic", "memory_balanced", "memory_optimized", "row", "grid"}
     assert set(starts_of(Cluster(Assumptions(), 8))) == {*starts} - {"grid"}
     assert all(isinstance(plan, Plan) and plan.world_size == 64 for plan in starts.values())
-    assert simulate.own_plan(on(1024)) > 1.5
-    assert simulate.own_plan(on(8)) >= 1 - 1e-9
+    for gpus in (8, 1024):
+        assert simulate.own_plan(on(gpus)) == pytest.approx(1, abs=0.01)  # as hb.plan has them, too
 
 
 def test_halving_says_what_matters() -> None:

@@ -189,6 +189,11 @@ def test_skipped_lines_are_reported(log, tmp_path):
         ),
         (["--data", "{log}", "--optimizer", "lion"], "--optimizer is lion; it must be one of sgd"),
         (["--data", "{log}", "--dim", "0"], "--dim is 0; it must be positive."),
+        (["--data", "{log}", "--local-world-size", "0"], "--local-world-size is 0; it must be"),
+        (
+            ["--data", "{log}", "--local-world-size", "2"],
+            "a divisor of the number of processes, 1.",
+        ),
         (["--data", "{log}", "--host", str(10**30)], f"--host is {10**30}; it must be a size such"),
         (
             ["--data", "{log}", "--device", "9" * 2000, "--host", "1GB"],

@@ -16,7 +16,17 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import hotbed as hb
-from hotbed.dist import ColumnWise, Plan, Rates, Replicated, RowWise, Sharding, TableWise, Traffic
+from hotbed.dist import (
+    ColumnWise,
+    GridWise,
+    Plan,
+    Rates,
+    Replicated,
+    RowWise,
+    Sharding,
+    TableWise,
+    Traffic,
+)
 from hotbed.dist.costs import SENT, Costs
 from hotbed.dist.rates import PHASES, UNITS
 from hotbed.dist.sizes import Sizes, States
@@ -71,7 +81,7 @@ def test_codecs_and_dtypes_count() -> None:
 
     def sent(wire: tuple[str, str] = ("stored", "stored"), of: hb.Table = one) -> list[float]:
         found = costs(2, traffic, wire=wire).of_table(of, TableWise(0)).sent
-        return found.sum(1).tolist()
+        return found.sum(1).tolist()[:4]
 
     assert sent() == [160, 20 * 32, 0, 20 * 64]
     assert sent(("int8", "bfloat16")) == [160, 20 * 20, 0, 20 * 32]
@@ -140,6 +150,11 @@ SHARDINGS: dict[str, Sharding] = {
     "column": ColumnWise((1, 0)),
     "replicated": Replicated(),
 }
+ON_MACHINES: dict[str, Sharding] = {
+    **SHARDINGS,
+    "column": ColumnWise((3, 1, 0)),
+    "grid": GridWise.of_machines(4, 2),
+}
 ROWS, SAMPLES = 30_000, 2048
 
 
@@ -159,13 +174,16 @@ def batch(rank: int, number: int) -> dict[str, Any]:
     }
 
 
-def sends(rank: int, world: int, kind: str, wire: tuple[str, str]) -> None:
+def sends(
+    rank: int, world: int, kind: Sharding, wire: tuple[str, str], local: int | None = None
+) -> None:
     names = ("one", "few", "bags", "uneven")
     tables = [hb.Table(name, 16, ROWS, combiner="sum", padding_idx=0) for name in names]
+    tables[1] = dataclasses.replace(tables[1], dtype=torch.bfloat16)
     features = {name: name for name in names} | {"again": "one"}
     model = hb.EmbeddingCollection(tables, features, seed=1)
-    plan = Plan(tables, world, dict.fromkeys(names, SHARDINGS[kind]))
-    hb.distribute(model, plan, rows=wire[0], gradients=wire[1])
+    plan = Plan(tables, world, dict.fromkeys(names, kind))
+    hb.distribute(model, plan, rows=wire[0], gradients=wire[1], local_world_size=local)
     optimizer = hb.optim.Adagrad(model.parameters(), lr=0.1)
     batches = [batch(rank, number) for number in range(4)]
     for each in batches:
@@ -174,7 +192,8 @@ def sends(rank: int, world: int, kind: str, wire: tuple[str, str]) -> None:
         optimizer.zero_grad()
     ranks: Any = model.table("one").place.ranks
     traffic = hb.dist.traffic_of(tables, batches, features)
-    found = costs(world, traffic, wire=wire).of_plan(plan.tables, plan.shardings)
+    predicting = costs(world, traffic, wire=wire, local_world_size=local)
+    found = predicting.of_plan(plan.tables, plan.shardings)
     for what, predicted in zip(SENT, found.sent[:, rank].tolist(), strict=True):
         sent = ranks.sent.get(what, 0) / len(batches)
         assert predicted == pytest.approx(sent, rel=0.05, abs=1), (what, predicted, sent)
@@ -184,4 +203,15 @@ def sends(rank: int, world: int, kind: str, wire: tuple[str, str]) -> None:
 @pytest.mark.parametrize("wire", [("stored", "stored"), ("int8", "bfloat16")], ids="-".join)
 @pytest.mark.parametrize("kind", SHARDINGS)
 def test_predicted_bytes_are_sent(kind: str, wire: tuple[str, str]) -> None:
-    run(2, sends, kind, wire)
+    run(2, sends, SHARDINGS[kind], wire)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("kind", ON_MACHINES)
+def test_predicted_bytes_are_sent_by_machines(kind: str) -> None:
+    run(4, sends, ON_MACHINES[kind], ("stored", "stored"), 2)
+
+
+@pytest.mark.process
+def test_predicted_bytes_of_codecs_are_sent_by_machines() -> None:
+    run(4, sends, RowWise(), ("int8", "bfloat16"), 2)

@@ -116,8 +116,13 @@ def test_the_command_line(tmp_path: Path) -> None:
     file = tmp_path / "tables.toml"
     file.write_text('[tables.item]\nrows = 10_000_000\ndim = 64\nsharding = "grid"\n')
     arguments = ["plan", "--tables", str(file), "--world-size", "4"]
-    shown = CliRunner().invoke(app, [*arguments, "--local-world-size", "2"], env={"COLUMNS": "120"})
-    assert shown.exit_code == 0 and "(0, 1) (2, 3)" in shown.output
+    hb.dist.Rates().write(tmp_path / "rates.toml")
+    for more in ([], ["--rates", str(tmp_path / "rates.toml")]):
+        shown = CliRunner().invoke(
+            app, [*arguments, "--local-world-size", "2", *more], env={"COLUMNS": "120"}
+        )
+        assert shown.exit_code == 0 and "(0, 1) (2, 3)" in shown.output
+        assert ("is predicted to take" in shown.output) is bool(more)
     refused = CliRunner().invoke(app, arguments)
     assert refused.exit_code == 2 and "needs the ranks of machines" in refused.output
     odd = CliRunner().invoke(app, [*arguments, "--local-world-size", "3"])

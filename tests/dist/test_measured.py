@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 import hotbed as hb
 from hotbed.dist import (
     ColumnWise,
+    GridWise,
     Measured,
     Plan,
     PlanError,
@@ -52,6 +53,22 @@ def test_no_named_strategy_is_predicted_to_be_faster(
         assert made.cost.step <= step * (1 + 1e-9) + 1e-15
     again = hb.dist.predict(Plan(made.tables.values(), world, made.shardings), strategy)
     assert again.cost is not None and again.cost.step == pytest.approx(made.cost.step, rel=1e-6)
+
+
+@pytest.mark.parametrize("ranks", [256, (32, 8)])
+@pytest.mark.parametrize("ids", [1, 100])
+def test_among_many_ranks_no_table_by_row_is_faster(ranks: Any, ids: int) -> None:
+    shapes = [(3, 64), (2000, 64), (40_000, 64), (10**7, 64), (10**7, 64)]
+    many = [dataclasses.replace(one, combiner="sum") for one in tables(*shapes)]
+    traffic = {t.name: Traffic.assumed(t.rows or 0, ids_a_bag=ids) for t in many}
+    strategy = Measured(SOME, traffic, local_world_size=None if ranks == 256 else 8)
+    made = hb.plan(many, ranks, strategy=strategy, optimizer="adagrad")
+    kinds = [RowWise()] if ranks == 256 else [RowWise(), GridWise.of_machines(256, 8)]
+    for kind in kinds:
+        uniform = Plan(many, 256, {one.name: kind for one in many}, sizes=made.sizes)
+        cost = hb.dist.predict(uniform, strategy).cost
+        assert made.cost is not None and cost is not None and made.cost.step <= cost.step
+    assert min(made.cost.strategies.values()) > made.cost.step
 
 
 def test_a_plan_that_fits_comes_before_a_shorter_step() -> None:

@@ -16,8 +16,10 @@ from hypothesis import strategies as st
 import hotbed as hb
 from hotbed.dist import PlanError, Rates, measuring
 from hotbed.dist.measuring import fitted
-from hotbed.dist.rates import UNITS
+from hotbed.dist.rates import ALIKE, UNITS
 
+SOME_PROBES = measuring.PROBES[::5]
+"""Found once in a process, which measures several times."""
 SOME = Rates.of([1e-9 * (at + 1) for at in range(len(UNITS))])
 
 
@@ -56,6 +58,15 @@ def test_a_wrong_file_is_told(tmp_path: Path, change: object, says: str) -> None
         Rates.read(tmp_path / "none.toml")
 
 
+def test_figures_of_before_they_were_told_apart_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "rates.toml"
+    SOME.write(path)
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join(line for line in lines if not line.startswith("inside_")))
+    alike = {name: getattr(SOME, other) for name, other in ALIKE.items()}
+    assert Rates.read(path) == dataclasses.replace(SOME, **alike)
+
+
 @given(st.integers(0, 10_000))
 def test_prices_are_found_again(seed: int) -> None:
     draw = np.random.default_rng(seed)
@@ -71,10 +82,10 @@ def test_units_of_which_nothing_was_seen_cost_nothing() -> None:
     assert fitted(np.array([[2.0, 0.0], [4.0, 0.0]]), np.array([1.0, 2.0])).tolist() == [0.5, 0.0]
 
 
-def measures(rank: int, world: int, folder: str) -> None:
+def measures(rank: int, world: int, folder: str, local: int | None = None) -> None:
     if not SOAK:  # figures as those of a machine that something else keeps busy
-        vars(measuring).update(_ROUNDS=1, _ITERATIONS=1, _BATCHES=2, PROBES=measuring.PROBES[::5])
-    found = hb.dist.measure(ssd=folder)
+        vars(measuring).update(_ROUNDS=1, _ITERATIONS=1, _BATCHES=2, PROBES=SOME_PROBES)
+    found = hb.dist.measure(ssd=folder, local_world_size=local)
     found.write(f"{folder}/{rank}.toml")
     assert all(0 <= value < math.inf for value in dataclasses.astuple(found))
     assert found.ssd_row > 0  # what is fitted may find one of two to cost nothing
@@ -83,4 +94,12 @@ def measures(rank: int, world: int, folder: str) -> None:
 @pytest.mark.process
 def test_ranks_measure_the_same(tmp_path: Path) -> None:
     run(2, measures, str(tmp_path))
-    assert Rates.read(tmp_path / "0.toml") == Rates.read(tmp_path / "1.toml")
+    found = Rates.read(tmp_path / "0.toml")
+    assert found == Rates.read(tmp_path / "1.toml")
+    assert all(getattr(found, name) == getattr(found, other) for name, other in ALIKE.items())
+
+
+@pytest.mark.process
+def test_ranks_of_machines_measure_the_same(tmp_path: Path) -> None:
+    run(4, measures, str(tmp_path), 2)
+    assert Rates.read(tmp_path / "0.toml") == Rates.read(tmp_path / "3.toml")

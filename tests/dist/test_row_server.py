@@ -58,6 +58,7 @@ def told_by(said: Path) -> str:
 def test_a_run_with_row_servers_ends_as_one_without(log: Path, tmp_path: Path) -> None:
     path = tmp_path / "run"
     train = ["--data", log, "--checkpoint", path, "--json", tmp_path / "two.json"]
+    train += ["--local-world-size", 2]  # of which row servers are told
     ssd = ["--host", "24MB", "--ssd", str(tmp_path / "rows")]
     nodes = started(tmp_path / "said", 2, ssd, [*train, "--save", tmp_path / "two"])
     ended(nodes, tmp_path / "said")

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import dataclasses
+import io
 import math
+import os
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from dist.worlds import run
-from torch import Tensor
+from rich.console import Console
+from torch import Tensor, nn
 from train.clicks_and_buys import Towers, batches, one_label
 
 import hotbed as hb
+from hotbed.data import write_criteo_tsv
 from hotbed.dist import PeerError
+from hotbed.dist.distribute import needed_sharing
 from hotbed.train import (
     Checkpoints,
     CsvLog,
@@ -24,7 +32,9 @@ from hotbed.train import (
     Validation,
     evaluate,
     fit,
+    recipe,
 )
+from hotbed.train.settings import SettingsError, TrainSettings
 
 Batch = dict[str, Tensor]
 
@@ -161,3 +171,39 @@ def interrupted(rank: int, world: int) -> None:
 @pytest.mark.process
 def test_what_one_rank_wants_cuts_a_validation_short_on_all() -> None:
     run(2, interrupted)
+
+
+def command(rank: int, world: int, folder: str) -> None:
+    """`hotbed train` on ranks that are a process group already, by one level and by two."""
+    console, asked, sent = Console(file=io.StringIO()), [], []
+
+    def kept(model: nn.Module, **options: Any) -> nn.Module:
+        asked.append(options)
+        found = hb.distribute(model, **options)
+        sent.append(needed_sharing(found, "").ranks.sent)
+        return found
+
+    figures = []
+    with (
+        mock.patch.object(recipe, "process_group", lambda: contextlib.nullcontext(True)),
+        mock.patch.object(recipe, "distribute", kept),
+        mock.patch.dict(os.environ, {"RANK": str(rank), "WORLD_SIZE": str(world)}),
+    ):
+        for local in (None, 2):
+            settings = TrainSettings(
+                data=(f"{folder}/clicks.tsv",), dim=4, batch_size=64, local_world_size=local
+            )
+            figures.append(recipe.train(settings, console, console))
+        with pytest.raises(SettingsError, match="size is 3; it must be a divisor .* processes, 4"):
+            recipe.train(dataclasses.replace(settings, local_world_size=3), console, console)
+    assert asked == [{"local_world_size": None}, {"local_world_size": 2}]
+    assert ["ids inside" in of for of in sent] == [False, True]
+    one, two = figures
+    assert one["stored_rows"] == two["stored_rows"]
+    assert two["logloss"] == pytest.approx(one["logloss"], abs=1e-4)
+
+
+@pytest.mark.process
+def test_the_command_takes_machines_of_two_ranks(tmp_path: Path) -> None:
+    write_criteo_tsv(str(tmp_path / "clicks.tsv"), rows=500, seed=2)
+    run(4, command, str(tmp_path))

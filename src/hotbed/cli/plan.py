@@ -39,7 +39,7 @@ class PlanSettings:
     """Number of ranks, a process each."""
     local_world_size: Annotated[int | None, _NUMBER] = None
     """Ranks of a machine. With --optimizer, machines keep rows of pooled tables, and each of their ranks some
-    columns of these."""
+    columns of these. Predicted steps are those of hotbed train --local-world-size."""
     strategy: Annotated[str | None, Kind("NAME", is_path=False)] = None
     """auto, basic, memory_balanced, memory_optimized or measured. Default: measured with --measure or
     --rates, else auto."""
@@ -144,6 +144,7 @@ def _plan(asked: PlanSettings) -> tuple[Plan, str]:
 
     run = run_of(asked)
     found, rows, saved_by = _tables(asked, run)
+    ranks = _ranks(asked.world_size if run is None else run.plan.world_size, asked.local_world_size)
     measured = measured_of(asked, found, run)
     if asked.strategy == "measured" and measured is None:
         raise ConfigError("--strategy measured needs figures: give --measure, or --rates FILE.")
@@ -151,7 +152,7 @@ def _plan(asked: PlanSettings) -> tuple[Plan, str]:
     is_measured = measured is not None and asked.strategy in (None, "measured")
     made = planned(
         found,
-        _ranks(asked.world_size if run is None else run.plan.world_size, asked.local_world_size),
+        ranks,
         strategy=measured if measured is not None and is_measured else asked.strategy or "auto",
         column_slice_threshold=asked.column_slice_threshold,
         row_slice_threshold=asked.row_slice_threshold,

@@ -37,6 +37,8 @@ class Figures(Protocol):
     def batch_size(self) -> int: ...
     @property
     def world_size(self) -> int: ...
+    @property
+    def local_world_size(self) -> int | None: ...
 
 
 def run_of(asked: Figures) -> PlanOfRun | None:
@@ -95,7 +97,7 @@ def measured_of(
     traffic = _traffic(asked, tables)  # which is read first, as it may be wrong
     if run is not None and not asked.data:
         traffic = run.traffic
-    return Measured(_rates(asked), traffic)
+    return Measured(_rates(asked), traffic, local_world_size=asked.local_world_size)
 
 
 def schema_of(asked: Figures) -> Schema | None:

@@ -1,7 +1,8 @@
 """Bytes and seconds of a training step, predicted from who keeps what: arithmetic alone.
 
-It follows what `hotbed.dist.exchange` and `hotbed.dist.bags` send. Each rank is taken to ask as much as any
-other. Shapes: R ranks, U units of work (`rates.UNITS`), P phases (`rates.PHASES`).
+It follows what `hotbed.dist.exchange`, `hotbed.dist.by_machine` and `hotbed.dist.bags` send. Each rank is
+taken to ask as much as any other. Shapes: R ranks, U units of work (`rates.UNITS`), P phases
+(`rates.PHASES`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hotbed import _core
+from hotbed.dist.flows import Flow, Topology
 from hotbed.dist.rates import PHASE_OF, PHASES, UNITS, Rates
 from hotbed.dist.row_codecs import RowCodec, wire_of
 from hotbed.dist.sizes import Sizes
@@ -27,22 +29,29 @@ __all__ = ["SENT", "Costs", "TableCost", "Work"]
 
 Floats = NDArray[np.float64]
 
-SENT = ("ids", "rows", "vectors", "gradients")
+INSIDE = " inside"
+"""Behind the names of bytes between a rank and those of its machine that ask owners for it."""
+_BY_MACHINE = tuple(f"{what}{INSIDE}" for what in ("ids", "rows", "gradients"))
+SENT = ("ids", "rows", "vectors", "gradients", *_BY_MACHINE)
 """Kinds of bytes, as `Ranks.sent` names them."""
+_TO_OWNERS = "ids", "gradients"
+"""Of these those that go to owners; the others come from them."""
 
 _CACHED_BYTES = 16 << 20
 """Rows of a shard up to this size are taken to stay in a cache of the processor, and its pages in that of
 addresses."""
 _UNIT = {name: at for at, name in enumerate(UNITS)}
 _ANSWER = PHASES.index("answer")
-_FORWARD_BYTES, _GRADIENT_BYTES = _UNIT["received_byte"], _UNIT["received_gradient_byte"]
+_FORWARD_BYTES = [_UNIT["received_byte"], _UNIT["inside_byte"]]
+_GRADIENT_BYTES = [_UNIT["received_gradient_byte"], _UNIT["inside_gradient_byte"]]
+"""By distance."""
 
 
 class TableCost(NamedTuple):
     """Cost of one table, or the sum of several."""
 
     sent: Floats
-    """(4, R) bytes that each rank sends to others in a step, by `SENT`."""
+    """(7, R) bytes that each rank sends to others in a step, by `SENT`."""
     seconds: Floats
     """(P, 2, R): seconds of each rank's work with what comes to it, and seconds of what it sends. Both go on
     at the same time."""
@@ -87,6 +96,8 @@ class _Shards(NamedTuple):
     """(R,) rows."""
     is_split: bool
     is_replicated: bool
+    is_by_machine: bool
+    """True if machines of several ranks ask for its rows together."""
     pooled_from: float
     """Ids a bag from which on owners pool; infinite: they pool no bags."""
 
@@ -101,9 +112,10 @@ class _Shards(NamedTuple):
         if rule is not None:
             whole = (kept * width).sum() / table.dim
             share = kept / whole if whole else share / parts
-        by_bags = table.combiner in SUMMED and rule is not _core.OwnerRule.given
-        least = LEAST_IDS * parts if by_bags else np.inf
-        return cls(share, width, kept, rule is not None, kind.replicated, least)
+        is_named = rule is _core.OwnerRule.given
+        least = LEAST_IDS * parts if table.combiner in SUMMED and not is_named else np.inf
+        together = not (kind.replicated or is_named)
+        return cls(share, width, kept, rule is not None, kind.replicated, together, least)
 
     def bytes_of(self, codec: RowCodec, dtype: object) -> Floats:
         """(R,) bytes of a row in messages of or for each rank."""
@@ -123,6 +135,13 @@ class Costs:
     sizes: Sizes
     wire: tuple[str, str] = ("stored", "stored")
     """How rows and gradients travel, as `hotbed.distribute` takes it."""
+    local_world_size: int | None = None
+    """Ranks of a machine, as `hotbed.distribute` takes it; it divides `ranks`."""
+
+    @functools.cached_property
+    def topology(self) -> Topology:
+        """Return which ranks share a machine."""
+        return Topology.of(self.ranks, self.local_world_size)
 
     def work_of(self, table: Table, kind: Sharding) -> Work:
         """Return the work that a table makes if it is cut so."""
@@ -131,6 +150,8 @@ class Costs:
         is_pooled = traffic.bags > 0 and not traffic.is_weighted
         if is_pooled and traffic.ids >= shards.pooled_from * traffic.bags:
             return self._by_bags(table, traffic, shards)
+        if shards.is_by_machine and self.topology.local > 1:
+            return self._by_machine(table, traffic, shards)
         return self._by_rows(table, traffic, shards)
 
     def of_table(self, table: Table, kind: Sharding) -> TableCost:
@@ -140,7 +161,7 @@ class Costs:
     def work_of_calls(self) -> Work:
         """Return the work of a step whichever tables there are."""
         named = ("forward_call", "backward_call", "step_call")
-        return self._work({name: 1.0 for name in named}, {}, {}, np.zeros(self.ranks))
+        return self._work({name: 1.0 for name in named}, {}, np.zeros(self.ranks))
 
     def of_calls(self) -> TableCost:
         """Return what a step costs whichever tables there are."""
@@ -162,15 +183,28 @@ class Costs:
 
     def _by_rows(self, table: Table, traffic: Traffic, shards: _Shards) -> Work:
         """Each distinct id goes once to each owner; its row comes back, and its gradient goes."""
-        codecs, asked = wire_of(table, *self.wire), traffic.distinct * shards.share
-        row, gradient = (
-            shards.bytes_of(codec, dtype)
-            for codec, dtype in zip(codecs, (table.dtype, table.compute_dtype), strict=True)
+        asked, (row, gradient) = traffic.distinct * shards.share, self._row_bytes(table, shards)
+        travels = {"ids": 8 * asked, "rows": asked * row, "gradients": asked * gradient}
+        flows = {what: self.topology.direct(amounts) for what, amounts in travels.items()}
+        work = self._work_by_rows(table, traffic, shards)
+        return self._of_shards(table, traffic, shards, work, flows)
+
+    def _row_bytes(self, table: Table, shards: _Shards) -> tuple[Floats, Floats]:
+        """Return (R,) bytes of a row of each owner, and of its gradient, as they travel."""
+        of_rows, of_gradients = wire_of(table, *self.wire)
+        return (
+            shards.bytes_of(of_rows, table.dtype),
+            shards.bytes_of(of_gradients, table.compute_dtype),
         )
+
+    def _work_by_rows(
+        self, table: Table, traffic: Traffic, shards: _Shards
+    ) -> dict[str, Floats | float]:
+        asked, (_, gradient) = traffic.distinct * shards.share, self._row_bytes(table, shards)
         answered = asked * (1 if shards.is_replicated else self.ranks)
         vectors = float(traffic.ids * table.dim * table.compute_dtype.itemsize)
         split = traffic.distinct if shards.is_split else 0.0
-        work: dict[str, Floats | float] = {
+        return {
             "forward_table": 1.0,
             "grouped_id": traffic.ids,
             "ordered_id": split,
@@ -186,8 +220,30 @@ class Costs:
             "gradient_row": asked * self.ranks,
             "gradient_byte": asked * self.ranks * shards.width * table.compute_dtype.itemsize,
         }
-        travels = {"ids": 8 * asked, "rows": asked * row, "gradients": asked * gradient}
-        return self._of_shards(table, traffic, shards, work, travels)
+
+    def _by_machine(self, table: Table, traffic: Traffic, shards: _Shards) -> Work:
+        """Distinct ids go to the ranks of the own machine that ask owners for them, each once; rows come back
+        the same way, and gradients go it."""
+        topology, asked = self.topology, traffic.distinct * shards.share
+        merged = traffic.distinct_of(topology.local, table.rows) * shards.share
+        row, gradient = self._row_bytes(table, shards)
+        stored, summed = (shards.width * of.itemsize for of in (table.dtype, table.compute_dtype))
+        answered, brought = merged * topology.machines, topology.local * asked
+        work = self._work_by_rows(table, traffic, shards) | {
+            "forward_table": 2.0,
+            "grouped_id": traffic.ids + topology.through(brought),
+            "row": answered + topology.through(brought),
+            "row_byte": answered * stored + topology.through(brought * stored),
+            "step_table": 2.0,
+            "written_byte": (asked * summed).sum() + topology.through(merged * gradient),
+            "gradient_row": answered + topology.through(brought),
+            "gradient_byte": answered * summed + topology.through(brought * summed),
+        }
+        across = {"ids": 8 * merged, "rows": merged * row, "gradients": merged * gradient}
+        inside = {"ids": 8 * asked, "rows": asked * stored, "gradients": asked * summed}
+        flows = {what: topology.across(amounts) for what, amounts in across.items()}
+        flows |= {f"{what}{INSIDE}": topology.inside(amounts) for what, amounts in inside.items()}
+        return self._of_shards(table, traffic, shards, work, flows)
 
     def _by_bags(self, table: Table, traffic: Traffic, shards: _Shards) -> Work:
         """All ids go to their owners; one vector a bag comes back, and its gradient goes."""
@@ -214,7 +270,8 @@ class Costs:
             "vectors": bags * row,
             "gradients": bags * gradient,
         }
-        return self._of_shards(table, traffic, shards, work, travels)
+        flows = {what: self.topology.direct(amounts) for what, amounts in travels.items()}
+        return self._of_shards(table, traffic, shards, work, flows)
 
     def _of_shards(
         self,
@@ -222,9 +279,9 @@ class Costs:
         traffic: Traffic,
         shards: _Shards,
         work: Mapping[str, Floats | float],
-        travels: Mapping[str, Floats],
+        flows: Mapping[str, Flow],
     ) -> Work:
-        """`work`: by unit, without that of updates. `travels`: (R,) bytes between one rank and each owner."""
+        """`work`: by unit, without that of updates. `flows`: by `SENT`."""
         states = self.sizes.states
         touched = traffic.distinct_of(self.ranks, table.rows) * shards.share
         in_row = shards.width * table.dtype.itemsize
@@ -238,30 +295,24 @@ class Costs:
             "cold_byte": touched * in_row * is_cold,
             "cold_updated_byte": touched * in_update * is_cold,
         }
-        sent, received = {}, {}
-        for what, of_owners in travels.items():
-            to_others, from_others = of_owners.sum() - of_owners, of_owners * (self.ranks - 1)
-            if what in ("ids", "gradients"):
-                sent[what], received[what] = to_others, from_others
-            elif not shards.is_replicated:  # which answers its own rank alone
-                sent[what], received[what] = from_others, to_others
-        return self._work(work, received, sent, touched)
+        if shards.is_replicated:  # which answers its own rank alone
+            flows = {what: flow for what, flow in flows.items() if what in _TO_OWNERS}
+        return self._work(work, flows, touched)
 
     def _work(
-        self,
-        work: Mapping[str, Floats | float],
-        received: Mapping[str, Floats],
-        sent: Mapping[str, Floats],
-        touched: Floats,
+        self, work: Mapping[str, Floats | float], flows: Mapping[str, Flow], touched: Floats
     ) -> Work:
-        units, nothing = np.zeros((len(UNITS), 2, self.ranks)), np.zeros(self.ranks)
+        units, sent = np.zeros((len(UNITS), 2, self.ranks)), np.zeros((len(SENT), self.ranks))
         for name, amount in work.items():
             units[_UNIT[name], 0] = amount
-        for side, of_side in enumerate((received, sent)):
-            for what, amount in of_side.items():
-                at = _GRADIENT_BYTES if what == "gradients" else _FORWARD_BYTES
-                units[at, side] += amount
-        return Work(np.stack([sent.get(what, nothing) for what in SENT]), units, touched)
+        for what, (asking, asked) in flows.items():
+            kind = what.removesuffix(INSIDE)
+            leaves, comes = (asking, asked) if kind in _TO_OWNERS else (asked, asking)
+            at = _GRADIENT_BYTES if kind == "gradients" else _FORWARD_BYTES
+            units[at, 0] += comes
+            units[at, 1] += leaves
+            sent[SENT.index(what)] = leaves.sum(0)
+        return Work(sent, units, touched)
 
     def _priced(self, work: Work) -> TableCost:
         seconds = self._prices @ work.units.reshape(len(UNITS), -1)

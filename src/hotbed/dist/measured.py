@@ -1,14 +1,14 @@
 """`Measured`: the strategy that takes the plan whose predicted step is shortest.
 
-It starts from the best plan of the named strategies and gives one table after another the kind of sharding
-with which the step is shortest, until nothing becomes shorter.
+It starts from the best plan of the named strategies, and from one that cuts all tables by row, and gives one
+table after another the kind of sharding with which the step is shortest, until nothing becomes shorter.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -22,7 +22,7 @@ from hotbed.dist.sizes import Load
 from hotbed.dist.strategies import wished
 from hotbed.dist.traffic import Traffic
 from hotbed.errors import PlanError
-from hotbed.sharding import KINDS, Sharding
+from hotbed.sharding import KINDS, Sharding, checked_local_size
 from hotbed.tables import Table
 
 __all__ = ["Measured", "predict"]
@@ -55,6 +55,9 @@ class Measured:
     rows: str = "stored"
     gradients: str = "stored"
     """How rows and gradients travel, as `hotbed.distribute` is told."""
+    local_world_size: int | None = None
+    """Ranks of a machine, as `hotbed.distribute` is told, for `predict`; `hotbed.plan` takes those of its
+    ``world_size`` instead."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.rates, Rates):
@@ -64,37 +67,48 @@ class Measured:
         for name, traffic in self.traffic.items():
             if not isinstance(traffic, Traffic):
                 raise PlanError(f"Measured: traffic of table {name!r} is {traffic!r}, no Traffic.")
+        checked_local_size(self.local_world_size)
 
     def costs_of(self, plan: Plan) -> Costs:
-        """Return what tables of a plan cost on its ranks."""
+        """Return what tables of a plan cost on its ranks.
+
+        Raises:
+            PlanError: `local_world_size` does not divide their number.
+        """
+        local = self.local_world_size
+        if plan.world_size % (local or 1):
+            raise PlanError(
+                f"Measured: local_world_size={local} does not divide the {plan.world_size} ranks of the plan."
+            )
         of_tables = {
             name: self.traffic.get(name)
             or Traffic.assumed(plan.sizes.rows_of(table) or _ASSUMED_ROWS)
             for name, table in plan.tables.items()
         }
         wire = self.rows, self.gradients
-        return Costs(plan.world_size, self.rates, of_tables, plan.sizes, wire)
+        return Costs(plan.world_size, self.rates, of_tables, plan.sizes, wire, local)
 
-    def best_of(self, named: Mapping[str, Plan]) -> Plan:
+    def best_of(self, named: Mapping[str, Plan], others: Sequence[Plan] = ()) -> Plan:
         """Return the plan whose predicted step is shortest.
 
         Args:
             named: plans of the same tables, by the names of their strategies.
+            others: further plans of these tables from which it searches.
         """
         some = next(iter(named.values()))
         costs = self.costs_of(some)
         searched = {name: _Search(plan, costs) for name, plan in named.items()}
-        usable = {n: s for n, s in searched.items() if s.is_allowed} or searched
-        best = min(usable.values(), key=lambda search: search.key)
-        fastest = min(usable.values(), key=lambda search: search.step)  # which may not fit yet
-        tries = [_Search(start.plan, costs) for start in dict.fromkeys((best, fastest))]
+        usable = [s for s in searched.values() if s.is_allowed] or [*searched.values()]
+        best = min(usable, key=lambda search: search.key)
+        fastest = min(usable, key=lambda search: search.step)  # which may not fit yet
+        more = [plan for plan in others if _Search(plan, costs).is_allowed]
+        tries = [_Search(plan, costs) for plan in dict.fromkeys((best.plan, fastest.plan, *more))]
         for search in tries:
             search.improve()
         better = min(tries, key=lambda search: search.key)
         if better.missing < best.missing or better.step <= _WORTH * best.step:
             best = better
-        others = {name: search.step for name, search in searched.items()}
-        return best.planned(others)
+        return best.planned({name: search.step for name, search in searched.items()})
 
 
 def predict(plan: Plan, measured: Measured) -> Plan:
@@ -119,6 +133,8 @@ class _Changed(NamedTuple):
     """(2, R) bytes of rows and of indices on each rank."""
     own: TableCost
     """Of the table."""
+    own_loads: Ints
+    """As `loads`, of the table alone."""
 
 
 class _Search:
@@ -135,11 +151,12 @@ class _Search:
         self.shardings = dict(plan.shardings)
         self._missing_of = functools.lru_cache(maxsize=None)(self._filled)
         self._of_tables = {n: self._cost_of(t, plan.shardings[n]) for n, t in plan.tables.items()}
+        self._own_loads = {n: self._loads_of(t, plan.shardings[n]) for n, t in plan.tables.items()}
         self._total = costs.of_calls()
         self._loads = np.zeros((2, plan.world_size), np.int64)
-        for name, table in plan.tables.items():
+        for name in plan.tables:
             self._total = self._total.plus(self._of_tables[name])
-            self._loads += self._loads_of(table, plan.shardings[name])
+            self._loads += self._own_loads[name]
         self.missing, self.step, _ = self.key = self._key_of(self._total, self._loads)
 
     @property
@@ -187,7 +204,9 @@ class _Search:
             if _is_better(key, best):
                 best, own = key, kind
         if own is not self.shardings[name]:
-            self.key, self._total, self._loads, self._of_tables[name] = self._with(name, own)
+            changed = self._with(name, own)
+            self.key, self._total, self._loads, *_ = changed
+            self._of_tables[name], self._own_loads[name] = changed.own, changed.own_loads
             self.missing, self.step, _ = self.key
             self.shardings[name] = own
 
@@ -230,11 +249,10 @@ class _Search:
     def _with(self, name: str, kind: Sharding) -> _Changed:
         """Return key, cost and loads of the plan with another kind of one table, and that table's cost."""
         table = self.plan.tables[name]
-        own = self._cost_of(table, kind)
+        own, own_loads = self._cost_of(table, kind), self._loads_of(table, kind)
         total = self._total.plus(self._of_tables[name], -1.0).plus(own)
-        loads = self._loads - self._loads_of(table, self.shardings[name])
-        loads = loads + self._loads_of(table, kind)
-        return _Changed(self._key_of(total, loads), total, loads, own)
+        loads = self._loads - self._own_loads[name] + own_loads
+        return _Changed(self._key_of(total, loads), total, loads, own, own_loads)
 
     def _cost_of(self, table: Table, kind: Sharding) -> TableCost:
         return self._costs.of_table(table, kind)

@@ -24,7 +24,7 @@ from hotbed.collection import EmbeddingCollection
 from hotbed.dist.costs import Costs
 from hotbed.dist.distribute import distribute
 from hotbed.dist.plans import Plan
-from hotbed.dist.rates import PHASE_OF, PHASES, UNITS, Rates
+from hotbed.dist.rates import ALIKE, PHASE_OF, PHASES, UNITS, Rates
 from hotbed.dist.sizes import Sizes, states_of
 from hotbed.dist.traffic import traffic_of
 from hotbed.errors import PlanError
@@ -110,7 +110,12 @@ PROBES = (
 """Models that are timed."""
 
 
-def measure(*, shared_memory: bool = True, ssd: str | os.PathLike[str] | None = None) -> Rates:
+def measure(
+    *,
+    shared_memory: bool = True,
+    ssd: str | os.PathLike[str] | None = None,
+    local_world_size: int | None = None,
+) -> Rates:
     """Measure a machine for `Measured`, in some seconds.
 
     With a process group, all ranks call this, and it measures them as they are, with the link between them;
@@ -119,18 +124,20 @@ def measure(*, shared_memory: bool = True, ssd: str | os.PathLike[str] | None = 
     Args:
         shared_memory: as `hotbed.distribute` is told.
         ssd: a folder on the SSD on which rows will lie; None: 0.1 ms a row is assumed.
+        local_world_size: of a process group: ranks on each machine. Bytes of the same machine are then
+            measured apart from those of others.
 
     Returns:
         The same figures on all ranks.
 
     Raises:
-        PlanError: a started process failed.
+        PlanError: a started process failed; or `local_world_size` does not divide the ranks.
         PeerError: another rank does not call this.
     """
     if not torch_dist.is_available() or not torch_dist.is_initialized():
         found = _in_processes(shared_memory)
     else:
-        found = _between_ranks(shared_memory)
+        found = _between_ranks(shared_memory, local_world_size)
     if ssd is None:
         return found
     seconds = found.seconds
@@ -172,9 +179,9 @@ def _least_squares(
     return found
 
 
-def _between_ranks(shared_memory: bool) -> Rates:
+def _between_ranks(shared_memory: bool, local_world_size: int | None = None) -> Rates:
     """Called by all ranks."""
-    running = [_Running(probe, shared_memory) for probe in PROBES]
+    running = [_Running(probe, shared_memory, local_world_size) for probe in PROBES]
     for one in running:
         one.run(_BATCHES, 0)  # rows that are touched for the first time take longer
     for _ in range(_ROUNDS):  # so that what disturbs the machine for a while disturbs all of them
@@ -188,6 +195,9 @@ def _between_ranks(shared_memory: bool) -> Rates:
     for at, units in enumerate((~backward & ~step, backward, step)):
         seconds[units] = fitted(amounts[:, units], times[:, at])
     seconds[UNITS.index("ssd_row")] = _SSD_SECONDS
+    for name, alike in ALIKE.items():
+        if not amounts[:, UNITS.index(name)].any():
+            seconds[UNITS.index(name)] = seconds[UNITS.index(alike)]
     return _of_first_rank(seconds)
 
 
@@ -206,13 +216,18 @@ class _Running:
         amounts: (U,) of its work in a step.
     """
 
-    def __init__(self, probe: Probe, shared_memory: bool) -> None:
+    def __init__(self, probe: Probe, shared_memory: bool, local_world_size: int | None) -> None:
         """Called by all ranks."""
         rank, ranks = torch_dist.get_rank(), torch_dist.get_world_size()
         tables = [Table(f"t{at}", probe.dim, probe.rows) for at in range(probe.tables)]
         kinds = {table.name: probe.sharding(at, ranks) for at, table in enumerate(tables)}
         self._model = EmbeddingCollection(tables, seed=0)
-        distribute(self._model, Plan(tables, ranks, kinds), shared_memory=shared_memory)
+        distribute(
+            self._model,
+            Plan(tables, ranks, kinds),
+            shared_memory=shared_memory,
+            local_world_size=local_world_size,
+        )
         self._optimizer = Adagrad(self._model.parameters(), lr=0.01)
         drawn = torch.Generator().manual_seed(rank)
         self._batches = [probe.batch(drawn) for _ in range(_BATCHES)]
@@ -220,7 +235,8 @@ class _Running:
         self._times: list[list[float]] = []
         self._steps = 0
         nothing, traffic = Rates.of([0.0] * len(UNITS)), traffic_of(tables, self._batches)
-        costs = Costs(ranks, nothing, traffic, Sizes(states_of(Adagrad)))
+        sizes, local = Sizes(states_of(Adagrad)), local_world_size
+        costs = Costs(ranks, nothing, traffic, sizes, local_world_size=local)
         units = costs.work_of_calls().units
         for table in tables:
             units = units + costs.work_of(table, kinds[table.name]).units

@@ -10,7 +10,7 @@ from hotbed.dist.grids import among_machines, with_grids
 from hotbed.dist.measured import Measured
 from hotbed.dist.plans import Plan
 from hotbed.dist.sizes import Sizes, States, TierSizes
-from hotbed.dist.strategies import STRATEGIES, Thresholds
+from hotbed.dist.strategies import STRATEGIES, Strategy, Thresholds, by_row
 from hotbed.optim.base import TableOptimizer
 from hotbed.tables import Table
 
@@ -34,16 +34,19 @@ class Request:
     def plan(self) -> Plan:
         """Whether it fits or not."""
         if isinstance(self.strategy, Measured):
-            return self.strategy.best_of({name: self._named(name) for name in STRATEGIES})
-        return self._named(self.strategy)
+            named = {name: self._chosen(choose) for name, choose in STRATEGIES.items()}
+            others = [self._chosen(by_row, grids) for grids in (False, True)]
+            strategy = dataclasses.replace(self.strategy, local_world_size=self.local_world_size)
+            return strategy.best_of(named, others)
+        return self._chosen(STRATEGIES[self.strategy])
 
-    def _named(self, strategy: str) -> Plan:
+    def _chosen(self, choose: Strategy, grids: bool = True) -> Plan:
         sizes = Sizes(self.states, self.expected_rows, self.tiers.on_ssd)
-        choose = STRATEGIES[strategy]
         machines = self.world_size, self.local_world_size
         tables = with_grids(self.tables, *machines)
         chosen = choose(tables, self.world_size, self.thresholds, sizes)
-        if self.optimizer is not None and not self.states.per_row:  # which needs whole rows
+        cuts_columns = self.optimizer is not None and not self.states.per_row
+        if grids and cuts_columns:
             chosen = among_machines(tables, chosen, *machines)
         return Plan(self.tables, self.world_size, chosen, sizes=sizes, tiers=self.tiers)
 

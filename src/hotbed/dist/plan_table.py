@@ -39,7 +39,8 @@ class PlanCost(NamedTuple):
     of_ranks: Sequence[float]
     """Seconds that each rank works, without waiting."""
     sent: Sequence[Sequence[float]]
-    """Bytes that each rank sends in a step: of ids, rows, vectors and gradients."""
+    """Bytes that each rank sends in a step: of ids, rows, vectors and gradients; then of ids, rows and
+    gradients that go by way of a rank of the own machine, to or from that one."""
     tables: Mapping[str, TableChoice]
     strategies: Mapping[str, float]
     """Seconds of a step by the plan of each named strategy."""

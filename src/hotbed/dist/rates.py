@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from hotbed.errors import PlanError
 from hotbed.files import appearing, read_toml
 
-__all__ = ["PHASES", "UNITS", "Rates"]
+__all__ = ["ALIKE", "PHASES", "PHASE_OF", "UNITS", "Rates"]
 
 PHASES = ("ask", "answer", "receive", "send gradients", "update")
 """Between them ranks wait for each other: a step takes the sum of what the slowest rank takes in each.
@@ -66,6 +66,8 @@ class Rates:
     """A row that is read from an SSD."""
     received_byte: float = _in("receive", 3e-10)
     """A byte that comes from another rank in a forward: ids, rows, vectors."""
+    inside_byte: float = _in("receive", 3e-10)
+    """Such a byte from a rank of the same machine, where it is said how many ranks a machine has."""
     vector_byte: float = _in("receive", 2e-10)
     """A byte of vectors, or of the rows of bags, that the requester writes to a forward's output."""
     backward_call: float = _in("receive", 0.00029)
@@ -102,6 +104,8 @@ class Rates:
     """A byte of them that comes from memory."""
     received_gradient_byte: float = _in("update", 3e-10)
     """A byte of gradients that comes from another rank."""
+    inside_gradient_byte: float = _in("update", 3e-10)
+    """As `inside_byte`, of gradients."""
 
     def __post_init__(self) -> None:
         for name in UNITS:
@@ -150,6 +154,8 @@ class Rates:
             raise PlanError(f"{named}: figures have the key version and a section [seconds].")
         if read["version"] != _VERSION:
             raise PlanError(f"{named}: version {read['version']!r} is not {_VERSION}.")
+        for name, alike in ALIKE.items():  # which earlier versions did not tell apart
+            seconds.setdefault(name, seconds.get(alike))
         if other := set(UNITS) ^ set(seconds):
             wrong = sorted(other)[0]
             raise PlanError(f"{named}: the key {wrong!r} is missing or unknown in [seconds].")
@@ -161,5 +167,10 @@ class Rates:
 
 UNITS = tuple(field.name for field in dataclasses.fields(Rates))
 """Names of the figures."""
+ALIKE = {
+    "inside_byte": "received_byte",
+    "inside_gradient_byte": "received_gradient_byte",
+}
+"""Figures, and those of others that they equal where nobody says which ranks share a machine."""
 PHASE_OF = np.array([field.metadata["phase"] for field in dataclasses.fields(Rates)])
 """(U,) position in `PHASES` of each."""

@@ -23,7 +23,7 @@ from hotbed.sharding import (
 )
 from hotbed.tables import Table
 
-__all__ = ["REPLICATED_BYTES", "STRATEGIES", "Strategy", "Thresholds"]
+__all__ = ["REPLICATED_BYTES", "STRATEGIES", "Strategy", "Thresholds", "by_row"]
 
 REPLICATED_BYTES = 1 << 20
 """Weights of the largest table that "auto" replicates, and
@@ -167,6 +167,14 @@ def auto(
     cut_tables = [table for table in tables if table.name in chosen]
     kept = _kept(cut_tables, chosen, world_size, sizes, bytes_of)
     return chosen | _assigned(slices, largest_first, kept)
+
+
+def by_row(
+    tables: Sequence[Table], world_size: int, thresholds: Thresholds, sizes: Sizes
+) -> dict[str, Sharding]:
+    """Every table by row that has no wish, however few rows it has; the others as "auto" has them."""
+    chosen = auto(tables, world_size, thresholds, sizes)
+    return chosen | {table.name: RowWise() for table in tables if table.sharding is None}
 
 
 STRATEGIES: dict[str, Strategy] = {

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hotbed import _core
-from hotbed.sharding.column import ColumnWise
+from hotbed.sharding.column import ColumnWise, even_widths
 from hotbed.sharding.kind import Extent, Kept, Shape, Sharding
 from hotbed.sharding.named_ranks import distinct_ranks, first_ranks, no_rank, several
 from hotbed.sharding.row import RowWise
@@ -88,7 +88,9 @@ class GridWise(Sharding):
         found, groups = [], self._groups()
         for of_rows in self._by_row().extents(table, rows, len(groups)):
             for at in of_rows.ranks:
-                found += ColumnWise(groups[at]).extents(table, of_rows.rows, world_size)
+                widths = even_widths(table.dim, len(groups[at]))
+                for rank, width in zip(groups[at], widths, strict=True):
+                    found.append(Extent(range(rank, rank + 1), of_rows.rows, width))
         return found
 
     def kept(self, table: Shape, rank: int, world_size: int) -> Kept | None:

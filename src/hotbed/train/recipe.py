@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 
 import torch
+import torch.distributed as torch_dist
 from rich.console import Console
 from torch import nn
 
@@ -67,6 +68,7 @@ def train(settings: TrainSettings, progress: Console, results: Console) -> dict[
         HotbedError, OSError: bad input, or an output that cannot be written.
     """
     with process_group() as shared:
+        settings.check_processes(torch_dist.get_world_size() if shared else 1)
         record = RunRecord(settings, progress, is_first=first())
         if first():
             _check_outputs(settings)
@@ -128,7 +130,7 @@ class _Run:
         self.ssd.forget_note()
         if self.shared:
             announce(settings, model)
-            distribute(model)
+            distribute(model, local_world_size=settings.local_world_size)
         return model
 
     def begin(self) -> None:

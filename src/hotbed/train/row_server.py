@@ -36,7 +36,8 @@ def announce(settings: TrainSettings, model: nn.Module) -> None:
             about = description_of(model)
         except CheckpointError:  # of a class of the user's own, which hosts cannot make
             about = None
-        told = {"model": about, "optimizer": settings.optimizer, "lr": settings.lr}
+        names = "optimizer", "lr", "local_world_size"
+        told = {"model": about, **{name: getattr(settings, name) for name in names}}
         store_of("run").set(_RUN, json.dumps(told))
 
 
@@ -69,7 +70,7 @@ def keep_rows(host: str | None, ssd: str | None, reset_ssd: bool, progress: Cons
                 ) from None
         storage = storage_of(host, ssd, reset_ssd)
         model = model_of("hotbed train", run["model"], storage)
-        distribute(model, memory_host=True)
+        distribute(model, memory_host=True, local_world_size=run["local_world_size"])
         optimizer = make_optimizer(run["optimizer"], model, run["lr"])
         with (
             stop_on_interrupt(),  # which the others ask for: they end after a step, and tell

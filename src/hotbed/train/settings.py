@@ -121,6 +121,9 @@ class TrainSettings:
     horizon: int | None = None
     """Batches whose ids are known ahead, so that their rows are kept. Default: 32, of small ones up to
     128."""
+    local_world_size: int | None = None
+    """Under torchrun on several machines: processes of each. Ids, rows and gradients that they share cross to
+    other machines once, which is slower where they share few."""
     trace: Annotated[str | None, FILE] = None
     """Write what ran when, for ui.perfetto.dev."""
 
@@ -131,6 +134,9 @@ class TrainSettings:
             _check(option, getattr(self, option.field))
         for name in ("dim", "batch_size", "epochs", "every", "keep"):
             self._require(getattr(self, name) > 0, name, "positive")
+        for name in ("validate_every", "patience", "local_world_size"):
+            value = getattr(self, name)
+            self._require(value is None or value > 0, name, "positive")
         self._require(0 < self.lr <= _MOST_LR, "lr", f"positive, and at most {_MOST_LR:g}")
         if self.resumes and self.checkpoint is None:
             typed = "--resume" if self.resume_from is None else "--resume-from"
@@ -152,6 +158,15 @@ class TrainSettings:
         if not good:
             raise _error(OPTIONS[name], getattr(self, name), wanted)
 
+    def check_processes(self, count: int) -> None:
+        """Refuse a --local-world-size that does not divide the number of processes.
+
+        Raises:
+            SettingsError: it does not.
+        """
+        divides = count % (self.local_world_size or 1) == 0
+        self._require(divides, "local_world_size", f"a divisor of the number of processes, {count}")
+
     def _check_validation(self) -> None:
         self._require(0 <= self.validation_fraction < 1, "validation_fraction", "in [0, 1)")
         if self.test_fraction + self.validation_fraction >= 1:
@@ -161,7 +176,6 @@ class TrainSettings:
             )
         for name in ("validate_every", "patience"):
             value = getattr(self, name)
-            self._require(value is None or value > 0, name, "positive")
             if value is not None and not self.validation_fraction:
                 raise SettingsError(
                     f"--{OPTIONS[name].key} needs samples to validate on: pass --validation-fraction."
