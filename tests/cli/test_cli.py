@@ -190,6 +190,7 @@ def test_skipped_lines_are_reported(log, tmp_path):
         (["--data", "{log}", "--optimizer", "lion"], "--optimizer is lion; it must be one of sgd"),
         (["--data", "{log}", "--dim", "0"], "--dim is 0; it must be positive."),
         (["--data", "{log}", "--local-world-size", "0"], "--local-world-size is 0; it must be"),
+        (["--data", "{log}", "--prefetch", "2"], "--prefetch is 2; it must be 0 or 1"),
         (
             ["--data", "{log}", "--local-world-size", "2"],
             "a divisor of the number of processes, 1.",

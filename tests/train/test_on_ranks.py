@@ -174,7 +174,7 @@ def test_what_one_rank_wants_cuts_a_validation_short_on_all() -> None:
 
 
 def command(rank: int, world: int, folder: str) -> None:
-    """`hotbed train` on ranks that are a process group already, by one level and by two."""
+    """`hotbed train` on ranks that are a process group already, by one level and by two, and rows ahead."""
     console, asked, sent = Console(file=io.StringIO()), [], []
 
     def kept(model: nn.Module, **options: Any) -> nn.Module:
@@ -189,18 +189,24 @@ def command(rank: int, world: int, folder: str) -> None:
         mock.patch.object(recipe, "distribute", kept),
         mock.patch.dict(os.environ, {"RANK": str(rank), "WORLD_SIZE": str(world)}),
     ):
-        for local in (None, 2):
+        for local, prefetch in ((None, 0), (2, 0), (None, 1)):
             settings = TrainSettings(
-                data=(f"{folder}/clicks.tsv",), dim=4, batch_size=64, local_world_size=local
+                data=(f"{folder}/clicks.tsv",),
+                dim=4,
+                batch_size=64,
+                local_world_size=local,
+                prefetch=prefetch,
             )
             figures.append(recipe.train(settings, console, console))
         with pytest.raises(SettingsError, match="size is 3; it must be a divisor .* processes, 4"):
             recipe.train(dataclasses.replace(settings, local_world_size=3), console, console)
-    assert asked == [{"local_world_size": None}, {"local_world_size": 2}]
-    assert ["ids inside" in of for of in sent] == [False, True]
-    one, two = figures
-    assert one["stored_rows"] == two["stored_rows"]
+    assert [tuple(options.values()) for options in asked] == [(None, 0), (2, 0), (None, 1)]
+    assert ["ids inside" in of for of in sent] == [False, True, False]
+    assert ["rows ahead" in of for of in sent] == [False, False, True] and sent[2]["ids ahead"]
+    one, two, ahead = figures
+    assert one["stored_rows"] == two["stored_rows"] == ahead["stored_rows"]
     assert two["logloss"] == pytest.approx(one["logloss"], abs=1e-4)
+    assert ahead["logloss"] == one["logloss"]
 
 
 @pytest.mark.process

@@ -130,7 +130,9 @@ class _Run:
         self.ssd.forget_note()
         if self.shared:
             announce(settings, model)
-            distribute(model, local_world_size=settings.local_world_size)
+            distribute(
+                model, local_world_size=settings.local_world_size, prefetch=settings.prefetch
+            )
         return model
 
     def begin(self) -> None:

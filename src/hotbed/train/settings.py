@@ -121,6 +121,9 @@ class TrainSettings:
     horizon: int | None = None
     """Batches whose ids are known ahead, so that their rows are kept. Default: 32, of small ones up to
     128."""
+    prefetch: int = 0
+    """1: under torchrun, rows of the next batch travel while this one computes, but for those that its step
+    changes. Results are the same."""
     local_world_size: int | None = None
     """Under torchrun on several machines: processes of each. Ids, rows and gradients that they share cross to
     other machines once, which is slower where they share few."""
@@ -137,6 +140,7 @@ class TrainSettings:
         for name in ("validate_every", "patience", "local_world_size"):
             value = getattr(self, name)
             self._require(value is None or value > 0, name, "positive")
+        self._require(self.prefetch in (0, 1), "prefetch", "0 or 1")
         self._require(0 < self.lr <= _MOST_LR, "lr", f"positive, and at most {_MOST_LR:g}")
         if self.resumes and self.checkpoint is None:
             typed = "--resume" if self.resume_from is None else "--resume-from"
