@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from hotbed import _core
+from hotbed.dist.errors import is_known_to_all
 from hotbed.dist.exchange import (
     Answer,
     Fetched,
@@ -177,7 +178,9 @@ class _SentByMachine(NamedTuple):
                 batch.pool(places)
             route.across.give_back(rows)  # a backward needs the batch, and not them
 
-        received = send_written(among(route.layout, ranks), "rows", inside.row_sizes(), write)
+        # No exchange comes behind it, in which the other machines would hear of a fault.
+        here = among(route.layout, ranks, tells_all=True)
+        received = send_written(here, "rows", inside.row_sizes(), write)
         assert batch is not None
         return _FetchedByMachine(Fetched(self.inside, None, received), self, came, batch)
 
@@ -229,10 +232,19 @@ class _KeptByMachine(KeptLookup):
         seeds: Sequence[int],
     ) -> list[tuple[LiveTable, GradientRows]]:
         core, route = self._sent.inside.core, self._sent.route
-        received = send_given(ranks, self._sent.inside, lambda: given, chosen, seeds)
+        received: list[Tensor] = []
+        fault: Exception | None = None
+        try:
+            received = send_given(ranks, self._sent.inside, lambda: given, chosen, seeds)
+        except Exception as error:
+            if is_known_to_all(error):
+                raise
+            fault = error  # other machines hear of it across
         chosen_across = [chosen[t] for t in route.table_of]
 
         def sums() -> Sequence[object]:
+            if fault is not None:
+                raise fault
             places = core.given_places(chosen, False, addresses(received))
             return route.sums(self._batch, places, chosen_across)
 

@@ -169,7 +169,11 @@ class Rounds:
         return messages
 
     def send(
-        self, what: str, sizes: Sequence[int], fault: BaseException | None = None
+        self,
+        what: str,
+        sizes: Sequence[int],
+        fault: BaseException | None = None,
+        heard_by: Sequence[int] | None = None,
     ) -> list[Tensor]:
         own = self.rank
         messages, faults = self._wire.send([*sizes[:own], 0, *sizes[own + 1 :]], fault is not None)

@@ -39,15 +39,20 @@ class Wire(Protocol):
             sizes: in bytes; 0 for the own rank.
         """
 
-    def send(self, sizes: Sequence[int], word: int) -> tuple[list[Tensor], list[int]]:
+    def send(
+        self, sizes: Sequence[int], word: int, heard_by: Sequence[int] | None = None
+    ) -> tuple[list[Tensor], list[int]]:
         """Send the memory that `reserve` gave. Called by all ranks.
 
         Args:
             sizes: of the messages that come, in bytes; 0 from the own rank.
             word: for all other ranks.
+            heard_by: ranks that must hear the word, this one among them, where messages go to none but
+                these; None: all ranks.
 
         Returns:
-            The messages of all ranks, which stay until the next `send`, and their words.
+            The messages of all ranks, which stay until the next `send`, and their words; only those of
+            `heard_by` where no others were heard.
         """
 
     def gather(self, own: Tensor) -> Tensor:
@@ -74,7 +79,9 @@ class Gloo:
         self._outgoing = _core.block(sum(self._whole))
         return _messages(self._outgoing, self._whole, sizes)
 
-    def send(self, sizes: Sequence[int], word: int) -> tuple[list[Tensor], list[int]]:
+    def send(
+        self, sizes: Sequence[int], word: int, heard_by: Sequence[int] | None = None
+    ) -> tuple[list[Tensor], list[int]]:
         return self.begin(sizes, word, wait=self._awake is None)()
 
     def begin(
