@@ -56,11 +56,12 @@ def bytes_across(rank: int, world: int, deal: str) -> None:
             each = torch.tensor([ranks.sent.get(k, 0) - before.get(k, 0) for k in NAMES])
             torch.distributed.all_reduce(each)
             sent[alike, local] = each
-    assert torch.equal(2 * sent[True, LOCAL], sent[False, LOCAL])
+    assert torch.equal(2 * sent[True, LOCAL][1:], sent[False, LOCAL][1:])
     assert (sent[True, LOCAL] <= sent[True, None]).all()
 
 
 NAMES = "ids", "rows", "gradients"
+"""Bytes that cross. Messages of ids have room for as many as the ranks of a machine ask for."""
 
 
 @pytest.mark.parametrize("deal", ["row", "column"])

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from hotbed import _core
-from hotbed.dist.errors import is_known_to_all
+from hotbed.dist.errors import PeerError, is_known_to_all
 from hotbed.dist.exchange import (
     Answer,
     Fetched,
@@ -38,7 +38,7 @@ from hotbed.dist.exchanged_values import (
 )
 from hotbed.dist.layout import LaidShard, LaidTable, Layout
 from hotbed.dist.ranks import Ranks
-from hotbed.dist.raw import Messenger
+from hotbed.dist.raw import WORD, Messenger
 from hotbed.dist.row_codecs import CODECS, Codecs
 from hotbed.dist.sending import addresses, among, send_written
 from hotbed.dist.shards import ShardedPlace
@@ -88,12 +88,12 @@ class ByMachine:
         machine = machines.machine(machines.rank)
         self.across = Layout(machine, len(self.others), ranks.trainers, shards[own], self.others)
         self.across.can_fail = any(place.codecs.rows.can_fail for place in places)
-        self._width = max(map(len, shards))
         self._specs = [table.spec for table in shards[own]]
         self._cores = [make_core(spec, 0, elsewhere=True) for spec in self._specs]
 
     def send(self, messenger: Gathering, by_owner: IdsByOwner, numbers: Tensor) -> Sent:
         here, count = self.here, len(self._cores)
+        numbers = numbers.contiguous()
         inside = send_ids(messenger, by_owner, numbers[here.start : here.stop])
         asked = ids_here(inside)
         of_features = [t for t in range(count) for _ in here]
@@ -103,10 +103,19 @@ class ByMachine:
         merged = order_by_owner(
             self.across, ids, _core.distinct_ids(given, ids.data_ptr(), inverse.data_ptr())
         )
-        own = merged.counts_to_owners
-        told = messenger.gather([*own, *[0] * (self._width - len(own))])
-        across = send_ids(messenger, merged, told[list(self.others), :count])
+        across = _send_at_most(messenger, merged, self._most(numbers))
         return _SentByMachine(self, inside, asked, given, inverse, across)
+
+    def _most(self, numbers: Tensor) -> Tensor:
+        """Return (machines, n) int64, for each table of `across` the most ids that a machine asks for: no two
+        of its ranks ask for the same one. `numbers`: as of `send`."""
+        size = len(self.here)
+        of_machines = [
+            _core.Exchange(self.layout.core, some.data_ptr()).asked_here()
+            for some in numbers.split_with_sizes([size] * len(self.others))
+        ]
+        counts = torch.tensor(of_machines, dtype=torch.int64, device="cpu")
+        return counts.view(len(of_machines), -1, size).sum(-1)
 
     def frozen_across(self, frozen: Sequence[int]) -> list[int]:
         """Return the tables of `across` that take no new rows."""
@@ -136,6 +145,33 @@ class ByMachine:
         ]
         batch.reduce(places, [rows for rows, _ in to], [slots for _, slots in to])
         return sums
+
+
+def _send_at_most(messenger: Messenger, by_owner: IdsByOwner, most: Tensor) -> Requests:
+    """Do as `send_ids`, where ranks have not told their counts, which go along with the ids.
+
+    Args:
+        most: (ranks, n) int64, at least the counts of each, for which messages have room.
+    """
+    layout = by_owner.layout
+    own = torch.tensor(by_owner.counts_to_owners, dtype=torch.int64, device="cpu")
+    outgoing, coming = _core.Exchange(layout.core, most.data_ptr()).id_sizes()
+    counts = torch.zeros_like(most)
+    counts[layout.rank] = own
+    members, begin = among(layout, messenger), own.nbytes
+    messages = members.reserve([begin + size for size in outgoing])
+    for message in messages:
+        message[:begin].view(torch.int64)[:] = own
+    at, here = by_owner.ids.data_ptr(), _core.Exchange(layout.core, counts.data_ptr())
+    here.write_ids(at, [begin + address for address in addresses(messages)])
+    received = members.send("ids", [begin + size for size in coming])
+    counts = torch.stack([message[:begin].view(torch.int64) for message in received])
+    if bool((counts > most).any()):  # the core would read beyond its message
+        raise PeerError("Another machine asks for more ids than its ranks have announced.")
+    core = _core.Exchange(layout.core, counts.data_ptr())
+    ids = torch.empty(sum(core.id_sizes()[1]) // WORD, dtype=torch.int64, device="cpu")
+    core.read_ids(at, [begin + address for address in addresses(received)], ids.data_ptr())
+    return Requests(by_owner, core, ids)
 
 
 def _alone(number: int, one: LaidShard, machine: int, codecs: Codecs) -> LaidTable:
