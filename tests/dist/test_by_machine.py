@@ -21,9 +21,10 @@ from dist.worlds import run
 from torch.distributed.algorithms.join import Join
 
 import hotbed as hb
-from hotbed.dist import CODECS, PeerError, Plan, Replicated, RowWise, TableWise
+from hotbed.dist import CODECS, PeerError, Plan, Replicated, RowWise, TableWise, by_machine
 from hotbed.dist.by_machine import ByMachine
-from hotbed.dist.exchange import Fetched
+from hotbed.dist.errors import PeerLost
+from hotbed.dist.exchange import Fetched, Given
 
 pytestmark = pytest.mark.process
 WORLD, LOCAL = 4, 2
@@ -55,11 +56,12 @@ def bytes_across(rank: int, world: int, deal: str) -> None:
             each = torch.tensor([ranks.sent.get(k, 0) - before.get(k, 0) for k in NAMES])
             torch.distributed.all_reduce(each)
             sent[alike, local] = each
-    assert torch.equal(2 * sent[True, LOCAL], sent[False, LOCAL])
+    assert torch.equal(2 * sent[True, LOCAL][1:], sent[False, LOCAL][1:])
     assert (sent[True, LOCAL] <= sent[True, None]).all()
 
 
 NAMES = "ids", "rows", "gradients"
+"""Bytes that cross. Messages of ids have room for as many as the ranks of a machine ask for."""
 
 
 @pytest.mark.parametrize("deal", ["row", "column"])
@@ -188,10 +190,16 @@ def test_a_fault_of_a_codec_is_raised_where_its_table_does_not_lie() -> None:
     run(WORLD, one_table)
 
 
-FAULTS = ["encode rows", "decode rows", "encode gradients", "decode gradients", "sums", "copy_out"]
+FAULTS: dict[str, Any] = {
+    **dict.fromkeys(["encode rows", "decode rows", "encode gradients", "decode gradients"]),
+    "copy_out": Fetched,
+    "in_core": Given,
+    "sums": ByMachine,
+}
+"""Methods that break, by the class; of codecs, what they break."""
 
 
-def faults(rank: int, world: int, fault: str) -> None:
+def faults(rank: int, world: int, fault: str, memory: bool) -> None:
     """A fault of rank 2, after which all go on as if it had not been."""
     codecs = {"rows": Breaking(), "gradients": Breaking()}
     CODECS.update(codecs)
@@ -201,7 +209,8 @@ def faults(rank: int, world: int, fault: str) -> None:
     optimizers = []
     for model in models:
         plan = Plan(model.tables.values(), world, {"a": RowWise(), "b": TableWise(2)})
-        shared(model, plan, LOCAL, rows="rows", gradients="gradients")
+        options = {"rows": "rows", "gradients": "gradients", "shared_memory": memory}
+        shared(model, plan, LOCAL, **options)
         optimizers.append(hb.optim.Adagrad(model.parameters(), lr=0.25))
 
     def step(at: int, number: int) -> None:
@@ -219,7 +228,7 @@ def faults(rank: int, world: int, fault: str) -> None:
             if way:
                 codecs[way].broken = method
             else:
-                patch.setattr(ByMachine if fault == "sums" else Fetched, fault, refused)
+                patch.setattr(FAULTS[fault], fault, refused)
         step(0, 2)
     assert raised.type is (Refused if rank == 2 else PeerError), raised.value
     if rank != 2:
@@ -233,9 +242,26 @@ def faults(rank: int, world: int, fault: str) -> None:
     assert_same_rows(*models)
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_of_one_rank_is_raised_on_all(fault: str) -> None:
-    run(WORLD, faults, fault)
+@pytest.mark.parametrize(
+    ("fault", "memory"), [*[(fault, True) for fault in FAULTS], ("in_core", False)]
+)
+def test_a_fault_of_one_rank_is_raised_on_all(fault: str, memory: bool) -> None:
+    run(WORLD, faults, fault, memory)
+
+
+def lost(rank: int, world: int) -> None:
+    """An error of rank 2 between exchanges inside and across, of which nobody hears."""
+    model = hb.EmbeddingCollection([hb.Table("a", 4, 90)], seed=2)
+    shared(model, plan_of(model, "row", world), LOCAL, timeout=2.0)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Exception) as raised:
+        if rank == 2:
+            patch.setattr(by_machine, "order_by_owner", refused)
+        model({"a": torch.arange(5)})
+    assert raised.type is (Refused if rank == 2 else PeerLost), raised.value
+
+
+def test_ranks_do_not_wait_for_one_that_could_not_go_on_in_the_middle() -> None:
+    run(WORLD, lost)
 
 
 def uneven(rank: int, world: int, deal: str) -> None:

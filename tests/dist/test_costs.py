@@ -194,9 +194,10 @@ def sends(
     traffic = hb.dist.traffic_of(tables, batches, features)
     predicting = costs(world, traffic, wire=wire, local_world_size=local)
     found = predicting.of_plan(plan.tables, plan.shardings)
+    room = 1 if local is None else 8 * len(tables)  # for counts that go along with ids
     for what, predicted in zip(SENT, found.sent[:, rank].tolist(), strict=True):
         sent = ranks.sent.get(what, 0) / len(batches)
-        assert predicted == pytest.approx(sent, rel=0.05, abs=1), (what, predicted, sent)
+        assert predicted == pytest.approx(sent, rel=0.05, abs=room), (what, predicted, sent)
 
 
 @pytest.mark.process

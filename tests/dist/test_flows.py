@@ -39,7 +39,8 @@ def counted(plan: Plan, local: int, ids: Tensor) -> dict[str, list[float]]:
                 pieces.append((rank, owner, ""))
             for sender, receiver, suffix in pieces:
                 if sender != receiver:
-                    found[f"ids{suffix}"][sender] += 8 * len(here)
+                    room = 1 if suffix else local  # across, for those of each rank
+                    found[f"ids{suffix}"][sender] += 8 * len(here) * room
                     found[f"rows{suffix}"][receiver] += len(here) * part.dim * 4
                     found[f"gradients{suffix}"][sender] += len(here) * part.dim * 4
     return found

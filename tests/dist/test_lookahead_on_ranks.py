@@ -110,13 +110,16 @@ def sent_of(model: Model) -> dict[str, int]:
 # -- the same bits -----------------------------------------------------------------------------------
 
 
-def same_bits(rank: int, world: int, folder: str, shard: str) -> None:
+def same_bits(
+    rank: int, world: int, folder: str, shard: str, local_size: int | None = None
+) -> None:
+    options = {"local_world_size": local_size}
     batches = [batch_of(rank, number) for number in range(STEPS)]
-    in_memory = distributed(world, shard, None, "memory")
+    in_memory = distributed(world, shard, None, "memory", **options)
     expected = train(in_memory, hb.lookahead(batches, in_memory))  # which has nothing to do there
-    without = distributed(world, shard, folder, "without")
+    without = distributed(world, shard, folder, "without", **options)
     assert train(without, batches) == expected
-    model = distributed(world, shard, folder, "with")
+    model = distributed(world, shard, folder, "with", **options)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert train(model, hb.lookahead(batches, model, depth=2)) == expected
@@ -138,6 +141,10 @@ def same_bits(rank: int, world: int, folder: str, shard: str) -> None:
 @pytest.mark.parametrize("world", [2, 3])
 def test_results_are_those_without_look_ahead(world: int, shard: str, tmp_path: Path) -> None:
     run(world, same_bits, str(tmp_path), shard)
+
+
+def test_results_are_those_without_look_ahead_on_two_machines(tmp_path: Path) -> None:
+    run(4, same_bits, str(tmp_path), "row", 2)
 
 
 # -- ranks that do different things --------------------------------------------------------------------

@@ -45,7 +45,11 @@ class Beside:
         return messages
 
     def send(
-        self, what: str, sizes: Sequence[int], fault: BaseException | None = None
+        self,
+        what: str,
+        sizes: Sequence[int],
+        fault: BaseException | None = None,
+        heard_by: Sequence[int] | None = None,
     ) -> list[Tensor]:
         messages, faults = self._wire.send(self._without_own(sizes), fault is not None)
         if fault is not None:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from hotbed import _core
+from hotbed.dist.errors import PeerError, is_known_to_all
 from hotbed.dist.exchange import (
     Fetched,
     Given,
@@ -36,7 +37,7 @@ from hotbed.dist.exchanged_values import (
 )
 from hotbed.dist.layout import LaidShard, LaidTable, Layout
 from hotbed.dist.ranks import Ranks
-from hotbed.dist.raw import Messenger
+from hotbed.dist.raw import WORD, Messenger
 from hotbed.dist.row_codecs import CODECS, Codecs
 from hotbed.dist.rows_ahead import SentInParts
 from hotbed.dist.rows_batch import Sent
@@ -88,12 +89,12 @@ class ByMachine:
         machine = machines.machine(machines.rank)
         self.across = Layout(machine, len(self.others), ranks.trainers, shards[own], self.others)
         self.across.can_fail = any(place.codecs.rows.can_fail for place in places)
-        self._width = max(map(len, shards))
         self._specs = [table.spec for table in shards[own]]
         self._cores = [make_core(spec, 0, elsewhere=True) for spec in self._specs]
 
     def send(self, messenger: Gathering, by_owner: IdsByOwner, numbers: Tensor) -> Sent:
         here, count = self.here, len(self._cores)
+        numbers = numbers.contiguous()
         inside = send_ids(messenger, by_owner, numbers[here.start : here.stop])
         asked = ids_here(inside)
         of_features = [t for t in range(count) for _ in here]
@@ -103,10 +104,19 @@ class ByMachine:
         merged = order_by_owner(
             self.across, ids, _core.distinct_ids(given, ids.data_ptr(), inverse.data_ptr())
         )
-        own = merged.counts_to_owners
-        told = messenger.gather([*own, *[0] * (self._width - len(own))])
-        across = send_ids(messenger, merged, told[list(self.others), :count])
+        across = _send_at_most(messenger, merged, self._most(numbers))
         return _SentByMachine(self, inside, asked, given, inverse, across)
+
+    def _most(self, numbers: Tensor) -> Tensor:
+        """Return (machines, n) int64, for each table of `across` the most ids that a machine asks for: no two
+        of its ranks ask for the same one. `numbers`: as of `send`."""
+        size = len(self.here)
+        of_machines = [
+            _core.Exchange(self.layout.core, some.data_ptr()).asked_here()
+            for some in numbers.split_with_sizes([size] * len(self.others))
+        ]
+        counts = torch.tensor(of_machines, dtype=torch.int64, device="cpu")
+        return counts.view(len(of_machines), -1, size).sum(-1)
 
     def frozen_across(self, frozen: Sequence[int]) -> list[int]:
         """Return the tables of `across` that take no new rows."""
@@ -136,6 +146,33 @@ class ByMachine:
         ]
         batch.reduce(places, [rows for rows, _ in to], [slots for _, slots in to])
         return sums
+
+
+def _send_at_most(messenger: Messenger, by_owner: IdsByOwner, most: Tensor) -> Requests:
+    """Do as `send_ids`, where ranks have not told their counts, which go along with the ids.
+
+    Args:
+        most: (ranks, n) int64, at least the counts of each, for which messages have room.
+    """
+    layout = by_owner.layout
+    own = torch.tensor(by_owner.counts_to_owners, dtype=torch.int64, device="cpu")
+    outgoing, coming = _core.Exchange(layout.core, most.data_ptr()).id_sizes()
+    counts = torch.zeros_like(most)
+    counts[layout.rank] = own
+    members, begin = among(layout, messenger), own.nbytes
+    messages = members.reserve([begin + size for size in outgoing])
+    for message in messages:
+        message[:begin].view(torch.int64)[:] = own
+    at, here = by_owner.ids.data_ptr(), _core.Exchange(layout.core, counts.data_ptr())
+    here.write_ids(at, [begin + address for address in addresses(messages)])
+    received = members.send("ids", [begin + size for size in coming])
+    counts = torch.stack([message[:begin].view(torch.int64) for message in received])
+    if bool((counts > most).any()):  # the core would read beyond its message
+        raise PeerError("Another machine asks for more ids than its ranks have announced.")
+    core = _core.Exchange(layout.core, counts.data_ptr())
+    ids = torch.empty(sum(core.id_sizes()[1]) // WORD, dtype=torch.int64, device="cpu")
+    core.read_ids(at, [begin + address for address in addresses(received)], ids.data_ptr())
+    return Requests(by_owner, core, ids)
 
 
 def _alone(number: int, one: LaidShard, machine: int, codecs: Codecs) -> LaidTable:
@@ -185,7 +222,9 @@ class _SentByMachine(NamedTuple):
                 batch.pool(places)
             route.across.give_back(rows)  # a backward needs the batch, and not them
 
-        received = send_written(among(route.layout, ranks), "rows", inside.row_sizes(), write)
+        # No exchange comes behind it, in which the other machines would hear of a fault.
+        here = among(route.layout, ranks, tells_all=True)
+        received = send_written(here, "rows", inside.row_sizes(), write)
         assert batch is not None
         return _FetchedByMachine(Fetched(self.inside, None, received), self, came, batch)
 
@@ -237,10 +276,19 @@ class _KeptByMachine(KeptLookup):
         seeds: Sequence[int],
     ) -> list[tuple[LiveTable, GradientRows]]:
         core, route = self._sent.inside.core, self._sent.route
-        received = send_given(ranks, self._sent.inside, lambda: given, chosen, seeds)
+        received: list[Tensor] = []
+        fault: Exception | None = None
+        try:
+            received = send_given(ranks, self._sent.inside, lambda: given, chosen, seeds)
+        except Exception as error:
+            if is_known_to_all(error):
+                raise
+            fault = error  # other machines hear of it across
         chosen_across = [chosen[t] for t in route.table_of]
 
         def sums() -> Sequence[object]:
+            if fault is not None:
+                raise fault
             places = core.given_places(chosen, False, addresses(received))
             return route.sums(self._batch, places, chosen_across)
 

@@ -239,7 +239,8 @@ class Costs:
             "gradient_row": answered + topology.through(brought),
             "gradient_byte": answered * summed + topology.through(brought * summed),
         }
-        across = {"ids": 8 * merged, "rows": merged * row, "gradients": merged * gradient}
+        # Messages of ids across have room for as many as the ranks of a machine ask for together.
+        across = {"ids": 8 * brought, "rows": merged * row, "gradients": merged * gradient}
         inside = {"ids": 8 * asked, "rows": asked * stored, "gradients": asked * summed}
         flows = {what: topology.across(amounts) for what, amounts in across.items()}
         flows |= {f"{what}{INSIDE}": topology.inside(amounts) for what, amounts in inside.items()}

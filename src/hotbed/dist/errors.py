@@ -9,6 +9,7 @@ from hotbed.errors import HotbedError
 __all__ = [
     "NO_COPY",
     "Gone",
+    "LocalFault",
     "PeerError",
     "PeerLost",
     "is_gone",
@@ -32,6 +33,11 @@ _KNOWN_TO_ALL = "known_to_all_ranks"
 
 class PeerError(HotbedError, RuntimeError):
     """Another rank could not go on, so this one did not either; the message says which and why."""
+
+
+class LocalFault(PeerError):
+    """Another rank of this machine could not go on. Other machines have not heard of it yet: it tells them
+    in the next exchange among all."""
 
 
 class Gone(RuntimeError):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hotbed.dist.declarations import Declaration, differences
-from hotbed.dist.errors import PeerError, mark_known_to_all
+from hotbed.dist.errors import LocalFault, PeerError, mark_known_to_all
 from hotbed.dist.exchanged_values import KeptLookup
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "raise_fault",
     "refuse_absent",
     "refuse_others",
+    "refuse_sizes",
 ]
 
 ENDED = "nothing any more"
@@ -184,19 +185,25 @@ def refuse_absent(kind: str, ended: Sequence[bool], hosts: Sequence[int]) -> Non
 
 
 def raise_fault(
-    faults: Sequence[int], own: BaseException | None, gather: Callable[[Tensor], Tensor]
+    faults: Sequence[int],
+    own: BaseException | None,
+    gather: Callable[[Tensor], Tensor],
+    size: int,
 ) -> NoReturn:
-    """Raises the fault of a rank on all. Called by all ranks.
+    """Raises the fault of a rank on all. Called by all ranks, or by those alone that have heard of it.
 
     Args:
-        faults: 1 for each rank that has one.
+        faults: 1 for each rank that has one; of fewer than `size` ranks where the others have heard nothing.
         own: of this one.
         gather: as `Ranks` gathers integers.
 
     Raises:
+        LocalFault: another rank has it, and not all have heard of it.
         PeerError: another rank has it, and this one has none.
         BaseException: `own`.
     """
+    if len(faults) < size:
+        raise own or LocalFault("A rank of this machine could not go on.")
     reported = gather(_as_text(own))
     if own is not None:
         mark_known_to_all(own)
@@ -206,6 +213,15 @@ def raise_fault(
     error = PeerError(f"Rank {rank} could not go on: {text}")
     mark_known_to_all(error)
     raise error
+
+
+def refuse_sizes(what: str, messages: Sequence[Tensor], sizes: Sequence[int]) -> None:
+    """Raise PeerError where a message that came from a rank is not as long as it was to be."""
+    for rank, (message, size) in enumerate(zip(messages, sizes, strict=True)):
+        if len(message) != size:
+            raise PeerError(
+                f"Rank {rank} sent {len(message)} bytes of {what} where it had announced {size}."
+            )
 
 
 def _as_text(error: BaseException | None) -> Tensor:

@@ -189,7 +189,7 @@ class Even(Generic[T]):
                 torch.tensor([own, not own, missing, fault is not None], device="cpu").long()
             )
             if bool(reported[:, 3].any()):
-                raise_fault(reported[:, 3].tolist(), fault, wire.gather)
+                raise_fault(reported[:, 3].tolist(), fault, wire.gather, len(reported))
         except RuntimeError as error:
             if not is_gone(error):
                 raise

@@ -76,9 +76,16 @@ class Machines(NamedTuple):
 class Within:
     """`hotbed.dist.raw.Messenger` among some ranks, while all ranks do the same among theirs."""
 
-    def __init__(self, messenger: Messenger, members: Sequence[int], suffix: str) -> None:
-        """`suffix`: of the names under which bytes are counted."""
+    def __init__(
+        self, messenger: Messenger, members: Sequence[int], suffix: str, *, tells_all: bool
+    ) -> None:
+        """
+        Args:
+            suffix: of the names under which bytes are counted.
+            tells_all: True if all ranks hear of a fault.
+        """
         self._messenger, self._members, self._suffix = messenger, members, suffix
+        self._heard_by = None if tells_all else members
         self.rank, self.size = members.index(messenger.rank), len(members)
 
     def reserve(self, sizes: Sequence[int]) -> list[Tensor]:
@@ -86,9 +93,14 @@ class Within:
         return [messages[member] for member in self._members]
 
     def send(
-        self, what: str, sizes: Sequence[int], fault: BaseException | None = None
+        self,
+        what: str,
+        sizes: Sequence[int],
+        fault: BaseException | None = None,
+        heard_by: Sequence[int] | None = None,
     ) -> list[Tensor]:
-        received = self._messenger.send(what + self._suffix, self._of_all(sizes), fault)
+        told = self._heard_by if heard_by is None else [self._members[at] for at in heard_by]
+        received = self._messenger.send(what + self._suffix, self._of_all(sizes), fault, told)
         return [received[member] for member in self._members]
 
     def _of_all(self, sizes: Sequence[int]) -> list[int]:

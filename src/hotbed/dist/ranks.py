@@ -27,6 +27,7 @@ from hotbed.dist.handshake import (
     raise_fault,
     refuse_absent,
     refuse_others,
+    refuse_sizes,
 )
 from hotbed.dist.json_values import all_values
 from hotbed.dist.layout import Layout
@@ -216,7 +217,7 @@ class Ranks(LongWork):
         speaks = ended.index(False)  # a rank that has something to say
         faults = [head[_FAULT] for head in heads]
         if any(faults):
-            raise_fault(faults, fault, self._gathered)
+            raise_fault(faults, fault, self._gathered, self.size)
         alike = operator.itemgetter(*_ALIKE)
         said = {r: alike(head) for r, head in enumerate(heads) if not ended[r]}
         if len(set(said.values())) > 1:
@@ -235,9 +236,8 @@ class Ranks(LongWork):
         self.waiting.let_go(alive)
         self.end_wanted = any([head[_WANTS_END] for head in heads])
         count = heads[speaks][_COUNT]
-        if count <= _MOST_VALUES:
-            every_value = reported[:, _HEADER : _HEADER + count]
-        else:
+        every_value = reported[:, _HEADER : _HEADER + count]
+        if count > _MOST_VALUES:
             every_value = self._gathered(_int64(values or [0] * count))
         return Handshake(kind, found, every_value, ended, waiting, heads[speaks][_DECLARED])
 
@@ -343,26 +343,29 @@ class Ranks(LongWork):
     # -- bytes -----------------------------------------------------------------------------------
 
     def reserve(self, sizes: Sequence[int]) -> list[Tensor]:
-        """Memory for messages to all ranks, this one among them, (bytes,) uint8 each, to be written to
-        before `send`."""
+        """Memory for messages to all ranks, its own too, (bytes,) uint8 each, to be written before `send`."""
         own, self._reserved = self.rank, sum(sizes) - sizes[self.rank]
         messages = self._wire.reserve([*sizes[:own], 0, *sizes[own + 1 :]])
         messages[own] = self._own_message = _core.block(sizes[own])
         return messages
 
     def send(
-        self, what: str, sizes: Sequence[int], fault: BaseException | None = None
+        self,
+        what: str,
+        sizes: Sequence[int],
+        fault: BaseException | None = None,
+        heard_by: Sequence[int] | None = None,
     ) -> list[Tensor]:
-        """Send the memory that `reserve` gave. Return what came from each rank, which stays until the next
-        `send`.
+        """Send the memory that `reserve` gave. Return what came from each rank, good until the next `send`.
 
         Args:
             what: the bytes are.
             sizes: of the messages that come, in bytes.
             fault: why those of this rank are none.
+            heard_by: as of `Wire.send`.
 
         Raises:
-            PeerError: another rank has a fault, sent other sizes, or is gone.
+            LocalFault, PeerError: another rank has a fault, sent other sizes, or is gone.
             BaseException: `fault`.
         """
         own = self.rank
@@ -370,18 +373,15 @@ class Ranks(LongWork):
         self._refuse_lost()
         try:
             with trace.span(f"send {what}"):
-                messages, faults = self._wire.send(coming, int(fault is not None))
+                messages, faults = self._wire.send(coming, int(fault is not None), heard_by)
         except RuntimeError as error:
             self._raise_lost(error)
         self.sent[what] = self.sent.get(what, 0) + self._reserved
         if any(faults):
-            raise_fault(faults, fault, self._gathered)
+            raise_fault(faults, fault, self._gathered, self.size)
         messages[own], self._own_message = self._own_message, _NOTHING
-        for rank, (message, size) in enumerate(zip(messages, sizes, strict=True)):
-            if len(message) != size:  # the core would read beyond it
-                raise PeerError(
-                    f"Rank {rank} sent {len(message)} bytes of {what} where it had announced {size}."
-                )
+        if [*map(len, messages)] != [*sizes]:  # the core would read beyond them
+            refuse_sizes(what, messages, sizes)
         return messages
 
     def gather(self, own: Sequence[int]) -> Tensor:

@@ -40,7 +40,11 @@ class Messenger(Protocol):
 
     def reserve(self, sizes: Sequence[int]) -> list[Tensor]: ...
     def send(
-        self, what: str, sizes: Sequence[int], fault: BaseException | None = None
+        self,
+        what: str,
+        sizes: Sequence[int],
+        fault: BaseException | None = None,
+        heard_by: Sequence[int] | None = None,
     ) -> list[Tensor]: ...
 
 

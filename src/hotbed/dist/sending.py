@@ -8,6 +8,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from hotbed.dist.beside import Beside
+from hotbed.dist.errors import LocalFault
 from hotbed.dist.layout import Layout
 from hotbed.dist.machines import Within
 from hotbed.dist.ranks import Ranks
@@ -32,11 +33,12 @@ _Writes = Callable[[list[Tensor]], None]
 """Writes the messages to each rank to this memory, as the core has them."""
 
 
-def among(layout: Layout, messenger: Messenger) -> Messenger:
-    """Return what sends messages among the ranks of a layout."""
+def among(layout: Layout, messenger: Messenger, *, tells_all: bool = False) -> Messenger:
+    """Return what sends messages among the ranks of a layout. `tells_all`: all ranks raise a fault; else it
+    may be these alone, and they raise it on all in a later exchange."""
     if layout.members is None:
         return messenger
-    return Within(messenger, layout.members, layout.suffix)
+    return Within(messenger, layout.members, layout.suffix, tells_all=tells_all)
 
 
 def send_rows(
@@ -165,7 +167,7 @@ def send_written(
     fault: Exception | None = None,
 ) -> list[Tensor]:
     """Send what `write` writes to this memory, and return the messages that came. An error of it, or `fault`,
-    goes along, so that all ranks raise.
+    goes along, so that all ranks raise. So do all where `write` raises a LocalFault, whose rank sends it.
 
     Args:
         sizes: bytes of the messages to each rank, and from it.
@@ -175,6 +177,8 @@ def send_written(
     try:
         if fault is None:
             write(messages)
+    except LocalFault:
+        pass
     except Exception as error:
         fault = error
     return ranks.send(what, coming, fault)

@@ -73,7 +73,9 @@ class SharedMemory:
         memory.hold(end)
         return [memory.bytes[b : b + size] for b, size in zip(self._begins, sizes, strict=True)]
 
-    def send(self, sizes: Sequence[int], word: int) -> tuple[list[Tensor], list[int]]:
+    def send(
+        self, sizes: Sequence[int], word: int, heard_by: Sequence[int] | None = None
+    ) -> tuple[list[Tensor], list[int]]:
         at = self._sent % 2
         said = torch.tensor([word, self._own.messages[at].size, *self._begins], device="cpu")
         reported = self._gather(_MESSAGES, said).tolist()

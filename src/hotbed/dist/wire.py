@@ -23,6 +23,9 @@ __all__ = ["Gloo", "Wire", "group_of"]
 
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 5e-5, 5e-3
 """Seconds between two looks whether others have answered."""
+_MOST_AT_ONCE = 16
+"""Ranks that gather numbers by sending them to each other at once. An `all_gather` passes them round a ring,
+one step a rank; but machines of many ranks send each other less by it."""
 
 
 class Wire(Protocol):
@@ -39,15 +42,20 @@ class Wire(Protocol):
             sizes: in bytes; 0 for the own rank.
         """
 
-    def send(self, sizes: Sequence[int], word: int) -> tuple[list[Tensor], list[int]]:
+    def send(
+        self, sizes: Sequence[int], word: int, heard_by: Sequence[int] | None = None
+    ) -> tuple[list[Tensor], list[int]]:
         """Send the memory that `reserve` gave. Called by all ranks.
 
         Args:
             sizes: of the messages that come, in bytes; 0 from the own rank.
             word: for all other ranks.
+            heard_by: ranks that must hear the word, this one among them, where messages go to none but
+                these; None: all ranks.
 
         Returns:
-            The messages of all ranks, which stay until the next `send`, and their words.
+            The messages of all ranks, which stay until the next `send`, and their words; only those of
+            `heard_by` where no others were heard.
         """
 
     def gather(self, own: Tensor) -> Tensor:
@@ -74,7 +82,9 @@ class Gloo:
         self._outgoing = _core.block(sum(self._whole))
         return _messages(self._outgoing, self._whole, sizes)
 
-    def send(self, sizes: Sequence[int], word: int) -> tuple[list[Tensor], list[int]]:
+    def send(
+        self, sizes: Sequence[int], word: int, heard_by: Sequence[int] | None = None
+    ) -> tuple[list[Tensor], list[int]]:
         return self.begin(sizes, word, wait=self._awake is None)()
 
     def begin(
@@ -99,13 +109,15 @@ class Gloo:
         return end
 
     def gather(self, own: Tensor) -> Tensor:
-        reported = [torch.empty_like(own) for _ in range(torch_dist.get_world_size(self._group))]
-        self._wait(
-            torch_dist.all_gather(
-                reported, own, group=self._group, async_op=self._awake is not None
-            )
-        )
-        return torch.stack(reported)
+        size, later = torch_dist.get_world_size(self._group), self._awake is not None
+        reported = own.new_empty((size, *own.shape))
+        if size <= _MOST_AT_ONCE and not later:
+            copies = own.expand_as(reported).contiguous()
+            torch_dist.all_to_all_single(reported, copies, group=self._group)
+            return reported
+        pieces = list(reported)
+        self._wait(torch_dist.all_gather(pieces, own, group=self._group, async_op=later))
+        return reported
 
     def _wait(self, work: torch_dist.Work | None) -> None:
         """Return when it is done. None: it is."""
