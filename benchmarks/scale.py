@@ -41,12 +41,19 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--link", choices=links.RATES, help="speed of the network between the processes"
     )
+    parser.add_argument(
+        "--linear", action="store_true", help="a linear layer over the sum of the vectors, no DLRM"
+    )
 
 
-def run(*, quick: bool, progress: Callable[[str], None], link: str | None = None) -> Report:
+def run(
+    *, quick: bool, progress: Callable[[str], None], link: str | None = None, linear: bool = False
+) -> Report:
     report = Report("scale", quick)
     for dim in DIMS[:1] if quick else DIMS:
-        _measure(report, dim, progress, link)
+        _measure(report, dim, progress, link, linear)
+    if linear:
+        report.remark("The dense part is a linear layer over the sum of the 26 vectors, no DLRM.")
     report.remarks += [
         "One thread a process; a step takes as long as the slowest rank takes. One process has no exchange.",
         "A ratio 'dim 32, hotbed, 2 over 1': samples a second with 2 processes over those with one.",
@@ -57,7 +64,9 @@ def run(*, quick: bool, progress: Callable[[str], None], link: str | None = None
     return report
 
 
-def _measure(report: Report, dim: int, progress: Callable[[str], None], link: str | None) -> None:
+def _measure(
+    report: Report, dim: int, progress: Callable[[str], None], link: str | None, linear: bool
+) -> None:
     rows, batch = (QUICK_ROWS, QUICK_BATCH) if report.quick else (ROWS, BATCH)
     shape = f"{len(COLUMNS)} x {rows:,} x {dim}, Adagrad, batch {batch} in all"
     medians: dict[tuple[str, int], float] = {}
@@ -70,7 +79,7 @@ def _measure(report: Report, dim: int, progress: Callable[[str], None], link: st
             found = worlds.run(
                 world,
                 measure_rank,
-                *(rows, dim, batch, QUICK_ITERATIONS if report.quick else ITERATIONS),
+                *(rows, dim, batch, QUICK_ITERATIONS if report.quick else ITERATIONS, linear),
                 progress=lambda text, world=world: progress(
                     f"dim {dim}, {world} processes: {text}"
                 ),
@@ -117,15 +126,72 @@ def network(
 # -- what each rank does -------------------------------------------------------------------------
 
 
+class LinearOfSum(nn.Module):
+    """Logits of samples by the sum of their vectors. `look_up`: gives the vectors of a batch."""
+
+    def __init__(self, look_up: nn.Module, dim: int) -> None:
+        super().__init__()
+        self.look_up = look_up
+        torch.manual_seed(0)
+        self.top = nn.Linear(dim, 1)
+
+    def forward(self, batch: Batch) -> Tensor:
+        first, *others = self.look_up(batch)
+        summed = first + others[0]
+        for vectors in others[1:]:
+            summed += vectors
+        return self.top(summed).squeeze(1)
+
+
+class HotbedVectors(nn.Module):
+    def __init__(self, rows: int, dim: int) -> None:
+        import hotbed as hb
+
+        super().__init__()
+        tables = [hb.Table(name, dim=dim, rows=rows) for name in COLUMNS]
+        self.embeddings = hb.EmbeddingCollection(tables, seed=0)
+
+    def forward(self, batch: Batch) -> list[Tensor]:
+        return [*self.embeddings({name: batch[name] for name in COLUMNS}).values()]
+
+
+class TorchVectors(nn.Module):
+    def __init__(self, rows: int, dim: int) -> None:
+        super().__init__()
+        self.tables = nn.ModuleList(nn.Embedding(rows, dim, sparse=True) for _ in COLUMNS)
+
+    def forward(self, batch: Batch) -> list[Tensor]:
+        return [table(batch[c]) for table, c in zip(self.tables, COLUMNS, strict=True)]
+
+
+class GivenVectors(nn.Module):
+    """As tables would give them."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.dim = dim
+        self.vectors: list[Tensor] = []
+
+    def forward(self, batch: Batch) -> list[Tensor]:
+        if not self.vectors:
+            made = torch.randn(len(COLUMNS), len(batch["label"]), self.dim)
+            self.vectors = [vectors.requires_grad_() for vectors in made]
+        return self.vectors
+
+
 class HotbedModel:
     name = "hotbed"
 
-    def __init__(self, rows: int, dim: int) -> None:
+    def __init__(self, rows: int, dim: int, linear: bool) -> None:
         import hotbed as hb
         import hotbed.models
 
-        tables = [hb.Table(name, dim=dim, rows=rows) for name in COLUMNS]
-        self.model = hotbed.models.DLRM(tables, dim, DENSE, (BOTTOM, dim), TOP, seed=0)
+        self.model: nn.Module
+        if linear:
+            self.model = LinearOfSum(HotbedVectors(rows, dim), dim)
+        else:
+            tables = [hb.Table(name, dim=dim, rows=rows) for name in COLUMNS]
+            self.model = hotbed.models.DLRM(tables, dim, DENSE, (BOTTOM, dim), TOP, seed=0)
         if torch_dist.get_world_size() > 1:
             plan = hb.plan(self.model, torch_dist.get_world_size())
             linked = os.environ.get("GLOO_SOCKET_IFNAME") == links.INTERFACE
@@ -141,14 +207,17 @@ class HotbedModel:
 class DdpModel:
     name = "torch, DDP"
 
-    def __init__(self, rows: int, dim: int) -> None:
+    def __init__(self, rows: int, dim: int, linear: bool) -> None:
         torch.manual_seed(0)
-        twin = TorchDlrm([rows] * len(COLUMNS), dim)
-        self.tables = [table.weight for table in twin.tables]
+        twin: nn.Module = TorchDlrm([rows] * len(COLUMNS), dim)
+        if linear:
+            twin = LinearOfSum(TorchVectors(rows, dim), dim)
+        named = {n: p for n, p in twin.named_parameters() if "tables." in n}
+        self.tables = [*named.values()]
         self.optimizer = torch.optim.Adagrad(twin.parameters(), lr=LR)
         self.model: nn.Module = twin
         if torch_dist.get_world_size() > 1:
-            tables = [name for name, _ in twin.named_parameters() if name.startswith("tables.")]
+            tables = [*named]
             DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(twin, tables)
             self.model = DistributedDataParallel(twin)
 
@@ -165,32 +234,31 @@ class DenseAlone(nn.Module):
 
     name = "dense layers alone"
 
-    def __init__(self, rows: int, dim: int) -> None:
+    def __init__(self, rows: int, dim: int, linear: bool) -> None:
         import hotbed as hb
 
         super().__init__()
-        self.bottom = hb.nn.MLP(DENSE, [BOTTOM, dim], final_activation="relu")
-        self.interaction = hb.nn.DotInteraction()
-        self.top = hb.nn.MLP(self.interaction.out_features(len(COLUMNS), dim), [*TOP, 1])
-        self.dim = dim
-        self.vectors: dict[str, Tensor] = {}
+        self.given = GivenVectors(dim)
+        self.linear = LinearOfSum(self.given, dim) if linear else None
+        if not linear:
+            self.bottom = hb.nn.MLP(DENSE, [BOTTOM, dim], final_activation="relu")
+            self.interaction = hb.nn.DotInteraction()
+            self.top = hb.nn.MLP(self.interaction.out_features(len(COLUMNS), dim), [*TOP, 1])
         self.optimizer = hb.optim.Adagrad(self.parameters(), lr=LR)
         several = torch_dist.get_world_size() > 1
         self._called: list[nn.Module] = [DistributedDataParallel(self) if several else self]
 
     def forward(self, batch: Batch) -> Tensor:
-        samples = len(batch["label"])
-        if not self.vectors:
-            made = torch.randn(len(COLUMNS), samples, self.dim)
-            self.vectors = {n: v.requires_grad_() for n, v in zip(COLUMNS, made, strict=True)}
-        dense = self.bottom(batch["dense"])
-        return self.top(self.interaction(dense, self.vectors)).squeeze(1)
+        if self.linear is not None:
+            return self.linear(batch)
+        vectors = dict(zip(COLUMNS, self.given(batch), strict=True))
+        return self.top(self.interaction(self.bottom(batch["dense"]), vectors)).squeeze(1)
 
     def step(self, batch: Batch) -> None:
         _backward(self._called[0], batch)
         self.optimizer.step()
         self.optimizer.zero_grad()
-        for vectors in self.vectors.values():
+        for vectors in self.given.vectors:
             vectors.grad = None
 
 
@@ -199,7 +267,7 @@ def _backward(model: nn.Module, batch: Batch) -> None:
 
 
 def measure_rank(
-    rank: int, world: int, rows: int, dim: int, batch: int, iterations: int
+    rank: int, world: int, rows: int, dim: int, batch: int, iterations: int, linear: bool
 ) -> Measured:
     """All models in turn, a step each."""
     work = Workload(len(COLUMNS), rows, dim, batch, 1).share(rank, world)
@@ -208,7 +276,7 @@ def measure_rank(
     for kind in (HotbedModel, DdpModel, DenseAlone):
         if rank == 0:
             worlds.tell(f"building {kind.name}")
-        models.append(kind(rows, dim))
+        models.append(kind(rows, dim, linear))
     measured = Measured()
     for batch_of_rank in batches:
         for model in models:

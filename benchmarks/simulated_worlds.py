@@ -300,7 +300,7 @@ def measure_rank(rank: int, world: int, size: Size, shardings: dict[str, Any]) -
     if rank == 0:
         worlds.tell("building")
     batches = batches_of(size, rank)
-    layers = DenseAlone(0, size.dim)
+    layers = DenseAlone(0, size.dim, linear=False)
     layers.name = LAYERS
     contenders: list[Any] = [TablesAlone(size, shardings), WholeModel(size, shardings), layers]
     contenders.append(DenseSum(layers))

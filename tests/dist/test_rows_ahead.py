@@ -25,6 +25,7 @@ from dist.test_lookahead_on_ranks import (
 from dist.worlds import run
 
 import hotbed as hb
+from hotbed.dist.rows_ahead import SentInParts
 
 pytestmark = pytest.mark.process
 
@@ -229,3 +230,71 @@ def encoded(rank: int, world: int, rows: str, shared_memory: bool) -> None:
 @pytest.mark.parametrize("rows", ["bfloat16", "int8"])
 def test_codecs(rows: str, shared_memory: bool) -> None:
     run(2, encoded, rows, shared_memory)
+
+
+class Breaking(hb.dist.ByRow):
+    """Rows as they are; raises in a method, where one is named, once."""
+
+    broken = ""
+
+    def _try(self, method: str) -> None:
+        if self.broken == method:
+            self.broken = ""
+            raise ValueError(f"cannot {method}")
+
+    def row_bytes(self, width: int, dtype: torch.dtype) -> int:
+        return width * dtype.itemsize
+
+    def encode_rows(self, rows: torch.Tensor, out: torch.Tensor) -> None:
+        self._try("encode_rows")
+        out.copy_(rows.contiguous().view(torch.uint8))
+
+    def decode_rows(self, encoded: torch.Tensor, out: torch.Tensor) -> None:
+        self._try("decode_rows")
+        out.copy_(encoded.contiguous().view(out.dtype))
+
+
+def breaks(rank: int, world: int, method: str) -> None:
+    """Of rows ahead that cannot be sent, nobody hears; of those that cannot be read, all do in the lookup."""
+    codec = Breaking()
+    hb.dist.CODECS["mine"] = codec
+    seen = []
+
+    def then_broken(call: Any) -> Any:
+        def broken(self: Any, *arguments: Any) -> Any:
+            if rank == 1 and (method == "encode_rows" or self._coming is not None):
+                codec.broken = method if not seen else ""
+                seen.append(1)
+            return call(self, *arguments)
+
+        return broken
+
+    models, losses = [], []
+    for prefetch in (0, 1):
+        model = distributed(world, "row", None, "", prefetch=prefetch, rows="mine")
+        optimizer = RULES["adagrad"](model.parameters())
+        found = []
+        with pytest.MonkeyPatch.context() as patch:
+            name = "begin" if method == "encode_rows" else "fetch"
+            patch.setattr(SentInParts, name, then_broken(getattr(SentInParts, name)))
+            for number, batch in enumerate(hb.lookahead(batches_of(rank), model)):
+                wait_for_next(model, number)
+                if method == "decode_rows" and number == 1:
+                    if prefetch:
+                        error = ValueError if rank == 1 else hb.dist.PeerError
+                        with pytest.raises(error, match="cannot decode_rows"):
+                            model(batch)
+                    else:
+                        model(batch)
+                    continue
+                found.append(step(model, optimizer, batch))
+        assert sent_of(model).get("rows ahead", 0) > 0 or not prefetch
+        models.append(model)
+        losses.append(found)
+    assert losses[0] == losses[1] and len(seen) >= rank
+    assert_equal(*models)
+
+
+@pytest.mark.parametrize("method", ["encode_rows", "decode_rows"])
+def test_a_codec_that_breaks(method: str) -> None:
+    run(2, breaks, method)

@@ -30,7 +30,6 @@ from hotbed.dist.layout import Layout
 from hotbed.dist.ranks import Ranks
 from hotbed.dist.raw import exchange
 from hotbed.dist.sending import RowsComing, addresses, begin_rows, send_rows
-from hotbed.errors import HotbedError
 
 __all__ = ["RowsAhead", "SentInParts", "divided"]
 
@@ -244,7 +243,7 @@ class RowsAhead:
         for one, frozen in sent:
             try:
                 one.begin(beside, frozen)
-            except HotbedError:  # which the lookup itself will raise
+            except Exception:  # of this rank alone; the lookup itself will raise it on all
                 self._is_stale = True
         ranks.waiting.listeners.add(self)
 
