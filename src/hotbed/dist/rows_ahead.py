@@ -183,8 +183,8 @@ class SentInParts:
 
         def look_up(buffers: list[Tensor]) -> None:
             nonlocal owned, first
-            first = coming.decode(messages)
             owned = look_up_owned(self.requests, frozen, training)
+            first = coming.decode(messages)
             with torch.no_grad():
                 look_up_owned(again, frozen, False, buffers)
 
