@@ -80,7 +80,7 @@ class Plan:
         >>> plan.on((6, 7), 8)     # all rows lie on two memory hosts
 
         Raises:
-            PlanError: ranks are none, or not as many as the plan is for.
+            PlanError: ranks are none, or not as many as the plan is for; a kind of a user's has no `on`.
         """
         numbers = [integer(rank) for rank in ranks] if isinstance(ranks, Sequence) else []
         placed = [rank for rank in numbers if rank is not None]
@@ -88,8 +88,17 @@ class Plan:
             raise PlanError(
                 f"The plan is for {self.world_size} ranks; name as many, each once, not {ranks!r}."
             )
-        shardings = {name: kind.on(placed) for name, kind in self.shardings.items()}
-        return Plan(self.tables.values(), world_size, shardings, sizes=self.sizes, tiers=self.tiers)
+        size = checked_world_size(world_size)
+        for rank in placed:
+            if not 0 <= rank < size:
+                raise PlanError(f"Rank {rank} is outside [0, {size}).")
+        shardings = {}
+        for name, kind in self.shardings.items():
+            try:
+                shardings[name] = kind.on(placed)
+            except PlanError as error:
+                raise PlanError(f"Table {name!r}: {error}") from None
+        return Plan(self.tables.values(), size, shardings, sizes=self.sizes, tiers=self.tiers)
 
     def part(self, name: str, rank: int) -> Table:
         """Return what `rank` keeps of a table: the table itself, or a `TablePart`, which may have no rows.
