@@ -17,6 +17,7 @@ from hotbed.errors import PlanError
 from hotbed.files import Json
 from hotbed.sharding import Extent, GridWise, Sharding, checked_world_size, sharding_of
 from hotbed.sharding.kind import LEAST_IDS
+from hotbed.table.checks import refuse_outside
 from hotbed.tables import SUMMED, Table, part_of
 from hotbed.text import warn_renamed
 
@@ -118,7 +119,7 @@ class Plan:
         asks itself.
 
         Raises:
-            InputError: no ids.
+            IdError, InputError: no ids of the table.
             PlanError: there is no such table, column or rank.
         """
         table, at, asks = self._table(name), integer(column), integer(requester)
@@ -127,6 +128,7 @@ class Plan:
         if asks is None or not 0 <= asks < self.world_size:
             raise PlanError(f"Rank {requester!r} is outside [0, {self.world_size}).")
         wanted = id_tensor(f"Table {name!r}", ids).long()
+        refuse_outside(table, wanted)
         return self.shardings[name].owner_of(table, wanted, self.world_size, at, asks)
 
     def keeper_of(self, name: str, ids: object, *, column: int = 0, requester: int = 0) -> Tensor:
