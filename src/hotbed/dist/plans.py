@@ -233,7 +233,7 @@ class Plan:
         return hash(self.digest)
 
     def _table(self, name: str) -> Table:
-        if name not in self.tables:
+        if not isinstance(name, str) or name not in self.tables:
             raise PlanError(f"The plan has no table {name!r}.")
         return self.tables[name]
 
@@ -285,6 +285,8 @@ class Plan:
 
 def checked_tables(given: Iterable[Table]) -> list[Table]:
     """Raises PlanError where they are no tables, or two have one name."""
+    if not isinstance(given, Iterable):
+        raise PlanError(f"tables must be several hotbed.Table, not {given!r}.")
     tables, names = list(given), set()
     for table in tables:
         if not isinstance(table, Table):
