@@ -173,6 +173,13 @@ def test_machines_are_those_of_the_run(
     assert f"is predicted to take {cost.step * 1e3:.2f} ms" in " ".join(found.stdout.split())
 
 
+def test_data_is_counted_by_the_ranks_of_the_run(tmp_path: Path) -> None:
+    recorded(tmp_path / "run", world=4)
+    usual = ("plan", "--from", tmp_path / "run", "--rates", tmp_path / "run/rates.toml")
+    found = command(*usual, "--data", tmp_path / "log.tsv", "--batch-size", 3)
+    assert found.exit_code == 2 and "leaves some of the 4 none" in " ".join(found.stderr.split())
+
+
 def test_a_good_plan_stays(tmp_path: Path) -> None:
     recorded(tmp_path / "run", "best")
     result = command(
