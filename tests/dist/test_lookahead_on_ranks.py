@@ -27,6 +27,7 @@ SHARDINGS: dict[str, Callable[[int], Sharding]] = {
     "table": lambda world: TableWise(world - 1),
     "row": lambda world: RowWise(),
     "modulo": lambda world: RowWise("modulo"),
+    "falling": lambda world: RowWise(owners=tuple(reversed(range(world)))),
     "column": lambda world: ColumnWise(tuple(range(world))),
 }
 

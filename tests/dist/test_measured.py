@@ -185,11 +185,28 @@ def test_an_ssd_costs_its_reads() -> None:
         (lambda: Measured("fast"), "expected rates such as"),
         (lambda: Measured(SOME, {"T0": 3}), "traffic of table 'T0' is 3"),
         (lambda: hb.plan(tables((5, 5)), 2, strategy="measured"), "needs a machine's figures"),
+        (lambda: Measured(SOME, 5), "traffic must be a dict"),
+        (lambda: hb.dist.predict("x", MEASURED), "expected a plan .*, got 'x'"),
+        (lambda: hb.dist.predict(hb.plan(tables((5, 5)), 2), SOME), "expected a hotbed.dist.Meas"),
     ],
 )
 def test_what_cannot_be_is_told(make: Any, says: str) -> None:
     with pytest.raises(PlanError, match=says):
         make()
+
+
+def test_tables_beyond_what_is_counted() -> None:
+    for many in (tables((5, 5), (2**60, 4)), tables((2**59, 2), (2**60, 1))):
+        with pytest.raises(PlanError, match="'T1': with it, tables have .* less than 2..63 bytes"):
+            hb.plan(many, 2, strategy=MEASURED)
+        with pytest.raises(PlanError, match="'T1'"):
+            hb.dist.predict(hb.plan(many, 2), MEASURED)
+    with pytest.raises(PlanError, match="'user'"):
+        hb.plan([table("user", None, 4)], 2, strategy=MEASURED, expected_rows={"user": 2**62})
+    large = table("T", 2**58, 4, sharding="replicated")
+    with pytest.raises(PlanError, match="Rank 0 of 64 would keep 4.6 EB, which is 4.6 EB more"):
+        hb.plan([large], 64, strategy=MEASURED, memory="1TB")
+    assert sum(load.total for load in hb.plan([large], 64, strategy=MEASURED).loads) == 2**68
 
 
 def test_remedies_of_a_measured_plan() -> None:

@@ -111,6 +111,10 @@ def test_a_plan_knows_the_owners_of_whole_numbers() -> None:
     assert plan.part("t", np.int64(1)) == plan.part("t", 1)
     with pytest.raises(hb.InputError):
         plan.owner_of("t", torch.tensor([1.5]))
+    for outside in (9, -1):
+        with pytest.raises(hb.IdError, match=rf"'t': id {outside} is outside \[0, 9\)"):
+            plan.owner_of("t", [0, outside])
+    assert plan.owner_of("t", []).tolist() == []
     for more in ({"column": 1.5}, {"column": True}, {"requester": 2}, {"requester": -1}):
         with pytest.raises(hb.dist.PlanError, match="outside"):
             plan.owner_of("t", [1], **more)

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hotbed as hb
-from hotbed.dist import PlanError, Rates, measuring
+from hotbed.dist import Measured, PlanError, Rates, Traffic, measuring
 from hotbed.dist.measuring import fitted
 from hotbed.dist.rates import ALIKE, UNITS
 
@@ -44,6 +44,7 @@ def test_what_is_written_is_read(
         (lambda text: text.replace("ssd_row = ", "ssd_row = -"), "ssd_row must be seconds from 0"),
         (lambda text: text.replace("ssd_row = ", "ssd_row = true #"), "ssd_row .* not True"),
         (lambda text: text.replace("ssd_row = ", "ssd_row = nan #"), "ssd_row .* not nan"),
+        (lambda text: text.replace("ssd_row = ", "ssd_row = 2e6 #"), "to 1,000,000, not 2000000.0"),
     ],
 )
 def test_a_wrong_file_is_told(tmp_path: Path, change: object, says: str) -> None:
@@ -56,6 +57,17 @@ def test_a_wrong_file_is_told(tmp_path: Path, change: object, says: str) -> None
     assert str(path) in str(error.value)
     with pytest.raises(PlanError, match="No such file"):
         Rates.read(tmp_path / "none.toml")
+
+
+def test_rates_are_bounded() -> None:
+    with pytest.raises(PlanError, match=r"row must be seconds from 0 to 1,000,000, not 1e\+308"):
+        Rates(row=1e308, row_byte=1e308)
+    traffic = {"T": Traffic(2**40, 2**40, 2**40)}
+    slowest = Measured(Rates.of(np.full(len(UNITS), 1e6)), traffic)
+    made = hb.plan([hb.Table("T", 64, 2**50, "sum")], 1000, strategy=slowest)
+    assert made.cost is not None and math.isfinite(made.cost.step)
+    with pytest.raises(PlanError, match=f"expected {len(UNITS)} seconds, got 2"):
+        Rates.of([1.0, 2.0])
 
 
 def test_figures_of_before_they_were_told_apart_are_read(tmp_path: Path) -> None:

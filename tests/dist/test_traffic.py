@@ -77,8 +77,37 @@ def test_assumed_ids_are_those_of_a_power_law(rows: int, skew: float) -> None:
         ({"bags": float("nan")}, "must be from 0"),
         ({"distinct": 30}, "more distinct ids than ids"),
         ({"growth": 1.5}, "growth above 1"),
+        ({"bags": "1"}, "bags must be from 0 to .*, not '1'"),
+        ({"features": None}, "features must be .* not None"),
+        ({"ids": True}, "ids must be .* not True"),
+        ({"is_weighted": "no"}, "is_weighted must be True or False, not 'no'"),
     ],
 )
 def test_numbers_that_cannot_be(wrong: dict[str, Any], says: str) -> None:
     with pytest.raises(PlanError, match=says):
         Traffic(**{"bags": 10, "ids": 20, "distinct": 5, **wrong})
+
+
+@pytest.mark.parametrize("wrong", [{"rows": "5"}, {"bags": None}, {"skew": -1}, {"ids_a_bag": "1"}])
+def test_assumptions_that_cannot_be(wrong: dict[str, Any]) -> None:
+    with pytest.raises(PlanError, match=f"{next(iter(wrong))} must be from 0"):
+        Traffic.assumed(**{"rows": 10, **wrong})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "says"),
+    [
+        (([5],), hb.InputError, "batches: number 0 must be a dict of inputs by feature, not int 5"),
+        ((5,), hb.InputError, "batches must be several dicts of inputs, not int 5"),
+        (({"T": [1]},), hb.InputError, "batches must be several dicts"),
+        (([{"T": [1]}], ["T"]), PlanError, "features must be a dict feature"),
+        (([{"T": [1]}], {"T": ["T"]}), PlanError, r"'T' reads the table \['T'\], which is not"),
+    ],
+)
+def test_samples_that_cannot_be(arguments: Any, error: type[Exception], says: str) -> None:
+    with pytest.raises(error, match=says):
+        hb.dist.traffic_of([table("T", 10, 4)], *arguments)
+    wrong: Any
+    for wrong in (5, ["T"], "T"):
+        with pytest.raises(PlanError, match="tables must be several hotbed.Table, not"):
+            hb.dist.traffic_of(wrong, [])

@@ -98,11 +98,11 @@ def test_one_process_has_no_plan_to_record() -> None:
         read_plan({}, "run")
 
 
-def recorded(folder: Path, kind: str = "table") -> dict[str, Any]:
+def recorded(folder: Path, kind: str = "table", world: int = 2) -> dict[str, Any]:
     """A record of a run whose first rank had all, or of one with the best plan that is known."""
     tables = [hb.Table(f"t{at}", 64, 100_000, combiner="sum") for at in range(6)]
     asked = {"bags": 4096.0, "ids": 4096.0, "distinct": 4000.0}
-    plan = Plan(tables, 2, dict.fromkeys((t.name for t in tables), TableWise(0)))
+    plan = Plan(tables, world, dict.fromkeys((t.name for t in tables), TableWise(0)))
     if kind == "best":
         traffic = {t.name: Traffic(**asked) for t in tables}
         measured = hb.dist.Measured(hb.dist.Rates(), traffic)
@@ -140,6 +140,46 @@ def test_a_better_plan_is_told_and_written(tmp_path: Path) -> None:
     assert steps[0].step < 0.95 * steps[1].step
 
 
+@pytest.mark.parametrize(
+    ("own", "asked", "counts"), [(2, None, 2), (None, None, None), (2, 1, 1), (None, 2, 2)]
+)
+def test_machines_are_those_of_the_run(
+    tmp_path: Path, own: int | None, asked: int | None, counts: int | None
+) -> None:
+    record = recorded(tmp_path / "run", world=4)
+    if own is not None:
+        record["settings"] = {"local_world_size": own}
+        (tmp_path / "run/run.json").write_text(json.dumps(record))
+    more = () if asked is None else ("--local-world-size", str(asked))
+    found = command(
+        *("plan", "--from", tmp_path / "run", "--rates", tmp_path / "run/rates.toml"),
+        *("--write", tmp_path / "plan.toml", *more),
+        columns=120,
+    )
+    assert found.exit_code == 0, found.output
+    run_of = read_plan(record, "run")
+    assert run_of.local_world_size == own
+    expected = hb.plan(
+        run_of.plan.tables.values(),
+        4 if counts is None else (4 // counts, counts),
+        strategy=hb.dist.Measured(hb.dist.Rates(), run_of.traffic),
+        optimizer="adagrad",
+    )
+    assert Plan.read(tmp_path / "plan.toml", run_of.plan.tables.values()) == expected
+    old = Plan(run_of.plan.tables.values(), 4, run_of.plan.shardings, sizes=expected.sizes)
+    measured = hb.dist.Measured(hb.dist.Rates(), run_of.traffic, local_world_size=counts)
+    cost = hb.dist.predict(old, measured).cost
+    assert cost is not None
+    assert f"is predicted to take {cost.step * 1e3:.2f} ms" in " ".join(found.stdout.split())
+
+
+def test_data_is_counted_by_the_ranks_of_the_run(tmp_path: Path) -> None:
+    recorded(tmp_path / "run", world=4)
+    usual = ("plan", "--from", tmp_path / "run", "--rates", tmp_path / "run/rates.toml")
+    found = command(*usual, "--data", tmp_path / "log.tsv", "--batch-size", 3)
+    assert found.exit_code == 2 and "leaves some of the 4 none" in " ".join(found.stderr.split())
+
+
 def test_a_good_plan_stays(tmp_path: Path) -> None:
     recorded(tmp_path / "run", "best")
     result = command(
@@ -161,11 +201,16 @@ def test_a_good_plan_stays(tmp_path: Path) -> None:
         lambda entry: entry["traffic"]["t0"].update(ids=-1.0),
         lambda entry: entry["traffic"]["t0"].update(ids="many"),
         lambda entry: entry["plan"].update(version=2),
+        lambda entry: entry.update(machines=3),
+        lambda entry: entry.update(machines="two"),
     ],
 )
 def test_a_damaged_record_is_told(tmp_path: Path, damage: Any) -> None:
     record = copy.deepcopy(recorded(tmp_path / "run"))
+    record["settings"] = {"local_world_size": None}
     damage(record["sharding"])
+    if "machines" in record["sharding"]:
+        record["settings"] = {"local_world_size": record["sharding"].pop("machines")}
     (tmp_path / "run/run.json").write_text(json.dumps(record))
     result = command("plan", "--from", tmp_path / "run", "--rates", tmp_path / "run/rates.toml")
     assert result.exit_code == 2 and "the plan of the run is damaged" in result.stderr

@@ -39,7 +39,8 @@ class PlanSettings:
     """Number of ranks, a process each."""
     local_world_size: Annotated[int | None, _NUMBER] = None
     """Ranks of a machine. With --optimizer, machines keep rows of pooled tables, and each of their ranks some
-    columns of these. Predicted steps are those of hotbed train --local-world-size."""
+    columns of these. Predicted steps are those of hotbed train --local-world-size. Default: the run's of
+    --from."""
     strategy: Annotated[str | None, Kind("NAME", is_path=False)] = None
     """auto, basic, memory_balanced, memory_optimized or measured. Default: measured with --measure or
     --rates, else auto."""
@@ -144,7 +145,11 @@ def _plan(asked: PlanSettings) -> tuple[Plan, str]:
 
     run = run_of(asked)
     found, rows, saved_by = _tables(asked, run)
-    ranks = _ranks(asked.world_size if run is None else run.plan.world_size, asked.local_world_size)
+    if run is not None:
+        given = asked.local_world_size
+        local = run.local_world_size if given is None else given
+        asked = dataclasses.replace(asked, world_size=run.plan.world_size, local_world_size=local)
+    ranks = _ranks(asked.world_size, asked.local_world_size)
     measured = measured_of(asked, found, run)
     if asked.strategy == "measured" and measured is None:
         raise ConfigError("--strategy measured needs figures: give --measure, or --rates FILE.")

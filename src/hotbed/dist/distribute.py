@@ -323,12 +323,13 @@ def _share(
     spec, old, kind, ranks = live.spec, live.place, plan.shardings[name], lookups.ranks
     given, owners = kind.owner_rule(spec) is _core.OwnerRule.given, dict[object, int]()
     shards = []
-    for rank in range(ranks.size):
+    for rank in kind.in_order(ranks.size):
         if (kept := kind.kept(plan.tables[name], rank, ranks.size)) is not None:
             owner = rank
             if not given:
                 owner = owners.setdefault((kept.first, kept.stride, kept.owns), len(owners))
             shards.append(Shard(rank, part_of(spec, kept), kind.replicated, owner))
+    shards.sort(key=lambda shard: shard.rank)
     stream = live.records(states=False) if rows and ranks.rank == 0 else iter(())
     if not rows:
         old.give_up(live)

@@ -18,7 +18,7 @@ from hotbed.dist.costs import Costs, Floats, TableCost
 from hotbed.dist.plan_table import PlanCost, TableChoice
 from hotbed.dist.plans import Plan
 from hotbed.dist.rates import Rates
-from hotbed.dist.sizes import Load
+from hotbed.dist.sizes import Load, bytes_in_words
 from hotbed.dist.strategies import wished
 from hotbed.dist.traffic import Traffic
 from hotbed.errors import PlanError
@@ -36,6 +36,8 @@ _WORTH = 0.99
 _EQUAL = 1e-9
 """Part of a step by which two steps may differ and count as equal."""
 _ASSUMED_ROWS = 1_000_000
+_MOST_BYTES = 2**63 - 1
+"""Of a rank, which are counted in int64."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,6 +66,10 @@ class Measured:
             raise PlanError(
                 f"Measured: expected rates such as hotbed.dist.measure() returns, got {self.rates!r}."
             )
+        if not isinstance(self.traffic, Mapping):
+            raise PlanError(
+                f"Measured: traffic must be a dict table name → Traffic, not {self.traffic!r}."
+            )
         for name, traffic in self.traffic.items():
             if not isinstance(traffic, Traffic):
                 raise PlanError(f"Measured: traffic of table {name!r} is {traffic!r}, no Traffic.")
@@ -73,8 +79,9 @@ class Measured:
         """Return what tables of a plan cost on its ranks.
 
         Raises:
-            PlanError: `local_world_size` does not divide their number.
+            PlanError: `local_world_size` does not divide their number, or tables have too many bytes.
         """
+        _refuse_uncountable(plan)
         local = self.local_world_size
         if plan.world_size % (local or 1):
             raise PlanError(
@@ -112,7 +119,15 @@ class Measured:
 
 
 def predict(plan: Plan, measured: Measured) -> Plan:
-    """Return a plan with its predicted costs, which ``print(plan)`` shows and `Plan.cost` has."""
+    """Return a plan with its predicted costs, which ``print(plan)`` shows and `Plan.cost` has.
+
+    Raises:
+        PlanError: an argument that cannot be.
+    """
+    if not isinstance(plan, Plan):
+        raise PlanError(f"predict: expected a plan such as hotbed.plan returns, got {plan!r}.")
+    if not isinstance(measured, Measured):
+        raise PlanError(f"predict: expected a hotbed.dist.Measured, got {measured!r}.")
     return _Search(plan, measured.costs_of(plan)).planned({})
 
 
@@ -269,7 +284,7 @@ class _Search:
     def _key_of(self, total: TableCost, loads: Ints) -> _Key:
         tiers, missing = self.plan.tiers, 0
         if len(tiers.bytes) == 1 and (size := tiers.bytes[0][1]) is not None:
-            missing = int(np.maximum(loads.sum(0) - size, 0).sum())
+            missing = int(np.maximum(loads.sum(0) - size, 0).sum(dtype=np.float64))
         elif tiers.bytes:
             missing = sum(self._missing_of(*load)[0] for load in zip(*loads.tolist(), strict=True))
             total = self._with_ssd(total, loads)
@@ -290,6 +305,18 @@ class _Search:
         """Return the bytes of a rank that find no room, and those on its SSD."""
         filled, missing = self.plan.tiers.filled(Load(rows, indices))
         return missing, filled.get("ssd", 0)
+
+
+def _refuse_uncountable(plan: Plan) -> None:
+    """Raise PlanError where a rank could have more bytes than are counted."""
+    total = 0
+    for name, table in plan.tables.items():
+        total += plan.sizes.bytes_of(table)
+        if total > _MOST_BYTES:
+            raise PlanError(
+                f"Table {name!r}: with it, tables have {bytes_in_words(total)}, and a measured plan counts "
+                "less than 2**63 bytes. Give it fewer rows, or take another strategy."
+            )
 
 
 def _is_better(key: _Key, than: _Key) -> bool:

@@ -17,6 +17,7 @@ from hotbed.errors import PlanError
 from hotbed.files import Json
 from hotbed.sharding import Extent, GridWise, Sharding, checked_world_size, sharding_of
 from hotbed.sharding.kind import LEAST_IDS
+from hotbed.table.checks import refuse_outside
 from hotbed.tables import SUMMED, Table, part_of
 from hotbed.text import warn_renamed
 
@@ -80,7 +81,7 @@ class Plan:
         >>> plan.on((6, 7), 8)     # all rows lie on two memory hosts
 
         Raises:
-            PlanError: ranks are none, or not as many as the plan is for.
+            PlanError: ranks are none, or not as many as the plan is for; a kind of a user's has no `on`.
         """
         numbers = [integer(rank) for rank in ranks] if isinstance(ranks, Sequence) else []
         placed = [rank for rank in numbers if rank is not None]
@@ -88,8 +89,17 @@ class Plan:
             raise PlanError(
                 f"The plan is for {self.world_size} ranks; name as many, each once, not {ranks!r}."
             )
-        shardings = {name: kind.on(placed) for name, kind in self.shardings.items()}
-        return Plan(self.tables.values(), world_size, shardings, sizes=self.sizes, tiers=self.tiers)
+        size = checked_world_size(world_size)
+        for rank in placed:
+            if not 0 <= rank < size:
+                raise PlanError(f"Rank {rank} is outside [0, {size}).")
+        shardings = {}
+        for name, kind in self.shardings.items():
+            try:
+                shardings[name] = kind.on(placed)
+            except PlanError as error:
+                raise PlanError(f"Table {name!r}: {error}") from None
+        return Plan(self.tables.values(), size, shardings, sizes=self.sizes, tiers=self.tiers)
 
     def part(self, name: str, rank: int) -> Table:
         """Return what `rank` keeps of a table: the table itself, or a `TablePart`, which may have no rows.
@@ -109,7 +119,7 @@ class Plan:
         asks itself.
 
         Raises:
-            InputError: no ids.
+            IdError, InputError: no ids of the table.
             PlanError: there is no such table, column or rank.
         """
         table, at, asks = self._table(name), integer(column), integer(requester)
@@ -118,6 +128,7 @@ class Plan:
         if asks is None or not 0 <= asks < self.world_size:
             raise PlanError(f"Rank {requester!r} is outside [0, {self.world_size}).")
         wanted = id_tensor(f"Table {name!r}", ids).long()
+        refuse_outside(table, wanted)
         return self.shardings[name].owner_of(table, wanted, self.world_size, at, asks)
 
     def keeper_of(self, name: str, ids: object, *, column: int = 0, requester: int = 0) -> Tensor:
@@ -222,7 +233,7 @@ class Plan:
         return hash(self.digest)
 
     def _table(self, name: str) -> Table:
-        if name not in self.tables:
+        if not isinstance(name, str) or name not in self.tables:
             raise PlanError(f"The plan has no table {name!r}.")
         return self.tables[name]
 
@@ -274,6 +285,8 @@ class Plan:
 
 def checked_tables(given: Iterable[Table]) -> list[Table]:
     """Raises PlanError where they are no tables, or two have one name."""
+    if not isinstance(given, Iterable):
+        raise PlanError(f"tables must be several hotbed.Table, not {given!r}.")
     tables, names = list(given), set()
     for table in tables:
         if not isinstance(table, Table):

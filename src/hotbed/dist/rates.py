@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 from collections.abc import Sequence
 
@@ -24,6 +23,8 @@ run backward ("receive"), write gradients ("send gradients"), and sum and apply 
 """
 
 _VERSION = 1
+_MOST_SECONDS = 1e6
+"""That any unit takes."""
 
 
 def _in(phase: str, seconds: float) -> float:
@@ -111,13 +112,22 @@ class Rates:
         for name in UNITS:
             value = getattr(self, name)
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not is_number or not math.isfinite(value) or value < 0:
-                raise PlanError(f"Rates: {name} must be seconds from 0 on, not {value!r}.")
+            if not is_number or not 0 <= value <= _MOST_SECONDS:
+                raise PlanError(
+                    f"Rates: {name} must be seconds from 0 to {_MOST_SECONDS:,.0f}, not {value!r}."
+                )
 
     @classmethod
     def of(cls, seconds: Sequence[float]) -> Rates:
-        """Return rates of (U,) seconds, in the order of `UNITS`."""
-        return cls(**dict(zip(UNITS, map(float, seconds), strict=True)))
+        """Return rates of (U,) seconds, in the order of `UNITS`.
+
+        Raises:
+            PlanError: they are none, or not as many.
+        """
+        if len(seconds) != len(UNITS):
+            raise PlanError(f"Rates.of: expected {len(UNITS)} seconds, got {len(seconds)}.")
+        given = (one.item() if isinstance(one, np.generic) else one for one in seconds)
+        return cls(**dict(zip(UNITS, given, strict=True)))
 
     @property
     def seconds(self) -> NDArray[np.float64]:

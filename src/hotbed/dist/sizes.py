@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from hotbed import _core
+from hotbed.arrays import integer
 from hotbed.errors import PlanError, StorageError
 from hotbed.optim import RULES, TableOptimizer
 from hotbed.storage import INDEX_BYTES, Storage, parse_bytes
@@ -27,15 +28,39 @@ __all__ = [
 OPTIMIZERS = {rule.declared_rule().command: rule for rule in RULES}
 """By the names of the command line."""
 
+_MOST_STATES = 1 << 20
 _DYNAMIC_INDEX_BYTES = 8 + 24
 """Of a row of a dynamic table: its id, and its share of the index, which takes 20 to 24."""
 
 
-class States(NamedTuple):
-    """Numbers of optimizer state in a row, in the dtype of the table's arithmetic."""
-
+class _States(NamedTuple):
     per_column: int = 0
     per_row: int = 0
+
+
+class States(_States):
+    """Numbers of optimizer state in a row, in the dtype of the table's arithmetic.
+
+    Args:
+        per_column: for each of its columns.
+        per_row: for the whole row.
+
+    Raises:
+        PlanError: numbers that cannot be.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, per_column: int = 0, per_row: int = 0) -> States:
+        numbers = []
+        for name, given in (("per_column", per_column), ("per_row", per_row)):
+            number = integer(given)
+            if number is None or not 0 <= number <= _MOST_STATES:
+                raise PlanError(
+                    f"States: {name} must be a number from 0 to {_MOST_STATES:,}, not {given!r}."
+                )
+            numbers.append(number)
+        return super().__new__(cls, *numbers)
 
 
 class Load(NamedTuple):

@@ -11,14 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hotbed.errors import PlanError
+from hotbed.arrays import describe
+from hotbed.errors import InputError, PlanError
 from hotbed.inputs.bags import Bags, read_bags
 from hotbed.tables import Table
 
 __all__ = ["Traffic", "traffic_of"]
 
 _BAGS, _SKEW = 2048, 1.05
-_MOST_IDS = 1 << 40
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -48,9 +48,11 @@ class Traffic:
     """True if ids have weights, so that no owner pools their bags."""
 
     def __post_init__(self) -> None:
-        numbers = self.bags, self.ids, self.distinct, self.growth, self.features
-        if not all(math.isfinite(number) and 0 <= number <= _MOST_IDS for number in numbers):
-            raise PlanError(f"Numbers of {self} must be from 0 to 2 ** 40.")
+        for name in ("bags", "ids", "distinct", "growth", "features"):
+            _check_number(name, getattr(self, name))
+        for name in ("has_lengths", "is_weighted"):
+            if not isinstance(flag := getattr(self, name), bool | np.bool_):
+                raise PlanError(f"Traffic: {name} must be True or False, not {flag!r}.")
         if self.distinct > self.ids or self.growth > 1:
             raise PlanError(f"{self} has more distinct ids than ids, or a growth above 1.")
 
@@ -70,11 +72,24 @@ class Traffic:
             bags: of the batch of one rank.
             ids_a_bag: mean.
             skew: exponent: the k-th most frequent id occurs in proportion to ``k ** -skew``; 0: uniform.
+
+        Raises:
+            PlanError: numbers that cannot be.
         """
+        _check_number("rows", rows, 63)
+        for name, number in (("bags", bags), ("ids_a_bag", ids_a_bag), ("skew", skew)):
+            _check_number(name, number)
         ids = bags * ids_a_bag
         one, two = (_expected_distinct(rows, many, skew) for many in (ids, 2 * ids))
         growth = math.log2(two / one) if one > 0 else 1.0
         return cls(bags, ids, min(one, ids), min(1.0, max(0.0, growth)))
+
+
+def _check_number(name: str, given: object, bits: int = 40) -> None:
+    """Raise PlanError where an argument is no number from 0 to ``2 ** bits``."""
+    is_number = isinstance(given, int | float | np.number) and not isinstance(given, bool)
+    if not is_number or not 0 <= given <= 2**bits:  # type: ignore[operator]
+        raise PlanError(f"Traffic: {name} must be from 0 to 2 ** {bits}, not {given!r}.")
 
 
 def _expected_distinct(rows: int, ids: float, skew: float) -> float:
@@ -107,16 +122,24 @@ def traffic_of(
         By table, of those that batches ask for.
 
     Raises:
-        InputError: a feature's input cannot be read.
-        PlanError: a feature reads a table that is not there.
+        InputError: a batch is no dict, or a feature's input cannot be read.
+        PlanError: tables or features are none, or a feature reads a table that is not there.
     """
-    known = {table.name: table for table in tables}
+    known = _by_name(tables)
+    if not isinstance(features, Mapping | None):
+        raise PlanError(f"features must be a dict feature → table name, not {features!r}.")
+    if isinstance(batches, Mapping | str) or not isinstance(batches, Iterable):
+        raise InputError(f"batches must be several dicts of inputs, not {describe(batches)}.")
     names = {name: name for name in known} if features is None else dict(features)
     for feature, name in names.items():
-        if name not in known:
+        if not isinstance(name, str) or name not in known:
             raise PlanError(f"Feature {feature!r} reads the table {name!r}, which is not there.")
     counted: dict[str, _Counted] = {}
-    for batch in batches:
+    for number, batch in enumerate(batches):
+        if not isinstance(batch, Mapping):
+            raise InputError(
+                f"batches: number {number} must be a dict of inputs by feature, not {describe(batch)}."
+            )
         read: dict[str, list[Bags]] = {}
         for feature, name in names.items():
             if feature in batch:
@@ -126,6 +149,17 @@ def traffic_of(
         for name, of_table in read.items():
             counted.setdefault(name, _Counted(known[name])).add(of_table)
     return {name: one.mean() for name, one in counted.items()}
+
+
+def _by_name(tables: object) -> dict[str, Table]:
+    """Return tables by their names; PlanError: they are none."""
+    several: list[object] = list(tables) if isinstance(tables, Iterable) else [tables]
+    known = {}
+    for table in several:
+        if not isinstance(table, Table):
+            raise PlanError(f"tables must be several hotbed.Table, not {table!r}.")
+        known[table.name] = table
+    return known
 
 
 class _Counted:

@@ -37,8 +37,8 @@ class GridWise(Sharding):
     """
 
     groups: tuple[tuple[int, ...], ...] | None = None
-    """Ranks of each group, in the order of their columns; groups in the order of their least ranks. None:
-    those of each machine, as the plan knows them."""
+    """Ranks of each group, in the order of their columns; groups in the order of their rows. None: those of
+    each machine, as the plan knows them."""
 
     placement: str | None = None
     """As of `RowWise`."""
@@ -51,7 +51,7 @@ class GridWise(Sharding):
             return
         given = [distinct_ranks(self, group) for group in several(self, "groups", self.groups)]
         distinct_ranks(self, tuple(itertools.chain(*given)), " over all groups")
-        object.__setattr__(self, "groups", tuple(sorted(given, key=min)))
+        object.__setattr__(self, "groups", tuple(given))
 
     @classmethod
     def of_machines(cls, world_size: int, local_world_size: int) -> GridWise:
@@ -113,6 +113,9 @@ class GridWise(Sharding):
             here = at == number
             asked[here] = ColumnWise(group).owner_of(table, ids[here], world_size, column)
         return asked
+
+    def in_order(self, world_size: int) -> Sequence[int]:
+        return tuple(itertools.chain(*self._groups()))
 
     def owner_rule(self, table: Shape) -> _core.OwnerRule | None:
         return self._by_row().owner_rule(table)

@@ -12,6 +12,7 @@ from typing import ClassVar, NamedTuple, Protocol
 from torch import Tensor
 
 from hotbed import _core
+from hotbed.errors import PlanError
 
 __all__ = ["LEAST_IDS", "Extent", "Kept", "Shape", "Sharding"]
 
@@ -76,8 +77,14 @@ class Sharding(abc.ABC):
         return True
 
     def on(self, ranks: Sequence[int]) -> Sharding:
-        """Return the same kind where ``ranks[k]`` takes the place of rank k."""
-        return self
+        """Return the same kind where ``ranks[k]`` takes the place of rank k.
+
+        Raises:
+            PlanError: the kind has no such method.
+        """
+        if self.replicated or not self.placed:
+            return self
+        raise PlanError(f"sharding {self.name!r} has no method on(), which names other ranks.")
 
     def slices(self, table: Shape, wanted: int, world_size: int) -> int:
         """Return the number of column slices in which a plan places a table; `wanted`: by its threshold."""
@@ -111,6 +118,10 @@ class Sharding(abc.ABC):
     def owner_rule(self, table: Shape) -> _core.OwnerRule | None:
         """Return how owners of rows are found; `OwnerRule.given`: by `owner_of`; None: rows are not split."""
         return None
+
+    def in_order(self, world_size: int) -> Sequence[int]:
+        """Return the ranks that may keep something, owners of rows as `owner_rule` numbers them."""
+        return range(world_size)
 
     @abc.abstractmethod
     def described(self, table: Shape) -> tuple[str, str]:

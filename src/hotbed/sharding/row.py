@@ -37,7 +37,7 @@ class RowWise(Sharding):
     does: ids that share a factor with n then crowd on few ranks. ``"hash"`` or None: by hash."""
 
     owners: tuple[int, ...] | None = None
-    """Ranks that keep rows, rising. None: all."""
+    """Ranks that keep rows, the r-th of n at the r-th place. None: all, in their order."""
 
     name: ClassVar[str] = "row"
 
@@ -47,8 +47,7 @@ class RowWise(Sharding):
 
     def __post_init__(self) -> None:
         if self.owners is not None:
-            owners = sorted(distinct_ranks(self, self.owners))
-            object.__setattr__(self, "owners", tuple(owners))
+            object.__setattr__(self, "owners", distinct_ranks(self, self.owners))
         if self.placement not in (None, "hash", "modulo"):
             raise PlanError(
                 f'RowWise: placement must be "hash", "modulo" or None, not {self.placement!r}.'
@@ -63,7 +62,7 @@ class RowWise(Sharding):
         return RowWise(placement, self.owners)
 
     def fault(self, table: Shape, world_size: int) -> str:
-        if self.owners is not None and (fault := no_rank(self.owners[-1], world_size)):
+        if self.owners is not None and (fault := no_rank(max(self.owners), world_size)):
             return fault
         if self.placement == "hash" and table.rows is not None:
             return "RowWise('hash') is for dynamic tables; leave the placement of a static one out"
@@ -98,6 +97,9 @@ class RowWise(Sharding):
             return self._owner(table)(ids, world_size)
         at = self._owner(table)(ids, len(self.owners))
         return torch.tensor(self.owners, dtype=torch.int64, device=at.device)[at]
+
+    def in_order(self, world_size: int) -> Sequence[int]:
+        return range(world_size) if self.owners is None else self.owners
 
     def owner_rule(self, table: Shape) -> _core.OwnerRule | None:
         hashed = self._owner(table) is hashed_owner

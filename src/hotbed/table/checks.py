@@ -20,6 +20,7 @@ __all__ = [
     "refuse_absent",
     "refuse_half_loaded",
     "refuse_other_layout",
+    "refuse_outside",
     "refuse_to_erase",
     "refuse_tracing",
 ]
@@ -68,8 +69,14 @@ def checked_ids(spec: Table, given: object) -> Tensor:
         IdError, InputError: they are none.
     """
     ids = any_ids(spec, given)
+    refuse_outside(spec, ids)
+    return ids
+
+
+def refuse_outside(spec: Table, ids: Tensor) -> None:
+    """Raises IdError unless all of some int64 ids are of a table."""
     origin = spec.origin
-    if spec.rows is not None and len(ids):
+    if spec.rows is not None and ids.numel():
         low, high = int(ids.min()), int(ids.max())
         if low < 0 or high >= spec.rows:
             wrong = origin.ids_in_table(low if low < 0 else high)
@@ -81,7 +88,6 @@ def checked_ids(spec: Table, given: object) -> Tensor:
         raise IdError(
             f"Table {spec.name!r}: id {int(ids[~own][0])} belongs to another part of the table."
         )
-    return ids
 
 
 def checked_rows(spec: Table, ids: Tensor, given: object) -> Tensor:

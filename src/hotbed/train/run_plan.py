@@ -16,6 +16,7 @@ from hotbed.dist.distribute import sharing_of
 from hotbed.dist.planning import tables_to_plan
 from hotbed.files import Json
 from hotbed.modules.owner import owners_of
+from hotbed.sharding import checked_local_size
 from hotbed.tables import Table
 from hotbed.train.run_files import RunError
 
@@ -35,6 +36,8 @@ class PlanOfRun(NamedTuple):
     optimizer: str
     expected_rows: dict[str, int]
     """Of dynamic tables, those that they had in the end."""
+    local_world_size: int | None = None
+    """Ranks of a machine, as the run was told."""
 
 
 def plan_entry(
@@ -109,12 +112,14 @@ def read_plan(record: Mapping[str, Json], named: str) -> PlanOfRun:
             f"{named} is the record of a run on one process, or of one that has not ended: it has no plan."
         )
     try:
-        return _read(entry)
+        settings = record.get("settings")
+        local = settings.get("local_world_size") if isinstance(settings, dict) else None
+        return _read(entry, local)
     except (PlanError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise RunError(f"{named}: the plan of the run is damaged: {error}.") from None
 
 
-def _read(entry: Mapping[str, Json]) -> PlanOfRun:
+def _read(entry: Mapping[str, Json], local: Json) -> PlanOfRun:
     described, counted = entry["tables"], entry["traffic"]
     if not isinstance(described, dict) or not isinstance(counted, dict):
         raise TypeError("tables and traffic must be objects")
@@ -128,7 +133,10 @@ def _read(entry: Mapping[str, Json]) -> PlanOfRun:
         if isinstance(expected, int):
             rows[name] = expected
     traffic = {name: Traffic(**values) for name, values in counted.items()}  # type: ignore[arg-type]
-    return PlanOfRun(Plan.from_json(entry["plan"], tables), traffic, str(entry["optimizer"]), rows)
+    plan, of_machine = Plan.from_json(entry["plan"], tables), checked_local_size(local)
+    if plan.world_size % (of_machine or 1):
+        raise ValueError(f"local_world_size={local} does not divide its {plan.world_size} ranks")
+    return PlanOfRun(plan, traffic, str(entry["optimizer"]), rows, of_machine)
 
 
 def traffic_entry(model: nn.Module, batches: Iterable[Mapping[str, object]]) -> dict[str, Json]:
