@@ -190,6 +190,8 @@ def test_every_rank_is_told_that_looks_ahead(fault: str, again: int, tmp_path: P
         kind, text = found[rank]
         if fault in own:
             assert kind == "PeerError" and f"Rank 1 could not go on: {own[fault]}" in text, text
+        elif kind == "RuntimeError":  # torch's, in a backward, which cuts the text short
+            assert "PeerLost: Another rank ended" in text, text
         else:
             assert kind == "PeerLost" and "steps have left them" in text, (kind, text)
     if 1 in found:

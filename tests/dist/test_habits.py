@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import pickle
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import hotbed as hb
 from hotbed.dist import PeerError
+from hotbed.dist.distribute import needed_sharing
 
 
 def without_tables(rank: int, world: int, folder: str) -> None:
@@ -167,9 +170,40 @@ def own_gradients(rank: int, world: int) -> None:
     assert torch.equal(every[0], every[1]) and not torch.equal(every[0], weight)
 
 
-def failed_backwards(rank: int, world: int) -> None:
+class Slow:
+    """A process group whose all-reduces take a while."""
+
+    def __init__(self, group: Any) -> None:
+        self._group, self._thread = group, ThreadPoolExecutor(1)
+        self.future: Any = None
+
+    def allreduce(self, *arguments: Any) -> Slow:
+        future: Any = torch.futures.Future()
+
+        def average() -> None:
+            time.sleep(0.1)
+            work = self._group.allreduce(*arguments)
+            work.wait()
+            future.set_result(work.get_future().value())
+
+        self._thread.submit(average)
+        made = Slow.__new__(Slow)
+        made.future = future
+        return made
+
+    def get_future(self) -> Any:
+        return self.future
+
+    def broadcast(self, *arguments: Any) -> Any:
+        return self._group.broadcast(*arguments)
+
+
+def failed_backwards(rank: int, world: int, slow: bool) -> None:
     """After a backward that has failed the ranks go on as one process does."""
     models = [hb.distribute(Layered()), Layered()]
+    if slow:
+        averaging: Any = needed_sharing(models[0], "").dense.averaging
+        averaging._group = Slow(averaging._group)
     optimizers = [hb.optim.SGD(model.parameters(), lr=0.1) for model in models]
     for number in range(5):
         ids = torch.arange(4)[:, None] + number
@@ -197,5 +231,6 @@ def test_gradients_of_one_rank_are_refused() -> None:
 
 
 @pytest.mark.process
-def test_a_backward_that_failed_is_followed_by_others() -> None:
-    run(2, failed_backwards)
+@pytest.mark.parametrize("slow", [False, True])
+def test_a_backward_that_failed_is_followed_by_others(slow: bool) -> None:
+    run(2, failed_backwards, slow)

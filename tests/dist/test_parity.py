@@ -81,7 +81,7 @@ def test_random_draws(tmp_path: Path) -> None:
         for ranks in WORLDS:
             some = [group for group in groups if group.ranks == ranks]
             if some:
-                run(sum(ranks), train_groups, some, str(tmp_path / str(rounds)), seconds=300)
+                run(sum(ranks), train_groups, some, f"{tmp_path}/{rounds}-{ranks}", seconds=300)
 
 
 # -- what is refused, or not right yet -------------------------------------------------------------

@@ -162,16 +162,12 @@ def test_what_is_written_is_read(tmp_path_factory: Any, plan: Plan) -> None:
     assert again == plan and again.digest == plan.digest and again.shardings == plan.shardings
 
 
-@given(st.text(st.characters(), min_size=1))
+@given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1))
 def test_any_name_can_be_written(tmp_path_factory: Any, name: str) -> None:
     path = tmp_path_factory.mktemp("plans") / "plan.toml"
     plan = hb.plan([table(name, 5, 5)], 2)
-    try:
-        plan.write(path)
-    except PlanError as error:
-        assert "no Unicode text" in str(error) and not path.exists()
-    else:
-        assert Plan.read(path, plan.tables.values()) == plan
+    plan.write(path)
+    assert Plan.read(path, plan.tables.values()) == plan
 
 
 HEAD = "version = 1\nworld_size = 4\n"

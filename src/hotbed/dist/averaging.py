@@ -46,12 +46,13 @@ class AveragingGroup(torch_dist.ProcessGroup):
 
     @outside_graphs
     def allreduce(self, *arguments: Any) -> Any:
-        if self.gradients is not None:
-            self.gradients.travel(arguments[0])
         future = self._group.allreduce(*arguments).get_future()
         # The last to let go of a group must not be its own thread, which would wait for itself: a
         # callback runs there, and so keeps none.
-        return _work_of(future.then(functools.partial(_finished, self._ranks)))
+        averaged = future.then(functools.partial(_finished, self._ranks))
+        if self.gradients is not None:
+            self.gradients.travel(arguments[0], averaged)
+        return _work_of(averaged)
 
     def meet(self) -> None:
         """Call `before_first`, once."""

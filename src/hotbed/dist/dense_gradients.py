@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -36,6 +37,7 @@ class DenseGradients:
         self._every: set[int] = set()
         self._own: set[int] = set()
         self._size = self._travelled = 0
+        self._averages: list[torch.futures.Future[object]] = []
         for parameter in parameters:
             self._every.add(id(parameter))
             self._size += parameter.numel()
@@ -46,8 +48,9 @@ class DenseGradients:
         own = self._own if self._is_complete() else self._every
         return next((one for one in parameters if id(one) in own), None)
 
-    def travel(self, pieces: Iterable[Tensor]) -> None:
-        """Count what is being averaged in a backward."""
+    def travel(self, pieces: Iterable[Tensor], averages: torch.futures.Future[object]) -> None:
+        """Count what is being averaged in a backward. `averages`: done once it is."""
+        self._averages.append(averages)
         self._travelled += sum(piece.numel() for piece in pieces if piece.is_floating_point())
         if self._travelled >= self._size:
             self._own.clear()
@@ -60,8 +63,11 @@ class DenseGradients:
             PeerError: torch cannot.
         """
         self._travelled = 0
+        averages, self._averages = self._averages, []
         if not self._is_complete():
             self._own |= self._every
+            for each in averages:
+                each.wait()  # else they would come into the gradients of the next backward
             self._reducer._reset_state()
         try:
             yield
