@@ -50,13 +50,9 @@ def _listed(value: Json | tuple[Any, ...]) -> Json:
 
 
 def write_file(path: str, text: str) -> None:
-    """Raises PlanError where a table's name is no text."""
-    try:
-        encoded = text.encode()
-    except UnicodeEncodeError:
-        raise PlanError(f"{path}: a table's name is no Unicode text.") from None
+    """Write a file, which appears whole."""
     with appearing(path) as part, open(part, "wb") as file:
-        file.write(encoded)
+        file.write(text.encode())
 
 
 def read_file(path: str) -> tuple[int, dict[str, Sharding]]:
