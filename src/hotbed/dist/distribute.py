@@ -148,7 +148,7 @@ def distribute(
         )
     if not isinstance(shared_memory, bool):
         raise TableError(f"shared_memory must be True or False, got {shared_memory!r}.")
-    if isinstance(prefetch, bool) or prefetch not in (0, 1):
+    if type(prefetch) is not int or prefetch not in (0, 1):
         raise TableError(f"prefetch must be 0 or 1, got {prefetch!r}.")
     seconds = _checked_timeout(timeout)
     if not isinstance(memory_host, bool):

@@ -8,6 +8,7 @@ beside, and the others with the next lookup.
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -235,7 +236,8 @@ class RowsAhead:
             lookups: of the present batch.
         """
         self._sent = [one for one, _ in sent]
-        self._lookups = lookups
+        # Not the lookups themselves, which hold rows.
+        self._lookups = [weakref.ref(lookup) for lookup in lookups]
         self._tables = {number for one, _ in sent for number in one.layout.table_numbers}
         self._shards = [live for one, _ in sent for live in live_shards(one.layout)]
         self._rewrites = self._count_rewrites()
@@ -249,13 +251,15 @@ class RowsAhead:
 
     def hear(self, lookup: KeptLookup) -> None:
         """Take note that gradients of a lookup come to the owners, on all ranks."""
-        others = not any(lookup is one for one in self._lookups)
+        others = not any(lookup is one() for one in self._lookups)
         if others and not self._tables.isdisjoint(lookup.layout.table_numbers):
             self._is_stale = True
 
     @property
     def is_good(self) -> bool:
-        return not self._is_stale and self._count_rewrites() == self._rewrites
+        if self._is_stale or any(live.follows for live in self._shards):
+            return False  # of an optimizer that was made meanwhile
+        return self._count_rewrites() == self._rewrites
 
     def drop(self) -> None:
         """Have all rows come with the lookup."""
