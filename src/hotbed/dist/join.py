@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from hotbed.dist.distribute import Sharing, needed_sharing
 from hotbed.dist.roles import place_among_trainers, ranks_with_batches, refuse_memory_host
-from hotbed.dist.serving import Serving, waits_at_owners
+from hotbed.dist.serving import Serving
 from hotbed.dist.wire import group_of
 from hotbed.optim.base import TableOptimizer
 from hotbed.optim.guards import table_optimizers
@@ -178,8 +178,7 @@ class _Serving(JoinHook):
     def post_hook(self, is_last_joiner: bool) -> None:
         self._ranks.before_forward = None
         if self._thread is None:
-            kept = [int(waits_at_owners(live())) for live in self._ranks.tables]
-            self._ranks.handshake("the end", kept)
+            self._ranks.handshake("the end")
         else:
             self._thread.join()
             if self._error is not None:

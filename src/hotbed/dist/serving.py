@@ -14,18 +14,11 @@ from hotbed.dist.handshake import ENDED, MERGE, Handshake
 from hotbed.dist.merging import serve_merge
 from hotbed.dist.participant import serve_step
 from hotbed.dist.ranks import Ranks
-from hotbed.dist.shards import TableOnRanks
-from hotbed.dist.waiting_gradients import waiting_of
 
-__all__ = ["Answer", "Serving", "waits_at_owners"]
+__all__ = ["Answer", "Serving"]
 
 Answer = Callable[[Ranks, Handshake], None]
 """Part of a rank without batches in what the others have opened."""
-
-
-def waits_at_owners(live: TableOnRanks | None) -> bool:
-    """Return True if clipping has brought gradients of a table to its owners, for a step."""
-    return live is not None and waiting_of(live).collected
 
 
 class Serving:
@@ -43,7 +36,7 @@ class Serving:
             NORM: self._serve_norm,
             CHANGE: self._serve_change,
             MERGE: serve_merge,
-            "the end": _align_gradients,
+            "the end": _end,
             **(more or {}),
         }
 
@@ -81,9 +74,5 @@ class Serving:
         self._together.change_own(int(reported[0]), float(reported.view(torch.float64)[1]))
 
 
-def _align_gradients(ranks: Ranks, opened: Handshake) -> None:
-    """Give up the clipped gradients that the ranks with batches have given up after their last step."""
-    for live, kept in zip(ranks.tables, opened.values.any(0).tolist(), strict=True):
-        table = live()
-        if table is not None and not kept and waits_at_owners(table):
-            waiting_of(table).drop_collected()
+def _end(ranks: Ranks, opened: Handshake) -> None:
+    """The others have no more to ask."""
