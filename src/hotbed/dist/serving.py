@@ -22,7 +22,13 @@ Answer = Callable[[Ranks, Handshake], None]
 
 
 class Serving:
-    """Answers for the shards of this rank."""
+    """Answers for the shards of this rank.
+
+    Attributes:
+        fault: of another rank at the last exchange, which may have ended it.
+    """
+
+    fault: Exception | None = None
 
     def __init__(self, ranks: Ranks, more: Mapping[str, Answer] | None = None) -> None:
         """`more`: answers by kind of exchange, beside those of every rank that has ended."""
@@ -53,11 +59,12 @@ class Serving:
                 with self._ranks.reporting(ENDED):
                     opened = self._ranks.serve()
                     self._answers[opened.kind](self._ranks, opened)
-                    kind = opened.kind
+                    kind, self.fault = opened.kind, None
             except Exception as error:
                 heard = isinstance(error, PeerError) or is_known_to_all(error)  # by all ranks
                 if isinstance(error, PeerLost) or not heard:
                     raise
+                self.fault = error
 
     def _serve_sum(self, ranks: Ranks, opened: Handshake) -> None:
         collected = serve_collect(ranks, opened, 0)
