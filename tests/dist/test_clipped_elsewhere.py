@@ -158,3 +158,30 @@ def on_one_rank(rank: int, world: int) -> None:
 @pytest.mark.process
 def test_a_refused_step_stays_refused() -> None:
     run(2, on_one_rank)
+
+
+def many_values(rank: int, world: int) -> None:
+    """A step tells of so many gradients that a handshake has no room for what was clipped."""
+    model = begin(True, rank)
+    optimizer = hb.optim.SGD(model.parameters(), lr=1.0)
+    if rank:
+        hb.dist.serve_rows(model, optimizer)
+        return
+    before = model.lookup("t39", IDS)
+    loss_of_all(model, 0).backward()
+    hb.nn.clip_grad_value_(model.parameters(), 0.5)
+    for _ in range(30):  # a value of each for each table
+        loss_of_all(model, 0).backward()
+    optimizer.step()
+    torch.testing.assert_close(model.lookup("t39", IDS), before - 30.5, rtol=1e-6, atol=0)
+    optimizer.zero_grad()
+    for _ in range(30):
+        loss_of_all(model, 0).backward()
+    optimizer.step()
+    torch.testing.assert_close(model.lookup("t39", IDS), before - 60.5, rtol=1e-6, atol=0)
+    hb.dist.release_hosts(model)
+
+
+@pytest.mark.process
+def test_what_was_clipped_beside_many_values() -> None:
+    run(2, many_values)
