@@ -26,6 +26,7 @@ from hotbed.devices import Device
 from hotbed.errors import HotbedError, OptimizerError
 from hotbed.modules.owner import tables_of
 from hotbed.storage import Storage
+from hotbed.table.live import LiveTable
 
 __all__ = ["Restored", "load", "load_model", "load_too"]
 
@@ -84,30 +85,52 @@ def load(
             renaming, root = Renaming(rename), os.fsdecode(path)
             found = stack.enter_context(opened(root)) if ranks.rank == 0 else ""
         arguments = {"path": os.path.normpath(root), "strict": strict, "rename": renaming.given}
-        refuse_other_arguments("load", {**arguments, **kinds}, ranks)
-        given = (several(one, "load_state_dict") for one in (optimizer, scheduler, loader))
+        given = [several(one, "load_state_dict") for one in (optimizer, scheduler, loader)]
+        stepped = _tables_of_each(given[0], tables)
+        refuse_other_arguments(
+            "load", {**arguments, **kinds, "tables of optimizers": stepped}, ranks
+        )
         return _load(found, model, _Given(*given), strict, renaming)
 
 
-class _LoadCall(TypedDict):
-    """Arguments of `load`, as ranks tell them each other; of optimizers the types."""
+def _tables_of_each(
+    optimizers: Sequence[Optimizer], tables: Mapping[str, LiveTable]
+) -> list[list[str]]:
+    """Return the names of the tables that each optimizer steps."""
+    return [[stem for stem, t in tables.items() if t.optimizer is one] for one in optimizers]
 
-    strict: bool
-    rename: dict[str, str] | None
-    optimizer: list[str]
+
+_LoadCall = TypedDict(
+    "_LoadCall",
+    {"strict": bool, "rename": dict[str, str] | None, "tables of optimizers": list[list[str]]},
+)
+"""Arguments of `load`, as ranks tell them each other."""
 
 
-def load_too(
-    model: nn.Module, optimizer: Optimizer | None, arguments: Mapping[str, object]
-) -> None:
+def load_too(model: nn.Module, arguments: Mapping[str, object]) -> None:
     """Read the rows of a memory host, as the other ranks call `load`. `arguments`: as these tell them."""
     call = cast(_LoadCall, arguments)
-    given = _Given([optimizer] if call["optimizer"] and optimizer is not None else [], [], [])
-    _load("", model, given, call["strict"], Renaming(call["rename"]))
+    tables = tables_of(model)
+    ranks = ranks_of(tables, model)
+    own: list[Optimizer | None] = []
+    with ranks.reporting(KIND):
+        for stems in call["tables of optimizers"]:
+            found = list(
+                {id(one): one for stem in stems if (one := tables[stem].optimizer)}.values()
+            )
+            own.append(found[0] if found else None)
+            if stems and _tables_of_each(found, tables) != [stems]:
+                raise CheckpointError(
+                    f"Rank {ranks.rank}, a memory host, has other optimizers of the tables "
+                    f"{', '.join(stems)} than the ranks with batches, which load theirs. Make the same on "
+                    "all ranks, and give them to hotbed.dist.serve_rows."
+                )
+    _load("", model, _Given(own, [], []), call["strict"], Renaming(call["rename"]))
 
 
 class _Given(NamedTuple):
-    optimizers: list[Optimizer]
+    optimizers: Sequence[Optimizer | None]
+    """In the order in which they were saved. None: of no table, so that a memory host has none."""
     schedulers: list[Stateful]
     loaders: list[Stateful]
 

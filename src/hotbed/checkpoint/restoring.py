@@ -6,7 +6,7 @@ import contextlib
 import os
 import warnings
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -50,7 +50,7 @@ class Loading:
         folder: str,
         manifest: Manifest,
         model: nn.Module,
-        optimizers: list[Optimizer],
+        optimizers: Sequence[Optimizer | None],
         strict: bool,
         renaming: Renaming,
         changes: Changes,
@@ -173,7 +173,8 @@ class Loading:
                 raise CheckpointError(
                     f"{loading_from(self.folder)} has {len(saved)} {what}, and {len(own)} were given."
                 )
-            states += zip(own, saved, strict=False)
+            pairs = zip(own, saved, strict=False)
+            states += [(one, state) for one, state in pairs if one is not None]
         saved_as = self.renaming.of_all(self.values["model"])
         dense = {name: self.values["model"][saved] for name, saved in saved_as.items()}
         with tables_left_out(), replacing_rows(self.tables[s] for s in self.with_states):

@@ -100,24 +100,21 @@ def save(
 
 
 class _SaveCall(TypedDict):
-    """Arguments of `save`, as ranks tell them each other; of optimizers the types."""
+    """Arguments of `save`, as ranks tell them each other."""
 
     path: str
     step: int
     states: bool
     keep: int | None
-    optimizer: list[str]
 
 
-def save_too(
-    model: nn.Module, optimizer: Optimizer | None, arguments: Mapping[str, object]
-) -> None:
+def save_too(model: nn.Module, arguments: Mapping[str, object]) -> None:
     """Write the rows of a memory host, as the other ranks call `save`. `arguments`: as these tell them."""
     call = cast(_SaveCall, arguments)
-    own, tables = optimizer if call["optimizer"] else None, tables_of(model)
+    tables = tables_of(model)
     with ranks_of(tables, model).reporting(KIND), reading(tables.values()):
         _refuse_unsaved(tables)
-        _save(call["path"], model, own, call["step"], None, None, call["states"], call["keep"])
+        _save(call["path"], model, None, call["step"], None, None, call["states"], call["keep"])
 
 
 def _refuse_unsaved(tables: Mapping[str, LiveTable]) -> None:

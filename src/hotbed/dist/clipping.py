@@ -40,9 +40,7 @@ class Together:
         self._ranks, self._tables = ranks, list(tables)
         self._rows: list[list[Tensor]] = []
         for live in tables:
-            waiting = waiting_of(live)
-            waiting.give_away(live.parameter)
-            waiting.collected = True
+            waiting_of(live).collect(live.parameter)
             parts = live.place.own.values()
             self._rows.append([rows for part in parts for rows in _summed(part)])
         self._norms: dict[float, list[Tensor]] = {}
@@ -161,7 +159,7 @@ def _any_infinite(ranks: Ranks, rows: Iterable[Tensor], is_bad: bool = False) ->
 def _scaled_at_owners(tables: Iterable[TableOnRanks], factor: float) -> list[Tensor]:
     """The collected gradients on this rank, scaled."""
     parts = [
-        part for live in tables if waiting_of(live).collected for part in live.place.own.values()
+        part for live in tables if waiting_of(live).at_owners for part in live.place.own.values()
     ]
     rows = [some for part in parts for some in _summed(part)]
     for some in rows:

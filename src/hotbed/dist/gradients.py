@@ -17,6 +17,7 @@ from hotbed.dist.handshake import Handshake
 from hotbed.dist.merging import merge, serve_merge
 from hotbed.dist.ranks import Ranks
 from hotbed.dist.shards import TableOnRanks
+from hotbed.dist.waiting import AtOwners
 from hotbed.dist.waiting_gradients import WaitingOnRanks, waiting_of
 from hotbed.errors import TableError
 from hotbed.places.host.step import rows_of
@@ -96,21 +97,18 @@ def collect(
         own = [_by_lookup(live, one, lookups) for live, one in zip(tables, waiting, strict=True)]
         flags = [
             flag
-            for one, of_table in zip(waiting, own, strict=True)
-            for flag in (
-                *[
-                    0 if g is None else 1 if type(g) is lookup.kind_given else _NOT_TAKEN
-                    for g, lookup in zip(of_table, lookups, strict=True)
-                ],
-                int(one.collected),
-            )
+            for of_table in own
+            for flag in [
+                0 if g is None else 1 if type(g) is lookup.kind_given else _NOT_TAKEN
+                for g, lookup in zip(of_table, lookups, strict=True)
+            ]
         ]
         opened = ranks.handshake(kind, [*values, *flags], places, declared=declared)
         of_ranks = opened.values[:, len(values) :]
         if not bool((of_ranks == _NOT_TAKEN).any()):
             break
         merge(ranks)
-    return opened, _brought(ranks, opened, tables, waiting, own, of_ranks)
+    return opened, _brought(ranks, opened, tables, own, of_ranks)
 
 
 def serve_collect(ranks: Ranks, opened: Handshake, width: int) -> Collected:
@@ -120,8 +118,7 @@ def serve_collect(ranks: Ranks, opened: Handshake, width: int) -> Collected:
         opened = ranks.serve()
     tables = [ranks.table(number) for number in opened.tables]
     nothing: list[list[object]] = [[None] * len(opened.waiting) for _ in tables]
-    waiting = [waiting_of(live) for live in tables]
-    return _brought(ranks, opened, tables, waiting, nothing, opened.values[:, width:])
+    return _brought(ranks, opened, tables, nothing, opened.values[:, width:])
 
 
 _EMPTIED = object()
@@ -179,22 +176,18 @@ def _brought(
     ranks: Ranks,
     opened: Handshake,
     tables: Sequence[TableOnRanks],
-    waiting: Sequence[WaitingOnRanks],
     own: list[list[object]],
     flags: Tensor,
 ) -> Collected:
-    any_rank: list[list[bool]] = flags.any(0).view(len(tables), -1).tolist()
-    stepped, kept = [], set()
-    for live, one, of_table in zip(tables, waiting, any_rank, strict=True):
-        if one.collected and not of_table[-1]:  # a rank without batches hears of zero_grad() here
-            one.drop_collected()
-        one.collected = of_table[-1]
-        if True in of_table:
-            stepped.append(live)
-        if of_table[-1]:
-            kept.add(live)
+    any_rank: list[list[bool]] = flags.any(0).view(len(tables), len(opened.waiting)).tolist()
+    kept = [live for live in tables if live.place.number in opened.clipped]
+    stepped = [
+        live
+        for live, of_table in zip(tables, any_rank, strict=True)
+        if True in of_table or live in kept
+    ]
     found = Collected(stepped, kept)
-    found.fault = _fault_of_kept(opened, tables, flags)
+    found.fault = _fault_of_kept(opened, kept)
     numbers = [live.place.number for live in tables]
     steps: dict[int, int] = {}
     for at, lookup in enumerate(opened.waiting):
@@ -222,13 +215,11 @@ def _brought(
     return found
 
 
-def _fault_of_kept(
-    opened: Handshake, tables: Sequence[TableOnRanks], flags: Tensor
-) -> PeerError | None:
+def _fault_of_kept(opened: Handshake, kept: Sequence[TableOnRanks]) -> PeerError | None:
     """Return the error where one rank has given up a clipped gradient that another has not."""
-    kept = flags.view(len(flags), len(tables), -1)[:, :, -1].bool().tolist()
     with_batch = [rank for rank, ended in enumerate(opened.ended) if not ended]
-    for live, *of_ranks in zip(tables, *(kept[rank] for rank in with_batch), strict=True):
+    for live in kept:
+        of_ranks = [state == AtOwners.ROWS for state in opened.clipped[live.place.number]]
         if len(set(of_ranks)) > 1:
             gave_up, has = (with_batch[of_ranks.index(one)] for one in (False, True))
             return PeerError(
@@ -258,7 +249,7 @@ class _OfThisRank(TableGradient):
             )
         grad = next(instances(tuple(args), _OfThisRank), None)
         handle = grad.handle() if grad is not None and hasattr(grad, "handle") else None
-        if handle is not None and handle.waiting.collected:
+        if handle is not None and handle.waiting.at_owners:
             if func is Tensor.zero_:
                 handle.waiting.zero(handle)
                 return grad
@@ -340,7 +331,7 @@ class SharedHandle(OpenHandle):
         if self.waiting.shares and self.waiting.lies_elsewhere:
             return _Elsewhere.of(self)
         found = self.waiting.look(self)
-        if found is None and self.waiting.collected:
+        if found is None and self.waiting.at_owners:
             return _AtOwners.of(self)
         if type(found) is TableGradient:
             found.__class__ = _OfThisRank

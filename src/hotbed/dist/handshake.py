@@ -11,6 +11,7 @@ from torch import Tensor
 from hotbed.dist.declarations import Declaration, differences
 from hotbed.dist.errors import LocalFault, PeerError, mark_known_to_all
 from hotbed.dist.exchanged_values import KeptLookup
+from hotbed.dist.waiting import AtOwners
 
 __all__ = [
     "BY_ENDED",
@@ -24,6 +25,7 @@ __all__ = [
     "exchange_in_words",
     "raise_fault",
     "refuse_absent",
+    "refuse_other_tables",
     "refuse_others",
     "refuse_sizes",
 ]
@@ -97,6 +99,8 @@ class Handshake(NamedTuple):
     """Lookups that waited when it was opened, which `Ranks.waiting` may have let go since."""
     declared: int
     """Digest of what those with batches declare; 0: nothing."""
+    clipped: dict[int, list[AtOwners]]
+    """By number of a table with a gradient at its owners what each rank with batches says of it."""
 
 
 def exchange_in_words(kind: str, sequence: int, names: Sequence[str] | int) -> str:
@@ -182,6 +186,18 @@ def refuse_absent(kind: str, ended: Sequence[bool], hosts: Sequence[int]) -> Non
             f"Rank {hosts[0]} is a memory host, which takes no part in {kind}. Read it "
             "from a checkpoint with hotbed.load(), or do it before hotbed.distribute."
         )
+
+
+def refuse_other_tables(
+    tables: Sequence[tuple[int, ...]], ended: Sequence[bool], speaks: int
+) -> None:
+    """Raise PeerError where a rank that has batches asks for other tables than the rank `speaks`."""
+    for rank, other in enumerate(tables):
+        if not ended[rank] and other != tables[speaks]:
+            raise PeerError(
+                f"Rank {rank} asks for other tables than rank {speaks}. All ranks must look up and step "
+                "the same tables in the same order."
+            )
 
 
 def raise_fault(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
 import torch
@@ -23,12 +23,12 @@ from hotbed.errors import TableError
 
 __all__ = ["CALLS", "release_hosts", "serve_rows"]
 
-CALLS: dict[str, Callable[[nn.Module, Optimizer | None, Mapping[str, object]], object]] = {}
+CALLS: dict[str, Callable[[nn.Module, Mapping[str, object]], object]] = {}
 """Functions that all ranks call, such as `hotbed.save`: what a memory host calls instead, with the arguments
 of the others, by the name that they tell."""
 
 
-def serve_rows(model: nn.Module, optimizer: Optimizer | None = None) -> None:
+def serve_rows(model: nn.Module, optimizer: Optimizer | Sequence[Optimizer] | None = None) -> None:
     """Answer the ranks that have batches: their lookups and steps, `hotbed.save`, `hotbed.load` and all else
     that they do with tables, until they call `release_hosts`.
 
@@ -46,8 +46,10 @@ def serve_rows(model: nn.Module, optimizer: Optimizer | None = None) -> None:
 
     Args:
         model: as `hotbed.distribute` returned it.
-        optimizer: of its tables, as the others have made it, whose learning rates are used. None: the others
-            train nothing.
+        optimizer: of its tables, as the others have made it, whose learning rates are used; or a list of
+            several, in which those without tables may be missing. It is kept until this returns. None: where
+            the caller keeps the optimizers of the tables, or the others train nothing; steps are refused
+            while a table has none.
 
     Raises:
         TableError: this rank is no memory host.
@@ -59,7 +61,8 @@ def serve_rows(model: nn.Module, optimizer: Optimizer | None = None) -> None:
             "hotbed.dist.serve_rows is for memory hosts, and this rank has batches. Give "
             "hotbed.distribute(model, memory_host=True) on those that have none."
         )
-    _Host(ranks, model, optimizer).serve()
+    # Tables know their optimizer as long as somebody keeps it, as this call does.
+    _Host(ranks, model).serve()
 
 
 def release_hosts(model: nn.Module) -> None:
@@ -79,8 +82,8 @@ def release_hosts(model: nn.Module) -> None:
 class _Host:
     """A memory host at work."""
 
-    def __init__(self, ranks: Ranks, model: nn.Module, optimizer: Optimizer | None) -> None:
-        self._model, self._optimizer = model, optimizer
+    def __init__(self, ranks: Ranks, model: nn.Module) -> None:
+        self._model = model
         answers: dict[str, Answer] = {
             "dense states": _listen,
             "an assignment": _answer_assignment,
@@ -104,7 +107,7 @@ class _Host:
         match calls[0]:
             case (str(called), dict(arguments)) if called in CALLS:
                 if all(call == calls[0] for call in calls):  # else the others refuse it
-                    CALLS[called](self._model, self._optimizer, arguments)
+                    CALLS[called](self._model, arguments)
 
 
 def _listen(ranks: Ranks, opened: Handshake) -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import threading
 from collections.abc import Mapping
+from types import TracebackType
+from typing import NoReturn
 
 import torch
 import torch.distributed as torch_dist
@@ -13,13 +16,16 @@ from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 from torch.optim import Optimizer
 
 from hotbed.dist.distribute import Sharing, needed_sharing
+from hotbed.dist.errors import PeerLost, is_gone
 from hotbed.dist.roles import place_among_trainers, ranks_with_batches, refuse_memory_host
-from hotbed.dist.serving import Serving, waits_at_owners
+from hotbed.dist.serving import Serving
 from hotbed.dist.wire import group_of
 from hotbed.optim.base import TableOptimizer
 from hotbed.optim.guards import table_optimizers
 
 __all__ = ["joinables"]
+
+_WATCHED = "_hotbed_watched"
 
 
 def joinables(model: nn.Module) -> list[Joinable]:
@@ -42,10 +48,12 @@ def joinables(model: nn.Module) -> list[Joinable]:
         model: as `distribute` returned it.
 
     Raises:
-        TableError: it is not distributed.
+        TableError: it is not distributed. ``Join`` raises PeerError on ranks that have ended where another
+            one fails.
     """
     sharing = needed_sharing(model, "hotbed.dist.joinables")
     refuse_memory_host("hotbed.dist.joinables")
+    _watch_joins()
     tables = _Tables(sharing)
     if sharing.dense is None:
         return [] if sharing.plan is None else [tables]
@@ -148,23 +156,29 @@ class _Aligning(JoinHook):
     """Brings states of dense layers to ranks that ended early, where there are no tables to answer for."""
 
     def __init__(self, sharing: Sharing) -> None:
-        self._sharing = sharing
+        self._sharing, self._ranks = sharing, sharing.ranks
+
+    def raise_heard(self, error: RuntimeError) -> NoReturn:
+        """Raise why another rank has ended, in place of what torch says where one is gone, `error`."""
+        with self._ranks.listening("Join for those that have batches"):
+            raise error
 
     def post_hook(self, is_last_joiner: bool) -> None:
         _align_dense_states(self._sharing, is_last_joiner)
 
 
-class _Serving(JoinHook):
+class _Serving(_Aligning):
     """Answers on a thread, as the main one waits for gradients of dense layers meanwhile."""
 
     def __init__(self, sharing: Sharing) -> None:
-        self._sharing, self._ranks = sharing, sharing.ranks
+        super().__init__(sharing)
+        self._serving = Serving(self._ranks)
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
     def _answer(self) -> None:
         try:
-            Serving(self._ranks).until("the end")
+            self._serving.until("the end")
         except BaseException as error:  # raised again by the main thread
             self._error = error
 
@@ -172,16 +186,52 @@ class _Serving(JoinHook):
         if self._thread is None:
             self._thread = threading.Thread(target=self._answer, name="hotbed-shards", daemon=True)
             self._thread.start()
-        elif self._error is not None:
+        else:
+            self._raise_error()
+
+    def raise_heard(self, error: RuntimeError) -> NoReturn:
+        if self._thread is not None:
+            self._thread.join(self._ranks.timeout)  # which notices, too
+            self._raise_error()
+        super().raise_heard(error)
+
+    def _raise_error(self) -> None:
+        if isinstance(self._error, PeerLost) and self._serving.fault is not None:
+            raise self._serving.fault  # which says why
+        if self._error is not None:
             raise self._error
 
     def post_hook(self, is_last_joiner: bool) -> None:
         self._ranks.before_forward = None
         if self._thread is None:
-            kept = [int(waits_at_owners(live())) for live in self._ranks.tables]
-            self._ranks.handshake("the end", kept)
+            self._ranks.handshake("the end")
         else:
             self._thread.join()
-            if self._error is not None:
-                raise self._error
-        _align_dense_states(self._sharing, is_last_joiner)
+            self._raise_error()
+        super().post_hook(is_last_joiner)
+
+
+def _watch_joins() -> None:
+    """From now on, ``Join`` raises why another rank has ended: its main thread waits in an all-reduce of
+    torch's, which says only that a connection was closed."""
+    leave = Join.__exit__
+    if hasattr(leave, _WATCHED):
+        return
+
+    @functools.wraps(leave)
+    def watched(
+        self: Join,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            leave(self, kind, value, traceback)
+        except RuntimeError as error:
+            for hook in self._join_hooks:
+                if isinstance(hook, _Aligning) and is_gone(error):
+                    hook.raise_heard(error)
+            raise
+
+    setattr(watched, _WATCHED, True)
+    Join.__exit__ = watched  # type: ignore[method-assign]

@@ -141,7 +141,7 @@ class Sharded(ShardedRows):
         return SharedHandle
 
     def nothing_waiting(self) -> WaitingOnRanks:
-        return WaitingOnRanks(self)
+        return WaitingOnRanks(self, self.ranks.waiting)
 
     def gradients_of(
         self, tables: Sequence[StoredTable], call: ClippingCall

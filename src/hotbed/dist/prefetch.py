@@ -221,7 +221,7 @@ class BatchOnRanks(ReadBatch):
             self.round
             and self.in_parts
             and not any(live.follows for live in shards)
-            and not any(one.collected for one in own)
+            and not any(one.at_owners for one in own)
         )
 
     def send_rows_of_next(self, lookups: Sequence[KeptLookup]) -> None:

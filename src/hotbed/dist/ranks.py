@@ -26,6 +26,7 @@ from hotbed.dist.handshake import (
     exchange_in_words,
     raise_fault,
     refuse_absent,
+    refuse_other_tables,
     refuse_others,
     refuse_sizes,
 )
@@ -42,15 +43,14 @@ from hotbed.errors import TableError
 
 __all__ = ["Ranks"]
 
-_MOST_VALUES = 1024
+_MOST_VALUES = 1023
 """Values that go along with a handshake; more are gathered after it."""
 _PATIENCE = 1e6
 """Seconds that a memory host waits for the others, unless they are gone."""
 _NOTHING = torch.empty(0, dtype=torch.uint8, device="cpu")
 
-_KIND, _SEQUENCE, _FAULT, _COUNT, _ALIVE, _TABLES, _MEANT, _WANTS_END, _DECLARED, _HEADER = range(
-    10
-)
+_KIND, _SEQUENCE, _FAULT, _COUNT, _ALIVE, _TABLES = range(6)
+_MEANT, _WANTS_END, _DECLARED, _CLIPPED, _HEADER = range(6, 11)
 _ALIKE = _KIND, _SEQUENCE, _DECLARED, _COUNT
 _ENDED = KINDS.index(ENDED)
 
@@ -73,8 +73,6 @@ class Ranks(LongWork):
         before_forward: what is to be called before a model is called; or tables, where those are all.
         dense: gradients of dense parameters; None: none are averaged.
         beside: a second group, on which one thread may ask while another answers for the shards.
-        wants_end, end_wanted: whether this rank wants to end after the next step; whether one did at the last
-            handshake.
     """
 
     def __init__(
@@ -206,8 +204,10 @@ class Ranks(LongWork):
         head[_SEQUENCE], head[_WANTS_END] = self._sequence, self.wants_end
         self._call = KINDS[head[_KIND]], self._sequence, tables or ()
         head[_ALIVE], *more_alive = self.waiting.alive()
+        clipped = self.waiting.states() if values is not None and self.waiting.clipped else []
+        head[_CLIPPED] = len(clipped)
         self._sequence += 1
-        some = [*head, *(values or ())[:_MOST_VALUES]]
+        some = [*head, *(values or ()), *clipped][: _HEADER + _MOST_VALUES]
         own = torch.zeros(_HEADER + _MOST_VALUES, dtype=torch.int64, device="cpu")
         own[: len(some)] = _int64(some)
         with trace.span("handshake"):
@@ -215,9 +215,9 @@ class Ranks(LongWork):
         heads: list[list[int]] = reported[:, :_HEADER].tolist()
         ended = [head[_KIND] == _ENDED for head in heads]
         speaks = ended.index(False)  # a rank that has something to say
-        faults = [head[_FAULT] for head in heads]
-        if any(faults):
-            raise_fault(faults, fault, self._gathered, self.size)
+        of_all = [*zip(*heads, strict=True)]
+        if any(of_all[_FAULT]):
+            raise_fault(of_all[_FAULT], fault, self._gathered, self.size)
         alike = operator.itemgetter(*_ALIKE)
         said = {r: alike(head) for r, head in enumerate(heads) if not ended[r]}
         if len(set(said.values())) > 1:
@@ -229,24 +229,29 @@ class Ranks(LongWork):
             refuse_absent(kind, ended, self.hosts)
         found = self._tables_meant(heads, ended, speaks, tables)
         waiting = self.waiting.lookups
-        alive = [[head[_ALIVE]] for head in heads]
-        if more_alive:
-            more: list[list[int]] = self._gathered(_int64(more_alive)).tolist()
-            alive = [[*first, *rest] for first, rest in zip(alive, more, strict=True)]
-        self.waiting.let_go(alive)
-        self.end_wanted = any([head[_WANTS_END] for head in heads])
-        count = heads[speaks][_COUNT]
-        every_value = reported[:, _HEADER : _HEADER + count]
-        if count > _MOST_VALUES:
-            every_value = self._gathered(_int64(values or [0] * count))
-        return Handshake(kind, found, every_value, ended, waiting, heads[speaks][_DECLARED])
+        more = self._gathered(_int64(more_alive)).tolist() if more_alive else [()] * self.size
+        self.waiting.let_go([[head[_ALIVE], *rest] for head, rest in zip(heads, more, strict=True)])
+        self.end_wanted = any(of_all[_WANTS_END])
+        count, declares = heads[speaks][_COUNT], heads[speaks][_DECLARED]
+        every_value = self._behind(reported, 0, values or (), count)
+        states = {}
+        if (most := max(of_all[_CLIPPED])) or self.waiting.clipped:  # told behind the values
+            words = self._behind(reported, count, clipped, most).tolist()
+            states = self.waiting.read_states(words, ended, self.rank)
+        return Handshake(kind, found, every_value, ended, waiting, declares, states)
+
+    def _behind(self, reported: Tensor, begin: int, own: Sequence[int], count: int) -> Tensor:
+        """(ranks, count) int64 behind all headers from `begin` on, or gathered where they have no room there.
+        `own`: of this rank, or fewer."""
+        if not count or begin + count <= _MOST_VALUES:
+            return reported[:, _HEADER + begin : _HEADER + begin + count]
+        return self._gathered(_int64([*own, *[0] * (count - len(own))]))
 
     def _names(self, head: list[int], rank: int, own: Sequence[int]) -> list[str] | int:
         """Return the names of the tables that a message is about, or how many they are."""
         if head[_TABLES] < 0 and rank != self.rank:
             return head[_MEANT]
-        chosen = self._known[head[_TABLES]] if head[_TABLES] >= 0 else own
-        return self._names_of(chosen)
+        return self._names_of(self._known[head[_TABLES]] if head[_TABLES] >= 0 else own)
 
     def _names_of(self, tables: Sequence[int]) -> list[str]:
         return [live.name for n in tables if (live := self.tables[n]()) is not None]
@@ -261,12 +266,7 @@ class Ranks(LongWork):
         width = max(head[_MEANT] for head in heads)
         mine = _int64([*(own or ()), *[-1] * (width - len(own or ()))])
         every = [tuple(n for n in row if n >= 0) for row in self._gathered(mine).tolist()]
-        for rank, other in enumerate(every):
-            if not ended[rank] and other != every[speaks]:
-                raise PeerError(
-                    f"Rank {rank} asks for other tables than rank {speaks}. All ranks must look up and step "
-                    "the same tables in the same order."
-                )
+        refuse_other_tables(every, ended, speaks)
         self._known.append(every[speaks])
         return every[speaks]
 

@@ -15,7 +15,7 @@ from hotbed.dist.handshake import Handshake
 from hotbed.dist.ranks import Ranks
 from hotbed.dist.raw import bytes_of, exchange
 from hotbed.dist.shards import Shard, ShardedPlace
-from hotbed.errors import HotbedError, TableError
+from hotbed.errors import TableError
 from hotbed.table.records import Records
 
 __all__ = ["ShardedRows"]
@@ -50,16 +50,20 @@ class ShardedRows(ShardedPlace):
             values: (n, dim) of this rank, in the order in which it was asked for them.
         """
         rows = deliver(self.ranks, requests, values)
-        fault: HotbedError | None = None
+        fault: Exception | None = None
         try:
             for live, own, _ in rows:
                 live.ready()
                 live.core.reserve(len(live) + len(own))
-        except HotbedError as error:
+        except Exception as error:
             fault = error
         self.ranks.vote("an assignment", fault=fault)
-        for live, own, weights in rows:
-            live.assign(own, weights)
+        try:
+            for live, own, weights in rows:
+                live.assign(own, weights)
+        except Exception as error:  # of a tier, say: some rows are written
+            fault = error
+        self.ranks.vote("an assignment", fault=fault)
 
     def contains(self, ids: Tensor) -> Tensor:
         """Called by all ranks, each with ids of its own."""
@@ -97,9 +101,14 @@ class ShardedRows(ShardedPlace):
 
     def erase_asked(self, requests: Requests) -> int:
         """Erase the rows that all ranks have told of, and return how many there were. Called by all ranks."""
-        gone = [live.erase(torch.unique(own)) for live, own, _ in owned_ids(requests)]
-        spoken = [n for n, shard in zip(gone, self.own, strict=True) if self._speaks(shard)]
-        told = self.ranks.handshake("a deletion of rows", [sum(spoken)], [self.number])
+        spoken, fault = 0, None
+        try:
+            for (live, own, _), shard in zip(owned_ids(requests), self.own, strict=True):
+                gone = live.erase(torch.unique(own))
+                spoken += gone if self._speaks(shard) else 0
+        except Exception as error:  # of this rank, which the others hear of
+            fault = error
+        told = self.ranks.handshake("a deletion of rows", [spoken], [self.number], fault)
         return int(told.values.sum())
 
     def count(self) -> int:

@@ -14,22 +14,21 @@ from hotbed.dist.handshake import ENDED, MERGE, Handshake
 from hotbed.dist.merging import serve_merge
 from hotbed.dist.participant import serve_step
 from hotbed.dist.ranks import Ranks
-from hotbed.dist.shards import TableOnRanks
-from hotbed.dist.waiting_gradients import waiting_of
 
-__all__ = ["Answer", "Serving", "waits_at_owners"]
+__all__ = ["Answer", "Serving"]
 
 Answer = Callable[[Ranks, Handshake], None]
 """Part of a rank without batches in what the others have opened."""
 
 
-def waits_at_owners(live: TableOnRanks | None) -> bool:
-    """Return True if clipping has brought gradients of a table to its owners, for a step."""
-    return live is not None and waiting_of(live).collected
-
-
 class Serving:
-    """Answers for the shards of this rank."""
+    """Answers for the shards of this rank.
+
+    Attributes:
+        fault: of another rank at the last exchange, which may have ended it.
+    """
+
+    fault: Exception | None = None
 
     def __init__(self, ranks: Ranks, more: Mapping[str, Answer] | None = None) -> None:
         """`more`: answers by kind of exchange, beside those of every rank that has ended."""
@@ -43,7 +42,7 @@ class Serving:
             NORM: self._serve_norm,
             CHANGE: self._serve_change,
             MERGE: serve_merge,
-            "the end": _align_gradients,
+            "the end": _end,
             **(more or {}),
         }
 
@@ -60,11 +59,12 @@ class Serving:
                 with self._ranks.reporting(ENDED):
                     opened = self._ranks.serve()
                     self._answers[opened.kind](self._ranks, opened)
-                    kind = opened.kind
+                    kind, self.fault = opened.kind, None
             except Exception as error:
                 heard = isinstance(error, PeerError) or is_known_to_all(error)  # by all ranks
                 if isinstance(error, PeerLost) or not heard:
                     raise
+                self.fault = error
 
     def _serve_sum(self, ranks: Ranks, opened: Handshake) -> None:
         collected = serve_collect(ranks, opened, 0)
@@ -81,9 +81,5 @@ class Serving:
         self._together.change_own(int(reported[0]), float(reported.view(torch.float64)[1]))
 
 
-def _align_gradients(ranks: Ranks, opened: Handshake) -> None:
-    """Give up the clipped gradients that the ranks with batches have given up after their last step."""
-    for live, kept in zip(ranks.tables, opened.values.any(0).tolist(), strict=True):
-        table = live()
-        if table is not None and not kept and waits_at_owners(table):
-            waiting_of(table).drop_collected()
+def _end(ranks: Ranks, opened: Handshake) -> None:
+    """The others have no more to ask."""

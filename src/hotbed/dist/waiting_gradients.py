@@ -8,6 +8,7 @@ from torch import Tensor
 
 from hotbed.dist.bags import BagGradients
 from hotbed.dist.shards import ShardedPlace, TableOnRanks
+from hotbed.dist.waiting import AtOwners, Waiting
 from hotbed.places.host.step import rows_of
 from hotbed.table.gradients import GradientRows, WaitingGradient, set_gradient, stored_gradient
 
@@ -17,34 +18,43 @@ __all__ = ["WaitingOnRanks", "waiting_of"]
 class WaitingOnRanks(WaitingGradient):
     """Gradients that wait on this rank, and those that ranks have brought to its shards.
 
-    `collected`: True if gradients were brought to the owners, who have them until zero_grad().
+    `at_owners`: of what clipping has brought to the owners, who have it until zero_grad().
     """
 
-    def __init__(self, place: ShardedPlace) -> None:
+    def __init__(self, place: ShardedPlace, of_ranks: Waiting) -> None:
+        """`of_ranks`: which tells the others of gradients at their owners."""
         super().__init__()
-        self._place = place
-        self.collected = False
+        self._place, self._of_ranks = place, of_ranks
+        self.at_owners = AtOwners.NOTHING
 
     def drop(self, handle: Tensor) -> None:
         super().drop(handle)
-        if self.collected:
-            self.drop_collected()
+        if self.at_owners:
+            self.follow(AtOwners.NOTHING)
 
-    def drop_collected(self) -> None:
-        """The owners on this rank have nothing any more."""
-        self.collected = False
-        for live in self._place.own.values():
-            live.drop_gradient()
+    def collect(self, handle: Tensor) -> None:
+        """The owners have it."""
+        super().drop(handle)
+        self._become(AtOwners.ROWS)
+
+    def follow(self, state: AtOwners) -> None:
+        if state < self.at_owners:  # the owners on this rank have nothing any more
+            for live in self._place.own.values():
+                live.drop_gradient()
+            self._become(state)
+
+    def _become(self, state: AtOwners) -> None:
+        self.at_owners = state
+        if state:
+            self._of_ranks.clipped[self._place.number] = self
+        else:
+            self._of_ranks.clipped.pop(self._place.number, None)
 
     def replace(self, handle: Tensor, grad: Tensor | None) -> None:
         is_same = grad is not None and grad is stored_gradient(handle)
         super().replace(handle, grad)
-        if self.collected and not is_same:
-            self.drop_collected()
-
-    def give_away(self, handle: Tensor) -> None:
-        """The owners have it."""
-        super().drop(handle)
+        if self.at_owners and not is_same:
+            self.follow(AtOwners.NOTHING)
 
     def put(self, handle: Tensor, share: GradientRows) -> None:
         """Keep the same gradient in other slots."""
@@ -89,10 +99,11 @@ class WaitingOnRanks(WaitingGradient):
     def zero(self, handle: Tensor) -> None:
         waits = self.waits(handle)
         self.drop(handle)
-        self.collected = waits  # a step counts, with no rows
+        if waits:
+            self._become(AtOwners.EMPTY)
 
     def waits(self, handle: Tensor) -> bool:
-        return self.collected or super().waits(handle)
+        return bool(self.at_owners) or super().waits(handle)
 
 
 def waiting_of(live: TableOnRanks) -> WaitingOnRanks:

@@ -95,7 +95,7 @@ def _told(model: nn.Module, ranks: Processes) -> list[_OfProcess]:
     return ranks.values_of_all("figures", own)
 
 
-def tell_too(model: nn.Module, optimizer: object, arguments: object) -> None:
+def tell_too(model: nn.Module, arguments: object) -> None:
     """Do on a memory host what the others do in `_of_all`."""
     _told(model, ranks_of(tables_of(model), model))
 
