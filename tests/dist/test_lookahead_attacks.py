@@ -204,6 +204,7 @@ def dropped(rank: int, world: int) -> None:
     """The last reference goes on a thread of look-ahead, which the interpreter does not wait for."""
     owner = [Owner()]
     ended = weakref.ref(group_of(owner[0], "a test", 10.0, backend="gloo"))
+    torch.distributed.barrier()  # the others have it, too
     thread = threading.Thread(target=owner.clear, daemon=True)
     thread.start()
     thread.join()
