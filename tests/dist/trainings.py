@@ -134,7 +134,8 @@ class Training(NamedTuple):
 
     def sums_in_parts(self, kind: str) -> bool:
         """True if owners of some rows each may sum a bag, of which the page says that it rounds."""
-        by_row = self.case["shard"] in ("row", "modulo", "grid") and self.case["world"] > 1
+        several = self.case["world"] + self.case["hosts"] > 1
+        by_row = several and self.case["shard"] in ("row", "modulo", "grid")
         pooled = self.case["combiner"] in ("sum", "mean", "sqrtn")
         return by_row and pooled and kind not in ("one-hot", "weighted", "sparse")
 
