@@ -26,7 +26,7 @@ from dist.test_lookahead_on_ranks import (
 from dist.worlds import run
 
 import hotbed as hb
-from hotbed.dist import Plan, RowWise
+from hotbed.dist import GridWise, Plan, RowWise
 from hotbed.dist.rows_ahead import SentInParts
 
 pytestmark = pytest.mark.process
@@ -107,6 +107,16 @@ def same_bits(rank: int, world: int, folder: str | None, shard: str, rule: str) 
 @pytest.mark.parametrize("shard", SHARDINGS)
 def test_results_are_those_without(shard: str, rule: str) -> None:
     run(2, same_bits, None, shard, rule)
+
+
+def grids(rank: int, world: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(SHARDINGS, "grid", lambda world: GridWise(((0, 3), (2, 1))))
+        same_bits(rank, world, None, "grid", "adagrad")
+
+
+def test_results_are_those_without_in_grids() -> None:
+    run(4, grids)
 
 
 @pytest.mark.parametrize("rule", ["adagrad", "exact"])

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import datetime
+import threading
 from collections.abc import Callable, Sequence
 
 import torch
+import torch.distributed as torch_dist
 from torch import Tensor
 
 from hotbed import _core
 from hotbed.dist.errors import PeerError
-from hotbed.dist.wire import Gloo
+from hotbed.dist.ranks import Ranks
+from hotbed.dist.wire import Gloo, group_of
 
 __all__ = ["Beside"]
 
@@ -22,14 +26,26 @@ class Beside:
         size: how many ranks there are.
     """
 
-    def __init__(self, wire: Gloo, rank: int, size: int, sent: dict[str, int], name: str) -> None:
-        """
+    def __init__(
+        self,
+        ranks: Ranks,
+        name: str,
+        wait: datetime.timedelta,
+        awake: threading.Lock | None = None,
+    ) -> None:
+        """Called by all ranks.
+
         Args:
-            sent: bytes that this rank has sent, by what they were.
-            name: under which these are counted there.
+            name: under which bytes are counted.
+            wait: how long an exchange may take.
+            awake: as of `Gloo`.
         """
-        self.rank, self.size = rank, size
-        self._wire, self._sent, self._name = wire, sent, name
+        assert ranks.group is not None
+        members = torch_dist.get_process_group_ranks(ranks.group)
+        called = "hotbed.distribute"
+        group = group_of(self, called, ranks.timeout, members, timeout=wait, backend="gloo")
+        self.rank, self.size = ranks.rank, ranks.size
+        self._wire, self._sent, self._name = Gloo(group, self.rank, awake=awake), ranks.sent, name
         self._sent[name] = 0  # whoever reads them while others are sent finds the same names
         self._own_message = _core.block(0)
 

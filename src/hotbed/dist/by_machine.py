@@ -107,6 +107,9 @@ class ByMachine:
         across = _send_at_most(messenger, merged, self._most(numbers))
         return _SentByMachine(self, inside, asked, given, inverse, across)
 
+    def in_parts(self, messenger: Gathering, before: Requests, now: Requests) -> SentInParts | None:
+        return None
+
     def _most(self, numbers: Tensor) -> Tensor:
         """Return (machines, n) int64, for each table of `across` the most ids that a machine asks for: no two
         of its ranks ask for the same one. `numbers`: as of `send`."""
@@ -202,9 +205,6 @@ class _SentByMachine(NamedTuple):
     @property
     def requests(self) -> Requests:
         return self.inside
-
-    def in_parts(self, messenger: Gathering, before: Requests) -> SentInParts | None:
-        return None
 
     def fetch(self, ranks: Ranks, frozen: Sequence[int], training: bool, wanted: bool) -> Answer:
         route, inside = self.route, self.inside.core

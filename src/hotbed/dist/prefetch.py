@@ -9,7 +9,6 @@ import zlib
 from collections.abc import Sequence
 from typing import NamedTuple, cast
 
-import torch.distributed as torch_dist
 from torch import Tensor
 
 from hotbed import _core
@@ -24,7 +23,6 @@ from hotbed.dist.rows_ahead import RowsAhead, SentInParts
 from hotbed.dist.shards import TableOnRanks
 from hotbed.dist.waiting_gradients import waiting_of
 from hotbed.dist.ways import AHEAD, agree, bits
-from hotbed.dist.wire import Gloo, group_of
 from hotbed.errors import HotbedError
 from hotbed.inputs.bags import Bags
 from hotbed.places.host.batch import core_batch
@@ -49,7 +47,8 @@ class PrefetchOnRanks:
     def __init__(self, ranks: Ranks, *, rows_ahead: bool = False) -> None:
         """Called by all ranks. `rows_ahead`: whether rows of the next batch are sent ahead."""
         self.ranks = ranks
-        self.beside = _beside(self, ranks) if rows_ahead else None
+        wait = datetime.timedelta(seconds=ranks.timeout)
+        self.beside = Beside(ranks, "rows ahead", wait) if rows_ahead else None
         self._travelled: dict[int, _Travelled] = {}
         self.offers: Offers[BatchOnRanks] = Offers()
         self._rounds = Rounds(ranks)
@@ -93,7 +92,7 @@ class PrefetchOnRanks:
             return
         parts = batch.asked.by_rows()
         before = self._travelled.get(batch.digest)
-        requests = {part.layout: part.sent.requests for part in parts}
+        requests = {part.layout: part.requests for part in parts}
         self._travelled[batch.digest] = _Travelled(weakref.ref(batch), requests)
         if before is None:
             return
@@ -134,16 +133,6 @@ class _Travelled(NamedTuple):
     batch: weakref.ref[BatchOnRanks]
     requests: dict[Layout, Requests]
     """Of what comes as rows."""
-
-
-def _beside(owner: object, ranks: Ranks) -> Beside:
-    """Called by all ranks."""
-    assert ranks.group is not None
-    members = torch_dist.get_process_group_ranks(ranks.group)
-    wait = datetime.timedelta(seconds=ranks.timeout)
-    called = "hotbed.distribute"
-    group = group_of(owner, called, ranks.timeout, members, timeout=wait, backend="gloo")
-    return Beside(Gloo(group, ranks.rank), ranks.rank, ranks.size, ranks.sent, "rows ahead")
 
 
 class BatchOnRanks(ReadBatch):

@@ -17,13 +17,10 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Protocol, cast
 
-import torch.distributed as torch_dist
-
 from hotbed import _core
 from hotbed.dist.beside import Beside
 from hotbed.dist.errors import PeerError
 from hotbed.dist.ranks import Ranks
-from hotbed.dist.wire import Gloo, group_of
 from hotbed.table.prefetch import BatchAhead
 
 __all__ = ["RoundSession", "Rounds", "Travels"]
@@ -68,15 +65,9 @@ class Rounds(Beside):
 
     def __init__(self, ranks: Ranks) -> None:
         """Called by all ranks."""
-        assert ranks.group is not None
-        members = torch_dist.get_process_group_ranks(ranks.group)
-        group = group_of(
-            self, "hotbed.distribute", ranks.timeout, members, timeout=_FOREVER, backend="gloo"
-        )
         self._awake = threading.Lock()
         _awake[self._awake] = os.getpid()
-        wire = Gloo(group, ranks.rank, awake=self._awake)
-        super().__init__(wire, ranks.rank, ranks.size, ranks.sent, _SENT)
+        super().__init__(ranks, _SENT, _FOREVER, self._awake)
         self.timeout = ranks.timeout
         self.count = 0
         self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()

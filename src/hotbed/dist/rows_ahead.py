@@ -17,6 +17,7 @@ from torch import Tensor
 
 from hotbed import _core, trace
 from hotbed.dist.beside import Beside
+from hotbed.dist.delivery import owned_ids
 from hotbed.dist.exchange import KeptRows, fetch, ids_here, live_shards, look_up_owned
 from hotbed.dist.exchanged_values import (
     Answer,
@@ -77,7 +78,7 @@ def divided(messenger: Gathering, before: Requests, now: Requests) -> _Parts:
 def _again_here(before: Requests, now: Requests) -> Tensor:
     """(n,) bool: which of the ids asked of the shards of this rank were asked of them before."""
     found = [torch.empty(0, dtype=torch.bool, device="cpu")]
-    for earlier, ids in zip(_by_shard(before), _by_shard(now), strict=True):
+    for (_, earlier, _), (_, ids, _) in zip(owned_ids(before), owned_ids(now), strict=True):
         both = torch.cat([earlier, ids])
         distinct, inverse = torch.empty_like(both), torch.empty_like(both)
         count = _core.group_ids(both.data_ptr(), len(both), distinct.data_ptr(), inverse.data_ptr())
@@ -85,14 +86,6 @@ def _again_here(before: Requests, now: Requests) -> Tensor:
         asked[inverse[: len(earlier)]] = True
         found.append(asked[inverse[len(earlier) :]])
     return torch.cat(found)
-
-
-def _by_shard(requests: Requests) -> Sequence[Tensor]:
-    """(n,) int64 ids asked of each shard of this rank."""
-    counts, size = requests.core.asked_here(), requests.by_owner.layout.size
-    return requests.ids_here.split_with_sizes(
-        [sum(counts[at : at + size]) for at in range(0, len(counts), size)]
-    )
 
 
 def _told_by_owners(messenger: Gathering, now: Requests, again_here: Tensor) -> Tensor:
@@ -148,9 +141,6 @@ class SentInParts:
 
     def owned(self, frozen: Sequence[int]) -> OwnedInputs:
         return OwnedInputs(self.layout, ids_here(self.requests), frozen)
-
-    def in_parts(self, messenger: Gathering, before: Requests) -> SentInParts | None:
-        return self
 
     def begin(self, beside: Beside, frozen: Sequence[int]) -> None:
         """Have owners send the rows that the batch before does not ask for. Called by all ranks.

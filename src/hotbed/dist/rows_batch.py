@@ -46,10 +46,6 @@ class Sent(Protocol):
     def fetch(self, ranks: Ranks, frozen: Sequence[int], training: bool, wanted: bool) -> Answer:
         """Do as `hotbed.dist.exchange.fetch`. `wanted`: True if gradients may come."""
 
-    def in_parts(self, messenger: Gathering, before: Requests) -> SentInParts | None:
-        """Return the same ids, of which owners know which ones `before` asks for, too. Called by all ranks;
-        None on all: rows do not come in parts on this route."""
-
 
 class Route(Protocol):
     """How ids come to the owners of their rows, and rows back.
@@ -64,6 +60,10 @@ class Route(Protocol):
     def send(self, messenger: Gathering, by_owner: IdsByOwner, numbers: Tensor) -> Sent:
         """Do as `hotbed.dist.exchange.send_ids`."""
 
+    def in_parts(self, messenger: Gathering, before: Requests, now: Requests) -> SentInParts | None:
+        """Return ids that were sent, `now`, of which owners know which ones `before` asks for, too. Called by
+        all ranks; None on all: rows do not come in parts on this route."""
+
 
 class Direct(NamedTuple):
     """`Route` from each rank to each owner."""
@@ -72,6 +72,9 @@ class Direct(NamedTuple):
 
     def send(self, messenger: Gathering, by_owner: IdsByOwner, numbers: Tensor) -> Sent:
         return _SentDirectly(send_ids(messenger, by_owner, numbers))
+
+    def in_parts(self, messenger: Gathering, before: Requests, now: Requests) -> SentInParts | None:
+        return SentInParts(now, divided(messenger, before, now))
 
 
 class _SentDirectly(NamedTuple):
@@ -82,9 +85,6 @@ class _SentDirectly(NamedTuple):
 
     def fetch(self, ranks: Ranks, frozen: Sequence[int], training: bool, wanted: bool) -> Answer:
         return fetch(ranks, self.requests, frozen, training)
-
-    def in_parts(self, messenger: Gathering, before: Requests) -> SentInParts | None:
-        return SentInParts(self.requests, divided(messenger, before, self.requests))
 
 
 class RowsOfCall:
@@ -104,27 +104,35 @@ class RowsOfCall:
         counts = _core.distinct_ids(given, ids.data_ptr(), self._inverse.data_ptr())
         self._by_owner = order_by_owner(route.layout, ids, counts)
         self._sent: Sent | None = None
-        self.layout, self.frozen = route.layout, call.frozen
         self.numbers = self._by_owner.counts_to_owners
 
     @property
-    def sent(self) -> Sent:
-        """Return the ids, after `send`."""
+    def layout(self) -> Layout:
+        return self._route.layout
+
+    @property
+    def frozen(self) -> Sequence[int]:
+        return self._call.frozen
+
+    @property
+    def requests(self) -> Requests:
+        """Return what came of `send`."""
         assert self._sent is not None
-        return self._sent
+        return self._sent.requests
 
     def send(self, messenger: Gathering, numbers: Tensor) -> None:
         self._sent = self._route.send(messenger, self._by_owner, numbers)
 
     def owned(self) -> list[OwnedInputs]:
-        return [self.sent.owned(self.frozen)]
+        assert self._sent is not None
+        return [self._sent.owned(self.frozen)]
 
     def by_rows(self) -> list[RowsOfCall]:
         return [self]
 
     def divide(self, messenger: Gathering, before: Requests) -> SentInParts | None:
-        """Do as `hotbed.dist.rows_batch.Sent.in_parts`, after `send`."""
-        made = self.sent.in_parts(messenger, before)
+        """Do as `Route.in_parts`, after `send`."""
+        made = self._route.in_parts(messenger, before, self.requests)
         self._sent = made or self._sent
         return made
 

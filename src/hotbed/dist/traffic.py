@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from typing import cast
 
 import numpy as np
 import torch
@@ -88,7 +89,7 @@ class Traffic:
 def _check_number(name: str, given: object, bits: int = 40) -> None:
     """Raise PlanError where an argument is no number from 0 to ``2 ** bits``."""
     is_number = isinstance(given, int | float | np.number) and not isinstance(given, bool)
-    if not is_number or not 0 <= given <= 2**bits:  # type: ignore[operator]
+    if not is_number or not 0 <= cast(float, given) <= 2**bits:
         raise PlanError(f"Traffic: {name} must be from 0 to 2 ** {bits}, not {given!r}.")
 
 
