@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any, cast
 
 import pytest
@@ -310,3 +311,53 @@ def many_backwards(rank: int, world: int) -> None:
 
 def test_gradients_of_many_batches_are_merged() -> None:
     run(WORLD, many_backwards)
+
+
+def too_many(rank: int, world: int) -> None:
+    """Rank 0 tells the rank of its local rank on the other machine that it asks for more ids than it said."""
+    model = hb.EmbeddingCollection([hb.Table("item", 8, 1000)], seed=1)
+    ranks = shared(model, Plan(model.tables.values(), world, {"item": RowWise()}), LOCAL, timeout=5)
+    reserve, send = ranks.reserve, ranks.send
+    kept: list[torch.Tensor] = []
+
+    def kept_reserve(sizes: Any) -> list[torch.Tensor]:
+        kept[:] = reserve(sizes)
+        return list(kept)
+
+    def lying_send(what: str, *arguments: Any) -> Any:
+        if what == "ids":
+            kept[2][:8].view(torch.int64)[:] = 1000
+        return send(what, *arguments)
+
+    if rank == 0:
+        ranks.reserve, ranks.send = kept_reserve, lying_send
+    says = "more ids than its ranks have announced" if rank == 2 else ""
+    with pytest.raises(PeerError, match=says):
+        model(one_hot(False, rank))
+
+
+def test_more_ids_than_announced_are_not_read() -> None:
+    run(WORLD, too_many)
+
+
+def unseen_on_one(rank: int, world: int) -> None:
+    """Ranks of the second machine do not see each other's memory: those of the first use Gloo with them."""
+    models = [hb.EmbeddingCollection([hb.Table("item", 8, 1000)], seed=1) for _ in range(2)]
+    with pytest.MonkeyPatch.context() as patch:
+        if rank >= LOCAL:
+            patch.delattr(os, "memfd_create")
+        for model, local in zip(models, (None, LOCAL), strict=True):
+            shared(
+                model, Plan(model.tables.values(), world, {"item": RowWise()}), local, timeout=10
+            )
+    for model in models:
+        optimizer = hb.optim.SGD(model.parameters(), lr=0.5)
+        for _ in range(2):
+            model(one_hot(True, rank))["item"].sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert_same_rows(models[1], models[0])
+
+
+def test_machines_whose_ranks_do_not_see_each_other() -> None:
+    run(WORLD, unseen_on_one)

@@ -94,6 +94,8 @@ def same_bits(rank: int, world: int, folder: str | None, shard: str, rule: str) 
     without, model = both(rank, world, folder, shard, rule)
     before, sent = sent_of(without), sent_of(model)
     assert "rows ahead" not in before
+    counted: list[Any] = [one.embeddings.ranks for one in (without, model)]
+    assert counted[0].served == counted[1].served
     if rule == "exact":  # rows of which no batch asks change, too
         assert sent["rows ahead"] == 0
         assert sent.get("rows", 0) == before.get("rows", 0)
@@ -358,3 +360,33 @@ def small_budget(rank: int, world: int, folder: str) -> None:
 
 def test_a_small_budget_is_enough(tmp_path: Path) -> None:
     run(2, small_budget, str(tmp_path))
+
+
+def forgotten(rank: int, world: int) -> None:
+    """Rows that are erased while they are on their way are first values in the next lookup."""
+    ids = torch.arange(100) * 2**20
+    losses = []
+    for prefetch in (0, 1):
+        model = hb.EmbeddingCollection([hb.Table("item", 8)], seed=1)
+        plan = Plan(model.tables.values(), world, {"item": RowWise()})
+        hb.distribute(model, plan, prefetch=prefetch)
+        optimizer = hb.optim.SGD(model.parameters(), lr=0.5)
+        batches = [{"item": ids[at % 2 * 50 :][:60, None]} for at in range(8)]
+        found = []
+        for number, batch in enumerate(hb.lookahead(batches, model)):
+            wait_for_next(model, number, len(batches))
+            loss = (model(batch)["item"] - 1).square().sum()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if number % 3 == 2:
+                model.erase("item", ids)
+            found.append(float(loss.detach()))
+        losses.append(found)
+        ranks: Any = model.ranks
+        assert not prefetch or ranks.sent["rows ahead"] > 0
+    assert losses[0] == losses[1]
+
+
+def test_rows_that_are_forgotten_on_their_way() -> None:
+    run(2, forgotten)
