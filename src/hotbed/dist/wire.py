@@ -23,6 +23,9 @@ __all__ = ["Gloo", "Wire", "group_of"]
 
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 5e-5, 5e-3
 """Seconds between two looks whether others have answered."""
+_LOOKS = 1e-3
+"""Seconds that a thread looks, and lets others run in between, before it sleeps: threads that wake each other
+up are put on the same core, where they take turns for milliseconds."""
 _MOST_AT_ONCE = 16
 """Ranks that gather numbers by sending them to each other at once. An `all_gather` passes them round a ring,
 one step a rank; but machines of many ranks send each other less by it."""
@@ -85,19 +88,19 @@ class Gloo:
     def send(
         self, sizes: Sequence[int], word: int, heard_by: Sequence[int] | None = None
     ) -> tuple[list[Tensor], list[int]]:
-        return self.begin(sizes, word, wait=self._awake is None)()
+        return self.begin(sizes, word)()
 
     def begin(
-        self, sizes: Sequence[int], word: int, *, wait: bool = False
+        self, sizes: Sequence[int], word: int
     ) -> Callable[[], tuple[list[Tensor], list[int]]]:
-        """Begin to do as `send`. Return what waits for its end. `wait`: already now, inside of torch."""
+        """Begin to do as `send`. Return what waits for its end."""
         for at in _begins(self._whole):
             self._outgoing[at : at + WORD].view(torch.int64).fill_(word)
         outgoing, self._outgoing = self._outgoing, _core.block(0)
         whole = self._with_words(sizes)
         incoming = _core.block(sum(whole))
         work = torch_dist.all_to_all_single(
-            incoming, outgoing, whole, self._whole, group=self._group, async_op=not wait
+            incoming, outgoing, whole, self._whole, group=self._group, async_op=True
         )
 
         def end() -> tuple[list[Tensor], list[int]]:
@@ -109,26 +112,31 @@ class Gloo:
         return end
 
     def gather(self, own: Tensor) -> Tensor:
-        size, later = torch_dist.get_world_size(self._group), self._awake is not None
+        size, group = torch_dist.get_world_size(self._group), self._group
         reported = own.new_empty((size, *own.shape))
-        if size <= _MOST_AT_ONCE and not later:
+        if size <= _MOST_AT_ONCE and self._awake is None:
             copies = own.expand_as(reported).contiguous()
-            torch_dist.all_to_all_single(reported, copies, group=self._group)
-            return reported
-        pieces = list(reported)
-        self._wait(torch_dist.all_gather(pieces, own, group=self._group, async_op=later))
+            work = torch_dist.all_to_all_single(reported, copies, group=group, async_op=True)
+        else:
+            work = torch_dist.all_gather([*reported], own, group=group, async_op=True)
+        self._wait(work)
         return reported
 
     def _wait(self, work: torch_dist.Work | None) -> None:
         """Return when it is done. None: it is."""
         if work is None:
             return
-        pause = _SHORTEST_PAUSE
-        while self._awake is not None and not work.is_completed():
-            self._awake.release()
-            time.sleep(pause)
-            self._awake.acquire()
-            pause = min(1.5 * pause, _LONGEST_PAUSE)
+        if self._awake is None:
+            looks_end = time.perf_counter() + _LOOKS
+            while not work.is_completed() and time.perf_counter() < looks_end:
+                os.sched_yield()
+        else:
+            pause = _SHORTEST_PAUSE
+            while not work.is_completed():
+                self._awake.release()
+                time.sleep(pause)
+                self._awake.acquire()
+                pause = min(1.5 * pause, _LONGEST_PAUSE)
         work.wait()  # raises what has happened
 
     def leave(self) -> None:
