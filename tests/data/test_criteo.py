@@ -1,5 +1,6 @@
 import gzip
 import logging
+import pickle
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 import hotbed.data
 from hotbed.data import CriteoLog, DataError
+from hotbed.errors import InputError
 
 NAMES = [f"C{i}" for i in range(1, 27)]
 
@@ -325,6 +327,37 @@ def test_wrong_arguments(tmp_path):
         CriteoLog(path, shuffle=-1)
     with pytest.raises(ValueError, match="test_fraction is 1"):
         CriteoLog(path).split(1)
+
+
+WRONG_LATER = [
+    ("batch_size", 0),
+    ("batch_size", 2.5),
+    ("shuffle", -1),
+    ("seed", 2**64),
+    ("labels", 1),
+]
+
+
+@pytest.mark.parametrize(("option", "value"), [*WRONG_LATER, ("on_error", "ignore")])
+def test_options_are_checked_when_they_are_set_later(tmp_path, option, value):
+    lines = [good_line(i) for i in range(10)]
+    log = CriteoLog(write(tmp_path / "a", lines), 4)
+    was = getattr(log, option)
+    with pytest.raises(InputError, match=option):
+        setattr(log, option, value)
+    assert getattr(log, option) == was
+    assert_rows(log, lines)
+
+
+def test_options_that_are_set_later_count(tmp_path):
+    lines = [good_line(0), "broken", good_line(1), good_line(2)]
+    log = CriteoLog(write(tmp_path / "a", lines), 4)
+    log.on_error, log.batch_size, log.seed = "skip", 2, None
+    log = pickle.loads(pickle.dumps(log))
+    assert [len(batch["label"]) for batch in log] == [1, 2] and log.skipped.lines == 1
+    log.on_error = "raise"
+    with pytest.raises(DataError, match="line 2"):
+        list(log)
 
 
 def test_the_report_at_the_end(tmp_path, caplog):

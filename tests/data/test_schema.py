@@ -17,6 +17,7 @@ import hotbed as hb
 from hotbed.data import Id, Ids, Key, Label, Number, Pair, Schema, SchemaError, Sequence
 from hotbed.data.blocks import Builder
 from hotbed.data.columns import KINDS, Column, Source
+from hotbed.errors import InputError
 
 BY_HAND = """
 [columns]
@@ -182,7 +183,7 @@ def test_wrong_files_and_arguments(tmp_path: Path) -> None:
     with pytest.raises(SchemaError, match="schema is 'x'; give a hotbed.data.Schema"):
         hb.data.open(path, "x")
     schema = Schema({"a": Id()})
-    with pytest.raises(SchemaError, match="labels is 3"):
+    with pytest.raises(InputError, match="labels is 3"):
         hb.data.open(path, schema, labels=3)
     for columns in ("abc", [], [1]):
         with pytest.raises(SchemaError, match="columns is"):

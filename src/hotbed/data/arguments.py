@@ -1,19 +1,59 @@
-"""Numbers that readers and generators are given, checked before anything is read or made."""
+"""Options that readers and generators are given, checked before anything is read or made."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from typing import SupportsFloat, SupportsIndex
+from typing import Generic, Literal, SupportsFloat, SupportsIndex, TypeVar, overload
 
 from hotbed.arrays import integer
 from hotbed.errors import InputError
 from hotbed.text import brief
 
-__all__ = ["real", "row_range", "seed_of", "whole", "window"]
+__all__ = [
+    "Checked",
+    "labels_of",
+    "one_or_more",
+    "real",
+    "row_range",
+    "seed_of",
+    "seed_or_none",
+    "whole",
+    "window",
+]
+
+_T = TypeVar("_T")
 
 _MOST = 2**63 - 1
 _SHUFFLE_WINDOW = 65_536
+
+
+class Checked(Generic[_T]):
+    """A field of a class whose values are checked whenever it is set, also after construction."""
+
+    def __init__(self, check: Callable[[str, object], _T]) -> None:
+        """`check`: returns what is kept of a value, by the field's name, or raises."""
+        self._check = check
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> Checked[_T]: ...
+    @overload
+    def __get__(self, instance: object, owner: type) -> _T: ...
+
+    def __get__(self, instance: object, owner: type) -> Checked[_T] | _T:
+        if instance is None:
+            return self
+        try:
+            kept: _T = vars(instance)[self._name]
+        except KeyError:
+            raise AttributeError(self._name) from None
+        return kept
+
+    def __set__(self, instance: object, value: object) -> None:
+        vars(instance)[self._name] = self._check(self._name, value)
 
 
 def whole(name: str, value: object, least: int = 0) -> int:
@@ -38,6 +78,11 @@ def real(name: str, value: object) -> float:
     raise InputError(f"{name} is {brief(value)}; it must be a number.")
 
 
+def one_or_more(name: str, value: object) -> int:
+    """Do as `whole` with a `least` of 1."""
+    return whole(name, value, 1)
+
+
 def seed_of(value: object) -> int:
     """The value of a seed; raises InputError where it is no integer of 64 bits."""
     given = integer(value)
@@ -46,14 +91,28 @@ def seed_of(value: object) -> int:
     return given
 
 
-def window(shuffle: object) -> int:
+def seed_or_none(name: str, value: object) -> int | None:
+    """Do as `seed_of`, or return None."""
+    return None if value is None else seed_of(value)
+
+
+def labels_of(name: str, value: object) -> bool | Literal["auto"]:
+    """Whether rows have labels; raises InputError for anything but a bool or "auto"."""
+    if value == "auto" and isinstance(value, str):
+        return "auto"
+    if isinstance(value, bool):
+        return value
+    raise InputError(f"{name} is {brief(value)}; it must be True, False or 'auto'.")
+
+
+def window(name: str, shuffle: object) -> int:
     """Rows that are shuffled at a time, 0: none; raises InputError where `shuffle` is no such number."""
     if isinstance(shuffle, bool):
         return _SHUFFLE_WINDOW if shuffle else 0
     rows = integer(shuffle)
     if rows is None or not 0 <= rows < 2**63:
         raise InputError(
-            f"shuffle is {brief(shuffle)}; it must be a number of rows below 2**63, or a bool."
+            f"{name} is {brief(shuffle)}; it must be a number of rows below 2**63, or a bool."
         )
     return rows
 

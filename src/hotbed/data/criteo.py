@@ -12,10 +12,12 @@ import numpy as np
 import torch
 from torch.utils.data import get_worker_info
 
-from hotbed.data.arguments import row_range, seed_of, whole, window
+from hotbed.data.arguments import Checked, labels_of, row_range, whole
 from hotbed.data.criteo_lines import CATEGORIES, DENSE, Batch, Reader
 from hotbed.data.lines import DataError, existing
 from hotbed.data.windows import Fingerprint, SampleReader, Skipped
+from hotbed.errors import InputError
+from hotbed.text import brief
 
 MISSING_ID = -1
 """Id of a column that is empty."""
@@ -69,10 +71,13 @@ class CriteoLog(SampleReader):
     Raises:
         FileNotFoundError: a path does not exist.
         DataError: a malformed line (with file and line number), or a damaged gzip file.
+        InputError: an option has no such value, also when it is set later.
 
     Blank lines are passed over, lines may end in ``\\r\\n``, and the last one in nothing. A gzip
     file that ends too early is an error also with ``on_error="skip"``, after the rows before it.
     """
+
+    labels = Checked(labels_of)
 
     def __init__(
         self,
@@ -88,23 +93,31 @@ class CriteoLog(SampleReader):
         seed: int | None = None,
     ) -> None:
         self.paths = existing(paths)
-        self.batch_size = whole("batch_size", batch_size, 1)
-        if on_error not in ("raise", "skip"):
-            raise ValueError(f"on_error is {on_error!r}; it must be 'raise' or 'skip'.")
-        if labels not in (True, False, "auto"):
-            raise ValueError(f"labels is {labels!r}; it must be True, False or 'auto'.")
-        self.on_error = on_error
+        self.batch_size = batch_size
         self.drop_last = drop_last
-        self.shuffle = window(shuffle)
+        self.shuffle = shuffle
         self.labels = labels
         self.line_numbers = line_numbers
-        self.seed = None if seed is None else seed_of(seed)
+        self.seed = seed
         self.start, self.stop = row_range(rows, lambda: Reader(self.paths).skip(None))
         # A row for each worker (the first: no workers) in memory that all of them share: a counter,
         # and example messages, one a line.
         self._counts: torch.Tensor | None = None
         self._examples: torch.Tensor | None = None
-        if on_error == "skip":
+        self.on_error = on_error
+
+    @property
+    def on_error(self) -> Literal["raise", "skip"]:
+        """Return what becomes of malformed lines."""
+        return "raise" if self._counts is None else "skip"
+
+    @on_error.setter
+    def on_error(self, value: Literal["raise", "skip"]) -> None:
+        if value not in ("raise", "skip"):
+            raise InputError(f"on_error is {brief(value)}; it must be 'raise' or 'skip'.")
+        if value == "raise":
+            self._counts = self._examples = None
+        elif self._counts is None:
             rooms: list[Any] = [
                 torch.zeros(1 + _MOST_WORKERS, dtype=torch.int64, device="cpu"),
                 torch.zeros(1 + _MOST_WORKERS, _EXAMPLE_BYTES, dtype=torch.uint8, device="cpu"),

@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from hotbed.data.arguments import row_range, seed_of, whole, window
+from hotbed.data.arguments import Checked, labels_of, row_range, whole
 from hotbed.data.arrow_files import ColumnFile, file_of, require_arrow
 from hotbed.data.blocks import Block
 from hotbed.data.criteo_lines import Batch
@@ -66,7 +66,10 @@ class ColumnFiles(SampleReader):
         DataError: pyarrow is missing, a folder is empty. While reading: a column is missing, a value does not
             fit its column, a line is malformed, a file is damaged; the message names file, row and column.
         SchemaError: no schema.
+        InputError: an option has no such value, also when it is set later.
     """
+
+    labels = Checked(labels_of)
 
     def __init__(
         self,
@@ -86,13 +89,11 @@ class ColumnFiles(SampleReader):
             raise SchemaError(
                 f"schema is {brief(schema)}; give a hotbed.data.Schema, such as Schema.read(path)."
             )
-        if labels not in (True, False, "auto"):
-            raise SchemaError(f"labels is {labels!r}; it must be True, False or 'auto'.")
         self.paths = files_of(paths)
         self.schema = schema
-        self.batch_size = whole("batch_size", batch_size, 1)
-        self.shuffle = window(shuffle)
-        self.seed = None if seed is None else seed_of(seed)
+        self.batch_size = batch_size
+        self.shuffle = shuffle
+        self.seed = seed
         self.drop_last = drop_last
         self.labels = labels
         self.columns = _header(columns)

@@ -18,7 +18,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 import hotbed._core as _core
 from hotbed.arrays import integer
-from hotbed.data.arguments import real, seed_of, whole
+from hotbed.data.arguments import Checked, one_or_more, real, seed_of, whole
 from hotbed.data.criteo import MISSING_ID
 from hotbed.data.criteo_lines import CATEGORIES, DENSE, Batch
 from hotbed.errors import InputError
@@ -126,9 +126,12 @@ class SyntheticClicks(IterableDataset[Batch]):
     In DataLoader workers every batch is made once, in the same order as without workers.
     """
 
+    rows = Checked(whole)
+    batch_size = Checked(one_or_more)
+
     def __init__(self, rows: int, batch_size: int, model: _PlantedModel) -> None:
-        self.rows = whole("rows", rows)
-        self.batch_size = whole("batch_size", batch_size, 1)
+        self.rows = rows
+        self.batch_size = batch_size
         self._model = model
 
     @property

@@ -9,7 +9,14 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from hotbed.data.arguments import real, whole
+from hotbed.data.arguments import (
+    Checked,
+    one_or_more,
+    real,
+    seed_or_none,
+    whole,
+    window,
+)
 from hotbed.data.criteo_lines import Batch
 
 __all__ = ["Fingerprint", "Iteration", "SampleReader", "Skipped"]
@@ -56,10 +63,10 @@ class SampleReader(IterableDataset[Batch]):
     """
 
     paths: list[str]
-    batch_size: int
-    shuffle: int
+    batch_size = Checked(one_or_more)
+    shuffle = Checked(window)
     """Rows of a window; 0: none are shuffled."""
-    seed: int | None
+    seed = Checked(seed_or_none)
     drop_last: bool
     start: int
     """Number of the first row over all files."""
