@@ -282,7 +282,7 @@ class Ranks(LongWork):
         except BaseException as error:
             if sequence != self._sequence:
                 self._end_by(kind, error)
-            elif isinstance(error, Exception):
+            elif isinstance(error, Exception) and not is_known_to_all(error):
                 with contextlib.suppress(PeerError):  # nobody is there to hear it
                     self.handshake(kind, fault=error)
             raise

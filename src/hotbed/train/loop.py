@@ -106,7 +106,7 @@ def fit(
         NotFiniteError: of such a gradient.
         TaskError: logits, labels or losses do not fit each other, or the tasks.
         InputError: epochs, scheduler or callbacks are none.
-        PeerError: another rank trains otherwise, or could not begin.
+        PeerError: another rank trains otherwise, or could not begin, or not make its next batch.
     """
     progress, former = options.pop("progress", False), list(_former_options(options))
     given, position, known = position is not None, position or Position(), tasks_of(tasks)
@@ -175,7 +175,8 @@ def _train(
         result.interrupted = True
         return
     for epoch in range(position.epoch, epochs + 1):
-        for batch in _from(batches, epoch, position) if given else batches:
+        given_batches = _from(batches, epoch, position) if given else batches
+        for batch in _told_of_errors(given_batches, trainer.ranks):
             position.batch += 1
             step = trainer.step(batch, epoch)
             if step is None:
@@ -201,6 +202,21 @@ def _train(
         if epoch < epochs and any(callback.has_ended() for callback in callbacks):
             result.interrupted = True
             return
+
+
+_NO_BATCH: Batch = {}
+
+
+def _told_of_errors(batches: Iterable[Batch], ranks: Processes) -> Iterator[Batch]:
+    """Yield batches. Other ranks hear of an error in making one where they look up the next of theirs."""
+    with ranks.reporting(FIGURES):
+        iterator = iter(batches)
+    while True:
+        with ranks.reporting(FIGURES):
+            batch = next(iterator, _NO_BATCH)
+        if batch is _NO_BATCH:
+            return
+        yield batch
 
 
 def _stops(callbacks: Sequence[Callback], ranks: Processes) -> bool:
