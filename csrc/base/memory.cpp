@@ -1,5 +1,6 @@
 #include "base/memory.hpp"
 
+#include <malloc.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -292,6 +293,13 @@ uint64_t BlockPool::idle_bytes() const {
 void BlockPool::trim() {
   std::lock_guard<std::mutex> lock(mutex_);
   return_idle();
+}
+
+void give_back_freed() {
+  BlockPool::instance().trim();
+#ifdef __GLIBC__
+  malloc_trim(0);
+#endif
 }
 
 void BlockPool::return_idle() {

@@ -114,6 +114,10 @@ class BlockPool {
   uint64_t idle_bytes_ = 0;
 };
 
+// Returns to the system what was freed, and is kept by the pool or the C library to be handed out
+// again: after work on whole tables, whose blocks no step needs.
+void give_back_freed();
+
 // An untyped block that returns to the pool when it goes.
 template <class T>
 class Buffer {

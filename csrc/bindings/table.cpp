@@ -184,6 +184,8 @@ void bind_table(nb::module_& module) {
       "block", [](size_t size) { return block_tensor({size}, nb::dtype<uint8_t>()); }, "size"_a,
       nb::sig("def block(size: int) -> torch.Tensor"),
       "(size,) uint8 over a block of the core's memory pool.");
+  module.def("give_back_freed", &give_back_freed, nb::call_guard<nb::gil_scoped_release>(),
+             "Returns to the system what was freed, and is kept to be handed out again.");
 
   nb::enum_<DType>(module, "DType")
       .value("f32", DType::f32)

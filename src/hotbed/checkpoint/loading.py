@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from hotbed import _core
 from hotbed.checkpoint.files import CheckpointError
 from hotbed.checkpoint.folder import MANIFEST, opened
 from hotbed.checkpoint.half_loaded import Changes
@@ -90,7 +91,10 @@ def load(
         refuse_other_arguments(
             "load", {**arguments, **kinds, "tables of optimizers": stepped}, ranks
         )
-        return _load(found, model, _Given(*given), strict, renaming)
+        try:
+            return _load(found, model, _Given(*given), strict, renaming)
+        finally:
+            _core.give_back_freed()
 
 
 def _tables_of_each(

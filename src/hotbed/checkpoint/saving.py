@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypedDict, cast
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from hotbed import _core
 from hotbed.checkpoint.files import CheckpointError
 from hotbed.checkpoint.folder import root_of
 from hotbed.checkpoint.manifest import FORMAT, VERSION
@@ -96,7 +97,10 @@ def save(
         kinds = kinds_of("state_dict", optimizer, scheduler, loader)
         arguments = {"path": os.path.normpath(root), "step": step, "states": states, "keep": keep}
         refuse_other_arguments("save", {**arguments, **kinds}, ranks)
-        return _save(root, model, optimizer, step, scheduler, loader, states, keep)
+        try:
+            return _save(root, model, optimizer, step, scheduler, loader, states, keep)
+        finally:
+            _core.give_back_freed()
 
 
 class _SaveCall(TypedDict):

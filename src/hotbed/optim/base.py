@@ -101,6 +101,7 @@ class TableOptimizer(Optimizer):
         super().__init__(params, {k: v for k, v in options.items() if k not in NOT_FOR_TABLES})
         waiting, self._waiting = self._waiting, None
         self._attach(waiting)
+        _core.give_back_freed()  # by whatever has filled tables
         mark_table_optimizer(self)
         with torch.autograd.profiler.record_function(type(self).__name__):
             pass  # it imports what it needs when it is first used, and the first step would wait
