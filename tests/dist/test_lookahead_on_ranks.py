@@ -123,6 +123,8 @@ def same_bits(
     model = distributed(world, shard, folder, "with", **options)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        # Now and then on a busy machine, where batches hold rows for longer: fewer are looked up ahead.
+        warnings.filterwarnings("ignore", "The budget holds 1 batches")
         assert train(model, hb.lookahead(batches, model, depth=2)) == expected
     sent, before = sent_of(model), sent_of(without)
     assert before["ids ahead"] == 0 and "ids ahead" not in sent_of(in_memory)
