@@ -11,7 +11,6 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from hotbed import _core
 from hotbed.checkpoint.files import CheckpointError
 from hotbed.checkpoint.folder import MANIFEST, opened
 from hotbed.checkpoint.half_loaded import Changes
@@ -21,7 +20,7 @@ from hotbed.checkpoint.randomness import give_random_states
 from hotbed.checkpoint.ranks import KIND, ranks_of, refuse_other_arguments
 from hotbed.checkpoint.renaming import Renaming
 from hotbed.checkpoint.restoring import Loading, loading_from
-from hotbed.checkpoint.saving import kinds_of, several
+from hotbed.checkpoint.saving import giving_memory_back, kinds_of, several
 from hotbed.checkpoint.values import Stateful
 from hotbed.devices import Device
 from hotbed.errors import HotbedError, OptimizerError
@@ -91,10 +90,8 @@ def load(
         refuse_other_arguments(
             "load", {**arguments, **kinds, "tables of optimizers": stepped}, ranks
         )
-        try:
+        with giving_memory_back():
             return _load(found, model, _Given(*given), strict, renaming)
-        finally:
-            _core.give_back_freed()
 
 
 def _tables_of_each(
@@ -129,7 +126,8 @@ def load_too(model: nn.Module, arguments: Mapping[str, object]) -> None:
                     f"{', '.join(stems)} than the ranks with batches, which load theirs. Make the same on "
                     "all ranks, and give them to hotbed.dist.serve_rows."
                 )
-    _load("", model, _Given(own, [], []), call["strict"], Renaming(call["rename"]))
+    with giving_memory_back():
+        _load("", model, _Given(own, [], []), call["strict"], Renaming(call["rename"]))
 
 
 class _Given(NamedTuple):

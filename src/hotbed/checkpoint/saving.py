@@ -37,7 +37,7 @@ from hotbed.table.alone import Processes
 from hotbed.table.live import LiveTable
 from hotbed.table.locks import reading
 
-__all__ = ["Saved", "kinds_of", "save", "save_too", "several"]
+__all__ = ["Saved", "giving_memory_back", "kinds_of", "save", "save_too", "several"]
 
 
 class Saved(NamedTuple):
@@ -97,10 +97,17 @@ def save(
         kinds = kinds_of("state_dict", optimizer, scheduler, loader)
         arguments = {"path": os.path.normpath(root), "step": step, "states": states, "keep": keep}
         refuse_other_arguments("save", {**arguments, **kinds}, ranks)
-        try:
+        with giving_memory_back():
             return _save(root, model, optimizer, step, scheduler, loader, states, keep)
-        finally:
-            _core.give_back_freed()
+
+
+@contextlib.contextmanager
+def giving_memory_back() -> Iterator[None]:
+    """Return to the system, at the end, what work on whole tables has freed, which no step needs."""
+    try:
+        yield
+    finally:
+        _core.give_back_freed()
 
 
 class _SaveCall(TypedDict):
@@ -118,7 +125,8 @@ def save_too(model: nn.Module, arguments: Mapping[str, object]) -> None:
     tables = tables_of(model)
     with ranks_of(tables, model).reporting(KIND), reading(tables.values()):
         _refuse_unsaved(tables)
-        _save(call["path"], model, None, call["step"], None, None, call["states"], call["keep"])
+        with giving_memory_back():
+            _save(call["path"], model, None, call["step"], None, None, call["states"], call["keep"])
 
 
 def _refuse_unsaved(tables: Mapping[str, LiveTable]) -> None:

@@ -97,7 +97,7 @@ def seed_or_none(name: str, value: object) -> int | None:
 
 
 def labels_of(name: str, value: object) -> bool | Literal["auto"]:
-    """Whether rows have labels; raises InputError for anything but a bool or "auto"."""
+    """Return whether rows have labels; raises InputError for anything but a bool or "auto"."""
     if value == "auto" and isinstance(value, str):
         return "auto"
     if isinstance(value, bool):
