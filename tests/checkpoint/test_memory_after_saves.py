@@ -1,4 +1,4 @@
-"""Saving and loading leave no memory behind."""
+"""Saving, loading and making an optimizer leave no memory behind."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 import hotbed as hb
+from hotbed import _core
 
 MB = 1 << 20
 
@@ -33,3 +34,14 @@ def test_saves_and_loads_give_their_memory_back(tmp_path: Path) -> None:
     assert resident() - before < 4 * MB
     hb.load(tmp_path, model, optimizer)
     assert resident() - before < 4 * MB
+
+
+def test_an_optimizer_gives_back_what_filling_tables_has_freed() -> None:
+    hb.optim.SGD(hb.EmbeddingBag(4, 4).parameters(), lr=1.0)  # what is imported for it stays
+    model = hb.EmbeddingBag(4, 4)
+    block = _core.block(64 * MB)
+    block.fill_(1)
+    del block
+    before = resident()
+    hb.optim.SGD(model.parameters(), lr=1.0)
+    assert before - resident() > 60 * MB

@@ -175,8 +175,9 @@ def _train(
         result.interrupted = True
         return
     for epoch in range(position.epoch, epochs + 1):
-        given_batches = _from(batches, epoch, position) if given else batches
-        for batch in _told_of_errors(given_batches, trainer.ranks):
+        with trainer.ranks.reporting(FIGURES):
+            begun = iter(_from(batches, epoch, position) if given else batches)
+        for batch in _told_of_errors(begun, trainer.ranks):
             position.batch += 1
             step = trainer.step(batch, epoch)
             if step is None:
@@ -207,13 +208,11 @@ def _train(
 _NO_BATCH: Batch = {}
 
 
-def _told_of_errors(batches: Iterable[Batch], ranks: Processes) -> Iterator[Batch]:
+def _told_of_errors(batches: Iterator[Batch], ranks: Processes) -> Iterator[Batch]:
     """Yield batches. Other ranks hear of an error in making one where they look up the next of theirs."""
-    with ranks.reporting(FIGURES):
-        iterator = iter(batches)
     while True:
         with ranks.reporting(FIGURES):
-            batch = next(iterator, _NO_BATCH)
+            batch = next(batches, _NO_BATCH)
         if batch is _NO_BATCH:
             return
         yield batch
