@@ -28,6 +28,7 @@ SCENARIOS = (
     "synthetic",
     "train",
     "checkpoint",
+    "deltas",
     "exchange",
     "exchange-bags",
     "exchange-bags-23gbs",

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <span>
 
 #include "base/errors.hpp"
@@ -66,8 +67,13 @@ class Tier {
   // found[i] says whether there is a record of keys[i]; none is read.
   virtual void holds(std::span<const RowKey> keys, bool* found) const = 0;
 
-  // While it lives rows may be read, and not written or erased. Throws TierError.
-  virtual std::unique_ptr<RecordScan> scan(std::span<const int32_t> tables) = 0;
+  // While it lives rows may be read, and not written or erased. `since`: a moment(), after which
+  // rows were written that are wanted; 0: all rows. Throws TierError.
+  virtual std::unique_ptr<RecordScan> scan(std::span<const int32_t> tables, uint64_t since = 0) = 0;
+
+  // A number that all writes so far have reached and later ones exceed; nothing of a tier that
+  // cannot tell when a row was written.
+  virtual std::optional<uint64_t> moment() const { return {}; }
 
   // Takes rows over, replacing what it held of them. Keys are distinct. Throws TierError with the
   // tier as it was.

@@ -313,6 +313,19 @@ void bind_table(nb::module_& module) {
             t.contains(pointer<int64_t>(ids), n, pointer<bool>(found));
           },
           "ids"_a, "n"_a, "found"_a, "Writes for each id whether there is a row of it.")
+      .def("mark_changes", &Table::mark_changes,
+           "Marks a moment; 0 where nothing can be known of changes since.")
+      .def("knows_changes", &Table::knows_changes, "mark"_a,
+           "Whether it is known what has changed since a mark.")
+      .def("forget_changes", &Table::forget_changes, "No mark is good any more.")
+      .def("forget_changes_before", &Table::forget_changes_before, "mark"_a,
+           "Ids that went before a mark are of use to nobody.")
+      .def(
+          "erased_since",
+          [](const Table& t, uint64_t mark) {
+            return t.knows_changes(mark) ? t.changes()->erased_since(mark) : std::vector<int64_t>{};
+          },
+          "mark"_a, "Ids that went since a mark, rising; some may be there again.")
       .def("write_first_values", &Table::write_first_values, Unlocked())
       .def("set_key", &Table::set_key, "key"_a)
       .def_prop_ro("key", [](const Table& t) { return t.initial().table_key; })
@@ -381,10 +394,15 @@ void bind_table(nb::module_& module) {
                            "until it is closed, rows of tiers stay where they are.")
       .def_static(
           "make",
-          [](std::vector<std::shared_ptr<Table>> tables, int64_t most, bool current) {
-            return std::make_unique<RecordStream>(std::move(tables), most, current);
+          [](std::vector<std::shared_ptr<Table>> tables, int64_t most, bool current,
+             std::vector<uint64_t> since) {
+            return std::make_unique<RecordStream>(std::move(tables), most, current,
+                                                  std::move(since));
           },
-          "tables"_a, "most"_a, "current"_a)
+          "tables"_a, "most"_a, "current"_a, "since"_a = std::vector<uint64_t>{},
+          "`since`: of each table the mark since which rows have changed that are wanted; none: "
+          "all "
+          "rows.")
       .def(
           "next", &next_rows, "states"_a,
           nb::sig("def next(self, states: bool) -> tuple[int, torch.Tensor, torch.Tensor, "

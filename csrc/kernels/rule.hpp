@@ -197,7 +197,9 @@ struct RowUpdate {
   Origin origin;                 // of the table
   int64_t step = 0;              // of this update, from 1
   int64_t* last_step =
-      nullptr;  // per slot, the step up to which the row is current; may be nullptr
+      nullptr;                 // per slot, the step up to which the row is current; may be nullptr
+  uint8_t* changed = nullptr;  // per slot, becomes `epoch` where a row changes; may be nullptr
+  uint8_t epoch = 0;
 };
 
 }  // namespace hotbed

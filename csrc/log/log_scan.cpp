@@ -14,11 +14,16 @@ void LogTier::holds(std::span<const RowKey> keys, bool* found) const {
   for (size_t i = 0; i < keys.size(); ++i) found[i] = locations[i] != LogIndex::kNone;
 }
 
+std::optional<uint64_t> LogTier::moment() const {
+  std::shared_lock state(state_);
+  return sequence_;
+}
+
 // A record is its row's newest where the index names its place.
 class LogTier::Scan : public RecordScan {
  public:
-  Scan(LogTier& tier, std::span<const int32_t> tables)
-      : tier_(tier), tables_(tables.begin(), tables.end()) {
+  Scan(LogTier& tier, std::span<const int32_t> tables, uint64_t since)
+      : tier_(tier), tables_(tables.begin(), tables.end()), since_(since) {
     // A compaction that is under way ends first.
     std::lock_guard compacting(tier_.compact_mutex_);
     if (tier_.core_.writes()) tier_.seal(tier_.moved_);
@@ -42,7 +47,8 @@ class LogTier::Scan : public RecordScan {
     std::shared_lock state(tier_.state_);
     buffers_ = tier_.buffers_;
     for (const auto& segment : *tier_.segments_) {
-      if (segment && segment->live) segments_.push_back(segment);
+      if (!segment || !segment->live || (since_ && segment->newest <= since_)) continue;
+      segments_.push_back(segment);
     }
     std::sort(segments_.begin(), segments_.end(),
               [](const auto& a, const auto& b) { return a->number < b->number; });
@@ -152,8 +158,9 @@ class LogTier::Scan : public RecordScan {
     keys_.clear();
     places_.clear();
     for (uint32_t i = 0; i < header.count; ++i) {
-      RowKey key = read_as<RecordHeader>(block + layout.record_offset(i)).key();
-      if (!tables_.count(key.table)) continue;
+      auto record = read_as<RecordHeader>(block + layout.record_offset(i));
+      RowKey key = record.key();
+      if (!tables_.count(key.table) || record.sequence() <= since_) continue;
       keys_.push_back(key);
       places_.push_back(i);
     }
@@ -203,6 +210,7 @@ class LogTier::Scan : public RecordScan {
 
   LogTier& tier_;
   const std::set<int32_t> tables_;
+  const uint64_t since_;
   std::vector<std::shared_ptr<LogSegment>> segments_;
   std::vector<std::shared_ptr<LogBuffer>> buffers_;  // not written
   size_t at_ = 0;                                    // the segment
@@ -214,9 +222,9 @@ class LogTier::Scan : public RecordScan {
   std::vector<uint32_t> places_, locations_;
 };
 
-std::unique_ptr<RecordScan> LogTier::scan(std::span<const int32_t> tables) {
+std::unique_ptr<RecordScan> LogTier::scan(std::span<const int32_t> tables, uint64_t since) {
   core_.check_readable();
-  auto made = std::make_unique<Scan>(*this, tables);
+  auto made = std::make_unique<Scan>(*this, tables, since);
   made->begin();
   return made;
 }

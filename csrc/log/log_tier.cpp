@@ -190,6 +190,8 @@ uint32_t LogTier::place(Stream& stream, const RecordHeader& header, const uint8_
   block_header.count = static_cast<uint16_t>(++stream.filled);
   block_header.sequence = std::max(block_header.sequence, header.sequence());
   std::memcpy(block, &block_header, sizeof block_header);
+  auto& newest = stream.segment->newest;
+  newest = std::max(newest.load(), header.sequence());
   if (stream.filled == layout_.records) end_block(stream);
   return static_cast<uint32_t>(location);
 }

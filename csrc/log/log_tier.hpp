@@ -45,7 +45,8 @@ class LogTier : public Tier {
 
   void holds(std::span<const RowKey> keys, bool* found) const override;
   // By segment, the oldest first. Compaction rests while it lives.
-  std::unique_ptr<RecordScan> scan(std::span<const int32_t> tables) override;
+  std::unique_ptr<RecordScan> scan(std::span<const int32_t> tables, uint64_t since = 0) override;
+  std::optional<uint64_t> moment() const override;
 
   // Throws TierError (a full disk, say) with the tier as it was, also OutOfMemory.
   void write(std::span<const RowKey> keys, const uint8_t* records) override;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -27,6 +28,8 @@ struct LogSegment {
   const std::shared_ptr<IoFile> file;
   const uint64_t number;  // rises with time; never used twice in a store
   const uint32_t slot;    // its locations are slot * (records of a segment) and following
+
+  std::atomic<uint64_t> newest{0};  // sequence number of its records
 
   // Guarded by the lock of the store.
   uint64_t live = 0;  // records that are the newest of their rows

@@ -174,6 +174,7 @@ void catch_up(const RowUpdate& u, const History& history) {
             static_cast<char*>(u.weights) + slot * u.dim * element, states,
             row_stream(u.table_key, u.origin, id, static_cast<uint64_t>(now) + 1), scratch.data());
         u.last_step[slot] = now;
+        if (u.changed) u.changed[slot] = u.epoch;
       }
     }
   }

@@ -79,7 +79,10 @@ void update(std::span<const RowUpdate> tables) {
 #pragma omp for schedule(dynamic)
     for (int64_t c = 0; c < count; ++c) {
       const Chunk& chunk = chunks[static_cast<size_t>(c)];
-      run(tables[static_cast<size_t>(chunk.task)], chunk.begin, chunk.end, scratch.data());
+      const RowUpdate& u = tables[static_cast<size_t>(chunk.task)];
+      run(u, chunk.begin, chunk.end, scratch.data());
+      for (int64_t i = chunk.begin; u.changed && i < chunk.end; ++i)
+        u.changed[u.slots[i]] = u.epoch;
     }
   }
 }

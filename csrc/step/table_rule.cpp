@@ -112,6 +112,7 @@ class TableRule::Follower : public CatchUp {
     copies.count = n;
     copies.ids = ids;
     copies.last_step = last;
+    copies.changed = nullptr;
     hotbed::catch_up(copies, history);
   }
 
@@ -128,6 +129,10 @@ class TableRule::Follower : public CatchUp {
     rows.table_key = table.initial().table_key;
     rows.origin = table.initial().origin;
     rows.last_step = table.last_step();
+    if (const RowChanges* changes = table.changes()) {
+      rows.changed = changes->data();
+      rows.epoch = changes->epoch();
+    }
     return rows;
   }
 

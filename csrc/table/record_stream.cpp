@@ -33,12 +33,12 @@ std::vector<void*> RecordParts::states_at() const {
 }
 
 SpaceStream::SpaceStream(std::shared_ptr<RowSpace> space, const std::vector<int32_t>& tables,
-                         int64_t most)
+                         int64_t most, uint64_t since)
     : space_(std::move(space)),
       most_(std::max<int64_t>(2, most)),
       keys_(static_cast<size_t>(most_ / 2)),
       records_(most_ / 2 * space_->layout().bytes()),
-      scan_(space_->scan(tables)) {}
+      scan_(space_->scan(tables, since)) {}
 
 RecordParts* SpaceStream::next(int32_t& table) {
   auto give = [&](std::pair<const int32_t, RecordParts>& part) {
@@ -65,10 +65,15 @@ RecordParts* SpaceStream::next(int32_t& table) {
   return nullptr;
 }
 
-RecordStream::RecordStream(std::vector<std::shared_ptr<Table>> tables, int64_t most, bool current)
-    : tables_(std::move(tables)), most_(std::max<int64_t>(2, most)), current_(current) {
+RecordStream::RecordStream(std::vector<std::shared_ptr<Table>> tables, int64_t most, bool current,
+                           std::vector<uint64_t> since)
+    : tables_(std::move(tables)),
+      most_(std::max<int64_t>(2, most)),
+      current_(current),
+      since_(std::move(since)) {
   for (size_t t = 0; t < tables_.size(); ++t) {
-    if (tables_[t]->space()) spaces_[tables_[t]->space().get()].push_back(t);
+    uint64_t mark = t < since_.size() ? since_[t] : 0;
+    if (tables_[t]->space()) spaces_[{tables_[t]->space().get(), mark}].push_back(t);
   }
 }
 
@@ -86,7 +91,8 @@ RecordParts* RecordStream::next_of_space(size_t& table) {
       in_space_ = std::move(next.mapped());
       std::vector<int32_t> numbers;
       for (size_t t : in_space_) numbers.push_back(tables_[t]->number());
-      stream_ = std::make_unique<SpaceStream>(tables_[in_space_[0]]->space(), numbers, most_);
+      stream_ = std::make_unique<SpaceStream>(tables_[in_space_[0]]->space(), numbers, most_,
+                                              next.key().second);
     }
     int32_t number;
     if (RecordParts* rows = stream_->next(number)) {
@@ -101,6 +107,7 @@ RecordParts* RecordStream::next_of_space(size_t& table) {
 
 RecordParts* RecordStream::next_in_memory(size_t at) {
   const Table& table = *tables_[at];
+  if (at < since_.size() && since_[at]) return next_changed(table, since_[at]);
   int64_t n = std::min(parts_->most, (table.released() ? 0 : table.size()) - slot_);
   if (n <= 0) return nullptr;
   if (table.ids()) {
@@ -119,6 +126,27 @@ RecordParts* RecordStream::next_in_memory(size_t at) {
   slot_ += n;
   parts_->count = n;
   return parts_.get();
+}
+
+// Those of a table in memory that have changed since.
+RecordParts* RecordStream::next_changed(const Table& table, uint64_t mark) {
+  const RowChanges& changes = *table.changes();
+  int64_t n = 0;
+  auto copy = [&](uint8_t* to, const Plane& plane) {
+    std::memcpy(to + n * plane.row_bytes(), plane.row(slot_), plane.row_bytes());
+  };
+  for (; slot_ < table.size() && n < parts_->most; ++slot_) {
+    if (!changes.changed(slot_, mark)) continue;
+    parts_->ids.data()[n] = table.ids() ? table.ids()[slot_] : slot_;
+    copy(parts_->weights.data(), table.weight_plane());
+    for (size_t k = 0; k < table.states().size(); ++k) {
+      copy(parts_->states[k].data(), table.states()[k].plane);
+    }
+    if (table.last_step()) parts_->last.data()[n] = table.last_step()[slot_];
+    ++n;
+  }
+  parts_->count = n;
+  return n ? parts_.get() : nullptr;
 }
 
 // Of a static table in tiers, behind those that are stored: the others, where steps have moved

@@ -31,8 +31,9 @@ struct RecordParts {
 // Takes all rows of some tables of one row space, in one pass.
 class SpaceStream {
  public:
-  // A chunk has at most so many rows.
-  SpaceStream(std::shared_ptr<RowSpace> space, const std::vector<int32_t>& tables, int64_t most);
+  // A chunk has at most so many rows. `since`: as in RowSpace::scan().
+  SpaceStream(std::shared_ptr<RowSpace> space, const std::vector<int32_t>& tables, int64_t most,
+              uint64_t since = 0);
 
   // The next rows of one table, whose number in the space `table` becomes; null behind the last.
   // They are good until it is called again.
@@ -57,8 +58,10 @@ class SpaceStream {
 class RecordStream {
  public:
   // A chunk has at most `most` rows. `current`: as the last step has left them, where rows may be
-  // behind (untouched="exact"); else as they are stored.
-  RecordStream(std::vector<std::shared_ptr<Table>> tables, int64_t most, bool current);
+  // behind (untouched="exact"); else as they are stored. `since`: of tables of which only rows are
+  // wanted that have changed since a mark, that mark, which must be known; 0, or nothing: all rows.
+  RecordStream(std::vector<std::shared_ptr<Table>> tables, int64_t most, bool current,
+               std::vector<uint64_t> since = {});
 
   // The next rows of one table: its place among `tables`, and their parts, until it is called
   // again; null behind the last. Throws TierError.
@@ -69,14 +72,17 @@ class RecordStream {
  private:
   RecordParts* next_of_space(size_t& table);
   RecordParts* next_in_memory(size_t table);
+  RecordParts* next_changed(const Table& table, uint64_t mark);
   RecordParts* next_untouched(size_t table);
   void make_current(const Table& table, RecordParts& rows) const;
 
   const std::vector<std::shared_ptr<Table>> tables_;
   const int64_t most_;
   const bool current_;
-  std::map<RowSpace*, std::vector<size_t>> spaces_;  // tables of those that are to come
-  std::vector<size_t> in_space_;                     // those of the one that is read
+  const std::vector<uint64_t> since_;
+  // Tables of those that are to come, by what is wanted of them.
+  std::map<std::pair<RowSpace*, uint64_t>, std::vector<size_t>> spaces_;
+  std::vector<size_t> in_space_;  // those of the one that is read
   std::unique_ptr<SpaceStream> stream_;
   size_t at_ = 0;     // the table that is next, of those without a space or with untouched rows
   int64_t slot_ = 0;  // in it, or id

@@ -74,22 +74,8 @@ void Table::rename(const std::string& name) {
   ids_.rename(what_for("ids"));
   for (State& state : states_) state.plane.rename(what_for(state.name));
   if (steps_) steps_->rename(what_for("last steps"));
+  if (changes_) changes_->plane().rename(what_for("changes"));
   if (index_) index_->rename(what_for("index"));
-}
-
-void Table::live_in(std::shared_ptr<RowSpace> space, int32_t number) {
-  space_ = std::move(space);
-  number_ = number;
-  weights_.share(space_->weights());
-  ids_.share(space_->ids());
-  for (size_t k = 0; k < states_.size(); ++k) states_[k].plane.share(space_->state(k));
-  if (steps_) steps_->share(*space_->steps());
-  allocated_ = true;
-}
-
-void Table::leave() {
-  space_.reset();
-  allocated_ = false;
 }
 
 int64_t Table::size() const {
@@ -160,6 +146,7 @@ void Table::copy_rows(const int64_t* ids, int64_t n, void* weights, void* const*
 
 void Table::write_first_values() {
   if (released_) return;
+  forget_changes();
   uses.clear();
   if (tiered_) {
     padding_row_.clear();
@@ -201,6 +188,7 @@ void Table::for_planes(Self& self, F f) {
   for (auto& state : self.states_) f(state.plane);
   if (self.dynamic_) f(self.ids_);
   if (self.steps_) f(*self.steps_);
+  if (self.changes_) f(self.changes_->plane());
 }
 
 void Table::ensure(int64_t rows) {
@@ -211,6 +199,7 @@ void Table::ensure(int64_t rows) {
 uint64_t Table::state_bytes(int64_t rows) const {
   rows = std::max(rows, written_);
   uint64_t bytes = steps_ ? steps_->page_bytes(rows) : 0;
+  if (changes_) bytes = sum(bytes, changes_->plane().page_bytes(rows));
   for (const State& state : states_) bytes = sum(bytes, state.plane.page_bytes(rows));
   return bytes;
 }
@@ -251,6 +240,7 @@ BudgetShare::Growth Table::growth_with_states(std::span<const int64_t> row_bytes
   for (int64_t bytes : row_bytes) {
     states = sum(states, Plane({}, bytes, 1).page_bytes(size_));
   }
+  if (changes_) states = sum(states, changes_->plane().page_bytes(size_));
   return {&share_, name_, size_, bytes_with(size_, states)};
 }
 
@@ -266,6 +256,7 @@ void Table::fill_state(State& state, int64_t first, int64_t count) {
 
 void Table::add_state(const std::string& name, int64_t width, double initial) {
   WholeInForks whole;
+  forget_changes();
   State state{name, initial, Plane(what_for(name), width, compute_size(), kSmallerStates)};
   allocated_ = false;
   if (has_rows()) {
@@ -278,6 +269,7 @@ void Table::add_state(const std::string& name, int64_t width, double initial) {
 
 void Table::clear_states() {
   WholeInForks whole;
+  forget_changes();
   allocated_ = allocated_ && states_.empty() && !steps_;
   states_.clear();
   steps_.reset();
@@ -287,6 +279,7 @@ void Table::clear_states() {
 
 void Table::track_steps(int64_t step) {
   WholeInForks whole;
+  forget_changes();
   auto plane = std::make_unique<Plane>(what_for("last steps"), 1, sizeof(int64_t), kNoLastSteps);
   if (tiered_ && steps_) {
     // The plane stays; every row starts again at `step`.
@@ -353,6 +346,7 @@ int64_t Table::find_or_insert(const int64_t* ids, int64_t n, int64_t* slots, boo
     if (states) fill_state(state, size_, added);
   }
   if (steps_) fill<int64_t>(steps_->data(), size_, added, first_step_);
+  if (changes_) changes_->touch_range(size_, added);
   size_ += added;
   written_ = std::max(written_, size_);
   if (added < absent) settle_share();  // ids that came twice
@@ -368,6 +362,7 @@ void Table::write(const int64_t* ids, int64_t n, const void* weights, const void
   // What is written anyway is not drawn first, unless it would be read before.
   bool read = catch_up && !last;
   find_or_insert(ids, n, slots.data(), read || !weights, read || !states);
+  touch(slots.data(), n);
   if (catch_up && !last) {
     // So that what is written counts as of the last step.
     std::vector<int64_t> unique(slots.data(), slots.data() + n);
@@ -389,52 +384,6 @@ void Table::write(const int64_t* ids, int64_t n, const void* weights, const void
   if (weights) copy(weights_, weights);
   for (size_t k = 0; states && k < states_.size(); ++k) copy(states_[k].plane, states[k]);
   if (last && steps_) copy(*steps_, last);
-}
-
-void Table::write_tiered(const int64_t* ids, int64_t n, const uint8_t* weights,
-                         const void* const* states, const int64_t* last) {
-  // Of duplicates the last one.
-  std::vector<int64_t> order(n);
-  std::iota(order.begin(), order.end(), 0);
-  bool rising = std::adjacent_find(ids, ids + n, std::greater_equal<>()) == ids + n;
-  if (!rising) {
-    std::stable_sort(order.begin(), order.end(),
-                     [&](int64_t a, int64_t b) { return ids[a] < ids[b]; });
-    size_t kept = 0;
-    for (int64_t i = 0; i < n; ++i) {
-      if (i + 1 < n && ids[order[i + 1]] == ids[order[i]]) continue;
-      order[kept++] = order[i];
-    }
-    order.resize(kept);
-  }
-  auto count = static_cast<int64_t>(order.size());
-  std::vector<int64_t> unique(count);
-  for (int64_t i = 0; i < count; ++i) unique[i] = ids[order[i]];
-  std::vector<Buffer<uint8_t>> kept;
-  auto chosen = [&](const void* rows, int64_t bytes) -> const void* {
-    if (rising || !rows) return rows;
-    Buffer<uint8_t> values(count * bytes);
-    for (int64_t i = 0; i < count; ++i) {
-      std::memcpy(values.data() + i * bytes, static_cast<const uint8_t*>(rows) + order[i] * bytes,
-                  bytes);
-    }
-    kept.push_back(std::move(values));
-    return kept.back().data();
-  };
-  const void* rows = chosen(weights, weights_.row_bytes());
-  std::vector<const void*> of_states;
-  for (size_t k = 0; states && k < states_.size(); ++k) {
-    of_states.push_back(chosen(states[k], states_[k].plane.row_bytes()));
-  }
-  const void* steps = chosen(steps_ ? last : nullptr, sizeof(int64_t));
-  if (catch_up && !last) catch_up->settle(*this, unique.data(), count);
-  space_->write(number_, unique.data(), count, rows, states ? of_states.data() : nullptr,
-                static_cast<const int64_t*>(steps));
-  if (!initial_.has_padding || !rows) return;
-  auto padding = std::find(unique.begin(), unique.end(), initial_.padding_id) - unique.begin();
-  if (padding == count) return;
-  const uint8_t* row = static_cast<const uint8_t*>(rows) + padding * weights_.row_bytes();
-  padding_row_.assign(row, row + weights_.row_bytes());
 }
 
 void Table::contains(const int64_t* ids, int64_t n, bool* found) const {
@@ -462,9 +411,12 @@ int64_t Table::erase(const int64_t* ids, int64_t n) {
       padding_row_.clear();
     }
     int64_t gone = space_ ? space_->erase(number_, ids, n) : 0;
+    for (int64_t i = 0; changes_ && i < n; ++i) changes_->note_erased(ids[i]);
+    forget_erased();
     return dynamic_ ? gone : n;
   }
   if (!dynamic_) {
+    if (!released_) touch(ids, n);
     for (int64_t i = 0; i < n && !released_; ++i) {
       first_values(ids + i, 1, weights_.row(ids[i]));
       for (State& state : states_) fill_state(state, ids[i], 1);
@@ -478,7 +430,9 @@ int64_t Table::erase(const int64_t* ids, int64_t n) {
   int64_t gone = index_->erase(ids, n, slots.data());
   std::vector<int64_t> free;
   for (int64_t i = 0; i < n; ++i) {
-    if (slots[i] >= 0) free.push_back(slots[i]);
+    if (slots[i] < 0) continue;
+    free.push_back(slots[i]);
+    if (changes_) changes_->note_erased(ids[i]);
   }
   std::sort(free.begin(), free.end());
   int64_t end = size_ - gone, from = size_;
@@ -495,6 +449,7 @@ int64_t Table::erase(const int64_t* ids, int64_t n) {
   }
   index_->update(moved.data(), static_cast<int64_t>(moved.size()), places.data());
   size_ = end;
+  forget_erased();
   settle_share();
   return gone;
 }
@@ -534,11 +489,13 @@ void Table::clear() {
   if (!dynamic_) return;
   uses.clear();
   if (tiered_) {
+    forget_changes();
     padding_row_.clear();
     if (space_) space_->erase_all(number_);
     return;
   }
   WholeInForks whole;
+  forget_changes();
   index_->clear();
   size_ = 0;
   settle_share();
@@ -551,6 +508,7 @@ void Table::first_values(const int64_t* ids, int64_t n, void* rows) const {
 void Table::release_rows() {
   WholeInForks whole;
   released_ = true;
+  changes_.reset();
   weights_.release();
   for (State& state : states_) state.plane.release();
   settle_share();
@@ -570,6 +528,7 @@ void Table::take_rows_back() {
 
 uint64_t Table::resident_bytes() const {
   uint64_t total = index_bytes();
+  if (changes_) total += changes_->memory_bytes();
   if (!has_rows()) return total;  // the storage knows, or the device
   for_planes(*this, [&](const Plane& plane) { total += plane.resident_bytes(); });
   return total + uses_bytes();

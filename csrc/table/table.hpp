@@ -16,6 +16,7 @@
 #include "table/memory_budget.hpp"
 #include "table/row_lock.hpp"
 #include "tiers/record_layout.hpp"
+#include "tiers/row_changes.hpp"
 #include "tiers/space_table.hpp"
 #include "tiers/top_uses.hpp"
 
@@ -181,6 +182,20 @@ class Table final : public SpaceTable {
   // First values, n x dim rows of dtype(), for ids that may or may not exist.
   void first_values(const int64_t* ids, int64_t n, void* rows) const override;
 
+  // Which rows have changed since when. Of a table that has no rows, or no memory for it in its
+  // budget, or whose tiers cannot tell, that is not known: then mark_changes() is 0, and no mark is
+  // good.
+  uint64_t mark_changes();
+  bool knows_changes(uint64_t mark) const;
+  // All rows may have changed, or will be others.
+  void forget_changes();
+  void forget_changes_before(uint64_t mark);
+  const RowChanges* changes() const { return changes_.get(); }
+  // Rows in these slots are about to change, or have just done so.
+  void touch(const int64_t* slots, int64_t n) {
+    if (changes_) changes_->touch(slots, n);
+  }
+
   // Set by an optimizer with untouched="exact"; nullptr otherwise.
   std::shared_ptr<CatchUp> catch_up;
 
@@ -220,10 +235,11 @@ class Table final : public SpaceTable {
   void ensure(int64_t rows);
   template <class Self, class F>
   static void for_planes(Self& self, F f);
-  uint64_t state_bytes(int64_t rows) const;  // last steps included
+  uint64_t state_bytes(int64_t rows) const;  // last steps and epochs of changes included
   uint64_t bytes_with(int64_t rows, uint64_t state_bytes) const;
   void take(int64_t rows, uint64_t state_bytes);
   void settle_share();
+  void forget_erased();
 
   std::string name_;
   bool dynamic_;
@@ -237,6 +253,7 @@ class Table final : public SpaceTable {
   std::vector<State> states_;
   std::unique_ptr<Plane> steps_;
   int64_t first_step_ = 0;
+  std::unique_ptr<RowChanges> changes_;
   std::unique_ptr<KeyIndex> index_;
   bool in_budget_;
   BudgetShare share_;

@@ -58,7 +58,7 @@ class MapTier : public Tier {
     std::lock_guard lock(mutex_);
     for (size_t i = 0; i < keys.size(); ++i) found[i] = records_.count({keys[i].table, keys[i].id});
   }
-  std::unique_ptr<RecordScan> scan(std::span<const int32_t> tables) override {
+  std::unique_ptr<RecordScan> scan(std::span<const int32_t> tables, uint64_t) override {
     std::lock_guard lock(mutex_);
     auto made = std::make_unique<Copies>();
     made->record_bytes = record_bytes_;

@@ -85,7 +85,7 @@ class HostTier::Scan : public RecordScan {
   std::unique_ptr<RecordScan> below_;
 };
 
-std::unique_ptr<RecordScan> HostTier::scan(std::span<const int32_t> tables) {
+std::unique_ptr<RecordScan> HostTier::scan(std::span<const int32_t> tables, uint64_t /*since*/) {
   return std::make_unique<Scan>(*this, tables);
 }
 

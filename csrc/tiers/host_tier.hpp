@@ -26,7 +26,8 @@ class HostTier : public Tier {
   int64_t record_bytes() const override { return record_bytes_; }
   void read(std::span<const RowKey> keys, uint8_t* records, bool* found) override;
   void holds(std::span<const RowKey> keys, bool* found) const override;
-  std::unique_ptr<RecordScan> scan(std::span<const int32_t> tables) override;
+  // Of all rows.
+  std::unique_ptr<RecordScan> scan(std::span<const int32_t> tables, uint64_t since = 0) override;
   void write(std::span<const RowKey> keys, const uint8_t* records) override;
   void erase(std::span<const RowKey> keys) override;
   int64_t rows(int32_t table) const override;

@@ -114,6 +114,15 @@ class Residency {
   void mark_dirty(const int64_t* slots, int64_t n);
   // They do not any more.
   void mark_clean(const int64_t* slots, int64_t n);
+  // Rows that became dirty, or did so again, are of the epoch at that time, from 1 to 255. Ends
+  // one; the last begins the first again, with rows that are of none.
+  uint8_t end_epoch();
+  bool last_epoch() const { return epoch_ == UINT8_MAX; }
+  // Whether a row became dirty in this epoch.
+  bool touched() const { return touched_; }
+  bool dirty_since(int64_t slot, uint8_t epoch) const {
+    return is_dirty(slot) && rows_[slot].flags >> kEpochAt > epoch;
+  }
   // A consumed batch ends. Rows of it that were marked as new since, and that no other batch pins,
   // are forgotten.
   void release(int64_t batch);
@@ -201,6 +210,7 @@ class Residency {
   static constexpr uint16_t kDirty = 1;
   static constexpr uint16_t kNew = 2;      // exists nowhere yet
   static constexpr uint16_t kLeaving = 4;  // named in the drop that is under way
+  static constexpr int kEpochAt = 8;       // from this bit on, the epoch in which it became dirty
 
   struct Part {
     int32_t table;
@@ -255,6 +265,17 @@ class Residency {
     ++unpinned_;
   }
 
+  void become_dirty(Row& row) {
+    row.flags = static_cast<uint16_t>((row.flags & kLeaving) | kDirty | epoch_ << kEpochAt);
+    touched_ = true;
+  }
+
+  void mark_dirty(Row& row) {  // also one that is new still
+    uint16_t others = row.flags & (kNew | kLeaving);
+    become_dirty(row);
+    row.flags |= others;
+  }
+
   void make_room_for_uses(int64_t occurrences);
   void make_room_awaited(int64_t more);
   void number_rows(std::span<const TableIds> parts, int64_t* numbers);
@@ -292,6 +313,8 @@ class Residency {
   int64_t unpinned_ = 0;
   int64_t new_ = 0;   // rows that are marked so
   int64_t hand_ = 0;  // where the next sweep starts
+  uint8_t epoch_ = 1;
+  bool touched_ = false;
 
   // Announced batches and the chains of occurrences. Every id of every announced batch has an
   // occurrence number; next_ tells in which batch its row comes again.

@@ -267,7 +267,7 @@ bool Residency::make_exist(int64_t slot) {
   check_slots(&slot, 1, "made to exist");
   bool fresh = (rows_[slot].flags & kNew) != 0;
   new_ -= fresh;
-  rows_[slot].flags = kDirty;
+  become_dirty(rows_[slot]);
   return fresh;
 }
 
@@ -282,7 +282,7 @@ void Residency::consume(int64_t batch, std::vector<RowKey>* born) {
   for_rows(used.slots, [&](Row& row, uint32_t slot) {
     row.score = clock_.after_use(row.score);
     if (!(row.flags & kNew)) return;
-    row.flags = kDirty;
+    become_dirty(row);
     --new_;
     if (born) born->push_back({ids_[slot], row.table});
   });
@@ -299,12 +299,20 @@ void Residency::lower_scores() {
 
 void Residency::mark_dirty(int64_t batch) {
   for_rows(admitted(batch, "marked as dirty").slots,
-           [](Row& row, uint32_t) { row.flags |= kDirty; });
+           [this](Row& row, uint32_t) { mark_dirty(row); });
 }
 
 void Residency::mark_dirty(const int64_t* slots, int64_t n) {
   check_slots(slots, n, "marked as dirty");
-  for (int64_t i = 0; i < n; ++i) rows_[slots[i]].flags |= kDirty;
+  for (int64_t i = 0; i < n; ++i) mark_dirty(rows_[slots[i]]);
+}
+
+uint8_t Residency::end_epoch() {
+  touched_ = false;
+  if (epoch_ < UINT8_MAX) return epoch_++;
+  for (int64_t s = 0; s < used_; ++s) rows_[s].flags &= (1 << kEpochAt) - 1;
+  epoch_ = 1;
+  return epoch_++;
 }
 
 void Residency::mark_clean(const int64_t* slots, int64_t n) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
@@ -22,6 +23,7 @@
 #include "base/tier.hpp"
 #include "tiers/record_layout.hpp"
 #include "tiers/residency.hpp"
+#include "tiers/row_changes.hpp"
 #include "tiers/row_planes.hpp"
 #include "tiers/space_table.hpp"
 
@@ -116,7 +118,13 @@ class RowSpace {
   // All rows that are stored: those that differ from what lies below by slot, then as the tier
   // below scans. While it lives rows stay where they are: who would move or change some waits,
   // look-ahead not for long, and throws TierError in the thread that asked for the scan.
-  std::unique_ptr<RecordScan> scan(std::span<const int32_t> tables);
+  // `since`: a mark that is known, of the changes after which rows are wanted (and some that only
+  // moved); 0: all.
+  std::unique_ptr<RecordScan> scan(std::span<const int32_t> tables, uint64_t since = 0);
+  // As RowChanges::mark(); 0 where the tier below cannot tell when a row was written. As long as
+  // nothing changes it is the same.
+  uint64_t mark_changes();
+  bool knows_changes(uint64_t mark);
   // Overwrites parts of rows; what is not given stays, or is as of a new row. Ids are distinct. Of
   // whole rows (weights, states and last steps) nothing is read. Throws TierError; some of the rows
   // may have been written then, each of them whole.
@@ -224,7 +232,10 @@ class RowSpace {
   std::map<int64_t, Brought> brought_;  // for batches that are not consumed yet
   std::set<int64_t> forgotten_;  // announced batches that are to be retracted when they are first
   std::vector<int64_t> born_;    // by table: rows of dynamic tables that exist
-  int64_t largest_ = 0;          // rows of the largest batch so far, whether it found room or not
+  uint64_t generation_ = RowChanges::next_generation();
+  std::array<uint64_t, 256> moments_{};  // of the tier below at the end of each epoch
+  uint64_t mark_ = 0;                    // the latest; 0: rows went since, or there is none
+  int64_t largest_ = 0;  // rows of the largest batch so far, whether it found room or not
 
   std::mutex inbox_mutex_;
   std::vector<Message> inbox_;

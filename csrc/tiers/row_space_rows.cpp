@@ -82,6 +82,7 @@ void RowSpace::write(int32_t table, const int64_t* ids, int64_t n, const void* w
   write_held_back();
   const SpaceTable& owner = *tables_[table];
   bool whole = weights && (states || states_.empty()) && (last || !layout_.steps);
+  mark_ = 0;
   auto take = [&](int64_t i, uint8_t* record) {
     int64_t at = layout_.weight_bytes();
     if (weights) std::memcpy(record, static_cast<const uint8_t*>(weights) + i * at, at);
@@ -165,6 +166,7 @@ void RowSpace::forget(int32_t table, std::span<const RowKey> rows, std::span<con
   held_back_records_.resize(kept * record_bytes_);
   held_back_bytes_ = held_back_records_.size();
   below_->erase(rows);
+  mark_ = 0;
 
   std::vector<int64_t> free, pinned;
   std::vector<RowKey> pinned_rows;
@@ -223,13 +225,15 @@ void RowSpace::erase_all(int32_t table) {
 
 class RowSpace::Scan : public RecordScan {
  public:
-  Scan(RowSpace& space, std::span<const int32_t> tables)
+  Scan(RowSpace& space, std::span<const int32_t> tables, uint64_t since)
       : space_(space),
+        all_(!since),
+        epoch_(static_cast<uint8_t>(since)),
         tables_(tables.begin(), tables.end()),
         who_{std::this_thread::get_id(), forks()} {
     std::scoped_lock lock(space_.moving_, space_.mutex_);
     space_.drain();
-    below_ = space_.below_->scan(tables);
+    below_ = space_.below_->scan(tables, all_ ? 0 : space_.moments_[epoch_]);
     held_ = space_.held_back_sorted();
     space_.scanning_.push_back(who_);
   }
@@ -247,6 +251,7 @@ class RowSpace::Scan : public RecordScan {
     std::vector<int64_t> slots;
     auto dirty = [&](int64_t slot, RowKey key, bool is_dirty, int64_t i) {
       if (!is_dirty || !tables_.count(key.table)) return false;
+      if (!all_ && !space_.residency_.dirty_since(slot, epoch_)) return false;
       keys[i] = key;
       slots.push_back(slot);
       return true;
@@ -284,6 +289,8 @@ class RowSpace::Scan : public RecordScan {
   }
 
   RowSpace& space_;
+  const bool all_;
+  const uint8_t epoch_;
   const std::set<int32_t> tables_;
   const Scanning who_;
   std::unique_ptr<RecordScan> below_;
@@ -292,8 +299,25 @@ class RowSpace::Scan : public RecordScan {
   size_t at_ = 0;             // among those that were held back
 };
 
-std::unique_ptr<RecordScan> RowSpace::scan(std::span<const int32_t> tables) {
-  return std::make_unique<Scan>(*this, tables);
+std::unique_ptr<RecordScan> RowSpace::scan(std::span<const int32_t> tables, uint64_t since) {
+  return std::make_unique<Scan>(*this, tables, since);
+}
+
+uint64_t RowSpace::mark_changes() {
+  std::scoped_lock lock(moving_, mutex_);
+  drain();
+  std::optional<uint64_t> moment = below_->moment();
+  if (!moment) return 0;
+  if (mark_ && !residency_.touched()) return mark_;
+  if (residency_.last_epoch()) generation_ = RowChanges::next_generation();
+  uint8_t ended = residency_.end_epoch();
+  moments_[ended] = *moment;
+  return mark_ = generation_ << 8 | ended;
+}
+
+bool RowSpace::knows_changes(uint64_t mark) {
+  std::lock_guard lock(mutex_);
+  return mark >> 8 == generation_;
 }
 
 // Under moving_.

@@ -163,7 +163,17 @@ def _number(manifest: dict[str, Any], where: str, name: str, value: float) -> No
 CHANGES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "a later version": (lambda m: m.update(version=2), "is of version 2; this Hotbed reads 1"),
     "another format": (lambda m: m.update(format="x"), "is no manifest"),
-    "changes only": (lambda m: m.update(base="step-1"), "what has changed since 'step-1'"),
+    "a base by name": (lambda m: m.update(base="step-1"), "lacks entries"),
+    "a base elsewhere": (lambda m: m.update(base={"name": "../a", "uid": 32 * "0"}), "its base"),
+    "a base without uid": (lambda m: m.update(base={"name": "a", "uid": ""}), "its base"),
+    "a base that is gone": (
+        lambda m: m.update(base={"name": "step-1", "uid": 32 * "0"}),
+        "has changed since step-1, which cannot be read: .*is missing",
+    ),
+    "rows that went of a whole one": (
+        lambda m: m["tables"]["embeddings.item"].update(removed=1),
+        "table 'embeddings.item' is incomplete",
+    ),
     "a name outside": (
         lambda m: m["files"][1].update(name="../rows-0-0.safetensors"),
         r"names the file '../rows-0-0",

@@ -95,7 +95,7 @@ def test_one_that_goes_meanwhile_is_not_listed(
     tmp_path: Path, saved: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from hotbed.checkpoint import listing
-    from hotbed.checkpoint.manifest import fault_of
+    from hotbed.checkpoint.chain import fault_of
 
     real = fault_of
 

@@ -49,6 +49,7 @@ def run(log: Path, folder: Path, *more: str) -> subprocess.CompletedProcess[str]
 STORAGES = {
     "memory": [],
     "ssd": ["--host", "24MB", "--ssd", "SSD"],
+    "deltas": ["--full-every", "4"],
 }
 
 

@@ -211,7 +211,7 @@ def half_loaded(rank: int, world: int, path: str) -> None:
     steps(model, optimizer, range(2), rank, world)
     hb.save(path, model, optimizer, step=2)
     expected = values_of(model)
-    for module, name in ((restoring, "whole_rows"), (loading, "read_manifest")):
+    for module, name in ((restoring, "rows_of_chain"), (loading, "read_manifest")):
         real = getattr(module, name)
         if rank == 1:
             setattr(module, name, full)

@@ -97,3 +97,29 @@ def test_who_does_not_look_ahead_is_advised_room_for_two_batches() -> None:
         model({"a": torch.arange(IDS * 4)})
     advised = int(str(raised.value).split("at least ")[1].split()[0].replace(",", ""))
     assert advised // raised.value.needed == 2  # for a gradient that waits for its step, too
+
+
+@pytest.mark.parametrize("rows", [None, IDS * 20])
+@pytest.mark.parametrize("ssd", [False, True])
+def test_the_least_budget_that_an_error_names_holds_that_batch(
+    tmp_path: Path, ssd: bool, rows: int | None
+) -> None:
+    ids = torch.arange(IDS * 4)
+
+    def step(budget: int | str, at: str) -> None:
+        storage = (
+            hb.Storage(host=budget, ssd=tmp_path / at)
+            if ssd
+            else hb.Storage(device=budget, host="64MB")
+        )
+        model = hb.EmbeddingCollection([hb.Table("a", 16, rows=rows)], storage=storage)
+        optimizer = hb.optim.Adagrad(model.parameters(), lr=0.1)
+        model({"a": ids})["a"].sum().backward()
+        optimizer.step()
+
+    with small_logs(), pytest.raises(hb.StorageError, match="a batch needs room") as raised:
+        step("600KB", "small")
+    needed = raised.value.needed
+    assert f"; {needed:,} would hold this batch alone, " in str(raised.value)
+    with small_logs():
+        step(needed, "enough")

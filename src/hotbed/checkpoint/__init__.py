@@ -4,22 +4,27 @@ from hotbed.checkpoint.files import CheckpointError, DamagedError
 from hotbed.checkpoint.folder import latest
 from hotbed.checkpoint.listing import Checkpoint, list
 from hotbed.checkpoint.loading import Restored, load, load_model, load_too
+from hotbed.checkpoint.merging import ChangedRows, Changes, changes, merge
 from hotbed.checkpoint.saving import Saved, save, save_too
 from hotbed.checkpoint.single import Chunk, contains, read, write
 from hotbed.dist.hosts import CALLS
 
 __all__ = [
+    "ChangedRows",
+    "Changes",
     "Checkpoint",
     "CheckpointError",
     "Chunk",
     "DamagedError",
     "Restored",
     "Saved",
+    "changes",
     "contains",
     "latest",
     "list",
     "load",
     "load_model",
+    "merge",
     "read",
     "save",
     "write",

@@ -9,6 +9,7 @@ from typing_extensions import NotRequired
 from hotbed.files import Json
 
 __all__ = [
+    "Base",
     "FileEntry",
     "FileRows",
     "History",
@@ -83,7 +84,9 @@ class TableEntry(TableDescription):
 
     key: str | None
     rule: RuleEntry | None
-    removed: None
+    removed: int | None
+    """Ids that went since the base, of a table of which only what has changed since is here; None: all rows
+    are."""
 
 
 class ModelEntry(TypedDict):
@@ -95,13 +98,23 @@ class ModelEntry(TypedDict):
     """Columns of the data that it was made for, as `hotbed.data.Schema.as_json` has them."""
 
 
+class Base(TypedDict):
+    """The checkpoint since which another one has what has changed."""
+
+    name: str
+    """Folder, beside the other's."""
+    uid: str
+
+
 class Manifest(TypedDict):
     """The manifest of a checkpoint."""
 
     format: str
     version: int
     step: int
-    base: str | None
+    base: Base | None
+    uid: NotRequired[str]
+    """A number of its own."""
     model: NotRequired[ModelEntry | None]
     tables: dict[str, TableEntry]
     files: list[FileEntry]

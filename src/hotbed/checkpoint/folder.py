@@ -6,6 +6,7 @@
         checkpoint.json      its manifest, which names all other files; appears last
         dense.safetensors    what is no row of a table
         rows-W-N.safetensors file N of rows that writer W has written
+        removed-W.safetensors ids that are no more, of one that has what has changed since another
     step-000000001500.1/     what a run that went back, or began anew, wrote when step 2000 was there already
 
 Who writes a checkpoint holds an exclusive lock on its folder, who reads one a shared lock; a folder
@@ -25,8 +26,9 @@ import re
 import stat
 from collections.abc import Iterable, Iterator
 
+from hotbed.checkpoint.chain import fault_of
 from hotbed.checkpoint.files import CheckpointError, DamagedError, sync_folder
-from hotbed.checkpoint.manifest import MANIFEST, fault_of
+from hotbed.checkpoint.manifest import MANIFEST
 
 __all__ = [
     "MANIFEST",
@@ -48,7 +50,7 @@ __all__ = [
 ]
 
 _NAME = re.compile(r"step-([0-9]{12,})(?:\.([0-9]+))?")
-OWN = re.compile(r"(dense|rows-[0-9]+-[0-9]+)\.safetensors|checkpoint\.json(\.new)?")
+OWN = re.compile(r"(dense|rows-[0-9]+-[0-9]+|removed-[0-9]+)\.safetensors|checkpoint\.json(\.new)?")
 
 
 def is_of_checkpoints(name: str) -> bool:

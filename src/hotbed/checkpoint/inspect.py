@@ -9,6 +9,8 @@ from typing import NamedTuple, TypedDict
 import torch
 from torch import Tensor
 
+from hotbed.checkpoint.chain import Link, chain_of
+from hotbed.checkpoint.chain_rows import removed_in
 from hotbed.checkpoint.entries import TableEntry
 from hotbed.checkpoint.files import CheckpointError
 from hotbed.checkpoint.folder import MANIFEST, opened
@@ -21,32 +23,40 @@ __all__ = ["Contents", "Difference", "TableContents", "contents", "differences",
 
 
 def verified(path: str) -> Iterator[tuple[str, int, str]]:
-    """(file, bytes, fault) of each file of a checkpoint, read in full; the fault is empty where there is
-    none. Holds 8 bytes a row, to find rows that are there twice.
+    """(file, bytes, fault) of each file of a checkpoint and of its bases, read in full; the fault is empty
+    where there is none. Holds 8 bytes a row of one of them, to find rows that are there twice.
 
     Raises:
         CheckpointError: there is no checkpoint, or its manifest is damaged.
     """
     with opened(path) as folder:
-        manifest = read_manifest(folder)
-        seen: dict[tuple[str, int], list[Tensor]] = {}
-        for file in manifest["files"]:
-            fault = ""
-            try:
-                path = os.path.join(folder, file["name"])
-                tensors = read_views(path, file)
-                for stem in file["rows"]:
-                    rows = rows_in(path, manifest, file, stem, tensors)
-                    fault = fault or _fault(path, manifest["tables"][stem], rows)
-                    seen.setdefault((stem, rows.columns.start), []).append(
-                        rows.tensors["ids"].clone()
-                    )
-            except CheckpointError as error:
-                fault = str(error)
-            yield file["name"], file["bytes"], fault
-        for (stem, _), ids in seen.items():
-            if (twice := repeated(ids)) is not None:
-                yield MANIFEST, 0, f"{folder} has the row {twice} of {stem!r} twice"
+        for link in chain_of(folder, read_manifest(folder)):
+            yield from _verified(link)
+
+
+def _verified(link: Link) -> Iterator[tuple[str, int, str]]:
+    folder, manifest = link
+    seen: dict[tuple[str, int], list[Tensor]] = {}
+    for file in manifest["files"]:
+        fault = ""
+        try:
+            path = os.path.join(folder, file["name"])
+            tensors = read_views(path, file)
+            for stem in file["rows"]:
+                rows = rows_in(path, manifest, file, stem, tensors)
+                fault = fault or _fault(path, manifest["tables"][stem], rows)
+                seen.setdefault((stem, rows.columns.start), []).append(rows.tensors["ids"].clone())
+        except CheckpointError as error:
+            fault = str(error)
+        yield file["name"], file["bytes"], fault
+    for stem in manifest["tables"]:
+        try:
+            removed_in(link, stem)
+        except CheckpointError as error:
+            yield MANIFEST, 0, str(error)
+    for (stem, _), ids in seen.items():
+        if (twice := repeated(ids)) is not None:
+            yield MANIFEST, 0, f"{folder} has the row {twice} of {stem!r} twice"
 
 
 def _fault(path: str, table: TableEntry, rows: TableRows) -> str:
@@ -69,6 +79,8 @@ class TableContents(TypedDict):
     rule: str | None
     untouched: str | None
     steps: int | None
+    removed: int | None
+    """Ids that went since the base, of a table of which only what has changed since is saved."""
 
 
 class Contents(TypedDict):
@@ -76,9 +88,11 @@ class Contents(TypedDict):
 
     path: str
     step: int
+    base: str | None
     tables: list[TableContents]
     files: int
     bytes: int
+    bytes_with_bases: int
 
 
 def contents(path: str) -> Contents:
@@ -99,14 +113,21 @@ def contents(path: str) -> Contents:
                     "rule": rule and rule["name"],
                     "untouched": rule and rule["untouched"],
                     "steps": rule and rule.get("steps"),
+                    "removed": table["removed"],
                 }
             )
         return {
             "path": folder,
             "step": manifest["step"],
+            "base": manifest["base"] and manifest["base"]["name"],
             "tables": tables,
             "files": len(manifest["files"]),
             "bytes": sum(file["bytes"] for file in manifest["files"]),
+            "bytes_with_bases": sum(
+                file["bytes"]
+                for link in chain_of(folder, manifest)
+                for file in link.manifest["files"]
+            ),
         }
 
 

@@ -7,9 +7,10 @@ import os
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
+from hotbed.checkpoint.chain import fault_of
 from hotbed.checkpoint.files import CheckpointError, DamagedError
 from hotbed.checkpoint.folder import OWN, folders_in, is_complete, is_held, order_of, root_of
-from hotbed.checkpoint.manifest import MANIFEST, fault_of, read_manifest
+from hotbed.checkpoint.manifest import MANIFEST, read_manifest
 
 __all__ = ["Checkpoint", "list"]
 
@@ -29,6 +30,8 @@ class Checkpoint(NamedTuple):
     """Size of the files that exist, without the manifest."""
     when: datetime.datetime
     """Time when it was completed, or else last changed; in UTC."""
+    base: str | None = None
+    """Folder of the checkpoint since which it holds what has changed; None: it holds all."""
 
 
 def list(path: str | os.PathLike[str]) -> Sequence[Checkpoint]:
@@ -77,7 +80,9 @@ def _state_of(folder: str) -> Checkpoint | None:
             if not is_complete(folder):
                 return None
             return Checkpoint(folder, step if step >= 0 else None, "damaged", reason, size, when)
-        return Checkpoint(folder, read_manifest(folder)["step"], "whole", "", size, when)
+        manifest = read_manifest(folder)
+        base = manifest["base"] and os.path.join(os.path.dirname(folder), manifest["base"]["name"])
+        return Checkpoint(folder, manifest["step"], "whole", "", size, when, base)
     except (FileNotFoundError, DamagedError):
         if is_complete(folder):
             raise

@@ -18,7 +18,6 @@ __all__ = [
     "MANIFEST",
     "VERSION",
     "dense_file",
-    "fault_of",
     "fault_of_files",
     "read_manifest",
 ]
@@ -28,7 +27,7 @@ MANIFEST = "checkpoint.json"
 FORMAT, VERSION = "hotbed checkpoint", 1
 
 _DTYPES = {str(dtype).removeprefix("torch.") for dtype in DTYPES}
-_FILE = re.compile(r"(dense|rows-[0-9]+-[0-9]+)\.safetensors")
+_FILE = re.compile(r"(dense|rows-[0-9]+-[0-9]+|removed-[0-9]+)\.safetensors")
 
 
 def read_manifest(folder: str) -> Manifest:
@@ -53,23 +52,7 @@ def read_manifest(folder: str) -> Manifest:
             raise DamagedError(f"{path} is no manifest of a checkpoint, or damaged.")
     if fault := _fault(manifest):
         raise DamagedError(f"{path} is no manifest of a checkpoint: {fault}.")
-    checked = cast(Manifest, manifest)  # as `_fault` has found
-    if checked["base"] is not None:
-        raise CheckpointError(
-            f"{path} tells what has changed since {checked['base']!r}, which this Hotbed cannot read. "
-            "Update it."
-        )
-    return checked
-
-
-def fault_of(folder: str) -> str:
-    """Why a checkpoint cannot be read, as far as its manifest and the sizes of its files tell; empty for a
-    whole one. Bytes of other files are not read."""
-    try:
-        files = read_manifest(folder)["files"]
-    except CheckpointError as error:
-        return str(error)
-    return fault_of_files(folder, files)
+    return cast(Manifest, manifest)  # as `_fault` has found
 
 
 def fault_of_files(folder: str, files: Iterable[FileEntry]) -> str:
@@ -102,12 +85,13 @@ def _fault(manifest: object) -> str:
     match manifest:
         case {
             "step": int(),
-            "base": _,
+            "base": dict() | None as base,
             "tables": dict(tables),
             "files": list(files),
             "values": dict(),
-        }:
-            pass
+        } if _is_uid(cast(Mapping[str, object], manifest).get("uid")):
+            if base is not None and not _is_base(base):
+                return "what it says of its base is incomplete"
         case _:
             return "it lacks entries"
     for stem, table in tables.items():
@@ -118,10 +102,12 @@ def _fault(manifest: object) -> str:
                 "dtype": str(dtype),
                 "key": str() | None as key,
                 "rule": dict() | None as rule,
+                "removed": int() | None as removed,
             } if (
                 dtype in _DTYPES
                 and (key is None or re.fullmatch("[0-9a-f]{16}", key))
                 and (rule is None or _is_rule(rule))
+                and (removed is None or (base is not None and removed >= 0))
             ):
                 pass
             case _:
@@ -154,6 +140,18 @@ def _fault(manifest: object) -> str:
         if len({n for column, n in zip(columns, counts, strict=True) if column < dim}) > 1:
             return f"some columns of {stem!r} have more rows than others"
     return ""
+
+
+def _is_uid(uid: object) -> bool:
+    """Return True also for none, as earlier versions wrote none."""
+    return uid is None or (isinstance(uid, str) and re.fullmatch("[0-9a-f]{32}", uid) is not None)
+
+
+def _is_base(base: Mapping[object, object]) -> bool:
+    match base:
+        case {"name": str(name), "uid": str(uid)}:
+            return os.path.basename(name) == name not in ("", ".", "..") and _is_uid(uid)
+    return False
 
 
 def _is_rule(rule: Mapping[object, object]) -> bool:

@@ -8,6 +8,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 
+from hotbed.checkpoint.chain import bases_of, fault_of
 from hotbed.checkpoint.files import CheckpointError, sync_folder, write_json_sealed
 from hotbed.checkpoint.folder import (
     MANIFEST,
@@ -20,7 +21,6 @@ from hotbed.checkpoint.folder import (
     name_after,
     order_of,
 )
-from hotbed.checkpoint.manifest import fault_of
 
 __all__ = ["NewCheckpoint", "check_keep", "check_step", "new_folder", "sweep"]
 
@@ -35,10 +35,10 @@ def check_step(step: object) -> None:
         raise CheckpointError("step must be less than 2**63.")
 
 
-def check_keep(keep: object) -> None:
+def check_keep(keep: object, name: str = "keep") -> None:
     """Raises CheckpointError if `keep` is no number of checkpoints, nor None."""
     if keep is not None and (isinstance(keep, bool) or not isinstance(keep, int) or keep < 1):
-        raise CheckpointError(f"keep must be an integer from 1 on, or None, got {keep!r}.")
+        raise CheckpointError(f"{name} must be an integer from 1 on, or None, got {keep!r}.")
 
 
 class NewCheckpoint:
@@ -102,14 +102,14 @@ class NewCheckpoint:
         with contextlib.suppress(OSError):
             if fault_of(self.path):
                 return  # it may be that only earlier ones are whole
-            to_keep, to_remove = keep - 1, []
-            for folder in reversed(earlier):
-                if not to_keep:
-                    to_remove.append(folder)
-                elif not fault_of(folder):
+            to_keep, needed = keep - 1, bases_of(self.path)
+            for folder in reversed(earlier):  # bases come before what was made from them
+                if not to_keep and folder not in needed:
+                    _remove_unheld(folder)
+                elif to_keep and not fault_of(folder):
                     to_keep -= 1
-            for folder in reversed(to_remove):
-                _remove_unheld(folder)
+                if os.path.lexists(os.path.join(folder, MANIFEST)):
+                    needed |= bases_of(folder)
 
 
 _last_seen: dict[str, tuple[int, int]] = {}

@@ -15,14 +15,16 @@ from torch.optim import Optimizer
 
 from hotbed import _core
 from hotbed.checkpoint.behind import RowsBehind
+from hotbed.checkpoint.chain import chain_of, fault_of_chain
+from hotbed.checkpoint.chain_rows import rows_of_chain
+from hotbed.checkpoint.deltas import mark, remember
 from hotbed.checkpoint.entries import Manifest
 from hotbed.checkpoint.files import CheckpointError, DamagedError
 from hotbed.checkpoint.folder import MANIFEST
 from hotbed.checkpoint.half_loaded import Changes
-from hotbed.checkpoint.manifest import dense_file, fault_of_files
-from hotbed.checkpoint.merge_columns import whole_rows
+from hotbed.checkpoint.manifest import dense_file
 from hotbed.checkpoint.models import refuse_other_order
-from hotbed.checkpoint.ranks import KIND, ranks_of, tables_here
+from hotbed.checkpoint.ranks import KIND, own_tables, ranks_of, tables_here
 from hotbed.checkpoint.renaming import Renaming, hint
 from hotbed.checkpoint.rules import forget_steps, give_history, refuse_other_rule
 from hotbed.checkpoint.tables import differences, key_in
@@ -82,10 +84,8 @@ class Loading:
                 )
         self.with_states = self._with_states()
         self._refuse_rows_that_stay_behind()
-        wanted = [
-            file for file in manifest["files"] if not self.tables.keys().isdisjoint(file["rows"])
-        ]
-        if fault := fault_of_files(folder, wanted):  # before anything has changed
+        self.links = chain_of(folder, manifest)
+        if fault := fault_of_chain(self.links, self.tables):  # before anything has changed
             raise DamagedError(fault)
         self.ranks = ranks_of(self.tables, model)
         self.own = tables_here(self.tables)
@@ -230,7 +230,7 @@ class Loading:
             for table in self.tables.values():
                 table.allocate()  # before rows come, as those come with what their rule keeps of them
             columns = {stem: table.spec.columns for stem, table in self.own.items()}
-            found = whole_rows(self.folder, self.manifest, columns, as_stored, again=True)
+            found = rows_of_chain(self.links, columns, as_stored, again=True)
             for path, rows in self.ranks.heartbeat(KIND, found):
                 table = self.own[rows.stem]
                 try:
@@ -244,6 +244,18 @@ class Loading:
             for table, behind in self.behind.items():
                 for others in behind.others():
                     table.write(others)
+            self._remember()
+
+    def _remember(self) -> None:
+        """Note, of tables that are as they were saved, that later checkpoints can tell what has changed
+        since."""
+        same = {
+            stem: table
+            for stem, table in self.tables.items()
+            if stem in self.with_states or not (table.rule or self.manifest["tables"][stem]["rule"])
+        }
+        if "uid" in self.manifest:
+            remember(mark(own_tables(same, self.ranks).values()), self.manifest["uid"])
 
     @contextlib.contextmanager
     def _naming(self, stem: str) -> Iterator[None]:

@@ -21,7 +21,7 @@ from hotbed.checkpoint.files import DamagedError
 from hotbed.checkpoint.tensors import read_views, write_tensors
 from hotbed.table.alone import ALONE, Processes
 from hotbed.table.live import LiveTable
-from hotbed.table.lookups import records_of
+from hotbed.table.lookups import changed_records_of, records_of
 from hotbed.table.records import Records
 
 __all__ = [
@@ -53,17 +53,26 @@ def write_rows(
     tables: Mapping[str, LiveTable],
     *,
     states: bool,
+    since: Mapping[str, int] | None = None,
     writer: int = 0,
     ranks: Processes = ALONE,
 ) -> list[FileEntry]:
     """Writes all stored rows, while the tables are held; with states as they are stored, else weights as
     the last step has left them. Returns what the manifest says of the files.
 
+    Args:
+        since: of tables of which only rows are wanted that have changed since a mark, that mark.
+
     Raises:
         OSError, StorageError: some files may be there.
     """
     stems = {table: stem for stem, table in tables.items()}
-    records = records_of([*stems], states=states, current=not states)
+    marks = {tables[stem]: mark for stem, mark in (since or {}).items()}
+    whole = [table for table in stems if table not in marks]
+    records = itertools.chain(
+        records_of(whole, states=states, current=not states),
+        changed_records_of(marks, states=states),
+    )
     pieces = ((stems[t], t.spec.columns, tensors_of(t, some)) for t, some in records)
     return write_files(folder, ranks.heartbeat("a checkpoint", pieces), writer)
 

@@ -14,9 +14,22 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hotbed import _core
+from hotbed.checkpoint.deltas import (
+    MadeFrom,
+    base_in,
+    mark,
+    mark_since,
+    new_uid,
+    refuse_unknown,
+    remember,
+    removed_since,
+    same_rows,
+    write_removed,
+)
+from hotbed.checkpoint.entries import TableEntry
 from hotbed.checkpoint.files import CheckpointError
 from hotbed.checkpoint.folder import root_of
-from hotbed.checkpoint.manifest import FORMAT, VERSION
+from hotbed.checkpoint.manifest import FORMAT, VERSION, read_manifest
 from hotbed.checkpoint.models import description_of
 from hotbed.checkpoint.new import NewCheckpoint, check_keep, check_step, new_folder, sweep
 from hotbed.checkpoint.randomness import random_states
@@ -51,6 +64,8 @@ class Saved(NamedTuple):
     bytes: int
     """Bytes of all files."""
     seconds: float
+    base: str | None = None
+    """Folder of the checkpoint since which this one has what has changed; None: it is whole."""
 
 
 def save(
@@ -63,6 +78,8 @@ def save(
     loader: Saveable | Sequence[Saveable] | None = None,
     states: bool = True,
     keep: int | None = None,
+    delta: bool | int = False,
+    base: str | os.PathLike[str] | None = None,
 ) -> Saved:
     """Write a checkpoint to a new folder in `path`, complete or not at all; `load` reads the latest.
 
@@ -79,10 +96,17 @@ def save(
         scheduler, loader: one or several each, of whatever has ``state_dict`` and ``load_state_dict``.
         states: whether optimizer states of tables are saved. Without them, rows are saved as the last step
             has left them.
-        keep: how many complete checkpoints stay in `path`, this one among them; None: all.
+        keep: how many complete checkpoints stay in `path`, this one among them; None: all. Those that
+            others hold changes of stay, too.
+        delta: whether only rows are written that have changed since the latest checkpoint in `path`. A number
+            says of how many checkpoints one is whole nevertheless, as that many are read to load the last.
+            Tables of which the changes are not known are written whole: this process must have saved them to
+            that checkpoint, or loaded them from it, and their rows lie in memory, or over an SSD.
+        base: another checkpoint in `path` to hold changes of; refused where these are not known.
 
     Raises:
-        CheckpointError: something has a type that cannot be saved, or a gradient waits for its step.
+        CheckpointError: something has a type that cannot be saved, a gradient waits for its step, or what
+            has changed since `base` is not known.
         TableError: the model is half loaded.
         OSError, StorageError: it cannot be written, or rows not be read. What was there is there. A full
             disk is told with the bytes that are missing.
@@ -95,10 +119,22 @@ def save(
         root = root_of(path)
         _refuse_unsaved(tables)
         kinds = kinds_of("state_dict", optimizer, scheduler, loader)
+        if not isinstance(delta, bool):
+            check_keep(delta, "delta")
+        made_from = None if base is None else root_of(base)
         arguments = {"path": os.path.normpath(root), "step": step, "states": states, "keep": keep}
+        arguments |= {"delta": delta, "base": made_from}
         refuse_other_arguments("save", {**arguments, **kinds}, ranks)
         with giving_memory_back():
-            return _save(root, model, optimizer, step, scheduler, loader, states, keep)
+            call = _SaveCall(
+                path=root,
+                step=step,
+                states=states,
+                keep=keep,
+                delta=delta,
+                base=made_from,
+            )
+            return _save(call, model, optimizer, scheduler, loader)
 
 
 @contextlib.contextmanager
@@ -117,6 +153,8 @@ class _SaveCall(TypedDict):
     step: int
     states: bool
     keep: int | None
+    delta: bool | int
+    base: str | None
 
 
 def save_too(model: nn.Module, arguments: Mapping[str, object]) -> None:
@@ -126,7 +164,7 @@ def save_too(model: nn.Module, arguments: Mapping[str, object]) -> None:
     with ranks_of(tables, model).reporting(KIND), reading(tables.values()):
         _refuse_unsaved(tables)
         with giving_memory_back():
-            _save(call["path"], model, None, call["step"], None, None, call["states"], call["keep"])
+            _save(call, model, None, None, None)
 
 
 def _refuse_unsaved(tables: Mapping[str, LiveTable]) -> None:
@@ -140,43 +178,97 @@ def _refuse_unsaved(tables: Mapping[str, LiveTable]) -> None:
 
 
 def _save(
-    root: str,
+    call: _SaveCall,
     model: nn.Module,
     optimizer: Optimizer | Sequence[Optimizer] | None,
-    step: int,
     scheduler: Saveable | Sequence[Saveable] | None,
     loader: Saveable | Sequence[Saveable] | None,
-    states: bool,
-    keep: int | None,
 ) -> Saved:
     """Do what `save` does once all ranks have called it, and hold the tables to read them."""
     begin = time.perf_counter()
+    root, step, states = call["path"], call["step"], call["states"]
     tables = tables_of(model)
     ranks = ranks_of(tables, model)
     values, tensors = _values_of(model, optimizer, scheduler, loader, ranks)
     own = own_tables(tables, ranks)
     entries = entries_of(tables, own, ranks, states=states)
-    about = {"format": FORMAT, "version": VERSION, "step": step, "base": None}
+    uid = ranks.values_of_all(KIND, new_uid())[0]
+    about = {"format": FORMAT, "version": VERSION, "uid": uid, "step": step, "base": None}
     about |= {"model": description_of(model), "tables": entries, "files": [], "values": values}
 
     def most() -> int:
         dense = sum(tensor.nbytes for tensor in tensors.values())
         return dense + most_bytes(own, states=states) + len(json.dumps(about, indent=2))
 
-    with _told_how_much(root, most), _folder_of_all(root, step, ranks) as (folder, new):
+    with (
+        _base_of_all(call, own, entries, ranks) as (made_from, since, removed),
+        _told_how_much(root, most),
+        _folder_of_all(root, step, ranks) as (folder, new),
+    ):
+        about["base"] = made_from and made_from.entry
         with ranks.working(KIND):
-            files = write_rows(folder, own, states=states, writer=ranks.rank, ranks=ranks)
+            files = write_removed(folder, ranks.rank, removed)
+            files += write_rows(
+                folder, own, states=states, since=since, writer=ranks.rank, ranks=ranks
+            )
+            marks = mark(own.values())
             if ranks.rank == 0:
                 dense = write_tensors(os.path.join(folder, "dense.safetensors"), tensors)
                 files.insert(0, {"name": "dense.safetensors", **dense, "rows": {}})
         files = [file for of_rank in ranks.values_of_all(KIND, files) for file in of_rank]
         with ranks.working(KIND):
             if new is not None:
-                folder = new.complete({**about, "files": files}, keep)
+                folder = new.complete({**about, "files": files}, call["keep"])
         folder = ranks.values_of_all(KIND, folder)[0]
+    remember(marks, uid)
     rows = sum(part["count"] for file in files for part in file["rows"].values())
     size = sum(file["bytes"] for file in files)
-    return Saved(folder, step, rows, size, time.perf_counter() - begin)
+    made = made_from and made_from.folder
+    return Saved(folder, step, rows, size, time.perf_counter() - begin, made)
+
+
+@contextlib.contextmanager
+def _base_of_all(
+    call: _SaveCall,
+    own: Mapping[str, LiveTable],
+    entries: Mapping[str, TableEntry],
+    ranks: Processes,
+) -> Iterator[tuple[MadeFrom | None, dict[str, int], dict[str, Tensor]]]:
+    """For a ``with`` statement: the checkpoint that the new one is to hold changes of, which nobody removes
+    meanwhile, by table the core's mark since which, and ids that went since then. `entries` tell how many."""
+    with contextlib.ExitStack() as stack:
+        made_from, since, removed = None, dict[str, int](), dict[str, Tensor]()
+        with ranks.reporting(KIND):
+            if ranks.rank == 0 and (call["delta"] or call["base"] is not None):
+                made_from = stack.enter_context(base_in(call["path"], call["base"], call["delta"]))
+        folder = ranks.values_of_all(KIND, made_from and made_from.folder)[0]
+        if folder is not None:
+            with ranks.reporting(KIND):
+                made_from = MadeFrom(folder, read_manifest(folder))
+                tables, uid = made_from.manifest["tables"], made_from.entry["uid"]
+                since = {
+                    stem: mark_since(table, uid)
+                    if same_rows(tables.get(stem), entries[stem], table)
+                    else 0
+                    for stem, table in own.items()
+                }
+            of_ranks = ranks.values_of_all(KIND, {stem: bool(mark) for stem, mark in since.items()})
+            unknown = {
+                stem for known in of_ranks for stem, is_known in known.items() if not is_known
+            }
+            with ranks.reporting(KIND):
+                if call["base"] is not None:
+                    refuse_unknown(made_from, unknown)
+            since = {stem: mark for stem, mark in since.items() if stem not in unknown}
+            removed = {stem: removed_since(own[stem], mark) for stem, mark in since.items()}
+            for counts in ranks.values_of_all(
+                KIND, {stem: len(ids) for stem, ids in removed.items()}
+            ):
+                for stem, count in counts.items():
+                    entries[stem]["removed"] = (entries[stem]["removed"] or 0) + count
+            if not {stem for known in of_ranks for stem in known} - unknown:
+                made_from = None
+        yield made_from, since, removed
 
 
 @contextlib.contextmanager

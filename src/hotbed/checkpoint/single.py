@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from hotbed.arrays import id_tensor
+from hotbed.checkpoint.chain import chain_of
+from hotbed.checkpoint.chain_rows import rows_of_chain
 from hotbed.checkpoint.entries import TableEntry
 from hotbed.checkpoint.files import CheckpointError
 from hotbed.checkpoint.folder import opened, root_of
 from hotbed.checkpoint.manifest import FORMAT, VERSION, read_manifest
-from hotbed.checkpoint.merge_columns import whole_rows
 from hotbed.checkpoint.new import check_step, new_folder
 from hotbed.checkpoint.rows import FILE_BYTES, Piece, TableRows, write_files
 from hotbed.checkpoint.tensors import write_tensors
@@ -53,7 +54,7 @@ def read(path: str | os.PathLike[str], table: str) -> Iterator[Chunk]:
             raise CheckpointError(f"{folder} has no table {table!r}. It has {known}.")
         columns = {table: slice(0, manifest["tables"][table]["dim"])}
         as_stored = [table] if manifest["tables"][table]["rule"] else []
-        for file, rows in whole_rows(folder, manifest, columns, as_stored):
+        for file, rows in rows_of_chain(chain_of(folder, manifest), columns, as_stored):
             if fault := differs(file, manifest["tables"][table], rows):
                 raise CheckpointError(f"{fault}.")
             named = {

@@ -1,4 +1,4 @@
-"""`hotbed checkpoint`: verify, show, diff."""
+"""`hotbed checkpoint`: verify, show, diff, merge."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Folder = Annotated[
 
 @app.callback()
 def checkpoint() -> None:
-    """Look at checkpoints, which hotbed.save writes. Changes nothing.
+    """Look at checkpoints, which hotbed.save writes, and make whole ones. Changes none.
 
     [bold]Examples[/bold]
 
@@ -37,6 +37,9 @@ def checkpoint() -> None:
 
       [cyan]hotbed checkpoint diff runs/1/step-000000001000 runs/1[/cyan]
       Tells how many rows of each table have changed since step 1000.
+
+      [cyan]hotbed checkpoint merge runs/1 --out whole[/cyan]
+      Makes one that needs no other of one that holds what has changed since others.
     """
 
 
@@ -76,7 +79,7 @@ def verify(
                 bar = Progress(*columns, console=Console(stderr=True), transient=True)
                 with opened(each) as folder, bar:
                     about = contents(folder)
-                    task = bar.add_task("Reading", total=about["bytes"])
+                    task = bar.add_task("Reading", total=about["bytes_with_bases"])
                     for _, size, fault in verified(folder):
                         bar.advance(task, size)
                         if fault:
@@ -95,7 +98,9 @@ def verify(
                 continue
             damaged += bool(faults)
             verdict = "is damaged, see above" if faults else "is whole"
-            tell(f"{folder} {verdict}: step {about['step']:,}, {about['bytes'] / 1e6:,.1f} MB.")
+            bases = f", changes since {about['base']}" if about["base"] else ""
+            much = f"{about['bytes'] / 1e6:,.1f} MB"
+            tell(f"{folder} {verdict}: step {about['step']:,}, {much}{bases}.")
         if damaged and not every:
             names = ", ".join(os.path.basename(other) for other in whole_beside(folder))
             how = f"hotbed checkpoint verify --all {os.path.dirname(folder)}"
@@ -135,7 +140,8 @@ def show(
         if json is not None:
             states = [{**one._asdict(), "when": one.when.isoformat()} for one in found]
             write_json(json, {**about, "checkpoints": states})
-        title = literal(f"{about['path']}, step {about['step']:,}")
+        bases = f", changes since {about['base']}" if about["base"] else ""
+        title = literal(f"{about['path']}, step {about['step']:,}{bases}")
         shown = Table(title=title, title_justify="left")
         for heading in ("table", "ids", "rows saved", "dim", "dtype", "optimizer", "steps"):
             shown.add_column(
@@ -165,7 +171,11 @@ def _states(found: Sequence[Checkpoint]) -> Table:
     for heading in ("checkpoint", "state", "MB", "completed"):
         shown.add_column(heading, justify="right" if heading == "MB" else "left", overflow="fold")
     for one in found:
-        state = one.state if one.state != "damaged" else f"damaged: {one.reason}"
+        state: str = one.state
+        if one.state == "damaged":
+            state = f"damaged: {one.reason}"
+        elif one.base is not None:
+            state = f"changes since {os.path.basename(one.base)}"
         when = (
             f"{one.when.astimezone():%Y-%m-%d %H:%M:%S}"
             if one.state in ("whole", "damaged")
@@ -198,3 +208,26 @@ def diff(
         for each in found:
             shown.add_row(literal(each.table), *(f"{count:,}" for count in each[1:]))
         Console().print(shown)
+
+
+@app.command()
+def merge(
+    path: Folder,
+    out: Annotated[
+        str, typer.Option("--out", metavar="DIR", help="A folder of checkpoints, also a new one.")
+    ],
+) -> None:
+    """Write a whole checkpoint that is loaded as one that holds what has changed since others."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+
+    with in_one_sentence():
+        from hotbed.checkpoint.inspect import contents
+        from hotbed.checkpoint.merging import merge as merged
+        from hotbed.train.progress import literal
+
+        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+            task = bar.add_task("Merging", total=contents(path)["bytes_with_bases"])
+            made = merged(path, out, progress=lambda size: bar.advance(task, size))
+        Console().print(literal(f"{made} is whole."), soft_wrap=True, highlight=False)

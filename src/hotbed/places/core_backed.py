@@ -22,13 +22,18 @@ class CoreLookups(Lookups):
     ) -> Iterator[tuple[int, Records]]:
         return _stream([table.core for table in live], states, current)
 
+    def changed_records(
+        self, live: Sequence[StoredTable], since: Sequence[int], *, states: bool
+    ) -> Iterator[tuple[int, Records]]:
+        return _stream([table.core for table in live], states, False, since)
+
 
 def _stream(
-    cores: Sequence[_core.Table], states: bool, current: bool
+    cores: Sequence[_core.Table], states: bool, current: bool, since: Sequence[int] = ()
 ) -> Iterator[tuple[int, Records]]:
     # Of many tables more in all, as small chunks take longer.
     most = max(1, min(map(rows_at_once, cores)) * min(4, len(cores)) // len(cores))
-    stream = _core.RecordStream.make(cores, most, current)
+    stream = _core.RecordStream.make(cores, most, current, since)
     try:
         while (rows := stream.next(states)) is not None:
             at, ids, weights, of_states, steps = rows

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
 import torch
@@ -31,6 +31,7 @@ __all__ = [
     "Lookups",
     "PlaceOfTable",
     "StoredTable",
+    "changed_records_of",
     "lookups_of",
     "records_of",
 ]
@@ -203,6 +204,15 @@ class Lookups(abc.ABC):
             for rows in table.place.records(states=states, current=current):
                 yield at, rows
 
+    def changed_records(
+        self, live: Sequence[StoredTable], since: Sequence[int], *, states: bool
+    ) -> Iterator[tuple[int, Records]]:
+        """Stream the rows, as they are stored, that have changed since marks of the core that it knows, one
+        for each table."""
+        raise NotImplementedError(
+            f"{type(self).__name__} has no table of which the core knows marks"
+        )
+
     def stats(self, live: Sequence[StoredTable]) -> dict[str, float]:
         """Return counters; see `EmbeddingCollection.stats`."""
         return {"memory_bytes": float(sum(table.memory()["total"] for table in live))}
@@ -254,4 +264,20 @@ def records_of(
             groups.setdefault(table.place.lookups, []).append(table)
         for lookups, group in groups.items():
             for at, rows in lookups.records(group, states=states, current=current):
+                yield group[at], rows
+
+
+def changed_records_of(
+    since: Mapping[T, int], *, states: bool = True
+) -> Iterator[tuple[T, Records]]:
+    """Rows of live tables, as they are stored, that have changed since marks of the core that it knows;
+    see `records_of`."""
+    groups: dict[Lookups, list[T]] = {}
+    with reading(since):
+        for table in since:
+            table.raise_deferred()
+            groups.setdefault(table.place.lookups, []).append(table)
+        for lookups, group in groups.items():
+            marks = [since[table] for table in group]
+            for at, rows in lookups.changed_records(group, marks, states=states):
                 yield group[at], rows

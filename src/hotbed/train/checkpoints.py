@@ -33,9 +33,11 @@ class Checkpoints(Callback):
             ``loader=[position, *beside]``.
         every: steps between two checkpoints.
         keep: how many stay; None: all.
+        full_every: of how many checkpoints one is whole. The others hold the rows that have changed since the
+            one before (``delta=`` of `hotbed.save`), as far as that is known.
 
     Raises:
-        ValueError: `every` or `keep` is no positive integer, or the path is empty.
+        ValueError: `every`, `keep` or `full_every` is no positive integer, or the path is empty.
     """
 
     def __init__(
@@ -46,11 +48,13 @@ class Checkpoints(Callback):
         *,
         every: int = 1000,
         keep: int | None = 3,
+        full_every: int = 1,
         scheduler: Saveable | Sequence[Saveable] | None = None,
         beside: Sequence[Stateful] = (),
     ) -> None:
         every = whole("every", every, 1)
         check_keep(keep)
+        self.full_every = whole("full_every", full_every, 1)
         self.path = root_of(path)
         self.optimizer, self.position = optimizer, position
         self.every, self.keep, self.scheduler = every, keep, scheduler
@@ -71,7 +75,8 @@ class Checkpoints(Callback):
         super().on_run(run)
 
     def declared(self) -> Mapping[str, object]:
-        return {"path": self.path, "every": self.every, "keep": self.keep}
+        counts = {"every": self.every, "keep": self.keep, "full_every": self.full_every}
+        return {"path": self.path, **counts}
 
     def on_start(self, model: nn.Module) -> None:
         self._model = model
@@ -95,5 +100,6 @@ class Checkpoints(Callback):
             scheduler=self.scheduler,
             loader=[self.position, *self.beside],
             keep=self.keep,
+            delta=self.full_every > 1 and self.full_every,
         )
         return self.last

@@ -46,6 +46,7 @@ class RunCheckpoints(Checkpoints):
             position,
             every=settings.every,
             keep=settings.keep,
+            full_every=settings.full_every,
             beside=[self.same, *beside],
         )
         self.settings = settings

@@ -100,6 +100,8 @@ class TrainSettings:
     """Steps between two checkpoints."""
     keep: int = 3
     """Checkpoints that stay in --checkpoint."""
+    full_every: int = 1
+    """One of so many checkpoints is whole; the others hold the rows that have changed since the last one."""
     resume: bool = False
     """Go on from the latest in --checkpoint; begin if there is none. The end is the same to the bit as that
     of a run that was never stopped; --epochs may be more."""
@@ -135,7 +137,7 @@ class TrainSettings:
             raise SettingsError("Name at least one file of samples: --data PATH.")
         for option in OPTIONS.values():
             _check(option, getattr(self, option.field))
-        for name in ("dim", "batch_size", "epochs", "every", "keep"):
+        for name in ("dim", "batch_size", "epochs", "every", "keep", "full_every"):
             self._require(getattr(self, name) > 0, name, "positive")
         for name in ("validate_every", "patience", "local_world_size"):
             value = getattr(self, name)

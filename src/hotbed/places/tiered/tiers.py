@@ -261,6 +261,8 @@ def _with_budget(
     remedy: str = "",
 ) -> StorageError:
     name = "host" if of_host else "device"
+    if needed < advised["total"]:
+        remedy = f"; {needed:,} would hold this batch alone{remedy}"
     made = StorageError(
         f"{str(error).rstrip('.')}. Raise Storage({name}={getattr(storage, name):,}) to at least "
         f"{advised['total']:,} bytes ({by_part(advised)}){remedy}."

@@ -1,0 +1,91 @@
+"""Rows of a checkpoint of changes with those of its bases, read as if it were whole.
+
+Of each row the newest checkpoint counts that has it, or says that it is no more.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from hotbed.checkpoint.chain import Link, is_of_removed
+from hotbed.checkpoint.files import DamagedError
+from hotbed.checkpoint.merge_columns import whole_rows
+from hotbed.checkpoint.rows import TableRows
+from hotbed.checkpoint.tensors import read_views
+
+__all__ = ["removed_in", "rows_of_chain"]
+
+
+def removed_in(link: Link, stem: str) -> Tensor:
+    """Return (n,) int64: ids of a table that were no more at some time since the base.
+
+    Raises:
+        DamagedError: a file is missing or damaged, or holds something else.
+    """
+    found = [torch.empty(0, dtype=torch.int64, device="cpu")]
+    wanted = link.manifest["tables"][stem]["removed"]
+    for file in filter(is_of_removed, link.manifest["files"] if wanted else ()):
+        path = os.path.join(link.folder, file["name"])
+        tensors = read_views(path, file)
+        if stem in tensors:
+            ids = tensors[stem]
+            if ids.dtype != torch.int64 or ids.dim() != 1:
+                raise DamagedError(f"{path} has no ids of {stem!r}.")
+            found.append(ids)
+    ids = torch.cat(found)
+    if len(ids) != (wanted or 0):
+        raise DamagedError(
+            f"{link.folder} has {len(ids):,} removed ids of {stem!r}, and tells of {wanted:,}."
+        )
+    return ids
+
+
+def rows_of_chain(
+    links: Sequence[Link],
+    columns: Mapping[str, slice],
+    as_stored: Collection[str],
+    *,
+    again: bool = False,
+) -> Iterator[tuple[str, TableRows]]:
+    """Rows with these columns of each table at least, each row once, as `whole_rows` gives them. Holds 8
+    bytes a row of those that bases have no more to give.
+
+    Raises:
+        DamagedError: a file is missing or damaged, or they do not fit together.
+    """
+    wanted = dict(columns)
+    later: dict[str, Tensor] = {}  # ids that newer links have or have removed, rising
+    for link in links:
+        entries = link.manifest["tables"]
+        own: dict[str, list[Tensor]] = {
+            stem: [removed_in(link, stem)]
+            for stem in wanted
+            if stem in entries and entries[stem]["removed"] is not None
+        }
+        for path, rows in whole_rows(link.folder, link.manifest, wanted, as_stored, again=again):
+            if rows.stem in own:
+                own[rows.stem].append(rows.tensors["ids"].clone())
+            rows = _without(rows, later[rows.stem]) if rows.stem in later else rows
+            if len(rows.tensors["ids"]) or rows.stem not in later:
+                yield path, rows
+        wanted = {stem: wanted[stem] for stem in own}
+        for stem, ids in own.items():
+            before = [later[stem]] if stem in later else []
+            later[stem] = torch.unique(torch.cat([*before, *ids]))
+        if not wanted:
+            return
+
+
+def _without(rows: TableRows, ids: Tensor) -> TableRows:
+    """Rows but for those of some ids, which rise."""
+    own = rows.tensors["ids"]
+    if not len(ids):
+        return rows
+    keep = ids[torch.searchsorted(ids, own).clamp_(max=len(ids) - 1)] != own
+    if bool(keep.all()):
+        return rows
+    return rows._replace(tensors={name: tensor[keep] for name, tensor in rows.tensors.items()})

@@ -1,0 +1,313 @@
+"""Checkpoints that hold what has changed since another one: what is loaded is what was there."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoint.small_models import everything, made, same, train
+from effort import examples
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kept_in import PLACES, collection
+from kept_in import step as train_on
+
+import hotbed as hb
+import hotbed.checkpoint.inspect
+from hotbed.checkpoint import CheckpointError
+from hotbed.table.live import live_table
+
+
+def loaded(run: Path | str, rule: str = "Adam", place: str = "memory", **options: Any) -> Any:
+    """(model, optimizer) with what a checkpoint has."""
+    model, optimizer = made(place, Path(tempfile.mkdtemp(dir=Path(run).parent)), rule, **options)
+    train(model, optimizer, range(100, 102))  # what is to be forgotten
+    hb.load(run, model, optimizer)
+    return model, optimizer
+
+
+def assert_reads_as(run: Path | str, model: Any, optimizer: Any, rule: str, **options: Any) -> None:
+    """A chain is loaded as a whole checkpoint is; rows are those of the model."""
+    whole = Path(tempfile.mkdtemp(dir=Path(run).parent))
+    hb.save(whole, model, optimizer, step=0)
+    found = everything(*loaded(run, rule, **options))
+    assert same(found, everything(*loaded(whole, rule, **options)))
+    for name, value in everything(model).items():
+        assert torch.equal(torch.as_tensor(found[name]), torch.as_tensor(value)), name
+
+
+@pytest.mark.parametrize("untouched", ["lazy", "exact"])
+@pytest.mark.parametrize("rule", ["Adam", "RowwiseAdagrad"])
+@pytest.mark.parametrize("place", PLACES)
+def test_training_goes_on_from_a_chain_with_the_same_bits(
+    tmp_path: Path, place: str, rule: str, untouched: str
+) -> None:
+    run, options = tmp_path / "run", {"untouched": untouched}
+    model, optimizer = made(place, tmp_path / "own", rule, **options)
+    for number in range(4):
+        train(model, optimizer, range(3 * number, 3 * number + 3))
+        saved = hb.save(run, model, optimizer, step=number, delta=True)
+        assert bool(saved.base) == (number > 0 and place not in ("host", "three"))
+    assert_reads_as(run, model, optimizer, rule, **options)
+    losses = train(model, optimizer, range(20, 24))
+    other, its_optimizer = loaded(run, rule, **options)
+    assert train(other, its_optimizer, range(20, 24)) == losses
+
+
+ACTIONS = st.one_of(
+    st.tuples(st.just("train"), st.integers(0, 30)),
+    st.tuples(st.just("erase"), st.sets(st.integers(0, 39), max_size=6)),
+    st.tuples(st.just("assign"), st.sets(st.integers(0, 39), min_size=1, max_size=4)),
+    st.tuples(st.just("save"), st.sampled_from(["delta", "base", "whole", "elsewhere"])),
+    st.tuples(st.just("load"), st.integers(0, 5)),
+    st.tuples(st.just("forget"), st.just(0)),
+)
+
+
+def user_ids(numbers: set[int]) -> torch.Tensor:
+    return torch.tensor(sorted(numbers), dtype=torch.int64) * 2**40 - 1
+
+
+@settings(max_examples=examples(25, 1500))
+@given(
+    actions=st.lists(ACTIONS, min_size=4, max_size=16),
+    rule=st.sampled_from(["Adam", "Adagrad", "SGD"]),
+    untouched=st.sampled_from(["lazy", "exact"]),
+    place=st.sampled_from(["memory", "ssd"]),
+)
+def test_whatever_comes_in_between(
+    actions: list[tuple[str, Any]], rule: str, untouched: str, place: str
+) -> None:
+    options: dict[str, Any] = {"untouched": untouched}
+    if rule == "SGD":
+        options["momentum"] = 0.9
+    with tempfile.TemporaryDirectory() as folder:
+        run = Path(folder, "run")
+        model, optimizer = made(place, Path(folder, "a"), rule, **options)
+        saves: list[str] = []
+        for number, (action, value) in enumerate(actions):
+            match action, value:
+                case "train", seed:
+                    train(model, optimizer, range(seed, seed + 2))
+                case "erase", numbers:
+                    model.embeddings.erase("user", user_ids(numbers))
+                    model.embeddings.erase("item", sorted(numbers))
+                case "assign", numbers:
+                    ids = user_ids(numbers)
+                    model.embeddings.assign("user", ids, torch.full((len(ids), 3), number / 100))
+                case "forget", _:
+                    live_table(model.embeddings.parameter("user")).forget_rows()
+                case "load", at if saves:
+                    hb.load(saves[at % len(saves)], model, optimizer)
+                case "save", "elsewhere":
+                    hb.save(Path(folder, "elsewhere"), model, optimizer, step=number)
+                case "save", how:
+                    base = saves[-1] if how == "base" and saves else None
+                    try:
+                        saved = hb.save(
+                            run, model, optimizer, step=number, delta=how == "delta", base=base
+                        )
+                    except CheckpointError as error:
+                        assert base is not None and "it is not known what has changed" in str(error)
+                        continue
+                    saves.append(saved.path)
+                    assert_reads_as(saved.path, model, optimizer, rule, **options)
+        for path in saves:
+            loaded(path, rule, **options)
+
+
+def grown(run: Path, steps: int, **options: Any) -> tuple[Any, Any, list[hb.checkpoint.Saved]]:
+    """A run that was saved after each step."""
+    model, optimizer = made("memory", run.parent, "Adam")
+    saves = []
+    for step in range(steps):
+        train(model, optimizer, range(step, step + 1))
+        saves.append(hb.save(run, model, optimizer, step=step, **options))
+    return model, optimizer, saves
+
+
+def test_only_rows_that_have_changed_are_there(tmp_path: Path) -> None:
+    model, optimizer, _ = grown(tmp_path / "run", 3)
+    before = {name: model.embeddings.rows(name) for name in ("item", "user")}
+    gone = before["user"].ids[:2]
+    model.embeddings.erase("user", gone)
+    model.embeddings.assign("item", [7, 8], torch.ones(2, 4))
+    saved = hb.save(tmp_path / "run", model, optimizer, step=3, delta=True)
+    about = hb.checkpoint.inspect.contents(saved.path)
+    assert saved.rows == 2
+    by_table = {one["table"]: (one["saved_rows"], one["removed"]) for one in about["tables"]}
+    assert by_table == {"embeddings.item": (2, 0), "embeddings.user": (0, 2)}
+    assert about["base"] == Path(saved.base or "").name == "step-000000000002"
+    changes = hb.checkpoint.changes(tmp_path / "run", "embeddings.user", since=2)
+    assert sorted(changes.erased) == sorted(gone.tolist()) and [*changes] == []
+    (rows,) = hb.checkpoint.changes(tmp_path / "run", "embeddings.item", since=2)
+    assert rows.ids.tolist() == [7, 8] and (rows.weights == 1).all()
+    assert {*rows.states} == {"exp_avg", "exp_avg_sq"} or rows.states
+
+
+@pytest.mark.parametrize("delta", [True, False])
+def test_changes_take_one_checkpoint_to_another(tmp_path: Path, delta: bool) -> None:
+    run = tmp_path / "run"
+    model, optimizer = made("memory", tmp_path, "Adam")
+    at: dict[int, dict[int, list[float]]] = {}
+    for step in range(5):
+        train(model, optimizer, range(step, step + 1))
+        if step == 2:
+            model.embeddings.erase("user", model.embeddings.rows("user").ids[::3])
+        hb.save(run, model, optimizer, step=step, delta=delta)
+        ids, values = model.embeddings.rows("user")
+        at[step] = dict(zip(ids.tolist(), values.tolist(), strict=True))
+    for since in range(4):
+        changes = hb.checkpoint.changes(run, "embeddings.user", since)
+        assert (changes.since, changes.step) == (since, 4)
+        rows = {id: row for id, row in at[since].items() if id not in set(changes.erased.tolist())}
+        for some in changes:
+            rows |= dict(zip(some.ids.tolist(), some.weights.tolist(), strict=True))
+        assert rows == at[4]
+    with pytest.raises(CheckpointError, match="no checkpoint of step 9. There are 0, 1, 2, 3"):
+        hb.checkpoint.changes(run, "embeddings.user", 9)
+    with pytest.raises(CheckpointError, match="no table 'x'"):
+        hb.checkpoint.changes(run, "x", 0)
+
+
+@pytest.mark.parametrize("flush", [False, True])
+def test_over_an_ssd_what_was_written_back_is_there(tmp_path: Path, flush: bool) -> None:
+    """A few hundred rows of many fit into memory, so that rows leave it between two saves."""
+    rows, run = 6000, tmp_path / "run"
+
+    def small(folder: str) -> tuple[Any, Any]:
+        model = collection(
+            "ssd", tmp_path / folder, hb.Table("a", 16, rows=rows), hb.Table("b", 16)
+        )
+        return model, hb.optim.Adagrad(model.parameters(), lr=0.1)
+
+    def batch(number: int, count: int) -> dict[str, torch.Tensor]:
+        ids = (torch.arange(count) * 7 + 1000 * number) % rows
+        return {"a": ids, "b": ids * 2**30}
+
+    model, optimizer = small("own")
+    for number in range(10):
+        train_on(model, optimizer, batch(number, 300))
+    whole = hb.save(run, model, optimizer, step=0, delta=True)
+    sizes = []
+    for number in range(1, 6):
+        train_on(model, optimizer, batch(20 + number, 150))
+        if flush:
+            model.flush()
+        model.erase("b", batch(20 + number, 5)["b"])
+        sizes.append(hb.save(run, model, optimizer, step=number, delta=True))
+    assert all(one.base and one.rows < whole.rows / 2 for one in sizes), (whole.rows, sizes)
+    assert sizes[-1].rows >= 2 * 150 - 5
+    other, its_optimizer = small("other")
+    hb.load(run, other, its_optimizer)
+    for name in ("a", "b"):
+        for one, its in zip(model.rows(name), other.rows(name), strict=True):
+            assert torch.equal(one, its)
+    for one, its in zip(
+        optimizer.state_dict()["state"].values(),
+        its_optimizer.state_dict()["state"].values(),
+        strict=True,
+    ):
+        assert torch.equal(one["ids"], its["ids"]) and torch.equal(one["sum"], its["sum"])
+
+
+def test_a_chain_is_merged_into_one_that_is_whole(tmp_path: Path) -> None:
+    model, optimizer, saves = grown(tmp_path / "run", 4, delta=True)
+    told: list[int] = []
+    whole = hb.checkpoint.merge(tmp_path / "run", tmp_path / "whole", progress=told.append)
+    shutil.rmtree(tmp_path / "run")
+    assert sum(told) > 0
+    assert hb.checkpoint.inspect.contents(whole)["base"] is None
+    assert [fault for *_, fault in hb.checkpoint.inspect.verified(whole) if fault] == []
+    assert_reads_as(whole, model, optimizer, "Adam")
+    assert saves[-1].base is not None
+
+
+def test_bases_stay_as_long_as_they_are_needed(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    model, optimizer, _ = grown(run, 4, delta=True, keep=1)
+    assert len(os.listdir(run)) == 4
+    assert_reads_as(run, model, optimizer, "Adam")
+    hb.save(run, model, optimizer, step=4, keep=2)
+    assert len(os.listdir(run)) == 5
+    hb.save(run, model, optimizer, step=5, keep=2)
+    assert sorted(os.listdir(run)) == ["step-000000000004", "step-000000000005"]
+
+
+def test_one_of_so_many_is_whole(tmp_path: Path) -> None:
+    model, optimizer, saves = grown(tmp_path / "run", 7, delta=3)
+    assert [bool(one.base) for one in saves] == [False, True, True] * 2 + [False]
+    other, its_optimizer = loaded(saves[4].path)  # a process that goes on
+    train(other, its_optimizer, range(9))
+    saved = hb.save(tmp_path / "run", other, its_optimizer, step=7, base=saves[4].path)
+    assert saved.base == saves[4].path
+    assert_reads_as(tmp_path / "run", other, its_optimizer, "Adam")
+
+
+def test_what_is_not_known_is_saved_whole_or_refused(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    model, optimizer, saves = grown(run, 2)
+    other, its_optimizer = made("memory", tmp_path, "Adam")
+    train(other, its_optimizer, range(2))
+    assert hb.save(run, other, its_optimizer, step=2, delta=True).base is None
+    with pytest.raises(
+        CheckpointError, match="'embeddings.item': it is not known what has changed"
+    ):
+        hb.save(run, other, its_optimizer, step=3, base=saves[0].path)
+    saved = hb.save(run, model, optimizer, step=3, base=saves[0].path)
+    assert saved.base == saves[0].path
+    again = hb.optim.SGD(model.parameters(), lr=0.1, replace_state=True)
+    assert hb.save(run, model, again, step=4, delta=True).base is None
+    with pytest.raises(CheckpointError, match="it does not lie in"):
+        hb.save(tmp_path / "elsewhere", model, again, step=5, base=saves[0].path)
+    with pytest.raises(CheckpointError, match="There is no"):
+        hb.save(run, model, again, step=5, base=tmp_path / "nowhere")
+    with pytest.raises(CheckpointError, match="delta must be an integer from 1 on"):
+        hb.save(run, model, again, step=5, delta=0.5)
+    with pytest.raises(CheckpointError, match="delta must be an integer from 1 on"):
+        hb.save(run, model, again, step=5, delta=0)
+
+
+def test_a_base_that_is_gone_or_another_is_named(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    model, optimizer, saves = grown(run, 3, delta=True)
+    first, second, third = (Path(one.path) for one in saves)
+    hb.save(tmp_path / "elsewhere", model, optimizer, step=0)
+    os.rename(first, tmp_path / "kept")
+    with pytest.raises(
+        CheckpointError, match=f"has changed since {first.name}, which cannot be read"
+    ):
+        hb.load(run, model, optimizer)
+    assert [one.state for one in hb.checkpoint.list(run)] == ["damaged"] * 2
+    os.rename(tmp_path / "elsewhere" / first.name, first)
+    with pytest.raises(CheckpointError, match="another checkpoint is there now"):
+        hb.load(run, model, optimizer)
+    shutil.rmtree(first)
+    os.rename(tmp_path / "kept", first)
+    (second / "rows-0-0.safetensors").write_bytes(b"")
+    with pytest.raises(CheckpointError, match=f"{second.name}/rows-0-0.safetensors has 0 bytes"):
+        hb.load(third, model, optimizer)
+    assert [one.state for one in hb.checkpoint.list(run)] == ["whole", "damaged", "damaged"]
+    assert hb.load(first, *made("memory", tmp_path, "Adam")).step == 0
+
+
+def test_numbers_of_epochs_come_to_an_end(tmp_path: Path) -> None:
+    model, optimizer, saves = grown(tmp_path / "run", 2, delta=True)
+    table = live_table(model.embeddings.parameter("item"))
+    assert table is not None
+    marks = [table.core.mark_changes() for _ in range(255)]
+    assert table.core.knows_changes(marks[-1]) and not table.core.knows_changes(marks[0])
+    train(model, optimizer, range(1))
+    with pytest.raises(CheckpointError, match="it is not known what has changed"):
+        hb.save(tmp_path / "run", model, optimizer, step=2, base=saves[-1].path)
+    saved = hb.save(tmp_path / "run", model, optimizer, step=2, delta=True)
+    by_table = {
+        o["table"]: o["removed"] for o in hb.checkpoint.inspect.contents(saved.path)["tables"]
+    }
+    assert by_table == {"embeddings.item": None, "embeddings.user": 0}
+    assert_reads_as(tmp_path / "run", model, optimizer, "Adam")
