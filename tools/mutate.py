@@ -56,6 +56,11 @@ TESTS = {
     "checkpoint/test_half_loaded.py checkpoint/test_listing.py checkpoint/test_modes_of_torch.py "
     "checkpoint/test_made_again.py checkpoint/test_folders.py",
     **dict.fromkeys(
+        ("checkpoint/deltas", "checkpoint/chain", "checkpoint/chain_rows", "checkpoint/merging"),
+        "checkpoint/test_deltas.py checkpoint/test_damage.py checkpoint/test_folders.py "
+        "cli/test_chains.py dist/test_deltas_together.py",
+    ),
+    **dict.fromkeys(
         ("checkpoint/ranks", "checkpoint/merge_columns"),
         "checkpoint/test_save_and_load.py checkpoint/test_listing.py checkpoint/test_shared_folders.py "
         "dist/test_saving_together.py",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import tempfile
@@ -10,12 +11,14 @@ from typing import Any
 
 import pytest
 import torch
+from checkpoint.saved_models import MANIFEST, replace_file, rewrite
 from checkpoint.small_models import everything, made, same, train
 from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kept_in import PLACES, collection
 from kept_in import step as train_on
+from safetensors.torch import save_file
 
 import hotbed as hb
 import hotbed.checkpoint.inspect
@@ -311,3 +314,82 @@ def test_numbers_of_epochs_come_to_an_end(tmp_path: Path) -> None:
     }
     assert by_table == {"embeddings.item": None, "embeddings.user": 0}
     assert_reads_as(tmp_path / "run", model, optimizer, "Adam")
+
+
+def test_tables_that_a_base_has_not_are_whole(tmp_path: Path) -> None:
+    def tables(*names: str) -> Any:
+        return hb.EmbeddingCollection([hb.Table(name, 2) for name in names], seed=0)
+
+    model = tables("a")
+    model.assign("a", [1, 2], torch.ones(2, 2))
+    hb.save(tmp_path, model, step=0)
+    larger = tables("a", "b")
+    hb.load(tmp_path, larger, strict=False)
+    larger.assign("a", [3], torch.ones(1, 2))
+    larger.assign("b", [4, 5], torch.ones(2, 2))
+    saved = hb.save(tmp_path, larger, step=1, delta=True)
+    tables_saved = hb.checkpoint.inspect.contents(saved.path)["tables"]
+    assert [(o["table"], o["saved_rows"], o["removed"]) for o in tables_saved] == [
+        ("a", 1, 0),
+        ("b", 2, None),
+    ]
+    hb.load(tmp_path, other := tables("a", "b"))
+    assert [other.rows(name).ids.tolist() for name in ("a", "b")] == [[1, 2, 3], [4, 5]]
+    with pytest.raises(CheckpointError, match="Table 'b': it is not known what has changed"):
+        hb.save(tmp_path, larger, step=2, base=tmp_path / "step-000000000000")
+
+
+def test_weights_that_all_steps_move_are_whole(tmp_path: Path) -> None:
+    model, optimizer = made("memory", tmp_path, "Adam", untouched="exact")
+    train(model, optimizer, range(3))
+    hb.save(tmp_path / "run", model, optimizer, step=0, states=False)
+    train(model, optimizer, range(1))
+    assert (
+        hb.save(tmp_path / "run", model, optimizer, step=1, states=False, delta=True).base is None
+    )
+    assert hb.save(tmp_path / "run", model, optimizer, step=2, delta=True).base is None
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda m: m["tables"]["embeddings.item"].update(dtype="float16"), "item' are others"),
+        (lambda m: m["tables"]["embeddings.item"]["rule"].update(name="SGD"), "item' are others"),
+        (lambda m: m["tables"].pop("embeddings.item"), "has rows of 'embeddings.item'"),
+        (lambda m: m.update(uid=32 * "0"), "another checkpoint is there now"),
+    ],
+)
+def test_bases_that_somebody_has_changed(tmp_path: Path, change: Any, says: str) -> None:
+    model, optimizer, saves = grown(tmp_path / "run", 2, delta=True)
+    rewrite(Path(saves[0].path), change)
+    with pytest.raises(CheckpointError, match=says):
+        hb.load(saves[1].path, model, optimizer)
+
+
+def test_a_chain_that_goes_round_is_damaged(tmp_path: Path) -> None:
+    model, optimizer, saves = grown(tmp_path / "run", 2, delta=True)
+    first, second = (Path(one.path) for one in saves)
+    uid = json.loads((second / MANIFEST).read_text())["uid"]
+    rewrite(first, lambda m: m.update(base={"name": second.name, "uid": uid}))
+    with pytest.raises(CheckpointError, match="another checkpoint is there now"):
+        hb.load(second, model, optimizer)
+
+
+@pytest.mark.parametrize(
+    ("ids", "says"),
+    [
+        (torch.tensor([5, 6], dtype=torch.int32), "has no ids of"),
+        (torch.tensor([[5], [6]]), "has no ids of"),
+        (torch.tensor([5]), "has 1 removed ids of 'embeddings.user', and tells of 2"),
+    ],
+)
+def test_removed_ids_of_others(tmp_path: Path, ids: torch.Tensor, says: str) -> None:
+    model, optimizer, _ = grown(tmp_path / "run", 2)
+    model.embeddings.erase("user", model.embeddings.rows("user").ids[:2])
+    saved = hb.save(tmp_path / "run", model, optimizer, step=2, delta=True)
+    name = "removed-0.safetensors"
+    save_file({"embeddings.user": ids}, tmp_path / name)
+    replace_file(Path(saved.path), name, (tmp_path / name).read_bytes())
+    with pytest.raises(CheckpointError, match=says):
+        hb.load(saved.path, model, optimizer)
+    assert any(fault for *_, fault in hb.checkpoint.inspect.verified(saved.path))

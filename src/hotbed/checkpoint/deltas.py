@@ -98,11 +98,14 @@ def remember(marks: Mapping[LiveTable, int], uid: str) -> None:
     for table, found in marks.items():
         if not found:
             continue
-        known = _marks.setdefault(table, {})
-        known[uid] = found
-        while len(known) > _MOST_BASES:
-            del known[next(iter(known))]
-        table.core.forget_changes_before(next(iter(known.values())))
+        before = {
+            other: mark
+            for other, mark in _marks.get(table, {}).items()
+            if other != uid and table.core.knows_changes(mark)
+        }
+        known = dict([*before.items(), (uid, found)][-_MOST_BASES:])
+        _marks[table] = known
+        table.core.forget_changes_before(min(known.values()))
 
 
 def mark_since(table: LiveTable, uid: str) -> int:
