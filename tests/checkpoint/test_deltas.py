@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoint.saved_models import MANIFEST, replace_file, rewrite
-from checkpoint.small_models import everything, made, same, train
+from checkpoint.small_models import ROWS, batch_of, everything, made, same, train
 from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -38,10 +38,16 @@ def assert_reads_as(run: Path | str, model: Any, optimizer: Any, rule: str, **op
     """A chain is loaded as a whole checkpoint is; rows are those of the model."""
     whole = Path(tempfile.mkdtemp(dir=Path(run).parent))
     hb.save(whole, model, optimizer, step=0)
-    found = everything(*loaded(run, rule, **options))
-    assert same(found, everything(*loaded(whole, rule, **options)))
+    of_chain, of_whole = loaded(run, rule, **options), loaded(whole, rule, **options)
+    found = everything(*of_chain)
+    assert same(found, everything(*of_whole))
     for name, value in everything(model).items():
         assert torch.equal(torch.as_tensor(found[name]), torch.as_tensor(value)), name
+    for one, its_optimizer in (of_chain, of_whole):  # rows that are behind are so by as much
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            train(one, its_optimizer, range(200, 203))
+    assert same(everything(*of_chain), everything(*of_whole))
 
 
 @pytest.mark.parametrize("untouched", ["lazy", "exact"])
@@ -64,6 +70,7 @@ def test_training_goes_on_from_a_chain_with_the_same_bits(
 
 ACTIONS = st.one_of(
     st.tuples(st.just("train"), st.integers(0, 30)),
+    st.tuples(st.just("look"), st.integers(0, 30)),
     st.tuples(st.just("erase"), st.sets(st.integers(0, 39), max_size=6)),
     st.tuples(st.just("assign"), st.sets(st.integers(0, 39), min_size=1, max_size=4)),
     st.tuples(st.just("save"), st.sampled_from(["delta", "base", "whole", "elsewhere"])),
@@ -97,6 +104,8 @@ def test_whatever_comes_in_between(
             match action, value:
                 case "train", seed:
                     train(model, optimizer, range(seed, seed + 2))
+                case "look", seed:
+                    model(batch_of(seed))  # gives ids rows, and rows what they have missed
                 case "erase", numbers:
                     model.embeddings.erase("user", user_ids(numbers))
                     model.embeddings.erase("item", sorted(numbers))
@@ -393,3 +402,48 @@ def test_removed_ids_of_others(tmp_path: Path, ids: torch.Tensor, says: str) -> 
     with pytest.raises(CheckpointError, match=says):
         hb.load(saved.path, model, optimizer)
     assert any(fault for *_, fault in hb.checkpoint.inspect.verified(saved.path))
+
+
+@pytest.mark.parametrize("place", ["memory", "budget", "ssd"])
+@pytest.mark.parametrize("untouched", ["lazy", "exact"])
+@pytest.mark.parametrize("change", ["look", "erase static", "erase dynamic", "assign", "nothing"])
+def test_each_kind_of_change_is_told(
+    tmp_path: Path, change: str, untouched: str, place: str
+) -> None:
+    options = {"untouched": untouched}
+    model, optimizer = made(place, tmp_path / "own", "Adam", **options)
+    train(model, optimizer, range(4))
+    hb.save(tmp_path / "run", model, optimizer, step=0)
+    if change == "look":
+        train(model, optimizer, range(1))
+        hb.save(tmp_path / "run", model, optimizer, step=1, delta=True)
+        model(batch_of(50))
+        model(batch_of(2))
+    elif change == "erase static":
+        model.embeddings.erase("item", range(0, ROWS, 2))
+    elif change == "erase dynamic":
+        model.embeddings.erase("user", model.embeddings.rows("user").ids[::2])
+    elif change == "assign":
+        model.embeddings.assign("item", [1, 2], torch.ones(2, 4))
+    saved = hb.save(tmp_path / "run", model, optimizer, step=2, delta=True)
+    assert saved.base and (saved.rows == 0) == (
+        change in ("nothing", "erase dynamic") or (change == "erase static" and place == "ssd")
+    )
+    assert_reads_as(tmp_path / "run", model, optimizer, "Adam", place=place, **options)
+
+
+@pytest.mark.parametrize("place", ["memory", "ssd"])
+def test_what_was_forgotten_once_is_not_known_later(tmp_path: Path, place: str) -> None:
+    model, optimizer = made(place, tmp_path / "own", "Adam")
+    train(model, optimizer, range(3))
+    first = hb.save(tmp_path / "run", model, optimizer, step=0)
+    live_table(model.embeddings.parameter("user")).forget_rows()
+    train(model, optimizer, range(1))
+    hb.save(tmp_path / "run", model, optimizer, step=1)
+    train(model, optimizer, range(1))
+    with pytest.raises(
+        CheckpointError, match="'embeddings.user': it is not known what has changed"
+    ):
+        hb.save(tmp_path / "run", model, optimizer, step=2, base=first.path)
+    assert hb.save(tmp_path / "run", model, optimizer, step=2, delta=True).base
+    assert_reads_as(tmp_path / "run", model, optimizer, "Adam", place=place)
