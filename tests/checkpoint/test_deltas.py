@@ -447,3 +447,27 @@ def test_what_was_forgotten_once_is_not_known_later(tmp_path: Path, place: str) 
         hb.save(tmp_path / "run", model, optimizer, step=2, base=first.path)
     assert hb.save(tmp_path / "run", model, optimizer, step=2, delta=True).base
     assert_reads_as(tmp_path / "run", model, optimizer, "Adam", place=place)
+
+
+def test_what_needs_a_damaged_one_is_not_named_as_whole(tmp_path: Path) -> None:
+    model, optimizer, saves = grown(tmp_path / "run", 2)
+    for number in (2, 3):
+        train(model, optimizer, range(1))
+        hb.save(tmp_path / "run", model, optimizer, step=number, delta=True)
+    rows = Path(saves[1].path, "rows-0-0.safetensors")
+    rows.write_bytes(rows.read_bytes()[:-1] + b"x")
+    with pytest.raises(hb.checkpoint.DamagedError) as error:
+        hb.load(tmp_path / "run", model, optimizer)
+    assert error.value.others == [saves[0].path]
+    hb.load(saves[0].path, model, optimizer)
+
+
+def test_odd_arguments(tmp_path: Path) -> None:
+    model, optimizer, _ = grown(tmp_path / "run", 1)
+    for name in ("a\ud800b", ""):
+        with pytest.raises(CheckpointError, match="path"):
+            hb.save(name, model, optimizer, step=1)
+        with pytest.raises(CheckpointError, match="path"):
+            hb.load(name, model, optimizer)
+    with pytest.raises(CheckpointError, match="strict must be True or False"):
+        hb.load(tmp_path / "run", model, optimizer, strict="no")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import decimal
+import fractions
 import inspect
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from optim.models import ALL, Model, backward, tables_of
@@ -142,3 +145,44 @@ def test_every_optimizer_names_its_options() -> None:
             theirs = set(inspect.signature(getattr(torch.optim, name)).parameters)
             missing = theirs - options - {"params", "fused", "foreach"}
             assert name == "AdamW" or missing <= {"decoupled_weight_decay"}, missing
+
+
+@pytest.mark.parametrize(
+    ("rule", "name", "value"),
+    [
+        ("SGD", "lr", decimal.Decimal("0.1")),
+        ("SGD", "lr", fractions.Fraction(1, 10)),
+        ("SGD", "lr", 10**400),
+        ("SGD", "lr", 1e38),
+        ("SGD", "momentum", np.array(0.5)),
+        ("SGD", "nesterov", np.array([True, False])),
+        ("Adam", "lr", 1e38),
+        ("Adam", "lr", "0.1"),
+        ("Adam", "weight_decay", True),
+        ("Adam", "weight_decay", torch.tensor([0.1])),
+        ("Adam", "betas", torch.tensor(0.1)),
+        ("Adam", "amsgrad", torch.ones(2)),
+        ("Adagrad", "eps", np.array(1e-8)),
+    ],
+)
+def test_what_torch_would_refuse_changes_nothing(rule: str, name: str, value: object) -> None:
+    """Set later, where the tables' step comes before that of dense layers."""
+    table, dense = hb.Embedding(9, 4), torch.nn.Linear(4, 1)
+    optimizer = getattr(hb.optim, rule)([*table.parameters(), *dense.parameters()], lr=0.1)
+    dense(table(torch.tensor([1, 2]))).sum().backward()
+    before = table.weight.detach().clone(), dense.weight.detach().clone()
+    optimizer.param_groups[0][name] = value
+    with pytest.raises(hb.OptimizerError, match=name):
+        optimizer.step()
+    assert torch.equal(table.weight, before[0]) and torch.equal(dense.weight, before[1])
+
+
+@pytest.mark.parametrize("value", [0.2, 1, np.float32(0.2), np.int64(1), torch.tensor(0.2)])
+def test_numbers_of_others_are_taken(value: object) -> None:
+    table, dense = hb.Embedding(9, 4), torch.nn.Linear(4, 1)
+    optimizer = hb.optim.SGD([*table.parameters(), *dense.parameters()], lr=0.1)
+    dense(table(torch.tensor([1, 2]))).sum().backward()
+    optimizer.param_groups[0]["lr"] = value
+    before = table.weight.detach().clone()
+    optimizer.step()
+    assert not torch.equal(table.weight, before)

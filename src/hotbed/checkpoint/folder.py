@@ -26,7 +26,7 @@ import re
 import stat
 from collections.abc import Iterable, Iterator
 
-from hotbed.checkpoint.chain import fault_of
+from hotbed.checkpoint.chain import bases_of, fault_of
 from hotbed.checkpoint.files import CheckpointError, DamagedError, sync_folder
 from hotbed.checkpoint.manifest import MANIFEST
 
@@ -102,6 +102,12 @@ def root_of(path: str | os.PathLike[str]) -> str:
         raise CheckpointError("The path of a checkpoint is empty. Name a folder.")
     if "\0" in name:
         raise CheckpointError(f"The path {name!r} has a zero byte.")
+    try:
+        os.fsencode(name)
+    except UnicodeEncodeError:
+        raise CheckpointError(
+            f"The path {name!r} is no text that a file can be named by."
+        ) from None
     return os.path.abspath(name)
 
 
@@ -200,18 +206,29 @@ def opened(path: str) -> Iterator[str]:
                     yield folder
                 except DamagedError as error:
                     if error.others is None:
-                        error.name_others(whole_beside(folder))
+                        error.name_others(whole_beside(folder, str(error)))
                     raise
                 return
 
 
-def whole_beside(folder: str) -> list[str]:
-    """The whole checkpoints of the same run, the latest first."""
+def whole_beside(folder: str, fault: str = "") -> list[str]:
+    """The whole checkpoints of the same run, the latest first.
+
+    Args:
+        fault: names a file that is damaged, which no other needs that is listed.
+    """
     if order_of(folder) < (0, 0):
         return []
+
+    def needs_what_is_damaged(other: str) -> bool:
+        return any(os.path.join(one, "") in fault for one in (other, *bases_of(other)))
+
     with contextlib.suppress(OSError):
-        others = complete_in(os.path.dirname(folder))
-        return [other for other in reversed(others) if other != folder and not fault_of(other)]
+        return [
+            other
+            for other in reversed(complete_in(os.path.dirname(folder)))
+            if other != folder and not fault_of(other) and not needs_what_is_damaged(other)
+        ]
     return []
 
 

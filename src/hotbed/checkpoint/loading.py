@@ -82,6 +82,8 @@ def load(
     with contextlib.ExitStack() as stack:
         with ranks.reporting(KIND):
             kinds = kinds_of("load_state_dict", optimizer, scheduler, loader)
+            if not isinstance(strict, bool):
+                raise CheckpointError(f"strict must be True or False, got {strict!r}.")
             renaming, root = Renaming(rename), os.fsdecode(path)
             found = stack.enter_context(opened(root)) if ranks.rank == 0 else ""
         arguments = {"path": os.path.normpath(root), "strict": strict, "rename": renaming.given}

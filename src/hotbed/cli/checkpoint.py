@@ -74,7 +74,7 @@ def verify(
                 tell(f"{one.path} is {one.state}.")
         complete = [one.path for one in found if one.state in ("whole", "damaged")] or [path]
         for each in complete:
-            faults = 0
+            faults, said = 0, ""
             try:
                 bar = Progress(*columns, console=Console(stderr=True), transient=True)
                 with opened(each) as folder, bar:
@@ -83,7 +83,7 @@ def verify(
                     for _, size, fault in verified(folder):
                         bar.advance(task, size)
                         if fault:
-                            faults += 1
+                            faults, said = faults + 1, said + fault
                             tell(fault, "red")
             except CheckpointError as error:
                 if not every or not found:
@@ -102,7 +102,7 @@ def verify(
             much = f"{about['bytes'] / 1e6:,.1f} MB"
             tell(f"{folder} {verdict}: step {about['step']:,}, {much}{bases}.")
         if damaged and not every:
-            names = ", ".join(os.path.basename(other) for other in whole_beside(folder))
+            names = ", ".join(os.path.basename(other) for other in whole_beside(folder, said))
             how = f"hotbed checkpoint verify --all {os.path.dirname(folder)}"
             tell(f"Whole by their sizes: {names or 'none'}. To read them: {how}")
     if damaged:

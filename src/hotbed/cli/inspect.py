@@ -90,6 +90,10 @@ def contents(folder: Path) -> list[LogContents]:
 
     if "\0" in str(folder):
         raise StorageError(f"{str(folder)!r} is no path: it has a zero byte.")
+    try:
+        str(folder).encode()
+    except UnicodeEncodeError:
+        raise StorageError(f"{str(folder)!r} is no path in UTF-8.") from None
     folders = logs_in(folder) or [folder]
     if not folder.is_dir():
         raise StorageError(f"{folder} is not a folder. Name the --ssd folder of a run.")

@@ -8,11 +8,10 @@ was when the optimizer was made; or `DenseOnly`. A number of which something is 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import compress
 from operator import is_not, itemgetter
-from typing import Any, SupportsFloat
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +19,9 @@ from torch.optim import Optimizer
 
 from hotbed import _core
 from hotbed.errors import OptimizerError
+from hotbed.optim.number import Number
 from hotbed.table.live import live_table
+from hotbed.text import brief
 
 __all__ = [
     "DECAY",
@@ -44,61 +45,6 @@ __all__ = [
     "strangers",
     "torch_classes",
 ]
-
-
-@dataclasses.dataclass(frozen=True)
-class Number:
-    """An option that is a number, or several of one kind.
-
-    Args:
-        name: in a parameter group.
-        span: the interval that it must lie in, as mathematicians write it.
-        core: what the core calls it, a name for each number; None: the same; (): it is not of a step.
-    """
-
-    name: str
-    span: str
-    core: tuple[str, ...] | None = None
-    low: float = dataclasses.field(init=False)
-    high: float = dataclasses.field(init=False)
-
-    def __post_init__(self) -> None:
-        low, high = (float(end) for end in self.span[1:-1].split(","))
-        low = math.nextafter(low, math.inf) if self.span[0] == "(" else low
-        high = math.nextafter(high, -math.inf) if self.span[-1] == ")" else high
-        object.__setattr__(self, "low", low)
-        object.__setattr__(self, "high", high)
-        if self.core is None:
-            object.__setattr__(self, "core", (self.name,))
-
-    def read(self, value: object, hyper: _core.Hyperparameters, *, loaded: bool = False) -> str:
-        """Puts it into the core's numbers of a step; or says what is wrong with it. `loaded`: it may be the
-        lower end of an open interval, at which a schedule may have ended."""
-        core = self.core or ()
-        if len(core) < 2:
-            values = [value]
-        else:
-            values = list(value) if isinstance(value, Iterable) else []
-            if len(values) != len(core):
-                return f"is {value!r} and must be {len(core)} numbers"
-        for k, one in enumerate(values):
-            try:
-                # Of a string float() would make a number too, and torch would not.
-                number = (
-                    one
-                    if type(one) is float
-                    else float(one if isinstance(one, SupportsFloat) else "")
-                )
-            except (RuntimeError, TypeError, ValueError):
-                return f"is {value!r}, which is no number"
-            end = float(self.span[1:].split(",")[0])
-            low = end if loaded and math.isfinite(end) else self.low
-            if not low <= number <= self.high:
-                hint = "" if math.isfinite(number) else "; look for a division in what sets it"
-                return f"is {value!r}, which is outside {self.span}{hint}"
-            if core:
-                setattr(hyper, core[k], number)
-        return ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,7 +111,7 @@ class Rule:
         _DECLARED.append(self)
 
 
-LR = Number("lr", "[0, inf)")
+LR = Number("lr", "[0, 1e30]")
 EPS = Number("eps", "[0, inf)")
 DECAY = (
     Number("weight_decay", "[0, inf)"),
@@ -223,7 +169,7 @@ class GroupOptions:
             if not isinstance(option, Fixed) or option.untouched not in (None, untouched):
                 continue
             given = group[option.name]
-            value = option.of(given)
+            value = self._of(option, given)
             if option.only not in (None, value):
                 raise self._error(
                     option.name,
@@ -265,7 +211,7 @@ class GroupOptions:
                     raise self._error(option.name, fault)
             elif option.name in self._made:
                 given, made = self._made[option.name]
-                if value is not given and option.of(value) != made:
+                if value is not given and self._of(option, value) != made:
                     raise self._changed(option.name, given, value, loaded)
             right[at] = value if _stays_as_it_is(value) else self._unread[at]
         if fault := self._declared.relation(group):
@@ -290,6 +236,14 @@ class GroupOptions:
             stays = _core.untouched_rows_stay(self.rule, hyper)
             reason = "" if stays else "weight_decay was 0 when the optimizer was made"
         return reason
+
+    def _of(self, option: Fixed, value: object) -> bool | float:
+        try:
+            return option.of(value)  # type: ignore[arg-type]
+        except (OverflowError, RuntimeError, TypeError, ValueError):
+            raise self._error(
+                option.name, f"is {brief(value)}, and must be True or False"
+            ) from None
 
     def _error(self, name: str, fault: str) -> OptimizerError:
         return OptimizerError(f"{self._kind}: {name} of group {self._index} {fault}.")
