@@ -80,9 +80,14 @@ void update(std::span<const RowUpdate> tables) {
     for (int64_t c = 0; c < count; ++c) {
       const Chunk& chunk = chunks[static_cast<size_t>(c)];
       const RowUpdate& u = tables[static_cast<size_t>(chunk.task)];
+      for (int64_t i = chunk.begin; u.changed && i < chunk.end; ++i) {
+        __builtin_prefetch(u.changed + u.slots[i], 1);  // they lie anywhere
+      }
       run(u, chunk.begin, chunk.end, scratch.data());
-      for (int64_t i = chunk.begin; u.changed && i < chunk.end; ++i)
-        u.changed[u.slots[i]] = u.epoch;
+      for (int64_t i = chunk.begin; u.changed && i < chunk.end; ++i) {
+        uint8_t& mark = u.changed[u.slots[i]];
+        if (mark != u.epoch) mark = u.epoch;  // a hot row's stays clean
+      }
     }
   }
 }
