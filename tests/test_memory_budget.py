@@ -216,3 +216,19 @@ def test_an_index_takes_no_more_than_was_reckoned(
         rows = len(table)
         assert table.memory()["total"] <= budget.used
         assert budget.used <= 10 * rows + max(64 * rows, 64 * 16 + 20, 24 * rows + 600_000)
+
+
+def test_the_sum_that_is_named_holds_all_tables_of_the_batch() -> None:
+    def step(host: int) -> None:
+        tables = [hb.Table(f"t{n}", 8) for n in range(12)]
+        model = hb.EmbeddingCollection(tables, storage=hb.Storage(host=host))
+        optimizer = hb.optim.Adam(model.parameters())
+        batch = {f"t{n}": torch.arange(200).reshape(100, 2) % (10 * n + 5) for n in range(12)}
+        sum(vectors.sum() for vectors in model(batch).values()).backward()
+        optimizer.step()
+
+    with pytest.raises(hb.StorageError, match="with all tables") as raised:
+        step(10_000)
+    with pytest.raises(hb.StorageError):
+        step(raised.value.needed - 1)
+    step(raised.value.needed)

@@ -335,11 +335,26 @@ std::exception_ptr Batch::in_parallel(F f) {
   return error;
 }
 
+// Throws TierError with what the new rows of all tables take, where a budget has no room for them.
+void Batch::refuse_growth() {
+  std::vector<BudgetShare::Growth> growths;
+  Grouping& grouping = grouping_of_thread;
+  for (TableBatch& part : parts) {
+    Table& table = *part.table;
+    if (part.features.empty() || part.frozen || !table.dynamic() || !table.has_rows()) continue;
+    const InitialSpec& of = table.initial();
+    grouping.group(ids_of(part), part.count, of.has_padding, of.padding_id);
+    std::vector<int64_t> slots(static_cast<size_t>(grouping.size()));
+    table.find(grouping.unique(), grouping.size(), slots.data());
+    growths.push_back(table.growth_with_rows(std::ranges::count(slots, -1)));
+  }
+  BudgetShare::check(growths);
+}
+
 void Batch::resolve(bool insert, bool transpose) {
   for (const TableBatch& part : parts) {
-    if (part.table->released()) {
-      throw std::logic_error("the rows of table '" + part.table->name() + "' lie elsewhere");
-    }
+    if (!part.table->released()) continue;
+    throw std::logic_error("the rows of table '" + part.table->name() + "' lie elsewhere");
   }
   unpool_unpooled();
   bool brings_up = false;
@@ -375,7 +390,12 @@ void Batch::resolve(bool insert, bool transpose) {
     part.table->forget_last(part.added);
     part.added = 0;
   }
-  std::rethrow_exception(error);
+  try {
+    std::rethrow_exception(error);
+  } catch (const TierError&) {
+    if (insert) refuse_growth();
+    throw;
+  }
 }
 
 // Of rows in memory; a claim counts those of tiers.

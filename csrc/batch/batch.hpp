@@ -104,6 +104,7 @@ class Batch {
 
  private:
   void unpool_unpooled();
+  void refuse_growth();
   void resolve_part(TableBatch& part, bool insert, bool transpose);
   const int64_t* ids_of(TableBatch& part);
   void place_positions(TableBatch& part);

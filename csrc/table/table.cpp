@@ -244,6 +244,11 @@ BudgetShare::Growth Table::growth_with_states(std::span<const int64_t> row_bytes
   return {&share_, name_, size_, bytes_with(size_, states)};
 }
 
+BudgetShare::Growth Table::growth_with_rows(int64_t more) {
+  int64_t rows = size_ + more;
+  return {&share_, name_, rows, bytes_with(rows, state_bytes(rows))};
+}
+
 void Table::fill_state(State& state, int64_t first, int64_t count) {
   int64_t width = state.plane.width();
   if (dtype_ == DType::f64) {

@@ -218,6 +218,9 @@ class Table final : public SpaceTable {
   // of them; for BudgetShare::check().
   BudgetShare::Growth growth_with_states(std::span<const int64_t> row_bytes);
 
+  // The same with so many more rows.
+  BudgetShare::Growth growth_with_rows(int64_t more);
+
   uint64_t plane_bytes() const;  // of the rows that exist
   // What planes, in whole pages, index and counts of uses take now. Pages that nobody touched take
   // nothing.

@@ -154,7 +154,7 @@ class Storage:
         if needed > self.host:
             raise StorageError(
                 f"Storage(host={self.host:,}): the tables' weights alone take {needed:,} bytes. Raise "
-                "it, or give an ssd= path for the rows that do not fit."
+                f"it to at least {needed:,}, or give an ssd= path for the rows that do not fit."
             )
 
     def _check_log(self, tables: Sequence[Table]) -> None:
