@@ -71,13 +71,32 @@ RecordStream::RecordStream(std::vector<std::shared_ptr<Table>> tables, int64_t m
       most_(std::max<int64_t>(2, most)),
       current_(current),
       since_(std::move(since)) {
+  for (size_t t = 0; t < since_.size(); ++t) {
+    if (!since_[t]) continue;
+    if (const RowChanges* changes = tables_[t]->changes()) {
+      changes->begin_reading();
+      reading_.push_back(tables_[t].get());
+    }
+    if (tables_[t]->knows_changes(since_[t])) continue;
+    end_reading();
+    throw TierError("It is not known any more what has changed in the table " + tables_[t]->name() +
+                    ", as others have saved meanwhile. Save again.");
+  }
   for (size_t t = 0; t < tables_.size(); ++t) {
     uint64_t mark = t < since_.size() ? since_[t] : 0;
     if (tables_[t]->space()) spaces_[{tables_[t]->space().get(), mark}].push_back(t);
   }
 }
 
+void RecordStream::end_reading() {
+  for (const Table* table : reading_) {
+    if (const RowChanges* changes = table->changes()) changes->end_reading();
+  }
+  reading_.clear();
+}
+
 void RecordStream::close() {
+  end_reading();
   stream_.reset();
   spaces_.clear();
   parts_.reset();

@@ -60,8 +60,10 @@ class RecordStream {
   // A chunk has at most `most` rows. `current`: as the last step has left them, where rows may be
   // behind (untouched="exact"); else as they are stored. `since`: of tables of which only rows are
   // wanted that have changed since a mark, that mark, which must be known; 0, or nothing: all rows.
+  // Throws TierError where one is not.
   RecordStream(std::vector<std::shared_ptr<Table>> tables, int64_t most, bool current,
                std::vector<uint64_t> since = {});
+  ~RecordStream() { end_reading(); }
 
   // The next rows of one table: its place among `tables`, and their parts, until it is called
   // again; null behind the last. Throws TierError.
@@ -73,6 +75,7 @@ class RecordStream {
   RecordParts* next_of_space(size_t& table);
   RecordParts* next_in_memory(size_t table);
   RecordParts* next_changed(const Table& table, uint64_t mark);
+  void end_reading();
   RecordParts* next_untouched(size_t table);
   void make_current(const Table& table, RecordParts& rows) const;
 
@@ -80,6 +83,7 @@ class RecordStream {
   const int64_t most_;
   const bool current_;
   const std::vector<uint64_t> since_;
+  std::vector<const Table*> reading_;  // whose marks must stay good
   // Tables of those that are to come, by what is wanted of them.
   std::map<std::pair<RowSpace*, uint64_t>, std::vector<size_t>> spaces_;
   std::vector<size_t> in_space_;  // those of the one that is read

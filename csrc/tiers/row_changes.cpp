@@ -23,6 +23,7 @@ void RowChanges::touch_range(int64_t first, int64_t count) {
 }
 
 uint64_t RowChanges::mark(int64_t rows) {
+  if (epoch_ == UINT8_MAX && readers_) return 0;
   if (epoch_ == UINT8_MAX) forget(rows);
   return generation_ << 8 | epoch_++;
 }

@@ -1,6 +1,7 @@
 // Which rows of a table have changed since which save: a byte a slot, and the ids that went.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -31,8 +32,10 @@ class RowChanges {
   int64_t erased() const { return static_cast<int64_t>(erased_.size()); }
 
   // Ends an epoch of a table of so many rows. Where no number is left for another one, all earlier
-  // marks are forgotten.
+  // marks are forgotten; or it is 0, while somebody reads what has changed since one.
   uint64_t mark(int64_t rows);
+  void begin_reading() const { ++readers_; }
+  void end_reading() const { --readers_; }
   // The same where somebody else has made the mark and keeps the epochs.
   void adopt(uint64_t mark);
   bool knows(uint64_t mark) const {
@@ -66,6 +69,7 @@ class RowChanges {
   uint8_t epoch_ = 1;
   uint8_t oldest_ = 0;  // marks of earlier epochs are not good
   std::vector<Erased> erased_;
+  mutable std::atomic<int> readers_{0};
 };
 
 }  // namespace hotbed

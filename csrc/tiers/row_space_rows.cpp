@@ -233,6 +233,10 @@ class RowSpace::Scan : public RecordScan {
         who_{std::this_thread::get_id(), forks()} {
     std::scoped_lock lock(space_.moving_, space_.mutex_);
     space_.drain();
+    if (since && since >> 8 != space_.generation_) {
+      throw TierError(
+          "It is not known any more what has changed, as others have saved. Save again.");
+    }
     below_ = space_.below_->scan(tables, all_ ? 0 : space_.moments_[epoch_]);
     held_ = space_.held_back_sorted();
     space_.scanning_.push_back(who_);
@@ -309,6 +313,7 @@ uint64_t RowSpace::mark_changes() {
   std::optional<uint64_t> moment = below_->moment();
   if (!moment) return 0;
   if (mark_ && !residency_.touched()) return mark_;
+  if (residency_.last_epoch() && !scanning_.empty()) return 0;
   if (residency_.last_epoch()) generation_ = RowChanges::next_generation();
   uint8_t ended = residency_.end_epoch();
   moments_[ended] = *moment;

@@ -165,6 +165,10 @@ CHANGES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "another format": (lambda m: m.update(format="x"), "is no manifest"),
     "a base by name": (lambda m: m.update(base="step-1"), "lacks entries"),
     "a base elsewhere": (lambda m: m.update(base={"name": "../a", "uid": 32 * "0"}), "its base"),
+    "a base with a zero byte": (
+        lambda m: m.update(base={"name": "a\0b", "uid": 32 * "0"}),
+        "its base",
+    ),
     "a base without uid": (lambda m: m.update(base={"name": "a", "uid": ""}), "its base"),
     "a base that is gone": (
         lambda m: m.update(base={"name": "step-1", "uid": 32 * "0"}),

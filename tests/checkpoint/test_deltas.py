@@ -23,7 +23,10 @@ from safetensors.torch import save_file
 import hotbed as hb
 import hotbed.checkpoint.inspect
 from hotbed.checkpoint import CheckpointError
+from hotbed.checkpoint.deltas import mark_since
+from hotbed.checkpoint.manifest import read_manifest
 from hotbed.table.live import live_table
+from hotbed.table.lookups import changed_records_of
 
 
 def loaded(run: Path | str, rule: str = "Adam", place: str = "memory", **options: Any) -> Any:
@@ -380,7 +383,7 @@ def test_a_chain_that_goes_round_is_damaged(tmp_path: Path) -> None:
     first, second = (Path(one.path) for one in saves)
     uid = json.loads((second / MANIFEST).read_text())["uid"]
     rewrite(first, lambda m: m.update(base={"name": second.name, "uid": uid}))
-    with pytest.raises(CheckpointError, match="another checkpoint is there now"):
+    with pytest.raises(CheckpointError, match="is a base of itself"):
         hb.load(second, model, optimizer)
 
 
@@ -471,3 +474,45 @@ def test_odd_arguments(tmp_path: Path) -> None:
             hb.load(name, model, optimizer)
     with pytest.raises(CheckpointError, match="strict must be True or False"):
         hb.load(tmp_path / "run", model, optimizer, strict="no")
+
+
+def test_a_renamed_one_keeps_its_bases(tmp_path: Path) -> None:
+    model, optimizer, saves = grown(tmp_path / "run", 3, delta=True)
+    os.rename(saves[1].path, tmp_path / "run" / "best")
+    os.rename(saves[2].path, tmp_path / "run" / "later")
+    hb.save(tmp_path / "run", model, optimizer, step=3, keep=1)
+    assert os.path.isdir(saves[0].path)
+    hb.load(tmp_path / "run" / "best", model, optimizer)
+
+
+def test_long_chains_are_looked_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, optimizer, _ = grown(tmp_path / "run", 30, delta=True, keep=2)
+    read: list[str] = []
+
+    def counted(folder: str) -> Any:
+        read.append(folder)
+        return read_manifest(folder)
+
+    monkeypatch.setattr("hotbed.checkpoint.chain.read_manifest", counted)
+    assert [one.state for one in hb.checkpoint.list(tmp_path / "run")] == ["whole"] * 30
+    assert len(read) == 30
+    read.clear()
+    hb.save(tmp_path / "run", model, optimizer, step=30, delta=True, keep=2)
+    assert len(read) < 5 * 30
+
+
+def test_no_number_of_an_epoch_is_used_twice_while_somebody_reads(tmp_path: Path) -> None:
+    model, optimizer, saves = grown(tmp_path / "run", 2)
+    table = live_table(model.embeddings.parameter("item"))
+    assert table is not None
+    mark = mark_since(table, json.loads((Path(saves[-1].path) / MANIFEST).read_text())["uid"])
+    train(model, optimizer, range(2))
+    reading = changed_records_of({table: mark})
+    first = next(reading)[1].ids.tolist()
+    marks = [table.core.mark_changes() for _ in range(300)]
+    assert marks[0] and marks[-1] == 0 and table.core.knows_changes(mark)
+    rest = [id for _, rows in reading for id in rows.ids.tolist()]
+    assert len({*first, *rest}) == len(first + rest) > 0
+    assert table.core.mark_changes() and not table.core.knows_changes(mark)
+    with pytest.raises(hb.StorageError, match="not known any more what has changed"):
+        next(changed_records_of({table: mark}))

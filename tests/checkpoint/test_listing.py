@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 import hotbed as hb
 from hotbed.checkpoint import Checkpoint, CheckpointError, DamagedError, load_model, read
+from hotbed.checkpoint.chain import Chains
 from hotbed.checkpoint.inspect import contents, differences
 from hotbed.checkpoint.new import new_folder
 from hotbed.cli.app import app
@@ -94,17 +95,14 @@ def test_what_is_no_folder_is_no_checkpoint(
 def test_one_that_goes_meanwhile_is_not_listed(
     tmp_path: Path, saved: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hotbed.checkpoint import listing
-    from hotbed.checkpoint.chain import fault_of
+    real = Chains.fault
 
-    real = fault_of
-
-    def remove(folder: str) -> str:
+    def remove(chains: Chains, folder: str) -> str:
         if folder == str(saved[1]):
             (saved[1] / MANIFEST).unlink()
-        return real(folder)
+        return real(chains, folder)
 
-    monkeypatch.setattr(listing, "fault_of", remove)
+    monkeypatch.setattr(Chains, "fault", remove)
     assert states_in(tmp_path) == [(n, "whole") for n in (1, 3, 4, 5)]
 
 

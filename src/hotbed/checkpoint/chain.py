@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import NamedTuple
 
 from hotbed.checkpoint.entries import FileEntry, Manifest
 from hotbed.checkpoint.files import CheckpointError, DamagedError
 from hotbed.checkpoint.manifest import fault_of_files, read_manifest
 
-__all__ = ["Link", "bases_of", "chain_of", "fault_of", "fault_of_chain", "is_of_removed"]
+__all__ = ["Chains", "Link", "chain_of", "fault_of", "fault_of_chain", "is_of_removed"]
 
 
 class Link(NamedTuple):
@@ -26,23 +27,40 @@ def chain_of(folder: str, manifest: Manifest) -> list[Link]:
     Raises:
         DamagedError: a base is missing, damaged, or another one than it was made from.
     """
-    links, seen = [Link(folder, manifest)], {manifest.get("uid")}
+    links, seen = [Link(folder, manifest)], {folder}
     while (base := links[-1].manifest["base"]) is not None:
         made_from = os.path.join(os.path.dirname(folder), base["name"])
-        what = f"{links[-1].folder} holds what has changed since {base['name']}"
-        try:
-            found = read_manifest(made_from)
-        except CheckpointError as error:
-            raise DamagedError(f"{what}, which cannot be read: {error}") from None
-        if found.get("uid") != base["uid"] or base["uid"] in seen:
-            raise DamagedError(
-                f"{what}, and another checkpoint is there now. Copy the one that it was made from."
-            )
-        if fault := _other_tables(links[-1].manifest, found):
-            raise DamagedError(f"{what}, where {fault}.")
-        seen.add(base["uid"])
+        found = _base_of(links[-1], made_from, read_manifest)
+        if fault := _fault_of_base(links[-1], found):
+            raise DamagedError(fault)
+        if made_from in seen:
+            raise DamagedError(f"{folder} is a base of itself.")
+        seen.add(made_from)
         links.append(Link(made_from, found))
     return links
+
+
+def _since(link: Link) -> str:
+    base = link.manifest["base"]
+    assert base is not None
+    return f"{link.folder} holds what has changed since {base['name']}"
+
+
+def _base_of(link: Link, made_from: str, read: Callable[[str], Manifest]) -> Manifest:
+    try:
+        return read(made_from)
+    except CheckpointError as error:
+        raise DamagedError(f"{_since(link)}, which cannot be read: {error}") from None
+
+
+def _fault_of_base(link: Link, found: Manifest) -> str:
+    """How a checkpoint is another than the base of a link; empty if it is that."""
+    base = link.manifest["base"]
+    assert base is not None
+    if found.get("uid") != base["uid"]:
+        return f"{_since(link)}, and another checkpoint is there now. Copy the one that it was made from."
+    fault = _other_tables(link.manifest, found)
+    return fault and f"{_since(link)}, where {fault}."
 
 
 def _other_tables(manifest: Manifest, base: Manifest) -> str:
@@ -59,13 +77,68 @@ def _other_tables(manifest: Manifest, base: Manifest) -> str:
     return ""
 
 
+class Chains:
+    """Checkpoints and their bases, as far as manifests and the sizes of files tell. Of each what is there is
+    looked at once, so one of these is made for a question, and not kept."""
+
+    def __init__(self) -> None:
+        self._manifests: dict[str, Manifest | CheckpointError] = {}
+        self._of_files: dict[str, str] = {}
+        self._of_bases: dict[str, str] = {}
+
+    def _manifest(self, folder: str) -> Manifest:
+        if folder not in self._manifests:
+            try:
+                read = read_manifest(folder)
+                self._of_files[folder] = fault_of_files(folder, read["files"])
+                self._manifests[folder] = {**read, "files": [], "values": {}}
+            except CheckpointError as error:
+                self._manifests[folder] = error
+        found = self._manifests[folder]
+        if isinstance(found, CheckpointError):
+            raise found
+        return found
+
+    def _walk(self, folder: str) -> Iterator[str]:
+        """Yield the folders of a chain, the newest first.
+
+        Raises:
+            CheckpointError: the next one is missing, damaged, or another.
+        """
+        manifest, seen = self._manifest(folder), {folder}
+        while True:
+            yield folder
+            base = manifest["base"]
+            if base is None:
+                return
+            made_from = os.path.join(os.path.dirname(folder), base["name"])
+            found = _base_of(Link(folder, manifest), made_from, self._manifest)
+            if folder not in self._of_bases:
+                self._of_bases[folder] = _fault_of_base(Link(folder, manifest), found)
+            if made_from in seen or self._of_bases[folder]:
+                raise DamagedError(self._of_bases[folder] or f"{folder} is a base of itself.")
+            seen.add(made_from)
+            folder, manifest = made_from, found
+
+    def fault(self, folder: str) -> str:
+        """Why a checkpoint cannot be read, as far as that tells, its own fault or that of a base; empty for a
+        whole one."""
+        try:
+            return next(filter(None, (self._of_files[one] for one in self._walk(folder))), "")
+        except CheckpointError as error:
+            return str(error)
+
+    def bases(self, folder: str) -> set[str]:
+        """Return the folders of the bases, as far as they can be told."""
+        found: list[str] = []
+        with contextlib.suppress(CheckpointError):
+            found.extend(self._walk(folder))
+        return {*found} - {folder}
+
+
 def fault_of(folder: str) -> str:
-    """Why a checkpoint cannot be read, as far as manifests and the sizes of files tell, its own and those of
-    its bases; empty for a whole one. Bytes of other files are not read."""
-    try:
-        return fault_of_chain(chain_of(folder, read_manifest(folder)))
-    except CheckpointError as error:
-        return str(error)
+    """As `Chains.fault`, of one checkpoint."""
+    return Chains().fault(folder)
 
 
 def fault_of_chain(links: Iterable[Link], stems: Collection[str] | None = None) -> str:
@@ -92,11 +165,3 @@ def _files_with(link: Link, stems: Collection[str]) -> list[FileEntry]:
 def is_of_removed(file: FileEntry) -> bool:
     """Return True if a file has ids of rows that are no more."""
     return file["name"].startswith("removed-")
-
-
-def bases_of(folder: str) -> set[str]:
-    """Return the folders of the bases of a checkpoint, as far as they can be told."""
-    try:
-        return {link.folder for link in chain_of(folder, read_manifest(folder))[1:]}
-    except CheckpointError:
-        return set()

@@ -26,13 +26,14 @@ import re
 import stat
 from collections.abc import Iterable, Iterator
 
-from hotbed.checkpoint.chain import bases_of, fault_of
+from hotbed.checkpoint.chain import Chains
 from hotbed.checkpoint.files import CheckpointError, DamagedError, sync_folder
 from hotbed.checkpoint.manifest import MANIFEST
 
 __all__ = [
     "MANIFEST",
     "OWN",
+    "complete_folders",
     "complete_in",
     "folders_in",
     "held",
@@ -76,6 +77,17 @@ def complete_in(root: str) -> list[str]:
         # Else what was complete may have been removed just now, as another one is by now.
         if found or all(map(os.path.lexists, folders)):
             return found
+
+
+def complete_folders(root: str) -> list[str]:
+    """The folders in that of a run that are complete checkpoints, whatever their names.
+
+    Raises:
+        OSError: what is there cannot be looked at.
+    """
+    with os.scandir(root) as entries:
+        folders = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
+    return [folder for folder in folders if is_complete(folder)]
 
 
 def folders_in(root: str) -> list[str]:
@@ -220,14 +232,16 @@ def whole_beside(folder: str, fault: str = "") -> list[str]:
     if order_of(folder) < (0, 0):
         return []
 
+    chains = Chains()
+
     def needs_what_is_damaged(other: str) -> bool:
-        return any(os.path.join(one, "") in fault for one in (other, *bases_of(other)))
+        return any(os.path.join(one, "") in fault for one in (other, *chains.bases(other)))
 
     with contextlib.suppress(OSError):
         return [
             other
             for other in reversed(complete_in(os.path.dirname(folder)))
-            if other != folder and not fault_of(other) and not needs_what_is_damaged(other)
+            if other != folder and not chains.fault(other) and not needs_what_is_damaged(other)
         ]
     return []
 

@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from hotbed.checkpoint.chain import fault_of
+from hotbed.checkpoint.chain import Chains
 from hotbed.checkpoint.files import CheckpointError, DamagedError
 from hotbed.checkpoint.folder import OWN, folders_in, is_complete, is_held, order_of, root_of
 from hotbed.checkpoint.manifest import MANIFEST, read_manifest
@@ -50,7 +50,8 @@ def list(path: str | os.PathLike[str]) -> Sequence[Checkpoint]:
     while True:
         try:
             folders = [real] if is_complete(real) else folders_in(real)
-            found = [_state_of(folder) for folder in folders]
+            chains = Chains()
+            found = [_state_of(folder, chains) for folder in folders]
         except OSError as error:
             where = error.filename or real
             raise CheckpointError(f"{where} cannot be read: {error.strerror}.") from None
@@ -60,7 +61,7 @@ def list(path: str | os.PathLike[str]) -> Sequence[Checkpoint]:
             return there
 
 
-def _state_of(folder: str) -> Checkpoint | None:
+def _state_of(folder: str, chains: Chains) -> Checkpoint | None:
     """None: it was removed meanwhile."""
     try:
         complete = is_complete(folder)
@@ -76,7 +77,7 @@ def _state_of(folder: str) -> Checkpoint | None:
             if is_held(folder):
                 state, reason = "being written", "It is being written."
             return Checkpoint(folder, step, state, reason, size, when)
-        if reason := fault_of(folder):
+        if reason := chains.fault(folder):
             if not is_complete(folder):
                 return None
             return Checkpoint(folder, step if step >= 0 else None, "damaged", reason, size, when)

@@ -150,7 +150,8 @@ def _is_uid(uid: object) -> bool:
 def _is_base(base: Mapping[object, object]) -> bool:
     match base:
         case {"name": str(name), "uid": str(uid)}:
-            return os.path.basename(name) == name not in ("", ".", "..") and _is_uid(uid)
+            plain = os.path.basename(name) == name not in ("", ".", "..") and name.isprintable()
+            return plain and _is_uid(uid)
     return False
 
 

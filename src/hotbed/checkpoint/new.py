@@ -8,11 +8,12 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 
-from hotbed.checkpoint.chain import bases_of, fault_of
+from hotbed.checkpoint.chain import Chains
 from hotbed.checkpoint.files import CheckpointError, sync_folder, write_json_sealed
 from hotbed.checkpoint.folder import (
     MANIFEST,
     OWN,
+    complete_folders,
     complete_in,
     folders_in,
     held,
@@ -100,16 +101,19 @@ class NewCheckpoint:
 
     def _remove_earlier(self, earlier: list[str], keep: int) -> None:
         with contextlib.suppress(OSError):
-            if fault_of(self.path):
+            chains = Chains()
+            if chains.fault(self.path):
                 return  # it may be that only earlier ones are whole
-            to_keep, needed = keep - 1, bases_of(self.path)
+            to_keep, needed = keep - 1, chains.bases(self.path)
+            for renamed in {*complete_folders(os.path.dirname(self.path))} - {*earlier}:
+                needed |= chains.bases(renamed)
             for folder in reversed(earlier):  # bases come before what was made from them
                 if not to_keep and folder not in needed:
                     _remove_unheld(folder)
-                elif to_keep and not fault_of(folder):
+                elif to_keep and not chains.fault(folder):
                     to_keep -= 1
                 if os.path.lexists(os.path.join(folder, MANIFEST)):
-                    needed |= bases_of(folder)
+                    needed |= chains.bases(folder)
 
 
 _last_seen: dict[str, tuple[int, int]] = {}
