@@ -65,6 +65,16 @@ RecordParts* SpaceStream::next(int32_t& table) {
   return nullptr;
 }
 
+namespace {
+
+void refuse_forgotten(const Table& table, uint64_t mark) {
+  if (table.knows_changes(mark)) return;
+  throw TierError("It is not known any more what has changed in the table " + table.name() +
+                  ", as others have saved or written meanwhile. Save again.");
+}
+
+}  // namespace
+
 RecordStream::RecordStream(std::vector<std::shared_ptr<Table>> tables, int64_t most, bool current,
                            std::vector<uint64_t> since)
     : tables_(std::move(tables)),
@@ -77,10 +87,12 @@ RecordStream::RecordStream(std::vector<std::shared_ptr<Table>> tables, int64_t m
       changes->begin_reading();
       reading_.push_back(tables_[t].get());
     }
-    if (tables_[t]->knows_changes(since_[t])) continue;
-    end_reading();
-    throw TierError("It is not known any more what has changed in the table " + tables_[t]->name() +
-                    ", as others have saved meanwhile. Save again.");
+    try {
+      refuse_forgotten(*tables_[t], since_[t]);
+    } catch (...) {
+      end_reading();
+      throw;
+    }
   }
   for (size_t t = 0; t < tables_.size(); ++t) {
     uint64_t mark = t < since_.size() ? since_[t] : 0;
@@ -164,6 +176,7 @@ RecordParts* RecordStream::next_changed(const Table& table, uint64_t mark) {
     if (table.last_step()) parts_->last.data()[n] = table.last_step()[slot_];
     ++n;
   }
+  refuse_forgotten(table, mark);  // while they were copied
   parts_->count = n;
   return n ? parts_.get() : nullptr;
 }

@@ -65,7 +65,8 @@ class RowChanges {
   };
 
   Plane epochs_;
-  uint64_t generation_ = next_generation();  // no two have one in common, nor has one twice
+  std::atomic<uint64_t> generation_ =
+      next_generation();  // no two have one in common, nor has one twice
   uint8_t epoch_ = 1;
   uint8_t oldest_ = 0;  // marks of earlier epochs are not good
   std::vector<Erased> erased_;

@@ -27,30 +27,35 @@ def chain_of(folder: str, manifest: Manifest) -> list[Link]:
     Raises:
         DamagedError: a base is missing, damaged, or another one than it was made from.
     """
-    links, seen = [Link(folder, manifest)], {folder}
-    while (base := links[-1].manifest["base"]) is not None:
-        made_from = os.path.join(os.path.dirname(folder), base["name"])
-        found = _base_of(links[-1], made_from, read_manifest)
-        if fault := _fault_of_base(links[-1], found):
+    return list(_links(Link(folder, manifest), read_manifest, _fault_of_base))
+
+
+def _links(
+    link: Link, read: Callable[[str], Manifest], fault_of_base: Callable[[Link, Manifest], str]
+) -> Iterator[Link]:
+    """Yield the links of a chain, the newest first. Raises CheckpointError where the next one is none."""
+    seen = {link.folder}
+    while True:
+        yield link
+        if (base := link.manifest["base"]) is None:
+            return
+        made_from = os.path.join(os.path.dirname(link.folder), base["name"])
+        try:
+            found = read(made_from)
+        except CheckpointError as error:
+            raise DamagedError(f"{_since(link)}, which cannot be read: {error}") from None
+        if fault := fault_of_base(link, found):
             raise DamagedError(fault)
         if made_from in seen:
-            raise DamagedError(f"{folder} is a base of itself.")
+            raise DamagedError(f"{link.folder} is a base of itself.")
         seen.add(made_from)
-        links.append(Link(made_from, found))
-    return links
+        link = Link(made_from, found)
 
 
 def _since(link: Link) -> str:
     base = link.manifest["base"]
     assert base is not None
     return f"{link.folder} holds what has changed since {base['name']}"
-
-
-def _base_of(link: Link, made_from: str, read: Callable[[str], Manifest]) -> Manifest:
-    try:
-        return read(made_from)
-    except CheckpointError as error:
-        raise DamagedError(f"{_since(link)}, which cannot be read: {error}") from None
 
 
 def _fault_of_base(link: Link, found: Manifest) -> str:
@@ -99,26 +104,15 @@ class Chains:
             raise found
         return found
 
-    def _walk(self, folder: str) -> Iterator[str]:
-        """Yield the folders of a chain, the newest first.
+    def _fault_of_base(self, link: Link, base: Manifest) -> str:
+        if link.folder not in self._of_bases:
+            self._of_bases[link.folder] = _fault_of_base(link, base)
+        return self._of_bases[link.folder]
 
-        Raises:
-            CheckpointError: the next one is missing, damaged, or another.
-        """
-        manifest, seen = self._manifest(folder), {folder}
-        while True:
-            yield folder
-            base = manifest["base"]
-            if base is None:
-                return
-            made_from = os.path.join(os.path.dirname(folder), base["name"])
-            found = _base_of(Link(folder, manifest), made_from, self._manifest)
-            if folder not in self._of_bases:
-                self._of_bases[folder] = _fault_of_base(Link(folder, manifest), found)
-            if made_from in seen or self._of_bases[folder]:
-                raise DamagedError(self._of_bases[folder] or f"{folder} is a base of itself.")
-            seen.add(made_from)
-            folder, manifest = made_from, found
+    def _walk(self, folder: str) -> Iterator[str]:
+        """Yield the folders of a chain, as `_links`."""
+        first = Link(folder, self._manifest(folder))
+        return (link.folder for link in _links(first, self._manifest, self._fault_of_base))
 
     def fault(self, folder: str) -> str:
         """Why a checkpoint cannot be read, as far as that tells, its own fault or that of a base; empty for a

@@ -20,28 +20,30 @@ from hotbed.checkpoint.tensors import read_views
 __all__ = ["removed_in", "rows_of_chain"]
 
 
-def removed_in(link: Link, stem: str) -> Tensor:
-    """Return (n,) int64: ids of a table that were no more at some time since the base.
+def removed_in(link: Link, stems: Collection[str]) -> dict[str, Tensor]:
+    """Return by table (n,) int64: ids that were no more at some time since the base.
 
     Raises:
         DamagedError: a file is missing or damaged, or holds something else.
     """
-    found = [torch.empty(0, dtype=torch.int64, device="cpu")]
-    wanted = link.manifest["tables"][stem]["removed"]
-    for file in filter(is_of_removed, link.manifest["files"] if wanted else ()):
+    none = torch.empty(0, dtype=torch.int64, device="cpu")
+    wanted = {stem: link.manifest["tables"][stem]["removed"] or 0 for stem in stems}
+    found = {stem: [none] for stem in stems}
+    for file in filter(is_of_removed, link.manifest["files"] if any(wanted.values()) else ()):
         path = os.path.join(link.folder, file["name"])
         tensors = read_views(path, file)
-        if stem in tensors:
+        for stem in found.keys() & tensors.keys():
             ids = tensors[stem]
             if ids.dtype != torch.int64 or ids.dim() != 1:
                 raise DamagedError(f"{path} has no ids of {stem!r}.")
-            found.append(ids)
-    ids = torch.cat(found)
-    if len(ids) != (wanted or 0):
-        raise DamagedError(
-            f"{link.folder} has {len(ids):,} removed ids of {stem!r}, and tells of {wanted:,}."
-        )
-    return ids
+            found[stem].append(ids)
+    joined = {stem: torch.cat(parts) for stem, parts in found.items()}
+    for stem, ids in joined.items():
+        if len(ids) != wanted[stem]:
+            raise DamagedError(
+                f"{link.folder} has {len(ids):,} removed ids of {stem!r}, and tells of {wanted[stem]:,}."
+            )
+    return joined
 
 
 def rows_of_chain(
@@ -61,11 +63,8 @@ def rows_of_chain(
     later: dict[str, Tensor] = {}  # ids that newer links have or have removed, rising
     for link in links:
         entries = link.manifest["tables"]
-        own: dict[str, list[Tensor]] = {
-            stem: [removed_in(link, stem)]
-            for stem in wanted
-            if stem in entries and entries[stem]["removed"] is not None
-        }
+        with_base = [s for s in wanted if s in entries and entries[s]["removed"] is not None]
+        own = {stem: [ids] for stem, ids in removed_in(link, with_base).items()}
         for path, rows in whole_rows(link.folder, link.manifest, wanted, as_stored, again=again):
             if rows.stem in own:
                 own[rows.stem].append(rows.tensors["ids"].clone())

@@ -73,12 +73,15 @@ def base_in(root: str, base: str | None, delta: bool | int = True) -> Iterator[M
         yield None
         return
     with opened(root if base is None else base) as folder:
-        fault = fault_of(folder) or ("" if "uid" in read_manifest(folder) else _WITHOUT_UID)
+        manifest, fault = None, fault_of(folder)
+        if not fault:
+            manifest = read_manifest(folder)
+            fault = "" if "uid" in manifest else _WITHOUT_UID
         if os.path.dirname(folder) != os.path.realpath(root):
             fault = f"it does not lie in {root}. A base stays beside those that hold changes of it."
         if fault and base is not None:
             raise CheckpointError(f"base={base!r} cannot be one: {fault}")
-        manifest = None if fault else read_manifest(folder)
+        manifest = None if fault else manifest
         if manifest is not None and base is None and not isinstance(delta, bool):
             manifest = manifest if len(chain_of(folder, manifest)) < delta else None
         yield None if manifest is None else MadeFrom(folder, manifest)

@@ -49,11 +49,10 @@ def _verified(link: Link) -> Iterator[tuple[str, int, str]]:
         except CheckpointError as error:
             fault = str(error)
         yield file["name"], file["bytes"], fault
-    for stem in manifest["tables"]:
-        try:
-            removed_in(link, stem)
-        except CheckpointError as error:
-            yield MANIFEST, 0, str(error)
+    try:
+        removed_in(link, manifest["tables"])
+    except CheckpointError as error:
+        yield MANIFEST, 0, str(error)
     for (stem, _), ids in seen.items():
         if (twice := repeated(ids)) is not None:
             yield MANIFEST, 0, f"{folder} has the row {twice} of {stem!r} twice"

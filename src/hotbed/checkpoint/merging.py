@@ -150,7 +150,7 @@ def changes(path: str | os.PathLike[str], table: str, since: int) -> Changes:
             raise CheckpointError(f"{folder} has no table {table!r}. It has {known}.")
         later = [*itertools.takewhile(lambda link: link.folder != earlier, links)]
         if all(link.manifest["tables"][table]["removed"] is not None for link in later):
-            went = [removed_in(link, table) for link in later]
+            went = [removed_in(link, [table])[table] for link in later]
             own = [_ids(later, table)]
             return Changes(later, table, since, _without(torch.cat(went), torch.cat(own)))
         with opened(earlier):
