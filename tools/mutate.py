@@ -57,8 +57,8 @@ TESTS = {
     "checkpoint/test_made_again.py checkpoint/test_folders.py",
     **dict.fromkeys(
         ("checkpoint/deltas", "checkpoint/chain", "checkpoint/chain_rows", "checkpoint/merging"),
-        "checkpoint/test_deltas.py checkpoint/test_bases.py checkpoint/test_damage.py checkpoint/test_folders.py "
-        "cli/test_chains.py dist/test_deltas_together.py",
+        "checkpoint/test_deltas.py checkpoint/test_bases.py checkpoint/test_damage.py "
+        "checkpoint/test_folders.py cli/test_chains.py dist/test_deltas_together.py",
     ),
     **dict.fromkeys(
         ("checkpoint/ranks", "checkpoint/merge_columns"),
