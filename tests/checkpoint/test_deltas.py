@@ -151,6 +151,10 @@ def test_changes_take_one_checkpoint_to_another(tmp_path: Path, delta: bool) -> 
         hb.checkpoint.changes(run, "embeddings.user", 9)
     with pytest.raises(CheckpointError, match="no table 'x'"):
         hb.checkpoint.changes(run, "x", 0)
+    wrong: list[tuple[Any, Any, Any]] = [(3, "x", 0), (run, ["x"], 0), (run, "x", "last")]
+    for arguments in wrong:
+        with pytest.raises(hb.InputError, match="path is|table is|since is"):
+            hb.checkpoint.changes(*arguments)
 
 
 @pytest.mark.parametrize("flush", [False, True])

@@ -335,10 +335,16 @@ WRONG_LATER = [
     ("shuffle", -1),
     ("seed", 2**64),
     ("labels", 1),
+    ("drop_last", "yes"),
+    ("start", -1),
+    ("stop", 2.5),
 ]
 
 
-@pytest.mark.parametrize(("option", "value"), [*WRONG_LATER, ("on_error", "ignore")])
+OF_LOGS = [("on_error", "ignore"), ("line_numbers", 2)]
+
+
+@pytest.mark.parametrize(("option", "value"), [*WRONG_LATER, *OF_LOGS])
 def test_options_are_checked_when_they_are_set_later(tmp_path, option, value):
     lines = [good_line(i) for i in range(10)]
     log = CriteoLog(write(tmp_path / "a", lines), 4)

@@ -3,6 +3,7 @@
 import gzip
 import os
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -201,3 +202,28 @@ def test_a_log_is_read_whatever_the_default_device(tmp_path: Any) -> None:
         hb.erase(
             hb.EmbeddingCollection([hb.Table("a", 2), hb.Table("b", 2)], device="cpu"), {"a": [1]}
         )
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("paths", 3),
+        ("paths", []),
+        ("schema", {"click": "label"}),
+        ("columns", "click"),
+        ("columns", [1]),
+        ("drop_last", 2),
+        ("stop", -3),
+    ],
+)
+def test_fields_are_checked_when_they_are_set_later(
+    tmp_path: Path, option: str, value: object
+) -> None:
+    (tmp_path / "a.csv").write_text("click,item\n1,2\n0,3\n")
+    schema = hb.data.Schema({"click": hb.data.Label(), "item": hb.data.Id()})
+    files = hb.data.open(tmp_path / "a.csv", schema, 2)
+    was = getattr(files, option)
+    with pytest.raises((hb.HotbedError, TypeError), match=option):
+        setattr(files, option, value)
+    assert getattr(files, option) == was
+    assert sum(len(batch["label"]) for batch in files) == 2

@@ -25,6 +25,7 @@ def ended_by(rank: int, world: int, how: str, dense: bool, folder: str) -> None:
     optimizer = hb.optim.SGD(model.parameters(), lr=0.1)
     try:
         with Join(hb.dist.joinables(model)):
+            torch.distributed.barrier()  # nobody is gone before all are connected
             for number in range(0 if rank == 0 and how == "no batch" else 1 + 2 * rank):
                 batch = batch_of(number, slice(4))
                 if how == "no batch":

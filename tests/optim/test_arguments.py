@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import decimal
 import fractions
 import inspect
+import itertools
 from typing import Any
 
 import numpy as np
@@ -145,6 +147,33 @@ def test_every_optimizer_names_its_options() -> None:
             theirs = set(inspect.signature(getattr(torch.optim, name)).parameters)
             missing = theirs - options - {"params", "fused", "foreach"}
             assert name == "AdamW" or missing <= {"decoupled_weight_decay"}, missing
+
+
+ODD = [
+    float("nan"), float("inf"), -1, "0.1", [0.1], True, 10**400, 1j, object(), b"1", (0.9,), {},
+    torch.ones(2), torch.tensor(0.5), np.array(0.1), np.ones(2), fractions.Fraction(1, 2),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_odd_values_are_taken_or_an_error_of_ours(name: str) -> None:
+    kind = getattr(hb.optim, name)
+    named = set(inspect.signature(kind.__init__).parameters) - {"self", "params", "dense", "options"}
+    for option, value in itertools.product(sorted(named), ODD):
+        model = Model()
+        try:
+            optimizer = kind(model.parameters(), **{option: value})
+        except hb.HotbedError:
+            continue
+        backward(model)
+        with contextlib.suppress(hb.HotbedError):
+            optimizer.step()
+
+
+@pytest.mark.parametrize("option", ["fused", "replace_state", "capturable"])
+def test_a_switch_is_on_or_off(option: str) -> None:
+    with pytest.raises(hb.OptimizerError, match=f"{option} is 'no'; it must be True or False"):
+        hb.optim.Adam(Model().parameters(), **{option: "no"})
 
 
 @pytest.mark.parametrize(

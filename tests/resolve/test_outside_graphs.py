@@ -170,6 +170,8 @@ def test_a_trace_is_refused_as_it_would_keep_the_first_rows(kind: str, training:
     for check in (True, False):
         with pytest.raises(hb.TableError, match=r"torch.jit.trace cannot go through tables"):
             torch.jit.trace(model, (ids,), check_trace=check)
+    with pytest.raises(hb.TableError, match=r"torch.jit.script cannot go through tables"):
+        torch.jit.script(model)
     for mode in ("real", "fake"):
         with pytest.raises(hb.TableError, match="make_fx"):
             make_fx(model, tracing_mode=mode)(ids)

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hotbed.arrays import integer
 from hotbed.checkpoint.chain import Link, chain_of, fault_of_chain
 from hotbed.checkpoint.chain_rows import removed_in, rows_of_chain
 from hotbed.checkpoint.deltas import new_uid
@@ -21,6 +22,8 @@ from hotbed.checkpoint.manifest import dense_file, read_manifest
 from hotbed.checkpoint.new import new_folder
 from hotbed.checkpoint.rows import Piece, write_files
 from hotbed.checkpoint.tensors import read_tensors, write_tensors
+from hotbed.errors import InputError
+from hotbed.text import brief
 
 __all__ = ["ChangedRows", "Changes", "changes", "merge"]
 
@@ -140,7 +143,17 @@ def changes(path: str | os.PathLike[str], table: str, since: int) -> Changes:
 
     Raises:
         CheckpointError: there is no such checkpoint or table, or a file is missing or damaged.
+        InputError: an argument is no path, no name or no step.
     """
+    if not isinstance(path, str | bytes | os.PathLike):
+        raise InputError(
+            f"path is {brief(path)}; give that of a checkpoint, or of a folder of them."
+        )
+    if not isinstance(table, str):
+        raise InputError(f"table is {brief(table)}; give its name in the model's state_dict.")
+    if (step := integer(since)) is None:
+        raise InputError(f"since is {brief(since)}; give the step of an earlier checkpoint.")
+    since = step
     with opened(os.fsdecode(path)) as folder:
         manifest = read_manifest(folder)
         links = chain_of(folder, manifest)

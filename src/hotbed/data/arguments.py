@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from typing import Generic, Literal, SupportsFloat, SupportsIndex, TypeVar, overload
+from typing import Any, Generic, Literal, SupportsFloat, SupportsIndex, TypeVar, overload
+
+import numpy as np
 
 from hotbed.arrays import integer
 from hotbed.errors import InputError
@@ -12,6 +14,7 @@ from hotbed.text import brief
 
 __all__ = [
     "Checked",
+    "flag",
     "labels_of",
     "one_or_more",
     "real",
@@ -19,6 +22,7 @@ __all__ = [
     "seed_of",
     "seed_or_none",
     "whole",
+    "whole_or_none",
     "window",
 ]
 
@@ -31,7 +35,7 @@ _SHUFFLE_WINDOW = 65_536
 class Checked(Generic[_T]):
     """A field of a class whose values are checked whenever it is set, also after construction."""
 
-    def __init__(self, check: Callable[[str, object], _T]) -> None:
+    def __init__(self, check: Callable[[str, Any], _T]) -> None:
         """`check`: returns what is kept of a value, by the field's name, or raises."""
         self._check = check
 
@@ -81,6 +85,18 @@ def real(name: str, value: object) -> float:
 def one_or_more(name: str, value: object) -> int:
     """Do as `whole` with a `least` of 1."""
     return whole(name, value, 1)
+
+
+def whole_or_none(name: str, value: object) -> int | None:
+    """Do as `whole`, or return None."""
+    return None if value is None else whole(name, value)
+
+
+def flag(name: str, value: object) -> bool:
+    """The value of that name as a bool; raises InputError where it is none."""
+    if isinstance(value, (bool, np.bool_)):
+        return bool(value)
+    raise InputError(f"{name} is {brief(value)}; it must be True or False.")
 
 
 def seed_of(value: object) -> int:

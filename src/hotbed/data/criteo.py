@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch.utils.data import get_worker_info
 
-from hotbed.data.arguments import Checked, labels_of, row_range, whole
+from hotbed.data.arguments import Checked, flag, labels_of, row_range, whole
 from hotbed.data.criteo_lines import CATEGORIES, DENSE, Batch, Reader
 from hotbed.data.lines import DataError, existing
 from hotbed.data.windows import Fingerprint, SampleReader, Skipped
@@ -78,6 +78,8 @@ class CriteoLog(SampleReader):
     """
 
     labels = Checked(labels_of)
+    paths = Checked(lambda name, paths: existing(paths))
+    line_numbers = Checked(flag)
 
     def __init__(
         self,
@@ -92,7 +94,7 @@ class CriteoLog(SampleReader):
         line_numbers: bool = False,
         seed: int | None = None,
     ) -> None:
-        self.paths = existing(paths)
+        self.paths = paths
         self.batch_size = batch_size
         self.drop_last = drop_last
         self.shuffle = shuffle

@@ -70,6 +70,9 @@ class ColumnFiles(SampleReader):
     """
 
     labels = Checked(labels_of)
+    paths = Checked(lambda name, paths: files_of(paths))
+    schema = Checked(lambda name, schema: _schema(schema))
+    columns = Checked(lambda name, columns: _header(columns))
 
     def __init__(
         self,
@@ -85,18 +88,14 @@ class ColumnFiles(SampleReader):
         columns: Sequence[str] | None = None,
     ) -> None:
         require_arrow()
-        if not isinstance(schema, Schema):
-            raise SchemaError(
-                f"schema is {brief(schema)}; give a hotbed.data.Schema, such as Schema.read(path)."
-            )
-        self.paths = files_of(paths)
         self.schema = schema
+        self.paths = paths
         self.batch_size = batch_size
         self.shuffle = shuffle
         self.seed = seed
         self.drop_last = drop_last
         self.labels = labels
-        self.columns = _header(columns)
+        self.columns = columns
         self.start, self.stop = row_range(rows, self._all_rows)
 
     def count_rows(self) -> int:
@@ -203,6 +202,14 @@ class ColumnFiles(SampleReader):
             labels=self.labels,
             columns=self.columns,
         )
+
+
+def _schema(schema: object) -> Schema:
+    if not isinstance(schema, Schema):
+        raise SchemaError(
+            f"schema is {brief(schema)}; give a hotbed.data.Schema, such as Schema.read(path)."
+        )
+    return schema
 
 
 def _header(columns: object) -> list[str] | None:

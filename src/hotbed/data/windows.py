@@ -11,10 +11,12 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from hotbed.data.arguments import (
     Checked,
+    flag,
     one_or_more,
     real,
     seed_or_none,
     whole,
+    whole_or_none,
     window,
 )
 from hotbed.data.criteo_lines import Batch
@@ -62,15 +64,15 @@ class SampleReader(IterableDataset[Batch]):
     In DataLoader workers worker w reads units (batches, or windows) w, w + k, ...
     """
 
-    paths: list[str]
+    paths: Checked[list[str]]
     batch_size = Checked(one_or_more)
     shuffle = Checked(window)
     """Rows of a window; 0: none are shuffled."""
     seed = Checked(seed_or_none)
-    drop_last: bool
-    start: int
+    drop_last = Checked(flag)
+    start = Checked(whole)
     """Number of the first row over all files."""
-    stop: int | None
+    stop = Checked(whole_or_none)
     """Number behind the last row; None: the end of the files."""
     _epoch = _passed = 0  # of the next iteration; its batches that are passed over
 

@@ -16,6 +16,7 @@ import torch.distributed as torch_dist
 from torch import Tensor
 
 from hotbed import _core
+from hotbed.dist.errors import PeerError
 from hotbed.dist.raw import WORD, rounded
 from hotbed.dist.timeouts import meet
 
@@ -159,16 +160,21 @@ def group_of(
         options: of ``torch.distributed.new_group``.
 
     Raises:
-        PeerError: not all ranks have called it.
+        PeerError: not all ranks have called it, or one has ended meanwhile.
     """
     while _unended:
         _end(_unended.pop())
     if ranks is not None and len(ranks) == torch_dist.get_world_size():
         ranks = None
     meet(called, seconds, ranks)
-    group: torch_dist.ProcessGroup = torch_dist.new_group(
-        ranks, use_local_synchronization=ranks is not None, **options
-    )
+    try:
+        group: torch_dist.ProcessGroup = torch_dist.new_group(
+            ranks, use_local_synchronization=ranks is not None, **options
+        )
+    except RuntimeError as error:
+        raise PeerError(
+            f"{called} could not connect the ranks; did one of them end meanwhile? torch says: {error}"
+        ) from error
     # Not the group itself: its connections end with the last who has it.
     weakref.finalize(owner, _end_in, os.getpid(), weakref.ref(group)).atexit = False
     return group

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,7 @@ from hotbed.group.lookup import lookup
 from hotbed.inputs.bags import Bags
 from hotbed.places.moves import move, refuse_move
 from hotbed.table.alone import Processes
-from hotbed.table.checks import refuse_tracing
+from hotbed.table.checks import not_for_graphs, refuse_tracing
 from hotbed.table.gradients import plain_access
 from hotbed.table.live import LiveTable, live_table
 from hotbed.table.locks import alone, reading
@@ -117,6 +118,10 @@ class TableOwner(nn.Module):
     def live_tables(self) -> dict[str, LiveTable]:
         """Return parameter name → live table."""
         return self._owned
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        """Raise TableError: torch.jit.script asks modules for this."""
+        raise not_for_graphs(next(iter(self._owned.values())).name, "torch.jit.script")
 
     # -- look-ahead ------------------------------------------------------------------------------
 

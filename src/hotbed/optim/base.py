@@ -23,7 +23,7 @@ from hotbed.optim.options import (
     NOT_FOR_TABLES,
     GroupOptions,
     Rule,
-    refuse_dense_only,
+    check_flags,
     refuse_in_groups,
     refuse_strangers,
     refuse_tables_twice,
@@ -84,12 +84,10 @@ class TableOptimizer(Optimizer):
     def __init__(self, params: ParamsT, options: dict[str, Any]) -> None:
         """`options`: the arguments of the rule, and those described above."""
         arguments = dict(options)
+        check_flags(type(self).__name__, self._rule, options)
         self._untouched: str = options.pop("untouched")
         self._fused, self._replace_state = options.pop("fused"), options.pop("replace_state")
         dense: DenseFactory | None = options.pop("dense")
-        if self.untouched not in ("lazy", "exact"):
-            raise OptimizerError(f'untouched must be "lazy" or "exact", got {self.untouched!r}.')
-        refuse_dense_only(type(self).__name__, options)
         self._rules: dict[Tensor, _core.TableRule] = {}
         self._live: dict[Tensor, LiveTable] = {}
         self._groups: list[GroupOptions] = []

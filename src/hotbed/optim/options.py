@@ -13,6 +13,7 @@ from itertools import compress
 from operator import is_not, itemgetter
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
@@ -35,10 +36,10 @@ __all__ = [
     "GroupOptions",
     "Number",
     "Rule",
+    "check_flags",
     "fault_of_numbers",
     "loadable",
     "numbers_of",
-    "refuse_dense_only",
     "refuse_in_groups",
     "refuse_strangers",
     "refuse_tables_twice",
@@ -198,7 +199,7 @@ class GroupOptions:
         )
         changed = list(compress(self._positions, map(is_not, values, seen)))
         if not group.keys().isdisjoint(NOT_FOR_TABLES):
-            refuse_dense_only(self._kind, group)
+            check_flags(self._kind, self._declared, group)
         if not changed:
             return hyper
         if not loaded:
@@ -276,8 +277,17 @@ def loadable(own: Mapping[str, object], saved: Mapping[str, object]) -> dict[str
     return {**own, **{name: value for name, value in saved.items() if name not in dropped}}
 
 
-def refuse_dense_only(kind: str, options: Mapping[str, object]) -> None:
-    """Raises where an option is set that only torch's optimizers can honour."""
+def check_flags(kind: str, rule: Rule, options: Mapping[str, object]) -> None:
+    """Raises where an option that is on or off is neither, or only torch's optimizers can honour it; or
+    `untouched` is no word for it."""
+    untouched = options.get("untouched", "lazy")
+    if not (isinstance(untouched, str) and untouched in ("lazy", "exact")):
+        raise OptimizerError(f'untouched must be "lazy" or "exact", got {brief(untouched)}.')
+    numbers = {option.name for option in rule.options if isinstance(option, Number)}
+    for name in (*(rule.names - numbers), "fused", "replace_state", *NOT_FOR_TABLES):
+        value = options.get(name)
+        if not (value is None or (isinstance(value, (int, np.bool_)) and value in (0, 1))):
+            raise OptimizerError(f"{kind}: {name} is {brief(value)}; it must be True or False.")
     for name in NOT_FOR_TABLES:
         if options.get(name):
             raise OptimizerError(

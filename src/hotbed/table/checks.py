@@ -17,6 +17,7 @@ __all__ = [
     "checked_ids",
     "checked_missing",
     "checked_rows",
+    "not_for_graphs",
     "refuse_absent",
     "refuse_half_loaded",
     "refuse_other_layout",
@@ -43,7 +44,12 @@ def refuse_tracing(name: str) -> None:
         caller = "torch.export (or make_fx, FakeTensorMode)"
     else:
         return
-    raise TableError(
+    raise not_for_graphs(name, caller)
+
+
+def not_for_graphs(name: str, caller: str) -> TableError:
+    """Return the error of a table that `caller`, of torch, cannot go through."""
+    return TableError(
         f"Table {name!r}: {caller} cannot go through tables, whose rows are found by id outside of torch. "
         "Trace the dense part of the model, and hand it the vectors that tables give."
     )

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from hotbed.checkpoint.ranks import ranks_of
 from hotbed.modules.owner import tables_of
+from hotbed.train.alike import FIGURES, declared_tasks, refuse_others, telling_errors
 from hotbed.train.batches import Batch, ids_of_tiers, moved
 from hotbed.train.metrics import auc, logloss
 from hotbed.train.tasks import Task, figures_of, tasks_of
@@ -88,13 +89,14 @@ def score(
     logits: list[Tensor] = [torch.empty(0, device="cpu")]
     labels: list[Tensor] = [torch.empty(0, device="cpu")]
     interrupted = False
-    for batch, scores in scored(model, batches, device):
-        logits.append(scores.to(torch.promote_types(scores.dtype, torch.float32)).cpu())
-        labels.append(batch["label"].cpu())
-        if ranks.ends(should_stop or _never):
-            interrupted = True
-            break
-    of_ranks = ranks.values_of_all("figures", (torch.cat(logits), torch.cat(labels)))
+    with telling_errors(ranks):
+        for batch, scores in scored(model, batches, device):
+            logits.append(scores.to(torch.promote_types(scores.dtype, torch.float32)).cpu())
+            labels.append(batch["label"].cpu())
+            if ranks.ends(should_stop or _never):
+                interrupted = True
+                break
+    of_ranks = ranks.values_of_all(FIGURES, (torch.cat(logits), torch.cat(labels)))
     z, y = (torch.cat(parts) for parts in zip(*of_ranks, strict=True))
     return Scores(z, y, time.perf_counter() - began, interrupted)
 
@@ -114,8 +116,12 @@ def evaluate(
 
     Raises:
         TaskError: logits or labels have not one column a task.
+        PeerError: another rank has other tasks, or its loader or model has failed.
     """
-    known = tasks_of(tasks)
+    ranks = ranks_of(tables_of(model), model)
+    with telling_errors(ranks):
+        known = tasks_of(tasks)
+    refuse_others(declared_tasks(known), ranks, "hotbed.train.evaluate")
     return evaluated(score(model, batches, device=device, should_stop=should_stop), known)
 
 

@@ -19,7 +19,13 @@ from hotbed.data.position import Position, RandomStates, generators_of, seek, wr
 from hotbed.errors import InputError
 from hotbed.table.alone import Processes
 from hotbed.text import brief
-from hotbed.train.alike import FIGURES, declared_run, refuse_other_runs
+from hotbed.train.alike import (
+    FIGURES,
+    declared_tasks,
+    refuse_others,
+    telling_errors,
+    told_of_errors,
+)
 from hotbed.train.batches import Batch, Loss
 from hotbed.train.callbacks import Callback, Run
 from hotbed.train.tasks import Task, tasks_of
@@ -106,7 +112,8 @@ def fit(
         NotFiniteError: of such a gradient.
         TaskError: logits, labels or losses do not fit each other, or the tasks.
         InputError: epochs, scheduler or callbacks are none.
-        PeerError: another rank trains otherwise, or could not begin, or not make its next batch.
+        PeerError: another rank trains otherwise, or could not begin, or not make its next batch, or its
+            callbacks have failed.
     """
     progress, former = options.pop("progress", False), list(_former_options(options))
     given, position, known = position is not None, position or Position(), tasks_of(tasks)
@@ -129,11 +136,12 @@ def fit(
             for callback in all_callbacks:
                 callback.on_run(run)
                 begun.append(callback)
-            declared = declared_run(epochs, loss, known, position, all_callbacks)
-        refuse_other_runs(declared, ranks)
+            declared = _declared(epochs, loss, known, position, all_callbacks)
+        refuse_others(declared, ranks, "hotbed.train.fit")
         _train(trainer, batches, epochs, all_callbacks, result, given=given)
-        for callback in all_callbacks:
-            callback.on_finish()
+        with telling_errors(ranks):
+            for callback in all_callbacks:
+                callback.on_finish()
     finally:
         with contextlib.ExitStack() as ending:  # each, also where another raises
             for callback in reversed(begun):
@@ -169,15 +177,16 @@ def _train(
     given: bool,
 ) -> None:
     """Take the steps of `fit`, and keep `result` up to date. `given`: the position is the user's."""
-    position = trainer.position
+    position, ranks = trainer.position, trainer.ranks
     began, rows = time.perf_counter(), position.rows
-    if any(callback.has_ended() for callback in callbacks):
-        result.interrupted = True
+    with telling_errors(ranks):
+        result.interrupted = any(callback.has_ended() for callback in callbacks)
+    if result.interrupted:
         return
     for epoch in range(position.epoch, epochs + 1):
-        with trainer.ranks.reporting(FIGURES):
-            begun = iter(_from(batches, epoch, position) if given else batches)
-        for batch in _told_of_errors(begun, trainer.ranks):
+        with telling_errors(ranks):
+            begun = _from(batches, epoch, position) if given else batches
+        for batch in told_of_errors(begun, ranks):
             position.batch += 1
             step = trainer.step(batch, epoch)
             if step is None:
@@ -185,9 +194,11 @@ def _train(
             result.steps += 1
             result.rows = position.rows - rows
             result.seconds = time.perf_counter() - began
-            for callback in callbacks:
-                callback.on_step(step)
-            if _stops(callbacks, trainer.ranks):
+            with telling_errors(ranks):
+                for callback in callbacks:
+                    callback.on_step(step)
+                stops = _stops(callbacks, ranks)
+            if stops:
                 result.interrupted = True
                 return
         if not position.batch and result.steps and _is_iterated_once(batches):
@@ -198,24 +209,39 @@ def _train(
         result.epochs = epoch
         position.epoch, position.batch = epoch + 1, 0
         position.random = _random_of(generators_of(batches))
-        for callback in callbacks:
-            callback.on_epoch(epoch)
-        if epoch < epochs and any(callback.has_ended() for callback in callbacks):
+        with telling_errors(ranks):
+            for callback in callbacks:
+                callback.on_epoch(epoch)
+            ended = any(callback.has_ended() for callback in callbacks)
+        if epoch < epochs and ended:
             result.interrupted = True
             return
 
 
-_NO_BATCH: Batch = {}
+def _declared(
+    epochs: int,
+    loss: Loss,
+    tasks: Sequence[Task],
+    position: Position,
+    callbacks: Sequence[Callback],
+) -> dict[str, object]:
+    """Return by name the arguments of `fit` that decide what is trained and where it ends."""
+    found: dict[str, object] = {"epochs": epochs}
+    found |= {f"{name} of the position": getattr(position, name) for name in _PLACE}
+    if not tasks:
+        found["the loss"] = loss
+    found |= declared_tasks(tasks)
+    counts: dict[str, int] = {}
+    for callback in callbacks:
+        if options := callback.declared():
+            kind = type(callback).__name__
+            counts[kind] = count = counts.get(kind, 0) + 1
+            which = f"{kind} {count}" if count > 1 else kind
+            found |= {f"{name} of {which}": value for name, value in options.items()}
+    return found
 
 
-def _told_of_errors(batches: Iterator[Batch], ranks: Processes) -> Iterator[Batch]:
-    """Yield batches. Other ranks hear of an error in making one where they look up the next of theirs."""
-    while True:
-        with ranks.reporting(FIGURES):
-            batch = next(batches, _NO_BATCH)
-        if batch is _NO_BATCH:
-            return
-        yield batch
+_PLACE = "epoch", "batch", "steps"
 
 
 def _stops(callbacks: Sequence[Callback], ranks: Processes) -> bool:
