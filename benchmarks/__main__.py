@@ -31,6 +31,7 @@ SCENARIOS = {
     "tiers-small": "two tables of 54 MB at batch 256 and 1,024, a half and a quarter in memory",
     "tiers-ranks": "with a quarter of the rows in memory: look-ahead on one process and on two ranks",
     "checkpoint": "saving and loading 4.3 GB of rows, within 1 GB and in memory, against the disk",
+    "background": "saves in the background against those that a training waits for",
     "deltas": "checkpoints of what has changed against whole ones, and what a step takes to know it",
     "synthetic": "NVIDIA's synthetic models: tiny at batch 65,536 with Adagrad",
     "gpu": "a CUDA device: roof, interaction, layers, lookups, training with tables on it",

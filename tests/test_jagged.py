@@ -199,3 +199,24 @@ def test_bags_are_selected_whatever_the_default_device() -> None:
         padded = bags.to_padded(0)
     assert [one.to_lists() for one in found] == [[[3, 4, 5], [1, 2]]] * 2 + [[[1, 2], [3, 4, 5]]]
     assert padded.tolist() == [[1, 2, 0], [0, 0, 0], [3, 4, 5]]
+
+
+@pytest.mark.parametrize("offsets", [[1, 3], [0, 2], [1, 2]])
+def test_offsets_that_leave_values_out(offsets: list[int]) -> None:
+    jagged = hb.Jagged([7, 8, 9], offsets)
+    for read in (
+        hb.Jagged.to_lists,
+        list,
+        lambda j: j.to_padded(0),
+        lambda j: j[0],
+        lambda j: j[:],
+    ):
+        with pytest.raises(hb.InputError, match="rise from 0 to 3"):
+            read(jagged)
+
+
+def test_padding_that_memory_does_not_hold() -> None:
+    jagged = hb.Jagged(torch.zeros(10**6, dtype=torch.int64), lengths=[10**6, *[0] * (10**6)])
+    with pytest.raises(hb.InputError, match=r"no memory for \(1000001, 1000000\).*length="):
+        jagged.to_padded(0)
+    assert jagged.to_padded(5, length=1).shape == (10**6 + 1, 1)

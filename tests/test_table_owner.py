@@ -354,3 +354,19 @@ def test_plain_ddp_is_refused_when_it_is_made(process_group: None, dynamic: bool
     nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ignored)
     nn.parallel.DistributedDataParallel(model)
     nn.parallel.DistributedDataParallel(nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize(
+    "share", [lambda w: w.share_memory_(), lambda w: w.detach().share_memory_()]
+)
+def test_weights_that_were_moved_to_shared_memory(share: Callable[[Any], object]) -> None:
+    """What was written there until the next call is taken over; the table keeps its own memory."""
+    layer = hb.Embedding(20, 4)
+    share(layer.weight)
+    with torch.no_grad():
+        layer.weight[3] = 7.0
+    assert (layer(torch.tensor([3])) == 7).all() and (layer.lookup([3]) == 7).all()
+    optimizer = hb.optim.SGD(layer.parameters(), lr=1.0)
+    layer(torch.tensor([3])).sum().backward()
+    optimizer.step()
+    assert (layer.weight[3] == 6).all() and (layer.lookup([3]) == 6).all()

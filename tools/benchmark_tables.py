@@ -29,6 +29,7 @@ SCENARIOS = (
     "train",
     "checkpoint",
     "deltas",
+    "background",
     "exchange",
     "exchange-bags",
     "exchange-bags-23gbs",

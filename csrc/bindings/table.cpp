@@ -15,6 +15,7 @@
 #include "bindings/bindings.hpp"
 #include "table/hold.hpp"
 #include "table/record_stream.hpp"
+#include "table/snapshot.hpp"
 
 using namespace hotbed;
 
@@ -144,7 +145,8 @@ Tensor copy_of(const void* from, std::vector<size_t> shape, nb::dlpack::dtype el
 }
 
 // (place of the table, ids, weights, states, last steps) of the next rows.
-nb::object next_rows(RecordStream& stream, bool with_states) {
+template <class Stream>
+nb::object next_rows(Stream& stream, bool with_states) {
   size_t at;
   const RecordParts* rows;
   {
@@ -317,6 +319,10 @@ void bind_table(nb::module_& module) {
            "Marks a moment; 0 where nothing can be known of changes since.")
       .def("knows_changes", &Table::knows_changes, "mark"_a,
            "Whether it is known what has changed since a mark.")
+      .def("wait_for_snapshot", &Table::wait_for_snapshot, "all"_a, Unlocked(),
+           "Before rows change, or all of them: waits until a snapshot has room for those, or has "
+           "copied all.")
+      .def_prop_ro("in_snapshot", &Table::in_snapshot)
       .def("forget_changes", &Table::forget_changes, "No mark is good any more.")
       .def("forget_changes_before", &Table::forget_changes_before, "mark"_a,
            "Ids that went before a mark are of use to nobody.")
@@ -404,12 +410,31 @@ void bind_table(nb::module_& module) {
           "all "
           "rows.")
       .def(
-          "next", &next_rows, "states"_a,
+          "next", &next_rows<RecordStream>, "states"_a,
           nb::sig("def next(self, states: bool) -> tuple[int, torch.Tensor, torch.Tensor, "
                   "list[torch.Tensor], torch.Tensor | None] | None"),
           "(place of the table, ids, weights, states, last steps) of up to `most` rows of it; None "
           "behind the last.")
       .def("close", &RecordStream::close, Unlocked());
+  nb::class_<Snapshot>(module, "Snapshot",
+                       "The rows of tables in memory as they are when it is made, each once, while "
+                       "others change them; made while the tables are held.")
+      .def(
+          nb::init<std::vector<std::shared_ptr<Table>>, int64_t, uint64_t, std::vector<uint64_t>>(),
+          "tables"_a, "most"_a, "bytes"_a, "since"_a,
+          "`bytes`: of rows that others have changed and nobody has taken; beyond, a change waits. "
+          "`since`: as of RecordStream.")
+      .def("next", &next_rows<Snapshot>, "states"_a,
+           nb::sig("def next(self, states: bool) -> tuple[int, torch.Tensor, torch.Tensor, "
+                   "list[torch.Tensor], torch.Tensor | None] | None"),
+           "As RecordStream.next().")
+      .def("stop", &Snapshot::stop, Unlocked(), "Nobody wants the rest.")
+      .def("end", &Snapshot::end, Unlocked(),
+           "Has the tables forget it, while somebody has them alone.")
+      .def_prop_ro(
+          "waited",
+          [](const Snapshot& s) { return std::chrono::duration<double>(s.waited()).count(); },
+          "Seconds that changes have waited for room.");
 
   nb::class_<Batch>(module, "Batch")
       .def_static("make", &make_batch, "tables"_a, "inputs"_a)

@@ -34,10 +34,7 @@ class TableRule::Follower : public CatchUp {
   explicit Follower(const RuleOptions& options) : options(options), history(options) {}
 
   void write(Table& table, const int64_t* slots, int64_t n) override {
-    RowUpdate rows = planes(table, options);
-    rows.slots = slots;
-    rows.count = n;
-    hotbed::catch_up(rows, history);
+    hotbed::catch_up(planes_of(table, options, slots, n), history);
   }
 
   void settle(Table& table, const int64_t* ids, int64_t n) override {
@@ -116,6 +113,16 @@ class TableRule::Follower : public CatchUp {
     hotbed::catch_up(copies, history);
   }
 
+  // Of rows that are about to change.
+  static RowUpdate planes_of(const Table& table, const RuleOptions& options, const int64_t* slots,
+                             int64_t n) {
+    table.keep(slots, n);
+    RowUpdate rows = planes(table, options);
+    rows.slots = slots;
+    rows.count = n;
+    return rows;
+  }
+
   static RowUpdate planes(const Table& table, const RuleOptions& options) {
     RowUpdate rows;
     rows.options = options;
@@ -181,7 +188,9 @@ TableRule::TableRule(std::shared_ptr<Table> table, const RuleOptions& options,
   table_->rule_token = token_;
 }
 
-RowUpdate TableRule::planes() const { return Follower::planes(*table_, options_); }
+RowUpdate TableRule::planes(const int64_t* slots, int64_t n) const {
+  return Follower::planes_of(*table_, options_, slots, n);
+}
 
 void TableRule::catch_up_rows(const int64_t* slots, int64_t n) {
   if (follower_) follower_->write(*table_, slots, n);
@@ -282,11 +291,9 @@ void Step::apply() {
   updates.reserve(tables_.size());
   for (const TableStep& t : tables_) {
     t.rule->catch_up_rows(t.slots, t.count);
-    RowUpdate u = t.rule->planes();
+    RowUpdate u = t.rule->planes(t.slots, t.count);
     u.hyper = t.hyper;
-    u.slots = t.slots;
     u.grads = t.grads;
-    u.count = t.count;
     u.step = t.rule->steps() + 1;
     updates.push_back(u);
   }
@@ -308,10 +315,8 @@ StepFault step_fused(Batch& batch, const std::vector<Vectors>& grads,
     if (!rule->holds_table()) throw std::logic_error("the table has another rule's states");
     rule->catch_up_rows(part.unique_slots.data(), part.unique);
     RowUpdate& u = updates[t];
-    u = rule->planes();
+    u = rule->planes(part.unique_slots.data(), part.unique);
     u.hyper = tables[t].hyper;
-    u.slots = part.unique_slots.data();
-    u.count = part.unique;
     u.step = rule->steps() + 1;
     wanted.push_back(static_cast<int>(t));
   }

@@ -71,7 +71,8 @@ class TableRule {
                               std::span<const FusedStep> tables);
   class Follower;
 
-  RowUpdate planes() const;
+  // Of rows that are about to change.
+  RowUpdate planes(const int64_t* slots, int64_t n) const;
   void finish_step(const Hyperparameters& hyper);
 
   std::shared_ptr<Table> table_;

@@ -26,6 +26,17 @@ void RecordParts::add(int64_t id, const uint8_t* record) {
   ++count;
 }
 
+void RecordParts::add_from(const Table& table, int64_t slot) {
+  auto take = [&](uint8_t* to, const Plane& plane) {
+    std::memcpy(to + count * plane.row_bytes(), plane.row(slot), plane.row_bytes());
+  };
+  ids.data()[count] = table.ids() ? table.ids()[slot] : slot;
+  take(weights.data(), table.weight_plane());
+  for (size_t k = 0; k < states.size(); ++k) take(states[k].data(), table.states()[k].plane);
+  if (layout.steps) last.data()[count] = table.last_step()[slot];
+  ++count;
+}
+
 std::vector<void*> RecordParts::states_at() const {
   std::vector<void*> at;
   for (const auto& state : states) at.push_back(const_cast<uint8_t*>(state.data()));
@@ -162,23 +173,12 @@ RecordParts* RecordStream::next_in_memory(size_t at) {
 // Those of a table in memory that have changed since.
 RecordParts* RecordStream::next_changed(const Table& table, uint64_t mark) {
   const RowChanges& changes = *table.changes();
-  int64_t n = 0;
-  auto copy = [&](uint8_t* to, const Plane& plane) {
-    std::memcpy(to + n * plane.row_bytes(), plane.row(slot_), plane.row_bytes());
-  };
-  for (; slot_ < table.size() && n < parts_->most; ++slot_) {
-    if (!changes.changed(slot_, mark)) continue;
-    parts_->ids.data()[n] = table.ids() ? table.ids()[slot_] : slot_;
-    copy(parts_->weights.data(), table.weight_plane());
-    for (size_t k = 0; k < table.states().size(); ++k) {
-      copy(parts_->states[k].data(), table.states()[k].plane);
-    }
-    if (table.last_step()) parts_->last.data()[n] = table.last_step()[slot_];
-    ++n;
+  parts_->count = 0;
+  for (; slot_ < table.size() && parts_->count < parts_->most; ++slot_) {
+    if (changes.changed(slot_, mark)) parts_->add_from(table, slot_);
   }
   refuse_forgotten(table, mark);  // while they were copied
-  parts_->count = n;
-  return n ? parts_.get() : nullptr;
+  return parts_->count ? parts_.get() : nullptr;
 }
 
 // Of a static table in tiers, behind those that are stored: the others, where steps have moved

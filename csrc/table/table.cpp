@@ -147,6 +147,7 @@ void Table::copy_rows(const int64_t* ids, int64_t n, void* weights, void* const*
 void Table::write_first_values() {
   if (released_) return;
   forget_changes();
+  lose_snapshot();
   uses.clear();
   if (tiered_) {
     padding_row_.clear();
@@ -193,6 +194,8 @@ void Table::for_planes(Self& self, F f) {
 
 void Table::ensure(int64_t rows) {
   if (!has_rows()) return;
+  std::unique_lock<std::mutex> lock;
+  if (keeper_) lock = keeper_->pause();
   for_planes(*this, [rows](Plane& plane) { plane.ensure(rows); });
 }
 
@@ -262,6 +265,7 @@ void Table::fill_state(State& state, int64_t first, int64_t count) {
 void Table::add_state(const std::string& name, int64_t width, double initial) {
   WholeInForks whole;
   forget_changes();
+  lose_snapshot();
   State state{name, initial, Plane(what_for(name), width, compute_size(), kSmallerStates)};
   allocated_ = false;
   if (has_rows()) {
@@ -275,6 +279,7 @@ void Table::add_state(const std::string& name, int64_t width, double initial) {
 void Table::clear_states() {
   WholeInForks whole;
   forget_changes();
+  lose_snapshot();
   allocated_ = allocated_ && states_.empty() && !steps_;
   states_.clear();
   steps_.reset();
@@ -285,6 +290,7 @@ void Table::clear_states() {
 void Table::track_steps(int64_t step) {
   WholeInForks whole;
   forget_changes();
+  lose_snapshot();
   auto plane = std::make_unique<Plane>(what_for("last steps"), 1, sizeof(int64_t), kNoLastSteps);
   if (tiered_ && steps_) {
     // The plane stays; every row starts again at `step`.
@@ -367,6 +373,7 @@ void Table::write(const int64_t* ids, int64_t n, const void* weights, const void
   // What is written anyway is not drawn first, unless it would be read before.
   bool read = catch_up && !last;
   find_or_insert(ids, n, slots.data(), read || !weights, read || !states);
+  keep(slots.data(), n);
   touch(slots.data(), n);
   if (catch_up && !last) {
     // So that what is written counts as of the last step.
@@ -421,7 +428,10 @@ int64_t Table::erase(const int64_t* ids, int64_t n) {
     return dynamic_ ? gone : n;
   }
   if (!dynamic_) {
-    if (!released_) touch(ids, n);
+    if (!released_) {
+      keep(ids, n);
+      touch(ids, n);
+    }
     for (int64_t i = 0; i < n && !released_; ++i) {
       first_values(ids + i, 1, weights_.row(ids[i]));
       for (State& state : states_) fill_state(state, ids[i], 1);
@@ -433,6 +443,7 @@ int64_t Table::erase(const int64_t* ids, int64_t n) {
   // The newest rows take the places of those that go, so that rows lie without gaps.
   Buffer<int64_t> slots(n);
   int64_t gone = index_->erase(ids, n, slots.data());
+  keep(slots.data(), n);
   std::vector<int64_t> free;
   for (int64_t i = 0; i < n; ++i) {
     if (slots[i] < 0) continue;
@@ -460,6 +471,7 @@ int64_t Table::erase(const int64_t* ids, int64_t n) {
 }
 
 void Table::move_row(int64_t from, int64_t to) {
+  keep(&from, 1);
   for_planes(*this, [=](const Plane& plane) {
     std::memcpy(plane.row(to), plane.row(from), plane.row_bytes());
   });
@@ -501,6 +513,7 @@ void Table::clear() {
   }
   WholeInForks whole;
   forget_changes();
+  lose_snapshot();
   index_->clear();
   size_ = 0;
   settle_share();
@@ -512,6 +525,7 @@ void Table::first_values(const int64_t* ids, int64_t n, void* rows) const {
 
 void Table::release_rows() {
   WholeInForks whole;
+  lose_snapshot();
   released_ = true;
   changes_.reset();
   weights_.release();

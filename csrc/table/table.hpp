@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -52,6 +53,21 @@ class CatchUp {
   // In place, copies of rows by id: what settle() would make of them, last steps included.
   virtual void advance(const Table& table, const int64_t* ids, int64_t n, void* weights,
                        void* const* states, int64_t* last) const = 0;
+};
+
+// Copies rows of a table before they change, while a snapshot of it is read; see Snapshot.
+class RowKeeper {
+ public:
+  virtual ~RowKeeper() = default;
+  // Rows in these slots are about to change, none where one is below 0; null: all.
+  virtual void keep(const Table& table, const int64_t* slots, int64_t n) = 0;
+  // Waits until there is room for what a change will keep; for a change of all rows, until all are
+  // copied.
+  virtual void wait(bool all) = 0;
+  // All rows are about to change, and nobody has waited.
+  virtual void lose() = 0;
+  // While it lives nobody copies rows: planes may move.
+  virtual std::unique_lock<std::mutex> pause() const = 0;
 };
 
 // Threading: reading (find, read) is safe among readers; everything else wants the table alone. Who
@@ -196,6 +212,15 @@ class Table final : public SpaceTable {
     if (changes_) changes_->touch(slots, n);
   }
 
+  // Rows in these slots are about to change, and stay as they are in a snapshot; null: all rows.
+  void keep(const int64_t* slots, int64_t n) const;
+  void begin_snapshot(std::shared_ptr<RowKeeper> keeper);
+  void end_snapshot(const RowKeeper* keeper);
+  // Called before rows change, or `all` of them, by a thread for which nobody waits: waits until a
+  // snapshot, if there is one, has room for what will be kept, or has copied all.
+  void wait_for_snapshot(bool all) const;
+  bool in_snapshot() const { return keeper_ != nullptr; }
+
   // Set by an optimizer with untouched="exact"; nullptr otherwise.
   std::shared_ptr<CatchUp> catch_up;
 
@@ -235,6 +260,7 @@ class Table final : public SpaceTable {
   void write_tiered(const int64_t* ids, int64_t n, const uint8_t* weights,
                     const void* const* states, const int64_t* last);
   void move_row(int64_t from, int64_t to);
+  void lose_snapshot();
   void ensure(int64_t rows);
   template <class Self, class F>
   static void for_planes(Self& self, F f);
@@ -257,6 +283,7 @@ class Table final : public SpaceTable {
   std::unique_ptr<Plane> steps_;
   int64_t first_step_ = 0;
   std::unique_ptr<RowChanges> changes_;
+  std::shared_ptr<RowKeeper> keeper_;
   std::unique_ptr<KeyIndex> index_;
   bool in_budget_;
   BudgetShare share_;

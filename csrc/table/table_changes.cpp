@@ -40,6 +40,24 @@ uint64_t Table::mark_changes() {
   return changes_->mark(size_);
 }
 
+void Table::keep(const int64_t* slots, int64_t n) const {
+  if (keeper_) keeper_->keep(*this, slots, n);
+}
+
+void Table::begin_snapshot(std::shared_ptr<RowKeeper> keeper) { keeper_ = std::move(keeper); }
+
+void Table::end_snapshot(const RowKeeper* keeper) {
+  if (keeper_.get() == keeper) keeper_.reset();
+}
+
+void Table::wait_for_snapshot(bool all) const {
+  if (auto keeper = keeper_) keeper->wait(all);
+}
+
+void Table::lose_snapshot() {
+  if (keeper_) keeper_->lose();
+}
+
 void Table::forget_changes() {
   if (changes_) changes_->forget(has_rows() ? size_ : 0);
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import numbers
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, SupportsInt, TypeGuard, overload
@@ -173,11 +174,19 @@ class Jagged:
         try:
             if not isinstance(padding, numbers.Integral) and not values.is_floating_point():
                 raise TypeError
-            padded = values.new_full((len(self), length, *values.shape[1:]), padding)
+            filled = values.new_full((), padding)
         except (OverflowError, RuntimeError, TypeError):
             dtype = str(values.dtype).removeprefix("torch.")
             raise InputError(
                 f"Jagged.to_padded: padding must be one {dtype} number, got {describe(padding)}."
+            ) from None
+        shape = len(self), length, *values.shape[1:]
+        try:
+            padded = filled.expand(shape).clone()
+        except (MemoryError, RuntimeError):
+            size = math.prod(shape) * values.itemsize
+            raise InputError(
+                f"Jagged.to_padded: there is no memory for {shape}, {size:,} bytes. length= cuts longer bags."
             ) from None
         rows, columns = torch.nonzero(
             torch.arange(length, device="cpu") < lengths[:, None], as_tuple=True
@@ -189,14 +198,16 @@ class Jagged:
         """Offsets of the bags from `first` up to `last`, and where that one begins.
 
         Raises:
-            InputError: they fall, or go beyond the values.
+            InputError: they fall, or do not go from 0 to the number of values.
         """
         if self.offsets.is_meta:
             raise InputError(
                 "Jagged: its offsets are on meta and have no data, so no bag can be read."
             )
         edges: list[int] = self.offsets[first : last + 1].tolist()
-        if edges[0] < 0 or edges[-1] > len(self.values) or edges != sorted(edges):
+        ends = (edges[0] if first == 0 else 0, edges[-1] if last == len(self) else len(self.values))
+        inside = edges[0] >= 0 and edges[-1] <= len(self.values)
+        if ends != (0, len(self.values)) or not inside or edges != sorted(edges):
             raise InputError(
                 f"Jagged: offsets must rise from 0 to {len(self.values)}, the number of values; those of "
                 f"the bags {first} to {last - 1} do not."

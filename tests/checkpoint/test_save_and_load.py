@@ -442,3 +442,13 @@ def test_a_static_table_in_tiers_stores_no_more_rows_than_were_saved(
     assert len(other.table("t").stored_ids()) == 11
     ids = torch.tensor([0, 5, 10, 50, rows - 1])
     assert torch.equal(other.lookup("t", ids), model.lookup("t", ids))
+
+
+def test_what_is_no_model(tmp_path: Path) -> None:
+    model: Any = torch.nn.Linear(2, 1)
+    for wrong in (model.state_dict(), "run", None):
+        with pytest.raises(CheckpointError, match=r"expected a torch.nn.Module as model, got"):
+            hb.save(tmp_path / "run", wrong, step=1)
+        with pytest.raises(CheckpointError, match=r"expected a torch.nn.Module as model, got"):
+            hb.load(tmp_path / "run", wrong)
+    assert not (tmp_path / "run").exists()

@@ -16,8 +16,8 @@ from checkpoint.small_models import with_bias
 from checkpoint.whole_checkpoints import check_whole, names_in
 
 import hotbed as hb
+from hotbed.checkpoint import begun
 from hotbed.checkpoint import new as new_checkpoints
-from hotbed.checkpoint import saving
 from hotbed.checkpoint.folder import complete_in
 from hotbed.checkpoint.manifest import read_manifest
 from hotbed.checkpoint.tensors import write_tensors
@@ -44,7 +44,7 @@ def while_written(patch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
             left.pop()()
         return write(path, tensors)
 
-    patch.setattr(saving, "write_tensors", write_after)
+    patch.setattr(begun, "write_tensors", write_after)
 
 
 @pytest.mark.parametrize("keep", [1, 2, 3])

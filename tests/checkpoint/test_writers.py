@@ -78,7 +78,9 @@ def by_writers(folder: Path, models: Sequence[Any]) -> Path:
         dense = write_tensors(f"{new.path}/dense.safetensors", {})
         files = [{"name": "dense.safetensors", **dense, "rows": {}}]
         for writer, model in enumerate(models):
-            files += write_rows(new.path, tables_of(model), states=True, writer=writer)
+            every = tables_of(model).items()
+            rows = ((stem, t, some) for stem, t in every for some in t.records(current=False))
+            files += write_rows(new.path, rows, writer=writer)
         entries = {
             stem: entry_of(table, rule_of(table)) for stem, table in tables_of(models[0]).items()
         }

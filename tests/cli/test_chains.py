@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import torch
 from cli.command_line import run
 
+import hotbed as hb
 from hotbed.checkpoint.folder import complete_in
 from hotbed.data import write_criteo_tsv
 
@@ -41,3 +43,26 @@ def test_a_run_saves_what_has_changed(tmp_path: Path) -> None:
     assert damaged.exit_code != 0 and names[0] in damaged.output
     assert run("checkpoint", "merge", folder, "--out", tmp_path / "again").exit_code != 0
     assert not (tmp_path / "again").exists()
+
+
+def test_whole_tables_are_dumped_and_planned_for(tmp_path: Path) -> None:
+    """A checkpoint of changes stands for all rows, not for those that it has itself."""
+    model = hb.EmbeddingCollection([hb.Table("a", 4), hb.Table("b", 4, rows=50)])
+    model.assign("a", torch.arange(1000), torch.randn(1000, 4))
+    hb.save(tmp_path / "run", model, step=1)
+    model.assign("a", torch.arange(990, 1010), torch.ones(20, 4))
+    model.erase("a", [500])
+    model.assign("b", [3], torch.ones(1, 4))
+    saved = hb.save(tmp_path / "run", model, step=2, delta=True)
+    assert saved.base is not None and saved.rows == 21
+    for name in ("all.safetensors", "all.pt"):
+        done = run("dump", tmp_path / "run", "--to", tmp_path / name)
+        assert done.exit_code == 0, done.output
+    dumped = torch.load(tmp_path / "all.pt", weights_only=True)
+    found = model.rows("a")
+    order = dumped["a.ids"].argsort()
+    assert torch.equal(dumped["a.ids"][order], found.ids) and len(found.ids) == 1009
+    assert torch.equal(dumped["a"][order], found.values)
+    assert torch.equal(dumped["b"], model.rows("b").values)
+    planned = run("plan", tmp_path / "run")
+    assert planned.exit_code == 0 and "1,009" in planned.output, planned.output

@@ -15,7 +15,7 @@ import torch
 from cli.command_line import run, train
 
 import hotbed as hb
-from hotbed.checkpoint import saving
+from hotbed.checkpoint import begun
 from hotbed.data import CriteoLog
 from hotbed.models import MODELS
 from hotbed.train import auc, report
@@ -356,7 +356,7 @@ def test_a_full_disk_is_told_in_one_sentence_and_the_figures_are_kept(log, tmp_p
     def full(path, tensors):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(saving, "write_tensors", full)
+    monkeypatch.setattr(begun, "write_tensors", full)
     result, figures = train(log, tmp_path, "--save", tmp_path / "m")
     assert result.exit_code == 2 and 0 < figures["auc"] < 1 and "test AUC" in result.stdout
     assert f"Error: {tmp_path / 'm'}: No space left on device: a checkpoint takes" in result.stderr

@@ -50,6 +50,8 @@ STORAGES = {
     "memory": [],
     "ssd": ["--host", "24MB", "--ssd", "SSD"],
     "deltas": ["--full-every", "4"],
+    "background": ["--background"],
+    "background deltas": ["--background", "--full-every", "4"],
 }
 
 

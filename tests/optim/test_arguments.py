@@ -158,7 +158,12 @@ ODD = [
 @pytest.mark.parametrize("name", ALL)
 def test_odd_values_are_taken_or_an_error_of_ours(name: str) -> None:
     kind = getattr(hb.optim, name)
-    named = set(inspect.signature(kind.__init__).parameters) - {"self", "params", "dense", "options"}
+    named = set(inspect.signature(kind.__init__).parameters) - {
+        "self",
+        "params",
+        "dense",
+        "options",
+    }
     for option, value in itertools.product(sorted(named), ODD):
         model = Model()
         try:

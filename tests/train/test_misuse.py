@@ -11,6 +11,7 @@ import pytest
 import torch
 from train.clicks_and_buys import BCE, Towers, batches, one_label, optimizer_of
 
+import hotbed as hb
 from hotbed.errors import HotbedError
 from hotbed.train import Auc, Callback, CsvLog, Run, Step, Task, Validation, fit
 from hotbed.train.page import page
@@ -150,3 +151,15 @@ def test_hostile_records_have_a_page_or_an_error(tmp_path: Path) -> None:
     (tmp_path / HISTORY).write_text("step\n" + "9" * (csv.field_size_limit() + 1) + "\n")
     with pytest.raises(RunError, match="field"):
         read_run(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("callbacks", Callback()), ("callbacks", 3), ("position", 5), ("loss", "bce")],
+)
+def test_arguments_of_another_kind(option: str, value: object) -> None:
+    layer: Any = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(layer.parameters(), 0.1)
+    given: Any = {option: value}
+    with pytest.raises(hb.InputError, match=option):
+        hb.train.fit(layer, [], optimizer, **given)

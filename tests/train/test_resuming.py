@@ -281,6 +281,9 @@ def test_checkpoints_that_are_none(tmp_path: Path, log: Path) -> None:
         CriteoLog(log, 32, shuffle=64).seek(1, 2)
 
 
+LASTING = {"num_workers": 1, "persistent_workers": True}
+
+
 def test_all_generators_of_a_loader_are_found() -> None:
     data, one, other = [1, 2, 3, 4], torch.Generator(), torch.Generator()
     by_one = RandomSampler(data, generator=one)
@@ -296,8 +299,13 @@ def test_all_generators_of_a_loader_are_found() -> None:
         assert generators_of(hb.dist.even(hb.dist.slices(loader))) == generators
 
 
-@pytest.mark.parametrize("shuffle", [False, True])
-def test_a_plain_loader_goes_on_in_its_order(tmp_path: Path, shuffle: bool) -> None:
+@pytest.mark.parametrize(
+    ("shuffle", "workers", "at"),
+    [(False, {}, 7), (True, {}, 7), (True, LASTING, 12), (True, LASTING, 16)],
+)
+def test_a_plain_loader_goes_on_in_its_order(
+    tmp_path: Path, shuffle: bool, workers: dict[str, Any], at: int
+) -> None:
     """Whose order, and the seed of its workers, are drawn from torch's generator."""
 
     class Model(torch.nn.Module):
@@ -317,9 +325,9 @@ def test_a_plain_loader_goes_on_in_its_order(tmp_path: Path, shuffle: bool) -> N
         position = Position()
         if resume:
             hb.load(folder, model, optimizer, loader=position)
-        saving = Checkpoints(folder, optimizer, position, every=5)
+        saving = Checkpoints(folder, optimizer, position, every=4)
         callbacks = [saving, *([KilledAt(at)] if at else [])]
-        loader = DataLoader(data, batch_size=2, shuffle=shuffle)
+        loader = DataLoader(data, batch_size=2, shuffle=shuffle, **workers)
         try:
             fit(model, loader, optimizer, epochs=3, callbacks=callbacks, position=position)
         except Killed:
@@ -327,7 +335,7 @@ def test_a_plain_loader_goes_on_in_its_order(tmp_path: Path, shuffle: bool) -> N
         return [p.detach() for p in model.parameters()]
 
     expected = run(tmp_path / "whole", None, resume=False)
-    run(tmp_path / "stopped", 7, resume=False)
+    run(tmp_path / "stopped", at, resume=False)
     for mine, theirs in zip(expected, run(tmp_path / "stopped", None, resume=True), strict=True):
         assert torch.equal(mine, theirs)
 

@@ -5,7 +5,7 @@ from hotbed.checkpoint.folder import latest
 from hotbed.checkpoint.listing import Checkpoint, list
 from hotbed.checkpoint.loading import Restored, load, load_model, load_too
 from hotbed.checkpoint.merging import ChangedRows, Changes, changes, merge
-from hotbed.checkpoint.saving import Saved, save, save_too
+from hotbed.checkpoint.saving import Saved, Saving, save, save_too
 from hotbed.checkpoint.single import Chunk, contains, read, write
 from hotbed.dist.hosts import CALLS
 
@@ -18,6 +18,7 @@ __all__ = [
     "DamagedError",
     "Restored",
     "Saved",
+    "Saving",
     "changes",
     "contains",
     "latest",

@@ -82,6 +82,18 @@ class TableContents(TypedDict):
     """Ids that went since the base, of a table of which only what has changed since is saved."""
 
 
+def stored_rows(path: str) -> dict[str, int]:
+    """Return how many rows of each table `hotbed.checkpoint.read` finds; of a checkpoint of changes their ids
+    are read for it."""
+    found = contents(path)
+    if found["base"] is None:
+        return {table["table"]: table["saved_rows"] for table in found["tables"]}
+    return {
+        table["table"]: sum(len(chunk.ids) for chunk in read(found["path"], table["table"]))
+        for table in found["tables"]
+    }
+
+
 class Contents(TypedDict):
     """Contents of a checkpoint."""
 

@@ -11,6 +11,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from hotbed.checkpoint.background import giving_memory_back
+from hotbed.checkpoint.beside_rows import kinds_of, refuse_other_model, several
 from hotbed.checkpoint.files import CheckpointError
 from hotbed.checkpoint.folder import MANIFEST, opened
 from hotbed.checkpoint.half_loaded import Changes
@@ -20,7 +22,6 @@ from hotbed.checkpoint.randomness import give_random_states
 from hotbed.checkpoint.ranks import KIND, ranks_of, refuse_other_arguments
 from hotbed.checkpoint.renaming import Renaming
 from hotbed.checkpoint.restoring import Loading, loading_from
-from hotbed.checkpoint.saving import giving_memory_back, kinds_of, several
 from hotbed.checkpoint.values import Stateful
 from hotbed.devices import Device
 from hotbed.errors import HotbedError, OptimizerError
@@ -77,6 +78,7 @@ def load(
             Where something was read before, the model is half loaded: tables refuse use until a load works.
         OutOfMemory, StorageError: rows have no room; likewise.
     """
+    refuse_other_model("hotbed.load(path, model, optimizer)", model)
     tables = tables_of(model)
     ranks = ranks_of(tables, model)
     with contextlib.ExitStack() as stack:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from torch import nn
 
@@ -21,6 +21,7 @@ __all__ = [
     "own_tables",
     "ranks_of",
     "refuse_other_arguments",
+    "refuse_other_ways",
     "tables_here",
 ]
 
@@ -42,6 +43,19 @@ def ranks_of(tables: Mapping[str, LiveTable], model: nn.Module) -> Processes:
     if not tables and (sharing := sharing_of(model)) is not None:
         return sharing.ranks
     return found.pop() if found else ALONE
+
+
+def refuse_other_ways(every: Sequence[Mapping[str, object]]) -> None:
+    """Raise CheckpointError on all ranks where some save in the background, or skip saves, and others do
+    not. `every`: what each says."""
+    for name in ("blocking", "skip"):
+        if any(one[name] != every[0][name] for one in every):
+            error = CheckpointError(
+                f"Ranks call hotbed.save with other values of {name}: {[one[name] for one in every]}. Give "
+                "the same on all."
+            )
+            mark_known_to_all(error)
+            raise error
 
 
 def refuse_other_arguments(called: str, given: Mapping[str, object], ranks: Processes) -> None:

@@ -19,9 +19,7 @@ from torch import Tensor
 from hotbed.checkpoint.entries import FileEntry, FileRows, Manifest, Written
 from hotbed.checkpoint.files import DamagedError
 from hotbed.checkpoint.tensors import read_views, write_tensors
-from hotbed.table.alone import ALONE, Processes
 from hotbed.table.live import LiveTable
-from hotbed.table.lookups import changed_records_of, records_of
 from hotbed.table.records import Records
 
 __all__ = [
@@ -50,39 +48,35 @@ while another is brought from there to the disk."""
 
 def write_rows(
     folder: str,
-    tables: Mapping[str, LiveTable],
+    rows: Iterable[tuple[str, LiveTable, Records]],
     *,
-    states: bool,
-    since: Mapping[str, int] | None = None,
     writer: int = 0,
-    ranks: Processes = ALONE,
+    beside: bool = False,
 ) -> list[FileEntry]:
-    """Writes all stored rows, while the tables are held; with states as they are stored, else weights as
-    the last step has left them. Returns what the manifest says of the files.
+    """Writes rows, each with the name and the table that they are of. Returns what the manifest says of the
+    files.
 
     Args:
-        since: of tables of which only rows are wanted that have changed since a mark, that mark.
+        beside: as of `write_files`.
 
     Raises:
         OSError, StorageError: some files may be there.
     """
-    stems = {table: stem for stem, table in tables.items()}
-    marks = {tables[stem]: mark for stem, mark in (since or {}).items()}
-    whole = [table for table in stems if table not in marks]
-    records = itertools.chain(
-        records_of(whole, states=states, current=not states),
-        changed_records_of(marks, states=states),
-    )
-    pieces = ((stems[t], t.spec.columns, tensors_of(t, some)) for t, some in records)
-    return write_files(folder, ranks.heartbeat("a checkpoint", pieces), writer)
+    pieces = ((stem, t.spec.columns, tensors_of(t, some)) for stem, t, some in rows)
+    return write_files(folder, pieces, writer, beside=beside)
 
 
 Piece = tuple[str, slice, Mapping[str, Tensor]]
 """Some rows on their way to files: table, columns, and tensors by their part, which stay as they are."""
 
 
-def write_files(folder: str, pieces: Iterable[Piece], writer: int = 0) -> list[FileEntry]:
+def write_files(
+    folder: str, pieces: Iterable[Piece], writer: int = 0, *, beside: bool = False
+) -> list[FileEntry]:
     """Writes rows to files of about `FILE_BYTES`. Returns what the manifest says of them.
+
+    Args:
+        beside: whether others work meanwhile, so that files are written one after the other, by this thread.
 
     Raises:
         OSError: some files may be there.
@@ -90,6 +84,11 @@ def write_files(folder: str, pieces: Iterable[Piece], writer: int = 0) -> list[F
     named: list[tuple[str, dict[str, FileRows]]] = []
     written: list[Written] = []
     under_way: list[Future[Written]] = []
+    if beside:
+        for number, (tensors, rows) in enumerate(_packed(pieces)):
+            named.append((f"rows-{writer}-{number}.safetensors", rows))
+            written.append(write_tensors(os.path.join(folder, named[-1][0]), tensors))
+        return _entries(named, written)
     with ThreadPoolExecutor(_WRITERS) as pool:
         for number, (tensors, rows) in enumerate(_packed(pieces)):
             name = f"rows-{writer}-{number}.safetensors"
@@ -98,6 +97,12 @@ def write_files(folder: str, pieces: Iterable[Piece], writer: int = 0) -> list[F
                 written.append(under_way.pop(0).result())
             under_way.append(pool.submit(write_tensors, os.path.join(folder, name), tensors))
         written += [one.result() for one in under_way]
+    return _entries(named, written)
+
+
+def _entries(
+    named: Sequence[tuple[str, dict[str, FileRows]]], written: Sequence[Written]
+) -> list[FileEntry]:
     return [
         {"name": name, "rows": rows, **one}
         for (name, rows), one in zip(named, written, strict=True)

@@ -221,11 +221,11 @@ def _of_checkpoint(path: str) -> _Found:
     """Its tables go by their names in the model, without the module's that all have in common."""
     import torch
 
-    from hotbed.checkpoint.inspect import contents
+    from hotbed.checkpoint.inspect import contents, stored_rows
     from hotbed.optim import RULES
     from hotbed.tables import Table
 
-    saved = contents(path)["tables"]
+    saved, counts = contents(path)["tables"], stored_rows(path)
     common = os.path.commonprefix([each["table"] for each in saved]).rpartition(".")
     start = len(common[0] + common[1])
     found, rows = [], {}
@@ -233,7 +233,7 @@ def _of_checkpoint(path: str) -> _Found:
         name = each["table"][start:]
         found.append(Table(name, each["dim"], each["rows"], dtype=getattr(torch, each["dtype"])))
         if each["rows"] is None:
-            rows[name] = each["saved_rows"]
+            rows[name] = counts[each["table"]]
     rules = {each["rule"] for each in saved}
     named = [rule for rule in RULES if rules == {rule.declared_rule().core}]
     return found, rows, named[0] if named else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from typing import Any, Generic, Literal, SupportsFloat, SupportsIndex, TypeVar, overload
+from typing import Generic, Literal, SupportsFloat, SupportsIndex, TypeVar, overload
 
 import numpy as np
 
@@ -35,7 +35,7 @@ _SHUFFLE_WINDOW = 65_536
 class Checked(Generic[_T]):
     """A field of a class whose values are checked whenever it is set, also after construction."""
 
-    def __init__(self, check: Callable[[str, Any], _T]) -> None:
+    def __init__(self, check: Callable[..., _T]) -> None:
         """`check`: returns what is kept of a value, by the field's name, or raises."""
         self._check = check
 

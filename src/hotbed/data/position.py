@@ -9,8 +9,16 @@ from typing import Any, Protocol, TypedDict, TypeGuard
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 
-__all__ = ["Position", "RandomStates", "generators_of", "seek", "wrapped_by"]
+__all__ = [
+    "Position",
+    "RandomStates",
+    "generators_of",
+    "seek",
+    "start_workers",
+    "wrapped_by",
+]
 
 
 class RandomStates(TypedDict, total=False):
@@ -86,6 +94,15 @@ def generators_of(loader: object) -> list[torch.Generator]:
             if hasattr(one, "get_state") and not any(one is other for other in found):
                 found.append(one)
     return found
+
+
+def start_workers(loader: object) -> None:
+    """Begin an iteration of each ``DataLoader`` whose workers outlast it, and that has none yet: it draws
+    their seeds, which later epochs do not."""
+    for one in wrapped_by(loader):
+        if isinstance(one, DataLoader) and one.num_workers and one.persistent_workers:
+            if getattr(one, "_iterator", None) is None:
+                iter(one)
 
 
 def seek(loader: object, epoch: int, batches: int) -> int:

@@ -7,20 +7,24 @@ import datetime
 import functools
 import inspect
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from hotbed.dist.averaging import AveragingGroup
 from hotbed.dist.declarations import of_loaded
 from hotbed.dist.dense_gradients import DenseGradients
+from hotbed.dist.errors import PeerLost
+from hotbed.dist.handshake import FORWARD
 from hotbed.dist.ranks import Ranks
 from hotbed.dist.roles import ranks_with_batches
 from hotbed.dist.wire import group_of
 from hotbed.errors import TableError
-from hotbed.modules.owner import are_tables_left_out
+from hotbed.modules.owner import TableOwner, are_tables_left_out
+from hotbed.ops.outside_graphs import outside_graphs
 from hotbed.table.live import live_table
 
 __all__ = ["CompareLoads", "averaged_dense", "refuse_options", "replace_forward"]
@@ -56,7 +60,8 @@ class _Called(nn.Module):
     def forward(self, *args: object, **kwargs: object) -> object:
         self._ranks.inside_forward = True
         try:
-            return self._forward(*args, **kwargs)
+            with _telling_errors(self._ranks):
+                return self._forward(*args, **kwargs)
         finally:
             self._ranks.inside_forward = False
 
@@ -105,19 +110,87 @@ def replace_forward(
     """Have the model's forward call `averaged`, the result of `averaged_dense`. The model stays the same
     object, with ``no_sync()``."""
     called: Callable[..., object] = averaged or _forward_of(model)
+    tells = averaged is None and not isinstance(model, TableOwner)  # whose lookups do it
+    talks = None if averaged is None or ranks.hosts else _Talks(averaged, ranks)
 
     @functools.wraps(type(model).forward)
     def forward(*args: object, **kwargs: object) -> object:
         with ranks.listening("a forward, where buffers of dense layers travel"):
+            within: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
             if ranks.before_forward is not None:
-                ranks.before_forward()
-            with contextlib.nullcontext() if ranks.dense is None else ranks.dense.of_forward():
+                if torch.is_grad_enabled():
+                    ranks.before_forward()
+                    within = contextlib.nullcontext() if averaged is None else _told_in_join(ranks)
+                elif averaged is not None:
+                    raise TableError(
+                        "Inside of torch's Join ranks that have ended take part in training forwards only: "
+                        "evaluate before or behind it, with hotbed.dist.even or hotbed.dist.slices."
+                    )
+            elif talks is not None:
+                talks.meet()
+            dense = contextlib.nullcontext() if ranks.dense is None else ranks.dense.of_forward()
+            own = _telling_errors(ranks) if tells else contextlib.nullcontext()
+            with within, dense, own:
                 return called(*args, **kwargs)
 
     def no_sync() -> contextlib.AbstractContextManager[object]:
         return averaged.no_sync() if averaged else contextlib.nullcontext()
 
     model.__dict__.update(forward=forward, no_sync=no_sync)
+
+
+def _telling_errors(ranks: Ranks) -> contextlib.AbstractContextManager[object]:
+    """For a ``with`` statement: other ranks hear of errors before the first exchange of a forward. (In a
+    graph of torch.compile they hear when this process ends.)"""
+    if torch.compiler.is_compiling():
+        return contextlib.nullcontext()
+    return ranks.reporting(FORWARD, ends=False)
+
+
+@contextlib.contextmanager
+def _told_in_join(ranks: Ranks) -> Iterator[None]:
+    """Nothing can be done together behind a forward inside of torch's Join that fails, as ranks that have
+    ended wait for its backward."""
+    try:
+        yield
+    except PeerLost:
+        raise
+    except BaseException as error:
+        ranks.lose(
+            "A forward inside of Join has failed here, for whose backward the ranks wait that have no "
+            f"batches any more: they cannot go on together. ({type(error).__name__}: {error})"
+        )
+        raise
+
+
+class _Talks:
+    """Meets the other ranks before a forward in which DistributedDataParallel sends something before the
+    model's own: buffers, or in one of the first how it has divided gradients. There errors of others so far
+    are heard."""
+
+    def __init__(self, averaged: DistributedDataParallel, ranks: Ranks) -> None:
+        self._averaged, self._ranks = weakref.ref(averaged), weakref.ref(ranks)
+        self._met = 0  # the same on all ranks
+
+    @outside_graphs
+    def meet(self) -> None:
+        averaged, ranks = self._averaged(), self._ranks()
+        assert averaged is not None and ranks is not None, "the forward of their model is called"
+        if averaged._join_config.enable:  # ranks that have ended do not meet here
+            return
+        divides = torch.is_grad_enabled() and self._met < _FIRST
+        if divides or _sends_buffers(averaged):
+            ranks.handshake(FORWARD)
+            self._met += divides
+
+
+def _sends_buffers(averaged: DistributedDataParallel) -> bool:
+    sends: Callable[[], bool] = averaged.will_sync_module_buffers
+    return sends()
+
+
+_FIRST = 3
+"""Forwards in which gradients may be divided anew: behind the first backward."""
 
 
 class CompareLoads:

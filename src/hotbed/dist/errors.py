@@ -23,7 +23,8 @@ NO_COPY = (
 )
 
 _GONE = re.compile(
-    r"gloo|nccl|pair closure|connection (closed|reset|refused)|timed out waiting|broken pipe|socket closed",
+    r"gloo|nccl|pair closure|connection (closed|reset|refused)|timed out waiting|broken pipe|socket closed"
+    r"|error when running the callback: PeerLost",
     re.IGNORECASE,
 )
 """What torch says where a process cannot be reached any more."""

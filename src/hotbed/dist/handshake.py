@@ -58,7 +58,8 @@ BY_HOSTS = (
     CLOSE,
 )
 """and in which memory hosts do, too."""
-KINDS = (*BY_ENDED, *BY_HOSTS, "a distribution", "a reset of rows", "a load of rows")
+FORWARD = "a forward"
+KINDS = (*BY_ENDED, *BY_HOSTS, "a distribution", "a reset of rows", "a load of rows", FORWARD)
 
 _TEXT = 2000
 """Bytes of a fault's text."""

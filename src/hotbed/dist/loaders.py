@@ -158,8 +158,17 @@ class Even(Generic[T]):
 
     def _batches(self) -> Iterator[T]:
         """Yield the loader's batches. The other ranks hear of an error in it."""
-        try:
+        with self.telling_errors():
             yield from self.loader
+
+    @contextlib.contextmanager
+    def telling_errors(self) -> Iterator[None]:
+        """Report errors raised inside, in work between two batches, to the other ranks, which ask for their
+        next batch here."""
+        try:
+            yield
+        except PeerError:
+            raise
         except Exception as error:
             if self._group is not None:
                 with contextlib.suppress(PeerError):  # nobody is there to hear it

@@ -271,9 +271,9 @@ class Ranks(LongWork):
         return every[speaks]
 
     @contextlib.contextmanager
-    def reporting(self, kind: str) -> Iterator[None]:
+    def reporting(self, kind: str, *, ends: bool = True) -> Iterator[None]:
         """Report errors raised inside before the exchange `kind` to the other ranks, which wait for it.
-        Later ones that they have not heard of abort the group."""
+        Later ones that they have not heard of abort the group, if it `ends` by them."""
         sequence = self._sequence
         try:
             yield
@@ -281,21 +281,21 @@ class Ranks(LongWork):
             raise
         except BaseException as error:
             if sequence != self._sequence:
-                self._end_by(kind, error)
+                self._end_by(kind, error, ends)
             elif isinstance(error, Exception) and not is_known_to_all(error):
                 with contextlib.suppress(PeerError):  # nobody is there to hear it
                     self.handshake(kind, fault=error)
             raise
 
-    def _end_by(self, kind: str, error: BaseException) -> None:
+    def _end_by(self, kind: str, error: BaseException, ends: bool) -> None:
         """The ranks do nothing together any more, unless all have heard of an error in the middle of it."""
-        if not is_known_to_all(error) and self._lost is None:
-            self._lose(
+        if ends and not is_known_to_all(error) and self._lost is None:
+            self.lose(
                 f"This rank could not go on in the middle of {kind}, and so the ranks are out of step. The "
                 f"tables here are as {self.steps} steps have left them. ({type(error).__name__}: {error})"
             )
 
-    def _lose(self, text: str) -> PeerLost:
+    def lose(self, text: str) -> PeerLost:
         """From now on there is nothing to do together. `text`: why."""
         self._lost = PeerLost(text)
         self._wire.leave()  # so that the others notice, too
@@ -332,7 +332,7 @@ class Ranks(LongWork):
             raise error
         if self._lost is None:
             call = exchange_in_words(*self._call[:2], self._names_of(self._call[2]))
-            self._lose(self._reports.loss(error, self._call[0], call, waits, self.steps))
+            self.lose(self._reports.loss(error, self._call[0], call, waits, self.steps))
         raise self._lost or error from None
 
     def values_of_all(self, kind: str, value: object) -> list[Any]:

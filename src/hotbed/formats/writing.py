@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from hotbed.checkpoint.inspect import TableContents, contents
+from hotbed.checkpoint.inspect import TableContents, contents, stored_rows
 from hotbed.checkpoint.single import read
 from hotbed.formats.tables import Chunks, FileTable, FormatError, Found
 from hotbed.table.state_dict import refuse_ambiguous_names
@@ -51,8 +51,9 @@ def tables_in(checkpoint: str) -> Found:
             if not there:
                 yield torch.empty(0, dtype=torch.int64), torch.empty(0, dim, dtype=dtype)
 
-        return FileTable(name, about["rows"], about["saved_rows"], dim, dtype, chunks)
+        return FileTable(name, about["rows"], counts[name], dim, dtype, chunks)
 
+    counts = stored_rows(checkpoint)
     return Found([table(about) for about in contents(checkpoint)["tables"]], {})
 
 

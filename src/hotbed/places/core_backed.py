@@ -11,7 +11,7 @@ from hotbed.table.lookups import Lookups, StoredTable
 from hotbed.table.place import Place
 from hotbed.table.records import Records, rows_at_once
 
-__all__ = ["CoreLookups", "CoreBacked"]
+__all__ = ["CoreBacked", "CoreLookups", "CoreSnapshot"]
 
 
 class CoreLookups(Lookups):
@@ -28,12 +28,42 @@ class CoreLookups(Lookups):
         return _stream([table.core for table in live], states, False, since)
 
 
+class CoreSnapshot:
+    """`hotbed.table.records.RowsOfMoment` of rows that lie in planes of the core's."""
+
+    def __init__(self, cores: Sequence[_core.Table], since: Sequence[int], memory: int) -> None:
+        at_once = max(1, _at_once(cores) // _PARTS)  # who changes rows waits while some are copied
+        self._core = _core.Snapshot(cores, at_once, memory, since)
+
+    @property
+    def waited(self) -> float:
+        return self._core.waited
+
+    def records(self, *, states: bool) -> Iterator[tuple[int, Records]]:
+        while (rows := self._core.next(states)) is not None:
+            at, ids, weights, of_states, steps = rows
+            yield at, Records(ids, weights, of_states if states else None, steps)
+
+    def stop(self) -> None:
+        self._core.stop()
+
+    def end(self) -> None:
+        self._core.end()
+
+
+_PARTS = 8
+"""Into which rows that are read at once are cut where somebody may wait."""
+
+
+def _at_once(cores: Sequence[_core.Table]) -> int:
+    # Of many tables more in all, as small chunks take longer.
+    return max(1, min(map(rows_at_once, cores)) * min(4, len(cores)) // len(cores))
+
+
 def _stream(
     cores: Sequence[_core.Table], states: bool, current: bool, since: Sequence[int] = ()
 ) -> Iterator[tuple[int, Records]]:
-    # Of many tables more in all, as small chunks take longer.
-    most = max(1, min(map(rows_at_once, cores)) * min(4, len(cores)) // len(cores))
-    stream = _core.RecordStream.make(cores, most, current, since)
+    stream = _core.RecordStream.make(cores, _at_once(cores), current, since)
     try:
         while (rows := stream.next(states)) is not None:
             at, ids, weights, of_states, steps = rows

@@ -20,7 +20,7 @@ from hotbed.table.backward import ChangingPlace
 from hotbed.table.gradients import WaitingGradient
 from hotbed.table.locks import reading
 from hotbed.table.prefetch import BatchAhead, Prefetcher, ReadsBags
-from hotbed.table.records import Records
+from hotbed.table.records import Records, RowsOfMoment
 from hotbed.table.resolved import PooledTable, Resolved
 
 __all__ = [
@@ -34,6 +34,7 @@ __all__ = [
     "changed_records_of",
     "lookups_of",
     "records_of",
+    "snapshot_of",
 ]
 
 
@@ -213,6 +214,18 @@ class Lookups(abc.ABC):
             f"{type(self).__name__} has no table of which the core knows marks"
         )
 
+    def snapshot(
+        self, live: Sequence[StoredTable], since: Sequence[int], *, memory: int
+    ) -> RowsOfMoment | None:
+        """Return the rows of these tables as they are now, to be read while others change them. Called while
+        the tables are held. None: rows that lie so can be read only while nobody changes them.
+
+        Args:
+            since: for each table a mark of the core after which rows have changed that are wanted; 0: all.
+            memory: bytes of rows that were changed and not read yet; beyond that, a change waits.
+        """
+        return None
+
     def stats(self, live: Sequence[StoredTable]) -> dict[str, float]:
         """Return counters; see `EmbeddingCollection.stats`."""
         return {"memory_bytes": float(sum(table.memory()["total"] for table in live))}
@@ -222,6 +235,22 @@ class Lookups(abc.ABC):
 
     def note_hottest(self, live: Sequence[StoredTable]) -> None:
         """Write the most used ids into the folder of the SSD, for `hotbed inspect`."""
+
+
+def snapshot_of(tables: Mapping[T, int], *, memory: int) -> RowsOfMoment | None:
+    """Return the rows of live tables as they are now; see `Lookups.snapshot`. None: some of them can be read
+    only while nobody changes them. Called while the tables are held.
+
+    Args:
+        tables: with the core's mark of each after which rows have changed that are wanted, or 0.
+    """
+    for table in tables:
+        table.raise_deferred()
+    alike = {table.place.lookups for table in tables}
+    if len(alike) != 1:
+        return None
+    (lookups,) = alike
+    return lookups.snapshot(list(tables), list(tables.values()), memory=memory)
 
 
 def lookups_of(live: Sequence[StoredTable], names: Sequence[str] = ()) -> Lookups:

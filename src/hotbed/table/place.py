@@ -149,6 +149,8 @@ class Place(HandleOfTable, RowCopies, LocalShards, StepState, Relocation):
             slots: or their slots. Neither: any row may change.
         """
         self.changed = True
+        if self.core.in_snapshot:
+            self.core.wait_for_snapshot(ids is None and slots is None and kind != "handle")
         if ids is None and slots is None and kind != "catch up":  # the core sees to the others
             self.core.forget_changes()
         if kind not in _SAME_VALUES:

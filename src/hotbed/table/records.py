@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -11,7 +11,14 @@ from torch import Tensor
 from hotbed import _core
 from hotbed.tables import Table
 
-__all__ = ["Records", "gather_states", "gather_weights", "rows_at_once"]
+__all__ = [
+    "NO_ROWS",
+    "Records",
+    "RowsOfMoment",
+    "gather_states",
+    "gather_weights",
+    "rows_at_once",
+]
 
 _BYTES_AT_ONCE = 8 << 20
 
@@ -34,6 +41,44 @@ def rows_at_once(core: _core.Table) -> int:
     """So many rows that a chunk of them, with states, takes no more than some megabytes."""
     record = 16 + 8 * (int(core.dim) + sum(core.state_widths()))
     return max(1, _BYTES_AT_ONCE // record)
+
+
+class RowsOfMoment(Protocol):
+    """All stored rows of some tables as they were at one moment, read while others change them."""
+
+    @property
+    def waited(self) -> float:
+        """Seconds that changes have waited for memory."""
+
+    def records(self, *, states: bool) -> Iterator[tuple[int, Records]]:
+        """Stream the rows as they are stored, each with the position of its table; on any thread, once.
+
+        Raises:
+            StorageError: they were replaced as a whole meanwhile.
+        """
+
+    def stop(self) -> None:
+        """Nobody wants the rest."""
+
+    def end(self) -> None:
+        """Have the tables forget it, while somebody has them alone."""
+
+
+class _NoRows:
+    waited = 0.0
+
+    def records(self, *, states: bool) -> Iterator[tuple[int, Records]]:
+        return iter(())
+
+    def stop(self) -> None:
+        pass
+
+    def end(self) -> None:
+        pass
+
+
+NO_ROWS: Final[RowsOfMoment] = _NoRows()
+"""Of no tables."""
 
 
 class StoredRows(Protocol):

@@ -179,6 +179,9 @@ class TableWithHandle(_Rows):
             return
         with plain_access():
             data = self.parameter.data
+            if self._data.data_ptr() != self.address:  # share_memory_() has moved what they share
+                data = data.clone()
+                self._data = self.place.handle_data()
             self.parameter.data = self._data
         plane = self._data
         checks.refuse_other_layout(self.spec, data, plane)

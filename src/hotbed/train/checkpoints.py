@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Mapping, Sequence
 
 from torch import nn
 from torch.optim import Optimizer
 
-from hotbed.checkpoint import Saved, save
+from hotbed.checkpoint import Saved, Saving, save
 from hotbed.checkpoint.folder import root_of
 from hotbed.checkpoint.new import check_keep
 from hotbed.checkpoint.values import Saveable, Stateful
-from hotbed.data.arguments import whole
+from hotbed.data.arguments import flag, whole
 from hotbed.data.position import Position
 from hotbed.train.callbacks import Callback, Run, Step
 
@@ -33,6 +34,8 @@ class Checkpoints(Callback):
             ``loader=[position, *beside]``.
         every: steps between two checkpoints.
         keep: how many stay; None: all.
+        background: whether steps go on while a checkpoint is written (``blocking=False`` of `hotbed.save`).
+            Its error is raised by the next one, or at the end of `fit`.
         full_every: of how many checkpoints one is whole. The others hold the rows that have changed since the
             one before (``delta=`` of `hotbed.save`), as far as that is known.
 
@@ -49,18 +52,20 @@ class Checkpoints(Callback):
         every: int = 1000,
         keep: int | None = 3,
         full_every: int = 1,
+        background: bool = False,
         scheduler: Saveable | Sequence[Saveable] | None = None,
         beside: Sequence[Stateful] = (),
     ) -> None:
         every = whole("every", every, 1)
         check_keep(keep)
         self.full_every = whole("full_every", full_every, 1)
+        self.background = flag("background", background)
         self.path = root_of(path)
         self.optimizer, self.position = optimizer, position
         self.every, self.keep, self.scheduler = every, keep, scheduler
         self.beside = beside
-        self.last: Saved | None = None
-        """What was saved last."""
+        self.last: Saved | Saving | None = None
+        """What was saved last; with ``background=True`` what is saved, or was."""
         self._model: nn.Module | None = None
 
     def on_run(self, run: Run) -> None:
@@ -76,7 +81,7 @@ class Checkpoints(Callback):
 
     def declared(self) -> Mapping[str, object]:
         counts = {"every": self.every, "keep": self.keep, "full_every": self.full_every}
-        return {"path": self.path, **counts}
+        return {"path": self.path, "background": self.background, **counts}
 
     def on_start(self, model: nn.Module) -> None:
         self._model = model
@@ -89,10 +94,19 @@ class Checkpoints(Callback):
         if step.number % self.every == 0:
             self.save()
 
-    def save(self) -> Saved:
+    def on_finish(self) -> None:
+        self.wait()
+
+    def wait(self) -> None:
+        """Wait until what was saved last is complete; raise its error."""
+        if isinstance(self.last, Saving):
+            self.last.wait()
+
+    def save(self) -> Saved | Saving:
         """Save now."""
         assert self._model is not None
-        self.last = save(
+        write = functools.partial(
+            save,
             self.path,
             self._model,
             self.optimizer,
@@ -102,4 +116,5 @@ class Checkpoints(Callback):
             keep=self.keep,
             delta=self.full_every > 1 and self.full_every,
         )
+        self.last = write(blocking=False) if self.background else write()
         return self.last

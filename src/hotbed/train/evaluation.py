@@ -15,7 +15,7 @@ from hotbed.modules.owner import tables_of
 from hotbed.train.alike import FIGURES, declared_tasks, refuse_others, telling_errors
 from hotbed.train.batches import Batch, ids_of_tiers, moved
 from hotbed.train.metrics import auc, logloss
-from hotbed.train.tasks import Task, figures_of, tasks_of
+from hotbed.train.tasks import Task, TaskError, figures_of, tasks_of
 
 __all__ = [
     "ONE_LABEL",
@@ -92,6 +92,8 @@ def score(
     with telling_errors(ranks):
         for batch, scores in scored(model, batches, device):
             logits.append(scores.to(torch.promote_types(scores.dtype, torch.float32)).cpu())
+            if "label" not in batch:
+                raise TaskError("A batch has no label to evaluate by: give {'label': ...}.")
             labels.append(batch["label"].cpu())
             if ranks.ends(should_stop or _never):
                 interrupted = True

@@ -15,7 +15,15 @@ from typing_extensions import TypedDict, Unpack
 
 from hotbed.checkpoint.randomness import give_random_states, random_states
 from hotbed.data.arguments import whole
-from hotbed.data.position import Position, RandomStates, generators_of, seek, wrapped_by
+from hotbed.data.position import (
+    Position,
+    RandomStates,
+    generators_of,
+    seek,
+    start_workers,
+    wrapped_by,
+)
+from hotbed.dist.loaders import Even
 from hotbed.errors import InputError
 from hotbed.table.alone import Processes
 from hotbed.text import brief
@@ -115,10 +123,13 @@ def fit(
         PeerError: another rank trains otherwise, or could not begin, or not make its next batch, or its
             callbacks have failed.
     """
+    _check_kinds(callbacks, position, loss)
     progress, former = options.pop("progress", False), list(_former_options(options))
     given, position, known = position is not None, position or Position(), tasks_of(tasks)
     loss = loss or _loss_of(model)
     trainer = Trainer(model, optimizer, loss, known, scheduler, device, position)
+    if isinstance(batches, Even):  # which the others ask for their next batch
+        trainer.between_batches = batches.telling_errors
     ranks, all_callbacks = trainer.ranks, [*callbacks, *former]
     if progress and ranks.rank == 0:
         from hotbed.train.progress import (
@@ -142,12 +153,25 @@ def fit(
         with telling_errors(ranks):
             for callback in all_callbacks:
                 callback.on_finish()
+        ranks.values_of_all(FIGURES, None)  # where errors of others are heard
     finally:
         with contextlib.ExitStack() as ending:  # each, also where another raises
             for callback in reversed(begun):
                 ending.callback(callback.on_end)
             ranks.ends(_never)
     return result
+
+
+def _check_kinds(callbacks: object, position: object, loss: object) -> None:
+    """Raise InputError where an argument of `fit` is of another kind."""
+    if isinstance(callbacks, Callback) or not isinstance(callbacks, Iterable):
+        raise InputError(
+            f"callbacks= takes a list of hotbed.train.Callback; got {brief(callbacks)}."
+        )
+    if not (position is None or isinstance(position, Position)):
+        raise InputError(f"position is {brief(position)}; give a hotbed.train.Position.")
+    if not (loss is None or callable(loss)):
+        raise InputError(f"loss is {brief(loss)}; give a function of (logits, labels).")
 
 
 def _check(epochs: object, scheduler: object, callbacks: Sequence[object]) -> None:
@@ -177,7 +201,7 @@ def _train(
     given: bool,
 ) -> None:
     """Take the steps of `fit`, and keep `result` up to date. `given`: the position is the user's."""
-    position, ranks = trainer.position, trainer.ranks
+    position, ranks, between = trainer.position, trainer.ranks, trainer.between_batches
     began, rows = time.perf_counter(), position.rows
     with telling_errors(ranks):
         result.interrupted = any(callback.has_ended() for callback in callbacks)
@@ -188,13 +212,17 @@ def _train(
             begun = _from(batches, epoch, position) if given else batches
         for batch in told_of_errors(begun, ranks):
             position.batch += 1
-            step = trainer.step(batch, epoch)
+            try:
+                step = trainer.step(batch, epoch)
+            except BaseException:
+                position.batch -= 1
+                raise
             if step is None:
                 continue
             result.steps += 1
             result.rows = position.rows - rows
             result.seconds = time.perf_counter() - began
-            with telling_errors(ranks):
+            with between():
                 for callback in callbacks:
                     callback.on_step(step)
                 stops = _stops(callbacks, ranks)
@@ -209,7 +237,7 @@ def _train(
         result.epochs = epoch
         position.epoch, position.batch = epoch + 1, 0
         position.random = _random_of(generators_of(batches))
-        with telling_errors(ranks):
+        with between() if epoch < epochs else telling_errors(ranks):
             for callback in callbacks:
                 callback.on_epoch(epoch)
             ended = any(callback.has_ended() for callback in callbacks)
@@ -282,11 +310,14 @@ def _never() -> bool:
 
 def _from(batches: Iterable[Batch], epoch: int, position: Position) -> Iterator[Batch]:
     """The batches of an epoch that are not done, in the order in which they would have come."""
-    passed = seek(batches, epoch, position.batch)
     generators, begun = generators_of(batches), position.random
+    if epoch > 1:
+        before = _random_of(generators)
+        start_workers(batches)
+        _give(before, generators)
+    passed = seek(batches, epoch, position.batch)
     if begun is not None and (position.batch or position.loaded):
-        for generator, state in zip(generators, begun.get("generators", []), strict=False):
-            generator.set_state(state)
+        _give_generators(begun, generators)
     position.loaded = False
     if not position.batch:
         position.random = _random_of(generators)
@@ -311,6 +342,16 @@ def _from(batches: Iterable[Batch], epoch: int, position: Position) -> Iterator[
 def _is_iterated_once(batches: object) -> bool:
     """Return True for a generator or another iterator, also inside of a loader that wraps it."""
     return isinstance(wrapped_by(batches)[-1], Iterator)
+
+
+def _give(states: RandomStates, generators: Sequence[torch.Generator]) -> None:
+    give_random_states(states)
+    _give_generators(states, generators)
+
+
+def _give_generators(states: RandomStates, generators: Sequence[torch.Generator]) -> None:
+    for generator, state in zip(generators, states.get("generators", []), strict=False):
+        generator.set_state(state)
 
 
 def _random_of(generators: Sequence[torch.Generator]) -> RandomStates:

@@ -184,6 +184,7 @@ class _Run:
             if self.saving is not None and self.saving.at != self.position.steps:
                 with self.progress.status("Saving ..."):
                     self.saving.save()
+                    self.saving.wait()
             with self.progress.status("Loading the best model ..."):
                 self.validation.restore(self.ranks, interrupts)
             before = interrupts.count

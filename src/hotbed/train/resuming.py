@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from torch import nn
 from torch.optim import Optimizer
 
-from hotbed.checkpoint import Saved, load
+from hotbed.checkpoint import Saved, Saving, load
 from hotbed.checkpoint.files import others_loaded_by
 from hotbed.checkpoint.folder import complete_in, opened
 from hotbed.checkpoint.manifest import read_manifest
@@ -47,6 +47,7 @@ class RunCheckpoints(Checkpoints):
             every=settings.every,
             keep=settings.keep,
             full_every=settings.full_every,
+            background=settings.background,
             beside=[self.same, *beside],
         )
         self.settings = settings
@@ -84,7 +85,7 @@ class RunCheckpoints(Checkpoints):
             )
         return note
 
-    def save(self) -> Saved:
+    def save(self) -> Saved | Saving:
         saved = super().save()
         self.at = saved.step
         return saved

@@ -102,6 +102,8 @@ class TrainSettings:
     """Checkpoints that stay in --checkpoint."""
     full_every: int = 1
     """One of so many checkpoints is whole; the others hold the rows that have changed since the last one."""
+    background: bool = False
+    """Go on training while a checkpoint is written."""
     resume: bool = False
     """Go on from the latest in --checkpoint; begin if there is none. The end is the same to the bit as that
     of a run that was never stopped; --epochs may be more."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +19,7 @@ from hotbed.dist.timeouts import BACKWARD
 from hotbed.errors import HotbedError
 from hotbed.modules.owner import tables_of
 from hotbed.text import brief
+from hotbed.train.alike import telling_errors
 from hotbed.train.batches import Batch, Loss, ids_of_tiers, moved
 from hotbed.train.callbacks import Step
 from hotbed.train.task_loss import Labelled, as_floats, labelled, loss_of_tasks, one_loss
@@ -30,7 +33,13 @@ class TrainingError(HotbedError, RuntimeError):
 
 
 class Trainer:
-    """Takes the steps of `fit`, whose arguments it has."""
+    """Takes the steps of `fit`, whose arguments it has.
+
+    Attributes:
+        between_batches: a context in which other ranks are told of errors between two batches.
+    """
+
+    between_batches: Callable[[], contextlib.AbstractContextManager[None]]
 
     def __init__(
         self,
@@ -46,6 +55,7 @@ class Trainer:
         self.scheduler, self.device = scheduler, device
         self.position, self.ranks = position, ranks_of(tables_of(model), model)
         self.staying = ids_of_tiers(model)
+        self.between_batches = functools.partial(telling_errors, self.ranks)
 
     def step(self, batch: Batch, epoch: int) -> Step | None:
         """Train on one batch. None: it has no rows, so there was no step.
@@ -56,9 +66,12 @@ class Trainer:
         """
         position, ranks = self.position, self.ranks
         of_all = batch.samples if isinstance(batch, Slice) else None
-        if not isinstance(batch, Mapping) or "label" not in batch:
-            raise TaskError(f"Expected a dict with a label, {{'label': ...}}; got {brief(batch)}.")
-        samples = len(batch["label"]) if of_all is None else of_all
+        with telling_errors(ranks):
+            if not isinstance(batch, Mapping) or "label" not in batch:
+                raise TaskError(
+                    f"Expected a dict with a label, {{'label': ...}}; got {brief(batch)}."
+                )
+            samples = len(batch["label"]) if of_all is None else of_all
         if not samples and (ranks.trainers == 1 or of_all is not None):
             return None
         found = labelled(self.tasks, batch["label"], ranks) if self.tasks else []
@@ -81,7 +94,8 @@ class Trainer:
             self.optimizer.step()
         self.optimizer.zero_grad()
         if self.scheduler is not None:
-            self.scheduler.step()
+            with self.between_batches():
+                self.scheduler.step()
         position.steps += 1
         position.rows += samples
         return Step(position.steps, epoch, position.rows, value.detach(), logits.detach(), labels)

@@ -1,0 +1,342 @@
+"""Saves in the background: what is loaded is what was there when they began, whatever changed meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoint.grown_runs import loaded
+from checkpoint.small_models import ROWS, batch_of, everything, made, optimizer_of, same, train
+from checkpoint.test_deltas import user_ids
+from effort import examples
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kept_in import PLACES
+
+import hotbed as hb
+from hotbed.checkpoint import CheckpointError
+from hotbed.checkpoint import background as background_saves
+from hotbed.places import core_backed
+from hotbed.table.live import live_table
+
+
+class Gate:
+    """Lets so many chunks of rows pass from a snapshot to its files."""
+
+    def __init__(self) -> None:
+        self._left = threading.Semaphore(0)
+        self._open = False
+
+    def let(self, chunks: int) -> None:
+        for _ in range(chunks):
+            self._left.release()
+
+    def open(self) -> None:
+        self._open = True
+        self._left.release()
+
+    def wait(self) -> None:
+        while not self._open and not self._left.acquire(timeout=60):
+            raise AssertionError("nobody lets the rows pass")
+
+
+@contextlib.contextmanager
+def gated(at_once: int = 3) -> Iterator[Gate]:
+    """For a ``with`` statement: rows are copied `at_once` at a time, when they are let pass."""
+    gate, patch = Gate(), pytest.MonkeyPatch()
+    records = core_backed.CoreSnapshot.records
+
+    def waiting(self: Any, *, states: bool) -> Iterator[Any]:
+        gate.wait()
+        for chunk in records(self, states=states):
+            yield chunk
+            gate.wait()
+
+    patch.setattr(core_backed.CoreSnapshot, "records", waiting)
+    patch.setattr(core_backed, "_at_once", lambda cores: at_once * core_backed._PARTS)
+    try:
+        yield gate
+    finally:
+        gate.open()
+        patch.undo()
+
+
+ACTIONS = st.one_of(
+    st.tuples(st.just("train"), st.integers(0, 30)),
+    st.tuples(st.just("look"), st.integers(0, 30)),
+    st.tuples(st.just("erase"), st.sets(st.integers(0, 39), max_size=6)),
+    st.tuples(st.just("assign"), st.sets(st.integers(0, 39), min_size=1, max_size=4)),
+    st.tuples(st.just("write"), st.sets(st.integers(0, 39), min_size=1, max_size=4)),
+    st.tuples(st.just("settle"), st.just(0)),
+    st.tuples(st.just("pass"), st.integers(1, 9)),
+    st.tuples(st.sampled_from(["forget", "load", "optimizer"]), st.just(0)),
+)
+
+
+def act(action: str, value: Any, model: Any, optimizer: Any, gate: Gate, whole: Path) -> Any:
+    """Do one thing to a model, and return its optimizer."""
+    match action:
+        case "train":
+            train(model, optimizer, range(value, value + 2))
+        case "look":
+            model(batch_of(value))  # gives ids rows, and rows what they have missed
+        case "erase":
+            model.embeddings.erase("user", user_ids(value))
+            model.embeddings.erase("item", sorted(value))
+        case "assign":
+            ids = user_ids(value)
+            model.embeddings.assign("user", ids, torch.full((len(ids), 3), len(ids) / 100))
+        case "write":
+            with torch.no_grad():
+                ids = torch.tensor(sorted(value))
+                model.embeddings.assign("item", ids, torch.rand(len(ids), 4))
+        case "settle":
+            model.embeddings.state_dict()
+        case "pass":
+            gate.let(value)
+        case _:
+            gate.open()  # all rows change: that waits for the save
+            if action == "load":
+                hb.load(whole, model, optimizer)
+            elif action == "forget":
+                live_table(model.embeddings.parameter("user")).forget_rows()
+            else:
+                kind, untouched = type(optimizer).__name__, optimizer.untouched
+                optimizer = optimizer_of(model, kind, replace_state=True, untouched=untouched)
+    return optimizer
+
+
+@settings(max_examples=examples(40, 10_000))
+@given(
+    before=st.integers(0, 5),
+    actions=st.lists(ACTIONS, min_size=3, max_size=14),
+    rule=st.sampled_from(["Adam", "Adagrad", "SGD"]),
+    options=st.sampled_from([{}, {"untouched": "exact"}, {"fused": True}]),
+    delta=st.booleans(),
+)
+def test_rows_are_those_of_the_moment(
+    before: int, actions: list[tuple[str, Any]], rule: str, options: dict[str, Any], delta: bool
+) -> None:
+    with tempfile.TemporaryDirectory() as folder, gated() as gate:
+        run, whole = Path(folder, "run"), Path(folder, "whole")
+        model, optimizer = made("memory", Path(folder, "a"), rule, **options)
+        train(model, optimizer, range(before))
+        hb.save(run, model, optimizer, step=0)
+        train(model, optimizer, range(20, 20 + before))
+        if before % 2:
+            model.embeddings.erase("user", user_ids({3, 5, 7}))
+        hb.save(whole, model, optimizer, step=0)
+        random = torch.get_rng_state()
+        saving = hb.save(run, model, optimizer, step=1, blocking=False, delta=delta)
+        for action, value in actions:
+            optimizer = act(action, value, model, optimizer, gate, whole)
+        gate.open()
+        saved = saving.wait()
+        assert saved.step == 1 and bool(saved.base) == delta
+        numbers = []
+        for path in (run, whole):
+            again, its_optimizer = loaded(path, rule, **options)
+            assert torch.equal(torch.get_rng_state(), random)
+            numbers.append(everything(again, its_optimizer))
+            losses = train(again, its_optimizer, range(40, 42))
+            numbers[-1] |= {str(at): loss for at, loss in enumerate(losses)}
+        assert same(*numbers)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_save_in_every_place(tmp_path: Path, place: str) -> None:
+    """Where rows cannot be copied while they change, the save is complete when it returns."""
+    model, optimizer = made(place, tmp_path / "own", "Adam")
+    train(model, optimizer, range(4))
+    want = everything(model)
+    saving = hb.save(tmp_path / "run", model, optimizer, step=4, blocking=False)
+    assert saving.done() or place in ("memory", "budget")
+    train(model, optimizer, range(4, 9))
+    assert saving.wait().path.endswith("step-000000000004") and saving.error is None
+    other, its_optimizer = loaded(tmp_path / "run", "Adam")
+    assert same({k: v for k, v in everything(other).items() if k in want}, want)
+
+
+def test_steps_wait_for_memory(tmp_path: Path) -> None:
+    model, optimizer = made("memory", tmp_path, "Adam")
+    train(model, optimizer, range(9))
+    hb.save(tmp_path / "whole", model, optimizer, step=9)
+    with gated() as gate:
+        saving = hb.save(
+            tmp_path / "run", model, optimizer, step=9, blocking=False, snapshot_memory=64
+        )
+        steps = threading.Thread(target=train, args=(model, optimizer, range(10, 20)))
+        steps.start()
+        steps.join(0.3)
+        assert steps.is_alive()  # rows that it is to change have not been written yet
+        while steps.is_alive():
+            gate.let(1)
+            steps.join(0.01)
+        gate.open()
+        saving.wait()
+    assert saving.waited >= 0.2
+    assert same(everything(*loaded(tmp_path / "run")), everything(*loaded(tmp_path / "whole")))
+
+
+def test_one_after_the_other(tmp_path: Path) -> None:
+    model, optimizer = made("memory", tmp_path, "Adam")
+    train(model, optimizer, range(3))
+    with gated() as gate:
+        first = hb.save(tmp_path / "run", model, optimizer, step=3, blocking=False)
+        again = hb.save(tmp_path / "run", model, optimizer, step=4, blocking=False, skip=True)
+        assert again is first and not first.done()
+        with pytest.raises(TimeoutError, match="step 3 takes more than 0.1 s"):
+            first.wait(0.1)
+        threading.Timer(0.3, gate.open).start()
+        began = time.perf_counter()
+        second = hb.save(tmp_path / "run", model, optimizer, step=5, blocking=False)
+        assert first.done() and time.perf_counter() - began > 0.2
+        assert hb.save(tmp_path / "run", model, optimizer, step=6).step == 6
+        assert second.done() and second.wait().step == 5
+    assert [one.step for one in hb.checkpoint.list(tmp_path / "run")] == [3, 5, 6]
+
+
+def test_an_error_reaches_wait_and_the_next_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, optimizer = made("memory", tmp_path, "Adam")
+    train(model, optimizer, range(3))
+    run = tmp_path / "run"
+    kept = hb.save(run, model, optimizer, step=3)
+
+    def fail(*arguments: Any, **more: Any) -> None:
+        raise OSError(5, "the disk is gone")
+
+    monkeypatch.setattr("hotbed.checkpoint.rows.write_tensors", fail)
+    saving = hb.save(run, model, optimizer, step=4, blocking=False)
+    with pytest.raises(OSError, match="the disk is gone"):
+        saving.wait()
+    assert (
+        "gone" in str(saving.error)
+        and not live_table(model.embeddings.parameter("user")).core.in_snapshot
+    )
+    unheard = hb.save(run, model, optimizer, step=5, blocking=False)
+    while not unheard.done():
+        time.sleep(0.01)
+    monkeypatch.undo()
+    with pytest.raises(CheckpointError, match=r"step 5 in the background has failed.*is gone"):
+        hb.save(run, model, optimizer, step=6)
+    assert [one.name for one in run.iterdir()] == [Path(kept.path).name]
+    hb.save(run, model, optimizer, step=7)
+    train(model, optimizer, range(3, 5))
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"blocking": 1}, {"skip": "no"}, {"snapshot_memory": "much"}, {"wait": True}]
+)
+def test_wrong_options(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    model, optimizer = made("memory", tmp_path)
+    with pytest.raises((hb.HotbedError, TypeError)):
+        hb.save(tmp_path / "run", model, optimizer, step=0, **wrong)
+    assert not (tmp_path / "run").exists()
+    hb.save(tmp_path / "run", model, optimizer, step=0)
+
+
+def test_states_that_are_to_be_left_out(tmp_path: Path) -> None:
+    """Rows that are behind would be brought up to date by steps that come later: they are written at once."""
+    model, optimizer = made("memory", tmp_path, "Adam", untouched="exact")
+    train(model, optimizer, range(5))
+    saving = hb.save(tmp_path / "run", model, step=5, blocking=False, states=False)
+    assert saving.done()
+    want = model.embeddings.rows("item").values
+    other, _ = made("memory", tmp_path, "Adam")
+    hb.load(tmp_path / "run", other)
+    assert torch.equal(other.embeddings.rows("item").values, want)
+
+
+KILLED = """
+import sys, torch, hotbed as hb
+from pathlib import Path
+from checkpoint.small_models import made, train
+from checkpoint.test_background import gated
+run = Path(sys.argv[1])
+model, optimizer = made("memory", run.parent, "Adam")
+with gated(1) as gate:
+    for step in range(4):
+        train(model, optimizer, range(step, step + 1))
+        saving = hb.save(run, model, optimizer, step=step, blocking=False)
+        if step < 2:
+            gate.let(10_000)
+            saving.wait()
+            gate._left = type(gate._left)(0)
+        else:
+            gate.let(int(sys.argv[2]))
+            print("now", flush=True)
+            import time; time.sleep(60)
+"""
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("chunks", [0, 5, 40])
+def test_a_kill_leaves_the_one_before(tmp_path: Path, chunks: int) -> None:
+    run = tmp_path / "run"
+    command = [sys.executable, "-c", KILLED, str(run), str(chunks)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=_environment()) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"now\n"
+        time.sleep(0.1)
+        process.kill()
+    assert [one.step for one in hb.checkpoint.list(run) if one.state == "whole"] == [0, 1]
+    model, optimizer = loaded(run, "Adam")
+    hb.save(run, model, optimizer, step=2)
+    assert len([*run.iterdir()]) == 3  # what the dead process has left is gone
+
+
+ENDING = """
+import sys, hotbed as hb
+from pathlib import Path
+from checkpoint.small_models import made, train
+model, optimizer = made("memory", Path(sys.argv[1]), "Adam")
+train(model, optimizer, range(5))
+hb.save(Path(sys.argv[1], "run"), model, optimizer, step=5, blocking=False)
+"""
+
+
+@pytest.mark.process
+def test_the_end_of_a_process_waits(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", ENDING, str(tmp_path)]
+    subprocess.run(command, check=True, env=_environment())
+    assert [one.step for one in hb.checkpoint.list(tmp_path / "run")] == [5]
+
+
+def _environment() -> dict[str, str]:
+    tests = str(Path(__file__).parents[1])
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([tests, *sys.path])}
+
+
+@pytest.mark.process
+def test_a_forked_child_saves_and_steps_by_itself(tmp_path: Path) -> None:
+    model, optimizer = made("memory", tmp_path, "Adam")
+    train(model, optimizer, range(3))
+    with gated() as gate:
+        saving = hb.save(
+            tmp_path / "run", model, optimizer, step=3, blocking=False, snapshot_memory=64
+        )
+        if not (child := os.fork()):
+            try:
+                torch.set_num_threads(1)
+                train(model, optimizer, range(3, 6))
+                assert background_saves.turn.last is None
+                hb.save(tmp_path / "child", model, optimizer, step=6)
+                os._exit(0)
+            finally:
+                os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        gate.open()
+        saving.wait()
+    assert [one.step for one in hb.checkpoint.list(tmp_path / "child")] == [6]
+    assert ROWS == len(loaded(tmp_path / "run", "Adam")[0].embeddings.rows("item").ids)
