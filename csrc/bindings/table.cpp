@@ -145,8 +145,7 @@ Tensor copy_of(const void* from, std::vector<size_t> shape, nb::dlpack::dtype el
 }
 
 // (place of the table, ids, weights, states, last steps) of the next rows.
-template <class Stream>
-nb::object next_rows(Stream& stream, bool with_states) {
+nb::object next_rows(RecordStream& stream, bool with_states) {
   size_t at;
   const RecordParts* rows;
   {
@@ -167,6 +166,35 @@ nb::object next_rows(Stream& stream, bool with_states) {
   return nb::make_tuple(
       at, copy_of(rows->ids.data(), {n}, nb::dtype<int64_t>()),
       copy_of(rows->weights.data(), {n, static_cast<size_t>(layout.dim)}, element(layout.dtype)),
+      states, last);
+}
+
+// The same, without a copy.
+nb::object taken_rows(Snapshot& snapshot, bool with_states) {
+  size_t at;
+  std::shared_ptr<RecordParts> rows;
+  {
+    nb::gil_scoped_release unlocked;
+    rows = snapshot.next(at);
+  }
+  if (!rows) return nb::none();
+  auto view = [&](const void* from, std::vector<size_t> shape, nb::dlpack::dtype element) {
+    nb::capsule owner = owner_of(std::make_unique<std::shared_ptr<RecordParts>>(rows));
+    return Tensor(const_cast<void*>(from), shape.size(), shape.data(), owner, nullptr, element);
+  };
+  const RecordLayout& layout = rows->layout;
+  auto n = static_cast<size_t>(rows->count);
+  DType of_states = layout.dtype == DType::f64 ? DType::f64 : DType::f32;
+  nb::list states;
+  for (size_t k = 0; with_states && k < rows->states.size(); ++k) {
+    auto width = static_cast<size_t>(layout.state_widths[k]);
+    states.append(view(rows->states[k].data(), {n, width}, element(of_states)));
+  }
+  nb::object last = nb::none();
+  if (layout.steps) last = nb::cast(view(rows->last.data(), {n}, nb::dtype<int64_t>()));
+  return nb::make_tuple(
+      at, view(rows->ids.data(), {n}, nb::dtype<int64_t>()),
+      view(rows->weights.data(), {n, static_cast<size_t>(layout.dim)}, element(layout.dtype)),
       states, last);
 }
 
@@ -319,9 +347,20 @@ void bind_table(nb::module_& module) {
            "Marks a moment; 0 where nothing can be known of changes since.")
       .def("knows_changes", &Table::knows_changes, "mark"_a,
            "Whether it is known what has changed since a mark.")
-      .def("wait_for_snapshot", &Table::wait_for_snapshot, "all"_a, Unlocked(),
-           "Before rows change, or all of them: waits until a snapshot has room for those, or has "
-           "copied all.")
+      .def(
+          "wait_for_snapshot",
+          [](const Table& t, bool all) {
+            for (bool is_ready = false; !is_ready;) {
+              {
+                nb::gil_scoped_release unlocked;
+                is_ready = t.wait_for_snapshot(all, std::chrono::milliseconds(100));
+              }
+              if (!is_ready && PyErr_CheckSignals()) throw nb::python_error();
+            }
+          },
+          "all"_a,
+          "Before rows change, or all of them: waits until a snapshot has room for those, or has "
+          "copied all.")
       .def_prop_ro("in_snapshot", &Table::in_snapshot)
       .def("forget_changes", &Table::forget_changes, "No mark is good any more.")
       .def("forget_changes_before", &Table::forget_changes_before, "mark"_a,
@@ -410,7 +449,7 @@ void bind_table(nb::module_& module) {
           "all "
           "rows.")
       .def(
-          "next", &next_rows<RecordStream>, "states"_a,
+          "next", &next_rows, "states"_a,
           nb::sig("def next(self, states: bool) -> tuple[int, torch.Tensor, torch.Tensor, "
                   "list[torch.Tensor], torch.Tensor | None] | None"),
           "(place of the table, ids, weights, states, last steps) of up to `most` rows of it; None "
@@ -424,7 +463,7 @@ void bind_table(nb::module_& module) {
           "tables"_a, "most"_a, "bytes"_a, "since"_a,
           "`bytes`: of rows that others have changed and nobody has taken; beyond, a change waits. "
           "`since`: as of RecordStream.")
-      .def("next", &next_rows<Snapshot>, "states"_a,
+      .def("next", &taken_rows, "states"_a,
            nb::sig("def next(self, states: bool) -> tuple[int, torch.Tensor, torch.Tensor, "
                    "list[torch.Tensor], torch.Tensor | None] | None"),
            "As RecordStream.next().")

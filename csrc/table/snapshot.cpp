@@ -55,14 +55,15 @@ void TableSnapshot::note_forgotten(const Table& table) {
   room_->broken = room_->broken || (since_ && !table.knows_changes(since_));
 }
 
-void TableSnapshot::wait(bool all) {
-  if (!room_->is_here()) return;
+bool TableSnapshot::wait(bool all, std::chrono::milliseconds most) {
+  if (!room_->is_here()) return true;
   auto begin = std::chrono::steady_clock::now();
   std::unique_lock guard(room_->mutex);
   auto ready = [&] { return room_->copied || (!all && room_->bytes <= room_->most); };
-  if (ready()) return;
-  room_->moved.wait(guard, ready);
+  if (ready()) return true;
+  bool is_ready = room_->moved.wait_for(guard, most, ready);
   room_->waited += std::chrono::steady_clock::now() - begin;
+  return is_ready;
 }
 
 void TableSnapshot::lose() {
@@ -111,7 +112,7 @@ Snapshot::Snapshot(std::vector<std::shared_ptr<Table>> tables, int64_t most, uin
 
 Snapshot::~Snapshot() { stop(); }
 
-const RecordParts* Snapshot::next(size_t& at) {
+std::unique_ptr<RecordParts> Snapshot::next(size_t& at) {
   std::lock_guard guard(room_->mutex);
   if (room_->copied && !room_->broken) return nullptr;
   bool more = true;
@@ -119,15 +120,14 @@ const RecordParts* Snapshot::next(size_t& at) {
     more = false;
     for (size_t t = 0; t < tables_.size(); ++t) {  // what waits goes first
       if (parts_[t]->kept_.empty()) continue;
-      given_ = parts_[t]->next(*tables_[t]);
       at = t;
-      return given_.get();
+      return parts_[t]->next(*tables_[t]);
     }
     for (size_t t = 0; t < tables_.size() && !more; ++t) {
-      given_ = parts_[t]->next(*tables_[t]);
+      auto found = parts_[t]->next(*tables_[t]);
       at = t;
-      if (given_ && given_->count) return given_.get();
-      more = given_ != nullptr;
+      if (found && found->count) return found;
+      more = found != nullptr;
     }
   }
   if (room_->broken) {

@@ -41,7 +41,7 @@ class TableSnapshot final : public RowKeeper {
                 uint64_t since);
 
   void keep(const Table& table, const int64_t* slots, int64_t n) override;
-  void wait(bool all) override;
+  bool wait(bool all, std::chrono::milliseconds most) override;
   void lose() override;
   std::unique_lock<std::mutex> pause() const override;
 
@@ -73,8 +73,8 @@ class Snapshot {
            std::vector<uint64_t> since = {});
   ~Snapshot();
 
-  // As RecordStream::next(). Throws TierError where rows changed unseen, and behind end().
-  const RecordParts* next(size_t& table);
+  // As RecordStream::next(), to be kept. Throws TierError where rows changed unseen.
+  std::unique_ptr<RecordParts> next(size_t& table);
   // Nobody wants the rest; changes wait no more.
   void stop();
   // Tables forget it.
@@ -88,7 +88,6 @@ class Snapshot {
   std::shared_ptr<SnapshotRoom> room_;
   std::vector<std::shared_ptr<TableSnapshot>> parts_;
   std::vector<const Table*> reading_;
-  std::unique_ptr<RecordParts> given_;
 };
 
 }  // namespace hotbed

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -62,8 +63,8 @@ class RowKeeper {
   // Rows in these slots are about to change, none where one is below 0; null: all.
   virtual void keep(const Table& table, const int64_t* slots, int64_t n) = 0;
   // Waits until there is room for what a change will keep; for a change of all rows, until all are
-  // copied.
-  virtual void wait(bool all) = 0;
+  // copied; and no longer than so. Whether it is so.
+  virtual bool wait(bool all, std::chrono::milliseconds most) = 0;
   // All rows are about to change, and nobody has waited.
   virtual void lose() = 0;
   // While it lives nobody copies rows: planes may move.
@@ -217,8 +218,9 @@ class Table final : public SpaceTable {
   void begin_snapshot(std::shared_ptr<RowKeeper> keeper);
   void end_snapshot(const RowKeeper* keeper);
   // Called before rows change, or `all` of them, by a thread for which nobody waits: waits until a
-  // snapshot, if there is one, has room for what will be kept, or has copied all.
-  void wait_for_snapshot(bool all) const;
+  // snapshot, if there is one, has room for what will be kept, or has copied all; no longer than
+  // so. Whether it has.
+  bool wait_for_snapshot(bool all, std::chrono::milliseconds most) const;
   bool in_snapshot() const { return keeper_ != nullptr; }
 
   // Set by an optimizer with untouched="exact"; nullptr otherwise.

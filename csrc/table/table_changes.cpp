@@ -50,8 +50,9 @@ void Table::end_snapshot(const RowKeeper* keeper) {
   if (keeper_.get() == keeper) keeper_.reset();
 }
 
-void Table::wait_for_snapshot(bool all) const {
-  if (auto keeper = keeper_) keeper->wait(all);
+bool Table::wait_for_snapshot(bool all, std::chrono::milliseconds most) const {
+  auto keeper = keeper_;
+  return !keeper || keeper->wait(all, most);
 }
 
 void Table::lose_snapshot() {
@@ -64,7 +65,9 @@ void Table::forget_changes() {
 
 // More of them than rows take more than a whole save.
 void Table::forget_erased() {
-  if (changes_ && changes_->erased() > std::max(size(), kErased)) forget_changes();
+  if (changes_ && !changes_->is_read() && changes_->erased() > std::max(size(), kErased)) {
+    forget_changes();
+  }
 }
 
 bool Table::knows_changes(uint64_t mark) const {

@@ -32,7 +32,7 @@ void write(Table& table, int64_t id, float value) {
 std::map<int64_t, float> taken(Snapshot& snapshot, std::atomic<int64_t>* chunks = nullptr) {
   std::map<int64_t, float> found;
   size_t at;
-  while (const RecordParts* rows = snapshot.next(at)) {
+  while (auto rows = snapshot.next(at)) {
     for (int64_t i = 0; i < rows->count; ++i) {
       const auto* weights = reinterpret_cast<const float*>(rows->weights.data()) + i * kDim;
       const auto* state = reinterpret_cast<const float*>(rows->states[0].data()) + i;
@@ -59,7 +59,7 @@ void test_threads(bool dynamic) {
     std::thread changes([&] {
       for (int step = 0; !over; ++step) {
         int64_t id = static_cast<int64_t>(random() % 600) % (dynamic ? 600 : 500);
-        table->wait_for_snapshot(false);
+        table->wait_for_snapshot(false, std::chrono::seconds(60));
         if (dynamic && random() % 3 == 0) {
           table->erase(&id, 1);
         } else {
@@ -83,7 +83,7 @@ void test_room() {
   write(*table, 99, 2);  // as nothing is kept yet
   std::atomic<bool> written{false};
   std::thread later([&] {
-    table->wait_for_snapshot(false);
+    table->wait_for_snapshot(false, std::chrono::seconds(60));
     write(*table, 98, 2);
     written = true;
   });
@@ -103,7 +103,7 @@ void test_changes_of_all_rows() {
   {
     Snapshot snapshot({table}, 4, 1 << 20);
     std::thread later([&] {
-      table->wait_for_snapshot(true);
+      table->wait_for_snapshot(true, std::chrono::seconds(60));
       table->clear();
     });
     CHECK(taken(snapshot).size() == 100);
@@ -120,7 +120,7 @@ void test_changes_of_all_rows() {
   Snapshot other({table}, 4, 0);
   write(*table, 1, 2);
   other.stop();
-  table->wait_for_snapshot(true);
+  table->wait_for_snapshot(true, std::chrono::seconds(60));
   other.end();
 }
 

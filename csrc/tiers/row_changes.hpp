@@ -36,6 +36,7 @@ class RowChanges {
   uint64_t mark(int64_t rows);
   void begin_reading() const { ++readers_; }
   void end_reading() const { --readers_; }
+  bool is_read() const { return readers_ > 0; }
   // The same where somebody else has made the mark and keeps the epochs.
   void adopt(uint64_t mark);
   bool knows(uint64_t mark) const {

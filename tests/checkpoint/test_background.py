@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -331,6 +333,8 @@ def test_a_forked_child_saves_and_steps_by_itself(tmp_path: Path) -> None:
                 torch.set_num_threads(1)
                 train(model, optimizer, range(3, 6))
                 assert background_saves.turn.last is None
+                with pytest.raises(CheckpointError, match="the process that was forked"):
+                    saving.wait()
                 hb.save(tmp_path / "child", model, optimizer, step=6)
                 os._exit(0)
             finally:
@@ -340,3 +344,100 @@ def test_a_forked_child_saves_and_steps_by_itself(tmp_path: Path) -> None:
         saving.wait()
     assert [one.step for one in hb.checkpoint.list(tmp_path / "child")] == [6]
     assert ROWS == len(loaded(tmp_path / "run", "Adam")[0].embeddings.rows("item").ids)
+
+
+def test_writes_into_the_parameter_are_told(tmp_path: Path) -> None:
+    model, optimizer = made("memory", tmp_path, "Adam")
+    train(model, optimizer, range(3))
+    with gated() as gate:
+        saving = hb.save(tmp_path / "run", model, optimizer, step=3, blocking=False)
+        with torch.no_grad():
+            model.embeddings.parameter("item").add_(1)
+        gate.open()
+        with pytest.raises(CheckpointError, match=r"'item': its parameter was written in place"):
+            saving.wait()
+    assert not hb.checkpoint.list(tmp_path / "run")
+    hb.save(tmp_path / "run", model, optimizer, step=3, blocking=False).wait()
+
+
+def test_more_erased_than_there_are_rows(tmp_path: Path) -> None:
+    """Which makes later ones whole, and does not end one that is under way."""
+    model = hb.EmbeddingCollection([hb.Table("t", 2)], seed=0)
+    model.assign("t", torch.arange(6000), torch.rand(6000, 2))
+    hb.save(tmp_path / "run", model, step=0)
+    model.assign("t", torch.arange(100), torch.rand(100, 2))
+    want = model.rows("t")
+    with gated() as gate:
+        saving = hb.save(tmp_path / "run", model, step=1, blocking=False, delta=True)
+        model.erase("t", torch.arange(5900))
+        gate.open()
+        assert saving.wait().base is not None
+    other = hb.EmbeddingCollection([hb.Table("t", 2)], seed=1)
+    hb.load(tmp_path / "run", other)
+    found = other.rows("t")
+    assert torch.equal(found.ids, want.ids) and torch.equal(found.values, want.values)
+
+
+def test_an_interrupt_at_the_beginning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that has begun goes on; one that has not is not missed."""
+    model, optimizer = made("memory", tmp_path, "Adam")
+    train(model, optimizer, range(3))
+    start = threading.Thread.start
+
+    def interrupted(self: threading.Thread) -> None:
+        if self.name == "hotbed-save":
+            start(self)
+            raise KeyboardInterrupt
+        start(self)
+
+    def never(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        hb.save(tmp_path / "run", model, optimizer, step=3, blocking=False)
+    monkeypatch.setattr(threading.Thread, "start", never)
+    with pytest.raises(RuntimeError, match="new thread"):
+        hb.save(tmp_path / "run", model, optimizer, step=4, blocking=False)
+    monkeypatch.undo()
+    train(model, optimizer, range(3, 6))
+    hb.save(tmp_path / "run", model, optimizer, step=5, blocking=False).wait()
+    steps = [one.step for one in hb.checkpoint.list(tmp_path / "run") if one.state == "whole"]
+    assert steps in ([3, 5], [5])  # where the first thread came too late to claim its work
+    assert not live_table(model.embeddings.parameter("user")).core.in_snapshot
+
+
+def test_tables_go_with_their_model(tmp_path: Path) -> None:
+    model, optimizer = made("memory", tmp_path, "Adam")
+    table = weakref.ref(live_table(model.embeddings.parameter("user")))
+    hb.save(tmp_path / "run", model, optimizer, step=3, blocking=False).wait()
+    del model, optimizer
+    gc.collect()
+    assert table() is None
+
+
+UNHEARD = """
+import sys, threading, time, atexit, hotbed as hb
+from pathlib import Path
+from checkpoint.small_models import made, train
+from hotbed.checkpoint import begun
+model, optimizer = made("memory", Path(sys.argv[1]), "Adam")
+run = Path(sys.argv[1], "run")
+def late():
+    hb.save(run, model, optimizer, step=9, blocking=False)
+if sys.argv[2] == "late":
+    atexit.register(late)
+else:
+    begun.write_rows = lambda *a, **b: 1 / 0
+    hb.save(run, model, optimizer, step=5, blocking=False)
+"""
+
+
+@pytest.mark.process
+def test_what_nobody_has_asked_for_is_told_at_the_end(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", UNHEARD, str(tmp_path)]
+    failed = subprocess.run([*command, "fail"], env=_environment(), capture_output=True, text=True)
+    assert "the save of step 5 in the background has failed: ZeroDivisionError" in failed.stderr
+    late = subprocess.run([*command, "late"], env=_environment(), capture_output=True, text=True)
+    assert late.returncode == 0, late.stderr
+    assert [(one.step, one.state) for one in hb.checkpoint.list(tmp_path / "run")] == [(9, "whole")]

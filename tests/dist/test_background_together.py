@@ -16,6 +16,7 @@ from dist.worlds import run
 
 import hotbed as hb
 from hotbed.checkpoint import CheckpointError, begun
+from hotbed.checkpoint.tensors import write_tensors
 from hotbed.dist import PeerError
 
 
@@ -155,3 +156,33 @@ def beside_hosts(rank: int, world: int, path: str) -> None:
 def test_beside_memory_hosts(tmp_path: Path) -> None:
     run(3, beside_hosts, str(tmp_path))
     run(2, load, str(tmp_path), "row", "lazy")
+
+
+def one_is_slow(rank: int, world: int, path: str) -> None:
+    """Longer than the others' timeout, but it lives."""
+    model = collection()
+    hb.distribute(model, plan_of(model, "row", world), timeout=2)
+    optimizer = optimizer_of(model, "lazy")
+    patch = pytest.MonkeyPatch()
+    if rank == 0:
+        write = write_tensors
+
+        def slowly(*arguments: Any) -> Any:
+            time.sleep(5)
+            return write(*arguments)
+
+        patch.setattr(begun, "write_tensors", slowly)
+    saving = hb.save(path, model, optimizer, step=0, blocking=False)
+    steps(model, optimizer, range(2), rank, world)
+    assert saving.wait(30).step == 0
+    patch.undo()
+    with pytest.raises(CheckpointError, match="blocking"):
+        hb.save(path, model, optimizer, step=1, blocking=rank == 0)
+    with pytest.raises(CheckpointError, match=r"calls hotbed.save\(skip=True\)|, and rank 1"):
+        hb.save(path, model, optimizer, step=1, blocking=False, skip=rank == 0)
+    hb.save(path, model, optimizer, step=2)
+
+
+@pytest.mark.process
+def test_a_slow_rank_is_waited_for(tmp_path: Path) -> None:
+    run(2, one_is_slow, str(tmp_path / "run"))

@@ -22,6 +22,8 @@ SECONDS = 4.0
 IDS = torch.tensor([[1], [2]])
 LOOKUP = r"a lookup of tables 'item', 'user' \(exchange \d+\)"
 STEP = r"a step of tables 'item', 'user' \(exchange \d+\)"
+FORWARD = rf"(?:a forward|{LOOKUP})"
+"""Ranks meet before the first forwards, and then in lookups."""
 BACK = rf"loss\.backward\(\), where gradients of dense layers travel, after {LOOKUP}"
 
 
@@ -58,9 +60,9 @@ def with_dense(rank: int, world: int, shared_memory: bool, chosen: list[int]) ->
         model(IDS).sum().backward()
 
     cases: list[tuple[Callable[[Any, Any], None], str]] = [
-        (one_forward_more, LOOKUP),
+        (one_forward_more, FORWARD),
         (a_skipped_backward, STEP),
-        (an_exception_caught, LOOKUP),
+        (an_exception_caught, FORWARD),
     ]
     for odd, waits in [cases[number] for number in chosen]:
         model, optimizer = trained(shared_memory=shared_memory)
@@ -139,7 +141,7 @@ def in_a_block(rank: int, world: int) -> None:
     loss = model(IDS).sum()
     sharing = sharing_of(model)
     assert sharing is not None
-    with pytest.raises(PeerLost, match=rf"[Rr]ank {rank} waits in {BACK if rank else LOOKUP}"):
+    with pytest.raises(PeerLost, match=rf"[Rr]ank {rank} waits in {BACK if rank else FORWARD}"):
         if rank == 0:
             model(IDS)
         with sharing.ranks.listening(BACKWARD):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 
@@ -20,7 +22,7 @@ from hotbed.table.alone import Processes
 from hotbed.table.live import LiveTable
 from hotbed.table.locks import alone
 from hotbed.table.lookups import snapshot_of
-from hotbed.table.records import NO_ROWS, RowsOfMoment
+from hotbed.table.records import NO_ROWS, Records, RowsOfMoment
 
 __all__ = ["Saving", "in_background", "raise_unheard", "snapshot_of_all", "turn"]
 
@@ -31,12 +33,16 @@ class Saving:
 
     Attributes:
         step: of the checkpoint.
+        root: folder of the run.
     """
 
-    def __init__(self, step: int, rows: RowsOfMoment | None = None) -> None:
-        """`rows`: that are written; None: there is nothing to wait for."""
-        self.step = step
-        self._rows = rows
+    is_undone = False
+
+    def __init__(self, step: int, root: str, rows: RowsOfMoment | None = None) -> None:
+        """`root`: folder of the run. `rows`: that are written; None: there is nothing to wait for."""
+        self.step, self.root = step, root
+        self._process = os.getpid()
+        self._rows, self._waited = rows, 0.0
         self._ended = threading.Event()
         self._saved: Saved | None = None
         self._error: BaseException | None = None
@@ -56,6 +62,8 @@ class Saving:
             TimeoutError: it is not complete by then.
             CheckpointError, OSError, StorageError: it could not be written.
         """
+        if os.getpid() != self._process:
+            raise CheckpointError("A save in the background is one of the process that was forked.")
         if not self._ended.wait(timeout):
             raise TimeoutError(f"The save of step {self.step} takes more than {timeout} s.")
         self._is_heard = True
@@ -75,12 +83,13 @@ class Saving:
     def waited(self) -> float:
         """Return the seconds that steps have waited, as ``snapshot_memory`` was full of rows that they were
         about to change."""
-        return 0.0 if self._rows is None else self._rows.waited
+        rows = self._rows
+        return self._waited if rows is None else rows.waited
 
     @classmethod
     def of(cls, saved: Saved) -> Saving:
         """Return one that has ended."""
-        made = cls(saved.step)
+        made = cls(saved.step, os.path.dirname(saved.path))
         made.run(lambda: saved)
         return made
 
@@ -93,11 +102,27 @@ class Saving:
         except BaseException as error:
             self._error = error
         finally:
+            self._waited, self._rows = self.waited, None
             self._ended.set()
 
     def begin(self, work: Callable[[], Saved]) -> None:
-        """Do the work on another thread."""
-        threading.Thread(target=self.run, args=(work,), name="hotbed-save").start()
+        """Do the work on another thread.
+
+        Raises:
+            BaseException: it could not be started, or the user has interrupted that; `is_undone` says whether
+                nothing has begun.
+        """
+        claim = threading.Lock()
+
+        def claimed() -> None:
+            if claim.acquire(blocking=False):
+                self.run(work)
+
+        try:
+            threading.Thread(target=claimed, name="hotbed-save").start()
+        except BaseException:
+            self.is_undone = claim.acquire(blocking=False)
+            raise
 
     def wait_for_end(self) -> None:
         """Wait until it is complete, or has failed."""
@@ -131,10 +156,10 @@ class Turn:
         finally:
             self._lock.release()
 
-    @property
-    def is_taken(self) -> bool:
-        """Return True while something is saved in the background."""
-        return self._lock.locked()
+    def saving_to(self, root: str) -> Saving | None:
+        """Return the save to a folder that is under way."""
+        last = self.last
+        return last if last is not None and last.root == root and not last.done() else None
 
     def wait(self) -> None:
         """Wait until nothing is saved in the background."""
@@ -144,6 +169,17 @@ class Turn:
     def forget(self) -> None:
         """In a forked process: what is saved by the one before is none of its own."""
         self.__init__()  # type: ignore[misc]
+
+
+@atexit.register
+def _tell_unheard() -> None:
+    last = turn.last
+    error = None if last is None else last.take_unheard()
+    if last is not None and error is not None:
+        sys.stderr.write(
+            f"hotbed.save: the save of step {last.step} in the background has failed: "
+            f"{type(error).__name__}: {error}\n"
+        )
 
 
 turn = Turn()
@@ -178,8 +214,8 @@ _MEMORY_SHARE = 20
 def snapshot_of_all(begun: Begun, ranks: Processes, memory: int | None) -> RowsOfMoment | None:
     """Return the rows of a checkpoint as they are now, while the tables are held; None: on some rank they can
     be read only while nobody changes them. Called by all ranks."""
-    if ranks.trainers < ranks.size:
-        return None  # memory hosts answer the others meanwhile
+    if ranks.trainers < ranks.size or not threading.main_thread().is_alive():
+        return None  # memory hosts answer the others meanwhile; an ending process begins no thread
     tables = {table: begun.since.get(stem, 0) for stem, table in begun.own.items()}
     states = begun.call["states"]
     if memory is None:
@@ -207,18 +243,23 @@ def in_background(
     Args:
         held: what is left when that has ended, with its error.
     """
+    saving, before = None, turn.last
     try:
         marks = mark(begun.own.values())
         tensors = {name: tensor.clone() for name, tensor in begun.tensors.items()}
         begun = begun._replace(tensors=tensors)
         peers = ByStore(ranks, str(begun.about["uid"])) if isinstance(ranks, Ranks) else ranks
-        saving = Saving(begun.call["step"], rows)
-        saving.begin(functools.partial(_finish, begun, peers, rows, marks, held))
+        saving = Saving(begun.call["step"], begun.call["path"], rows)
+        turn.last = saving
+        versions = {table: table.handle_version for table in begun.own.values()}
+        saving.begin(functools.partial(_finish, begun, peers, rows, marks, held, versions))
     except BaseException:
+        if saving is not None and not saving.is_undone:
+            raise  # while it is written
+        turn.last = before
         rows.end()
         with held:
             raise
-    turn.last = saving
     return saving
 
 
@@ -228,8 +269,20 @@ def _finish(
     rows: RowsOfMoment,
     marks: Mapping[LiveTable, int],
     held: contextlib.ExitStack,
+    versions: Mapping[LiveTable, int],
 ) -> Saved:
     tables = list(begun.own.values())
+
+    def copied() -> Iterator[tuple[LiveTable, Records]]:
+        for at, some in rows.records(states=begun.call["states"]):
+            yield tables[at], some
+        for table, version in versions.items():
+            if table.handle_version != version:
+                raise CheckpointError(
+                    f"Table {table.name!r}: its parameter was written in place while it was saved in the "
+                    "background, so that rows may be others than they were. Save again, or with "
+                    "blocking=True."
+                )
 
     def forget() -> None:
         rows.stop()
@@ -238,8 +291,7 @@ def _finish(
 
     with held, giving_memory_back():
         try:
-            copied = ((tables[at], some) for at, some in rows.records(states=begun.call["states"]))
-            saved = begun.finish(ranks, copied, marks, beside=True)
+            saved = begun.finish(ranks, copied(), marks, beside=True)
         finally:
             forget()
         if isinstance(ranks, ByStore):

@@ -17,11 +17,11 @@ from hotbed.table.live import LiveTable
 
 __all__ = [
     "KIND",
+    "any_under_way",
     "entries_of",
     "own_tables",
     "ranks_of",
     "refuse_other_arguments",
-    "refuse_other_ways",
     "tables_here",
 ]
 
@@ -45,23 +45,19 @@ def ranks_of(tables: Mapping[str, LiveTable], model: nn.Module) -> Processes:
     return found.pop() if found else ALONE
 
 
-def refuse_other_ways(every: Sequence[Mapping[str, object]]) -> None:
-    """Raise CheckpointError on all ranks where some save in the background, or skip saves, and others do
-    not. `every`: what each says."""
-    for name in ("blocking", "skip"):
-        if any(one[name] != every[0][name] for one in every):
-            error = CheckpointError(
-                f"Ranks call hotbed.save with other values of {name}: {[one[name] for one in every]}. Give "
-                "the same on all."
-            )
-            mark_known_to_all(error)
-            raise error
+def any_under_way(ranks: Processes, own: bool) -> bool:
+    """Return True if a save is under way on some rank; `own`: on this one. All ranks that call
+    ``save(skip=True)`` call this.
+
+    Raises:
+        CheckpointError: on all, where others do something else.
+    """
+    calls = ranks.values_of_all(KIND, ("save(skip=True)", {"under way": own}))
+    _refuse_other_calls(calls)
+    return any(of_rank["under way"] for _, of_rank in calls)
 
 
-def refuse_other_arguments(called: str, given: Mapping[str, object], ranks: Processes) -> None:
-    """Raise CheckpointError on all ranks where they call `save` or `load` with other arguments. All ranks
-    call this, but for memory hosts, which hear of it and do the same."""
-    calls = ranks.values_of_all(KIND, (called, dict(given)))
+def _refuse_other_calls(calls: Sequence[tuple[str, Mapping[str, object]]]) -> None:
     if other_calls := [rank for rank, (other, _) in enumerate(calls) if other != calls[0][0]]:
         error = CheckpointError(
             f"Rank 0 calls hotbed.{calls[0][0]}, and rank {other_calls[0]} "
@@ -69,6 +65,13 @@ def refuse_other_arguments(called: str, given: Mapping[str, object], ranks: Proc
         )
         mark_known_to_all(error)
         raise error
+
+
+def refuse_other_arguments(called: str, given: Mapping[str, object], ranks: Processes) -> None:
+    """Raise CheckpointError on all ranks where they call `save` or `load` with other arguments. All ranks
+    call this, but for memory hosts, which hear of it and do the same."""
+    calls = ranks.values_of_all(KIND, (called, dict(given)))
+    _refuse_other_calls(calls)
     every = [arguments for _, arguments in calls]
     for rank, other in enumerate(every):
         for name, value in every[0].items():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import itertools
 import os
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
@@ -84,7 +85,7 @@ def write_files(
     named: list[tuple[str, dict[str, FileRows]]] = []
     written: list[Written] = []
     under_way: list[Future[Written]] = []
-    if beside:
+    if beside or not threading.main_thread().is_alive():  # an ending process begins no threads
         for number, (tensors, rows) in enumerate(_packed(pieces)):
             named.append((f"rows-{writer}-{number}.safetensors", rows))
             written.append(write_tensors(os.path.join(folder, named[-1][0]), tensors))

@@ -24,7 +24,7 @@ from hotbed.checkpoint.beside_rows import kinds_of, refuse_other_model
 from hotbed.checkpoint.files import CheckpointError
 from hotbed.checkpoint.folder import root_of
 from hotbed.checkpoint.new import check_keep, check_step
-from hotbed.checkpoint.ranks import KIND, ranks_of, refuse_other_arguments, refuse_other_ways
+from hotbed.checkpoint.ranks import KIND, any_under_way, ranks_of, refuse_other_arguments
 from hotbed.checkpoint.values import Saveable
 from hotbed.modules.owner import tables_of
 from hotbed.storage import parse_bytes
@@ -137,11 +137,12 @@ def save(
     tables = tables_of(model)
     ranks = ranks_of(tables, model)
     with contextlib.ExitStack() as stack:
-        how_here = {"blocking": blocking, "skip": skip, "under way": turn.is_taken}
-        every = ranks.values_of_all(KIND, how_here)
-        refuse_other_ways(every)
-        if skip and any(one["under way"] for one in every) and turn.last is not None:
-            return turn.last
+        with ranks.reporting(KIND):
+            root = root_of(path)
+        last = turn.last
+        if skip and any_under_way(ranks, turn.saving_to(root) is not None):
+            if last is not None and last.root == root:
+                return last
         if blocking:
             turn.wait()
         else:
@@ -151,7 +152,6 @@ def save(
         with ranks.reporting(KIND), reading(tables.values()):
             check_step(step)
             check_keep(keep)
-            root = root_of(path)
             _refuse_unsaved(tables)
             kinds = kinds_of("state_dict", optimizer, scheduler, loader)
             if not isinstance(delta, bool):

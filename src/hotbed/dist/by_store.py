@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar, cast
@@ -32,7 +33,8 @@ class ByStore:
         self._timeout = ranks.timeout
         self._store = store_of(f"beside/{name}")
         self._meetings = 0
-        self._signs, self._signed = 0, 0.0
+        self._left = threading.Event()
+        threading.Thread(target=self._sign, name="hotbed-alive", daemon=True).start()
 
     def reporting(self, kind: str) -> contextlib.AbstractContextManager[object]:
         return self._telling(kind)
@@ -47,9 +49,7 @@ class ByStore:
         self.values_of_all(kind, None)
 
     def heartbeat(self, kind: str, items: Iterable[T]) -> Iterable[T]:
-        for item in items:
-            self._sign()
-            yield item
+        return items
 
     def values_of_all(self, kind: str, value: T) -> list[T]:
         """Return the value that each rank gives, of JSON's types."""
@@ -63,14 +63,16 @@ class ByStore:
             self._store.set(f"stopped/{self.rank}", "")
             keys = [f"stopped/{rank}" for rank in range(self.size)]
             self._await(keys, kind, until_fault=False)
+        self._left.set()
 
     def leave(self) -> None:
         """End the meetings. The first rank, which may have the store, waits until the others have."""
-        with contextlib.suppress(PeerError):
+        with contextlib.suppress(RuntimeError):
             if self.rank:
                 self._store.set(f"left/{self.rank}", "")
             else:
                 self._await([f"left/{rank}" for rank in range(1, self.size)], "the end")
+        self._left.set()
 
     @contextlib.contextmanager
     def _telling(self, kind: str) -> Iterator[None]:
@@ -96,29 +98,28 @@ class ByStore:
             raise PeerError(f"Rank {self.rank} cannot reach the others: {error}") from None
 
     def _await(self, keys: list[str], kind: str, *, until_fault: bool = True) -> None:
-        """Wait for others, as long as those that are missing show signs of life."""
-        heard: dict[str, bytes] = {}
-        since = time.monotonic()
+        """Wait for others, as long as each that is missing shows signs of life."""
+        begun = time.monotonic()
+        heard: dict[str, tuple[bytes, float]] = {}  # by rank the last sign, and when it came
         while missing := [key for key in keys if not self._store.check([key])]:
             if until_fault and self._store.check(["fault"]):
                 raise PeerError(self._store.get("fault").decode())
-            signs = {
-                key: self._store.get(key)
-                for rank in range(self.size)
-                if rank != self.rank and self._store.check([key := f"alive/{rank}"])
-            }
-            if signs != heard:
-                heard, since = signs, time.monotonic()
-            if time.monotonic() - since > self._timeout:
-                late = ", ".join(key.rsplit("/", 1)[1] for key in missing)
-                raise PeerError(
-                    f"Nothing was heard of rank {late} for {self._timeout:g} s in {kind}."
-                )
-            self._sign()
+            now = time.monotonic()
+            for rank in (key.rsplit("/", 1)[1] for key in missing):
+                alive = f"alive/{rank}"
+                sign = self._store.get(alive) if self._store.check([alive]) else b""
+                before, since = heard.get(rank, (b"", begun))
+                heard[rank] = sign, since if sign == before else now
+                if now - heard[rank][1] > self._timeout:
+                    text = f"Nothing was heard of rank {rank} for {self._timeout:g} s in {kind}."
+                    self._store.set("fault", text)  # which hears it if it was only slow
+                    raise PeerError(text)
             time.sleep(_PAUSE)
 
     def _sign(self) -> None:
-        if time.monotonic() - self._signed < _ALIVE:
-            return
-        self._signs, self._signed = self._signs + 1, time.monotonic()
-        self._store.set(f"alive/{self.rank}", str(self._signs))
+        """Show others that this process lives, until the meetings end."""
+        signs = 0
+        with contextlib.suppress(RuntimeError):  # the store is gone
+            while not self._left.wait(_ALIVE):
+                signs += 1
+                self._store.set(f"alive/{self.rank}", str(signs))
