@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import tempfile
 import threading
@@ -103,6 +104,7 @@ def run(*, quick: bool, progress: Callable[[str], None], folder: Path | None = N
     saves = {"blocking": Timing(), "background": Timing()}
     lost, waited, above = [], [], []
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        hb.save(Path(scratch), training.model, training.optimizer, step=0)  # memory for files
         for number in range(1 if quick else ROUNDS):
             progress(f"round {number + 1} of {ROUNDS}")
             with OtherWork() as other:
@@ -138,6 +140,7 @@ def run(*, quick: bool, progress: Callable[[str], None], folder: Path | None = N
     }
     report.figures.update({name: round(value, 3) for name, value in figures.items()})
     report.remark(
+        f"{torch.get_num_threads()} threads train on {os.cpu_count()} processors. "
         "Adagrad, rows in memory, ids that do not repeat, a dense part of 1,664 x 512, each file synced; "
         "lost: the call itself, and what steps take beyond the median of those alone until it is complete."
     )

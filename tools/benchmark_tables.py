@@ -30,6 +30,7 @@ SCENARIOS = (
     "checkpoint",
     "deltas",
     "background",
+    "background-one-thread",
     "exchange",
     "exchange-bags",
     "exchange-bags-23gbs",

@@ -7,6 +7,13 @@
 
 namespace hotbed {
 
+namespace {
+
+// Copies of less than this are made by the calling thread: waking a team costs some microseconds.
+constexpr int64_t kSerialBytes = 1 << 17;
+
+}  // namespace
+
 RecordParts::RecordParts(const RecordLayout& of, int64_t at_most)
     : layout(of), most(at_most), ids(at_most), weights(at_most * of.weight_bytes()), last(at_most) {
   for (size_t k = 0; k < of.state_widths.size(); ++k) {
@@ -26,15 +33,20 @@ void RecordParts::add(int64_t id, const uint8_t* record) {
   ++count;
 }
 
-void RecordParts::add_from(const Table& table, int64_t slot) {
-  auto take = [&](uint8_t* to, const Plane& plane) {
-    std::memcpy(to + count * plane.row_bytes(), plane.row(slot), plane.row_bytes());
-  };
-  ids.data()[count] = table.ids() ? table.ids()[slot] : slot;
-  take(weights.data(), table.weight_plane());
-  for (size_t k = 0; k < states.size(); ++k) take(states[k].data(), table.states()[k].plane);
-  if (layout.steps) last.data()[count] = table.last_step()[slot];
-  ++count;
+void RecordParts::add_from(const Table& table, const int64_t* slots, int64_t n) {
+  bool serial = n * layout.bytes() < kSerialBytes;
+#pragma omp parallel for schedule(static) if (!serial)
+  for (int64_t i = 0; i < n; ++i) {
+    int64_t slot = slots[i], at = count + i;
+    auto take = [&](uint8_t* to, const Plane& plane) {
+      std::memcpy(to + at * plane.row_bytes(), plane.row(slot), plane.row_bytes());
+    };
+    ids.data()[at] = table.ids() ? table.ids()[slot] : slot;
+    take(weights.data(), table.weight_plane());
+    for (size_t k = 0; k < states.size(); ++k) take(states[k].data(), table.states()[k].plane);
+    if (layout.steps) last.data()[at] = table.last_step()[slot];
+  }
+  count += n;
 }
 
 std::vector<void*> RecordParts::states_at() const {
@@ -175,7 +187,7 @@ RecordParts* RecordStream::next_changed(const Table& table, uint64_t mark) {
   const RowChanges& changes = *table.changes();
   parts_->count = 0;
   for (; slot_ < table.size() && parts_->count < parts_->most; ++slot_) {
-    if (changes.changed(slot_, mark)) parts_->add_from(table, slot_);
+    if (changes.changed(slot_, mark)) parts_->add_from(table, &slot_, 1);
   }
   refuse_forgotten(table, mark);  // while they were copied
   return parts_->count ? parts_.get() : nullptr;

@@ -17,8 +17,8 @@ struct RecordParts {
 
   int64_t count = 0;
   void add(int64_t id, const uint8_t* record);
-  // The row in a slot of a table whose rows are in its planes.
-  void add_from(const Table& table, int64_t slot);
+  // The rows in some slots of a table whose rows are in its planes.
+  void add_from(const Table& table, const int64_t* slots, int64_t n);
 
   const RecordLayout layout;
   const int64_t most;

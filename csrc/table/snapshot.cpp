@@ -36,18 +36,24 @@ void TableSnapshot::keep(const Table& table, const int64_t* slots, int64_t n) {
   std::lock_guard guard(room_->mutex);
   if (room_->copied) return;
   note_forgotten(table);
+  chosen_.clear();
   for (int64_t i = 0; i < n; ++i) {
     int64_t slot = slots ? slots[i] : i;
     if (slot < at_ || slot >= limit_) continue;
-    if (wanted(table, slot)) {
-      if (kept_.empty() || kept_.back()->count == kept_.back()->most) {
-        kept_.push_back(std::make_unique<RecordParts>(layout_, std::min(limit_, kKeptAtOnce)));
-      }
-      kept_.back()->add_from(table, slot);
-      room_->bytes += static_cast<uint64_t>(layout_.bytes());
-    }
+    if (wanted(table, slot)) chosen_.push_back(slot);
     copied_[static_cast<size_t>(slot / kBits)] |= uint64_t{1} << (slot % kBits);
   }
+  auto count = static_cast<int64_t>(chosen_.size());
+  for (int64_t begin = 0; begin < count;) {
+    if (kept_.empty() || kept_.back()->count == kept_.back()->most) {
+      kept_.push_back(std::make_unique<RecordParts>(layout_, std::min(limit_, kKeptAtOnce)));
+    }
+    RecordParts& part = *kept_.back();
+    int64_t some = std::min(count - begin, part.most - part.count);
+    part.add_from(table, chosen_.data() + begin, some);
+    begin += some;
+  }
+  room_->bytes += static_cast<uint64_t>(count * layout_.bytes());
 }
 
 // Where it is not known any more which rows are wanted.
@@ -88,9 +94,11 @@ std::unique_ptr<RecordParts> TableSnapshot::next(const Table& table) {
   note_forgotten(table);
   if (room_->broken) return nullptr;
   auto found = std::make_unique<RecordParts>(layout_, std::min(most_, limit_ - at_));
-  for (; at_ < limit_ && found->count < found->most; ++at_) {
-    if (wanted(table, at_)) found->add_from(table, at_);
+  chosen_.clear();
+  for (; at_ < limit_ && static_cast<int64_t>(chosen_.size()) < found->most; ++at_) {
+    if (wanted(table, at_)) chosen_.push_back(at_);
   }
+  found->add_from(table, chosen_.data(), static_cast<int64_t>(chosen_.size()));
   return found;
 }
 

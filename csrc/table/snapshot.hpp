@@ -59,6 +59,7 @@ class TableSnapshot final : public RowKeeper {
   const uint64_t since_;
   int64_t at_ = 0;                // rows below are copied
   std::vector<uint64_t> copied_;  // a bit a slot
+  std::vector<int64_t> chosen_;
   std::deque<std::unique_ptr<RecordParts>> kept_;
 };
 

@@ -65,7 +65,7 @@ def gated(at_once: int = 3) -> Iterator[Gate]:
             gate.wait()
 
     patch.setattr(core_backed.CoreSnapshot, "records", waiting)
-    patch.setattr(core_backed, "_at_once", lambda cores: at_once * core_backed._PARTS)
+    patch.setattr(core_backed, "rows_at_once", lambda core: at_once * core_backed._PARTS)
     try:
         yield gate
     finally:

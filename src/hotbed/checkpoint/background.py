@@ -116,6 +116,9 @@ class Saving:
 
         def claimed() -> None:
             if claim.acquire(blocking=False):
+                with contextlib.suppress(OSError):  # the training comes first
+                    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+                _core.use_one_thread()
                 self.run(work)
 
         try:
@@ -206,6 +209,8 @@ def giving_memory_back() -> Iterator[None]:
         _core.give_back_freed()
 
 
+_NICE = 10
+"""Niceness of the thread that writes: it gets a tenth of a core that somebody else wants, too."""
 _LEAST_MEMORY = 64 << 20
 _MEMORY_SHARE = 20
 """Of the bytes of rows, for those that were changed and not written yet."""

@@ -88,7 +88,8 @@ def write_files(
     if beside or not threading.main_thread().is_alive():  # an ending process begins no threads
         for number, (tensors, rows) in enumerate(_packed(pieces)):
             named.append((f"rows-{writer}-{number}.safetensors", rows))
-            written.append(write_tensors(os.path.join(folder, named[-1][0]), tensors))
+            path = os.path.join(folder, named[-1][0])
+            written.append(write_tensors(path, tensors, beside=beside))
         return _entries(named, written)
     with ThreadPoolExecutor(_WRITERS) as pool:
         for number, (tensors, rows) in enumerate(_packed(pieces)):

@@ -18,7 +18,13 @@ from torch import Tensor
 
 from hotbed import _core
 from hotbed.checkpoint.entries import Written
-from hotbed.checkpoint.files import CheckpointError, DamagedError, open_plain, write_new
+from hotbed.checkpoint.files import (
+    CheckpointError,
+    DamagedError,
+    open_plain,
+    write_new,
+    write_new_beside,
+)
 from hotbed.errors import OutOfMemory
 
 __all__ = ["CHUNK_BYTES", "DTYPES", "header_of", "read_tensors", "read_views", "write_tensors"]
@@ -47,11 +53,14 @@ DTYPES = {
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
-def write_tensors(path: str, tensors: Mapping[str, Tensor | Sequence[Tensor]]) -> Written:
+def write_tensors(
+    path: str, tensors: Mapping[str, Tensor | Sequence[Tensor]], *, beside: bool = False
+) -> Written:
     """Writes a file where none is, to stay. Returns what `read_views` asks for.
 
     Args:
         tensors: several under one name are its parts, which differ in their first dimension.
+        beside: whether others work meanwhile, see `write_new_beside`.
 
     Raises:
         CheckpointError: a tensor has a dtype that cannot be saved.
@@ -68,7 +77,8 @@ def write_tensors(path: str, tensors: Mapping[str, Tensor | Sequence[Tensor]]) -
     size = len(first) + sum(part.nbytes for own in parts.values() for part in own)
     sums = _Checksums()
     pieces = (_bytes_of(part) for name in begins for part in parts[name])
-    write_new(path, sums.of_all(_chain(first, pieces)))
+    write = write_new_beside if beside else write_new
+    write(path, sums.of_all(_chain(first, pieces)))
     return {"bytes": size, "crc32c": sums.ended()}
 
 

@@ -32,7 +32,8 @@ class CoreSnapshot:
     """`hotbed.table.records.RowsOfMoment` of rows that lie in planes of the core's."""
 
     def __init__(self, cores: Sequence[_core.Table], since: Sequence[int], memory: int) -> None:
-        at_once = max(1, _at_once(cores) // _PARTS)  # who changes rows waits while some are copied
+        # Tables are read one after the other, and who changes rows waits while some are copied.
+        at_once = max(1, min(map(rows_at_once, cores)) // _PARTS)
         self._core = _core.Snapshot(cores, at_once, memory, since)
 
     @property
@@ -51,7 +52,7 @@ class CoreSnapshot:
         self._core.end()
 
 
-_PARTS = 8
+_PARTS = 4
 """Into which rows that are read at once are cut where somebody may wait."""
 
 
