@@ -101,6 +101,7 @@ def section(name: str, result: dict[str, Any]) -> str:
     """One run's part of the page. `name`: the scenario's; and of its network, or its machine."""
     hardware, versions = result["hardware"], result["versions"]
     copy = hardware["copy_gb_per_s"]
+    on_two = f" and {copy['2']} on two" if "2" in copy else ""
     run: str = result["scenario"]
     if run == "scale" != name:
         run = name.replace("scale-", "scale --link ")
@@ -111,7 +112,7 @@ def section(name: str, result: dict[str, Any]) -> str:
         f"### `{name}`\n",
         f"`python -m benchmarks {run}` · {result['date'][:10]} · commit {result['commit']} · "
         f"{hardware['cpu']}, {hardware['cores']} cores, copies {copy['1']} GB/s on "
-        f"one thread and {copy['2']} on two · torch {versions['torch']}{beside}\n",
+        f"one thread{on_two} · torch {versions['torch']}{beside}\n",
         *timings(result["rows"]),
     ]
     if noisiest > NOISY_SHARE:
