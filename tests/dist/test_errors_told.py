@@ -215,6 +215,20 @@ def test_nothing_goes_on_behind_a_forward_that_has_failed_in_join() -> None:
     run(2, in_join)
 
 
+def uneven_fit(rank: int, world: int) -> None:
+    for kind in (Model, Normed):
+        model = hb.distribute(kind(), timeout=SECONDS)
+        optimizer = hb.optim.Adagrad(model.parameters(), lr=0.1)
+        batches = list(Loader(False))[: 2 + 2 * rank]
+        with Join(hb.dist.joinables(model)):
+            assert fit(model, batches, optimizer).steps == 2 + 2 * rank
+
+
+@pytest.mark.process
+def test_fit_inside_of_join() -> None:
+    run(2, uneven_fit)
+
+
 def other_metrics(rank: int, world: int) -> None:
     model = hb.distribute(Model(), timeout=SECONDS)
     metrics: dict[str, Any] = {"auc": Auc()} if rank else {"accuracy": BinaryAccuracy()}

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 from torch.optim import Optimizer
 
-from hotbed.dist.distribute import Sharing, needed_sharing
+from hotbed.dist.distribute import Sharing, needed_sharing, sharing_of
 from hotbed.dist.errors import PeerLost, is_gone
 from hotbed.dist.roles import place_among_trainers, ranks_with_batches, refuse_memory_host
 from hotbed.dist.serving import Serving
@@ -23,7 +23,7 @@ from hotbed.dist.wire import group_of
 from hotbed.optim.base import TableOptimizer
 from hotbed.optim.guards import table_optimizers
 
-__all__ = ["joinables"]
+__all__ = ["is_in_join", "joinables"]
 
 _WATCHED = "_hotbed_watched"
 
@@ -59,6 +59,17 @@ def joinables(model: nn.Module) -> list[Joinable]:
         return [] if sharing.plan is None else [tables]
     # The first tells Join of each forward: tables do, where there are some.
     return [sharing.dense, tables] if sharing.plan is None else [tables, sharing.dense]
+
+
+def is_in_join(model: nn.Module) -> bool:
+    """Return True inside of torch's ``Join``, where ranks may have ended: they take part in steps only."""
+    sharing = sharing_of(model)
+    if sharing is None:
+        return False
+    dense = sharing.dense
+    return sharing.ranks.before_forward is not None or (
+        dense is not None and bool(dense._join_config.enable)
+    )
 
 
 class _Tables(Joinable):

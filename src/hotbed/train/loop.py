@@ -23,6 +23,7 @@ from hotbed.data.position import (
     start_workers,
     wrapped_by,
 )
+from hotbed.dist.join import is_in_join
 from hotbed.dist.loaders import Even
 from hotbed.errors import InputError
 from hotbed.table.alone import Processes
@@ -153,7 +154,8 @@ def fit(
         with telling_errors(ranks):
             for callback in all_callbacks:
                 callback.on_finish()
-        ranks.values_of_all(FIGURES, None)  # where errors of others are heard
+        if not is_in_join(model):
+            ranks.values_of_all(FIGURES, None)  # where errors of others are heard
     finally:
         with contextlib.ExitStack() as ending:  # each, also where another raises
             for callback in reversed(begun):
