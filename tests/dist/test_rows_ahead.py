@@ -342,20 +342,27 @@ def trains_in(rank: int, world: int, host: int, folder: Path, prefetch: int) -> 
 
 
 def small_budget(rank: int, world: int, folder: str) -> None:
-    """The least budget that trains is as small with rows ahead: these hold no rows of the batch before."""
+    """The least budget that trains is as small with rows ahead: these hold no rows of the batch before. Just
+    below it some runs train, and others do not, as look-ahead has more or less under way."""
     warnings.simplefilter("ignore")  # look-ahead tells that it shortens itself
     model = hb.EmbeddingCollection([hb.Table("item", 1, 1)])
     hb.distribute(model, "basic")
     ranks: Any = model.ranks
-    for host in range(390_000, 470_000, 8_000):
-        trained = []
-        for prefetch in (0, 1):
-            own = trains_in(rank, world, host, Path(folder) / f"{host}-{prefetch}", prefetch)
-            trained.append(all(ranks.values_of_all("a distribution", own)))
-        assert trained[0] == trained[1], host
-        if trained[0]:
-            return
-    raise AssertionError("no budget is large enough")
+    least: dict[int, int] = {}
+    for host in range(390_000, 470_000, _STEP_OF_BUDGETS):
+        for prefetch in {0, 1} - least.keys():
+            for number in range(3):
+                own_folder = Path(folder) / f"{host}-{prefetch}-{number}"
+                own = trains_in(rank, world, host, own_folder, prefetch)
+                if all(ranks.values_of_all("a distribution", own)):
+                    least[prefetch] = host
+                    break
+        if len(least) == 2:
+            break
+    assert abs(least[0] - least[1]) <= _STEP_OF_BUDGETS, least
+
+
+_STEP_OF_BUDGETS = 8_000
 
 
 def test_a_small_budget_is_enough(tmp_path: Path) -> None:
