@@ -144,14 +144,10 @@ Tensor copy_of(const void* from, std::vector<size_t> shape, nb::dlpack::dtype el
   return made;
 }
 
-// (place of the table, ids, weights, states, last steps) of the next rows.
-nb::object next_rows(RecordStream& stream, bool with_states) {
-  size_t at;
-  const RecordParts* rows;
-  {
-    nb::gil_scoped_release unlocked;
-    rows = stream.next(at);
-  }
+// (place of the table, ids, weights, states, last steps) of rows, or None. `make`: a tensor of what
+// lies at an address, of a shape and element.
+template <class Make>
+nb::object as_tuple(const RecordParts* rows, size_t at, bool with_states, Make make) {
   if (!rows) return nb::none();
   const RecordLayout& layout = rows->layout;
   auto n = static_cast<size_t>(rows->count);
@@ -159,14 +155,24 @@ nb::object next_rows(RecordStream& stream, bool with_states) {
   nb::list states;
   for (size_t k = 0; with_states && k < rows->states.size(); ++k) {
     auto width = static_cast<size_t>(layout.state_widths[k]);
-    states.append(copy_of(rows->states[k].data(), {n, width}, element(of_states)));
+    states.append(make(rows->states[k].data(), {n, width}, element(of_states)));
   }
   nb::object last = nb::none();
-  if (layout.steps) last = nb::cast(copy_of(rows->last.data(), {n}, nb::dtype<int64_t>()));
+  if (layout.steps) last = nb::cast(make(rows->last.data(), {n}, nb::dtype<int64_t>()));
   return nb::make_tuple(
-      at, copy_of(rows->ids.data(), {n}, nb::dtype<int64_t>()),
-      copy_of(rows->weights.data(), {n, static_cast<size_t>(layout.dim)}, element(layout.dtype)),
+      at, make(rows->ids.data(), {n}, nb::dtype<int64_t>()),
+      make(rows->weights.data(), {n, static_cast<size_t>(layout.dim)}, element(layout.dtype)),
       states, last);
+}
+
+nb::object next_rows(RecordStream& stream, bool with_states) {
+  size_t at;
+  const RecordParts* rows;
+  {
+    nb::gil_scoped_release unlocked;
+    rows = stream.next(at);
+  }
+  return as_tuple(rows, at, with_states, copy_of);
 }
 
 // The same, without a copy.
@@ -177,25 +183,11 @@ nb::object taken_rows(Snapshot& snapshot, bool with_states) {
     nb::gil_scoped_release unlocked;
     rows = snapshot.next(at);
   }
-  if (!rows) return nb::none();
   auto view = [&](const void* from, std::vector<size_t> shape, nb::dlpack::dtype element) {
     nb::capsule owner = owner_of(std::make_unique<std::shared_ptr<RecordParts>>(rows));
     return Tensor(const_cast<void*>(from), shape.size(), shape.data(), owner, nullptr, element);
   };
-  const RecordLayout& layout = rows->layout;
-  auto n = static_cast<size_t>(rows->count);
-  DType of_states = layout.dtype == DType::f64 ? DType::f64 : DType::f32;
-  nb::list states;
-  for (size_t k = 0; with_states && k < rows->states.size(); ++k) {
-    auto width = static_cast<size_t>(layout.state_widths[k]);
-    states.append(view(rows->states[k].data(), {n, width}, element(of_states)));
-  }
-  nb::object last = nb::none();
-  if (layout.steps) last = nb::cast(view(rows->last.data(), {n}, nb::dtype<int64_t>()));
-  return nb::make_tuple(
-      at, view(rows->ids.data(), {n}, nb::dtype<int64_t>()),
-      view(rows->weights.data(), {n, static_cast<size_t>(layout.dim)}, element(layout.dtype)),
-      states, last);
+  return as_tuple(rows.get(), at, with_states, view);
 }
 
 }  // namespace

@@ -185,10 +185,12 @@ RecordParts* RecordStream::next_in_memory(size_t at) {
 // Those of a table in memory that have changed since.
 RecordParts* RecordStream::next_changed(const Table& table, uint64_t mark) {
   const RowChanges& changes = *table.changes();
-  parts_->count = 0;
-  for (; slot_ < table.size() && parts_->count < parts_->most; ++slot_) {
-    if (changes.changed(slot_, mark)) parts_->add_from(table, &slot_, 1);
+  std::vector<int64_t> slots;
+  for (; slot_ < table.size() && static_cast<int64_t>(slots.size()) < parts_->most; ++slot_) {
+    if (changes.changed(slot_, mark)) slots.push_back(slot_);
   }
+  parts_->count = 0;
+  parts_->add_from(table, slots.data(), static_cast<int64_t>(slots.size()));
   refuse_forgotten(table, mark);  // while they were copied
   return parts_->count ? parts_.get() : nullptr;
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -20,7 +21,12 @@ from safetensors.torch import load_file
 from hotbed import _core
 from hotbed.checkpoint import files as json_files
 from hotbed.checkpoint import tensors as tensor_files
-from hotbed.checkpoint.files import CheckpointError, read_json_sealed, write_json_sealed
+from hotbed.checkpoint.files import (
+    CheckpointError,
+    read_json_sealed,
+    write_json_sealed,
+    write_new_beside,
+)
 from hotbed.checkpoint.tensors import header_of, read_tensors, write_tensors
 from hotbed.errors import OutOfMemory
 
@@ -242,3 +248,32 @@ def test_nothing_is_read_behind_a_damaged_chunk(
         tensor_files.read_views(str(path), expected, memory)
     assert memory[: 64 * 4].tolist() == list(raw[: 64 * 4])
     assert bool((memory[64 * 4 :] == 77).all())
+
+
+BLOCKS = 4096 * 1024
+"""Bytes that are written at once past the cache."""
+
+
+@pytest.mark.parametrize("is_direct", [True, False])
+@pytest.mark.parametrize("size", [0, 1, 4095, 4096, 4097, BLOCKS - 1, BLOCKS, 2 * BLOCKS + 5])
+def test_files_past_the_cache(
+    tmp_path: Path, size: int, is_direct: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They have the bytes of others, also where the file system knows no such way."""
+    opened = os.open
+
+    def refused(path: Any, flags: int, *more: Any, **options: Any) -> int:
+        if flags & os.O_DIRECT:
+            opened(path, flags & ~os.O_DIRECT, *more)  # it is made, and not written
+            raise OSError(errno.EINVAL, "no direct access")
+        return opened(path, flags, *more, **options)
+
+    if not is_direct:
+        monkeypatch.setattr(os, "open", refused)
+    content = np.random.default_rng(size).bytes(size)
+    pieces = [content[:3], b"", content[3:5000], memoryview(content)[5000:]]
+    write_new_beside(str(tmp_path / "file"), pieces)
+    assert (tmp_path / "file").read_bytes() == content
+    with pytest.raises(FileExistsError):
+        write_new_beside(str(tmp_path / "file"), pieces)
+    assert (tmp_path / "file").read_bytes() == content

@@ -163,3 +163,36 @@ def test_arguments_of_another_kind(option: str, value: object) -> None:
     given: Any = {option: value}
     with pytest.raises(hb.InputError, match=option):
         hb.train.fit(layer, [], optimizer, **given)
+
+
+class _Breaking:
+    """A scheduler whose second step raises."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def step(self) -> None:
+        self.steps += 1
+        if self.steps == 2:
+            raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("breaks", ["scheduler", "forward"])
+def test_an_error_leaves_the_position_behind_the_last_step(breaks: str) -> None:
+    layer: Any = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(layer.parameters(), 0.1)
+    asked: list[int] = []
+
+    class Model(torch.nn.Module):
+        def forward(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+            asked.append(1)
+            if breaks == "forward" and len(asked) == 3:
+                raise ZeroDivisionError
+            return layer(batch["x"])[:, 0]
+
+    position, scheduler = hb.train.Position(), _Breaking() if breaks == "scheduler" else None
+    given: Any = {"scheduler": scheduler, "position": position}
+    data = [{"x": torch.ones(2, 1), "label": torch.ones(2)} for _ in range(5)]
+    with pytest.raises(ZeroDivisionError):
+        hb.train.fit(Model(), data, optimizer, **given)
+    assert (position.batch, position.steps, position.rows) == (2, 2, 4)

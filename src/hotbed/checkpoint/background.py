@@ -9,6 +9,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from typing import cast
 
 from hotbed import _core
 from hotbed.checkpoint.begun import Begun, Saved
@@ -18,7 +19,8 @@ from hotbed.checkpoint.ranks import KIND
 from hotbed.checkpoint.rows import most_bytes
 from hotbed.dist.by_store import ByStore
 from hotbed.dist.ranks import Ranks
-from hotbed.table.alone import Processes
+from hotbed.table.alone import ALONE, Processes
+from hotbed.table.gradients import plain_access
 from hotbed.table.live import LiveTable
 from hotbed.table.locks import alone
 from hotbed.table.lookups import snapshot_of
@@ -34,9 +36,10 @@ class Saving:
     Attributes:
         step: of the checkpoint.
         root: folder of the run.
+        is_begun: whether it is under way, or was.
     """
 
-    is_undone = False
+    is_begun = False
 
     def __init__(self, step: int, root: str, rows: RowsOfMoment | None = None) -> None:
         """`root`: folder of the run. `rows`: that are written; None: there is nothing to wait for."""
@@ -109,8 +112,7 @@ class Saving:
         """Do the work on another thread.
 
         Raises:
-            BaseException: it could not be started, or the user has interrupted that; `is_undone` says whether
-                nothing has begun.
+            BaseException: it could not be started, or the user has interrupted that; `is_begun` says which.
         """
         claim = threading.Lock()
 
@@ -123,8 +125,9 @@ class Saving:
 
         try:
             threading.Thread(target=claimed, name="hotbed-save").start()
+            self.is_begun = True
         except BaseException:
-            self.is_undone = claim.acquire(blocking=False)
+            self.is_begun = not claim.acquire(blocking=False)
             raise
 
     def wait_for_end(self) -> None:
@@ -171,7 +174,7 @@ class Turn:
 
     def forget(self) -> None:
         """In a forked process: what is saved by the one before is none of its own."""
-        self.__init__()  # type: ignore[misc]
+        self._lock, self.last = threading.Lock(), None
 
 
 @atexit.register
@@ -248,24 +251,31 @@ def in_background(
     Args:
         held: what is left when that has ended, with its error.
     """
-    saving, before = None, turn.last
+    saving, before, peers = None, turn.last, cast(Processes, ALONE)
     try:
         marks = mark(begun.own.values())
         tensors = {name: tensor.clone() for name, tensor in begun.tensors.items()}
         begun = begun._replace(tensors=tensors)
-        peers = ByStore(ranks, str(begun.about["uid"])) if isinstance(ranks, Ranks) else ranks
+        if isinstance(ranks, Ranks):
+            peers = ByStore(ranks, str(begun.about["uid"]))
         saving = Saving(begun.call["step"], begun.call["path"], rows)
         turn.last = saving
-        versions = {table: table.handle_version for table in begun.own.values()}
+        versions = {table: _version_of(table) for table in begun.own.values()}
         saving.begin(functools.partial(_finish, begun, peers, rows, marks, held, versions))
     except BaseException:
-        if saving is not None and not saving.is_undone:
+        if saving is not None and saving.is_begun:
             raise  # while it is written
         turn.last = before
         rows.end()
-        with held:
+        with held, peers.reporting(KIND):
             raise
     return saving
+
+
+def _version_of(table: LiveTable) -> int:
+    """Return torch's count of writes into the handle of a table."""
+    with plain_access():
+        return int(table.parameter._version)
 
 
 def _finish(
@@ -282,7 +292,7 @@ def _finish(
         for at, some in rows.records(states=begun.call["states"]):
             yield tables[at], some
         for table, version in versions.items():
-            if table.handle_version != version:
+            if _version_of(table) != version:
                 raise CheckpointError(
                     f"Table {table.name!r}: its parameter was written in place while it was saved in the "
                     "background, so that rows may be others than they were. Save again, or with "
@@ -295,6 +305,8 @@ def _finish(
             rows.end()
 
     with held, giving_memory_back():
+        if isinstance(ranks, ByStore):
+            ranks.show_signs()
         try:
             saved = begun.finish(ranks, copied(), marks, beside=True)
         finally:

@@ -143,8 +143,8 @@ def write_new(path: str, pieces: Iterable[bytes | memoryview]) -> None:
 
 
 def write_new_beside(path: str, pieces: Iterable[bytes | memoryview]) -> None:
-    """Does as `write_new`, past the system's cache where the file system can: that takes a third of the
-    processors' time, for those who work meanwhile.
+    """Does as `write_new`, past the system's cache where the file system can: that leaves more of the
+    processors to those who work meanwhile.
 
     Raises:
         OSError: as `write_new`.

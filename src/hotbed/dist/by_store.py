@@ -34,6 +34,9 @@ class ByStore:
         self._store = store_of(f"beside/{name}")
         self._meetings = 0
         self._left = threading.Event()
+
+    def show_signs(self) -> None:
+        """Begin to show the others that this process lives."""
         threading.Thread(target=self._sign, name="hotbed-alive", daemon=True).start()
 
     def reporting(self, kind: str) -> contextlib.AbstractContextManager[object]:

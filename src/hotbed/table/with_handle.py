@@ -193,12 +193,6 @@ class TableWithHandle(_Rows):
                     self.parameter.data = data
             raise
 
-    @property
-    def handle_version(self) -> int:
-        """Return torch's count of writes into the handle."""
-        with plain_access():
-            return int(self.parameter._version)
-
     def note_writes(self) -> bool:
         """Tell the place of what was written into the handle, as far as torch counts that. Return False if
         weights were put in place of the handle's, which `check_handle` adopts."""

@@ -214,10 +214,13 @@ def _train(
             begun = _from(batches, epoch, position) if given else batches
         for batch in told_of_errors(begun, ranks):
             position.batch += 1
+            taken = position.steps
             try:
                 step = trainer.step(batch, epoch)
             except BaseException:
-                position.batch -= 1
+                position.batch -= (
+                    position.steps == taken
+                )  # on each rank, as all take a step or none
                 raise
             if step is None:
                 continue

@@ -92,12 +92,12 @@ class Trainer:
             value.backward()  # type: ignore[no-untyped-call]
         with trace.span("step"):
             self.optimizer.step()
+        position.steps += 1
+        position.rows += samples
         self.optimizer.zero_grad()
         if self.scheduler is not None:
             with self.between_batches():
                 self.scheduler.step()
-        position.steps += 1
-        position.rows += samples
         return Step(position.steps, epoch, position.rows, value.detach(), logits.detach(), labels)
 
     def _loss(
