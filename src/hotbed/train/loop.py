@@ -218,9 +218,8 @@ def _train(
             try:
                 step = trainer.step(batch, epoch)
             except BaseException:
-                position.batch -= (
-                    position.steps == taken
-                )  # on each rank, as all take a step or none
+                if position.steps == taken:  # on each rank, as all take a step or none
+                    position.batch -= 1
                 raise
             if step is None:
                 continue
