@@ -18,6 +18,9 @@ AROUND = 160_000
 ABOVE_SSD = 450_000
 """Bytes of a host above an SSD, whose buffers take nearly all of it."""
 
+TIGHT = 190_000
+"""With which some thirty rows of 3,600 bytes compute."""
+
 
 def storage_of(place: str, folder: Path) -> hb.Storage | None:
     match place:
@@ -29,6 +32,8 @@ def storage_of(place: str, folder: Path) -> hb.Storage | None:
             return hb.Storage(device=AROUND, host="64MB")
         case "ssd":
             return hb.Storage(host=ABOVE_SSD + AROUND, ssd=folder / "rows")
+        case "tight":
+            return hb.Storage(host=ABOVE_SSD + TIGHT, ssd=folder / "rows")
         case "three":
             return hb.Storage(device=AROUND, host=ABOVE_SSD, ssd=folder / "rows")
     raise ValueError(place)

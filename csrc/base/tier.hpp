@@ -1,11 +1,13 @@
 // A tier below the one that computes: whole rows by table and id, each a record of fixed size.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <memory>
 #include <optional>
 #include <span>
+#include <vector>
 
 #include "base/errors.hpp"
 
@@ -20,12 +22,27 @@ struct RowKey {
   bool operator==(const RowKey&) const = default;
 };
 
+inline bool before(const RowKey& a, const RowKey& b) {
+  return a.table != b.table ? a.table < b.table : a.id < b.id;
+}
+
+inline bool among(const std::vector<RowKey>& sorted, const RowKey& key) {
+  return std::binary_search(sorted.begin(), sorted.end(), key, before);
+}
+
 // Records of some tables in the order in which they lie, each row once.
 class RecordScan {
  public:
   virtual ~RecordScan() = default;
   // At most `most` of those that follow: how many they are, 0 behind the last. Throws TierError.
   virtual int64_t next(int64_t most, RowKey* keys, uint8_t* records) = 0;
+};
+
+// The same as they were when it was made, while rows are written and erased.
+class TierSnapshot : public RecordScan {
+ public:
+  // Their records are not wanted: before any is given.
+  virtual void leave_out(std::span<const RowKey> keys) = 0;
 };
 
 // Of n keys and their records those that are `wanted`, side by side: how many they are.
@@ -70,6 +87,13 @@ class Tier {
   // While it lives rows may be read, and not written or erased. `since`: a moment(), after which
   // rows were written that are wanted; 0: all rows. Throws TierError.
   virtual std::unique_ptr<RecordScan> scan(std::span<const int32_t> tables, uint64_t since = 0) = 0;
+
+  // As scan(); null where rows must not be written or erased meanwhile.
+  virtual std::unique_ptr<TierSnapshot> snapshot(std::span<const int32_t> tables, uint64_t since) {
+    static_cast<void>(tables), static_cast<void>(since);
+    return nullptr;
+  }
+  virtual bool has_snapshots() const { return false; }
 
   // A number that all writes so far have reached and later ones exceed; nothing of a tier that
   // cannot tell when a row was written.

@@ -448,12 +448,15 @@ void bind_table(nb::module_& module) {
           "behind the last.")
       .def("close", &RecordStream::close, Unlocked());
   nb::class_<Snapshot>(module, "Snapshot",
-                       "The rows of tables in memory as they are when it is made, each once, while "
-                       "others change them; made while the tables are held.")
+                       "The rows of tables as they are when it is made, each once, while others "
+                       "change them; made while the tables are held.")
+      .def_static("can_read", &Snapshot::can_read, "tables"_a,
+                  "Whether rows of these tables can be read while others change them.")
       .def(
           nb::init<std::vector<std::shared_ptr<Table>>, int64_t, uint64_t, std::vector<uint64_t>>(),
-          "tables"_a, "most"_a, "bytes"_a, "since"_a,
-          "`bytes`: of rows that others have changed and nobody has taken; beyond, a change waits. "
+          "tables"_a, "most"_a, "bytes"_a, "since"_a, Unlocked(),
+          "Of tables that can be read. `bytes`: of rows that others have changed and nobody has "
+          "taken; beyond, a change waits. "
           "`since`: as of RecordStream.")
       .def("next", &taken_rows, "states"_a,
            nb::sig("def next(self, states: bool) -> tuple[int, torch.Tensor, torch.Tensor, "

@@ -62,7 +62,7 @@ bool LogTier::compact_step() {
   };
   {
     std::shared_lock state(state_);
-    if (scans_) return false;
+    if (!scans_.empty()) return false;
   }
   auto victim = choose_victim();
   if (!victim) {

@@ -1,5 +1,6 @@
 // All rows of some tables, segment after segment.
 #include <algorithm>
+#include <climits>
 #include <set>
 
 #include "log/log_tier.hpp"
@@ -19,20 +20,37 @@ std::optional<uint64_t> LogTier::moment() const {
   return sequence_;
 }
 
-// A record is its row's newest where the index names its place.
-class LogTier::Scan : public RecordScan {
+// A record is its row's newest of the moment where the index names its place, or did when another
+// took its place or the row was erased.
+class LogTier::Scan : public TierSnapshot {
  public:
   Scan(LogTier& tier, std::span<const int32_t> tables, uint64_t since)
       : tier_(tier), tables_(tables.begin(), tables.end()), since_(since) {
     // A compaction that is under way ends first.
     std::lock_guard compacting(tier_.compact_mutex_);
-    if (tier_.core_.writes()) tier_.seal(tier_.moved_);
+    std::lock_guard appending(tier_.append_mutex_);
+    if (tier_.core_.writes()) {
+      tier_.seal(tier_.fresh_);
+      tier_.seal(tier_.moved_);
+    }
     std::unique_lock state(tier_.state_);
-    ++tier_.scans_;
+    limit_ = tier_.segments_->size() * tier_.segment_records_;
+    died_.reserve(limit_ / CHAR_BIT + 1, "A scan of the log", kLowerBudget);
+    left_out_.reserve(limit_ / CHAR_BIT + 1, "A scan of the log", kLowerBudget);
+    for (const auto& segment : *tier_.segments_) {
+      if (!segment || !segment->live || (since_ && segment->newest <= since_)) continue;
+      segments_.push_back({segment, tier_.segment_blocks_});
+      for (const Stream* stream : {&tier_.fresh_, &tier_.moved_}) {
+        if (stream->segment == segment) segments_.back().blocks = stream->next_block;
+      }
+    }
+    std::sort(segments_.begin(), segments_.end(),
+              [](const auto& a, const auto& b) { return a.segment->number < b.segment->number; });
+    tier_.scans_.push_back(this);
   }
   ~Scan() override {
     std::unique_lock state(tier_.state_);
-    --tier_.scans_;
+    std::erase(tier_.scans_, this);
     bool wanted = tier_.wants_compaction();
     state.unlock();
     if (wanted) tier_.core_.want_compaction();
@@ -46,12 +64,18 @@ class LogTier::Scan : public RecordScan {
     }
     std::shared_lock state(tier_.state_);
     buffers_ = tier_.buffers_;
-    for (const auto& segment : *tier_.segments_) {
-      if (!segment || !segment->live || (since_ && segment->newest <= since_)) continue;
-      segments_.push_back(segment);
+  }
+
+  // Under the lock of the state: a record is not its row's newest any more.
+  void note_died(uint32_t location) { set(died_, location); }
+
+  void leave_out(std::span<const RowKey> keys) override {
+    std::vector<uint32_t> locations(keys.size());
+    std::unique_lock state(tier_.state_);
+    tier_.index_.find(keys, locations.data());
+    for (uint32_t location : locations) {
+      if (location != LogIndex::kNone) set(left_out_, location);
     }
-    std::sort(segments_.begin(), segments_.end(),
-              [](const auto& a, const auto& b) { return a->number < b->number; });
   }
 
   int64_t next(int64_t most, RowKey* keys, uint8_t* records) override {
@@ -80,7 +104,8 @@ class LogTier::Scan : public RecordScan {
     ready_.clear();
     records_.clear();
     given_ = 0;
-    const LogSegment& segment = *segments_[at_];
+    const LogSegment& segment = *segments_[at_].segment;
+    if (block_ == segments_[at_].blocks) return go_on(0);
     if (take_from_buffer(segment)) return;
     auto queue = tier_.core_.engine().lease();
     uint32_t bytes = tier_.layout_.block_bytes;
@@ -109,7 +134,7 @@ class LogTier::Scan : public RecordScan {
 
   void go_on(uint32_t blocks) {
     block_ += blocks;
-    if (block_ < tier_.segment_blocks_) return;
+    if (block_ < segments_[at_].blocks) return;
     ++at_;
     block_ = 0;
   }
@@ -130,7 +155,7 @@ class LogTier::Scan : public RecordScan {
 
   // Behind the blocks from here on that are in the file.
   uint32_t end_of_written(const LogSegment& segment) const {
-    uint32_t end = tier_.segment_blocks_;
+    uint32_t end = segments_[at_].blocks;
     for (const auto& buffer : buffers_) {
       if (buffer->segment.get() == &segment && buffer->first_block >= block_) {
         end = std::min(end, buffer->first_block);
@@ -165,13 +190,17 @@ class LogTier::Scan : public RecordScan {
       places_.push_back(i);
     }
     locations_.resize(keys_.size());
+    uint64_t first = segment.slot * tier_.segment_records_ + uint64_t{number} * layout.records;
     {
       std::shared_lock state(tier_.state_);
       tier_.index_.find(keys_, locations_.data());
+      for (size_t k = 0; k < keys_.size(); ++k) {
+        auto here = static_cast<uint32_t>(first + places_[k]);
+        if (!was_newest(here, locations_[k])) places_[k] = kNotWanted;
+      }
     }
-    uint64_t first = segment.slot * tier_.segment_records_ + uint64_t{number} * layout.records;
     for (size_t k = 0; k < keys_.size(); ++k) {
-      if (locations_[k] != first + places_[k]) continue;
+      if (places_[k] == kNotWanted) continue;
       const uint8_t* at = block + layout.record_offset(places_[k]) + sizeof(RecordHeader);
       ready_.push_back(keys_[k]);
       records_.insert(records_.end(), at, at + layout.record_bytes);
@@ -199,8 +228,11 @@ class LogTier::Scan : public RecordScan {
       std::shared_lock state(tier_.state_);
       tier_.index_.for_each([&](RowKey key, uint32_t location) {
         lost += tables_.count(key.table) && location >= first &&
-                location < first + tier_.layout_.records;
+                location < first + tier_.layout_.records && was_newest(location, location);
       });
+      for (uint32_t i = 0; i < tier_.layout_.records; ++i) {  // of whichever table
+        lost += was_newest(static_cast<uint32_t>(first + i), LogIndex::kNone);
+      }
     }
     if (!lost) return;
     throw TierError(
@@ -208,10 +240,30 @@ class LogTier::Scan : public RecordScan {
         path, bytes);
   }
 
+  // Under the lock of the state; `newest`: where the index has its row now.
+  bool was_newest(uint32_t location, uint32_t newest) const {
+    return (newest == location || is_set(died_, location)) && !is_set(left_out_, location);
+  }
+  void set(Mapping& bits, uint32_t location) const {
+    if (location < limit_) bits.data()[location / CHAR_BIT] |= 1u << location % CHAR_BIT;
+  }
+  static bool is_set(const Mapping& bits, uint32_t location) {
+    return bits.data()[location / CHAR_BIT] >> location % CHAR_BIT & 1;
+  }
+
+  static constexpr uint32_t kNotWanted = UINT32_MAX;
+
+  struct Part {
+    std::shared_ptr<LogSegment> segment;
+    uint32_t blocks;  // that were there
+  };
+
   LogTier& tier_;
   const std::set<int32_t> tables_;
   const uint64_t since_;
-  std::vector<std::shared_ptr<LogSegment>> segments_;
+  uint64_t limit_;           // locations of the moment lie below it
+  Mapping died_, left_out_;  // a bit a location, under the lock of the state
+  std::vector<Part> segments_;
   std::vector<std::shared_ptr<LogBuffer>> buffers_;  // not written
   size_t at_ = 0;                                    // the segment
   uint32_t block_ = 0;                               // in it
@@ -222,7 +274,17 @@ class LogTier::Scan : public RecordScan {
   std::vector<uint32_t> places_, locations_;
 };
 
+void LogTier::died(uint32_t location) {
+  --(*segments_)[location / segment_records_]->live;
+  --live_;
+  for (Scan* scan : scans_) scan->note_died(location);
+}
+
 std::unique_ptr<RecordScan> LogTier::scan(std::span<const int32_t> tables, uint64_t since) {
+  return snapshot(tables, since);
+}
+
+std::unique_ptr<TierSnapshot> LogTier::snapshot(std::span<const int32_t> tables, uint64_t since) {
   core_.check_readable();
   auto made = std::make_unique<Scan>(*this, tables, since);
   made->begin();

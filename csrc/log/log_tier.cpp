@@ -239,7 +239,7 @@ uint64_t LogTier::segment_limit() const {
 
 // Ahead of the limit, so that writes seldom wait.
 bool LogTier::wants_compaction() const {
-  return !nothing_to_gain_ && !scans_ && segment_count_ + 2 > segment_limit();
+  return !nothing_to_gain_ && scans_.empty() && segment_count_ + 2 > segment_limit();
 }
 
 bool LogTier::compaction_due() const {
@@ -253,7 +253,8 @@ void LogTier::await_space(std::unique_lock<std::mutex>& appending, uint64_t reco
   for (bool stalled = false; segments_for(fresh_, records) > 0; stalled = true) {
     std::unique_lock state(state_);
     auto may_grow = [&] {
-      return segment_count_ < segment_limit() || nothing_to_gain_ || scans_ || core_.stopping();
+      return segment_count_ < segment_limit() || nothing_to_gain_ || !scans_.empty() ||
+             core_.stopping();
     };
     if (may_grow()) return;
     if (!stalled) ++counted_.stalls;
@@ -266,11 +267,6 @@ void LogTier::await_space(std::unique_lock<std::mutex>& appending, uint64_t reco
 }
 
 // --- Tier. ---
-
-void LogTier::died(uint32_t location) {
-  --(*segments_)[location / segment_records_]->live;
-  --live_;
-}
 
 void LogTier::write(std::span<const RowKey> keys, const uint8_t* records) {
   core_.check_writable();

@@ -44,8 +44,10 @@ class LogTier : public Tier {
   void read(std::span<const RowKey> keys, uint8_t* records, bool* found) override;
 
   void holds(std::span<const RowKey> keys, bool* found) const override;
-  // By segment, the oldest first. Compaction rests while it lives.
+  // By segment, the oldest first. Compaction rests while it lives, and rows may be written.
   std::unique_ptr<RecordScan> scan(std::span<const int32_t> tables, uint64_t since = 0) override;
+  std::unique_ptr<TierSnapshot> snapshot(std::span<const int32_t> tables, uint64_t since) override;
+  bool has_snapshots() const override { return true; }
   std::optional<uint64_t> moment() const override;
 
   // Throws TierError (a full disk, say) with the tier as it was, also OutOfMemory.
@@ -162,7 +164,7 @@ class LogTier : public Tier {
   uint64_t sequence_ = 0;
   uint64_t live_ = 0;
   uint64_t segment_count_ = 0;
-  int scans_ = 0;                 // alive
+  std::vector<Scan*> scans_;      // alive
   bool nothing_to_gain_ = false;  // compaction said so, since the last segment was created
   std::condition_variable_any space_;
   StoreStatistics counted_;

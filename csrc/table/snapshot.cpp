@@ -1,147 +1,74 @@
 #include "table/snapshot.hpp"
 
 #include <algorithm>
+#include <map>
 #include <utility>
 
 #include "base/forks.hpp"
+#include "table/snapshot_sources.hpp"
 
 namespace hotbed {
 
-namespace {
-
-// Rows that are kept together.
-constexpr int64_t kKeptAtOnce = 4096;
-constexpr int64_t kBits = 64;
-
-}  // namespace
-
-bool SnapshotRoom::is_here() const { return process == forks(); }
-
-TableSnapshot::TableSnapshot(std::shared_ptr<SnapshotRoom> room, const Table& table, int64_t most,
-                             uint64_t since)
-    : room_(std::move(room)),
-      layout_(layout_of(table)),
-      most_(most),
-      limit_(table.has_rows() ? table.size() : 0),
-      since_(since),
-      copied_(static_cast<size_t>((limit_ + kBits - 1) / kBits)) {}
-
-bool TableSnapshot::wanted(const Table& table, int64_t slot) const {
-  if (copied_[static_cast<size_t>(slot / kBits)] >> (slot % kBits) & 1) return false;
-  return !since_ || table.changes()->changed(slot, since_);
-}
-
-void TableSnapshot::keep(const Table& table, const int64_t* slots, int64_t n) {
-  if (!room_->is_here()) return;
-  std::lock_guard guard(room_->mutex);
-  if (room_->copied) return;
-  note_forgotten(table);
-  chosen_.clear();
-  for (int64_t i = 0; i < n; ++i) {
-    int64_t slot = slots ? slots[i] : i;
-    if (slot < at_ || slot >= limit_) continue;
-    if (wanted(table, slot)) chosen_.push_back(slot);
-    copied_[static_cast<size_t>(slot / kBits)] |= uint64_t{1} << (slot % kBits);
-  }
-  auto count = static_cast<int64_t>(chosen_.size());
-  for (int64_t begin = 0; begin < count;) {
-    if (kept_.empty() || kept_.back()->count == kept_.back()->most) {
-      kept_.push_back(std::make_unique<RecordParts>(layout_, std::min(limit_, kKeptAtOnce)));
-    }
-    RecordParts& part = *kept_.back();
-    int64_t some = std::min(count - begin, part.most - part.count);
-    part.add_from(table, chosen_.data() + begin, some);
-    begin += some;
-  }
-  room_->bytes += static_cast<uint64_t>(count * layout_.bytes());
-}
-
-// Where it is not known any more which rows are wanted.
-void TableSnapshot::note_forgotten(const Table& table) {
-  room_->broken = room_->broken || (since_ && !table.knows_changes(since_));
-}
-
-bool TableSnapshot::wait(bool all, std::chrono::milliseconds most) {
-  if (!room_->is_here()) return true;
-  auto begin = std::chrono::steady_clock::now();
-  std::unique_lock guard(room_->mutex);
-  auto ready = [&] { return room_->copied || (!all && room_->bytes <= room_->most); };
-  if (ready()) return true;
-  bool is_ready = room_->moved.wait_for(guard, most, ready);
-  room_->waited += std::chrono::steady_clock::now() - begin;
-  return is_ready;
-}
-
-void TableSnapshot::lose() {
-  if (!room_->is_here()) return;
-  std::lock_guard guard(room_->mutex);
-  room_->broken = room_->broken || !room_->copied;
-}
-
-std::unique_lock<std::mutex> TableSnapshot::pause() const {
-  return room_->is_here() ? std::unique_lock(room_->mutex) : std::unique_lock<std::mutex>();
-}
-
-std::unique_ptr<RecordParts> TableSnapshot::next(const Table& table) {
-  if (!kept_.empty()) {
-    auto found = std::move(kept_.front());
-    kept_.pop_front();
-    room_->bytes -= static_cast<uint64_t>(found->count * layout_.bytes());
-    room_->moved.notify_all();
-    return found;
-  }
-  if (at_ >= limit_) return nullptr;
-  note_forgotten(table);
-  if (room_->broken) return nullptr;
-  auto found = std::make_unique<RecordParts>(layout_, std::min(most_, limit_ - at_));
-  chosen_.clear();
-  for (; at_ < limit_ && static_cast<int64_t>(chosen_.size()) < found->most; ++at_) {
-    if (wanted(table, at_)) chosen_.push_back(at_);
-  }
-  found->add_from(table, chosen_.data(), static_cast<int64_t>(chosen_.size()));
-  return found;
+bool Snapshot::can_read(const std::vector<std::shared_ptr<Table>>& tables) {
+  return std::all_of(tables.begin(), tables.end(), [](const auto& table) {
+    if (!table->space()) return true;
+    return !table->unallocated() && table->space()->has_snapshots();
+  });
 }
 
 Snapshot::Snapshot(std::vector<std::shared_ptr<Table>> tables, int64_t most, uint64_t bytes,
                    std::vector<uint64_t> since)
-    : tables_(std::move(tables)), room_(std::make_shared<SnapshotRoom>(bytes, forks())) {
+    : tables_(std::move(tables)),
+      room_(std::make_shared<SnapshotRoom>(bytes, forks())),
+      keepers_(tables_.size()) {
   since.resize(tables_.size());
-  for (size_t t = 0; t < tables_.size(); ++t) {
-    parts_.push_back(std::make_shared<TableSnapshot>(room_, *tables_[t], most, since[t]));
-  }
-  for (size_t t = 0; t < tables_.size(); ++t) {
-    if (since[t]) {  // epochs go on meanwhile, and begin anew for nobody
-      tables_[t]->changes()->begin_reading();
-      reading_.push_back(tables_[t].get());
+  std::map<std::pair<RowSpace*, uint64_t>, SpaceSnapshot::Members> spaces;
+  try {
+    for (size_t t = 0; t < tables_.size(); ++t) {
+      if (RowSpace* space = tables_[t]->space().get()) {
+        spaces[{space, since[t]}][t] = tables_[t];
+        continue;
+      }
+      auto part = std::make_shared<MemorySnapshot>(room_, tables_[t], t, most, since[t]);
+      keepers_[t] = part;
+      sources_.push_back(part);
+      part->begin();
     }
-    tables_[t]->begin_snapshot(parts_[t]);
+    for (const auto& [of, members] : spaces) {
+      auto part = std::make_shared<SpaceSnapshot>(room_, members, most);
+      sources_.push_back(part);
+      for (auto& [place, keeper] : part->begin(members, of.second)) keepers_[place] = keeper;
+    }
+  } catch (...) {
+    end();
+    throw;
   }
 }
 
 Snapshot::~Snapshot() { stop(); }
 
 std::unique_ptr<RecordParts> Snapshot::next(size_t& at) {
-  std::lock_guard guard(room_->mutex);
+  std::unique_lock lock(room_->mutex);
   if (room_->copied && !room_->broken) return nullptr;
-  bool more = true;
-  while (more && !room_->broken) {
-    more = false;
-    for (size_t t = 0; t < tables_.size(); ++t) {  // what waits goes first
-      if (parts_[t]->kept_.empty()) continue;
-      at = t;
-      return parts_[t]->next(*tables_[t]);
+  while (!room_->broken) {
+    for (const auto& keeper : keepers_) {  // what waits goes first
+      if (!keeper) continue;
+      if (auto found = keeper->take_kept()) {
+        at = keeper->place_;
+        return found;
+      }
     }
-    for (size_t t = 0; t < tables_.size() && !more; ++t) {
-      auto found = parts_[t]->next(*tables_[t]);
-      at = t;
-      if (found && found->count) return found;
-      more = found != nullptr;
-    }
+    if (room_->copied || reading_ == sources_.size()) break;
+    SnapshotSource::Rows rows;
+    bool more = sources_[reading_]->next(lock, rows);
+    at = rows.place;
+    if (rows.parts && rows.parts->count) return std::move(rows.parts);
+    reading_ += !more && !room_->broken;
   }
   if (room_->broken) {
     throw TierError(
         "Rows were replaced while they were saved in the background, or what has changed of them "
-        "is not known any more. Save again.");
+        "is not known any more, or no memory was left for them. Save again.");
   }
   room_->copied = true;
   room_->moved.notify_all();
@@ -152,15 +79,13 @@ void Snapshot::stop() {
   if (!room_->is_here()) return;
   std::lock_guard guard(room_->mutex);
   room_->copied = true;
+  for (const auto& source : sources_) source->stop();
   room_->moved.notify_all();
 }
 
 void Snapshot::end() {
   stop();
-  for (size_t t = 0; t < tables_.size(); ++t) tables_[t]->end_snapshot(parts_[t].get());
-  for (const Table* table : std::exchange(reading_, {})) {
-    if (const RowChanges* changes = table->changes()) changes->end_reading();
-  }
+  for (const auto& source : sources_) source->end();
 }
 
 std::chrono::nanoseconds Snapshot::waited() const {

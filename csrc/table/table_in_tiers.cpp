@@ -8,6 +8,7 @@
 namespace hotbed {
 
 void Table::live_in(std::shared_ptr<RowSpace> space, int32_t number) {
+  lose_snapshot();
   space_ = std::move(space);
   number_ = number;
   weights_.share(space_->weights());
@@ -18,6 +19,7 @@ void Table::live_in(std::shared_ptr<RowSpace> space, int32_t number) {
 }
 
 void Table::leave() {
+  lose_snapshot();
   space_.reset();
   allocated_ = false;
 }

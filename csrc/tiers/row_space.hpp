@@ -45,6 +45,29 @@ struct TierCounters {
 
 class RowSpace;
 
+// Where the rows of some tables were at one moment.
+struct SpaceMoment {
+  // By slot: the number of the table whose row is to be copied from there, and 1; else 0.
+  Mapping in_slots;
+  int64_t slots = 0;
+  // Rows that have no place.
+  std::vector<RowKey> held_back;
+  std::vector<uint8_t> held_back_records;
+  // All others, where those are left out.
+  std::unique_ptr<TierSnapshot> below;
+
+  uint16_t* numbers() const { return reinterpret_cast<uint16_t*>(in_slots.data()); }
+};
+
+// Copies rows before they change, or leave their slots.
+class SlotKeeper {
+ public:
+  virtual ~SlotKeeper() = default;
+  virtual void begin(SpaceMoment moment) = 0;
+  // Rows in these slots are about to change or leave.
+  virtual void keep(const int64_t* slots, int64_t n) noexcept = 0;
+};
+
 // A batch that does not fit beside what is pinned; nothing has changed.
 struct OverBudget : std::runtime_error {
   struct Need {
@@ -121,6 +144,13 @@ class RowSpace {
   // `since`: a mark that is known, of the changes after which rows are wanted (and some that only
   // moved); 0: all.
   std::unique_ptr<RecordScan> scan(std::span<const int32_t> tables, uint64_t since = 0);
+  // Has the rows of some tables kept as they are now, until end_snapshot(); `since`: as of scan().
+  // Those that the training thread changes in slots are its own to tell of. Throws TierError,
+  // OutOfMemory.
+  void begin_snapshot(std::shared_ptr<SlotKeeper> keeper, std::span<const int32_t> tables,
+                      uint64_t since);
+  void end_snapshot(const SlotKeeper* keeper);
+  bool has_snapshots() const { return !planes_ && below_->has_snapshots(); }
   // As RowChanges::mark(); 0 where the tier below cannot tell when a row was written. As long as
   // nothing changes it is the same.
   uint64_t mark_changes();
@@ -169,7 +199,9 @@ class RowSpace {
   };
 
   std::unique_lock<std::mutex> may_move(bool ahead = false);
-  void forget(int32_t table, std::span<const RowKey> rows, std::span<const int64_t> slots);
+  void keep(const std::vector<int64_t>& slots) const;
+  void refuse_forgotten(uint64_t since) const;
+  void forget(int32_t table, std::span<const RowKey> rows, const std::vector<int64_t>& slots);
   std::vector<RowKey> held_back_sorted() const;
   void find_stored(int32_t table, const int64_t* ids, int64_t n, bool* found) const;
   void note_size(std::span<const TableIds> parts);
@@ -211,7 +243,8 @@ class RowSpace {
   // Who holds moving_ moves rows: between slots and the tier below, decisions of residency_ being
   // carried out. Taken before mutex_, so that ids can be announced while rows are on their way.
   std::mutex moving_;
-  std::vector<Scanning> scanning_;  // one for each scan, under moving_
+  std::vector<Scanning> scanning_;                    // one for each scan, under moving_
+  std::vector<std::shared_ptr<SlotKeeper>> keepers_;  // under moving_
   std::condition_variable scanned_;
   std::function<int64_t(uint64_t)> allowed_;
   // Records on their way: of two parts that come, and one that leaves. Made beforehand, as rows

@@ -7,18 +7,6 @@
 
 namespace hotbed {
 
-namespace {
-
-bool before(const RowKey& a, const RowKey& b) {
-  return a.table != b.table ? a.table < b.table : a.id < b.id;
-}
-
-bool among(const std::vector<RowKey>& sorted, const RowKey& key) {
-  return std::binary_search(sorted.begin(), sorted.end(), key, before);
-}
-
-}  // namespace
-
 void RowSpace::read(int32_t table, const int64_t* ids, int64_t n, void* weights,
                     void* const* states, int64_t* last, bool* found) {
   std::scoped_lock lock(moving_, mutex_);
@@ -134,6 +122,7 @@ void RowSpace::write(int32_t table, const int64_t* ids, int64_t n, const void* w
     std::vector<int64_t> here, here_slots;
     auto write_here = [&] {
       auto count = static_cast<int64_t>(here.size());
+      keep(here_slots);
       if (!whole) gather(here_slots.data(), count, records.data());
       for (int64_t i = 0; i < count; ++i) take(here[i], records.data() + i * record_bytes_);
       scatter(records.data(), here_slots.data(), count);
@@ -153,7 +142,9 @@ void RowSpace::write(int32_t table, const int64_t* ids, int64_t n, const void* w
 }
 
 // Under moving_ and mutex_: rows, by rising id, and what slots hold are nowhere any more.
-void RowSpace::forget(int32_t table, std::span<const RowKey> rows, std::span<const int64_t> slots) {
+void RowSpace::forget(int32_t table, std::span<const RowKey> rows,
+                      const std::vector<int64_t>& slots) {
+  keep(slots);
   size_t kept = 0;
   for (size_t i = 0; i < held_back_.size(); ++i) {
     RowKey key = held_back_[i];
@@ -221,108 +212,6 @@ void RowSpace::erase_all(int32_t table) {
   });
   forget(table, keys, slots);
   born_[table] = 0;
-}
-
-class RowSpace::Scan : public RecordScan {
- public:
-  Scan(RowSpace& space, std::span<const int32_t> tables, uint64_t since)
-      : space_(space),
-        all_(!since),
-        epoch_(static_cast<uint8_t>(since)),
-        tables_(tables.begin(), tables.end()),
-        who_{std::this_thread::get_id(), forks()} {
-    std::scoped_lock lock(space_.moving_, space_.mutex_);
-    space_.drain();
-    if (since && since >> 8 != space_.generation_) {
-      throw TierError(
-          "It is not known any more what has changed, as others have saved. Save again.");
-    }
-    below_ = space_.below_->scan(tables, all_ ? 0 : space_.moments_[epoch_]);
-    held_ = space_.held_back_sorted();
-    space_.scanning_.push_back(who_);
-  }
-  ~Scan() override {
-    std::lock_guard lock(space_.moving_);
-    auto& all = space_.scanning_;
-    auto mine = std::find(all.begin(), all.end(), who_);
-    if (mine != all.end()) all.erase(mine);
-    space_.scanned_.notify_all();
-  }
-
-  int64_t next(int64_t most, RowKey* keys, uint8_t* records) override {
-    std::scoped_lock lock(space_.moving_, space_.mutex_);
-    space_.drain();
-    std::vector<int64_t> slots;
-    auto dirty = [&](int64_t slot, RowKey key, bool is_dirty, int64_t i) {
-      if (!is_dirty || !tables_.count(key.table)) return false;
-      if (!all_ && !space_.residency_.dirty_since(slot, epoch_)) return false;
-      keys[i] = key;
-      slots.push_back(slot);
-      return true;
-    };
-    int64_t n = space_.residency_.list(slot_, most, dirty);
-    space_.gather(slots.data(), n, records);
-    if (!n) n = held_back(most, keys, records);
-    while (!n) {
-      int64_t found = below_->next(most, keys, records);
-      if (!found) break;
-      n = without_those_above(found, keys, records);
-    }
-    return n;
-  }
-
- private:
-  int64_t held_back(int64_t most, RowKey* keys, uint8_t* records) {
-    int64_t n = 0, bytes = space_.record_bytes_;
-    for (; at_ < space_.held_back_.size() && n < most; ++at_) {
-      if (!tables_.count(space_.held_back_[at_].table)) continue;
-      keys[n] = space_.held_back_[at_];
-      const uint8_t* from = space_.held_back_records_.data() + static_cast<int64_t>(at_) * bytes;
-      std::memcpy(records + n++ * bytes, from, static_cast<size_t>(bytes));
-    }
-    return n;
-  }
-
-  int64_t without_those_above(int64_t found, RowKey* keys, uint8_t* records) {
-    const Residency& above = space_.residency_;
-    std::vector<int64_t> slots = above.find({keys, static_cast<size_t>(found)});
-    return keep_rows(keys, records, found, space_.record_bytes_, [&](int64_t i) {
-      int64_t slot = slots[static_cast<size_t>(i)];
-      return (slot < 0 || !above.is_dirty(slot)) && !among(held_, keys[i]);
-    });
-  }
-
-  RowSpace& space_;
-  const bool all_;
-  const uint8_t epoch_;
-  const std::set<int32_t> tables_;
-  const Scanning who_;
-  std::unique_ptr<RecordScan> below_;
-  int64_t slot_ = 0;
-  std::vector<RowKey> held_;  // back, sorted
-  size_t at_ = 0;             // among those that were held back
-};
-
-std::unique_ptr<RecordScan> RowSpace::scan(std::span<const int32_t> tables, uint64_t since) {
-  return std::make_unique<Scan>(*this, tables, since);
-}
-
-uint64_t RowSpace::mark_changes() {
-  std::scoped_lock lock(moving_, mutex_);
-  drain();
-  std::optional<uint64_t> moment = below_->moment();
-  if (!moment) return 0;
-  if (mark_ && !residency_.touched()) return mark_;
-  if (residency_.last_epoch() && !scanning_.empty()) return 0;
-  if (residency_.last_epoch()) generation_ = RowChanges::next_generation();
-  uint8_t ended = residency_.end_epoch();
-  moments_[ended] = *moment;
-  return mark_ = generation_ << 8 | ended;
-}
-
-bool RowSpace::knows_changes(uint64_t mark) {
-  std::lock_guard lock(mutex_);
-  return mark >> 8 == generation_;
 }
 
 // Under moving_.
@@ -397,6 +286,7 @@ void RowSpace::flush() {
   Buffer<uint8_t> records(records_at_once() * record_bytes_);
   auto write = [&] {
     auto n = static_cast<int64_t>(keys.size());
+    keep(slots);
     gather(slots.data(), n, records.data());
     below_->write(keys, records.data());
     residency_.mark_clean(slots.data(), n);

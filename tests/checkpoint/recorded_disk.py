@@ -23,7 +23,7 @@ class Event(NamedTuple):
     """Something that was done. Files and folders have numbers, as names come and go; 0 is the top."""
 
     what: str
-    """"make", "make folder", "rename", "remove", "write", "sync", "sync folder", or "mark"."""
+    """"make", "make folder", "rename", "remove", "write", "cut", "sync", "sync folder", or "mark"."""
     of: int
     """The folder whose names change, or what is written or synced; of a mark, its number."""
     name: str = ""
@@ -32,6 +32,8 @@ class Event(NamedTuple):
     item: int = 0
     """What the name is of."""
     data: bytes = b""
+    size: int = 0
+    """Of a cut, the bytes of the file that stay."""
 
 
 class RecordedDisk:
@@ -45,7 +47,10 @@ class RecordedDisk:
         self._alone = threading.Lock()
         self._real = {
             name: getattr(os, name)
-            for name in ("open", "write", "fsync", "close", "replace", "unlink", "mkdir", "rmdir")
+            for name in (
+                *("open", "write", "ftruncate", "fsync", "close"),
+                *("replace", "unlink", "mkdir", "rmdir"),
+            )
         }
 
     def mark(self, number: int) -> None:
@@ -97,6 +102,11 @@ class RecordedDisk:
             given = bytes(data[:written])
             self.events.append(Event("write", self._opened[descriptor], data=given))
         return written
+
+    def _ftruncate(self, descriptor: int, size: int) -> None:
+        self._real["ftruncate"](descriptor, size)
+        if descriptor in self._opened:
+            self.events.append(Event("cut", self._opened[descriptor], size=size))
 
     def _fsync(self, descriptor: int) -> None:
         # The real disk has nothing to outlive.
@@ -163,6 +173,9 @@ def after_power_cut(
                 held = contents[event.of]
                 held.extend(bytes(max(0, begin + len(data) - len(held))))
                 held[begin : begin + len(data)] = data
+        elif event.what == "cut":
+            if lasts or (chance and chance.random() < 0.5):
+                del contents[event.of][event.size :]
         elif event.what in ("make", "make folder", "rename", "remove"):
             changed = at < moment if moment is not None else chance and chance.random() < 0.5
             if lasts or changed:

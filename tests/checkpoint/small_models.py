@@ -20,13 +20,14 @@ class Model(nn.Module):
     def __init__(self, place: str, folder: Path, **options: Any) -> None:
         super().__init__()
         dtype = options.pop("dtype", torch.float32)
+        dims: tuple[int, int] = options.pop("dims", (4, 3))
         tables = [
-            hb.Table("item", 4, rows=ROWS, dtype=dtype),
-            hb.Table("user", 3, dtype=dtype, padding_idx=-1),
+            hb.Table("item", dims[0], rows=ROWS, dtype=dtype),
+            hb.Table("user", dims[1], dtype=dtype, padding_idx=-1),
         ]
         storage = storage_of(place, folder)
         self.embeddings = hb.EmbeddingCollection(tables, seed=0, storage=storage)
-        self.top = nn.Linear(7, 1)
+        self.top = nn.Linear(sum(dims), 1)
         self.dropout = nn.Dropout(0.3)
         self.register_buffer("seen", torch.zeros(()))
 
@@ -55,7 +56,7 @@ def batch_of(step: int) -> dict[str, Tensor]:
 
 
 def optimizer_of(model: Model, rule: str, **options: Any) -> Any:
-    return getattr(hb.optim, rule)(model.parameters(), lr=0.05, **options)
+    return getattr(hb.optim, rule)(model.parameters(), **{"lr": 0.05, **options})
 
 
 def train(model: Model, optimizer: Any, steps: range, scheduler: Any = None) -> list[float]:
@@ -74,7 +75,8 @@ def train(model: Model, optimizer: Any, steps: range, scheduler: Any = None) -> 
 
 def made(place: str, folder: Path, rule: str = "Adagrad", **options: Any) -> tuple[Model, Any]:
     torch.manual_seed(3)
-    model = Model(place, folder, dtype=options.pop("dtype", torch.float32))
+    of_model = {name: options.pop(name) for name in ("dtype", "dims") if name in options}
+    model = Model(place, folder, **of_model)
     return model, optimizer_of(model, rule, **options)
 
 

@@ -23,24 +23,35 @@ NEW = "checkpoint.json.new"
 class Story:
     """A training that saved steps 1 to 4, the latest two of which stay."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, blocking: bool) -> None:
         disk = folder / "disk"
         disk.mkdir()
         recorded = RecordedDisk(disk)
         model, optimizer = made("memory", folder, "Adam")
+        run, saving = disk / "of" / "run", None
         with recorded.recording():
             for step in range(1, STEPS + 1):
-                train(model, optimizer, range(step - 1, step))
-                hb.save(disk / "of" / "run", model, optimizer, step=step, keep=2)
-                recorded.mark(step)
+                train(
+                    model, optimizer, range(step - 1, step)
+                )  # perhaps while the last one is saved
+                if saving is not None:
+                    recorded.mark(saving.wait().step)
+                if blocking:
+                    recorded.mark(hb.save(run, model, optimizer, step=step, keep=2).step)
+                else:
+                    saving = hb.save(run, model, optimizer, step=step, keep=2, blocking=False)
+            if saving is not None:
+                recorded.mark(saving.wait().step)
         self.events, self.at_last = recorded.events, there(disk)
 
 
-@pytest.fixture(scope="module")
-def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
+@pytest.fixture(scope="module", params=[True, False], ids=["blocking", "background"])
+def story(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[Story]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("hotbed.checkpoint.rows.FILE_BYTES", 1)
-        yield Story(tmp_path_factory.mktemp("story"))
+        yield Story(tmp_path_factory.mktemp("story"), request.param)
 
 
 def check(events: list[Event], cut: int, chance: random.Random, top: Path) -> None:

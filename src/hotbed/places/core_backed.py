@@ -27,13 +27,22 @@ class CoreLookups(Lookups):
     ) -> Iterator[tuple[int, Records]]:
         return _stream([table.core for table in live], states, False, since)
 
+    def snapshot(
+        self, live: Sequence[StoredTable], since: Sequence[int], *, memory: int
+    ) -> CoreSnapshot | None:
+        cores = [table.core for table in live]
+        are_core_backed = all(isinstance(table.place.lookups, CoreLookups) for table in live)
+        if not are_core_backed or not _core.Snapshot.can_read(cores):
+            return None
+        return CoreSnapshot(cores, since, memory)
+
 
 class CoreSnapshot:
-    """`hotbed.table.records.RowsOfMoment` of rows that lie in planes of the core's."""
+    """`hotbed.table.records.RowsOfMoment` of rows that the core keeps."""
 
     def __init__(self, cores: Sequence[_core.Table], since: Sequence[int], memory: int) -> None:
-        # Tables are read one after the other, and who changes rows waits while some are copied.
-        at_once = max(1, min(map(rows_at_once, cores)) // _PARTS)
+        # Who changes rows waits while some are copied.
+        at_once = max(1, min(min(map(rows_at_once, cores)) // _PARTS, _at_once(cores)))
         self._core = _core.Snapshot(cores, at_once, memory, since)
 
     @property

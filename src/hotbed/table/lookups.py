@@ -217,8 +217,9 @@ class Lookups(abc.ABC):
     def snapshot(
         self, live: Sequence[StoredTable], since: Sequence[int], *, memory: int
     ) -> RowsOfMoment | None:
-        """Return the rows of these tables as they are now, to be read while others change them. Called while
-        the tables are held. None: rows that lie so can be read only while nobody changes them.
+        """Return the rows of tables, of which the first is one of these, as they are now, to be read while
+        others change them. Called while the tables are held. None: some of them can be read only while nobody
+        changes them.
 
         Args:
             since: for each table a mark of the core after which rows have changed that are wanted; 0: all.
@@ -246,10 +247,7 @@ def snapshot_of(tables: Mapping[T, int], *, memory: int) -> RowsOfMoment | None:
     """
     for table in tables:
         table.raise_deferred()
-    alike = {table.place.lookups for table in tables}
-    if len(alike) != 1:
-        return None
-    (lookups,) = alike
+    lookups = next(iter(tables)).place.lookups
     return lookups.snapshot(list(tables), list(tables.values()), memory=memory)
 
 

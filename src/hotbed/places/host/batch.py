@@ -13,7 +13,7 @@ from torch import Tensor
 from hotbed import _core, trace
 from hotbed.errors import StorageError
 from hotbed.inputs.bags import Bags, core_input, input_fault
-from hotbed.places.core_backed import CoreLookups, CoreSnapshot
+from hotbed.places.core_backed import CoreLookups
 from hotbed.table.backward import Update
 from hotbed.table.gradients import GradientRows
 from hotbed.table.lookups import Call, InputBatch, StoredTable
@@ -321,11 +321,6 @@ class MemoryLookups(CoreLookups):
         with trace.span("resolve"):
             batch.resolve(call.training, wanted, call.frozen)
         return HostBatch(batch, call, wanted)
-
-    def snapshot(
-        self, live: Sequence[StoredTable], since: Sequence[int], *, memory: int
-    ) -> CoreSnapshot:
-        return CoreSnapshot([table.core for table in live], since, memory)
 
     def stats(self, live: Sequence[StoredTable]) -> dict[str, float]:
         batches, rows, created = zip(*(table.core.trained for table in live), strict=True)

@@ -133,6 +133,8 @@ class Tiers(CoreLookups):
                 f"Table {waiting}: {why} while a gradient was waiting; rows get other slots with it. "
                 "Call zero_grad() first."
             )
+        for table in tables:
+            table.core.wait_for_snapshot(True)
         try:
             self.core.lay_out([table.core for table in tables], again)
         except StorageError as error:
