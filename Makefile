@@ -91,7 +91,7 @@ $(DEMO_LOG): $(VENV)/stamp-hotbed
 
 DEMO := $(BIN)/hotbed train --model dlrm --data $(DEMO_LOG) --dim 16 --optimizer adam --lr 1e-3 \
   --batch-size 512 --test-fraction 0.1 --seed 0 --host $(DEMO_HOST) --ssd build/demo/rows --reset-ssd \
-  --checkpoint build/demo/run --every 100 --resume
+  --checkpoint build/demo/run --every 100 --background --resume
 
 # Killed after its second checkpoint, and gone on with.
 demo: $(DEMO_LOG)

@@ -16,6 +16,7 @@ import torch
 import hotbed as hb
 from benchmarks.machine import OtherWork
 from benchmarks.measure import Timing
+from benchmarks.over_ssd import IN_MEMORY, fill, storage_for
 from benchmarks.report import Report
 from benchmarks.workload import power_law_ranks
 
@@ -32,26 +33,51 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--folder", type=Path, help="of the disk to use (%(default)s: a temporary one)"
     )
+    parser.add_argument(
+        "--over-ssd",
+        action="store_true",
+        help="hold a quarter of the rows on an SSD, and time no steps",
+    )
 
 
-def run(*, quick: bool, progress: Callable[[str], None], folder: Path | None = None) -> Report:
+def run(
+    *,
+    quick: bool,
+    progress: Callable[[str], None],
+    folder: Path | None = None,
+    over_ssd: bool = False,
+) -> Report:
     report = Report("deltas", quick)
+    rows = QUICK_ROWS if quick else ROWS
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        _saves(report, QUICK_ROWS if quick else ROWS, Path(scratch), progress)
-    _steps(report, 2000 if quick else STEP_ROWS, 10 if quick else STEPS, progress)
+        path = Path(scratch)
+        storage = storage_for(TABLES * rows, DIM * 4, path) if over_ssd else None
+        _saves(report, rows, path, progress, storage)
+    where = f"room for {IN_MEMORY:.0%} of the rows in memory" if over_ssd else "rows in memory"
+    if not over_ssd:
+        _steps(report, 2000 if quick else STEP_ROWS, 10 if quick else STEPS, progress)
     report.remark(
-        "Checkpoints: SGD, rows in memory, ids that do not repeat, each file synced; whole and deltas in "
+        f"Checkpoints: SGD, {where}, ids that do not repeat, each file synced; whole and deltas in "
         "turns. Steps: tables that have been saved, and know what has changed, and others, in turns."
     )
     return report
 
 
-def _tables(rows: int) -> hb.EmbeddingCollection:
-    return hb.EmbeddingCollection([hb.Table(f"t{n}", DIM, rows) for n in range(TABLES)], seed=0)
+def _tables(rows: int, storage: hb.Storage | None = None) -> hb.EmbeddingCollection:
+    tables = [hb.Table(f"t{n}", DIM, rows) for n in range(TABLES)]
+    return hb.EmbeddingCollection(tables, seed=0, storage=storage)
 
 
-def _saves(report: Report, rows: int, folder: Path, progress: Callable[[str], None]) -> None:
-    model = _tables(rows)
+def _saves(
+    report: Report,
+    rows: int,
+    folder: Path,
+    progress: Callable[[str], None],
+    storage: hb.Storage | None,
+) -> None:
+    model = _tables(rows, storage)
+    if storage is not None:
+        fill(model)
     optimizer = hb.optim.SGD(model.parameters(), lr=0.1)
     touched = max(1, int(rows * SHARE))
     saved: dict[str, hb.checkpoint.Saved] = {}

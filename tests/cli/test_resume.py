@@ -51,6 +51,7 @@ STORAGES = {
     "ssd": ["--host", "24MB", "--ssd", "SSD"],
     "deltas": ["--full-every", "4"],
     "background": ["--background"],
+    "ssd background": ["--host", "8MB", "--ssd", "SSD", "--background"],
     "background deltas": ["--background", "--full-every", "4"],
 }
 

@@ -77,7 +77,7 @@ def test_any_number_of_processes_trains_on_the_same_batches(log: Path, tmp_path:
 
     alone = ["train", "--data", log, *kept("one"), "--epochs", 2, *SIZE]
     assert command_line.run(*alone).exit_code == 0
-    ssd = ["--host", "24MB", "--ssd", tmp_path / "rows"]
+    ssd = ["--host", "24MB", "--ssd", tmp_path / "rows", "--background", "--full-every", 9]
     shown = run(said, 2, *data, "--json", tmp_path / "half.json", *ssd)
     assert shown.stdout.count("Done") == 1
     assert "Look-ahead" not in shown.stdout + shown.stderr
@@ -107,11 +107,20 @@ def workers_of(launcher: int) -> list[int]:
     return found
 
 
+SAVES = {
+    "blocking": [],
+    "background": ["--background"],
+    "deltas": ["--background", "--full-every", 9, "--host", "24MB", "--ssd", "SSD"],
+}
+
+
 @pytest.mark.process
-def test_a_killed_rank_costs_nothing_but_time(log: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("saves", SAVES)
+def test_a_killed_rank_costs_nothing_but_time(log: Path, tmp_path: Path, saves: str) -> None:
     said = tmp_path / "said"
-    run(said, 2, "--data", log, "--checkpoint", tmp_path / "expected", "--resume")
-    again = given(2, "--data", log, "--checkpoint", tmp_path / "run", "--resume")
+    how = [tmp_path / "rows" if part == "SSD" else part for part in SAVES[saves]]
+    run(said, 2, "--data", log, "--checkpoint", tmp_path / "expected", "--resume", *how)
+    again = given(2, "--data", log, "--checkpoint", tmp_path / "run", "--resume", *how)
     launcher = launching.start(torchrun, again, said, environment())
     while len(complete_in(str(tmp_path / "run"))) < 2:
         assert launcher.exitcode is None

@@ -122,8 +122,8 @@ def save(
         how: ``blocking=False`` returns a `Saving` while rows, as they are now, are written on another thread.
             ``snapshot_memory=`` bytes (or "512MB") are for rows that change meanwhile, else a twentieth of
             all rows and at least 64 MB; a step that finds them full waits. Another save waits for it, or with
-            ``skip=True`` is not begun, and what is under way is returned. Over an SSD, on a device, beside
-            memory hosts, and where rows are behind that are saved without states, it is complete at once.
+            ``skip=True`` is not begun, and what is under way is returned. On a device, beside memory hosts,
+            and where rows are behind that are saved without states, it is complete at once.
 
     Raises:
         CheckpointError: something has a type that cannot be saved, a gradient waits for its step, what
