@@ -76,7 +76,12 @@ std::shared_ptr<LogSegment> LogTier::create_segment() {
     file = core_.engine().create(path, uint64_t{segment_blocks_} * layout_.block_bytes,
                                  core_.options().preallocate);
   } catch (const IoError& error) {
-    throw tier_error(error);
+    TierError told = tier_error(error);
+    std::shared_lock state(state_);
+    if (scans_.empty()) throw told;
+    throw TierError(
+        std::string(told.what()) + " While a save reads the rows of the log, it does not shrink.",
+        told.path, told.bytes);
   }
   core_.names_changed();
   std::unique_lock state(state_);

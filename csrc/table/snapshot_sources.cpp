@@ -154,11 +154,15 @@ void SpaceSnapshot::keep_held_back() {
   moment_.held_back_records = {};
 }
 
+// Whose row is to be copied from a slot; null: none.
+SpaceSnapshot::OfTable* SpaceSnapshot::table_in(int64_t slot) const {
+  uint16_t number = slot < at_ || slot >= moment_.slots ? 0 : moment_.numbers()[slot];
+  return number ? tables_[number - 1u].get() : nullptr;
+}
+
 bool SpaceSnapshot::take(OfTable& keeper, int64_t slot) {
-  if (slot < at_ || slot >= moment_.slots) return false;
-  uint16_t& number = moment_.numbers()[slot];
-  if (number != keeper.number_ + 1) return false;
-  number = 0;
+  if (table_in(slot) != &keeper) return false;
+  moment_.numbers()[slot] = 0;
   keeper.chosen_.push_back(slot);
   return true;
 }
@@ -171,24 +175,40 @@ void SpaceSnapshot::leave_out_chosen(const OfTable& keeper) {
   below_->leave_out(keys);
 }
 
-void SpaceSnapshot::keep(const int64_t* slots, int64_t n) noexcept {
+template <class F>
+void SpaceSnapshot::change(F f) noexcept {
   if (!room_->is_here()) return;
   std::lock_guard guard(room_->mutex);
   if (room_->copied) return;
   try {
-    for (int64_t i = 0; i < n; ++i) {
-      if (slots[i] < at_ || slots[i] >= moment_.slots) continue;
-      uint16_t number = moment_.numbers()[slots[i]];
-      if (number) take(*tables_[number - 1u], slots[i]);
-    }
+    f();
     for (OfTable* one : members_) {
-      if (one->chosen_.empty()) continue;
       leave_out_chosen(*one);
       one->keep_chosen(*one->table_);
     }
   } catch (const std::exception&) {  // no memory
     room_->broken = true;
   }
+}
+
+void SpaceSnapshot::keep(const int64_t* slots, int64_t n) noexcept {
+  change([&] {
+    for (int64_t i = 0; i < n; ++i) {
+      if (OfTable* one = table_in(slots[i])) take(*one, slots[i]);
+    }
+  });
+}
+
+// They stay in their slots, to be copied later.
+void SpaceSnapshot::leave_out(const int64_t* slots, int64_t n) noexcept {
+  change([&] {
+    std::vector<RowKey> keys;
+    for (int64_t i = 0; i < n; ++i) {
+      OfTable* one = table_in(slots[i]);
+      if (one) keys.push_back({one->table_->ids()[slots[i]], one->number_});
+    }
+    if (!keys.empty()) below_->leave_out(keys);
+  });
 }
 
 RecordParts& SpaceSnapshot::part_of(OfTable& one) const {
@@ -201,8 +221,7 @@ void SpaceSnapshot::copy_slots() {
   int64_t taken = 0, end = std::min(moment_.slots, at_ + kSlotsAtOnce);
   const uint16_t* numbers = moment_.numbers();
   for (; at_ < end && taken < at_once_; ++at_) {
-    uint16_t number = numbers[at_];
-    if (number) taken += take(*tables_[number - 1u], at_);
+    if (numbers[at_]) taken += take(*tables_[numbers[at_] - 1u], at_);
   }
   for (OfTable* one : members_) {
     if (one->chosen_.empty()) continue;

@@ -59,10 +59,14 @@ class SpaceSnapshot final : public SnapshotSource,
 
   void begin(SpaceMoment moment) override;
   void keep(const int64_t* slots, int64_t n) noexcept override;
+  void leave_out(const int64_t* slots, int64_t n) noexcept override;
 
  private:
   class OfTable;
 
+  OfTable* table_in(int64_t slot) const;
+  template <class F>
+  void change(F f) noexcept;
   bool take(OfTable& keeper, int64_t slot);
   void leave_out_chosen(const OfTable& keeper);
   void keep_held_back();

@@ -243,3 +243,16 @@ TEST(tables_that_move_are_lost_to_a_snapshot) {
   Pair over_a_map(8);
   CHECK(!Snapshot::can_read({over_a_map.item}));
 }
+
+TEST(rows_that_are_written_back_wait_in_their_slots) {
+  Trained trained(6);
+  for (int step = 0; step < 60; ++step) trained.step();
+  auto want = trained.stored();
+  Snapshot snapshot(trained.tables(), 8, 0);
+  trained.space().flush();
+  CHECK(trained.tables()[0]->wait_for_snapshot(false, std::chrono::milliseconds(0)));
+  for (int step = 0; step < 20; ++step) trained.step();
+  CHECK(!trained.tables()[0]->wait_for_snapshot(false, std::chrono::milliseconds(0)));
+  CHECK(taken(snapshot) == want);
+  snapshot.end();
+}

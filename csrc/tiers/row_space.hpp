@@ -66,6 +66,8 @@ class SlotKeeper {
   virtual void begin(SpaceMoment moment) = 0;
   // Rows in these slots are about to change or leave.
   virtual void keep(const int64_t* slots, int64_t n) noexcept = 0;
+  // They are about to be written to the tier below as they are.
+  virtual void leave_out(const int64_t* slots, int64_t n) noexcept = 0;
 };
 
 // A batch that does not fit beside what is pinned; nothing has changed.

@@ -74,7 +74,7 @@ void RowSpace::write_back(const Moves& moves, int64_t& written, uint8_t* records
     keys.push_back(moves.evicted[i]);
     slots.push_back(moves.evicted_slots[i]);
   }
-  keep(slots);
+  keep(moves.evicted_slots);
   auto dirty = static_cast<int64_t>(keys.size());
   for (int64_t begin = 0; begin < dirty; begin += part) {
     int64_t n = std::min(part, dirty - begin);

@@ -286,7 +286,7 @@ void RowSpace::flush() {
   Buffer<uint8_t> records(records_at_once() * record_bytes_);
   auto write = [&] {
     auto n = static_cast<int64_t>(keys.size());
-    keep(slots);
+    for (const auto& keeper : keepers_) keeper->leave_out(slots.data(), n);
     gather(slots.data(), n, records.data());
     below_->write(keys, records.data());
     residency_.mark_clean(slots.data(), n);

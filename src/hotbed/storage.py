@@ -88,8 +88,9 @@ class Storage:
     that holds rows is refused: rows of different steps cannot be trained on."""
 
     space_ratio: float = 1.5
-    """The log takes at most this many times the bytes of its live rows (and a few segments); down to
-    1.15. Smaller means more rewriting."""
+    """The log takes at most this many times the bytes of its live rows (and a few segments), and what is
+    written to it while a checkpoint is saved in the background; down to 1.15. Smaller means more
+    rewriting."""
 
     def __post_init__(self) -> None:
         for name in ("device", "host"):

@@ -214,6 +214,33 @@ def test_steps_wait_for_memory(tmp_path: Path) -> None:
     assert same(everything(*loaded(tmp_path / "run")), everything(*loaded(tmp_path / "whole")))
 
 
+def test_a_forward_that_evicts_waits_for_memory(tmp_path: Path) -> None:
+    model, optimizer = made("tight", tmp_path, "Adam", dims=(300, 250))
+    train(model, optimizer, range(9))
+    hb.save(tmp_path / "whole", model, optimizer, step=9)
+    with gated() as gate:
+        saving = hb.save(
+            tmp_path / "run", model, optimizer, step=9, blocking=False, snapshot_memory=64
+        )
+        model.embeddings.flush()  # copies none
+        assert saving.waited == 0
+
+        def look() -> None:
+            for number in range(10, 30):
+                model(batch_of(number))
+
+        forwards = threading.Thread(target=look)
+        forwards.start()
+        forwards.join(0.3)
+        assert forwards.is_alive()
+        gate.open()
+        forwards.join()
+        saving.wait()
+    assert saving.waited >= 0.2
+    of_both = [loaded(tmp_path / run, dims=(300, 250)) for run in ("run", "whole")]
+    assert same(*(everything(*one) for one in of_both))
+
+
 def test_one_after_the_other(tmp_path: Path) -> None:
     model, optimizer = made("memory", tmp_path, "Adam")
     train(model, optimizer, range(3))
@@ -431,10 +458,29 @@ def test_an_interrupt_at_the_beginning(tmp_path: Path, monkeypatch: pytest.Monke
     assert not live_table(model.embeddings.parameter("user")).core.in_snapshot
 
 
-def test_tables_go_with_their_model(tmp_path: Path) -> None:
-    model, optimizer = made("memory", tmp_path, "Adam")
+@pytest.mark.parametrize("place", ["memory", "ssd"])
+@pytest.mark.parametrize("fails", [False, True])
+def test_tables_go_with_their_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, fails: bool
+) -> None:
+    model, optimizer = made(place, tmp_path, "Adam")
+    train(model, optimizer, range(3))
     table = weakref.ref(live_table(model.embeddings.parameter("user")))
-    hb.save(tmp_path / "run", model, optimizer, step=3, blocking=False).wait()
+
+    def fail(*arguments: Any, **more: Any) -> None:
+        raise OSError(5, "the disk is gone")
+
+    if fails:
+        monkeypatch.setattr("hotbed.checkpoint.rows.write_tensors", fail)
+    saving = hb.save(tmp_path / "run", model, optimizer, step=3, blocking=False)
+    if fails:
+        with pytest.raises(OSError, match="the disk is gone") as raised:
+            saving.wait()
+        if sys.version_info >= (3, 11):
+            assert "write_rows" in "".join(raised.value.__notes__)
+        del raised
+    else:
+        saving.wait()
     del model, optimizer
     gc.collect()
     assert table() is None

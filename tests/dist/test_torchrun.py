@@ -107,7 +107,7 @@ def workers_of(launcher: int) -> list[int]:
     return found
 
 
-SAVES = {
+SAVES: dict[str, list[Any]] = {
     "blocking": [],
     "background": ["--background"],
     "deltas": ["--background", "--full-every", 9, "--host", "24MB", "--ssd", "SSD"],

@@ -8,6 +8,7 @@ import functools
 import os
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from typing import cast
 
@@ -103,7 +104,8 @@ class Saving:
         try:
             self._saved = work()
         except BaseException as error:
-            self._error = error
+            self._error = _without_frames(error)
+            _core.give_back_freed()
         finally:
             self._waited, self._rows = self.waited, None
             self._ended.set()
@@ -140,6 +142,20 @@ class Saving:
             return None
         self._is_heard = True
         return self._error
+
+
+def _without_frames(error: BaseException) -> BaseException:
+    """Return an error that keeps nothing alive of what has failed, with a note of where that was."""
+    if sys.version_info >= (3, 11):
+        where = "".join(traceback.format_tb(error.__traceback__))
+        error.add_note(f"In the thread that saved:\n{where}")
+    left: list[BaseException] = [error]
+    while left:
+        one = left.pop()
+        one.__traceback__ = None
+        causes = (one.__cause__, one.__context__)
+        left += [other for other in causes if other is not None and other.__traceback__ is not None]
+    return error
 
 
 class Turn:

@@ -12,7 +12,7 @@ from hotbed.errors import StorageError
 from hotbed.inputs.bags import Bags
 from hotbed.places.host.batch import check
 from hotbed.places.tiered.prepared import Offered, Offers
-from hotbed.table.lookups import Call, InputBatch
+from hotbed.table.lookups import Call, InputBatch, StoredTable
 
 __all__ = ["resolve_in_tiers"]
 
@@ -51,6 +51,8 @@ def resolve_in_tiers(
         prepared.batch.use_weights_of(batch)
         batch = prepared.batch
     wanted = torch.is_grad_enabled() and len(call.frozen) < len(call.live)
+    if call.training:
+        _wait_for_room(call.live)
     with trace.span("resolve"):
         try:
             batch.resolve(call.training, wanted, call.frozen)
@@ -65,3 +67,11 @@ def resolve_in_tiers(
     if prepared is not None:
         tiers.waited_for += prepared.waited_for
     return batch, wanted, None if prepared is None else prepared.bags
+
+
+def _wait_for_room(live: Sequence[StoredTable]) -> None:
+    """Wait until a save in the background has room for rows that the batch may evict."""
+    for table in live:
+        if table.core.in_snapshot:
+            table.core.wait_for_snapshot(False)
+            return
