@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from dist.worlds import run
 
 import hotbed as hb
 from hotbed.checkpoint import CheckpointError, begun
+from hotbed.checkpoint.rows import write_rows
 from hotbed.checkpoint.tensors import write_tensors
 from hotbed.dist import PeerError
 
@@ -138,24 +140,73 @@ def test_a_rank_that_is_gone_ends_the_save(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "told").exists()
 
 
-def beside_hosts(rank: int, world: int, path: str) -> None:
+def beside_hosts(rank: int, world: int, path: str, delta: bool) -> None:
     model = collection()
     is_host = rank == world - 1
     hb.distribute(model, plan_of(model, "row", world), timeout=20, memory_host=is_host)
     optimizer = optimizer_of(model, "lazy")
-    if is_host:
-        hb.dist.serve_rows(model, optimizer)
-        return
-    steps(model, optimizer, range(3), rank, world - 1)
-    saving = hb.save(path, model, optimizer, step=3, blocking=False)
-    assert saving.done()  # hosts answer the others, and copy nothing beside
+    with gated(2) as gate:
+        if is_host:
+            over = threading.Event()
+
+            def let() -> None:
+                while not over.wait(0.02):
+                    gate.let(1)
+
+            threading.Thread(target=let, daemon=True).start()
+            hb.dist.serve_rows(model, optimizer)
+            over.set()
+            return
+        steps(model, optimizer, range(2), rank, world - 1)
+        hb.save(path, model, optimizer, step=2)
+        steps(model, optimizer, range(2, 3), rank, world - 1)
+        saving = hb.save(path, model, optimizer, step=3, blocking=False, delta=delta)
+        steps(model, optimizer, range(3, 5), rank, world - 1)
+        assert not saving.done()
+        dynamic = next(name for name, table in model.tables.items() if table.rows is None)
+        model.erase(dynamic, torch.arange(9))
+        gate.open()
+        assert bool(saving.wait().base) == delta
+    again = hb.save(f"{path}/again", model, optimizer, step=4, blocking=False)
+    assert again.wait().step == 4
     hb.dist.release_hosts(model)
 
 
 @pytest.mark.process
-def test_beside_memory_hosts(tmp_path: Path) -> None:
-    run(3, beside_hosts, str(tmp_path))
+@pytest.mark.parametrize("delta", [False, True])
+def test_beside_memory_hosts(tmp_path: Path, delta: bool) -> None:
+    run(3, beside_hosts, str(tmp_path), delta)
     run(2, load, str(tmp_path), "row", "lazy")
+
+
+def a_host_fails(rank: int, world: int, path: str) -> None:
+    model = collection()
+    is_host = rank == world - 1
+    hb.distribute(model, plan_of(model, "row", world), timeout=20, memory_host=is_host)
+    optimizer = optimizer_of(model, "lazy")
+    patch = pytest.MonkeyPatch()
+    if is_host:
+        writes = iter([True])  # the first one fails
+
+        def fail(*arguments: Any, **more: Any) -> Any:
+            if next(writes, None):
+                raise OSError(5, "the disk is gone")
+            return write_rows(*arguments, **more)
+
+        patch.setattr(begun, "write_rows", fail)
+        hb.dist.serve_rows(model, optimizer)
+        return
+    saving = hb.save(path, model, optimizer, step=0, blocking=False)
+    steps(model, optimizer, range(2), rank, world - 1)
+    with pytest.raises(PeerError, match="Rank 2.*the disk is gone"):
+        saving.wait()
+    assert hb.save(path, model, optimizer, step=2, blocking=False).wait().step == 2
+    hb.dist.release_hosts(model)
+
+
+@pytest.mark.process
+def test_a_memory_host_that_fails_is_told(tmp_path: Path) -> None:
+    run(3, a_host_fails, str(tmp_path))
 
 
 def one_is_slow(rank: int, world: int, path: str) -> None:

@@ -238,8 +238,8 @@ _MEMORY_SHARE = 20
 def snapshot_of_all(begun: Begun, ranks: Processes, memory: int | None) -> RowsOfMoment | None:
     """Return the rows of a checkpoint as they are now, while the tables are held; None: on some rank they can
     be read only while nobody changes them. Called by all ranks."""
-    if ranks.trainers < ranks.size or not threading.main_thread().is_alive():
-        return None  # memory hosts answer the others meanwhile; an ending process begins no thread
+    if not threading.main_thread().is_alive():
+        return None  # an ending process begins no thread
     tables = {table: begun.since.get(stem, 0) for stem, table in begun.own.items()}
     states = begun.call["states"]
     if memory is None:

@@ -71,6 +71,7 @@ class SaveCall(TypedDict):
     delta: bool | int
     base: str | None
     blocking: bool
+    snapshot_memory: int | None
 
 
 class Begun(NamedTuple):

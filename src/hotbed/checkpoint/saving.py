@@ -19,7 +19,7 @@ from hotbed.checkpoint.background import (
     snapshot_of_all,
     turn,
 )
-from hotbed.checkpoint.begun import SaveCall, Saved, begin
+from hotbed.checkpoint.begun import Begun, SaveCall, Saved, begin
 from hotbed.checkpoint.beside_rows import kinds_of, refuse_other_model
 from hotbed.checkpoint.files import CheckpointError
 from hotbed.checkpoint.folder import root_of
@@ -28,6 +28,7 @@ from hotbed.checkpoint.ranks import KIND, any_under_way, ranks_of, refuse_other_
 from hotbed.checkpoint.values import Saveable
 from hotbed.modules.owner import tables_of
 from hotbed.storage import parse_bytes
+from hotbed.table.alone import Processes
 from hotbed.table.live import LiveTable
 from hotbed.table.locks import reading
 from hotbed.text import brief
@@ -122,8 +123,8 @@ def save(
         how: ``blocking=False`` returns a `Saving` while rows, as they are now, are written on another thread.
             ``snapshot_memory=`` bytes (or "512MB") are for rows that change meanwhile, else a twentieth of
             all rows and at least 64 MB; a step that finds them full waits. Another save waits for it, or with
-            ``skip=True`` is not begun, and what is under way is returned. On a device, beside memory hosts,
-            and where rows are behind that are saved without states, it is complete at once.
+            ``skip=True`` is not begun, and what is under way is returned. On a device, and where rows are
+            behind that are saved without states, it is complete at once.
 
     Raises:
         CheckpointError: something has a type that cannot be saved, a gradient waits for its step, what
@@ -165,16 +166,12 @@ def save(
                 delta=delta,
                 base=made_from,
                 blocking=blocking,
+                snapshot_memory=memory,
             )
             arguments = {**call, "path": os.path.normpath(root), **kinds}
             refuse_other_arguments("save", arguments, ranks)
             begun = begin(stack, call, model, optimizer, scheduler, loader)
-            rows = None if blocking else snapshot_of_all(begun, ranks, memory)
-            if rows is not None:
-                return in_background(begun, ranks, rows, stack.pop_all())
-            with giving_memory_back():
-                saved = begun.finish(ranks, begun.rows())
-            return saved if blocking else Saving.of(saved)
+            return _write(stack, call, ranks, begun)
 
 
 def _how(
@@ -192,12 +189,31 @@ def save_too(model: nn.Module, arguments: Mapping[str, object]) -> None:
     call = cast(SaveCall, arguments)
     tables = tables_of(model)
     ranks = ranks_of(tables, model)
-    with ranks.reporting(KIND), reading(tables.values()):
-        _refuse_unsaved(tables)
-        with giving_memory_back():
-            with contextlib.ExitStack() as stack:
-                begun = begin(stack, call, model, None, None, None)
-                begun.finish(ranks, begun.rows())
+    with contextlib.ExitStack() as stack:
+        if call["blocking"]:
+            turn.wait()
+        else:
+            stack.enter_context(turn.taken())
+        with ranks.reporting(KIND), reading(tables.values()):
+            _refuse_unsaved(tables)
+            _write(stack, call, ranks, begin(stack, call, model, None, None, None))
+
+
+def _write(
+    stack: contextlib.ExitStack, call: SaveCall, ranks: Processes, begun: Begun
+) -> Saved | Saving:
+    """Write a checkpoint now, or, where it can be done and is asked for, on another thread. All ranks call
+    this.
+
+    Args:
+        stack: what is left when it is written.
+    """
+    rows = None if call["blocking"] else snapshot_of_all(begun, ranks, call["snapshot_memory"])
+    if rows is not None:
+        return in_background(begun, ranks, rows, stack.pop_all())
+    with giving_memory_back():
+        saved = begun.finish(ranks, begun.rows())
+    return saved if call["blocking"] else Saving.of(saved)
 
 
 def _refuse_unsaved(tables: Mapping[str, LiveTable]) -> None:
