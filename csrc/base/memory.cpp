@@ -213,7 +213,7 @@ BlockPool& BlockPool::instance() {
   return *pool;
 }
 
-void* BlockPool::take(uint64_t bytes) {
+void* BlockPool::take(uint64_t bytes, bool briefly) {
   if (bytes < kSmallBlock) {
     void* block = std::aligned_alloc(64, round_up(bytes ? bytes : 1, 64));
     if (!block) throw OutOfMemory(kBuffer, bytes, available_memory(), kSmallerBatch);
@@ -232,7 +232,7 @@ void* BlockPool::take(uint64_t bytes) {
   idle_bytes_ -= found->first;
   idle_.erase(found);
   Block& known = blocks_[block];
-  if (known.plain_from == known.plain_to) return block;
+  if (known.plain_from == known.plain_to || briefly) return block;
   uint64_t begin = known.plain_from;
   known.plain_from += kHugePage;
   lock.unlock();

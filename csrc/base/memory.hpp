@@ -88,8 +88,9 @@ class BlockPool {
  public:
   static BlockPool& instance();
 
-  // A block of at least `bytes`, 64-byte aligned, contents undefined. Throws OutOfMemory.
-  void* take(uint64_t bytes);
+  // A block of at least `bytes`, 64-byte aligned, contents undefined; `briefly`: it gets no huge
+  // pages now, each of which takes a while. Throws OutOfMemory.
+  void* take(uint64_t bytes, bool briefly = false);
   void give(void* block);
 
   // Bytes kept for reuse; they are returned to the system by trim().
@@ -124,6 +125,11 @@ class Buffer {
  public:
   Buffer() = default;
   explicit Buffer(uint64_t count) { resize(count); }
+  // `briefly`: as of BlockPool::take().
+  Buffer(uint64_t count, bool briefly)
+      : data_(static_cast<T*>(BlockPool::instance().take(count * sizeof(T), briefly))),
+        count_(count),
+        room_(count) {}
   Buffer(Buffer&& other) noexcept : data_(other.data_), count_(other.count_), room_(other.room_) {
     other.data_ = nullptr;
     other.count_ = other.room_ = 0;

@@ -15,9 +15,13 @@ constexpr int64_t kSerialBytes = 1 << 17;
 }  // namespace
 
 RecordParts::RecordParts(const RecordLayout& of, int64_t at_most)
-    : layout(of), most(at_most), ids(at_most), weights(at_most * of.weight_bytes()), last(at_most) {
+    : layout(of),
+      most(at_most),
+      ids(at_most, true),
+      weights(at_most * of.weight_bytes(), true),
+      last(at_most, true) {
   for (size_t k = 0; k < of.state_widths.size(); ++k) {
-    states.emplace_back(at_most * of.state_bytes(k));
+    states.emplace_back(at_most * of.state_bytes(k), true);
   }
 }
 

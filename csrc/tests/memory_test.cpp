@@ -194,6 +194,9 @@ void blocks_get_huge_pages_when_taken_again() {
   auto* block = static_cast<uint8_t*>(pool.take(kBytes));
   std::memset(block, 7, kBytes);
   CHECK(in_huge_pages(block, kBytes) == 0);
+  pool.give(block);
+  CHECK(pool.take(kBytes, true) == block);
+  CHECK(in_huge_pages(block, kBytes) == 0);  // for a while only
   for (uint64_t taken = 1; taken <= 3; ++taken) {
     pool.give(block);
     CHECK(pool.take(kBytes) == block);
