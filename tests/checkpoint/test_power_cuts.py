@@ -42,7 +42,7 @@ class Story:
                     saving = hb.save(run, model, optimizer, step=step, keep=2, blocking=False)
             if saving is not None:
                 recorded.mark(saving.wait().step)
-        self.events, self.at_last = recorded.events, there(disk)
+        self.events, self.at_last, self.blocking = recorded.events, there(disk), blocking
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["blocking", "background"])
@@ -77,7 +77,8 @@ def a_cut(events: list[Event], chance: random.Random) -> int:
 def test_all_that_was_done_is_recorded(story: Story) -> None:
     assert after_power_cut(story.events, len(story.events), None) == story.at_last
     rows = [name for name in story.at_last if "rows-" in name]
-    assert len(rows) == 4
+    # In the background rows that have changed meanwhile come in files of their own.
+    assert len(rows) == 4 or (not story.blocking and len(rows) > 4)
 
 
 def test_after_any_power_cut_training_goes_on(story: Story, quick_folder: Path) -> None:
