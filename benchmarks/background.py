@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 import hotbed as hb
+from benchmarks import over_ssd as on_disk
 from benchmarks.machine import OtherWork
 from benchmarks.measure import Timing
-from benchmarks.over_ssd import IN_MEMORY, fill, storage_for
 from benchmarks.report import Report
 
 TABLES, DIM, HIDDEN, BATCH = 26, 64, 512, 1024
@@ -32,14 +32,7 @@ STEPS_ALONE = 200
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--folder", type=Path, help="of the disk to use (%(default)s: a temporary one)"
-    )
-    parser.add_argument(
-        "--over-ssd",
-        action="store_true",
-        help="hold a quarter of the rows on an SSD, with look-ahead",
-    )
+    on_disk.add_options(parser, "hold a quarter of the rows on an SSD, with look-ahead")
 
 
 class Model(nn.Module):
@@ -61,12 +54,12 @@ class Training:
     def __init__(self, rows: int, batch: int, ssd: Path | None) -> None:
         storage, self.in_memory = None, 1.0
         if ssd is not None:
-            storage = storage_for(TABLES * rows, DIM * 8, ssd)
+            storage = on_disk.storage_for(TABLES * rows, DIM * 8, ssd)
         self.model = Model(rows, storage)
         self.optimizer = hb.optim.Adagrad(self.model.parameters(), lr=0.01)
         self._batches = self._shuffled(rows, batch)
         if ssd is not None:
-            fill(self.model.embeddings)
+            on_disk.fill(self.model.embeddings)
             self._batches = iter(hb.lookahead(self._batches, self.model))
             missed = 0.0
             for _ in range(3):  # until evictions go on evenly
@@ -188,7 +181,7 @@ def _run(
     report.figures.update({name: round(value, 3) for name, value in figures.items()})
     where = "rows in memory"
     if ssd is not None:
-        where = f"room for {IN_MEMORY:.0%} of the rows in memory, others on an SSD, with look-ahead"
+        where = f"room for {on_disk.IN_MEMORY:.0%} of the rows in memory, others on an SSD, with look-ahead"
         report.figures["share of a step's rows that were in memory"] = round(training.in_memory, 3)
     report.remark(
         f"{torch.get_num_threads()} threads train on {os.cpu_count()} processors. "

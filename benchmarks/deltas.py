@@ -14,9 +14,9 @@ import numpy as np
 import torch
 
 import hotbed as hb
+from benchmarks import over_ssd as on_disk
 from benchmarks.machine import OtherWork
 from benchmarks.measure import Timing
-from benchmarks.over_ssd import IN_MEMORY, fill, storage_for
 from benchmarks.report import Report
 from benchmarks.workload import power_law_ranks
 
@@ -30,14 +30,7 @@ STEP_ROWS, BATCH, STEPS = 100_000, 4096, 150
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--folder", type=Path, help="of the disk to use (%(default)s: a temporary one)"
-    )
-    parser.add_argument(
-        "--over-ssd",
-        action="store_true",
-        help="hold a quarter of the rows on an SSD, and time no steps",
-    )
+    on_disk.add_options(parser, "hold a quarter of the rows on an SSD, and time no steps")
 
 
 def run(
@@ -51,15 +44,19 @@ def run(
     rows = QUICK_ROWS if quick else ROWS
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         path = Path(scratch)
-        storage = storage_for(TABLES * rows, DIM * 4, path) if over_ssd else None
+        storage = on_disk.storage_for(TABLES * rows, DIM * 4, path) if over_ssd else None
         _saves(report, rows, path, progress, storage)
-    where = f"room for {IN_MEMORY:.0%} of the rows in memory" if over_ssd else "rows in memory"
+    where = (
+        f"room for {on_disk.IN_MEMORY:.0%} of the rows in memory" if over_ssd else "rows in memory"
+    )
+    remark = f"Checkpoints: SGD, {where}, ids that do not repeat, each file synced; whole ones and deltas "
+    remark += "in turns."
     if not over_ssd:
         _steps(report, 2000 if quick else STEP_ROWS, 10 if quick else STEPS, progress)
-    report.remark(
-        f"Checkpoints: SGD, {where}, ids that do not repeat, each file synced; whole and deltas in "
-        "turns. Steps: tables that have been saved, and know what has changed, and others, in turns."
-    )
+        remark += (
+            " Steps: tables that have been saved, and know what has changed, and others, in turns."
+        )
+    report.remark(remark)
     return report
 
 
@@ -77,7 +74,7 @@ def _saves(
 ) -> None:
     model = _tables(rows, storage)
     if storage is not None:
-        fill(model)
+        on_disk.fill(model)
     optimizer = hb.optim.SGD(model.parameters(), lr=0.1)
     touched = max(1, int(rows * SHARE))
     saved: dict[str, hb.checkpoint.Saved] = {}

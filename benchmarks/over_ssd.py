@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 
 import torch
@@ -14,6 +15,14 @@ BESIDE = 400_000_000
 """Bytes that are taken beside rows: what finds those on the SSD, buffers, batches that are known ahead."""
 SLOT = 60
 """Bytes that a row in memory takes beside its own."""
+
+
+def add_options(parser: argparse.ArgumentParser, over_ssd: str) -> None:
+    """Add ``--folder`` and ``--over-ssd``, of which `over_ssd` says what it does."""
+    parser.add_argument(
+        "--folder", type=Path, help="of the disk to use (%(default)s: a temporary one)"
+    )
+    parser.add_argument("--over-ssd", action="store_true", help=over_ssd)
 
 
 def storage_for(rows: int, record_bytes: int, folder: Path) -> hb.Storage:

@@ -2,6 +2,7 @@
 #include "log/log_tier.hpp"
 
 #include <algorithm>
+#include <cerrno>
 #include <cmath>
 
 #include "log/log_sizes.hpp"
@@ -78,7 +79,8 @@ std::shared_ptr<LogSegment> LogTier::create_segment() {
   } catch (const IoError& error) {
     TierError told = tier_error(error);
     std::shared_lock state(state_);
-    if (scans_.empty()) throw told;
+    bool full = error.code == ENOSPC || error.code == EDQUOT;
+    if (!full || scans_.empty()) throw told;
     throw TierError(
         std::string(told.what()) + " While a save reads the rows of the log, it does not shrink.",
         told.path, told.bytes);

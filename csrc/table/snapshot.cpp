@@ -29,7 +29,7 @@ Snapshot::Snapshot(std::vector<std::shared_ptr<Table>> tables, int64_t most, uin
         spaces[{space, since[t]}][t] = tables_[t];
         continue;
       }
-      auto part = std::make_shared<MemorySnapshot>(room_, tables_[t], t, most, since[t]);
+      auto part = std::make_shared<MemorySnapshot>(room_, *tables_[t], t, most, since[t]);
       keepers_[t] = part;
       sources_.push_back(part);
       part->begin();

@@ -16,20 +16,21 @@ constexpr int64_t kKeptAtOnce = 4096;
 
 bool SnapshotRoom::is_here() const { return process == forks(); }
 
-TableKeeper::TableKeeper(std::shared_ptr<SnapshotRoom> room, const Table& table, size_t place,
+TableKeeper::TableKeeper(std::shared_ptr<SnapshotRoom> room, Table& table, size_t place,
                          int64_t rows)
     : room_(std::move(room)),
+      table_(table),
       place_(place),
       layout_(layout_of(table)),
       at_once_(std::min(rows, kKeptAtOnce)) {}
 
-void TableKeeper::keep(const Table& table, const int64_t* slots, int64_t n) {
+void TableKeeper::keep(const int64_t* slots, int64_t n) {
   if (!room_->is_here()) return;
   std::lock_guard guard(room_->mutex);
   if (room_->copied) return;
   try {
-    choose(table, slots, n);
-    keep_chosen(table);
+    choose(slots, n);
+    keep_chosen();
   } catch (const std::exception&) {  // no memory
     room_->broken = true;
   }
@@ -42,12 +43,12 @@ RecordParts& TableKeeper::kept_with_room() {
   return *kept_.back();
 }
 
-void TableKeeper::keep_chosen(const Table& table) {
+void TableKeeper::keep_chosen() {
   auto count = static_cast<int64_t>(chosen_.size());
   for (int64_t begin = 0; begin < count;) {
     RecordParts& part = kept_with_room();
     int64_t some = std::min(count - begin, part.most - part.count);
-    part.add_from(table, chosen_.data() + begin, some);
+    part.add_from(table_, chosen_.data() + begin, some);
     begin += some;
   }
   chosen_.clear();

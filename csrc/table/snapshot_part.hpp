@@ -36,9 +36,9 @@ struct SnapshotRoom {
 class TableKeeper : public RowKeeper {
  public:
   // `place`: the table's, in the snapshot.
-  TableKeeper(std::shared_ptr<SnapshotRoom> room, const Table& table, size_t place, int64_t rows);
+  TableKeeper(std::shared_ptr<SnapshotRoom> room, Table& table, size_t place, int64_t rows);
 
-  void keep(const Table& table, const int64_t* slots, int64_t n) override;
+  void keep(const int64_t* slots, int64_t n) override;
   bool wait(bool all, std::chrono::milliseconds most) override;
   void lose() override;
   std::unique_lock<std::mutex> pause() const override;
@@ -49,12 +49,13 @@ class TableKeeper : public RowKeeper {
 
   // Under the mutex of the room, as is all that follows. Of rows in these slots (null: in the first
   // n) those that are to be copied, and are so now.
-  virtual void choose(const Table& table, const int64_t* slots, int64_t n) = 0;
+  virtual void choose(const int64_t* slots, int64_t n) = 0;
   RecordParts& kept_with_room();
-  void keep_chosen(const Table& table);
+  void keep_chosen();
   std::unique_ptr<RecordParts> take_kept();
 
   const std::shared_ptr<SnapshotRoom> room_;
+  Table& table_;  // which has this, or the snapshot has both
   const size_t place_;
   const RecordLayout layout_;
   const int64_t at_once_;  // rows that are kept together

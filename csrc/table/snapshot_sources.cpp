@@ -10,40 +10,47 @@ namespace {
 constexpr int64_t kBits = 64;
 // Slots that are looked at before those that change rows have their turn.
 constexpr int64_t kSlotsAtOnce = 1 << 20;
+// Rows that are read together, at least where a chunk may have twice as many.
+constexpr int64_t kLeastAtOnce = 64;
+
+// Of many tables fewer, as each may hold twice as many that nobody has taken.
+int64_t share_of(int64_t most, int64_t tables) {
+  int64_t least = std::min(kLeastAtOnce, most / 2);
+  return std::max<int64_t>({1, least, 2 * most / std::max<int64_t>(4, tables)});
+}
 
 }  // namespace
 
 // --- In memory. ---
 
-MemorySnapshot::MemorySnapshot(std::shared_ptr<SnapshotRoom> room, std::shared_ptr<Table> table,
-                               size_t place, int64_t most, uint64_t since)
-    : TableKeeper(std::move(room), *table, place, table->has_rows() ? table->size() : 0),
-      table_(std::move(table)),
+MemorySnapshot::MemorySnapshot(std::shared_ptr<SnapshotRoom> room, Table& table, size_t place,
+                               int64_t most, uint64_t since)
+    : TableKeeper(std::move(room), table, place, table.has_rows() ? table.size() : 0),
       most_(most),
-      limit_(table_->has_rows() ? table_->size() : 0),
+      limit_(table.has_rows() ? table.size() : 0),
       since_(since),
       copied_(static_cast<size_t>((limit_ + kBits - 1) / kBits)) {}
 
 void MemorySnapshot::begin() {
   if (since_) {  // epochs go on meanwhile, and begin anew for nobody
-    table_->changes()->begin_reading();
+    table_.changes()->begin_reading();
     reads_changes_ = true;
   }
-  table_->begin_snapshot(shared_from_this());
+  table_.begin_snapshot(shared_from_this());
 }
 
 void MemorySnapshot::end() {
-  table_->end_snapshot(this);
-  const RowChanges* changes = table_->changes();
+  table_.end_snapshot(this);
+  const RowChanges* changes = table_.changes();
   if (std::exchange(reads_changes_, false) && changes) changes->end_reading();
 }
 
 bool MemorySnapshot::wanted(int64_t slot) const {
   if (copied_[static_cast<size_t>(slot / kBits)] >> (slot % kBits) & 1) return false;
-  return !since_ || table_->changes()->changed(slot, since_);
+  return !since_ || table_.changes()->changed(slot, since_);
 }
 
-void MemorySnapshot::choose(const Table& /*table*/, const int64_t* slots, int64_t n) {
+void MemorySnapshot::choose(const int64_t* slots, int64_t n) {
   note_forgotten();
   for (int64_t i = 0; i < n; ++i) {
     int64_t slot = slots ? slots[i] : i;
@@ -55,7 +62,7 @@ void MemorySnapshot::choose(const Table& /*table*/, const int64_t* slots, int64_
 
 // Where it is not known any more which rows are wanted.
 void MemorySnapshot::note_forgotten() {
-  room_->broken = room_->broken || (since_ && !table_->knows_changes(since_));
+  room_->broken = room_->broken || (since_ && !table_.knows_changes(since_));
 }
 
 bool MemorySnapshot::next(std::unique_lock<std::mutex>& /*lock*/, Rows& rows) {
@@ -67,7 +74,7 @@ bool MemorySnapshot::next(std::unique_lock<std::mutex>& /*lock*/, Rows& rows) {
   for (; at_ < limit_ && static_cast<int64_t>(chosen_.size()) < found->most; ++at_) {
     if (wanted(at_)) chosen_.push_back(at_);
   }
-  found->add_from(*table_, chosen_.data(), static_cast<int64_t>(chosen_.size()));
+  found->add_from(table_, chosen_.data(), static_cast<int64_t>(chosen_.size()));
   chosen_.clear();
   rows = {place_, std::move(found)};
   return true;
@@ -77,21 +84,19 @@ bool MemorySnapshot::next(std::unique_lock<std::mutex>& /*lock*/, Rows& rows) {
 
 class SpaceSnapshot::OfTable final : public TableKeeper {
  public:
-  OfTable(std::shared_ptr<SpaceSnapshot> all, std::shared_ptr<Table> table, size_t place)
-      : TableKeeper(all->room_, *table, place, INT64_MAX),
-        table_(std::move(table)),
-        number_(table_->number()),
+  OfTable(std::shared_ptr<SpaceSnapshot> all, Table& table, size_t place)
+      : TableKeeper(all->room_, table, place, INT64_MAX),
+        number_(table.number()),
         all_(std::move(all)) {}
 
  private:
   friend class SpaceSnapshot;
 
-  void choose(const Table& /*table*/, const int64_t* slots, int64_t n) override {
+  void choose(const int64_t* slots, int64_t n) override {
     for (int64_t i = 0; i < n; ++i) all_->take(*this, slots ? slots[i] : i);
     all_->leave_out_chosen(*this);
   }
 
-  const std::shared_ptr<Table> table_;
   const int32_t number_;
   const std::shared_ptr<SpaceSnapshot> all_;
   std::unique_ptr<RecordParts> parts_;  // read, and not taken yet
@@ -101,7 +106,7 @@ SpaceSnapshot::SpaceSnapshot(std::shared_ptr<SnapshotRoom> room, const Members& 
                              int64_t most)
     : room_(std::move(room)),
       space_(tables.begin()->second->space()),
-      at_once_(std::max<int64_t>(1, most / 2)),
+      at_once_(share_of(most, static_cast<int64_t>(tables.size()))),
       keys_(static_cast<size_t>(at_once_)),
       records_(at_once_ * space_->layout().bytes()) {}
 
@@ -110,7 +115,7 @@ std::map<size_t, std::shared_ptr<TableKeeper>> SpaceSnapshot::begin(const Member
   std::map<size_t, std::shared_ptr<TableKeeper>> keepers;
   std::vector<int32_t> numbers;
   for (const auto& [place, table] : tables) {
-    auto keeper = std::make_shared<OfTable>(shared_from_this(), table, place);
+    auto keeper = std::make_shared<OfTable>(shared_from_this(), *table, place);
     auto number = static_cast<size_t>(keeper->number_);
     if (number >= tables_.size()) tables_.resize(number + 1);
     tables_[number] = keeper;
@@ -120,7 +125,7 @@ std::map<size_t, std::shared_ptr<TableKeeper>> SpaceSnapshot::begin(const Member
   }
   space_->begin_snapshot(shared_from_this(), numbers, since);
   for (const OfTable* one : members_) {
-    one->table_->begin_snapshot(tables_[static_cast<size_t>(one->number_)]);
+    one->table_.begin_snapshot(tables_[static_cast<size_t>(one->number_)]);
   }
   return keepers;
 }
@@ -134,7 +139,7 @@ void SpaceSnapshot::begin(SpaceMoment moment) {
 
 void SpaceSnapshot::end() {
   space_->end_snapshot(this);
-  for (OfTable* one : std::exchange(members_, {})) one->table_->end_snapshot(one);
+  for (OfTable* one : std::exchange(members_, {})) one->table_.end_snapshot(one);
   tables_.clear();  // which have this
 }
 
@@ -169,7 +174,7 @@ bool SpaceSnapshot::take(OfTable& keeper, int64_t slot) {
 
 void SpaceSnapshot::leave_out_chosen(const OfTable& keeper) {
   if (keeper.chosen_.empty()) return;
-  const int64_t* ids = keeper.table_->ids();
+  const int64_t* ids = keeper.table_.ids();
   std::vector<RowKey> keys;
   for (int64_t slot : keeper.chosen_) keys.push_back({ids[slot], keeper.number_});
   below_->leave_out(keys);
@@ -184,7 +189,7 @@ void SpaceSnapshot::change(F f) noexcept {
     f();
     for (OfTable* one : members_) {
       leave_out_chosen(*one);
-      one->keep_chosen(*one->table_);
+      one->keep_chosen();
     }
   } catch (const std::exception&) {  // no memory
     room_->broken = true;
@@ -205,7 +210,7 @@ void SpaceSnapshot::leave_out(const int64_t* slots, int64_t n) noexcept {
     std::vector<RowKey> keys;
     for (int64_t i = 0; i < n; ++i) {
       OfTable* one = table_in(slots[i]);
-      if (one) keys.push_back({one->table_->ids()[slots[i]], one->number_});
+      if (one) keys.push_back({one->table_.ids()[slots[i]], one->number_});
     }
     if (!keys.empty()) below_->leave_out(keys);
   });
@@ -226,7 +231,7 @@ void SpaceSnapshot::copy_slots() {
   for (OfTable* one : members_) {
     if (one->chosen_.empty()) continue;
     leave_out_chosen(*one);
-    part_of(*one).add_from(*one->table_, one->chosen_.data(),
+    part_of(*one).add_from(one->table_, one->chosen_.data(),
                            static_cast<int64_t>(one->chosen_.size()));
     one->chosen_.clear();
   }

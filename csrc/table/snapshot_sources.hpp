@@ -18,8 +18,8 @@ class MemorySnapshot final : public TableKeeper,
                              public std::enable_shared_from_this<MemorySnapshot> {
  public:
   // `most`, `since`: as of a RecordStream.
-  MemorySnapshot(std::shared_ptr<SnapshotRoom> room, std::shared_ptr<Table> table, size_t place,
-                 int64_t most, uint64_t since);
+  MemorySnapshot(std::shared_ptr<SnapshotRoom> room, Table& table, size_t place, int64_t most,
+                 uint64_t since);
   void begin();
 
   bool next(std::unique_lock<std::mutex>& lock, Rows& rows) override;
@@ -27,11 +27,10 @@ class MemorySnapshot final : public TableKeeper,
   void end() override;
 
  private:
-  void choose(const Table& table, const int64_t* slots, int64_t n) override;
+  void choose(const int64_t* slots, int64_t n) override;
   bool wanted(int64_t slot) const;
   void note_forgotten();
 
-  const std::shared_ptr<Table> table_;
   const int64_t most_, limit_;
   const uint64_t since_;
   bool reads_changes_ = false;

@@ -61,7 +61,7 @@ class RowKeeper {
  public:
   virtual ~RowKeeper() = default;
   // Rows in these slots are about to change, none where one is below 0; null: all.
-  virtual void keep(const Table& table, const int64_t* slots, int64_t n) = 0;
+  virtual void keep(const int64_t* slots, int64_t n) = 0;
   // Waits until there is room for what a change will keep; for a change of all rows, until all are
   // copied; and no longer than so. Whether it is so.
   virtual bool wait(bool all, std::chrono::milliseconds most) = 0;

@@ -41,7 +41,7 @@ uint64_t Table::mark_changes() {
 }
 
 void Table::keep(const int64_t* slots, int64_t n) const {
-  if (keeper_) keeper_->keep(*this, slots, n);
+  if (keeper_) keeper_->keep(slots, n);
 }
 
 void Table::begin_snapshot(std::shared_ptr<RowKeeper> keeper) { keeper_ = std::move(keeper); }

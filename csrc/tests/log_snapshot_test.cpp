@@ -143,6 +143,13 @@ TEST(a_snapshot_where_the_disk_was_full) {
   faults->full_after_writing(0);
   history.change();
   Taken taken = history.take();  // rows of the last change are in memory
+  faults->make_room().full_after_preallocating(0);
+  std::string told = CHECK_THROWS(([&] {
+                                    for (int step = 0; step < 1000; ++step) history.change();
+                                  })(),
+                                  TierError);
+  CHECK(told.find("While a save reads the rows of the log, it does not shrink") !=
+        std::string::npos);
   faults->make_room();
   for (int step = 0; step < 20; ++step) history.change();
   while (!taken.is_read) taken.read(37, 500);

@@ -148,12 +148,20 @@ std::map<Key, std::pair<float, float>> taken(Snapshot& snapshot, int64_t chunks 
   return found;
 }
 
+// Some that have trained for a while.
+template <class F>
+void for_trained(uint64_t seeds, F f) {
+  for (uint64_t seed = 0; seed < seeds; ++seed) {
+    Trained trained(seed);
+    for (int step = 0; step < 60; ++step) trained.step();
+    f(trained);
+  }
+}
+
 }  // namespace
 
 TEST(rows_in_tiers_are_those_of_the_moment) {
-  for (uint64_t seed = 0; seed < 40; ++seed) {
-    Trained trained(seed);
-    for (int step = 0; step < 60; ++step) trained.step();
+  for_trained(40, [](Trained& trained) {
     for (int round = 0; round < 4; ++round) {
       auto want = trained.stored();
       CHECK(Snapshot::can_read(trained.tables()));
@@ -165,13 +173,11 @@ TEST(rows_in_tiers_are_those_of_the_moment) {
       CHECK(found == want);
       snapshot.end();
     }
-  }
+  });
 }
 
 TEST(rows_in_tiers_change_on_other_threads) {
-  for (uint64_t seed = 0; seed < 10; ++seed) {
-    Trained trained(seed);
-    for (int step = 0; step < 60; ++step) trained.step();
+  for_trained(10, [](Trained& trained) {
     for (int round = 0; round < 5; ++round) {
       auto want = trained.stored();
       Snapshot snapshot(trained.tables(), 8, 1 << 20);
@@ -188,13 +194,11 @@ TEST(rows_in_tiers_change_on_other_threads) {
       CHECK(found == want);
       snapshot.end();
     }
-  }
+  });
 }
 
 TEST(changes_in_tiers_since_a_mark) {
-  for (uint64_t seed = 0; seed < 20; ++seed) {
-    Trained trained(seed);
-    for (int step = 0; step < 60; ++step) trained.step();
+  for_trained(20, [](Trained& trained) {
     uint64_t mark = trained.tables()[0]->mark_changes();
     CHECK(mark && trained.tables()[1]->mark_changes() == mark);
     auto before = trained.stored();
@@ -205,7 +209,7 @@ TEST(changes_in_tiers_since_a_mark) {
     CHECK(taken(snapshot) == want);
     CHECK(want.size() < before.size());
     snapshot.end();
-  }
+  });
 }
 
 // Rows that were evicted and could not be written are in it.

@@ -18,7 +18,16 @@ from typing import Any
 import pytest
 import torch
 from checkpoint.grown_runs import loaded
-from checkpoint.small_models import ROWS, batch_of, everything, made, optimizer_of, same, train
+from checkpoint.small_models import (
+    ROWS,
+    Model,
+    batch_of,
+    everything,
+    made,
+    optimizer_of,
+    same,
+    train,
+)
 from checkpoint.test_deltas import user_ids
 from effort import examples
 from hypothesis import given, settings
@@ -191,6 +200,42 @@ def test_a_save_in_every_place(tmp_path: Path, place: str) -> None:
     assert saving.wait().path.endswith("step-000000000004") and saving.error is None
     other, its_optimizer = loaded(tmp_path / "run", "Adam")
     assert same({k: v for k, v in everything(other).items() if k in want}, want)
+
+
+@pytest.mark.parametrize("first", ["memory", "tight"])
+def test_some_tables_in_memory_and_some_over_an_ssd(tmp_path: Path, first: str) -> None:
+    """Both change while both are saved."""
+    places = [first, "tight" if first == "memory" else "memory"]
+
+    def both(folder: Path) -> tuple[Any, Any]:
+        parts = [Model(place, folder / place, dims=(300, 250)) for place in places]
+        model = torch.nn.ModuleList(parts)
+        return model, hb.optim.Adam(model.parameters(), lr=0.005)
+
+    model, optimizer = both(tmp_path / "a")
+
+    def step(number: int) -> None:
+        sum(part(batch_of(number)).square().mean() for part in model).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    for number in range(6):
+        step(number)
+    hb.save(tmp_path / "whole", model, optimizer, step=6)
+    with gated() as gate:
+        saving = hb.save(tmp_path / "run", model, optimizer, step=6, blocking=False)
+        for number in range(6, 10):
+            step(number)
+            gate.let(5)
+        assert not saving.done()
+        gate.open()
+        saving.wait()
+    numbers = []
+    for run in ("run", "whole"):
+        other, its_optimizer = both(tmp_path / f"other-{run}")
+        hb.load(tmp_path / run, other, its_optimizer)
+        numbers.append([everything(part) for part in other])
+    assert all(same(*pair) for pair in zip(*numbers, strict=True))
 
 
 def test_steps_wait_for_memory(tmp_path: Path) -> None:

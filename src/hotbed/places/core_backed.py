@@ -42,7 +42,7 @@ class CoreSnapshot:
 
     def __init__(self, cores: Sequence[_core.Table], since: Sequence[int], memory: int) -> None:
         # Who changes rows waits while some are copied.
-        at_once = max(1, min(min(map(rows_at_once, cores)) // _PARTS, _at_once(cores)))
+        at_once = max(1, min(map(rows_at_once, cores)) // _PARTS)
         self._core = _core.Snapshot(cores, at_once, memory, since)
 
     @property
