@@ -32,7 +32,7 @@ from checkpoint.test_deltas import user_ids
 from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kept_in import PLACES
+from kept_in import PLACES, storage_of
 
 import hotbed as hb
 from hotbed.checkpoint import CheckpointError
@@ -236,6 +236,29 @@ def test_some_tables_in_memory_and_some_over_an_ssd(tmp_path: Path, first: str) 
         hb.load(tmp_path / run, other, its_optimizer)
         numbers.append([everything(part) for part in other])
     assert all(same(*pair) for pair in zip(*numbers, strict=True))
+
+
+def test_another_collection_in_the_same_tiers_waits(tmp_path: Path) -> None:
+    """Rows of all tables are laid out anew for it."""
+    group = hb.Group(storage_of("ssd", tmp_path))
+    model = hb.EmbeddingCollection([hb.Table("t", 8)], seed=0, group=group)
+    optimizer = hb.optim.Adagrad(model.parameters(), lr=0.1)
+    for number in range(5):
+        model({"t": torch.arange(number, number + 40)})["t"].sin().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    want = model.rows("t").values
+    with gated() as gate:
+        saving = hb.save(tmp_path / "run", model, optimizer, step=5, blocking=False)
+        other = hb.EmbeddingCollection([hb.Table("u", 16)], seed=0, group=group)
+        threading.Timer(0.3, gate.open).start()
+        began = time.perf_counter()
+        other({"u": torch.arange(9)})
+        assert time.perf_counter() - began > 0.2
+        saving.wait()
+    again = hb.EmbeddingCollection([hb.Table("t", 8)], seed=0)
+    hb.load(tmp_path / "run", again)
+    assert torch.equal(again.rows("t").values, want)
 
 
 def test_steps_wait_for_memory(tmp_path: Path) -> None:
