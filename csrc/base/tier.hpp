@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "base/errors.hpp"
@@ -127,6 +128,18 @@ class Tier {
   // What was written survives a crash of the machine, if the tier can promise that. Throws
   // TierError.
   virtual void sync() {}
+
+  // Of the lowest tier: all that was written by now, here and in tiers of the same place, is in a
+  // folder of its own, to be adopted; and a tier that holds no rows has those of such a folder.
+  // False where there is no such thing. Throw TierError.
+  virtual bool link(const std::string& folder) {
+    static_cast<void>(folder);
+    return false;
+  }
+  virtual bool adopt(const std::string& folder) {
+    static_cast<void>(folder);
+    return false;
+  }
 
   // Of the lowest tier.
   virtual TierTraffic traffic() const { return {}; }

@@ -103,6 +103,7 @@ NB_MODULE(_core, module) {
   bind_index(module);
   bind_log(module);
   bind_table(module);
+  bind_records(module);
   bind_residency(module);
   bind_storage(module);
   bind_device(module);

@@ -72,6 +72,7 @@ void bind_exchange(nb::module_& module);
 void bind_index(nb::module_& module);
 void bind_initial(nb::module_& module);
 void bind_log(nb::module_& module);
+void bind_records(nb::module_& module);
 void bind_residency(nb::module_& module);
 void bind_rules(nb::module_& module);
 void bind_storage(nb::module_& module);

@@ -210,11 +210,12 @@ void bind_log(nb::module_& module) {
                   "stores: [(record bytes, [(table number, name, rows or None)])]")
       .def_static(
           "open_to_read",
-          [](const std::string& path, const std::string& backend) {
+          [](const std::string& path, const std::string& backend, bool locked) {
             nb::gil_scoped_release without;
-            return RowLog::open_to_read(path, io_options(backend, 128, 32, true, nullptr));
+            return RowLog::open_to_read(path, io_options(backend, 128, 32, true, nullptr), locked);
           },
-          "path"_a, "backend"_a = "auto")
+          "path"_a, "backend"_a = "auto", "locked"_a = true,
+          "`locked`: whether others might change it.")
       .def_prop_ro("path", &RowLog::path)
       .def_prop_ro("stores", &stores_of)
       .def(

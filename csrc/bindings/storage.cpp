@@ -5,6 +5,7 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 #include <omp.h>
 
@@ -125,6 +126,19 @@ void bind_storage(nb::module_& module) {
              for (const auto& space : storage.spaces()) space->retract_all();
            })
       .def("flush", &Storage::flush, Unlocked())
+      .def("link", &Storage::link, "folder"_a, Unlocked(),
+           "Writes rows to the SSD, and links its files into a folder that is not there yet. "
+           "Whether "
+           "there is an SSD.")
+      .def("adopt", &Storage::adopt, "folder"_a, Unlocked(),
+           "Has rows be those of such a folder, where all are first values. False: that cannot be.")
+      .def(
+          "place_of",
+          [](const Storage& storage, const Table& table) {
+            return std::make_tuple(storage.store_of(table), table.number(),
+                                   storage.rows_below(table));
+          },
+          "table"_a, "(number of its store, its number there, rows) in such a folder.")
       .def("counters", &counters_of)
       .def(
           "compute_budget_for",

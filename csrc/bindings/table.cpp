@@ -10,12 +10,9 @@
 #include <nanobind/stl/vector.h>
 
 #include "batch/batch.hpp"
-#include "batch/pool.hpp"
 #include "batch/reduce.hpp"
-#include "bindings/bindings.hpp"
+#include "bindings/tensors.hpp"
 #include "table/hold.hpp"
-#include "table/record_stream.hpp"
-#include "table/snapshot.hpp"
 
 using namespace hotbed;
 
@@ -31,26 +28,6 @@ std::vector<InitialSpec> specs_of(const Bands& bands) {
     specs.back().end_column = end;
   }
   return specs;
-}
-
-nb::dlpack::dtype element(DType dtype) {
-  switch (dtype) {
-    case DType::f64: return nb::dtype<double>();
-    case DType::f32: return nb::dtype<float>();
-    case DType::f16: return {static_cast<uint8_t>(nb::dlpack::dtype_code::Float), 16, 1};
-    default: return {static_cast<uint8_t>(nb::dlpack::dtype_code::Bfloat), 16, 1};
-  }
-}
-
-using Tensor = nb::ndarray<nb::pytorch, nb::device::cpu>;
-
-// A tensor of `shape` over a block that returns to the pool with the tensor.
-Tensor block_tensor(std::vector<size_t> shape, nb::dlpack::dtype element) {
-  uint64_t bytes = element.bits / 8;
-  for (size_t extent : shape) bytes *= extent;
-  void* block = BlockPool::instance().take(bytes);
-  nb::capsule owner(block, [](void* data) noexcept { BlockPool::instance().give(data); });
-  return Tensor(block, shape.size(), shape.data(), owner, nullptr, element);
 }
 
 // The tensor keeps the memory, also where its table lets go of it.
@@ -136,58 +113,6 @@ Tensor read_rows(const std::shared_ptr<Table>& table, Address ids, int64_t n) {
     t.copy_rows(id, n, rows, nullptr, nullptr);
   }
   return out;
-}
-
-Tensor copy_of(const void* from, std::vector<size_t> shape, nb::dlpack::dtype element) {
-  Tensor made = block_tensor(std::move(shape), element);
-  std::memcpy(made.data(), from, made.nbytes());
-  return made;
-}
-
-// (place of the table, ids, weights, states, last steps) of rows, or None. `make`: a tensor of what
-// lies at an address, of a shape and element.
-template <class Make>
-nb::object as_tuple(const RecordParts* rows, size_t at, bool with_states, Make make) {
-  if (!rows) return nb::none();
-  const RecordLayout& layout = rows->layout;
-  auto n = static_cast<size_t>(rows->count);
-  DType of_states = layout.dtype == DType::f64 ? DType::f64 : DType::f32;
-  nb::list states;
-  for (size_t k = 0; with_states && k < rows->states.size(); ++k) {
-    auto width = static_cast<size_t>(layout.state_widths[k]);
-    states.append(make(rows->states[k].data(), {n, width}, element(of_states)));
-  }
-  nb::object last = nb::none();
-  if (layout.steps) last = nb::cast(make(rows->last.data(), {n}, nb::dtype<int64_t>()));
-  return nb::make_tuple(
-      at, make(rows->ids.data(), {n}, nb::dtype<int64_t>()),
-      make(rows->weights.data(), {n, static_cast<size_t>(layout.dim)}, element(layout.dtype)),
-      states, last);
-}
-
-nb::object next_rows(RecordStream& stream, bool with_states) {
-  size_t at;
-  const RecordParts* rows;
-  {
-    nb::gil_scoped_release unlocked;
-    rows = stream.next(at);
-  }
-  return as_tuple(rows, at, with_states, copy_of);
-}
-
-// The same, without a copy.
-nb::object taken_rows(Snapshot& snapshot, bool with_states) {
-  size_t at;
-  std::shared_ptr<RecordParts> rows;
-  {
-    nb::gil_scoped_release unlocked;
-    rows = snapshot.next(at);
-  }
-  auto view = [&](const void* from, std::vector<size_t> shape, nb::dlpack::dtype element) {
-    nb::capsule owner = owner_of(std::make_unique<std::shared_ptr<RecordParts>>(rows));
-    return Tensor(const_cast<void*>(from), shape.size(), shape.data(), owner, nullptr, element);
-  };
-  return as_tuple(rows.get(), at, with_states, view);
 }
 
 }  // namespace
@@ -426,50 +351,6 @@ void bind_table(nb::module_& module) {
       "table"_a, "ids"_a, "n"_a, "weights"_a, "states"_a.none() = nb::none(), "last"_a = 0,
       "Overwrites of rows what is given (address 0, None: it stays); absent ids of a dynamic table "
       "get one.");
-  nb::class_<RecordStream>(module, "RecordStream",
-                           "The stored rows of tables, each once, in the order in which they lie; "
-                           "until it is closed, rows of tiers stay where they are.")
-      .def_static(
-          "make",
-          [](std::vector<std::shared_ptr<Table>> tables, int64_t most, bool current,
-             std::vector<uint64_t> since) {
-            return std::make_unique<RecordStream>(std::move(tables), most, current,
-                                                  std::move(since));
-          },
-          "tables"_a, "most"_a, "current"_a, "since"_a = std::vector<uint64_t>{},
-          "`since`: of each table the mark since which rows have changed that are wanted; none: "
-          "all "
-          "rows.")
-      .def(
-          "next", &next_rows, "states"_a,
-          nb::sig("def next(self, states: bool) -> tuple[int, torch.Tensor, torch.Tensor, "
-                  "list[torch.Tensor], torch.Tensor | None] | None"),
-          "(place of the table, ids, weights, states, last steps) of up to `most` rows of it; None "
-          "behind the last.")
-      .def("close", &RecordStream::close, Unlocked());
-  nb::class_<Snapshot>(module, "Snapshot",
-                       "The rows of tables as they are when it is made, each once, while others "
-                       "change them; made while the tables are held.")
-      .def_static("can_read", &Snapshot::can_read, "tables"_a,
-                  "Whether rows of these tables can be read while others change them.")
-      .def(
-          nb::init<std::vector<std::shared_ptr<Table>>, int64_t, uint64_t, std::vector<uint64_t>>(),
-          "tables"_a, "most"_a, "bytes"_a, "since"_a, Unlocked(),
-          "Of tables that can be read. `bytes`: of rows that others have changed and nobody has "
-          "taken; beyond, a change waits. "
-          "`since`: as of RecordStream.")
-      .def("next", &taken_rows, "states"_a,
-           nb::sig("def next(self, states: bool) -> tuple[int, torch.Tensor, torch.Tensor, "
-                   "list[torch.Tensor], torch.Tensor | None] | None"),
-           "As RecordStream.next().")
-      .def("stop", &Snapshot::stop, Unlocked(), "Nobody wants the rest.")
-      .def("end", &Snapshot::end, Unlocked(),
-           "Has the tables forget it, while somebody has them alone.")
-      .def_prop_ro(
-          "waited",
-          [](const Snapshot& s) { return std::chrono::duration<double>(s.waited()).count(); },
-          "Seconds that changes have waited for room.");
-
   nb::class_<Batch>(module, "Batch")
       .def_static("make", &make_batch, "tables"_a, "inputs"_a)
       .def_static("of_ids", &batch_of_ids, "tables"_a, "table_of"_a, "ids"_a, "counts"_a,

@@ -136,6 +136,11 @@ void IoEngine::replace(const std::string& path, std::span<const uint8_t> bytes) 
   sync_directory(directory_of(path));
 }
 
+void IoEngine::link(const std::string& path, const std::string& to) {
+  note(IoEvent::Kind::link, path, 0, 0, to);
+  if (::link(path.c_str(), to.c_str()) != 0) throw IoError("linking, with", to, 0, 0, errno);
+}
+
 void IoEngine::remove(const std::string& path) {
   note(IoEvent::Kind::remove, path);
   if (::unlink(path.c_str()) != 0) throw IoError("removing, with", path, 0, 0, errno);

@@ -18,6 +18,7 @@ struct IoEvent {
     sync_started,
     sync_finished,
     rename,
+    link,
     remove,
     directory_started,
     directory_finished,
@@ -25,7 +26,7 @@ struct IoEvent {
   };
   Kind kind;
   std::string path;
-  std::string target;         // of a rename
+  std::string target;         // of a rename or a link
   uint64_t offset = 0;        // of a write; of a creation, the size; of a mark, its number
   std::vector<uint8_t> data;  // of a write
   size_t pair = 0;

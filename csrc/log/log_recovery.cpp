@@ -87,7 +87,7 @@ void LogTier::recover(const std::vector<std::pair<uint64_t, std::string>>& files
     segments->push_back(segment);
     recovering.sequences.emplace_back(segment_records_);
     scan(recovering, *segment);
-    next_number_ = number + 1;
+    next_number_ = std::max(next_number_, number + 1);
     ++report.segments;
   }
   for (const auto& [key, sequence] : recovering.erased) {
@@ -106,7 +106,7 @@ void LogTier::recover(const std::vector<std::pair<uint64_t, std::string>>& files
   segments_ = std::move(segments);
 }
 
-void LogTier::scan(Recovering& recovering, const LogSegment& segment) {
+void LogTier::scan(Recovering& recovering, LogSegment& segment) {
   const IoFile& file = *segment.file;
   uint64_t size = file.size();
   uint64_t whole = uint64_t{segment_blocks_} * layout_.block_bytes;
@@ -120,14 +120,15 @@ void LogTier::scan(Recovering& recovering, const LogSegment& segment) {
     uint64_t offset;
     uint32_t bytes;
   };
-  uint32_t most = std::max(1u, kPieceBytes / layout_.block_bytes) * layout_.block_bytes;
+  auto queue = core_.engine().lease();
+  auto most_bytes = static_cast<uint32_t>(std::min<uint64_t>(kPieceBytes, queue->arena_bytes()));
+  uint32_t most = std::max(1u, most_bytes / layout_.block_bytes) * layout_.block_bytes;
   std::vector<Piece> pieces;
   for (auto [begin, end] : written_parts(file, whole, layout_.block_bytes)) {
     for (uint64_t at = begin; at < end; at += most) {
       pieces.push_back({at, static_cast<uint32_t>(std::min<uint64_t>(most, end - at))});
     }
   }
-  auto queue = core_.engine().lease();
   uint64_t places = std::min<uint64_t>(queue->depth(), queue->arena_bytes() / most);
   std::vector<Piece> at_place(places);
   std::vector<uint64_t> free_places(places);
@@ -168,7 +169,7 @@ void LogTier::scan(Recovering& recovering, const LogSegment& segment) {
   }
 }
 
-void LogTier::take_recovered(Recovering& recovering, const LogSegment& segment, uint64_t offset,
+void LogTier::take_recovered(Recovering& recovering, LogSegment& segment, uint64_t offset,
                              const uint8_t* block) {
   BlockHeader expected{};
   expected.log = core_.manifest().log;
@@ -193,9 +194,11 @@ void LogTier::take_recovered(Recovering& recovering, const LogSegment& segment, 
       uint64_t& newest = recovering.erased[erasure.row.key()];
       newest = std::max(newest, erasure.row.sequence());
       ++report.erasures;
+      ++segment.erasures;
     }
     return;
   }
+  segment.newest = std::max(segment.newest.load(), header.sequence);
   uint64_t first = uint64_t{expected.block} * layout_.records;
   for (uint32_t i = 0; i < header.count; ++i) {
     auto record = read_as<RecordHeader>(block + layout_.record_offset(i));

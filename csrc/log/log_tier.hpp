@@ -62,6 +62,10 @@ class LogTier : public Tier {
   void sync() override;
   TierTraffic traffic() const override;
 
+  // As of RowLog, of the log that this is a part of.
+  bool link(const std::string& folder) override;
+  bool adopt(const std::string& folder) override;
+
   const LogStore& described() const { return described_; }
   const BlockLayout& layout() const { return layout_; }
   StoreStatistics statistics() const;
@@ -135,10 +139,15 @@ class LogTier : public Tier {
   void move_batch(Moving& moving);
   void remove_segment(const std::shared_ptr<LogSegment>& victim);
 
+  // --- log_link.cpp ---
+  void end_segment(Stream& stream);
+  std::vector<std::shared_ptr<LogSegment>> end_segments();
+  void forget_all();
+
   // --- log_recovery.cpp ---
   void recover(const std::vector<std::pair<uint64_t, std::string>>& files, RecoveryReport& report);
-  void scan(Recovering& recovering, const LogSegment& segment);
-  void take_recovered(Recovering& recovering, const LogSegment& segment, uint64_t offset,
+  void scan(Recovering& recovering, LogSegment& segment);
+  void take_recovered(Recovering& recovering, LogSegment& segment, uint64_t offset,
                       const uint8_t* block);
 
   RowLogCore& core_;

@@ -16,11 +16,8 @@ namespace hotbed {
 
 namespace {
 
-constexpr const char* kManifest = "manifest";
 constexpr const char* kLock = "lock";
 constexpr const char* kUnfinished = ".new";  // behind the manifest's name while it is written
-
-using Files = std::vector<std::pair<uint64_t, std::string>>;  // number and path, rising
 
 bool is_file(const std::string& path) {
   std::error_code error;  // a link is none
@@ -30,22 +27,6 @@ bool is_file(const std::string& path) {
 std::unique_ptr<FolderLock> lock_folder(const std::string& path, bool shared) {
   return std::make_unique<FolderLock>(path, kLock, shared, "The row log " + path,
                                       "Wait for it to end, or take another folder.");
-}
-
-// The segments in a folder by store.
-std::map<size_t, Files> segments_in(const std::string& folder) {
-  std::map<size_t, Files> found;
-  std::error_code error;
-  for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
-    size_t store;
-    uint64_t number;
-    if (parse_segment_name(entry.path().filename().string(), &store, &number) &&
-        is_file(entry.path().string())) {
-      found[store].emplace_back(number, entry.path().string());
-    }
-  }
-  for (auto& [store, files] : found) std::sort(files.begin(), files.end());
-  return found;
 }
 
 // Removes the files of a log but its lock; the manifest last, by which they are known as a log's.
@@ -80,6 +61,32 @@ void check_options(const LogOptions& options) {
 }
 
 }  // namespace
+
+std::map<size_t, SegmentFiles> segments_in(const std::string& folder) {
+  std::map<size_t, SegmentFiles> found;
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
+    size_t store;
+    uint64_t number;
+    if (parse_segment_name(entry.path().filename().string(), &store, &number) &&
+        is_file(entry.path().string())) {
+      found[store].emplace_back(number, entry.path().string());
+    }
+  }
+  for (auto& [store, files] : found) std::sort(files.begin(), files.end());
+  return found;
+}
+
+Manifest read_manifest(const std::string& folder) {
+  std::string path = folder + "/" + kManifest;
+  std::ifstream file(path, std::ios::binary);
+  if (!file) {
+    throw TierError("The folder " + folder + " holds no row log: there is no file " + path + ".",
+                    folder);
+  }
+  std::vector<uint8_t> bytes{std::istreambuf_iterator<char>(file), {}};
+  return decode(bytes, path);
+}
 
 TierError tier_error(const IoError& error) {
   std::string remedy = error.code == ENOSPC || error.code == EDQUOT
@@ -328,17 +335,11 @@ std::unique_ptr<RowLog> RowLog::begin(const std::string& path, Manifest manifest
       path, std::move(lock), std::move(manifest), std::move(options))));
 }
 
-std::unique_ptr<RowLog> RowLog::open_to_read(const std::string& path, IoOptions io) {
-  std::string manifest_path = path + "/" + kManifest;
-  std::ifstream file(manifest_path, std::ios::binary);
-  if (!file) {
-    throw TierError(
-        "The folder " + path + " holds no row log: there is no file " + manifest_path + ".", path);
-  }
-  std::vector<uint8_t> bytes{std::istreambuf_iterator<char>(file), {}};
-  auto lock = lock_folder(path, true);
-  return std::unique_ptr<RowLog>(new RowLog(std::make_unique<RowLogCore>(
-      path, std::move(lock), decode(bytes, manifest_path), std::move(io))));
+std::unique_ptr<RowLog> RowLog::open_to_read(const std::string& path, IoOptions io, bool locked) {
+  Manifest manifest = read_manifest(path);
+  auto lock = locked ? lock_folder(path, true) : nullptr;
+  return std::unique_ptr<RowLog>(new RowLog(
+      std::make_unique<RowLogCore>(path, std::move(lock), std::move(manifest), std::move(io))));
 }
 
 const std::string& RowLog::path() const { return core_->path(); }
@@ -358,6 +359,10 @@ LogTier& RowLog::tier(size_t store) {
 void RowLog::flush() { core_->flush(); }
 
 void RowLog::sync() { core_->sync(); }
+
+void RowLog::link(const std::string& folder) { core_->link(folder); }
+
+bool RowLog::adopt(const std::string& folder) { return core_->adopt(folder); }
 
 void RowLog::close() {
   if (getpid() == process_) core_->close();

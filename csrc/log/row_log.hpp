@@ -40,8 +40,10 @@ class RowLog {
   static std::unique_ptr<RowLog> create(const std::string& path, std::vector<LogStore> stores,
                                         LogOptions options);
 
-  // What a log holds, after a clean end or a crash; writing throws. Reads all of it.
-  static std::unique_ptr<RowLog> open_to_read(const std::string& path, IoOptions io = {});
+  // What a log holds, after a clean end or a crash; writing throws. Reads all of it. `locked`:
+  // whether others might change it, so that nobody may while it is open.
+  static std::unique_ptr<RowLog> open_to_read(const std::string& path, IoOptions io = {},
+                                              bool locked = true);
 
   RowLog(const RowLog&) = delete;
   RowLog& operator=(const RowLog&) = delete;
@@ -59,6 +61,16 @@ class RowLog {
   // Everything written before is confirmed: safe from a crash of the machine. Once a sync failed in
   // the kernel every later one throws, since nobody can tell what is on the disk.
   void sync();
+
+  // Everything written before becomes a log in a folder that is not there yet, to be opened and
+  // adopted: its files are hard links to those of this one, which writes to them no more. Throws
+  // TierError; files may be in the folder then.
+  void link(const std::string& folder);
+
+  // Becomes one that link() has made; it holds no rows, and nobody uses it meanwhile. False, and
+  // nothing is changed, where its tables are others, or files cannot be linked. Throws TierError
+  // where the other is damaged; this one holds no rows then.
+  bool adopt(const std::string& folder);
 
   // Syncs, ends the threads and lets the folder go. Throws TierError where the sync fails; the log
   // is closed all the same. Called again it does nothing.

@@ -4,10 +4,12 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "base/folder_lock.hpp"
@@ -20,6 +22,15 @@
 namespace hotbed {
 
 class LogTier;
+
+inline constexpr const char* kManifest = "manifest";  // of a log, in its folder
+
+// Segments by number with their paths, rising.
+using SegmentFiles = std::vector<std::pair<uint64_t, std::string>>;
+// Those in a folder by store.
+std::map<size_t, SegmentFiles> segments_in(const std::string& folder);
+// Throws TierError where there is none.
+Manifest read_manifest(const std::string& folder);
 
 // Threading: as RowLog.
 class RowLogCore {
@@ -45,6 +56,8 @@ class RowLogCore {
 
   void flush();
   void sync();
+  void link(const std::string& folder);
+  bool adopt(const std::string& folder);
   void close();
 
   // Of buffers and queues.
@@ -59,6 +72,9 @@ class RowLogCore {
   friend class RowLog;
   void compact();
   void stop();
+  void forget_all();
+  bool can_link(const std::string& path);
+  void take_over(size_t store, SegmentFiles files);
 
   const std::string path_;
   const int process_;

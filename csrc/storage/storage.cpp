@@ -184,7 +184,8 @@ std::vector<TableGroup> group_by_layout(const std::vector<std::shared_ptr<Table>
 void move_rows(const std::shared_ptr<RowSpace>& from, int32_t old_number, RowSpace& to,
                int32_t number, bool whole) {
   const RecordLayout& layout = from->layout();
-  SpaceStream stream(from, {old_number}, rows_at_once(8192, layout.bytes()));
+  std::vector<int32_t> numbers{old_number};
+  RecordsByTable stream(layout, from, from->scan(numbers), rows_at_once(8192, layout.bytes()));
   while (RecordParts* rows = stream.next(old_number)) {
     std::vector<void*> states = rows->states_at();
     to.write(number, rows->ids.data(), rows->count, rows->weights.data(),
@@ -471,6 +472,36 @@ void Storage::flush() {
   for (const auto& tier : lowest_) {
     if (tier) tier->sync();
   }
+}
+
+bool Storage::link(const std::string& folder) {
+  if (lowest_.empty() || !lowest_[0]) return false;
+  flush();
+  return lowest_[0]->link(folder);
+}
+
+bool Storage::adopt(const std::string& folder) {
+  if (!hosts_.empty() || lowest_.empty() || !lowest_[0]) return false;
+  for (size_t g = 0; g < spaces_.size(); ++g) {
+    for (size_t t = 0; t < groups_[g].tables.size(); ++t) {
+      spaces_[g]->erase_all(static_cast<int32_t>(t));
+    }
+    if (!spaces_[g]->is_empty()) return false;
+  }
+  if (!lowest_[0]->adopt(folder)) return false;
+  for (const auto& space : spaces_) space->note_rows_below();
+  return true;
+}
+
+size_t Storage::store_of(const Table& table) const {
+  auto at = std::find(spaces_.begin(), spaces_.end(), table.space());
+  if (at == spaces_.end()) throw std::invalid_argument("the table lies elsewhere");
+  return static_cast<size_t>(at - spaces_.begin());
+}
+
+int64_t Storage::rows_below(const Table& table) const {
+  const auto& tier = lowest_[store_of(table)];
+  return tier ? tier->rows(table.number()) : 0;
 }
 
 TierTraffic Storage::host_traffic() const {

@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <vector>
 
 #include "table/table.hpp"
@@ -116,6 +117,15 @@ class Storage {
 
   // Writes every row that the lowest tier lacks, and to the disk.
   void flush();
+  // As flush(), and has the lowest tiers link what they hold into a folder. False where there is no
+  // SSD. Throws TierError.
+  bool link(const std::string& folder);
+  // Rows become those of such a folder, those that were here being first values. False where that
+  // cannot be. Throws TierError; no row is here then.
+  bool adopt(const std::string& folder);
+  // Of one of its tables: the number of its store among those of the lowest tiers.
+  size_t store_of(const Table& table) const;
+  int64_t rows_below(const Table& table) const;  // of it, that a lowest tier has
   uint64_t memory_bytes() const;
   // The part of it of one of its tables, by the bytes of their rows wherever they lie.
   uint64_t memory_bytes(const Table& table) const;

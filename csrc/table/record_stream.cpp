@@ -59,21 +59,22 @@ std::vector<void*> RecordParts::states_at() const {
   return at;
 }
 
-SpaceStream::SpaceStream(std::shared_ptr<RowSpace> space, const std::vector<int32_t>& tables,
-                         int64_t most, uint64_t since)
-    : space_(std::move(space)),
+RecordsByTable::RecordsByTable(const RecordLayout& layout, std::shared_ptr<const void> owner,
+                               std::unique_ptr<RecordScan> scan, int64_t most)
+    : layout_(layout),
+      owner_(std::move(owner)),
       most_(std::max<int64_t>(2, most)),
       keys_(static_cast<size_t>(most_ / 2)),
-      records_(most_ / 2 * space_->layout().bytes()),
-      scan_(space_->scan(tables, since)) {}
+      records_(most_ / 2 * layout.bytes()),
+      scan_(std::move(scan)) {}
 
-RecordParts* SpaceStream::next(int32_t& table) {
+RecordParts* RecordsByTable::next(int32_t& table) {
   auto give = [&](std::pair<const int32_t, RecordParts>& part) {
     table = part.first;
     return given_ = &part.second;
   };
   if (given_) std::exchange(given_, nullptr)->count = 0;
-  int64_t at_once = most_ / 2, bytes = space_->layout().bytes();
+  int64_t at_once = most_ / 2, bytes = layout_.bytes();
   while (scan_) {
     for (auto& part : parts_) {  // whether the next ones might find no room
       if (part.second.count > most_ - at_once) return give(part);
@@ -82,7 +83,7 @@ RecordParts* SpaceStream::next(int32_t& table) {
     if (!n) scan_.reset();
     for (int64_t i = 0; i < n; ++i) {
       const RowKey& key = keys_[static_cast<size_t>(i)];
-      auto part = parts_.try_emplace(key.table, space_->layout(), most_).first;
+      auto part = parts_.try_emplace(key.table, layout_, most_).first;
       part->second.add(key.id, records_.data() + i * bytes);
     }
   }
@@ -149,8 +150,9 @@ RecordParts* RecordStream::next_of_space(size_t& table) {
       in_space_ = std::move(next.mapped());
       std::vector<int32_t> numbers;
       for (size_t t : in_space_) numbers.push_back(tables_[t]->number());
-      stream_ = std::make_unique<SpaceStream>(tables_[in_space_[0]]->space(), numbers, most_,
-                                              next.key().second);
+      std::shared_ptr<RowSpace> space = tables_[in_space_[0]]->space();
+      stream_ = std::make_unique<RecordsByTable>(space->layout(), space,
+                                                 space->scan(numbers, next.key().second), most_);
     }
     int32_t number;
     if (RecordParts* rows = stream_->next(number)) {

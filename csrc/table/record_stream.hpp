@@ -30,19 +30,20 @@ struct RecordParts {
   std::vector<void*> states_at() const;
 };
 
-// Takes all rows of some tables of one row space, in one pass.
-class SpaceStream {
+// Takes the records that a scan gives, in one pass.
+class RecordsByTable {
  public:
-  // A chunk has at most so many rows. `since`: as in RowSpace::scan().
-  SpaceStream(std::shared_ptr<RowSpace> space, const std::vector<int32_t>& tables, int64_t most,
-              uint64_t since = 0);
+  // A chunk has at most `most` rows. `owner`: of what is scanned.
+  RecordsByTable(const RecordLayout& layout, std::shared_ptr<const void> owner,
+                 std::unique_ptr<RecordScan> scan, int64_t most);
 
-  // The next rows of one table, whose number in the space `table` becomes; null behind the last.
-  // They are good until it is called again.
+  // The next rows of one table, whose number in keys `table` becomes; null behind the last. They
+  // are good until it is called again.
   RecordParts* next(int32_t& table);
 
  private:
-  std::shared_ptr<RowSpace> space_;  // outlives what scans it
+  const RecordLayout layout_;
+  std::shared_ptr<const void> owner_;  // outlives the scan
   const int64_t most_;
   std::map<int32_t, RecordParts> parts_;
   RecordParts* given_ = nullptr;
@@ -89,7 +90,7 @@ class RecordStream {
   // Tables of those that are to come, by what is wanted of them.
   std::map<std::pair<RowSpace*, uint64_t>, std::vector<size_t>> spaces_;
   std::vector<size_t> in_space_;  // those of the one that is read
-  std::unique_ptr<SpaceStream> stream_;
+  std::unique_ptr<RecordsByTable> stream_;
   size_t at_ = 0;     // the table that is next, of those without a space or with untouched rows
   int64_t slot_ = 0;  // in it, or id
   std::unique_ptr<RecordParts> parts_;

@@ -177,6 +177,10 @@ class RowSpace {
 
   // Writes every dirty row to the tier below.
   void flush();
+  // Whether no row is in a slot, or waits for one.
+  bool is_empty();
+  // The tier below has got rows by itself, while this is empty.
+  void note_rows_below();
 
   TierCounters counters();
   uint64_t memory_bytes();

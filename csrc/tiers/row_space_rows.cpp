@@ -214,6 +214,21 @@ void RowSpace::erase_all(int32_t table) {
   born_[table] = 0;
 }
 
+bool RowSpace::is_empty() {
+  std::scoped_lock lock(moving_, mutex_);
+  drain();
+  return residency_.resident() == 0 && held_back_.empty();
+}
+
+void RowSpace::note_rows_below() {
+  std::scoped_lock lock(moving_, mutex_);
+  for (size_t t = 0; t < tables_.size(); ++t) {
+    if (tables_[t]->dynamic()) born_[t] = below_->rows(static_cast<int32_t>(t));
+  }
+  mark_ = 0;
+  generation_ = RowChanges::next_generation();
+}
+
 // Under moving_.
 std::vector<RowKey> RowSpace::held_back_sorted() const {
   std::vector<RowKey> keys = held_back_;

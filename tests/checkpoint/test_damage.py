@@ -161,7 +161,7 @@ def _number(manifest: dict[str, Any], where: str, name: str, value: float) -> No
 
 
 CHANGES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
-    "a later version": (lambda m: m.update(version=2), "is of version 2; this Hotbed reads 1"),
+    "a later version": (lambda m: m.update(version=3), "is of version 3; this Hotbed reads 2"),
     "another format": (lambda m: m.update(format="x"), "is no manifest"),
     "a base by name": (lambda m: m.update(base="step-1"), "lacks entries"),
     "a base elsewhere": (lambda m: m.update(base={"name": "../a", "uid": 32 * "0"}), "its base"),

@@ -5,6 +5,7 @@ from hotbed.checkpoint.folder import latest
 from hotbed.checkpoint.listing import Checkpoint, list
 from hotbed.checkpoint.loading import Restored, load, load_model, load_too
 from hotbed.checkpoint.merging import ChangedRows, Changes, changes, merge
+from hotbed.checkpoint.packing import pack
 from hotbed.checkpoint.saving import Saved, Saving, save, save_too
 from hotbed.checkpoint.single import Chunk, contains, read, write
 from hotbed.dist.hosts import CALLS
@@ -26,6 +27,7 @@ __all__ = [
     "load",
     "load_model",
     "merge",
+    "pack",
     "read",
     "save",
     "write",

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypedDict
 
 from torch import Tensor, nn
@@ -27,12 +28,13 @@ from hotbed.checkpoint.deltas import (
     same_rows,
     write_removed,
 )
-from hotbed.checkpoint.entries import TableEntry
+from hotbed.checkpoint.entries import LinkedLog, Source, TableEntry
 from hotbed.checkpoint.files import CheckpointError
-from hotbed.checkpoint.manifest import FORMAT, VERSION, read_manifest
+from hotbed.checkpoint.linked import link_rows
+from hotbed.checkpoint.manifest import FORMAT, LINKED_VERSION, VERSION, read_manifest
 from hotbed.checkpoint.models import description_of
 from hotbed.checkpoint.new import NewCheckpoint, new_folder, sweep
-from hotbed.checkpoint.ranks import KIND, entries_of, own_tables, ranks_of
+from hotbed.checkpoint.ranks import KIND, beside_signs, entries_of, own_tables, ranks_of
 from hotbed.checkpoint.rows import most_bytes, write_rows
 from hotbed.checkpoint.tensors import write_tensors
 from hotbed.checkpoint.values import Saveable
@@ -55,7 +57,7 @@ class Saved(NamedTuple):
     rows: int
     """Rows of all tables."""
     bytes: int
-    """Bytes of all files."""
+    """Bytes of all files but linked ones."""
     seconds: float
     base: str | None = None
     """Folder of the checkpoint since which this one has what has changed; None: it is whole."""
@@ -72,6 +74,7 @@ class SaveCall(TypedDict):
     base: str | None
     blocking: bool
     snapshot_memory: int | None
+    linked: bool
 
 
 class Begun(NamedTuple):
@@ -94,13 +97,17 @@ class Begun(NamedTuple):
     """By table the ids that went since then."""
     began: float
 
-    def rows(self) -> Iterator[tuple[LiveTable, Records]]:
+    def rows(self, linked: Collection[str] = ()) -> Iterator[tuple[LiveTable, Records]]:
         """Stream the rows to be written, while the tables are held; without states, as the last step has
-        left them."""
+        left them. `linked`: tables of which none are."""
         states = self.call["states"]
         marks = {self.own[stem]: mark for stem, mark in self.since.items()}
         yield from records_of(
-            [table for table in self.own.values() if table not in marks],
+            [
+                table
+                for stem, table in self.own.items()
+                if stem not in self.since and stem not in linked
+            ],
             states=states,
             current=not states,
         )
@@ -109,7 +116,7 @@ class Begun(NamedTuple):
     def finish(
         self,
         ranks: Processes,
-        rows: Iterable[tuple[LiveTable, Records]],
+        rows: Iterable[tuple[LiveTable, Records]] | None = None,
         marks: Mapping[LiveTable, int] | None = None,
         *,
         beside: bool = False,
@@ -117,6 +124,7 @@ class Begun(NamedTuple):
         """Write its files and complete it. All ranks call this.
 
         Args:
+            rows: to be written; None: as they are, while the tables are held.
             marks: of the moment in which the rows were these; None: they are so still.
             beside: whether others work meanwhile, so that files are written one after the other.
         """
@@ -129,7 +137,7 @@ class Begun(NamedTuple):
     def _finished(
         self,
         ranks: Processes,
-        rows: Iterable[tuple[LiveTable, Records]],
+        rows: Iterable[tuple[LiveTable, Records]] | None,
         marks: Mapping[LiveTable, int] | None,
         *,
         beside: bool,
@@ -137,6 +145,8 @@ class Begun(NamedTuple):
         stems = {table: stem for stem, table in self.own.items()}
         with ranks.working(KIND):
             files = write_removed(self.folder, ranks.rank, self.removed)
+            logs, linked = self._link(ranks)
+            rows = self.rows(linked) if rows is None else rows
             named = ((stems[table], table, some) for table, some in rows)
             files += write_rows(
                 self.folder,
@@ -149,19 +159,44 @@ class Begun(NamedTuple):
             if ranks.rank == 0:
                 dense = write_tensors(os.path.join(self.folder, "dense.safetensors"), self.tensors)
                 files.insert(0, {"name": "dense.safetensors", **dense, "rows": {}})
-        files = [file for of_rank in ranks.values_of_all(KIND, files) for file in of_rank]
-        folder = self.folder
+        of_ranks = ranks.values_of_all(KIND, (files, logs))
+        files = [file for files, _ in of_ranks for file in files]
+        logs = [log for _, logs in of_ranks for log in logs]
+        folder, about = self.folder, {**self.about, "files": files}
+        if logs:
+            about |= {"version": LINKED_VERSION, "linked": logs}
         with ranks.working(KIND):
             if self.new is not None:
-                folder = self.new.complete({**self.about, "files": files}, self.call["keep"])
+                if self.is_linked and not logs:
+                    raise CheckpointError(_NOTHING_TO_LINK)
+                folder = self.new.complete(about, self.call["keep"])
         folder = ranks.values_of_all(KIND, folder)[0]
         with alone(self.own.values()) if beside else contextlib.nullcontext():
             remember(marks, str(self.about["uid"]))
-        count = sum(part["count"] for file in files for part in file["rows"].values())
+        rows_of: list[Source] = [*files, *logs]
+        count = sum(part["count"] for one in rows_of for part in one["rows"].values())
         size = sum(file["bytes"] for file in files)
         base = self.base and self.base.folder
         seconds = time.perf_counter() - self.began
         return Saved(folder, self.call["step"], count, size, seconds, base)
+
+    def _link(self, ranks: Processes) -> tuple[list[LinkedLog], set[str]]:
+        """As `link_rows`, if that was asked for."""
+        if not self.is_linked:
+            return [], set()
+        link = functools.partial(link_rows, self.folder, ranks.rank, self.own)
+        return beside_signs(ranks, link)
+
+    @property
+    def is_linked(self) -> bool:
+        """True if rows over an SSD are to be linked: of one that is whole."""
+        return self.call["linked"] and self.base is None
+
+
+_NOTHING_TO_LINK = (
+    "linked=True links files of an SSD, and no table lies over one. Make the model with Storage(ssd=...), or "
+    "leave linked out."
+)
 
 
 def begin(

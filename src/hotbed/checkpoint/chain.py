@@ -7,9 +7,9 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import NamedTuple
 
-from hotbed.checkpoint.entries import FileEntry, Manifest
+from hotbed.checkpoint.entries import FileEntry, Manifest, SizedFile
 from hotbed.checkpoint.files import CheckpointError, DamagedError
-from hotbed.checkpoint.manifest import fault_of_files, read_manifest
+from hotbed.checkpoint.manifest import all_files, fault_of_files, read_manifest
 
 __all__ = ["Chains", "Link", "chain_of", "fault_of", "fault_of_chain", "is_of_removed"]
 
@@ -95,7 +95,8 @@ class Chains:
         if folder not in self._manifests:
             try:
                 read = read_manifest(folder)
-                self._of_files[folder] = fault_of_files(folder, read["files"])
+                own = all_files(read["files"], read.get("linked", ()))
+                self._of_files[folder] = fault_of_files(folder, own)
                 self._manifests[folder] = {**read, "files": [], "values": {}}
             except CheckpointError as error:
                 self._manifests[folder] = error
@@ -142,18 +143,18 @@ def fault_of_chain(links: Iterable[Link], stems: Collection[str] | None = None) 
         stems: tables whose rows matter; None: all files do.
     """
     for link in links:
-        wanted = link.manifest["files"] if stems is None else _files_with(link, stems)
-        if fault := fault_of_files(link.folder, wanted):
+        if fault := fault_of_files(link.folder, _files_with(link, stems)):
             return fault
     return ""
 
 
-def _files_with(link: Link, stems: Collection[str]) -> list[FileEntry]:
-    return [
-        file
-        for file in link.manifest["files"]
-        if is_of_removed(file) or any(stem in stems for stem in file["rows"])
-    ]
+def _files_with(link: Link, stems: Collection[str] | None) -> list[SizedFile]:
+    """Files with rows of some tables, or that went; None: all."""
+    files, logs = link.manifest["files"], link.manifest.get("linked", [])
+    if stems is not None:
+        files = [f for f in files if is_of_removed(f) or not {*f["rows"]}.isdisjoint(stems)]
+        logs = [log for log in logs if not {*log["rows"]}.isdisjoint(stems)]
+    return all_files(files, logs)
 
 
 def is_of_removed(file: FileEntry) -> bool:

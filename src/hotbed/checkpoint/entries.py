@@ -13,9 +13,13 @@ __all__ = [
     "FileEntry",
     "FileRows",
     "History",
+    "LinkedLog",
+    "LinkedRows",
     "Manifest",
     "ModelEntry",
     "RuleEntry",
+    "SizedFile",
+    "Source",
     "TableDescription",
     "TableEntry",
     "Written",
@@ -37,11 +41,42 @@ class Written(TypedDict):
     crc32c: list[str]
 
 
+class SizedFile(TypedDict):
+    """A file and its size."""
+
+    name: str
+    bytes: int
+
+
 class FileEntry(Written):
     """A file, and the rows in it by table."""
 
     name: str
     rows: dict[str, FileRows]
+
+
+class LinkedRows(FileRows):
+    """Rows of one table in a row log."""
+
+    store: int
+    number: int
+    """The table's, in the store."""
+    first: int
+    stride: int
+    """An id of the log is ``first + stride * id`` in the table."""
+
+
+class LinkedLog(TypedDict):
+    """A row log whose files are linked, and the rows in it by table."""
+
+    name: str
+    """Folder."""
+    files: list[SizedFile]
+    rows: dict[str, LinkedRows]
+
+
+Source = FileEntry | LinkedLog
+"""What has rows of tables."""
 
 
 class History(TypedDict):
@@ -118,4 +153,5 @@ class Manifest(TypedDict):
     model: NotRequired[ModelEntry | None]
     tables: dict[str, TableEntry]
     files: list[FileEntry]
+    linked: NotRequired[list[LinkedLog]]
     values: dict[str, Json]

@@ -7,6 +7,7 @@
         dense.safetensors    what is no row of a table
         rows-W-N.safetensors file N of rows that writer W has written
         removed-W.safetensors ids that are no more, of one that has what has changed since another
+        log-W-N/             hard links to files of rows on an SSD, see `hotbed.checkpoint.linked`
     step-000000001500.1/     what a run that went back, or began anew, wrote when step 2000 was there already
 
 Who writes a checkpoint holds an exclusive lock on its folder, who reads one a shared lock; a folder
@@ -29,6 +30,7 @@ from collections.abc import Iterable, Iterator
 from hotbed.checkpoint.chain import Chains
 from hotbed.checkpoint.files import CheckpointError, DamagedError, sync_folder
 from hotbed.checkpoint.manifest import MANIFEST
+from hotbed.checkpoint.manifest_faults import LOG
 
 __all__ = [
     "MANIFEST",
@@ -57,7 +59,9 @@ OWN = re.compile(r"(dense|rows-[0-9]+-[0-9]+|removed-[0-9]+)\.safetensors|checkp
 def is_of_checkpoints(name: str) -> bool:
     """Whether a file of that name, relative to the folder of a run or a checkpoint, is a checkpoint's."""
     first, _, rest = name.partition(os.sep)
-    return bool(_NAME.fullmatch(first) or (not rest and OWN.fullmatch(first)))
+    return bool(
+        _NAME.fullmatch(first) or LOG.fullmatch(first) or (not rest and OWN.fullmatch(first))
+    )
 
 
 def holds_file(root: str, name: str) -> bool:

@@ -14,7 +14,8 @@ from hotbed.checkpoint.chain_rows import removed_in
 from hotbed.checkpoint.entries import TableEntry
 from hotbed.checkpoint.files import CheckpointError
 from hotbed.checkpoint.folder import MANIFEST, opened
-from hotbed.checkpoint.manifest import read_manifest
+from hotbed.checkpoint.linked import linked_bytes, linked_rows
+from hotbed.checkpoint.manifest import all_files, read_manifest, sources
 from hotbed.checkpoint.rows import TableRows, rows_in
 from hotbed.checkpoint.single import differs, read, repeated
 from hotbed.checkpoint.tensors import read_views
@@ -49,6 +50,7 @@ def _verified(link: Link) -> Iterator[tuple[str, int, str]]:
         except CheckpointError as error:
             fault = str(error)
         yield file["name"], file["bytes"], fault
+    yield from _verified_logs(link, seen)
     try:
         removed_in(link, manifest["tables"])
     except CheckpointError as error:
@@ -56,6 +58,23 @@ def _verified(link: Link) -> Iterator[tuple[str, int, str]]:
     for (stem, _), ids in seen.items():
         if (twice := repeated(ids)) is not None:
             yield MANIFEST, 0, f"{folder} has the row {twice} of {stem!r} twice"
+
+
+def _verified_logs(
+    link: Link, seen: dict[tuple[str, int], list[Tensor]]
+) -> Iterator[tuple[str, int, str]]:
+    """As `_verified`, of linked files: log by log. Adds ids that each has to `seen`."""
+    folder, manifest = link
+    for log in manifest.get("linked", ()):
+        fault, only = "", manifest.copy()
+        only["linked"] = [log]
+        try:
+            for path, rows in linked_rows(folder, only, log["rows"]):
+                fault = fault or _fault(path, manifest["tables"][rows.stem], rows)
+                seen.setdefault((rows.stem, rows.columns.start), []).append(rows.tensors["ids"])
+        except CheckpointError as error:
+            fault = str(error)
+        yield log["name"], sum(file["bytes"] for file in log["files"]), fault
 
 
 def _fault(path: str, table: TableEntry, rows: TableRows) -> str:
@@ -103,6 +122,9 @@ class Contents(TypedDict):
     tables: list[TableContents]
     files: int
     bytes: int
+    linked_bytes: int
+    """Of files that are hard links; see `LinkedBytes`."""
+    kept_bytes: int
     bytes_with_bases: int
 
 
@@ -112,7 +134,7 @@ def contents(path: str) -> Contents:
         manifest = read_manifest(folder)
         tables: list[TableContents] = []
         for stem, table in manifest["tables"].items():
-            parts = [file["rows"][stem] for file in manifest["files"] if stem in file["rows"]]
+            parts = [one["rows"][stem] for one in sources(manifest) if stem in one["rows"]]
             rule = table["rule"]
             tables.append(
                 {
@@ -127,6 +149,7 @@ def contents(path: str) -> Contents:
                     "removed": table["removed"],
                 }
             )
+        linked = linked_bytes(folder, manifest)
         return {
             "path": folder,
             "step": manifest["step"],
@@ -134,10 +157,12 @@ def contents(path: str) -> Contents:
             "tables": tables,
             "files": len(manifest["files"]),
             "bytes": sum(file["bytes"] for file in manifest["files"]),
+            "linked_bytes": linked.linked_bytes,
+            "kept_bytes": linked.kept_bytes,
             "bytes_with_bases": sum(
                 file["bytes"]
-                for link in chain_of(folder, manifest)
-                for file in link.manifest["files"]
+                for one in chain_of(folder, manifest)
+                for file in all_files(one.manifest["files"], one.manifest.get("linked", ()))
             ),
         }
 

@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 from hotbed.checkpoint.chain import Chains
 from hotbed.checkpoint.files import CheckpointError, DamagedError
 from hotbed.checkpoint.folder import OWN, folders_in, is_complete, is_held, order_of, root_of
+from hotbed.checkpoint.linked import linked_bytes
 from hotbed.checkpoint.manifest import MANIFEST, read_manifest
 
 __all__ = ["Checkpoint", "list"]
@@ -27,11 +28,15 @@ class Checkpoint(NamedTuple):
     reason: str
     """Reason why it cannot be loaded; empty for a whole one."""
     bytes: int
-    """Size of the files that exist, without the manifest."""
+    """Size of the files that exist, without the manifest and linked ones."""
     when: datetime.datetime
     """Time when it was completed, or else last changed; in UTC."""
     base: str | None = None
     """Folder of the checkpoint since which it holds what has changed; None: it holds all."""
+    linked_bytes: int = 0
+    """Size of files that are hard links to those of an SSD tier, or were; on the disk."""
+    kept_bytes: int = 0
+    """Of them, the size of those that only this checkpoint has any more."""
 
 
 def list(path: str | os.PathLike[str]) -> Sequence[Checkpoint]:
@@ -83,7 +88,8 @@ def _state_of(folder: str, chains: Chains) -> Checkpoint | None:
             return Checkpoint(folder, step if step >= 0 else None, "damaged", reason, size, when)
         manifest = read_manifest(folder)
         base = manifest["base"] and os.path.join(os.path.dirname(folder), manifest["base"]["name"])
-        return Checkpoint(folder, manifest["step"], "whole", "", size, when, base)
+        linked = linked_bytes(folder, manifest)
+        return Checkpoint(folder, manifest["step"], "whole", "", size, when, base, *linked)
     except (FileNotFoundError, DamagedError):
         if is_complete(folder):
             raise

@@ -2,32 +2,32 @@
 
 from __future__ import annotations
 
-import itertools
 import os
-import re
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import cast
 
-from hotbed.checkpoint.entries import FileEntry, Manifest
+from hotbed.checkpoint.entries import FileEntry, LinkedLog, Manifest, SizedFile, Source
 from hotbed.checkpoint.files import CheckpointError, DamagedError, read_json_sealed
-from hotbed.tables import DTYPES
+from hotbed.checkpoint.manifest_faults import fault_of_entries
 
 __all__ = [
     "FORMAT",
     "MANIFEST",
+    "LINKED_VERSION",
     "VERSION",
+    "all_files",
     "dense_file",
     "fault_of_files",
     "read_manifest",
+    "sources",
 ]
 
 MANIFEST = "checkpoint.json"
 
 FORMAT, VERSION = "hotbed checkpoint", 1
-
-_DTYPES = {str(dtype).removeprefix("torch.") for dtype in DTYPES}
-_FILE = re.compile(r"(dense|rows-[0-9]+-[0-9]+|removed-[0-9]+)\.safetensors")
+LINKED_VERSION = 2
+"""Of one with linked files, which readers of version 1 would pass over."""
 
 
 def read_manifest(folder: str) -> Manifest:
@@ -44,18 +44,35 @@ def read_manifest(folder: str) -> Manifest:
         case {"format": "hotbed checkpoint", "version": int(version)}:
             if not sealed:
                 raise DamagedError(f"{path} is damaged, or was changed. Copy or save it again.")
-            if version > VERSION:
+            if version > LINKED_VERSION:
                 raise CheckpointError(
-                    f"{path} is of version {version}; this Hotbed reads {VERSION} and before. Update it."
+                    f"{path} is of version {version}; this Hotbed reads {LINKED_VERSION} and before. Update "
+                    "it."
                 )
         case _:
             raise DamagedError(f"{path} is no manifest of a checkpoint, or damaged.")
-    if fault := _fault(manifest):
+    if fault := fault_of_entries(manifest):
         raise DamagedError(f"{path} is no manifest of a checkpoint: {fault}.")
-    return cast(Manifest, manifest)  # as `_fault` has found
+    return cast(Manifest, manifest)  # as `fault_of_entries` has found
 
 
-def fault_of_files(folder: str, files: Iterable[FileEntry]) -> str:
+def sources(manifest: Manifest) -> list[Source]:
+    """Return what has rows of tables."""
+    return [*manifest["files"], *manifest.get("linked", ())]
+
+
+def all_files(files: Iterable[FileEntry], logs: Iterable[LinkedLog]) -> list[SizedFile]:
+    """Return files of a manifest and those of logs, with their paths below its folder."""
+    found: list[SizedFile] = [{"name": f["name"], "bytes": f["bytes"]} for f in files]
+    for log in logs:
+        found += [
+            {"name": os.path.join(log["name"], f["name"]), "bytes": f["bytes"]}
+            for f in log["files"]
+        ]
+    return found
+
+
+def fault_of_files(folder: str, files: Iterable[SizedFile]) -> str:
     """Which of some files of a manifest is missing, no plain file or of another size; empty for none."""
     for file in files:
         path = os.path.join(folder, file["name"])
@@ -79,99 +96,3 @@ def fault_of_files(folder: str, files: Iterable[FileEntry]) -> str:
 def dense_file(manifest: Manifest) -> FileEntry:
     """Return the manifest's entry of the file that holds all tensors but rows."""
     return next(file for file in manifest["files"] if file["name"] == "dense.safetensors")
-
-
-def _fault(manifest: object) -> str:
-    match manifest:
-        case {
-            "step": int(),
-            "base": dict() | None as base,
-            "tables": dict(tables),
-            "files": list(files),
-            "values": dict(),
-        } if _is_uid(cast(Mapping[str, object], manifest).get("uid")):
-            if base is not None and not _is_base(base):
-                return "what it says of its base is incomplete"
-        case _:
-            return "it lacks entries"
-    for stem, table in tables.items():
-        match table:
-            case {
-                "rows": int() | None,
-                "dim": int(),
-                "dtype": str(dtype),
-                "key": str() | None as key,
-                "rule": dict() | None as rule,
-                "removed": int() | None as removed,
-            } if (
-                dtype in _DTYPES
-                and (key is None or re.fullmatch("[0-9a-f]{16}", key))
-                and (rule is None or _is_rule(rule))
-                and (removed is None or (base is not None and removed >= 0))
-            ):
-                pass
-            case _:
-                return f"what it says of table {stem!r} is incomplete"
-    names = set()
-    for file in files:
-        match file:
-            case {"name": str(name), "bytes": int(), "crc32c": list(), "rows": dict(rows)}:
-                if not _FILE.fullmatch(name) or name in names:
-                    return f"it names the file {name!r}, which is none of a checkpoint, or twice"
-                names.add(name)
-            case _:
-                return "what it says of a file is incomplete"
-        for stem, part in rows.items():
-            match part:
-                case {"count": int(count), "columns": [int(first), int(last)]} if stem in tables:
-                    if count >= 0 and 0 <= first < last <= tables[stem]["dim"]:
-                        continue
-            return f"{name} has rows of {stem!r}, which is no such table"
-    if "dense.safetensors" not in names:
-        return "it names no file dense.safetensors"
-    more: dict[str, dict[int, int]] = {stem: {0: 0} for stem in tables}  # rows from a column on
-    for stem, part in ((stem, part) for file in files for stem, part in file["rows"].items()):
-        for column, count in zip(part["columns"], (part["count"], -part["count"]), strict=True):
-            more[stem][column] = more[stem].get(column, 0) + count
-    for stem, changes in more.items():
-        columns = sorted(changes)
-        counts = itertools.accumulate(changes[column] for column in columns)
-        dim = tables[stem]["dim"]
-        if len({n for column, n in zip(columns, counts, strict=True) if column < dim}) > 1:
-            return f"some columns of {stem!r} have more rows than others"
-    return ""
-
-
-def _is_uid(uid: object) -> bool:
-    """Return True also for none, as earlier versions wrote none."""
-    return uid is None or (isinstance(uid, str) and re.fullmatch("[0-9a-f]{32}", uid) is not None)
-
-
-def _is_base(base: Mapping[object, object]) -> bool:
-    match base:
-        case {"name": str(name), "uid": str(uid)}:
-            plain = os.path.basename(name) == name not in ("", ".", "..") and name.isprintable()
-            return plain and _is_uid(uid)
-    return False
-
-
-def _is_rule(rule: Mapping[object, object]) -> bool:
-    match rule:
-        case {
-            "name": str(),
-            "options": dict(),
-            "untouched": "lazy" | "exact",
-            "states": [*states],
-            "steps": int(steps),
-        }:
-            return (
-                type(steps) is int
-                and steps >= 0
-                and all(
-                    isinstance(state, list)
-                    and [type(part) for part in state] == [str, int]
-                    and state[1] > 0
-                    for state in states
-                )
-            )
-    return False

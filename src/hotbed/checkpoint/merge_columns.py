@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from hotbed import _core
-from hotbed.checkpoint.entries import FileEntry, Manifest, RuleEntry
+from hotbed.checkpoint.entries import Manifest, RuleEntry, Source
 from hotbed.checkpoint.files import DamagedError
+from hotbed.checkpoint.linked import linked_rows
+from hotbed.checkpoint.manifest import all_files, sources
 from hotbed.checkpoint.rows import TableRows, read_rows
 
 __all__ = ["whole_rows"]
@@ -40,10 +42,10 @@ def whole_rows(
     split = [
         stem
         for stem, own in columns.items()
-        if any(_has(f, stem, own) and not _has_all(f, stem, own) for f in manifest["files"])
+        if any(_has(one, stem, own) and not _has_all(one, stem, own) for one in sources(manifest))
     ]
     others = [stem for stem in columns if stem not in split]
-    for path, rows in read_rows(folder, manifest, others, again=again):
+    for path, rows in _rows(folder, manifest, others, again=again):
         own = columns[rows.stem]
         if rows.columns.start < own.stop and own.start < rows.columns.stop:
             yield path, rows
@@ -64,18 +66,20 @@ def _joined_rows(
     Args:
         rule: what the manifest says of the states; None: they are left out.
     """
-    files = [file for file in manifest["files"] if _has(file, stem, columns)]
+    own = [one for one in manifest["files"] if _has(one, stem, columns)]
+    logs = [one for one in manifest.get("linked", ()) if _has(one, stem, columns)]
+    only: Manifest = {**manifest, "files": own, "linked": logs}
     states = {f"states/{name}": width for name, width in (rule["states"] if rule else ())}
     one_a_row = {"steps", *(name for name, width in states.items() if width == 1)}
     wanted = {"ids", "weights", *states, *(("steps",) if rule else ())}
-    size = 2 * sum(file["bytes"] for file in files)  # with what is put together
+    size = 2 * sum(file["bytes"] for file in all_files(own, logs))  # with what is put together
     passes = 1 + size // max(1, _core.available_memory() // _SHARE_OF_MEMORY)
     for turn in range(passes):
         pieces = []
-        for _, rows in read_rows(folder, manifest, [stem], files=files):
+        for _, rows in _rows(folder, only, [stem]):
             here = (rows.tensors["ids"] * _SPREAD >> 32) % passes == turn
-            own = {name: t[here] for name, t in rows.tensors.items() if name in wanted}
-            pieces.append(rows._replace(tensors=own))
+            some = {name: t[here] for name, t in rows.tensors.items() if name in wanted}
+            pieces.append(rows._replace(tensors=some))
         pieces.sort(key=lambda piece: piece.columns.start)
         try:
             yield folder, _joined(stem, columns, pieces, one_a_row)
@@ -85,15 +89,23 @@ def _joined_rows(
             ) from None
 
 
-def _has(file: FileEntry, stem: str, columns: slice) -> bool:
-    if stem not in file["rows"]:
+def _rows(
+    folder: str, manifest: Manifest, stems: Sequence[str], *, again: bool = False
+) -> Iterator[tuple[str, TableRows]]:
+    """Rows of files, then those of linked logs."""
+    yield from read_rows(folder, manifest, stems, again=again)
+    yield from linked_rows(folder, manifest, stems)
+
+
+def _has(one: Source, stem: str, columns: slice) -> bool:
+    if stem not in one["rows"]:
         return False
-    first, end = file["rows"][stem]["columns"]
+    first, end = one["rows"][stem]["columns"]
     return bool(first < columns.stop and columns.start < end)
 
 
-def _has_all(file: FileEntry, stem: str, columns: slice) -> bool:
-    first, end = file["rows"][stem]["columns"]
+def _has_all(one: Source, stem: str, columns: slice) -> bool:
+    first, end = one["rows"][stem]["columns"]
     return bool(first <= columns.start and columns.stop <= end)
 
 

@@ -18,7 +18,7 @@ from hotbed.checkpoint.chain_rows import removed_in, rows_of_chain
 from hotbed.checkpoint.deltas import new_uid
 from hotbed.checkpoint.files import CheckpointError, DamagedError
 from hotbed.checkpoint.folder import complete_in, opened, root_of
-from hotbed.checkpoint.manifest import dense_file, read_manifest
+from hotbed.checkpoint.manifest import VERSION, dense_file, read_manifest
 from hotbed.checkpoint.new import new_folder
 from hotbed.checkpoint.rows import Piece, write_files
 from hotbed.checkpoint.tensors import read_tensors, write_tensors
@@ -64,9 +64,9 @@ def merge(
             tables = {
                 stem: {**entry, "removed": None} for stem, entry in manifest["tables"].items()
             }
-            about = {k: v for k, v in manifest.items() if k != "crc32c"}
-            own = {"uid": new_uid(), "base": None, "tables": tables, "files": files}
-            return new.complete({**about, **own})
+            about = {k: v for k, v in manifest.items() if k not in ("crc32c", "linked")}
+            about |= {"version": VERSION, "uid": new_uid(), "base": None}
+            return new.complete({**about, "tables": tables, "files": files})
 
 
 def _pieces(links: list[Link]) -> Iterator[Piece]:

@@ -6,7 +6,7 @@ import contextlib
 import fcntl
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 from hotbed.checkpoint.chain import Chains
 from hotbed.checkpoint.files import CheckpointError, sync_folder, write_json_sealed
@@ -22,10 +22,19 @@ from hotbed.checkpoint.folder import (
     name_after,
     order_of,
 )
+from hotbed.checkpoint.manifest_faults import FILE_OF_LOG, LOG
 
-__all__ = ["NewCheckpoint", "check_keep", "check_step", "new_folder", "sweep"]
+__all__ = [
+    "NEXT",
+    "NewCheckpoint",
+    "check_keep",
+    "check_step",
+    "new_folder",
+    "remove_others",
+    "sweep",
+]
 
-_NEXT = "checkpoint.json.new"
+NEXT = "checkpoint.json.new"
 
 
 def check_step(step: object) -> None:
@@ -65,7 +74,7 @@ class NewCheckpoint:
         Raises:
             OSError: it is not complete.
         """
-        write_json_sealed(os.path.join(self.path, _NEXT), manifest)
+        write_json_sealed(os.path.join(self.path, NEXT), manifest)
         sync_folder(self.path)
         root = os.path.dirname(self.path)
         with held(os.path.realpath(root), fcntl.LOCK_EX):
@@ -73,7 +82,7 @@ class NewCheckpoint:
             last = max(map(order_of, earlier), default=(-1, -1))
             if last > order_of(self.path):
                 self._rename_behind_all()
-            os.replace(os.path.join(self.path, _NEXT), os.path.join(self.path, MANIFEST))
+            os.replace(os.path.join(self.path, NEXT), os.path.join(self.path, MANIFEST))
             sync_folder(self.path)
             sync_folder(root)
             self.is_complete = True
@@ -191,11 +200,29 @@ def _remove_unheld(folder: str, *, unless_complete: bool = False) -> None:
 
 def _remove(folder: str) -> None:
     """Removes what is Hotbed's in it, the manifest first, and the folder if nothing else is there."""
-    for name in sorted(os.listdir(folder), key=lambda name: name != MANIFEST):
+    manifest = os.path.join(folder, MANIFEST)
+    if os.path.lexists(manifest) and not os.path.isdir(manifest):
+        os.unlink(manifest)
+        sync_folder(folder)
+    remove_others(folder, ())
+    with contextlib.suppress(OSError):
+        os.rmdir(folder)
+
+
+def remove_others(folder: str, names: Collection[str]) -> None:
+    """Remove what is Hotbed's in the folder of a checkpoint, but for its manifest and the files and folders
+    with these names."""
+    for name in sorted({*os.listdir(folder)} - {MANIFEST, *names}):
         path = os.path.join(folder, name)
-        if OWN.fullmatch(name) and not os.path.isdir(path):
+        if LOG.fullmatch(name) and os.path.isdir(path) and not os.path.islink(path):
+            _remove_log(path)
+        elif OWN.fullmatch(name) and not os.path.isdir(path):
             os.unlink(path)
-            if name == MANIFEST:
-                sync_folder(folder)
+
+
+def _remove_log(folder: str) -> None:
+    for name in os.listdir(folder):
+        if FILE_OF_LOG.fullmatch(name):
+            os.unlink(os.path.join(folder, name))
     with contextlib.suppress(OSError):
         os.rmdir(folder)

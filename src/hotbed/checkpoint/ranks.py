@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import TypeVar
 
 from torch import nn
 
@@ -18,6 +20,7 @@ from hotbed.table.live import LiveTable
 __all__ = [
     "KIND",
     "any_under_way",
+    "beside_signs",
     "entries_of",
     "own_tables",
     "ranks_of",
@@ -26,6 +29,8 @@ __all__ = [
 ]
 
 KIND = "a checkpoint"
+
+T = TypeVar("T")
 
 
 def ranks_of(tables: Mapping[str, LiveTable], model: nn.Module) -> Processes:
@@ -82,6 +87,28 @@ def refuse_other_arguments(called: str, given: Mapping[str, object], ranks: Proc
                 )
                 mark_known_to_all(error)
                 raise error
+
+
+def beside_signs(ranks: Processes, work: Callable[[], T]) -> T:
+    """Return what some long work gives, done on another thread while this one shows the other ranks that it
+    is there."""
+    if ranks is ALONE:
+        return work()
+    with ThreadPoolExecutor(1) as pool:
+        under_way = pool.submit(work)
+        for _ in ranks.heartbeat(KIND, _until(under_way)):
+            pass
+        return under_way.result()
+
+
+def _until(under_way: Future[T]) -> Iterator[None]:
+    while not under_way.done():
+        wait([under_way], timeout=_SECONDS)
+        yield
+
+
+_SECONDS = 0.5
+"""Between two looks at whether a sign is due."""
 
 
 def tables_here(tables: Mapping[str, LiveTable]) -> dict[str, LiveTable]:

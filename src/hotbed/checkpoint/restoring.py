@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import warnings
 from collections import OrderedDict
@@ -22,15 +23,16 @@ from hotbed.checkpoint.entries import Manifest
 from hotbed.checkpoint.files import CheckpointError, DamagedError
 from hotbed.checkpoint.folder import MANIFEST
 from hotbed.checkpoint.half_loaded import Changes
+from hotbed.checkpoint.linked import adopted
 from hotbed.checkpoint.manifest import dense_file
 from hotbed.checkpoint.models import refuse_other_order
-from hotbed.checkpoint.ranks import KIND, own_tables, ranks_of, tables_here
+from hotbed.checkpoint.ranks import KIND, beside_signs, own_tables, ranks_of, tables_here
 from hotbed.checkpoint.renaming import Renaming, hint
 from hotbed.checkpoint.rules import forget_steps, give_history, refuse_other_rule
 from hotbed.checkpoint.tables import differences, key_in
 from hotbed.checkpoint.tensors import read_tensors
 from hotbed.checkpoint.values import Stateful, decoded
-from hotbed.errors import HotbedError, OptimizerError
+from hotbed.errors import HotbedError, OptimizerError, StorageError
 from hotbed.modules.owner import tables_left_out, tables_of
 from hotbed.table.live import LiveTable
 from hotbed.table.locks import alone
@@ -229,7 +231,8 @@ class Loading:
                     as_stored.add(stem)
             for table in self.tables.values():
                 table.allocate()  # before rows come, as those come with what their rule keeps of them
-            columns = {stem: table.spec.columns for stem, table in self.own.items()}
+            there = self._adopt()
+            columns = {s: table.spec.columns for s, table in self.own.items() if s not in there}
             found = rows_of_chain(self.links, columns, as_stored, again=True)
             for path, rows in self.ranks.heartbeat(KIND, found):
                 table = self.own[rows.stem]
@@ -246,16 +249,31 @@ class Loading:
                     table.write(others)
             self._remember()
 
-    def _remember(self) -> None:
-        """Note, of tables that are as they were saved, that later checkpoints can tell what has changed
-        since."""
-        same = {
+    def _adopt(self) -> set[str]:
+        """Have tables go on from linked files where they can. Returns their names."""
+        if len(self.links) > 1:
+            return set()
+        try:
+            same = {*self._same()}
+            adopt = functools.partial(adopted, self.folder, self.manifest, self.own, same)
+            return beside_signs(self.ranks, adopt)
+        except StorageError as error:
+            raise DamagedError(f"{loading_from(self.folder)} has damaged files: {error}") from error
+
+    def _same(self) -> dict[str, LiveTable]:
+        """Tables whose rows become as they were saved, with all states that were."""
+        return {
             stem: table
             for stem, table in self.tables.items()
             if stem in self.with_states or not (table.rule or self.manifest["tables"][stem]["rule"])
         }
+
+    def _remember(self) -> None:
+        """Note, of tables that are as they were saved, that later checkpoints can tell what has changed
+        since."""
         if "uid" in self.manifest:
-            remember(mark(own_tables(same, self.ranks).values()), self.manifest["uid"])
+            same = own_tables(self._same(), self.ranks)
+            remember(mark(same.values()), self.manifest["uid"])
 
     @contextlib.contextmanager
     def _naming(self, stem: str) -> Iterator[None]:

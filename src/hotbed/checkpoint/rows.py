@@ -166,22 +166,19 @@ def read_rows(
     manifest: Manifest,
     stems: Sequence[str],
     *,
-    files: Sequence[FileEntry] | None = None,
     again: bool = False,
 ) -> Iterator[tuple[str, TableRows]]:
     """The rows of some tables, file by file: the path of the file, and what it has of one table. The next
     files are read meanwhile.
 
     Args:
-        files: of the manifest; None: all.
         again: files are read into the same memory in turn, so that what one has is gone when the next
             is asked for.
 
     Raises:
         DamagedError: a file is missing or damaged, or holds something else.
     """
-    files = manifest["files"] if files is None else files
-    wanted = [file for file in files if any(stem in stems for stem in file["rows"])]
+    wanted = [file for file in manifest["files"] if any(stem in stems for stem in file["rows"])]
     paths = [os.path.join(folder, file["name"]) for file in wanted]
     most = max((_size(path) for path in paths), default=0)
     memory: list[Tensor | None] = [None] * (_READERS + 1)

@@ -40,18 +40,21 @@ class _Blocking(TypedDict, total=False):
     blocking: Literal[True]
     skip: bool
     snapshot_memory: int | str | None
+    linked: bool
 
 
 class _InBackground(TypedDict, total=False):
     blocking: Required[Literal[False]]
     skip: bool
     snapshot_memory: int | str | None
+    linked: bool
 
 
 class _How(TypedDict, total=False):
     blocking: bool
     skip: bool
     snapshot_memory: int | str | None
+    linked: bool
 
 
 @overload
@@ -124,7 +127,9 @@ def save(
             ``snapshot_memory=`` bytes (or "512MB") are for rows that change meanwhile, else a twentieth of
             all rows and at least 64 MB; a step that finds them full waits. Another save waits for it, or with
             ``skip=True`` is not begun, and what is under way is returned. On a device, and where rows are
-            behind that are saved without states, it is complete at once.
+            behind that are saved without states, it is complete at once. ``linked=True``: rows over an SSD
+            are hard links to its files, and only those that memory alone has are written, to the SSD; for
+            one that is whole, which is complete at once. `path` and the SSD share a file system.
 
     Raises:
         CheckpointError: something has a type that cannot be saved, a gradient waits for its step, what
@@ -134,7 +139,7 @@ def save(
             disk is told with the bytes that are missing.
     """
     refuse_other_model("hotbed.save(path, model, optimizer, step=n)", model)
-    blocking, skip, memory = _how(**how)
+    blocking, skip, memory, linked = _how(**how)
     tables = tables_of(model)
     ranks = ranks_of(tables, model)
     with contextlib.ExitStack() as stack:
@@ -157,6 +162,10 @@ def save(
             kinds = kinds_of("state_dict", optimizer, scheduler, loader)
             if not isinstance(delta, bool):
                 check_keep(delta, "delta")
+            if linked and not states:
+                raise CheckpointError(
+                    "linked=True saves rows as they lie, with their states. Leave linked or states=False out."
+                )
             made_from = None if base is None else root_of(base)
             call = SaveCall(
                 path=root,
@@ -167,6 +176,7 @@ def save(
                 base=made_from,
                 blocking=blocking,
                 snapshot_memory=memory,
+                linked=linked,
             )
             arguments = {**call, "path": os.path.normpath(root), **kinds}
             refuse_other_arguments("save", arguments, ranks)
@@ -175,13 +185,17 @@ def save(
 
 
 def _how(
-    blocking: bool = True, skip: bool = False, snapshot_memory: int | str | None = None
-) -> tuple[bool, bool, int | None]:
-    """Return (blocking, skip, bytes of memory), checked."""
-    for name, value in (("blocking", blocking), ("skip", skip)):
+    blocking: bool = True,
+    skip: bool = False,
+    snapshot_memory: int | str | None = None,
+    linked: bool = False,
+) -> tuple[bool, bool, int | None, bool]:
+    """Return (blocking, skip, bytes of memory, linked), checked."""
+    for name, value in (("blocking", blocking), ("skip", skip), ("linked", linked)):
         if not isinstance(value, bool):
             raise CheckpointError(f"{name} is {brief(value)}; it must be True or False.")
-    return blocking, skip, None if snapshot_memory is None else parse_bytes(snapshot_memory)
+    memory = None if snapshot_memory is None else parse_bytes(snapshot_memory)
+    return blocking, skip, memory, linked
 
 
 def save_too(model: nn.Module, arguments: Mapping[str, object]) -> None:
@@ -208,11 +222,12 @@ def _write(
     Args:
         stack: what is left when it is written.
     """
-    rows = None if call["blocking"] else snapshot_of_all(begun, ranks, call["snapshot_memory"])
+    at_once = call["blocking"] or begun.is_linked
+    rows = None if at_once else snapshot_of_all(begun, ranks, call["snapshot_memory"])
     if rows is not None:
         return in_background(begun, ranks, rows, stack.pop_all())
     with giving_memory_back():
-        saved = begun.finish(ranks, begun.rows())
+        saved = begun.finish(ranks)
     return saved if call["blocking"] else Saving.of(saved)
 
 

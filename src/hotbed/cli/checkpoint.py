@@ -1,4 +1,4 @@
-"""`hotbed checkpoint`: verify, show, diff, merge."""
+"""`hotbed checkpoint`: verify, show, diff, merge, pack."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Folder = Annotated[
 
 @app.callback()
 def checkpoint() -> None:
-    """Look at checkpoints, which hotbed.save writes, and make whole ones. Changes none.
+    """Look at checkpoints, which hotbed.save writes, and make whole or portable ones.
 
     [bold]Examples[/bold]
 
@@ -40,6 +40,9 @@ def checkpoint() -> None:
 
       [cyan]hotbed checkpoint merge runs/1 --out whole[/cyan]
       Makes one that needs no other of one that holds what has changed since others.
+
+      [cyan]hotbed checkpoint pack runs/1[/cyan]
+      Gives the latest files of its own in place of links to those of an SSD tier.
     """
 
 
@@ -99,7 +102,7 @@ def verify(
             damaged += bool(faults)
             verdict = "is damaged, see above" if faults else "is whole"
             bases = f", changes since {about['base']}" if about["base"] else ""
-            much = f"{about['bytes'] / 1e6:,.1f} MB"
+            much = f"{about['bytes'] / 1e6:,.1f} MB{_linked(**about)}"
             tell(f"{folder} {verdict}: step {about['step']:,}, {much}{bases}.")
         if damaged and not every:
             names = ", ".join(os.path.basename(other) for other in whole_beside(folder, said))
@@ -141,7 +144,7 @@ def show(
             states = [{**one._asdict(), "when": one.when.isoformat()} for one in found]
             write_json(json, {**about, "checkpoints": states})
         bases = f", changes since {about['base']}" if about["base"] else ""
-        title = literal(f"{about['path']}, step {about['step']:,}{bases}")
+        title = literal(f"{about['path']}, step {about['step']:,}{bases}{_linked(**about)}")
         shown = Table(title=title, title_justify="left")
         for heading in ("table", "ids", "rows saved", "dim", "dtype", "optimizer", "steps"):
             shown.add_column(
@@ -161,6 +164,14 @@ def show(
         Console().print(shown)
 
 
+def _linked(*, linked_bytes: int, kept_bytes: int, **_: object) -> str:
+    """Of links to files of an SSD tier."""
+    if not linked_bytes:
+        return ""
+    kept = f", {kept_bytes / 1e6:,.1f} of them kept by this checkpoint alone" if kept_bytes else ""
+    return f", {linked_bytes / 1e6:,.1f} MB linked{kept}"
+
+
 def _states(found: Sequence[Checkpoint]) -> Table:
     """A table of `hotbed.checkpoint.Checkpoint`."""
     from rich.table import Table
@@ -176,6 +187,7 @@ def _states(found: Sequence[Checkpoint]) -> Table:
             state = f"damaged: {one.reason}"
         elif one.base is not None:
             state = f"changes since {os.path.basename(one.base)}"
+        state += _linked(linked_bytes=one.linked_bytes, kept_bytes=one.kept_bytes)
         when = (
             f"{one.when.astimezone():%Y-%m-%d %H:%M:%S}"
             if one.state in ("whole", "damaged")
@@ -231,3 +243,21 @@ def merge(
             task = bar.add_task("Merging", total=contents(path)["bytes_with_bases"])
             made = merged(path, out, progress=lambda size: bar.advance(task, size))
         Console().print(literal(f"{made} is whole."), soft_wrap=True, highlight=False)
+
+
+@app.command()
+def pack(path: Folder) -> None:
+    """Make a checkpoint that has links to files of an SSD tier a portable one, with files of its own."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+
+    with in_one_sentence():
+        from hotbed.checkpoint.inspect import contents
+        from hotbed.checkpoint.packing import pack as packed
+        from hotbed.train.progress import literal
+
+        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+            task = bar.add_task("Packing", total=contents(path)["linked_bytes"])
+            made = packed(path, progress=lambda size: bar.advance(task, size))
+        Console().print(literal(f"{made} is portable."), soft_wrap=True, highlight=False)

@@ -125,6 +125,14 @@ class CallAhead(NamedTuple):
     """Called now, and again to see whether the loader has changed the inputs."""
 
 
+class PlaceInLog(NamedTuple):
+    """Where a row log has the rows of a table."""
+
+    store: int
+    number: int
+    rows: int
+
+
 class Lookups(abc.ABC):
     """Tables that lie alike, and can be looked up in one call.
 
@@ -224,6 +232,31 @@ class Lookups(abc.ABC):
         Args:
             since: for each table a mark of the core after which rows have changed that are wanted; 0: all.
             memory: bytes of rows that were changed and not read yet; beyond that, a change waits.
+        """
+        return None
+
+    def link(self, live: Sequence[StoredTable], folder: str) -> list[PlaceInLog] | None:
+        """Write the rows of these tables to the SSD, and hard-link its files into a folder that is not there
+        yet. Returns where the rows of each table are in them; None: they lie on no SSD. Called while the
+        tables are held.
+
+        Raises:
+            StorageError: they cannot be written or linked; some may be there.
+        """
+        return None
+
+    def adopt(
+        self, live: Sequence[StoredTable], folder: str, places: Sequence[tuple[int, int]]
+    ) -> list[int] | None:
+        """Have these tables, whose rows are all first values, go on from the files in such a folder. Returns
+        how many rows each has; None: they are not all that lie together, or lie otherwise than there. Called
+        by who has the tables alone.
+
+        Args:
+            places: (store, number) of each there.
+
+        Raises:
+            StorageError: a file is damaged, or cannot be linked.
         """
         return None
 

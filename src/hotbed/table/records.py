@@ -18,6 +18,7 @@ __all__ = [
     "gather_states",
     "gather_weights",
     "rows_at_once",
+    "rows_of_widths",
 ]
 
 _BYTES_AT_ONCE = 8 << 20
@@ -39,7 +40,12 @@ class Records(NamedTuple):
 
 def rows_at_once(core: _core.Table) -> int:
     """So many rows that a chunk of them, with states, takes no more than some megabytes."""
-    record = 16 + 8 * (int(core.dim) + sum(core.state_widths()))
+    return rows_of_widths(int(core.dim), core.state_widths())
+
+
+def rows_of_widths(dim: int, state_widths: Sequence[int]) -> int:
+    """As `rows_at_once`."""
+    record = 16 + 8 * (dim + sum(state_widths))
     return max(1, _BYTES_AT_ONCE // record)
 
 

@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from hotbed import _core
 from hotbed.errors import StorageError, TableError
 from hotbed.inputs.bags import Bags
-from hotbed.places.core_backed import CoreLookups
 from hotbed.places.host.batch import HostBatch, core_batch
 from hotbed.places.tiered import folder, hottest
 from hotbed.places.tiered.batch import PreparedBatch, resolve_in_tiers
 from hotbed.places.tiered.budget import by_part, ids_within
+from hotbed.places.tiered.linking import Linking
 from hotbed.places.tiered.prepared import Offers, Prepared
 from hotbed.storage import Storage
 from hotbed.table.locks import alone
@@ -24,7 +24,7 @@ from hotbed.tables import Table
 __all__ = ["Tiers"]
 
 
-class Tiers(CoreLookups):
+class Tiers(Linking):
     """Tables of one group whose rows lie in tiers, the uppermost of them the core's memory.
 
     Threading: for the training thread. The core guards what look-ahead does beside it.

@@ -1,0 +1,186 @@
+// Logs that share files with others: one that is linked into a folder, and one that goes on from
+// there.
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "log/log_tier.hpp"
+#include "log/row_log_core.hpp"
+
+namespace hotbed {
+
+namespace {
+
+bool same_stores(const Manifest& one, const Manifest& other) {
+  auto same_tables = [](const LogTable& a, const LogTable& b) {
+    return a.table == b.table && a.rows == b.rows;
+  };
+  auto same_store = [&](const LogStore& a, const LogStore& b) {
+    return a.record_bytes == b.record_bytes &&
+           std::equal(a.tables.begin(), a.tables.end(), b.tables.begin(), b.tables.end(),
+                      same_tables);
+  };
+  return one.segment_bytes == other.segment_bytes &&
+         std::equal(one.stores.begin(), one.stores.end(), other.stores.begin(), other.stores.end(),
+                    same_store);
+}
+
+}  // namespace
+
+// Nothing is written to the segment any more that has something by now.
+void LogTier::end_segment(Stream& stream) {
+  seal(stream);
+  if (!stream.segment || stream.next_block == 0) return;
+  std::unique_lock state(state_);
+  stream.segment->open = false;
+  if (stream.buffer) {  // with nothing in it
+    std::erase(buffers_, stream.buffer);
+    --stream.segment->unwritten;
+  }
+  state.unlock();
+  stream.buffer = nullptr;
+  stream.segment = nullptr;
+  stream.next_block = 0;
+}
+
+// While compaction rests. Those that are needed to know all rows.
+std::vector<std::shared_ptr<LogSegment>> LogTier::end_segments() {
+  std::lock_guard appending(append_mutex_);
+  place_erasures(fresh_, to_erase_, true);
+  end_segment(fresh_);
+  end_segment(moved_);
+  std::shared_lock state(state_);
+  std::vector<std::shared_ptr<LogSegment>> needed;
+  for (const auto& segment : *segments_) {
+    if (segment && (segment->live || segment->erasures)) needed.push_back(segment);
+  }
+  return needed;
+}
+
+bool LogTier::link(const std::string& folder) {
+  core_.link(folder);
+  return true;
+}
+
+bool LogTier::adopt(const std::string& folder) { return core_.adopt(folder); }
+
+void RowLogCore::link(const std::string& folder) {
+  check_writable();
+  std::vector<std::unique_lock<std::mutex>> compacting;
+  for (auto& tier : tiers_) compacting.emplace_back(tier->compact_mutex_);
+  std::vector<std::pair<std::string, std::shared_ptr<LogSegment>>> segments;
+  for (size_t s = 0; s < tiers_.size(); ++s) {
+    for (auto& segment : tiers_[s]->end_segments()) {
+      segments.emplace_back(segment_name(s, segment->number), std::move(segment));
+    }
+  }
+  sync();
+  try {
+    if (::mkdir(folder.c_str(), 0777) != 0) throw IoError("making, with", folder, 0, 0, errno);
+    for (const auto& [name, segment] : segments) {
+      engine_.link(segment->file->path(), folder + "/" + name);
+    }
+    engine_.replace(folder + "/" + kManifest, encode(manifest_));
+  } catch (const IoError& error) {
+    if (error.code != EXDEV && error.code != EPERM && error.code != EOPNOTSUPP &&
+        error.code != EMLINK) {
+      throw tier_error(error);
+    }
+    throw TierError("Files of the row log " + path_ + " cannot be linked into " + folder + ": " +
+                        std::strerror(error.code) +
+                        ". Both must lie on one file system that has hard links. Save there, or "
+                        "without linked=True.",
+                    folder);
+  }
+}
+
+// While nobody uses the tier.
+void LogTier::forget_all() {
+  end_segment(fresh_);
+  end_segment(moved_);
+  core_.writer().wait();
+  std::unique_lock state(state_);
+  for (Stream* stream : {&fresh_, &moved_}) {
+    std::erase(buffers_, stream->buffer);
+    *stream = {};
+  }
+  to_erase_.clear();
+  erasures_moved_.clear();
+  index_ = LogIndex({});  // memory of the one before is given back first
+  index_ = LogIndex(described_.tables);
+  segments_ = std::make_shared<Segments>();
+  segment_count_ = live_ = 0;
+  nothing_to_gain_ = false;
+}
+
+void RowLogCore::forget_all() {
+  for (auto& tier : tiers_) tier->forget_all();
+  for (const auto& [store, files] : segments_in(path_)) {
+    for (const auto& file : files) engine_.remove(file.second);
+  }
+}
+
+// Whether a file can have another name here.
+bool RowLogCore::can_link(const std::string& path) {
+  std::string own = path_ + "/" + segment_name(kMostStores - 1, UINT64_MAX);
+  try {
+    engine_.link(path, own);
+    engine_.remove(own);
+  } catch (const IoError&) {
+    return false;
+  }
+  return true;
+}
+
+bool RowLogCore::adopt(const std::string& folder) {
+  check_writable();
+  Manifest found = read_manifest(folder);
+  if (!same_stores(manifest_, found)) return false;
+  std::vector<std::unique_lock<std::mutex>> held;
+  for (auto& tier : tiers_) {
+    held.emplace_back(tier->compact_mutex_);
+    held.emplace_back(tier->append_mutex_);
+  }
+  for (const auto& tier : tiers_) {
+    if (tier->live_ || !tier->scans_.empty()) return false;
+  }
+  auto files = segments_in(folder);
+  if (!files.empty() && !can_link(files.begin()->second[0].second)) return false;
+  try {
+    forget_all();
+    manifest_.log = found.log;
+    engine_.replace(path_ + "/" + kManifest, encode(manifest_));
+    for (auto& [store, of_store] : files) take_over(store, std::move(of_store));
+  } catch (const IoError& error) {
+    forget_all();
+    throw tier_error(error);
+  } catch (...) {
+    forget_all();
+    throw;
+  }
+  names_changed_ = true;
+  return true;
+}
+
+// Into a store that is empty.
+void RowLogCore::take_over(size_t store, SegmentFiles files) {
+  if (store >= tiers_.size()) return;
+  for (auto& [number, path] : files) {
+    std::string own = path_ + "/" + segment_name(store, number);
+    engine_.link(path, own);
+    path = own;
+  }
+  LogTier& tier = *tiers_[store];
+  RecoveryReport report;
+  std::unique_lock state(tier.state_);
+  tier.recover(files, report);
+  if (!report.dropped) return;
+  const DroppedBlock& block = report.dropped_blocks[0];
+  throw TierError(block.path + " at " + std::to_string(block.offset) + ": " + block.reason + ".",
+                  block.path);
+}
+
+}  // namespace hotbed
