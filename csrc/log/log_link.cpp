@@ -118,7 +118,7 @@ void LogTier::forget_all() {
 
 void RowLogCore::forget_all() {
   for (auto& tier : tiers_) tier->forget_all();
-  for (const auto& [store, files] : segments_in(path_)) {
+  for (const auto& [store, files] : segment_files_in(path_)) {
     for (const auto& file : files) engine_.remove(file.second);
   }
 }
@@ -140,14 +140,13 @@ bool RowLogCore::adopt(const std::string& folder) {
   Manifest found = read_manifest(folder);
   if (!same_stores(manifest_, found)) return false;
   std::vector<std::unique_lock<std::mutex>> held;
-  for (auto& tier : tiers_) {
-    held.emplace_back(tier->compact_mutex_);
-    held.emplace_back(tier->append_mutex_);
-  }
+  // Who compacts one tier waits for appending to all, as it syncs.
+  for (auto& tier : tiers_) held.emplace_back(tier->compact_mutex_);
+  for (auto& tier : tiers_) held.emplace_back(tier->append_mutex_);
   for (const auto& tier : tiers_) {
     if (tier->live_ || !tier->scans_.empty()) return false;
   }
-  auto files = segments_in(folder);
+  auto files = segment_files_in(folder);
   if (!files.empty() && !can_link(files.begin()->second[0].second)) return false;
   try {
     forget_all();

@@ -36,7 +36,7 @@ void remove_files(const std::string& folder) {
     std::filesystem::remove(path, error);
     if (error) throw TierError("Discarding the row log: " + path + ": " + error.message(), path);
   };
-  for (const auto& [store, files] : segments_in(folder)) {
+  for (const auto& [store, files] : segment_files_in(folder)) {
     for (const auto& file : files) remove(file.second);
   }
   std::string manifest = folder + "/" + kManifest;
@@ -62,7 +62,7 @@ void check_options(const LogOptions& options) {
 
 }  // namespace
 
-std::map<size_t, SegmentFiles> segments_in(const std::string& folder) {
+std::map<size_t, SegmentFiles> segment_files_in(const std::string& folder) {
   std::map<size_t, SegmentFiles> found;
   std::error_code error;
   for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
@@ -127,7 +127,7 @@ RowLogCore::RowLogCore(std::string path, std::unique_ptr<FolderLock> lock, Manif
       lock_(std::move(lock)),
       manifest_(std::move(manifest)),
       engine_(std::move(io)) {
-  auto files = segments_in(path_);
+  auto files = segment_files_in(path_);
   try {
     for (size_t s = 0; s < manifest_.stores.size(); ++s) {
       tiers_.push_back(std::make_unique<LogTier>(*this, s, manifest_.stores[s]));
@@ -326,7 +326,7 @@ std::unique_ptr<RowLog> RowLog::begin(const std::string& path, Manifest manifest
                     path);
   }
   if (held) remove_files(path);
-  if (!segments_in(path).empty() || std::filesystem::exists(path + "/" + kManifest)) {
+  if (!segment_files_in(path).empty() || std::filesystem::exists(path + "/" + kManifest)) {
     throw TierError("The folder " + path +
                         " holds files named as those of a row log, which are none. Take another.",
                     path);

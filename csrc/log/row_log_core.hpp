@@ -28,7 +28,7 @@ inline constexpr const char* kManifest = "manifest";  // of a log, in its folder
 // Segments by number with their paths, rising.
 using SegmentFiles = std::vector<std::pair<uint64_t, std::string>>;
 // Those in a folder by store.
-std::map<size_t, SegmentFiles> segments_in(const std::string& folder);
+std::map<size_t, SegmentFiles> segment_files_in(const std::string& folder);
 // Throws TierError where there is none.
 Manifest read_manifest(const std::string& folder);
 

@@ -26,15 +26,19 @@ constexpr uint64_t kSector = 512;
 // What a row was, in order: versions, kAbsent after an erasure. It begins absent.
 using History = std::map<RowKey, std::vector<uint64_t>, model::Less>;
 
+using States = std::map<RowKey, size_t, model::Less>;  // of each row, how many
+
 struct Story {
+  std::string folder;
   std::vector<IoEvent> events;
   History history;
   // By mark: how many states of each row were confirmed.
-  std::vector<std::map<RowKey, size_t, model::Less>> confirmed;
+  std::vector<States> confirmed;
+  std::map<size_t, std::string> links;  // by mark, with their names
   uint64_t compactions;
 };
 
-// A random life of a log, with compaction in its own thread.
+// A random life of a log, with compaction in its own thread, and now and then linked.
 Story live(const std::string& folder, uint64_t seed) {
   std::mt19937_64 random(seed);
   auto faults = std::make_shared<IoFaults>();
@@ -48,12 +52,19 @@ Story live(const std::string& folder, uint64_t seed) {
   options.io.observer = faults;
   options.io.threads = 4;
   Story story;
-  auto log =
-      RowLog::create(folder, {{kRecordBytes, {{0, "item", kRows}, {1, "user", -1}}}}, options);
+  story.folder = folder;
+  auto log = RowLog::create(folder + "/log",
+                            {{kRecordBytes, {{0, "item", kRows}, {1, "user", -1}}}}, options);
   LogTier& tier = log->tier(0);
   auto confirm = [&] {
-    log->sync();
-    std::map<RowKey, size_t, model::Less> states;
+    if (random() % 4 == 0) {
+      std::string name = "link-" + std::to_string(story.confirmed.size());
+      log->link(folder + "/" + name);
+      story.links[story.confirmed.size()] = name;
+    } else {
+      log->sync();
+    }
+    States states;
     for (const auto& [key, versions] : story.history) states[key] = versions.size();
     story.confirmed.push_back(std::move(states));
     faults->mark(story.confirmed.size() - 1);
@@ -93,7 +104,7 @@ struct Inode {
   std::vector<uint8_t> data;
 };
 
-// The folder as it may look when the power fails right before event `crash`.
+// What it may hold when the power fails right before event `crash`.
 std::map<std::string, std::shared_ptr<Inode>> after_crash(const Story& story, size_t crash,
                                                           std::mt19937_64& random) {
   const auto& events = story.events;
@@ -104,13 +115,10 @@ std::map<std::string, std::shared_ptr<Inode>> after_crash(const Story& story, si
       finished[events[i].pair] = i;
     }
   }
-  // Whether a sync (of this file, or of the folder) began after event i and ended before the crash.
+  // Whether a sync (of this file, or of its folder) began after event i and ended before the crash.
   auto synced_after = [&](size_t i, Kind kind, const std::string& path) {
     for (size_t j = i + 1; j < crash; ++j) {
-      if (events[j].kind == kind && finished[j] != SIZE_MAX &&
-          (kind == Kind::directory_started || events[j].path == path)) {
-        return true;
-      }
+      if (events[j].kind == kind && finished[j] != SIZE_MAX && events[j].path == path) return true;
     }
     return false;
   };
@@ -118,8 +126,9 @@ std::map<std::string, std::shared_ptr<Inode>> after_crash(const Story& story, si
   // up to some moment did.
   bool journaled = random() % 2;
   size_t moment = random() % (crash + 1);
-  auto name_changed = [&](size_t i) {
-    if (synced_after(i, Kind::directory_started, "")) return true;
+  auto name_changed = [&](size_t i, const std::string& path) {
+    std::string parent = std::filesystem::path(path).parent_path();
+    if (synced_after(i, Kind::directory_started, parent)) return true;
     return journaled ? i < moment : random() % 2 == 0;
   };
   std::map<std::string, std::shared_ptr<Inode>> names;
@@ -135,7 +144,7 @@ std::map<std::string, std::shared_ptr<Inode>> after_crash(const Story& story, si
           inode->data.resize(random() % (event.offset + 1));
         }
         files[event.path] = inode;
-        if (name_changed(i)) names[event.path] = inode;
+        if (name_changed(i, event.path)) names[event.path] = inode;
         break;
       }
       case Kind::write_started: {
@@ -157,13 +166,17 @@ std::map<std::string, std::shared_ptr<Inode>> after_crash(const Story& story, si
       }
       case Kind::rename:
         files[event.target] = files[event.path];
-        if (name_changed(i)) {
+        if (name_changed(i, event.path)) {
           names[event.target] = files[event.path];
           names.erase(event.path);
         }
         break;
+      case Kind::link:
+        files[event.target] = files[event.path];
+        if (name_changed(i, event.target)) names[event.target] = files[event.path];
+        break;
       case Kind::remove:
-        if (name_changed(i)) names.erase(event.path);
+        if (name_changed(i, event.path)) names.erase(event.path);
         break;
       default: break;
     }
@@ -182,32 +195,18 @@ uint64_t broken_blocks(const Inode& file) {
   return broken + (file.data.size() != 64 * 4096);
 }
 
-void check_crash(const Story& story, size_t crash, const std::string& folder,
-                 std::mt19937_64& random) {
-  std::filesystem::create_directory(folder);
-  uint64_t broken = 0;
-  for (const auto& [path, inode] : after_crash(story, crash, random)) {
-    std::string name = std::filesystem::path(path).filename();
-    std::ofstream file(folder + "/" + name, std::ios::binary);
-    file.write(reinterpret_cast<const char*>(inode->data.data()),
-               static_cast<std::streamsize>(inode->data.size()));
-    if (name.ends_with(".rows")) broken += broken_blocks(*inode);
-  }
-  size_t mark = 0;
-  for (size_t i = 0; i < crash; ++i) {
-    if (story.events[i].kind == Kind::mark) mark = story.events[i].offset;
-  }
-  const auto& confirmed = story.confirmed[mark];
-
-  auto log = RowLog::open_to_read(folder);
-  CHECK_EQ(log->recovery().at(0).dropped, broken);
-  CHECK_EQ(log->recovery().at(0).dropped_blocks.size(), broken);
-  LogTier& tier = log->tier(0);
+// Rows of the story that are in a log: each with a state that is among those it may have, which
+// are those between two counts.
+void check_rows(const Story& story, LogTier& tier, const States& from, const States* to) {
   std::vector<RowKey> keys;
   for (const auto& [key, states] : story.history) keys.push_back(key);
   std::vector<uint8_t> records(keys.size() * kRecordBytes);
   auto found = std::make_unique<bool[]>(keys.size());
   tier.read(keys, records.data(), found.get());
+  auto count = [](const States& of, const RowKey& key) {
+    auto at = of.find(key);
+    return at == of.end() ? 0 : at->second;
+  };
   int64_t rows = 0;
   for (size_t i = 0; i < keys.size(); ++i) {
     uint64_t version = kAbsent;
@@ -217,15 +216,48 @@ void check_crash(const Story& story, size_t crash, const std::string& folder,
       CHECK(model::is(&records[i * kRecordBytes], kRecordBytes, keys[i], version));
       ++rows;
     }
-    // The row is as the last sync confirmed it, or as it was at some later time.
     const auto& states = story.history.at(keys[i]);
-    auto known = confirmed.find(keys[i]);
-    size_t first = known == confirmed.end() ? 0 : known->second;
+    size_t first = count(from, keys[i]), last = to ? count(*to, keys[i]) : states.size();
     bool right = first == 0 ? version == kAbsent : states[first - 1] == version;
-    for (size_t s = first; s < states.size(); ++s) right |= states[s] == version;
+    for (size_t s = first; s < last; ++s) right |= states[s] == version;
     CHECK(right);
   }
   CHECK_EQ(tier.rows(0) + tier.rows(1), rows);
+}
+
+// Returns how many links it found.
+size_t check_crash(const Story& story, size_t crash, const std::string& folder,
+                   std::mt19937_64& random) {
+  std::filesystem::create_directories(folder + "/log");
+  uint64_t broken = 0;
+  for (const auto& [path, inode] : after_crash(story, crash, random)) {
+    std::string name = folder + path.substr(story.folder.size());
+    std::filesystem::create_directory(std::filesystem::path(name).parent_path());
+    std::ofstream file(name, std::ios::binary);
+    file.write(reinterpret_cast<const char*>(inode->data.data()),
+               static_cast<std::streamsize>(inode->data.size()));
+    if (name.ends_with(".rows") && name.starts_with(folder + "/log/")) {
+      broken += broken_blocks(*inode);
+    }
+  }
+  size_t mark = 0;
+  for (size_t i = 0; i < crash; ++i) {
+    if (story.events[i].kind == Kind::mark) mark = story.events[i].offset;
+  }
+  auto log = RowLog::open_to_read(folder + "/log");
+  CHECK_EQ(log->recovery().at(0).dropped, broken);
+  CHECK_EQ(log->recovery().at(0).dropped_blocks.size(), broken);
+  // Rows are as the last sync confirmed them, or as they were at some later time.
+  check_rows(story, log->tier(0), story.confirmed[mark], nullptr);
+  size_t links = 0;
+  for (const auto& [linked_at, name] : story.links) {
+    if (linked_at > mark) break;
+    auto link = RowLog::open_to_read(folder + "/" + name, {}, false);
+    CHECK_EQ(link->recovery().at(0).dropped, 0u);
+    check_rows(story, link->tier(0), story.confirmed[linked_at], &story.confirmed[linked_at]);
+    ++links;
+  }
+  return links;
 }
 
 }  // namespace
@@ -233,18 +265,24 @@ void check_crash(const Story& story, size_t crash, const std::string& folder,
 TEST(what_a_sync_confirmed_survives_a_crash_at_any_moment) {
   const char* soak = std::getenv("HOTBED_SOAK");
   uint64_t stories = soak && *soak && *soak != '0' ? 40 : 4;
-  uint64_t compactions = 0;
+  uint64_t compactions = 0, links = 0;
   for (uint64_t seed = 0; seed < stories; ++seed) {
     Folder folder(Folder::On::memory);
-    Story story = live(folder / "log", seed);
+    Story story = live(folder.path, seed);
     compactions += story.compactions;
     std::mt19937_64 random(seed + 1000);
     size_t opened = 0;  // the first confirmed moment; before it there may be no log at all
     while (story.events[opened].kind != Kind::mark) ++opened;
     for (int crash = 0; crash < 5; ++crash) {
       size_t moment = opened + 1 + random() % (story.events.size() - opened);
-      check_crash(story, moment, folder / ("crash-" + std::to_string(crash)), random);
+      if (crash % 2) {  // right behind the next moment that was confirmed
+        while (moment < story.events.size() && story.events[moment - 1].kind != Kind::mark) {
+          ++moment;
+        }
+      }
+      links += check_crash(story, moment, folder / ("crash-" + std::to_string(crash)), random);
     }
   }
   CHECK(compactions > stories * 5);
+  CHECK(links > stories * 5);
 }

@@ -53,6 +53,17 @@ STORAGES = {
     "background": ["--background"],
     "ssd background": ["--host", "8MB", "--ssd", "SSD", "--background"],
     "background deltas": ["--background", "--full-every", "4"],
+    "linked": ["--host", "8MB", "--ssd", "SSD", "--linked"],
+    "linked deltas": [
+        "--host",
+        "8MB",
+        "--ssd",
+        "SSD",
+        "--linked",
+        "--background",
+        "--full-every",
+        "3",
+    ],
 }
 
 

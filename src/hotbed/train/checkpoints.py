@@ -5,9 +5,11 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Mapping, Sequence
+from typing import TypedDict
 
 from torch import nn
 from torch.optim import Optimizer
+from typing_extensions import Unpack
 
 from hotbed.checkpoint import Saved, Saving, save
 from hotbed.checkpoint.folder import root_of
@@ -18,6 +20,15 @@ from hotbed.data.position import Position
 from hotbed.train.callbacks import Callback, Run, Step
 
 __all__ = ["Checkpoints"]
+
+
+class _How(TypedDict, total=False):
+    background: bool
+    linked: bool
+
+
+def _how(background: bool = False, linked: bool = False) -> tuple[bool, bool]:
+    return flag("background", background), flag("linked", linked)
 
 
 class Checkpoints(Callback):
@@ -34,10 +45,11 @@ class Checkpoints(Callback):
             ``loader=[position, *beside]``.
         every: steps between two checkpoints.
         keep: how many stay; None: all.
-        background: whether steps go on while a checkpoint is written (``blocking=False`` of `hotbed.save`).
-            Its error is raised by the next one, or at the end of `fit`.
         full_every: of how many checkpoints one is whole. The others hold the rows that have changed since the
             one before (``delta=`` of `hotbed.save`), as far as that is known.
+        how: ``background=True``: steps go on while a checkpoint is written (``blocking=False`` of
+            `hotbed.save`); its error is raised by the next one, or at the end of `fit`. ``linked=True``: rows
+            over an SSD are hard links to its files in those that are whole, which are complete at once.
 
     Raises:
         ValueError: `every`, `keep` or `full_every` is no positive integer, or the path is empty.
@@ -52,14 +64,14 @@ class Checkpoints(Callback):
         every: int = 1000,
         keep: int | None = 3,
         full_every: int = 1,
-        background: bool = False,
         scheduler: Saveable | Sequence[Saveable] | None = None,
         beside: Sequence[Stateful] = (),
+        **how: Unpack[_How],
     ) -> None:
         every = whole("every", every, 1)
         check_keep(keep)
         self.full_every = whole("full_every", full_every, 1)
-        self.background = flag("background", background)
+        self.background, self.linked = _how(**how)
         self.path = root_of(path)
         self.optimizer, self.position = optimizer, position
         self.every, self.keep, self.scheduler = every, keep, scheduler
@@ -81,7 +93,8 @@ class Checkpoints(Callback):
 
     def declared(self) -> Mapping[str, object]:
         counts = {"every": self.every, "keep": self.keep, "full_every": self.full_every}
-        return {"path": self.path, "background": self.background, **counts}
+        how = {"background": self.background, "linked": self.linked}
+        return {"path": self.path, **how, **counts}
 
     def on_start(self, model: nn.Module) -> None:
         self._model = model
@@ -115,6 +128,7 @@ class Checkpoints(Callback):
             loader=[self.position, *self.beside],
             keep=self.keep,
             delta=self.full_every > 1 and self.full_every,
+            linked=self.linked,
         )
         self.last = write(blocking=False) if self.background else write()
         return self.last

@@ -48,6 +48,7 @@ class RunCheckpoints(Checkpoints):
             keep=settings.keep,
             full_every=settings.full_every,
             background=settings.background,
+            linked=settings.linked,
             beside=[self.same, *beside],
         )
         self.settings = settings

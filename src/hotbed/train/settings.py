@@ -104,6 +104,9 @@ class TrainSettings:
     """One of so many checkpoints is whole; the others hold the rows that have changed since the last one."""
     background: bool = False
     """Go on training while a checkpoint is written."""
+    linked: bool = False
+    """Rows of a whole checkpoint are hard links to files of --ssd, so that it takes the time of those that
+    memory alone has; hotbed checkpoint pack makes it portable."""
     resume: bool = False
     """Go on from the latest in --checkpoint; begin if there is none. The end is the same to the bit as that
     of a run that was never stopped; --epochs may be more."""
@@ -150,6 +153,10 @@ class TrainSettings:
             typed = "--resume" if self.resume_from is None else "--resume-from"
             raise SettingsError(
                 f"{typed} goes on from a checkpoint: name their folder, --checkpoint DIR."
+            )
+        if self.linked and (self.ssd is None or self.checkpoint is None):
+            raise SettingsError(
+                "--linked links files of an SSD into checkpoints: pass --ssd DIR and --checkpoint DIR."
             )
         self._require(self.on_error in ("raise", "skip"), "on_error", "raise or skip")
         self._require(0 <= self.test_fraction < 1, "test_fraction", "in [0, 1)")
