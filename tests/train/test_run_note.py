@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -31,6 +32,13 @@ def test_a_log_without_rows_may_go(folder: Path) -> None:
     assert rows_may_go(str(folder)) and not ids_are_hexadecimal(str(folder))
     log_with_a_row(folder / "rows-3")
     assert not rows_may_go(str(folder))
+
+
+def test_rows_that_a_checkpoint_has_too_may_go(folder: Path, tmp_path: Path) -> None:
+    for file in sorted((folder / "rows-1").glob("*.rows")):
+        assert not rows_may_go(str(folder))
+        os.link(file, tmp_path / file.name)
+    assert rows_may_go(str(folder))
 
 
 @pytest.mark.parametrize("may_go", [False, True])

@@ -165,6 +165,7 @@ class _Run:
                 note = self.saving.begin(self.model)
             if note:
                 notice(self.progress, note)
+            self.ssd.leave_note(may_go=True)  # logs that go on from linked files are others now
         self.resumed_at = self.position.steps
         if settings.run is not None and self.shared and first():
             self.asked = traffic_entry(self.model, self.training)

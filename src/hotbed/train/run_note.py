@@ -60,15 +60,19 @@ def forget_note(folder: str) -> None:
 
 
 def rows_may_go(folder: str) -> bool:
-    """Whether a run has noted that nothing is lost with the rows here, or the logs here have none."""
+    """Whether a run has noted that nothing is lost with the rows here, or the logs here have none that are
+    not in a checkpoint, too, by hard links."""
     if (_of_these_logs(folder) or {}).get("may_go") is True:
         return True
     logs = logs_in(Path(folder))
-    return bool(logs) and not any(_has_rows(log) for log in logs)
+    return bool(logs) and not any(_has_own_rows(log) for log in logs)
 
 
-def _has_rows(log: Path) -> bool:
-    return not {file.name for file in log.iterdir()} <= {"lock", "manifest"}
+def _has_own_rows(log: Path) -> bool:
+    return any(
+        file.name not in ("lock", "manifest") and file.lstat().st_nlink == 1
+        for file in log.iterdir()
+    )
 
 
 def ids_are_hexadecimal(folder: str) -> bool:
