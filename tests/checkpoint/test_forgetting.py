@@ -1,4 +1,4 @@
-"""A row that was erased is in no file any more, when docs/checkpoints.md says so."""
+"""A row that was erased is in no file any more, when docs/forgetting.md says so."""
 
 from __future__ import annotations
 
@@ -64,6 +64,10 @@ def test_no_file_has_the_row_any_more(tmp_path: Path) -> None:
     assert not hb.checkpoint.contains(tmp_path / "run", "user", [PERSON]).any()
     assert torch.equal(model.lookup("item", [999]), first)
     assert all(file.startswith("rows/rows-") for file in files_with(tmp_path, row, *person))
+    hb.save(tmp_path / "linked", model, optimizer, step=2, linked=True)
+    assert files_with(tmp_path / "linked", row)
+    hb.checkpoint.pack(tmp_path / "linked")
+    assert files_with(tmp_path / "linked", row, *person) == []
     expected = {name: model.rows(name) for name in model.tables}
 
     del model, optimizer
