@@ -12,7 +12,7 @@ namespace hotbed {
 namespace {
 
 constexpr char kMagic[] = "hotbed row log\n";  // 16 bytes with the final zero
-constexpr uint32_t kVersion = 1;
+constexpr uint32_t kVersion = 1, kLinkedVersion = 2;
 constexpr uint64_t kMostBlockUnits = 512;
 
 // Appends numbers and texts to bytes.
@@ -134,7 +134,7 @@ void check_manifest(const Manifest& manifest) {
 std::vector<uint8_t> encode(const Manifest& manifest) {
   Writer out;
   out.bytes.assign(kMagic, kMagic + sizeof kMagic);
-  out.number(kVersion);
+  out.number(manifest.linked ? kLinkedVersion : kVersion);
   out.number(manifest.log);
   out.number(manifest.segment_bytes);
   out.number(static_cast<uint32_t>(manifest.stores.size()));
@@ -145,6 +145,14 @@ std::vector<uint8_t> encode(const Manifest& manifest) {
       out.number(table.table);
       out.number(table.rows);
       out.text(table.name);
+    }
+  }
+  for (size_t s = 0; manifest.linked && s < manifest.stores.size(); ++s) {
+    const BlocksOfSegments& segments = manifest.linked->at(s);
+    out.number(static_cast<uint32_t>(segments.size()));
+    for (const auto& [number, blocks] : segments) {
+      out.number(number);
+      out.number(blocks);
     }
   }
   out.number(crc32c(out.bytes.data(), out.bytes.size()));
@@ -162,9 +170,10 @@ Manifest decode(std::span<const uint8_t> bytes, const std::string& path) {
     throw TierError(path + " is not the manifest of a row log.", path);
   }
   auto version = in.number<uint32_t>();
-  if (version != kVersion) {
+  if (version != kVersion && version != kLinkedVersion) {
     throw TierError(path + " is of format version " + std::to_string(version) +
-                        "; this build reads version " + std::to_string(kVersion) + ".",
+                        "; this build reads versions " + std::to_string(kVersion) + " and " +
+                        std::to_string(kLinkedVersion) + ".",
                     path);
   }
   if (bytes.size() < sizeof(uint32_t) ||
@@ -187,6 +196,13 @@ Manifest decode(std::span<const uint8_t> bytes, const std::string& path) {
       store.tables.push_back(std::move(table));
     }
     manifest.stores.push_back(std::move(store));
+  }
+  if (version == kLinkedVersion) manifest.linked.emplace(stores);
+  for (uint32_t s = 0; manifest.linked && s < stores; ++s) {
+    for (auto left = in.number<uint32_t>(); left > 0; --left) {
+      auto number = in.number<uint64_t>();
+      (*manifest.linked)[s][number] = in.number<uint32_t>();
+    }
   }
   check_manifest(manifest);
   return manifest;

@@ -7,8 +7,11 @@
 
 #include <cstdint>
 #include <cstring>
+#include <map>
+#include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/crc32c.hpp"
@@ -112,10 +115,14 @@ struct LogStore {
   std::vector<LogTable> tables;
 };
 
+using BlocksOfSegments = std::map<uint64_t, uint32_t>;  // by number, how many were written
+
 struct Manifest {
   uint32_t log = 0;
   uint64_t segment_bytes = 0;
   std::vector<LogStore> stores;
+  // Of a log that was linked, by store: all that is in it.
+  std::optional<std::vector<BlocksOfSegments>> linked;
 };
 
 // Throws std::invalid_argument, naming what is wrong.
@@ -125,6 +132,9 @@ std::vector<uint8_t> encode(const Manifest& manifest);
 bool begins_manifest(std::span<const uint8_t> bytes);
 // Throws TierError, naming the path.
 Manifest decode(std::span<const uint8_t> bytes, const std::string& path);
+
+// Segments by number with their paths, rising.
+using SegmentFiles = std::vector<std::pair<uint64_t, std::string>>;
 
 std::string segment_name(size_t store, uint64_t number);
 // False for any other name.

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
 #include <utility>
 
 #include "log/log_tier.hpp"
@@ -72,8 +73,11 @@ void RowLogCore::link(const std::string& folder) {
   std::vector<std::unique_lock<std::mutex>> compacting;
   for (auto& tier : tiers_) compacting.emplace_back(tier->compact_mutex_);
   std::vector<std::pair<std::string, std::shared_ptr<LogSegment>>> segments;
+  Manifest manifest = manifest_;
+  manifest.linked.emplace(tiers_.size());
   for (size_t s = 0; s < tiers_.size(); ++s) {
     for (auto& segment : tiers_[s]->end_segments()) {
+      (*manifest.linked)[s][segment->number] = segment->blocks;
       segments.emplace_back(segment_name(s, segment->number), std::move(segment));
     }
   }
@@ -83,7 +87,7 @@ void RowLogCore::link(const std::string& folder) {
     for (const auto& [name, segment] : segments) {
       engine_.link(segment->file->path(), folder + "/" + name);
     }
-    engine_.replace(folder + "/" + kManifest, encode(manifest_));
+    engine_.replace(folder + "/" + kManifest, encode(manifest));
   } catch (const IoError& error) {
     if (error.code != EXDEV && error.code != EPERM && error.code != EOPNOTSUPP &&
         error.code != EMLINK) {
@@ -138,7 +142,7 @@ bool RowLogCore::can_link(const std::string& path) {
 bool RowLogCore::adopt(const std::string& folder) {
   check_writable();
   Manifest found = read_manifest(folder);
-  if (!same_stores(manifest_, found)) return false;
+  if (!found.linked || !same_stores(manifest_, found)) return false;
   std::vector<std::unique_lock<std::mutex>> held;
   // Who compacts one tier waits for appending to all, as it syncs.
   for (auto& tier : tiers_) held.emplace_back(tier->compact_mutex_);
@@ -152,7 +156,9 @@ bool RowLogCore::adopt(const std::string& folder) {
     forget_all();
     manifest_.log = found.log;
     engine_.replace(path_ + "/" + kManifest, encode(manifest_));
-    for (auto& [store, of_store] : files) take_over(store, std::move(of_store));
+    for (size_t s = 0; s < tiers_.size(); ++s) {
+      take_over(s, std::move(files[s]), found.linked->at(s), folder);
+    }
   } catch (const IoError& error) {
     forget_all();
     throw tier_error(error);
@@ -165,8 +171,9 @@ bool RowLogCore::adopt(const std::string& folder) {
 }
 
 // Into a store that is empty.
-void RowLogCore::take_over(size_t store, SegmentFiles files) {
-  if (store >= tiers_.size()) return;
+void RowLogCore::take_over(size_t store, SegmentFiles files, const BlocksOfSegments& linked,
+                           const std::string& from) {
+  std::erase_if(files, [&](const auto& file) { return !linked.contains(file.first); });
   for (auto& [number, path] : files) {
     std::string own = path_ + "/" + segment_name(store, number);
     engine_.link(path, own);
@@ -175,11 +182,11 @@ void RowLogCore::take_over(size_t store, SegmentFiles files) {
   LogTier& tier = *tiers_[store];
   RecoveryReport report;
   std::unique_lock state(tier.state_);
-  tier.recover(files, report);
+  tier.recover(files, &linked, report);
   if (!report.dropped) return;
   const DroppedBlock& block = report.dropped_blocks[0];
-  throw TierError(block.path + " at " + std::to_string(block.offset) + ": " + block.reason + ".",
-                  block.path);
+  std::string path = from + "/" + std::filesystem::path(block.path).filename().string();
+  throw TierError(path + " at " + std::to_string(block.offset) + ": " + block.reason + ".", path);
 }
 
 }  // namespace hotbed

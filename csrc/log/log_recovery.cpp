@@ -72,12 +72,14 @@ struct LogTier::Recovering {
   }
 };
 
-// `files` are numbers and paths, rising.
-void LogTier::recover(const std::vector<std::pair<uint64_t, std::string>>& files,
+// `linked`: what must be there, of a log that was linked.
+void LogTier::recover(const SegmentFiles& files, const BlocksOfSegments* linked,
                       RecoveryReport& report) {
   Recovering recovering{.report = report, .sequences = {}, .erased = {}};
   auto segments = std::make_shared<Segments>();
+  BlocksOfSegments missing = linked ? *linked : BlocksOfSegments();
   for (const auto& [number, path] : files) {
+    if (linked && !missing.contains(number)) continue;  // it is no part of it
     if ((segments->size() + 1) * segment_records_ > LogIndex::kLimit) {
       throw TierError(path + " is one segment more than a store can have.", path);
     }
@@ -87,8 +89,19 @@ void LogTier::recover(const std::vector<std::pair<uint64_t, std::string>>& files
     segments->push_back(segment);
     recovering.sequences.emplace_back(segment_records_);
     scan(recovering, *segment);
+    if (linked) {
+      uint32_t blocks = missing.extract(number).mapped();
+      if (segment->blocks != blocks) {
+        recovering.drop(path, 0,
+                        "the file has " + std::to_string(segment->blocks) +
+                            " good blocks, and was linked with " + std::to_string(blocks));
+      }
+    }
     next_number_ = std::max(next_number_, number + 1);
     ++report.segments;
+  }
+  for (const auto& [number, blocks] : missing) {
+    recovering.drop(segment_name(store_, number), 0, "the file is missing");
   }
   for (const auto& [key, sequence] : recovering.erased) {
     uint32_t location, previous;
@@ -186,6 +199,7 @@ void LogTier::take_recovered(Recovering& recovering, LogSegment& segment, uint64
     case BlockState::good: break;
   }
   ++report.blocks;
+  ++segment.blocks;
   BlockHeader header = header_of(block);
   sequence_ = std::max(sequence_, header.sequence);
   if (header.kind == BlockKind::erasures) {

@@ -170,6 +170,7 @@ void LogTier::seal(Stream& stream) {
     std::unique_lock state(state_);
     stream.buffer->blocks = stream.block;
     stream.next_block += stream.block;
+    stream.segment->blocks = stream.next_block;
     if (stream.next_block == segment_blocks_) stream.segment->open = false;
   }
   core_.writer().seal(std::move(stream.buffer));

@@ -145,7 +145,7 @@ class LogTier : public Tier {
   void forget_all();
 
   // --- log_recovery.cpp ---
-  void recover(const std::vector<std::pair<uint64_t, std::string>>& files, RecoveryReport& report);
+  void recover(const SegmentFiles& files, const BlocksOfSegments* linked, RecoveryReport& report);
   void scan(Recovering& recovering, LogSegment& segment);
   void take_recovered(Recovering& recovering, LogSegment& segment, uint64_t offset,
                       const uint8_t* block);

@@ -34,6 +34,7 @@ struct LogSegment {
   // Guarded by the lock of the store.
   uint64_t live = 0;  // records that are the newest of their rows
   uint64_t erasures = 0;
+  uint32_t blocks = 0;     // that have something, the first ones
   uint32_t unwritten = 0;  // buffers
   bool open = true;        // records may still be added
   bool unsynced = false;   // written to since the last sync began

@@ -132,7 +132,8 @@ RowLogCore::RowLogCore(std::string path, std::unique_ptr<FolderLock> lock, Manif
     for (size_t s = 0; s < manifest_.stores.size(); ++s) {
       tiers_.push_back(std::make_unique<LogTier>(*this, s, manifest_.stores[s]));
       recovery_.emplace_back();
-      tiers_.back()->recover(files[s], recovery_.back());
+      const auto* linked = manifest_.linked ? &manifest_.linked->at(s) : nullptr;
+      tiers_.back()->recover(files[s], linked, recovery_.back());
     }
   } catch (const IoError& error) {
     throw tier_error(error);

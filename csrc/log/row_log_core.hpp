@@ -25,8 +25,6 @@ class LogTier;
 
 inline constexpr const char* kManifest = "manifest";  // of a log, in its folder
 
-// Segments by number with their paths, rising.
-using SegmentFiles = std::vector<std::pair<uint64_t, std::string>>;
 // Those in a folder by store.
 std::map<size_t, SegmentFiles> segment_files_in(const std::string& folder);
 // Throws TierError where there is none.
@@ -74,7 +72,8 @@ class RowLogCore {
   void stop();
   void forget_all();
   bool can_link(const std::string& path);
-  void take_over(size_t store, SegmentFiles files);
+  void take_over(size_t store, SegmentFiles files, const BlocksOfSegments& linked,
+                 const std::string& from);
 
   const std::string path_;
   const int process_;

@@ -215,6 +215,53 @@ TEST(a_damaged_one_leaves_an_empty_log) {
   check_log(*other, versions, false);
 }
 
+TEST(files_and_blocks_that_are_gone_are_told) {
+  Folder folder(Folder::On::memory);
+  std::mt19937_64 random(5);
+  uint64_t version = 0;
+  Both versions(2);
+  auto log = RowLog::create(folder / "log", stores(), small(1));
+  change(*log, versions, random, version, 12);
+  log->link(folder / "link");
+  auto dropped = [](const RowLog& opened) {
+    return opened.recovery().at(0).dropped + opened.recovery().at(1).dropped;
+  };
+  int files = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(folder / "link")) {
+    if (entry.path().extension() != ".rows") continue;
+    ++files;
+    std::filesystem::remove_all(folder / "copy");
+    std::filesystem::copy(folder / "link", folder / "copy");
+    std::string path = folder / "copy/" + entry.path().filename().string();
+    // A block of zeros is one that was never written, by itself.
+    std::fstream(path, std::ios::in | std::ios::out | std::ios::binary)
+        .write(std::string(4096, 0).data(), 4096);
+    CHECK_EQ(dropped(*RowLog::open_to_read(folder / "copy", {}, false)), 1u);
+    std::filesystem::remove(path);
+    CHECK_EQ(dropped(*RowLog::open_to_read(folder / "copy", {}, false)), 1u);
+    auto other = RowLog::create(folder / "other", stores(), small(1));
+    std::string message = CHECK_THROWS(other->adopt(folder / "copy"), TierError);
+    CHECK(message.find("missing") != std::string::npos);
+    other.reset();
+    discard_log(folder / "other");
+  }
+  CHECK(files > 1);
+  // Files that it was not linked with are not its own.
+  std::filesystem::remove_all(folder / "copy");
+  std::filesystem::copy(folder / "link", folder / "copy");
+  Both later = versions;
+  change(*log, later, random, version, 30);
+  log->link(folder / "later");
+  for (const auto& entry : std::filesystem::directory_iterator(folder / "later")) {
+    std::string path = folder / "copy/" + entry.path().filename().string();
+    if (!std::filesystem::exists(path)) std::filesystem::copy(entry.path(), path);
+  }
+  check_linked(folder / "copy", versions);
+  auto other = RowLog::create(folder / "other", stores(), small(1));
+  CHECK(other->adopt(folder / "copy"));
+  check_log(*other, versions, false);
+}
+
 TEST(links_that_cannot_be_made) {
   Folder folder(Folder::On::memory), disk(Folder::On::disk);
   std::mt19937_64 random(3);
