@@ -33,6 +33,8 @@ SCENARIOS = {
     "checkpoint": "saving and loading 4.3 GB of rows, within 1 GB and in memory, against the disk",
     "background": "saves in the background against those that a training waits for",
     "deltas": "checkpoints of what has changed against whole ones, and what a step takes to know it",
+    "linked": "saves that share files with the SSD, against writing what was dirty",
+    "merge": "a whole checkpoint and 20 of changes made into one, against the disk",
     "synthetic": "NVIDIA's synthetic models: tiny at batch 65,536 with Adagrad",
     "gpu": "a CUDA device: roof, interaction, layers, lookups, training with tables on it",
     "busy": "`hotbed train` on a quiet machine and beside two busy processes, by how threads wait",

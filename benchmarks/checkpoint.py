@@ -6,7 +6,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from typing import Any
 import torch
 
 import hotbed as hb
+from benchmarks.disk import BLOCK, forget, read, took_ms, write
 from benchmarks.machine import OtherWork
 from benchmarks.measure import Timing
 from benchmarks.report import Report
@@ -34,7 +34,6 @@ SAMPLES = 200_000
 AT_ONCE = 1 << 16
 ALLOWED_MB = 256
 ROUNDS = 3
-BLOCK = 32 << 20
 TIERS, MEMORY = f"in --host {HOST} --ssd", "in memory"
 
 
@@ -122,55 +121,29 @@ class _Peak:
         self.mb = round(_resident_mb("VmHWM") - self._before - budget)
 
 
-def _ms(work: Callable[[], Any]) -> float:
-    begin = time.perf_counter()
-    work()
-    return (time.perf_counter() - begin) * 1e3
-
-
-def _forget(folder: Path) -> None:
-    """The system keeps none of the files in memory."""
-    os.sync()
-    for file in folder.rglob("*"):
-        if file.is_file():
-            with open(file, "rb") as opened:
-                os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
 def _storage(folder: Path) -> hb.Storage:
     return hb.Storage(host=HOST, ssd=folder / "rows", reset=True)
 
 
 def _disk(rows: int, folder: Path) -> dict[str, Any]:
-    size, block = rows * (DIM * 4 + 8), os.urandom(BLOCK)
-    path = folder / "disk" / "file"
+    size, path = rows * (DIM * 4 + 8), folder / "disk" / "file"
     path.parent.mkdir()
-
-    def write() -> None:
-        with open(path, "wb", buffering=0) as file:
-            for begin in range(0, size, BLOCK):
-                file.write(block[: size - begin])
-            os.fsync(file.fileno())
-
-    def read() -> None:
-        into = bytearray(BLOCK)
-        with open(path, "rb", buffering=0) as file:
-            while file.readinto(into):
-                pass
-
     writes, reads = [], []
+    write(path, BLOCK)
     for _ in range(ROUNDS):
         path.unlink(missing_ok=True)
-        writes.append(_ms(write))
-        _forget(path.parent)
-        reads.append(_ms(read))
+        writes.append(took_ms(lambda: write(path, size)))
+        forget(path.parent)
+        reads.append(took_ms(lambda: read(path)))
     path.unlink()
-    ms = {"write a file, synced": ("", writes), "read a file, cold": ("", reads)}
     mb = {
-        f"disk: MB/s {what}": round(size / 1e3 / statistics.median(ms))
-        for what, ms in (("written", writes), ("read", reads))
+        f"disk: MB/s {what}": round(size / 1e3 / statistics.median(took))
+        for what, took in (("written", writes), ("read", reads))
     }
-    return {"ms": ms, "mb": mb}
+    return {
+        "ms": {"write a file, synced": ("", writes), "read a file, cold": ("", reads)},
+        "mb": mb,
+    }
 
 
 def _save(rows: int, folder: Path) -> dict[str, Any]:
@@ -186,7 +159,7 @@ def _save(rows: int, folder: Path) -> dict[str, Any]:
     ms = []
     with _Peak(before) as peak:
         for _ in range(ROUNDS):
-            ms.append(_ms(lambda: hb.save(folder / "saved", model, step=1, keep=1)))
+            ms.append(took_ms(lambda: hb.save(folder / "saved", model, step=1, keep=1)))
     return {
         "ms": {"save from tiers": (TIERS, ms)},
         "mb": {"saving: MB above the budget": peak.mb},
@@ -200,7 +173,7 @@ def _load(rows: int, folder: Path) -> dict[str, Any]:
         for _ in range(ROUNDS):
             for kind in ("cold", "warm"):
                 if kind == "cold":
-                    _forget(folder / "saved")
+                    forget(folder / "saved")
                 begin = time.perf_counter()
                 model: Any = load_model(folder / "saved", storage=_storage(folder))
                 took = (time.perf_counter() - begin) * 1e3
@@ -229,12 +202,12 @@ def _memory(rows: int, folder: Path) -> dict[str, Any]:
     ms: dict[str, list[float]] = {}
 
     def measure(name: str, work: Callable[[], Any]) -> None:
-        ms.setdefault(name, []).append(_ms(work))
+        ms.setdefault(name, []).append(took_ms(work))
 
     for _ in range(ROUNDS):
         measure("save from memory", lambda: hb.save(folder / "saved", model, step=2, keep=1))
         measure("load into memory, warm", lambda: hb.load(folder / "saved", model))
-        _forget(folder / "saved")
+        forget(folder / "saved")
         measure("load into memory, cold", lambda: hb.load(folder / "saved", model))
     file = folder / "state.pt"
     torch.save(model.state_dict(), file)

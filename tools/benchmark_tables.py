@@ -34,6 +34,8 @@ SCENARIOS = (
     "background-one-thread",
     "background-over-ssd",
     "background-over-ssd-one-thread",
+    "linked",
+    "merge",
     "exchange",
     "exchange-bags",
     "exchange-bags-23gbs",
