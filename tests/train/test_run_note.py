@@ -8,8 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from kept_in import ABOVE_SSD, AROUND
 from row_log_records import Log
 
+import hotbed as hb
 from hotbed.train.run_note import forget_note, ids_are_hexadecimal, rows_may_go, write_note
 
 
@@ -34,11 +37,27 @@ def test_a_log_without_rows_may_go(folder: Path) -> None:
     assert not rows_may_go(str(folder))
 
 
-def test_rows_that_a_checkpoint_has_too_may_go(folder: Path, tmp_path: Path) -> None:
-    for file in sorted((folder / "rows-1").glob("*.rows")):
-        assert not rows_may_go(str(folder))
-        os.link(file, tmp_path / file.name)
-    assert rows_may_go(str(folder))
+def test_rows_that_a_checkpoint_has_too_may_go(tmp_path: Path) -> None:
+    def made(name: str) -> hb.EmbeddingCollection:
+        storage = hb.Storage(host=ABOVE_SSD + AROUND, ssd=tmp_path / name)
+        return hb.EmbeddingCollection([hb.Table("a", 4, 9)], seed=0, storage=storage)
+
+    rows, run = str(tmp_path / "rows"), str(tmp_path / "run")
+    model = made("rows")
+    model.assign("a", range(9), torch.ones(9, 4))
+    model.flush()
+    saved = hb.save(run, model, step=0, linked=True).path
+    assert rows_may_go(rows, [run]) and rows_may_go(rows, [str(tmp_path / "no"), saved])
+    assert not rows_may_go(rows) and not rows_may_go(rows, [str(tmp_path / "no")])
+    os.rename(os.path.join(saved, "checkpoint.json"), tmp_path / "manifest")
+    assert not rows_may_go(rows, [run])  # it is incomplete, and will be removed
+    os.rename(tmp_path / "manifest", os.path.join(saved, "checkpoint.json"))
+    model.assign("a", range(9), torch.zeros(9, 4))
+    model.flush()
+    assert not rows_may_go(rows, [run])  # some are newer
+    other = made("other")
+    hb.load(run, other)
+    assert rows_may_go(str(tmp_path / "other"), [run])
 
 
 @pytest.mark.parametrize("may_go", [False, True])

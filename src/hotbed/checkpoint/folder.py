@@ -140,12 +140,16 @@ def latest(root: str | os.PathLike[str]) -> str | None:
     Raises:
         CheckpointError: what is there cannot be looked at, or the path is empty.
     """
-    found = _found(os.path.realpath(root_of(root)))
+    found = complete_at(os.path.realpath(root_of(root)))
     return found[-1] if found else None
 
 
-def _found(path: str) -> list[str]:
-    """The complete checkpoints at a path, which is one itself or the folder of a run."""
+def complete_at(path: str) -> list[str]:
+    """The complete checkpoints at a path, which is one itself or the folder of a run.
+
+    Raises:
+        CheckpointError: what is there cannot be looked at.
+    """
     try:
         return [path] if is_complete(path) else complete_in(path)
     except OSError as error:
@@ -205,7 +209,7 @@ def opened(path: str) -> Iterator[str]:
     """
     path = os.path.realpath(root_of(path))
     while True:
-        found = _found(path)
+        found = complete_at(path)
         if not found:
             what = "no checkpoint" if os.path.isdir(path) else "no folder"
             raise CheckpointError(f"There is {what} {path!r}. hotbed.save makes checkpoints.")

@@ -21,8 +21,9 @@ import torch
 
 from hotbed import _core
 from hotbed.checkpoint.entries import LinkedLog, LinkedRows, Manifest, SizedFile, TableEntry
-from hotbed.checkpoint.files import DamagedError
-from hotbed.checkpoint.manifest import all_files, sources
+from hotbed.checkpoint.files import CheckpointError, DamagedError
+from hotbed.checkpoint.folder import complete_at
+from hotbed.checkpoint.manifest import all_files, read_manifest, sources
 from hotbed.checkpoint.rows import TableRows
 from hotbed.errors import StorageError
 from hotbed.table.live import LiveTable
@@ -30,7 +31,15 @@ from hotbed.table.lookups import Lookups
 from hotbed.table.records import rows_of_widths
 from hotbed.tables import CORE_DTYPES
 
-__all__ = ["LinkedBytes", "adopted", "link_rows", "linked_bytes", "linked_rows"]
+__all__ = [
+    "LinkedBytes",
+    "adopted",
+    "link_rows",
+    "linked_bytes",
+    "linked_files",
+    "linked_rows",
+    "number_of",
+]
 
 
 def link_rows(
@@ -190,6 +199,24 @@ def linked_bytes(folder: str, manifest: Manifest) -> LinkedBytes:
             size = found.st_blocks * 512
             total, kept = total + size, kept + size * (found.st_nlink == 1)
     return LinkedBytes(total, kept)
+
+
+def linked_files(path: str) -> set[tuple[int, int]]:
+    """Return the `number_of` each linked file of the complete checkpoints at a path, which is one or the
+    folder of a run. Those that cannot be read have none."""
+    found: set[tuple[int, int]] = set()
+    with contextlib.suppress(CheckpointError):
+        for folder in complete_at(path):
+            with contextlib.suppress(CheckpointError, OSError):
+                for file in all_files((), read_manifest(folder).get("linked", ())):
+                    found.add(number_of(os.path.join(folder, file["name"])))
+    return found
+
+
+def number_of(file: str | os.PathLike[str]) -> tuple[int, int]:
+    """Return what all names of a file have in common: its device and its number there."""
+    about = os.lstat(file)
+    return about.st_dev, about.st_ino
 
 
 def _has_all(manifest: Manifest, log: LinkedLog, stem: str, table: LiveTable) -> bool:

@@ -87,7 +87,7 @@ def predict(
             writes=[Named("--out", out)],
             folders=folders,
         )
-        storage = storage_of(host, ssd, reset_ssd)
+        storage = storage_of(host, ssd, reset_ssd, saved_in=[folder])
         with console.status("Scoring ..."):
             scores = write_scores(folder, data, out, batch_size, storage, key)
     line = f"{scores.rows:,} samples scored in {scores.seconds:.1f} s, written to {out}."

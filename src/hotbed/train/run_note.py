@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Collection
 from pathlib import Path
 
 from hotbed.checkpoint.files import CheckpointError, read_json_sealed, write_json_sealed
+from hotbed.checkpoint.linked import linked_files, number_of
 from hotbed.places.tiered.folder import is_own, logs_in
 
 __all__ = [
@@ -59,20 +61,21 @@ def forget_note(folder: str) -> None:
         os.unlink(os.path.join(folder, _NAME))
 
 
-def rows_may_go(folder: str) -> bool:
-    """Whether a run has noted that nothing is lost with the rows here, or the logs here have none that are
-    not in a checkpoint, too, by hard links."""
+def rows_may_go(folder: str, saved_in: Collection[str] = ()) -> bool:
+    """Whether a run has noted that nothing is lost with the rows here, or the logs here have none, or none
+    but those of linked checkpoints.
+
+    Args:
+        saved_in: where these are, see `hotbed.checkpoint.linked.linked_files`.
+    """
     if (_of_these_logs(folder) or {}).get("may_go") is True:
         return True
     logs = logs_in(Path(folder))
-    return bool(logs) and not any(_has_own_rows(log) for log in logs)
-
-
-def _has_own_rows(log: Path) -> bool:
-    return any(
-        file.name not in ("lock", "manifest") and file.lstat().st_nlink == 1
-        for file in log.iterdir()
-    )
+    rows = {file for log in logs for file in log.iterdir() if file.name not in ("lock", "manifest")}
+    if not rows or not saved_in:
+        return bool(logs) and not rows
+    saved = {file for path in saved_in for file in linked_files(path)}
+    return all(number_of(file) in saved for file in rows)
 
 
 def ids_are_hexadecimal(folder: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Collection
 from typing import Annotated, Any
 
 import torch
@@ -256,17 +257,23 @@ class TrainSettings:
 
     def storage(self) -> Storage | None:
         """The tiers that were asked for, if any."""
-        return storage_of(self.host, self.ssd, self.reset_ssd, self.device)
+        paths = (self.checkpoint, self.resume_from and self.checkpoint_to_resume(), self.from_)
+        saved_in = [path for path in paths if path]
+        return storage_of(self.host, self.ssd, self.reset_ssd, self.device, saved_in)
 
 
 def storage_of(
-    host: str | None, ssd: str | None, reset_ssd: bool, device: str | None = None
+    host: str | None,
+    ssd: str | None,
+    reset_ssd: bool,
+    device: str | None = None,
+    saved_in: Collection[str] = (),
 ) -> Storage | None:
     """The tiers that --host, --ssd and --device ask for, if any. Rows with which nothing is lost need not
-    stay."""
+    stay; `saved_in`: checkpoints that may have them."""
     if device is None and host is None and ssd is None:
         return None
-    reset = reset_ssd or (ssd is not None and rows_may_go(str(of_process(ssd))))
+    reset = reset_ssd or (ssd is not None and rows_may_go(str(of_process(ssd)), saved_in))
     return Storage(device=device, host=host, ssd=ssd, reset=reset)
 
 
