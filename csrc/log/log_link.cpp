@@ -127,18 +127,6 @@ void RowLogCore::forget_all() {
   }
 }
 
-// Whether a file can have another name here.
-bool RowLogCore::can_link(const std::string& path) {
-  std::string own = path_ + "/" + segment_name(kMostStores - 1, UINT64_MAX);
-  try {
-    engine_.link(path, own);
-    engine_.remove(own);
-  } catch (const IoError&) {
-    return false;
-  }
-  return true;
-}
-
 bool RowLogCore::adopt(const std::string& folder) {
   check_writable();
   Manifest found = read_manifest(folder);
@@ -151,13 +139,18 @@ bool RowLogCore::adopt(const std::string& folder) {
     if (tier->live_ || !tier->scans_.empty()) return false;
   }
   auto files = segment_files_in(folder);
-  if (!files.empty() && !can_link(files.begin()->second[0].second)) return false;
   try {
     forget_all();
+    for (size_t s = 0; s < tiers_.size(); ++s) {
+      if (!link_here(s, files[s], found.linked->at(s))) {
+        forget_all();
+        return false;
+      }
+    }
     manifest_.log = found.log;
     engine_.replace(path_ + "/" + kManifest, encode(manifest_));
     for (size_t s = 0; s < tiers_.size(); ++s) {
-      take_over(s, std::move(files[s]), found.linked->at(s), folder);
+      take_over(s, files[s], found.linked->at(s), folder);
     }
   } catch (const IoError& error) {
     forget_all();
@@ -170,15 +163,25 @@ bool RowLogCore::adopt(const std::string& folder) {
   return true;
 }
 
-// Into a store that is empty.
-void RowLogCore::take_over(size_t store, SegmentFiles files, const BlocksOfSegments& linked,
-                           const std::string& from) {
+// `files` become those that were linked, by their names here. False where one cannot have another
+// name.
+bool RowLogCore::link_here(size_t store, SegmentFiles& files, const BlocksOfSegments& linked) {
   std::erase_if(files, [&](const auto& file) { return !linked.contains(file.first); });
   for (auto& [number, path] : files) {
     std::string own = path_ + "/" + segment_name(store, number);
-    engine_.link(path, own);
+    try {
+      engine_.link(path, own);
+    } catch (const IoError&) {
+      return false;
+    }
     path = own;
   }
+  return true;
+}
+
+// Into a store that is empty.
+void RowLogCore::take_over(size_t store, const SegmentFiles& files, const BlocksOfSegments& linked,
+                           const std::string& from) {
   LogTier& tier = *tiers_[store];
   RecoveryReport report;
   std::unique_lock state(tier.state_);

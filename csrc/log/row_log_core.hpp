@@ -71,8 +71,8 @@ class RowLogCore {
   void compact();
   void stop();
   void forget_all();
-  bool can_link(const std::string& path);
-  void take_over(size_t store, SegmentFiles files, const BlocksOfSegments& linked,
+  bool link_here(size_t store, SegmentFiles& files, const BlocksOfSegments& linked);
+  void take_over(size_t store, const SegmentFiles& files, const BlocksOfSegments& linked,
                  const std::string& from);
 
   const std::string path_;

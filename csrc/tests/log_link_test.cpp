@@ -72,6 +72,14 @@ void check_linked(const std::string& folder, const Both& versions) {
   CHECK(!std::filesystem::exists(folder + "/lock"));
 }
 
+std::vector<std::string> segments_left(const std::string& folder) {
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+    if (entry.path().extension() == ".rows") names.push_back(entry.path().filename());
+  }
+  return names;
+}
+
 void erase_all(RowLog& log, Both& versions) {
   for (size_t store = 0; store < versions.size(); ++store) {
     std::vector<RowKey> keys;
@@ -280,6 +288,20 @@ TEST(links_that_cannot_be_made) {
     auto other = RowLog::create(disk / "log", stores(), small(1));
     CHECK(!other->adopt(folder / "link"));
   }
+  // Where one file of several cannot have its name, none has.
+  log->link(folder / "several");
+  std::string last;
+  for (const auto& entry : std::filesystem::directory_iterator(folder / "several")) {
+    if (entry.path().extension() == ".rows")
+      last = std::max(last, entry.path().filename().string());
+  }
+  auto other = RowLog::create(folder / "other", stores(), small(1));
+  std::filesystem::create_directory(folder / ("other/" + last));
+  CHECK(!other->adopt(folder / "several"));
+  CHECK(segments_left(folder / "other") == std::vector<std::string>{last});
+  std::filesystem::remove(folder / ("other/" + last));
+  CHECK(other->adopt(folder / "several"));
+  check_log(*other, versions, false);
   change(*log, versions, random, version, 6);
   check_log(*log, versions, false);
 }

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoint.grown_runs import loaded
-from checkpoint.small_models import Model, everything, made, optimizer_of, same, train
+from checkpoint.small_models import ROWS, Model, everything, made, optimizer_of, same, train
 from checkpoint.test_background import WIDTHS, Gate, act
 from checkpoint.test_deltas import user_ids
 from effort import examples
@@ -26,6 +26,7 @@ from typer.testing import CliRunner
 
 import hotbed as hb
 from hotbed.checkpoint import CheckpointError, DamagedError
+from hotbed.checkpoint.files import read_json_sealed, write_json_sealed
 from hotbed.checkpoint.inspect import contents, verified
 from hotbed.cli.app import app
 
@@ -363,6 +364,26 @@ def test_damage(tmp_path: Path, damage: str, into: str) -> None:
     assert same(everything(other), everything(model))
     with pytest.raises(DamagedError):
         hb.checkpoint.pack(one)
+
+
+@pytest.mark.parametrize("name", ["store", "number", "first", "stride"])
+@pytest.mark.parametrize("value", [-1, 1, 10**30])
+def test_numbers_out_of_range(tmp_path: Path, name: str, value: int) -> None:
+    model, optimizer = made("ssd", tmp_path / "a", "Adam")
+    train(model, optimizer, range(6))
+    model.embeddings.assign("item", range(ROWS), torch.ones(ROWS, 4))
+    saved = Path(hb.save(tmp_path / "run", model, optimizer, step=6, linked=True).path)
+    manifest: Any = read_json_sealed(str(saved / "checkpoint.json"))[0]
+    about = {k: v for k, v in manifest.items() if k != "crc32c"}
+    rows = about["linked"][0]["rows"]["embeddings.item"]
+    if rows[name] == value:
+        value += 1
+    rows[name] = value
+    (saved / "checkpoint.json").unlink()
+    write_json_sealed(str(saved / "checkpoint.json"), about)
+    for use in (hb.checkpoint.pack, lambda path: [*hb.checkpoint.read(path, "embeddings.item")]):
+        with pytest.raises(DamagedError):
+            use(saved)
 
 
 def test_the_command_line(tmp_path: Path) -> None:

@@ -142,7 +142,10 @@ def _rows_of_store(
         stem = by_number[number]
         rows = wanted[stem]
         found[stem] += len(ids)
-        tensors = {"ids": rows["first"] + rows["stride"] * ids, "weights": weights}
+        ids, limit = rows["first"] + rows["stride"] * ids, entries[stem]["rows"]
+        if limit is not None and not bool(((ids >= 0) & (ids < limit)).all()):
+            raise DamagedError(f"{path} has an id of {stem!r} outside [0, {limit})")
+        tensors = {"ids": ids, "weights": weights}
         tensors |= {name: state for (name, _), state in zip(states, of_states, strict=True)}
         if steps is not None:
             tensors["steps"] = steps

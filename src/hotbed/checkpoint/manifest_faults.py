@@ -75,6 +75,9 @@ def _fault_of_files(tables: Mapping[str, TableEntry], files: list[object]) -> st
     return "" if "dense.safetensors" in names else "it names no file dense.safetensors"
 
 
+_MOST_STORES, _MOST_TABLES = 256, 65_536  # of a row log
+
+
 def _fault_of_logs(tables: Mapping[str, TableEntry], logs: list[object]) -> str:
     names = set()
     for log in logs:
@@ -100,7 +103,12 @@ def _fault_of_logs(tables: Mapping[str, TableEntry], logs: list[object]) -> str:
                     "number": int(number),
                     "first": int(first),
                     "stride": int(stride),
-                } if min(store, number, first, stride - 1) >= 0:
+                } if (
+                    0 <= store < _MOST_STORES
+                    and 0 <= number < _MOST_TABLES
+                    and 0 <= first < 2**63
+                    and 0 < stride < 2**63
+                ):
                     pass
                 case _:
                     return f"what it says of {stem!r} in {name} is incomplete"
