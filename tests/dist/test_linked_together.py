@@ -83,6 +83,10 @@ def test_other_ranks_go_on(
     run(before[0], save, str(tmp_path), before[1], untouched)
     run(after[0], load, str(tmp_path / "run"), after[1], untouched)
     run(after[0], load_over_ssd, str(tmp_path), after[1], untouched, rows)
+    packed = hb.checkpoint.pack(tmp_path / "run")
+    assert not [*Path(packed).glob("log-*")]
+    assert not any(fault for _, _, fault in verified(packed))
+    run(after[0], load, str(tmp_path / "run"), after[1], untouched)
 
 
 def one_cannot_link(rank: int, world: int, path: str) -> None:

@@ -12,6 +12,7 @@ from hotbed.checkpoint.files import CheckpointError, sync_folder, write_json_sea
 from hotbed.checkpoint.folder import held, opened
 from hotbed.checkpoint.linked import linked_rows
 from hotbed.checkpoint.manifest import MANIFEST, VERSION, read_manifest
+from hotbed.checkpoint.manifest_faults import fault_of_entries
 from hotbed.checkpoint.new import NEXT, remove_others
 from hotbed.checkpoint.rows import Piece, write_files
 
@@ -65,7 +66,10 @@ def _pack(folder: str, progress: Callable[[int], None] | None) -> None:
             *write_files(folder, _pieces(folder, manifest, progress), writer),
         ]
         about = {k: v for k, v in manifest.items() if k not in ("crc32c", "linked")}
-        write_json_sealed(os.path.join(folder, NEXT), {**about, "version": VERSION, "files": files})
+        about |= {"version": VERSION, "files": files}
+        if fault := fault_of_entries(about):
+            raise CheckpointError(f"{folder} cannot be packed: {fault}. It is as it was.")
+        write_json_sealed(os.path.join(folder, NEXT), about)
         sync_folder(folder)
         os.replace(os.path.join(folder, NEXT), os.path.join(folder, MANIFEST))
     except BaseException:

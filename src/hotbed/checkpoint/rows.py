@@ -114,11 +114,15 @@ def _entries(
 def _packed(
     pieces: Iterable[Piece],
 ) -> Iterator[tuple[dict[str, list[Tensor]], dict[str, FileRows]]]:
-    """(tensors in parts, what the manifest says of their rows) of one file after the other."""
+    """(tensors in parts, what the manifest says of their rows) of one file after the other. A file has one
+    range of columns of each table."""
     tensors: dict[str, list[Tensor]] = {}
     rows: dict[str, FileRows] = {}
     held = 0
     for stem, columns, parts in pieces:
+        if stem in rows and rows[stem]["columns"] != [columns.start, columns.stop]:
+            yield tensors, rows
+            tensors, rows, held = {}, {}, 0
         own = rows.setdefault(stem, {"count": 0, "columns": [columns.start, columns.stop]})
         own["count"] += len(parts["ids"])
         for part, tensor in parts.items():
