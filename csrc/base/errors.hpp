@@ -17,12 +17,13 @@ struct OutOfMemory : std::runtime_error {
 };
 
 // A tier that cannot keep a row, or cannot give one back. `path` and `bytes` (0: unknown) say of
-// which file and how many bytes the matter is.
+// which file and how many bytes the matter is, and `code` is what the system said (0: nothing).
 struct TierError : std::runtime_error {
   explicit TierError(const std::string& message, std::string of_path = {}, uint64_t of_bytes = 0)
       : std::runtime_error(message), path(std::move(of_path)), bytes(of_bytes) {}
   std::string path;
   uint64_t bytes;
+  int code = 0;
 };
 
 }  // namespace hotbed

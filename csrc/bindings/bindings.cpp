@@ -67,13 +67,14 @@ NB_MODULE(_core, module) {
   nb::register_exception_translator([](const std::exception_ptr& thrown, void*) {
     auto raise = [](const std::string& message, uint64_t needed, nb::object needs = nb::tuple(),
                     const std::string& path = {}, nb::object budget = nb::none(),
-                    nb::object parts = nb::none()) {
+                    nb::object parts = nb::none(), int code = 0) {
       nb::object made = nb::handle(storage_error ? storage_error : PyExc_RuntimeError)(message);
       made.attr("needed") = needed;
       made.attr("needs") = needs;
       made.attr("path") = path;
       made.attr("budget") = budget;
       made.attr("parts") = parts;
+      if (code) made.attr("errno") = code;
       PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(made.ptr())), made.ptr());
     };
     try {
@@ -90,9 +91,9 @@ NB_MODULE(_core, module) {
       raise(std::string(budget) + error.what() + ".", error.needed.total(), nb::tuple(), {},
             nb::str(error.host ? "host" : "compute"), by_part(error.needed));
     } catch (const hotbed::TierError& error) {
-      raise(error.what(), error.bytes, nb::tuple(), error.path);
+      raise(error.what(), error.bytes, nb::tuple(), error.path, nb::none(), nb::none(), error.code);
     } catch (const hotbed::IoError& error) {
-      raise(error.what(), error.bytes, nb::tuple(), error.path);
+      raise(error.what(), error.bytes, nb::tuple(), error.path, nb::none(), nb::none(), error.code);
     }
   });
 

@@ -152,9 +152,9 @@ bool RowLogCore::adopt(const std::string& folder) {
     for (size_t s = 0; s < tiers_.size(); ++s) {
       take_over(s, files[s], found.linked->at(s), folder);
     }
-  } catch (const IoError& error) {
+  } catch (const IoError&) {  // whoever reads the rows is told
     forget_all();
-    throw tier_error(error);
+    return false;
   } catch (...) {
     forget_all();
     throw;

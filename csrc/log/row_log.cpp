@@ -92,7 +92,9 @@ TierError tier_error(const IoError& error) {
   std::string remedy = error.code == ENOSPC || error.code == EDQUOT
                            ? ". The disk is full: make space, or give the log another folder."
                            : ".";
-  return TierError(error.what() + remedy, error.path, error.bytes);
+  TierError told(error.what() + remedy, error.path, error.bytes);
+  told.code = error.code;
+  return told;
 }
 
 // --- The core. ---

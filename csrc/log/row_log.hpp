@@ -68,8 +68,8 @@ class RowLog {
   void link(const std::string& folder);
 
   // Becomes one that link() has made; it holds no rows, and nobody uses it meanwhile. False, and
-  // nothing is changed, where its tables are others, or files cannot be linked. Throws TierError
-  // where the other is damaged; this one holds no rows then.
+  // nothing is changed, where its tables are others, or files cannot be linked or read. Throws
+  // TierError where the other is damaged; this one holds no rows then.
   bool adopt(const std::string& folder);
 
   // Syncs, ends the threads and lets the folder go. Throws TierError where the sync fails; the log

@@ -75,7 +75,7 @@ class OutOfMemory(HotbedError, MemoryError):
 class StorageError(HotbedError, OSError):
     """A tier that cannot hold what it must, or cannot read or write; no row is lost.
 
-    ``needed`` is the number of rows or bytes that would be needed, where one is; ``path`` the file or
+    ``errno`` is the system's number, where it has refused something; ``needed`` is the number of rows or bytes that would be needed, where one is; ``path`` the file or
     folder that it is about.
     """
 

@@ -13,6 +13,7 @@ docs/internals/row-log.md describes what is in them.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
@@ -101,7 +102,7 @@ def linked_rows(
         try:
             opened = _core.RowLog.open_to_read(path, locked=False)
         except StorageError as error:
-            raise DamagedError(f"{path} is damaged: {error}") from error
+            raise _told(path, error) from error
         for report in opened.recovery():
             for block in report["dropped_blocks"]:
                 raise DamagedError(f"{block['path']} at {block['offset']:,}: {block['reason']}.")
@@ -109,12 +110,24 @@ def linked_rows(
             for store in sorted({rows["store"] for rows in wanted.values()}):
                 own = {s: rows for s, rows in wanted.items() if rows["store"] == store}
                 yield from _rows_of_store(path, opened, own, manifest["tables"])
-        except (StorageError, ValueError) as error:
-            if isinstance(error, DamagedError):
-                raise
+        except DamagedError:
+            raise
+        except StorageError as error:
+            raise _told(path, error) from error
+        except ValueError as error:
             raise DamagedError(f"{path} is damaged: {error}") from error
         finally:
             opened.close()
+
+
+_OF_THE_PROCESS = errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES, errno.EPERM
+
+
+def _told(path: str, error: StorageError) -> StorageError | DamagedError:
+    """Return what is to be raised where a log cannot be read: a damage, or what the process lacks."""
+    if error.errno in _OF_THE_PROCESS:
+        return error
+    return DamagedError(f"{path} is damaged: {error}")
 
 
 def _rows_of_store(
