@@ -187,6 +187,9 @@ class IoEngine {
   // not meet a full disk; otherwise sparse. Throws IoError and leaves no file.
   std::shared_ptr<IoFile> create(const std::string& path, uint64_t bytes, bool preallocate);
   std::shared_ptr<IoFile> open(const std::string& path);
+  // Gives back what was preallocated behind so many bytes, where the file system can; the size
+  // stays.
+  void release_behind(const IoFile& file, uint64_t bytes);
   // Another name for a file. Throws IoError.
   void link(const std::string& path, const std::string& to);
   // Everything that was written to the file survives a crash of the machine.

@@ -136,6 +136,12 @@ void IoEngine::replace(const std::string& path, std::span<const uint8_t> bytes) 
   sync_directory(directory_of(path));
 }
 
+void IoEngine::release_behind(const IoFile& file, uint64_t bytes) {
+  if (bytes >= file.size()) return;
+  (void)!fallocate(file.descriptor(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+                   static_cast<off_t>(bytes), static_cast<off_t>(file.size() - bytes));
+}
+
 void IoEngine::link(const std::string& path, const std::string& to) {
   note(IoEvent::Kind::link, path, 0, 0, to);
   if (::link(path.c_str(), to.c_str()) != 0) throw IoError("linking, with", to, 0, 0, errno);

@@ -72,20 +72,27 @@ void RowLogCore::link(const std::string& folder) {
   check_writable();
   std::vector<std::unique_lock<std::mutex>> compacting;
   for (auto& tier : tiers_) compacting.emplace_back(tier->compact_mutex_);
-  std::vector<std::pair<std::string, std::shared_ptr<LogSegment>>> segments;
+  struct Linked {
+    std::string name;
+    std::shared_ptr<LogSegment> segment;
+    uint64_t bytes;  // that were written
+  };
+  std::vector<Linked> segments;
   Manifest manifest = manifest_;
   manifest.linked.emplace(tiers_.size());
   for (size_t s = 0; s < tiers_.size(); ++s) {
     for (auto& segment : tiers_[s]->end_segments()) {
+      uint64_t bytes = uint64_t{segment->blocks} * tiers_[s]->layout().block_bytes;
       (*manifest.linked)[s][segment->number] = segment->blocks;
-      segments.emplace_back(segment_name(s, segment->number), std::move(segment));
+      segments.push_back({segment_name(s, segment->number), std::move(segment), bytes});
     }
   }
   sync();
+  for (const Linked& each : segments) engine_.release_behind(*each.segment->file, each.bytes);
   try {
     if (::mkdir(folder.c_str(), 0777) != 0) throw IoError("making, with", folder, 0, 0, errno);
-    for (const auto& [name, segment] : segments) {
-      engine_.link(segment->file->path(), folder + "/" + name);
+    for (const Linked& each : segments) {
+      engine_.link(each.segment->file->path(), folder + "/" + each.name);
     }
     engine_.replace(folder + "/" + kManifest, encode(manifest));
   } catch (const IoError& error) {

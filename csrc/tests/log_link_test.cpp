@@ -156,6 +156,14 @@ TEST(nothing_is_written_to_linked_files) {
   change(*log, versions, random, version, 40);
   log->sync();
   CHECK(before == contents());
+  for (const auto& entry : std::filesystem::directory_iterator(folder / "link")) {
+    struct stat about;
+    if (entry.path().extension() != ".rows" || stat(entry.path().c_str(), &about) != 0) continue;
+    CHECK_EQ(static_cast<uint64_t>(about.st_size), small(1).segment_bytes);
+    std::string bytes = before[entry.path()];
+    uint64_t used = (bytes.find_last_not_of('\0') / 4096 + 1) * 4096;  // and nothing behind it
+    CHECK(static_cast<uint64_t>(about.st_blocks) * 512 <= used);
+  }
   // A second link of what did not change has the same files.
   log->link(folder / "second");
   log->link(folder / "third");

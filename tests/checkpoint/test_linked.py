@@ -273,6 +273,17 @@ def test_packing_that_fails_or_is_killed(tmp_path: Path, monkeypatch: Any) -> No
     assert_alike(saved, with_files(tmp_path, model, optimizer))
 
 
+def test_packed_with_something_that_stays(tmp_path: Path) -> None:
+    model, optimizer = made("ssd", tmp_path / "a", "Adam")
+    train(model, optimizer, range(6))
+    saved = Path(hb.save(tmp_path / "run", model, optimizer, step=6, linked=True).path)
+    (saved / "log-0-0" / "0-9999999999.rows").mkdir()
+    with pytest.warns(UserWarning, match="is packed, and files that it needs no more"):
+        hb.checkpoint.pack(saved)
+    assert [fault for _, _, fault in verified(str(saved)) if fault] == []
+    hb.load(saved, model, optimizer)
+
+
 def test_packing_while_it_is_read(tmp_path: Path) -> None:
     model, optimizer = made("ssd", tmp_path / "a", "Adam")
     train(model, optimizer, range(2))
@@ -325,6 +336,7 @@ DAMAGE = {
     "a short file": "bytes and was saved with|the file has",
     "no manifest": "is missing|there is no file",
     "another manifest": "damaged|bytes and was saved with",
+    "a link in place of the folder": "is a link",
 }
 
 
@@ -351,6 +363,9 @@ def test_damage(tmp_path: Path, damage: str, into: str) -> None:
             os.truncate(file, file.stat().st_size - 4096)
         case "no manifest":
             (file.parent / "manifest").unlink()
+        case "a link in place of the folder":
+            file.parent.rename(tmp_path / "elsewhere")
+            file.parent.symlink_to(tmp_path / "elsewhere")
         case _:
             (file.parent / "manifest").write_bytes(b"x" * 98)
     assert any(fault for _, _, fault in verified(str(one)))

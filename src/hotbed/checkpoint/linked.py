@@ -24,7 +24,7 @@ from hotbed import _core
 from hotbed.checkpoint.entries import LinkedLog, LinkedRows, Manifest, SizedFile, TableEntry
 from hotbed.checkpoint.files import CheckpointError, DamagedError
 from hotbed.checkpoint.folder import complete_at
-from hotbed.checkpoint.manifest import all_files, read_manifest, sources
+from hotbed.checkpoint.manifest import all_files, fault_of_files, read_manifest, sources
 from hotbed.checkpoint.rows import TableRows
 from hotbed.errors import StorageError
 from hotbed.table.live import LiveTable
@@ -99,6 +99,8 @@ def linked_rows(
         if not wanted:
             continue
         path = os.path.join(folder, log["name"])
+        if fault := fault_of_files(folder, all_files((), [log])):
+            raise DamagedError(fault)
         try:
             opened = _core.RowLog.open_to_read(path, locked=False)
         except StorageError as error:
@@ -188,6 +190,8 @@ def adopted(
             for stem in stems
         ):
             continue
+        if fault := fault_of_files(folder, all_files((), [log])):
+            raise DamagedError(fault)
         own = [tables[stem] for stem in stems]
         places = [(log["rows"][stem]["store"], log["rows"][stem]["number"]) for stem in stems]
         path = os.path.join(folder, log["name"])

@@ -76,6 +76,8 @@ def fault_of_files(folder: str, files: Iterable[SizedFile]) -> str:
     """Which of some files of a manifest is missing, no plain file or of another size; empty for none."""
     for file in files:
         path = os.path.join(folder, file["name"])
+        if os.path.dirname(file["name"]) and os.path.islink(os.path.dirname(path)):
+            return f"{os.path.dirname(path)} is a link. A checkpoint is plain files."
         try:
             found = os.lstat(path)
         except FileNotFoundError:

@@ -82,7 +82,7 @@ def _fault_of_logs(tables: Mapping[str, TableEntry], logs: list[object]) -> str:
     names = set()
     for log in logs:
         match log:
-            case {"name": str(name), "files": [*files], "rows": dict(rows)}:
+            case {"name": str(name), "files": [*files], "rows": dict(rows)} if rows:
                 if not LOG.fullmatch(name) or name in names:
                     return f"it names the folder {name!r}, which is none of a checkpoint, or twice"
                 names.add(name)

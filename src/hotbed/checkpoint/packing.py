@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import warnings
 from collections.abc import Callable, Iterator
 
 from hotbed.checkpoint.entries import Manifest
@@ -77,7 +78,13 @@ def _pack(folder: str, progress: Callable[[int], None] | None) -> None:
             remove_others(folder, {file["name"] for file in (*manifest["files"], *logs)})
         raise
     sync_folder(folder)
-    remove_others(folder, {file["name"] for file in files})
+    try:
+        remove_others(folder, {file["name"] for file in files})
+    except OSError as error:
+        warnings.warn(
+            f"{folder} is packed, and files that it needs no more could not be removed: {error}",
+            stacklevel=4,
+        )
 
 
 def _pieces(
